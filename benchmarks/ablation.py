@@ -40,9 +40,8 @@ from contestants import our_training
 from reports import Numbers, fill_in, markdown_table, note, publish
 from vitascope.data.datasets import open_data
 from vitascope.model.config import ViTConfig
-from vitascope.training.defaults import resolve_config
-from vitascope.training.recipes import RECIPES, TrainConfig
-from vitascope.training.train import train
+from vitascope.options.recipes import RECIPES, TrainConfig
+from vitascope.training.train import prepare, train
 
 RECIPE = "digits"
 BATCH_SIZE = RECIPES[RECIPE].option("batch_size")
@@ -71,7 +70,7 @@ class Change:
 
     def model_config(self) -> ViTConfig:
         """The resulting model for the digits."""
-        _, config = resolve_config(self.train_config(), open_data("digits"))
+        config = prepare(self.train_config(), open_data("digits")).plan.model
         assert isinstance(config, ViTConfig)
         return config
 

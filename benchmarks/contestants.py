@@ -26,8 +26,8 @@ from vitascope.model.config import ViTConfig
 from vitascope.model.hardware import resolve_precision, reuse_freed_memory, suitable_threads
 from vitascope.model.sizes import named_config
 from vitascope.model.vit import VisionTransformer
+from vitascope.options.groups import Optimization
 from vitascope.training.optim import optimizer_of
-from vitascope.training.options import Optimization
 from vitascope.weights.loading import from_pretrained
 from vitascope.weights.saving import save_pretrained
 

@@ -6,7 +6,7 @@ A body is trained on half of the classes. Then a classifier of the other classes
 no image, is trained on growing numbers of their images: from scratch with the recipe `small-data`, and from
 the body with the recipes `finetune` and `small-finetune`. All are shown each image so often that there are
 `--most-shown` images in all, but at most 200 times. The table is the reason for `FEW_TO_START` and
-`FEW_TO_TUNE` in training/recipes.py.
+`FEW_TO_TUNE` in options/recipes.py.
 """
 
 from __future__ import annotations

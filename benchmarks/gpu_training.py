@@ -41,10 +41,9 @@ from vitascope.model.config import ViTConfig
 from vitascope.model.hardware import resolve_device
 from vitascope.model.vit import VisionTransformer
 from vitascope.run.run import Run
-from vitascope.training.defaults import resolve_config
 from vitascope.training.loop import RECORD_EVERY
 from vitascope.training.optim import optimizer_of
-from vitascope.training.train import build_trainer
+from vitascope.training.train import build_trainer, prepare
 
 Step = Callable[[], object]
 
@@ -228,10 +227,8 @@ def timm_step(case: Case, config: ViTConfig, setting: Setting, mode: str) -> Ste
 def loop_step(case: Case, splits: Splits, setting: Setting, mode: str, run: Path) -> Step:
     """The loop's next step, epoch after epoch, without validation and checkpoints."""
     precision = "bf16" if setting.dtype == torch.bfloat16 else "fp32"
-    config, model_config = resolve_config(
-        case.config(precision=precision, compile=mode == "compiled"), splits
-    )
-    trainer = build_trainer(Run(run), config, model_config, splits, setting.device)
+    config = case.config(precision=precision, compile=mode == "compiled")
+    trainer = build_trainer(Run(run), prepare(config, splits), setting.device)
     trainer.module.train()
     batches = ((batch, epoch) for epoch in itertools.count() for batch in trainer.train_loader.epoch(epoch))
 
@@ -261,7 +258,7 @@ def entrants(
 ) -> list[Entrant]:
     """Build all entrants of a case and run their first steps."""
     splits = random_splits(case)
-    _, config = resolve_config(case.config(), splits)
+    config = prepare(case.config(), splits).plan.model
     assert isinstance(config, ViTConfig)
     found = []
     for mode, name in itertools.product(modes, names):

@@ -31,8 +31,8 @@ from vitascope.data.datasets import open_data
 from vitascope.model.config import ViTConfig
 from vitascope.model.hardware import resolve_precision
 from vitascope.model.options import ReadoutOptions
-from vitascope.training.defaults import resolve_config
-from vitascope.training.recipes import TrainConfig
+from vitascope.options.recipes import TrainConfig
+from vitascope.training.train import prepare
 
 PRECISIONS = ("fp32", "bf16", "auto")
 CASES_HEADER = ("case", "fp32", "bf16", "auto", "choice", "auto / better", "loss", "of the ceiling")
@@ -91,9 +91,8 @@ class Case:
 
 def cases() -> list[Case]:
     """The three models, with ViT-B last because its processes keep much memory."""
-    recipe, digits = resolve_config(TrainConfig.from_recipe("digits"), open_data("digits"))
-    batch_size = recipe.optimization.batch_size
-    assert batch_size is not None  # the data have determined it
+    plan = prepare(TrainConfig.from_recipe("digits"), open_data("digits")).plan
+    digits, batch_size = plan.model, plan.options.optimization.batch_size
     assert isinstance(digits, ViTConfig)
     tiny = named_vit("vit_ti16", image_size=32, patch_size=4, num_classes=10)
     base = named_vit("vit_b16")

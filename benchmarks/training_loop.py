@@ -30,10 +30,9 @@ from vitascope.data.datasets import open_data
 from vitascope.model.classifier import build
 from vitascope.model.hardware import resolve_device
 from vitascope.run.run import Run
-from vitascope.training.defaults import resolve_config
 from vitascope.training.loop import Trainer
 from vitascope.training.optim import optimizer_of
-from vitascope.training.train import build_trainer
+from vitascope.training.train import build_trainer, prepare
 
 Step = Callable[[], None]
 
@@ -104,9 +103,8 @@ def main() -> None:
     method = f"{arguments.rounds} interleaved rounds of {arguments.steps} steps each, after 4 untimed steps"
     config = vs.TrainConfig.from_recipe(arguments.recipe, data=arguments.data, **STRONG)
     splits = open_data(config.data)
-    config, model_config = resolve_config(config, splits)
     with tempfile.TemporaryDirectory() as run:
-        trainer = build_trainer(Run(Path(run)), config, model_config, splits, resolve_device("auto"))
+        trainer = build_trainer(Run(Path(run)), prepare(config, splits), resolve_device("auto"))
         trainer.module.train()
         steps = {"loop": loop_step(trainer), "bare step": bare_step(trainer)}
         for step in steps.values():

@@ -44,9 +44,9 @@ from vitascope.model.options import (
     TrainingOptions,
 )
 from vitascope.model.sizes import named_config
+from vitascope.options.groups import Masking
 from vitascope.run.run import Run
 from vitascope.training.evaluate import Evaluation
-from vitascope.training.options import Masking
 from vitascope.weights.preprocess import preprocess_of
 from vitascope.weights.saving import save_pretrained
 

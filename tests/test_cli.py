@@ -26,8 +26,8 @@ from vitascope import __version__
 from vitascope.cli import COMMANDS, main
 from vitascope.cli.parsing import fields_of
 from vitascope.model.sizes import NAMED_SIZES, list_models, named_config
+from vitascope.options.recipes import RECIPES
 from vitascope.training import train
-from vitascope.training.recipes import RECIPES
 from vitascope.weights.saving import save_pretrained
 
 ROOT = Path(vitascope.__file__).parent
@@ -51,11 +51,11 @@ MASKING = {"masking", "target", "corrupt", "decoder_dim", "decoder_depth"}
 DISTILLATION = {"teacher", "distill", "distill_weight", "temperature"}
 BALANCE = {"balance", "class_weights", "sampling"}
 SUPPRESSED = {
-    "train": {"task", "lengths", "validations", *MASKING},
-    "pretrain": {"task", "lengths", "validations", *BALANCE, *DISTILLATION, "distillation"},
+    "train": {"task", "given", "lengths", "validations", *MASKING},
+    "pretrain": {"task", "given", "lengths", "validations", *BALANCE, *DISTILLATION, "distillation"},
 }
 HELP_SOURCES = [
-    ROOT / "training" / "options.py",
+    ROOT / "options" / "groups.py",
     *(ROOT / "cli" / f"{name}.py" for name in ("checkpoints", "compare", "compress", "export", "pack")),
     *(ROOT / "cli" / f"{name}.py" for name in ("bench", "evaluate", "predict", "report", "serve", "train")),
     ROOT / "deploy" / "server" / "settings.py",
@@ -621,7 +621,7 @@ def test_trained_model_is_not_advised_to_start_from_itself(
         (["train", "--recipe", "digts"], "unknown recipe 'digts'; nearest: digits"),
         (
             ["train", "--data", "data", "--recipe", "cnn"],
-            "for a CNN, not for a Vision Transformer: add --model",
+            "for a CNN, not for a Vision Transformer: choose model=",
         ),
         (["train", "--data", "data", "--recipe", "cnn", "--model", "vit_s16"], "for a CNN, not for vit_s16"),
         (["train", "--data", "data", "--model", "vit_b61"], "'vit_b61'; nearest: vit_b16"),
@@ -637,7 +637,7 @@ def test_trained_model_is_not_advised_to_start_from_itself(
         (["train", "--data", "data", "--weights", "runs/tinny"], "nearest: runs/tiny"),
         (["train", "--data", "data", "--weights", "runs/tiny", "--model", "vit_s16"], "does not fit vit_s16"),
         (["train", "--config", "nowhere.yaml"], "nowhere.yaml: no such file"),
-        (["train", "--config", "runs/tiny/config.yaml", "--recipe", "digits"], "leave out --recipe"),
+        (["train", "--config", "runs/tiny/config.yaml", "--recipe", "digits"], "leave out recipe"),
         (["train", "--resume", "runs/tiny", "--epochs", "7"], "leave out --epochs"),
         (["train", "--resume", "data"], "data: not a run folder"),
         (["train", "--data", "data", "--missing", "skip"], "add --resume RUN"),
@@ -658,7 +658,7 @@ def test_trained_model_is_not_advised_to_start_from_itself(
         (["evaluate", "runs/tiny", "--batch-size", "0"], "batch_size must be at least 1, not 0"),
         (["evaluate", "runs/tiny", "--data", ""], "'': no such folder"),
         (["train", "--mixup", "-1"], "error: mixup must be at least 0, not -1.0"),
-        (["train", "--data", "data", "--seed", "-1"], "seed must be in [0, 2**63), not -1"),
+        (["train", "--data", "data", "--seed", "-1"], "seed must be at least 0, not -1"),
         (["train", "--data", "data", "--lr", "nan"], "lr must be a number, not nan"),
         (["train", "--options", "mlp=swiglu", "--options", "norm=post"], "--options is given more than once"),
     ],
@@ -730,7 +730,7 @@ def test_interrupts_have_their_own_exit_status(
         (Interrupted(tmp_path, 15), 143),
     ):
 
-        def stopped(_: object, error: BaseException = error) -> None:
+        def stopped(*_: object, error: BaseException = error, **options: object) -> None:
             raise error
 
         monkeypatch.setattr(train, "train", stopped)

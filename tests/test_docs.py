@@ -34,10 +34,10 @@ from vitascope.data import datasets, download, listing, loading, pack, reading, 
 from vitascope.data.formats import folder, hub, published, shards
 from vitascope.deploy.predict.runtimes import open_engine
 from vitascope.model.sizes import named_config
+from vitascope.options.groups import AugmentationOptions
+from vitascope.options.recipes import RECIPES
 from vitascope.run.trackers import TRACKERS
 from vitascope.training import defaults
-from vitascope.training.options import AugmentationOptions
-from vitascope.training.recipes import RECIPES
 from vitascope.training.schedule import TimeBudget
 
 ROOT = Path(__file__).parent.parent

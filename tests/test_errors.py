@@ -5,7 +5,7 @@ import pytest
 from vitascope import errors
 from vitascope.errors import UserError, check_choice, nearest, printable
 from vitascope.model.config import OPTIONS
-from vitascope.training.recipes import GROUP_OF
+from vitascope.options.recipes import GROUP_OF
 
 
 @pytest.mark.parametrize(

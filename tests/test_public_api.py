@@ -37,7 +37,7 @@ FROZEN = {
     "VisionTransformer.embed": "(images)",
     "VisionTransformer.trace": "(images, attention=False)",
     "VisionTransformer.resize": "(image_size)",
-    "Run.create": "(config, *, processes=1)",
+    "Run.create": "(config, plan=None, *, processes=1)",
     "Run.find": "(ref)",
     "Run.open": "(folder)",
     "Run.model": "()",

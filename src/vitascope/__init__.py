@@ -25,10 +25,10 @@ if TYPE_CHECKING:
     from vitascope.model.sizes import list_models
     from vitascope.model.trace import Trace
     from vitascope.model.vit import VisionTransformer
+    from vitascope.options.recipes import TrainConfig
     from vitascope.report.compare import compare
     from vitascope.run.run import Run
     from vitascope.training.evaluate import evaluate
-    from vitascope.training.recipes import TrainConfig
     from vitascope.training.train import pretrain, resume, train
     from vitascope.weights.convert import convert
     from vitascope.weights.loading import from_pretrained
@@ -43,7 +43,7 @@ _HOMES = {
     "ResNetConfig": "model.resnet_config",
     "Run": "run.run",
     "Trace": "model.trace",
-    "TrainConfig": "training.recipes",
+    "TrainConfig": "options.recipes",
     "UserError": "errors",
     "ViTConfig": "model.config",
     "VisionTransformer": "model.vit",

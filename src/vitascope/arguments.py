@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import inspect
 import math
@@ -16,6 +17,8 @@ from vitascope.errors import UserError, check_choice
 F = TypeVar("F", bound=Callable[..., Any])
 
 _PICTURES = {"images", "pictures"}
+_PRACTICALLY_OPEN = 1e6
+_PRACTICALLY_OPEN = 1e6
 _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
@@ -44,6 +47,36 @@ def checked(function: F) -> F:
         return function(*args, **kwargs)
 
     return cast("F", call)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Range:
+    """The accepted values of a number, in `Annotated[float, Range(ge=0, lt=1)]`; None is not a number."""
+
+    ge: float = -math.inf
+    gt: float = -math.inf
+    le: float = math.inf
+    lt: float = math.inf
+    multiple_of: int = 1
+
+    def check(self, name: str, value: float | None) -> None:
+        """Raise `UserError` for a number outside."""
+        if value is None:
+            return
+        inside = self.gt < value < self.lt and self.ge <= value <= self.le
+        if not inside or (self.multiple_of > 1 and value % self.multiple_of):
+            raise UserError(f"{name} must be {self._in_words(value)}, not {value!r}")
+
+    def _in_words(self, value: float) -> str:
+        """The range; one that is practically open at its end, by the end that the value is beyond."""
+        low, high = max(self.ge, self.gt), min(self.le, self.lt)
+        if self.multiple_of > 1:
+            return f"a positive multiple of {self.multiple_of}"
+        if value >= high > _PRACTICALLY_OPEN:
+            return f"below {high:,}"
+        if high > _PRACTICALLY_OPEN:
+            return "positive" if low == self.gt else f"at least {low:g}"
+        return f"in {'(' if low == self.gt else '['}{low:g}, {high:g}{')' if high == self.lt else ']'}"
 
 
 def check_value(name: str, value: object, kind: Any) -> None:

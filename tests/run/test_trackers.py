@@ -14,13 +14,13 @@ import pytest
 from tests.trackers import MODULES, install
 from tests.training import tiny_config, undrawn, write_folder
 from vitascope.errors import Interrupted, UserError
+from vitascope.options.groups import ExecutionOptions, MaybeTracker
 from vitascope.run import trackers
 from vitascope.run.metrics import MetricsWriter
 from vitascope.run.run import Run
 from vitascope.run.trackers import TRACKERS, Tracker, check_tracker
 from vitascope.training import train
 from vitascope.training.loop import Trainer
-from vitascope.training.options import ExecutionOptions, MaybeTracker
 
 every = pytest.mark.parametrize("name", TRACKERS)
 

@@ -10,9 +10,12 @@ import pytest
 import torch
 from PIL import Image
 
+from vitascope.data.splits import Splits
+from vitascope.model.sizes import ModelConfig
+from vitascope.options.recipes import TrainConfig
 from vitascope.report import write
 from vitascope.training import train
-from vitascope.training.recipes import TrainConfig
+from vitascope.training.plan import Decided
 from vitascope.training.tasks import classify, masked
 
 
@@ -52,8 +55,14 @@ def tiny_config(data: Path, **options: Any) -> TrainConfig:
         "device": "cpu",
     }
     if options.get("task") == "masked":
-        values["label_smoothing"] = 0.0  # there are no labels
+        values |= {"label_smoothing": 0.0, "keep": "last"}  # there are no labels
     return TrainConfig.from_dict(values | options)
+
+
+def planned(config: TrainConfig, splits: Splits) -> tuple[Decided, ModelConfig]:
+    """The options and the model of a plan."""
+    found = train.prepare(config, splits).plan
+    return found.options, found.model
 
 
 @contextlib.contextmanager

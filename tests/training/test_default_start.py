@@ -2,16 +2,15 @@
 
 import itertools
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from tests.training import undrawn
 from vitascope.cli import main
 from vitascope.errors import UserError
+from vitascope.options.recipes import FEW_TO_START, FEW_TO_TUNE, RECIPES, Asked, TrainConfig
 from vitascope.run.run import Run
-from vitascope.training import recipes, train
-from vitascope.training.recipes import RECIPES, TrainConfig, default_start
+from vitascope.training import train
 
 SHORT = {"epochs": 1, "device": "cpu"}
 
@@ -22,17 +21,21 @@ def _undrawn() -> Iterator[None]:
         yield
 
 
-def start(data: Path, **options: object) -> dict[str, str]:
-    return default_start(TrainConfig(data=str(data), **options))
+def start(images: int = 24, channels: int = 3, **options: object) -> TrainConfig:
+    return Asked(options={"data": "photos/", **options}).with_data(images, channels)
 
 
-def test_few_images_start_from_the_built_in_model(data, monkeypatch) -> None:
-    assert start(data) == {"recipe": "finetune", "weights": "cifar10"}
-    assert start(data, image_size=64, lr=1e-3) == {"recipe": "finetune", "weights": "cifar10"}
-    monkeypatch.setattr(recipes, "FEW_TO_TUNE", 23)  # there are 24
-    assert start(data) == {"recipe": "small-finetune", "weights": "cifar10"}
-    monkeypatch.setattr(recipes, "FEW_TO_START", 23)
-    assert start(data) == {"recipe": "small-data"}
+def expected(recipe: str, **options: object) -> TrainConfig:
+    return TrainConfig.from_recipe(recipe, data="photos/", **options)
+
+
+def test_few_colour_images_start_from_the_built_in_model() -> None:
+    assert start() == start(FEW_TO_TUNE) == expected("finetune", weights="cifar10")
+    other = {"image_size": 64, "lr": 1e-4}
+    assert start(**other) == expected("finetune", weights="cifar10", **other)
+    for images in (FEW_TO_TUNE + 1, FEW_TO_START):
+        assert start(images) == expected("small-finetune", weights="cifar10")
+    assert start(FEW_TO_START + 1) == start(channels=1) == expected("small-data")
 
 
 @pytest.mark.parametrize(
@@ -47,12 +50,12 @@ def test_few_images_start_from_the_built_in_model(data, monkeypatch) -> None:
         ({"task": "masked"}, "masked"),
     ],
 )
-def test_named_weights_models_and_tasks_are_respected(data, options: dict[str, object], recipe: str) -> None:
-    assert start(data, **options) == {"recipe": recipe}
+def test_named_weights_models_and_tasks_are_respected(options: dict[str, object], recipe: str) -> None:
+    assert start(**options) == expected(recipe, **options)
 
 
-def test_random_weights_can_be_asked_for(data) -> None:
-    assert default_start(TrainConfig(data=str(data)), scratch=True) == {"recipe": "small-data"}
+def test_random_weights_can_be_asked_for() -> None:
+    assert start(weights="none") == expected("small-data")
     assert TrainConfig(weights="none").weights is None
     assert TrainConfig.from_recipe(data="photos/", weights="none") == RECIPES["small-data"].replace(
         data="photos/"
@@ -60,7 +63,7 @@ def test_random_weights_can_be_asked_for(data) -> None:
 
 
 def test_embedded_digits_keep_their_recipe() -> None:
-    assert default_start(TrainConfig()) == {"recipe": "digits"}
+    assert Asked(options={}).with_data(1797, 1) == RECIPES["digits"]
 
 
 def test_the_first_line_names_the_start_the_way_out_and_a_better_one(data, tmp_path, capsys) -> None:

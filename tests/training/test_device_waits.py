@@ -19,9 +19,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import vitascope as vs
 from vitascope.data.splits import ImageSet, Splits
 from vitascope.run.run import Run
-from vitascope.training.defaults import resolve_config
 from vitascope.training.loop import Trainer
-from vitascope.training.train import build_trainer
+from vitascope.training.train import build_trainer, prepare
 
 CPU = torch.device("cpu")
 READ = {
@@ -80,8 +79,7 @@ def trainer_of(run: Path, recipe: str, **options: Any) -> Trainer:
     splits = Splits(images, images.subset("val", np.arange(4)), None, channels=3)
     small = {"embed_dim": 24, "num_heads": 2, "depth": 2, "patch_size": 8, "batch_size": 8}
     config = vs.TrainConfig.from_recipe(recipe, data="noise", device="cpu", **small, **options)
-    config, model_config = resolve_config(config, splits)
-    trainer = build_trainer(Run(run), config, model_config, splits, CPU)
+    trainer = build_trainer(Run(run), prepare(config, splits), CPU)
     trainer.module.train()
     return trainer
 

@@ -15,11 +15,11 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from tests.forked import ending, fork, in_group
 from tests.training import tiny_config, two_processes, undrawn, write_uneven
 from vitascope.errors import UserError
+from vitascope.options.recipes import TrainConfig
 from vitascope.run.run import Run
 from vitascope.training import loop, muon, train
 from vitascope.training.checkpoint.folders import checkpoints, save_checkpoint
 from vitascope.training.distributed import by_first, gather, largest, sum_over_processes
-from vitascope.training.recipes import TrainConfig
 from vitascope.weights.loading import from_pretrained
 
 # 20 training images in batches of 6: the last of an epoch has 2, so that one process gets none. The rate

@@ -15,15 +15,14 @@ from vitascope.data.augment import Augmentation
 from vitascope.data.datasets import open_data
 from vitascope.data.loading import Batch, Loader
 from vitascope.errors import UserError
+from vitascope.options.recipes import TrainConfig
 from vitascope.run.run import Run
 from vitascope.training import loop, train
 from vitascope.training.checkpoint.folders import checkpoints, load_checkpoint, load_checkpoint_at
-from vitascope.training.defaults import resolve_config
 from vitascope.training.loop import Trainer
 from vitascope.training.optim import layer_of
-from vitascope.training.recipes import TrainConfig
 from vitascope.training.tasks.classify import Classify
-from vitascope.training.train import build_trainer
+from vitascope.training.train import build_trainer, prepare
 from vitascope.weights.loading import from_pretrained
 
 EXACT: dict[str, Any] = {"precision": "fp32", "optimizer": "sgd", "lr": 0.1, "warmup_epochs": 0.0, "ema": 0.0}
@@ -53,8 +52,7 @@ def streamed(monkeypatch) -> None:
 
 def trainer_of(config: TrainConfig) -> Trainer:
     splits = open_data(config.data, seed=config.seed)
-    resolved, model_config = resolve_config(config, splits)
-    return build_trainer(Run(Path(config.run or "run")), resolved, model_config, splits, torch.device("cpu"))
+    return build_trainer(Run(Path(config.run or "run")), prepare(config, splits), torch.device("cpu"))
 
 
 def steps(trainer: Trainer, epoch: int = 0) -> list[float]:
@@ -236,7 +234,7 @@ def test_accuracy_under_mixing_counts_the_images_own_classes(data, monkeypatch) 
     for _ in range(8):  # in some steps, an image's partner has the larger share
         trainer.sums = {}
         trainer._training_step(batch, 0)
-        assert int(trainer.sums["correct"]) == int((seen[-1].argmax(dim=1) == batch.labels).sum())
+        assert int(trainer.sums["accuracy"]) == int((seen[-1].argmax(dim=1) == batch.labels).sum())
 
 
 def test_compiled_model_trains_to_the_same_loss_and_keeps_parameter_names(

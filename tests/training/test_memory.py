@@ -7,14 +7,20 @@ import pytest
 import torch
 
 from tests.model import small_model
-from tests.training import tiny_config, undrawn
+from tests.training import planned, tiny_config, undrawn
+from vitascope.data.datasets import open_data
 from vitascope.model.resnet import ResNet
 from vitascope.model.resnet_config import ResNetConfig
 from vitascope.run.run import Run
 from vitascope.training import memory, train
 from vitascope.training.memory import bytes_per_image, parts_of_batch
+from vitascope.training.plan import Decided
 
 CPU = torch.device("cpu")
+
+
+def decided(data: Path, **options: object) -> Decided:
+    return planned(tiny_config(data, **options), open_data(str(data)))[0]
 
 
 def test_activations_grow_with_the_depth_and_shrink_with_checkpointing() -> None:
@@ -54,7 +60,7 @@ def test_measuring_changes_neither_the_model_nor_the_random_numbers() -> None:
 @pytest.mark.parametrize("share", [0.9, 0.3, 0.01])
 def test_parts_fit_into_half_of_the_memory(data, monkeypatch, share: float) -> None:
     """`share` is that of the memory which the whole batch would need."""
-    model, config = small_model(), tiny_config(data, batch_size=16, precision="fp32")
+    model, config = small_model(), decided(data, batch_size=16, precision="fp32")
     each = bytes_per_image(model)
     monkeypatch.setattr(memory, "memory_of", lambda device: share * 16 * each / memory.SHARE)
     parts = parts_of_batch(config, model, CPU)
@@ -63,7 +69,7 @@ def test_parts_fit_into_half_of_the_memory(data, monkeypatch, share: float) -> N
 
 def test_named_parts_a_frozen_body_and_unknown_memory_are_not_measured(data, monkeypatch) -> None:
     monkeypatch.setattr(memory, "bytes_per_image", lambda *_: pytest.fail("measured"))
-    config = tiny_config(data, batch_size=16)
+    config = decided(data, batch_size=16)
     assert parts_of_batch(config.replace(accumulate=3), small_model(), CPU) == 3
     assert parts_of_batch(config.replace(freeze=True, weights="x"), small_model(), CPU) == 1
     monkeypatch.setattr(memory, "memory_of", lambda device: None)

@@ -5,6 +5,7 @@ import torch
 
 from tests.model import small_model
 from vitascope.errors import UserError
+from vitascope.options.groups import Optimization
 from vitascope.training.optim import (
     average_decay,
     freeze_body,
@@ -12,7 +13,6 @@ from vitascope.training.optim import (
     train_mode,
     update_average,
 )
-from vitascope.training.options import Optimization
 
 # Parameters that are added to tokens or scores, or are tokens.
 STATES = ("class_token", "distillation_token", "registers", "pool.query", "positions.")

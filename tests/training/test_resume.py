@@ -18,10 +18,10 @@ from vitascope.data.formats.folder import read_tree
 from vitascope.data.loading import Loader
 from vitascope.data.split_record import SplitRecord
 from vitascope.errors import UserError
+from vitascope.options.recipes import TrainConfig
 from vitascope.run.run import Run
 from vitascope.training import loop, train
 from vitascope.training.checkpoint.folders import STATE, checkpoints, load_checkpoint_at
-from vitascope.training.recipes import TrainConfig
 from vitascope.weights.loading import from_pretrained
 
 KILLED_AFTER = 8  # in the middle of the second epoch of 5 steps
@@ -268,10 +268,10 @@ def broken_off(once_killed, tmp_path) -> Path:
 @pytest.mark.parametrize(
     ("line", "difference"),
     [
-        ("embed_dim: 32", "model: embed_dim was 16, is 32"),
+        ("embed_dim: 32", "embed_dim was 16, is 32"),
         ("batch_size: 5", "batch_size was 4, is 5"),
         ("seed: 1", "seed was 0, is 1"),
-        ("options: [positions=rotary]", "model: positions was 'learned', is 'rotary'"),
+        ("options: [positions=rotary]", "options was [], is ['positions=rotary']"),
         ("future: 1", "config.yaml: unknown training option 'future'"),
     ],
 )

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from vitascope.errors import UserError
 from vitascope.model.config import ViTConfig
-from vitascope.training.options import Optimization
+from vitascope.options.groups import Optimization
+from vitascope.options.recipes import TrainConfig
 from vitascope.training.schedule import CORRECTED, SMALL, Schedule, TimeBudget, small_size
 
 
@@ -68,7 +69,7 @@ def test_steps_take_the_place_of_epochs() -> None:
 
 def test_a_run_has_one_length() -> None:
     with pytest.raises(UserError, match="length"):
-        Optimization(epochs=None, steps=5, minutes=1.0)
+        TrainConfig(epochs=None, steps=5, minutes=1.0)
 
 
 @given(

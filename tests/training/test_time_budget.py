@@ -12,12 +12,12 @@ import pytest
 from tests.training import assert_bitwise, tiny_config, undrawn, write_folder
 from vitascope.cli import main
 from vitascope.errors import Interrupted, UserError
+from vitascope.options.recipes import TrainConfig
 from vitascope.report.overview import header, training
 from vitascope.run.run import Run
 from vitascope.training import loop, train
 from vitascope.training.checkpoint.folders import load_checkpoint
 from vitascope.training.loop import Trainer
-from vitascope.training.recipes import TrainConfig
 
 STEPS_PER_EPOCH = 5
 

@@ -13,10 +13,10 @@ from tests.forked import fork
 from tests.training import tiny_config, undrawn, write_folder
 from vitascope.cli import main
 from vitascope.errors import Interrupted, UserError
+from vitascope.options.recipes import TrainConfig
 from vitascope.run.run import Run
 from vitascope.training import loop, train
 from vitascope.training.checkpoint.folders import checkpoints
-from vitascope.training.recipes import TrainConfig
 from vitascope.training.schedule import Schedule
 from vitascope.weights.loading import from_pretrained
 
@@ -53,7 +53,7 @@ def test_run_folder_holds_all_documented_files(finished) -> None:
     run = finished.run
     names = {path.name.split(".")[0] for path in run.iterdir() if not path.name.startswith(".")}
     assert names == {
-        *("config", "environment", "split", "metrics", "events"),
+        *("config", "plan", "environment", "split", "metrics", "events"),
         *("model", "predictions", "figures", "report"),
     }
     assert {path.name for path in (run / "model").iterdir()} == {

@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 
 from tests.report import leave_empty
-from tests.training import tiny_config, write_folder
+from tests.training import planned, tiny_config, write_folder
 from vitascope.cli import main
 from vitascope.data.datasets import open_data
 from vitascope.errors import UserError
@@ -18,7 +18,6 @@ from vitascope.report import classification, internals, overview
 from vitascope.run.run import Run
 from vitascope.training import train
 from vitascope.training.checkpoint.folders import load_checkpoint
-from vitascope.training.defaults import resolve_config
 from vitascope.training.evaluate import evaluate
 from vitascope.training.loop import Trainer
 from vitascope.training.tasks import classify, masked
@@ -206,7 +205,7 @@ def test_model_no_better_than_the_most_frequent_class_gets_a_hint(
         Image.fromarray(pixels).save(path)
     config = tiny_config(same, run=str(tmp_path / "run"), epochs=1)
     if weights:
-        save_pretrained(build(resolve_config(config, open_data(str(same)))[1]), tmp_path / "weights")
+        save_pretrained(build(planned(config, open_data(str(same)))[1]), tmp_path / "weights")
         config = config.replace(weights=str(tmp_path / "weights"))
     train.train(config)
     out = capsys.readouterr().out
@@ -382,9 +381,12 @@ def test_both_commands_resume_runs_of_both(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--keep", "best"], "keeps its last weights; leave out --keep"),
+        (
+            ["--keep", "best"],
+            "pre-training keeps its last ones; leave it out",
+        ),
         (["--freeze"], "leave it out"),
-        (["--mixup", "0.8"], "mixup and cutmix mix labels too"),
+        (["--mixup", "0.8"], "mixup mixes labels too"),
         (["--recipe", "deit"], "the recipe deit is for `vitascope train`"),
         (["--model", "resnet29_w32_cifar"], "a CNN, which has no patches to hide"),
     ],

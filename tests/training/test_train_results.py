@@ -71,11 +71,12 @@ def test_train_takes_options_as_keywords_and_derives_the_recipe(monkeypatch) -> 
     from vitascope.training import train
 
     configs: list[vs.TrainConfig] = []
-    monkeypatch.setattr(train, "_run", configs.append)
+    monkeypatch.setattr(train, "_run", lambda asked, task: configs.append(asked.with_data(5000, 3)))
     vs.train(data="digits", epochs=1)
     vs.train(recipe="base", lr=1e-4)
     vs.train(vs.TrainConfig(lr=0.01), epochs=7)
     vs.pretrain(epochs=3)
+    monkeypatch.undo()
     digits, base, changed, masked = configs
     assert digits == vs.TrainConfig.from_recipe("digits", epochs=1)
     assert base == vs.TrainConfig(lr=1e-4)

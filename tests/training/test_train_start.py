@@ -15,12 +15,12 @@ from vitascope.cli import main
 from vitascope.data.datasets import open_data
 from vitascope.data.splits import Splits
 from vitascope.errors import UserError
+from vitascope.options.recipes import RECIPES, TrainConfig
 from vitascope.training import train
-from vitascope.training.defaults import resolve_config
 from vitascope.training.loop import augmentation_of
-from vitascope.training.recipes import RECIPES, TrainConfig
+from vitascope.training.memory import place
 from vitascope.training.tasks.classify import Classify
-from vitascope.training.train import make_task, start_model
+from vitascope.training.train import make_task, prepare, start_model
 from vitascope.weights.loading import from_pretrained
 from vitascope.weights.saving import save_pretrained
 
@@ -43,12 +43,12 @@ def test_data_missing_in_one_process_stops_all_before_a_run_is_created(data, tmp
 
 def test_initial_weights_depend_on_the_seed_only_and_keep_torchs_generator(data) -> None:
     splits = open_data(str(data))
-    config, model_config = resolve_config(tiny_config(data), splits)
+    first_seed, other_seed = (prepare(tiny_config(data, seed=seed), splits) for seed in (0, 1))
     torch.manual_seed(5)
-    first = start_model(config, model_config, splits)
+    first = start_model(first_seed)
     after = torch.rand(2)
-    second = start_model(config, model_config, splits)
-    other = start_model(config.replace(seed=1), model_config, splits)
+    second = start_model(first_seed)
+    other = start_model(other_seed)
     assert all(torch.equal(a, b) for a, b in zip(first.parameters(), second.parameters(), strict=True))
     assert not torch.equal(first.patch_embedding.weight, other.patch_embedding.weight)
     torch.manual_seed(5)
@@ -57,10 +57,8 @@ def test_initial_weights_depend_on_the_seed_only_and_keep_torchs_generator(data)
 
 def test_weights_provide_the_body_and_preprocessing_at_the_new_size(data, weights, capsys) -> None:
     splits = open_data(str(data))
-    config, model_config = resolve_config(
-        TrainConfig().replace(data=str(data), weights=str(weights), image_size=16), splits
-    )
-    model = start_model(config, model_config, splits)
+    config = TrainConfig().replace(data=str(data), weights=str(weights), image_size=16)
+    model = start_model(prepare(config, splits))
     loaded = from_pretrained(weights)
     assert model.preprocess == loaded.preprocess.at_size((16, 16))
     ours, theirs = model.encoder.state_dict(), loaded.encoder.state_dict()
@@ -76,16 +74,16 @@ def test_grey_weights_with_colour_images_are_reported(
     folder = tmp_path / "weights"
     save_pretrained(small_model(in_channels=model_channels, num_classes=2), folder)
     splits = open_data(str(data))
-    config, model_config = resolve_config(TrainConfig().replace(data=str(data), weights=str(folder)), splits)
-    start_model(config, model_config, dataclasses.replace(splits, channels=channels))
+    config = TrainConfig().replace(data=str(data), weights=str(folder))
+    start_model(prepare(config, dataclasses.replace(splits, channels=channels)))
     message = "converted to grey" in capsys.readouterr().out
     assert message == (channels == 3 and model_channels == 1)
 
 
 def task_of(config: TrainConfig, splits: Splits) -> Any:
-    config, model_config = resolve_config(config, splits)
-    model = start_model(config, model_config, splits)
-    return make_task(config, model, splits, torch.device("cpu"), torch.float32)
+    opened = prepare(config, splits)
+    model, device = start_model(opened), torch.device("cpu")
+    return make_task(opened.plan.options, model, splits, place(opened.plan, model, device))
 
 
 def test_task_without_a_teacher_is_classification_with_the_given_smoothing(data) -> None:
@@ -103,7 +101,7 @@ def test_task_without_a_teacher_is_classification_with_the_given_smoothing(data)
         (["--teacher", "{weights}", "--pool", "map"], "add pool=cls"),
         (["--teacher", "{weights}", "--model", "resnet29_w32_cifar"], "leave out the teacher"),
         (["--recipe", "masked"], "the recipe masked is for `vitascope pretrain`"),
-        (["--config", "{masked}"], "masked.yaml is for `vitascope pretrain`"),
+        (["--config", "{masked}"], "this configuration is for `vitascope pretrain`"),
         (
             ["--layer-decay", "0.5", "--model", "resnet29_w32_cifar", "--recipe", "cnn"],
             "no blocks",
@@ -200,7 +198,7 @@ def test_both_ways_to_balance_at_once_are_rejected(data) -> None:
 
 @pytest.mark.parametrize("option", ["class_weights", "sampling"])
 def test_pre_training_rejects_balanced_classes(data, tmp_path, option: str) -> None:
-    with pytest.raises(UserError, match="class_weights and sampling need labels"):
+    with pytest.raises(UserError, match=f"{option} needs labels, and pre-training has none"):
         train.pretrain(tiny_config(data, task="masked", run=str(tmp_path / "run"), **{option: "balanced"}))
     assert not (tmp_path / "run").exists()
 
@@ -209,13 +207,13 @@ def test_augmentation_has_the_given_options() -> None:
     config = TrainConfig().replace(
         flip=0.25, crop_scale=0.3, shift=0.1, rotate=5.0, color_jitter=0.4, erase=0.2, cutmix=0.7
     )
-    augmentation, mixing = augmentation_of(config)
+    augmentation, mixing = augmentation_of(config.augmentation)
     asked = {field.name: getattr(augmentation, field.name) for field in dataclasses.fields(augmentation)}
     assert asked.pop("randaugment") is None
     assert asked == {name: config.option(name) for name in asked}
     assert mixing is not None
     assert (mixing.mixup, mixing.cutmix) == (0.0, 0.7)
-    assert augmentation_of(TrainConfig())[1] is None
-    drawn = augmentation_of(RECIPES["deit"])[0].randaugment
+    assert augmentation_of(TrainConfig().augmentation)[1] is None
+    drawn = augmentation_of(RECIPES["deit"].augmentation)[0].randaugment
     assert drawn is not None
     assert (drawn.num_ops, drawn.magnitude, drawn.probability) == (2, 9.0, 0.5)

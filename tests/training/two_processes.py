@@ -14,9 +14,9 @@ import torch
 
 from tests.training import undrawn
 from vitascope.errors import Interrupted
+from vitascope.options.recipes import TrainConfig
 from vitascope.training import loop, train
 from vitascope.training.distributed import rank
-from vitascope.training.recipes import TrainConfig
 
 RECORDED = 1
 STOP_AFTER = 5

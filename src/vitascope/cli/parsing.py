@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 import tyro
 
 from vitascope.errors import UserError, nearest
+from vitascope.options.groups import MaybeFloat as MaybeFloat
+from vitascope.options.groups import MaybeInt as MaybeInt
+from vitascope.options.groups import MaybeText as MaybeText
 from vitascope.run.layout import is_run
-from vitascope.training.options import MaybeFloat as MaybeFloat
-from vitascope.training.options import MaybeInt as MaybeInt
-from vitascope.training.options import MaybeText as MaybeText
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -11,15 +12,8 @@ import tyro
 from vitascope.cli.parsing import parse
 from vitascope.errors import UserError
 from vitascope.model.configuration import options_of
-from vitascope.training.options import Balance, Distillation, Masking, MaybeText
-from vitascope.training.recipes import (
-    GROUP_OF,
-    NO_WEIGHTS,
-    RECIPES,
-    TrainConfig,
-    default_start,
-    merged_options,
-)
+from vitascope.options.groups import Balance, Distillation, Masking, MaybeText
+from vitascope.options.recipes import GROUP_OF, RECIPES, TrainConfig
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, init=False, repr=False)
@@ -39,12 +33,15 @@ class RunCommand(TrainConfig):
     """What `--resume` does where images of the run are missing or changed.
     `skip` goes on without them, which is recorded."""
 
-    def __post_init__(self) -> None:
-        """Check nothing: `chosen` creates a `TrainConfig`, whose errors are one clear line."""
+    given: tyro.conf.Suppress[tuple[str, ...]] = ()
+    """The options that the command line names."""
 
-    def chosen(self) -> TrainConfig:
-        """The configuration without the options of the command itself."""
-        return TrainConfig(**{name: self.option(name) for name in GROUP_OF})
+    def __post_init__(self) -> None:
+        """Check nothing: `train` does, whose errors are one clear line."""
+
+    def named(self) -> dict[str, Any]:
+        """The named options of a run, without those of the command itself."""
+        return {name: self.option(name) for name in self.given if name in GROUP_OF}
 
     def call(self) -> None:
         """Run or resume, and print the paths of the results."""
@@ -53,11 +50,11 @@ class RunCommand(TrainConfig):
         from vitascope.training.train import PretrainResult
 
         if self.resume is not None:
-            result = train.resume(self.resume, missing=self.missing, **dataclasses.asdict(self.engine))
-        elif self.task == "masked":
-            result = train.pretrain(self.chosen())
+            result = train.resume(self.resume, missing=self.missing, **self.named())
         else:
-            result = train.train(self.chosen())
+            config = None if self.config is None else TrainConfig.from_yaml(self.config)
+            start = train.pretrain if isinstance(self, Pretrain) else train.train
+            result = start(config, recipe=self.recipe, **self.named())
         if not is_first():
             return
         print(f"model  {result.run / 'model'}")
@@ -100,66 +97,68 @@ R = TypeVar("R", bound=RunCommand)
 
 
 def parse_run(command: type[R], name: str, args: Sequence[str]) -> R:
-    """Parse the options of `train` or `pretrain`; a recipe or a file provides their defaults.
+    """Parse the options of `train` or `pretrain`; a recipe, a file or a run provides the defaults.
 
     Raises:
-        UserError: as `parse`; an unknown recipe, or one of the other command; both a recipe and a file.
+        UserError: as `parse`; an unknown recipe; no such file or run; options that a run cannot change.
     """
-    first = parse(command, name, args)
-    if first.resume is not None:
-        return _parse_resume(command, name, args, first)
-    if first.missing != "error":
+    recipe, config, resume = (_value(args, option) for option in ("--recipe", "--config", "--resume"))
+    base = TrainConfig(task="masked" if command is Pretrain else "classify")
+    if resume is not None:
+        base = _recorded(resume)
+    elif config is not None:
+        base = TrainConfig.from_yaml(config)
+    elif recipe is not None:
+        base = TrainConfig.from_recipe(recipe)
+    defaults = command(**{field.name: getattr(base, field.name) for field in dataclasses.fields(base)})
+    parsed = parse(command, name, args, defaults)
+    parsed = parsed.replace(given=tuple(option for option in parsed.groups() if _names(args, option)))
+    if resume is not None:
+        _check_resumed(parsed, base)
+    elif parsed.missing != "error":
         raise UserError("--missing is about the images of a run that is resumed: add --resume RUN")
-    task = "masked" if command is Pretrain else "classify"
-    if first.config is not None:
-        if first.recipe is not None:
-            raise UserError("--config contains every option already; leave out --recipe")
-        base = TrainConfig.from_yaml(first.config)
-    else:
-        asked, scratch = first.chosen().replace(task=task), first.weights == NO_WEIGHTS
-        start = {"recipe": first.recipe} if first.recipe else default_start(asked, scratch=scratch)
-        base = TrainConfig.from_recipe(**start)
-    if base.task != task:
-        other = "pretrain" if base.task == "masked" else "train"
-        raise UserError(f"{first.config or f'the recipe {first.recipe}'} is for `vitascope {other}`")
-    parsed = parse(
-        command, name, args, _with_defaults(command, base, recipe=first.recipe, config=first.config)
-    )
-    model = parsed.architecture.model or "a Vision Transformer"
-    if first.recipe == "cnn" and parsed.weights is None and not model.startswith("resnet"):
-        raise UserError(
-            f"the recipe cnn is for a CNN, not for {model}: add --model resnet29_w32_cifar, for example, or "
-            "leave out --recipe"
-        )
-    if task == "masked" and parsed.optimization.keep != "last":
-        raise UserError("pre-training keeps its last weights; leave out --keep")
-    return parsed.replace(options=merged_options(base.architecture.options, first.architecture.options))
+    return parsed
 
 
-def _with_defaults(command: type[R], base: TrainConfig, **others: Any) -> R:
-    """The command with a configuration as its defaults."""
-    return command(**{field.name: getattr(base, field.name) for field in dataclasses.fields(base)}, **others)
+def _names(args: Sequence[str], option: str) -> bool:
+    """Whether arguments name an option."""
+    return any(word.partition("=")[0].replace("_", "-") == f"--{option.replace('_', '-')}" for word in args)
 
 
-def _parse_resume(command: type[R], name: str, args: Sequence[str], first: R) -> R:
-    """Parse the options of `--resume`; all but engine options must be those of the run."""
-    from vitascope.run.run import Run, lasting_paths
+def _value(args: Sequence[str], option: str) -> str | None:
+    """The value of an option, found before the others are parsed; None without one."""
+    for word, after in itertools.pairwise([*args, ""]):
+        name, equals, value = word.partition("=")
+        if name == option:
+            return value if equals else after or None
+    return None
 
-    run, _ = Run.find(first.resume or "")
+
+def _recorded(resume: str) -> TrainConfig:
+    """The options of the run to resume."""
+    from vitascope.run.run import Run
+
+    run, _ = Run.find(resume)
     recorded = run.config
     with options_of(run.config_file):
-        base = TrainConfig.from_dict(recorded)
-    parsed = parse(command, name, args, _with_defaults(command, base, resume=first.resume))
-    given, stored = (config.replace(**lasting_paths(config.to_dict())) for config in (parsed, base))
+        return TrainConfig.from_dict(recorded)
+
+
+def _check_resumed(parsed: RunCommand, base: TrainConfig) -> None:
+    """Reject options of a resumed run that are not engine options, unless they say what it has recorded."""
+    from vitascope.run.run import lasting_paths
+
+    given = parsed.named()
+    stored, now = (
+        config.replace(**lasting_paths(config.to_dict())) for config in (base, base.replace(**given))
+    )
     changed = [
-        option
-        for option, group in GROUP_OF.items()
-        if group != "engine" and given.option(option) != stored.option(option)
+        name for name in given if GROUP_OF[name] != "engine" and now.option(name) != stored.option(name)
     ]
-    changed += [option for option in ("recipe", "config") if getattr(first, option) is not None]
+    changed += [option for option in ("recipe", "config") if getattr(parsed, option) is not None]
     if changed:
         raise UserError(
-            f"--resume takes all options but engine options from {run.config_file}; "
+            f"--resume takes all options but engine options from {parsed.resume}; "
             f"leave out {', '.join('--' + option.replace('_', '-') for option in changed)}"
         )
-    return parsed
+    object.__setattr__(parsed, "given", tuple(n for n in parsed.given if GROUP_OF.get(n) == "engine"))

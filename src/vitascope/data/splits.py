@@ -117,6 +117,7 @@ class Splits:
     test: ImageSet | None  # None in folders with `train/` and `val/` alone; `val` measures the result then
     channels: int
     root: Path | None = None  # the folder of the images; None for images without one
+    drawn: tuple[str, ...] = ()  # the names of the parts that were drawn from the images of `train`
     passed_over: tuple[str, ...] = ()  # descriptions of unused files in that folder
 
     @property
@@ -163,13 +164,14 @@ def complete_splits(found: Inventory, place: str, *, seed: int) -> Splits:
         _check_sizes(everything, 3, "train, val and test")
         rest, test = stratified_split(everything, TEST_SHARE, "test", seed)
         parts = stratified_split(rest, VAL_SHARE / (1 - TEST_SHARE), "val", seed)
-        return Splits(*parts, test, found.channels, found.root)
+        return Splits(*parts, test, found.channels, found.root, ("val", "test"))
     train, val = given.get("train"), given.get("val")
     if train is None:
         raise UserError(f"{place}: no images to train on; it has {', '.join(given) or 'none at all'}")
+    drawn = () if val is not None else ("val",)
     if val is None:
         train, val = stratified_split(train, VAL_SHARE, "val", seed)
-    return Splits(train, val, given.get("test"), found.channels, found.root)
+    return Splits(train, val, given.get("test"), found.channels, found.root, drawn)
 
 
 def stratified_split(images: ImageSet, share: float, name: str, seed: int) -> tuple[ImageSet, ImageSet]:

@@ -9,8 +9,9 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from typing import ClassVar, NamedTuple
+from typing import Annotated, ClassVar, NamedTuple
 
+from vitascope.arguments import Range
 from vitascope.errors import UserError
 from vitascope.model.configuration import check_fields
 from vitascope.model.options import (
@@ -49,11 +50,11 @@ class ViTConfig(ImageOptions):
 
     patch_size: tuple[int, int] | int = 16
     """Height and width of a patch, P in the paper."""
-    embed_dim: int = 768
+    embed_dim: Annotated[int, Range(ge=1)] = 768
     """Width of a token, D in the paper."""
-    depth: int = 12
+    depth: Annotated[int, Range(ge=1)] = 12
     """Number of encoder blocks, L in the paper."""
-    num_heads: int = 12
+    num_heads: Annotated[int, Range(ge=1)] = 12
     """Attention heads per block, k in the paper."""
     embedding: EmbeddingOptions = dataclasses.field(default_factory=EmbeddingOptions)
     """Equation 1."""
@@ -69,7 +70,7 @@ class ViTConfig(ImageOptions):
     def __post_init__(self) -> None:
         object.__setattr__(self, "patch_size", pair(self.patch_size))
         self.check_images_and_classes()
-        check_fields(self, in_channels=1, num_classes=1, embed_dim=1, depth=1, num_heads=1)
+        check_fields(self)
         if self.mlp_dim < 1:
             raise UserError(f"mlp_ratio {self.block.mlp_ratio} gives an MLP without a hidden layer")
         if self.block.head_dim is None and self.embed_dim % self.num_heads:

@@ -9,11 +9,13 @@ import reprlib
 from collections.abc import Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from numbers import Integral, Real
-from typing import Any, ClassVar, Self, cast, get_type_hints
+from typing import Any, ClassVar, Self, TypeVar, cast, get_type_hints
 
 from vitascope._version import __version__
-from vitascope.arguments import check_value
+from vitascope.arguments import Range, check_value
 from vitascope.errors import UnknownNameError, UserError, nearest
+
+T = TypeVar("T")
 
 
 class Configuration:
@@ -39,13 +41,15 @@ class Configuration:
                 raise UnknownNameError(f"unknown {self.option_kind} {name!r}{nearest(name, group_of)}")
             grouped.setdefault(group, {})[name] = _plain(options[name])
         for name, field in fields.items():
-            value = _plain(options.get(name, dataclasses.MISSING))
-            if value is dataclasses.MISSING:
-                factory = field.default_factory
-                value = field.default if factory is dataclasses.MISSING else factory()
-            if name in grouped:
-                check_value(name, value, field_types(kind)[name])
-                value = dataclasses.replace(value, **grouped[name])
+            field_type = field_types(kind)[name]
+            if name not in options:
+                is_group = dataclasses.is_dataclass(field_type)
+                value = field_type(**grouped.get(name, {})) if is_group else field.default
+            else:
+                value = _plain(options[name])
+                if name in grouped:
+                    check_value(name, value, field_type)
+                    value = dataclasses.replace(value, **grouped[name])
             object.__setattr__(self, name, value)
         self.__post_init__()
 
@@ -117,15 +121,33 @@ def _plain(value: Any) -> Any:
 
 @functools.cache
 def field_types(kind: Hashable) -> dict[str, Any]:
-    """The type of each field of a dataclass, by name."""
+    """The type of each field of a dataclass, by name, without the traits in `Annotated`."""
     hints = get_type_hints(kind)
     return {field.name: hints[field.name] for field in dataclasses.fields(cast(Any, kind))}
 
 
-def check_fields(options: object, **least: int) -> None:
-    """Raise `UserError` for a field of the wrong type, not among its choices, or below its least value."""
-    for name, kind in field_types(cast(Any, type(options))).items():
-        value = getattr(options, name)
-        check_value(name, value, kind)
-        if name in least and value is not None and value < least[name]:
-            raise UserError(f"{name} must be at least {least[name]}, not {value!r}")
+@functools.cache
+def _annotations(kind: Hashable) -> dict[str, Any]:
+    return get_type_hints(kind, include_extras=True)
+
+
+def traits(kind: Any, trait: type[T]) -> dict[str, T]:
+    """The trait of a class that options have in `Annotated`, by name; also those of groups' options."""
+    found: dict[str, T] = {}
+    for name, field_type in field_types(kind).items():
+        for each in getattr(_annotations(kind)[name], "__metadata__", ()):
+            if isinstance(each, trait):
+                found[name] = each
+        if dataclasses.is_dataclass(field_type):
+            found |= traits(field_type, trait)
+    return found
+
+
+def check_fields(options: object) -> None:
+    """Raise `UserError` for a field of the wrong type, not among its choices, or outside of its range."""
+    kind = cast(Any, type(options))
+    for name, field_type in field_types(kind).items():
+        check_value(name, getattr(options, name), field_type)
+        for trait in getattr(_annotations(kind)[name], "__metadata__", ()):
+            if isinstance(trait, Range):
+                trait.check(name, getattr(options, name))

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable
-from typing import Literal
+from typing import Annotated, Literal
 
-from vitascope.arguments import check_value
+from vitascope.arguments import Range, check_value
 from vitascope.errors import UserError
 from vitascope.model.configuration import Configuration, check_fields
 
@@ -15,6 +15,7 @@ Positions = Literal["none", "learned", "learned_2d", SinCos, "relative", "rotary
 Resample = Literal["timm", "huggingface", "torchvision", "jax", "dinov2"]
 Activation = Literal["gelu", "gelu_tanh", "quick_gelu", "swiglu"]
 
+PROBABILITY = Range(ge=0, lt=1)
 MAX_TOKENIZER_LAYERS = 8
 """More would leave one token of an image of five hundred pixels."""
 
@@ -36,9 +37,9 @@ class ImageOptions(Configuration):
 
     image_size: tuple[int, int] | int = 224
     """Height and width in pixels; one number means a square."""
-    in_channels: int = 3
+    in_channels: Annotated[int, Range(ge=1)] = 3
     """Colour channels of the input, C in the paper."""
-    num_classes: int = 1000
+    num_classes: Annotated[int, Range(ge=1)] = 1000
     """Outputs of the head, K."""
     class_names: tuple[str, ...] = ()
     """Name of each output, in order; empty where unknown."""
@@ -83,7 +84,7 @@ class EmbeddingOptions:
     """Whether learned positions cover the class, distillation and register tokens too."""
     resample: Resample = "timm"
     """The library whose rule interpolates learned positions to another grid."""
-    rotary_base: float = 100.0
+    rotary_base: Annotated[float, Range(gt=0)] = 100.0
     """Base of the rotary frequencies."""
     rotary_rounded: bool = False
     """Whether rotary periods are rounded to bfloat16, as in DINOv3's published files."""
@@ -97,8 +98,6 @@ class EmbeddingOptions:
             object.__setattr__(self, "stride", pair(self.stride))
             if self.stem != "overlap":
                 raise UserError(f'stride belongs to stem "overlap", not to {self.stem!r}')
-        if self.rotary_base <= 0:
-            raise UserError(f"rotary_base must be positive, not {self.rotary_base}")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -132,15 +131,15 @@ class BlockOptions:
 
     norm: Literal["pre", "post"] = "pre"
     """LayerNorm before each residual branch, or after each sum as in the Transformer of 2017."""
-    norm_eps: float = 1e-6
+    norm_eps: Annotated[float, Range(ge=0)] = 1e-6
     """Epsilon of every LayerNorm."""
     attention: Literal["global", "axial", "window"] = "global"
     """The patches that a patch attends to: all; its row, then its column; or its window."""
     window: tuple[int, int] | int = 7
     """Height and width of a window, in patches."""
-    head_dim: int | None = None
+    head_dim: Annotated[int | None, Range(ge=1)] = None
     """Width of an attention head, for pruned heads; by default `embed_dim` / `num_heads`."""
-    token_merging: int = 0
+    token_merging: Annotated[int, Range(ge=0)] = 0
     """Pairs of the most similar patches that every block merges (Bolya et al. 2023, ToMe)."""
     qkv_bias: Literal["all", "none", "no_key"] = "all"
     """Biases of queries, keys and values; DINOv3 has none for the keys."""
@@ -152,7 +151,7 @@ class BlockOptions:
     """Initial value of a learned scale per channel of a residual branch (Touvron et al. 2021, CaiT)."""
 
     def __post_init__(self) -> None:
-        check_fields(self, head_dim=1, token_merging=0, norm_eps=0)
+        check_fields(self)
         object.__setattr__(self, "window", pair(self.window))
         if min(pair(self.window)) < 1:
             raise UserError("a window is at least 1x1, not {}x{}".format(*pair(self.window)))
@@ -168,7 +167,7 @@ class ReadoutOptions:
     """Whether there is a class token; by default, if pooling reads it."""
     distillation_token: bool = False
     """A second token with its own head for a teacher's labels (DeiT); the heads' logits are averaged."""
-    num_registers: int = 0
+    num_registers: Annotated[int, Range(ge=0)] = 0
     """Extra tokens that the head does not read (Darcet et al. 2024)."""
     pool: Literal["cls", "mean", "cls_mean", "map", "sequence"] = "cls"
     """The head's input: the class token, the mean of the patches, both concatenated, the patches that one
@@ -180,7 +179,7 @@ class ReadoutOptions:
     layer alone; or none, for features."""
 
     def __post_init__(self) -> None:
-        check_fields(self, num_registers=0)
+        check_fields(self)
         if self.pool in ("cls", "cls_mean") and self.class_token is False:
             raise UserError(f"pool {self.pool!r} reads a class token: class_token must not be False")
         if self.distillation_token and (self.pool != "cls" or self.head not in ("linear", "zero", "none")):
@@ -209,22 +208,19 @@ class TrainingOptions:
     init: Literal["paper", "mimetic", "timm"] = "paper"
     """The initialization of the paper's code (vit_jax); the same with attention as trained models have it
     (Trockman and Kolter 2023); or that of timm."""
-    dropout: float = 0.0
+    dropout: Annotated[float, PROBABILITY] = 0.0
     """Dropout after the position embedding, the attention's projection and each MLP layer."""
-    attention_dropout: float = 0.0
+    attention_dropout: Annotated[float, PROBABILITY] = 0.0
     """Dropout on the attention weights."""
-    drop_path: float = 0.0
+    drop_path: Annotated[float, PROBABILITY] = 0.0
     """Stochastic depth: the rate of the last block; it grows linearly from 0 at the first."""
-    patch_dropout: float = 0.0
+    patch_dropout: Annotated[float, PROBABILITY] = 0.0
     """Share of each image's patches that is left out (Li et al. 2022, FLIP)."""
     gradient_checkpointing: bool = False
     """Whether blocks are recomputed for their gradients, to save memory."""
 
     def __post_init__(self) -> None:
         check_fields(self)
-        for name in ("dropout", "attention_dropout", "drop_path", "patch_dropout"):
-            if not 0 <= getattr(self, name) < 1:
-                raise UserError(f"{name} is a probability in [0, 1), not {getattr(self, name)}")
 
 
 DEPENDENT_OPTIONS = {

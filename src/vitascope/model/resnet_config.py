@@ -9,8 +9,9 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterator
-from typing import ClassVar, Literal, NamedTuple
+from typing import Annotated, ClassVar, Literal, NamedTuple
 
+from vitascope.arguments import Range
 from vitascope.errors import UserError
 from vitascope.model.configuration import check_fields
 from vitascope.model.options import ImageOptions
@@ -113,7 +114,7 @@ class ResNetConfig(ImageOptions):
 
     layers: tuple[int, ...] = (3, 4, 6, 3)
     """Bottleneck units in each stage."""
-    width: int = 64
+    width: Annotated[int, Range(ge=1)] = 64
     """Channels after the root; the first stage has 4 times as many, each further stage twice the last."""
     root: RootName = "imagenet"
     """The first layers: a 7x7 convolution and a pool, of stride 4 together; or, for images of about 32
@@ -121,7 +122,7 @@ class ResNetConfig(ImageOptions):
 
     def __post_init__(self) -> None:
         self.check_images_and_classes()
-        check_fields(self, in_channels=1, width=1, num_classes=1)
+        check_fields(self)
         object.__setattr__(self, "layers", tuple(self.layers))
         if len(self.layers) > MAX_STAGES:
             raise UserError(f"a ResNet has at most {MAX_STAGES} stages, not {len(self.layers)}")

@@ -3,14 +3,30 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from vitascope.errors import UserError, nearest
+from vitascope.errors import UserError, check_choice, nearest
 from vitascope.model.config import ViTConfig
 from vitascope.model.options import TrainingOptions
 from vitascope.model.resnet_config import RESNETS, ResNetConfig
 
 ModelConfig = ViTConfig | ResNetConfig
+_KINDS: dict[str, type[ModelConfig]] = {"vit": ViTConfig, "resnet": ResNetConfig}
+
+
+def record_of(config: ModelConfig) -> dict[str, Any]:
+    """The options as plain values for JSON; "architecture" is "resnet", or left out for a ViT."""
+    kind = {"architecture": "resnet"} if isinstance(config, ResNetConfig) else {}
+    return {**kind, **config.to_dict()}
+
+
+def config_of(record: Mapping[str, Any]) -> ModelConfig:
+    """The inverse of `record_of`; UserError as the constructors."""
+    options = dict(record)
+    kind = options.pop("architecture", "vit")
+    check_choice("architecture", kind, _KINDS)
+    return _KINDS[kind].from_dict(options)
 
 
 class NamedSize(NamedTuple):

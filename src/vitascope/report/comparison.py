@@ -14,6 +14,9 @@ import numpy as np
 from vitascope.data.contents import UNREADABLE
 from vitascope.errors import UserError, printable
 from vitascope.formatting import counted, duration
+from vitascope.model.configuration import traits
+from vitascope.options.groups import Recorded
+from vitascope.options.recipes import TrainConfig
 from vitascope.report.overview import option_text
 from vitascope.run.environment import without_home
 from vitascope.run.layout import has_model
@@ -25,7 +28,7 @@ MAX_RUNS = 24
 """Runs in a comparison: more curves cannot be told apart."""
 SIGNIFICANT = 0.05
 """Largest p-value of a significant difference."""
-_INDIVIDUAL = {"run", "seed", "lengths", "validations"}
+_INDIVIDUAL = {"run", "seed", *traits(TrainConfig, Recorded)}
 """Options in which the runs of a seed group may differ."""
 _MOMENT = {"started", "command"}
 """Records of the environment that differ between all runs."""

@@ -154,6 +154,8 @@ def training(
         f"{get('lr')} ({get('schedule')}), weight decay {get('weight_decay')}"
     )
     rows.append(("Training", options))
+    if chosen := run.plan.get("chosen"):
+        rows.append(("Chosen by the data", f"{', '.join(chosen.values())}: for {run.plan['reason']}"))
     if stops := run.records("stop"):
         epoch, best = stops[-1]["epoch"], stops[-1]["best_epoch"]
         rows.append(

@@ -3,6 +3,7 @@
 `runs/digits/` of a finished run:
 
     config.yaml       every option: `vitascope train --config` of it repeats the run
+    plan.json         what was asked for, the model, and what the data have decided
     split.jsonl.gz    the images of each split, by name and content
     environment.json  start time, command, versions, machine
     metrics.jsonl     one line per recorded step and epoch, and the final test; see `MetricsWriter`
@@ -23,6 +24,7 @@ from __future__ import annotations
 from pathlib import Path
 
 CONFIG = "config.yaml"
+PLAN = "plan.json"
 SPLIT = "split.jsonl.gz"
 ENVIRONMENT = "environment.json"
 METRICS = "metrics.jsonl"

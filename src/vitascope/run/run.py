@@ -20,6 +20,9 @@ from vitascope.data.split_record import Restored, SplitRecord, record_of, restor
 from vitascope.data.splits import ImageSet, Splits
 from vitascope.errors import UserError
 from vitascope.model.classifier import Classifier
+from vitascope.model.configuration import traits
+from vitascope.options.groups import NamesFile, SetsLength
+from vitascope.options.recipes import TrainConfig
 from vitascope.run import layout
 from vitascope.run.environment import describe_environment
 from vitascope.run.metrics import MetricsWriter, read_metrics
@@ -32,10 +35,8 @@ from vitascope.weights.loading import from_pretrained
 
 log = logging.getLogger(__name__)
 
-_REFERENCES = ("data", "weights", "teacher")  # options that may name files
 LARGER_START = "facebook/dinov2-small"
 """A body on the hub that is recommended to start from."""
-_LENGTHS = ("epochs", "steps", "minutes")  # options that set the length of a run
 _TASKS = ("classify", "masked")
 
 
@@ -83,6 +84,7 @@ class Run:
     Attributes:
         path: the folder.
         config_file: every option, as YAML.
+        plan_file: what was asked for, the model, and what the data have decided.
         metrics_file: the metrics, as lines of JSON.
         checkpoints: the folder of the states that an unfinished run is resumed from.
         start: the model folder that an unfinished run started from, if it did not start at random.
@@ -98,6 +100,7 @@ class Run:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
         self.config_file = self.path / layout.CONFIG
+        self.plan_file = self.path / layout.PLAN
         self.metrics_file = self.path / layout.METRICS
         self.checkpoints = self.path / layout.CHECKPOINTS
         self.start, self.best = self.checkpoints / "start", self.path / layout.BEST
@@ -120,12 +123,15 @@ class Run:
 
     @classmethod
     @checked
-    def create(cls, config: Mapping[str, Any], *, processes: int = 1) -> Run:
-        """Create a run folder with its `config.yaml` and `environment.json`.
+    def create(
+        cls, config: Mapping[str, Any], plan: Mapping[str, Any] | None = None, *, processes: int = 1
+    ) -> Run:
+        """Create a run folder with its `config.yaml`, `plan.json` and `environment.json`.
 
         Args:
             config: every option by name. `run` is the folder; None takes `runs/<data>`, with the first free
                 number if that exists. Paths are written as `lasting_path` gives them.
+            plan: see `plan`.
             processes: that train together.
 
         Raises:
@@ -143,6 +149,8 @@ class Run:
             run = cls(path)
             try:
                 run._write_config({**config, **lasting_paths(config)})
+                if plan is not None:
+                    write_json(run.plan_file, dict(plan))
                 write_json(path / layout.ENVIRONMENT, environment)
             except OSError:
                 shutil.rmtree(path, ignore_errors=True)
@@ -242,11 +250,11 @@ class Run:
             raise UserError(f"{self.config_file} is broken: task {task!r} is not one of {', '.join(_TASKS)}")
         if type(seed) is not int or not 0 <= seed < 2**63:
             raise UserError(f"{self.config_file} is broken: seed {seed!r} is not an integer in [0, 2**63)")
-        for name in _REFERENCES:
+        for name in traits(TrainConfig, NamesFile):
             value = config.get(name)
             if not isinstance(value, str | None) or (name == "data" and value is None):
                 raise UserError(f"{self.config_file} is broken: {name} {value!r} is not text")
-        for name in _LENGTHS:
+        for name in traits(TrainConfig, SetsLength):
             value = config.get(name)
             if value is not None and (type(value) not in (int, float) or value <= 0):
                 raise UserError(f"{self.config_file} is broken: {name} {value!r} is not a positive number")
@@ -255,6 +263,21 @@ class Run:
                 f"{self.config_file} is broken: lengths {config['lengths']!r} are not pairs of steps"
             )
         return config
+
+    @property
+    def plan(self) -> Mapping[str, Any]:
+        """`asked` options, the `model`, what the data have `chosen`, and why; empty for an older run."""
+        found = self._read_object(self.plan_file)
+        kinds = {"asked": Mapping, "model": Mapping, "chosen": Mapping, "reason": str, "note": str}
+        broken = [name for name, kind in kinds.items() if found and not isinstance(found.get(name), kind)]
+        if not broken and not has_type([*found.get("chosen", {}).values()], tuple[str, ...]):
+            broken = ["chosen"]
+        if broken:
+            raise UserError(
+                f"{self.plan_file} is broken: no valid {broken[0]}; remove it to plan the run again from its "
+                "options"
+            )
+        return found
 
     def record_options(self, **options: Any) -> None:
         """Change options in `config.yaml` that the run itself has chosen."""
@@ -478,7 +501,9 @@ def lasting_paths(config: Mapping[str, Any]) -> dict[str, str]:
 
     The name of a built-in model stays as it is, also beside a folder of the same name.
     """
-    given = {name: str(value) for name in _REFERENCES if (value := config[name]) is not None}
+    given = {
+        name: str(value) for name in traits(TrainConfig, NamesFile) if (value := config[name]) is not None
+    }
     kept = {name for name, value in given.items() if name != "data" and built_in(value) is not None}
     return {name: value if name in kept else lasting_path(value) for name, value in given.items()}
 

@@ -4,24 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from typing import cast
 
 from vitascope.data.copies import find_copies
 from vitascope.data.datasets import class_counts, described
 from vitascope.data.splits import ImageSet, Splits, absent_classes
 from vitascope.errors import printable
 from vitascope.formatting import counted
+from vitascope.options.groups import Balance
 from vitascope.run.run import LARGER_START
 from vitascope.training import distributed
-from vitascope.training.defaults import chosen_by_data, enlargement
 from vitascope.training.loop import Trainer
-from vitascope.training.options import Balance
-from vitascope.training.recipes import TrainConfig
 
 log = logging.getLogger(__name__)
 
 
-def announce_data(trainer: Trainer, asked: TrainConfig) -> None:
+def announce_data(trainer: Trainer) -> None:
     """Print the data and the model, and the options that were chosen by the data."""
     if not distributed.is_first():
         return
@@ -33,11 +30,10 @@ def announce_data(trainer: Trainer, asked: TrainConfig) -> None:
     parameters = sum(p.numel() for p in trainer.module.parameters())
     model = [
         f"{parameters / 1e6:.2f} M parameters: {trainer.model_config.summary}",
-        chosen_by_data(asked, config, splits),
-        enlargement(asked, trainer.model_config, splits),
+        *trainer.plan.explained(),
     ]
     for name, texts in (("data ", [f"{config.data}: {lines[0]}", *lines[1:]]), ("model", model)):
-        print(f"{name}  " + "\n       ".join(filter(None, texts)), flush=True)
+        print(f"{name}  " + "\n       ".join(texts), flush=True)
     for warning in copies.warnings(labelled=config.task == "classify"):
         log.warning("%s", warning)
     absent = absent_classes(splits.train) if config.task == "classify" else ""
@@ -47,10 +43,9 @@ def announce_data(trainer: Trainer, asked: TrainConfig) -> None:
 
 def announce_run(trainer: Trainer) -> None:
     """Print the folder and the length of the run, and how it is computed."""
-    config = trainer.config
     start = "" if trainer.step == 0 else f", from step {trainer.step:,}"
     several = f", {distributed.world_size()} processes" if distributed.world_size() > 1 else ""
-    parts = cast("int", config.engine.accumulate)
+    parts = trainer.parts
     in_parts = f", each batch of {trainer.batch_size:,} images in {parts} parts" if parts > 1 else ""
     distributed.print_first(
         f"run    {trainer.run.path}: {_length(trainer)}"

@@ -39,9 +39,10 @@ from vitascope.training.checkpoint.state import (
     restore_optimizer,
     run_identity,
 )
+from vitascope.training.memory import Placement, images_at_once
 from vitascope.training.optim import freeze_body, optimizer_of, train_mode, update_average
+from vitascope.training.plan import DecidedAugmentation, Plan
 from vitascope.training.progress import Progress
-from vitascope.training.recipes import TrainConfig
 from vitascope.training.schedule import Schedule, TimeBudget, small_size
 from vitascope.training.signals import Stop, interruptible, stop_signals
 from vitascope.training.tasks.task import Examples, Sums, Task
@@ -53,7 +54,7 @@ RECORD_EVERY = 10
 
 
 class Trainer:
-    """A run in this process: its parts, its counters, its loop; `config` is resolved.
+    """A run in this process: its parts, its counters, its loop.
 
     Each of several processes has a trainer and does the same steps; the first one writes and prints.
     """
@@ -61,20 +62,18 @@ class Trainer:
     def __init__(
         self,
         run: Run,
-        config: TrainConfig,
+        plan: Plan,
         model: Classifier,
         task: Task,
         splits: Splits,
-        device: torch.device,
-        precision: torch.dtype,
+        placement: Placement,
     ) -> None:
-        self.run, self.config, self.task, self.splits = run, config, task, splits
-        self.device, self.precision = device, precision
+        self.run, self.plan, self.task, self.splits = run, plan, task, splits
+        self.config = config = plan.options
+        self.device, self.precision = device, precision = placement.device, placement.precision
         self.model_config, self.preprocess = model.config, preprocess_of(model)
         options, engine = config.optimization, config.engine
-        assert options.batch_size is not None
-        assert engine.accumulate is not None
-        self.batch_size, self.parts = options.batch_size, engine.accumulate
+        self.batch_size, self.parts = options.batch_size, placement.parts
         self.scaler = torch.amp.GradScaler(device.type, enabled=precision == torch.float16)
 
         with torch.random.fork_rng(devices=[]):
@@ -89,13 +88,14 @@ class Trainer:
         if engine.compile:
             self.module.compile()
         self.optimizer = optimizer_of(self.module, options)
-        self.augmentation, self.mixing = augmentation_of(config)
+        self.augmentation, self.mixing = augmentation_of(config.augmentation)
 
         self.train_loader = self.loader(splits.train, seed=config.seed)
         if self.train_loader.crops:
             self.augmentation = self.augmentation.without_crop()
         self.val_loader = self.loader(splits.val)
         self.steps_per_epoch = self.train_loader.batches_per_epoch
+        self.schedule = Schedule.of(options, self.batch_size, self.steps_per_epoch)
         self.budget: TimeBudget | None = None
         self.small, self.small_size = False, small_size(model.config)
         self.identity = run_identity(config, self.model_config, splits.train)
@@ -108,8 +108,7 @@ class Trainer:
 
         Other batches are as large as the parts of a training batch.
         """
-        crop_scale = self.config.augmentation.crop_scale
-        assert crop_scale is not None  # of a resolved configuration
+        augmentation = self.config.augmentation
         return Loader(
             images,
             self.preprocess,
@@ -118,36 +117,25 @@ class Trainer:
             device=self.device,
             workers=self.config.engine.workers,
             part=(distributed.rank(), distributed.world_size()),
-            crop_scale=1.0 if seed is None else crop_scale,
-            repeats=self.config.augmentation.repeats,
+            crop_scale=1.0 if seed is None else augmentation.crop_scale,
+            repeats=augmentation.repeats,
             balanced=seed is not None and self.config.balance.sampling == "balanced",
         )
 
-    @property
-    def schedule(self) -> Schedule:
-        """The length of the run and its learning rate; with `minutes`, after `start_budget`."""
-        return Schedule.of(self.config.optimization, self.batch_size, self.steps_per_epoch)
-
-    def start_budget(self, spent: float) -> None:
-        """Set the length of a run with `minutes`, of which `spent` seconds are over, by measured steps.
+    def start_budget(self, minutes: float, spent: float) -> None:
+        """Set the length of a run of `minutes`, of which `spent` seconds are over, by measured steps.
 
         Raises:
             UserError: the time is too short for a step.
         """
-        minutes = self.config.optimization.minutes
-        assert minutes is not None
-        options = self.config.optimization
-        if options.lengths:  # resumed
-            over = self.schedule.progress(self.step)
-            self.budget = TimeBudget(
-                60 * minutes - spent, 0.0, validations=options.validations, progress=over
-            )
+        if self.config.optimization.lengths:  # resumed
+            over, validations = self.schedule.progress(self.step), self.schedule.validations
+            self.budget = TimeBudget(60 * minutes - spent, 0.0, validations=validations, progress=over)
             return
         with self._one_thread_if_small(), torch.random.fork_rng(devices=[]):
             first = self._measured_step()
-        started = Schedule(options, self.batch_size, self.steps_per_epoch, ((0, 1),))
-        whole = first / started.cost(0)  # a step on whole images
-        per_step = whole * started.rest_cost(0)
+        whole = first / self.schedule.cost(0)  # a step on whole images
+        per_step = whole * self.schedule.rest_cost(0)
         forward = whole / 3 / self.batch_size  # the backward pass takes twice the time
         validation, test = (forward * len(images) for images in (self.splits.val, self.splits.final))
         (spent, per_step) = distributed.largest(spent + test, per_step)
@@ -160,7 +148,7 @@ class Trainer:
             )
         (validation,) = distributed.largest(validation)
         self.budget = TimeBudget(seconds, validation)
-        self.config = self.config.replace(validations=self.budget.validations)
+        self.schedule = dataclasses.replace(self.schedule, validations=self.budget.validations)
         self._set_length(0, self.budget.first_length(per_step))
 
     def _measured_step(self) -> float:
@@ -180,14 +168,13 @@ class Trainer:
 
     def _set_length(self, step: int, total: int) -> None:
         """Set the length of the run from a step on, and record it."""
-        lengths = self.schedule.correct(step, total).lengths if step else ((0, total),)
-        self.config = self.config.replace(lengths=lengths)
+        self.schedule = self.schedule.correct(step, total)
         if distributed.is_first():
-            validations = self.config.optimization.validations
-            self.run.record_options(lengths=[list(pair) for pair in lengths], validations=validations)
+            lengths = [list(pair) for pair in self.schedule.lengths]
+            self.run.record_options(lengths=lengths, validations=self.schedule.validations)
 
     def _one_thread_if_small(self) -> AbstractContextManager[None]:
-        return suitable_threads(self.model_config, self.device, images_at_once(self.config))
+        return suitable_threads(self.model_config, self.device, images_at_once(self.batch_size, self.parts))
 
     @property
     def trained(self) -> nn.Module:
@@ -208,7 +195,7 @@ class Trainer:
             self._images_until(schedule.total(self.step)),
             self._images_until(self.step),
             uneven=self.splits.train.uneven,
-            within_epochs=schedule.options.validations > 0,
+            within_epochs=schedule.validations > 0,
             shown=distributed.is_first(),
         )
         self._plan(progress)
@@ -395,11 +382,9 @@ class Trainer:
             self._plan(progress)
         progress.epoch(epoch, means["loss"], val)
         if recorder is not None:
-            accuracy = {"train_accuracy": means.pop("correct")} if "correct" in means else {}
             record = {
                 "epoch": epoch,
                 **{f"train_{name}": value for name, value in means.items()},
-                **accuracy,
                 **{f"val_{name}": value for name, value in val.items()},
                 "images_per_second": float(f"{progress.images_per_second:.4g}"),
                 "seconds": round(self.seconds + validated, 2),
@@ -477,38 +462,29 @@ class Trainer:
         since_best = state.get("epochs_since_best", 0) * self.steps_per_epoch
         self.best_step = state.get("best_step", self.step - since_best)
         self.validated = state.get("validated", self.step)
-        if distributed.is_first():
-            self.sums = {name: value.to(self.device) for name, value in state["sums"].items()}
-        else:
-            self.sums = {name: torch.zeros((), device=self.device) for name in state["sums"]}
+        former = {"correct": "accuracy"}  # names in older checkpoints
+        first = distributed.is_first()
+        self.sums = {
+            former.get(name, name): value.to(self.device) if first else torch.zeros((), device=self.device)
+            for name, value in state["sums"].items()
+        }
 
 
-def images_at_once(config: TrainConfig) -> int:
-    """The number of images that a process computes at once."""
-    parts, images = config.engine.accumulate, config.optimization.batch_size
-    assert parts is not None
-    assert images is not None
-    return max(1, images // (distributed.world_size() * parts))
-
-
-def augmentation_of(config: TrainConfig) -> tuple[Augmentation, Mixing | None]:
+def augmentation_of(options: DecidedAugmentation) -> tuple[Augmentation, Mixing | None]:
     """The augmentation of each image, and the mixing of images if there is any."""
-    options = config.augmentation
-    if config.task == "masked" and (options.mixup or options.cutmix):
-        raise UserError("mixup and cutmix mix labels too, and pre-training has no labels; leave them out")
-    names = (
-        "flip",
-        "crop_scale",
-        "shift",
-        "rotate",
-        "color_jitter",
-        "three_augment",
-        "erase",
-    )
     randaugment = None
     if options.randaugment:
         drawn = {"magnitude": options.magnitude, "probability": options.operation_probability}
         randaugment = RandAugment(num_ops=options.randaugment, **drawn)
-    augmentation = Augmentation(randaugment=randaugment, **{name: getattr(options, name) for name in names})
+    augmentation = Augmentation(
+        randaugment=randaugment,
+        flip=options.flip,
+        crop_scale=options.crop_scale,
+        shift=options.shift,
+        rotate=options.rotate,
+        color_jitter=options.color_jitter,
+        three_augment=options.three_augment,
+        erase=options.erase,
+    )
     mixes = options.mixup or options.cutmix
     return augmentation, Mixing(mixup=options.mixup, cutmix=options.cutmix) if mixes else None

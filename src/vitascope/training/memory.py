@@ -1,10 +1,10 @@
-"""The memory of a training step, and the number of parts in which a large batch fits."""
+"""What the machine decides: device, precision, and the parts of a batch that fit in the memory."""
 
 from __future__ import annotations
 
 import copy
+import dataclasses
 import math
-from typing import cast
 
 import torch
 from torch import Tensor
@@ -12,25 +12,50 @@ from torch import Tensor
 from vitascope.model.classifier import Classifier
 from vitascope.model.hardware import memory_of, resolve_precision
 from vitascope.training import distributed
-from vitascope.training.recipes import TrainConfig
+from vitascope.training.plan import Decided, Plan
 
 SHARE = 0.5
 """The share of the memory for activations; weights, gradients, moments, data and copies get the rest."""
 
 
-def parts_of_batch(config: TrainConfig, model: Classifier, device: torch.device) -> int:
+@dataclasses.dataclass(frozen=True)
+class Placement:
+    """How this process computes a plan."""
+
+    device: torch.device
+    precision: torch.dtype
+    """Of matrix products."""
+    parts: int
+    """In which each process computes a batch, one after the other."""
+
+
+def place(plan: Plan, model: Classifier, device: torch.device) -> Placement:
+    """Choose the parts and the precision of a model on its device."""
+    options = plan.options
+    parts = parts_of_batch(options, model, device)
+    images = images_at_once(options.optimization.batch_size, parts)
+    precision = resolve_precision(options.engine.precision, plan.model, device, images, training=True)
+    return Placement(device, precision, parts)
+
+
+def images_at_once(batch_size: int, parts: int) -> int:
+    """The number of images that a process computes at once."""
+    return max(1, batch_size // (distributed.world_size() * parts))
+
+
+def parts_of_batch(config: Decided, model: Classifier, device: torch.device) -> int:
     """The number of parts in which each process computes a batch, so that its activations fit in memory.
 
     `config.engine.accumulate` where that is set; else the same number in all processes.
 
     Args:
-        config: resolved.
+        config: of the run.
         model: on the device.
         device: of this process.
     """
     if config.engine.accumulate is not None:
         return config.engine.accumulate
-    images = math.ceil(cast("int", config.optimization.batch_size) / distributed.world_size())
+    images = math.ceil(config.optimization.batch_size / distributed.world_size())
     memory, parts = memory_of(device), 1
     if memory is not None and not config.optimization.freeze:  # a frozen body keeps no activations
         dtype = resolve_precision(config.engine.precision, model.config, device, images, training=True)

@@ -8,7 +8,7 @@ import math
 
 from vitascope.model.config import ViTConfig
 from vitascope.model.sizes import ModelConfig
-from vitascope.training.options import Optimization
+from vitascope.options.groups import Optimization
 
 DEFAULT_WARMUP = 0.05
 """The share of a run that warms up if no option names a warm-up."""
@@ -30,24 +30,23 @@ class Schedule:
         batch_size: images per step.
         steps_per_epoch: batches per epoch.
         lengths: (step, total) of the length in steps, at step 0, and of its corrections; steps ascend.
+        validations: their number, at equal shares of the schedule; 0 validates after each epoch.
     """
 
     options: Optimization
     batch_size: int
     steps_per_epoch: int
     lengths: tuple[tuple[int, int], ...]
+    validations: int = 0
 
     @classmethod
     def of(cls, options: Optimization, batch_size: int, steps_per_epoch: int) -> Schedule:
-        """The schedule of recorded `lengths`, of `steps`, or of `epochs`."""
-        lengths = options.lengths
-        if not lengths:
-            steps = options.steps
-            if steps is None:
-                assert options.epochs is not None  # of a resolved configuration
-                steps = options.epochs * steps_per_epoch
-            lengths = ((0, steps),)
-        return cls(options, batch_size, steps_per_epoch, lengths)
+        """The schedule of recorded `lengths`, of `steps`, or of `epochs`; with `minutes`, of one step, until
+        the speed is measured."""
+        steps = options.steps or (options.epochs or 0) * steps_per_epoch or 1
+        return cls(
+            options, batch_size, steps_per_epoch, options.lengths or ((0, steps),), options.validations
+        )
 
     def correct(self, step: int, total: int) -> Schedule:
         """The same schedule until `step`, and a length of `total` steps from there on."""
@@ -62,7 +61,7 @@ class Schedule:
         """Whether a validation follows `step` steps: at the end, and after each epoch or share of the run."""
         if step == self.total(step):
             return True
-        count = self.options.validations
+        count = self.validations
         if not count:
             return step % self.steps_per_epoch == 0
         # Rounding may leave the end of a share just before it.

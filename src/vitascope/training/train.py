@@ -28,11 +28,10 @@ from vitascope.data.splits import Splits
 from vitascope.errors import UserError
 from vitascope.formatting import counted
 from vitascope.model.classifier import Classifier, build
-from vitascope.model.config import ViTConfig
 from vitascope.model.configuration import options_of
-from vitascope.model.hardware import explaining_memory, resolve_precision, reuse_freed_memory
-from vitascope.model.sizes import ModelConfig
+from vitascope.model.hardware import explaining_memory, reuse_freed_memory
 from vitascope.model.vit import VisionTransformer
+from vitascope.options.recipes import BUILT_IN, FEW_TO_START, GROUP_OF, Asked, TrainConfig
 from vitascope.report.write import write_report
 from vitascope.run.layout import has_model
 from vitascope.run.run import Run, RunData
@@ -43,22 +42,14 @@ from vitascope.training.announcement import announce_data, announce_run, other_s
 from vitascope.training.checkpoint import folders
 from vitascope.training.checkpoint.folders import remove_checkpoints, to_resume
 from vitascope.training.checkpoint.state import with_images_of
-from vitascope.training.defaults import resolve_config
 from vitascope.training.evaluate import Evaluation, data_frame, html_table
-from vitascope.training.loop import Trainer, images_at_once
-from vitascope.training.memory import parts_of_batch
-from vitascope.training.recipes import (
-    BUILT_IN,
-    FEW_TO_START,
-    GROUP_OF,
-    NO_WEIGHTS,
-    TrainConfig,
-    default_start,
-)
+from vitascope.training.loop import Trainer
+from vitascope.training.memory import Placement, place
+from vitascope.training.plan import Decided, Plan, inspect, plan
 from vitascope.training.schedule import Schedule
 from vitascope.training.selection import Selection, select
 from vitascope.training.signals import stopped_at_once
-from vitascope.training.tasks.autoencoder import MaskedAutoencoding, check_encoder
+from vitascope.training.tasks.autoencoder import MaskedAutoencoding
 from vitascope.training.tasks.classify import Classify, Distill, balanced_weights
 from vitascope.training.tasks.masked import Masked
 from vitascope.training.tasks.task import Finished, PatchEvaluation, Task
@@ -70,6 +61,8 @@ from vitascope.weights.transfer import transfer
 
 if TYPE_CHECKING:
     from pandas import DataFrame
+
+    from vitascope.model.config import ViTConfig
 
 log = logging.getLogger(__name__)
 
@@ -125,19 +118,14 @@ def train(config: TrainConfig | None = None, *, recipe: str | None = None, **opt
     Args:
         config: the configuration; None starts from a recipe.
         recipe: name of the recipe; None selects one by the options and the number of images, as
-            `recipes.default_start` does.
+            `Asked.with_data` does.
         **options: changes of the configuration: `train(data="photos/", epochs=20)`.
 
     Raises:
         UserError: data, model or options that cannot be used.
         Interrupted: by SIGINT or SIGTERM, after saving a checkpoint.
     """
-    config = _configured(config, recipe, options)
-    if config.task != "classify":
-        raise UserError(f"this configuration is for the task {config.task!r}: call pretrain")
-    if config.optimization.freeze and config.weights is None:
-        raise UserError("freeze trains a head on a body, which must be trained already: set weights")
-    return cast("TrainResult", _run(config))
+    return cast("TrainResult", _run(Asked(options=options, recipe=recipe, config=config), "classify"))
 
 
 def pretrain(
@@ -154,8 +142,9 @@ def pretrain(
         UserError: data, model or options that cannot be used.
         Interrupted: by SIGINT or SIGTERM, after saving a checkpoint.
     """
-    config = _configured(config, recipe, {**options, "task": "masked"})
-    return cast("PretrainResult", _run(config.replace(keep="last")))
+    if config is None and recipe is None:
+        options = {"task": "masked", **options}
+    return cast("PretrainResult", _run(Asked(options=options, recipe=recipe, config=config), "masked"))
 
 
 @checked
@@ -184,117 +173,128 @@ def resume(
     """
     started = time.monotonic()
     found, checkpoint = Run.find(run)
-    recorded = found.config
-    with options_of(found.config_file):
-        config = TrainConfig.from_dict(recorded)
     for name in engine:
         if GROUP_OF.get(name) != "engine":
             raise UserError(f"{name!r} cannot change when a run is resumed; only engine options can")
-    config = config.replace(**engine)
-    if config.weights is not None and has_model(found.start):
-        config = config.replace(weights=str(found.start))
     if found.finished:
         named = shlex.quote(str(found.path))
         raise UserError(
             f"{found.path}: this run has finished; `vitascope train --weights {named} --data DATA` trains "
             f"its model further, in a new run; `vitascope evaluate {named}` evaluates it"
         )
+    with options_of(found.config_file):
+        config = TrainConfig.from_dict(found.config).replace(**engine)
     device = distributed.join_processes(config.engine.device)
     with _locked(found), explaining_memory():
         if missing == "skip":
             config = distributed.by_first(lambda: _skip_missing(found, config))
-        config, model_config, data = distributed.by_all(lambda: _open_again(config, found))
-        trainer = build_trainer(found, config, model_config, data.splits, device)
+        opened, data = distributed.by_all(lambda: _open_again(config, found))
+        trainer = build_trainer(found, opened, device)
         trainer.restore(_checkpoint(found, checkpoint, data, trainer.identity))
         if checkpoint is not None and distributed.is_first():
             folders.discard_newer(checkpoint)
         distributed.by_first(lambda: found.start_tracker(config.engine.tracker))
         if config.optimization.minutes is not None:
-            trainer.start_budget(time.monotonic() - started)
-        announce_data(trainer, config)
+            trainer.start_budget(config.optimization.minutes, time.monotonic() - started)
+        announce_data(trainer)
         announce_run(trainer)
         trainer.fit()
         return _finish(trainer)
-
-
-def _configured(config: TrainConfig | None, recipe: str | None, options: dict[str, Any]) -> TrainConfig:
-    if config is None:
-        if recipe is None:
-            scratch = options.get("weights") == NO_WEIGHTS
-            start = default_start(TrainConfig(**options), scratch=scratch)
-            return TrainConfig.from_recipe(**(options | start))
-        return TrainConfig.from_recipe(recipe, **options)
-    if not isinstance(config, TrainConfig):
-        raise UserError(
-            f"config must be a TrainConfig, not a {type(config).__name__}; name options: data=..."
-        )
-    if recipe is not None:
-        raise UserError("a configuration contains every option already; leave out recipe")
-    return config.replace(**options)
 
 
 # Start
 
 
-def _run(config: TrainConfig) -> TrainResult | PretrainResult:
+@dataclasses.dataclass(frozen=True)
+class Opened:
+    """A run before its trainer."""
+
+    plan: Plan
+    splits: Splits
+    weights: Classifier | None
+    """The model to start from; None for random weights."""
+
+
+def _run(asked: Asked, task: str) -> TrainResult | PretrainResult:
     """Create a run, train and finish it; a run that cannot start leaves no folder."""
     started = time.monotonic()
-    if config.optimization.lengths:  # a run with minutes is repeated, whatever time that takes
-        config = config.replace(minutes=None)
-    device, asked = distributed.join_processes(config.engine.device), config
-    config, model_config, splits = distributed.by_all(lambda: _open(config))
-    run = distributed.by_first(lambda: Run.create(config.to_dict(), processes=distributed.world_size()))
+    first = asked.before_data()
+    if first.task != task:
+        what = "this configuration" if asked.recipe is None else f"the recipe {asked.recipe}"
+        other = "pretrain" if first.task == "masked" else "train"
+        raise UserError(f"{what} is for `vitascope {other}`, in Python `{other}`")
+    device = distributed.join_processes(first.engine.device)
+    opened = distributed.by_all(lambda: _open(asked))
+    plan, options = opened.plan, opened.plan.options
+    run = distributed.by_first(
+        lambda: Run.create(
+            options.to_dict(), {"asked": asked.record(), **plan.to_dict()}, processes=distributed.world_size()
+        )
+    )
     with _locked(run), explaining_memory():
         try:
             with explaining_memory():
-                trainer = build_trainer(run, config, model_config, splits, device)
-                announce_data(trainer, asked)
-                if config.optimization.minutes is not None:
+                trainer = build_trainer(run, opened, device)
+                announce_data(trainer)
+                if options.optimization.minutes is not None:
                     distributed.print_first("run    measuring the speed of this machine")
-                    trainer.start_budget(time.monotonic() - started)
+                    trainer.start_budget(options.optimization.minutes, time.monotonic() - started)
             if distributed.is_first():
-                run.record_options(accumulate=trainer.config.engine.accumulate)
-                run.record_split(splits)
-            distributed.by_first(lambda: run.start_tracker(config.engine.tracker))
+                run.record_options(accumulate=trainer.parts)
+                run.record_split(opened.splits)
+            distributed.by_first(lambda: run.start_tracker(options.engine.tracker))
         except (UserError, KeyboardInterrupt):
             if distributed.is_first():
                 shutil.rmtree(run.path)
             raise
         announce_run(trainer)
-        if config.weights is not None:  # which may be gone when the run is resumed
+        if opened.weights is not None:  # which may be gone when the run is resumed
             trainer.save_model(run.start)
         trainer.fit()
         return _finish(trainer)
 
 
-def _open(config: TrainConfig) -> tuple[TrainConfig, ModelConfig, Splits]:
-    """The resolved configuration, that of the model, and the data of a new run."""
-    if config.engine.tracker is not None:
-        check_tracker(config.engine.tracker)
-    splits = open_data(config.data, seed=config.seed, labelled=config.task == "classify")
+def _open(asked: Asked) -> Opened:
+    """The data, the weights and the plan of a new run."""
+    first = asked.before_data()
+    if first.engine.tracker is not None:
+        check_tracker(first.engine.tracker)
+    splits = open_data(first.data, seed=first.seed, labelled=first.task == "classify")
     if distributed.is_first():  # which records and announces them
         splits = splits.identified()
-    config, model_config = resolve_config(config, splits)
-    if config.task == "masked" and config.masking.target == "mae":
-        check_encoder(cast("ViTConfig", model_config))
-    return config, model_config, splits
+    drawn = sum(len(splits.parts[name]) for name in splits.drawn)
+    config = asked.with_data(len(splits.train) + drawn, splits.channels)
+    if config.optimization.lengths:  # a run with minutes is repeated, whatever time that takes
+        config = config.replace(minutes=None)
+    return prepare(config, splits)
 
 
-def _open_again(config: TrainConfig, run: Run) -> tuple[TrainConfig, ModelConfig, RunData]:
-    """The configuration, that of the model, and the data that a resumed run has recorded."""
+def prepare(config: TrainConfig, splits: Splits, start: str | None = None) -> Opened:
+    """Load the weights of a configuration, or those in `start`, and make its plan for opened data."""
+    weights = None if config.weights is None else from_pretrained(start or config.weights)
+    facts = inspect(splits, None if weights is None else weights.config)
+    return Opened(plan(config, facts), splits, weights)
+
+
+def _open_again(config: TrainConfig, run: Run) -> tuple[Opened, RunData]:
+    """The recorded plan, the data and the weights of a resumed run."""
     if config.engine.tracker is not None:
         check_tracker(config.engine.tracker)
     # The first process compares all images by content, the others by name.
-    opened = run.open_data(check=("train", "val", "test") if distributed.is_first() else ())
-    if opened.restored is not None and not opened.restored.complete:
+    data = run.open_data(check=("train", "val", "test") if distributed.is_first() else ())
+    if data.restored is not None and not data.restored.complete:
         best = f", or take its best model so far, {run.best}" if has_model(run.best) else ""
         raise UserError(
-            f"{run.path} cannot be resumed: {opened.note}; restore the data, resume with the images that are "
+            f"{run.path} cannot be resumed: {data.note}; restore the data, resume with the images that are "
             f"left by `vitascope train --resume {shlex.quote(str(run.path))} --missing skip`{best}"
         )
-    if opened.note and distributed.is_first():
-        log.warning("%s", opened.note)
-    return *resolve_config(config, opened.splits), opened
+    if data.note and distributed.is_first():
+        log.warning("%s", data.note)
+    opened = prepare(config, data.splits, str(run.start) if has_model(run.start) else None)
+    if run.plan:  # an older run has none
+        recorded = Plan.from_dict(config.to_dict(), run.plan, run.plan_file)
+        opened = dataclasses.replace(opened, plan=recorded)
+    return opened, data
 
 
 def _skip_missing(run: Run, config: TrainConfig) -> TrainConfig:
@@ -302,9 +302,8 @@ def _skip_missing(run: Run, config: TrainConfig) -> TrainConfig:
     record, options = run.split_record(), config.optimization
     if not run.skip_missing() or record is None:
         return config
-    if options.lengths or (options.epochs is None and options.steps is None):
+    if options.lengths or options.batch_size is None or (options.epochs is None and options.steps is None):
         return config
-    assert options.batch_size is not None  # of a run's configuration
     per_epoch = math.ceil(len(record.parts["train"].names) / options.batch_size)
     lengths = Schedule.of(options, options.batch_size, per_epoch).lengths
     run.record_options(lengths=[list(pair) for pair in lengths])
@@ -345,76 +344,53 @@ def _locked(run: Run) -> Iterator[None]:
             ) from error
 
 
-def build_trainer(
-    run: Run, config: TrainConfig, model_config: ModelConfig, splits: Splits, device: torch.device
-) -> Trainer:
-    """The trainer of a run before its first step, with a resolved configuration."""
+def build_trainer(run: Run, opened: Opened, device: torch.device) -> Trainer:
+    """The trainer of a run before its first step."""
     reuse_freed_memory()
-    model = start_model(config, model_config, splits).to(device)
-    config = config.replace(accumulate=parts_of_batch(config, model, device))
-    precision = resolve_precision(
-        config.engine.precision, model_config, device, images_at_once(config), training=True
-    )
-    task = make_task(config, model, splits, device, precision)
-    return Trainer(run, config, model, task, splits, device, precision)
+    plan, splits = opened.plan, opened.splits
+    model = start_model(opened).to(device)
+    placement = place(plan, model, device)
+    task = make_task(plan.options, model, splits, placement)
+    return Trainer(run, plan, model, task, splits, placement)
 
 
-def start_model(config: TrainConfig, model_config: ModelConfig, splits: Splits) -> Classifier:
+def start_model(opened: Opened) -> Classifier:
     """The model before the first step, random or with trained weights."""
+    options, config, weights = opened.plan.options, opened.plan.model, opened.weights
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(config.seed)
-        model = build(model_config)
-    if config.weights is None:
-        model.preprocess = default_preprocess(model_config)
+        torch.manual_seed(options.seed)
+        model = build(config)
+    if weights is None:
+        model.preprocess = default_preprocess(config)
         return model
-    weights = from_pretrained(config.weights)
-    model.preprocess = preprocess_of(weights).at_size(model_config.image_hw)
-    notes = transfer(weights, model, config.weights)
-    if splits.channels == 3 and model_config.in_channels == 1:
+    model.preprocess = preprocess_of(weights).at_size(config.image_hw)
+    notes = transfer(weights, model, str(options.weights))
+    if opened.splits.channels == 3 and config.in_channels == 1:
         notes.append("this model is grey: colour images are converted to grey")
-    few = len(splits.train) <= FEW_TO_START and config.weights == BUILT_IN
+    few = len(opened.splits.train) <= FEW_TO_START and options.weights == BUILT_IN
     distributed.print_first(
-        f"start  from {config.weights}: {'; '.join(notes)}"
-        + (f"\n       {other_starts(splits)}" if few else "")
+        f"start  from {options.weights}: {'; '.join(notes)}"
+        + (f"\n       {other_starts(opened.splits)}" if few else "")
     )
     return model
 
 
-def make_task(
-    config: TrainConfig, model: Classifier, splits: Splits, device: torch.device, precision: torch.dtype
-) -> Task:
+def make_task(options: Decided, model: Classifier, splits: Splits, placement: Placement) -> Task:
     """The task of a run."""
-    preprocess, options = preprocess_of(model), config.optimization
-    if config.task == "masked":
-        assert isinstance(model, VisionTransformer)
-        if options.freeze:
-            raise UserError("freeze trains a head only, and pre-training has no head; leave it out")
-        for name, unset in (("label_smoothing", 0.0), ("loss", "cross_entropy")):
-            if getattr(options, name) != unset:
-                raise UserError(f"{name} needs labels, and pre-training has none; leave it out")
-        if options.progressive:
-            raise UserError("progressive changes the patches, which pre-training predicts; leave it out")
-        if "balanced" in (config.balance.class_weights, config.balance.sampling):
-            raise UserError(
-                "class_weights and sampling need labels, and pre-training has none; leave them out"
-            )
-        kind = MaskedAutoencoding if config.masking.target == "mae" else Masked
-        return kind(masking=config.masking, config=model.config, preprocess=preprocess)
-    balanced = config.balance.class_weights == "balanced"
+    preprocess, device = preprocess_of(model), placement.device
+    if options.task == "masked":
+        kind = MaskedAutoencoding if options.masking.target == "mae" else Masked
+        return kind(masking=options.masking, config=cast("ViTConfig", model.config), preprocess=preprocess)
+    balanced = options.balance.class_weights == "balanced"
     weights = balanced_weights(splits.train).to(device) if balanced else None
-    if config.distillation.teacher is None:
-        return Classify(preprocess, options.label_smoothing, options.loss, weights)
+    criterion = (preprocess, options.optimization.label_smoothing, options.optimization.loss, weights)
+    distillation = options.distillation
+    if distillation.teacher is None:
+        return Classify(*criterion)
     teacher = open_teacher(
-        config.distillation.teacher, splits.train.class_names, device=device, precision=precision
+        distillation.teacher, splits.train.class_names, device=device, precision=placement.precision
     )
-    return Distill(
-        preprocess,
-        options.label_smoothing,
-        options.loss,
-        weights,
-        options=config.distillation,
-        teacher=teacher,
-    )
+    return Distill(*criterion, options=distillation, teacher=teacher)
 
 
 # Finish

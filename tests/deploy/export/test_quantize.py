@@ -26,8 +26,8 @@ from vitascope.deploy.export.quantize import (
 from vitascope.deploy.export.quantize_onnx import layers_of
 from vitascope.deploy.predict.runtimes import ExportedEngine, OnnxEngine, OpenVinoEngine
 from vitascope.errors import UserError
+from vitascope.options.recipes import TrainConfig
 from vitascope.run.run import Run
-from vitascope.training.recipes import TrainConfig
 
 onnx = pytest.importorskip("onnx", reason="onnx is not installed (vitascope[onnx])")
 openvino = pytest.importorskip("openvino", reason="OpenVINO is not installed (vitascope[openvino])")

@@ -8,14 +8,16 @@ import torch
 
 from tests.model import random_images
 from vitascope.errors import UserError
-from vitascope.explain.faithfulness.perturbation import NOISE, Perturbation, Plan, blur, impute
+from vitascope.explain.faithfulness.perturbation import NOISE, Perturbation, PerturbationPlan, blur, impute
 
 
-def plan(cells: int, steps: int = 4, shares: tuple[float, ...] = (0.25, 0.5)) -> Plan:
-    return Plan(cells=cells, steps=steps, shares=shares)
+def plan(cells: int, steps: int = 4, shares: tuple[float, ...] = (0.25, 0.5)) -> PerturbationPlan:
+    return PerturbationPlan(cells=cells, steps=steps, shares=shares)
 
 
-def perturbed(image: torch.Tensor, grid: tuple[int, int], made: Plan, seed: int = 0) -> Perturbation:
+def perturbed(
+    image: torch.Tensor, grid: tuple[int, int], made: PerturbationPlan, seed: int = 0
+) -> Perturbation:
     return Perturbation(image, grid, made, np.random.default_rng(seed))
 
 

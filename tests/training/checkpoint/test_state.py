@@ -7,9 +7,11 @@ import pytest
 import torch
 
 from tests.model import random_images, small_model
-from tests.training import tiny_config, write_folder
+from tests.training import planned, tiny_config, write_folder
 from vitascope.data.datasets import open_data
 from vitascope.errors import UserError
+from vitascope.options.groups import ExecutionOptions, Optimization
+from vitascope.options.recipes import TrainConfig
 from vitascope.training.checkpoint.state import (
     all_finite,
     check_identity,
@@ -19,10 +21,7 @@ from vitascope.training.checkpoint.state import (
     restore_optimizer,
     run_identity,
 )
-from vitascope.training.defaults import resolve_config
 from vitascope.training.optim import optimizer_of
-from vitascope.training.options import ExecutionOptions, Optimization
-from vitascope.training.recipes import TrainConfig
 
 OPTIONS: dict[str, Optimization] = {
     "adamw": Optimization(weight_decay=0.1),
@@ -121,7 +120,7 @@ def data(tmp_path_factory) -> Path:
 
 def identity_of(config: TrainConfig) -> dict[str, Any]:
     splits = open_data(config.data, seed=config.seed)
-    resolved, model_config = resolve_config(config, splits)
+    resolved, model_config = planned(config, splits)
     return run_identity(resolved, model_config, splits.train)
 
 
@@ -137,7 +136,7 @@ def identity_of(config: TrainConfig) -> dict[str, Any]:
         ("warmup_steps", 1),
         ("weight_decay", 0.5),
         ("layer_decay", 0.5),
-        ("freeze", True),
+        ("patience", 2),
         ("clip_grad", 0.0),
         ("label_smoothing", 0.0),
         ("ema", 0.5),

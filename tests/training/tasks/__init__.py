@@ -10,7 +10,7 @@ from tests.data import noise
 from tests.model import VARIANTS, randomize, small_config
 from vitascope.data.splits import ImageSet
 from vitascope.model.vit import VisionTransformer
-from vitascope.training.options import Masking
+from vitascope.options.groups import Masking
 from vitascope.training.tasks.autoencoder import MaskedAutoencoding
 from vitascope.training.tasks.masked import Masked, body_config
 from vitascope.training.tasks.task import Examples

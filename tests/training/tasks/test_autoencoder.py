@@ -10,9 +10,9 @@ from tests.training.tasks import TRAINABLE, examples, masked_task, pictures, sma
 from vitascope.errors import UserError
 from vitascope.model.attention import SelfAttention
 from vitascope.model.vit import VisionTransformer
+from vitascope.options.groups import Masking
+from vitascope.options.recipes import TrainConfig
 from vitascope.training.optim import optimizer_of
-from vitascope.training.options import Masking
-from vitascope.training.recipes import TrainConfig
 from vitascope.training.tasks.autoencoder import MaskedAutoencoder
 from vitascope.training.tasks.masked import body_config
 

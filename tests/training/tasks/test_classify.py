@@ -17,7 +17,7 @@ from vitascope.data.preprocess import Preprocess
 from vitascope.data.splits import ImageSet
 from vitascope.errors import UserError
 from vitascope.model.vit import VisionTransformer
-from vitascope.training.options import Distillation
+from vitascope.options.groups import Distillation
 from vitascope.training.tasks.classify import BothHeads, Classify, Distill, MeanOfHeads, balanced_weights
 from vitascope.training.tasks.task import Examples
 from vitascope.training.tasks.teachers import Teacher
@@ -40,7 +40,7 @@ def test_the_loss_is_smoothed_cross_entropy_and_the_sums_count_images() -> None:
     target = F.one_hot(labels, 3) * 0.7 + 0.1
     torch.testing.assert_close(loss, -(target * log_p).sum(dim=1).mean())
     torch.testing.assert_close(sums["loss"], loss.detach() * 4)
-    assert sums["correct"] == (log_p.argmax(dim=1) == labels).sum()
+    assert sums["accuracy"] == (log_p.argmax(dim=1) == labels).sum()
     assert sums["count"] == 4
     assert loss.requires_grad
     assert not sums["loss"].requires_grad
@@ -56,7 +56,7 @@ def test_mixed_targets_are_smoothed_and_accuracy_counts_the_images_own_classes()
     logits = model(images)
     smoothed = 0.7 * targets + 0.1
     torch.testing.assert_close(loss, -(smoothed * F.log_softmax(logits, dim=1)).sum(dim=1).mean())
-    assert sums["correct"] == (logits.argmax(dim=1) == labels).sum()
+    assert sums["accuracy"] == (logits.argmax(dim=1) == labels).sum()
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.3])
@@ -74,7 +74,7 @@ def test_binary_cross_entropy_takes_every_class_of_a_mixed_image_as_present(
     loss, sums = task.loss(model, examples)
     target = present * (1 - smoothing) + smoothing / 3
     torch.testing.assert_close(loss, -(target * p.log() + (1 - target) * (1 - p).log()).mean())
-    assert sums["correct"] == (p.argmax(dim=1) == labels).sum()
+    assert sums["accuracy"] == (p.argmax(dim=1) == labels).sum()
 
 
 # Class weights
@@ -259,10 +259,10 @@ def test_sums_count_correct_mean_predictions_and_agreement_with_the_teacher() ->
     task, model, batch = distill(), student(), examples()
     loss, sums = task.loss(task.module(model), batch)
     _, by_teacher, taught = answers(task, model, batch)
-    assert sums.keys() == {"loss", "correct", "count", "agree"}
+    assert sums.keys() == {"loss", "accuracy", "count", "agree"}
     torch.testing.assert_close(sums["loss"], loss.detach() * 6)
     predictions = model(OURS.normalize(batch.images)).argmax(1)
-    assert sums["correct"] == (predictions == batch.labels).sum()
+    assert sums["accuracy"] == (predictions == batch.labels).sum()
     assert sums["agree"] == (by_teacher.argmax(1) == taught.argmax(1)).sum()
     assert sums["count"] == 6
     assert not any(value.requires_grad for value in sums.values())
@@ -277,7 +277,7 @@ def test_accuracy_is_of_the_mean_of_both_heads() -> None:
             return 2.0 * right + 3.0 * wrong[0], 2.0 * right + 3.0 * wrong[1]
 
     batch = examples()
-    assert distill().loss(Torn(), batch)[1]["correct"] == 6
+    assert distill().loss(Torn(), batch)[1]["accuracy"] == 6
 
 
 def test_student_that_copies_its_teacher_agrees_with_it() -> None:
@@ -291,7 +291,7 @@ def test_student_that_copies_its_teacher_agrees_with_it() -> None:
     task, batch = distill(distill="soft"), examples()
     loss, sums = task.loss(Copying(), batch)
     assert loss.item() == pytest.approx(0, abs=1e-5)
-    assert sums["correct"] == sums["agree"] == sums["count"] == 6
+    assert sums["accuracy"] == sums["agree"] == sums["count"] == 6
 
 
 @pytest.mark.parametrize("kind", ["hard", "soft"])

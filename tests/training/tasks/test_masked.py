@@ -156,7 +156,7 @@ def test_only_corrupted_patches_are_predicted(target: str) -> None:
         chosen = logits.log_softmax(dim=3).gather(3, asked[..., None])
         expected = -chosen.mean()
         accuracy = (logits.argmax(dim=3) == asked).float().mean()
-        torch.testing.assert_close(sums["correct"] / sums["count"], accuracy)
+        torch.testing.assert_close(sums["accuracy"] / sums["count"], accuracy)
     torch.testing.assert_close(loss, expected)
     torch.testing.assert_close(sums["loss"] / sums["count"], expected)
     assert sums["count"] == 12
@@ -223,7 +223,7 @@ def test_validation_is_the_mean_over_a_split_and_repeatable(target: str) -> None
     _, sums = task.loss(module.eval(), examples(pixels / 255))
     assert found["loss"] == pytest.approx(float(sums["loss"] / 7), rel=1e-5)
     if target in COLORS:
-        assert found["accuracy"] == pytest.approx(float(sums["correct"] / 7))
+        assert found["accuracy"] == pytest.approx(float(sums["accuracy"] / 7))
 
 
 # After pre-training

@@ -95,7 +95,7 @@ def test_picture_shows_the_likeliest_class_of_each_part() -> None:
     assert target.outputs == logits.shape[2] == 16 * 512
     assert torch.equal(target.predictions(logits), classes)
     measured = target.measure(20 * logits, classes)
-    assert torch.equal(measured["correct"], torch.ones(2))
+    assert torch.equal(measured["accuracy"], torch.ones(2))
     assert measured["loss"].max() < 1e-4
 
 

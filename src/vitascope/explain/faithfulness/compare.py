@@ -13,7 +13,7 @@ from torch import Tensor
 
 from vitascope.arguments import checked
 from vitascope.errors import UserError
-from vitascope.explain.faithfulness.perturbation import Perturbation, Plan, areas
+from vitascope.explain.faithfulness.perturbation import Perturbation, PerturbationPlan, areas
 from vitascope.explain.faithfulness.results import RANDOM, Comparison, Scores
 from vitascope.explain.forward import pooled_and_logits
 from vitascope.explain.heatmaps import check_count, grid_of
@@ -82,7 +82,7 @@ def compare(
     methods = methods_for(model) if methods is None else methods
     grid = grid_of(model, images)
     _check(images, methods, grid, steps, shares, seed, batch_size)
-    plan = Plan(cells=math.prod(grid), steps=min(steps, math.prod(grid)), shares=tuple(shares))
+    plan = PerturbationPlan(cells=math.prod(grid), steps=min(steps, math.prod(grid)), shares=tuple(shares))
     names = (*methods, *[RANDOM] * RANDOM_MAPS)
     total = len(images) * (3 + len(names) * plan.variants)
     done = 0

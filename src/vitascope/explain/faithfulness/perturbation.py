@@ -30,7 +30,7 @@ DIRECT, DIAGONAL = 1 / 6, 1 / 12
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Plan:
+class PerturbationPlan:
     """The number of cells removed at each point of the curves."""
 
     cells: int
@@ -63,7 +63,9 @@ class Perturbation:
     image. ROAD imputes, with the same noise for every heatmap.
     """
 
-    def __init__(self, image: Tensor, grid: tuple[int, int], plan: Plan, rng: np.random.Generator) -> None:
+    def __init__(
+        self, image: Tensor, grid: tuple[int, int], plan: PerturbationPlan, rng: np.random.Generator
+    ) -> None:
         self.image = image.detach()
         self.plan = plan
         rows, columns = cell_of_pixels(grid, (image.shape[1], image.shape[2]))
@@ -89,7 +91,7 @@ class Perturbation:
             yield impute(self.image, rank < count, self._noise)
 
 
-def areas(plan: Plan, ends: Tensor, variants: Tensor) -> tuple[float, float, float, float]:
+def areas(plan: PerturbationPlan, ends: Tensor, variants: Tensor) -> tuple[float, float, float, float]:
     """Areas under deletion and insertion, means with the least and the most relevant imputed; float64
     inputs."""
     whole, deleted, blurred = ends.split(1)  # probabilities of a `Perturbation`'s images

@@ -19,11 +19,12 @@ from torch.distributed.checkpoint.state_dict import (
 from vitascope.data.decoding import source_name
 from vitascope.data.splits import ImageSet
 from vitascope.errors import UserError
+from vitascope.model.configuration import traits
 from vitascope.model.sizes import ModelConfig
+from vitascope.options.groups import NamesFile, Recorded
+from vitascope.options.recipes import GROUP_OF, TrainConfig
 from vitascope.training.distributed import world_size
-from vitascope.training.recipes import GROUP_OF, TrainConfig
 
-_PLACES = ("data", "run", "weights", "teacher")  # files may be moved
 _COUNT, _NAMES = "training images", "names and labels of the training images, SHA-256"
 _WHOLE = StateDictOptions(full_state_dict=True, strict=True)
 
@@ -60,25 +61,21 @@ def all_finite(module: nn.Module) -> bool:
     return all(bool(torch.isfinite(parameter).all()) for parameter in local)
 
 
-def run_identity(config: TrainConfig, model_config: ModelConfig, images: ImageSet) -> dict[str, Any]:
+def run_identity(options: TrainConfig, model: ModelConfig, images: ImageSet) -> dict[str, Any]:
     """Everything that must stay the same: images, model, and all options but engine options and paths."""
     names = [source_name(source).replace("\\", "/").rsplit("/", 1)[-1] for source in images.sources]
     content = json.dumps([names, images.labels.tolist()]).encode()
-    model = model_config.to_dict()
-    # An engine option may be an option of the model too. The architecture is compared as the model's own.
+    # An engine option may be an option of the model too.
     excluded = {name for name, group in GROUP_OF.items() if group == "engine"} | {"class_names"}
-    # A run with minutes records its lengths and validations as it goes.
-    compared = [
-        name
-        for name, group in GROUP_OF.items()
-        if group not in ("architecture", "engine") and name not in ("lengths", "validations")
-    ]
+    # Files may be moved, and a run with minutes records its lengths and validations as it goes.
+    left_out = {"run", *traits(TrainConfig, NamesFile), *traits(TrainConfig, Recorded)}
+    compared = [name for name, group in GROUP_OF.items() if group != "engine" and name not in left_out]
     return {
         _COUNT: len(images),
         "classes": list(images.class_names),
         _NAMES: hashlib.sha256(content).hexdigest()[:16],
-        **{f"model: {name}": value for name, value in model.items() if name not in excluded},
-        **{name: config.option(name) for name in compared if name not in _PLACES},
+        **{f"model: {name}": value for name, value in model.to_dict().items() if name not in excluded},
+        **{name: options.option(name) for name in compared},
     }
 
 
@@ -90,10 +87,10 @@ def with_images_of(state: dict[str, Any], identity: dict[str, Any]) -> dict[str,
 
 def check_identity(saved: dict[str, Any], now: dict[str, Any]) -> None:
     """Reject a checkpoint with other data, model or options; options that it lacks are newer than it."""
-    plain = json.loads(json.dumps(now))
+    was, plain = (json.loads(json.dumps(identity)) for identity in (saved, now))
     differences = [
         f"{name} was {value!r}, is {plain.get(name)!r}"
-        for name, value in saved.items()
+        for name, value in was.items()
         if value != plain.get(name)
     ]
     if differences:

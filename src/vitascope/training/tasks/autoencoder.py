@@ -18,7 +18,7 @@ from vitascope.model.config import ViTConfig
 from vitascope.model.encoder import Encoder
 from vitascope.model.positions import Layout, sincos_table
 from vitascope.model.vit import VisionTransformer
-from vitascope.training.options import DECODER_HEAD, Masking
+from vitascope.options.groups import DECODER_HEAD, Masking
 from vitascope.training.tasks.corruption import RandomMask, random_mask
 from vitascope.training.tasks.masked import UNMIXED, Masked, check_body
 from vitascope.training.tasks.patch_targets import NormalizedPixelTarget, Target

@@ -17,10 +17,10 @@ from vitascope.errors import UserError
 from vitascope.formatting import counted
 from vitascope.model.heads import DistilledHead
 from vitascope.model.vit import VisionTransformer
+from vitascope.options.groups import Distillation
 from vitascope.report.figures import draw_figures
 from vitascope.training.distributed import print_first
 from vitascope.training.evaluate import Evaluation, predict_split
-from vitascope.training.options import Distillation
 from vitascope.training.tasks.task import Examples, Finished, Sums
 from vitascope.training.tasks.teachers import Teacher
 
@@ -52,7 +52,7 @@ class Classify:
         return model
 
     def loss(self, module: nn.Module, examples: Examples) -> tuple[Tensor, Sums]:
-        """The mean loss, a scalar with gradients, and sums over the images: `loss`, `correct`, `count`."""
+        """The mean loss, a scalar with gradients, and sums over the images: `loss`, `accuracy`, `count`."""
         logits = module(self.preprocess.normalize_(examples.images)).float()  # (B, K)
         loss = self.weighted_mean(self.label_losses(logits, examples.targets), examples.targets)
         return loss, classified(loss, logits, examples.labels)
@@ -119,7 +119,7 @@ def classified(loss: Tensor, logits: Tensor, labels: Tensor) -> Sums:
     """Sums over images from their mean loss, logits (B, K) and labels (B,)."""
     count = torch.full((), float(len(labels)), device=loss.device)  # a copy from the CPU would have to wait
     correct = (logits.argmax(dim=1) == labels).sum()
-    return {"loss": loss.detach() * count, "correct": correct, "count": count}
+    return {"loss": loss.detach() * count, "accuracy": correct, "count": count}
 
 
 # Distillation: a teacher trains a second token

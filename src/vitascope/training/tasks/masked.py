@@ -26,12 +26,12 @@ from vitascope.model.classifier import evaluation_mode
 from vitascope.model.config import ViTConfig
 from vitascope.model.patches import patchify, put, take, unpatchify
 from vitascope.model.vit import VisionTransformer
+from vitascope.options.groups import Masking
 from vitascope.report.figures import draw_masked_patches
 from vitascope.run.run import Run
 from vitascope.storage import explaining_failure
 from vitascope.training.checkpoint.folders import to_resume
 from vitascope.training.distributed import by_first, print_first, sum_over_processes
-from vitascope.training.options import Masking
 from vitascope.training.tasks.corruption import Corruption, RandomMask, corruption, num_corrupted
 from vitascope.training.tasks.patch_targets import ColorTarget, PixelTarget, Target
 from vitascope.training.tasks.task import Examples, Finished, PatchEvaluation, Sums
@@ -147,8 +147,7 @@ class Masked:
         sums = sum_over_processes(sums)
         if not sums.get("count"):
             raise UserError(f"no image of the {loader.images.name} set could be read")
-        names = {"loss": "loss", "correct": "accuracy"}
-        return {names[name]: float(value / sums["count"]) for name, value in sums.items() if name in names}
+        return {name: float(value / sums["count"]) for name, value in sums.items() if name != "count"}
 
     def test(self, finished: Finished) -> PatchEvaluation:
         """Evaluate the trained module, print the result, and draw: the saved model has no `head`."""

@@ -72,7 +72,7 @@ class ColorTarget:
         losses = F.cross_entropy(logits.flatten(0, 2), targets.flatten(), reduction="none")
         return {
             "loss": losses.view(targets.shape).mean(dim=(1, 2)),
-            "correct": (logits.argmax(dim=3) == targets).float().mean(dim=(1, 2)),
+            "accuracy": (logits.argmax(dim=3) == targets).float().mean(dim=(1, 2)),
         }
 
     def predictions(self, outputs: Tensor) -> Tensor:

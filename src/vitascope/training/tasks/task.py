@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from vitascope.data.loading import Loader
 from vitascope.model.classifier import Classifier
+from vitascope.options.recipes import TrainConfig
 from vitascope.run.run import Run
-from vitascope.training.recipes import TrainConfig
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

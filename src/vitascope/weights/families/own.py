@@ -9,11 +9,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from vitascope.data.preprocess import Preprocess
-from vitascope.errors import check_choice
-from vitascope.model.config import OPTIONS, ViTConfig
+from vitascope.model.config import OPTIONS
 from vitascope.model.configuration import options_of
-from vitascope.model.resnet_config import ResNetConfig
-from vitascope.model.sizes import ModelConfig
+from vitascope.model.sizes import ModelConfig, config_of, record_of
 from vitascope.storage import write_json
 from vitascope.weights.files import CheckpointError, write_safetensors
 from vitascope.weights.hub import CONFIG, PREPROCESSOR
@@ -39,11 +37,8 @@ class Vitascope(Family):
     def read_config(self, source: Source) -> ModelConfig:
         options = dict(source.config)
         options.pop("model_type", None)
-        architecture = options.pop("architecture", "vit")
-        kinds: dict[str, type[ModelConfig]] = {"vit": ViTConfig, "resnet": ResNetConfig}
         with options_of(source.folder / CONFIG):
-            check_choice("architecture", architecture, kinds)
-            return kinds[architecture].from_dict(options)
+            return config_of(options)
 
     def read_preprocess(self, source: Source, config: ModelConfig) -> Preprocess:
         if not source.preprocessor:
@@ -52,9 +47,8 @@ class Vitascope(Family):
             return Preprocess.from_dict(source.preprocessor)
 
     def write(self, config: ModelConfig, state: State, preprocess: Preprocess, folder: Path) -> list[Path]:
-        kind = {"architecture": "resnet"} if isinstance(config, ResNetConfig) else {}
         return [
             write_safetensors(folder / WEIGHTS, state),
             write_json(folder / PREPROCESSOR, preprocess.to_dict()),
-            write_json(folder / CONFIG, {"model_type": MODEL_TYPE, **kind, **config.to_dict()}),
+            write_json(folder / CONFIG, {"model_type": MODEL_TYPE, **record_of(config)}),
         ]

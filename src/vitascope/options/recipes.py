@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from typing import Any, ClassVar, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 import tyro
 
-from vitascope.arguments import checked
+from vitascope.arguments import Range, checked
 from vitascope.errors import UserError, check_choice
-from vitascope.model.configuration import Configuration, options_of
+from vitascope.model.configuration import Configuration, options_of, traits
 from vitascope.model.options import DEPENDENT_OPTIONS
-from vitascope.serialization import read_yaml, yaml_text
-from vitascope.training.options import (
+from vitascope.options.groups import (
     Architecture,
     AugmentationOptions,
     Balance,
@@ -21,9 +21,14 @@ from vitascope.training.options import (
     ExecutionOptions,
     Masking,
     MaybeText,
+    NamesFile,
     Optimization,
+    SetsLength,
 )
+from vitascope.serialization import read_yaml, yaml_text
 
+SEED = Range(ge=0, lt=2**63)
+"""The seeds of torch's generators."""
 BUILT_IN, NO_WEIGHTS = "cifar10", "none"
 FEW_TO_START, FEW_TO_TUNE = 1_000, 100
 """Images up to which a run starts from the built-in model by default, and up to which it changes that in the
@@ -46,16 +51,16 @@ class TrainConfig(Configuration):
 
     task: tyro.conf.Suppress[Literal["classify", "masked"]] = "classify"
     """Classification, or masked patch prediction (`vitascope pretrain`)."""
-    data: str = "digits"
+    data: Annotated[str, NamesFile()] = "digits"
     """Training data: a folder with train/<class>/ and val/ or test/, or with <class>/ only.
     Or `digits`, `cifar10`, `cifar100`, `mnist`, `fashion-mnist`, an archive, shards, a hub data set."""
     run: MaybeText = None
     """Run folder; must not exist. Default: runs/<name of the data>."""
-    weights: MaybeText = None
+    weights: Annotated[MaybeText, NamesFile()] = None
     """Trained model to start from: a run folder, a model folder or file, a hub id, or `none` for random
     weights. Default: none; of a run on few images without --recipe and model options, cifar10, a small model
     that comes with vitascope."""
-    seed: int = 0
+    seed: Annotated[int, SEED] = 0
     """Seed of the validation split, the initialization, the order and the augmentation."""
     architecture: Architecture = dataclasses.field(default_factory=Architecture)
     """The model."""
@@ -77,13 +82,21 @@ class TrainConfig(Configuration):
         super().__post_init__()
         if self.weights == NO_WEIGHTS:
             object.__setattr__(self, "weights", None)
-        if not 0 <= self.seed < 2**63:  # the range of torch's generators
-            raise UserError(f"seed must be in [0, 2**63), not {self.seed}")
+        length = self.optimization
+        if length.steps is not None and length.minutes is not None:
+            raise UserError("steps and minutes both set the length of the run: leave out one of them")
         if self.augmentation.repeats > 1 and self.balance.sampling == "balanced":
             raise UserError(
                 f"repeats={self.augmentation.repeats} and sampling=balanced both decide how often an image "
                 "appears in an epoch: leave out one of them"
             )
+
+    def replace(self, **options: Any) -> Self:
+        """A copy with other options, checked as in the constructor; a new length replaces the old one."""
+        lengths = traits(TrainConfig, SetsLength)
+        if any(options.get(name) for name in lengths):
+            options = dict.fromkeys(lengths) | {"lengths": (), "validations": 0} | options
+        return super().replace(**options)
 
     @classmethod
     def from_recipe(cls, recipe: str | None = None, **options: Any) -> TrainConfig:
@@ -357,29 +370,64 @@ def merged_options(base: tuple[str, ...], given: tuple[str, ...]) -> tuple[str, 
     return (*kept, *given)
 
 
-def default_start(asked: TrainConfig, *, scratch: bool = False) -> dict[str, str]:
-    """The recipe of a run without a named one; of a run on few images, also the built-in model to start from.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Asked:
+    """What a run was asked for: options by name, over those of a recipe or of a configuration."""
 
-    The latter is for classifiers of colour images without a teacher and without options of a new model.
+    options: Mapping[str, Any]
+    recipe: str | None = None
+    config: TrainConfig | None = None
 
-    Args:
-        asked: the options that were named.
-        scratch: whether random weights were named.
+    def __post_init__(self) -> None:
+        if self.config is not None and not isinstance(self.config, TrainConfig):
+            raise UserError(
+                f"config must be a TrainConfig, not a {type(self.config).__name__}; name options: data=..."
+            )
+        if self.config is not None and self.recipe is not None:
+            raise UserError("a configuration contains every option already; leave out recipe")
 
-    Raises:
-        UserError: data that cannot be opened.
-    """
-    recipe, wanted = default_recipe(asked), asked.architecture
-    new_model = wanted.model or wanted.options or wanted.chosen().keys() - {"image_size"}
-    if recipe == "small-data" and not scratch and not new_model:
-        from vitascope.data.datasets import read_data  # slower to import than the options
+    def before_data(self) -> TrainConfig:
+        """The configuration as far as it is known before the data are opened."""
+        if self.config is not None:
+            return self.config.replace(**self.options)
+        return TrainConfig(**self.options) if self.recipe is None else self._of_recipe(self.recipe)
 
-        found = read_data(asked.data)
-        images = found.by_name.get("train", found.by_name.get("all", ()))
-        if found.channels == 3 and 0 < len(images) <= FEW_TO_START:
-            recipe = "finetune" if len(images) <= FEW_TO_TUNE else "small-finetune"
-            return {"recipe": recipe, "weights": BUILT_IN}
-    return {"recipe": recipe}
+    def with_data(self, images: int, channels: int) -> TrainConfig:
+        """The configuration.
+
+        Without a recipe, the task, the weights, the data and the model decide; few colour images start from
+        the built-in model, unless a teacher, other weights or options of a new model are named.
+
+        Args:
+            images: the number of images given to train on, with those drawn from them for other splits.
+            channels: of the images.
+        """
+        first = self.before_data()
+        if self.config is not None or self.recipe is not None:
+            return first
+        recipe, wanted = default_recipe(first), first.architecture
+        new_model = wanted.model or wanted.options or wanted.chosen().keys() - {"image_size"}
+        scratch = self.options.get("weights") == NO_WEIGHTS
+        if recipe == "small-data" and not scratch and not new_model and channels == 3:
+            if images <= FEW_TO_TUNE:
+                return self._of_recipe("finetune", weights=BUILT_IN)
+            if images <= FEW_TO_START:
+                return self._of_recipe("small-finetune", weights=BUILT_IN)
+        return self._of_recipe(recipe)
+
+    def _of_recipe(self, recipe: str, **others: Any) -> TrainConfig:
+        config = TrainConfig.from_recipe(recipe, **{**self.options, **others})
+        model = config.architecture.model or "a Vision Transformer"
+        if recipe == "cnn" and config.weights is None and not model.startswith("resnet"):
+            raise UserError(
+                f"the recipe cnn is for a CNN, not for {model}: choose model=resnet29_w32_cifar or another "
+                "one, or leave out the recipe"
+            )
+        return config
+
+    def record(self) -> dict[str, Any]:
+        """Plain values for the run folder."""
+        return {"recipe": self.recipe, "options": dict(self.options)}
 
 
 def default_recipe(config: TrainConfig) -> str:

@@ -1,24 +1,16 @@
 import dataclasses
-import math
 from typing import Any
 
 import numpy as np
 import pytest
 import yaml
 
-from tests.training import undrawn
-from vitascope.data.datasets import open_data
 from vitascope.errors import UserError
 from vitascope.model.config import ViTConfig
 from vitascope.model.sizes import named_config
-from vitascope.run.run import Run
-from vitascope.training.defaults import resolve_config
-from vitascope.training.loop import augmentation_of
+from vitascope.options.groups import Architecture
+from vitascope.options.recipes import GROUP_OF, RECIPES, TrainConfig, default_recipe
 from vitascope.training.optim import MOMENTUM
-from vitascope.training.options import Architecture
-from vitascope.training.recipes import GROUP_OF, RECIPES, TrainConfig, default_recipe
-from vitascope.training.schedule import Schedule
-from vitascope.training.train import pretrain, train
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
@@ -266,31 +258,6 @@ def test_paths_and_numbers_of_numpy_are_options_as_they_are_recorded(tmp_path) -
 # Runs of the recipes
 
 
-@pytest.mark.parametrize("side", [16, 300])
-@pytest.mark.parametrize("recipe", RECIPES)
-def test_every_recipe_trains_on_a_folder_of_photos_or_explains_the_missing_option(
-    data, photos, weights, recipe: str, side: int
-) -> None:
-    folder = data if side == 16 else photos
-    options: dict[str, Any] = {"data": str(folder)}
-    if recipe in ("finetune", "linear-probe", "paper-finetune"):
-        options["weights"] = str(weights)
-    if recipe == "cnn":
-        options["model"] = "resnet29_w32_cifar"
-    splits = open_data(str(folder))
-    config, model = resolve_config(TrainConfig.from_recipe(recipe, **options), splits)
-    augmentation_of(config)
-    assert model.image_hw == (config.option("image_size"),) * 2
-    assert model.num_classes == 2 or config.task == "masked"
-    optimization = config.optimization
-    assert optimization.batch_size is not None
-    steps = math.ceil(len(splits.train) / optimization.batch_size)
-    schedule = Schedule.of(optimization, optimization.batch_size, steps)
-    rates = [schedule.rate(step) for step in (0, schedule.total(0) - 1)]
-    peak = optimization.lr * (optimization.batch_size / optimization.lr_batch if optimization.lr_batch else 1)
-    assert all(0 < rate <= peak for rate in rates)
-
-
 # Dosovitskiy et al. 2021, section 4.1 and appendix B.1
 PAPER_PRETRAIN = {
     "model": "vit_b16",
@@ -409,47 +376,9 @@ def test_a_published_recipe_has_the_published_numbers(recipe: str, published: di
     assert MOMENTUM == 0.9
 
 
-def test_published_recipes_build_the_published_models(photos) -> None:
-    splits = open_data(str(photos))
-    models = {}
-    for recipe in ("paper-pretrain", "deit", "deit3", "plain"):
-        config, model = resolve_config(TrainConfig.from_recipe(recipe, data=str(photos)), splits)
-        assert isinstance(model, ViTConfig)
-        assert config.option("image_size") == 224
-        shape = (model.embed_dim, model.depth, model.num_heads, model.patch_hw, model.grid)
-        models[recipe] = (*shape, model.readout.pool, model.readout.head, model.embedding.positions)
-    small, base = (384, 12, 6, (16, 16), (14, 14)), (768, 12, 12, (16, 16), (14, 14))
-    assert models == {
-        "paper-pretrain": (*base, "cls", "mlp", "learned"),
-        "deit": (*small, "cls", "linear", "learned"),
-        "deit3": (*small, "cls", "linear", "learned"),
-        "plain": (*small, "mean", "linear", "sincos_2d_big_vision"),
-    }
-
-
 def test_deit3_builds_the_model_of_its_published_weights() -> None:
     """timm's deit3_small_patch16_224: a scale per channel, and positions of the patches alone."""
     model = named_config("vit_s16", **RECIPES["deit3"].architecture.model_options())
     assert isinstance(model, ViTConfig)
     assert model.block.layer_scale == 1e-4
     assert not model.embedding.position_prefix
-
-
-@pytest.mark.parametrize("recipe", RECIPES)
-def test_every_recipe_trains_a_small_model_for_an_epoch(data, weights, tmp_path, recipe: str) -> None:
-    options: dict[str, Any] = {"data": str(data), "run": str(tmp_path / "run"), "epochs": 1, "device": "cpu"}
-    if recipe in ("finetune", "linear-probe", "paper-finetune"):
-        options["weights"] = str(weights)
-    elif recipe == "cnn":
-        options["model"] = "resnet29_w32_cifar"
-    else:
-        options |= {"embed_dim": 16, "depth": 2, "num_heads": 2}
-    if RECIPES[recipe].option("warmup_steps") is not None:  # meant for a million images and more
-        options["warmup_steps"] = 0
-    with undrawn():
-        result = (pretrain if RECIPES[recipe].task == "masked" else train)(recipe=recipe, **options)
-    (epoch,) = Run(result.run).records("epoch")
-    assert math.isfinite(epoch["val_loss"])
-    assert result.model.config.image_hw == (
-        (32, 32) if "weights" in options or recipe == "digits" else (16, 16)
-    )

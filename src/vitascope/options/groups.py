@@ -1,22 +1,56 @@
-"""The options of a run, in groups. Imports no torch, so that the help is printed at once."""
+"""The options of a run, in groups, each with its traits. No torch, so that the help is printed at once.
+
+An option's range, the task that has it, and what it stands for, are traits in its `Annotated` type, which
+`model.configuration.traits` finds.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 import tyro
 
+from vitascope.arguments import Range
 from vitascope.errors import UserError, nearest
 from vitascope.model.config import OPTIONS
 from vitascope.model.configuration import check_fields
-from vitascope.model.options import OPTION_SETS
+from vitascope.model.options import OPTION_SETS, PROBABILITY, pair
+
+
+@dataclasses.dataclass(frozen=True)
+class Classifies:
+    """An option of `train` alone."""
+
+    off: Any
+    """The value without an effect, which pre-training has."""
+    reason: str = "needs labels, and pre-training has none"
+    """Why pre-training rejects other values."""
+
+
+@dataclasses.dataclass(frozen=True)
+class NamesFile:
+    """An option that may name a file or folder, which may be moved."""
+
+
+@dataclasses.dataclass(frozen=True)
+class SetsLength:
+    """One of the options that set the length of a run."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Recorded:
+    """An option that a run sets itself, and records."""
+
 
 # None stands for a default that depends on the data or the model; the help text describes it.
 MaybeInt = Annotated[int | None, tyro.conf.arg(metavar="INT", help_behavior_hint="")]
 MaybeFloat = Annotated[float | None, tyro.conf.arg(metavar="FLOAT", help_behavior_hint="")]
+MaybeSize = Annotated[
+    int | tuple[int, int] | None, tyro.conf.arg(metavar="INT | HEIGHT WIDTH", help_behavior_hint="")
+]
 # None stands for a value that follows from the images, in recipes.
 ByImagesInt = Annotated[int | None, tyro.conf.arg(metavar="INT")]
 ByImagesFloat = Annotated[float | None, tyro.conf.arg(metavar="FLOAT")]
@@ -32,6 +66,12 @@ MaybeTracker = Annotated[
 ModelOptions = Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME=VALUE ...", help_behavior_hint="")]
 Flag = tyro.conf.FlagCreatePairsOff[bool]
 
+_MOST = 2_000_000_000
+COUNT, AMOUNT = Range(ge=1, lt=_MOST), Range(ge=0, lt=_MOST)
+"""Ranges that fit the counters of libraries."""
+SHARE, PART = Range(ge=0, le=1), Range(gt=0, le=1)
+MIXES = "mixes labels too, and pre-training has none"
+
 DECODER_HEAD = 32
 """Width of an attention head in the decoder of a masked autoencoder, as in the paper's."""
 LARGEST_RATE = 100.0
@@ -40,43 +80,12 @@ LARGEST_RATE = 100.0
 DERIVED_OPTIONS = ("num_classes", "class_names", "in_channels", "gradient_checkpointing")
 """Model options that follow from the data or from a training option."""
 
-_SIZES = (
-    "image_size patch_size embed_dim depth num_heads epochs steps batch_size lr_batch accumulate repeats "
-    "keep_checkpoints decoder_depth"
-)
-_AMOUNTS = (
-    "warmup_epochs warmup_steps weight_decay clip_grad color_jitter randaugment mixup cutmix "
-    "rotate workers checkpoint_seconds patience validations"
-)
-# The accepted range of each number: its description, its test, the names of the options.
-_RANGES: tuple[tuple[str, Callable[[float], bool], str], ...] = (
-    ("at least 1", lambda value: value >= 1, _SIZES),
-    ("at least 0", lambda value: value >= 0, _AMOUNTS),
-    ("below 2 billion", lambda value: value < 2e9, f"{_SIZES} {_AMOUNTS}"),  # counters of libraries
-    ("positive", lambda value: value > 0, "temperature minutes"),
-    ("in [0, 1)", lambda value: 0 <= value < 1, "dropout drop_path label_smoothing ema shift progressive"),
-    ("in [0, 1]", lambda value: 0 <= value <= 1, "flip operation_probability erase distill_weight"),
-    ("in (0, 1]", lambda value: 0 < value <= 1, "layer_decay crop_scale"),
-    ("in (0, 1)", lambda value: 0 < value < 1, "corrupt"),
-    (
-        f"a multiple of {DECODER_HEAD}",
-        lambda value: value > 0 and value % DECODER_HEAD == 0,
-        "decoder_dim",
-    ),
-    ("in [0, 10]", lambda value: 0 <= value <= 10, "magnitude"),
-)
-
 
 class OptionGroup:
     """A group of options; its values are checked when it is created."""
 
     def __post_init__(self) -> None:
         check_fields(self)
-        for accepted, holds, names in _RANGES:
-            for name in names.split():
-                value = getattr(self, name, None)
-                if value is not None and not holds(value):
-                    raise UserError(f"{name} must be {accepted}, not {value}")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -85,22 +94,24 @@ class Architecture(OptionGroup):
 
     model: MaybeText = None
     """Named size; `vitascope models` lists them. Default: vit_ti16, or the architecture of --weights."""
-    image_size: MaybeInt = None
-    """Side of the square input, pixels. Default: 224, or the size of the images if they are small."""
-    patch_size: MaybeInt = None
-    """Side of a patch, pixels. Default: that of the model, or an eighth of a small image."""
-    embed_dim: MaybeInt = None
+    image_size: MaybeSize = None
+    """Side of the square input, or its height and width, pixels. Default: 224, or the size of the images if
+    they are small."""
+    patch_size: MaybeSize = None
+    """Side of a patch, or its height and width, pixels. Default: that of the model, or an eighth of a small
+    image."""
+    embed_dim: Annotated[MaybeInt, COUNT] = None
     """Width of a token. Default: that of the model."""
-    depth: MaybeInt = None
+    depth: Annotated[MaybeInt, COUNT] = None
     """Number of blocks. Default: that of the model."""
-    num_heads: MaybeInt = None
+    num_heads: Annotated[MaybeInt, COUNT] = None
     """Attention heads per block. Default: that of the model."""
     pool: MaybePool = None
     """Input of the head: class token, mean of the patches, both, attention pooling by a learned query, or
     sequence pooling by a learned score. Default: that of the model."""
-    dropout: float = 0.0
+    dropout: Annotated[float, PROBABILITY] = 0.0
     """Dropout in the embedding, the projections and the MLPs."""
-    drop_path: float = 0.0
+    drop_path: Annotated[float, PROBABILITY] = 0.0
     """Stochastic depth of the last block; it grows linearly from the first."""
     options: ModelOptions = ()
     """Other model options, such as `--options positions=rotary attention=axial`; `modern` stands for rotary
@@ -109,6 +120,12 @@ class Architecture(OptionGroup):
     def __post_init__(self) -> None:
         """Check the options, and the named options of the model."""
         super().__post_init__()
+        for name in ("image_size", "patch_size"):  # a file has lists
+            sides = getattr(self, name)
+            if sides is not None:
+                height, width = pair(sides)
+                COUNT.check(name, min(height, width))
+                object.__setattr__(self, name, height if height == width else (height, width))
         object.__setattr__(self, "options", expanded(self.options))
         self.model_options()
 
@@ -155,65 +172,68 @@ def expanded(options: Sequence[str]) -> tuple[str, ...]:
 class Optimization(OptionGroup):
     """The optimizer and its schedule."""
 
-    epochs: Annotated[int | None, tyro.conf.arg(metavar="INT", help_behavior_hint="")] = 100
+    epochs: Annotated[MaybeInt, COUNT, SetsLength()] = 100
     """Passes over the training images. Default: that of the recipe, or by the number of images."""
-    steps: MaybeInt = None
+    steps: Annotated[MaybeInt, COUNT, SetsLength()] = None
     """Optimizer steps, instead of --epochs."""
-    minutes: MaybeFloat = None
+    minutes: Annotated[MaybeFloat, Range(gt=0), SetsLength()] = None
     """Train for this many minutes, instead of --epochs: the measured speed sets the number of steps, and the
     schedule ends when the time is over. The figures and the report come on top."""
-    progressive: float = 0.0
+    progressive: Annotated[
+        float, PROBABILITY, Classifies(0.0, "changes the patches, which pre-training predicts")
+    ] = 0.0
     """Share of the run, at its beginning, on images of three quarters of the size (progressive resizing, Tan
     and Le 2021): faster steps."""
-    batch_size: MaybeInt = None
+    batch_size: Annotated[MaybeInt, COUNT] = None
     """Images per step, over all processes. Default: 128, or less if an epoch would have under 4 steps."""
     optimizer: Literal["adamw", "muon", "sgd"] = "adamw"
     """AdamW; Muon for hidden matrices and AdamW for the rest; or SGD with momentum 0.9."""
     lr: float = 1e-3
     """Peak learning rate."""
-    lr_batch: MaybeInt = None
+    lr_batch: Annotated[MaybeInt, COUNT] = None
     """Batch size that --lr belongs to: the learning rate scales linearly with the batch size.
     Default: no scaling."""
     schedule: Literal["cosine", "linear", "constant"] = "cosine"
     """Learning rate schedule after the warm-up; cosine and linear end at 0."""
-    warmup_epochs: MaybeFloat = None
+    warmup_epochs: Annotated[MaybeFloat, AMOUNT] = None
     """Epochs of linear warm-up, at most a quarter of the run. Default: a twentieth of the run."""
-    warmup_steps: MaybeInt = None
+    warmup_steps: Annotated[MaybeInt, AMOUNT] = None
     """Steps of linear warm-up, instead of --warmup-epochs."""
-    lengths: tyro.conf.Suppress[tuple[tuple[int, int], ...]] = ()
+    lengths: tyro.conf.Suppress[Annotated[tuple[tuple[int, int], ...], Recorded()]] = ()
     """The steps that --minutes has led to: the length of the run at step 0, and each correction, as pairs of
     a step and the length in steps from there on. Recorded, so that the run can be repeated."""
-    validations: tyro.conf.Suppress[int] = 0
+    validations: tyro.conf.Suppress[Annotated[int, AMOUNT, Recorded()]] = 0
     """Number of validations that --minutes has led to, at equal shares of the schedule; recorded as well.
     0 validates after each epoch."""
-    weight_decay: float = 0.05
+    weight_decay: Annotated[float, AMOUNT] = 0.05
     """Weight decay of matrices; biases, norms, tokens and positions have none."""
-    layer_decay: float = 1.0
+    layer_decay: Annotated[float, PART] = 1.0
     """Learning rate of each block divided by that of the next one; below 1, early layers change less."""
-    freeze: Flag = False
+    freeze: Annotated[Flag, Classifies(False, "trains a head only, and pre-training has no head")] = False
     """Train the head alone, on a frozen body."""
-    clip_grad: float = 1.0
+    clip_grad: Annotated[float, AMOUNT] = 1.0
     """Largest gradient norm; 0 disables clipping."""
-    loss: Literal["cross_entropy", "bce"] = "cross_entropy"
+    loss: Annotated[Literal["cross_entropy", "bce"], Classifies("cross_entropy")] = "cross_entropy"
     """Cross-entropy, or binary cross-entropy of each class (Touvron et al. 2022, DeiT III)."""
-    label_smoothing: float = 0.1
+    label_smoothing: Annotated[float, PROBABILITY, Classifies(0.0)] = 0.1
     """Share of the target probability that is spread over all classes."""
-    ema: MaybeFloat = None
+    ema: Annotated[MaybeFloat, PROBABILITY] = None
     """Decay of the moving average of the weights, which is evaluated and saved; 0 keeps no average.
     Step n uses (1 + n) / (10 + n) if that is smaller.
     Default: an average over about a fiftieth of the run."""
-    keep: Literal["best", "last", "auto"] = "best"
+    keep: Annotated[
+        Literal["best", "last", "auto"],
+        Classifies("last", "compares weights by validation, and pre-training keeps its last ones"),
+    ] = "best"
     """Weights of the finished model: those with the lowest validation loss, or the last ones. `auto` keeps
     the last ones, unless the validation images show that they are worse."""
-    patience: int = 0
+    patience: Annotated[int, AMOUNT] = 0
     """Early stopping: the run ends after this many epochs without a lower validation loss; 0 disables it."""
 
     def __post_init__(self) -> None:
         """Check the numbers, also against each other."""
         super().__post_init__()
         object.__setattr__(self, "lengths", _checked_lengths(self.lengths))
-        if self.steps is not None and self.minutes is not None:
-            raise UserError("steps and minutes both set the length of the run: leave out one of them")
         if not 0 < self.lr <= LARGEST_RATE:
             raise UserError(
                 f"lr must be in (0, {LARGEST_RATE:g}], not {self.lr:g}; AdamW usually takes about 1e-3, SGD "
@@ -243,31 +263,31 @@ def _checked_lengths(lengths: Sequence[Sequence[int]]) -> tuple[tuple[int, int],
 class AugmentationOptions(OptionGroup):
     """Random changes of the training images."""
 
-    flip: float = 0.5
+    flip: Annotated[float, SHARE] = 0.5
     """Probability of a horizontal flip."""
-    repeats: int = 1
+    repeats: Annotated[int, COUNT] = 1
     """Copies of each image in a batch, augmented differently: repeated augmentation (Hoffer et al. 2020)."""
-    crop_scale: ByImagesFloat = 0.5
+    crop_scale: Annotated[ByImagesFloat, PART] = 0.5
     """Smallest share of the area that a random crop keeps."""
-    shift: ByImagesFloat = 0.0
+    shift: Annotated[ByImagesFloat, PROBABILITY] = 0.0
     """Largest random shift, as a share of the side; the border is reflected."""
-    rotate: float = 0.0
+    rotate: Annotated[float, AMOUNT] = 0.0
     """Largest random rotation, degrees."""
-    color_jitter: float = 0.2
+    color_jitter: Annotated[float, AMOUNT] = 0.2
     """Largest random change of brightness, contrast and saturation, as a share."""
     three_augment: Flag = False
     """3-Augment: greyscale, solarization or Gaussian blur for each image (Touvron et al. 2022)."""
-    randaugment: ByImagesInt = 0
+    randaugment: Annotated[ByImagesInt, AMOUNT] = 0
     """RandAugment: operations per image (Cubuk et al. 2020)."""
-    magnitude: float = 9.0
+    magnitude: Annotated[float, Range(ge=0, le=10)] = 9.0
     """RandAugment: strength, 0 to 10."""
-    operation_probability: float = 1.0
+    operation_probability: Annotated[float, SHARE] = 1.0
     """RandAugment: probability that a drawn operation is applied; 1 in the paper, 0.5 in DeiT."""
-    erase: ByImagesFloat = 0.0
+    erase: Annotated[ByImagesFloat, SHARE] = 0.0
     """Probability that a random rectangle is erased (Zhong et al. 2020)."""
-    mixup: float = 0.0
+    mixup: Annotated[float, AMOUNT, Classifies(0.0, MIXES)] = 0.0
     """Mixup: alpha of the Beta distribution of the mixing weight (Zhang et al. 2018); 0 disables it."""
-    cutmix: float = 0.0
+    cutmix: Annotated[float, AMOUNT, Classifies(0.0, MIXES)] = 0.0
     """CutMix: alpha of the Beta distribution of the area (Yun et al. 2019); 0 disables it."""
 
 
@@ -275,10 +295,10 @@ class AugmentationOptions(OptionGroup):
 class Balance(OptionGroup):
     """Classes with few and with many images."""
 
-    class_weights: Literal["none", "balanced"] = "none"
+    class_weights: Annotated[Literal["none", "balanced"], Classifies("none")] = "none"
     """Weight of each training image's loss: `balanced` is inversely proportional to the number of training
     images of its class, with the mean 1. Validation and test are not weighted."""
-    sampling: Literal["uniform", "balanced"] = "uniform"
+    sampling: Annotated[Literal["uniform", "balanced"], Classifies("uniform")] = "uniform"
     """Images of an epoch: `uniform` has each training image once; `balanced` has as many images, with every
     class equally often."""
 
@@ -295,14 +315,14 @@ class Balance(OptionGroup):
 class Distillation(OptionGroup):
     """Distillation from a teacher (Touvron et al. 2021, DeiT)."""
 
-    teacher: MaybeText = None
+    teacher: Annotated[MaybeText, NamesFile(), Classifies(None)] = None
     """Teacher: a MODEL with the classes of the data, timm:NAME or transformers:NAME.
     It trains a distillation token beside the class token."""
     distill: Literal["hard", "soft"] = "hard"
     """Learn the teacher's decision, or its probabilities."""
-    distill_weight: float = 0.5
+    distill_weight: Annotated[float, SHARE] = 0.5
     """Weight of the teacher's loss."""
-    temperature: float = 3.0
+    temperature: Annotated[float, Range(gt=0)] = 3.0
     """Divisor of both models' logits with --distill soft."""
 
 
@@ -314,11 +334,11 @@ class Masking(OptionGroup):
     """Prediction for a hidden patch: its mean colour, the colours of its 4x4 picture, or its pixels.
     Or `mae`, a masked autoencoder: the encoder gets the visible patches only, and a decoder predicts the
     pixels of the others, normalized in each patch."""
-    corrupt: MaybeFloat = None
+    corrupt: Annotated[MaybeFloat, Range(gt=0, lt=1)] = None
     """Share of the patches that are hidden and predicted. Default: 0.75 for mae, else 0.5."""
-    decoder_dim: int = 128
+    decoder_dim: Annotated[int, Range(gt=0, multiple_of=DECODER_HEAD)] = 128
     """Width of the decoder of mae, a multiple of 32."""
-    decoder_depth: int = 2
+    decoder_depth: Annotated[int, COUNT] = 2
     """Number of blocks of the decoder of mae."""
 
     @property
@@ -337,19 +357,19 @@ class ExecutionOptions(OptionGroup):
     """`auto` uses bf16 if it is faster on this machine."""
     device: str = "auto"
     """`auto`, `cpu`, `cuda`, `cuda:1`, `mps`."""
-    workers: MaybeInt = None
+    workers: Annotated[MaybeInt, AMOUNT] = None
     """Processes that read images if they do not fit in memory. Default: one per core."""
     compile: Flag = False
     """Compile the model with torch.compile: slow to start, faster on GPUs."""
-    accumulate: MaybeInt = None
+    accumulate: Annotated[MaybeInt, COUNT] = None
     """Parts in which a batch is computed, one after the other. Default: as many as the memory needs."""
     gradient_checkpointing: Flag = False
     """Recompute each block in the backward pass, to save memory."""
     parallel: Literal["ddp", "fsdp"] = "ddp"
     """Under torchrun: every process holds the whole model (ddp), or a shard of it (fsdp)."""
-    checkpoint_seconds: float = 300.0
+    checkpoint_seconds: Annotated[float, AMOUNT] = 300.0
     """Seconds between checkpoints; 0 saves one after every step."""
-    keep_checkpoints: int = 2
+    keep_checkpoints: Annotated[int, COUNT] = 2
     """Number of checkpoints to keep; an older one is used if the newest is broken."""
     tracker: MaybeTracker = None
     """Experiment tracker that gets the metrics too. Default: none, but TensorBoard where it is installed."""

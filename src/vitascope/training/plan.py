@@ -1,0 +1,387 @@
+"""From what a run is asked for to what it does: `inspect` the data and the weights, then `plan`.
+
+A plan has a value for every option, and the model's configuration; nothing is decided after it but what the
+machine decides: device, precision, the parts of a batch, and the length of a run with a budget of time.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from vitascope.data.datasets import median_size
+from vitascope.data.splits import Splits
+from vitascope.errors import UserError
+from vitascope.formatting import counted
+from vitascope.model.config import OPTIONS, ViTConfig
+from vitascope.model.configuration import options_of, traits
+from vitascope.model.options import DEPENDENT_OPTIONS, pair
+from vitascope.model.resnet_config import ResNetConfig
+from vitascope.model.sizes import ModelConfig, config_of, named_config, record_of
+from vitascope.options.groups import (
+    Architecture,
+    AugmentationOptions,
+    Classifies,
+    Optimization,
+)
+from vitascope.options.recipes import TrainConfig
+from vitascope.training.schedule import small_size
+from vitascope.training.tasks.autoencoder import check_encoder
+from vitascope.training.tasks.masked import body_config
+from vitascope.weights.files import CheckpointError
+from vitascope.weights.transfer import adapted
+
+DEFAULT_MODEL = "vit_ti16"
+SMALL_IMAGE = 96
+"""Images whose median shorter side is at most this, in pixels, keep their size."""
+LARGE_IMAGE = 224
+"""Input size for larger images, pixels."""
+FROM_SCRATCH = 64
+"""Input size of a model with a tokenizer for larger images, pixels."""
+IMAGES_SHOWN = 1_000_000
+"""Images, with repetitions, that a run without a length is trained on, within these numbers of epochs."""
+FEWEST_EPOCHS, MOST_EPOCHS = 20, 200
+LEAST_PATCHES = 8
+"""Patches per side of small images."""
+FEW_IMAGES = 20_000
+"""With fewer training images, each is shown so often that a weak augmentation lets the model learn it."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Facts:
+    """What a plan depends on, of the data and of the weights to start from."""
+
+    images: int
+    """The number of training images."""
+    height: int
+    """Median of the training images, pixels."""
+    width: int
+    channels: int
+    class_names: tuple[str, ...]
+    weights: ModelConfig | None
+    """The configuration of the weights; None for random ones."""
+
+    def __str__(self) -> str:
+        return f"{counted(self.images, 'image')} of about {self.width}x{self.height} pixels"
+
+
+def inspect(data: Splits, weights: ModelConfig | None = None) -> Facts:
+    """The facts of opened data and of the model to start from; reads the headers of up to 100 images.
+
+    Raises:
+        UserError: none of these images can be read.
+    """
+    height, width = median_size(data.train)
+    return Facts(
+        images=len(data.train),
+        height=height,
+        width=width,
+        channels=data.channels,
+        class_names=data.train.class_names,
+        weights=weights,
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DecidedOptimization(Optimization):
+    """`Optimization` with a batch size."""
+
+    batch_size: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DecidedAugmentation(AugmentationOptions):
+    """`AugmentationOptions` with a value for each."""
+
+    crop_scale: float
+    shift: float
+    randaugment: int
+    erase: float
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, init=False, repr=False)
+class Decided(TrainConfig):
+    """A `TrainConfig` in which nothing is left to the data: None is rejected where it means that."""
+
+    optimization: DecidedOptimization
+    augmentation: DecidedAugmentation
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What a run does."""
+
+    options: Decided
+    model: ModelConfig
+    chosen: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    """The options that the data have decided, with their values in words."""
+    reason: str = ""
+    """The facts that decided them, in words."""
+    note: str = ""
+    """A cheaper way to do the same; empty if there is none."""
+
+    def explained(self) -> list[str]:
+        """The decisions of the data and their reason, and the note; without those that are empty."""
+        chosen = f"{', '.join(self.chosen.values())}: for {self.reason}" if self.chosen else ""
+        return [line for line in (chosen, self.note) if line]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, without the options, which a run records in a file of their own."""
+        return {
+            "model": record_of(self.model),
+            "chosen": dict(self.chosen),
+            "reason": self.reason,
+            "note": self.note,
+        }
+
+    @classmethod
+    def from_dict(cls, options: Mapping[str, Any], values: Mapping[str, Any], file: object) -> Plan:
+        """The inverse of `to_dict`, for values that `Run.plan` has checked; UserError for invalid options."""
+        with options_of(file):
+            texts = {name: values[name] for name in ("chosen", "reason", "note")}
+            return cls(options=Decided.from_dict(options), model=config_of(values["model"]), **texts)
+
+
+def plan(asked: TrainConfig, facts: Facts) -> Plan:
+    """Decide everything that a configuration leaves open.
+
+    Raises:
+        UserError: options that contradict each other, the task, the data or the weights.
+    """
+    _check_task(asked)
+    model, name = _model(asked, facts)
+    length, words = asked.optimization, {}
+    if asked.weights is None:
+        words = {
+            "model": "{}",
+            "image_size": "{0[0]}x{0[1]} pixels",
+            "patch_size": "patches of {0[0]}",
+        }
+    decisions = {
+        "model": name,
+        "image_size": model.image_hw,
+        "patch_size": model.patch_hw if isinstance(model, ViTConfig) else None,
+        "epochs": _epochs(length, facts.images),
+        "batch_size": _batch_size(length, facts.images),
+        **_augmentation(asked.augmentation, facts),
+    }
+    if asked.task == "masked":
+        decisions["corrupt"] = asked.masking.share
+    words |= {
+        "epochs": "{} epochs",
+        "batch_size": "batches of {}",
+        "crop_scale": "crops of {:.0%} or more",
+        "shift": "shifts of {:.1%}",
+        "randaugment": "RandAugment of {}",
+        "erase": "erasing {:.0%}",
+    }
+    chosen = {
+        option: text.format(decisions[option])
+        for option, text in words.items()
+        if asked.option(option) is None and decisions[option] not in (None, NO_CHANGE.get(option))
+    }
+    if length.batch_size not in (None, decisions["batch_size"]):
+        chosen["batch_size"] = (
+            f"batches of {decisions['batch_size']} instead of {length.batch_size:,}, which is more than "
+            "the training images"
+        )
+    return Plan(
+        options=Decided(**asked.to_dict() | decisions),
+        model=model,
+        chosen=chosen,
+        reason=str(facts),
+        note=_enlargement(asked, model, facts),
+    )
+
+
+NO_CHANGE = {"crop_scale": 1.0, "shift": 0.0, "randaugment": 0, "erase": 0.0}
+"""Values of augmentation that change nothing, which need no mention."""
+
+
+def _check_task(asked: TrainConfig) -> None:
+    """Reject options of the other task, and a head alone on random features."""
+    if asked.task == "masked":
+        for name, trait in traits(type(asked), Classifies).items():
+            if asked.option(name) != trait.off:
+                raise UserError(f"{name} {trait.reason}; leave it out")
+    elif asked.optimization.freeze and asked.weights is None:
+        raise UserError("freeze trains a head on a body, which must be trained already: set weights")
+
+
+def _model(asked: TrainConfig, facts: Facts) -> tuple[ModelConfig, str | None]:
+    """The configuration of the model, and its named size."""
+    base, wanted = facts.weights, asked.architecture
+    name = wanted.model or (DEFAULT_MODEL if base is None else None)
+    options = wanted.chosen() | wanted.model_options()
+    is_vit = isinstance(base if name is None else named_config(name), ViTConfig)
+    if base is None and name is not None:
+        options = _default_sizes(asked, name, min(facts.height, facts.width)) | options
+        options["in_channels"] = facts.channels
+    options |= _derived_options(asked, facts, is_vit)
+    if base is not None:
+        try:
+            model = adapted(base, name, str(asked.weights), options)
+        except CheckpointError as error:
+            advice = "leave out the model to use that of the weights"
+            if name is None:
+                advice = "leave that out to train the body as it is, or pre-train another one"
+            raise UserError(f"{error}; {advice}") from error
+    else:
+        model = named_config(name or DEFAULT_MODEL, **options)
+    if isinstance(model, ViTConfig):
+        for option in wanted.model_options():
+            other, value = DEPENDENT_OPTIONS.get(option, (None, None))
+            if other is not None and model.option(other) != value:
+                raise UserError(
+                    f"options: {option} has no effect with {other}={model.option(other)}; add "
+                    f"{other}={value}, or leave it out"
+                )
+        if asked.task == "masked":
+            model = body_config(model)
+            if asked.masking.target == "mae":
+                check_encoder(model)
+        if asked.optimization.progressive:
+            try:
+                model.grid_of(small_size(model))
+            except UserError as error:
+                raise UserError(
+                    f"progressive resizing begins with smaller images: {error}; set progressive=0"
+                ) from error
+    return model, name
+
+
+def _enlargement(asked: TrainConfig, config: ModelConfig, facts: Facts) -> str:
+    """The cost of images that weights enlarge much, and a smaller size; empty if there is nothing to say."""
+    if (
+        asked.weights is None
+        or asked.architecture.image_size is not None
+        or not isinstance(config, ViTConfig)
+    ):
+        return ""
+    patch_h, patch_w = config.patch_hw
+    count = max(LEAST_PATCHES, math.ceil(facts.height / patch_h), math.ceil(facts.width / patch_w))
+    smaller = (count * patch_h, count * patch_w)
+    if 2 * max(smaller) > min(config.image_hw) or patch_h != patch_w:
+        return ""
+    try:  # not all positions allow other sizes
+        cost = config.flops / dataclasses.replace(config, image_size=smaller).flops
+    except UserError:
+        return ""
+    H, W = config.image_hw
+    return (
+        f"the images of about {facts.width}x{facts.height} pixels are enlarged to {W}x{H}, the size of the "
+        f"weights; image_size={smaller[0]} needs {1 / cost:.1%} of the computation"
+    )
+
+
+def _augmentation(asked: AugmentationOptions, facts: Facts) -> dict[str, float]:
+    """The options of augmentation that follow from the images: from their number, and from their size.
+
+    Photographs show their object at any size and place, small images usually in the middle.
+    """
+    few, photographs = facts.images < FEW_IMAGES, min(facts.height, facts.width) > SMALL_IMAGE
+    values = {
+        "crop_scale": 0.35 if photographs else 1.0,
+        "shift": 0.0 if photographs else 0.125,
+        "randaugment": 2 if few else 0,
+        "erase": 0.25 if few else 0.0,
+    }
+    return {name: value if (own := getattr(asked, name)) is None else own for name, value in values.items()}
+
+
+def _epochs(length: Optimization, images: int) -> int | None:
+    """The epochs of a run whose length is not given otherwise; by default, more for fewer images."""
+    if length.steps is not None or length.minutes is not None:
+        return None
+    if length.lengths:
+        return length.epochs
+    return length.epochs or max(FEWEST_EPOCHS, min(MOST_EPOCHS, round(IMAGES_SHOWN / images)))
+
+
+def _derived_options(config: TrainConfig, facts: Facts, is_vit: bool) -> dict[str, Any]:
+    """The model options that follow from the task, the data and other training options."""
+    asked, teacher = config.architecture, config.distillation.teacher
+    vit_options = {
+        "dropout": asked.dropout,
+        "drop_path": asked.drop_path,
+        "gradient_checkpointing": config.engine.gradient_checkpointing,
+    }
+    cnn = f"{asked.model or config.weights} is a CNN, which has no"
+    if config.task == "masked":
+        if not is_vit:
+            raise UserError(f"{cnn} patches to hide: pre-training needs a Vision Transformer")
+        return vit_options | {"head": "none"}
+    classes = {"class_names": facts.class_names, "num_classes": len(facts.class_names)}
+    if teacher is not None:
+        if not is_vit:
+            raise UserError(f"{cnn} distillation token; leave out the teacher")
+        pool = asked.pool
+        if pool is None and config.weights is None:
+            pool = named_config(asked.model or DEFAULT_MODEL).option("pool")
+        if pool not in (None, "cls"):
+            raise UserError(
+                f"a teacher trains a token beside the class token, and pool={pool} has none: add "
+                "pool=cls or use the recipe distill"
+            )
+        vit_options["distillation_token"] = True
+    if is_vit:
+        return vit_options | classes
+    wrong = [name for name, value in vit_options.items() if value]
+    wrong += [name for name in asked.chosen() if name != "image_size"] + list(asked.model_options())
+    if wrong:
+        raise UserError(f"{cnn} {', '.join(wrong)}; leave it out, or use the recipe cnn")
+    return classes
+
+
+def _default_sizes(asked: TrainConfig, model: str, side: int) -> dict[str, Any]:
+    """Image and patch size: small images keep their size, with 8 patches per side, as far as possible.
+
+    A masked autoencoder normalizes each patch by its own variance, so a patch has more than one pixel.
+    """
+    wanted = asked.architecture
+    side = min(pair(wanted.image_size)) if wanted.image_size else side
+    small, config = side <= SMALL_IMAGE, named_config(model)
+    if not isinstance(config, ViTConfig):
+        return {"image_size": side if small else LARGE_IMAGE}
+    embedding = dataclasses.replace(config.embedding, **_of_group("embedding", wanted))
+    if embedding.stem == "tokenizer":
+        tokenizer = dataclasses.replace(config.tokenizer, **_of_group("tokenizer", wanted))
+        side = side if small or wanted.image_size else FROM_SCRATCH
+        halvings = min(tokenizer.num_layers, max(1, side // LEAST_PATCHES).bit_length() - 1)
+        return _tiled(side, wanted.patch_size or 2 ** max(1, halvings))
+    if small:
+        smallest = 2 if asked.task == "masked" and asked.masking.target == "mae" else 1
+        if embedding.stem == "resnet":
+            smallest = ResNetConfig(layers=embedding.resnet_layers).stride
+        return _tiled(side, wanted.patch_size or max(smallest, side // LEAST_PATCHES // smallest * smallest))
+    return {"image_size": LARGE_IMAGE}
+
+
+def _tiled(side: int, patch: int | tuple[int, int]) -> dict[str, Any]:
+    """Patches, and the size of the images nearest to a square that they tile."""
+    return {
+        "patch_size": patch,
+        "image_size": [max(1, round(side / length)) * length for length in pair(patch)],
+    }
+
+
+def _of_group(group: str, asked: Architecture) -> dict[str, Any]:
+    """The model options of a group that are asked for."""
+    return {name: value for name, value in asked.model_options().items() if OPTIONS[name] == group}
+
+
+def _batch_size(asked: Optimization, images: int) -> int:
+    """The batch size; the default one if there is none, or if it is more than the images.
+
+    Recorded lengths are steps of the recorded batch size.
+    """
+    default, size = default_batch_size(images), asked.batch_size
+    fits = size is not None and (asked.lengths or size <= max(images, default))
+    return size if size is not None and fits else default
+
+
+def default_batch_size(images: int) -> int:
+    """128, or the largest smaller power of two, at least 8, with 4 steps per epoch."""
+    return max(8, min(128, 2 ** int(math.log2(max(1, images / 4)))))
