@@ -18,6 +18,7 @@ from torch.distributed.checkpoint.state_dict import (
 
 from vitascope.data.decoding import source_name
 from vitascope.data.splits import ImageSet
+from vitascope.data.targets import FORMER_UNLABELLED
 from vitascope.errors import UserError
 from vitascope.model.sizes import ModelConfig
 from vitascope.training.distributed import world_size
@@ -63,7 +64,10 @@ def all_finite(module: nn.Module) -> bool:
 def run_identity(config: TrainConfig, model_config: ModelConfig, images: ImageSet) -> dict[str, Any]:
     """Everything that must stay the same: images, model, and all options but engine options and paths."""
     names = [source_name(source).replace("\\", "/").rsplit("/", 1)[-1] for source in images.sources]
-    content = json.dumps([names, images.labels.tolist()]).encode()
+    targets = images.targets
+    # Earlier versions gave images without labels one class, and their checkpoints are still continued.
+    labels = [0] * len(images) if targets is None else targets.to_json()
+    content = json.dumps([names, labels]).encode()
     model = model_config.to_dict()
     # An engine option may be an option of the model too. The architecture is compared as the model's own.
     excluded = {name for name, group in GROUP_OF.items() if group == "engine"} | {"class_names"}
@@ -75,7 +79,7 @@ def run_identity(config: TrainConfig, model_config: ModelConfig, images: ImageSe
     ]
     return {
         _COUNT: len(images),
-        "classes": list(images.class_names),
+        "classes": list(images.class_names or FORMER_UNLABELLED),
         _NAMES: hashlib.sha256(content).hexdigest()[:16],
         **{f"model: {name}": value for name, value in model.items() if name not in excluded},
         **{name: config.option(name) for name in compared if name not in _PLACES},
