@@ -116,7 +116,7 @@ def examples(model: Classifier, data: str) -> Iterator[tuple[torch.Tensor, torch
     train = open_data(data).train.in_classes(model.config.class_names, data)
     some = train.subset("train", train.order(0, 0)[:EXAMPLES])
     for batch in Loader(some, preprocess_of(model), 32).epoch():
-        yield preprocess_of(model).normalize(batch.pixels), batch.labels
+        yield preprocess_of(model).normalize(batch.pixels), batch.targets
 
 
 def variants(arguments: argparse.Namespace, folder: Path) -> Iterator[Variant]:

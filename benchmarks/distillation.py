@@ -116,8 +116,8 @@ def both_heads(model: vs.VisionTransformer, loader: Loader, precision: torch.dty
             with torch.autocast(batch.pixels.device.type, precision, enabled=precision != torch.float32):
                 by_label, by_teacher = module(loader.preprocess.normalize(batch.pixels))  # (B, K) each
             logits = torch.stack([by_label, by_teacher, (by_label + by_teacher) / 2])  # (3, B, K)
-            correct += (logits.argmax(dim=2) == batch.labels).sum(dim=1)
-            count += len(batch.labels)
+            correct += (logits.argmax(dim=2) == batch.targets).sum(dim=1)
+            count += len(batch.targets)
     names = ("class_head", "distillation_head", "both_heads")
     return dict(zip(names, (correct / count).tolist(), strict=True))
 

@@ -37,6 +37,7 @@ from contest import positive, rate, ratio
 from contestants import make_torchvision_importable
 from reports import markdown_table, note, publish
 from vitascope.data.splits import ImageSet, Splits
+from vitascope.data.targets import ClassIndices
 from vitascope.model.config import ViTConfig
 from vitascope.model.hardware import resolve_device
 from vitascope.model.vit import VisionTransformer
@@ -164,7 +165,7 @@ def random_splits(case: Case) -> Splits:
     count, side = BATCHES_AN_EPOCH * case.batch_size, case.image_size
     pixels = generator.integers(0, 256, (count, side, side, 3), dtype=np.uint8)
     names = tuple(str(label) for label in range(case.num_classes))
-    images = ImageSet("train", list(pixels), np.arange(count) % case.num_classes, names)
+    images = ImageSet("train", list(pixels), ClassIndices(np.arange(count) % case.num_classes, names))
     return Splits(images, images.subset("val", np.arange(1)), None, channels=3)
 
 

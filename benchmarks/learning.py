@@ -20,6 +20,7 @@ from reports import note
 from vitascope.data.datasets import open_data
 from vitascope.data.decoding import read_image
 from vitascope.data.splits import ImageSet, check_known_classes
+from vitascope.data.targets import ClassIndices
 from vitascope.errors import UserError
 
 
@@ -142,7 +143,7 @@ def write_classes(data: str, counts: Mapping[str, int | None], folder: Path) -> 
         ]
         chosen = images.subset(name, np.concatenate(places))
         renumbered = np.repeat(np.arange(len(counts)), list(map(len, places)))
-        parts[name] = dataclasses.replace(chosen, labels=renumbered, class_names=tuple(counts))
+        parts[name] = dataclasses.replace(chosen, targets=ClassIndices(renumbered, tuple(counts)))
     return write_parts(parts, folder)
 
 

@@ -35,9 +35,7 @@ from conditions import Conditions
 from contest import missing_peers, positive, rate
 from reports import markdown_table, note, publish
 from vitascope.data.augment import Augmentation
-from vitascope.data.datasets import median_size
-from vitascope.data.formats.folder import read_tree
-from vitascope.data.formats.shards import read_shards
+from vitascope.data.datasets import median_size, read_data
 from vitascope.data.loading import Loader
 from vitascope.data.pack import pack
 from vitascope.data.preprocess import Preprocess
@@ -104,12 +102,12 @@ def torchvision_epochs(folder: Path, batch_size: int, workers: int) -> Epoch:
 
 def folder_epochs(folder: Path, batch_size: int, workers: int) -> Epoch:
     """Our loader on the same files."""
-    return our_epochs(read_tree(folder), batch_size, workers)
+    return our_epochs(read_data(str(folder)).by_name["all"], batch_size, workers)
 
 
 def shard_epochs(folder: Path, batch_size: int, workers: int) -> Epoch:
     """Our loader on tar shards."""
-    return our_epochs(read_shards(folder)["train"], batch_size, workers)
+    return our_epochs(read_data(str(folder)).by_name["train"], batch_size, workers)
 
 
 def our_epochs(images: ImageSet, batch_size: int, workers: int) -> Epoch:
@@ -232,7 +230,7 @@ def table(entrants: list[Entrant], rates: list[list[float]]) -> str:
 
 def describe_pictures(folder: Path) -> str:
     """The number of images and their median size."""
-    images = read_tree(folder)
+    images = read_data(str(folder)).by_name["all"]
     height, width = median_size(images)
     size = statistics.median(Path(str(source)).stat().st_size for source in images.sources)
     return f"{len(images):,} images, median {width} x {height} pixels and {size / 1e3:.0f} kB"

@@ -195,7 +195,7 @@ def timm(name: str, data: str, minutes: float, seed: int) -> Trained:
                 group["lr"] = 1e-3 * rate
             images = augmentation(batch.pixels, batch.indices, seed=seed, epoch=epoch)
             with torch.autocast(device.type, dtype, enabled=dtype != torch.float32):
-                loss = F.cross_entropy(model(preprocess.normalize(images)).float(), batch.labels)
+                loss = F.cross_entropy(model(preprocess.normalize(images)).float(), batch.targets)
             loss.backward()
             optimizer.step()
             optimizer.zero_grad()

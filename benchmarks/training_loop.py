@@ -73,7 +73,7 @@ def bare_step(trainer: Trainer) -> Step:
 
     def step() -> None:
         with torch.autocast(trainer.device.type, trainer.precision, enabled=mixed):
-            loss = F.cross_entropy(model(images).float(), batch.labels)
+            loss = F.cross_entropy(model(images).float(), batch.targets)
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()

@@ -26,14 +26,15 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import vitascope as vs
 from tests.allocating import allocating
+from tests.data import read_tree
 from tests.model import random_images, randomize, small_config, small_model
 from tests.training import tiny_config, undrawn, write_folder
 from vitascope.cli.parsing import parse
 from vitascope.cli.serve import Serve
 from vitascope.data.datasets import open_data
-from vitascope.data.formats.folder import read_tree
 from vitascope.data.loading import Loader
 from vitascope.data.splits import ImageSet
+from vitascope.data.targets import ClassIndices
 from vitascope.errors import UserError
 from vitascope.model.config import OPTIONS, ViTConfig
 from vitascope.model.options import (
@@ -565,9 +566,8 @@ def test_row_of_uneven_classes_has_means_over_the_seeds() -> None:
         labels, outputs = np.array([0, 0, 1, 1]), np.eye(2, dtype=np.float32)[guesses]
         return Evaluation(
             split="test",
-            class_names=("a", "b"),
             indices=labels,
-            labels=labels,
+            targets=ClassIndices(labels, ("a", "b")),
             probabilities=outputs,
             loss=0.0,
         )
@@ -1052,7 +1052,9 @@ def test_inference_claims_compare_auto_and_int8_with_the_peers() -> None:
 
 def test_agreement_table_compares_with_our_fp32_and_the_labels(monkeypatch: pytest.MonkeyPatch) -> None:
     answers = {"fp32": [0, 1, 1, 0], "bf16": [0, 1, 1, 1], "auto": [0, 1, 1, 0]}
-    images = ImageSet("test", ["a", "b", "c", "d"], cpu_inference.np.array([0, 0, 1, 1]), ("ant", "bee"))
+    images = ImageSet(
+        "test", ["a", "b", "c", "d"], ClassIndices(cpu_inference.np.array([0, 0, 1, 1]), ("ant", "bee"))
+    )
     monkeypatch.setattr(cpu_inference, "open_data", lambda _: SimpleNamespace(test=images))
     monkeypatch.setattr(cpu_inference, "open_engine", lambda _, precision, device: precision)
     monkeypatch.setattr(

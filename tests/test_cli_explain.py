@@ -254,8 +254,11 @@ def test_unreadable_test_image_is_named_and_left_out(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     from vitascope.data.splits import ImageSet
+    from vitascope.data.targets import ClassIndices
 
-    tests = ImageSet("test", ["broken.jpg", "data/red/0.png"], np.array([1, 1]), ("blue", "red"))
+    tests = ImageSet(
+        "test", ["broken.jpg", "data/red/0.png"], ClassIndices(np.array([1, 1]), ("blue", "red"))
+    )
     monkeypatch.setattr(Run, "test_images", lambda run: tests)
     figure = draw(from_pretrained("runs/tiny"), method="rollout", **labelled_test_images("runs/tiny"))
     assert figure.get_label() == "attention rollout over 1 test image"

@@ -37,7 +37,7 @@ from vitascope.model.sizes import named_config
 from vitascope.options.groups import AugmentationOptions
 from vitascope.options.recipes import RECIPES
 from vitascope.run.trackers import TRACKERS
-from vitascope.training import defaults
+from vitascope.training import plan
 from vitascope.training.schedule import TimeBudget
 
 ROOT = Path(__file__).parent.parent
@@ -373,8 +373,8 @@ def test_numbers_and_names_of_the_data_page_are_those_of_the_code(monkeypatch) -
         f"{reading.READ_AHEAD} batches ahead",
         f"Shards are read {shards.GROUP} at a time",
         f"of quality {pack.JPEG_QUALITY}",
-        f"at most {defaults.SMALL_IMAGE} pixels",
-        f"all others at {defaults.LARGE_IMAGE}",
+        f"at most {plan.SMALL_IMAGE} pixels",
+        f"all others at {plan.LARGE_IMAGE}",
         "called `{}`, `{}`, `{}` or `{}`".format(*hub.LABEL_COLUMNS),
     ):
         assert phrase in text, phrase

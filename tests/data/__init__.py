@@ -6,6 +6,11 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
+from vitascope.data.datasets import read_data
+from vitascope.data.formats.format import DataFormat
+from vitascope.data.listing import is_image, visible_files
+from vitascope.data.splits import ImageSet, Splits, complete_splits
+
 
 def noise(height: int, width: int, channels: int = 3, *, seed: int = 0) -> np.ndarray:
     """uint8 pixels (H, W, C), or (H, W) for one channel."""
@@ -28,3 +33,23 @@ def write_tree(root: Path, counts: Mapping[str, int], *, size: tuple[int, int] =
             seed += 1
             write_picture(root / name / f"{number:03}.png", size=size, seed=seed)
     return root
+
+
+def read_tree(root: Path) -> ImageSet:
+    """The images in the class folders of a folder without splits."""
+    return read_data(str(root)).by_name["all"]
+
+
+def splits_of(format: DataFormat, data: str, *, seed: int) -> Splits:
+    """The splits of data in a known format."""
+    return complete_splits(format.read(data), data, seed=seed)
+
+
+def sets_of(format: DataFormat, data: str | Path) -> dict[str, ImageSet]:
+    """The sets of images that a known format reads, by name."""
+    return format.read(str(data)).by_name
+
+
+def image_files(root: Path) -> list[Path]:
+    """The images that are listed below a folder, sorted."""
+    return sorted(Path(entry.path) for entry in visible_files(root) if is_image(entry))

@@ -14,6 +14,7 @@ from vitascope.data.datasets import open_data
 from vitascope.data.pack import pack
 from vitascope.data.split_record import record_of
 from vitascope.data.splits import ImageSet, Inventory, Splits, complete_splits
+from vitascope.data.targets import ClassIndices
 from vitascope.errors import UserError
 
 
@@ -62,7 +63,7 @@ def test_copies_stay_in_one_part(tmp_path: Path, kind: str) -> None:
 
 def test_copies_in_memory_stay_in_one_part() -> None:
     pixels = [noise(8, 8, seed=number % 20) for number in range(40)]  # each twice
-    images = ImageSet("all", pixels, np.arange(40) % 2, ("even", "odd"))
+    images = ImageSet("all", pixels, ClassIndices(np.arange(40) % 2, ("even", "odd")))
     splits = complete_splits(Inventory((images,), 3, None), "memory", seed=0)
     assert sum(map(len, splits.parts.values())) == 40
     assert_no_leak(splits)

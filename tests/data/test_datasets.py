@@ -1,15 +1,19 @@
 """Folders and digits: training, validation and test splits, and errors."""
 
-import itertools
 import os
 import shlex
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from tests.data import write_picture, write_tree
+from tests.data import read_tree, write_picture, write_tree
+from vitascope.cli.sort import sort_by_name
+from vitascope.data import datasets
 from vitascope.data.datasets import (
     class_counts,
     described,
@@ -17,10 +21,13 @@ from vitascope.data.datasets import (
     open_data,
     open_for_evaluation,
     open_pictures,
+    read_data,
 )
-from vitascope.data.formats.digits import digits_arrays
-from vitascope.data.formats.folder import read_tree, sort_by_name
-from vitascope.data.splits import ImageSet, Splits
+from vitascope.data.formats.format import DataFormat
+from vitascope.data.pack import pack
+from vitascope.data.split_record import record_of, restore
+from vitascope.data.splits import ImageSet, Inventory, Splits
+from vitascope.data.targets import ClassIndices
 from vitascope.errors import UserError
 
 
@@ -202,7 +209,8 @@ def test_unused_files_are_counted_by_suffix(tmp_path: Path) -> None:
     assert described(open_data(str(tmp_path))) == [
         "7 train, 2 val, 4 test images of 2 classes",
         "cat: 7, dog: 6",
-        "unused: 2 .mov, 2 .txt, 1 .cr2, 1 .png, the folder Train/fox, which contains no image (1 .cr2)",
+        "unused: 1 image without a class, 2 .mov, 2 .txt, 1 .cr2, the folder Train/fox, which contains no "
+        "image (1 .cr2)",
     ]
 
 
@@ -230,7 +238,7 @@ def test_a_class_folder_without_images_is_named_if_one_class_is_left(tmp_path: P
     for number in range(60):
         (tmp_path / "dog" / f"{number}.mp4").write_bytes(b"x")
     with pytest.raises(
-        UserError, match=r"only one class, 'cat'.*the folder dog contains no image \(60 \.mp4\)"
+        UserError, match=r"only one class, 'cat'.*the folder dog, which contains no image \(60 \.mp4\)"
     ):
         open_data(str(tmp_path))
 
@@ -266,7 +274,7 @@ def test_a_mistyped_path_is_not_looked_up_on_the_hub(
     def no_hub(*_: object, **__: object) -> None:
         raise AssertionError("the hub was asked")
 
-    monkeypatch.setattr("vitascope.data.formats.hub.HubDataset.open", no_hub)
+    monkeypatch.setattr("vitascope.data.formats.hub.HubDataset.read", no_hub)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "photos" / "cats").mkdir(parents=True)
     with pytest.raises(UserError) as raised:
@@ -321,9 +329,10 @@ def test_a_flat_folder_is_rejected_with_the_command_that_sorts_it(
     with pytest.raises(UserError, match=r"labels in their names \(cat: 5, golden_retriever: 4\)") as raised:
         open_data(str(tmp_path / "it's flat"))
     assert len(list(folder.iterdir())) == 9  # nothing is sorted without a request
-    python, option, script = shlex.split(str(raised.value).rpartition(": ")[2])
-    assert (python, option) == ("python", "-c")
-    exec(script)  # noqa: S102 - our own
+    python, *arguments = shlex.split(str(raised.value).rpartition(": ")[2])
+    assert python == "python"
+    sorted_now = subprocess.run([sys.executable, *arguments], check=True, capture_output=True, text=True)
+    assert sorted_now.stdout == "cat: 5, golden_retriever: 4\n"
     assert class_counts(read_tree(folder)) == {"cat": 5, "golden_retriever": 4}
     assert open_data(str(tmp_path / "it's flat")).train.class_names == ("cat", "golden_retriever")
 
@@ -349,7 +358,7 @@ def test_one_class_is_rejected(tmp_path: Path, below: str) -> None:
 def test_a_class_missing_in_train_is_rejected_with_the_nearest(tmp_path: Path, split: str) -> None:
     write_tree(tmp_path / "train", {"cat": 3, "dog": 3})
     write_tree(tmp_path / split, {"cat": 1, "dogs": 1})
-    with pytest.raises(UserError, match=r"1 of 2 class folders.*dogs; nearest: dog"):
+    with pytest.raises(UserError, match=rf"the {split} images of .*: 1 of 2 classes .*dogs; nearest: dog"):
         open_data(str(tmp_path))
 
 
@@ -410,14 +419,14 @@ def test_digits_test_set_is_that_of_scikit_learn() -> None:
     np.testing.assert_allclose(np.stack(test.sources) / 255, images / 16, atol=0.5 / 255)
 
 
-def test_digits_are_split_without_overlap_or_loss(monkeypatch: pytest.MonkeyPatch) -> None:
-    _, labels, rest, test = digits_arrays()
-    numbered = np.arange(len(labels))[:, None, None] * np.ones((1, 8, 8), dtype=np.int64)
-    monkeypatch.setattr("vitascope.data.formats.digits.digits_arrays", lambda: (numbered, labels, rest, test))
+def test_digits_are_split_without_overlap_or_loss() -> None:
+    from sklearn.datasets import load_digits
+
     splits = open_data("digits", seed=5)
-    ids = [[int(source[0, 0]) for source in images.sources] for images in all_sets(splits)]
-    assert sorted(itertools.chain(*ids)) == list(range(1797))  # all, and none twice
-    assert len(ids[1]) == pytest.approx(0.1 * len(rest), abs=5)
+    pictures = [source.tobytes() for images in all_sets(splits) for source in images.sources]
+    whole = np.rint(load_digits().images * (255 / 16)).astype(np.uint8)
+    assert sorted(pictures) == sorted(picture.tobytes() for picture in whole)  # all, and none twice
+    assert len(splits.val) == pytest.approx(0.1 * (1797 - 360), abs=5)
     assert min(class_counts(splits.val).values()) >= 10
 
 
@@ -440,7 +449,7 @@ def test_median_size_is_that_of_the_middle_image(tmp_path: Path) -> None:
 
 def test_median_size_of_arrays() -> None:
     sources = [np.zeros((h, 8, 3), np.uint8) for h in (4, 6, 8)]
-    assert median_size(ImageSet("all", sources, np.zeros(3, np.int64), ("a",))) == (6, 8)
+    assert median_size(ImageSet("all", sources, ClassIndices(np.zeros(3, np.int64), ("a",)))) == (6, 8)
 
 
 def test_median_size_skips_unreadable_images(tmp_path: Path) -> None:
@@ -479,7 +488,8 @@ def test_images_without_classes_are_accepted_without_labels(tmp_path) -> None:
         open_data(str(tmp_path / "photos"))
     splits = open_data(str(tmp_path / "photos"), labelled=False)
     assert (len(splits.train), len(splits.val), splits.test) == (18, 2, None)
-    assert splits.train.class_names == ("image",)
+    assert splits.train.targets is splits.val.targets is None
+    assert described(splits) == ["18 train, 2 val images without labels"]
     assert not set(splits.train.sources) & set(splits.val.sources)
 
 
@@ -493,5 +503,121 @@ def test_a_folder_with_classes_is_split_the_same_without_labels(tmp_path) -> Non
 
 
 def test_a_folder_without_images_is_rejected_without_labels(tmp_path) -> None:
-    with pytest.raises(UserError, match="0 images"):
+    with pytest.raises(UserError, match="no images to train on; it has none at all"):
         open_data(str(tmp_path), labelled=False)
+
+
+def test_one_class_without_labels_is_split_by_seed_as_the_path_order_has_it(tmp_path) -> None:
+    for number in range(20):
+        write_picture(tmp_path / ("a" if number % 2 else ".") / f"{number:02}.png", seed=number)
+    found = open_data(str(tmp_path), labelled=False)
+    assert sorted(found.train.sources + found.val.sources) == sorted(tmp_path.rglob("*.png"))
+    assert found.train.sources == sorted(found.train.sources)
+    assert (found.test, found.drawn, found.unused) == (None, ("val",), ())
+    with pytest.raises(UserError, match="the 18 train images have no labels"):
+        found.train.truth  # noqa: B018
+
+
+# --- the same for every format
+
+
+class Listed(DataFormat):
+    """A text file with a path and a class per line."""
+
+    def matches(self, data: str) -> bool:
+        return data.endswith(".list")
+
+    def read(self, data: str) -> Inventory:
+        pairs = [line.split() for line in Path(data).read_text().splitlines()]
+        names = tuple(sorted({name for _, name in pairs}))
+        targets = ClassIndices.of_names([(name,) for _, name in pairs], names)
+        images = ImageSet("all", [Path(data).parent / path for path, _ in pairs], targets)
+        return Inventory((images,), channels=3, root=Path(data).parent)
+
+
+@pytest.fixture
+def listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setattr(datasets, "FORMATS", (Listed(), *datasets.FORMATS))
+    root = write_tree(tmp_path / "photos", {"cat": 20, "dog": 20})
+    lines = (
+        f"photos/{path.parent.name}/{path.name} {path.parent.name}" for path in sorted(root.rglob("*.png"))
+    )
+    (tmp_path / "photos.list").write_text("\n".join(lines))
+    return str(tmp_path / "photos.list")
+
+
+def test_a_format_that_only_reads_is_split_measured_shown_and_found_again(listed: str) -> None:
+    splits = open_data(listed, seed=3)
+    assert [len(images) for images in all_sets(splits)] == [32, 4, 4]
+    assert splits.drawn == ("val", "test")
+    folder = str(Path(listed).with_suffix(""))
+    assert all_sources(splits) == all_sources(open_data(folder, seed=3))
+    measured = open_for_evaluation(listed, ("dog", "zebra", "cat"))
+    assert np.bincount(measured.labels).tolist() == [20, 0, 20]
+    assert open_pictures(listed) == open_pictures(folder)
+    found = restore(record_of(splits), read_data(listed), ("train", "val", "test"))
+    assert (found.complete, found.note()) == (True, "")
+    assert found.as_recorded().drawn == ("val", "test")
+
+
+def all_sources(splits: Splits) -> list[list[Path]]:
+    return [paths(images) for images in all_sets(splits)]
+
+
+def test_images_without_splits_are_all_measured_in_any_format(listed: str, tmp_path: Path) -> None:
+    folder = Path(listed).with_suffix("")
+    pack(str(folder), tmp_path / "packed")
+    (tmp_path / "shards").mkdir()
+    for number, shard in enumerate(sorted((tmp_path / "packed").glob("*.tar"))):
+        shutil.move(shard, tmp_path / "shards" / f"{number}.tar")  # of no split
+    (tmp_path / "shards" / "classes.txt").write_text("cat\ndog\n")
+    shutil.copytree(folder, tmp_path / "only" / "train")
+    for data in (listed, str(folder), str(tmp_path / "shards"), str(tmp_path / "only")):
+        assert class_counts(open_for_evaluation(data, ("cat", "dog"))) == {"cat": 20, "dog": 20}
+        assert len(open_pictures(data)) == 40
+
+
+def test_given_and_drawn_splits_are_told_apart(tmp_path: Path) -> None:
+    write_tree(tmp_path / "train", {"cat": 5, "dog": 4})
+    assert open_data(str(tmp_path)).drawn == ("val",)
+    write_tree(tmp_path / "val", {"cat": 5, "dog": 4})
+    assert open_data(str(tmp_path)).drawn == ()
+    assert open_data("digits").drawn == ("val",)
+
+
+def test_images_outside_of_classes_and_splits_are_listed_without_a_label(tmp_path: Path) -> None:
+    write_tree(tmp_path / "train", {"cat": 5, "dog": 4})
+    loose = [write_picture(tmp_path / name, seed=90) for name in ("extra/cat/1.png", "train/2.png", "3.png")]
+    found = read_data(str(tmp_path)).sets
+    assert sum(map(len, found)) == 12
+    unlabelled = [source for images in found if images.targets is None for source in images.sources]
+    assert sorted(unlabelled) == sorted(loose)
+    assert "unused: 3 images without a class" in described(open_data(str(tmp_path)))
+
+
+def test_a_folder_of_test_images_alone_is_measured_but_not_trained_on(tmp_path: Path) -> None:
+    write_tree(tmp_path / "test", {"cat": 5, "dog": 4})
+    assert len(open_for_evaluation(str(tmp_path), ("cat", "dog"))) == 9
+    for labelled in (True, False):
+        with pytest.raises(UserError, match="no images to train on; it has test"):
+            open_data(str(tmp_path), labelled=labelled)
+
+
+@pytest.mark.parametrize("name", ["val", "test"])
+def test_a_split_folder_without_classes_is_named(tmp_path: Path, name: str) -> None:
+    write_tree(tmp_path / "train", {"cat": 5, "dog": 4})
+    write_picture(tmp_path / name / "1.png")
+    for read in (open_data, lambda data: open_for_evaluation(data, ("cat", "dog"))):
+        with pytest.raises(
+            UserError, match=rf"no images in class folders; expected .*/{name}/<class>/<image>"
+        ):
+            read(str(tmp_path))
+    assert open_pictures(str(tmp_path)) == [tmp_path / name / "1.png"]
+
+
+def test_a_class_folder_is_listed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_tree(tmp_path, {"cat": 5, "dog": 4})
+    scandir, seen = os.scandir, []
+    monkeypatch.setattr(os, "scandir", lambda path=".": seen.append(path) or scandir(path))
+    open_data(str(tmp_path))
+    assert len(seen) == len(set(map(str, seen))) == 3

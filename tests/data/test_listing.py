@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.data import write_picture, write_tree
-from vitascope.data.datasets import described, list_images, open_data, open_pictures
-from vitascope.data.formats.folder import Folder, read_tree
-from vitascope.data.listing import image_files, visible_files
+from tests.data import image_files, read_tree, splits_of, write_picture, write_tree
+from vitascope.data.datasets import described, open_data, open_pictures, read_data
+from vitascope.data.formats.folder import Folder
+from vitascope.data.listing import visible_files
 from vitascope.data.loading import Loader
 from vitascope.data.preprocess import Preprocess
 from vitascope.data.split_record import record_of, restore
@@ -30,7 +30,7 @@ def linked(tmp_path: Path) -> Path:
 
 def test_linked_class_folders_are_found_again(linked: Path) -> None:
     splits = open_data(str(linked))
-    found = restore(record_of(splits), list_images(str(linked)), ("train", "val", "test"))
+    found = restore(record_of(splits), read_data(str(linked)), ("train", "val", "test"))
     assert (found.complete, found.note()) == (True, "")
     assert found.as_recorded().train.sources == splits.train.sources
     assert sum(map(len, splits.parts.values())) == 24
@@ -42,7 +42,7 @@ def test_every_function_finds_the_same_files(linked: Path) -> None:
     expected = image_files(linked)
     assert len(expected) == 26
     assert read_tree(linked).sources == expected
-    assert list_images(str(linked)).sets[0].sources == expected
+    assert read_data(str(linked)).sets[0].sources == expected
     assert open_pictures(str(linked)) == expected
     assert sorted(map(Path, find_images(linked))) == expected
     assert not [line for line in described(open_data(str(linked))) if "unused" in line]
@@ -56,7 +56,7 @@ def test_links_that_lead_back_are_not_entered(tmp_path: Path) -> None:
     (root / "loop").symlink_to(tmp_path)
     (root / "dog" / "self").symlink_to("self")
     (root / "dog" / "nowhere.png").symlink_to("nothing.png")
-    assert image_files(root) == read_tree(root).sources == list_images(str(root)).sets[0].sources == expected
+    assert image_files(root) == read_tree(root).sources == read_data(str(root)).sets[0].sources == expected
     write_picture(tmp_path / "a" / "1.png")
     write_picture(tmp_path / "b" / "2.png")
     (tmp_path / "a" / "to_b").symlink_to("../b")
@@ -76,9 +76,7 @@ def test_without_links_the_order_is_that_of_the_paths(tmp_path: Path) -> None:
     assert image_files(tmp_path) == sorted(shown)
 
 
-def test_a_folder_that_vanishes_meanwhile_is_passed_over(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_that_vanishes_meanwhile_is_unused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     root = write_tree(tmp_path / "photos", {"cat": 6, "dog": 6})
     scandir, gone = os.scandir, root / "cat" / "gone"
 
@@ -88,7 +86,7 @@ def test_a_folder_that_vanishes_meanwhile_is_passed_over(
         return scandir(path)
 
     monkeypatch.setattr(os, "scandir", vanishing)
-    for listed in (lambda: Folder().open(str(root), seed=0), lambda: list(find_images(root))):
+    for listed in (lambda: splits_of(Folder(), str(root), seed=0), lambda: list(find_images(root))):
         write_picture(gone / "1.png")
         listed()
         assert not gone.exists()

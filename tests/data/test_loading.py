@@ -12,13 +12,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.data import noise, write_picture, write_tree
+from tests.data import noise, read_tree, write_picture, write_tree
 from vitascope.data import loading
-from vitascope.data.formats.folder import read_tree
 from vitascope.data.loading import Batch, Loader, even_cuts
 from vitascope.data.preprocess import Preprocess
 from vitascope.data.randomness import epoch_order
 from vitascope.data.splits import ImageSet
+from vitascope.data.targets import ClassIndices
 from vitascope.errors import UserError
 
 FIT = Preprocess(image_size=(4, 4))
@@ -31,7 +31,7 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> ImageSet:
 
 def arrays(count: int) -> ImageSet:
     sources = [noise(4, 4, seed=number) for number in range(count)]
-    return ImageSet("train", sources, np.arange(count) % 2, ("a", "b"))
+    return ImageSet("train", sources, ClassIndices(np.arange(count) % 2, ("a", "b")))
 
 
 def order(loader: Loader, epoch: int = 0, start: int = 0) -> list[int]:
@@ -42,7 +42,7 @@ def assert_same(ours: list[Batch], others: list[Batch]) -> None:
     assert len(ours) == len(others)
     for one, other in zip(ours, others, strict=True):
         assert torch.equal(one.pixels, other.pixels)
-        assert torch.equal(one.labels, other.labels)
+        assert torch.equal(one.targets, other.targets)
         np.testing.assert_array_equal(one.indices, other.indices)
         assert one.planned == other.planned
 
@@ -55,7 +55,7 @@ def break_some(images: ImageSet, numbers: list[int], tmp_path: Path) -> tuple[Im
         path.write_bytes(b"not a picture")
         sources[number] = path
         broken.append(path)
-    return ImageSet(images.name, sources, images.labels, images.class_names), broken
+    return ImageSet(images.name, sources, images.targets), broken
 
 
 @pytest.mark.parametrize("memory_budget", [2**30, 0])
@@ -64,13 +64,13 @@ def test_every_image_comes_once_per_epoch_with_its_label_and_pixels(
 ) -> None:
     loader = Loader(images, FIT, 4, seed=1, workers=0, memory_budget=memory_budget)
     batches = list(loader.epoch(0))
-    assert [len(batch.labels) for batch in batches] == [4, 4, 4, 1]
+    assert [len(batch.targets) for batch in batches] == [4, 4, 4, 1]
     assert len(batches) == loader.batches_per_epoch
     assert sorted(order(loader)) == list(range(13))
     for batch in batches:
         assert batch.pixels.dtype == torch.uint8
-        assert batch.labels.dtype == torch.int64
-        for pixels, label, index in zip(batch.pixels, batch.labels, batch.indices, strict=True):
+        assert batch.targets.dtype == torch.int64
+        for pixels, label, index in zip(batch.pixels, batch.targets, batch.indices, strict=True):
             np.testing.assert_array_equal(pixels.numpy(), FIT.pixels(images.sources[index]))
             assert label == images.labels[index]
 
@@ -210,7 +210,7 @@ def test_a_split_can_define_its_order(images: ImageSet) -> None:
         def order(self, seed: int, epoch: int) -> np.ndarray:
             return np.roll(np.arange(len(self))[::-1], seed + epoch)
 
-    data = Backwards(images.name, images.sources, images.labels, images.class_names)
+    data = Backwards(images.name, images.sources, images.targets)
     assert order(Loader(data, FIT, 4, seed=1, workers=0), 2) == np.roll(np.arange(13)[::-1], 3).tolist()
     assert order(Loader(data, FIT, 4, workers=0), 2) == list(range(13))
 
@@ -232,10 +232,10 @@ def test_balanced_batches_have_the_pixels_and_labels_of_repeated_images(
     batches = list(loader.epoch(5))
     assert (len(loader), loader.batches_per_epoch) == (13, 4)
     assert [batch.planned for batch in batches] == [4, 4, 4, 1]
-    labels = torch.cat([batch.labels for batch in batches])
+    labels = torch.cat([batch.targets for batch in batches])
     assert sorted(labels.bincount().tolist()) == [6, 7]
     for batch in batches:
-        for pixels, label, index in zip(batch.pixels, batch.labels, batch.indices % 13, strict=True):
+        for pixels, label, index in zip(batch.pixels, batch.targets, batch.indices % 13, strict=True):
             np.testing.assert_array_equal(pixels.numpy(), FIT.pixels(uneven.sources[index]))
             assert label == uneven.labels[index]
     assert_same(list(loader.epoch(5, start=2)), batches[2:])
@@ -266,14 +266,15 @@ def test_unreadable_images_are_left_out_of_balanced_epochs(tmp_path: Path, memor
     (batch,) = loader.epoch()
     assert 3 not in batch.indices % 20
     assert list(loader.unreadable) == [str(broken[0])]
-    assert (len(batch.labels), batch.planned) == ((19, 19) if memory_budget else (19, 20))
+    assert (len(batch.targets), batch.planned) == ((19, 19) if memory_budget else (19, 20))
 
 
 def test_balanced_sampling_needs_a_readable_image_of_every_class(tmp_path: Path) -> None:
     data = arrays(20)
-    alone = dataclasses.replace(data, labels=np.arange(20) // 19)
+    alone = dataclasses.replace(data, targets=ClassIndices(np.arange(20) // 19, data.class_names))
     data, _ = break_some(alone, [19], tmp_path)
-    for images, memory_budget in ((data, 2**30), (dataclasses.replace(data, class_names=("a", "b", "c")), 0)):
+    more = dataclasses.replace(data, targets=ClassIndices(data.labels, ("a", "b", "c")))
+    for images, memory_budget in ((data, 2**30), (more, 0)):
         with pytest.raises(
             UserError, match=r"1 of [23] classes has no image in train: [bc]; balanced sampling"
         ):
@@ -321,11 +322,11 @@ def test_batch_is_split_at_even_places_into_parts_with_images(
     images: ImageSet, count: int, parts: int, sizes: list[int]
 ) -> None:
     (batch,) = Loader(images, FIT, 13, workers=0).epoch()
-    batch = Batch(batch.pixels[:count], batch.labels[:count], batch.indices[:count], 20)
+    batch = Batch(batch.pixels[:count], batch.targets[:count], batch.indices[:count], 20)
     split = batch.split(parts)
-    assert [len(part.labels) for part in split] == sizes
+    assert [len(part.targets) for part in split] == sizes
     assert torch.equal(torch.cat([part.pixels for part in split]), batch.pixels)
-    assert torch.equal(torch.cat([part.labels for part in split]), batch.labels)
+    assert torch.equal(torch.cat([part.targets for part in split]), batch.targets)
     assert {part.planned for part in split} == {20}
 
 
@@ -340,8 +341,8 @@ def test_repeats_are_copies_of_an_image_in_one_batch(
     kinds = {"seed": 1, "workers": 0, "memory_budget": memory_budget}
     loader = Loader(images, FIT, batch_size, repeats=3, **kinds)
     batches = list(loader.epoch(2))
-    assert [len(batch.labels) for batch in batches] == [
-        len(batch.labels) for batch in Loader(images, FIT, batch_size, **kinds).epoch(2)
+    assert [len(batch.targets) for batch in batches] == [
+        len(batch.targets) for batch in Loader(images, FIT, batch_size, **kinds).epoch(2)
     ]
     seen = np.concatenate([batch.indices for batch in batches])
     assert len(set(seen.tolist())) == len(seen) == 13  # no draw comes twice
@@ -351,7 +352,7 @@ def test_repeats_are_copies_of_an_image_in_one_batch(
     for batch in batches:
         copies = np.unique(batch.indices % 13, return_counts=True)[1]
         assert (copies < 3).sum() <= 2  # only the first and the last may be cut by the batch
-        for pixels, label, index in zip(batch.pixels, batch.labels, batch.indices % 13, strict=True):
+        for pixels, label, index in zip(batch.pixels, batch.targets, batch.indices % 13, strict=True):
             np.testing.assert_array_equal(pixels.numpy(), FIT.pixels(images.sources[index]))
             assert label == images.labels[index]
     assert_same(list(loader.epoch(2, start=1)), batches[1:])
@@ -451,7 +452,9 @@ def test_every_kind_of_broken_file_is_left_out_and_named(
 
 def test_a_large_split_has_batches_and_order() -> None:
     data = arrays(1)
-    many = dataclasses.replace(data, sources=range(1_300_000), labels=np.zeros(1_300_000, np.int64))
+    many = dataclasses.replace(
+        data, sources=range(1_300_000), targets=ClassIndices(np.zeros(1_300_000, np.int64), data.class_names)
+    )
     loader = Loader(many, FIT, 256, seed=0, workers=0, memory_budget=0)
     assert loader.batches_per_epoch == 5079
     np.testing.assert_array_equal(loader._order(3), epoch_order(0, 3, 1_300_000))

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.data import noise, write_picture, write_tree
+from tests.data import noise, splits_of, write_picture, write_tree
 from vitascope.cli.pack import Pack
 from vitascope.data import pack as packing
 from vitascope.data.datasets import open_data
@@ -20,6 +20,7 @@ from vitascope.data.decoding import Encoded, read_image
 from vitascope.data.formats.shards import Shards
 from vitascope.data.pack import pack
 from vitascope.data.splits import ImageSet, Splits
+from vitascope.data.targets import ClassIndices
 from vitascope.errors import UserError
 
 
@@ -49,7 +50,7 @@ def members(path: Path) -> list[tarfile.TarInfo]:
 def test_files_keep_bytes_label_split_and_class_names(tmp_path: Path) -> None:
     data = pictures(tmp_path)
     pack(data, tmp_path / "shards")
-    before, after = open_data(data), Shards().open(str(tmp_path / "shards"), seed=9)
+    before, after = open_data(data), splits_of(Shards(), str(tmp_path / "shards"), seed=9)
     for ours, given in zip(
         (after.train, after.val, after.final), (before.train, before.val, before.final), strict=True
     ):
@@ -60,7 +61,7 @@ def test_files_keep_bytes_label_split_and_class_names(tmp_path: Path) -> None:
 def test_a_tree_is_split_when_it_is_packed(tmp_path: Path) -> None:
     root = write_tree(tmp_path / "pictures", {"cat": 20, "dog": 20})
     pack(str(root), tmp_path / "shards", seed=4)
-    before, after = open_data(str(root), seed=4), Shards().open(str(tmp_path / "shards"), seed=5)
+    before, after = open_data(str(root), seed=4), splits_of(Shards(), str(tmp_path / "shards"), seed=5)
     assert content_of(after.val) == content_of(before.val)
     assert content_of(after.final) == content_of(before.final)
 
@@ -69,7 +70,7 @@ def test_order_mixes_the_classes_by_seed(tmp_path: Path) -> None:
     data = pictures(tmp_path, 30)
     for seed in (0, 1):
         pack(data, tmp_path / f"{seed}", seed=seed)
-    first, other = (Shards().open(str(tmp_path / f"{seed}"), seed=0).train for seed in (0, 1))
+    first, other = (splits_of(Shards(), str(tmp_path / f"{seed}"), seed=0).train for seed in (0, 1))
     assert 5 < first.labels[:30].sum() < 25
     assert first.labels.tolist() != other.labels.tolist()
 
@@ -119,7 +120,7 @@ def test_headers_contain_no_user_and_no_time(tmp_path: Path) -> None:
 
 def test_digits_become_png_and_stay_grey(tmp_path: Path) -> None:
     pack("digits", tmp_path / "shards")
-    before, after = open_data("digits"), Shards().open(str(tmp_path / "shards"), seed=0)
+    before, after = open_data("digits"), splits_of(Shards(), str(tmp_path / "shards"), seed=0)
     assert after.channels == 1
     expected = Counter(
         (source.tobytes(), int(label))
@@ -154,7 +155,7 @@ def test_picture_without_a_suffix_gets_that_of_its_format(
     buffer = io.BytesIO()
     Image.fromarray(noise(8, 8)).save(buffer, format)
     sources = [Stored(buffer.getvalue()), buffer.getvalue()]
-    images = ImageSet("any", sources, np.array([0, 1]), ("cat", "dog"))
+    images = ImageSet("any", sources, ClassIndices(np.array([0, 1]), ("cat", "dog")))
     monkeypatch.setattr(packing, "open_data", lambda data, seed: Splits(images, images, None, channels=3))
     pack("anything", tmp_path / "shards")
     names = [member.name for member in members(tmp_path / "shards" / "val-00000.tar")]
@@ -170,7 +171,7 @@ def test_larger_pictures_are_resized_by_their_shorter_side_and_others_kept(tmp_p
     write_picture(root / "train" / "dog" / "large.png", size=(30, 90))
     write_tree(root / "val", {"cat": 1, "dog": 1})
     pack(str(root), tmp_path / "shards", image_size=10)
-    train = Shards().open(str(tmp_path / "shards"), seed=0).train
+    train = splits_of(Shards(), str(tmp_path / "shards"), seed=0).train
     kept, resized = (train.sources[int(np.flatnonzero(train.labels == label)[0])] for label in (0, 1))
     assert kept.read_bytes() == small.read_bytes()
     image = Image.open(io.BytesIO(resized.read_bytes()))
@@ -189,7 +190,7 @@ def test_resized_photograph_is_upright(tmp_path: Path) -> None:
         picture[-1, place] = 1  # no two are equal
         Image.fromarray(picture).save(path, exif=exif)
     pack(str(root), tmp_path / "shards", image_size=20)
-    image = read_image(Shards().open(str(tmp_path / "shards"), seed=0).train.sources[0])
+    image = read_image(splits_of(Shards(), str(tmp_path / "shards"), seed=0).train.sources[0])
     assert image.size == (20, 30)
     assert np.asarray(image)[:, 12:].min() > 200
     assert np.asarray(image)[:, :8].max() < 50
@@ -202,7 +203,7 @@ def test_unreadable_images_of_a_pack_are_left_out_and_named(tmp_path: Path) -> N
     packed = pack(data, tmp_path / "shards", image_size=100)
     assert list(packed.unreadable) == [str(broken)]
     assert "004.png: cannot be read" in packed.unreadable[str(broken)]
-    assert len(Shards().open(str(tmp_path / "shards"), seed=0).train) == 19
+    assert len(splits_of(Shards(), str(tmp_path / "shards"), seed=0).train) == 19
     assert not pack(data, tmp_path / "as they are").unreadable  # nothing is decoded, every byte is kept
 
 

@@ -16,10 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from tests.data import noise, write_tree
+from tests.data import noise, read_tree, write_tree
 from vitascope.data.augment import crop_draws
 from vitascope.data.decoding import ImageError
-from vitascope.data.formats.folder import read_tree
 from vitascope.data.preprocess import Preprocess
 from vitascope.data.reading import ImageReader, ReadingPool, random_crop
 from vitascope.errors import UserError
@@ -197,7 +196,7 @@ def test_processes_ignore_stop_signals_to_their_group(signum: signal.Signals) ->
 SCRIPT = """
     import os, signal, sys
     import numpy as np
-    from vitascope.data.formats.folder import read_tree
+    from tests.data import read_tree
     from vitascope.data.preprocess import Preprocess
     from vitascope.data.reading import ImageReader, ReadingPool
     from pathlib import Path

@@ -10,10 +10,11 @@ from tests.model import law
 from vitascope.data.formats.shards import GROUP, ShardMembers
 from vitascope.data.sampling import balanced_order
 from vitascope.data.splits import ImageSet
+from vitascope.data.targets import ClassIndices
 
 
 def images_of(labels: np.ndarray, K: int) -> ImageSet:
-    return ImageSet("train", range(len(labels)), labels, tuple(map(str, range(K))))
+    return ImageSet("train", range(len(labels)), ClassIndices(labels, tuple(map(str, range(K)))))
 
 
 @law
@@ -68,7 +69,7 @@ def test_shards_are_read_forward_a_few_at_a_time() -> None:
         tuple(map(str, range(12))), shards, np.arange(N), np.ones(N, np.int64), np.full(N, b"a")
     )
     labels = (np.arange(N) % 10 == 0).astype(np.int64)  # one image of the small class in each shard
-    order = balanced_order(ImageSet("train", members, labels, ("a", "b")), np.arange(N), 0, 0)
+    order = balanced_order(ImageSet("train", members, ClassIndices(labels, ("a", "b"))), np.arange(N), 0, 0)
     read = shards[order % N]
     last = {shard: max(np.flatnonzero(read == shard)) for shard in set(read)}
     first = {shard: min(np.flatnonzero(read == shard)) for shard in set(read)}

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tests.data import write_picture, write_tree
-from vitascope.data.datasets import list_images, open_data
+from vitascope.data.datasets import open_data, read_data
 from vitascope.data.decoding import ImageError, read_image
 from vitascope.data.pack import pack
 from vitascope.data.split_record import (
@@ -36,7 +36,7 @@ def recorded(data: Path | str) -> SplitRecord:
 
 
 def again(record: SplitRecord, data: Path | str, check: tuple[str, ...] = ALL) -> Restored:
-    return restore(record, list_images(str(data)), check)
+    return restore(record, read_data(str(data)), check)
 
 
 def part_of(record: SplitRecord, split: str, root: Path) -> list[Path]:
@@ -162,7 +162,7 @@ def test_training_images_are_recognized_by_content_in_any_form(photos: Path, tmp
         (copies / "cat").mkdir(parents=True, exist_ok=True)
         shutil.copy(path, copies / "cat" / f"{number}.png")
     write_picture(copies / "dog" / "x.png", seed=12345)
-    inventory = list_images(str(copies))
+    inventory = read_data(str(copies))
     assert record.trained_on(inventory.sets[0]).tolist() == [True] * 3 + [False] * 3
     pack(str(photos), tmp_path / "shards")
     assert record.trained_on(open_data(str(tmp_path / "shards")).train).all()
@@ -189,7 +189,7 @@ def test_a_line_of_another_type_or_class_is_rejected(
     head, *lines = map(json.loads, gzip.decompress(path.read_bytes()).splitlines())
     lines[3][name] = value
     path.write_bytes(gzip.compress("\n".join(map(json.dumps, [head, *lines])).encode()))
-    with pytest.raises(UserError, match=r"split\.jsonl\.gz is damaged \(an image without a name"):
+    with pytest.raises(UserError, match=r"split\.jsonl\.gz is damaged \(an image without a "):
         SplitRecord.read(path)
 
 
@@ -211,3 +211,44 @@ def test_a_damaged_record_is_one_line(photos: Path, tmp_path: Path, damage: str)
     with pytest.raises(UserError, match=r"split\.jsonl\.gz.* (damaged|version 99)") as raised:
         SplitRecord.read(path)
     assert "\n" not in str(raised.value)
+
+
+def test_unlabelled_images_are_recorded_without_labels(photos: Path, tmp_path: Path) -> None:
+    shutil.rmtree(photos / "dog")
+    splits, path = open_data(str(photos), labelled=False), tmp_path / "split.jsonl.gz"
+    record_of(splits).write(path)
+    head, *lines = map(json.loads, gzip.decompress(path.read_bytes()).splitlines())
+    assert head["class_names"] == []
+    assert {line["label"] for line in lines} == {None}
+    found = again(SplitRecord.read(path), photos)
+    assert (found.complete, found.note()) == (True, "")
+    assert found.as_recorded().train.targets is None
+    assert found.present("val", ()).sources == splits.val.sources
+
+
+def test_unlabelled_images_of_earlier_versions_are_read(photos: Path, tmp_path: Path) -> None:
+    """They had one class, "image", with the label 0."""
+    shutil.rmtree(photos / "dog")
+    path = tmp_path / "split.jsonl.gz"
+    record_of(open_data(str(photos), labelled=False)).write(path)
+    head, *lines = map(json.loads, gzip.decompress(path.read_bytes()).splitlines())
+    former = [head | {"class_names": ["image"]}, *(line | {"label": 0} for line in lines)]
+    (tmp_path / "former.gz").write_bytes(gzip.compress("\n".join(map(json.dumps, former)).encode()))
+    record = SplitRecord.read(tmp_path / "former.gz")
+    assert record.class_names == ()
+    assert record.parts["train"].targets is None
+    record.write(tmp_path / "again.gz")
+    assert gzip.decompress((tmp_path / "again.gz").read_bytes()) == gzip.decompress(path.read_bytes())
+    (photos / "cat" / "000.png").unlink()
+    found = again(record, photos)
+    assert found.note().startswith("1 missing")
+    assert [part.targets for part in found.remaining().skipped.values()] == [None]
+
+
+def test_an_image_that_left_its_class_folder_keeps_its_recorded_class(photos: Path) -> None:
+    record = recorded(photos)
+    first = part_of(record, "test", photos)[0]
+    first.rename(photos / "loose.png")
+    present = again(record, photos, ("test",)).present("test", ("cat", "dog"))
+    assert present.sources[0] == photos / "loose.png"
+    assert present.truth.names()[0] == (first.parent.name,)

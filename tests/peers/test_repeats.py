@@ -23,7 +23,7 @@ class ByTimm(ImageSet):
 @pytest.mark.parametrize("epoch", [0, 3])
 def test_each_process_gets_the_images_of_timm(epoch: int) -> None:
     N, batch_size = 72, 8  # batch size of each process
-    images = ByTimm("train", list(np.zeros((N, 4, 4, 3), np.uint8)), np.zeros(N, np.int64), ("a",))
+    images = ByTimm("train", list(np.zeros((N, 4, 4, 3), np.uint8)))
     for rank in range(3):
         loader = Loader(
             images,

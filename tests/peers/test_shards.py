@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.data import noise, write_tree
+from tests.data import noise, sets_of, splits_of, write_tree
 from vitascope.data.decoding import read_image
-from vitascope.data.formats.shards import Shards, read_shards
+from vitascope.data.formats.shards import Shards
 from vitascope.data.pack import pack
 
 webdataset = pytest.importorskip("webdataset", reason="webdataset is not installed (vitascope[peers])")
@@ -24,7 +24,7 @@ def samples(*paths: Path) -> Iterator[dict[str, Any]]:
 def test_webdataset_reads_our_shards(tmp_path: Path) -> None:
     data = write_tree(tmp_path / "pictures", {"cat": 20, "dog": 20})
     pack(str(data), tmp_path / "shards")
-    splits = Shards().open(str(tmp_path / "shards"), seed=0)
+    splits = splits_of(Shards(), str(tmp_path / "shards"), seed=0)
     for images in (splits.train, splits.val, splits.final):
         theirs = list(samples(*sorted((tmp_path / "shards").glob(f"{images.name}-*.tar"))))
         assert [sample["png"] for sample in theirs] == [source.read_bytes() for source in images.sources]
@@ -33,7 +33,7 @@ def test_webdataset_reads_our_shards(tmp_path: Path) -> None:
 
 def test_webdataset_decodes_our_shards(tmp_path: Path) -> None:
     pack("digits", tmp_path / "shards")
-    images = Shards().open(str(tmp_path / "shards"), seed=0).val
+    images = splits_of(Shards(), str(tmp_path / "shards"), seed=0).val
     theirs = webdataset.WebDataset(str(tmp_path / "shards" / "val-00000.tar"), shardshuffle=False)
     decoded = list(theirs.decode("pill").to_tuple("png", "cls"))
     assert [label for _, label in decoded] == images.labels.tolist()
@@ -53,7 +53,7 @@ def test_shards_of_webdataset_are_read(tmp_path: Path, how: str) -> None:
             label = {"cls": number % 3} if how == "cls" else {"json": {"label": number % 3, "text": "é"}}
             writer.write({"__key__": f"{'folder/' * 20}{number:03}", "jpg": buffer.getvalue(), **label})
             written.append(buffer.getvalue())
-    images = read_shards(tmp_path)["all"]
+    images = sets_of(Shards(), tmp_path)["all"]
     assert len(images.sources.paths) == 3
     assert [source.read_bytes() for source in images.sources] == written
     assert images.labels.tolist() == [number % 3 for number in range(20)]

@@ -9,6 +9,7 @@ import numpy as np
 from tests.model import small_model
 from tests.training import tiny_config
 from vitascope.data.split_record import RecordedPart, SplitRecord
+from vitascope.data.targets import ClassIndices
 from vitascope.run import layout
 from vitascope.run.predictions import Predictions
 from vitascope.run.run import Run
@@ -45,14 +46,13 @@ def write_run(
         answers = np.where([right for *_, right in images], truths, (truths + 1) % len(classes))
         found = Predictions(
             split=split,
-            class_names=classes,
             indices=np.arange(len(images)),
-            labels=truths,
+            targets=ClassIndices(truths, classes),
             probabilities=np.eye(len(classes), dtype=np.float32)[answers],
         )
         contents = np.array([content for content, *_ in images], dtype=np.bytes_)
-        part = RecordedPart(("",) * len(images), truths, contents)
-        empty = RecordedPart((), np.array([], dtype=np.int64), np.array([], dtype=np.bytes_))
+        part = RecordedPart(("",) * len(images), found.targets, contents)
+        empty = part.subset(np.arange(0))
         SplitRecord(classes, {"train": empty, "val": empty, split: part}).write(run.path / layout.SPLIT)
         test = {"split": split, "images": len(images), "loss": loss, "seconds": 25.0}
         if task == "classify":

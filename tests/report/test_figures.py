@@ -15,6 +15,7 @@ from tests.data import noise
 from tests.explain.figures import coarse, texts
 from tests.model import law, small_model, small_resnet
 from vitascope.data.splits import ImageSet
+from vitascope.data.targets import ClassIndices
 from vitascope.explain import plots
 from vitascope.model.classifier import Classifier
 from vitascope.report import figures
@@ -122,7 +123,7 @@ def drawn(
     run.metrics_file.write_text(json.dumps(record) + "\n")
     labels, probabilities = answers(12, 5, 0)
     sources = [noise(*size, seed=number) for number in range(12)]
-    images = ImageSet("test", sources, labels, NAMES)
+    images = ImageSet("test", sources, ClassIndices(labels, NAMES))
 
     with coarse():
         made = figures.draw_figures(run, model, images, probabilities)

@@ -17,6 +17,7 @@ from tests.report import Reader, leave_empty
 from tests.training import tiny_config, write_folder
 from vitascope.cli import main
 from vitascope.data.split_record import SplitRecord
+from vitascope.data.targets import ClassIndices
 from vitascope.errors import UserError
 from vitascope.report import classification, internals, overview, write
 from vitascope.report.write import write_report
@@ -314,7 +315,12 @@ def test_missing_data_are_named_and_the_other_sections_written(made, run, away, 
 def test_changed_data_are_not_shown(made, run, quick) -> None:
     kept = Run(run).predictions
     assert kept is not None
-    for changed in ({"labels": kept.labels[::-1]}, {"indices": kept.indices + 1000}, {"split": "val"}):
+    backwards = np.arange(len(kept.labels))[::-1]
+    for changed in (
+        {"targets": kept.targets.take(backwards)},
+        {"indices": kept.indices + 1000},
+        {"split": "val"},
+    ):
         Run(run).save_predictions(dataclasses.replace(kept, **changed))
         page = read(write_report(Run(run)))
         assert "the data have changed" in page.text
@@ -371,7 +377,7 @@ def test_many_classes_show_the_worst_pairs_instead_of_a_matrix(made, run, quick)
     names = tuple(f"class {k}" for k in range(61))
     wide = np.full((4, 61), 1e-3, dtype=np.float32)
     wide[:, 60] = 0.9
-    data = {"class_names": names, "probabilities": wide}
+    data = {"targets": ClassIndices(kept.labels, names), "probabilities": wide}
     Run(run).save_predictions(dataclasses.replace(kept, **data))
     page = read(write_report(Run(run)))
     assert "too large to read" in page.text

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from vitascope.data.targets import ClassIndices
 from vitascope.errors import UserError
 from vitascope.run.predictions import Predictions
 
@@ -15,9 +16,8 @@ def some_predictions(**others: Any) -> Predictions:
     labels = np.array([0, 1, 2, 0, 1, 2, 0])
     values: dict[str, Any] = {
         "split": "test",
-        "class_names": ('<b>&"', "猫", ""),
         "indices": np.array([0, 1, 2, 4, 5, 6, 9]),
-        "labels": labels,
+        "targets": ClassIndices(labels, ('<b>&"', "猫", "")),
         "probabilities": probabilities,
         "unreadable": ("a/3.png: broken",),
     }
@@ -90,9 +90,11 @@ def test_arrays_that_do_not_belong_together_are_named(
 
 def test_no_predictions_have_no_score(tmp_path: Path) -> None:
     none = np.array([], dtype=np.int64)
-    some_predictions(indices=none, labels=none, probabilities=np.zeros((0, 3), np.float32)).save(
-        tmp_path / "predictions.npz"
-    )
+    some_predictions(
+        indices=none,
+        targets=some_predictions().targets.take(none),
+        probabilities=np.zeros((0, 3), np.float32),
+    ).save(tmp_path / "predictions.npz")
     empty = Predictions.load(tmp_path / "predictions.npz")
     assert empty.confusion.sum() == 0
     with pytest.raises(UserError, match="no predictions of test images"):

@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import vitascope as vs
 from vitascope.data.splits import ImageSet, Splits
+from vitascope.data.targets import ClassIndices
 from vitascope.run.run import Run
 from vitascope.training.loop import Trainer
 from vitascope.training.train import build_trainer, prepare
@@ -75,7 +76,7 @@ def waits_of(step: Callable[[], object]) -> list[str]:
 def trainer_of(run: Path, recipe: str, **options: Any) -> Trainer:
     """A small trainer, on images of noise in memory."""
     pixels = np.random.default_rng(0).integers(0, 256, (32, 16, 16, 3), np.uint8)
-    images = ImageSet("train", list(pixels), np.arange(32) % 4, tuple("abcd"))
+    images = ImageSet("train", list(pixels), ClassIndices(np.arange(32) % 4, tuple("abcd")))
     splits = Splits(images, images.subset("val", np.arange(4)), None, channels=3)
     small = {"embed_dim": 24, "num_heads": 2, "depth": 2, "patch_size": 8, "batch_size": 8}
     config = vs.TrainConfig.from_recipe(recipe, data="noise", device="cpu", **small, **options)

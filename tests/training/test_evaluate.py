@@ -8,11 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from tests.data import write_tree
+from tests.data import read_tree, write_tree
 from tests.model import small_model
 from tests.training import tiny_config, undrawn, write_folder
 from vitascope.cli import main
-from vitascope.data.formats.folder import read_tree
 from vitascope.data.loading import Loader
 from vitascope.data.split_record import SplitRecord
 from vitascope.errors import UserError

@@ -110,8 +110,8 @@ def test_unreadable_image_adds_nothing_to_the_loss(data) -> None:
     """The other images keep their weight; they do not fill up the batch."""
     trainer = trainer_of(tiny_config(data, batch_size=8, **EXACT))
     batch = next(trainer.train_loader.epoch())
-    five = Batch(batch.pixels[:5], batch.labels[:5], batch.indices[:5], planned=8)
-    alone = Batch(batch.pixels[:5], batch.labels[:5], batch.indices[:5], planned=5)
+    five = Batch(batch.pixels[:5], batch.targets[:5], batch.indices[:5], planned=8)
+    alone = Batch(batch.pixels[:5], batch.targets[:5], batch.indices[:5], planned=5)
     gradients = []
     for each in (five, alone):
         trainer.optimizer.zero_grad()
@@ -132,7 +132,7 @@ def test_batch_of_unreadable_images_changes_nothing(data, precision: str, optimi
     options = EXACT | {"precision": precision, "optimizer": optimizer, "ema": 0.5, "accumulate": 2}
     trainer = trainer_of(tiny_config(data, **options))
     batch = next(trainer.train_loader.epoch())
-    none = Batch(batch.pixels[:0], batch.labels[:0], batch.indices[:0], planned=4)
+    none = Batch(batch.pixels[:0], batch.targets[:0], batch.indices[:0], planned=4)
     for _ in range(2):  # before and after there is momentum
         before = weights_of(trainer).clone()
         assert float(trainer._training_step(none, 0)) == 0
@@ -234,7 +234,7 @@ def test_accuracy_under_mixing_counts_the_images_own_classes(data, monkeypatch) 
     for _ in range(8):  # in some steps, an image's partner has the larger share
         trainer.sums = {}
         trainer._training_step(batch, 0)
-        assert int(trainer.sums["accuracy"]) == int((seen[-1].argmax(dim=1) == batch.labels).sum())
+        assert int(trainer.sums["accuracy"]) == int((seen[-1].argmax(dim=1) == batch.targets).sum())
 
 
 def test_compiled_model_trains_to_the_same_loss_and_keeps_parameter_names(

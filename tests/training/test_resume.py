@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 import torch
 
+from tests.data import read_tree
 from tests.forked import ending, fork
 from tests.training import assert_bitwise, tiny_config, undrawn, write_folder, write_uneven
 from vitascope.cli import main
-from vitascope.data.formats.folder import read_tree
 from vitascope.data.loading import Loader
 from vitascope.data.split_record import SplitRecord
 from vitascope.errors import UserError

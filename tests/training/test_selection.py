@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from tests.training import tiny_config, undrawn, write_folder
+from vitascope.data.targets import ClassIndices
 from vitascope.report.overview import training
 from vitascope.run.predictions import Predictions
 from vitascope.run.run import Run
@@ -35,7 +36,7 @@ def predictions(of_the_label: list[float]) -> Predictions:
     own = np.array(of_the_label, dtype=np.float32)
     labels = np.arange(len(own)) % 2
     probabilities = np.where(np.arange(2) == labels[:, None], own[:, None], 1 - own[:, None])
-    return Predictions("val", ("a", "b"), np.arange(len(own)), labels, probabilities)
+    return Predictions("val", np.arange(len(own)), ClassIndices(labels, ("a", "b")), probabilities)
 
 
 def test_a_clear_loss_of_the_last_weights_is_worse() -> None:

@@ -135,7 +135,8 @@ def without_dim(data, monkeypatch) -> Path:
         splits = open_data(place, **options)
         names = ("dark", "light", "dim")
         parts = {
-            part: dataclasses.replace(images, class_names=names) for part, images in splits.parts.items()
+            part: dataclasses.replace(images, targets=images.truth.in_classes(names))
+            for part, images in splits.parts.items()
         }
         return dataclasses.replace(splits, **parts)
 

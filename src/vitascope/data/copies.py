@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 
 import numpy as np
 
@@ -56,7 +57,6 @@ def find_copies(splits: Splits) -> Copies:
     sizes = [len(images) for images in parts]
     part = np.repeat(np.arange(len(parts)), sizes)
     row = np.concatenate([np.arange(size) for size in sizes])
-    labels = np.concatenate([images.labels for images in parts])
     first = first_of_content(np.concatenate([images.contents for images in parts]))
 
     def name(index: int) -> str:
@@ -65,7 +65,10 @@ def find_copies(splits: Splits) -> Copies:
 
     copies = np.flatnonzero(first != np.arange(len(first)))
     across = np.bincount(part[copies][part[first[copies]] < part[copies]], minlength=len(parts))
-    other = copies[labels[first[copies]] != labels[copies]]
+    other = copies[:0]
+    if splits.train.targets is not None:
+        targets = functools.reduce(lambda one, more: one.joined(more), [images.truth for images in parts])
+        other = copies[targets.differ(first[copies], copies)]
     firsts, places = np.unique(first[other], return_index=True)
     return Copies(
         count=len(copies),

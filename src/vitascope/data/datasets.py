@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import errno
+import itertools
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -11,18 +12,18 @@ from pathlib import Path
 
 import numpy as np
 
-from vitascope.data.decoding import ImageError, ImageSource, header_size
+from vitascope.data.decoding import ImageError, ImageSource, header_size, source_name
 from vitascope.data.formats import digits
 from vitascope.data.formats.archive import Archive
 from vitascope.data.formats.cifar import Cifar
-from vitascope.data.formats.folder import Folder
+from vitascope.data.formats.folder import Folder, sorting_advice
 from vitascope.data.formats.format import DataFormat, DataPackage
 from vitascope.data.formats.hub import HubDataset, looks_like_hub_id
 from vitascope.data.formats.idx import Idx
 from vitascope.data.formats.published import KNOWN_SETS, PublishedSet
 from vitascope.data.formats.shards import Shards
 from vitascope.data.listing import IMAGE_SUFFIXES
-from vitascope.data.splits import ImageSet, Inventory, Splits
+from vitascope.data.splits import ImageSet, Inventory, Splits, complete_splits
 from vitascope.errors import UserError, check_choice, nearest, nearest_path, printable
 
 FORMATS: tuple[DataFormat | DataPackage, ...] = (
@@ -55,55 +56,103 @@ def open_data(data: str, *, seed: int = 0, labelled: bool = True) -> Splits:
             - a `.zip` or tar of any of these folders, unpacked once;
             - a folder of class folders, with or without splits above them.
         seed: of the images drawn from train.
-        labelled: False also accepts a folder without classes; a folder with classes is split as usual, so
-            that its test images stay unseen.
+        labelled: False also accepts images without classes, or of one class: a tenth by seed is `val`, and
+            there is no `test`. Images with classes are split as usual, so that test images stay unseen.
 
     Raises:
         UserError: none of these, or a damaged data set. The other functions of this module raise it too.
     """
-    format, place = _find(data)
-    return format.open(place, seed=seed) if labelled else format.open_unlabelled(place, seed=seed)
+    found = read_data(data)
+    names = _split_names(found)
+    split = "train" if "train" in names else "all"
+    classes = found.by_name[split].class_names if split in found.by_name else ()
+    if not labelled and split in names and len(classes) < 2:
+        train = ImageSet("train", _sources(found, split))
+        return complete_splits(dataclasses.replace(found, sets=(train,)), data, seed=seed)
+    for name in names:
+        _labelled(found, name, data)
+    if len(classes) == 1:
+        raise UserError(
+            f"{data}: only one class, {classes[0]!r}; a classifier needs two or more{_instead(found)}"
+        )
+    return complete_splits(found, data, seed=seed)
 
 
 def open_for_evaluation(
     data: str, class_names: tuple[str, ...], rename: Mapping[str, str] | None = None
 ) -> ImageSet:
-    """The images to measure a model on: the test split, else `val`, else all images of a folder.
+    """The images to measure a model on: the test split, else `val`, else all images.
 
-    Labels are indices into the model's `class_names`; a class that is not among them raises UserError, unless
+    Labels are in the model's `class_names`; a class that is not among them raises UserError, unless
     `rename` has the model's name for it.
     """
     others = rename or {}
     for name in others.values():
         check_choice("class of the model", name, class_names)
-    format, place = _find(data)
-    images = format.evaluation_set(place, (*class_names, *others))
-    for name, count in zip(others, images.counts[len(class_names) :].tolist(), strict=True):
-        if not count:
+    found = read_data(data)
+    images = _labelled(found, _measured(found), data)
+    targets = images.truth
+    counts = dict(zip(targets.class_names, targets.counts.tolist(), strict=True))
+    for name in others:
+        if not counts.get(name):
             raise UserError(f"{data}: no images of a class {name!r}, which is to be renamed")
-    labels = np.array([*range(len(class_names)), *map(class_names.index, others.values())], dtype=np.int64)
-    return dataclasses.replace(images, labels=labels[images.labels], class_names=class_names)
+    renamed = tuple(others.get(name, name) for name in targets.class_names)
+    images = dataclasses.replace(images, targets=dataclasses.replace(targets, class_names=renamed))
+    return images.in_classes(class_names, data)
 
 
 def open_pictures(data: str) -> Sequence[ImageSource]:
-    """The images to show: an image file, or the test split, else `val`, else all images of a folder."""
+    """The images to show: an image file, or the test split, else `val`, else all images."""
     path = Path(data).expanduser()
     if path.is_file() and path.suffix.lower() in IMAGE_SUFFIXES:
         return [path]
-    format, place = _find(data)
-    return format.images_to_show(place)
+    found = read_data(data)
+    sources = _sources(found, _measured(found))
+    if not sources:
+        raise UserError(f"{data}: no images in this folder")
+    return sources
 
 
 def read_data(data: str) -> Inventory:
-    """The splits that a data set has, or `all` of its images in one; none is drawn."""
+    """All images of a data set, in the splits that it has, or in `all`; none is drawn."""
     format, place = _find(data)
     return format.read(place)
 
 
-def list_images(data: str) -> Inventory:
-    """All images of a data set, in any split, to find those of an earlier split."""
-    format, place = _find(data)
-    return format.inventory(place)
+def _measured(found: Inventory) -> str:
+    """The name of the split that a model is measured on, and that is shown."""
+    return next((name for name in ("test", "val", "train") if name in _split_names(found)), "all")
+
+
+def _split_names(found: Inventory) -> list[str]:
+    """The names of the splits that have images, or a folder for some."""
+    names = {images.name for images in found.sets if len(images) or images.targets is None}
+    return [name for name in ("train", "val", "test", "all") if name in names]
+
+
+def _sources(found: Inventory, split: str) -> Sequence[ImageSource]:
+    """The images of a split, with and without labels, in the order of their paths if there are both."""
+    sets = [images.sources for images in found.sets if images.name == split and len(images)]
+    if len(sets) == 1:
+        return sets[0]
+    return sorted(itertools.chain.from_iterable(sets), key=lambda source: Path(source_name(source)))
+
+
+def _labelled(found: Inventory, split: str, data: str) -> ImageSet:
+    """The labelled images of a split; a UserError if there are none."""
+    images = found.by_name.get(split)
+    if images is not None and images.targets is not None:
+        return images
+    place = data if split == "all" else os.path.join(data, split)
+    advice = "" if images is None else sorting_advice(Path(source_name(images.sources[0])).parent)
+    raise UserError(
+        f"{data}: no images in class folders; expected {place}/<class>/<image>{advice or _instead(found)}"
+    )
+
+
+def _instead(found: Inventory) -> str:
+    """The end of a message: what a data set has that is no image."""
+    return f"; unused: {', '.join(found.unused)}" if found.unused else ""
 
 
 def _find(data: str) -> tuple[DataFormat, str]:
@@ -150,7 +199,7 @@ def median_size(images: ImageSet, sample: int = 100) -> tuple[int, int]:
 
 def class_counts(images: ImageSet) -> dict[str, int]:
     """The number of images per class."""
-    return dict(zip(images.class_names, images.counts.tolist(), strict=True))
+    return dict(zip(images.class_names, images.truth.counts.tolist(), strict=True))
 
 
 def described(splits: Splits) -> list[str]:
@@ -158,7 +207,7 @@ def described(splits: Splits) -> list[str]:
     sets = splits.parts.values()
     names = splits.train.class_names
     sizes = ", ".join(f"{len(images):,} {images.name}" for images in sets)
-    lines = [f"{sizes} images of {len(names):,} classes"]
+    lines = [f"{sizes} images " + (f"of {len(names):,} classes" if names else "without labels")]
     if len(names) > 1:
         counts: Counter[str] = Counter()
         for images in sets:
@@ -168,6 +217,6 @@ def described(splits: Splits) -> list[str]:
         else:
             fewest, most = (choose(names, key=counts.__getitem__) for choose in (min, max))
             lines.append(f"per class from {counts[fewest]:,} ({fewest}) to {counts[most]:,} ({most})")
-    if splits.passed_over:
-        lines.append(f"unused: {', '.join(splits.passed_over)}")
+    if splits.unused:
+        lines.append(f"unused: {', '.join(splits.unused)}")
     return [printable(line) for line in lines]  # names of folders and files may be anything

@@ -13,11 +13,6 @@ IMAGE_SUFFIXES = {
 """Suffixes of image files, in any case."""
 
 
-def image_files(folder: Path) -> list[Path]:
-    """Files below a folder with a suffix of images, sorted, without hidden ones."""
-    return sorted(Path(entry.path) for entry in visible_files(folder) if is_image(entry))
-
-
 def is_image(entry: os.DirEntry[str]) -> bool:
     """Whether an entry is a file, or a link to one, with a suffix of images."""
     return suffix_of(entry.name) in IMAGE_SUFFIXES and _leads_to(entry.is_file)

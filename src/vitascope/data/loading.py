@@ -33,7 +33,7 @@ class Batch:
     """This process's images of a batch."""
 
     pixels: Tensor  # uint8 (B, C, H, W) on the device
-    labels: Tensor  # int64 (B,) on the device
+    targets: Tensor  # (B, ...) on the device, rows of the labels; (B, 0) for images without labels
     # (B,) into the split of N images; the r-th repetition of an image in an epoch has its index plus r N.
     indices: npt.NDArray[np.int64]
     planned: int  # images of the whole batch, over all processes, unreadable ones included
@@ -43,7 +43,7 @@ class Batch:
         cuts = even_cuts(len(self.indices), parts)
         spans = [span for span in itertools.pairwise(cuts) if span[0] < span[1]]
         return [
-            Batch(self.pixels[a:b], self.labels[a:b], self.indices[a:b], self.planned) for a, b in spans
+            Batch(self.pixels[a:b], self.targets[a:b], self.indices[a:b], self.planned) for a, b in spans
         ] or [self]
 
 
@@ -77,6 +77,7 @@ class Loader:
         balanced: bool = False,  # with a `seed`; see `sampling.balanced_order`
     ) -> None:
         self.images = images
+        self._labels = np.empty((len(images), 0)) if images.targets is None else images.targets.labels
         self.preprocess = preprocess
         self.batch_size = batch_size
         self.seed = seed
@@ -117,14 +118,14 @@ class Loader:
             spans.append((begin + cuts[rank], begin + cuts[rank + 1]))
         if self._kept is None:
             for (pixels, indices), count in zip(self._streamed(order, spans, epoch), planned, strict=True):
-                labels = self._deliver(self.images.labels[indices % len(self.images)])
-                yield Batch(self._deliver(pixels), labels, indices, count)
+                targets = self._deliver(self._labels[indices % len(self.images)])
+                yield Batch(self._deliver(pixels), targets, indices, count)
             return
         for (first, last), count in zip(spans, planned, strict=True):
             indices = order[first:last]
             images = indices % len(self.images)
             rows = self._deliver(self._rows[images])
-            yield Batch(self._kept[rows], self._deliver(self.images.labels[images]), indices, count)
+            yield Batch(self._kept[rows], self._deliver(self._labels[images]), indices, count)
 
     def _order(self, epoch: int) -> npt.NDArray[np.int64]:
         """The indices of an epoch in its order, without those of images that are known to be unreadable."""

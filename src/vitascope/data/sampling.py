@@ -25,13 +25,11 @@ def balanced_order(
     generator = np.random.default_rng([seed, epoch, _STREAM])
     places = np.full(K, n // K)
     places[generator.permutation(K)[: n % K]] += 1
-    labels = images.labels[among]
-    ends = np.cumsum(np.bincount(labels, minlength=K))
-    by_class = np.split(among[np.argsort(labels, kind="stable")], ends[:-1])
     chosen = []
-    for members, count in zip(by_class, places, strict=True):
+    for members, count in zip(images.truth.take(among).by_class(), places, strict=True):
         turn = np.arange(count)
-        chosen.append(generator.permutation(members)[turn % len(members)] + N * (turn // len(members)))
+        mixed = generator.permutation(among[members])
+        chosen.append(mixed[turn % len(members)] + N * (turn // len(members)))
     drawn = np.concatenate(chosen)
     # In the set's own order: shards are read forward.
     return drawn[images.subset(images.name, drawn % N).order(seed, epoch)]

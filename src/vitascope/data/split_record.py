@@ -22,6 +22,7 @@ import numpy.typing as npt
 from vitascope.data.contents import UNREADABLE, contents_of, image_name
 from vitascope.data.decoding import Encoded, ImageSource
 from vitascope.data.splits import ImageSet, Inventory, LazySources, Splits, check_known_classes
+from vitascope.data.targets import FORMER_UNLABELLED, Targets, targets_from_json
 from vitascope.errors import UserError
 from vitascope.serialization import parse_json
 
@@ -51,29 +52,28 @@ class RecordedPart:
     """The images of one part of a split, in their order."""
 
     names: tuple[str, ...]  # relative to the data's folder; empty where images have none
-    labels: npt.NDArray[np.int64]  # (N,), indices into the record's class names
+    targets: Targets | None  # in the record's class names; None for images without labels
     contents: npt.NDArray[np.bytes_]  # (N,), from `contents_of`
 
     def subset(self, rows: npt.NDArray[np.int64]) -> RecordedPart:
         """Some of the images, in the order given."""
-        return RecordedPart(
-            tuple(self.names[row] for row in rows.tolist()), self.labels[rows], self.contents[rows]
-        )
+        targets = None if self.targets is None else self.targets.take(rows)
+        return RecordedPart(tuple(self.names[row] for row in rows.tolist()), targets, self.contents[rows])
 
     def with_more(self, other: RecordedPart) -> RecordedPart:
-        """These images, and then others."""
-        return RecordedPart(
-            (*self.names, *other.names),
-            np.concatenate([self.labels, other.labels]),
-            np.concatenate([self.contents, other.contents]),
-        )
+        """These images, and then others, with labels as these."""
+        targets = self.targets
+        if targets is not None and other.targets is not None:
+            targets = targets.joined(other.targets)
+        contents = np.concatenate([self.contents, other.contents])
+        return RecordedPart((*self.names, *other.names), targets, contents)
 
 
 @dataclasses.dataclass(frozen=True)
 class SplitRecord:
     """The parts of a run's data when the run began."""
 
-    class_names: tuple[str, ...]
+    class_names: tuple[str, ...]  # none for images without labels
     parts: dict[str, RecordedPart]  # `train`, `val` and, where there was one, `test`
     place: str = ""  # the data's path relative to the run, so that a project can be moved; or empty
     skipped: dict[str, RecordedPart] = dataclasses.field(default_factory=dict)
@@ -111,9 +111,8 @@ class SplitRecord:
             packed.write(json.dumps(head).encode() + b"\n")
             for split, part, skipped in self.lines():
                 more = {"skipped": True} if skipped else {}
-                for name, label, content in zip(
-                    part.names, part.labels.tolist(), part.contents.tolist(), strict=True
-                ):
+                labels = [None] * len(part.names) if part.targets is None else part.targets.to_json()
+                for name, label, content in zip(part.names, labels, part.contents.tolist(), strict=True):
                     line = {"split": split, "name": name, "label": label, "content": content.decode()}
                     packed.write(json.dumps(line | more).encode() + b"\n")
 
@@ -130,16 +129,18 @@ class SplitRecord:
                 class_names, place = tuple(head["class_names"]), head["data"]
                 if not all(isinstance(text, str) for text in (*class_names, *head["parts"], place)):
                     raise ValueError("a name in its first line is not text")
-                lines: dict[bool, dict[str, list[tuple[str, int, str]]]] = {
+                if class_names == FORMER_UNLABELLED:
+                    class_names = ()
+                lines: dict[bool, dict[str, list[tuple[str, Any, str]]]] = {
                     False: {split: [] for split in head["parts"]},
                     True: defaultdict(list),
                 }
                 while text := file.readline(_LONGEST_LINE):
                     line = parse_json(text)
                     part = lines[line.get("skipped", False)][line["split"]]
-                    part.append(_checked(line, len(class_names)))
+                    part.append(_checked(line))
             parts, skipped = (
-                {split: _recorded_part(found) for split, found in lines[kind].items()}
+                {split: _recorded_part(found, class_names) for split, found in lines[kind].items()}
                 for kind in (False, True)
             )
             record = cls(class_names, parts, place, skipped)
@@ -155,18 +156,16 @@ class SplitRecord:
         return record
 
 
-def _recorded_part(lines: Sequence[tuple[str, int, str]]) -> RecordedPart:
+def _recorded_part(lines: Sequence[tuple[str, Any, str]], class_names: tuple[str, ...]) -> RecordedPart:
     names, labels, contents = zip(*lines, strict=True) if lines else ((), (), ())
-    return RecordedPart(names, np.array(labels, dtype=np.int64), np.array(contents, dtype=np.bytes_))
+    return RecordedPart(names, targets_from_json(labels, class_names), np.array(contents, dtype=np.bytes_))
 
 
-def _checked(line: dict[str, Any], num_classes: int) -> tuple[str, int, str]:
-    """The name, the label and the content of an image's line; a ValueError for other types, or a class that
-    is not there."""
+def _checked(line: dict[str, Any]) -> tuple[str, Any, str]:
+    """The name, the label and the content of an image's line; a ValueError for other types of the texts."""
     name, label, content = line["name"], line["label"], line["content"]
-    texts = isinstance(name, str) and isinstance(content, str)
-    if not texts or type(label) is not int or not 0 <= label < num_classes:
-        raise ValueError("an image without a name, a content, or a label of its classes")
+    if not isinstance(name, str) or not isinstance(content, str):
+        raise ValueError("an image without a name or a content")
     return name, label, content
 
 
@@ -175,7 +174,7 @@ def record_of(splits: Splits, place: str = "") -> SplitRecord:
     parts = {
         split: RecordedPart(
             tuple(image_name(source, splits.root) for source in images.sources),
-            images.labels,
+            images.targets,
             images.contents,
         )
         for split, images in splits.identified().parts.items()
@@ -200,7 +199,8 @@ class Restored:
         """The split as it was: every image in its place, `Gone` where it is missing."""
         parts = {split: self._part(split) for split in self.record.parts}
         now = self.inventory
-        return Splits(parts["train"], parts["val"], parts.get("test"), now.channels, now.root)
+        drawn = tuple(split for split in parts if split not in {"train", *now.by_name})
+        return Splits(parts["train"], parts["val"], parts.get("test"), now.channels, now.root, drawn=drawn)
 
     def _part(self, split: str) -> ImageSet:
         part, found = self.record.parts[split], self.found[split]
@@ -209,7 +209,7 @@ class Restored:
             inside = bool(((begin <= found) & (found < begin + len(images))).all())
             if inside and isinstance(images.sources, LazySources):  # sources of shards stay that
                 sources = images.sources.take(found - begin)
-                return ImageSet(split, sources, part.labels, self.record.class_names, part.contents)
+                return ImageSet(split, sources, part.targets, part.contents)
             begin += len(images)
         now = _all_sources(self.inventory)
         listed: list[ImageSource] = []
@@ -218,11 +218,11 @@ class Restored:
             reason = "another content than in training" if other else "no longer there"
             gone = Gone(part.names[index] or f"{split} image {index}", reason)
             listed.append(now[place] if place >= 0 else gone)
-        return ImageSet(split, listed, part.labels, self.record.class_names, part.contents)
+        return ImageSet(split, listed, part.targets, part.contents)
 
     def present(self, split: str, class_names: tuple[str, ...]) -> ImageSet:
-        """The images of a part that still exist. A renamed one has the class of its new folder."""
-        found, labels = self.found[split], self.record.parts[split].labels
+        """The images of a part that still exist. A renamed one has the classes of its new place, if any."""
+        found, recorded = self.found[split], self.record.parts[split].targets
         there = np.flatnonzero(found >= 0)
         if not len(there):
             raise UserError(
@@ -230,19 +230,15 @@ class Restored:
                 f"{self.note()}; restore them, or give other images to measure on"
             )
         now = _all_sources(self.inventory)
-        classes = [self.aliases.get(name, name) for name in _classes(self.inventory)]
-        named = [
-            classes[found[row]] if self.renamed[split][row] else self.record.class_names[labels[row]]
-            for row in there
-        ]
-        check_known_classes(sorted(set(named)), class_names, f"{split} images")
-        numbers = {name: number for number, name in enumerate(class_names)}
-        return ImageSet(
-            split,
-            [now[place] for place in found[there].tolist()],
-            np.array([numbers[name] for name in named], dtype=np.int64),
-            class_names,
-        )
+        images = ImageSet(split, [now[place] for place in found[there].tolist()])
+        if recorded is None:
+            return images
+        classes, named = _classes(self.inventory), recorded.take(there).names()
+        for at, row in enumerate(there.tolist()):
+            if self.renamed[split][row] and (new := classes[found[row]]):
+                named[at] = tuple(self.aliases.get(name, name) for name in new)
+        check_known_classes(sorted(set().union(*named)), class_names, f"{split} images")
+        return dataclasses.replace(images, targets=recorded.of_names(named, class_names))
 
     def remaining(self) -> SplitRecord:
         """The record of a run that goes on without the images that are missing or changed, which are skipped
@@ -256,7 +252,8 @@ class Restored:
             names = tuple(self.names[place] for place in found[there].tolist())
             parts[split] = dataclasses.replace(part.subset(there), names=names)
             if len(gone):
-                skipped[split] = skipped.get(split, _recorded_part(())).with_more(part.subset(gone))
+                more = part.subset(gone)
+                skipped[split] = skipped[split].with_more(more) if split in skipped else more
         return dataclasses.replace(self.record, parts=parts, skipped=skipped)
 
     @property
@@ -292,10 +289,9 @@ class Restored:
         if self.new:
             changes.append(f"{self.new:,} new")
         had = set(self.record.class_names)
-        has = {self.aliases.get(name, name) for name in _classes(self.inventory)}
-        labelled = had != {"image"}
+        has = {self.aliases.get(name, name) for name in set().union(*_classes(self.inventory))}
         for change, classes in (("gone", had - has), ("new", has - had)):
-            if classes and labelled:
+            if classes and had:
                 changes.append(f"classes {change}: {_first(sorted(classes))}")
         names = [
             self.record.parts[split].names[index]
@@ -314,9 +310,14 @@ def _all_sources(inventory: Inventory) -> list[ImageSource]:
     return list(itertools.chain.from_iterable(images.sources for images in inventory.sets))
 
 
-def _classes(inventory: Inventory) -> list[str]:
-    """The class of each image."""
-    return [images.class_names[label] for images in inventory.sets for label in images.labels.tolist()]
+def _classes(inventory: Inventory) -> list[tuple[str, ...]]:
+    """The names of each image's classes; none for an image without a label."""
+    none: tuple[str, ...] = ()
+    return [
+        names
+        for images in inventory.sets
+        for names in ([none] * len(images) if images.targets is None else images.targets.names())
+    ]
 
 
 def restore(record: SplitRecord, inventory: Inventory, check: Collection[str]) -> Restored:
@@ -332,8 +333,9 @@ def restore(record: SplitRecord, inventory: Inventory, check: Collection[str]) -
     contents = dict(zip(read, contents_of([sources[index] for index in read]).tolist(), strict=True))
     aliases = _renamed_classes(record, inventory, contents)
     if aliases:
-        pairs = zip(names, _classes(inventory), strict=True)
-        names = [_in_class(name, now, aliases[now]) if now in aliases else name for name, now in pairs]
+        for index, classes in enumerate(_classes(inventory)):
+            for now in aliases.keys() & set(classes):
+                names[index] = _in_class(names[index], now, aliases[now])
     by_name = {name: index for index, name in enumerate(names) if name}
 
     found = {split: np.full(len(part.names), -1, dtype=np.int64) for split, part in record.parts.items()}
@@ -369,18 +371,19 @@ def _renamed_classes(
     """The class folders that the record does not have, with images of one class that has no folder any more:
     their names, and the names of these classes."""
     classes = _classes(inventory)
-    gone = set(record.class_names) - set(classes)
-    if not gone or gone == {"image"}:  # of pictures without classes
+    gone = set(record.class_names).difference(*classes)
+    if not gone:
         return {}
     known: dict[bytes, set[str]] = defaultdict(set)
     for _, part, _ in record.lines():
-        for label, content in zip(part.labels.tolist(), part.contents.tolist(), strict=True):
-            known[content].add(record.class_names[label])
+        if part.targets is not None:
+            for names, content in zip(part.targets.names(), part.contents.tolist(), strict=True):
+                known[content].update(names)
     known.pop(UNREADABLE, None)
     meant: dict[str, set[str]] = defaultdict(set)
     for index, content in contents.items():
-        if classes[index] not in record.class_names:
-            meant[classes[index]] |= known.get(content, set()) & gone
+        for now in set(classes[index]).difference(record.class_names):
+            meant[now] |= known.get(content, set()) & gone
     return {now: next(iter(old)) for now, old in meant.items() if len(old) == 1}
 
 

@@ -1,4 +1,4 @@
-"""Labelled images, and their division into training, validation and test, the same for every format."""
+"""Images with their targets, and their division into train, val and test, the same for every format."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import dataclasses
 from abc import abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Self, overload
+from typing import Any, Self, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -14,13 +14,12 @@ import numpy.typing as npt
 from vitascope.data.contents import contents_of, first_of_content
 from vitascope.data.decoding import Encoded, ImageSource
 from vitascope.data.randomness import epoch_order
+from vitascope.data.targets import Targets
 from vitascope.errors import UserError, nearest, printable
 from vitascope.formatting import counted
 
 VAL_SHARE = 0.1
 TEST_SHARE = 0.1
-UNEVEN = 3
-"""Ratio of the numbers of images of two classes above which training mentions it."""
 
 
 def _not_read() -> npt.NDArray[np.bytes_]:
@@ -52,28 +51,39 @@ class LazySources(Sequence[Encoded]):
 
 @dataclasses.dataclass(frozen=True)
 class ImageSet:
-    """Labelled images of one split; `labels` are indices into `class_names`."""
+    """Images of one split."""
 
     name: str
     sources: Sequence[ImageSource]
-    labels: npt.NDArray[np.int64]
-    class_names: tuple[str, ...]
+    targets: Targets | None = None
+    """The labels; None for images without any."""
     contents: npt.NDArray[np.bytes_] = dataclasses.field(default_factory=_not_read, repr=False)
     """From `contents_of`, (N,), where they were read; see `identified`."""
 
     def __len__(self) -> int:
-        return len(self.labels)
+        return len(self.sources)
 
     @property
-    def counts(self) -> npt.NDArray[np.int64]:
-        """Images per class, (K,)."""
-        return np.bincount(self.labels, minlength=len(self.class_names))
+    def truth(self) -> Targets:
+        """The targets; a UserError for images without labels."""
+        if self.targets is None:
+            raise UserError(f"the {counted(len(self), f'{self.name} image')} have no labels")
+        return self.targets
+
+    @property
+    def labels(self) -> npt.NDArray[Any]:
+        """The labels of `truth`: int64 (N,) for one class per image."""
+        return self.truth.labels
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """The names of the classes; none for images without labels."""
+        return () if self.targets is None else self.targets.class_names
 
     @property
     def uneven(self) -> bool:
-        """Whether a class has more than `UNEVEN` times the images of another one that has any."""
-        counts = self.counts[self.counts > 0]
-        return len(counts) > 1 and bool(counts.max() > UNEVEN * counts.min())
+        """Whether some class has several times the images of another; see `Targets.uneven`."""
+        return self.targets is not None and self.targets.uneven
 
     def subset(self, name: str, indices: npt.NDArray[np.int64]) -> ImageSet:
         """Some of the images, in the order given."""
@@ -82,8 +92,8 @@ class ImageSet:
             some: Sequence[ImageSource] = all_of_them.take(indices)
         else:
             some = [all_of_them[index] for index in indices]
-        contents = self.contents[indices] if len(self.contents) else self.contents
-        return ImageSet(name, some, self.labels[indices], self.class_names, contents)
+        targets = None if self.targets is None else self.targets.take(indices)
+        return ImageSet(name, some, targets, self.contents[indices] if len(self.contents) else self.contents)
 
     def identified(self) -> ImageSet:
         """The same images with their `contents`, which are read unless they are known."""
@@ -99,13 +109,12 @@ class ImageSet:
     def followed_by(self, others: ImageSet) -> ImageSet:
         """These images and others of the same classes."""
         name, sources = f"{self.name} and {others.name}", [*self.sources, *others.sources]
-        return ImageSet(name, sources, np.concatenate([self.labels, others.labels]), self.class_names)
+        return ImageSet(name, sources, self.truth.joined(others.truth))
 
     def in_classes(self, class_names: tuple[str, ...], where: str) -> ImageSet:
-        """The same images, labelled by the positions of their classes in another list of names."""
+        """The same images, with their labels in another list of class names."""
         check_known_classes(self.class_names, class_names, where)
-        places = np.array([class_names.index(name) for name in self.class_names], dtype=np.int64)
-        return dataclasses.replace(self, labels=places[self.labels], class_names=class_names)
+        return dataclasses.replace(self, targets=self.truth.in_classes(class_names))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,8 +126,8 @@ class Splits:
     test: ImageSet | None  # None in folders with `train/` and `val/` alone; `val` measures the result then
     channels: int
     root: Path | None = None  # the folder of the images; None for images without one
-    drawn: tuple[str, ...] = ()  # the names of the parts that were drawn from the images of `train`
-    passed_over: tuple[str, ...] = ()  # descriptions of unused files in that folder
+    unused: tuple[str, ...] = ()  # descriptions of unused images, files and folders
+    drawn: tuple[str, ...] = ()  # the names of the splits that were drawn from the others by seed
 
     @property
     def final(self) -> ImageSet:
@@ -143,35 +152,46 @@ class Splits:
 
 @dataclasses.dataclass(frozen=True)
 class Inventory:
-    """All images of a data set now, in the splits that it has; channels and root as in `Splits`."""
+    """All images of a data set now, in the splits that it has."""
 
-    sets: tuple[ImageSet, ...]  # called `train`, `val` and `test`, or `all`; their classes may be any
+    sets: tuple[ImageSet, ...]
+    """Called `train`, `val` and `test`, or `all`, each with classes of its own. Images without labels beside
+    labelled ones are another set of the same name; images in no split are a set of another name."""
     channels: int
-    root: Path | None
+    root: Path | None  # the folder of the images; None for images without one
+    unused: tuple[str, ...] = ()  # descriptions of files that are no images, and of folders without images
 
     @property
     def by_name(self) -> dict[str, ImageSet]:
-        """The sets that have images, by their names."""
-        return {images.name: images for images in self.sets if len(images)}
+        """The sets that have images, by their names; of two, the labelled one."""
+        ordered = sorted(self.sets, key=lambda images: images.targets is not None)
+        return {images.name: images for images in ordered if len(images)}
 
 
 def complete_splits(found: Inventory, place: str, *, seed: int) -> Splits:
     """The splits of a data set that has `train` and perhaps `val` and `test`, or only `all`. Missing ones are
-    drawn by seed: a tenth of each class is `val`, and of `all` another tenth `test`."""
-    given = found.by_name
+    drawn by seed: a tenth of each class is `val`, and of `all` another tenth `test`. Images beside labelled
+    ones that have no label are unused."""
+    given, drawn = found.by_name, ["val"]
+    if "train" in given and (names := given["train"].class_names):
+        for split in given.keys() & {"val", "test"}:
+            given[split] = given[split].in_classes(names, f"the {split} images of {place}")
     if "all" in given:
         everything = given["all"].identified()
         _check_sizes(everything, 3, "train, val and test")
-        rest, test = stratified_split(everything, TEST_SHARE, "test", seed)
-        parts = stratified_split(rest, VAL_SHARE / (1 - TEST_SHARE), "val", seed)
-        return Splits(*parts, test, found.channels, found.root, ("val", "test"))
-    train, val = given.get("train"), given.get("val")
-    if train is None:
+        rest, given["test"] = stratified_split(everything, TEST_SHARE, "test", seed)
+        train, val = stratified_split(rest, VAL_SHARE / (1 - TEST_SHARE), "val", seed)
+        drawn = ["val", "test"]
+    elif "train" not in given:
         raise UserError(f"{place}: no images to train on; it has {', '.join(given) or 'none at all'}")
-    drawn = () if val is not None else ("val",)
-    if val is None:
-        train, val = stratified_split(train, VAL_SHARE, "val", seed)
-    return Splits(train, val, given.get("test"), found.channels, found.root, drawn)
+    elif "val" in given:
+        train, val, drawn = given["train"], given["val"], []
+    else:
+        train, val = stratified_split(given["train"], VAL_SHARE, "val", seed)
+    without = sum(len(images) for images in found.sets if images.targets is None and train.class_names)
+    unused = (f"{counted(without, 'image')} without a class",) if without else ()
+    unused = (*unused, *found.unused)
+    return Splits(train, val, given.get("test"), found.channels, found.root, unused, tuple(drawn))
 
 
 def stratified_split(images: ImageSet, share: float, name: str, seed: int) -> tuple[ImageSet, ImageSet]:
@@ -181,30 +201,34 @@ def stratified_split(images: ImageSet, share: float, name: str, seed: int) -> tu
     _check_sizes(images, 2, f"{images.name} and {name}")
     first = first_of_content(images.contents)
     drawn: list[int] = []
-    for label in range(len(images.class_names)):
-        members = np.flatnonzero((images.labels == label) & (first == np.arange(len(images))))
-        members = np.random.default_rng([seed, label]).permutation(members)
+    strata = [np.arange(len(images))] if images.targets is None else images.targets.strata()
+    for number, stratum in enumerate(strata):
+        members = stratum[first[stratum] == stratum]
+        members = np.random.default_rng([seed, number]).permutation(members)
         drawn.extend(members[: max(1, round(share * len(members)))].tolist())
     taken = np.isin(first, drawn)
     return images.subset("train", np.flatnonzero(~taken)), images.subset(name, np.flatnonzero(taken))
 
 
 def _check_sizes(images: ImageSet, needed: int, parts: str) -> None:
-    """Reject a class with too few different images for some parts."""
-    different = first_of_content(images.contents) == np.arange(len(images))
-    counts = np.bincount(images.labels[different], minlength=len(images.class_names))
-    for name, count, single in zip(images.class_names, images.counts.tolist(), counts.tolist(), strict=True):
+    """Reject images, or a class, with too few different ones for some parts."""
+    different = np.flatnonzero(first_of_content(images.contents) == np.arange(len(images)))
+    counts = [("the data have", len(images), len(different))]
+    if (targets := images.targets) is not None:
+        classes = [f"class {name!r} has" for name in targets.class_names]
+        pairs = targets.counts.tolist(), targets.take(different).counts.tolist()
+        counts = list(zip(classes, *pairs, strict=True))
+    for who, count, single in counts:
         if single < needed:
             copies = f", {single} if copies count once" if single < count else ""
             raise UserError(
-                f"class {name!r} has {counted(count, 'image')}{copies}; {parts} need one each, so at least "
-                f"{needed}"
+                f"{who} {counted(count, 'image')}{copies}; {parts} need one each, so at least {needed}"
             )
 
 
 def absent_classes(images: ImageSet) -> str:
     """The classes without images, in one line; empty if every class has some."""
-    absent = [images.class_names[label] for label in np.flatnonzero(images.counts == 0)]
+    absent = [images.class_names[label] for label in np.flatnonzero(images.truth.counts == 0)]
     if not absent:
         return ""
     have = "has" if len(absent) == 1 else "have"

@@ -370,8 +370,9 @@ class ImageAnswers:
         if record is None:
             return cls(unknown=f"{run.name} is an older run, which did not record its images")
         part, indices = record.parts.get(predictions.split), predictions.indices
-        fits = part is not None and int(indices.max()) < len(part.labels)
-        if part is None or not fits or (part.labels[indices] != predictions.labels).any():
+        targets = None if part is None else part.targets
+        fits = targets is not None and int(indices.max()) < len(targets)
+        if part is None or targets is None or not fits or targets.take(indices) != predictions.targets:
             return cls(unknown=f"the predictions of {run.name} do not fit its record of the split")
         names, right = predictions.class_names, {}
         copies: Counter[tuple[bytes, str]] = Counter()

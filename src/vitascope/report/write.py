@@ -110,9 +110,8 @@ def _open_data(run: Run, data: str | None = None) -> tuple[Splits | None, str, s
     if predictions is None:
         return opened.splits, "", opened.note
     indices = predictions.indices
-    named = (final.name, final.class_names) == (predictions.split, predictions.class_names)
-    fits = named and int(indices.max()) < len(final)
-    if fits and (final.labels[indices] == predictions.labels).all():
+    fits = final.name == predictions.split and int(indices.max()) < len(final)
+    if fits and final.truth.take(indices) == predictions.targets:
         return opened.splits, "", opened.note
     gone = (
         f"the data have changed: {len(final):,} {final.name} images, whose classes are not those of the "

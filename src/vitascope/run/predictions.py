@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from vitascope.data.targets import ClassIndices, Targets
 from vitascope.errors import UserError
 from vitascope.run.measures import Score, confusion_matrix, score_of
 from vitascope.storage import replacing
@@ -24,19 +25,27 @@ class Predictions:
 
     Attributes:
         split: the split's name.
-        class_names: of the K classes.
         indices: indices in the split of the N images that could be read, int64 (N,).
-        labels: their true classes, int64 (N,).
+        targets: their true classes, among K.
         probabilities: of the classes, float32 (N, K).
         unreadable: one line per image that could not be read: its path and the reason.
     """
 
     split: str
-    class_names: tuple[str, ...]
     indices: npt.NDArray[np.int64]
-    labels: npt.NDArray[np.int64]
+    targets: Targets
     probabilities: npt.NDArray[np.float32]
     unreadable: tuple[str, ...] = ()
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """The names of the K classes."""
+        return self.targets.class_names
+
+    @property
+    def labels(self) -> npt.NDArray[Any]:
+        """The labels of `targets`: int64 (N,) for one class per image."""
+        return self.targets.labels
 
     @property
     def classes(self) -> npt.NDArray[np.int64]:
@@ -56,7 +65,7 @@ class Predictions:
     @property
     def score(self) -> Score:
         """The accuracy with its interval, and the numbers to compare it with; UserError for no images."""
-        if not len(self.labels):
+        if not len(self.targets):
             raise UserError(f"there are no predictions of {self.split} images, so they have no score")
         return score_of(self.labels, self.probabilities)
 
@@ -108,9 +117,8 @@ def _checked(stored: dict[str, npt.NDArray[Any]]) -> dict[str, Any]:
         raise ValueError("probabilities outside of [0, 1]")
     return {
         "split": str(split),
-        "class_names": tuple(class_names.tolist()),
         "indices": indices.astype(np.int64),
-        "labels": labels.astype(np.int64),
+        "targets": ClassIndices(labels.astype(np.int64), tuple(class_names.tolist())),
         "probabilities": probabilities.astype(np.float32),
         "unreadable": tuple(unreadable.tolist()),
     }

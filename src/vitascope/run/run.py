@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from vitascope.arguments import checked, has_type
-from vitascope.data.datasets import list_images, open_data
+from vitascope.data.datasets import open_data, read_data
 from vitascope.data.split_record import Restored, SplitRecord, record_of, restore
 from vitascope.data.splits import ImageSet, Splits
 from vitascope.errors import UserError
@@ -418,7 +418,7 @@ class Run:
             )
             return RunData(open_data(where, seed=seed, labelled=labelled), None, note)
         where, notes = self._place(where, record) if data is None else (where, [])
-        restored = restore(record, list_images(where), [record.final] if check is None else check)
+        restored = restore(record, read_data(where), [record.final] if check is None else check)
         if not any((found >= 0).any() for found in restored.found.values()):
             raise UserError(
                 f"{where}: contains none of the {record.images():,} images that {self.path} was trained and "

@@ -120,7 +120,7 @@ def predict_split(model: nn.Module, loader: Loader, *, precision: torch.dtype = 
         for batch in loader.epoch():
             with torch.autocast(batch.pixels.device.type, precision, enabled=precision != torch.float32):
                 logits = model(loader.preprocess.normalize(batch.pixels)).float()  # (B, K)
-            computed.append((logits, batch.labels, batch.indices))
+            computed.append((logits, batch.targets, batch.indices))
     # Copied at the end: each copy waits for the accelerator, which would have no next batch meanwhile.
     copied = [(logits.cpu(), labels.cpu(), indices) for logits, labels, indices in computed]
     parts = gather((copied, loader.unreadable))
@@ -133,9 +133,8 @@ def predict_split(model: nn.Module, loader: Loader, *, precision: torch.dtype = 
     truths = torch.cat([labels for _, labels, _ in batches])[order]  # (N,)
     return Evaluation(
         split=loader.images.name,
-        class_names=loader.images.class_names,
         indices=places[order],
-        labels=truths.numpy(),
+        targets=loader.images.truth.take(places[order]),
         probabilities=outputs.softmax(dim=1).numpy(),
         loss=float(F.cross_entropy(outputs, truths)),
         unreadable=tuple({path: reason for _, part in parts for path, reason in part.items()}.values()),

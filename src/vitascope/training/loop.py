@@ -292,11 +292,11 @@ class Trainer:
     def _parts(self, batch: Batch) -> list[tuple[Batch, float]]:
         """Parts for gradient accumulation, as many in each process, with their shares of the global batch."""
         # Shares of the planned images: the weight of an image does not depend on unreadable others.
-        split = batch.split(self.parts) if len(batch.labels) else []
-        parts = [(part, len(part.labels) / batch.planned) for part in split]
+        split = batch.split(self.parts) if len(batch.indices) else []
+        parts = [(part, len(part.indices) / batch.planned) for part in split]
         if distributed.world_size() > 1:  # for collective operations, if need be with a black image
-            pixels, labels = batch.pixels.new_zeros(1, *batch.pixels.shape[1:]), batch.labels.new_zeros(1)
-            black = dataclasses.replace(batch, pixels=pixels, labels=labels, indices=np.zeros(1, np.int64))
+            pixels, targets = (rows.new_zeros(1, *rows.shape[1:]) for rows in (batch.pixels, batch.targets))
+            black = dataclasses.replace(batch, pixels=pixels, targets=targets, indices=np.zeros(1, np.int64))
             parts += [(black, 0.0)] * (self.parts - len(parts))
         return parts
 
@@ -313,15 +313,15 @@ class Trainer:
 
     def _examples(self, part: Batch, epoch: int) -> Examples:
         """Augment, a function of (seed, epoch, index), mix, a function of (seed, step), and resize."""
-        seed, targets = self.config.seed, part.labels
+        seed, targets = self.config.seed, part.targets
         images = self.augmentation(part.pixels, part.indices, seed=seed, epoch=epoch)  # (B, C, H, W)
         if self.mixing is not None:
-            targets = F.one_hot(targets, self.model_config.num_classes).float()  # (B, K)
+            targets = self.splits.train.truth.shares(targets)  # (B, K)
             images, targets = self.mixing(images, targets, seed=seed, step=self.step)
         if self.small:
             images = F.interpolate(images, self.small_size, mode="bilinear", antialias=True)
         return Examples(
-            images=images, labels=part.labels, targets=targets, indices=part.indices, seed=seed, epoch=epoch
+            images=images, labels=part.targets, targets=targets, indices=part.indices, seed=seed, epoch=epoch
         )
 
     def _update(self) -> None:

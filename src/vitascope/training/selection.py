@@ -51,7 +51,7 @@ def select(trainer: Trainer) -> Selection:
         return Selection("last", epoch, "they are the last ones, and have the lowest validation loss")
     last, lowest = (predictions_of(trainer, saved) for saved in (folder, trainer.run.best))
     losses = f"{last.loss:.3f}, and {lowest.loss:.3f} after epoch {best:g}"
-    images = counted(len(last.labels), "validation image")
+    images = counted(len(last.targets), "validation image")
     if worse(last, lowest):
         return Selection("best", best, f"the last ones are worse on {images} (loss {losses})")
     return Selection(

@@ -23,7 +23,6 @@ import torch
 
 from vitascope.arguments import checked
 from vitascope.data.datasets import open_data
-from vitascope.data.formats.digits import digits_baseline
 from vitascope.data.splits import Splits
 from vitascope.errors import UserError
 from vitascope.formatting import counted
@@ -39,6 +38,7 @@ from vitascope.run.trackers import check_tracker
 from vitascope.storage import explaining_failure
 from vitascope.training import distributed
 from vitascope.training.announcement import announce_data, announce_run, other_starts
+from vitascope.training.baseline import digits_baseline
 from vitascope.training.checkpoint import folders
 from vitascope.training.checkpoint.folders import remove_checkpoints, to_resume
 from vitascope.training.checkpoint.state import with_images_of

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.data import splits_of
 from vitascope.data.datasets import class_counts, open_data, open_for_evaluation
 from vitascope.data.formats import cifar
 from vitascope.data.formats.cifar import Cifar
@@ -125,7 +126,7 @@ def test_every_form_is_read_packed_and_unpacked(tmp_path: Path, form: str, kind:
 @pytest.mark.parametrize("keys", [str, bytes])
 def test_pickles_of_any_protocol_and_kind_of_key_are_read(tmp_path: Path, protocol: int, keys: type) -> None:
     folder = write_folder(tmp_path, cifar_files("10-python", protocol=protocol, keys=keys))
-    assert_splits(Cifar().open(str(folder), seed=0), 10)
+    assert_splits(splits_of(Cifar(), str(folder), seed=0), 10)
 
 
 def test_other_members_and_their_order_do_not_matter(tmp_path: Path) -> None:
@@ -135,13 +136,13 @@ def test_other_members_and_their_order_do_not_matter(tmp_path: Path) -> None:
 
 def test_validation_depends_on_the_seed_and_test_does_not(tmp_path: Path) -> None:
     folder = write_folder(tmp_path, cifar_files("10-binary"))
-    first, again, other = (Cifar().open(str(folder), seed=seed) for seed in (1, 1, 2))
+    first, again, other = (splits_of(Cifar(), str(folder), seed=seed) for seed in (1, 1, 2))
     assert pictures(first.val) == pictures(again.val) != pictures(other.val)
     assert pictures(first.final) == pictures(other.final)
 
 
 def test_pictures_are_accepted_by_preprocessing(tmp_path: Path) -> None:
-    images = Cifar().open(str(write_folder(tmp_path, cifar_files("10-python"))), seed=0).final
+    images = splits_of(Cifar(), str(write_folder(tmp_path, cifar_files("10-python"))), seed=0).final
     pixels = Preprocess(image_size=(32, 32)).pixels(images.sources[0])
     np.testing.assert_array_equal(pixels, batch(10, 1, 5)[0][0].reshape(3, 32, 32))
 
@@ -178,7 +179,7 @@ def test_missing_file_is_named(tmp_path: Path, form: str, packed: bool) -> None:
     del files[lost]
     path = write_tar(tmp_path / "c.tar.gz", files) if packed else write_folder(tmp_path, files)
     with pytest.raises(UserError, match=f"lacks {lost}"):
-        Cifar().open(str(path), seed=0)
+        splits_of(Cifar(), str(path), seed=0)
 
 
 def damaged(name: str, form: str = "10-python", **values: object) -> dict[str, bytes]:
@@ -206,20 +207,20 @@ def damaged(name: str, form: str = "10-python", **values: object) -> dict[str, b
 def test_batches_that_are_not_cifar_are_rejected(tmp_path: Path, values: dict, fault: str) -> None:
     folder = write_folder(tmp_path, damaged("data_batch_2", **values))
     with pytest.raises(UserError, match=f"data_batch_2: .*{fault}"):
-        Cifar().open(str(folder), seed=0)
+        splits_of(Cifar(), str(folder), seed=0)
 
 
 def test_labels_may_be_an_array(tmp_path: Path) -> None:
     labels = np.array(batch(10, 1, 1)[1], np.int32)
     assert_splits(
-        Cifar().open(str(write_folder(tmp_path, damaged("data_batch_2", labels=labels))), seed=0), 10
+        splits_of(Cifar(), str(write_folder(tmp_path, damaged("data_batch_2", labels=labels))), seed=0), 10
     )
 
 
 @pytest.mark.parametrize("names", [["a"] * 10, ["a", "b"], "names", None, [1] * 10, [*"abcdefghi", " "]])
 def test_another_number_of_class_names_than_ten_is_rejected(tmp_path: Path, names: object) -> None:
     with pytest.raises(UserError, match=r"batches\.meta: .*class names"):
-        Cifar().open(str(write_folder(tmp_path, damaged("batches.meta", label_names=names))), seed=0)
+        splits_of(Cifar(), str(write_folder(tmp_path, damaged("batches.meta", label_names=names))), seed=0)
 
 
 @pytest.mark.parametrize("change", [lambda c: c[:-1], lambda c: c + b"x", lambda c: b""])
@@ -227,14 +228,14 @@ def test_records_of_another_length_are_rejected(tmp_path: Path, change) -> None:
     files = cifar_files("100-binary")
     files["train.bin"] = change(files["train.bin"])
     with pytest.raises(UserError, match=r"train\.bin: .*not a multiple of 3,074"):
-        Cifar().open(str(write_folder(tmp_path, files)), seed=0)
+        splits_of(Cifar(), str(write_folder(tmp_path, files)), seed=0)
 
 
 def test_record_with_a_label_beyond_the_classes_is_rejected(tmp_path: Path) -> None:
     files = cifar_files("10-binary")
     files["test_batch.bin"] = b"\x0a" + files["test_batch.bin"][1:]
     with pytest.raises(UserError, match=r"test_batch\.bin: image 0 has the label 10"):
-        Cifar().open(str(write_folder(tmp_path, files)), seed=0)
+        splits_of(Cifar(), str(write_folder(tmp_path, files)), seed=0)
 
 
 class Harm:
@@ -264,7 +265,7 @@ def test_file_larger_than_cifar_is_rejected_before_reading(
     files = {**cifar_files("10-python"), "data_batch_4": bytes(200_000)}
     path = write_tar(tmp_path / "c.tgz", files) if packed else write_folder(tmp_path / "c", files)
     with pytest.raises(UserError, match="data_batch_4: 200,000 bytes, more than the 100,000"):
-        Cifar().open(str(path), seed=0)
+        splits_of(Cifar(), str(path), seed=0)
 
 
 def test_two_members_of_one_name_are_rejected(tmp_path: Path) -> None:
@@ -272,7 +273,7 @@ def test_two_members_of_one_name_are_rejected(tmp_path: Path) -> None:
     with tarfile.open(path, "a") as tar:
         tar.addfile(tarfile.TarInfo("other/data_batch_1.bin"))
     with pytest.raises(UserError, match=r"'other/data_batch_1\.bin' is a duplicate"):
-        Cifar().open(str(path), seed=0)
+        splits_of(Cifar(), str(path), seed=0)
 
 
 def test_link_in_place_of_a_batch_is_rejected(tmp_path: Path) -> None:
@@ -285,7 +286,7 @@ def test_link_in_place_of_a_batch_is_rejected(tmp_path: Path) -> None:
         link.type, link.linkname = tarfile.SYMTYPE, str(secret)
         tar.addfile(link)
     with pytest.raises(UserError, match=r"'cifar/test_batch\.bin' is not a plain file"):
-        Cifar().open(str(path), seed=0)
+        splits_of(Cifar(), str(path), seed=0)
 
 
 @pytest.mark.parametrize("mode", ["w", "w:gz", "w:xz"])

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.data import noise, write_picture
+from tests.data import noise, sets_of, splits_of, write_picture
 from vitascope.data.decoding import ImageError, read_image
-from vitascope.data.formats.hub import HubDataset, looks_like_hub_id, read_hub_dataset
+from vitascope.data.formats.hub import HubDataset, looks_like_hub_id
 from vitascope.errors import UserError
 
 
@@ -39,7 +39,7 @@ def test_hub_ids_are_distinguished_from_paths(tmp_path: Path, monkeypatch: pytes
 def test_missing_library_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(UserError, match=r'pip install "vitascope\[datasets\]"'):
-        HubDataset().open("owner/name", seed=0)
+        splits_of(HubDataset(), "owner/name", seed=0)
 
 
 @pytest.fixture
@@ -88,7 +88,7 @@ def test_saved_splits_keep_pictures_labels_and_class_names(
     parts = {"train": [0, 1] * 4, validation: [1, 0], "test": [1, 1, 0], "unsupervised": [0]}
     data = saved(tmp_path, library.DatasetDict({name: table(library, part) for name, part in parts.items()}))
     assert HubDataset().matches(Path(data))
-    splits = HubDataset().open(data, seed=0)
+    splits = splits_of(HubDataset(), data, seed=0)
     found = (splits.train, splits.val, splits.final)
     assert [images.labels.tolist() for images in found] == list(parts.values())[:3]
     for images in found:
@@ -108,7 +108,7 @@ def test_parquet_files_are_read_by_their_names(tmp_path: Path, library: Any, whe
         table(library, labels, first=first).to_parquet(folder / f"{name}.parquet")
     table(library, [1, 0]).to_parquet(folder / "validation-00000-of-00001.parquet")
     assert HubDataset().matches(tmp_path / "set")
-    splits = HubDataset().open(str(tmp_path / "set"), seed=0)
+    splits = splits_of(HubDataset(), str(tmp_path / "set"), seed=0)
     assert splits.train.labels.tolist() == [0, 1, 1, 1]
     assert [source.read_bytes() for source in splits.train.sources] == [png(number) for number in range(4)]
     assert splits.val.labels.tolist() == [1, 0]
@@ -124,7 +124,7 @@ def test_tables_beside_class_folders_are_ignored(tmp_path: Path) -> None:
 
 def test_data_without_splits_are_split_by_seed_without_overlap_or_loss(tmp_path: Path, library: Any) -> None:
     data = saved(tmp_path, table(library, [0, 1] * 20))
-    first, again, other = (HubDataset().open(data, seed=seed) for seed in (1, 1, 2))
+    first, again, other = (splits_of(HubDataset(), data, seed=seed) for seed in (1, 1, 2))
     parts = (first.train, first.val, first.final)
     assert [len(part) for part in parts] == [32, 4, 4]
     rows = [source.index for part in parts for source in part.sources]
@@ -136,7 +136,7 @@ def test_data_without_splits_are_split_by_seed_without_overlap_or_loss(tmp_path:
 
 
 def test_sources_survive_pickling(tmp_path: Path, library: Any) -> None:
-    sources = read_hub_dataset(saved(tmp_path, table(library, [0, 1, 1])))["all"].sources
+    sources = sets_of(HubDataset(), saved(tmp_path, table(library, [0, 1, 1])))["all"].sources
     again = pickle.loads(pickle.dumps(sources))  # noqa: S301 - our own
     assert again[-1].read_bytes() == png(2)
     assert pickle.loads(pickle.dumps(sources[1])).read_bytes() == png(1)  # noqa: S301
@@ -147,7 +147,7 @@ def test_pictures_in_separate_files_are_read(tmp_path: Path, library: Any) -> No
     path = write_picture(tmp_path / "a.png")
     types = library.Features({"image": library.Image(), "label": library.ClassLabel(names=["cat", "dog"])})
     rows = {"image": [str(path), None], "label": [0, 1]}
-    images = read_hub_dataset(saved(tmp_path, library.Dataset.from_dict(rows, features=types)))["all"]
+    images = sets_of(HubDataset(), saved(tmp_path, library.Dataset.from_dict(rows, features=types)))["all"]
     assert images.sources[0].read_bytes() == path.read_bytes()
     with pytest.raises(ImageError, match="saved:all:1: cannot be read: the row has no picture"):
         read_image(images.sources[1])
@@ -160,7 +160,7 @@ def test_picture_columns_without_a_type_are_found(tmp_path: Path, library: Any) 
     (tmp_path / "set").mkdir()
     rows = [{"picture": {"bytes": png(number), "path": "x.png"}, "label": number % 2} for number in range(8)]
     parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "set" / "any.parquet")
-    images = read_hub_dataset(str(tmp_path / "set"))["all"]
+    images = sets_of(HubDataset(), str(tmp_path / "set"))["all"]
     assert [source.read_bytes() for source in images.sources] == [png(number) for number in range(8)]
     assert images.class_names == ("0", "1")
 
@@ -170,29 +170,29 @@ def test_words_and_numbers_in_a_column_of_a_usual_name_are_classes(
     tmp_path: Path, library: Any, column: str
 ) -> None:
     words = table(library, ["dog", "ant", "dog"], column, types={column: library.Value("string")})
-    found = read_hub_dataset(saved(tmp_path / "words", words))["all"]
+    found = sets_of(HubDataset(), saved(tmp_path / "words", words))["all"]
     assert (found.class_names, found.labels.tolist()) == (("ant", "dog"), [1, 0, 1])
     numbers = table(library, [2, 0, 2], column, types={column: library.Value("uint8")})
-    found = read_hub_dataset(saved(tmp_path / "numbers", numbers))["all"]
+    found = sets_of(HubDataset(), saved(tmp_path / "numbers", numbers))["all"]
     assert (found.class_names, found.labels.tolist()) == (("0", "1", "2"), [2, 0, 2])
 
 
 def test_a_class_label_column_may_have_any_name(tmp_path: Path, library: Any) -> None:
     rows = table(library, [1, 0], "species", types={"label_id": library.Value("int64")})
-    assert read_hub_dataset(saved(tmp_path, rows))["all"].labels.tolist() == [1, 0]
+    assert sets_of(HubDataset(), saved(tmp_path, rows))["all"].labels.tolist() == [1, 0]
 
 
 def test_of_several_class_labels_the_column_of_a_usual_name_is_used(tmp_path: Path, library: Any) -> None:
     rows = table(
         library, [1, 0], "fine_label", types={"coarse_label": library.ClassLabel(names=["a", "b", "c"])}
     )
-    assert read_hub_dataset(saved(tmp_path, rows))["all"].class_names == ("cat", "dog")
+    assert sets_of(HubDataset(), saved(tmp_path, rows))["all"].class_names == ("cat", "dog")
 
 
 def test_test_split_with_secret_labels_is_ignored(tmp_path: Path, library: Any) -> None:
     parts = {"train": [0, 1] * 3, "validation": [0, 1], "test": [-1, -1]}
     data = saved(tmp_path, library.DatasetDict({name: table(library, part) for name, part in parts.items()}))
-    assert HubDataset().open(data, seed=0).test is None
+    assert splits_of(HubDataset(), data, seed=0).test is None
 
 
 # --- errors
@@ -201,28 +201,28 @@ def test_test_split_with_secret_labels_is_ignored(tmp_path: Path, library: Any) 
 def test_several_columns_of_pictures_are_named(tmp_path: Path, library: Any) -> None:
     data = saved(tmp_path, table(library, [0, 1], types={"mask": library.Image()}))
     with pytest.raises(UserError, match="2 columns of pictures: image, mask"):
-        HubDataset().open(data, seed=0)
+        splits_of(HubDataset(), data, seed=0)
 
 
 def test_several_columns_of_classes_are_named(tmp_path: Path, library: Any) -> None:
     kinds = {"colour": library.ClassLabel(names=["red", "blue"])}
     data = saved(tmp_path, table(library, [0, 1], "shape", types=kinds))
     with pytest.raises(UserError, match=r"2 columns of classes .*: shape, colour"):
-        HubDataset().open(data, seed=0)
+        splits_of(HubDataset(), data, seed=0)
 
 
 def test_missing_columns_are_named_with_the_existing_ones(tmp_path: Path, library: Any) -> None:
     rows = table(library, [0, 1])
     with pytest.raises(UserError, match="0 columns of pictures, but label"):
-        HubDataset().open(saved(tmp_path / "a", rows.remove_columns("image")), seed=0)
+        splits_of(HubDataset(), saved(tmp_path / "a", rows.remove_columns("image")), seed=0)
     with pytest.raises(UserError, match=r"0 columns of classes .*, but image"):
-        HubDataset().open(saved(tmp_path / "b", rows.remove_columns("label")), seed=0)
+        splits_of(HubDataset(), saved(tmp_path / "b", rows.remove_columns("label")), seed=0)
 
 
 def test_rows_without_a_class_are_counted(tmp_path: Path, library: Any) -> None:
     data = saved(tmp_path, table(library, [0, None, -1, 1]))
     with pytest.raises(UserError, match="2 of 4 rows of all have no 'label'"):
-        HubDataset().open(data, seed=0)
+        splits_of(HubDataset(), data, seed=0)
 
 
 def test_class_missing_in_train_is_rejected(tmp_path: Path, library: Any) -> None:
@@ -232,39 +232,39 @@ def test_class_missing_in_train_is_rejected(tmp_path: Path, library: Any) -> Non
         "test": table(library, ["cow"], types=words),
     }
     with pytest.raises(UserError, match="test: label 'cow' is none of the 2 classes"):
-        read_hub_dataset(saved(tmp_path, library.DatasetDict(parts)))
+        sets_of(HubDataset(), saved(tmp_path, library.DatasetDict(parts)))
 
 
 def test_one_class_is_rejected(tmp_path: Path, library: Any) -> None:
     only = table(library, [0, 0], types={"label": library.ClassLabel(names=["cat"])})
     with pytest.raises(UserError, match="only one class"):
-        HubDataset().open(saved(tmp_path, only), seed=0)
+        splits_of(HubDataset(), saved(tmp_path, only), seed=0)
 
 
 def test_splits_with_other_columns_are_rejected(tmp_path: Path, library: Any) -> None:
     parts = {"train": table(library, [0, 1]), "test": table(library, [0, 1]).remove_columns("label")}
     with pytest.raises(UserError, match="test has other columns than train"):
-        HubDataset().open(saved(tmp_path, library.DatasetDict(parts)), seed=0)
+        splits_of(HubDataset(), saved(tmp_path, library.DatasetDict(parts)), seed=0)
 
 
 def test_splits_of_unknown_names_are_listed(tmp_path: Path, library: Any) -> None:
     parts = {"dev": table(library, [0, 1]), "eval": table(library, [0, 1])}
     with pytest.raises(UserError, match="no train, validation or test split among dev, eval"):
-        HubDataset().open(saved(tmp_path, library.DatasetDict(parts)), seed=0)
+        splits_of(HubDataset(), saved(tmp_path, library.DatasetDict(parts)), seed=0)
 
 
 def test_damaged_tables_are_one_line(tmp_path: Path, library: Any) -> None:
     (tmp_path / "set").mkdir()
     (tmp_path / "set" / "train.parquet").write_bytes(b"PAR1 and nothing else")
     with pytest.raises(UserError, match=r"set: cannot be opened: [^\n]+$"):
-        HubDataset().open(str(tmp_path / "set"), seed=0)
+        splits_of(HubDataset(), str(tmp_path / "set"), seed=0)
 
 
 def test_tables_of_two_kinds_are_rejected(tmp_path: Path, library: Any) -> None:
     for name in ("train.parquet", "test.arrow"):
         (tmp_path / name).write_bytes(b"x")
     with pytest.raises(UserError, match="parquet and arrow files beside each other"):
-        HubDataset().open(str(tmp_path), seed=0)
+        splits_of(HubDataset(), str(tmp_path), seed=0)
 
 
 # --- the hub
@@ -281,7 +281,7 @@ def test_the_given_revision_is_requested_from_the_hub(
         return library.DatasetDict({"train": table(library, [0, 1] * 10), "test": table(library, [0, 1])})
 
     monkeypatch.setattr(library, "load_dataset", load)
-    splits = HubDataset().open(data, seed=0)
+    splits = splits_of(HubDataset(), data, seed=0)
     assert asked == [("owner/name", revision)]
     assert [len(splits.train), len(splits.val), len(splits.final)] == [18, 2, 2]
 
@@ -308,4 +308,4 @@ def test_failures_of_the_hub_are_one_line(
 
     monkeypatch.setattr(library, "load_dataset", fail)
     with pytest.raises(UserError, match=message):
-        HubDataset().open("owner/name", seed=0)
+        splits_of(HubDataset(), "owner/name", seed=0)

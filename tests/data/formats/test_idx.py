@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.data import splits_of
 from vitascope.data.datasets import class_counts, open_data, open_for_evaluation
 from vitascope.data.formats import idx
 from vitascope.data.formats.idx import FASHION_NAMES, Idx, read_idx
@@ -55,14 +56,14 @@ def test_every_usual_file_name_is_read(tmp_path: Path, packed: bool, dots: bool)
 
 
 def test_pictures_are_accepted_by_preprocessing(tmp_path: Path) -> None:
-    source = Idx().open(str(write_set(tmp_path / "d")), seed=0).final.sources[3]
+    source = splits_of(Idx(), str(write_set(tmp_path / "d")), seed=0).final.sources[3]
     result = Preprocess(image_size=(6, 5), channels=1, mean=(0.5,), std=(0.5,)).pixels(source)
     np.testing.assert_array_equal(result[0], pixels(10, 10)[3])
 
 
 def test_split_depends_on_the_seed(tmp_path: Path) -> None:
     root = write_set(tmp_path / "d")
-    first, again, other = (np.stack(Idx().open(str(root), seed=seed).val.sources) for seed in (0, 0, 1))
+    first, again, other = (np.stack(splits_of(Idx(), str(root), seed=seed).val.sources) for seed in (0, 0, 1))
     np.testing.assert_array_equal(first, again)
     assert not np.array_equal(first, other)
 
@@ -70,17 +71,17 @@ def test_split_depends_on_the_seed(tmp_path: Path) -> None:
 @pytest.mark.parametrize("folder", ["Fashion-MNIST", "FashionMNIST/raw"])
 def test_fashion_mnist_is_recognized_by_its_folder(tmp_path: Path, folder: str) -> None:
     root = write_set(tmp_path / folder)
-    assert Idx().open(str(root), seed=0).train.class_names == FASHION_NAMES
+    assert splits_of(Idx(), str(root), seed=0).train.class_names == FASHION_NAMES
     images = open_for_evaluation(str(root), tuple(reversed(FASHION_NAMES)))
     assert images.labels.tolist() == list(range(9, -1, -1))
 
 
 def test_number_of_classes_is_that_of_the_training_labels(tmp_path: Path) -> None:
     root = write_set(tmp_path / "d", classes=26)
-    assert Idx().open(str(root), seed=0).train.class_names == tuple(str(n) for n in range(26))
+    assert splits_of(Idx(), str(root), seed=0).train.class_names == tuple(str(n) for n in range(26))
     (root / "t10k-labels-idx1-ubyte").write_bytes(idx_bytes(np.full(26, 26, np.uint8)))
     with pytest.raises(UserError, match="a label of t10k is 26, but there are 26 classes"):
-        Idx().open(str(root), seed=0)
+        splits_of(Idx(), str(root), seed=0)
 
 
 def test_missing_file_is_named(tmp_path: Path) -> None:
@@ -94,7 +95,7 @@ def test_another_number_of_labels_than_images_is_rejected(tmp_path: Path) -> Non
     root = write_set(tmp_path / "d")
     (root / "train-labels-idx1-ubyte").write_bytes(idx_bytes(np.zeros(59, np.uint8)))
     with pytest.raises(UserError, match="train has 60 images and 59 labels"):
-        Idx().open(str(root), seed=0)
+        splits_of(Idx(), str(root), seed=0)
 
 
 GOOD = idx_bytes(pixels(3, 0))

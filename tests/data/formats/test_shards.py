@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.data import write_tree
+from tests.data import sets_of, splits_of, write_tree
 from tests.data.test_tars import write_tar
 from tests.model import law
 from vitascope.data.decoding import ImageError, read_image
-from vitascope.data.formats.shards import Shards, read_shards, shard_order
+from vitascope.data.formats.shards import Shards, shard_order
 from vitascope.data.pack import pack
 from vitascope.errors import UserError
 
@@ -76,7 +76,7 @@ def test_order_depends_only_on_seed_and_epoch_and_mixes_within_a_group() -> None
 def test_few_shards_are_read_at_a_time_in_any_order_of_images(tmp_path: Path) -> None:
     for shard in range(8):
         write_shard(tmp_path / f"{shard}.tar", [0, 1] * 10, first=100 * shard)
-    images = read_shards(tmp_path)["all"]
+    images = sets_of(Shards(), tmp_path)["all"]
     images = images.subset("train", np.random.default_rng(0).permutation(len(images))[:150])
     order = images.order(3, 4)
     assert sorted(order.tolist()) == list(range(150))
@@ -91,7 +91,7 @@ def test_few_shards_are_read_at_a_time_in_any_order_of_images(tmp_path: Path) ->
 def test_pictures_and_labels_of_foreign_shards_are_read_in_their_order(tmp_path: Path) -> None:
     write_shard(tmp_path / "b-1.tar", [1, 1], first=3)
     write_shard(tmp_path / "b-0.tar", [2, 0, 1])
-    images = read_shards(tmp_path)["all"]
+    images = sets_of(Shards(), tmp_path)["all"]
     assert images.labels.tolist() == [2, 0, 1, 1, 1]
     assert images.labels.dtype == np.int64
     assert images.class_names == ("0", "1", "2")
@@ -106,7 +106,7 @@ def test_pictures_and_labels_of_foreign_shards_are_read_in_their_order(tmp_path:
 
 def test_sources_survive_pickling_and_are_small(tmp_path: Path) -> None:
     write_shard(tmp_path / "a.tar", [0, 1])
-    sources = read_shards(tmp_path)["all"].sources
+    sources = sets_of(Shards(), tmp_path)["all"].sources
     again = pickle.loads(pickle.dumps(sources))  # noqa: S301 - our own
     assert again[1] == sources[1]
     assert again[-1].read_bytes() == b"picture 1 of class 1"
@@ -116,7 +116,7 @@ def test_sources_survive_pickling_and_are_small(tmp_path: Path) -> None:
 
 def test_a_subset_has_the_selected_images(tmp_path: Path) -> None:
     write_shard(tmp_path / "a.tar", [0, 1, 2, 1])
-    part = read_shards(tmp_path)["all"].subset("part", np.array([3, 0]))
+    part = sets_of(Shards(), tmp_path)["all"].subset("part", np.array([3, 0]))
     assert part.name == "part"
     assert part.labels.tolist() == [1, 0]
     assert [source.name for source in part.sources] == ["0003.jpg", "0000.jpg"]
@@ -125,7 +125,7 @@ def test_a_subset_has_the_selected_images(tmp_path: Path) -> None:
 def test_labels_are_read_from_json_and_cls_has_precedence(tmp_path: Path) -> None:
     members = {"a.jpg": b"x", "a.json": b'{"label": 1, "width": 9}', "b.json": b'{"label": 0}', "b.png": b"x"}
     members |= {"c.jpg": b"x", "c.json": b'{"label": 0}', "c.cls": b" 1\n"}
-    assert read_shards(one_shard(tmp_path, members))["all"].labels.tolist() == [1, 0, 1]
+    assert sets_of(Shards(), one_shard(tmp_path, members))["all"].labels.tolist() == [1, 0, 1]
 
 
 def test_other_members_are_skipped(tmp_path: Path) -> None:
@@ -137,14 +137,14 @@ def test_other_members_are_skipped(tmp_path: Path) -> None:
         "a.seg.png": b"mask",
     }
     members |= {"a.cls": b"1", "d.x/a.jpg": b"y", "d.x/a.cls": b"0"}
-    images = read_shards(one_shard(tmp_path, members))["all"]
+    images = sets_of(Shards(), one_shard(tmp_path, members))["all"]
     assert [source.name for source in images.sources] == ["a.JPG", "d.x/a.jpg"]
 
 
 def test_class_names_are_the_lines_of_classes_txt(tmp_path: Path) -> None:
     write_shard(tmp_path / "a.tar", [0, 1])
     (tmp_path / "classes.txt").write_text("cat\ndog\n\nzebra\n")
-    assert read_shards(tmp_path)["all"].class_names == ("cat", "dog", "zebra")
+    assert sets_of(Shards(), tmp_path)["all"].class_names == ("cat", "dog", "zebra")
 
 
 @pytest.mark.parametrize(
@@ -159,7 +159,7 @@ def test_splits_are_those_of_folders_or_names(tmp_path: Path, names: tuple[str, 
     for count, name in zip((6, 4, 2), names, strict=True):
         write_shard(tmp_path / name, [0, 1] * count)
     assert Shards().matches(tmp_path)
-    splits = Shards().open(str(tmp_path), seed=0)
+    splits = splits_of(Shards(), str(tmp_path), seed=0)
     assert [len(splits.train), len(splits.val), len(splits.final)] == [12, 8, 4]
     assert [splits.train.name, splits.val.name, splits.final.name] == ["train", "val", "test"]
     assert splits.channels == 3
@@ -168,7 +168,7 @@ def test_splits_are_those_of_folders_or_names(tmp_path: Path, names: tuple[str, 
 def test_shards_without_splits_are_split_by_seed_without_overlap_or_loss(tmp_path: Path) -> None:
     write_shard(tmp_path / "a.tar", [0, 1] * 25)
     write_shard(tmp_path / "b.tar", [1, 0] * 25, first=50)
-    first, again, other = (Shards().open(str(tmp_path), seed=seed) for seed in (1, 1, 2))
+    first, again, other = (splits_of(Shards(), str(tmp_path), seed=seed) for seed in (1, 1, 2))
     names = [[source.name for source in part.sources] for part in (first.train, first.val, first.final)]
     assert [len(part) for part in names] == [80, 10, 10]
     assert sorted(itertools.chain(*names)) == [f"{number:04}.jpg" for number in range(100)]
@@ -179,7 +179,7 @@ def test_shards_without_splits_are_split_by_seed_without_overlap_or_loss(tmp_pat
 
 def test_validation_is_split_from_train_if_missing(tmp_path: Path) -> None:
     write_shard(tmp_path / "train-0.tar", [0, 1] * 10)
-    splits = Shards().open(str(tmp_path), seed=0)
+    splits = splits_of(Shards(), str(tmp_path), seed=0)
     assert [len(splits.train), len(splits.val), splits.test] == [18, 2, None]
 
 
@@ -194,7 +194,7 @@ def test_a_folder_with_class_folders_is_not_a_folder_of_shards(tmp_path: Path) -
 
 
 def test_picture_is_read_and_named_like_a_file(tmp_path: Path) -> None:
-    images = Shards().open(str(packed(tmp_path)), seed=0).train
+    images = splits_of(Shards(), str(packed(tmp_path)), seed=0).train
     assert read_image(images.sources[0]).size == (8, 8)
     broken = dataclasses.replace(images.sources[0], size=50)
     with pytest.raises(ImageError, match=r"train-00000\.tar:00000000\.png: cannot be read"):
@@ -232,27 +232,27 @@ def test_picture_is_read_and_named_like_a_file(tmp_path: Path) -> None:
 )
 def test_an_invalid_shard_is_rejected(tmp_path: Path, members: dict[str, bytes], message: str) -> None:
     with pytest.raises(UserError, match=message):
-        read_shards(one_shard(tmp_path, members))
+        sets_of(Shards(), one_shard(tmp_path, members))
 
 
 def test_a_picture_of_absurd_size_is_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("vitascope.data.formats.shards.MAX_PICTURE", 10)
     with pytest.raises(UserError, match=r"'0000\.jpg' has 20 bytes, too many for a picture"):
-        read_shards(write_shard(tmp_path / "a.tar", [0, 1]).parent)
+        sets_of(Shards(), write_shard(tmp_path / "a.tar", [0, 1]).parent)
 
 
 def test_a_shard_without_split_beside_shards_of_one_is_rejected(tmp_path: Path) -> None:
     write_shard(tmp_path / "train-0.tar", [0, 1])
     write_shard(tmp_path / "more-0.tar", [0, 1])
     with pytest.raises(UserError, match=r"more-0\.tar: its name contains no split"):
-        read_shards(tmp_path)
+        sets_of(Shards(), tmp_path)
 
 
 def test_shards_without_training_images_are_rejected(tmp_path: Path) -> None:
     write_shard(tmp_path / "val-0.tar", [0, 1])
-    assert list(read_shards(tmp_path)) == ["val"]  # for evaluation
+    assert list(sets_of(Shards(), tmp_path)) == ["val"]  # for evaluation
     with pytest.raises(UserError, match="no images to train on; it has val"):
-        Shards().open(str(tmp_path), seed=0)
+        splits_of(Shards(), str(tmp_path), seed=0)
 
 
 @pytest.mark.parametrize("content", [b"cat\n", b"cat\ncat\n", b"\xff\xfe\n\n"])
@@ -260,14 +260,14 @@ def test_an_invalid_classes_txt_is_rejected(tmp_path: Path, content: bytes) -> N
     write_shard(tmp_path / "a.tar", [0, 1])
     (tmp_path / "classes.txt").write_bytes(content)
     with pytest.raises(UserError, match=r"classes\.txt"):
-        read_shards(tmp_path)
+        sets_of(Shards(), tmp_path)
 
 
 def test_label_beyond_the_class_names_is_rejected(tmp_path: Path) -> None:
     write_shard(tmp_path / "a.tar", [0, 2])
     (tmp_path / "classes.txt").write_text("cat\ndog\n")
     with pytest.raises(UserError, match="label 2 in the all shards, with 2 class names"):
-        read_shards(tmp_path)
+        sets_of(Shards(), tmp_path)
 
 
 # --- the index
@@ -281,10 +281,10 @@ def test_shorter_and_missing_shards_are_named(tmp_path: Path) -> None:
     with pytest.raises(
         UserError, match=rf"val-00000\.tar: {len(whole) - 512:,} bytes, .* {len(whole):,} bytes"
     ):
-        Shards().open(str(folder), seed=0)
+        splits_of(Shards(), str(folder), seed=0)
     shard.unlink()
     with pytest.raises(UserError, match=r"val-00000\.tar: missing"):
-        Shards().open(str(folder), seed=0)
+        splits_of(Shards(), str(folder), seed=0)
 
 
 def test_a_shard_that_differs_from_its_index_is_rejected(tmp_path: Path) -> None:
@@ -293,7 +293,7 @@ def test_a_shard_that_differs_from_its_index_is_rejected(tmp_path: Path) -> None
     index["splits"]["train"][0]["count"] += 1
     (folder / "index.json").write_text(json.dumps(index))
     with pytest.raises(UserError, match=r"16 images in the train shards, index\.json has 17"):
-        Shards().open(str(folder), seed=0)
+        splits_of(Shards(), str(folder), seed=0)
 
 
 def test_newer_index_is_rejected(tmp_path: Path) -> None:
@@ -301,7 +301,7 @@ def test_newer_index_is_rejected(tmp_path: Path) -> None:
     index = json.loads((folder / "index.json").read_text())
     (folder / "index.json").write_text(json.dumps({**index, "version": 2}))
     with pytest.raises(UserError, match="version 2, this vitascope reads 1"):
-        Shards().open(str(folder), seed=0)
+        splits_of(Shards(), str(folder), seed=0)
 
 
 @pytest.mark.parametrize(
@@ -323,7 +323,7 @@ def test_an_index_with_invalid_values_is_rejected(tmp_path: Path, change: dict[s
     index = json.loads((folder / "index.json").read_text())
     (folder / "index.json").write_text(json.dumps(index | change))
     with pytest.raises(UserError, match=r"index\.json: not an index of vitascope's"):
-        Shards().open(str(folder), seed=0)
+        splits_of(Shards(), str(folder), seed=0)
 
 
 @pytest.mark.parametrize("content", [b"", b"[]", b"\xff", b"[" * 100_000, b"{}"])
@@ -331,4 +331,4 @@ def test_an_index_that_is_no_json_index_is_rejected(tmp_path: Path, content: byt
     write_shard(tmp_path / "a.tar", [0, 1])
     (tmp_path / "index.json").write_bytes(content)
     with pytest.raises(UserError, match="not an index of vitascope's"):
-        read_shards(tmp_path)
+        sets_of(Shards(), tmp_path)

@@ -13,6 +13,7 @@ from tests.data import noise, write_picture, write_tree
 from tests.exported import NAMES, exportable_model
 from vitascope.data.datasets import open_data
 from vitascope.data.splits import ImageSet
+from vitascope.data.targets import ClassIndices
 from vitascope.deploy.export import quantize as module
 from vitascope.deploy.export.calibration import calibration_batches, rounding_error
 from vitascope.deploy.export.quantize import (
@@ -47,7 +48,7 @@ def labelled(plain: dict[str, Path]) -> ImageSet:
     """Pictures labelled with the model's predictions: its accuracy is 100%."""
     engine = OnnxEngine(plain[".onnx"])
     labels = engine.predict([engine.pixels(picture) for picture in PICTURES]).argmax(dim=1).numpy()
-    return ImageSet("test", PICTURES, labels, NAMES)
+    return ImageSet("test", PICTURES, ClassIndices(labels, NAMES))
 
 
 @pytest.fixture(scope="module", params=[".onnx", ".xml"])
@@ -265,10 +266,14 @@ def test_unreadable_test_pictures_are_named_and_too_many_are_rejected(
     broken.write_bytes(b"no picture")
     engine = OnnxEngine(plain[".onnx"])
     labels = np.append(labelled.labels, 0)
-    found = compare_accuracy(engine, engine, ImageSet("test", [*PICTURES, broken], labels, NAMES))
+    found = compare_accuracy(
+        engine, engine, ImageSet("test", [*PICTURES, broken], ClassIndices(labels, NAMES))
+    )
     assert (found.accuracy.total, found.same, list(found.unreadable)) == (40, 40, [str(broken)])
     with pytest.raises(UserError, match=r"1 of 3 test images cannot be read.*broken\.png"):
-        compare_accuracy(engine, engine, ImageSet("test", [*PICTURES[:2], broken], labels[:3], NAMES))
+        compare_accuracy(
+            engine, engine, ImageSet("test", [*PICTURES[:2], broken], ClassIndices(labels[:3], NAMES))
+        )
 
 
 def test_calibration_count_is_in_the_file(done, engines) -> None:

@@ -1,4 +1,6 @@
 import dataclasses
+import hashlib
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -6,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.data import write_tree
 from tests.model import random_images, small_model
 from tests.training import planned, tiny_config, write_folder
 from vitascope.data.datasets import open_data
@@ -203,3 +206,22 @@ def test_option_newer_than_the_checkpoint_is_no_difference(data) -> None:
     check_identity(saved, saved | {"lookahead": 0})
     with pytest.raises(UserError, match="lookahead was 0, is None"):
         check_identity(saved | {"lookahead": 0}, saved)
+
+
+def test_identity_names_the_labels_of_the_images(data: Path) -> None:
+    config = tiny_config(data)
+    images = open_data(config.data, seed=config.seed).train
+    content = json.dumps([[source.name for source in images.sources], images.labels.tolist()])
+    digest = hashlib.sha256(content.encode()).hexdigest()[:16]
+    assert identity_of(config)["names and labels of the training images, SHA-256"] == digest
+
+
+def test_identity_of_unlabelled_images_is_that_of_earlier_versions(tmp_path: Path) -> None:
+    """They had one class, "image", with the label 0, and their checkpoints are resumed."""
+    config = tiny_config(write_tree(tmp_path / "photos", {"a": 9}, size=(32, 32)), task="masked")
+    splits = open_data(config.data, labelled=False)
+    identity = run_identity(*planned(config, splits), splits.train)
+    content = json.dumps([[source.name for source in splits.train.sources], [0] * len(splits.train)])
+    assert identity["classes"] == ["image"]
+    digest = hashlib.sha256(content.encode()).hexdigest()[:16]
+    assert identity["names and labels of the training images, SHA-256"] == digest

@@ -9,6 +9,7 @@ from torch import nn
 from tests.data import noise
 from tests.model import VARIANTS, randomize, small_config
 from vitascope.data.splits import ImageSet
+from vitascope.data.targets import ClassIndices
 from vitascope.model.vit import VisionTransformer
 from vitascope.options.groups import Masking
 from vitascope.training.tasks.autoencoder import MaskedAutoencoding
@@ -53,4 +54,4 @@ def pictures(*shape: int) -> torch.Tensor:
 
 def noisy_set(count: int, size: int = 32, channels: int = 3) -> ImageSet:
     sources = [noise(size, size, channels, seed=seed) for seed in range(count)]
-    return ImageSet("val", sources, np.zeros(count, np.int64), ("a", "b"))
+    return ImageSet("val", sources, ClassIndices(np.zeros(count, np.int64), ("a", "b")))

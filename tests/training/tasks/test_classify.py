@@ -9,12 +9,13 @@ import torch.nn.functional as F
 from sklearn.utils.class_weight import compute_class_weight
 from torch import Tensor, nn
 
+from tests.data import read_tree
 from tests.model import random_images, small_model, with_preprocess
 from tests.training import write_folder
-from vitascope.data.formats.folder import read_tree
 from vitascope.data.loading import Loader
 from vitascope.data.preprocess import Preprocess
 from vitascope.data.splits import ImageSet
+from vitascope.data.targets import ClassIndices
 from vitascope.errors import UserError
 from vitascope.model.vit import VisionTransformer
 from vitascope.options.groups import Distillation
@@ -122,7 +123,7 @@ def test_parts_of_a_batch_add_up_to_its_weighted_loss() -> None:
 
 def test_balanced_weights_are_those_of_scikit_learn_with_the_mean_one() -> None:
     labels = np.repeat([0, 1, 2, 3], [500, 100, 30, 1])
-    images = ImageSet("train", range(631), labels, ("a", "b", "c", "d"))
+    images = ImageSet("train", range(631), ClassIndices(labels, ("a", "b", "c", "d")))
     weights = balanced_weights(images)
     theirs = compute_class_weight("balanced", classes=np.arange(4), y=labels)
     np.testing.assert_allclose(weights, theirs, rtol=1e-6)
@@ -130,7 +131,7 @@ def test_balanced_weights_are_those_of_scikit_learn_with_the_mean_one() -> None:
 
 
 def test_balanced_weights_need_images_of_every_class() -> None:
-    images = ImageSet("train", range(3), np.array([0, 2, 2]), ("a", "b", "c", "d"))
+    images = ImageSet("train", range(3), ClassIndices(np.array([0, 2, 2]), ("a", "b", "c", "d")))
     with pytest.raises(UserError) as rejected:
         balanced_weights(images)
     assert str(rejected.value) == (

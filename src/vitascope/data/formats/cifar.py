@@ -17,6 +17,7 @@ from vitascope.data.decoding import ImageSource
 from vitascope.data.formats.format import DataFormat
 from vitascope.data.formats.pickled_arrays import read_pickle
 from vitascope.data.splits import ImageSet, Inventory
+from vitascope.data.targets import ClassIndices
 from vitascope.data.tars import archive_errors, is_tar, open_tar, reject, tar_content, tar_members
 from vitascope.errors import UserError
 
@@ -105,7 +106,8 @@ def _image_set(name: str, batches: list[_Batch], class_names: tuple[str, ...]) -
     sources: list[ImageSource] = []
     for pixels, _ in batches:
         sources.extend(pixels.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1))  # each (32, 32, 3)
-    return ImageSet(name, sources, np.concatenate([labels for _, labels in batches]), class_names)
+    labels = np.concatenate([labels for _, labels in batches])
+    return ImageSet(name, sources, ClassIndices(labels, class_names))
 
 
 def _contents(path: Path) -> Iterator[tuple[str, bytes]]:

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import dataclasses
-import json
 import os
 import re
 import shlex
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
-from vitascope.data.decoding import ImageSource
 from vitascope.data.formats.format import DataFormat
-from vitascope.data.listing import IMAGE_SUFFIXES, image_files, is_image, suffix_of, visible_files
-from vitascope.data.splits import ImageSet, Inventory, Splits, check_known_classes, complete_splits
+from vitascope.data.listing import IMAGE_SUFFIXES, is_image, suffix_of, visible_files
+from vitascope.data.splits import ImageSet, Inventory
+from vitascope.data.targets import ClassIndices
 from vitascope.errors import UserError
 
 SPLIT_FOLDERS = {
@@ -25,7 +23,8 @@ SPLIT_FOLDERS = {
     "test": ("test", "testing"),
 }
 """Folder names of splits, in any case; `set` or `data` may follow."""
-
+OUTSIDE = "outside"
+"""The name of the set of images that are in no folder of a split."""
 _LISTED_LABELS = 5
 
 
@@ -45,107 +44,80 @@ def split_folder(root: Path, split: str) -> Path | None:
 
 
 class Folder(DataFormat):
-    """A folder of class folders: `train/<class>/` with `val/`, `test/` or both, or one tree, `<class>/`."""
+    """A folder of class folders: `train/<class>/` with `val/`, `test/` or both, or one tree, `<class>/`.
+
+    Images at any depth below a class folder are of its class; others have no label. Images are in the order
+    of their paths, and so are the classes.
+    """
 
     def matches(self, data: str) -> bool:
         return os.path.isdir(data)
 
     def read(self, data: str) -> Inventory:
-        root = Path(data)
-        folder = split_folder(root, "train")
-        if folder is None:
-            return Inventory((read_tree(root),), channels=3, root=root)
-        train = read_tree(folder, name="train")
-        others = [_optional_split(root, split, train.class_names) for split in ("val", "test")]
-        return Inventory((train, *(images for images in others if images is not None)), channels=3, root=root)
-
-    def open(self, data: str, *, seed: int) -> Splits:
-        splits = super().open(data, seed=seed)
-        return dataclasses.replace(splits, passed_over=passed_over(Path(data), splits.parts.values()))
-
-    def open_unlabelled(self, data: str, *, seed: int) -> Splits:
-        """All images below the folder, or below its `train/`, unless there are class folders: a tenth by seed
-        is the validation set, and there is no test set."""
-        root = Path(data)
-        folder = split_folder(root, "train") or root
-        files = image_files(folder)
-        if len(_by_class_folder(folder, files)) > 1:
-            return self.open(data, seed=seed)
-        if len(files) < 2:
-            raise UserError(f"{folder}: {len(files)} images; at least 2 are needed")
-        images = ImageSet("train", files, np.zeros(len(files), dtype=np.int64), ("image",))
-        splits = complete_splits(Inventory((images,), channels=3, root=root), data, seed=seed)
-        return dataclasses.replace(splits, passed_over=passed_over(folder, splits.parts.values()))
-
-    def evaluation_set(self, data: str, class_names: tuple[str, ...]) -> ImageSet:
-        root = Path(data)
-        for split in ("test", "val"):
-            images = _optional_split(root, split, class_names)
-            if images is not None:
-                return images
-        return read_tree(root, class_names=class_names)
-
-    def images_to_show(self, data: str) -> Sequence[ImageSource]:
-        root = Path(data)
-        files = image_files(split_folder(root, "test") or split_folder(root, "val") or root)
-        if not files:
-            raise UserError(f"{data}: no images in this folder")
-        return files
-
-    def inventory(self, data: str) -> Inventory:
-        """All images below the folder; an image outside of class folders is of the class ""."""
-        root = Path(data)
-        files = image_files(root)
-        named = []
-        for path in files:
-            folders = path.relative_to(root).parts[:-1]
-            below = folders[1:] if len(folders) > 1 and split_of(folders[0]) is not None else folders
-            named.append(below[0] if below else "")
-        class_names = tuple(sorted(set(named)))
-        numbers = {name: number for number, name in enumerate(class_names)}
-        labels = np.array([numbers[name] for name in named], dtype=np.int64)
-        return Inventory((ImageSet("all", files, labels, class_names),), channels=3, root=root)
+        root, depth = Path(data), len(Path(data).parts)
+        images: list[Path] = []
+        others: list[Path] = []
+        unlisted: dict[str, OSError] = {}
+        for entry in visible_files(root, lambda folder, error: unlisted.update({folder: error})):
+            (images if is_image(entry) else others).append(Path(entry.path))
+        splits = _splits(root, {path.parts[depth] for path in images if len(path.parts) > depth + 1})
+        classes: dict[str, dict[str, list[Path]]] = {split: {} for split in splits.values() or ("all",)}
+        for path in sorted(images):
+            split, folder = _place(path.parts[depth:], splits)
+            classes.setdefault(split, {}).setdefault(folder, []).append(path)
+        sets = [found for split in classes for found in _image_sets(split, classes[split])]
+        without = [
+            f"the folder {folder.relative_to(root)}, which contains no image ({_kinds(folder, others)})"
+            for place, split in [(root / name, split) for name, split in splits.items()] or [(root, "all")]
+            for folder in _visible_folders(place)
+            if folder.name not in classes[split]
+        ]
+        without += [
+            f"the folder {Path(folder).relative_to(root)}, which cannot be listed ({error.strerror or error})"
+            for folder, error in unlisted.items()
+        ]
+        return Inventory(tuple(sets), 3, root, (*_listed(others), *without))
 
 
-def passed_over(root: Path, used: Iterable[ImageSet]) -> tuple[str, ...]:
-    """The unused visible files below a folder, as "60 .mov", class folders without images, and folders that
-    cannot be listed."""
-    unlisted: dict[str, str] = {}
-    kinds = _kinds(root, lambda folder, error: unlisted.update({folder: error.strerror or str(error)}))
-    unused = kinds - Counter(suffix_of(str(source)) for images in used for source in images.sources)
-    without = {
-        folder: f"contains no image ({_listed_or_empty(kinds)})"
-        for folder, kinds in _classes_without_images(root)
-    }
-    without |= {Path(folder): f"cannot be listed ({reason})" for folder, reason in unlisted.items()}
-    return (
-        *_listed(unused),
-        *(f"the folder {folder.relative_to(root)}, which {fault}" for folder, fault in without.items()),
-    )
+def _splits(root: Path, with_images: set[str]) -> dict[str, str]:
+    """The folders of splits in a folder, by name: if one is of `train`, or if there are images in no other
+    folder. Else they may be classes."""
+    names = {folder.name: split_of(folder.name) for folder in _visible_folders(root)}
+    if "train" not in names.values() and not (with_images and all(map(names.get, with_images))):
+        return {}
+    found = {split: split_folder(root, split) for split in SPLIT_FOLDERS}
+    return {folder.name: split for split, folder in found.items() if folder is not None}
 
 
-def _classes_without_images(root: Path) -> list[tuple[Path, Counter[str]]]:
-    """Class folders without images, and the kinds of their files."""
-    folders = _visible_folders(root)
-    if split_folder(root, "train") is not None:
-        folders = [below for folder in folders if split_of(folder.name) for below in _visible_folders(folder)]
-    kinds = {folder: _kinds(folder) for folder in folders}
-    return [(folder, found) for folder, found in kinds.items() if not IMAGE_SUFFIXES & found.keys()]
+def _place(parts: Sequence[str], splits: Mapping[str, str]) -> tuple[str, str]:
+    """The set and the class of an image by its path below the root; the class is "" for none."""
+    if not splits:
+        return "all", parts[0] if len(parts) > 1 else ""
+    split = splits.get(parts[0], OUTSIDE)
+    return split, parts[1] if len(parts) > 2 and split != OUTSIDE else ""
 
 
-def _kinds(folder: Path, failed: Callable[[str, OSError], None] = lambda folder, error: None) -> Counter[str]:
-    """The number of visible files of each kind, their suffix, below a folder."""
-    return Counter(suffix_of(entry.name) for entry in visible_files(folder, failed))
+def _image_sets(name: str, classes: Mapping[str, list[Path]]) -> Iterator[ImageSet]:
+    """The images of a set by their classes: the labelled ones, and those without a label."""
+    names = tuple(filter(None, classes))
+    if names:
+        labels = np.repeat(np.arange(len(names)), [len(classes[name]) for name in names])
+        sources = [path for name in names for path in classes[name]]
+        yield ImageSet(name, sources, ClassIndices(labels, names))
+    if "" in classes or not names:
+        yield ImageSet(name, classes.get("", []))
 
 
-def _listed(kinds: Counter[str]) -> list[str]:
-    """Counts of files by their kinds, the most frequent first."""
+def _kinds(folder: Path, files: Sequence[Path]) -> str:
+    """The kinds of those files that are below a folder."""
+    return ", ".join(_listed([path for path in files if folder in path.parents])) or "it is empty"
+
+
+def _listed(files: Sequence[Path]) -> list[str]:
+    """Counts of files by their kinds, the most frequent first: "60 .mov"."""
+    kinds = Counter(suffix_of(path.name) for path in files)
     ordered = sorted(kinds.items(), key=lambda item: (-item[1], item[0]))
     return [f"{count:,} {kind or 'files without a suffix'}" for kind, count in ordered]
-
-
-def _listed_or_empty(kinds: Counter[str]) -> str:
-    return ", ".join(_listed(kinds)) or "it is empty"
 
 
 def _visible_folders(root: Path) -> list[Path]:
@@ -161,43 +133,6 @@ def inner_folder(folder: Path) -> Path:
         folder = entries[0]
 
 
-def _optional_split(root: Path, split: str, class_names: tuple[str, ...]) -> ImageSet | None:
-    """The images of a split, or None."""
-    folder = split_folder(root, split)
-    return None if folder is None else read_tree(folder, name=split, class_names=class_names)
-
-
-def read_tree(root: Path, *, name: str = "all", class_names: tuple[str, ...] | None = None) -> ImageSet:
-    """Images in `root/<class>/`, at any depth below it, in the order of their names, labelled by the places
-    of the folders' names in `class_names` (the model's), or among themselves."""
-    files = _by_class_folder(root, image_files(root))
-    found = tuple(files)
-    if not found:
-        expected = f"expected {root}/<class>/<image>"
-        instead = _sorting_advice(root) or _instead(root)
-        raise UserError(f"{root}: no images in class folders; {expected}{instead}")
-    if class_names is None:
-        if len(found) == 1:
-            needs = "a classifier needs two folders or more"
-            raise UserError(f"{root}: only one class, {found[0]!r}; {needs}{_instead(root)}")
-        class_names = found
-    check_known_classes(found, class_names, str(root), "class folders")
-    labelled = [(path, class_names.index(folder)) for folder in found for path in files[folder]]
-    labels = np.array([label for _, label in labelled], dtype=np.int64)
-    return ImageSet(name, [path for path, _ in labelled], labels, class_names)
-
-
-def _by_class_folder(root: Path, files: Iterable[Path]) -> dict[str, list[Path]]:
-    """The files below a folder by the name of the class folder in it; those outside of class folders are left
-    out."""
-    found: dict[str, list[Path]] = {}
-    for path in files:
-        name, *below = path.relative_to(root).parts
-        if below:
-            found.setdefault(name, []).append(path)
-    return found
-
-
 def labels_in_names(folder: Path) -> dict[Path, str]:
     """The labels in the names of the images directly in a folder: `dog` of `dog.1.jpg` and `dog_001.jpg`.
     Empty if a name has none, or if there are fewer than two labels."""
@@ -208,39 +143,16 @@ def labels_in_names(folder: Path) -> dict[Path, str]:
     return labels if clear and len(set(labels.values())) > 1 else {}
 
 
-def sort_by_name(folder: str | os.PathLike[str]) -> dict[str, int]:
-    """Move images like `dog.1.jpg` that lie directly in a folder into class folders, by the labels in their
-    names; returns the number of images per class."""
-    labels = labels_in_names(Path(folder))
-    if not labels:
-        raise UserError(f"{folder}: the names of its images are not like dog.1.jpg and cat.2.jpg")
-    for path, label in labels.items():
-        (path.parent / label).mkdir(exist_ok=True)
-        path.rename(path.parent / label / path.name)
-    return dict(Counter(labels.values()))
-
-
-def _sorting_advice(folder: Path) -> str:
-    """The end of a message: how to sort a folder of images whose names have labels."""
+def sorting_advice(folder: Path) -> str:
+    """The end of a message: how to sort a folder of images whose names have labels; else empty."""
     counts = Counter(labels_in_names(folder).values())
     if not counts:
         return ""
     listed = ", ".join(f"{label}: {count:,}" for label, count in sorted(counts.items())[:_LISTED_LABELS])
     more = ", ..." if len(counts) > _LISTED_LABELS else ""
-    script = (
-        f"from vitascope.data.formats.folder import sort_by_name; sort_by_name({json.dumps(str(folder))})"
-    )
     return (
         f"; its images have labels in their names ({listed}{more}); if these are the classes, this command "
-        f"sorts the images into folders: python -c {shlex.quote(script)}"
-    )
-
-
-def _instead(root: Path) -> str:
-    """The end of a message: class folders without images."""
-    return "".join(
-        f"; the folder {folder.name} contains no image ({_listed_or_empty(kinds)})"
-        for folder, kinds in _classes_without_images(root)
+        f"sorts the images into folders: python -m vitascope.cli.sort {shlex.quote(str(folder))}"
     )
 
 

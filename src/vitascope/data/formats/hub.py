@@ -23,6 +23,7 @@ from vitascope.data.formats.folder import SPLIT_FOLDERS, files_of_splits, has_cl
 from vitascope.data.formats.format import DataFormat
 from vitascope.data.formats.shards import numbered_classes
 from vitascope.data.splits import ImageSet, Inventory, LazySources
+from vitascope.data.targets import ClassIndices
 from vitascope.errors import UserError, nearest_path
 from vitascope.network import misunderstood
 
@@ -44,8 +45,39 @@ class HubDataset(DataFormat):
         return looks_like_hub_id(data) and (not local or "@" in data)
 
     def read(self, data: str) -> Inventory:
-        root = Path(data) if Path(data).is_dir() else None
-        return Inventory(tuple(read_hub_dataset(data).values()), channels=3, root=root)
+        try:
+            import datasets as library
+        except ModuleNotFoundError as error:
+            local = "" if Path(data).expanduser().exists() else "no such folder; "
+            raise UserError(
+                f'{data}: {local}Hugging Face data sets need an extra: pip install "vitascope[datasets]"'
+            ) from error
+        with _explaining(data):
+            loaded = _load(library, data)
+        tables = {split: table.with_format(None) for split, table in _named_splits(loaded, data).items()}
+        first = next(iter(tables.values()))
+        picture, label = _picture_column(library, first, data), _label_column(library, first, data)
+        for split, table in tables.items():
+            if table.features != first.features:
+                raise UserError(
+                    f"{data}: {split} has other columns than {next(iter(tables))}; make them alike"
+                )
+        values = {split: table[label][:] for split, table in tables.items()}  # [:]: not one by one
+        if "test" in values and _missing(values["test"]).all() and len(values) > 1:  # they are secret
+            del values["test"]
+        for split, given in values.items():
+            if missing := int(_missing(given).sum()):
+                raise UserError(f"{data}: {missing} of {len(given)} rows of {split} have no {label!r}")
+        names = _class_names(library, first.features[label], values, data)
+        found = []
+        for split, given in values.items():
+            pictures = tables[split].select_columns([picture])
+            if isinstance(first.features[picture], library.Image):  # keep them encoded
+                pictures = pictures.cast_column(picture, library.Image(decode=False))
+            rows = TableRows(pictures, np.arange(len(given)), f"{data}:{split}")
+            labels = _numbers(given, names, f"{data}: {split}")
+            found.append(ImageSet(split, rows, ClassIndices(labels, names)))
+        return Inventory(tuple(found), 3, Path(data) if Path(data).is_dir() else None)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -98,40 +130,6 @@ def looks_like_hub_id(data: str) -> bool:
         validate_repo_id(name)
         return True
     return False
-
-
-def read_hub_dataset(data: str) -> dict[str, ImageSet]:
-    """The splits of a data set: those of train, val and test that exist, or `all`."""
-    try:
-        import datasets as library
-    except ModuleNotFoundError as error:
-        local = "" if Path(data).expanduser().exists() else "no such folder; "
-        raise UserError(
-            f'{data}: {local}Hugging Face data sets need an extra: pip install "vitascope[datasets]"'
-        ) from error
-    with _explaining(data):
-        loaded = _load(library, data)
-    tables = {split: table.with_format(None) for split, table in _named_splits(loaded, data).items()}
-    first = next(iter(tables.values()))
-    picture, label = _picture_column(library, first, data), _label_column(library, first, data)
-    for split, table in tables.items():
-        if table.features != first.features:
-            raise UserError(f"{data}: {split} has other columns than {next(iter(tables))}; make them alike")
-    values = {split: table[label][:] for split, table in tables.items()}  # [:]: not one by one
-    if "test" in values and _missing(values["test"]).all() and len(values) > 1:  # they are secret
-        del values["test"]
-    for split, given in values.items():
-        if missing := int(_missing(given).sum()):
-            raise UserError(f"{data}: {missing} of {len(given)} rows of {split} have no {label!r}")
-    names = _class_names(library, first.features[label], values, data)
-    found = {}
-    for split, given in values.items():
-        pictures = tables[split].select_columns([picture])
-        if isinstance(first.features[picture], library.Image):  # keep them encoded
-            pictures = pictures.cast_column(picture, library.Image(decode=False))
-        rows = TableRows(pictures, np.arange(len(given)), f"{data}:{split}")
-        found[split] = ImageSet(split, rows, _numbers(given, names, f"{data}: {split}"), names)
-    return found
 
 
 def _is_saved(path: Path) -> bool:

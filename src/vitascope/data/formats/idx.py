@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from vitascope.data.formats.format import DataFormat
 from vitascope.data.splits import ImageSet, Inventory
+from vitascope.data.targets import ClassIndices
 from vitascope.errors import UserError
 
 FASHION_NAMES = (
@@ -50,8 +51,8 @@ class Idx(DataFormat):
                 raise UserError(
                     f"{folder}: a label of {split} is {found.max()}, but there are {len(class_names)} classes"
                 )
-        train = ImageSet("train", list(images), labels, class_names)
-        test = ImageSet("test", list(test_images), test_labels, class_names)
+        train = ImageSet("train", list(images), ClassIndices(labels, class_names))
+        test = ImageSet("test", list(test_images), ClassIndices(test_labels, class_names))
         return Inventory((train, test), channels=1, root=folder)
 
 

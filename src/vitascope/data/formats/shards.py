@@ -15,7 +15,7 @@ import dataclasses
 import itertools
 import json
 import tarfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -30,6 +30,7 @@ from vitascope.data.formats.format import DataFormat
 from vitascope.data.formats.shard_index import INDEX, read_index
 from vitascope.data.listing import IMAGE_SUFFIXES
 from vitascope.data.splits import ImageSet, Inventory, LazySources
+from vitascope.data.targets import ClassIndices
 from vitascope.data.tars import archive_errors, open_tar, tar_fault, tar_members
 from vitascope.errors import UserError
 
@@ -44,7 +45,10 @@ _NAME_LENGTH = 100  # bytes of a member's name that messages show
 
 
 class Shards(DataFormat):
-    """A folder of tars, or of `train/`, `val/`, `test/` with tars, without folders of images."""
+    """A folder of tars, or of `train/`, `val/`, `test/` with tars, without folders of images.
+
+    Class names are those of `index.json`, else the lines of `classes.txt`, else the numbers.
+    """
 
     def matches(self, data: str) -> bool:
         path = Path(data)
@@ -52,9 +56,31 @@ class Shards(DataFormat):
         return has_tars and not has_class_folders(path)
 
     def read(self, data: str) -> Inventory:
-        index = read_index(Path(data))
-        channels = 3 if index is None else index.channels
-        return Inventory(tuple(read_shards(Path(data)).values()), channels, Path(data))
+        path = Path(data)
+        index = read_index(path)
+        files = files_of_splits(path, (".tar",)) if index is None else index.checked_files(path)
+        found = {split: _read_split(paths) for split, paths in files.items() if paths}
+        if not any(len(labels) for _, labels in found.values()):
+            raise UserError(f"{path}: no images in its shards; expected <key>.jpg and <key>.cls")
+        for split, (_, labels) in found.items():
+            if index is not None and len(labels) != index.images(split):
+                raise UserError(
+                    f"{path}: {len(labels)} images in the {split} shards, {INDEX} has {index.images(split)}; "
+                    "pack them again"
+                )
+        largest = {split: int(labels.max()) for split, (_, labels) in found.items() if len(labels)}
+        names = _class_names(path, max(largest.values())) if index is None else index.class_names
+        for split, label in largest.items():
+            if label >= len(names):
+                raise UserError(
+                    f"{path}: label {label} in the {split} shards, with {len(names)} class names, "
+                    "which are counted from 0"
+                )
+        sets = tuple(
+            ImageSet(split, members, ClassIndices(labels, names))
+            for split, (members, labels) in found.items()
+        )
+        return Inventory(sets, 3 if index is None else index.channels, path)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -128,30 +154,6 @@ def shard_order(
     return np.concatenate(parts) if parts else np.empty(0, np.int64)
 
 
-def read_shards(path: Path) -> dict[str, ImageSet]:
-    """The splits in a folder of shards: those of train, val and test that exist, or `all`. Class names are
-    those of `index.json`, else the lines of `classes.txt`, else the numbers."""
-    index = read_index(path)
-    files = files_of_splits(path, (".tar",)) if index is None else index.checked_files(path)
-    found = {split: _read_split(split, paths) for split, paths in files.items() if paths}
-    if not any(map(len, found.values())):
-        raise UserError(f"{path}: no images in its shards; expected <key>.jpg and <key>.cls")
-    for split, images in found.items():
-        if index is not None and len(images) != index.images(split):
-            raise UserError(
-                f"{path}: {len(images)} images in the {split} shards, {INDEX} has {index.images(split)}; "
-                "pack them again"
-            )
-    names = _class_names(path, found) if index is None else index.class_names
-    for split, images in found.items():
-        if len(images) and images.labels.max() >= len(names):
-            raise UserError(
-                f"{path}: label {images.labels.max()} in the {split} shards, with {len(names)} class names, "
-                "which are counted from 0"
-            )
-    return {split: dataclasses.replace(images, class_names=names) for split, images in found.items()}
-
-
 def numbered_classes(largest: int, place: str) -> tuple[str, ...]:
     """Names of classes that are known by number only: "0" to the largest."""
     if not 1 <= largest < MAX_CLASSES:
@@ -161,11 +163,10 @@ def numbered_classes(largest: int, place: str) -> tuple[str, ...]:
     return tuple(map(str, range(largest + 1)))
 
 
-def _class_names(folder: Path, found: Mapping[str, ImageSet]) -> tuple[str, ...]:
+def _class_names(folder: Path, largest: int) -> tuple[str, ...]:
     path = folder / "classes.txt"
     if not path.is_file():
-        labels = [int(images.labels.max()) for images in found.values() if len(images)]
-        return numbered_classes(max(labels), str(folder))
+        return numbered_classes(largest, str(folder))
     try:
         names = tuple(line.strip() for line in path.read_text("utf-8").splitlines() if line.strip())
     except UnicodeDecodeError as error:
@@ -175,8 +176,8 @@ def _class_names(folder: Path, found: Mapping[str, ImageSet]) -> tuple[str, ...]
     return names
 
 
-def _read_split(split: str, paths: Sequence[Path]) -> ImageSet:
-    """The images of some shards, without class names."""
+def _read_split(paths: Sequence[Path]) -> tuple[ShardMembers, npt.NDArray[np.int64]]:
+    """The images of some shards, and their labels, (N,)."""
     with ThreadPoolExecutor(8) as pool:  # on a network drive, each seek waits
         shards = list(pool.map(samples, paths))
     found = list(itertools.chain.from_iterable(shards))
@@ -187,8 +188,7 @@ def _read_split(split: str, paths: Sequence[Path]) -> ImageSet:
         np.array([sample.size for sample in found], dtype=np.int64),
         np.array([sample.name.encode()[:_NAME_LENGTH] for sample in found], dtype=np.bytes_),
     )
-    labels = np.array([sample.label for sample in found], dtype=np.int64)
-    return ImageSet(split, members, labels, ())
+    return members, np.array([sample.label for sample in found], dtype=np.int64)
 
 
 class ShardSample(NamedTuple):

@@ -182,7 +182,7 @@ def _examples(model: Classifier, train: ImageSet, count: int) -> Iterator[tuple[
     some = train.subset("train", train.order(0, 0)[:count])
     device, preprocess = next(model.parameters()).device, preprocess_of(model)
     for batch in Loader(some, preprocess, EXAMPLES_AT_ONCE, device=device).epoch():
-        yield preprocess.normalize(batch.pixels), batch.labels
+        yield preprocess.normalize(batch.pixels), batch.targets
 
 
 def _costs(engines: Sequence[TorchEngine], batch_size: int) -> list[Cost]:
@@ -203,5 +203,5 @@ def _paired_accuracy(engines: Sequence[TorchEngine], images: ImageSet) -> Paired
     rows: list[list[npt.NDArray[np.int64]]] = []
     for batch in Loader(images, engines[0].preprocess, TEST_BATCH, device=engines[0].device).epoch():
         classes = [engine.probabilities(batch.pixels).argmax(dim=1) for engine in engines]
-        rows.append([batch.labels.cpu().numpy(), *(found.cpu().numpy() for found in classes)])
+        rows.append([batch.targets.cpu().numpy(), *(found.cpu().numpy() for found in classes)])
     return PairedAccuracy.of(*np.concatenate(rows, axis=1))

@@ -146,9 +146,8 @@ def _samples(channels: int) -> tuple[SamplePicture, ...]:
         from vitascope.data.datasets import open_data
 
         test = open_data("digits").final
-        for label, name in enumerate(test.class_names):
-            file = io.BytesIO()
-            first = int(np.flatnonzero(test.labels == label)[0])
+        for name, places in zip(test.class_names, test.truth.by_class(), strict=True):
+            file, first = io.BytesIO(), int(places[0])
             Image.fromarray(np.asarray(test.sources[first])).save(file, "PNG")
             title = f"A handwritten {name} (scikit-learn's digits)"
             found.append(SamplePicture(f"digit-{name}", title, "image/png", file.getvalue(), (name,)))

@@ -18,6 +18,7 @@ from torch.distributed.checkpoint.state_dict import (
 
 from vitascope.data.decoding import source_name
 from vitascope.data.splits import ImageSet
+from vitascope.data.targets import FORMER_UNLABELLED
 from vitascope.errors import UserError
 from vitascope.model.configuration import traits
 from vitascope.model.sizes import ModelConfig
@@ -64,7 +65,10 @@ def all_finite(module: nn.Module) -> bool:
 def run_identity(options: TrainConfig, model: ModelConfig, images: ImageSet) -> dict[str, Any]:
     """Everything that must stay the same: images, model, and all options but engine options and paths."""
     names = [source_name(source).replace("\\", "/").rsplit("/", 1)[-1] for source in images.sources]
-    content = json.dumps([names, images.labels.tolist()]).encode()
+    targets = images.targets
+    # Earlier versions gave images without labels one class, and their checkpoints are still continued.
+    labels = [0] * len(images) if targets is None else targets.to_json()
+    content = json.dumps([names, labels]).encode()
     # An engine option may be an option of the model too.
     excluded = {name for name, group in GROUP_OF.items() if group == "engine"} | {"class_names"}
     # Files may be moved, and a run with minutes records its lengths and validations as it goes.
@@ -72,7 +76,7 @@ def run_identity(options: TrainConfig, model: ModelConfig, images: ImageSet) -> 
     compared = [name for name, group in GROUP_OF.items() if group != "engine" and name not in left_out]
     return {
         _COUNT: len(images),
-        "classes": list(images.class_names),
+        "classes": list(images.class_names or FORMER_UNLABELLED),
         _NAMES: hashlib.sha256(content).hexdigest()[:16],
         **{f"model: {name}": value for name, value in model.to_dict().items() if name not in excluded},
         **{name: options.option(name) for name in compared},

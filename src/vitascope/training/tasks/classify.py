@@ -111,7 +111,7 @@ def balanced_weights(images: ImageSet) -> Tensor:
         UserError: a class without images.
     """
     check_every_class(images, "class_weights=balanced")
-    counts = torch.from_numpy(images.counts)
+    counts = torch.from_numpy(images.truth.counts)
     return (len(images) / (len(counts) * counts.double())).float()
 
 

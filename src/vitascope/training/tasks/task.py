@@ -24,7 +24,7 @@ class Examples:
     images: Tensor
     """Augmented and mixed, floats in [0, 1], (B, C, H, W); a task normalizes them, and may overwrite them."""
     labels: Tensor
-    """The images' own classes, int64 (B,)."""
+    """The images' own labels, as in `Batch`: int64 (B,) for one class per image."""
     targets: Tensor
     """The labels, or probabilities (B, K) after mixing."""
     indices: npt.NDArray[np.int64]

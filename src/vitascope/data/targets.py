@@ -1,0 +1,133 @@
+"""Targets: the labels of images, as the data have them, a loss takes them and a run's files keep them."""
+
+from __future__ import annotations
+
+import dataclasses
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+import torch.nn.functional as F
+from torch import Tensor
+
+UNEVEN = 3
+"""Ratio of the numbers of images of two classes above which training mentions it."""
+FORMER_UNLABELLED = ("image",)
+"""The class names of images without labels in files of earlier versions, which gave them the label 0."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Targets(ABC):
+    """The labels of N images of K classes."""
+
+    labels: npt.NDArray[Any]
+    """(N, ...): the rows of a batch are its tensor for a loss."""
+    class_names: tuple[str, ...]
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, Targets)
+            and type(self) is type(other)
+            and self.class_names == other.class_names
+            and np.array_equal(self.labels, other.labels)
+        )
+
+    def take(self, indices: npt.NDArray[np.int64]) -> Self:
+        """The targets of some of the images, in the order given."""
+        return dataclasses.replace(self, labels=self.labels[indices])
+
+    def joined(self, others: Self) -> Self:
+        """These targets and others of the same classes."""
+        assert self.class_names == others.class_names
+        return dataclasses.replace(self, labels=np.concatenate([self.labels, others.labels]))
+
+    def differ(self, some: npt.NDArray[np.int64], others: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+        """Whether the labels of each pair of images, indices (n,) and (n,), differ: (n,)."""
+        different = self.labels[some] != self.labels[others]
+        found: npt.NDArray[np.bool_] = np.any(different, axis=tuple(range(1, different.ndim)))
+        return found
+
+    @property
+    def uneven(self) -> bool:
+        """Whether a class has more than `UNEVEN` times the images of another one that has any."""
+        counts = self.counts[self.counts > 0]
+        return len(counts) > 1 and bool(counts.max() > UNEVEN * counts.min())
+
+    @property
+    @abstractmethod
+    def counts(self) -> npt.NDArray[np.int64]:
+        """Images per class, (K,)."""
+
+    @abstractmethod
+    def by_class(self) -> list[npt.NDArray[np.int64]]:
+        """For each of the K classes, the ascending indices of the images that have it."""
+
+    def strata(self) -> list[npt.NDArray[np.int64]]:
+        """The groups that a split draws the same share of: every image's index is in one of them."""
+        return self.by_class()
+
+    @abstractmethod
+    def names(self) -> list[tuple[str, ...]]:
+        """The names of each image's classes."""
+
+    @classmethod
+    @abstractmethod
+    def of_names(cls, names: Sequence[tuple[str, ...]], class_names: tuple[str, ...]) -> Self:
+        """The targets with these names of each image's classes, all of them in `class_names`."""
+
+    def in_classes(self, class_names: tuple[str, ...]) -> Self:
+        """The same labels in another list of classes, which has the names of all that the images have."""
+        return self.of_names(self.names(), class_names)
+
+    @abstractmethod
+    def shares(self, rows: Tensor) -> Tensor:
+        """The rows of a batch as float32 shares of the classes, (B, K), which can be mixed."""
+
+    @abstractmethod
+    def to_json(self) -> list[Any]:
+        """Each image's label as a value of JSON."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ClassIndices(Targets):
+    """One class per image: int64 (N,), indices into `class_names`."""
+
+    labels: npt.NDArray[np.int64]
+
+    @property
+    def counts(self) -> npt.NDArray[np.int64]:
+        return np.bincount(self.labels, minlength=len(self.class_names))
+
+    def by_class(self) -> list[npt.NDArray[np.int64]]:
+        return np.split(np.argsort(self.labels, kind="stable"), np.cumsum(self.counts)[:-1])
+
+    def names(self) -> list[tuple[str, ...]]:
+        alone = [(name,) for name in self.class_names]
+        return [alone[label] for label in self.labels.tolist()]
+
+    @classmethod
+    def of_names(cls, names: Sequence[tuple[str, ...]], class_names: tuple[str, ...]) -> Self:
+        numbers = {name: number for number, name in enumerate(class_names)}
+        return cls(np.array([numbers[name] for (name,) in names], dtype=np.int64), class_names)
+
+    def shares(self, rows: Tensor) -> Tensor:
+        return F.one_hot(rows, len(self.class_names)).float()
+
+    def to_json(self) -> list[Any]:
+        return self.labels.tolist()
+
+
+def targets_from_json(values: Sequence[Any], class_names: tuple[str, ...]) -> Targets | None:
+    """The reverse of `Targets.to_json`, with a ValueError for what is not a label of these classes; None for
+    images without labels, which have no class names."""
+    if not class_names:
+        return None
+    for value in values:
+        if type(value) is not int or not 0 <= value < len(class_names):
+            raise ValueError(f"an image without a label of its {len(class_names)} classes")
+    return ClassIndices(np.array(values, dtype=np.int64), class_names)

@@ -1,0 +1,87 @@
+"""Targets: counts, subsets, other lists of classes, shares of classes, and their form in files."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.model import law
+from vitascope.data.targets import ClassIndices, targets_from_json
+
+NAMES = ("ant", "bee", "cat")
+labels_of_three = st.lists(st.integers(0, 2), max_size=40).map(lambda labels: np.array(labels, np.int64))
+
+
+def test_counts_are_of_every_class() -> None:
+    targets = ClassIndices(np.array([2, 0, 2]), NAMES)
+    assert len(targets) == 3
+    assert targets.counts.tolist() == [1, 0, 2]
+    assert targets.names() == [("cat",), ("ant",), ("cat",)]
+
+
+@law
+@given(labels=labels_of_three)
+def test_every_image_is_in_its_class_and_in_one_stratum(labels: np.ndarray) -> None:
+    targets = ClassIndices(labels, NAMES)
+    by_class = targets.by_class()
+    assert [places.tolist() for places in by_class] == [
+        np.flatnonzero(labels == k).tolist() for k in range(3)
+    ]
+    assert sorted(np.concatenate(targets.strata()).tolist()) == list(range(len(labels)))
+
+
+@law
+@given(labels=labels_of_three)
+def test_parts_that_are_joined_are_the_whole(labels: np.ndarray) -> None:
+    targets = ClassIndices(labels, NAMES)
+    first, rest = np.split(np.arange(len(labels)), [len(labels) // 3])
+    assert targets.take(first).joined(targets.take(rest)) == targets
+
+
+@law
+@given(labels=labels_of_three)
+def test_json_is_read_back(labels: np.ndarray) -> None:
+    targets = ClassIndices(labels, NAMES)
+    assert targets_from_json(json.loads(json.dumps(targets.to_json())), NAMES) == targets
+
+
+def test_other_labels_or_classes_are_other_targets() -> None:
+    targets = ClassIndices(np.array([0, 1]), NAMES)
+    assert targets != ClassIndices(np.array([0, 2]), NAMES)
+    assert targets != ClassIndices(np.array([0, 1]), NAMES[::-1])
+
+
+def test_labels_follow_their_names_into_another_list_of_classes() -> None:
+    targets = ClassIndices(np.array([2, 0, 1]), NAMES).in_classes(("zebra", "cat", "bee", "ant"))
+    assert targets.labels.tolist() == [1, 3, 2]
+    assert targets.names() == [("cat",), ("ant",), ("bee",)]
+
+
+def test_differing_labels_are_found_by_pair() -> None:
+    targets = ClassIndices(np.array([0, 1, 0]), NAMES)
+    assert targets.differ(np.array([0, 0]), np.array([1, 2])).tolist() == [True, False]
+    assert targets.differ(np.array([], np.int64), np.array([], np.int64)).tolist() == []
+
+
+def test_the_share_of_the_own_class_is_one() -> None:
+    shares = ClassIndices(np.array([0]), NAMES).shares(torch.tensor([2, 0]))
+    assert shares.tolist() == [[0, 0, 1], [1, 0, 0]]
+    assert shares.dtype == torch.float32
+
+
+@pytest.mark.parametrize(("counts", "uneven"), [([3, 1, 0], False), ([4, 1, 0], True), ([9, 0, 0], False)])
+def test_targets_are_uneven_from_a_ratio_on(counts: list[int], uneven: bool) -> None:
+    assert ClassIndices(np.repeat(np.arange(3), counts), NAMES).uneven == uneven
+
+
+@pytest.mark.parametrize("value", [3, -1, 0.0, True, "0", None, [0], 10**30])
+def test_a_value_that_is_no_label_of_the_classes_is_rejected(value: object) -> None:
+    with pytest.raises(ValueError, match="without a label of its 3 classes"):
+        targets_from_json([0, value], NAMES)
+
+
+def test_images_without_class_names_have_no_targets() -> None:
+    assert targets_from_json([None, None], ()) is None
