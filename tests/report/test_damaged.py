@@ -16,7 +16,7 @@ import yaml
 import vitascope as vs
 from tests.report import leave_empty
 from tests.report.runs import write_run
-from vitascope.report import classification, compare, internals, overview
+from vitascope.report import classification, comparison_page, internals, overview
 from vitascope.report.charts import draw_curves, kept_epoch
 from vitascope.report.write import rewrite_report
 from vitascope.run import layout
@@ -143,7 +143,7 @@ def drawings(folder: Path, whole: Path) -> Iterator[Callable[[], object]]:
 def test_a_damaged_folder_gives_a_result_or_one_line(
     good: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    leave_empty(monkeypatch, overview, classification, internals, compare)
+    leave_empty(monkeypatch, overview, classification, internals, comparison_page)
     rejected: list[str] = []
     for seed in range(MUTATIONS):
         folder = tmp_path / f"{seed}"
