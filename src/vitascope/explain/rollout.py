@@ -89,7 +89,9 @@ def gradient_rollout(model: Classifier, images: Images, target: TargetLike = Non
     # The caller may be in inference mode, which has no gradients.
     with torch.inference_mode(False), evaluation_mode(model):
         states = token_states(model, images)
-        gradient = _last_gradient(model, states[-1], target)  # (B, T, D)
+        with torch.enable_grad():
+            zL = states[-1].requires_grad_()
+            gradient = score_gradient(model, zL, model.pool_features(model.norm(zL)), target)  # (B, T, D)
         identity = torch.eye(gradient.shape[1], device=images.device)[None]  # (1, T, T)
         direct = rows = read_rows(model, identity)  # (1, T): the tokens that pooling reads
         for index in reversed(range(model.config.depth)):
@@ -118,10 +120,3 @@ def _through_block(
     weights = trace.attention[0]  # (B, heads, T, T)
     d_weights, before = torch.autograd.grad(after, (weights, state), gradient)
     return (d_weights * weights.detach()).clamp_min_(0).float().mean(dim=1), before
-
-
-def _last_gradient(model: VisionTransformer, zL: Tensor, target: TargetLike) -> Tensor:
-    """The gradient of the target's score with respect to z_L, (B, T, D)."""
-    with torch.enable_grad():
-        zL.requires_grad_()
-        return score_gradient(model, zL, model.pool_features(model.norm(zL)), target)

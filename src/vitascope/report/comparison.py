@@ -261,7 +261,10 @@ class RunComparison:
     def difference_rows(self) -> list[tuple[str, ...]]:
         """The options and records of the environment that differ, as text: name and a value per run."""
         rows = {**self.options, **self.environment}
-        return [(name, *(_option_cell(value) for value in rows[name])) for name in rows]
+        return [
+            (name, *(printable(without_home(option_text(value)), _LONGEST) for value in values))
+            for name, values in rows.items()
+        ]
 
     def notes(self) -> list[str]:
         """What to know when reading the results."""
@@ -407,7 +410,3 @@ def _paired_test(name: str, mine: ImageAnswers, best: ImageAnswers) -> PairedTes
     only_best = sum(best.right[image] and not mine.right[image] for image in common)
     p = mcnemar(only_run, only_best)
     return PairedTest(run=name, images=len(common), only_run=only_run, only_best=only_best, p=p)
-
-
-def _option_cell(value: Any) -> str:
-    return printable(without_home(option_text(value)), _LONGEST)
