@@ -114,10 +114,8 @@ def source_name(source: ImageSource) -> str:
 def is_one_picture(images: ImageSource | Iterable[ImageSource]) -> bool:
     """Whether an argument is one picture: a path, bytes, an open file, a Pillow image, or an array of any
     shape (`read_image` rejects one of four dimensions)."""
-    import torch
-
-    one = (str, os.PathLike, bytes, bytearray, Encoded, Image.Image, np.ndarray, torch.Tensor)
-    return isinstance(images, one) or hasattr(images, "read")
+    one = (str, os.PathLike, bytes, bytearray, Encoded, Image.Image, np.ndarray)
+    return isinstance(images, one) or _is_tensor(images) or hasattr(images, "read")
 
 
 def as_pictures(images: ImageSource | Iterable[ImageSource]) -> Sequence[ImageSource]:
