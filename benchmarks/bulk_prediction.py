@@ -31,7 +31,7 @@ import vitascope as vs
 from conditions import Conditions
 from contest import positive, rate
 from reports import markdown_table, note, publish
-from vitascope.data.reading import StreamingPool
+from vitascope.data.reading import file_pool
 from vitascope.deploy.predict.engine import Engine, TorchEngine
 from vitascope.deploy.predict.predictor import Predictor, find_images
 from vitascope.deploy.predict.result_file import ResultFile
@@ -101,7 +101,7 @@ def whole_seconds(engine: Engine, folder: Path, images: int, arguments: argparse
 
 def reading_seconds(engine: Engine, paths: Sequence[str], arguments: argparse.Namespace) -> float:
     start = time.perf_counter()
-    pool = StreamingPool(engine.preprocess, arguments.batch_size, arguments.workers or os.cpu_count() or 1)
+    pool = file_pool(engine.preprocess, arguments.batch_size, arguments.workers or os.cpu_count() or 1)
     size = arguments.batch_size
     for _ in pool.read(paths[at : at + size] for at in range(0, len(paths), size)):
         pass

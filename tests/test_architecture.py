@@ -34,7 +34,7 @@ ALLOWED = {
     "serialization": set(),
     "arguments": set(),
     "_version": set(),
-    "formatting": set(),
+    "formatting": {"errors"},
     "intervals": set(),
     "network": set(),
 }

@@ -1,6 +1,6 @@
 import pytest
 
-from vitascope.formatting import counted, duration, speed
+from vitascope.formatting import aligned, counted, duration, speed
 
 
 @pytest.mark.parametrize(
@@ -23,3 +23,9 @@ def test_a_slow_speed_keeps_two_digits(value: float, expected: str) -> None:
 )
 def test_long_times_have_hours_and_minutes(seconds: float, expected: str) -> None:
     assert duration(seconds) == expected
+
+
+def test_columns_of_a_table_are_aligned() -> None:
+    rows = [("run", "epochs", "note"), ("a", "5", "long note"), ("longer", "120", "")]
+    expected = ["run     epochs  note", "a            5  long note", "longer     120"]
+    assert list(aligned(rows, left={0, 2})) == expected

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from vitascope.model.trace import Trace
     from vitascope.model.vit import VisionTransformer
     from vitascope.options.recipes import TrainConfig
-    from vitascope.report.compare import compare
+    from vitascope.report.comparison_page import compare
     from vitascope.run.run import Run
     from vitascope.training.evaluate import evaluate
     from vitascope.training.train import pretrain, resume, train
@@ -47,7 +47,7 @@ _HOMES = {
     "UserError": "errors",
     "ViTConfig": "model.config",
     "VisionTransformer": "model.vit",
-    "compare": "report.compare",
+    "compare": "report.comparison_page",
     "compress": "deploy.export.compress",
     "convert": "weights.convert",
     "create_model": "weights.transfer",

@@ -1,8 +1,12 @@
-"""Numbers as text, for the console, the server and the report."""
+"""Numbers and tables as text, for the console, the server and the report; tables for pandas."""
 
 from __future__ import annotations
 
 import datetime
+from collections.abc import Collection, Iterator, Sequence
+from typing import Any
+
+from vitascope.errors import UserError
 
 
 def counted(count: int, noun: str) -> str:
@@ -19,3 +23,23 @@ def speed(images_per_second: float) -> str:
     """A speed with at least two digits: `1,234 images/s`, `0.042 images/s`."""
     digits = ",.0f" if images_per_second >= 10 else ".2g"
     return f"{images_per_second:{digits}} images/s"
+
+
+def aligned(rows: Sequence[Sequence[str]], left: Collection[int] = (0,)) -> Iterator[str]:
+    """The lines of a table: some columns to the left, the others to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        cells = [
+            cell.ljust(width) if place in left else cell.rjust(width)
+            for place, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        yield "  ".join(cells).rstrip()
+
+
+def pandas_library() -> Any:
+    """The module `pandas`; UserError where it is not installed."""
+    try:
+        import pandas
+    except ImportError as error:
+        raise UserError("to_dataframe needs pandas, which is not installed: pip install pandas") from error
+    return pandas

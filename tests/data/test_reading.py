@@ -24,8 +24,7 @@ from vitascope.data.reading import ImageReader, ReadingPool, random_crop
 from vitascope.errors import UserError
 
 FIT = Preprocess(image_size=(4, 6))
-ORDER = np.arange(8)
-SPANS = [(0, 3), (3, 6), (6, 8)]
+BATCHES = np.split(np.arange(8), [3, 6])
 
 
 def smooth(height: int, width: int) -> np.ndarray:
@@ -173,23 +172,23 @@ class Fatal(ImageReader):
 
 
 def test_a_killed_process_is_one_clear_error() -> None:
-    pool = ReadingPool(Fatal([noise(8, 8)] * 8, FIT, signum=signal.SIGKILL), 8, 3, workers=2)
+    pool = ReadingPool(Fatal([noise(8, 8)] * 8, FIT, signum=signal.SIGKILL).fill, FIT, 3, workers=2)
     with pytest.raises(UserError, match=r"killed by SIGKILL.*memory.*workers \(now 2\).*batch size"):
-        list(pool.read(ORDER, SPANS, 0))
+        list(pool.read(BATCHES))
     pool.close()
 
 
 def test_user_errors_of_a_process_are_raised_by_the_pool() -> None:
-    pool = ReadingPool(Fatal([noise(8, 8)] * 8, FIT), 8, 3, workers=2)
+    pool = ReadingPool(Fatal([noise(8, 8)] * 8, FIT).fill, FIT, 3, workers=2)
     with pytest.raises(UserError, match="no picture is of this kind"):
-        list(pool.read(ORDER, SPANS, 0))
+        list(pool.read(BATCHES))
     pool.close()
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
 def test_processes_ignore_stop_signals_to_their_group(signum: signal.Signals) -> None:
-    pool = ReadingPool(Fatal([noise(8, 8)] * 8, FIT, signum=signum), 8, 3, workers=2)
-    assert [len(pixels) for pixels, _ in pool.read(ORDER, SPANS, 0)] == [3, 3, 2]
+    pool = ReadingPool(Fatal([noise(8, 8)] * 8, FIT, signum=signum).fill, FIT, 3, workers=2)
+    assert [len(pixels) for _, pixels, _ in pool.read(BATCHES)] == [3, 3, 2]
     pool.close()
 
 
@@ -215,8 +214,9 @@ SCRIPT = """
         images = read_tree(Path(sys.argv[1]))
         end = next((end for end in ("done", "stopped", "killed") if start(end)), None)
         if end:
-            pool = ReadingPool(ImageReader(images.sources, Preprocess(image_size=(16, 16))), 8, 3, workers=2)
-            batches = pool.read(np.arange(8), [(0, 3), (3, 6), (6, 8)], 0)
+            fit = Preprocess(image_size=(16, 16))
+            pool = ReadingPool(ImageReader(images.sources, fit).fill, fit, 3, workers=2)
+            batches = pool.read(np.split(np.arange(8), [3, 6]))
             next(batches)
             print(*(process.pid for process in pool._processes), flush=True)
         if end == "killed":
@@ -257,10 +257,11 @@ def alive(pid: int) -> bool:
 def test_each_pass_over_a_pool_reads_each_image_once(tmp_path: Path) -> None:
     images = read_tree(write_tree(tmp_path, {"a": 5, "b": 3}))
     reader = ImageReader(images.sources, FIT, seed=1, crop_scale=0.2)
-    pool = ReadingPool(reader, 8, 3, workers=3)
+    pool = ReadingPool(reader.fill, FIT, 3, workers=3)
     for epoch in (0, 1):
         order = np.random.default_rng(epoch).permutation(8)
-        read = [pixels.copy() for pixels, faults in pool.read(order, SPANS, epoch) if not faults]
+        batches = pool.read(np.split(order, [3, 6]), epoch)
+        read = [pixels.copy() for _, pixels, faults in batches if not faults]
         expected = [reader(int(index), epoch) for index in order]
         np.testing.assert_array_equal(np.concatenate(read), np.stack(expected))
     pool.close()

@@ -87,7 +87,7 @@ def test_long_names_that_begin_alike_stay_different_in_the_confusion_matrix(tmp_
 
 def test_selected_epoch_and_learning_rate_are_drawn() -> None:
     steps = [{"kind": "step", "step": step, "loss": 1.0, "lr": step / 30} for step in range(1, 31)]
-    loss, accuracy, rate = draw_curves(epochs(3), steps, 2).axes
+    loss, accuracy, rate = draw_curves(epochs(3), steps, 1).axes
     assert [axes.get_title() for axes in (loss, accuracy, rate)] == ["loss", "accuracy", "learning rate"]
     assert "kept, epoch 2" in [text.get_text() for text in loss.get_legend().get_texts()]
     (line,) = rate.get_lines()

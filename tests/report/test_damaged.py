@@ -16,8 +16,8 @@ import yaml
 import vitascope as vs
 from tests.report import leave_empty
 from tests.report.runs import write_run
-from vitascope.report import classification, compare, internals, overview
-from vitascope.report.charts import draw_curves, kept_epoch
+from vitascope.report import classification, comparison_page, internals, overview
+from vitascope.report.charts import draw_curves, kept_place
 from vitascope.report.write import rewrite_report
 from vitascope.run import layout
 
@@ -128,7 +128,7 @@ def drawings(folder: Path, whole: Path) -> Iterator[Callable[[], object]]:
     """The curves, the report, and the page of a comparison."""
     run = vs.Run(folder)
     epochs = "epoch", "step"
-    yield lambda: draw_curves(*map(run.records, epochs), kept_epoch(run, run.records("epoch")))
+    yield lambda: draw_curves(*map(run.records, epochs), kept_place(run, run.records("epoch")))
     yield lambda: rewrite_report(run)
     yield lambda: vs.compare([folder, whole], folder / "compared.html")
 
@@ -143,7 +143,7 @@ def drawings(folder: Path, whole: Path) -> Iterator[Callable[[], object]]:
 def test_a_damaged_folder_gives_a_result_or_one_line(
     good: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    leave_empty(monkeypatch, overview, classification, internals, compare)
+    leave_empty(monkeypatch, overview, classification, internals, comparison_page)
     rejected: list[str] = []
     for seed in range(MUTATIONS):
         folder = tmp_path / f"{seed}"

@@ -18,7 +18,7 @@ from vitascope.run.measures import (
     mcnemar,
     ranks,
     score_of,
-    surest_mistakes,
+    surest,
     wilson_interval,
     worst_pairs,
 )
@@ -140,8 +140,8 @@ def test_equally_frequent_pairs_are_sorted_by_share() -> None:
 def test_surest_mistakes_are_wrong_and_sorted_by_confidence() -> None:
     confidences = np.array([0.9, 0.5, 0.8, 0.7, 0.99])
     right = np.array([False, False, True, False, True])
-    assert surest_mistakes(confidences, right, 2).tolist() == [0, 3]
-    assert surest_mistakes(confidences, right, 9).tolist() == [0, 3, 1]
+    assert surest(confidences, ~right, 2).tolist() == [0, 3]
+    assert surest(confidences, ~right, 9).tolist() == [0, 3, 1]
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning:sklearn")

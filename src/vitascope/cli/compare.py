@@ -31,7 +31,7 @@ class Compare:
 
     def call(self) -> None:
         """Compare, print, and write."""
-        from vitascope.report.compare import compare, write_comparison
+        from vitascope.report.comparison_page import compare, write_comparison
 
         comparison = compare(self.runs)
         written = [] if self.out is None else write_comparison(comparison, self.out)

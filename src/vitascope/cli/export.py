@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from vitascope.cli.parsing import Flag, MaybePath, MaybeText, Model
 from vitascope.errors import UserError
-from vitascope.formatting import counted
+from vitascope.formatting import aligned, counted
 
 if TYPE_CHECKING:
     from vitascope.deploy.export.quantize import Measured, QuantizationResult
@@ -101,8 +101,7 @@ def comparison_lines(done: QuantizationResult) -> list[str]:
         ("", "accuracy", "95% interval", "bytes", "images/s at batch 1"),
         *map(row, (found.before, found.after), found.accuracy.rows()),
     ]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines += ["  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)) for line in rows]
+    lines += aligned(rows, left=())
     faster = found.before.seconds / found.after.seconds
     images = counted(found.accuracy.total, f"{done.measured_on} image")
     return [

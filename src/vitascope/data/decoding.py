@@ -114,10 +114,8 @@ def source_name(source: ImageSource) -> str:
 def is_one_picture(images: ImageSource | Iterable[ImageSource]) -> bool:
     """Whether an argument is one picture: a path, bytes, an open file, a Pillow image, or an array of any
     shape (`read_image` rejects one of four dimensions)."""
-    import torch
-
-    one = (str, os.PathLike, bytes, bytearray, Encoded, Image.Image, np.ndarray, torch.Tensor)
-    return isinstance(images, one) or hasattr(images, "read")
+    one = (str, os.PathLike, bytes, bytearray, Encoded, Image.Image, np.ndarray)
+    return isinstance(images, one) or _is_tensor(images) or hasattr(images, "read")
 
 
 def as_pictures(images: ImageSource | Iterable[ImageSource]) -> Sequence[ImageSource]:
@@ -152,7 +150,11 @@ def open_image(source: ImageSource) -> Image.Image:
     try:
         return Image.open(io.BytesIO(source) if isinstance(source, bytes) else source)
     except UnidentifiedImageError:
-        start = source if isinstance(source, bytes) else _first_bytes(source)
+        if isinstance(source, bytes):
+            start = source
+        else:
+            with open(source, "rb") as file:
+                start = file.read(12)
         if start[4:8] != b"ftyp" or start[8:12] not in _HEIF_BRANDS:  # ISO/IEC 23008-12
             raise
     return _open_heif(source)
@@ -166,7 +168,11 @@ def _is_tensor(source: object) -> TypeGuard[torch.Tensor]:
 
 def _eight_bit_pixels(source: np.ndarray[Any, Any] | torch.Tensor) -> npt.NDArray[np.uint8]:
     """An array or a tensor as uint8 (H, W) or (H, W, 3 or 4)."""
-    pixels, name = (source, "an array") if isinstance(source, np.ndarray) else (_numpy(source), "a tensor")
+    if isinstance(source, np.ndarray):
+        pixels, name = source, "an array"
+    else:  # numpy lacks some types of floats
+        floats = source.float() if source.is_floating_point() else source
+        pixels, name = floats.detach().cpu().numpy(), "a tensor"
     kind = f"{pixels.dtype} {pixels.shape}"
     if pixels.ndim == 4:
         raise ImageError(f"{name} {kind} is not one picture: give several as a list, list(pixels)")
@@ -191,11 +197,6 @@ def _eight_bit_pixels(source: np.ndarray[Any, Any] | torch.Tensor) -> npt.NDArra
     return pixels[..., 0] if pixels.shape[2:] == (1,) else pixels
 
 
-def _numpy(tensor: torch.Tensor) -> npt.NDArray[Any]:
-    floats = tensor.is_floating_point()  # of which numpy lacks some
-    return (tensor.float() if floats else tensor).detach().cpu().numpy()
-
-
 def _scaled(floats: npt.NDArray[Any], name: str) -> npt.NDArray[np.uint8]:
     """Floats in [0, 1] as 0 to 255."""
     low, high = float(floats.min()), float(floats.max())
@@ -205,11 +206,6 @@ def _scaled(floats: npt.NDArray[Any], name: str) -> npt.NDArray[np.uint8]:
             "255 by 255, or undo a normalization, pixels * std + mean"
         )
     return np.rint(floats * 255).astype(np.uint8)
-
-
-def _first_bytes(path: str | os.PathLike[str]) -> bytes:
-    with open(path, "rb") as file:
-        return file.read(12)
 
 
 def _open_heif(source: str | os.PathLike[str] | bytes) -> Image.Image:

@@ -90,7 +90,7 @@ class Loader:
         streamed = len(images) * size > memory_budget
         self.crops = streamed and seed is not None and crop_scale < 1  # batches are cropped already
         self._reader = ImageReader(images.sources, preprocess, seed, crop_scale if self.crops else 1.0)
-        self._pool: ReadingPool | None = None  # kept for the next epoch
+        self._pool: ReadingPool[npt.NDArray[np.int64]] | None = None  # kept for the next epoch
         self._rows = np.arange(len(images))  # of each image in `_kept`; -1 for one that cannot be read
         self._kept = None if streamed else self._keep()  # (N, C, H, W), all readable images
         self.balanced = balanced
@@ -112,17 +112,16 @@ class Loader:
         begins = range(start * self.batch_size, len(order), self.batch_size)
         planned = [min(self.batch_size, len(order) - begin) for begin in begins]
         rank, world = self.part
-        spans = []  # of the order, this process's
+        batches = []  # this process's part of each
         for begin, count in zip(begins, planned, strict=True):
             cuts = even_cuts(count, world)
-            spans.append((begin + cuts[rank], begin + cuts[rank + 1]))
+            batches.append(order[begin + cuts[rank] : begin + cuts[rank + 1]])
         if self._kept is None:
-            for (pixels, indices), count in zip(self._streamed(order, spans, epoch), planned, strict=True):
+            for (pixels, indices), count in zip(self._streamed(batches, epoch), planned, strict=True):
                 targets = self._deliver(self._labels[indices % len(self.images)])
                 yield Batch(self._deliver(pixels), targets, indices, count)
             return
-        for (first, last), count in zip(spans, planned, strict=True):
-            indices = order[first:last]
+        for indices, count in zip(batches, planned, strict=True):
             images = indices % len(self.images)
             rows = self._deliver(self._rows[images])
             yield Batch(self._kept[rows], self._deliver(self._labels[images]), indices, count)
@@ -181,48 +180,43 @@ class Loader:
         until = time.monotonic() + ALONE_SECONDS
         begin = 0
         while begin < len(everything) and (self.workers < 2 or time.monotonic() < until):
-            spans = [(begin, min(begin + 16, len(everything)))]
-            yield from self._readable(everything, spans, read_here(self._reader, everything, spans, 0))
+            yield from self._readable(read_here(self._reader, [everything[begin : begin + 16]], 0))
             begin += 16
-        spans = [(at, min(at + 512, len(everything))) for at in range(begin, len(everything), 512)]
-        if spans:
-            pool = ReadingPool(self._reader, len(everything), 512, self.workers)
+        batches = [everything[at : at + 512] for at in range(begin, len(everything), 512)]
+        if batches:
+            pool = ReadingPool(self._reader.fill, self.preprocess, 512, self.workers)
             try:
-                yield from self._readable(everything, spans, pool.read(everything, spans, 0))
+                yield from self._readable(pool.read(batches))
             finally:
                 pool.close()
 
     def _streamed(
-        self, order: npt.NDArray[np.int64], spans: Sequence[tuple[int, int]], epoch: int
+        self, batches: Sequence[npt.NDArray[np.int64]], epoch: int
     ) -> Iterator[tuple[Pixels, npt.NDArray[np.int64]]]:
-        """The readable images of each span; after a whole epoch, workers are kept for the next."""
+        """The readable images of each batch; after a whole epoch, workers are kept for the next."""
         if not self.workers:
-            yield from self._readable(order, spans, read_here(self._reader, order, spans, epoch))
+            yield from self._readable(read_here(self._reader, batches, epoch))
             return
         largest = 2 * math.ceil(self.batch_size / 2 / self.part[1])
-        pool = self._pool or ReadingPool(self._reader, len(order), largest, self.workers)
+        pool = self._pool or ReadingPool(self._reader.fill, self.preprocess, largest, self.workers)
         self._pool = None  # an epoch that begins before this one ends has its own
         try:
-            yield from self._readable(order, spans, pool.read(order, spans, epoch))
+            yield from self._readable(pool.read(batches, epoch))
             self._pool = pool
         finally:
             if self._pool is not pool:
                 pool.close()
 
     def _readable(
-        self,
-        order: npt.NDArray[np.int64],
-        spans: Sequence[tuple[int, int]],
-        read: Iterator[tuple[Pixels, dict[int, str]]],
+        self, read: Iterator[tuple[npt.NDArray[np.int64], Pixels, dict[int, str]]]
     ) -> Iterator[tuple[Pixels, npt.NDArray[np.int64]]]:
         """Leave out unreadable images, and note them."""
-        for (first, last), (pixels, faults) in zip(spans, read, strict=True):
-            indices = order[first:last]
+        for indices, pixels, faults in read:
             for row, reason in faults.items():
                 self.unreadable[str(self.images.sources[int(indices[row]) % len(self.images)])] = reason
                 reasons = list(self.unreadable.values())
                 check_unreadable(len(reasons), len(self.images), self.images.name, reasons)
-            good = [row for row in range(last - first) if row not in faults]
+            good = [row for row in range(len(indices)) if row not in faults]
             yield (pixels[good], indices[good]) if faults else (pixels, indices)
 
 

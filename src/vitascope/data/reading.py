@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from multiprocessing.util import Finalize
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +30,8 @@ from vitascope.data.decoding import ImageError, ImageSource
 from vitascope.data.preprocess import Box, Pixels, Preprocess
 from vitascope.errors import UserError
 
+B = TypeVar("B", npt.NDArray[np.int64], Sequence[str])
+"""A batch: the indices of its images, or their paths."""
 READ_AHEAD = 4
 """Batches in the shared memory: one in use, the others read or being read."""
 _RATIO = 4 / 3
@@ -89,16 +91,18 @@ def random_crop(width: int, height: int, draws: npt.NDArray[np.float64], smalles
 
 
 def read_here(
-    reader: ImageReader, order: npt.NDArray[np.int64], spans: Sequence[tuple[int, int]], epoch: int
-) -> Iterator[tuple[Pixels, dict[int, str]]]:
+    reader: ImageReader, batches: Iterable[npt.NDArray[np.int64]], epoch: int
+) -> Iterator[tuple[npt.NDArray[np.int64], Pixels, dict[int, str]]]:
     """As `ReadingPool.read`, in this process."""
-    for first, last in spans:
-        pixels = np.empty((last - first, reader.preprocess.channels, *reader.preprocess.image_size), np.uint8)
-        yield pixels, reader.fill(order[first:last], epoch, pixels)
+    for indices in batches:
+        pixels = np.empty((len(indices), reader.preprocess.channels, *reader.preprocess.image_size), np.uint8)
+        yield indices, pixels, reader.fill(indices, epoch, pixels)
 
 
-class ReaderProcesses:
+class ReadingPool(Generic[B]):
     """Processes that read images; they live until `close`, or until the pool is garbage.
+
+    `fill` reads a part of a batch, in an epoch, into its pixels, and returns errors by row; it is picklable.
 
     They ignore SIGINT and SIGTERM, which a terminal or a scheduler sends to all processes of a run: this
     process saves its state first, and then ends them. If it is killed, they end by themselves.
@@ -106,12 +110,13 @@ class ReaderProcesses:
 
     def __init__(
         self,
-        fill: Callable[[Any, int, Pixels], dict[int, str]],  # picklable: a part of a batch, epoch, its pixels
-        batch_shape: tuple[int, ...],  # of the largest batch, (B, C, H, W)
+        fill: Callable[[B, int, Pixels], dict[int, str]],
+        preprocess: Preprocess,
+        batch_size: int,  # of the largest batch
         workers: int,
         niceness: int = 0,
     ) -> None:
-        shape = (READ_AHEAD, *batch_shape)
+        shape = (READ_AHEAD, batch_size, preprocess.channels, *preprocess.image_size)
         pixels = multiprocessing.RawArray("B", int(np.prod(shape)))
         self._pixels = np.frombuffer(pixels, np.uint8).reshape(shape)
         self._connections: list[Connection[Any, Any]] = []
@@ -128,11 +133,9 @@ class ReaderProcesses:
             far_end.close()  # so that the connection breaks when the process ends
             self._processes.append(process)
 
-    def _read(
-        self, batches: Iterable[Sequence[Any]], epoch: int = 0
-    ) -> Iterator[tuple[Sequence[Any], Pixels, dict[int, str]]]:
+    def read(self, batches: Iterable[B], epoch: int = 0) -> Iterator[tuple[B, Pixels, dict[int, str]]]:
         """Each batch with its pixels (n, C, H, W), valid until the next, and its errors by row."""
-        asked: deque[tuple[int, Sequence[Any]]] = deque()
+        asked: deque[tuple[int, B]] = deque()
         for number, batch in enumerate(batches):
             slot = number % READ_AHEAD
             cuts = np.linspace(0, len(batch), len(self._connections) + 1).astype(int).tolist()
@@ -148,7 +151,7 @@ class ReaderProcesses:
         while asked:
             yield self._collect(*asked.popleft())
 
-    def _collect(self, slot: int, batch: Sequence[Any]) -> tuple[Sequence[Any], Pixels, dict[int, str]]:
+    def _collect(self, slot: int, batch: B) -> tuple[B, Pixels, dict[int, str]]:
         faults: dict[int, str] = {}
         for worker in range(len(self._processes)):
             faults |= self._answer(worker)
@@ -172,44 +175,11 @@ class ReaderProcesses:
         return answer
 
 
-class ReadingPool(ReaderProcesses):
-    """Processes that read the images of an epoch by their indices, in an order of `order_length`."""
-
-    def __init__(self, reader: ImageReader, order_length: int, batch_size: int, workers: int) -> None:
-        order = multiprocessing.RawArray("q", order_length)
-        self._order = np.frombuffer(order, np.int64)
-        shape = (batch_size, reader.preprocess.channels, *reader.preprocess.image_size)
-        super().__init__(functools.partial(_fill_in_order, reader, order), shape, workers)
-
-    def read(
-        self, order: npt.NDArray[np.int64], spans: Sequence[tuple[int, int]], epoch: int
-    ) -> Iterator[tuple[Pixels, dict[int, str]]]:
-        """Pixels (n, C, H, W) of each span of an order, valid until the next, and errors by row."""
-        self._order[:] = order
-        for _, pixels, faults in self._read([range(first, last) for first, last in spans], epoch):
-            yield pixels, faults
-
-
-def _fill_in_order(
-    reader: ImageReader, order: Any, places: range, epoch: int, pixels: Pixels
-) -> dict[int, str]:
-    """Read the images at some places of an order, which lies in shared memory."""
-    return reader.fill(np.frombuffer(order, np.int64)[places.start : places.stop], epoch, pixels)
-
-
-class StreamingPool(ReaderProcesses):
-    """Processes that read any number of files, at a lower priority than the model: at equal priority, its
-    threads would wait for the one that shares its core with a process."""
-
-    def __init__(self, preprocess: Preprocess, batch_size: int, workers: int) -> None:
-        shape = (batch_size, preprocess.channels, *preprocess.image_size)
-        super().__init__(functools.partial(_fill_from_files, preprocess), shape, workers, niceness=10)
-
-    def read(
-        self, batches: Iterable[Sequence[str]]
-    ) -> Iterator[tuple[Sequence[str], Pixels, dict[int, str]]]:
-        """Each batch of paths, its pixels (n, C, H, W), valid until the next, and its errors by row."""
-        return self._read(batches)
+def file_pool(preprocess: Preprocess, batch_size: int, workers: int) -> ReadingPool[Sequence[str]]:
+    """A pool for batches of paths, at a lower priority than the model: at equal priority, its threads would
+    wait for the one that shares its core with a process."""
+    fill = functools.partial(_fill_from_files, preprocess)
+    return ReadingPool(fill, preprocess, batch_size, workers, niceness=10)
 
 
 def _fill_from_files(preprocess: Preprocess, paths: Sequence[str], _: int, pixels: Pixels) -> dict[int, str]:

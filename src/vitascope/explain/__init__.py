@@ -1,7 +1,15 @@
 """Heatmaps of a model, their faithfulness, and views of its learned parts.
 
-Methods take pictures (one or many: paths, bytes, Pillow images, uint8 arrays) or normalized images (B, C, H,
-W), and return heatmaps (B, grid_h, grid_w), float32, largest value 1.
+Common to all methods that give heatmaps:
+
+- `model` is any classifier, or any `VisionTransformer` where attention is read (a ResNet is a `UserError`);
+  it runs in evaluation mode.
+- `images` are pictures, one or many (paths, bytes, Pillow images, uint8 arrays), or normalized floats (B, C,
+  H, W).
+- `target` is a class by number or name, one per image, or a `Target`; None is the predicted class. An
+  unknown one is a `UserError`.
+- The result is float32 (B, grid_h, grid_w), never below 0, each image's largest value 1, or 0 without
+  evidence.
 """
 
 from __future__ import annotations

@@ -27,16 +27,8 @@ def attention(model: Classifier, images: Images, layer: int = -1, head: int | No
     class token and the mean of the patches, half each. Attention to tokens other than patches is dropped.
 
     Args:
-        model: any `VisionTransformer`; runs in evaluation mode.
-        images: pictures, or normalized floats (B, C, H, W).
-        layer: in 0 to depth - 1; negative counts from the last.
+        layer: in 0 to depth - 1; negative counts from the last; another one is a `UserError`.
         head: in 0 to num_heads - 1; None is the mean of all heads.
-
-    Returns:
-        float32 (B, grid_h, grid_w), each image's largest value 1.
-
-    Raises:
-        UserError: no such layer or head; a ResNet.
     """
     model, images = attending(model), as_images(model, images)
     check_head(model.config, head)
@@ -49,15 +41,7 @@ def attention(model: Classifier, images: Images, layer: int = -1, head: int | No
 def head_maps(model: Classifier, images: Images) -> Tensor:
     """The `attention` map of every layer and head, in one pass; one layer's weights are held at a time.
 
-    Args:
-        model: any `VisionTransformer`; runs in evaluation mode.
-        images: pictures, or normalized floats (B, C, H, W).
-
-    Returns:
-        float32 (B, depth, heads, grid_h, grid_w), the largest value of each map 1.
-
-    Raises:
-        UserError: a ResNet; attention that is not finite.
+    Returns float32 (B, depth, heads, grid_h, grid_w), the largest value of each map 1.
     """
     model, images = attending(model), as_images(model, images)
     layers: list[Tensor] = []
@@ -81,17 +65,8 @@ def patch_attention(
     trained.
 
     Args:
-        model: any `VisionTransformer`; runs in evaluation mode.
-        images: pictures, or normalized floats (B, C, H, W).
-        patch: row and column in the grid, from 0.
-        layer: in 0 to depth - 1; negative counts from the last.
-        head: in 0 to num_heads - 1; None is the mean of all heads.
-
-    Returns:
-        float32 (B, grid_h, grid_w), each image's largest value 1; zeros where the patch attends to no patch.
-
-    Raises:
-        UserError: no such patch, layer or head; a ResNet.
+        patch: row and column in the grid, from 0; another one is a `UserError`.
+        layer, head: as in `attention`.
     """
     model, images = attending(model), as_images(model, images)
     (row, column), (gh, gw) = patch, model.grid_of(images)

@@ -13,7 +13,7 @@ from vitascope.errors import UserError, check_choice
 from vitascope.explain.attention import check_layer
 from vitascope.explain.heatmaps import to_unit
 from vitascope.explain.inputs import Images, as_images
-from vitascope.explain.targets import TargetLike, as_target
+from vitascope.explain.targets import TargetLike, score_gradient
 from vitascope.model.classifier import Classifier, evaluation_mode
 from vitascope.model.resnet import ResNet
 from vitascope.model.trace import Trace
@@ -36,9 +36,6 @@ def grad_cam(
     Prefix tokens are dropped. Only the layers above the activations are differentiated.
 
     Args:
-        model: any classifier; runs in evaluation mode.
-        images: pictures, or normalized floats (B, C, H, W).
-        target: a class by number or name, one per image, or a `Target`; None is the predicted class.
         layer: whose activations a: the input of this block's attention, in 0 to depth - 1, negative counting
             from the last; or "last", where patches are read for the last time: with pool "cls" the input of
             the last block's attention, with other pools the features after the final norm. None is "last" for
@@ -50,12 +47,8 @@ def grad_cam(
             it divides by a channel's sum over the patches, which for normalized tokens is near zero and of
             either sign.)
 
-    Returns:
-        float32 (B, grid_h, grid_w), each image's largest value 1, none below 0; a ResNet's grid is that of
-        its last feature map.
-
     Raises:
-        UserError: no such layer, class or variant; a layer of a ResNet.
+        UserError: no such layer or variant; a layer of a ResNet, whose grid is that of its last feature map.
     """
     images = as_images(model, images)
     check_choice("variant", variant, get_args(Variant))
@@ -87,8 +80,7 @@ def _of_tokens(model: VisionTransformer, images: Tensor, target: TargetLike, lay
     tokens.requires_grad_()
     features = model.norm(model.encode(tokens, grid, trace, model.pool.read, blocks=range(first, depth)))
     activations = features if first == depth else trace.attended[0]
-    pooled = model.pool_features(features)
-    gradients = _gradients(model, activations, pooled, model.head(pooled), target)
+    gradients = score_gradient(model, activations, model.pool_features(features), target)
     P = model.config.num_prefix_tokens
     return activations.detach()[:, P:], gradients[:, P:], grid
 
@@ -100,18 +92,9 @@ def _of_feature_map(model: ResNet, images: Tensor, target: TargetLike, layer: La
     with torch.no_grad():
         maps = model.trace(images)["features"]  # (B, C, h, w)
     maps.requires_grad_()
-    pooled = maps.mean(dim=(2, 3))
-    gradients = _gradients(model, maps, pooled, model.head(pooled), target)
+    gradients = score_gradient(model, maps, maps.mean(dim=(2, 3)), target)
     activations = maps.detach().flatten(2).mT  # (B, N, C)
     return activations, gradients.flatten(2).mT, (maps.shape[2], maps.shape[3])
-
-
-def _gradients(
-    model: Classifier, activations: Tensor, pooled: Tensor, logits: Tensor, target: TargetLike
-) -> Tensor:
-    """The gradients of the target's score with respect to the activations."""
-    score = as_target(target, model.config, logits).score(pooled, logits)
-    return torch.autograd.grad(score.sum(), activations)[0]
 
 
 def _grad_cam_plus_plus(a: Tensor, g: Tensor) -> Tensor:

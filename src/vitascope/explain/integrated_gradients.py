@@ -28,21 +28,15 @@ def integrated_gradients(
     """The contribution of each patch to the target's score, on the way from a blank image to this one.
 
     The sum of `pixel_attributions` over the channels and pixels of each cell; where it is negative, the heat
-    is 0. The cells are those of `occlusion`.
+    is 0. The cells are those of `occlusion`. The model runs `steps` times per image, forward and backward;
+    gradients of its parameters are not changed.
 
     Args:
-        model: any classifier; runs in evaluation mode, `steps` times per image, forward and backward. Its
-            parameters and their gradients are not changed.
-        images: pictures, or normalized floats (B, C, H, W).
-        target: a class by number or name, one per image, or a `Target`; None is the predicted class.
         steps: points at which the gradient is computed; a ResNet needs more than a Vision Transformer.
         batch_size: images per forward pass, at most.
 
-    Returns:
-        float32 (B, grid_h, grid_w), each image's largest value 1.
-
     Raises:
-        UserError: steps or a batch size below 1; no such target; gradients that are not finite.
+        UserError: steps or a batch size below 1; gradients that are not finite.
     """
     images = as_images(model, images)
     grid = grid_of(model, images)

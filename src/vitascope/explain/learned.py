@@ -35,16 +35,10 @@ def attention_distance(model: Classifier, images: Images) -> Tensor:
     centres of patches; a hybrid's patch is a cell of its feature map. Attention to class, distillation and
     register tokens is dropped and the rest normalized; a patch that attends to such tokens only is left out.
 
-    Args:
-        model: any `VisionTransformer`; runs in evaluation mode.
-        images: pictures, or normalized floats (B, C, H, W), B at least 1; a few dozen give a stable mean.
+    A few dozen images give a stable mean; none are a `UserError`, as is attention that is not finite.
 
-    Returns:
-        float32 (depth, heads), in pixels; NaN for a head in which no patch attends to patches. Compare with
-        `uniform_distance`.
-
-    Raises:
-        UserError: a ResNet; no images; attention that is not finite.
+    Returns float32 (depth, heads), in pixels; NaN for a head in which no patch attends to patches. Compare
+    with `uniform_distance`.
     """
     model, images = attending(model), as_images(model, images)
     config = model.config
@@ -107,15 +101,9 @@ def position_similarity(model: Classifier) -> Tensor:
 
     Learned and fixed embeddings alike (Dosovitskiy et al. 2021, section 4.5 and figure 7, centre).
 
-    Args:
-        model: a `VisionTransformer` whose positions are added to the tokens.
-
-    Returns:
-        float32 (grid_h, grid_w, grid_h, grid_w) in [-1, 1]: [i, j, k, l] compares the patch in row i, column
-        j with that in row k, column l. 0 where an embedding is all zeros.
-
-    Raises:
-        UserError: positions that are not added to the tokens; a ResNet.
+    Returns float32 (grid_h, grid_w, grid_h, grid_w) in [-1, 1]: [i, j, k, l] compares the patch in row i,
+    column j with that in row k, column l. 0 where an embedding is all zeros. Positions that are not added to
+    the tokens are a `UserError`, as is a ResNet.
     """
     if not isinstance(model, VisionTransformer):
         raise UserError("a ResNet has no position embeddings: this is for Vision Transformers")
@@ -181,8 +169,6 @@ def feature_colours(model: Classifier, images: Images, layer: int = -1) -> Tenso
     above it, so that a few outliers do not leave one colour to all other patches.
 
     Args:
-        model: any `VisionTransformer`; runs in evaluation mode.
-        images: pictures, or normalized floats (B, C, H, W), B at least 1.
         layer: whose output, under the model's final norm, is shown, in 0 to depth - 1; negative counts from
             the last, so -1 is `forward_features`.
 
@@ -191,7 +177,7 @@ def feature_colours(model: Classifier, images: Images, layer: int = -1) -> Tenso
         than three directions.
 
     Raises:
-        UserError: no such layer; a ResNet; no images; features that are not finite.
+        UserError: no such layer; no images; features that are not finite.
     """
     model, images = attending(model), as_images(model, images)
     if not len(images):

@@ -88,21 +88,15 @@ def heatmap(
     """Heatmaps by a method's name.
 
     Args:
-        model: any classifier; runs in evaluation mode.
-        images: pictures, one or many, or normalized floats (B, C, H, W).
+        model, images: see `vitascope.explain`.
         method: one of `METHODS`.
-        target: a class by number or name, one per image, or a `Target`; None is the predicted class, and the
-            only one for methods that show the same for every class.
+        target: see `vitascope.explain`; only None for methods that show the same for every class.
         batch_size: images at once, for methods that run the model many times; None is the method's own
             default.
         settings: the method's own, such as `layer`.
 
-    Returns:
-        float32 (B, grid_h, grid_w), each image's largest value 1.
-
     Raises:
-        UserError: no such method, or none for this model; no such class; a setting or a target that does not
-            apply to the method.
+        UserError: no such method, or none for this model; a setting or a target that does not apply to it.
     """
     check_settings(method, [*settings, *["target"] * (target is not None)])
     return METHODS[method](model, images, target, batch_size=batch_size, **settings)

@@ -34,22 +34,15 @@ def occlusion(
     single cell.
 
     The cells are the patches of a `VisionTransformer`, or the places of a `ResNet`'s last feature map. Where
-    these overlap or reach over the edge, cells are equal parts of the image, as many as the grid has.
+    these overlap or reach over the edge, cells are equal parts of the image, as many as the grid has. The
+    model runs once per image and window.
 
     Args:
-        model: any classifier; runs in evaluation mode, once per image and window.
-        images: pictures, or normalized floats (B, C, H, W).
-        target: a class by number or name, one per image, or a `Target`; None is the class predicted for the
-            whole image.
         window: height and width of the window, in cells.
         batch_size: images per forward pass, at most.
 
-    Returns:
-        float32 (B, grid_h, grid_w), each image's largest value 1.
-
     Raises:
-        UserError: a window larger than the grid, a batch size below 1; no such target; scores that are not
-            finite.
+        UserError: a window larger than the grid, a batch size below 1; scores that are not finite.
     """
     images = as_images(model, images)
     grid = grid_of(model, images)

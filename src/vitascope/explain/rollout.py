@@ -13,7 +13,7 @@ from vitascope.errors import UserError, check_choice
 from vitascope.explain.attention import attending, read_rows, stream_attention, to_heatmap
 from vitascope.explain.heatmaps import to_unit
 from vitascope.explain.inputs import Images, as_images
-from vitascope.explain.targets import TargetLike, as_target
+from vitascope.explain.targets import TargetLike, score_gradient
 from vitascope.model.classifier import Classifier, evaluation_mode
 from vitascope.model.trace import Trace
 from vitascope.model.vit import VisionTransformer
@@ -33,16 +33,9 @@ def rollout(model: Classifier, images: Images, fusion: Fusion = "mean", discard:
     product are held at a time.
 
     Args:
-        model: any `VisionTransformer`; runs in evaluation mode.
-        images: pictures, or normalized floats (B, C, H, W).
         fusion: how heads are fused: the mean, largest or smallest weight of each pair of tokens.
-        discard: share of each layer's fused weights, the smallest of each image, that are set to zero.
-
-    Returns:
-        float32 (B, grid_h, grid_w), each image's largest value 1.
-
-    Raises:
-        UserError: a ResNet, an unknown fusion, a share outside [0, 1).
+        discard: share of each layer's fused weights, the smallest of each image, that are set to zero; a
+            `UserError` outside [0, 1).
     """
     model, images = attending(model), as_images(model, images)
     check_choice("fusion", fusion, get_args(Fusion))
@@ -90,24 +83,15 @@ def gradient_rollout(model: Classifier, images: Images, target: TargetLike = Non
     weights, dA is the gradient of the target's score and E_h the mean over the heads. The map is the mean row
     of R - I of the tokens that pooling reads, as in `attention`. Only these rows are computed, from the last
     layer down beside the gradient, so one block's attention is held at a time.
-
-    Args:
-        model: any `VisionTransformer`; runs in evaluation mode.
-        images: pictures, or normalized floats (B, C, H, W).
-        target: a class by number or name, one per image, or a `Target`; None is the predicted class.
-
-    Returns:
-        float32 (B, grid_h, grid_w), each image's largest value 1; zeros where nothing raises the score.
-
-    Raises:
-        UserError: a ResNet; no such class.
     """
     model, images = attending(model), as_images(model, images)
     grid = model.grid_of(images)
     # The caller may be in inference mode, which has no gradients.
     with torch.inference_mode(False), evaluation_mode(model):
         states = token_states(model, images)
-        gradient = _last_gradient(model, states[-1], target)  # (B, T, D)
+        with torch.enable_grad():
+            zL = states[-1].requires_grad_()
+            gradient = score_gradient(model, zL, model.pool_features(model.norm(zL)), target)  # (B, T, D)
         identity = torch.eye(gradient.shape[1], device=images.device)[None]  # (1, T, T)
         direct = rows = read_rows(model, identity)  # (1, T): the tokens that pooling reads
         for index in reversed(range(model.config.depth)):
@@ -136,13 +120,3 @@ def _through_block(
     weights = trace.attention[0]  # (B, heads, T, T)
     d_weights, before = torch.autograd.grad(after, (weights, state), gradient)
     return (d_weights * weights.detach()).clamp_min_(0).float().mean(dim=1), before
-
-
-def _last_gradient(model: VisionTransformer, zL: Tensor, target: TargetLike) -> Tensor:
-    """The gradient of the target's score with respect to z_L, (B, T, D)."""
-    with torch.enable_grad():
-        zL.requires_grad_()
-        pooled = model.pool_features(model.norm(zL))
-        logits = model.head(pooled)
-        score = as_target(target, model.config, logits).score(pooled, logits)
-        return torch.autograd.grad(score.sum(), zL)[0]

@@ -131,6 +131,14 @@ def as_target(target: TargetLike, config: ModelConfig, logits: Tensor) -> Target
     return ClassScore(torch.tensor(indices, device=logits.device))
 
 
+def score_gradient(model: Classifier, states: Tensor, pooled: Tensor, target: TargetLike) -> Tensor:
+    """The gradient of the target's score with respect to the states that the pooled features (B, D) follow
+    from."""
+    logits = model.head(pooled)
+    score = as_target(target, model.config, logits).score(pooled, logits)
+    return torch.autograd.grad(score.sum(), states)[0]
+
+
 def question(
     model: Classifier, target: TargetLike = None, *, versus: int | str | None = None, like: Any = None
 ) -> TargetLike:

@@ -50,7 +50,7 @@ def curve_names(epochs: Records, steps: Records) -> list[str]:
     return [*found, "lr"] if len(steps) > 2 else found
 
 
-def draw_curves(epochs: Records, steps: Records, kept: float | None) -> Figure:
+def draw_curves(epochs: Records, steps: Records, kept: int | None) -> Figure:
     """All recorded curves side by side."""
     names = curve_names(epochs, steps)
     figure = new_figure(4.5 * len(names), 3.4)
@@ -67,16 +67,11 @@ def kept_place(run: Run, epochs: Records) -> int | None:
     return int(np.argmin(values_of(epochs, "val_loss"))) if keeps == "best" and epochs else None
 
 
-def kept_epoch(run: Run, epochs: Records) -> float | None:
-    """The epoch at `kept_place`."""
-    place = kept_place(run, epochs)
-    return None if place is None else float(epochs[place]["epoch"])
-
-
-def plot_curve(axes: Axes, epochs: Records, steps: Records, name: str, kept: float | None) -> None:
+def plot_curve(axes: Axes, epochs: Records, steps: Records, name: str, kept: int | None) -> None:
     """A quantity of training and validation by epoch.
 
-    Values of single steps are drawn faintly. The epoch `kept`, whose weights were kept, is marked.
+    Values of single steps are drawn faintly. The epoch at the place `kept`, whose weights were kept, is
+    marked.
     """
     per_epoch = epochs[-1]["step"] / epochs[-1]["epoch"] if epochs else 1.0
     if steps and name in steps[0]:
@@ -111,7 +106,8 @@ def plot_curve(axes: Axes, epochs: Records, steps: Records, name: str, kept: flo
         label = f"val, most frequent class {share:.1%}"
         axes.axhline(share, color=GREY, linestyle="--", linewidth=1, label=label)
     if kept is not None:
-        axes.axvline(kept, color=GREY, linestyle=":", linewidth=1, label=f"kept, epoch {kept:g}")
+        epoch = epochs[kept]["epoch"]
+        axes.axvline(epoch, color=GREY, linestyle=":", linewidth=1, label=f"kept, epoch {epoch:g}")
     if name != "loss":
         axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
     if axes.get_legend_handles_labels()[0]:

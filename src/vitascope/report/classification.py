@@ -17,7 +17,7 @@ from vitascope.report.charts import MAX_CLASSES, draw_calibration, draw_confusio
 from vitascope.report.page import sure
 from vitascope.report.svg import blank_figure, embed
 from vitascope.report.thumbnails import attention_over, name_of_image, read_pictures
-from vitascope.run.measures import ConfusedPair, calibration, surest_mistakes, wilson_interval, worst_pairs
+from vitascope.run.measures import ConfusedPair, calibration, surest, wilson_interval, worst_pairs
 from vitascope.run.predictions import Predictions
 
 MISTAKES = 24
@@ -35,7 +35,7 @@ def classification(
     """Values of the four sections by anchor; `images` is the split of the predictions, if it is found."""
     confusion = predictions.confusion
     pairs = worst_pairs(confusion, MORE_PAIRS)
-    mistakes = surest_mistakes(predictions.confidences, predictions.correct, MISTAKES).tolist()
+    mistakes = surest(predictions.confidences, ~predictions.correct, MISTAKES).tolist()
     paired = [_images_of(pair, predictions) for pair in pairs[:PAIRS]]
     wanted = dict.fromkeys([*mistakes, *(place for wrong, right in paired for place in [*wrong, *right])])
     pictures: dict[int, Framed] = {}  # by place in the predictions
@@ -53,12 +53,10 @@ def classification(
 
 def _images_of(pair: ConfusedPair, predictions: Predictions) -> tuple[list[int], list[int]]:
     """Places of a pair's surest mistakes, and of the surest correct images of the predicted class."""
-
-    def surest(chosen: npt.NDArray[np.bool_], count: int) -> list[int]:
-        places = np.flatnonzero(chosen & (predictions.classes == pair.predicted))
-        return places[np.argsort(-predictions.confidences[places], kind="stable")][:count].tolist()
-
-    return surest(predictions.labels == pair.true, PER_PAIR), surest(predictions.correct, EXAMPLES)
+    alike = predictions.classes == pair.predicted
+    wrong = surest(predictions.confidences, alike & (predictions.labels == pair.true), PER_PAIR)
+    right = surest(predictions.confidences, alike & predictions.correct, EXAMPLES)
+    return wrong.tolist(), right.tolist()
 
 
 def _classes(predictions: Predictions, confusion: npt.NDArray[np.int64]) -> dict[str, Any]:

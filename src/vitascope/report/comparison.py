@@ -6,14 +6,14 @@ import dataclasses
 import json
 import math
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from vitascope.data.contents import UNREADABLE
 from vitascope.errors import UserError, printable
-from vitascope.formatting import counted, duration
+from vitascope.formatting import aligned, counted, duration, pandas_library
 from vitascope.model.configuration import traits
 from vitascope.options.groups import Recorded
 from vitascope.options.recipes import TrainConfig
@@ -264,7 +264,10 @@ class RunComparison:
     def difference_rows(self) -> list[tuple[str, ...]]:
         """The options and records of the environment that differ, as text: name and a value per run."""
         rows = {**self.options, **self.environment}
-        return [(name, *(_option_cell(value) for value in rows[name])) for name in rows]
+        return [
+            (name, *(printable(without_home(option_text(value)), _LONGEST) for value in values))
+            for name, values in rows.items()
+        ]
 
     def notes(self) -> list[str]:
         """What to know when reading the results."""
@@ -282,18 +285,18 @@ class RunComparison:
 
     def text(self) -> str:
         """The comparison for a terminal."""
-        parts = [[*_table(self.results()), *map(str, self.groups)]]
+        parts = [[*aligned(self.results()), *map(str, self.groups)]]
         if self.options or self.environment:
             rows = [
                 tuple(printable(cell, _WIDEST) for cell in row)
                 for row in (("differs", *(each.name for each in self.runs)), *self.difference_rows())
             ]
-            parts.append([*_table(rows)])
+            parts.append([*aligned(rows)])
         if self.paired:
             title = f"Paired test on the same images (McNemar's, exact), against {self.leaders[0]}:"
             note = "p is not corrected for the number of runs, and knows nothing of other seeds."
             rows = [self.paired_head, *(test.cells() for test in self.paired)]
-            parts.append([title, *_table(rows, left={0, len(self.paired_head) - 1}), note])
+            parts.append([title, *aligned(rows, left={0, len(self.paired_head) - 1}), note])
         parts.append([*self.notes(), self.summary])
         return "\n\n".join("\n".join(lines) for lines in parts)
 
@@ -312,12 +315,8 @@ class RunComparison:
 
     def to_dataframe(self) -> Any:
         """The results as a pandas data frame, one row per run; UserError without pandas."""
-        try:
-            import pandas
-        except ModuleNotFoundError as error:
-            raise UserError("to_dataframe needs pandas: pip install pandas") from error
         rows = [each.to_dict() for each in self.runs]
-        return pandas.DataFrame(rows).drop(columns="curve").set_index("run")
+        return pandas_library().DataFrame(rows).drop(columns="curve").set_index("run")
 
     def __repr__(self) -> str:
         return f"RunComparison({', '.join(each.name for each in self.runs)}; best: {', '.join(self.leaders)})"
@@ -415,18 +414,3 @@ def _paired_test(name: str, mine: ImageAnswers, best: ImageAnswers) -> PairedTes
     only_best = sum(best.right[image] and not mine.right[image] for image in common)
     p = mcnemar(only_run, only_best)
     return PairedTest(run=name, images=len(common), only_run=only_run, only_best=only_best, p=p)
-
-
-def _option_cell(value: Any) -> str:
-    return printable(without_home(option_text(value)), _LONGEST)
-
-
-def _table(rows: Sequence[Sequence[str]], left: Collection[int] = (0,)) -> Iterator[str]:
-    """Aligned columns: some to the left, the others to the right."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        cells = [
-            cell.ljust(width) if place in left else cell.rjust(width)
-            for place, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ]
-        yield "  ".join(cells).rstrip()

@@ -19,9 +19,9 @@ from vitascope.explain.pictures import shown, to_picture
 from vitascope.model.classifier import Classifier
 from vitascope.model.patches import ConvPatches
 from vitascope.model.vit import VisionTransformer
-from vitascope.report.charts import draw_confusion, draw_curves, kept_epoch
+from vitascope.report.charts import draw_confusion, draw_curves, kept_place
 from vitascope.report.thumbnails import Pixels, attention_over, picture_of
-from vitascope.run.measures import confusion_matrix, score_of
+from vitascope.run.measures import confusion_matrix, score_of, surest
 from vitascope.run.run import Run
 from vitascope.storage import replacing
 from vitascope.weights.preprocess import preprocess_of
@@ -49,7 +49,7 @@ def draw_figures(
     confusion = confusion_matrix(labels, classes, len(names))
     matrix = draw_confusion(confusion, names, new=partial(plots.new_figure, title=title))
     epochs = run.records("epoch")
-    curves = draw_curves(epochs, run.records("step"), kept_epoch(run, epochs))
+    curves = draw_curves(epochs, run.records("step"), kept_place(run, epochs))
     figures = {"curves": curves, "confusion": matrix}
 
     preprocess = preprocess_of(model)
@@ -86,8 +86,7 @@ def choose_shown(
     An even choice alone would hide the mistakes of a good model; the title gives the true share.
     """
     classes = probabilities.argmax(axis=1)
-    wrong = np.flatnonzero(classes != labels)
-    wrong = wrong[np.argsort(-probabilities[wrong].max(axis=1), kind="stable")][: count // 4]
+    wrong = surest(probabilities.max(axis=1), classes != labels, count // 4)
     rest = np.setdiff1d(np.arange(len(labels)), wrong)
     rest = rest[np.unique(np.linspace(0, len(rest) - 1, min(count - len(wrong), len(rest))).astype(int))]
     return np.concatenate([rest, wrong]).astype(np.int64)

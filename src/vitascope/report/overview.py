@@ -14,7 +14,7 @@ from vitascope.data.datasets import class_counts
 from vitascope.data.splits import Splits
 from vitascope.formatting import counted, duration
 from vitascope.model.classifier import Classifier
-from vitascope.report.charts import curve_names, kept_epoch, plot_curve, values_of
+from vitascope.report.charts import curve_names, kept_place, plot_curve, values_of
 from vitascope.report.svg import blank_figure, embed
 from vitascope.run.environment import without_home
 from vitascope.run.measures import Score, calibration, wilson_interval
@@ -197,7 +197,7 @@ def curves(run: Run) -> dict[str, Any] | None:
     if not epochs and not steps:
         return None
 
-    kept = kept_epoch(run, epochs)
+    kept = kept_place(run, epochs)
 
     def draw(name: str) -> Figure:
         figure = blank_figure(4.4, 2.9)

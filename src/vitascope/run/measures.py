@@ -258,9 +258,9 @@ def worst_pairs(confusion: npt.NDArray[np.int64], count: int) -> list[ConfusedPa
     ]
 
 
-def surest_mistakes(
-    confidences: npt.NDArray[np.floating], right: npt.NDArray[np.bool_], count: int
+def surest(
+    confidences: npt.NDArray[np.floating], among: npt.NDArray[np.bool_], count: int
 ) -> npt.NDArray[np.int64]:
-    """Indices of the most confident wrong predictions, at most `count`."""
-    wrong = np.flatnonzero(~right)
-    return wrong[np.argsort(-confidences[wrong], kind="stable")][:count]
+    """Indices of the most confident predictions among some, at most `count`."""
+    places = np.flatnonzero(among)
+    return places[np.argsort(-confidences[places], kind="stable")][:count]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import math
 import shlex
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -21,23 +22,16 @@ _NEEDED = {
 }
 """By kind, what a record has at least besides its step."""
 _TEXTS = {"kind", "split"}
-_NUMBERS = {
-    "step",
-    "epoch",
-    "best_epoch",
-    "seconds",
-    "lr",
-    "loss",
-    "accuracy",
-    "images",
-    "correct",
-    "unreadable",
+_LEAST = {
+    **{"step": 0, "images": 1, "correct": 0, "unreadable": 0, "seconds": 0},
+    **{"epoch": math.ulp(0), "best_epoch": math.ulp(0)},  # more than 0
 }
-"""Values that are numbers, beside those of training and validation; others may be either."""
-_COUNTS = {"step": 0, "images": 1, "correct": 0, "unreadable": 0}
-"""The values that are whole numbers, with the least one."""
+"""The least value of the numbers that have one; `_LARGEST` is the largest of them."""
 _LARGEST = 1e15
-"""Of whole numbers, epochs and seconds; what is drawn or formatted overflows with more."""
+"""What is drawn or formatted overflows with more."""
+_WHOLE = {"step", "images", "correct", "unreadable"}
+_NUMBERS = {"lr", "loss", "accuracy", *_LEAST}
+"""Values that are numbers, beside those of training and validation; others may be either."""
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
@@ -80,13 +74,9 @@ def _fits(name: str, value: object) -> bool:
         return isinstance(value, str)
     if isinstance(value, str):
         return name not in _NUMBERS and not name.startswith(("train_", "val_"))
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    if isinstance(value, bool) or not isinstance(value, int if name in _WHOLE else int | float):
         return False
-    if name in _COUNTS:
-        return isinstance(value, int) and _COUNTS[name] <= value <= _LARGEST
-    if name in ("epoch", "best_epoch"):
-        return 0 < value <= _LARGEST
-    return name != "seconds" or 0 <= value <= _LARGEST
+    return name not in _LEAST or _LEAST[name] <= value <= _LARGEST
 
 
 class MetricsWriter:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import logging
 import os
@@ -10,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from vitascope.errors import UserError, check_choice
 
@@ -26,89 +27,61 @@ MOST_WAITING = 100
 """Records that wait for a slow tracker; with more, the training waits for it too."""
 
 
-class TrackedRun(Protocol):
-    """A run in a tracker: a new one with this name and configuration, or the one of a `run_id`."""
+@dataclasses.dataclass(frozen=True)
+class TrackedRun:
+    """A run that a tracker's library has started."""
 
     run_id: str
-
-    def __init__(self, name: str, config: Mapping[str, Any], run_id: str | None) -> None: ...
-
-    def log(self, values: Mapping[str, float], step: int) -> None:
-        """Log numbers by name."""
-
-    def finish(self, exit_code: int) -> None:
-        """End the run, as finished for 0, otherwise as failed."""
+    log: Callable[[dict[str, float], int], object]
+    """Logs numbers by name, at a step."""
+    finish: Callable[[int], object]
+    """Ends the run, as finished for 0, otherwise as failed."""
 
 
-class MlflowRun:
+def start_mlflow(name: str, config: dict[str, Any], run_id: str | None) -> TrackedRun:
     """A run of MLflow, on the server and in the experiment that are set there."""
+    import mlflow
 
-    def __init__(self, name: str, config: Mapping[str, Any], run_id: str | None) -> None:
-        import mlflow
-
-        self._mlflow = mlflow
-        self.run_id: str = mlflow.start_run(run_id=run_id, run_name=None if run_id else name).info.run_id
-        if run_id is None:  # MLflow rejects another value of a parameter, such as the device
-            try:
-                mlflow.log_params(dict(config))
-            except Exception:
-                mlflow.end_run("FAILED")  # while it is active, no other run can start
-                raise
-
-    def log(self, values: Mapping[str, float], step: int) -> None:
-        """Log numbers by name."""
-        self._mlflow.log_metrics(dict(values), step=step)
-
-    def finish(self, exit_code: int) -> None:
-        """End the run."""
-        self._mlflow.end_run("FAILED" if exit_code else "FINISHED")
+    run = mlflow.start_run(run_id=run_id, run_name=None if run_id else name)
+    if run_id is None:  # MLflow rejects another value of a parameter, such as the device
+        try:
+            mlflow.log_params(config)
+        except Exception:
+            mlflow.end_run("FAILED")  # while it is active, no other run can start
+            raise
+    return TrackedRun(
+        run.info.run_id, mlflow.log_metrics, lambda code: mlflow.end_run("FAILED" if code else "FINISHED")
+    )
 
 
-class TrackioRun:
-    """A run of Trackio, which continues runs by name."""
+def start_trackio(name: str, config: dict[str, Any], run_id: str | None) -> TrackedRun:
+    """A run of Trackio, which continues runs by name, gives a new one another name if the project has a run
+    of this name, and has no failed runs."""
+    import trackio
 
-    def __init__(self, name: str, config: Mapping[str, Any], run_id: str | None) -> None:
-        import trackio
-
-        project = os.environ.get("TRACKIO_PROJECT_NAME", PROJECT)
-        resume = "allow" if run_id else "never"
-        self._run = trackio.init(project=project, name=run_id or name, config=dict(config), resume=resume)
-        self.run_id: str = self._run.name  # another one if the project has a run of this name
-
-    def log(self, values: Mapping[str, float], step: int) -> None:
-        """Log numbers by name."""
-        self._run.log(dict(values), step=step)
-
-    def finish(self, exit_code: int) -> None:
-        """End the run; Trackio has no failed runs."""
-        self._run.finish()
+    project = os.environ.get("TRACKIO_PROJECT_NAME", PROJECT)
+    run = trackio.init(
+        project=project, name=run_id or name, config=config, resume="allow" if run_id else "never"
+    )
+    return TrackedRun(run.name, run.log, lambda code: run.finish())
 
 
-class WandbRun:
-    """A run of Weights & Biases."""
+def start_wandb(name: str, config: dict[str, Any], run_id: str | None) -> TrackedRun:
+    """A run of Weights & Biases, whose end uploads the rest."""
+    import wandb
 
-    def __init__(self, name: str, config: Mapping[str, Any], run_id: str | None) -> None:
-        import wandb
-
-        project = os.environ.get("WANDB_PROJECT", PROJECT)
-        known = {"id": run_id, "resume": "allow"} if run_id else {"name": name, "config": dict(config)}
-        self._run = wandb.init(project=project, **known)
-        # W&B's own step only grows, and drops what a resumed run repeats.
-        self._run.define_metric("step")
-        self._run.define_metric("*", step_metric="step")
-        self.run_id: str = self._run.id
-
-    def log(self, values: Mapping[str, float], step: int) -> None:
-        """Log numbers by name."""
-        self._run.log({**values, "step": step})
-
-    def finish(self, exit_code: int) -> None:
-        """Upload the rest and end the run."""
-        self._run.finish(exit_code=exit_code)
+    project = os.environ.get("WANDB_PROJECT", PROJECT)
+    known = {"id": run_id, "resume": "allow"} if run_id else {"name": name, "config": config}
+    run = wandb.init(project=project, **known)
+    # W&B's own step only grows, and drops what a resumed run repeats.
+    run.define_metric("step")
+    run.define_metric("*", step_metric="step")
+    return TrackedRun(run.id, lambda values, step: run.log({**values, "step": step}), run.finish)
 
 
-TRACKERS: dict[str, type[TrackedRun]] = {"mlflow": MlflowRun, "trackio": TrackioRun, "wandb": WandbRun}
-"""By name, which is also that of the library."""
+TRACKERS = {"mlflow": start_mlflow, "trackio": start_trackio, "wandb": start_wandb}
+"""By name, which is also that of the library: start a new run with a name and the options of the run, or
+continue the one of a `run_id`."""
 
 
 def check_tracker(name: str) -> None:
@@ -137,15 +110,13 @@ class Tracker:
     def __init__(self, tracker: str, name: str, config: Mapping[str, Any], run_id: str | None) -> None:
         check_tracker(tracker)
         self.name, self.run_id = tracker, run_id
-        self._records: queue.Queue[tuple[Mapping[str, float], int] | int] = queue.Queue(MOST_WAITING)
+        self._records: queue.Queue[tuple[dict[str, float], int] | int] = queue.Queue(MOST_WAITING)
         self._began: float | None = None  # when the thread's present call into the library began
         self._failure = ""
         self._hangs = self._warned = False
         self._started, self._ended = threading.Event(), threading.Event()
 
-        def start() -> TrackedRun:
-            return TRACKERS[tracker](name, config, run_id)
-
+        start = partial(TRACKERS[tracker], name, dict(config), run_id)
         threading.Thread(target=self._follow, args=(start,), name=f"tracker {tracker}", daemon=True).start()
         if not self._started.wait(START_LIMIT):
             self._give_up(START_LIMIT)
@@ -153,7 +124,7 @@ class Tracker:
             raise UserError(f"{self._failure}; train without a tracker, or set it up")
         self._warn()
 
-    def log(self, values: Mapping[str, float], step: int) -> None:
+    def log(self, values: dict[str, float], step: int) -> None:
         """Pass numbers by name on to the tracker; waits only if it is far behind."""
         if (began := self._began) is not None and time.monotonic() - began > LIMIT:
             self._give_up(LIMIT)
@@ -169,7 +140,7 @@ class Tracker:
             self._give_up(LIMIT)
         self._warn()
 
-    def _put(self, record: tuple[Mapping[str, float], int] | int) -> None:
+    def _put(self, record: tuple[dict[str, float], int] | int) -> None:
         try:
             self._records.put(record, timeout=LIMIT)
         except queue.Full:

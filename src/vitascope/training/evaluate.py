@@ -21,6 +21,7 @@ from vitascope.data.datasets import open_for_evaluation
 from vitascope.data.loading import Loader
 from vitascope.data.splits import ImageSet, UnknownClassesError
 from vitascope.errors import UserError
+from vitascope.formatting import pandas_library
 from vitascope.model.classifier import Classifier, evaluation_mode
 from vitascope.model.hardware import resolve_device, resolve_precision, reuse_freed_memory
 from vitascope.run.predictions import Predictions
@@ -96,11 +97,7 @@ class Evaluation(Predictions):
 
 def data_frame(columns: Mapping[str, Any] | Iterable[Mapping[str, Any]], **options: Any) -> DataFrame:
     """A pandas data frame."""
-    try:
-        import pandas
-    except ImportError as error:
-        raise UserError("to_dataframe needs pandas, which is not installed: pip install pandas") from error
-    return pandas.DataFrame(columns, **options)
+    return pandas_library().DataFrame(columns, **options)
 
 
 def html_table(values: Mapping[str, Any]) -> str:

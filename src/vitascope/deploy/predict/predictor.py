@@ -18,7 +18,7 @@ from vitascope.arguments import checked
 from vitascope.data.decoding import ImageError, ImageSource, as_pictures, is_one_picture, read_image
 from vitascope.data.listing import is_image, visible_files
 from vitascope.data.preprocess import Pixels, Preprocess
-from vitascope.data.reading import StreamingPool
+from vitascope.data.reading import file_pool
 from vitascope.deploy.predict.engine import Engine, TorchEngine
 from vitascope.deploy.predict.explanation import Explanation, explain_framed
 from vitascope.deploy.predict.runtimes import open_engine
@@ -261,7 +261,7 @@ class Predictor:
             for batch in batches:
                 yield from self._results(batch, *self.engine.read(batch), top_k)
             return
-        with contextlib.closing(StreamingPool(self.engine.preprocess, self.batch_size, workers)) as pool:
+        with contextlib.closing(file_pool(self.engine.preprocess, self.batch_size, workers)) as pool:
             for paths_read, pixels, errors in pool.read(batches):
                 readable = [pixels[place] for place in range(len(paths_read)) if place not in errors]
                 yield from self._results(paths_read, readable, errors, top_k)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from vitascope.errors import UserError
+from vitascope.formatting import aligned, pandas_library
 from vitascope.intervals import Interval
 
 RANDOM = "random"
@@ -159,19 +159,13 @@ class Comparison:
 
     def to_dataframe(self) -> Any:
         """The table as a pandas data frame, indexed by method; UserError without pandas."""
-        try:
-            import pandas
-        except ModuleNotFoundError as error:
-            raise UserError("to_dataframe needs pandas: pip install pandas") from error
-        return pandas.json_normalize([row.to_dict() for row in self.table()]).set_index("method")
+        return pandas_library().json_normalize([row.to_dict() for row in self.table()]).set_index("method")
 
     def text(self) -> str:
         """The table for a terminal, with a legend."""
         head = ("method", "deletion AUC", "insertion AUC", "ROAD", "gain", "s/image", "verdict")
         lines = [head, *(row.cells() for row in self.table())]
-        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-        table = ["  ".join(map(str.ljust, line, widths)).rstrip() for line in lines]
-        return "\n".join([*table, "", *self._legend()])
+        return "\n".join([*aligned(lines, left=range(len(head))), "", *self._legend()])
 
     def __repr__(self) -> str:
         methods = len(self.scores) - 1

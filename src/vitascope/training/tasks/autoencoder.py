@@ -6,6 +6,7 @@ a mask token in place of each hidden patch, and predicts the normalized pixels o
 
 from __future__ import annotations
 
+import functools
 import math
 
 import numpy as np
@@ -103,7 +104,8 @@ def check_encoder(config: ViTConfig) -> None:
 class MaskedAutoencoding(Masked):
     """A masked autoencoder as a `Task`."""
 
-    def choose_target(self) -> Target:
+    @functools.cached_property
+    def target(self) -> Target:
         """The pixels of a hidden patch, normalized by its own mean and variance."""
         return NormalizedPixelTarget(patch=self.config.patch_hw, preprocess=self.preprocess)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -103,13 +104,13 @@ class Masked:
     masking: Masking
     config: ViTConfig
     preprocess: Preprocess
-    target: Target = dataclasses.field(init=False)
 
     def __post_init__(self) -> None:
         num_corrupted(math.prod(self.config.grid), self.masking.share)
-        object.__setattr__(self, "target", self.choose_target())
+        self.target  # noqa: B018 - one that does not suit the model is an error now
 
-    def choose_target(self) -> Target:
+    @functools.cached_property
+    def target(self) -> Target:
         """The target for a hidden patch."""
         patch = self.config.patch_hw
         if self.masking.target == "pixels":

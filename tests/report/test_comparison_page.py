@@ -10,10 +10,10 @@ from tests.explain.figures import assert_shows_something, coarse, drawn, texts
 from tests.report import Reader, leave_empty
 from tests.report.runs import write_run
 from vitascope.errors import UserError
-from vitascope.report import compare
+from vitascope.report import comparison_page
 from vitascope.report.charts import RUN_COLOURS
-from vitascope.report.compare import curves_of, draw_comparison, write_comparison
 from vitascope.report.comparison import MAX_RUNS, RunComparison
+from vitascope.report.comparison_page import curves_of, draw_comparison, write_comparison
 from vitascope.report.svg import COLOURS
 from vitascope.run.run import Run
 
@@ -38,8 +38,8 @@ def read(page: Path) -> Reader:
 def test_page_and_figure_are_written_to_a_folder_or_beside_a_name(
     tmp_path: Path, monkeypatch, out: str, expected: list[str]
 ) -> None:
-    leave_empty(monkeypatch, compare)
-    monkeypatch.setattr(compare, "save_figure", lambda figure, path: path.touch())
+    leave_empty(monkeypatch, comparison_page)
+    monkeypatch.setattr(comparison_page, "save_figure", lambda figure, path: path.touch())
     runs = [write_run(tmp_path / "one").path, str(write_run(tmp_path / "two").path)]
     found = vs.compare(runs, out=tmp_path / out)
     assert isinstance(found, RunComparison)
@@ -79,8 +79,8 @@ def test_same_runs_give_the_same_files(tmp_path: Path) -> None:
 
 
 def test_names_are_escaped_on_the_page_and_literal_in_the_figure(tmp_path: Path, monkeypatch) -> None:
-    leave_empty(monkeypatch, compare)
-    monkeypatch.setattr(compare, "save_figure", lambda figure, path: path.touch())
+    leave_empty(monkeypatch, comparison_page)
+    monkeypatch.setattr(comparison_page, "save_figure", lambda figure, path: path.touch())
     names = ("<b>&'", "_$x$")
     found = compared(*(write_run(tmp_path / name, depth=depth) for depth, name in enumerate(names, 1)))
     page, _ = write_comparison(found, tmp_path / "out")
