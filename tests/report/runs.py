@@ -35,7 +35,9 @@ def write_run(
     """Write a run folder; without `images` it is unfinished, without `seconds` it has no times of epochs."""
     defaults: dict[str, Any] = {"epochs": 2, "batch_size": 4, "device": "cpu"}
     task = options.get("task", "classify")
-    run = Run.create(tiny_config(Path("photos"), **{**defaults, "run": str(folder), **options}).to_dict())
+    plan = {"asked": {}, "model": {}, "chosen": {"epochs": "2 epochs"}, "reason": "4 images", "note": ""}
+    config = tiny_config(Path("photos"), **{**defaults, "run": str(folder), **options})
+    run = Run.create(config.to_dict(), plan)
     writer = run.write_metrics()
     for epoch in range(1, epochs + 1):
         times = {} if seconds is None else {"seconds": seconds * epoch}

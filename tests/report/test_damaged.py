@@ -136,7 +136,7 @@ def drawings(folder: Path, whole: Path) -> Iterator[Callable[[], object]]:
 @pytest.mark.parametrize(
     "name",
     [
-        *(layout.CONFIG, layout.ENVIRONMENT, layout.METRICS, layout.PREDICTIONS, layout.SPLIT),
+        *(layout.CONFIG, layout.PLAN, layout.ENVIRONMENT, layout.METRICS, layout.PREDICTIONS, layout.SPLIT),
         *("model/config.json", "model/preprocessor_config.json"),
     ],
 )
