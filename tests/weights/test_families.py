@@ -12,7 +12,7 @@ from vitascope.model.vit import VisionTransformer
 from vitascope.weights.files import CheckpointError
 from vitascope.weights.identification import FAMILIES, identify
 from vitascope.weights.loading import from_pretrained
-from vitascope.weights.mapping import check_holds, to_family
+from vitascope.weights.mapping import check_supported, to_family
 from vitascope.weights.preprocess import default_preprocess, preprocess_of
 from vitascope.weights.saving import save_pretrained
 from vitascope.weights.transfer import create_model
@@ -57,7 +57,7 @@ def holders(config: ViTConfig) -> list[str]:
     found = []
     for name, family in FAMILIES.items():
         try:
-            check_holds(family, family.settled(config))
+            check_supported(family, family.fixed_there(config))
         except CheckpointError:
             continue
         found.append(name)
@@ -154,7 +154,7 @@ def test_every_family_that_holds_a_model_keeps_its_logits(
     for family, folder in folders.items():
         loaded = from_pretrained(folder, family=family)
         loaded.config = loaded.config.replace(norm_eps=config.block.norm_eps)
-        if FAMILIES[family].settled(config) == config:
+        if FAMILIES[family].fixed_there(config) == config:
             assert torch.equal(loaded(images), expected), family
         else:  # the other library fixes the epsilon
             torch.testing.assert_close(loaded(images), expected, rtol=1e-3, atol=1e-3)

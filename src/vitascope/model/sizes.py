@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from vitascope.errors import UserError, nearest
 from vitascope.model.config import ViTConfig
-from vitascope.model.options import TrainingOptions
+from vitascope.model.options import Regularization
 from vitascope.model.resnet_config import RESNETS, ResNetConfig
 
 ModelConfig = ViTConfig | ResNetConfig
@@ -108,7 +108,7 @@ def list_models() -> list[str]:
 
 
 # Options of the task, of training, and of libraries' numerics, which do not define an architecture.
-_NOT_OF_A_SIZE = {field.name for field in dataclasses.fields(TrainingOptions)}
+_NOT_OF_A_SIZE = {field.name for field in dataclasses.fields(Regularization)}
 _NOT_OF_A_SIZE |= {"num_classes", "class_names", "image_size", "head"}
 _NOT_OF_A_SIZE |= {"norm_eps", "resample", "position_prefix"}
 

@@ -69,6 +69,8 @@ def resolve_config(config: TrainConfig, splits: Splits) -> tuple[TrainConfig, Mo
                     f"options: {option} has no effect with {other}={model_config.option(other)}; add "
                     f"{other}={value}, or leave it out"
                 )
+        if config.engine.gradient_checkpointing and model_config.block.token_merging:
+            raise UserError("token_merging does not go with gradient_checkpointing: leave one of them out")
         if config.task == "masked":
             model_config = body_config(model_config)
         if config.optimization.progressive:
@@ -172,11 +174,7 @@ def _epochs(length: Optimization, images: int) -> int | None:
 def _derived_options(config: TrainConfig, splits: Splits, is_vit: bool) -> dict[str, Any]:
     """The model options that follow from the task, the data and other training options."""
     asked, teacher = config.architecture, config.distillation.teacher
-    vit_options = {
-        "dropout": asked.dropout,
-        "drop_path": asked.drop_path,
-        "gradient_checkpointing": config.engine.gradient_checkpointing,
-    }
+    vit_options = {"dropout": asked.dropout, "drop_path": asked.drop_path}
     cnn = f"{asked.model or config.weights} is a CNN, which has no"
     if config.task == "masked":
         if not is_vit:
@@ -197,7 +195,8 @@ def _derived_options(config: TrainConfig, splits: Splits, is_vit: bool) -> dict[
         vit_options["distillation_token"] = True
     if is_vit:
         return vit_options | classes
-    wrong = [name for name, value in vit_options.items() if value]
+    execution = {"gradient_checkpointing": config.engine.gradient_checkpointing}
+    wrong = [name for name, value in (vit_options | execution).items() if value]
     wrong += [name for name in asked.chosen() if name != "image_size"] + list(asked.model_options())
     if wrong:
         raise UserError(f"{cnn} {', '.join(wrong)}; leave it out, or use the recipe cnn")

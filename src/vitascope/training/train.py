@@ -364,6 +364,8 @@ def start_model(config: TrainConfig, model_config: ModelConfig, splits: Splits) 
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
         model = build(model_config)
+    if isinstance(model, VisionTransformer):
+        model.encoder.checkpointing = config.engine.gradient_checkpointing
     if config.weights is None:
         model.preprocess = default_preprocess(model_config)
         return model

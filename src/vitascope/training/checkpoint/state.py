@@ -19,12 +19,14 @@ from torch.distributed.checkpoint.state_dict import (
 from vitascope.data.decoding import source_name
 from vitascope.data.splits import ImageSet
 from vitascope.errors import UserError
+from vitascope.model.options import current
 from vitascope.model.sizes import ModelConfig
 from vitascope.training.distributed import world_size
 from vitascope.training.recipes import GROUP_OF, TrainConfig
 
 _PLACES = ("data", "run", "weights", "teacher")  # files may be moved
 _COUNT, _NAMES = "training images", "names and labels of the training images, SHA-256"
+_MODEL = "model: "
 _WHOLE = StateDictOptions(full_state_dict=True, strict=True)
 
 
@@ -65,8 +67,8 @@ def run_identity(config: TrainConfig, model_config: ModelConfig, images: ImageSe
     names = [source_name(source).replace("\\", "/").rsplit("/", 1)[-1] for source in images.sources]
     content = json.dumps([names, images.labels.tolist()]).encode()
     model = model_config.to_dict()
-    # An engine option may be an option of the model too. The architecture is compared as the model's own.
-    excluded = {name for name, group in GROUP_OF.items() if group == "engine"} | {"class_names"}
+    del model["class_names"]  # they are above
+    # The architecture is compared as the model's own.
     # A run with minutes records its lengths and validations as it goes.
     compared = [
         name
@@ -77,7 +79,7 @@ def run_identity(config: TrainConfig, model_config: ModelConfig, images: ImageSe
         _COUNT: len(images),
         "classes": list(images.class_names),
         _NAMES: hashlib.sha256(content).hexdigest()[:16],
-        **{f"model: {name}": value for name, value in model.items() if name not in excluded},
+        **{f"{_MODEL}{name}": value for name, value in model.items()},
         **{name: config.option(name) for name in compared if name not in _PLACES},
     }
 
@@ -91,6 +93,9 @@ def with_images_of(state: dict[str, Any], identity: dict[str, Any]) -> dict[str,
 def check_identity(saved: dict[str, Any], now: dict[str, Any]) -> None:
     """Reject a checkpoint with other data, model or options; options that it lacks are newer than it."""
     plain = json.loads(json.dumps(now))
+    model = {name.removeprefix(_MODEL): value for name, value in saved.items() if name.startswith(_MODEL)}
+    others = {name: value for name, value in saved.items() if not name.startswith(_MODEL)}
+    saved = others | {f"{_MODEL}{name}": value for name, value in current(model).items()}
     differences = [
         f"{name} was {value!r}, is {plain.get(name)!r}"
         for name, value in saved.items()

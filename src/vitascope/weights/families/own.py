@@ -12,6 +12,7 @@ from vitascope.data.preprocess import Preprocess
 from vitascope.errors import check_choice
 from vitascope.model.config import OPTIONS, ViTConfig
 from vitascope.model.configuration import options_of
+from vitascope.model.options import current
 from vitascope.model.resnet_config import ResNetConfig
 from vitascope.model.sizes import ModelConfig
 from vitascope.storage import write_json
@@ -27,8 +28,8 @@ class Vitascope(Family):
     """Every Vision Transformer and every ResNet, under our own names."""
 
     name = MODEL_TYPE
-    holds = dict.fromkeys(OPTIONS, ())
-    holds_resnets = True
+    supports = dict.fromkeys(OPTIONS, ())
+    supports_resnets = True
 
     def recognizes(self, source: Source) -> bool:
         return source.config.get("model_type") == MODEL_TYPE
@@ -43,7 +44,7 @@ class Vitascope(Family):
         kinds: dict[str, type[ModelConfig]] = {"vit": ViTConfig, "resnet": ResNetConfig}
         with options_of(source.folder / CONFIG):
             check_choice("architecture", architecture, kinds)
-            return kinds[architecture].from_dict(options)
+            return kinds[architecture].from_dict(current(options))
 
     def read_preprocess(self, source: Source, config: ModelConfig) -> Preprocess:
         if not source.preprocessor:

@@ -43,7 +43,7 @@ class PthFamily(Family):
         torch.save(_alone({self.wrapper: state} if self.wrapper else state), folder / "model.pth")
         return [folder / "model.pth"]
 
-    def assumed(self, source: Source, config: ViTConfig) -> str:
+    def guessed(self, source: Source, config: ViTConfig) -> str:
         """The heads, unless the file or the training script has a name of this family."""
         names = (str(source.training.get("arch", "")), source.file, Path(source.name).name)
         is_named = any(re.match(rf"{self.name}(?![a-z])", name) for name in names)

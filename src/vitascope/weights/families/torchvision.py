@@ -52,12 +52,12 @@ class Torchvision(pth.PthFamily):
     """torchvision's VisionTransformer, in its first and its SWAG weights."""
 
     name = "torchvision"
-    holds = PLAIN_VIT | {"head": ("linear", "zero", "mlp")}
+    supports = PLAIN_VIT | {"head": ("linear", "mlp")}
 
-    def settled(self, config: ViTConfig) -> ViTConfig:
+    def fixed_there(self, config: ViTConfig) -> ViTConfig:
         return config.replace(norm_eps=1e-6, resample="torchvision")
 
-    def objections(self, config: ViTConfig) -> list[str]:
+    def conflicts(self, config: ViTConfig) -> list[str]:
         reasons = pth.not_square(config, "image_size", "patch_size")
         reasons += [f"in_channels {config.in_channels}"] if config.in_channels != 3 else []
         return reasons or pth.hidden_options(config)
@@ -65,7 +65,7 @@ class Torchvision(pth.PthFamily):
     def recognizes(self, source: Source) -> bool:
         return source.has("encoder.pos_embedding") and source.has_any("encoder.layers.encoder_layer_0.")
 
-    def arriving(self, source: Source) -> Source:
+    def before_reading(self, source: Source) -> Source:
         """The MLP under its present names; those before torchvision 0.14 are `linear_1` and `linear_2`."""
         old, number = r"(encoder\.layers\.encoder_layer_\d+\.mlp)\.linear_", {"1": "0", "2": "3"}
         return source.renamed(
@@ -99,7 +99,7 @@ class Torchvision(pth.PthFamily):
             options["class_names"] = imagenet_classes()
         return ViTConfig.from_dict(options)
 
-    def assumed(self, source: Source, config: ViTConfig) -> str:
+    def guessed(self, source: Source, config: ViTConfig) -> str:
         named = re.fullmatch(r"vit_(b|l|h)_(14|16|32)", str(source.training.get("arch", "")))
         return "" if source.file in TORCHVISION_FILES.values() or named else assumed_heads(source, config)
 
