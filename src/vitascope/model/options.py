@@ -64,7 +64,7 @@ class EmbeddingOptions:
     """Equation 1: patches and positions."""
 
     stem: Literal["conv", "overlap", "resnet", "tokenizer"] = "conv"
-    """The patch embedding: a convolution whose stride is its kernel, the paper's linear projection; one with a
+    """The patch embedding: a convolution whose stride is its kernel, the paper's linear projection; one of
     smaller stride; a ResNet and a convolution of its feature map; or a few small convolutions with pooling,
     the tokenizer of CCT (Hassani et al. 2021)."""
     stride: tuple[int, int] | int | None = None
