@@ -78,17 +78,13 @@ class ViTConfig(ImageOptions):
             raise UserError(
                 f"num_heads {self.num_heads} does not divide embed_dim {self.embed_dim}; nearest: {best}"
             )
-        positions, embedding = self.embedding.positions, self.embedding
+        embedding, training, positions = self.embedding, self.regularization, self.embedding.positions
         if positions == "rotary" and self.head_dim % 4:
             raise UserError(f"rotary positions need a head width that 4 divides, not {self.head_dim}")
-        waves = positions.startswith("sincos") or (
-            positions == "learned" and self.regularization.init == "mimetic"
-        )
+        waves = positions.startswith("sincos") or (positions == "learned" and training.init == "mimetic")
         if waves and self.embed_dim % 4:
             raise UserError(f"sine-cosine positions need an embed_dim that 4 divides, not {self.embed_dim}")
-        if self.regularization.patch_dropout and (
-            self.block.attention != "global" or positions == "relative"
-        ):
+        if training.patch_dropout and (self.block.attention != "global" or positions == "relative"):
             raise UserError("patch_dropout breaks up the grid that axial, window and relative attention need")
         if self.readout.pool == "map" and self.embed_dim % self.head_dim:
             raise UserError(
@@ -287,15 +283,11 @@ class ViTConfig(ImageOptions):
         if self.readout.pool == "sequence":
             layers.append(LinearLayer(gh * gw, D, 1, 1))
         pooled, head = D * self.readout.num_pooled, self.readout.head
-        shapes = {
-            "linear": [(pooled, K)],
-            "mlp": [(pooled, D), (D, K)],
-            "pre_logits": [(pooled, D)],
-            "none": [],
-        }
-        if self.readout.distillation_token and head != "none":
-            shapes[head] = [(D, K), (D, K)]
-        return [*layers, *(LinearLayer(1, inputs, outputs, outputs) for inputs, outputs in shapes[head])]
+        shapes = {"linear": [(pooled, K)], "mlp": [(pooled, D), (D, K)], "pre_logits": [(pooled, D)]}
+        if self.readout.distillation_token:
+            shapes["linear"] = [(D, K), (D, K)]
+        last = [LinearLayer(1, inputs, outputs, outputs) for inputs, outputs in shapes.get(head, ())]
+        return layers + last
 
     def _patch_embedding(self) -> list[LinearLayer]:
         """The convolutions of the stem as matrix products, without a ResNet."""

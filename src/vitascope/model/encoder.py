@@ -151,8 +151,7 @@ class Encoder(nn.Module):
     """L blocks in sequence; if they merge tokens, the output has all tokens again."""
 
     checkpointing = False
-    """Whether training recomputes each block for its gradient, to save memory (Chen et al. 2016); without
-    effect on blocks that merge tokens."""
+    """Whether training recomputes each block for its gradient, to save memory; merging blocks never are."""
 
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()

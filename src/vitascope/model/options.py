@@ -232,10 +232,7 @@ RENAMED = {("stem", "linear"): ("stem", "conv"), ("head", "zero"): ("head_init",
 
 
 def current(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Today's options of a model from those of any version, by name.
-
-    Gradient checkpointing has become an option of training alone.
-    """
+    """Today's options of a model from those of any version; gradient checkpointing is one of training now."""
     values = {name: value for name, value in options.items() if name != "gradient_checkpointing"}
     for (name, value), (new_name, new_value) in RENAMED.items():
         if values.get(name) == value:

@@ -195,8 +195,8 @@ def _derived_options(config: TrainConfig, splits: Splits, is_vit: bool) -> dict[
         vit_options["distillation_token"] = True
     if is_vit:
         return vit_options | classes
-    execution = {"gradient_checkpointing": config.engine.gradient_checkpointing}
-    wrong = [name for name, value in (vit_options | execution).items() if value]
+    vit_options["gradient_checkpointing"] = config.engine.gradient_checkpointing
+    wrong = [name for name, value in vit_options.items() if value]
     wrong += [name for name in asked.chosen() if name != "image_size"] + list(asked.model_options())
     if wrong:
         raise UserError(f"{cnn} {', '.join(wrong)}; leave it out, or use the recipe cnn")

@@ -47,11 +47,8 @@ def open_foreign(ref: str, role: str) -> ForeignClassifier | None:
     """Load the classifier `timm:NAME` or `transformers:NAME` with its own library; None for other MODELs.
 
     NAME is a name of `timm.create_model`, a hub id, or a folder that the library wrote; `timm:FILE` is a
-    MODEL. Errors call the model by its `role`.
-
-    Raises:
-        UserError: a missing library, a model that it cannot load, or a preprocessing that does more than
-            resize, crop and normalize.
+    MODEL. Raises UserError, which calls the model by its `role`, if the library is missing or cannot load it,
+    or if its preprocessing does more than resize, crop and normalize.
     """
     library, _, name = ref.partition(":")
     if library == "transformers":

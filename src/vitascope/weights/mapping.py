@@ -237,9 +237,7 @@ def to_family(family: Family, model: Classifier, preprocess: Preprocess, folder:
     """Write a model as a family's library loads it; rejects a model that the library cannot run."""
     if reason := misfit(family, model.config):
         raise CheckpointError(reason)
-    config = family.fixed_there(
-        cast("ViTConfig", model.config)
-    )  # or a ResNet's, which our own family takes too
+    config = family.fixed_there(cast("ViTConfig", model.config))  # our own family takes a ResNet's too
     ours = {name: tensor.detach().cpu() for name, tensor in model.state_dict().items()}
     state: State = {}
     for name, _, stored in rows(family, config):
@@ -279,18 +277,7 @@ def misfit(family: Family, config: ModelConfig) -> str:
     """The reason why a family's library cannot run a model exactly, in words; empty if it can."""
     if isinstance(config, ResNetConfig):
         return "" if family.supports_resnets else f"{family.name} has no ResNet like this one"
-    return _unsupported(family, family.fixed_there(config))
-
-
-def check_supported(family: Family, config: ViTConfig) -> None:
-    """Reject a model that a family's library cannot run exactly, with every option that prevents it."""
-    if reason := _unsupported(family, config):
-        raise CheckpointError(reason)
-
-
-def _unsupported(family: Family, config: ViTConfig) -> str:
-    default = ViTConfig()
-    reasons = []
+    config, default, reasons = family.fixed_there(config), ViTConfig(), []
     for option, group in OPTIONS.items():
         if group in (None, "regularization") or option == "resample":
             continue
@@ -307,11 +294,11 @@ def _unsupported(family: Family, config: ViTConfig) -> str:
 
 def changes(family: Family, config: ViTConfig) -> list[str]:
     """The options that the other library will change, in words."""
-    settled = family.fixed_there(config)
+    there = family.fixed_there(config)
     return [
-        f"{option} {config.option(option)!r} becomes {settled.option(option)!r}: {family.name} has no other"
+        f"{option} {config.option(option)!r} becomes {there.option(option)!r}: {family.name} has no other"
         for option in OPTIONS
-        if config.option(option) != settled.option(option)
+        if config.option(option) != there.option(option)
     ]
 
 
@@ -341,6 +328,13 @@ def _regex(pattern: str) -> re.Pattern[str]:
     """`{name}` stands for a number, `*` for the rest."""
     escaped = re.escape(pattern).replace(r"\*", "(?P<rest>.*)")
     return re.compile(re.sub(r"\\{(\w+)\\}", r"(?P<\1>\\d+)", escaped) + r"\Z")
+
+
+def respelled(name: str, spellings: Iterable[tuple[str, str]]) -> str:
+    """A tensor's name after each pattern's replacement, in order."""
+    for pattern, spelling in spellings:
+        name = re.sub(pattern, spelling, name)
+    return name
 
 
 def reject(faults: Sequence[str], what: str) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from vitascope.data.preprocess import Preprocess
 from vitascope.errors import UserError
 from vitascope.training.distributed import is_first
-from vitascope.weights.foreign import in_one_line, open_foreign, some
+from vitascope.weights.foreign import ForeignClassifier, in_one_line, open_foreign, some
 from vitascope.weights.loading import from_pretrained
 from vitascope.weights.mapping import class_names as known_names
 
@@ -55,15 +55,10 @@ def open_teacher(
 
     `ref` is a MODEL, as for `from_pretrained`, or a name of another library, as for `open_foreign`.
     """
-    foreign = open_foreign(ref, "teacher")
-    if foreign is not None:
-        model: nn.Module = foreign
-        names = foreign.class_names
-    else:
-        ours = from_pretrained(ref)
-        if not ours.config.gives_classes:
-            raise UserError(f"teacher {ref} returns features, not classes: a teacher needs a head")
-        model, names = ours, ours.config.class_names
+    model = open_foreign(ref, "teacher") or from_pretrained(ref)
+    names = model.class_names if isinstance(model, ForeignClassifier) else model.config.class_names
+    if not isinstance(model, ForeignClassifier) and not model.config.gives_classes:
+        raise UserError(f"teacher {ref} returns features, not classes: a teacher needs a head")
     model = model.float().eval().requires_grad_(False).to(device)
     teacher = Teacher(name=ref, model=model, precision=precision)
     shape = (1, teacher.preprocess.channels, *teacher.preprocess.image_size)

@@ -20,7 +20,8 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -33,10 +34,6 @@ from vitascope.weights.files import CheckpointError
 from vitascope.weights.mapping import PLAIN_VIT, Source, State, Stored, Table, stacked, supporting
 
 DEIT: Table = {"encoder.blocks.{i}.scale{n}.gamma": "blocks.{i}.gamma_{n}", **BODY}
-_DEIT_FIXED = {
-    "norm_eps": 1e-6,
-    "resample": "huggingface",
-}  # bicubic, not antialiased: its `main.py`
 DINOV2: Table = {**BODY, "registers": "register_tokens"}
 DINOV2_GATED: Table = {
     **DINOV2,
@@ -67,7 +64,8 @@ class Deit(pth.PthFamily):
     )
 
     def fixed_there(self, config: ViTConfig) -> ViTConfig:
-        return config.replace(**_DEIT_FIXED)
+        """Its `main.py` interpolates positions without antialiasing."""
+        return config.replace(norm_eps=1e-6, resample="huggingface")
 
     def conflicts(self, config: ViTConfig) -> list[str]:
         reasons, scaled = [], config.block.layer_scale is not None
@@ -90,12 +88,7 @@ class Deit(pth.PthFamily):
         options = body_options(pth.with_timms_names(source))
         covers_prefix = options["layer_scale"] is None  # DeiT-III adds positions before the class token joins
         prefix = 1 + options["distillation_token"] if covers_prefix else 0
-        options |= {
-            "image_size": pth.square_size(source, "pos_embed", prefix, options["patch_size"]),
-            "num_heads": heads(source, options["embed_dim"]),
-            "position_prefix": covers_prefix,
-        }
-        return ViTConfig.from_dict(options | _DEIT_FIXED)
+        return self.fixed_there(ViTConfig.from_dict(options | _grid_options(source, options, prefix)))
 
     def read_preprocess(self, source: Source, config: ViTConfig) -> Preprocess:
         """The evaluation of `main.py`: a crop of 0.875, for DeiT-III (README_revenge.md) of 1."""
@@ -160,12 +153,7 @@ class Dinov2(pth.PthFamily):
     def read_config(self, source: Source) -> ViTConfig:
         options = body_options(pth.with_timms_names(source))
         prefix = 0 if options["num_registers"] else 1  # see `before_reading`
-        options |= {
-            "image_size": pth.square_size(source, "pos_embed", prefix, options["patch_size"]),
-            "num_heads": heads(source, options["embed_dim"]),
-            "position_prefix": bool(prefix),
-        }
-        return self.fixed_there(ViTConfig.from_dict(options))
+        return self.fixed_there(ViTConfig.from_dict(options | _grid_options(source, options, prefix)))
 
     def read_preprocess(self, source: Source, config: ViTConfig) -> Preprocess:
         """The preprocessing of its evaluation, at 224 pixels; the positions are those of 518 pixels."""
@@ -262,6 +250,15 @@ class Dinov3(pth.PthFamily):
 
     def guessed(self, source: Source, config: ViTConfig) -> str:
         return ""  # the periods show the heads
+
+
+def _grid_options(source: Source, options: Mapping[str, Any], prefix: int) -> dict[str, Any]:
+    """The options that a square grid of positions, of which the prefix has some, and the width show."""
+    return {
+        "image_size": pth.square_size(source, "pos_embed", prefix, options["patch_size"]),
+        "num_heads": heads(source, options["embed_dim"]),
+        "position_prefix": bool(prefix),
+    }
 
 
 def _exact_periods(count: int) -> Tensor:

@@ -18,7 +18,7 @@ from vitascope.storage import write_json
 from vitascope.weights.families import huggingface_settings as settings
 from vitascope.weights.families.huggingface_settings import DINOV2_TYPES, MODEL_TYPES, model_type, rule
 from vitascope.weights.files import CheckpointError, write_safetensors
-from vitascope.weights.mapping import PLAIN_VIT, Family, Source, State, Table, stacked, supporting
+from vitascope.weights.mapping import PLAIN_VIT, Family, Source, State, Table, respelled, stacked, supporting
 
 _BLOCK, _LAYER, _QKV = "encoder.blocks.{i}.", "encoder.layer.{i}.", ("query", "key", "value")
 VIT: Table = {
@@ -107,6 +107,7 @@ class HuggingFace(Family):
         kind, block, readout = model_type(config), config.block, config.readout
         dinov2, dinov3 = kind in DINOV2_TYPES, kind == "dinov3_vit"
         classifies = readout.head == "linear"
+        ratio, runs = settings.whole_ratio(config), settings.runs_at_its_size(config)
         distilled, registers = readout.distillation_token, readout.num_registers
         against = {
             f"a distillation token beside {registers} registers": distilled and registers,
@@ -118,10 +119,8 @@ class HuggingFace(Family):
             f"head {readout.head!r} and rotary positions": dinov3 and readout.head != "none",
             f"head 'pre_logits' in a {kind} model": dinov2 and readout.head == "pre_logits",
             "pool 'cls_mean' without a linear head": readout.pool == "cls_mean" and not classifies,
-            f"mlp_ratio {block.mlp_ratio:g} in a {kind} model": dinov2
-            and settings.whole_ratio(config) is None,
-            f"image_size {config.image_size} in a {kind} model": dinov2
-            and not settings.runs_at_its_size(config),
+            f"mlp_ratio {block.mlp_ratio:g} in a {kind} model": dinov2 and ratio is None,
+            f"image_size {config.image_size} in a {kind} model": dinov2 and not runs,
         }
         return [reason for reason, stands in against.items() if stands]
 
@@ -142,13 +141,7 @@ class HuggingFace(Family):
 
     def before_reading(self, source: Source) -> Source:
         """Other spellings of names, gates in two matrices, a class token with a position beside registers."""
-
-        def usual(name: str) -> str:
-            for pattern, spelling in _SPELLINGS:
-                name = re.sub(pattern, spelling, name)
-            return name
-
-        tensors = source.renamed(usual).tensors
+        tensors = source.renamed(lambda name: respelled(name, _SPELLINGS)).tensors
         if "classifier.weight" in tensors or "cls_classifier.weight" in tensors:
             tensors = {name: tensor for name, tensor in tensors.items() if not name.startswith("pooler.")}
         _pack_gates(tensors)

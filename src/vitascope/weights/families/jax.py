@@ -136,7 +136,17 @@ class Jax(Family):
         return {_todays_name(name): tensor for name, tensor in state.items()}
 
     def table(self, config: ViTConfig) -> Table:
-        return _table(config)
+        D, heads = config.embed_dim, (config.num_heads, config.head_dim)
+        is_hybrid = config.embedding.stem == "resnet"
+        tables = [
+            *(resnet(config) if is_hybrid else [convolution("patch_embedding", "embedding")]),
+            WHOLE,
+            *(norm(ours, theirs) for ours, theirs in NORMS.items()),
+            *(into_heads(ours, *theirs, D, heads) for ours, theirs in INTO_HEADS.items()),
+            *(out_of_heads(ours, theirs, D, heads) for ours, theirs in OUT_OF_HEADS.items()),
+            *(dense(ours, theirs) for ours, theirs in DENSE.items()),
+        ]
+        return {ours: stored for table in tables for ours, stored in table.items()}
 
     def read_config(self, source: Source) -> ViTConfig:
         block = BLOCK.format(i=0)
@@ -253,21 +263,6 @@ def _place_options(source: Source, patch: tuple[int, int]) -> dict[str, Any]:
         f"{source.name}: {length} positions do not form a square grid; "
         "give the architecture: from_pretrained(..., config=ViTConfig(image_size=(height, width), ...))"
     )
-
-
-def _table(config: ViTConfig) -> Table:
-    """The place of each of our tensors, for the options of a configuration."""
-    D, heads = config.embed_dim, (config.num_heads, config.head_dim)
-    is_hybrid = config.embedding.stem == "resnet"
-    tables = [
-        *(resnet(config) if is_hybrid else [convolution("patch_embedding", "embedding")]),
-        WHOLE,
-        *(norm(ours, theirs) for ours, theirs in NORMS.items()),
-        *(into_heads(ours, *theirs, D, heads) for ours, theirs in INTO_HEADS.items()),
-        *(out_of_heads(ours, theirs, D, heads) for ours, theirs in OUT_OF_HEADS.items()),
-        *(dense(ours, theirs) for ours, theirs in DENSE.items()),
-    ]
-    return {ours: stored for table in tables for ours, stored in table.items()}
 
 
 def norm(ours: str, theirs: str) -> Table:

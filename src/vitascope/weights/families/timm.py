@@ -39,10 +39,7 @@ HYBRID: Table = {
     "patch_embedding.resnet.stages.{s}.{u}.shortcut.*": _UNIT + "downsample.*",
     "patch_embedding.resnet.stages.{s}.{u}.*": _UNIT + "*",
 }
-ROOT_ONLY: Table = {
-    "patch_embedding.projection.*": "patch_embed.proj.*",
-    "patch_embedding.resnet.root.*": "patch_embed.backbone.*",
-}
+ROOT_ONLY: Table = {**HYBRID, "patch_embedding.resnet.root.*": "patch_embed.backbone.*"}
 
 # Arguments that are read here, or that tensors show, or that change no output.
 _ARGUMENTS = re.compile(
