@@ -111,8 +111,7 @@ class TrainConfig(Configuration):
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
         """The inverse of `to_dict`; its model options may be those of an older version."""
         renamed = {"=".join(old): "=".join(new) for old, new in RENAMED.items()}
-        options = values.get("options")
-        if isinstance(options, list):
+        if isinstance(options := values.get("options"), list):
             values = {**values, "options": [renamed.get(text, text) for text in options]}
         return super().from_dict(values)
 

@@ -46,9 +46,8 @@ class _Transformer(ForeignClassifier):
 def open_foreign(ref: str, role: str) -> ForeignClassifier | None:
     """Load the classifier `timm:NAME` or `transformers:NAME` with its own library; None for other MODELs.
 
-    NAME is a name of `timm.create_model`, a hub id, or a folder that the library wrote; `timm:FILE` is a
-    MODEL. Raises UserError, which calls the model by its `role`, if the library is missing or cannot load it,
-    or if its preprocessing does more than resize, crop and normalize.
+    NAME is one of `timm.create_model`, a hub id, or a folder that the library wrote. Raises UserError, which
+    calls the model by its `role`, if it cannot be loaded, or its preprocessing not be expressed.
     """
     library, _, name = ref.partition(":")
     if library == "transformers":
@@ -117,9 +116,8 @@ def _explaining(library: str, model_name: str) -> Iterator[None]:
         while cause.__cause__ is not None:
             cause = cause.__cause__
         because = "" if str(cause) in str(error) else f" (because of {in_one_line(cause)})"
-        raise UserError(
-            f"{model_name} cannot be loaded by {library}: {in_one_line(error)}{because}"
-        ) from error
+        reason = f"{in_one_line(error)}{because}"
+        raise UserError(f"{model_name} cannot be loaded by {library}: {reason}") from error
 
 
 def some(names: list[str]) -> str:
