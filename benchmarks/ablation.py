@@ -86,7 +86,6 @@ CHANGES = (
     Change(("positions=relative",)),
     Change(("positions=rotary",)),
     Change(("position_prefix=false",)),
-    Change(("stem=linear",)),
     Change(("stem=overlap", "stride=4")),
     Change(("stem=resnet", "resnet_layers=[1]", "resnet_width=16")),
     Change(("stem=tokenizer", "tokenizer_widths=[32, 64]")),
@@ -111,10 +110,10 @@ CHANGES = (
     Change(pool="sequence"),
     Change(pool="map"),
     Change(("head=mlp",)),
-    # The paper's initialization starts every head at zero, so `zero` and `linear` differ only with timm's.
+    # The paper's initialization starts every head at zero, so `head_init` only matters with timm's.
     Change(("init=mimetic",)),
     Change(("init=timm",)),
-    Change(("init=timm", "head=zero")),
+    Change(("init=timm", "head_init=zero")),
 )
 """The base, then one change at a time, in the order of the paper's equations."""
 

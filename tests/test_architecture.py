@@ -156,9 +156,9 @@ def test_model_imports_only_torch() -> None:
     assert not {name: modules for name, modules in outside.items() if modules}
 
 
-def test_only_teachers_import_peer_libraries() -> None:
+def test_only_one_module_imports_peer_libraries() -> None:
     peers = {"timm", "transformers", "torchvision"}
-    exceptions = {"vitascope.training.tasks.teachers": {"timm", "transformers"}}
+    exceptions = {"vitascope.weights.foreign": {"timm", "transformers"}}
     found = {
         module_of(path): {name.split(".")[0] for name in imports(path)}
         & peers - exceptions.get(module_of(path), set())

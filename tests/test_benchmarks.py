@@ -41,8 +41,8 @@ from vitascope.model.options import (
     BlockOptions,
     EmbeddingOptions,
     ReadoutOptions,
+    Regularization,
     TokenizerOptions,
-    TrainingOptions,
 )
 from vitascope.model.sizes import named_config
 from vitascope.options.groups import Masking
@@ -55,7 +55,7 @@ ROOT = Path(__file__).parent.parent
 OPTIONS_PAGE = ROOT / "docs" / "options.md"
 CONDITIONS = {"machine": "a CPU", "versions": "torch", "date": "2026-01-02", "command": "python x"}
 
-GROUPS = (EmbeddingOptions, TokenizerOptions, BlockOptions, ReadoutOptions, TrainingOptions)
+GROUPS = (EmbeddingOptions, TokenizerOptions, BlockOptions, ReadoutOptions, Regularization)
 CHOICES = {
     name: get_args(kind)
     for group in GROUPS

@@ -32,7 +32,7 @@ FROZEN = {
     "Predictor.predict_folder": "(folder, top_k=5, *, workers=None)",
     "VisionTransformer.__init__": "(config)",
     "VisionTransformer.forward": "(images)",
-    "VisionTransformer.forward_features": "(images, trace=None, read=slice(None, None, None))",
+    "VisionTransformer.forward_features": "(images, trace=None, queries=slice(None, None, None))",
     "VisionTransformer.forward_head": "(features, trace=None)",
     "VisionTransformer.embed": "(images)",
     "VisionTransformer.trace": "(images, attention=False)",

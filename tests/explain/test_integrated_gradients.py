@@ -23,7 +23,6 @@ HYBRID = {"stem": "resnet", "resnet_layers": (1,), "resnet_width": 4}
 VITS = MODELS | {
     "mlp_head": {"head": "mlp"},
     "oblong_patches": {"image_size": (24, 32), "patch_size": (12, 4)},
-    "checkpointing": {"gradient_checkpointing": True},
 }
 ALL = {name: (small_model, options) for name, options in VITS.items()}
 ALL |= {"hybrid": (small_model, HYBRID), "resnet": (small_resnet, {})}

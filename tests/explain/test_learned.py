@@ -33,7 +33,7 @@ from vitascope.weights.loading import from_pretrained
 
 
 SHAPES = [{}, {"image_size": (16, 48)}, {"image_size": (24, 32), "patch_size": (12, 4)}]
-STEMS = {name: VARIANTS[name] for name in ("resnet", "overlapping patches, stride 8x4", "linear stem")}
+STEMS = {name: VARIANTS[name] for name in ("resnet", "overlapping patches, stride 8x4")}
 
 of_every_model = pytest.mark.parametrize("options", MODELS.values(), ids=MODELS)
 
@@ -352,7 +352,6 @@ def test_positions_of_a_resnet_are_rejected() -> None:
 
 FILTERS_STEMS: dict[str, dict[str, Any]] = {
     "conv": {},
-    "linear": {"stem": "linear"},
     "overlap": {"stem": "overlap"},
     "oblong": {"patch_size": (8, 4)},
     "grey": {"in_channels": 1, "patch_bias": False},

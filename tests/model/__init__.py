@@ -27,7 +27,6 @@ law_of_models = settings(law, max_examples=8)
 VARIANTS: dict[str, dict[str, Any]] = {
     "plain": {},
     # Equation 1
-    "linear stem": {"stem": "linear"},
     "overlapping patches": {"stem": "overlap"},
     "overlapping patches, stride 8x4": {"stem": "overlap", "stride": (8, 4)},
     "resnet": {"stem": "resnet", "resnet_layers": (1, 2), "resnet_width": 4},
@@ -101,9 +100,9 @@ VARIANTS: dict[str, dict[str, Any]] = {
     },
     "distillation": {"distillation_token": True},
     "distillation without head": {"distillation_token": True, "head": "none", "num_registers": 1},
-    "distillation from zero": {"distillation_token": True, "head": "zero"},
+    "distillation from zero": {"distillation_token": True, "head_init": "zero"},
     "registers": {"num_registers": 3},
-    "zero head": {"head": "zero"},
+    "zero head": {"head_init": "zero"},
     "mlp head": {"head": "mlp"},
     "pre_logits": {"head": "pre_logits"},
     "no head": {"head": "none"},
@@ -113,7 +112,6 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "dropout": {"dropout": 0.2, "attention_dropout": 0.2, "drop_path": 0.2},
     "patch dropout": {"patch_dropout": 0.25},
     "patch dropout, rotary": {"patch_dropout": 0.5, "positions": "rotary"},
-    "gradient checkpointing": {"gradient_checkpointing": True},
 }
 """Options of a small model, by name; `test_every_value_of_every_option_is_in_a_variant` keeps it complete."""
 
@@ -201,7 +199,7 @@ def valid_configs(draw: st.DrawFn) -> ViTConfig:
     attention = one_of("global", "axial", "window")
     if attention == "window":
         grid = (grid[0] * window[0], grid[1] * window[1])
-    stem = one_of("conv", "linear", "overlap", "resnet", "tokenizer")
+    stem = one_of("conv", "overlap", "resnet", "tokenizer")
     patch, stride, layers, widths = (small(6), small(6)), None, one_of((), (1,), (2, 1)), one_of((), (3,))
     if stem == "overlap":
         stride = (small(patch[0]), small(patch[1]))
@@ -271,14 +269,12 @@ def valid_configs(draw: st.DrawFn) -> ViTConfig:
             "num_registers": draw(st.integers(0, 3)),
             "pool": pool,
             "pool_norm": "after" if after else "before",
-            "head": one_of("linear", "zero", "none")
-            if distilled
-            else one_of("linear", "zero", "mlp", "pre_logits", "none"),
+            "head": one_of("linear", "none") if distilled else one_of("linear", "mlp", "pre_logits", "none"),
             "init": init,
+            "head_init": one_of("init", "zero"),
             "dropout": one_of(0.0, 0.1),
             "attention_dropout": one_of(0.0, 0.1),
             "drop_path": one_of(0.0, 0.1),
             "patch_dropout": one_of(0.0, 0.3) if attention == "global" and positions != "relative" else 0.0,
-            "gradient_checkpointing": not merging and draw(st.booleans()),
         }
     )

@@ -101,7 +101,7 @@ def test_reading_some_tokens_equals_computing_all(start: int, length: int) -> No
     read = slice(start, start + length)
     trace = Trace(attention=True)
     everything = layer(tokens, sequence(7))
-    torch.testing.assert_close(layer(tokens, sequence(7), read=read), everything[:, read])
+    torch.testing.assert_close(layer(tokens, sequence(7), queries=read), everything[:, read])
     torch.testing.assert_close(layer(tokens, sequence(7), trace, read), everything[:, read])
     assert trace.attention[0].shape == (2, 2, len(range(7)[read]), 7)
 
@@ -127,7 +127,7 @@ def test_dropout_is_off_in_evaluation_and_keeps_the_mean_in_training(rate: str, 
 
 def test_attention_dropout_acts_on_queries_that_are_read_alone() -> None:
     layer, tokens = attention(attention_dropout=0.5).train(), random_images(2, 5, 16)
-    draws = [layer(tokens, sequence(5), read=slice(0, 1)) for _ in range(2)]
+    draws = [layer(tokens, sequence(5), queries=slice(0, 1)) for _ in range(2)]
     assert not torch.equal(*draws)
 
 

@@ -23,8 +23,8 @@ from vitascope.model.options import (
     BlockOptions,
     EmbeddingOptions,
     ReadoutOptions,
+    Regularization,
     TokenizerOptions,
-    TrainingOptions,
 )
 
 GROUPS = {
@@ -32,7 +32,7 @@ GROUPS = {
     "tokenizer": TokenizerOptions,
     "block": BlockOptions,
     "readout": ReadoutOptions,
-    "training": TrainingOptions,
+    "regularization": Regularization,
 }
 
 
@@ -71,9 +71,9 @@ def test_replacing_some_options_keeps_the_others(
     config: ViTConfig, other: ViTConfig, data: st.DataObject
 ) -> None:
     free = ["patch_bias", "embedding_norm", "resample", "norm", "norm_eps", "qkv_bias", "mlp", "layer_scale"]
-    free += ["init", "dropout", "attention_dropout", "drop_path", "gradient_checkpointing", "depth"]
+    free += ["init", "dropout", "attention_dropout", "drop_path", "head_init", "depth"]
     if config.block.token_merging:
-        free = [name for name in free if name not in ("norm", "gradient_checkpointing")]
+        free.remove("norm")
     names = data.draw(st.sets(st.sampled_from(free)))
     replaced = config.replace(**{name: other.option(name) for name in names})
     for name in OPTIONS:
@@ -227,7 +227,7 @@ def test_sizes_are_height_then_width() -> None:
 
 
 def test_the_stride_is_the_patch_size_unless_patches_overlap() -> None:
-    for stem in ("conv", "linear", "resnet"):
+    for stem in ("conv", "resnet"):
         assert small_config(stem=stem, patch_size=16).patch_stride == (16, 16)
     assert small_config(stem="tokenizer", patch_size=4).patch_stride == (4, 4)
     assert small_config(stem="overlap", patch_size=(8, 16)).patch_stride == (4, 8)
@@ -314,7 +314,7 @@ def test_the_config_imports_no_torch() -> None:
         # Choices
         (
             {"stem": "convolution"},
-            "unknown stem 'convolution'; .*one of conv, linear, overlap, resnet, tokenizer",
+            "unknown stem 'convolution'; .*one of conv, overlap, resnet, tokenizer",
         ),
         ({"resnet_dialect": "tim"}, "unknown resnet_dialect 'tim'; nearest: timm; it is one of jax, timm"),
         ({"positions": "learnd"}, "unknown positions 'learnd'; nearest: learned; it is one of none, learned"),

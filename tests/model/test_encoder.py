@@ -133,7 +133,7 @@ def test_the_activation_is_the_exact_gelu() -> None:
 def test_reading_some_tokens_equals_computing_all(read: slice, norm: str) -> None:
     layers, tokens = encoder(norm=norm, layer_scale=0.1), random_images(2, 5, 16)
     everything = layers(tokens, sequence(5))
-    torch.testing.assert_close(layers(tokens, sequence(5), read=read), everything[:, read])
+    torch.testing.assert_close(layers(tokens, sequence(5), queries=read), everything[:, read])
 
 
 def test_the_encoder_applies_its_blocks_in_order() -> None:
@@ -151,7 +151,7 @@ def test_the_encoder_applies_its_blocks_in_order() -> None:
 @pytest.mark.parametrize("cuts", [(0, 3), (0, 1, 3), (0, 1, 2, 3), (0, 0, 3, 3)])
 def test_running_blocks_in_parts_equals_the_encoder(cuts: tuple[int, ...], read: slice, norm: str) -> None:
     layers, tokens = encoder(norm=norm), random_images(2, 5, 16)
-    expected, trace = layers(tokens, sequence(5), read=read), Trace()
+    expected, trace = layers(tokens, sequence(5), queries=read), Trace()
     for first, after in itertools.pairwise(cuts):
         tokens = layers(tokens, sequence(5), trace, read, range(first, after))
     assert torch.equal(tokens, expected)
@@ -167,7 +167,7 @@ def test_only_the_requested_blocks_run() -> None:
     result = layers(tokens, sequence(5), blocks=range(1, 2))
     assert run == [1]
     assert torch.equal(result, layers.blocks[1](tokens, sequence(5)))
-    assert layers(tokens, sequence(5), read=slice(0, 1), blocks=range(3, 3)) is tokens
+    assert layers(tokens, sequence(5), queries=slice(0, 1), blocks=range(3, 3)) is tokens
 
 
 @pytest.mark.parametrize("rate", ["dropout", "attention_dropout", "drop_path"])
@@ -328,7 +328,8 @@ def test_gradient_checkpointing_changes_neither_loss_nor_gradients(
 ) -> None:
     results = []
     for recompute in (False, True):
-        model = small_model(gradient_checkpointing=recompute, pool=pool, **options).train()
+        model = small_model(pool=pool, **options).train()
+        model.encoder.checkpointing = recompute
         torch.manual_seed(0)
         images = random_images(4, 3, 32, 32).requires_grad_()
         loss = model(images).square().sum()
@@ -340,7 +341,8 @@ def test_gradient_checkpointing_changes_neither_loss_nor_gradients(
 
 @pytest.mark.parametrize(("training", "recompute"), [(True, True), (True, False), (False, True)])
 def test_blocks_are_recomputed_only_for_gradients_in_training(training: bool, recompute: bool) -> None:
-    layers = encoder(gradient_checkpointing=recompute).train(training)
+    layers = encoder().train(training)
+    layers.checkpointing = recompute
     runs: list[nn.Module] = []
     for layer in layers.blocks:
         layer.norm1.register_forward_hook(lambda module, args, output: runs.append(module))
@@ -349,6 +351,7 @@ def test_blocks_are_recomputed_only_for_gradients_in_training(training: bool, re
 
 
 def test_traced_blocks_are_never_recomputed() -> None:
-    layers, trace = encoder(gradient_checkpointing=True).train(), Trace(attention=True)
+    layers, trace = encoder().train(), Trace(attention=True)
+    layers.checkpointing = True
     layers(random_images(2, 5, 16), sequence(5), trace).sum().backward()
     assert len(trace.attention) == 3

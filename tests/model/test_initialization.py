@@ -44,7 +44,7 @@ def test_lecun_normal_has_a_variance_of_one_over_fan_in() -> None:
     assert_lecun(weight, 4 * 5 * 5)
 
 
-@pytest.mark.parametrize("stem", ["conv", "linear", "overlap"])
+@pytest.mark.parametrize("stem", ["conv", "overlap"])
 def test_paper_stem_is_lecun_normal_without_bias(stem: str) -> None:
     embedding = fresh(init="paper", stem=stem).patch_embedding
     assert_lecun(embedding.weight, FAN_IN)
@@ -215,7 +215,7 @@ def test_layer_scale_starts_at_its_value(start: float, init: str) -> None:
 @pytest.mark.parametrize("init", ["paper", "timm"])
 @pytest.mark.parametrize("options", [{}, {"distillation_token": True}, {"pool": "cls_mean"}, {"pool": "map"}])
 def test_a_zero_head_predicts_all_classes_equally_at_first(options: dict[str, Any], init: str) -> None:
-    assert not fresh(init=init, head="zero", **options)(random_images(2, 3, 64, 64)).any()
+    assert not fresh(init=init, head_init="zero", **options)(random_images(2, 3, 64, 64)).any()
 
 
 def test_timm_heads_distinguish_images_from_the_first_step() -> None:
@@ -226,7 +226,7 @@ def starts(options: dict[str, Any]) -> Iterator[tuple[str, torch.Tensor, str]]:
     """Every parameter of a fresh model, and its start: zero, one, layer scale or random."""
     model = fresh(**options)
     paper = options["init"] == "paper"
-    zero_head = paper or options.get("head") == "zero"
+    zero_head = paper or options.get("head_init") == "zero"
     rules = [  # the first that matches
         (r"scale[12]\.gamma$", "layer scale"),
         (r"resnet\.stages.*\.norm3\.weight$", "zero"),

@@ -125,7 +125,7 @@ def test_reading_some_tokens_equals_computing_all(
         Trace(attention=True),
     )
     everything = layer(tokens, layout)
-    torch.testing.assert_close(layer(tokens, layout, read=read), everything[:, read])
+    torch.testing.assert_close(layer(tokens, layout, queries=read), everything[:, read])
     torch.testing.assert_close(layer(tokens, layout, trace, read), everything[:, read])
     assert trace.attention[0].shape == (2, 2, everything[:, read].shape[1], config.num_tokens)
 

@@ -9,7 +9,6 @@ from vitascope.model.patches import (
     ConvPatches,
     ConvTokenizer,
     HybridPatches,
-    LinearPatches,
     patch_embedding,
     patchify,
     unpatchify,
@@ -47,24 +46,22 @@ def test_patches_go_row_by_row_and_keep_their_pixels() -> None:
 
 @law
 @given(C=SMALL, gh=SMALL, gw=SMALL, ph=SMALL, pw=SMALL, seed=st.integers(0, 9))
-def test_convolution_and_linear_embedding_are_the_same_function(
+def test_the_convolution_is_a_linear_projection_of_flat_patches(
     C: int, gh: int, gw: int, ph: int, pw: int, seed: int
 ) -> None:
     sizes = {"image_size": (gh * ph, gw * pw), "patch_size": (ph, pw), "in_channels": C}
     conv = patch_embedding(small_config(**sizes, stem="conv"))
-    linear = patch_embedding(small_config(**sizes, stem="linear"))
     torch.nn.init.normal_(conv.bias)
-    linear.load_state_dict(conv.state_dict())
     images = random_images(2, C, gh * ph, gw * pw, seed=seed)
     assert conv(images).shape == (2, gh * gw, 16)
-    torch.testing.assert_close(linear(images), conv(images), rtol=1e-5, atol=1e-5)
+    linear = patchify(images, (ph, pw)) @ conv.weight.flatten(1).T + conv.bias
+    torch.testing.assert_close(linear, conv(images), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize(
     ("stem", "kind"),
     [
         ("conv", ConvPatches),
-        ("linear", LinearPatches),
         ("overlap", ConvPatches),
         ("resnet", HybridPatches),
         ("tokenizer", ConvTokenizer),
@@ -75,7 +72,7 @@ def test_the_config_selects_the_embedding(stem: str, kind: type) -> None:
     assert type(patch_embedding(config)) is kind
 
 
-@pytest.mark.parametrize("stem", ["conv", "linear", "overlap", "resnet"])
+@pytest.mark.parametrize("stem", ["conv", "overlap", "resnet"])
 def test_patch_bias_switches_the_bias(stem: str) -> None:
     def biases(patch_bias: bool) -> int:
         config = small_config(stem=stem, patch_size=16, resnet_width=4, patch_bias=patch_bias)
@@ -90,10 +87,9 @@ def test_each_embedding_depends_only_on_its_own_patch() -> None:
     images = random_images(1, 3, 32, 32)
     changed = images.clone()
     changed[:, :, 8:16, 16:24] += 1  # row 1, column 2 of a 4x4 grid
-    for stem in ("conv", "linear"):
-        embed = patch_embedding(small_config(stem=stem))
-        moved = (embed(changed) - embed(images)).abs().amax(-1)[0] > 1e-4
-        assert moved.nonzero().flatten().tolist() == [1 * 4 + 2]
+    embed = patch_embedding(small_config())
+    moved = (embed(changed) - embed(images)).abs().amax(-1)[0] > 1e-4
+    assert moved.nonzero().flatten().tolist() == [1 * 4 + 2]
 
 
 @st.composite

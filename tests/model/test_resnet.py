@@ -26,9 +26,11 @@ from vitascope.model.resnet import (
     max_pool,
     same_padding,
 )
-from vitascope.model.resnet_config import RESNETS, ROOTS, ResNetConfig, RootName, Unit, norm_groups
+from vitascope.model.resnet_config import ROOTS, ResNetConfig, RootName, Unit, norm_groups
 
 Array = np.ndarray
+RESNETS = {"r": (), "r26": (2, 2, 2, 2), "r50": (3, 4, 6, 3), "r50_s16": (3, 4, 9)}
+"""The units per stage of the published stems, by name."""
 SIDE = st.integers(1, 12)
 dialects = pytest.mark.parametrize("dialect", DIALECTS.values(), ids=DIALECTS)
 

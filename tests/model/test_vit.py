@@ -66,7 +66,7 @@ def equations_1_to_4(model: VisionTransformer, image: np.ndarray) -> np.ndarray:
     [
         {},
         {"image_size": (12, 40), "patch_size": (4, 8), "in_channels": 2, "num_heads": 4, "norm_eps": 1e-2},
-        {"stem": "linear", "mlp_ratio": 1.5, "depth": 1},
+        {"mlp_ratio": 1.5, "depth": 1},
     ],
 )
 def test_the_model_is_equations_1_to_4_of_the_paper(overrides: dict[str, Any]) -> None:
@@ -178,13 +178,6 @@ def test_positions_make_the_order_of_patches_matter() -> None:
     assert (model(shuffled) - model(images)).abs().max() > 1e-2
 
 
-def test_conv_and_linear_stems_share_their_weights() -> None:
-    conv, linear = small_model(stem="conv"), small_model(stem="linear", seed=5)
-    linear.load_state_dict(conv.state_dict())
-    images = random_images(2, 3, 32, 32)
-    torch.testing.assert_close(linear(images), conv(images))
-
-
 def test_dropout_follows_the_position_embedding_in_training_only() -> None:
     model, images = small_model(dropout=0.5), random_images(8, 3, 32, 32)
     assert (model.prepare_tokens(images) != 0).all()
@@ -238,7 +231,7 @@ def test_the_model_continues_from_patch_embeddings_and_from_tokens(pool: str) ->
     assert torch.equal(z0, model.prepare_tokens(images))
     zL = model.encode(z0, (4, 6))
     assert torch.equal(model.norm(zL), model.forward_features(images))
-    first = model.encode(z0, (4, 6), read=slice(0, 1))
+    first = model.encode(z0, (4, 6), queries=slice(0, 1))
     torch.testing.assert_close(first, zL[:, :1])
 
 
@@ -260,7 +253,7 @@ def test_the_model_continues_from_any_block(positions: str) -> None:
         rest = model.encode(before, (4, 6), blocks=range(index, 3))
         torch.testing.assert_close(one, trace[f"block{index}"])
         torch.testing.assert_close(rest, trace["block2"])
-        first = model.encode(before, (4, 6), read=slice(0, 1), blocks=range(index, 3))
+        first = model.encode(before, (4, 6), queries=slice(0, 1), blocks=range(index, 3))
         torch.testing.assert_close(first, trace["block2"][:, :1])
     assert torch.equal(model.encode(before, (4, 6), blocks=range(3, 3)), before)
 
@@ -324,7 +317,7 @@ def test_forward_head_pools_and_classifies_the_features(options: dict[str, Any])
     torch.testing.assert_close(logits, model(images))
     assert list(trace.values) == ["pooled", "logits"]
     assert trace["logits"] is logits
-    of_read = model.forward_head(model.forward_features(images, read=model.pool.read))
+    of_read = model.forward_head(model.forward_features(images, queries=model.pool.queries))
     torch.testing.assert_close(of_read, logits)
 
 

@@ -282,7 +282,7 @@ PAPER_FINETUNE = {
     "weight_decay": 0.0,
     "clip_grad": 1.0,
     "ema": 0.9999,
-    "options": ("head=zero",),
+    "options": ("head_init=zero",),
     "label_smoothing": 0.0,
     "keep": "last",
 }

@@ -37,7 +37,7 @@ def opened(family: Family, path: Path, recognized: bool = True) -> Source:
     assert [kind.recognizes(source) for kind in (DEIT, DINOV2, DINOV3)] == [
         recognized and kind is family for kind in (DEIT, DINOV2, DINOV3)
     ]
-    return family.arriving(source)
+    return family.before_reading(source)
 
 
 def loaded(family: Family, source: Source, config: ViTConfig | None = None) -> VisionTransformer:
@@ -417,9 +417,9 @@ def test_published_shapes_are_recognized_as_the_named_models(ours: str, theirs: 
         model = timm.create_model(theirs)
         state = deit_names(model)["model"] if "deit" in theirs else hub_names(model)
     family = DEIT if "deit" in theirs else DINOV2
-    config = family.read_config(family.arriving(Source(name="", tensors=state)))
+    config = family.read_config(family.before_reading(Source(name="", tensors=state)))
     expected = named_config(ours, image_size=384 if "384" in theirs else named_config(ours).image_size)
-    assert config == family.settled(expected).replace(class_token=True, mlp_ratio=config.block.mlp_ratio)
+    assert config == family.fixed_there(expected).replace(class_token=True, mlp_ratio=config.block.mlp_ratio)
     assert config.mlp_dim == expected.mlp_dim
     assert config.num_heads == model.blocks[0].attn.num_heads
     assert config.block.norm_eps == model.norm.eps
@@ -493,7 +493,7 @@ def states() -> dict[Family, State]:
 def altered(family: Family, **changed: Tensor | None) -> Source:
     state = {**states()[family], **{name.replace("__", "."): tensor for name, tensor in changed.items()}}
     tensors = {name: tensor for name, tensor in state.items() if tensor is not None}
-    return family.arriving(Source(name="altered.pth", tensors=tensors))
+    return family.before_reading(Source(name="altered.pth", tensors=tensors))
 
 
 @pytest.mark.parametrize("family", [DEIT, DINOV2, DINOV3], ids=lambda family: family.name)
@@ -609,7 +609,7 @@ def test_width_that_does_not_determine_the_heads_needs_a_config() -> None:
 def test_duplicate_block_in_two_chunks_is_rejected() -> None:
     tensors = {"blocks.0.0.norm1.weight": torch.ones(3), "blocks.1.0.norm1.weight": torch.ones(3)}
     with pytest.raises(CheckpointError, match=r"blocks\.0\.norm1\.weight twice"):
-        DINOV2.arriving(Source(name="chunks.pth", tensors=tensors))
+        DINOV2.before_reading(Source(name="chunks.pth", tensors=tensors))
 
 
 @pytest.mark.parametrize("rounded", [False, True])
@@ -622,7 +622,8 @@ def test_rotary_periods_of_the_file_are_the_models(rounded: bool) -> None:
     cos, _ = RotaryPositions(config).layout((3, 2), torch.device("cpu")).rotation
     torch.testing.assert_close(cos[:, :16], rows.cos(), rtol=0, atol=1e-6)
     assert torch.equal(
-        DINOV3.leaving({"cls_token": torch.zeros(1, 1, 64)}, config)["rope_embed.periods"], stored.float()
+        DINOV3.before_writing({"cls_token": torch.zeros(1, 1, 64)}, config)["rope_embed.periods"],
+        stored.float(),
     )
 
 
@@ -650,7 +651,7 @@ def test_norm_of_local_crops_is_ignored_in_reading_and_written_for_the_largest_m
     source = altered(DINOV3, local_cls_norm__weight=torch.ones(128), local_cls_norm__bias=torch.ones(128))
     assert_same_tensors(loaded(DINOV3, source), loaded(DINOV3, altered(DINOV3)))
     state = {"cls_token": torch.zeros(1, 1, 4096), "norm.weight": torch.ones(9), "norm.bias": torch.ones(9)}
-    left = DINOV3.leaving(state, named_config("dinov3_7b16"))
+    left = DINOV3.before_writing(state, named_config("dinov3_7b16"))
     assert {"local_cls_norm.weight", "local_cls_norm.bias"} <= left.keys()
 
 

@@ -147,7 +147,7 @@ def read_folder(folder: Path) -> Source:
 
 def ours_from(source: Source) -> VisionTransformer:
     assert FAMILY.recognizes(source)
-    source = FAMILY.arriving(source)
+    source = FAMILY.before_reading(source)
     config = FAMILY.read_config(source)
     with torch.device("meta"):
         model = VisionTransformer(config)
@@ -211,7 +211,7 @@ def test_outputs_and_attention_equal_transformers_both_ways(case: str, saved: Sa
     assert_agrees(ours, loaded_by_peer(ours.config, tmp_path / "back"))
 
     again = ours_from(read_folder(tmp_path / "back"))
-    assert again.config == FAMILY.settled(ours.config)
+    assert again.config == FAMILY.fixed_there(ours.config)
     expected = ours.state_dict()
     assert again.state_dict().keys() == expected.keys()
     for name, tensor in again.state_dict().items():
@@ -276,8 +276,8 @@ HELD = {
     "a register with position and layer scale": {"num_registers": 1, "layer_scale": 0.1},
     "a class token without position": {"position_prefix": False},
     "distillation without positions": {"position_prefix": False, "distillation_token": True},
-    "distillation from zero": {"distillation_token": True, "head": "zero"},
-    "linear stem, head from zero": {"stem": "linear", "head": "zero"},
+    "distillation from zero": {"distillation_token": True, "head_init": "zero"},
+    "head from zero": {"head_init": "zero"},
     "pre_logits": {"head": "pre_logits"},
     "rotary without registers and layer scale": {"positions": "rotary", "head": "none"},
 }
@@ -349,7 +349,7 @@ def test_conversion_reports_the_changed_interpolation_rule() -> None:
 
 
 def test_missing_extra_and_misshapen_tensors_are_listed(saved: Saved) -> None:
-    source = FAMILY.arriving(read_folder(saved("vit")[1]))
+    source = FAMILY.before_reading(read_folder(saved("vit")[1]))
     config = FAMILY.read_config(source)
     del source.tensors["encoder.layer.1.attention.attention.key.bias"]
     source.tensors["decoder.0.weight"] = torch.zeros(3)
@@ -377,7 +377,7 @@ def test_name_with_and_without_prefix_is_rejected(saved: Saved) -> None:
     source = read_folder(saved("vit")[1])
     source.tensors["layernorm.bias"] = torch.zeros(48)
     with pytest.raises(CheckpointError, match=r"layernorm\.bias twice"):
-        FAMILY.arriving(source)
+        FAMILY.before_reading(source)
 
 
 def test_a_pooler_beside_a_classifier_is_not_read(saved: Saved) -> None:
@@ -409,7 +409,7 @@ def test_a_pooler_beside_a_classifier_is_not_read(saved: Saved) -> None:
 def test_unsupported_configuration_is_rejected(
     case: str, changed: dict[str, Any], reason: str, saved: Saved
 ) -> None:
-    source = FAMILY.arriving(read_folder(saved(case)[1]))
+    source = FAMILY.before_reading(read_folder(saved(case)[1]))
     told = Source(name="changed", tensors=source.tensors, config={**source.config, **changed})
     with pytest.raises(UserError, match=reason):
         FAMILY.read_config(told)
@@ -417,10 +417,10 @@ def test_unsupported_configuration_is_rejected(
 
 def test_without_config_json_the_architecture_must_be_given(saved: Saved) -> None:
     peer, folder = saved("deit")
-    whole = FAMILY.arriving(read_folder(folder))
+    whole = FAMILY.before_reading(read_folder(folder))
     bare = Source(name="model.safetensors", tensors=load_file(folder / "model.safetensors"))
     assert FAMILY.recognizes(bare)
-    bare = FAMILY.arriving(bare)
+    bare = FAMILY.before_reading(bare)
     with pytest.raises(CheckpointError, match=r"config=ViTConfig\("):
         FAMILY.read_config(bare)
     config = FAMILY.read_config(whole)
@@ -441,7 +441,7 @@ def test_empty_configuration_means_the_defaults_of_its_class(case: str, saved: S
     source = read_folder(saved(case)[1])
     defaults = getattr(transformers, CASES[case][0]).config_class()
     told = Source(name="silent", tensors=source.tensors, config={"model_type": source.config["model_type"]})
-    config = FAMILY.read_config(FAMILY.arriving(told))
+    config = FAMILY.read_config(FAMILY.before_reading(told))
     assert config.embed_dim == defaults.hidden_size
     assert config.depth == defaults.num_hidden_layers
     assert config.num_heads == defaults.num_attention_heads
@@ -483,7 +483,7 @@ def test_class_names_are_ordered_by_number(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("count", [6, 8])
 def test_names_of_a_different_number_of_classes_are_ignored(count: int, saved: Saved) -> None:
-    source = FAMILY.arriving(read_folder(saved("vit")[1]))
+    source = FAMILY.before_reading(read_folder(saved("vit")[1]))
     names = {str(index): f"class {index}" for index in range(count)}
     told = Source(name="renamed", tensors=source.tensors, config={**source.config, "id2label": names})
     assert FAMILY.read_config(told).class_names == ()

@@ -160,7 +160,7 @@ def test_other_models_with_the_tensors_of_vits_are_rejected() -> None:
     for name, options in shallow.items():
         source = source_of(name, build(name, **options))
         with pytest.raises(CheckpointError, match=f"{name} (has|is not a plain ViT)") as caught:
-            TIMM.read_config(TIMM.arriving(source))
+            TIMM.read_config(TIMM.before_reading(source))
         assert "config=" not in str(caught.value)
 
 
@@ -391,7 +391,7 @@ def test_file_without_settings_is_read_by_its_named_architecture(name: str, wher
     config = TIMM.read_config(source)
     assert ODD[name].items() <= {option: config.option(option) for option in OPTIONS}.items()
     assert differences(config, peer) == {}
-    assert TIMM.assumed(source, config) == ""
+    assert TIMM.guessed(source, config) == ""
 
 
 def test_constructor_arguments_of_timms_training_are_read() -> None:
@@ -407,7 +407,7 @@ def test_published_siglip_is_recognized_by_its_shapes(name: str) -> None:
     source = bare(peer)
     config = TIMM.read_config(source)
     assert differences(config, peer) == {}
-    assert TIMM.assumed(source, config) == f"num_heads {config.num_heads} and mlp gelu_tanh"
+    assert TIMM.guessed(source, config) == f"num_heads {config.num_heads} and mlp gelu_tanh"
 
 
 def test_given_options_resolve_an_ambiguous_file() -> None:
@@ -415,7 +415,7 @@ def test_given_options_resolve_an_ambiguous_file() -> None:
     source = bare(peer, options={"mlp": "quick_gelu"})
     config = TIMM.read_config(source).replace(**source.options)
     assert differences(config, peer) == {}
-    assert TIMM.assumed(source, config) == "num_heads 12"
+    assert TIMM.guessed(source, config) == "num_heads 12"
 
 
 @pytest.mark.parametrize(

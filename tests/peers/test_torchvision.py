@@ -56,7 +56,7 @@ def peer(**arguments: Any) -> nn.Module:
 def opened(path: Path) -> Source:
     source = Source(name=str(path), file=path.name, tensors=read_weights(path).tensors)
     assert FAMILY.recognizes(source)
-    return FAMILY.arriving(source)
+    return FAMILY.before_reading(source)
 
 
 def loaded(source: Source) -> VisionTransformer:
@@ -147,7 +147,7 @@ def test_published_files_have_torchvisions_models_and_preprocessing(weights: Any
     with torch.device("meta"):
         model = torchvision.models.get_model(name, weights=None, image_size=size)
     file = weights.url.rsplit("/")[-1]
-    source = FAMILY.arriving(Source(name=f"torchvision/{name}", file=file, tensors=model.state_dict()))
+    source = FAMILY.before_reading(Source(name=f"torchvision/{name}", file=file, tensors=model.state_dict()))
     config = FAMILY.read_config(source)
     ours = "vit_" + name.removeprefix("vit_").replace("_", "")
     assert config.class_names == tuple(weights.meta["categories"]) == imagenet_classes()
@@ -207,7 +207,7 @@ def test_other_epsilons_and_resampling_rules_are_replaced_and_reported() -> None
     told = " ".join(changes(FAMILY, config))
     assert "norm_eps 1e-05 becomes 1e-06" in told
     assert "resample 'jax' becomes 'torchvision'" in told
-    assert not changes(FAMILY, FAMILY.settled(config))
+    assert not changes(FAMILY, FAMILY.fixed_there(config))
 
 
 def test_missing_extra_and_misshapen_keys_are_listed(tmp_path: Path) -> None:
@@ -230,7 +230,7 @@ def test_any_misshapen_tensor_is_rejected_in_one_line(shape: tuple[int, ...]) ->
             continue
         source = Source(name="altered.pth", tensors={**state, name: torch.zeros(shape)})
         with pytest.raises(CheckpointError, match=r"^altered\.pth: "):
-            loaded(FAMILY.arriving(source))
+            loaded(FAMILY.before_reading(source))
 
 
 def test_unsupported_models_are_rejected_with_the_reason(tmp_path: Path) -> None:

@@ -96,7 +96,7 @@ def opened(folder: Path) -> Source:
         config=json.loads((folder / "config.json").read_text()),
     )
     assert TIMM.recognizes(source)
-    return TIMM.arriving(source)
+    return TIMM.before_reading(source)
 
 
 def loaded(source: Source) -> VisionTransformer:

@@ -79,7 +79,7 @@ RESNET = {"stem": "resnet", "resnet_layers": (1, 1), "resnet_width": 32}
     [
         ({"in_channels": 1, "pool": "mean"}, set()),
         ({"position_prefix": False, "num_registers": 2, "stem": "overlap"}, set()),
-        ({"positions": "learned_2d", "distillation_token": True, "stem": "linear"}, set()),
+        ({"positions": "learned_2d", "distillation_token": True}, set()),
         ({"image_size": (16, 32), "positions": "sincos_2d", "pool": "map"}, set()),
         ({"positions": "rotary", "attention": "axial"}, {"positions"}),  # no embedding is added
         ({"positions": "relative", "num_registers": 1, **RESNET}, {"positions", "filters"}),

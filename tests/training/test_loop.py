@@ -162,8 +162,8 @@ def test_gradient_checkpointing_reaches_the_model_and_changes_no_weights(data) -
     plain, checkpointed = (
         trainer_of(tiny_config(data, gradient_checkpointing=wanted, **EXACT)) for wanted in (False, True)
     )
-    assert checkpointed.module.config.training.gradient_checkpointing
-    assert not plain.module.config.training.gradient_checkpointing
+    assert checkpointed.module.encoder.checkpointing
+    assert not plain.module.encoder.checkpointing
     assert steps(checkpointed) == steps(plain)
     assert torch.equal(weights_of(checkpointed), weights_of(plain))
 

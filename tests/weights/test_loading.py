@@ -41,7 +41,7 @@ def folder(tmp_path: Path) -> Path:
     "overrides",
     [
         {},
-        {"pool": "mean", "head": "mlp", "stem": "linear", "init": "timm", "norm_eps": 1e-5},
+        {"pool": "mean", "head": "mlp", "stem": "overlap", "init": "timm", "norm_eps": 1e-5},
         {"image_size": (32, 48), "patch_size": (8, 16), "in_channels": 1, "dropout": 0.1, "drop_path": 0.2},
         {"head": "none"},
     ],

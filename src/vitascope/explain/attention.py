@@ -50,7 +50,7 @@ def head_maps(model: Classifier, images: Images) -> Tensor:
         maps = [to_heatmap(model, images, rows) for rows in weights.unbind(1)]  # (B, gh, gw) per head
         layers.append(torch.stack(maps, dim=1))
 
-    stream_attention(model, images, add_layer, model.pool.read)
+    stream_attention(model, images, add_layer, model.pool.queries)
     return torch.stack(layers, dim=1)
 
 
@@ -116,12 +116,12 @@ class AttentionStream(Trace):
 
 @torch.no_grad()
 def stream_attention(
-    model: VisionTransformer, images: Tensor, consume: Callable[[Tensor], None], read: slice = slice(None)
+    model: VisionTransformer, images: Tensor, consume: Callable[[Tensor], None], queries: slice = slice(None)
 ) -> None:
     """Pass each block's attention weights (B, heads, T, T), first block first, to `consume`; of the last
     block only the rows `read` are computed, (B, heads, Q, T)."""
     with evaluation_mode(model):
-        model.forward_features(images, AttentionStream(consume), read)
+        model.forward_features(images, AttentionStream(consume), queries)
 
 
 def attending(model: Classifier) -> VisionTransformer:

@@ -78,7 +78,7 @@ def _of_tokens(model: VisionTransformer, images: Tensor, target: TargetLike, lay
         tokens = model.encode(model.prepare_tokens(images), grid, blocks=range(first))  # (B, T, D)
     trace = Trace()
     tokens.requires_grad_()
-    features = model.norm(model.encode(tokens, grid, trace, model.pool.read, blocks=range(first, depth)))
+    features = model.norm(model.encode(tokens, grid, trace, model.pool.queries, blocks=range(first, depth)))
     activations = features if first == depth else trace.attended[0]
     gradients = score_gradient(model, activations, model.pool_features(features), target)
     P = model.config.num_prefix_tokens

@@ -136,7 +136,7 @@ def patch_filters(model: Classifier, count: int = 28) -> PatchFilters:
     and figure 7, left).
 
     Args:
-        model: a `VisionTransformer` whose stem embeds pixels: "conv", "linear" or "overlap".
+        model: a `VisionTransformer` whose stem embeds pixels: "conv" or "overlap".
         count: number of components, at least 1; fewer where the filters have fewer.
 
     Raises:
@@ -149,7 +149,7 @@ def patch_filters(model: Classifier, count: int = 28) -> PatchFilters:
     if not isinstance(model.patch_embedding, ConvPatches):
         raise UserError(
             f"the stem {model.config.embedding.stem!r} embeds patches of a feature map, so its filters are "
-            'not pixel patterns; the stems "conv", "linear" and "overlap" have such filters'
+            'not pixel patterns; the stems "conv" and "overlap" have such filters'
         )
     weight = model.patch_embedding.weight  # (D, C, ph, pw)
     components, shares = principal_components(weight.flatten(1), count)

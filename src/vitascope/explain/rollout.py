@@ -48,7 +48,7 @@ def rollout(model: Classifier, images: Images, fusion: Fusion = "mean", discard:
         flow = next_flow(flow, without_smallest(_FUSE[fusion](weights.float(), dim=1), discard))
 
     # Discarding in the last layer depends on all of its rows.
-    stream_attention(model, images, add_layer, model.pool.read if discard == 0 else slice(None))
+    stream_attention(model, images, add_layer, model.pool.queries if discard == 0 else slice(None))
     assert flow is not None
     return to_heatmap(model, images, flow)
 

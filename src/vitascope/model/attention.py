@@ -43,21 +43,21 @@ def fused_attention(
 
 
 def attention(
-    qkv: Tensor, bias: Tensor | None = None, read: slice = EVERY_TOKEN, dropout: float = 0.0
+    qkv: Tensor, bias: Tensor | None = None, queries: slice = EVERY_TOKEN, dropout: float = 0.0
 ) -> Tensor:
-    """Equations 6 and 7 in the fastest kernel, of the queries that `read` selects: (B, Q, heads hd).
+    """Equations 6 and 7 in the fastest kernel, of the selected queries: (B, Q, heads hd).
 
     `bias` is added to the scores: (1, heads, T, T), or (B, 1, 1, T) without gradient.
     """
     q, k, v = qkv.permute(2, 0, 3, 1, 4)  # (B, heads, T, hd)
     by_key = bias is not None and bias.shape[1:3] == (1, 1) and not bias.requires_grad
-    if read == EVERY_TOKEN:
+    if queries == EVERY_TOKEN:
         if dropout == 0 and (bias is None or by_key) and faster_by_matmul(qkv):
             return MatmulAttention.apply(qkv, None if bias is None else bias[:, 0])  # type: ignore[no-untyped-call]
         return join_heads(fused_attention(q, k, v, bias, dropout))
     if by_key:
-        return join_heads(fused_attention(q[:, :, read], k, v, bias, dropout))
-    weights = attention_weights(q[:, :, read], k, None if bias is None else bias[:, :, read])
+        return join_heads(fused_attention(q[:, :, queries], k, v, bias, dropout))
+    weights = attention_weights(q[:, :, queries], k, None if bias is None else bias[:, :, queries])
     return join_heads(F.dropout(weights, dropout) @ v)
 
 
@@ -140,32 +140,32 @@ class KeylessLinear(nn.Linear):
 
 
 class SelfAttention(nn.Module):
-    """MSA(z) = [SA_1(z); ...; SA_k(z)] U_msa, equation 8: (B, T, D) -> (B, Q, D), for queries `read`."""
+    """MSA(z) = [SA_1(z); ...; SA_k(z)] U_msa, equation 8: (B, T, D) -> (B, Q, D), for Q `queries`."""
 
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
         D, inner, bias = config.embed_dim, config.attention_dim, config.block.qkv_bias
         self.num_heads = config.num_heads
-        self.attention_dropout = config.training.attention_dropout
+        self.attention_dropout = config.regularization.attention_dropout
         # U_qkv of every head, equation 5
         keyless = bias == "no_key"
         self.qkv = KeylessLinear(D, inner) if keyless else nn.Linear(D, 3 * inner, bias=bias == "all")
         self.proj = nn.Linear(inner, D)  # U_msa
-        self.dropout = nn.Dropout(config.training.dropout)
+        self.dropout = nn.Dropout(config.regularization.dropout)
 
     def forward(
-        self, tokens: Tensor, layout: Layout, trace: Trace | None = None, read: slice = EVERY_TOKEN
+        self, tokens: Tensor, layout: Layout, trace: Trace | None = None, queries: slice = EVERY_TOKEN
     ) -> Tensor:
         rate = self.attention_dropout if self.training else 0.0
         qkv = rotate(self.qkv(tokens).unflatten(-1, (3, self.num_heads, -1)), layout)  # (B, T, 3, heads, hd)
         if trace is not None:
             trace.keep_attended(layout.expand(tokens))
         if trace is None or trace.attention is None:
-            mixed = self.mix(qkv, layout, read, rate)
+            mixed = self.mix(qkv, layout, queries, rate)
         else:
             # One copy here instead of one in each product below.
             q, k, v = qkv.permute(2, 0, 3, 1, 4).contiguous()  # (B, heads, T, hd)
-            weights = self.weights(q, k, layout)[:, :, read]  # (B, heads, Q, T)
+            weights = self.weights(q, k, layout)[:, :, queries]  # (B, heads, Q, T)
             trace.keep_attention(layout.expand_weights(weights))
             mixed = join_heads(F.dropout(weights, rate) @ v)  # equation 7
         return self.dropout(self.proj(mixed))  # (B, Q, D)
@@ -178,6 +178,6 @@ class SelfAttention(nn.Module):
         """The weights of all tokens for each query, rows that sum to one: (B, heads, T, T)."""
         return attention_weights(q, k, self.bias(k, layout))
 
-    def mix(self, qkv: Tensor, layout: Layout, read: slice, rate: float) -> Tensor:
+    def mix(self, qkv: Tensor, layout: Layout, queries: slice, rate: float) -> Tensor:
         """The values under these weights: (B, T, 3, heads, hd) -> (B, Q, heads hd)."""
-        return attention(qkv, self.bias(qkv[:, :, 1].transpose(1, 2), layout), read, rate)
+        return attention(qkv, self.bias(qkv[:, :, 1].transpose(1, 2), layout), queries, rate)

@@ -19,8 +19,8 @@ from vitascope.model.options import (
     EmbeddingOptions,
     ImageOptions,
     ReadoutOptions,
+    Regularization,
     TokenizerOptions,
-    TrainingOptions,
     pair,
 )
 from vitascope.model.resnet_config import ResNetConfig
@@ -64,8 +64,8 @@ class ViTConfig(ImageOptions):
     """Equations 2 and 3."""
     readout: ReadoutOptions = dataclasses.field(default_factory=ReadoutOptions)
     """Equation 4."""
-    training: TrainingOptions = dataclasses.field(default_factory=TrainingOptions)
-    """Options that matter only in training."""
+    regularization: Regularization = dataclasses.field(default_factory=Regularization)
+    """Initialization and regularization."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "patch_size", pair(self.patch_size))
@@ -79,13 +79,13 @@ class ViTConfig(ImageOptions):
             raise UserError(
                 f"num_heads {self.num_heads} does not divide embed_dim {self.embed_dim}; nearest: {best}"
             )
-        positions, embedding = self.embedding.positions, self.embedding
+        embedding, training, positions = self.embedding, self.regularization, self.embedding.positions
         if positions == "rotary" and self.head_dim % 4:
             raise UserError(f"rotary positions need a head width that 4 divides, not {self.head_dim}")
-        waves = positions.startswith("sincos") or (positions == "learned" and self.training.init == "mimetic")
+        waves = positions.startswith("sincos") or (positions == "learned" and training.init == "mimetic")
         if waves and self.embed_dim % 4:
             raise UserError(f"sine-cosine positions need an embed_dim that 4 divides, not {self.embed_dim}")
-        if self.training.patch_dropout and (self.block.attention != "global" or positions == "relative"):
+        if training.patch_dropout and (self.block.attention != "global" or positions == "relative"):
             raise UserError("patch_dropout breaks up the grid that axial, window and relative attention need")
         if self.readout.pool == "map" and self.embed_dim % self.head_dim:
             raise UserError(
@@ -97,13 +97,12 @@ class ViTConfig(ImageOptions):
             f"attention {self.block.attention!r}": self.block.attention != "global",
             f"positions {positions!r}": positions in ("relative", "rotary"),
             'norm "post"': self.block.norm == "post",
-            "gradient_checkpointing": self.training.gradient_checkpointing,
         }
         found = " and ".join(name for name, applies in against.items() if applies)
         if self.block.token_merging and found:
             raise UserError(
                 f"token_merging does not go with {found}: it needs global attention, positions that are "
-                "added to the tokens, pre-norm blocks and no gradient_checkpointing"
+                "added to the tokens, and pre-norm blocks"
             )
         (ph, pw), (sh, sw) = self.patch_hw, self.patch_stride
         if embedding.stem == "overlap" and not (1 <= sh <= ph and 1 <= sw <= pw):
@@ -209,7 +208,7 @@ class ViTConfig(ImageOptions):
     @property
     def gives_classes(self) -> bool:
         """Whether the head's outputs are classes, not features."""
-        return self.readout.head in ("linear", "zero", "mlp")
+        return self.readout.head in ("linear", "mlp")
 
     @property
     def summary(self) -> str:
@@ -285,11 +284,11 @@ class ViTConfig(ImageOptions):
         if self.readout.pool == "sequence":
             layers.append(LinearLayer(gh * gw, D, 1, 1))
         pooled, head = D * self.readout.num_pooled, self.readout.head
-        shapes = {"linear": [(pooled, K)], "zero": [(pooled, K)], "mlp": [(pooled, D), (D, K)]}
-        shapes |= {"pre_logits": [(pooled, D)], "none": []}
-        if self.readout.distillation_token and head != "none":
-            shapes[head] = [(D, K), (D, K)]
-        return [*layers, *(LinearLayer(1, inputs, outputs, outputs) for inputs, outputs in shapes[head])]
+        shapes = {"linear": [(pooled, K)], "mlp": [(pooled, D), (D, K)], "pre_logits": [(pooled, D)]}
+        if self.readout.distillation_token:
+            shapes["linear"] = [(D, K), (D, K)]
+        last = [LinearLayer(1, inputs, outputs, outputs) for inputs, outputs in shapes.get(head, ())]
+        return layers + last
 
     def _patch_embedding(self) -> list[LinearLayer]:
         """The convolutions of the stem as matrix products, without a ResNet."""

@@ -34,10 +34,10 @@ class DropPath(nn.Module):
         return branch * (keep / (1 - self.rate)).to(branch.dtype)
 
 
-def keep_patches(tokens: Tensor, layout: Layout, kept: Tensor) -> tuple[Tensor, Layout]:
+def keep_patches(tokens: Tensor, layout: Layout, visible: Tensor) -> tuple[Tensor, Layout]:
     """Keep the prefix and some patches of each image, by their indices (B, N'): (B, T, D) -> (B, T', D)."""
     prefix, patches = tokens[:, : layout.num_prefix_tokens], tokens[:, layout.num_prefix_tokens :]
-    return torch.cat([prefix, take(patches, kept)], dim=1), layout.select(kept)
+    return torch.cat([prefix, take(patches, visible)], dim=1), layout.select(visible)
 
 
 class PatchDropout(nn.Module):
@@ -55,8 +55,8 @@ class PatchDropout(nn.Module):
             return tokens, layout
         B, N = tokens.shape[0], tokens.shape[1] - layout.num_prefix_tokens
         num_kept = max(1, round(N * (1 - self.rate)))
-        kept = torch.rand(B, N, device=tokens.device).argsort(dim=1)[:, :num_kept].sort(dim=1).values
-        return keep_patches(tokens, layout, kept)
+        visible = torch.rand(B, N, device=tokens.device).argsort(dim=1)[:, :num_kept].sort(dim=1).values
+        return keep_patches(tokens, layout, visible)
 
 
 class QuickGELU(nn.Module):
@@ -78,7 +78,7 @@ class MLP(nn.Module):
             "quick_gelu": QuickGELU(),
         }[config.block.mlp]
         self.fc2 = nn.Linear(config.mlp_dim, config.embed_dim)
-        self.dropout = nn.Dropout(config.training.dropout)
+        self.dropout = nn.Dropout(config.regularization.dropout)
 
     def forward(self, tokens: Tensor) -> Tensor:
         return self.dropout(self.fc2(self.dropout(self.activation(self.fc1(tokens)))))
@@ -91,7 +91,7 @@ class SwiGLU(nn.Module):
         super().__init__()
         self.fc1 = nn.Linear(config.embed_dim, 2 * config.mlp_dim)
         self.fc2 = nn.Linear(config.mlp_dim, config.embed_dim)
-        self.dropout = nn.Dropout(config.training.dropout)
+        self.dropout = nn.Dropout(config.regularization.dropout)
 
     def forward(self, tokens: Tensor) -> Tensor:
         gate, value = self.fc1(tokens).chunk(2, dim=-1)
@@ -111,7 +111,7 @@ class LayerScale(nn.Module):
 
 
 class Block(nn.Module):
-    """A pre-norm block: (B, T, D) -> (B, Q, D), the tokens that `read` selects, which attend to all T."""
+    """A pre-norm block: (B, T, D) -> (B, Q, D), the tokens that `queries` selects, which attend to all T."""
 
     def __init__(self, config: ViTConfig, drop_path: float) -> None:
         super().__init__()
@@ -127,11 +127,11 @@ class Block(nn.Module):
         self.drop_path = DropPath(drop_path)
 
     def forward(
-        self, tokens: Tensor, layout: Layout, trace: Trace | None = None, read: slice = EVERY_TOKEN
+        self, tokens: Tensor, layout: Layout, trace: Trace | None = None, queries: slice = EVERY_TOKEN
     ) -> Tensor:
-        mixed = self.scale1(self.attention(self.norm1(tokens), layout, trace, read))
-        tokens = tokens[:, read] + self.drop_path(mixed)  # equation 2
-        if read == EVERY_TOKEN:
+        mixed = self.scale1(self.attention(self.norm1(tokens), layout, trace, queries))
+        tokens = tokens[:, queries] + self.drop_path(mixed)  # equation 2
+        if queries == EVERY_TOKEN:
             tokens = layout.merge(tokens)
         return tokens + self.drop_path(self.scale2(self.mlp(self.norm2(tokens))))  # equation 3
 
@@ -140,37 +140,40 @@ class PostNormBlock(Block):
     """A block of the Transformer of 2017, which normalizes each sum (Vaswani et al. 2017, section 3.1)."""
 
     def forward(
-        self, tokens: Tensor, layout: Layout, trace: Trace | None = None, read: slice = EVERY_TOKEN
+        self, tokens: Tensor, layout: Layout, trace: Trace | None = None, queries: slice = EVERY_TOKEN
     ) -> Tensor:
-        mixed = self.scale1(self.attention(tokens, layout, trace, read))
-        tokens = self.norm1(tokens[:, read] + self.drop_path(mixed))
+        mixed = self.scale1(self.attention(tokens, layout, trace, queries))
+        tokens = self.norm1(tokens[:, queries] + self.drop_path(mixed))
         return self.norm2(tokens + self.drop_path(self.scale2(self.mlp(tokens))))
 
 
 class Encoder(nn.Module):
     """L blocks in sequence; if they merge tokens, the output has all tokens again."""
 
+    checkpointing = False
+    """Whether training recomputes each block for its gradient, to save memory; merging blocks never are."""
+
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
         block = PostNormBlock if config.block.norm == "post" else Block
         last = max(1, config.depth - 1)
-        rates = [config.training.drop_path * index / last for index in range(config.depth)]
+        rates = [config.regularization.drop_path * index / last for index in range(config.depth)]
         self.blocks = nn.ModuleList(block(config, rate) for rate in rates)
         self.token_merging = config.block.token_merging
-        self.gradient_checkpointing = config.training.gradient_checkpointing
 
     def forward(
         self,
         tokens: Tensor,
         layout: Layout,
         trace: Trace | None = None,
-        read: slice = EVERY_TOKEN,
+        queries: slice = EVERY_TOKEN,
         blocks: range | None = None,
     ) -> Tensor:
         """z_0 -> z_L, or z_i -> z_j of `blocks`: (B, T, D) -> (B, Q, D).
 
-        The last block computes only the tokens that `read` selects, which changes outputs by rounding.
+        The last block computes only the tokens that `queries` selects, which changes outputs by rounding.
         """
+        recompute = self.checkpointing and self.training and trace is None and not self.token_merging
         if self.token_merging:
             if blocks and blocks.start > 0:  # their input is merged tokens
                 raise UserError(
@@ -179,10 +182,9 @@ class Encoder(nn.Module):
                 )
             layout = MergingLayout(layout.grid, layout.num_prefix_tokens, pairs_per_block=self.token_merging)
         last = len(self.blocks) - 1
-        recompute = self.gradient_checkpointing and self.training and trace is None
         for index in range(last + 1) if blocks is None else blocks:
             block = self.blocks[index]
-            arguments = (tokens, layout, trace, read if index == last else EVERY_TOKEN)
+            arguments = (tokens, layout, trace, queries if index == last else EVERY_TOKEN)
             tokens = checkpoint(block, *arguments, use_reentrant=False) if recompute else block(*arguments)
             if trace is not None:
                 trace.keep(f"block{index}", layout.expand(tokens))

@@ -15,16 +15,16 @@ class ClassTokenPool(nn.Module):
 
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
-        self.read = slice(0, config.readout.num_pooled)  # the tokens that pooling reads
+        self.queries = slice(0, config.readout.num_pooled)  # the tokens that pooling reads
 
     def forward(self, tokens: Tensor) -> Tensor:
-        return tokens[:, self.read].flatten(1)
+        return tokens[:, self.queries].flatten(1)
 
 
 class MeanPool(nn.Module):
     """The mean of the patches (paper, appendix D.3: as good as the class token, at another learning rate)."""
 
-    read = slice(None)
+    queries = slice(None)
 
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()

@@ -15,7 +15,7 @@ from vitascope.model.positions import LearnedPositions, RelativeBias, sincos_tab
 
 
 @torch.no_grad()
-def initialize(model: nn.Module, init: str, head: str) -> None:
+def initialize(model: nn.Module, init: str, head_init: str) -> None:
     """Initialize a `VisionTransformer` by a scheme, `init`, except its norms and its ResNet stem."""
     if next(model.parameters()).is_meta:
         return  # there is nothing to fill, and trying takes a second
@@ -31,7 +31,7 @@ def initialize(model: nn.Module, init: str, head: str) -> None:
         nn.init.normal_(tokens["registers"], std=1e-6)
     if "distillation_token" in tokens:  # unlike the class token, or both would learn the same
         nn.init.trunc_normal_(tokens["distillation_token"], std=0.02)
-    if head == "zero":
+    if head_init == "zero":
         zero_output(model)
 
 

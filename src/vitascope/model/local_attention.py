@@ -76,8 +76,8 @@ class LocalAttention(SelfAttention):
             weights = attend_in_windows(q, k, weights, window, layout)
         return weights
 
-    def mix(self, qkv: Tensor, layout: Layout, read: slice, rate: float) -> Tensor:
+    def mix(self, qkv: Tensor, layout: Layout, queries: slice, rate: float) -> Tensor:
         q, k, v = qkv.permute(2, 0, 3, 1, 4)  # (B, heads, T, hd)
         for window in self.windows_of(layout.grid):
             v = attend_in_windows(q, k, v, window, layout, rate)
-        return join_heads(v[:, :, read])
+        return join_heads(v[:, :, queries])

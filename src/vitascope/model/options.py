@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
-from typing import Annotated, Literal
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any, Literal
 
 from vitascope.arguments import Range, check_value
 from vitascope.errors import UserError
@@ -64,10 +64,10 @@ class ImageOptions(Configuration):
 class EmbeddingOptions:
     """Equation 1: patches and positions."""
 
-    stem: Literal["conv", "linear", "overlap", "resnet", "tokenizer"] = "conv"
-    """The patch embedding: a convolution whose stride is its kernel; reshape and linear layer, the same
-    function; a convolution with a smaller stride; a ResNet and a convolution of its feature map; or a few
-    small convolutions with pooling, the tokenizer of CCT (Hassani et al. 2021)."""
+    stem: Literal["conv", "overlap", "resnet", "tokenizer"] = "conv"
+    """The patch embedding: a convolution whose stride is its kernel, the paper's linear projection; one of
+    smaller stride; a ResNet and a convolution of its feature map; or a few small convolutions with pooling,
+    the tokenizer of CCT (Hassani et al. 2021)."""
     stride: tuple[int, int] | int | None = None
     """Pixels between overlapping patches; by default half a patch."""
     patch_bias: bool = True
@@ -174,17 +174,17 @@ class ReadoutOptions:
     learned query attends to, or their sum under the softmax of one learned score (Hassani et al. 2021)."""
     pool_norm: Literal["before", "after"] = "before"
     """The last LayerNorm: of every token before pooling, or of the pooled vector (timm's `fc_norm`)."""
-    head: Literal["linear", "zero", "mlp", "pre_logits", "none"] = "linear"
-    """A linear layer; one that starts at zero; the pre-training MLP with a hidden tanh layer; that hidden
-    layer alone; or none, for features."""
+    head: Literal["linear", "mlp", "pre_logits", "none"] = "linear"
+    """A linear layer; the pre-training MLP with a hidden tanh layer; that hidden layer alone; or none, for
+    features."""
 
     def __post_init__(self) -> None:
         check_fields(self)
         if self.pool in ("cls", "cls_mean") and self.class_token is False:
             raise UserError(f"pool {self.pool!r} reads a class token: class_token must not be False")
-        if self.distillation_token and (self.pool != "cls" or self.head not in ("linear", "zero", "none")):
+        if self.distillation_token and (self.pool != "cls" or self.head not in ("linear", "none")):
             raise UserError(
-                'a distillation token goes with pool "cls" and head "linear", "zero" or "none", '
+                'a distillation token goes with pool "cls" and head "linear" or "none", '
                 f"not with {self.pool!r} and {self.head!r}"
             )
         if self.pool_norm == "after" and (self.distillation_token or self.pool in ("cls_mean", "map")):
@@ -202,12 +202,14 @@ class ReadoutOptions:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class TrainingOptions:
-    """Options that matter only in training."""
+class Regularization:
+    """Initialization and regularization, which matter only in training."""
 
     init: Literal["paper", "mimetic", "timm"] = "paper"
     """The initialization of the paper's code (vit_jax); the same with attention as trained models have it
     (Trockman and Kolter 2023); or that of timm."""
+    head_init: Literal["init", "zero"] = "init"
+    """The output layer starts as `init` has it, or at zero, so that first gradients do not reach the body."""
     dropout: Annotated[float, PROBABILITY] = 0.0
     """Dropout after the position embedding, the attention's projection and each MLP layer."""
     attention_dropout: Annotated[float, PROBABILITY] = 0.0
@@ -216,11 +218,23 @@ class TrainingOptions:
     """Stochastic depth: the rate of the last block; it grows linearly from 0 at the first."""
     patch_dropout: Annotated[float, PROBABILITY] = 0.0
     """Share of each image's patches that is left out (Li et al. 2022, FLIP)."""
-    gradient_checkpointing: bool = False
-    """Whether blocks are recomputed for their gradients, to save memory."""
 
     def __post_init__(self) -> None:
         check_fields(self)
+
+
+RENAMED = {("stem", "linear"): ("stem", "conv"), ("head", "zero"): ("head_init", "zero")}
+"""Options as version 0.1 wrote them, name and value, and today's."""
+
+
+def current(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Today's options of a model from those of any version; gradient checkpointing is one of training now."""
+    values = {name: value for name, value in options.items() if name != "gradient_checkpointing"}
+    for (name, value), (new_name, new_value) in RENAMED.items():
+        if values.get(name) == value:
+            del values[name]
+            values[new_name] = new_value
+    return values
 
 
 DEPENDENT_OPTIONS = {

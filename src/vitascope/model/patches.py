@@ -15,7 +15,7 @@ from vitascope.model.resnet import ResNetFeatures
 def patchify(images: Tensor, patch: tuple[int, int]) -> Tensor:
     """Cut images into flat patches, row by row: (B, C, H, W) -> (B, N, C*ph*pw).
 
-    A patch is ordered by channel, row, column, as a kernel, so that both embeddings share weights.
+    A patch is ordered by channel, row, column, as a kernel: the patch embedding is a matrix product of these.
     """
     B, C, H, W = images.shape
     ph, pw = patch
@@ -53,14 +53,6 @@ class ConvPatches(nn.Conv2d):
 
     def forward(self, images: Tensor) -> Tensor:
         return super().forward(images).flatten(2).transpose(1, 2)  # (B, D, gh, gw) -> (B, N, D)
-
-
-class LinearPatches(ConvPatches):
-    """Patch embedding as reshape and matrix product, as in the paper, of the same weight."""
-
-    def forward(self, images: Tensor) -> Tensor:
-        patches = patchify(images, (self.kernel_size[0], self.kernel_size[1]))  # (B, N, C*ph*pw)
-        return F.linear(patches, self.weight.flatten(1), self.bias)  # (B, N, D)
 
 
 class HybridPatches(nn.Module):
@@ -126,4 +118,4 @@ def patch_embedding(config: ViTConfig) -> ConvPatches | HybridPatches | ConvToke
         return ConvTokenizer(config)
     if config.embedding.stem == "resnet":
         return HybridPatches(config)
-    return LinearPatches(config) if config.embedding.stem == "linear" else ConvPatches(config)
+    return ConvPatches(config)

@@ -69,20 +69,20 @@ def workplace(device: torch.device) -> torch.device:
     return device if in_graph and device.type == "cuda" else CPU
 
 
-def kept(make: Callable[Arguments, Table]) -> Callable[Arguments, Table]:
+def cached(make: Callable[Arguments, Table]) -> Callable[Arguments, Table]:
     """Cache the last tables; compiled and exported graphs compute their own."""
-    cached = functools.lru_cache(maxsize=16)(make)
+    lookup = functools.lru_cache(maxsize=16)(make)
 
     @functools.wraps(make)
     def table(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Table:
         if torch.compiler.is_compiling():
             return make(*args, **kwargs)
-        return cached(*args, **kwargs)  # type: ignore[arg-type]
+        return lookup(*args, **kwargs)  # type: ignore[arg-type]
 
     return table
 
 
-@kept
+@cached
 def sincos_table(
     kind: str, grid: Grid, embed_dim: int, device: torch.device = CPU, dtype: torch.dtype = torch.float32
 ) -> Tensor:
@@ -106,7 +106,7 @@ def sincos(places: Tensor, dim: int, last: int) -> tuple[Tensor, ...]:
     return angles.sin(), angles.cos()
 
 
-@kept
+@cached
 def rotary_table(
     grid: Grid, head_dim: int, base: float, rounded: bool = False, device: torch.device = CPU
 ) -> tuple[Tensor, Tensor]:
@@ -151,12 +151,12 @@ class Layout:
         """Attention weights between the T tokens: (B, heads, rows, Q) -> (B, heads, rows or T, T)."""
         return weights
 
-    def select(self, kept: Tensor) -> Layout:
+    def select(self, visible: Tensor) -> Layout:
         """The layout of some patches of each image, by their indices (B, N')."""
         if self.rotation is None:
             return self
         cos, sin = self.rotation
-        return dataclasses.replace(self, rotation=(cos[kept], sin[kept]))
+        return dataclasses.replace(self, rotation=(cos[visible], sin[visible]))
 
 
 class Positions(nn.Module):

@@ -46,9 +46,8 @@ class Dialect(NamedTuple):
 
 JAX = Dialect(norm_eps=1e-6, standardize=divide_by_std)
 """google-research/vision_transformer, where the weights were trained; flax's GroupNorm has this epsilon."""
-TIMM = Dialect(norm_eps=1e-5, standardize=divide_by_root_of_variance)
-"""timm's `vision_transformer_hybrid._resnetv2`, which runs these weights with its own epsilons."""
-DIALECTS: dict[str, Dialect] = {"jax": JAX, "timm": TIMM}
+# timm's `vision_transformer_hybrid._resnetv2` runs these weights with its own epsilons.
+DIALECTS = {"jax": JAX, "timm": Dialect(norm_eps=1e-5, standardize=divide_by_root_of_variance)}
 
 
 def same_padding(size: int, kernel: int, stride: int) -> int:

@@ -16,15 +16,6 @@ from vitascope.errors import UserError
 from vitascope.model.configuration import check_fields
 from vitascope.model.options import ImageOptions
 
-RESNETS: dict[str, tuple[int, ...]] = {
-    "r": (),
-    "r26": (2, 2, 2, 2),
-    "r50": (3, 4, 6, 3),
-    "r50_s16": (3, 4, 9),
-}
-"""Bottleneck units per stage, by name. `r50_s16` (of R50+ViT-B/16) has the last stage's units in the third:
-stride 16 instead of 32 (Dosovitskiy et al. 2021, section 4.1)."""
-
 EXPANSION = 4
 """Output channels of a bottleneck over those of its 3x3 convolution (He et al. 2016, section 4.1)."""
 

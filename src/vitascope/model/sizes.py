@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 from vitascope.errors import UserError, check_choice, nearest
 from vitascope.model.config import ViTConfig
-from vitascope.model.options import TrainingOptions
-from vitascope.model.resnet_config import RESNETS, ResNetConfig
+from vitascope.model.options import Regularization, current
+from vitascope.model.resnet_config import ResNetConfig
 
 ModelConfig = ViTConfig | ResNetConfig
 _KINDS: dict[str, type[ModelConfig]] = {"vit": ViTConfig, "resnet": ResNetConfig}
@@ -22,11 +22,11 @@ def record_of(config: ModelConfig) -> dict[str, Any]:
 
 
 def config_of(record: Mapping[str, Any]) -> ModelConfig:
-    """The inverse of `record_of`; UserError as the constructors."""
+    """The inverse of `record_of`, also for options of older versions; UserError as the constructors."""
     options = dict(record)
     kind = options.pop("architecture", "vit")
     check_choice("architecture", kind, _KINDS)
-    return _KINDS[kind].from_dict(options)
+    return _KINDS[kind].from_dict(current(options))
 
 
 class NamedSize(NamedTuple):
@@ -53,7 +53,6 @@ _RESNET = "He et al. 2016, table 1"
 _CIFAR = "after He et al. 2016, section 4.2"
 _RESNEXT = "Xie et al. 2017, section 5.3"
 _IDENTITY = "He et al. 2016, Identity Mappings"
-
 _CCT = "after Hassani et al. 2021"
 
 _MINI = {"embed_dim": 128, "depth": 4, "num_heads": 4, "mlp_ratio": 2.0, "image_size": 32, "patch_size": 4}
@@ -61,6 +60,7 @@ _TOKENIZER = {"stem": "tokenizer", "tokenizer_widths": (96, 160)}
 _DISTILLED = {"distillation_token": True}
 _R26 = {"stem": "resnet", "resnet_layers": (2, 2, 2, 2), "patch_size": 32}
 _R50 = {"stem": "resnet", "resnet_layers": (3, 4, 6, 3), "patch_size": 32}
+# The last stage's units are in the third: stride 16 instead of 32 (Dosovitskiy et al. 2021, section 4.1).
 _R50_S16 = {"stem": "resnet", "resnet_layers": (3, 4, 9), "patch_size": 16}
 _DINO = {"layer_scale": 1e-5, "head": "none"}
 _DINOV2_OPTIONS = {**_DINO, "image_size": 518, "patch_size": 14, "resample": "dinov2"}
@@ -106,8 +106,8 @@ NAMED_SIZES: dict[str, NamedSize] = {
     "dinov3_l16": NamedSize({**_L, **_DINOV3_OPTIONS}, _DINOV3),
     "dinov3_h16_plus": NamedSize({**_H, **_DINOV3_OPTIONS, "num_heads": 20, "mlp": "swiglu"}, _DINOV3),
     "dinov3_7b16": NamedSize({**_DINOV3_OPTIONS, **_7B}, _DINOV3),
-    "resnet26": NamedSize({"layers": RESNETS["r26"]}, _AUGREG, ResNetConfig),
-    "resnet50": NamedSize({"layers": RESNETS["r50"]}, _RESNET, ResNetConfig),
+    "resnet26": NamedSize({"layers": (2, 2, 2, 2)}, _AUGREG, ResNetConfig),
+    "resnet50": NamedSize({"layers": (3, 4, 6, 3)}, _RESNET, ResNetConfig),
     "resnet101": NamedSize({"layers": (3, 4, 23, 3)}, _RESNET, ResNetConfig),
     "resnet56_w16_cifar": NamedSize({**_SMALL, "layers": (6, 6, 6), "width": 16}, _CIFAR, ResNetConfig),
     "resnet29_w16_cifar": NamedSize({**_SMALL, "layers": (3, 3, 3), "width": 16}, _CIFAR, ResNetConfig),
@@ -124,7 +124,7 @@ def list_models() -> list[str]:
 
 
 # Options of the task, of training, and of libraries' numerics, which do not define an architecture.
-_NOT_OF_A_SIZE = {field.name for field in dataclasses.fields(TrainingOptions)}
+_NOT_OF_A_SIZE = {field.name for field in dataclasses.fields(Regularization)}
 _NOT_OF_A_SIZE |= {"num_classes", "class_names", "image_size", "head"}
 _NOT_OF_A_SIZE |= {"norm_eps", "resample", "position_prefix"}
 

@@ -44,8 +44,8 @@ class VisionTransformer(nn.Module):
         self.distillation_token = tokens(readout.distillation_token)
         self.registers = tokens(readout.num_registers)
         self.positions = position_embedding(config)  # E_pos
-        self.dropout = nn.Dropout(config.training.dropout)
-        self.patch_dropout = PatchDropout(config.training.patch_dropout)
+        self.dropout = nn.Dropout(config.regularization.dropout)
+        self.patch_dropout = PatchDropout(config.regularization.patch_dropout)
         self.embedding_norm = norm(config.embedding.embedding_norm)
         self.encoder = Encoder(config)
         pre_norm = config.block.norm == "pre"  # a post-norm encoder ends in a norm of its own
@@ -53,15 +53,15 @@ class VisionTransformer(nn.Module):
         self.pool = pooling(config)
         self.pool_norm = norm(pre_norm and readout.pool_norm == "after")
         self.head = classification_head(config)
-        initialize(self, config.training.init, readout.head)
+        initialize(self, config.regularization.init, config.regularization.head_init)
 
     def forward(self, images: Tensor) -> Tensor:
         """Logits (B, K) of images (B, C, H, W); with `head="none"`, the same as `embed`."""
-        return self.forward_head(self.forward_features(images, read=self.pool.read))
+        return self.forward_head(self.forward_features(images, queries=self.pool.queries))
 
     def embed(self, images: Tensor) -> Tensor:
         """The pooled representation y of equation 4: (B, C, H, W) -> (B, D), or (B, 2D) if two are joined."""
-        return self.pool_features(self.forward_features(images, read=self.pool.read))
+        return self.pool_features(self.forward_features(images, queries=self.pool.queries))
 
     def trace(self, images: Tensor, attention: bool = False) -> Trace:
         """The forward pass with every intermediate, and with the attention weights if requested."""
@@ -70,14 +70,14 @@ class VisionTransformer(nn.Module):
         return trace
 
     def forward_features(
-        self, images: Tensor, trace: Trace | None = None, read: slice = EVERY_TOKEN
+        self, images: Tensor, trace: Trace | None = None, queries: slice = EVERY_TOKEN
     ) -> Tensor:
-        """The tokens after the final norm: (B, C, H, W) -> (B, T, D), or only those that `read` selects.
+        """The tokens after the final norm: (B, C, H, W) -> (B, T, D), or only those that `queries` selects.
 
         With `pool_norm="after"` the final norm follows the pooling, and these tokens have none.
         """
         z0 = self.prepare_tokens(images, trace)
-        features = self.norm(self.encode(z0, self.grid_of(images), trace, read))
+        features = self.norm(self.encode(z0, self.grid_of(images), trace, queries))
         if trace is not None:
             trace.keep("features", features)
         return features
@@ -112,20 +112,20 @@ class VisionTransformer(nn.Module):
         tokens: Tensor,
         grid: tuple[int, int],
         trace: Trace | None = None,
-        read: slice = EVERY_TOKEN,
+        queries: slice = EVERY_TOKEN,
         blocks: range | None = None,
-        kept: Tensor | None = None,
+        visible: Tensor | None = None,
     ) -> Tensor:
-        """z_L of z_0, equations 2 and 3: (B, T, D) -> (B, T, D), or only the tokens that `read` selects.
+        """z_L of z_0, equations 2 and 3: (B, T, D) -> (B, T, D), or only the tokens that `queries` selects.
 
-        With `blocks`, z_j of z_i: these blocks alone, where evaluation mode is assumed. With `kept`, the
+        With `blocks`, z_j of z_i: these blocks alone, where evaluation mode is assumed. With `visible`, the
         encoder gets the prefix and the patches of these indices (B, N') only.
         """
         layout = self.positions.layout(grid, tokens.device)
-        if kept is not None:
-            tokens, layout = keep_patches(tokens, layout, kept)
+        if visible is not None:
+            tokens, layout = keep_patches(tokens, layout, visible)
         tokens, layout = self.patch_dropout(tokens, layout)
-        return self.encoder(tokens, layout, trace, read, blocks)
+        return self.encoder(tokens, layout, trace, queries, blocks)
 
     def pool_features(self, features: Tensor) -> Tensor:
         """y = LN(z_L^0), equation 4, of tokens that `norm` has normalized: (B, T, D) -> (B, D)."""

@@ -77,8 +77,8 @@ DECODER_HEAD = 32
 LARGEST_RATE = 100.0
 """The largest published learning rates in vision, of LARS for huge batches, are a few tens."""
 
-DERIVED_OPTIONS = ("num_classes", "class_names", "in_channels", "gradient_checkpointing")
-"""Model options that follow from the data or from a training option."""
+DERIVED_OPTIONS = ("num_classes", "class_names", "in_channels")
+"""Model options that follow from the data."""
 
 
 class OptionGroup:

@@ -12,7 +12,7 @@ import tyro
 from vitascope.arguments import Range, checked
 from vitascope.errors import UserError, check_choice
 from vitascope.model.configuration import Configuration, options_of, traits
-from vitascope.model.options import DEPENDENT_OPTIONS
+from vitascope.model.options import DEPENDENT_OPTIONS, RENAMED
 from vitascope.options.groups import (
     Architecture,
     AugmentationOptions,
@@ -118,6 +118,14 @@ class TrainConfig(Configuration):
             given = Architecture(options=options["options"]).options
             options["options"] = merged_options(base.architecture.options, given)
         return base.replace(**options)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Self:
+        """The inverse of `to_dict`; its model options may be those of an older version."""
+        renamed = {"=".join(old): "=".join(new) for old, new in RENAMED.items()}
+        if isinstance(options := values.get("options"), list):
+            values = {**values, "options": [renamed.get(text, text) for text in options]}
+        return super().from_dict(values)
 
     @classmethod
     @checked
@@ -272,7 +280,7 @@ RECIPES["paper-pretrain-imagenet"] = RECIPES["paper-pretrain"].replace(
 # are the 8 epochs; rates of 0.003, 0.01, 0.03 and 0.06. CIFAR: 10,000 steps, 0.001 to 0.03. Expect 83.97%
 # on ImageNet and 98.95% on CIFAR-10 from B/16 of ImageNet-21k (table 5, without averaging).
 RECIPES["paper-finetune"] = PAPER.replace(
-    options=("head=zero",),
+    options=("head_init=zero",),
     epochs=8,
     batch_size=512,
     optimizer="sgd",

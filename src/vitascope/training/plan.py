@@ -238,6 +238,8 @@ def _model(asked: TrainConfig, facts: Facts) -> tuple[ModelConfig, str | None]:
                     f"options: {option} has no effect with {other}={model.option(other)}; add "
                     f"{other}={value}, or leave it out"
                 )
+        if asked.engine.gradient_checkpointing and model.block.token_merging:
+            raise UserError("token_merging does not go with gradient_checkpointing: leave one of them out")
         if asked.task == "masked":
             model = body_config(model)
             if asked.masking.target == "mae":
@@ -303,11 +305,7 @@ def _epochs(length: Optimization, images: int) -> int | None:
 def _derived_options(config: TrainConfig, facts: Facts, is_vit: bool) -> dict[str, Any]:
     """The model options that follow from the task, the data and other training options."""
     asked, teacher = config.architecture, config.distillation.teacher
-    vit_options = {
-        "dropout": asked.dropout,
-        "drop_path": asked.drop_path,
-        "gradient_checkpointing": config.engine.gradient_checkpointing,
-    }
+    vit_options = {"dropout": asked.dropout, "drop_path": asked.drop_path}
     cnn = f"{asked.model or config.weights} is a CNN, which has no"
     if config.task == "masked":
         if not is_vit:
@@ -328,6 +326,7 @@ def _derived_options(config: TrainConfig, facts: Facts, is_vit: bool) -> dict[st
         vit_options["distillation_token"] = True
     if is_vit:
         return vit_options | classes
+    vit_options["gradient_checkpointing"] = config.engine.gradient_checkpointing
     wrong = [name for name, value in vit_options.items() if value]
     wrong += [name for name in asked.chosen() if name != "image_size"] + list(asked.model_options())
     if wrong:

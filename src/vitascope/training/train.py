@@ -360,6 +360,8 @@ def start_model(opened: Opened) -> Classifier:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(options.seed)
         model = build(config)
+    if isinstance(model, VisionTransformer):
+        model.encoder.checkpointing = options.engine.gradient_checkpointing
     if weights is None:
         model.preprocess = default_preprocess(config)
         return model

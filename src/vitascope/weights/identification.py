@@ -47,11 +47,11 @@ def identify(
         check_choice("family", family, FAMILIES)  # before anything is fetched
         kind = FAMILIES[family]
         source = dataclasses.replace(open_source(ref, revision), options=options)
-        return kind.arriving(source), kind
+        return kind.before_reading(source), kind
     source = open_source(ref, revision)
     for kind in FAMILIES.values():
         if kind.recognizes(source):
-            return kind.arriving(source), kind
+            return kind.before_reading(source), kind
     raise _unknown(ref, source)
 
 

@@ -60,7 +60,7 @@ def from_pretrained(
 def load_source(source: Source, family: Family, config: ModelConfig | None = None) -> Classifier:
     """Build the model of an identified checkpoint; without `config`, with the described architecture."""
     found = read_config(source, family) if config is None else config
-    if config is None and isinstance(found, ViTConfig) and (assumed := family.assumed(source, found)):
+    if config is None and isinstance(found, ViTConfig) and (assumed := family.guessed(source, found)):
         log.warning(
             "%s: assuming %s, which the file does not contain; if that is wrong, name it with the file "
             "(%s:num_heads=N:FILE) or give config=ViTConfig(...)", source.name, assumed, family.name,

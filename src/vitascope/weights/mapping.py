@@ -61,13 +61,13 @@ def reshaped(name: str, theirs: Callable[[Tensor], Tensor], ours: Callable[[Tens
 Table = Mapping[str, str | Stored]
 
 
-def holding(free: str, **values: tuple[Any, ...]) -> dict[str, tuple[Any, ...]]:
-    """`Family.holds`: names of options that may have any value, and others with their possible values."""
+def supporting(free: str, **values: tuple[Any, ...]) -> dict[str, tuple[Any, ...]]:
+    """`Family.supports`: names of options that may have any value, and others with their possible values."""
     return dict.fromkeys(free.split(), ()) | values
 
 
-PLAIN_VIT = holding("mlp_ratio", stem=("conv", "linear"), class_token=(None, True))
-"""The options in which the ViTs of most libraries differ from `ViTConfig()`, for `Family.holds`."""
+PLAIN_VIT = supporting("mlp_ratio", class_token=(None, True))
+"""The options in which the ViTs of most libraries differ from `ViTConfig()`, for `Family.supports`."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -121,9 +121,9 @@ class Family(abc.ABC):
     """The checkpoints of one library: how to recognize, read and write them."""
 
     name: ClassVar[str]  # for users: `format=`, `family=`
-    holds: ClassVar[Mapping[str, tuple[Any, ...]]]
+    supports: ClassVar[Mapping[str, tuple[Any, ...]]]
     """For each option that may differ from `ViTConfig()`, the possible values; an empty tuple means any."""
-    holds_resnets: ClassVar[bool] = False
+    supports_resnets: ClassVar[bool] = False
     ignored: ClassVar[tuple[str, ...]] = ()  # patterns of their tensors that a classifier does not need
 
     @abc.abstractmethod
@@ -146,30 +146,30 @@ class Family(abc.ABC):
     def write(self, config: ViTConfig, state: State, preprocess: Preprocess, folder: Path) -> list[Path]:
         """Write the files that the other library loads and return them; `state` has their names."""
 
-    def assumed(self, source: Source, config: ViTConfig) -> str:
+    def guessed(self, source: Source, config: ViTConfig) -> str:
         """The options that `read_config` assumed because the checkpoint does not contain them, in words."""
         return ""
 
-    def settled(self, config: ViTConfig) -> ViTConfig:
+    def fixed_there(self, config: ViTConfig) -> ViTConfig:
         """The model that the other library will run: `config`, except for options that none of their files
         can express, such as the epsilon of a norm. A conversion reports the change."""
         return config
 
-    def objections(self, config: ViTConfig) -> list[str]:
+    def conflicts(self, config: ViTConfig) -> list[str]:
         """Combinations of options that the library cannot hold, although it can hold each of them."""
         return []
 
-    def arriving(self, source: Source) -> Source:
+    def before_reading(self, source: Source) -> Source:
         """Changes before reading that a table cannot express: old names, layouts of whole models."""
         return source
 
-    def leaving(self, state: State, config: ViTConfig) -> State:
+    def before_writing(self, state: State, config: ViTConfig) -> State:
         """Changes before writing that a table cannot express."""
         return state
 
 
 def from_family(family: Family, source: Source, config: ModelConfig) -> State:
-    """Our tensors from a checkpoint, after `arriving`; an error lists every tensor that does not fit."""
+    """Our tensors after `before_reading`; an error lists every tensor that does not fit."""
     check_claims(source, config)
     state: State = {}
     used: set[str] = set()
@@ -237,7 +237,7 @@ def to_family(family: Family, model: Classifier, preprocess: Preprocess, folder:
     """Write a model as a family's library loads it; rejects a model that the library cannot run."""
     if reason := misfit(family, model.config):
         raise CheckpointError(reason)
-    config = family.settled(cast("ViTConfig", model.config))  # or a ResNet's, which our own family takes too
+    config = family.fixed_there(cast("ViTConfig", model.config))  # our own family takes a ResNet's too
     ours = {name: tensor.detach().cpu() for name, tensor in model.state_dict().items()}
     state: State = {}
     for name, _, stored in rows(family, config):
@@ -245,7 +245,7 @@ def to_family(family: Family, model: Classifier, preprocess: Preprocess, folder:
         for theirs, part in zip(stored.names, parts, strict=True):
             assert theirs not in state, f"the table of {family.name} names {theirs} twice"
             state[theirs] = part.contiguous()
-    state = family.leaving(state, config)
+    state = family.before_writing(state, config)
     make_folder(folder)
     with tempfile.TemporaryDirectory(prefix=".writing-", dir=folder) as aside:  # a full disk leaves nothing
         try:
@@ -276,40 +276,29 @@ def _move_in(files: Sequence[Path], folder: Path) -> list[Path]:
 def misfit(family: Family, config: ModelConfig) -> str:
     """The reason why a family's library cannot run a model exactly, in words; empty if it can."""
     if isinstance(config, ResNetConfig):
-        return "" if family.holds_resnets else f"{family.name} has no ResNet like this one"
-    return _unheld(family, family.settled(config))
-
-
-def check_holds(family: Family, config: ViTConfig) -> None:
-    """Reject a model that a family's library cannot run exactly, with every option that prevents it."""
-    if reason := _unheld(family, config):
-        raise CheckpointError(reason)
-
-
-def _unheld(family: Family, config: ViTConfig) -> str:
-    default = ViTConfig()
-    reasons = []
+        return "" if family.supports_resnets else f"{family.name} has no ResNet like this one"
+    config, default, reasons = family.fixed_there(config), ViTConfig(), []
     for option, group in OPTIONS.items():
-        if group in (None, "training") or option == "resample":
+        if group in (None, "regularization") or option == "resample":
             continue
         needs, value = DEPENDENT_OPTIONS.get(option, (None, None))
         if needs is not None and config.option(needs) != value:
             continue
         value = config.option(option)
-        allowed = family.holds.get(option, (default.option(option),))
+        allowed = family.supports.get(option, (default.option(option),))
         if allowed and value not in allowed:
             reasons.append(f"{option} {value!r}")
-    reasons += family.objections(config)
+    reasons += family.conflicts(config)
     return f"{family.name} has no model with {', '.join(reasons)}" if reasons else ""
 
 
 def changes(family: Family, config: ViTConfig) -> list[str]:
     """The options that the other library will change, in words."""
-    settled = family.settled(config)
+    there = family.fixed_there(config)
     return [
-        f"{option} {config.option(option)!r} becomes {settled.option(option)!r}: {family.name} has no other"
+        f"{option} {config.option(option)!r} becomes {there.option(option)!r}: {family.name} has no other"
         for option in OPTIONS
-        if config.option(option) != settled.option(option)
+        if config.option(option) != there.option(option)
     ]
 
 
@@ -339,6 +328,13 @@ def _regex(pattern: str) -> re.Pattern[str]:
     """`{name}` stands for a number, `*` for the rest."""
     escaped = re.escape(pattern).replace(r"\*", "(?P<rest>.*)")
     return re.compile(re.sub(r"\\{(\w+)\\}", r"(?P<\1>\\d+)", escaped) + r"\Z")
+
+
+def respelled(name: str, spellings: Iterable[tuple[str, str]]) -> str:
+    """A tensor's name after each pattern's replacement, in order."""
+    for pattern, spelling in spellings:
+        name = re.sub(pattern, spelling, name)
+    return name
 
 
 def reject(faults: Sequence[str], what: str) -> None:

@@ -155,11 +155,6 @@ def test_merged_model_shares_the_weights_and_merging_is_reversible() -> None:
     assert torch.equal(merge_tokens(merged, 0)(images), model(images))
 
 
-def test_merging_turns_gradient_checkpointing_off() -> None:
-    merged = merge_tokens(small_model(gradient_checkpointing=True), 2)
-    assert not merged.config.training.gradient_checkpointing
-
-
 def test_compressed_model_can_be_saved_loaded_and_trained(tmp_path: Any) -> None:
     small = merge_tokens(prune(four_heads(), examples(), num_heads=1, mlp_ratio=2), 2)
     images = random_images(2, 3, 32, 32)

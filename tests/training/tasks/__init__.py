@@ -20,7 +20,7 @@ from vitascope.weights.preprocess import default_preprocess
 TRAINABLE = {
     name: options
     for name, options in VARIANTS.items()
-    if options.get("stem", "conv") in ("conv", "linear")
+    if options.get("stem", "conv") == "conv"
     and options.get("pool") not in ("map", "sequence")
     and options.get("pool_norm") != "after"
     and "patch_dropout" not in options

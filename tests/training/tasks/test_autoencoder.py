@@ -61,10 +61,10 @@ def test_features_of_visible_patches_are_those_of_the_shorter_sequence(positions
     body = small_module(masked_task("mae", positions=positions)).body
     images, everything = random_images(2, 3, 32, 32), torch.arange(16).expand(2, -1)
     z0 = body.prepare_tokens(images)
-    torch.testing.assert_close(body.encode(z0, (4, 4), kept=everything), body.encode(z0, (4, 4)))
+    torch.testing.assert_close(body.encode(z0, (4, 4), visible=everything), body.encode(z0, (4, 4)))
     shuffled = torch.stack([torch.randperm(16, generator=torch.Generator().manual_seed(i)) for i in (1, 2)])
     kept, ordered = shuffled[:, :5], shuffled[:, :5].sort(dim=1)
-    one, other = body.encode(z0, (4, 4), kept=kept), body.encode(z0, (4, 4), kept=ordered.values)
+    one, other = body.encode(z0, (4, 4), visible=kept), body.encode(z0, (4, 4), visible=ordered.values)
     torch.testing.assert_close(one[:, 0], other[:, 0])  # the class token's state does not depend on the order
     assert not torch.allclose(one[:, 0], body.encode(z0, (4, 4))[:, 0])
 

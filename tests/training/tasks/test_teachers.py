@@ -1,4 +1,3 @@
-import sys
 from pathlib import Path
 
 import pytest
@@ -8,7 +7,6 @@ import torch.nn.functional as F
 from tests.model import random_images, small_model, with_preprocess
 from vitascope.data.preprocess import Preprocess
 from vitascope.errors import UserError
-from vitascope.training.tasks import teachers
 from vitascope.training.tasks.teachers import Teacher, class_order, open_teacher
 from vitascope.weights.preprocess import default_preprocess
 from vitascope.weights.saving import save_pretrained
@@ -135,60 +133,11 @@ def test_missing_model_fails_in_one_line(tmp_path: Path) -> None:
         open_teacher(str(tmp_path / "nothing"), PETS, device="cpu")
 
 
-@pytest.mark.parametrize("library", ["timm", "transformers"])
-def test_missing_library_is_named_with_its_install_command(library: str, monkeypatch) -> None:
-    monkeypatch.setitem(sys.modules, library, None)
-    with pytest.raises(
-        UserError, match=rf'{library}, which is not installed: pip install "vitascope\[peers\]"'
-    ):
-        open_teacher(f"{library}:some", PETS, device="cpu")
-
-
-@pytest.mark.parametrize("library", ["timm", "transformers"])
-def test_broken_library_is_reported_as_broken(library: str, tmp_path: Path, monkeypatch) -> None:
-    (tmp_path / f"{library}.py").write_text(
-        "try:\n    raise RuntimeError('operator torchvision::nms\\ndoes not exist')\n"
-        "except RuntimeError as error:\n    raise ImportError('could not import') from error\n"
-    )
-    monkeypatch.syspath_prepend(tmp_path)
-    for name in [name for name in sys.modules if name.partition(".")[0] == library]:
-        monkeypatch.delitem(sys.modules, name)
-    with pytest.raises(UserError) as caught:
-        open_teacher(f"{library}:some", PETS, device="cpu")
-    assert str(caught.value) == (
-        f"teacher {library}:some cannot be loaded by {library}: ImportError: could not import "
-        "(because of RuntimeError: operator torchvision::nms does not exist)"
-    )
-
-
-def test_missing_submodule_is_not_reported_as_a_missing_library(tmp_path: Path, monkeypatch) -> None:
-    (tmp_path / "timm.py").write_text("import no_such_part")
-    monkeypatch.syspath_prepend(tmp_path)
-    for name in [name for name in sys.modules if name.partition(".")[0] == "timm"]:
-        monkeypatch.delitem(sys.modules, name)
-    with pytest.raises(UserError, match=r"cannot be loaded by timm: ModuleNotFoundError: .*no_such_part"):
-        open_teacher("timm:some", PETS, device="cpu")
-
-
 def test_file_in_timms_layout_is_loaded_as_our_model(tmp_path: Path) -> None:
     save_pretrained(small_model(class_names=PETS), tmp_path, format="timm")
     images, ours = pictures(2, 3, 32, 32), small_model(class_names=PETS)
     teacher = open_teacher(f"timm:{tmp_path / 'model.safetensors'}", PETS, device="cpu")
     torch.testing.assert_close(teacher(images), ours(default_preprocess(ours.config).normalize(images)))
-
-
-def test_processor_is_measured_by_its_output_colours() -> None:
-    colours = torch.tensor([[0.0, 0, 0], [1, 1, 1], [1, 0, 0]]).view(3, 3, 1, 1)
-    given = Preprocess(image_size=(6, 4), mean=(0.1, 0.4, 0.7), std=(0.2, 0.3, 0.6))
-    answers = given.normalize(colours).expand(3, 3, 6, 4).clone()
-    found = teachers._probed_preprocess("t", answers, colours)
-    assert found.image_size == (6, 4)
-    assert (*found.mean, *found.std) == pytest.approx((*given.mean, *given.std), abs=1e-6)
-    bordered = answers.clone()
-    bordered[:, :, 0] = 0
-    for others in (answers.flip(1), bordered, answers[:, :1], torch.zeros(3, 3, 6, 4)):
-        with pytest.raises(UserError, match="does more than resize"):
-            teachers._probed_preprocess("t", others, colours)
 
 
 def test_teachers_are_hashable_and_compared_by_identity() -> None:

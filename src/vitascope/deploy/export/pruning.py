@@ -28,9 +28,7 @@ def merge_tokens(model: Classifier, count: int) -> VisionTransformer:
 
     0 removes merging. It needs global attention, and positions that are added to the tokens.
     """
-    # merging does not support gradient checkpointing
-    options = {"token_merging": count, **({"gradient_checkpointing": False} if count else {})}
-    config = vision_transformer(model).config.replace(**options)
+    config = vision_transformer(model).config.replace(token_merging=count)
     return with_state(model, config, model.state_dict(), model.training)
 
 

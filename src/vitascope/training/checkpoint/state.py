@@ -21,12 +21,14 @@ from vitascope.data.splits import ImageSet
 from vitascope.data.targets import FORMER_UNLABELLED
 from vitascope.errors import UserError
 from vitascope.model.configuration import traits
+from vitascope.model.options import current
 from vitascope.model.sizes import ModelConfig
 from vitascope.options.groups import NamesFile, Recorded
 from vitascope.options.recipes import GROUP_OF, TrainConfig
 from vitascope.training.distributed import world_size
 
 _COUNT, _NAMES = "training images", "names and labels of the training images, SHA-256"
+_MODEL = "model: "
 _WHOLE = StateDictOptions(full_state_dict=True, strict=True)
 
 
@@ -69,8 +71,6 @@ def run_identity(options: TrainConfig, model: ModelConfig, images: ImageSet) -> 
     # Earlier versions gave images without labels one class, and their checkpoints are still continued.
     labels = [0] * len(images) if targets is None else targets.to_json()
     content = json.dumps([names, labels]).encode()
-    # An engine option may be an option of the model too.
-    excluded = {name for name, group in GROUP_OF.items() if group == "engine"} | {"class_names"}
     # Files may be moved, and a run with minutes records its lengths and validations as it goes.
     left_out = {"run", *traits(TrainConfig, NamesFile), *traits(TrainConfig, Recorded)}
     compared = [name for name, group in GROUP_OF.items() if group != "engine" and name not in left_out]
@@ -78,7 +78,7 @@ def run_identity(options: TrainConfig, model: ModelConfig, images: ImageSet) -> 
         _COUNT: len(images),
         "classes": list(images.class_names or FORMER_UNLABELLED),
         _NAMES: hashlib.sha256(content).hexdigest()[:16],
-        **{f"model: {name}": value for name, value in model.to_dict().items() if name not in excluded},
+        **{f"{_MODEL}{name}": value for name, value in model.to_dict().items() if name != "class_names"},
         **{name: options.option(name) for name in compared},
     }
 
@@ -92,6 +92,9 @@ def with_images_of(state: dict[str, Any], identity: dict[str, Any]) -> dict[str,
 def check_identity(saved: dict[str, Any], now: dict[str, Any]) -> None:
     """Reject a checkpoint with other data, model or options; options that it lacks are newer than it."""
     was, plain = (json.loads(json.dumps(identity)) for identity in (saved, now))
+    model = {name.removeprefix(_MODEL): value for name, value in was.items() if name.startswith(_MODEL)}
+    others = {name: value for name, value in was.items() if not name.startswith(_MODEL)}
+    was = others | {f"{_MODEL}{name}": value for name, value in current(model).items()}
     differences = [
         f"{name} was {value!r}, is {plain.get(name)!r}"
         for name, value in was.items()

@@ -47,12 +47,12 @@ class MaskedAutoencoder(nn.Module):
             depth=masking.decoder_depth,
             num_heads=d // DECODER_HEAD,
             norm_eps=body.config.block.norm_eps,
-            gradient_checkpointing=body.config.training.gradient_checkpointing,
         )
         self.body = body
         self.decoder_embedding = nn.Linear(body.config.embed_dim, d)
         self.mask_token = nn.Parameter(torch.zeros(1, 1, d))
         self.decoder = Encoder(config)
+        self.decoder.checkpointing = body.encoder.checkpointing
         self.decoder_norm = nn.LayerNorm(d, eps=config.block.norm_eps)
         self.head = nn.Linear(d, outputs)
         nn.init.normal_(self.mask_token, std=0.02)
@@ -68,7 +68,7 @@ class MaskedAutoencoder(nn.Module):
         P, n = body.config.num_prefix_tokens, places.shape[1]
         if body.config.embedding.stem in CONVOLUTIONAL:
             images = erased(images, places, grid)
-        zL = body.norm(body.encode(body.prepare_tokens(images), grid, kept=visible))  # (B, P + N - n, D)
+        zL = body.norm(body.encode(body.prepare_tokens(images), grid, visible=visible))  # (B, P + N - n, D)
         seen = self.decoder_embedding(zL)  # (B, P + N - n, d)
         E_pos = sincos_table("sincos_2d", grid, seen.shape[2], seen.device, seen.dtype)[0]  # (N, d)
         hidden = self.mask_token.to(seen.dtype) + E_pos[places]  # (B, n, d)

@@ -133,7 +133,7 @@ class BothHeads(nn.Module):
         if not isinstance(body.head, DistilledHead):
             raise UserError(
                 "a student needs a distillation token with its own head: distillation_token=True, with pool "
-                f'"cls" and head "linear" or "zero", not {body.config.readout.pool!r} and '
+                f'"cls" and head "linear", not {body.config.readout.pool!r} and '
                 f"{body.config.readout.head!r}"
             )
         self.body = body

@@ -39,7 +39,7 @@ from vitascope.training.tasks.task import Examples, Finished, PatchEvaluation, S
 
 # The model
 
-UNMIXED = ("conv", "linear")
+UNMIXED = ("conv",)
 """The stems whose patches have no pixel in common."""
 
 
@@ -56,7 +56,7 @@ def check_body(body: VisionTransformer, stems: Sequence[str] = UNMIXED) -> None:
             f"stem {stem!r}: its patches share pixels, so that a hidden patch is visible in its "
             f"neighbours; masked patch prediction needs the stem {' or '.join(stems)}"
         )
-    if body.config.training.patch_dropout:
+    if body.config.regularization.patch_dropout:
         raise UserError("patch_dropout drops patches that are to be predicted; set it to 0")
     idle = [name for name, _ in body.named_parameters() if name.startswith(("pool", "head."))]
     if idle:

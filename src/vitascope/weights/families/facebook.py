@@ -20,7 +20,8 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -30,13 +31,9 @@ from vitascope.model.config import ViTConfig
 from vitascope.weights.families import pth
 from vitascope.weights.families.timm_body import BODY, body_options, heads, place_options
 from vitascope.weights.files import CheckpointError
-from vitascope.weights.mapping import PLAIN_VIT, Source, State, Stored, Table, holding, stacked
+from vitascope.weights.mapping import PLAIN_VIT, Source, State, Stored, Table, stacked, supporting
 
 DEIT: Table = {"encoder.blocks.{i}.scale{n}.gamma": "blocks.{i}.gamma_{n}", **BODY}
-_DEIT_FIXED = {
-    "norm_eps": 1e-6,
-    "resample": "huggingface",
-}  # bicubic, not antialiased: its `main.py`
 DINOV2: Table = {**BODY, "registers": "register_tokens"}
 DINOV2_GATED: Table = {
     **DINOV2,
@@ -60,16 +57,17 @@ class Deit(pth.PthFamily):
 
     name = "deit"
     wrapper = "model"
-    holds = PLAIN_VIT | holding(
+    supports = PLAIN_VIT | supporting(
         "position_prefix layer_scale distillation_token",
         qkv_bias=("all", "none"),
-        head=("linear", "zero", "none"),
+        head=("linear", "none"),
     )
 
-    def settled(self, config: ViTConfig) -> ViTConfig:
-        return config.replace(**_DEIT_FIXED)
+    def fixed_there(self, config: ViTConfig) -> ViTConfig:
+        """Its `main.py` interpolates positions without antialiasing."""
+        return config.replace(norm_eps=1e-6, resample="huggingface")
 
-    def objections(self, config: ViTConfig) -> list[str]:
+    def conflicts(self, config: ViTConfig) -> list[str]:
         reasons, scaled = [], config.block.layer_scale is not None
         if config.embedding.position_prefix == scaled:
             reasons.append(f"position_prefix {scaled} {'with' if scaled else 'without'} layer_scale")
@@ -90,12 +88,7 @@ class Deit(pth.PthFamily):
         options = body_options(pth.with_timms_names(source))
         covers_prefix = options["layer_scale"] is None  # DeiT-III adds positions before the class token joins
         prefix = 1 + options["distillation_token"] if covers_prefix else 0
-        options |= {
-            "image_size": pth.square_size(source, "pos_embed", prefix, options["patch_size"]),
-            "num_heads": heads(source, options["embed_dim"]),
-            "position_prefix": covers_prefix,
-        }
-        return ViTConfig.from_dict(options | _DEIT_FIXED)
+        return self.fixed_there(ViTConfig.from_dict(options | _grid_options(source, options, prefix)))
 
     def read_preprocess(self, source: Source, config: ViTConfig) -> Preprocess:
         """The evaluation of `main.py`: a crop of 0.875, for DeiT-III (README_revenge.md) of 1."""
@@ -108,7 +101,7 @@ class Dinov2(pth.PthFamily):
     """facebook's DINOv2: features, without a head; the files of its hub, and those of its training."""
 
     name = "dinov2"
-    holds = PLAIN_VIT | holding(
+    supports = PLAIN_VIT | supporting(
         "position_prefix layer_scale num_registers",
         qkv_bias=("all", "none"),
         mlp=("gelu", "swiglu"),
@@ -116,12 +109,12 @@ class Dinov2(pth.PthFamily):
     )
     ignored = ("mask_token",)
 
-    def settled(self, config: ViTConfig) -> ViTConfig:
+    def fixed_there(self, config: ViTConfig) -> ViTConfig:
         """Its models with registers, which are the later ones, interpolate positions without an offset."""
         rule = "timm" if config.readout.num_registers else "dinov2"
         return config.replace(norm_eps=1e-6, resample=rule)
 
-    def objections(self, config: ViTConfig) -> list[str]:
+    def conflicts(self, config: ViTConfig) -> list[str]:
         reasons = pth.not_square(config, "image_size", "patch_size") + pth.unbuildable_gate(config)
         if config.readout.num_registers and config.embedding.position_prefix:
             reasons.append(f"num_registers {config.readout.num_registers} with position_prefix True")
@@ -131,7 +124,7 @@ class Dinov2(pth.PthFamily):
         own = ("register_tokens", "mask_token", "blocks.0.mlp.w12.weight", "blocks.0.0.norm1.weight")
         return pth.has_timms_body(source) and source.has("pos_embed") and any(map(source.has, own))
 
-    def arriving(self, source: Source) -> Source:
+    def before_reading(self, source: Source) -> Source:
         """Blocks without the chunks of training; beside registers, positions of the patches alone."""
         # Blocks are numbered through all chunks: blocks.{chunk}.{i}.
         source = source.renamed(lambda name: re.sub(r"\Ablocks\.\d+\.(\d+\.)", r"blocks.\1", name))
@@ -147,7 +140,7 @@ class Dinov2(pth.PthFamily):
         folded = {"cls_token": source.tensors["cls_token"].float() + place.float(), "pos_embed": patches}
         return dataclasses.replace(source, tensors={**source.tensors, **folded})
 
-    def leaving(self, state: State, config: ViTConfig) -> State:
+    def before_writing(self, state: State, config: ViTConfig) -> State:
         """Add a position of zeros for the class token, and the mask token that its model has."""
         zeros = torch.zeros_like(state["cls_token"])
         if not config.embedding.position_prefix:
@@ -159,13 +152,8 @@ class Dinov2(pth.PthFamily):
 
     def read_config(self, source: Source) -> ViTConfig:
         options = body_options(pth.with_timms_names(source))
-        prefix = 0 if options["num_registers"] else 1  # see `arriving`
-        options |= {
-            "image_size": pth.square_size(source, "pos_embed", prefix, options["patch_size"]),
-            "num_heads": heads(source, options["embed_dim"]),
-            "position_prefix": bool(prefix),
-        }
-        return self.settled(ViTConfig.from_dict(options))
+        prefix = 0 if options["num_registers"] else 1  # see `before_reading`
+        return self.fixed_there(ViTConfig.from_dict(options | _grid_options(source, options, prefix)))
 
     def read_preprocess(self, source: Source, config: ViTConfig) -> Preprocess:
         """The preprocessing of its evaluation, at 224 pixels; the positions are those of 518 pixels."""
@@ -180,7 +168,7 @@ class Dinov3(pth.PthFamily):
     """
 
     name = "dinov3"
-    holds = PLAIN_VIT | holding(
+    supports = PLAIN_VIT | supporting(
         "rotary_rounded layer_scale num_registers",
         positions=("rotary",),
         norm_eps=(1e-5,),
@@ -191,17 +179,17 @@ class Dinov3(pth.PthFamily):
     # The norm of local crops is used in training only, according to its code.
     ignored = ("mask_token", "local_cls_norm.*", "rope_embed.periods")
 
-    def settled(self, config: ViTConfig) -> ViTConfig:
+    def fixed_there(self, config: ViTConfig) -> ViTConfig:
         return config.replace(norm_eps=1e-5)
 
-    def objections(self, config: ViTConfig) -> list[str]:
+    def conflicts(self, config: ViTConfig) -> list[str]:
         return pth.not_square(config, "patch_size") + pth.unbuildable_gate(config)
 
     def recognizes(self, source: Source) -> bool:
         own = source.has("storage_tokens") or source.has("rope_embed.periods")
         return pth.has_timms_body(source) and not source.has("pos_embed") and own
 
-    def arriving(self, source: Source) -> Source:
+    def before_reading(self, source: Source) -> Source:
         """Unchanged; rejects other rotary periods, and masks that bar more than the bias of the keys."""
         if source.has("rope_embed.periods"):
             found = source.tensors["rope_embed.periods"].float().flatten()
@@ -218,7 +206,7 @@ class Dinov3(pth.PthFamily):
                 )
         return source
 
-    def leaving(self, state: State, config: ViTConfig) -> State:
+    def before_writing(self, state: State, config: ViTConfig) -> State:
         """Add the periods, the mask token, and in the 7B model the norm of local crops."""
         periods = _exact_periods(config.head_dim // 4)
         rounded = config.embedding.rotary_rounded
@@ -260,8 +248,17 @@ class Dinov3(pth.PthFamily):
         satellite = "sat493m" in f"{source.name} {source.file}".lower() and config.in_channels == 3
         return pth.dino_evaluation(config, **(_SATELLITE if satellite else {}))
 
-    def assumed(self, source: Source, config: ViTConfig) -> str:
+    def guessed(self, source: Source, config: ViTConfig) -> str:
         return ""  # the periods show the heads
+
+
+def _grid_options(source: Source, options: Mapping[str, Any], prefix: int) -> dict[str, Any]:
+    """The options that a square grid of positions, of which the prefix has some, and the width show."""
+    return {
+        "image_size": pth.square_size(source, "pos_embed", prefix, options["patch_size"]),
+        "num_heads": heads(source, options["embed_dim"]),
+        "position_prefix": bool(prefix),
+    }
 
 
 def _exact_periods(count: int) -> Tensor:

@@ -18,7 +18,7 @@ from vitascope.storage import write_json
 from vitascope.weights.families import huggingface_settings as settings
 from vitascope.weights.families.huggingface_settings import DINOV2_TYPES, MODEL_TYPES, model_type, rule
 from vitascope.weights.files import CheckpointError, write_safetensors
-from vitascope.weights.mapping import PLAIN_VIT, Family, Source, State, Table, holding, stacked
+from vitascope.weights.mapping import PLAIN_VIT, Family, Source, State, Table, respelled, stacked, supporting
 
 _BLOCK, _LAYER, _QKV = "encoder.blocks.{i}.", "encoder.layer.{i}.", ("query", "key", "value")
 VIT: Table = {
@@ -87,26 +87,27 @@ class HuggingFace(Family):
     """transformers' ViT, DeiT, DINOv2 and DINOv3."""
 
     name = "huggingface"
-    holds = PLAIN_VIT | holding(
+    supports = PLAIN_VIT | supporting(
         "position_prefix rotary_base norm_eps layer_scale distillation_token num_registers",
         positions=("learned", "rotary"),
         qkv_bias=("all", "none", "no_key"),
         mlp=("gelu", "gelu_tanh", "quick_gelu", "swiglu"),
         pool=("cls", "cls_mean"),
-        head=("linear", "zero", "pre_logits", "none"),
+        head=("linear", "pre_logits", "none"),
     )
     ignored = ("embeddings.mask_token",)
 
-    def settled(self, config: ViTConfig) -> ViTConfig:
+    def fixed_there(self, config: ViTConfig) -> ViTConfig:
         """Each of its models has its own interpolation of positions; rotary periods are exact."""
         learned = config.embedding.positions == "learned"
         own = {"resample": rule(model_type(config))} if learned else {"rotary_rounded": False}
         return config.replace(**own)
 
-    def objections(self, config: ViTConfig) -> list[str]:
+    def conflicts(self, config: ViTConfig) -> list[str]:
         kind, block, readout = model_type(config), config.block, config.readout
         dinov2, dinov3 = kind in DINOV2_TYPES, kind == "dinov3_vit"
-        classifies = readout.head in ("linear", "zero")
+        classifies = readout.head == "linear"
+        ratio, runs = settings.whole_ratio(config), settings.runs_at_its_size(config)
         distilled, registers = readout.distillation_token, readout.num_registers
         against = {
             f"a distillation token beside {registers} registers": distilled and registers,
@@ -118,10 +119,8 @@ class HuggingFace(Family):
             f"head {readout.head!r} and rotary positions": dinov3 and readout.head != "none",
             f"head 'pre_logits' in a {kind} model": dinov2 and readout.head == "pre_logits",
             "pool 'cls_mean' without a linear head": readout.pool == "cls_mean" and not classifies,
-            f"mlp_ratio {block.mlp_ratio:g} in a {kind} model": dinov2
-            and settings.whole_ratio(config) is None,
-            f"image_size {config.image_size} in a {kind} model": dinov2
-            and not settings.runs_at_its_size(config),
+            f"mlp_ratio {block.mlp_ratio:g} in a {kind} model": dinov2 and ratio is None,
+            f"image_size {config.image_size} in a {kind} model": dinov2 and not runs,
         }
         return [reason for reason, stands in against.items() if stands]
 
@@ -140,15 +139,9 @@ class HuggingFace(Family):
             return DINOV2_GATED if gated else DINOV2
         return VIT if kind == "vit" or config.readout.distillation_token else DEIT
 
-    def arriving(self, source: Source) -> Source:
+    def before_reading(self, source: Source) -> Source:
         """Other spellings of names, gates in two matrices, a class token with a position beside registers."""
-
-        def usual(name: str) -> str:
-            for pattern, spelling in _SPELLINGS:
-                name = re.sub(pattern, spelling, name)
-            return name
-
-        tensors = source.renamed(usual).tensors
+        tensors = source.renamed(lambda name: respelled(name, _SPELLINGS)).tensors
         if "classifier.weight" in tensors or "cls_classifier.weight" in tensors:
             tensors = {name: tensor for name, tensor in tensors.items() if not name.startswith("pooler.")}
         _pack_gates(tensors)
@@ -156,7 +149,7 @@ class HuggingFace(Family):
         _drop_zeros(tensors)
         return dataclasses.replace(source, tensors=tensors)
 
-    def leaving(self, state: State, config: ViTConfig) -> State:
+    def before_writing(self, state: State, config: ViTConfig) -> State:
         """Add what its classes also have: positions of the prefix, scales of one, a mask token."""
         kind, D, state = model_type(config), config.embed_dim, dict(state)
         like = state["embeddings.cls_token"]
@@ -174,7 +167,7 @@ class HuggingFace(Family):
         if kind in DINOV2_TYPES and head is not None and head.shape[1] == D:
             # Its classifiers also read the mean of the patches.
             state["classifier.weight"] = torch.cat([head, torch.zeros_like(head)], dim=1)
-        prefix = f"{kind}." if config.readout.head in ("linear", "zero") else ""
+        prefix = f"{kind}." if config.readout.head == "linear" else ""
         return {name if "classifier." in name else prefix + name: tensor for name, tensor in state.items()}
 
     def read_config(self, source: Source) -> ViTConfig:
@@ -225,7 +218,7 @@ def _fold_class_position(tensors: State) -> None:
 
 
 def _drop_zeros(tensors: State) -> None:
-    """Drop zeros that `leaving` added: positions of the prefix, half a head."""
+    """Drop zeros that `before_writing` added: positions of the prefix, half a head."""
     head, token = tensors.get("classifier.weight"), tensors.get("embeddings.cls_token")
     if head is not None and token is not None and head.shape[1] == 2 * token.shape[-1]:
         own, of_mean = head.chunk(2, dim=1)

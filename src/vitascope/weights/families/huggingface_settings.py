@@ -267,7 +267,7 @@ def read_options(source: Source) -> dict[str, Any]:
     }
     if kind == "dinov3_vit":
         options |= {"positions": "rotary", "rotary_base": _number(source, values, "rope_theta")}
-    elif source.has("embeddings.position_embeddings"):  # without the prefix, see `HuggingFace.arriving`
+    elif source.has("embeddings.position_embeddings"):  # without the prefix, see `HuggingFace.before_reading`
         (height, width), (ph, pw) = options["image_size"], options["patch_size"]
         length = source.shape("embeddings.position_embeddings")[1]
         options["position_prefix"] = length != (height // ph) * (width // pw)
@@ -340,7 +340,7 @@ def _activation(source: Source, values: Mapping[str, Any]) -> str:
 def written_config(config: ViTConfig) -> dict[str, Any]:
     """The `config.json` of a model."""
     kind, block, swiglu = model_type(config), config.block, config.block.mlp == "swiglu"
-    classifies = config.readout.head in ("linear", "zero")
+    classifies = config.readout.head == "linear"
     suffix = "ForImageClassification" if classifies else "Model"
     suffix += "WithTeacher" if classifies and config.readout.distillation_token else ""
     # Without a head there are no classes, and their classifier returns features.

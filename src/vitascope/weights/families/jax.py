@@ -30,7 +30,7 @@ from vitascope.data.preprocess import Preprocess
 from vitascope.model.config import ViTConfig
 from vitascope.weights.families.pth import shorter_side
 from vitascope.weights.files import MAX_TENSORS, CheckpointError
-from vitascope.weights.mapping import Family, Source, State, Stored, Table, holding, reshaped
+from vitascope.weights.mapping import Family, Source, State, Stored, Table, reshaped, supporting
 from vitascope.weights.preprocess import default_preprocess
 
 # The table, with the names of vit_jax's first published files. In flax a dense layer multiplies from the
@@ -82,21 +82,21 @@ class Jax(Family):
     """vit_jax's VisionTransformer with its hybrids, and big_vision's."""
 
     name = "jax"
-    holds = holding(
+    supports = supporting(
         "resnet_layers resnet_width position_prefix mlp_ratio class_token",
-        stem=("conv", "linear", "resnet"),
+        stem=("conv", "resnet"),
         positions=("learned", "sincos_2d_big_vision"),
         mlp=("gelu_tanh",),
         pool=("cls", "mean", "map"),
-        head=("linear", "zero", "mlp", "pre_logits", "none"),
+        head=("linear", "mlp", "pre_logits", "none"),
     )
 
-    def settled(self, config: ViTConfig) -> ViTConfig:
+    def fixed_there(self, config: ViTConfig) -> ViTConfig:
         """Their models have an epsilon of 1e-6, one rule of interpolation, and ResNets of their own."""
         config = config.replace(norm_eps=1e-6, resample="jax")
         return config.replace(resnet_dialect="jax") if config.embedding.stem == "resnet" else config
 
-    def objections(self, config: ViTConfig) -> list[str]:
+    def conflicts(self, config: ViTConfig) -> list[str]:
         embedding, pool, (gh, gw) = config.embedding, config.readout.pool, config.grid
         reasons = []
         if config.readout.has_class_token != (pool == "cls"):
@@ -113,7 +113,7 @@ class Jax(Family):
         prefix = _prefix(source)
         return source.has(prefix + "embedding/kernel") and source.has_any(prefix + "Transformer/")
 
-    def arriving(self, source: Source) -> Source:
+    def before_reading(self, source: Source) -> Source:
         """The image model with separate blocks, under vit_jax's names; `config` has the kind of resize."""
         prefix = _prefix(source)
         tensors = {  # without those of an optimizer, a step, SigLIP's text model
@@ -130,13 +130,23 @@ class Jax(Family):
         settings = {**source.config, "resize": "squash" if squash else "crop"}
         return dataclasses.replace(source, tensors=tensors, config=settings).renamed(_first_name)
 
-    def leaving(self, state: State, config: ViTConfig) -> State:
+    def before_writing(self, state: State, config: ViTConfig) -> State:
         if not _is_big_vision(config):
             return state
         return {_todays_name(name): tensor for name, tensor in state.items()}
 
     def table(self, config: ViTConfig) -> Table:
-        return _table(config)
+        D, heads = config.embed_dim, (config.num_heads, config.head_dim)
+        is_hybrid = config.embedding.stem == "resnet"
+        tables = [
+            *(resnet(config) if is_hybrid else [convolution("patch_embedding", "embedding")]),
+            WHOLE,
+            *(norm(ours, theirs) for ours, theirs in NORMS.items()),
+            *(into_heads(ours, *theirs, D, heads) for ours, theirs in INTO_HEADS.items()),
+            *(out_of_heads(ours, theirs, D, heads) for ours, theirs in OUT_OF_HEADS.items()),
+            *(dense(ours, theirs) for ours, theirs in DENSE.items()),
+        ]
+        return {ours: stored for table in tables for ours, stored in table.items()}
 
     def read_config(self, source: Source) -> ViTConfig:
         block = BLOCK.format(i=0)
@@ -253,21 +263,6 @@ def _place_options(source: Source, patch: tuple[int, int]) -> dict[str, Any]:
         f"{source.name}: {length} positions do not form a square grid; "
         "give the architecture: from_pretrained(..., config=ViTConfig(image_size=(height, width), ...))"
     )
-
-
-def _table(config: ViTConfig) -> Table:
-    """The place of each of our tensors, for the options of a configuration."""
-    D, heads = config.embed_dim, (config.num_heads, config.head_dim)
-    is_hybrid = config.embedding.stem == "resnet"
-    tables = [
-        *(resnet(config) if is_hybrid else [convolution("patch_embedding", "embedding")]),
-        WHOLE,
-        *(norm(ours, theirs) for ours, theirs in NORMS.items()),
-        *(into_heads(ours, *theirs, D, heads) for ours, theirs in INTO_HEADS.items()),
-        *(out_of_heads(ours, theirs, D, heads) for ours, theirs in OUT_OF_HEADS.items()),
-        *(dense(ours, theirs) for ours, theirs in DENSE.items()),
-    ]
-    return {ours: stored for table in tables for ours, stored in table.items()}
 
 
 def norm(ours: str, theirs: str) -> Table:

@@ -25,8 +25,8 @@ class Vitascope(Family):
     """Every Vision Transformer and every ResNet, under our own names."""
 
     name = MODEL_TYPE
-    holds = dict.fromkeys(OPTIONS, ())
-    holds_resnets = True
+    supports = dict.fromkeys(OPTIONS, ())
+    supports_resnets = True
 
     def recognizes(self, source: Source) -> bool:
         return source.config.get("model_type") == MODEL_TYPE

@@ -19,18 +19,18 @@ from torch import Tensor
 
 from vitascope.data.preprocess import Preprocess
 from vitascope.model.config import ViTConfig
-from vitascope.weights.families.timm_body import GIVE_CONFIG, assumed_heads, default_heads
+from vitascope.weights.families.timm_body import GIVE_CONFIG, default_heads, guessed_heads
 from vitascope.weights.files import CheckpointError
-from vitascope.weights.mapping import Family, Source, State
+from vitascope.weights.mapping import Family, Source, State, respelled
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 # Names in facebook's files that differ from timm's; at most one pattern matches.
 _TIMMS_NAMES = {
-    r"(register|storage)_tokens": "reg_token",
-    r"(blocks\.\d+\.)gamma_([12])": r"\1ls\2.gamma",
-    r"(blocks\.\d+\.mlp\.)w12?\.(\w+)": r"\1fc1.\2",
-    r"(blocks\.\d+\.mlp\.)w3\.(\w+)": r"\1fc2.\2",
+    r"^(register|storage)_tokens$": "reg_token",
+    r"^(blocks\.\d+\.)gamma_([12])$": r"\1ls\2.gamma",
+    r"^(blocks\.\d+\.mlp\.)w12?\.(\w+)$": r"\1fc1.\2",
+    r"^(blocks\.\d+\.mlp\.)w3\.(\w+)$": r"\1fc2.\2",
 }
 
 
@@ -43,11 +43,11 @@ class PthFamily(Family):
         torch.save(_alone({self.wrapper: state} if self.wrapper else state), folder / "model.pth")
         return [folder / "model.pth"]
 
-    def assumed(self, source: Source, config: ViTConfig) -> str:
+    def guessed(self, source: Source, config: ViTConfig) -> str:
         """The heads, unless the file or the training script has a name of this family."""
         names = (str(source.training.get("arch", "")), source.file, Path(source.name).name)
         is_named = any(re.match(rf"{self.name}(?![a-z])", name) for name in names)
-        return "" if is_named else assumed_heads(source, config)
+        return "" if is_named else guessed_heads(source, config)
 
 
 def imagenet(config: ViTConfig, **options: Any) -> Preprocess:
@@ -81,15 +81,8 @@ def has_timms_body(source: Source) -> bool:
 
 def with_timms_names(source: Source) -> Source:
     """The same tensors under timm's names, for reading shapes."""
-
-    def timms(name: str) -> str:
-        for pattern, replacement in _TIMMS_NAMES.items():
-            name, found = re.subn(rf"\A{pattern}\Z", replacement, name)
-            if found:
-                break
-        return name
-
-    return dataclasses.replace(source, tensors={timms(name): v for name, v in source.tensors.items()})
+    tensors = {respelled(name, _TIMMS_NAMES.items()): tensor for name, tensor in source.tensors.items()}
+    return dataclasses.replace(source, tensors=tensors)
 
 
 def square_size(source: Source, key: str, prefix: int, patch: tuple[int, int]) -> tuple[int, int]:

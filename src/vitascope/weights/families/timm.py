@@ -29,7 +29,7 @@ from vitascope.weights.families.timm_settings import ARCHITECTURES, CROP_MODES, 
 from vitascope.weights.files import CheckpointError, write_safetensors
 from vitascope.weights.hub import CONFIG
 from vitascope.weights.imagenet import imagenet_classes, is_imagenet
-from vitascope.weights.mapping import PLAIN_VIT, Family, Source, State, Table, holding
+from vitascope.weights.mapping import PLAIN_VIT, Family, Source, State, Table, supporting
 
 ATTENTION_POOL: Table = {"pool.query": "attn_pool.latent", "pool.*": "attn_pool.*"}
 _UNIT = "patch_embed.backbone.stages.{s}.blocks.{u}."
@@ -39,10 +39,7 @@ HYBRID: Table = {
     "patch_embedding.resnet.stages.{s}.{u}.shortcut.*": _UNIT + "downsample.*",
     "patch_embedding.resnet.stages.{s}.{u}.*": _UNIT + "*",
 }
-ROOT_ONLY: Table = {
-    "patch_embedding.projection.*": "patch_embed.proj.*",
-    "patch_embedding.resnet.root.*": "patch_embed.backbone.*",
-}
+ROOT_ONLY: Table = {**HYBRID, "patch_embedding.resnet.root.*": "patch_embed.backbone.*"}
 
 # Arguments that are read here, or that tensors show, or that change no output.
 _ARGUMENTS = re.compile(
@@ -78,10 +75,10 @@ class Timm(Family):
     """timm's VisionTransformer, its hybrids and its distilled DeiT."""
 
     name = "timm"
-    holds = PLAIN_VIT | holding(
+    supports = PLAIN_VIT | supporting(
         "patch_bias position_prefix embedding_norm layer_scale class_token distillation_token num_registers "
         "pool_norm",
-        stem=("conv", "linear", "resnet"),
+        stem=("conv", "resnet"),
         resnet_layers=tuple(ARCHITECTURES),
         resnet_width=(64,),
         resnet_dialect=("timm",),
@@ -90,11 +87,11 @@ class Timm(Family):
         qkv_bias=("all", "none"),
         mlp=("gelu", "gelu_tanh", "quick_gelu", "swiglu"),
         pool=("cls", "mean", "map"),
-        head=("linear", "zero", "none"),
+        head=("linear", "none"),
     )
     ignored = ("mask_token",)
 
-    def settled(self, config: ViTConfig) -> ViTConfig:
+    def fixed_there(self, config: ViTConfig) -> ViTConfig:
         """Norms have an epsilon of 1e-6, or CLIP's 1e-5 in a plain ViT; a ResNet has its own."""
         fixed: dict[str, Any] = {}
         if config.block.norm_eps != 1e-6 and (config.block.norm_eps != 1e-5 or only_one_of(config)):
@@ -105,7 +102,7 @@ class Timm(Family):
             fixed["resample"] = "timm"
         return config.replace(**fixed)
 
-    def objections(self, config: ViTConfig) -> list[str]:
+    def conflicts(self, config: ViTConfig) -> list[str]:
         embedding, readout, special = config.embedding, config.readout, only_one_of(config)
         one_bias = embedding.patch_bias != embedding.embedding_norm
         reasons = {
@@ -126,7 +123,7 @@ class Timm(Family):
     def recognizes(self, source: Source) -> bool:
         return "architecture" in source.config
 
-    def arriving(self, source: Source) -> Source:
+    def before_reading(self, source: Source) -> Source:
         """Without the prefix of transformers' `TimmWrapper`; rejects other models with the same tensors."""
         for name in _names(source):
             if timm_settings.is_whole(name) and (reason := timm_settings.unreadable(name)):
@@ -163,7 +160,7 @@ class Timm(Family):
         except UserError as error:
             raise CheckpointError(f"{source.name}: {error}") from error
 
-    def assumed(self, source: Source, config: ViTConfig) -> str:
+    def guessed(self, source: Source, config: ViTConfig) -> str:
         if source.config or _named(source):
             return ""
         hidden = ["num_heads"] + (["mlp"] if config.block.mlp != "swiglu" else [])

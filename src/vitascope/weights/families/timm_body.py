@@ -104,8 +104,8 @@ def heads(source: Source, embed_dim: int, name: str = "") -> int:
     return count
 
 
-def assumed_heads(source: Source, config: ViTConfig) -> str:
-    """The assumed number of heads in words; empty if the user named it."""
+def guessed_heads(source: Source, config: ViTConfig) -> str:
+    """The guessed number of heads in words; empty if the user named it."""
     return "" if "num_heads" in source.options else f"num_heads {config.num_heads}"
 
 

@@ -196,10 +196,7 @@ def _arguments(config: ViTConfig) -> dict[str, Any]:
     """`model_args`: the arguments with which that function builds this model."""
     (ph, pw), layers, scale = config.patch_hw, config.embedding.resnet_layers, config.block.layer_scale
     step = ResNetConfig(layers=layers).stride if config.embedding.stem == "resnet" else 1
-    D, hidden = (
-        config.embed_dim,
-        config.mlp_dim * (2 if config.block.mlp == "swiglu" else 1),
-    )  # gate and value
+    D, hidden = config.embed_dim, config.mlp_dim * (2 if config.block.mlp == "swiglu" else 1)  # gate, value
     args: dict[str, Any] = {
         "img_size": list(config.image_hw),
         "patch_size": [ph // step, pw // step],  # on a ResNet's feature map

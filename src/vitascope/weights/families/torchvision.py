@@ -17,11 +17,11 @@ import re
 from vitascope.data.preprocess import Preprocess
 from vitascope.model.config import ViTConfig
 from vitascope.weights.families import pth
-from vitascope.weights.families.timm_body import assumed_heads, heads
+from vitascope.weights.families.timm_body import guessed_heads, heads
 from vitascope.weights.files import CheckpointError
 from vitascope.weights.hub import TORCHVISION_FILES
 from vitascope.weights.imagenet import imagenet_classes
-from vitascope.weights.mapping import PLAIN_VIT, Source, Table
+from vitascope.weights.mapping import PLAIN_VIT, Source, Table, respelled
 
 _LAYER = "encoder.layers.encoder_layer_{i}."
 TABLE: Table = {
@@ -52,12 +52,12 @@ class Torchvision(pth.PthFamily):
     """torchvision's VisionTransformer, in its first and its SWAG weights."""
 
     name = "torchvision"
-    holds = PLAIN_VIT | {"head": ("linear", "zero", "mlp")}
+    supports = PLAIN_VIT | {"head": ("linear", "mlp")}
 
-    def settled(self, config: ViTConfig) -> ViTConfig:
+    def fixed_there(self, config: ViTConfig) -> ViTConfig:
         return config.replace(norm_eps=1e-6, resample="torchvision")
 
-    def objections(self, config: ViTConfig) -> list[str]:
+    def conflicts(self, config: ViTConfig) -> list[str]:
         reasons = pth.not_square(config, "image_size", "patch_size")
         reasons += [f"in_channels {config.in_channels}"] if config.in_channels != 3 else []
         return reasons or pth.hidden_options(config)
@@ -65,12 +65,10 @@ class Torchvision(pth.PthFamily):
     def recognizes(self, source: Source) -> bool:
         return source.has("encoder.pos_embedding") and source.has_any("encoder.layers.encoder_layer_0.")
 
-    def arriving(self, source: Source) -> Source:
+    def before_reading(self, source: Source) -> Source:
         """The MLP under its present names; those before torchvision 0.14 are `linear_1` and `linear_2`."""
-        old, number = r"(encoder\.layers\.encoder_layer_\d+\.mlp)\.linear_", {"1": "0", "2": "3"}
-        return source.renamed(
-            lambda name: re.sub(rf"\A{old}([12])\.", lambda found: f"{found[1]}.{number[found[2]]}.", name)
-        )
+        old = r"^(encoder\.layers\.encoder_layer_\d+\.mlp)\.linear_"
+        return source.renamed(lambda name: respelled(name, [(f"{old}1", r"\1.0"), (f"{old}2", r"\1.3")]))
 
     def table(self, config: ViTConfig) -> Table:
         return TABLE
@@ -99,9 +97,9 @@ class Torchvision(pth.PthFamily):
             options["class_names"] = imagenet_classes()
         return ViTConfig.from_dict(options)
 
-    def assumed(self, source: Source, config: ViTConfig) -> str:
+    def guessed(self, source: Source, config: ViTConfig) -> str:
         named = re.fullmatch(r"vit_(b|l|h)_(14|16|32)", str(source.training.get("arch", "")))
-        return "" if source.file in TORCHVISION_FILES.values() or named else assumed_heads(source, config)
+        return "" if source.file in TORCHVISION_FILES.values() or named else guessed_heads(source, config)
 
     def read_preprocess(self, source: Source, config: ViTConfig) -> Preprocess:
         """The preprocessing of the published file of this name, or that of the plain weights."""
