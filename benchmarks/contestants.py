@@ -20,12 +20,12 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from contest import DTYPES, Entrant, Step
-from vitascope.deploy.predict.engine import Engine, TorchEngine
-from vitascope.deploy.predict.runtimes import open_engine
 from vitascope.model.config import ViTConfig
 from vitascope.model.hardware import resolve_precision, reuse_freed_memory, suitable_threads
 from vitascope.model.sizes import named_config
 from vitascope.model.vit import VisionTransformer
+from vitascope.predict.engine import Engine, TorchEngine
+from vitascope.predict.runtimes import open_engine
 from vitascope.training.optim import optimizer_of
 from vitascope.training.options import Optimization
 from vitascope.weights.loading import from_pretrained

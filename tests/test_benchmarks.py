@@ -35,6 +35,7 @@ from vitascope.data.formats.folder import read_tree
 from vitascope.data.loading import Loader
 from vitascope.data.splits import ImageSet
 from vitascope.errors import UserError
+from vitascope.evaluation.evaluation import Evaluation
 from vitascope.model.config import OPTIONS, ViTConfig
 from vitascope.model.options import (
     BlockOptions,
@@ -45,7 +46,6 @@ from vitascope.model.options import (
 )
 from vitascope.model.sizes import named_config
 from vitascope.run.run import Run
-from vitascope.training.evaluate import Evaluation
 from vitascope.training.options import Masking
 from vitascope.weights.preprocess import preprocess_of
 from vitascope.weights.saving import save_pretrained

@@ -13,13 +13,13 @@ from tests.training import tiny_config, write_folder
 from vitascope.cli import main
 from vitascope.data.datasets import open_data
 from vitascope.errors import UserError
+from vitascope.evaluation.evaluate import evaluate
 from vitascope.model.classifier import build
 from vitascope.report import classification, internals, overview
 from vitascope.run.run import Run
 from vitascope.training import train
 from vitascope.training.checkpoint.folders import load_checkpoint
 from vitascope.training.defaults import resolve_config
-from vitascope.training.evaluate import evaluate
 from vitascope.training.loop import Trainer
 from vitascope.training.tasks import classify, masked
 from vitascope.training.tasks.classify import Classify

@@ -24,6 +24,7 @@ from vitascope.explain.methods import DEFAULT_METHOD, METHODS, Method, check_set
 from vitascope.explain.pictures import FloatArray, Picture, beside_itself, to_picture
 from vitascope.explain.targets import ClassDifference, FeatureCosine, TargetLike
 from vitascope.model.classifier import Classifier
+from vitascope.model.heads import predicted, scores
 
 log = logging.getLogger(__name__)
 
@@ -226,8 +227,9 @@ VIEWS = {
 
 def _predicted(model: Classifier, picture: _Picture) -> tuple[str, float]:
     """The predicted class and its probability."""
-    score, index = pooled_and_logits(model, picture.image)[1][0].softmax(dim=0).max(dim=0)
-    return _class_name(model, int(index)), float(score)
+    probabilities = scores(pooled_and_logits(model, picture.image)[1], model.config.outputs)  # (1, K)
+    index = int(predicted(probabilities))
+    return _class_name(model, index), float(probabilities[0, index])
 
 
 def _caption(model: Classifier, picture: _Picture, note: str) -> plots.Caption:

@@ -17,6 +17,7 @@ from vitascope.model.options import (
     BlockOptions,
     EmbeddingOptions,
     ImageOptions,
+    Outputs,
     ReadoutOptions,
     TokenizerOptions,
     TrainingOptions,
@@ -208,7 +209,12 @@ class ViTConfig(ImageOptions):
     @property
     def gives_classes(self) -> bool:
         """Whether the head's outputs are classes, not features."""
-        return self.readout.head in ("linear", "zero", "mlp")
+        return self.readout.head in ("linear", "zero", "mlp") and self.outputs != "embedding"
+
+    @property
+    def outputs(self) -> Outputs:
+        """The meaning of the head's outputs."""
+        return self.readout.outputs
 
     @property
     def summary(self) -> str:

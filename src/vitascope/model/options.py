@@ -14,6 +14,7 @@ SinCos = Literal["sincos_1d", "sincos_2d", "sincos_2d_big_vision"]
 Positions = Literal["none", "learned", "learned_2d", SinCos, "relative", "rotary"]
 Resample = Literal["timm", "huggingface", "torchvision", "jax", "dinov2"]
 Activation = Literal["gelu", "gelu_tanh", "quick_gelu", "swiglu"]
+Outputs = Literal["exclusive", "independent", "embedding"]
 
 MAX_TOKENIZER_LAYERS = 8
 """More would leave one token of an image of five hundred pixels."""
@@ -178,6 +179,9 @@ class ReadoutOptions:
     head: Literal["linear", "zero", "mlp", "pre_logits", "none"] = "linear"
     """A linear layer; one that starts at zero; the pre-training MLP with a hidden tanh layer; that hidden
     layer alone; or none, for features."""
+    outputs: Outputs = "exclusive"
+    """The head's outputs: classes of which one applies, classes of which any may apply, or an embedding, such
+    as CLIP's."""
 
     def __post_init__(self) -> None:
         check_fields(self, num_registers=0)

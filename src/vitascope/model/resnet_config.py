@@ -13,7 +13,7 @@ from typing import ClassVar, Literal, NamedTuple
 
 from vitascope.errors import UserError
 from vitascope.model.configuration import check_fields
-from vitascope.model.options import ImageOptions
+from vitascope.model.options import ImageOptions, Outputs
 
 RESNETS: dict[str, tuple[int, ...]] = {
     "r": (),
@@ -110,6 +110,7 @@ class ResNetConfig(ImageOptions):
 
     option_kind: ClassVar[str] = "option of a ResNet"
     gives_classes: ClassVar[bool] = True
+    outputs: ClassVar[Outputs] = "exclusive"
 
     layers: tuple[int, ...] = (3, 4, 6, 3)
     """Bottleneck units in each stage."""

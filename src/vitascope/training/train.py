@@ -26,6 +26,7 @@ from vitascope.data.datasets import open_data
 from vitascope.data.formats.digits import digits_baseline
 from vitascope.data.splits import Splits
 from vitascope.errors import UserError
+from vitascope.evaluation.evaluation import Evaluation, data_frame, html_table
 from vitascope.formatting import counted
 from vitascope.model.classifier import Classifier, build
 from vitascope.model.config import ViTConfig
@@ -44,7 +45,6 @@ from vitascope.training.checkpoint import folders
 from vitascope.training.checkpoint.folders import remove_checkpoints, to_resume
 from vitascope.training.checkpoint.state import with_images_of
 from vitascope.training.defaults import resolve_config
-from vitascope.training.evaluate import Evaluation, data_frame, html_table
 from vitascope.training.loop import Trainer, images_at_once
 from vitascope.training.memory import parts_of_batch
 from vitascope.training.recipes import (

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from vitascope.data.decoding import ImageSource
 from vitascope.data.preprocess import Preprocess
-from vitascope.deploy.predict.runtimes import ExportedEngine
 from vitascope.errors import UserError
 from vitascope.model.classifier import Classifier
+from vitascope.predict.runtimes import ExportedEngine
 
 TOLERANCES = {"tensors": 1e-3, "pictures": 1e-2}
 """The largest difference of logits that counts as rounding, as a share of the largest logit, by input mode.
@@ -83,9 +83,9 @@ def compare_outputs(
         if engine.input == "pictures":
             given = torch.from_numpy(preprocess.whole_pixels(picture))[None]  # (1, C, H, W)
         own.append(model(preprocess.normalize(ready)))  # (1, K)
-        other.append(engine.logits(given))
+        other.append(engine.answers(given)[0])
         if len(own) == 1 and not torch.allclose(
-            engine.logits(given.expand(2, -1, -1, -1)), other[0].expand(2, -1), atol=1e-4, rtol=1e-4
+            engine.answers(given.expand(2, -1, -1, -1))[0], other[0].expand(2, -1), atol=1e-4, rtol=1e-4
         ):
             raise UserError(
                 f"{engine.path.name} is not kept, because a batch of two gets other outputs than one picture"

@@ -1,0 +1,103 @@
+"""`measure`: the only loop that compares predictions with labels, for every engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from vitascope.data.decoding import source_name
+from vitascope.data.loading import Batch, Loader, check_unreadable
+from vitascope.data.splits import ImageSet
+from vitascope.errors import UserError
+from vitascope.evaluation.evaluation import Evaluation
+from vitascope.predict.engine import Engine, stacks
+
+BATCH_SIZE = 128
+WHOLE_PICTURES = 32
+"""The most pictures of their own size in memory at once: a photograph takes 36 MB."""
+
+
+class WholePictures:
+    """Batches of a split for an exported model that crops and resizes: pictures of one size each.
+
+    Attributes:
+        unreadable: path and reason of the images that are left out; as many as in a `Loader` at most.
+    """
+
+    def __init__(self, engine: Engine, images: ImageSet, batch_size: int) -> None:
+        self.engine, self.images, self.batch_size = engine, images, batch_size
+        self.unreadable: dict[str, str] = {}
+
+    def epoch(self) -> Iterator[Batch]:
+        """The readable images; those of a batch are ordered by size."""
+        for start in range(0, len(self.images), self.batch_size):
+            part = self.images.subset(
+                self.images.name, np.arange(start, min(start + self.batch_size, len(self.images)))
+            )
+            pictures, errors = self.engine.read(part.sources)
+            self.unreadable |= {source_name(part.sources[place]): text for place, text in errors.items()}
+            reasons = list(self.unreadable.values())
+            check_unreadable(len(reasons), len(self.images), self.images.name, reasons)
+            readable = np.array([place for place in range(len(part)) if place not in errors], dtype=np.int64)
+            for places, pixels in stacks(pictures):
+                rows = readable[places]
+                yield Batch(pixels, torch.from_numpy(part.labels[rows]), start + rows, len(rows))
+
+
+def batches_of(engine: Engine, images: ImageSet, batch_size: int = BATCH_SIZE) -> Loader | WholePictures:
+    """The batches of a split, in its order, with an engine's pixels on its device."""
+    if engine.own_pixels:
+        return WholePictures(engine, images, min(batch_size, WHOLE_PICTURES))
+    return Loader(images, engine.preprocess, batch_size, device=engine.device)
+
+
+def alone(part: Any) -> list[Any]:
+    """The parts of all processes, for a single one."""
+    return [part]
+
+
+@torch.inference_mode()
+def measure(
+    engine: Engine, batches: Loader | WholePictures, gather: Callable[[Any], list[Any]] = alone
+) -> Evaluation:
+    """Evaluate an engine on every readable image of a split.
+
+    Several processes each compute a part of every batch; `gather` gives each the values of all.
+
+    Raises:
+        UserError: a model without classes; no readable image, or too few.
+    """
+    engine.check_classes()
+    computed: list[tuple[Tensor, Tensor, Tensor, npt.NDArray[np.int64]]] = [
+        (*engine.answers(batch.pixels), batch.labels, batch.indices) for batch in batches.epoch()
+    ]
+    # Copied at the end: each copy waits for the accelerator, which would have no next batch meanwhile.
+    copied = [(*(tensor.cpu() for tensor in tensors), indices) for *tensors, indices in computed]
+    parts = gather((copied, batches.unreadable))
+    rows = [batch for part, _ in parts for batch in part if len(batch[-1])]
+    if not rows:
+        raise UserError(f"no image of the {batches.images.name} set could be read")
+    places = np.concatenate([indices for *_, indices in rows])
+    order = np.argsort(places, kind="stable")
+    logits, probabilities, labels = (
+        torch.cat([batch[number] for batch in rows])[order] for number in range(3)
+    )  # (N, K), (N, K), (N,)
+    if engine.meaning == "exclusive":
+        loss = F.cross_entropy(logits, labels)
+    else:
+        loss = F.binary_cross_entropy_with_logits(logits, F.one_hot(labels, logits.shape[1]).float())
+    return Evaluation(
+        split=batches.images.name,
+        class_names=batches.images.class_names,
+        indices=places[order],
+        labels=labels.numpy(),
+        probabilities=probabilities.numpy(),
+        loss=float(loss),
+        unreadable=tuple({path: reason for _, part in parts for path, reason in part.items()}.values()),
+    )
