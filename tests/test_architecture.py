@@ -19,7 +19,7 @@ ALLOWED = {
     "data": set(),
     "weights": {"model", "data.decoding", "data.preprocess", "run.layout"},
     "run": {"data", "weights", "model"},
-    "explain": {"model"},
+    "explain": {"model", "weights.preprocess"},
     "report": {"explain", "data", "weights", "model", "run"},
     "predict": {"model", "weights", "data", "explain"},
     "evaluation": {"predict", "model", "weights", "data", "run"},

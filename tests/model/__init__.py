@@ -17,6 +17,7 @@ from vitascope.model.resnet import ResNet
 from vitascope.model.resnet_config import ResNetConfig
 from vitascope.model.sizes import ModelConfig, named_config
 from vitascope.model.vit import VisionTransformer
+from vitascope.weights.preprocess import default_preprocess
 
 AnyModule = TypeVar("AnyModule", bound=nn.Module)
 AnyClassifier = TypeVar("AnyClassifier", VisionTransformer, ResNet)
@@ -133,7 +134,7 @@ def small_config(**overrides: Any) -> ViTConfig:
 def small_model(seed: int = 0, **overrides: Any) -> VisionTransformer:
     with uninitialized():
         model = VisionTransformer(small_config(**overrides))
-    return randomize(model, seed).eval()
+    return with_preprocess(randomize(model, seed).eval(), default_preprocess(model.config))
 
 
 def with_preprocess(model: AnyClassifier, preprocess: Preprocess) -> AnyClassifier:

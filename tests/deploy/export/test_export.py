@@ -146,7 +146,7 @@ def test_served_file_matches_predict(made: SimpleNamespace) -> None:
 def test_export_reports_file_and_agreement(made: SimpleNamespace) -> None:
     assert made.done.path == made.path
     assert {file.name for file in made.path.parent.iterdir()} == {file.name for file in made.done.files}
-    assert (made.done.agreement.pictures, made.done.agreement.same) == (4, 4)
+    assert (made.done.agreement.images, made.done.agreement.same) == (4, 4)
     assert made.done.size == sum(file.stat().st_size for file in made.path.parent.iterdir())
 
 
@@ -308,7 +308,7 @@ def test_file_with_different_outputs_is_rejected_and_removed(
 
 def test_file_with_equal_outputs_is_kept(answering: Answering, tmp_path: Path) -> None:
     done = export(answering.model, tmp_path / "a" / "model.pt2", format="torch")
-    assert done.agreement.pictures == 16  # of scikit-learn's photographs
+    assert done.agreement.images == 16  # of scikit-learn's photographs
     assert [file.name for file in (tmp_path / "a").iterdir()] == ["model.pt2"]
 
 
@@ -326,7 +326,7 @@ def test_single_picture_is_accepted_for_the_comparison(
     images = str(write_picture(tmp_path / "one.png", size=(40, 30))) if one == "path" else noise(40, 30)
     path = tmp_path / "model.pt2"
     done = export(answering.model, path, format="torch", images=images)
-    assert done.agreement.pictures == 1
+    assert done.agreement.images == 1
 
 
 DYNAMIC = {"input": "tensors", "dynamic_resolution": True}
