@@ -8,6 +8,7 @@ import pytest
 import torch
 from PIL import Image
 
+import vitascope as vs
 from tests.data import noise
 from tests.model import random_images, small_model
 from vitascope import explain

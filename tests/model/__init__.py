@@ -171,7 +171,7 @@ def small_resnet(seed: int = 0, **overrides: Any) -> ResNet:
     values: dict[str, Any] = {"image_size": 32, "num_classes": 5, "layers": (1, 2), "width": 4}
     with uninitialized():
         model = ResNet(ResNetConfig.from_dict(values | overrides))
-    return randomize(model, seed).eval()
+    return with_preprocess(randomize(model, seed).eval(), default_preprocess(model.config))
 
 
 def on_meta(config: ModelConfig) -> Classifier:

@@ -18,6 +18,7 @@ from vitascope.weights.convert import convert, normalized, parity_of
 from vitascope.weights.files import CheckpointError
 from vitascope.weights.identification import identify
 from vitascope.weights.loading import from_pretrained
+from vitascope.weights.preprocess import default_preprocess
 from vitascope.weights.saving import save_pretrained
 
 BODY = {"embed_dim": 128, "num_heads": 2}
@@ -87,7 +88,7 @@ def test_changed_preprocessing_is_reported_and_measured(tmp_path: Path) -> None:
     again = convert(tmp_path / "ours", tmp_path / "more", format="timm", images=images).prepared
     logits = [each(normalized(each.preprocess, images)) for each in (ours, theirs)]
     assert again is not None
-    assert again.logits == pytest.approx((logits[0] - logits[1]).abs().max().item(), rel=1e-4)
+    assert again.difference == pytest.approx((logits[0] - logits[1]).abs().max().item(), rel=1e-4)
 
 
 def test_a_model_of_four_channels_is_compared_on_random_tensors(tmp_path: Path) -> None:
@@ -192,7 +193,8 @@ def test_rejected_model_gets_its_formats_and_the_recipe_that_has_others(tmp_path
 
 def test_model_of_the_recipe_base_has_the_formats_that_the_error_names(tmp_path: Path) -> None:
     config = ViTConfig(image_size=32, patch_size=8, embed_dim=64, depth=1, num_heads=1, num_classes=3)
-    save_pretrained(VisionTransformer(config), tmp_path / "ours")
+    model = with_preprocess(VisionTransformer(config), default_preprocess(config))
+    save_pretrained(model, tmp_path / "ours")
     for name in ("timm", "huggingface", "torchvision", "deit"):
         assert convert(tmp_path / "ours", tmp_path / name, format=name).parity.difference < 1e-4
 

@@ -34,9 +34,7 @@ class Conversion:
     changes: list[str]  # forced by the other library's format, in words
     parity: Agreement  # the written files, loaded again, against the source, on the same tensors
     on_pictures: bool  # or on random tensors, for a model of neither 1 nor 3 channels
-    prepared: (
-        Agreement | None
-    )  # on pictures, each model with its own preprocessing; None if both have the same
+    prepared: Agreement | None  # on pictures, each model with its own preprocessing; None if it is the same
 
     def __str__(self) -> str:
         lines = [f"{file}  {file.stat().st_size:,} bytes" for file in self.files]
@@ -53,8 +51,8 @@ def _in_words(parity: Agreement, inputs: str) -> str:
     if parity.first is None:
         return f"bitwise the same in every layer, on {inputs}"
     return (
-        f"outputs differ by at most {parity.difference:.2g} (the largest is {parity.scale:.3g}), on {inputs}; "
-        f"first in {parity.first}, by {parity.differences[parity.first]:.2g}"
+        f"outputs differ by at most {parity.difference:.2g} (the largest is {parity.scale:.3g}), on "
+        f"{inputs}; first in {parity.first}, by {parity.differences[parity.first]:.2g}"
     )
 
 

@@ -26,8 +26,8 @@ def save_pretrained(model: Classifier, folder: str | os.PathLike[str], *, format
             it; `convert` measures the difference.
 
     Raises:
-        UserError: an unknown format, a model without preprocessing, a model that the other library does not have, files that cannot be
-            written, or a folder with other weights that would be read instead.
+        UserError: an unknown format, a model without preprocessing or that the other library does not have,
+            files that cannot be written, or a folder with other weights that would be read instead.
     """
     check_format(format, model.config)
     to_family(FAMILIES[format], model, preprocess_of(model), Path(folder))
