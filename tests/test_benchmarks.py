@@ -35,7 +35,7 @@ from vitascope.data.formats.folder import read_tree
 from vitascope.data.loading import Loader
 from vitascope.data.splits import ImageSet
 from vitascope.errors import UserError
-from vitascope.evaluation.evaluation import Evaluation
+from vitascope.evaluation.measure import Evaluation
 from vitascope.model.config import OPTIONS, ViTConfig
 from vitascope.model.options import (
     BlockOptions,

@@ -108,6 +108,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "mlp head": {"head": "mlp"},
     "pre_logits": {"head": "pre_logits"},
     "no head": {"head": "none"},
+    "independent classes": {"outputs": "independent"},
+    "embedding": {"outputs": "embedding"},
     # Training
     "timm's initialization": {"init": "timm"},
     "mimetic initialization": {"init": "mimetic"},

@@ -24,6 +24,7 @@ from vitascope.training.loop import Trainer
 from vitascope.training.tasks import classify, masked
 from vitascope.training.tasks.classify import Classify
 from vitascope.weights.loading import from_pretrained
+from vitascope.weights.preprocess import default_preprocess
 from vitascope.weights.saving import save_pretrained
 
 
@@ -206,7 +207,9 @@ def test_model_no_better_than_the_most_frequent_class_gets_a_hint(
         Image.fromarray(pixels).save(path)
     config = tiny_config(same, run=str(tmp_path / "run"), epochs=1)
     if weights:
-        save_pretrained(build(resolve_config(config, open_data(str(same)))[1]), tmp_path / "weights")
+        model = build(resolve_config(config, open_data(str(same)))[1])
+        model.preprocess = default_preprocess(model.config)
+        save_pretrained(model, tmp_path / "weights")
         config = config.replace(weights=str(tmp_path / "weights"))
     train.train(config)
     out = capsys.readouterr().out

@@ -14,7 +14,7 @@ from vitascope.errors import UserError, printable
 from vitascope.formatting import counted
 
 if TYPE_CHECKING:
-    from vitascope.evaluation.evaluation import Evaluation
+    from vitascope.evaluation.measure import Evaluation
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -15,9 +15,8 @@ from vitascope.arguments import checked
 from vitascope.data.datasets import open_for_evaluation
 from vitascope.data.splits import ImageSet, UnknownClassesError
 from vitascope.errors import UserError
-from vitascope.evaluation.evaluation import Evaluation
 from vitascope.evaluation.images import without_training_images
-from vitascope.evaluation.measure import BATCH_SIZE, batches_of, measure
+from vitascope.evaluation.measure import BATCH_SIZE, Evaluation, batches_of, measure
 from vitascope.model.classifier import Classifier, evaluation_mode
 from vitascope.model.hardware import reuse_freed_memory
 from vitascope.predict.engine import Engine

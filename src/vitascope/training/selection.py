@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from vitascope.evaluation.evaluation import Evaluation
-from vitascope.evaluation.measure import measure
+from vitascope.evaluation.measure import Evaluation, measure
 from vitascope.formatting import counted
 from vitascope.intervals import Interval
 from vitascope.run.predictions import Predictions

@@ -26,7 +26,7 @@ from vitascope.data.datasets import open_data
 from vitascope.data.formats.digits import digits_baseline
 from vitascope.data.splits import Splits
 from vitascope.errors import UserError
-from vitascope.evaluation.evaluation import Evaluation, data_frame, html_table
+from vitascope.evaluation.measure import Evaluation, data_frame, html_table
 from vitascope.formatting import counted
 from vitascope.model.classifier import Classifier, build
 from vitascope.model.config import ViTConfig

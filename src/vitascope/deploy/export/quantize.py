@@ -33,9 +33,8 @@ from vitascope.deploy.export.formats import FORMATS, check_path, move_beside
 from vitascope.deploy.export.quantize_onnx import write_onnx_int8
 from vitascope.deploy.export.quantize_openvino import write_openvino_int8
 from vitascope.errors import UserError, check_choice
-from vitascope.evaluation.evaluation import Evaluation
 from vitascope.evaluation.images import MAX_DROP, splits_of_data, splits_of_run
-from vitascope.evaluation.measure import batches_of, measure
+from vitascope.evaluation.measure import Evaluation, batches_of, measure
 from vitascope.model.classifier import Classifier
 from vitascope.predict.runtimes import Batch, ExportedEngine, InputMode, files_of, open_exported
 from vitascope.predict.throughput import take_turns

@@ -14,8 +14,7 @@ from vitascope.data.loading import Loader
 from vitascope.data.preprocess import Preprocess
 from vitascope.data.splits import ImageSet, check_every_class
 from vitascope.errors import UserError
-from vitascope.evaluation.evaluation import Evaluation
-from vitascope.evaluation.measure import measure
+from vitascope.evaluation.measure import Evaluation, measure
 from vitascope.formatting import counted
 from vitascope.model.classifier import Classifier, evaluation_mode
 from vitascope.model.heads import DistilledHead, predicted, scores
