@@ -65,6 +65,7 @@ NOT_TRAINED = {
     "resample": {"huggingface", "torchvision", "jax", "dinov2"},  # the digits have one size
     "resnet_dialect": {"timm"},  # epsilons
     "head": {"pre_logits", "none"},  # no classes
+    "outputs": {"independent", "embedding"},  # not for one class per image
 }
 
 
