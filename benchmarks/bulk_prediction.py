@@ -32,11 +32,11 @@ from conditions import Conditions
 from contest import positive, rate
 from reports import markdown_table, note, publish
 from vitascope.data.reading import file_pool
-from vitascope.deploy.predict.engine import Engine, TorchEngine
-from vitascope.deploy.predict.predictor import Predictor, find_images
-from vitascope.deploy.predict.result_file import ResultFile
-from vitascope.deploy.predict.runtimes import open_engine
 from vitascope.model.hardware import reuse_freed_memory
+from vitascope.predict.engine import Engine, TorchEngine
+from vitascope.predict.predictor import Predictor, find_images
+from vitascope.predict.result_file import ResultFile
+from vitascope.predict.runtimes import open_engine
 
 SIZE = 32
 BUILT = {"vit_ti/4": "vit_ti16", "vit_s/4": "vit_s16"}

@@ -29,10 +29,10 @@ from reports import markdown_table, note, publish
 from vitascope.data.datasets import open_data
 from vitascope.data.loading import Loader
 from vitascope.deploy.export.pruning import merge_tokens, prune
+from vitascope.evaluation.evaluate import evaluate
 from vitascope.model.classifier import Classifier
 from vitascope.model.config import ViTConfig
 from vitascope.model.vit import VisionTransformer
-from vitascope.training.evaluate import evaluate
 from vitascope.weights.preprocess import preprocess_of
 from vitascope.weights.saving import save_pretrained
 

@@ -20,15 +20,16 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from contest import DTYPES, Entrant, Step
-from vitascope.deploy.predict.engine import Engine, TorchEngine
-from vitascope.deploy.predict.runtimes import open_engine
 from vitascope.model.config import ViTConfig
 from vitascope.model.hardware import resolve_precision, reuse_freed_memory, suitable_threads
 from vitascope.model.sizes import named_config
 from vitascope.model.vit import VisionTransformer
 from vitascope.options.groups import Optimization
+from vitascope.predict.engine import Engine, TorchEngine
+from vitascope.predict.runtimes import open_engine
 from vitascope.training.optim import optimizer_of
 from vitascope.weights.loading import from_pretrained
+from vitascope.weights.preprocess import default_preprocess
 from vitascope.weights.saving import save_pretrained
 
 CPU = torch.device("cpu")
@@ -168,7 +169,9 @@ def our_inference(config: ViTConfig, batch_size: int, precision: str, model: str
     """Pixels to probabilities as in `vitascope predict`; the time includes normalization and softmax."""
     reuse_freed_memory()
     if model is None:
-        engine: Engine = TorchEngine(VisionTransformer(config), precision=precision, device="cpu")
+        built = VisionTransformer(config)
+        built.preprocess = default_preprocess(config)
+        engine: Engine = TorchEngine(built, precision=precision, device="cpu")
     else:
         engine = open_engine(model, precision=precision, device="cpu")
     yield functools.partial(engine.probabilities, random_pixels(config, batch_size))

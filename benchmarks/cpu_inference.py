@@ -42,12 +42,12 @@ from exported import RUNTIMES, exported_engine, exported_entrant, int8_matmul_en
 from reports import markdown_table, note, publish
 from vitascope.data.datasets import open_data
 from vitascope.data.decoding import ImageSource
-from vitascope.deploy.predict.engine import Engine
-from vitascope.deploy.predict.runtimes import open_engine
 from vitascope.model.config import ViTConfig
 from vitascope.model.hardware import bf16_units
 from vitascope.model.sizes import named_config
 from vitascope.model.vit import VisionTransformer
+from vitascope.predict.engine import Engine
+from vitascope.predict.runtimes import open_engine
 from vitascope.weights.loading import from_pretrained
 
 BATCH_SIZES = (1, 8)

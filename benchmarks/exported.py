@@ -10,8 +10,8 @@ from pathlib import Path
 import torch
 
 from contest import DTYPES, MATMUL_SHAPES, Entrant, Step
-from vitascope.deploy.predict.runtimes import ExportedEngine, OnnxEngine, OpenVinoEngine
 from vitascope.model.sizes import ModelConfig
+from vitascope.predict.runtimes import ExportedEngine, OnnxEngine, OpenVinoEngine
 
 RUNTIMES: dict[str, tuple[str, type[OnnxEngine | OpenVinoEngine]]] = {
     ".onnx": ("ONNX Runtime", OnnxEngine),

@@ -15,7 +15,7 @@ trap 'rm -rf "$runs"' EXIT
 
 case $part in
 tests) # the parts of the suite that choose their device, then each command on the GPU
-    python3 -m pytest -q -n 8 tests/model tests/training tests/explain tests/deploy/predict
+    python3 -m pytest -q -n 8 tests/model tests/training tests/explain tests/predict
     train="python3 -m vitascope.cli train --data digits --device cuda"
     $train --epochs 2 --run "$runs/digits"
     $train --minutes 0.5 --recipe small-data --image-size 32 --precision bf16 --compile --run "$runs/compiled"

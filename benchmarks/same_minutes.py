@@ -48,10 +48,12 @@ from vitascope.data.augment import Augmentation
 from vitascope.data.datasets import open_data
 from vitascope.data.loading import Loader
 from vitascope.data.preprocess import Preprocess
+from vitascope.evaluation.measure import measure
 from vitascope.explain.plots import RIGHT, SERIES, new_figure, plain, save_figure
+from vitascope.model.classifier import evaluation_mode
 from vitascope.model.hardware import resolve_device
 from vitascope.run.run import Run
-from vitascope.training.evaluate import predict_split
+from vitascope.training.tasks.classify import ModuleEngine
 
 NOTES = """\
 "accuracy": of the finished model on the test images, which nothing else has used: the mean and the range over
@@ -216,7 +218,9 @@ def timm(name: str, data: str, minutes: float, seed: int) -> Trained:
 
 def accuracy_of(model: nn.Module, loader: Loader) -> float:
     """The share of correct predictions on a split."""
-    return predict_split(model, loader).accuracy
+    engine = ModuleEngine(model, loader.preprocess, loader.images.class_names, loader.device)
+    with evaluation_mode(model):
+        return measure(engine, loader).accuracy
 
 
 CONTESTANTS: dict[str, Callable[..., Trained]] = {

@@ -35,8 +35,9 @@ from tests.test_walkthrough import redraw
 
 from vitascope.cli import main as vitascope
 from vitascope.data.samples import PHOTOS
+from vitascope.evaluation.evaluate import evaluate
+from vitascope.evaluation.measure import Evaluation
 from vitascope.run.run import Run
-from vitascope.training.evaluate import Evaluation, evaluate
 from vitascope.weights.builtin import DEFAULT, built_in
 from vitascope.weights.loading import from_pretrained
 from vitascope.weights.saving import save_pretrained

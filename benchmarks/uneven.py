@@ -20,7 +20,7 @@ from conditions import Conditions
 from contest import positive
 from learning import engine, options, runs_of, schedule, train, vit, write_classes
 from reports import markdown_table, note, publish
-from vitascope.training.evaluate import Evaluation
+from vitascope.evaluation.measure import Evaluation
 
 DEFAULT_COUNTS = {"airplane": 500, "automobile": 100, "ship": 30}
 KINDS: dict[str, dict[str, str]] = {

@@ -44,7 +44,7 @@ def write_copies(monkeypatch: pytest.MonkeyPatch, file: Path) -> None:
     """Let `export` copy the model's file instead of tracing the model; everything else runs."""
     from vitascope.deploy.export import export as module
     from vitascope.deploy.export.formats import FORMATS
-    from vitascope.deploy.predict.runtimes import files_of
+    from vitascope.predict.runtimes import files_of
 
     def copy(_: object, path: Path, metadata: Mapping[str, str]) -> None:
         for source in files_of(file):

@@ -36,6 +36,7 @@ from vitascope.data.loading import Loader
 from vitascope.data.splits import ImageSet
 from vitascope.data.targets import ClassIndices
 from vitascope.errors import UserError
+from vitascope.evaluation.measure import Evaluation
 from vitascope.model.config import OPTIONS, ViTConfig
 from vitascope.model.options import (
     BlockOptions,
@@ -47,7 +48,6 @@ from vitascope.model.options import (
 from vitascope.model.sizes import named_config
 from vitascope.options.groups import Masking
 from vitascope.run.run import Run
-from vitascope.training.evaluate import Evaluation
 from vitascope.weights.preprocess import preprocess_of
 from vitascope.weights.saving import save_pretrained
 
@@ -66,6 +66,7 @@ NOT_TRAINED = {
     "resample": {"huggingface", "torchvision", "jax", "dinov2"},  # the digits have one size
     "resnet_dialect": {"timm"},  # epsilons
     "head": {"pre_logits", "none"},  # no classes
+    "outputs": {"independent", "embedding"},  # not for one class per image
 }
 
 

@@ -8,8 +8,8 @@ import pytest
 from tests.model import small_model
 from vitascope.cli import main
 from vitascope.cli.bench import in_words, remarks, table
-from vitascope.deploy.predict import throughput
-from vitascope.deploy.predict.throughput import Throughput
+from vitascope.predict import throughput
+from vitascope.predict.throughput import Throughput
 from vitascope.weights.saving import save_pretrained
 
 

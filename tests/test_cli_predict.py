@@ -13,8 +13,8 @@ from tests.forked import ending, fork
 from tests.model import small_model
 from tests.test_cli import error_line, here, place  # noqa: F401 - fixtures
 from vitascope.cli import main
-from vitascope.deploy.predict.predictor import ImageResult
-from vitascope.deploy.predict.result_file import ResultFile
+from vitascope.predict.predictor import ImageResult
+from vitascope.predict.result_file import ResultFile
 from vitascope.weights.saving import save_pretrained
 
 RUN = ["predict", "runs/tiny"]

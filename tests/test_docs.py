@@ -32,10 +32,10 @@ from vitascope.cli.parsing import parse
 from vitascope.cli.serve import Serve
 from vitascope.data import datasets, download, listing, loading, pack, reading, splits, tars
 from vitascope.data.formats import folder, hub, published, shards
-from vitascope.deploy.predict.runtimes import open_engine
 from vitascope.model.sizes import named_config
 from vitascope.options.groups import AugmentationOptions
 from vitascope.options.recipes import RECIPES
+from vitascope.predict.runtimes import open_engine
 from vitascope.run.trackers import TRACKERS
 from vitascope.training import plan
 from vitascope.training.schedule import TimeBudget

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from vitascope.deploy.export.export import export
     from vitascope.deploy.export.quantize import quantize
     from vitascope.deploy.model_card import push_to_hub
-    from vitascope.deploy.predict.predictor import Prediction, Predictor
     from vitascope.errors import UserError
+    from vitascope.evaluation.evaluate import evaluate
     from vitascope.model.config import ViTConfig
     from vitascope.model.resnet import ResNet
     from vitascope.model.resnet_config import ResNetConfig
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from vitascope.model.trace import Trace
     from vitascope.model.vit import VisionTransformer
     from vitascope.options.recipes import TrainConfig
+    from vitascope.predict.predictor import Prediction, Predictor
     from vitascope.report.comparison_page import compare
     from vitascope.run.run import Run
-    from vitascope.training.evaluate import evaluate
     from vitascope.training.train import pretrain, resume, train
     from vitascope.weights.convert import convert
     from vitascope.weights.loading import from_pretrained
@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from vitascope.weights.transfer import create_model
 
 _HOMES = {
-    "Prediction": "deploy.predict.predictor",
-    "Predictor": "deploy.predict.predictor",
+    "Prediction": "predict.predictor",
+    "Predictor": "predict.predictor",
     "Preprocess": "data.preprocess",
     "ResNet": "model.resnet",
     "ResNetConfig": "model.resnet_config",
@@ -51,7 +51,7 @@ _HOMES = {
     "compress": "deploy.export.compress",
     "convert": "weights.convert",
     "create_model": "weights.transfer",
-    "evaluate": "training.evaluate",
+    "evaluate": "evaluation.evaluate",
     "export": "deploy.export.export",
     "from_pretrained": "weights.loading",
     "list_models": "model.sizes",

@@ -23,12 +23,12 @@ from tests.data import noise, write_picture
 from tests.explain import MODELS
 from tests.model import small_model, small_resnet
 from vitascope.data.preprocess import Preprocess
-from vitascope.deploy.predict.engine import Engine, TorchEngine
 from vitascope.deploy.server.app import create_app
 from vitascope.deploy.server.explorer import samples_for
 from vitascope.deploy.server.settings import Settings
 from vitascope.explain.attention import layer_attention
 from vitascope.model.classifier import Classifier
+from vitascope.predict.engine import Engine, TorchEngine
 
 pytest.importorskip("playwright.sync_api", reason="the browser's tests need Playwright")
 pytestmark = pytest.mark.skipif(browser_path() is None, reason="the browser's tests need a Chromium")

@@ -14,7 +14,7 @@ from vitascope.data.listing import visible_files
 from vitascope.data.loading import Loader
 from vitascope.data.preprocess import Preprocess
 from vitascope.data.split_record import record_of, restore
-from vitascope.deploy.predict.predictor import find_images
+from vitascope.predict.predictor import find_images
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ import pytest
 import torch
 from PIL import Image
 
+import vitascope as vs
 from tests.data import noise
 from tests.model import random_images, small_model
 from vitascope import explain
@@ -89,9 +90,19 @@ def test_patch_attention_and_comparison_accept_pictures() -> None:
     assert found.scores["rollout"].merit == same.scores["rollout"].merit
 
 
-def test_pictures_for_a_model_without_preprocessing_are_rejected() -> None:
-    with pytest.raises(UserError, match=r"no preprocessing.*set `model.preprocess`"):
-        explain.rollout(small_model(), PICTURES)
+def test_a_model_without_preprocessing_reads_no_pictures_and_is_not_saved(tmp_path: Path) -> None:
+    model = small_model()
+    model.preprocess = None
+    for ask in (
+        lambda: explain.rollout(model, PICTURES),
+        lambda: vs.Predictor(model),
+        lambda: vs.evaluate(model, "digits"),
+        lambda: vs.export(model, tmp_path / "model.onnx"),
+        lambda: vs.save_pretrained(model, tmp_path / "model"),
+    ):
+        with pytest.raises(UserError, match=r"no preprocessing.*model\.preprocess = vitascope\.Preprocess\("):
+            ask()
+    assert not list(tmp_path.iterdir())
 
 
 def test_empty_list_of_pictures_is_rejected() -> None:

@@ -203,7 +203,7 @@ def test_features_of_a_wrong_shape_are_rejected() -> None:
 @pytest.mark.parametrize("head", ["none", "pre_logits"])
 @pytest.mark.parametrize("target", [None, 1, "cat", [0, 1, 2], TARGETS["class"], TARGETS["differences"]])
 def test_classes_of_a_model_without_a_head_are_rejected(head: str, target: TargetLike) -> None:
-    with pytest.raises(UserError, match=r"no head, so there is no class.*explain a `FeatureCosine`"):
+    with pytest.raises(UserError, match=r"no head for classes, so there .*explain a `FeatureCosine`"):
         as_target(target, small_config(head=head), LOGITS)
 
 

@@ -17,6 +17,7 @@ from vitascope.model.resnet import ResNet
 from vitascope.model.resnet_config import ResNetConfig
 from vitascope.model.sizes import ModelConfig, named_config
 from vitascope.model.vit import VisionTransformer
+from vitascope.weights.preprocess import default_preprocess
 
 AnyModule = TypeVar("AnyModule", bound=nn.Module)
 AnyClassifier = TypeVar("AnyClassifier", VisionTransformer, ResNet)
@@ -106,6 +107,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "mlp head": {"head": "mlp"},
     "pre_logits": {"head": "pre_logits"},
     "no head": {"head": "none"},
+    "independent classes": {"outputs": "independent"},
+    "embedding": {"outputs": "embedding"},
     # Training
     "timm's initialization": {"init": "timm"},
     "mimetic initialization": {"init": "mimetic"},
@@ -131,7 +134,7 @@ def small_config(**overrides: Any) -> ViTConfig:
 def small_model(seed: int = 0, **overrides: Any) -> VisionTransformer:
     with uninitialized():
         model = VisionTransformer(small_config(**overrides))
-    return randomize(model, seed).eval()
+    return with_preprocess(randomize(model, seed).eval(), default_preprocess(model.config))
 
 
 def with_preprocess(model: AnyClassifier, preprocess: Preprocess) -> AnyClassifier:
@@ -168,7 +171,7 @@ def small_resnet(seed: int = 0, **overrides: Any) -> ResNet:
     values: dict[str, Any] = {"image_size": 32, "num_classes": 5, "layers": (1, 2), "width": 4}
     with uninitialized():
         model = ResNet(ResNetConfig.from_dict(values | overrides))
-    return randomize(model, seed).eval()
+    return with_preprocess(randomize(model, seed).eval(), default_preprocess(model.config))
 
 
 def on_meta(config: ModelConfig) -> Classifier:

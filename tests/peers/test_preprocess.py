@@ -277,8 +277,8 @@ def test_convert_reports_the_effect_of_an_unsupported_preprocessing_rule(to: str
         for one in PICTURES[:2]
     ]
     assert done.prepared is not None
-    assert done.prepared.logits == pytest.approx(float(torch.cat(differences).abs().max()), rel=1e-3)
-    assert done.prepared.logits > 100 * done.parity.logits
+    assert done.prepared.difference == pytest.approx(float(torch.cat(differences).abs().max()), rel=1e-3)
+    assert done.prepared.difference > 100 * done.parity.difference
 
 
 def test_loaded_model_is_saved_with_its_librarys_preprocessing(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from vitascope.model.sizes import named_config
 from vitascope.weights.families.timm import Timm
 from vitascope.weights.files import CheckpointError
 from vitascope.weights.loading import from_pretrained
-from vitascope.weights.mapping import Source, from_family
+from vitascope.weights.mapping import Source, State, from_family
 
 timm = pytest.importorskip("timm", reason="timm is not installed (vitascope[peers])")
 
@@ -35,6 +35,12 @@ def build(name: str, **options: Any) -> nn.Module:
         return timm.create_model(name, **options)
 
 
+def tensors_of(peer: nn.Module) -> State:
+    """The tensors of a model without values, but for the head's bias: zeros would be a projection's."""
+    state = dict(peer.state_dict())
+    return state | {name: torch.ones(state[name].shape) for name in ("head.bias",) if name in state}
+
+
 def source_of(name: str, peer: nn.Module, **config: Any) -> Source:
     """A source as on the hub: without `model_args`, since nothing differs from the name."""
     told = {
@@ -45,7 +51,7 @@ def source_of(name: str, peer: nn.Module, **config: Any) -> Source:
     }
     told |= config
     told = {key: value for key, value in told.items() if value is not None}
-    return Source(name=name, tensors=dict(peer.state_dict()), config=told)
+    return Source(name=name, tensors=tensors_of(peer), config=told)
 
 
 def read(source: Source) -> ViTConfig | None:
@@ -362,7 +368,7 @@ def test_ambiguous_file_without_settings_needs_a_config(
 
 def bare(peer: nn.Module, **told: Any) -> Source:
     """The tensors alone, with the given fields added."""
-    return Source(**{"name": "x", "tensors": dict(peer.state_dict()), **told})
+    return Source(**{"name": "x", "tensors": tensors_of(peer), **told})
 
 
 ODD = {

@@ -13,16 +13,17 @@ from tests.training import planned, tiny_config, write_folder
 from vitascope.cli import main
 from vitascope.data.datasets import open_data
 from vitascope.errors import UserError
+from vitascope.evaluation.evaluate import evaluate
 from vitascope.model.classifier import build
 from vitascope.report import classification, internals, overview
 from vitascope.run.run import Run
 from vitascope.training import train
 from vitascope.training.checkpoint.folders import load_checkpoint
-from vitascope.training.evaluate import evaluate
 from vitascope.training.loop import Trainer
 from vitascope.training.tasks import classify, masked
 from vitascope.training.tasks.classify import Classify
 from vitascope.weights.loading import from_pretrained
+from vitascope.weights.preprocess import default_preprocess
 from vitascope.weights.saving import save_pretrained
 
 
@@ -205,7 +206,9 @@ def test_model_no_better_than_the_most_frequent_class_gets_a_hint(
         Image.fromarray(pixels).save(path)
     config = tiny_config(same, run=str(tmp_path / "run"), epochs=1)
     if weights:
-        save_pretrained(build(planned(config, open_data(str(same)))[1]), tmp_path / "weights")
+        model = build(planned(config, open_data(str(same)))[1])
+        model.preprocess = default_preprocess(model.config)
+        save_pretrained(model, tmp_path / "weights")
         config = config.replace(weights=str(tmp_path / "weights"))
     train.train(config)
     out = capsys.readouterr().out

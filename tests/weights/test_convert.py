@@ -18,6 +18,7 @@ from vitascope.weights.convert import convert, normalized, parity_of
 from vitascope.weights.files import CheckpointError
 from vitascope.weights.identification import identify
 from vitascope.weights.loading import from_pretrained
+from vitascope.weights.preprocess import default_preprocess
 from vitascope.weights.saving import save_pretrained
 
 BODY = {"embed_dim": 128, "num_heads": 2}
@@ -41,7 +42,7 @@ def test_an_unchanged_conversion_is_bitwise_identical(tmp_path: Path) -> None:
     assert done.prepared is None
     assert done.on_pictures
     assert done.parity.first is None
-    assert done.parity.logits == 0
+    assert done.parity.difference == 0
     assert done.parity.scale > 0
     assert all(file.is_file() for file in done.files)
     assert identify(tmp_path / "theirs")[1].name == "timm"
@@ -52,8 +53,8 @@ def test_an_option_fixed_by_the_other_library_is_reported_and_measured(tmp_path:
     done = convert(tmp_path / "ours", tmp_path / "theirs", format="timm")
     assert "norm_eps 0.01 becomes 1e-06" in done.changes[0]
     assert done.parity.first == "block0"  # the embeddings have no norm
-    assert done.parity.logits > 0
-    assert done.parity.first_difference > 0
+    assert done.parity.difference > 0
+    assert done.parity.differences[done.parity.first] > 0
 
 
 def test_settings_that_the_files_cannot_hold_are_reported(tmp_path: Path) -> None:
@@ -81,13 +82,13 @@ def test_changed_preprocessing_is_reported_and_measured(tmp_path: Path) -> None:
     assert "resize_to (35, 35), not None" in change
     assert done.parity.first is None  # the same tensors have the same outputs
     assert done.prepared is not None
-    assert done.prepared.logits > 0
+    assert done.prepared.difference > 0
     images = [np.random.default_rng(0).integers(0, 256, (90, 51, 3), dtype=np.uint8)]
     ours, theirs = from_pretrained(tmp_path / "ours"), from_pretrained(tmp_path / "theirs")
     again = convert(tmp_path / "ours", tmp_path / "more", format="timm", images=images).prepared
     logits = [each(normalized(each.preprocess, images)) for each in (ours, theirs)]
     assert again is not None
-    assert again.logits == pytest.approx((logits[0] - logits[1]).abs().max().item(), rel=1e-4)
+    assert again.difference == pytest.approx((logits[0] - logits[1]).abs().max().item(), rel=1e-4)
 
 
 def test_a_model_of_four_channels_is_compared_on_random_tensors(tmp_path: Path) -> None:
@@ -132,7 +133,7 @@ def test_the_first_difference_is_found() -> None:
     parity = parity_of(model, other, images)
     assert parity.scale == pytest.approx(model(images).abs().max().item(), rel=1e-4)
     assert parity.first == "block1"
-    assert parity.first_difference == pytest.approx(0.25, rel=1e-4)
+    assert parity.differences[parity.first] == pytest.approx(0.25, rel=1e-4)
 
 
 def test_a_difference_that_the_outputs_hide_is_found() -> None:
@@ -143,7 +144,7 @@ def test_a_difference_that_the_outputs_hide_is_found() -> None:
             each.head.weight.zero_()
         other.encoder.blocks[0].mlp.fc2.bias += 0.25
     parity = parity_of(model, other, torch.randn(2, 3, *model.config.image_hw))
-    assert (parity.logits, parity.first) == (0, "block0")
+    assert (parity.difference, parity.first) == (0, "block0")
 
 
 @pytest.mark.parametrize("to", ["timm", "torchvision", "jax"])
@@ -153,7 +154,7 @@ def test_weights_that_share_memory_are_converted(tmp_path: Path, to: str) -> Non
     state["encoder.blocks.1.norm1.weight"] = state["encoder.blocks.0.norm1.weight"]
     torch.save(state, tmp_path / "ours" / "pytorch_model.bin")
     (tmp_path / "ours" / "model.safetensors").unlink()
-    assert convert(tmp_path / "ours", tmp_path / "theirs", format=to).parity.logits == 0
+    assert convert(tmp_path / "ours", tmp_path / "theirs", format=to).parity.difference == 0
 
 
 def test_nothing_is_overwritten(tmp_path: Path) -> None:
@@ -192,9 +193,10 @@ def test_rejected_model_gets_its_formats_and_the_recipe_that_has_others(tmp_path
 
 def test_model_of_the_recipe_base_has_the_formats_that_the_error_names(tmp_path: Path) -> None:
     config = ViTConfig(image_size=32, patch_size=8, embed_dim=64, depth=1, num_heads=1, num_classes=3)
-    save_pretrained(VisionTransformer(config), tmp_path / "ours")
+    model = with_preprocess(VisionTransformer(config), default_preprocess(config))
+    save_pretrained(model, tmp_path / "ours")
     for name in ("timm", "huggingface", "torchvision", "deit"):
-        assert convert(tmp_path / "ours", tmp_path / name, format=name).parity.logits < 1e-4
+        assert convert(tmp_path / "ours", tmp_path / name, format=name).parity.difference < 1e-4
 
 
 def test_a_resnet_is_copied_bitwise_and_has_no_other_format(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from vitascope.cli.parsing import Device, Json, Model
 from vitascope.errors import UserError
 
 if TYPE_CHECKING:
-    from vitascope.deploy.predict.throughput import Throughput
+    from vitascope.predict.throughput import Throughput
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -38,8 +38,8 @@ class Bench:
         """Measure and print."""
         if not self.seconds > 0:
             raise UserError(f"--seconds must be above 0, not {self.seconds:g}")
-        from vitascope.deploy.predict.throughput import Benchmark, machine
         from vitascope.model.hardware import reuse_freed_memory
+        from vitascope.predict.throughput import Benchmark, machine
 
         reuse_freed_memory()
         benchmark = Benchmark.open(

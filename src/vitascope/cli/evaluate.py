@@ -14,7 +14,7 @@ from vitascope.errors import UserError, printable
 from vitascope.formatting import counted
 
 if TYPE_CHECKING:
-    from vitascope.training.evaluate import Evaluation
+    from vitascope.evaluation.measure import Evaluation
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -37,8 +37,8 @@ class Evaluate:
 
     def call(self) -> None:
         """Measure and print."""
+        from vitascope.evaluation.evaluate import evaluate
         from vitascope.run.run import Run
-        from vitascope.training.evaluate import evaluate
 
         evaluation = evaluate(
             self.model,

@@ -116,11 +116,12 @@ class Explain:
         from vitascope.explain.plots import save_figure
         from vitascope.explain.targets import question
         from vitascope.weights.loading import from_pretrained
+        from vitascope.weights.preprocess import preprocess_of
 
         out = None if self.compare else self._checked_out()
         model = from_pretrained(self.model, device=self.device)
-        if self.image_size is not None and model.preprocess is not None:
-            model.preprocess = model.preprocess.at_size((self.image_size, self.image_size))
+        if self.image_size is not None:
+            model.preprocess = preprocess_of(model).at_size((self.image_size, self.image_size))
         if out is None:
             comparison = self._compare(model)
             print(json.dumps(comparison.to_dict()) if self.json else self._signed(comparison.text()))

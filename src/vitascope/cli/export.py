@@ -96,7 +96,7 @@ def comparison_lines(done: QuantizationResult) -> list[str]:
     if done.float_layers:
         which += f", {len(done.float_layers)} with the largest rounding error left in float"
     lines.append(f"{which}; ranges from {counted(done.calibration_images, 'image')}")
-    lines += [f"left out: {reason}" for reason in found.unreadable.values()]
+    lines += [f"left out: {reason}" for reason in found.unreadable]
     rows = [
         ("", "accuracy", "95% interval", "bytes", "images/s at batch 1"),
         *map(row, (found.before, found.after), found.accuracy.rows()),

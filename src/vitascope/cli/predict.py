@@ -20,8 +20,8 @@ from vitascope.formatting import counted
 if TYPE_CHECKING:
     from tqdm import tqdm
 
-    from vitascope.deploy.predict.predictor import ImageResult, Predictor
-    from vitascope.deploy.predict.result_file import ResultFile, Tally
+    from vitascope.predict.predictor import ImageResult, Predictor
+    from vitascope.predict.result_file import ResultFile, Tally
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -55,9 +55,9 @@ class Predict:
             raise UserError("no images given: vitascope predict MODEL IMAGE [IMAGE ...]")
         if self.resume and self.out is None:
             raise UserError("--resume needs the file to resume: --out FILE")
-        from vitascope.deploy.predict.predictor import Predictor, check_top_k, check_workers, find_images
-        from vitascope.deploy.predict.result_file import ResultFile, check_out
         from vitascope.model.hardware import reuse_freed_memory
+        from vitascope.predict.predictor import Predictor, check_top_k, check_workers, find_images
+        from vitascope.predict.result_file import ResultFile, check_out
 
         check_top_k(self.top_k)
         check_workers(self.workers)
@@ -82,7 +82,7 @@ class Predict:
 
     def _print_files(self, predictor: Predictor) -> None:
         """Predict image files, and print when all are predicted."""
-        from vitascope.deploy.predict.result_file import Tally, as_line
+        from vitascope.predict.result_file import Tally, as_line
 
         workers = 0 if self.workers is None and len(self.images) <= self.batch_size else self.workers
         results = list(predictor.stream(self.images, self.top_k, workers=workers))
@@ -99,8 +99,8 @@ class Predict:
 
     def _stream(self, predictor: Predictor, file: ResultFile | None) -> None:
         """Predict images one after the other, into the file or to standard output."""
-        from vitascope.deploy.predict.predictor import find_images
-        from vitascope.deploy.predict.result_file import Tally, as_line
+        from vitascope.predict.predictor import find_images
+        from vitascope.predict.result_file import Tally, as_line
         from vitascope.training.signals import stop_signals
 
         paths = find_images(self.images)
@@ -129,7 +129,7 @@ class Predict:
         """A progress bar on a terminal, unless results are printed there; it counts the images first."""
         from tqdm import tqdm
 
-        from vitascope.deploy.predict.predictor import find_images
+        from vitascope.predict.predictor import find_images
 
         shown = sys.stderr.isatty() and (file is not None or not sys.stdout.isatty())
         return tqdm(

@@ -19,11 +19,13 @@ from vitascope.errors import UserError, printable
 from vitascope.explain import learned, plots
 from vitascope.explain.attention import attending, head_maps, patch_attention
 from vitascope.explain.forward import pooled_and_logits
-from vitascope.explain.inputs import normalized, required_preprocess
+from vitascope.explain.inputs import normalized
 from vitascope.explain.methods import DEFAULT_METHOD, METHODS, Method, check_settings, heatmap, methods_for
 from vitascope.explain.pictures import FloatArray, Picture, beside_itself, to_picture
 from vitascope.explain.targets import ClassDifference, FeatureCosine, TargetLike
 from vitascope.model.classifier import Classifier
+from vitascope.model.heads import predicted, scores
+from vitascope.weights.preprocess import preprocess_of
 
 log = logging.getLogger(__name__)
 
@@ -112,7 +114,7 @@ def _read(
 ) -> list[_Picture]:
     """The pictures, without those of several that cannot be read; only the model's pixels if they are not
     shown, because thousands of photographs may not fit into memory."""
-    preprocess = required_preprocess(model)
+    preprocess = preprocess_of(model)
     sources = preprocess.as_pictures(pictures)
     limit = () if len(sources) == 1 else (ONE_OF_SEVERAL,)
     read = []
@@ -226,8 +228,9 @@ VIEWS = {
 
 def _predicted(model: Classifier, picture: _Picture) -> tuple[str, float]:
     """The predicted class and its probability."""
-    score, index = pooled_and_logits(model, picture.image)[1][0].softmax(dim=0).max(dim=0)
-    return _class_name(model, int(index)), float(score)
+    probabilities = scores(pooled_and_logits(model, picture.image)[1], model.config.outputs)  # (1, K)
+    index = int(predicted(probabilities))
+    return _class_name(model, index), float(probabilities[0, index])
 
 
 def _caption(model: Classifier, picture: _Picture, note: str) -> plots.Caption:

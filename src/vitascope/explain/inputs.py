@@ -11,7 +11,7 @@ from torch import Tensor
 
 from vitascope.errors import UserError
 from vitascope.model.classifier import Classifier
-from vitascope.model.preprocess import PreprocessLike
+from vitascope.weights.preprocess import preprocess_of
 
 T = TypeVar("T")
 
@@ -23,27 +23,17 @@ def as_images(model: Classifier, images: Images) -> Tensor:
     """Normalized floats (B, C, H, W): a tensor unchanged; pictures on the model's device, in its dtype."""
     if isinstance(images, Tensor):
         return images
-    preprocess = required_preprocess(model)
+    preprocess = preprocess_of(model)
     pixels = [preprocess.pixels(picture) for picture in preprocess.as_pictures(images)]
     if not pixels:
         raise UserError("no pictures: give at least one")
     return normalized(model, torch.from_numpy(np.stack(pixels)))
 
 
-def required_preprocess(model: Classifier) -> PreprocessLike:
-    """The model's preprocessing; UserError if it has none."""
-    if model.preprocess is None:
-        raise UserError(
-            "this model has no preprocessing, which reading pictures needs: set `model.preprocess`, or give "
-            "normalized tensors (B, C, H, W)"
-        )
-    return model.preprocess
-
-
 def normalized(model: Classifier, pixels: Tensor) -> Tensor:
     """Pixels, uint8 (B, C, H, W), as normalized floats on the model's device, in its dtype."""
     weights = next(model.parameters())
-    return required_preprocess(model).normalize(pixels).to(weights.device, weights.dtype)
+    return preprocess_of(model).normalize(pixels).to(weights.device, weights.dtype)
 
 
 def sample(pictures: Sequence[T], count: int, seed: int = 0) -> list[T]:

@@ -16,6 +16,7 @@ from vitascope.errors import UserError, nearest
 from vitascope.explain.forward import pooled_and_logits
 from vitascope.explain.inputs import as_images
 from vitascope.model.classifier import Classifier
+from vitascope.model.heads import predicted
 from vitascope.model.sizes import ModelConfig
 
 MAX_DIGITS = 18
@@ -123,7 +124,7 @@ def as_target(target: TargetLike, config: ModelConfig, logits: Tensor) -> Target
         return target
     _check_gives_classes(config)
     if target is None:
-        return ClassScore(logits.detach().argmax(dim=1))
+        return ClassScore(predicted(logits.detach()))
     asked = target.tolist() if isinstance(target, Tensor) else target
     several = list(asked) if isinstance(asked, Iterable) and not isinstance(asked, str) else [asked]
     indices = [class_index(one, config) for one in several]
@@ -176,8 +177,8 @@ def class_index(label: object, config: ModelConfig) -> int:
 def _check_gives_classes(config: ModelConfig) -> None:
     if not config.gives_classes:
         raise UserError(
-            "this model has no head, so there is no class to explain: explain a `FeatureCosine` target (the "
-            "likeness to another picture), or use attention or rollout"
+            "this model has no head for classes, so there is no class to explain: explain a `FeatureCosine` "
+            "target (the likeness to another picture), or use attention or rollout"
         )
 
 

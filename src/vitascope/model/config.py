@@ -18,6 +18,7 @@ from vitascope.model.options import (
     BlockOptions,
     EmbeddingOptions,
     ImageOptions,
+    Outputs,
     ReadoutOptions,
     Regularization,
     TokenizerOptions,
@@ -208,7 +209,12 @@ class ViTConfig(ImageOptions):
     @property
     def gives_classes(self) -> bool:
         """Whether the head's outputs are classes, not features."""
-        return self.readout.head in ("linear", "mlp")
+        return self.readout.head in ("linear", "mlp") and self.outputs != "embedding"
+
+    @property
+    def outputs(self) -> Outputs:
+        """The meaning of the head's outputs."""
+        return self.readout.outputs
 
     @property
     def summary(self) -> str:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from vitascope.errors import UserError
 from vitascope.model.attention import fused_attention, join_heads
 from vitascope.model.config import ViTConfig
 from vitascope.model.encoder import MLP, SwiGLU
+from vitascope.model.options import Outputs
 
 
 class ClassTokenPool(nn.Module):
@@ -145,6 +147,22 @@ def classification_head(config: ViTConfig) -> nn.Module:
     if head == "pre_logits":
         return PreLogits(inputs, D)
     return nn.Linear(inputs, K)
+
+
+def scores(logits: Tensor, outputs: Outputs) -> Tensor:
+    """The probability of each class, (..., K), from logits (..., K): one of the classes applies, or any may.
+
+    Raises:
+        UserError: an embedding.
+    """
+    if outputs == "embedding":
+        raise UserError("this model returns an embedding (`model(images)`), which has no probabilities")
+    return logits.softmax(dim=-1) if outputs == "exclusive" else logits.sigmoid()
+
+
+def predicted(outputs: Tensor) -> Tensor:
+    """The predicted class of each image, int64 (B,), from logits or probabilities (B, K)."""
+    return outputs.argmax(dim=1)
 
 
 def output_layers(head: nn.Module) -> list[nn.Linear]:

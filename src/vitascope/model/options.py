@@ -14,6 +14,7 @@ SinCos = Literal["sincos_1d", "sincos_2d", "sincos_2d_big_vision"]
 Positions = Literal["none", "learned", "learned_2d", SinCos, "relative", "rotary"]
 Resample = Literal["timm", "huggingface", "torchvision", "jax", "dinov2"]
 Activation = Literal["gelu", "gelu_tanh", "quick_gelu", "swiglu"]
+Outputs = Literal["exclusive", "independent", "embedding"]
 
 PROBABILITY = Range(ge=0, lt=1)
 MAX_TOKENIZER_LAYERS = 8
@@ -177,6 +178,9 @@ class ReadoutOptions:
     head: Literal["linear", "mlp", "pre_logits", "none"] = "linear"
     """A linear layer; the pre-training MLP with a hidden tanh layer; that hidden layer alone; or none, for
     features."""
+    outputs: Outputs = "exclusive"
+    """The head's outputs: classes of which one applies, classes of which any may apply, or an embedding, such
+    as CLIP's."""
 
     def __post_init__(self) -> None:
         check_fields(self)

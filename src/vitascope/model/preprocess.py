@@ -2,35 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Protocol, Self
 
 from torch import Tensor
 
 from vitascope.errors import UserError
 
 
-class PreprocessLike(Protocol):
-    """Turns pictures into a model's input; `vitascope.data.preprocess.Preprocess` is one."""
+class Resizable(Protocol):
+    """A preprocessing as a model knows it: `vitascope.data.preprocess.Preprocess`."""
 
-    @property
-    def image_size(self) -> tuple[int, int]:
-        """Height and width of the result, in pixels."""
-
-    def as_pictures(self, images: Any) -> Sequence[Any]:
-        """One picture or many, as a sequence of pictures."""
-
-    def pixels(self, source: Any) -> Any:
-        """Resize and crop a picture: a NumPy array, uint8 (C, H, W)."""
-
-    def framed(self, source: Any, longest: int = ...) -> tuple[Any, Any, tuple[float, float, float, float]]:
-        """The same pixels; all of the picture in its own resolution, with at most `longest` pixels a side,
-        uint8 (C, H, W); and the part of it that became them: left, top, right and bottom."""
-
-    def normalize(self, pixels: Tensor) -> Tensor:
-        """Turn uint8 pixels or floats in [0, 1], (B, C, H, W), into a model's input."""
-
-    def at_size(self, image_size: tuple[int, int]) -> PreprocessLike:
+    def at_size(self, image_size: tuple[int, int]) -> Self:
         """The same preprocessing for another image size."""
 
 

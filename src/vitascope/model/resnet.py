@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from vitascope.arguments import checked
 from vitascope.errors import check_choice
-from vitascope.model.preprocess import PreprocessLike, check_images
+from vitascope.model.preprocess import Resizable, check_images
 from vitascope.model.resnet_config import ROOTS, ResNetConfig, Unit, norm_groups
 from vitascope.model.trace import Trace
 
@@ -181,7 +181,7 @@ class ResNet(nn.Module):
     Any H and W are accepted. The head starts at zero, as in vit_jax, for uniform predictions.
     """
 
-    preprocess: PreprocessLike | None = None
+    preprocess: Resizable | None = None
     """The preprocessing that the model was trained with; None if it was built from a configuration."""
 
     @checked

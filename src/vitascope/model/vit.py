@@ -13,7 +13,7 @@ from vitascope.model.heads import classification_head, pooling
 from vitascope.model.initialization import initialize
 from vitascope.model.patches import patch_embedding
 from vitascope.model.positions import position_embedding
-from vitascope.model.preprocess import PreprocessLike, check_images
+from vitascope.model.preprocess import Resizable, check_images
 from vitascope.model.trace import Trace
 
 
@@ -24,7 +24,7 @@ class VisionTransformer(nn.Module):
     registers), D = `embed_dim`, K classes. H and W may be any that patches tile; positions are interpolated.
     """
 
-    preprocess: PreprocessLike | None = None
+    preprocess: Resizable | None = None
     """The preprocessing that the model was trained with; None if it was built from a configuration."""
 
     @checked

@@ -155,6 +155,10 @@ class Architecture(OptionGroup):
                 values[name] = value  # a name
         if values.get("head") in ("none", "pre_logits"):
             raise UserError(f"options: a classifier needs a head with classes, not {values['head']!r}")
+        if values.get("outputs", "exclusive") != "exclusive":
+            raise UserError(
+                f"options: training on one class per image needs exclusive outputs, not {values['outputs']!r}"
+            )
         return values
 
 

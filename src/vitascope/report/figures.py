@@ -21,7 +21,7 @@ from vitascope.model.patches import ConvPatches
 from vitascope.model.vit import VisionTransformer
 from vitascope.report.charts import draw_confusion, draw_curves, kept_place
 from vitascope.report.thumbnails import Pixels, attention_over, picture_of
-from vitascope.run.measures import confusion_matrix, score_of, surest
+from vitascope.run.measures import confusion_matrix, predicted, score_of, surest
 from vitascope.run.run import Run
 from vitascope.storage import replacing
 from vitascope.weights.preprocess import preprocess_of
@@ -40,7 +40,7 @@ def draw_figures(
     `images` are those that the model was measured on, in the order of the `probabilities` (N, K). One that
     cannot be read is an `ImageError`.
     """
-    names, labels, classes = images.class_names, images.labels, probabilities.argmax(axis=1)
+    names, labels, classes = images.class_names, images.labels, predicted(probabilities)
     score = score_of(labels, probabilities)
     title = (
         f"{images.name}: {score.right / score.total:.2%} of {len(images)} correct "
@@ -85,7 +85,7 @@ def choose_shown(
 
     An even choice alone would hide the mistakes of a good model; the title gives the true share.
     """
-    classes = probabilities.argmax(axis=1)
+    classes = predicted(probabilities)
     wrong = surest(probabilities.max(axis=1), classes != labels, count // 4)
     rest = np.setdiff1d(np.arange(len(labels)), wrong)
     rest = rest[np.unique(np.linspace(0, len(rest) - 1, min(count - len(wrong), len(rest))).astype(int))]

@@ -159,18 +159,23 @@ class Score:
         return f"{text}; {advice}" if advice else text
 
 
+def predicted(probabilities: npt.NDArray[np.floating]) -> npt.NDArray[np.int64]:
+    """The predicted class of each image, (N,), from probabilities (N, K)."""
+    return probabilities.argmax(axis=1)
+
+
 def score_of(labels: npt.NDArray[np.int64], probabilities: npt.NDArray[np.floating]) -> Score:
     """The score of probabilities (N, K) for true classes (N,), N at least 1."""
     K = probabilities.shape[1]
-    guesses = probabilities.argmax(axis=1)
+    guesses = predicted(probabilities)
     hits = labels[labels == guesses]
-    totals, predicted, right = (np.bincount(classes, minlength=K) for classes in (labels, guesses, hits))
-    present, involved = totals > 0, totals + predicted > 0
+    totals, guessed, right = (np.bincount(classes, minlength=K) for classes in (labels, guesses, hits))
+    present, involved = totals > 0, totals + guessed > 0
     return Score(
         right=int(right.sum()),
         total=len(labels),
         balanced=float((right[present] / totals[present]).mean()),
-        macro_f1=float((2 * right[involved] / (totals + predicted)[involved]).mean()),
+        macro_f1=float((2 * right[involved] / (totals + guessed)[involved]).mean()),
         majority=float(totals.max() / len(labels)),
         top5=float((ranks(labels, probabilities) < 5).mean()) if K > 5 else None,
     )

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from vitascope.data.targets import ClassIndices, Targets
 from vitascope.errors import UserError
-from vitascope.run.measures import Score, confusion_matrix, score_of
+from vitascope.run.measures import Score, confusion_matrix, predicted, score_of
 from vitascope.storage import replacing
 from vitascope.weights.files import read_npz
 
@@ -50,7 +50,7 @@ class Predictions:
     @property
     def classes(self) -> npt.NDArray[np.int64]:
         """The predicted class of each image, (N,): the most probable one."""
-        return self.probabilities.argmax(axis=1)
+        return predicted(self.probabilities)
 
     @property
     def confidences(self) -> npt.NDArray[np.float32]:

@@ -9,12 +9,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from vitascope.evaluation.measure import Evaluation, measure
 from vitascope.formatting import counted
 from vitascope.intervals import Interval
 from vitascope.run.predictions import Predictions
 from vitascope.training import distributed
-from vitascope.training.evaluate import Evaluation, predict_split
 from vitascope.training.loop import Trainer
+from vitascope.training.tasks.classify import engine_of
 from vitascope.weights.loading import from_pretrained
 
 
@@ -61,9 +62,8 @@ def select(trainer: Trainer) -> Selection:
 
 def predictions_of(trainer: Trainer, folder: Path) -> Evaluation:
     """The predictions of saved weights on the validation images."""
-    return predict_split(
-        from_pretrained(folder).to(trainer.device), trainer.val_loader, precision=trainer.precision
-    )
+    model = from_pretrained(folder).to(trainer.device)
+    return measure(engine_of(model, trainer.config), trainer.val_loader, distributed.gather)
 
 
 def worse(last: Predictions, best: Predictions) -> bool:

@@ -25,6 +25,7 @@ from vitascope.arguments import checked
 from vitascope.data.datasets import open_data
 from vitascope.data.splits import Splits
 from vitascope.errors import UserError
+from vitascope.evaluation.measure import Evaluation, data_frame, html_table
 from vitascope.formatting import counted
 from vitascope.model.classifier import Classifier, build
 from vitascope.model.configuration import options_of
@@ -42,7 +43,6 @@ from vitascope.training.baseline import digits_baseline
 from vitascope.training.checkpoint import folders
 from vitascope.training.checkpoint.folders import remove_checkpoints, to_resume
 from vitascope.training.checkpoint.state import with_images_of
-from vitascope.training.evaluate import Evaluation, data_frame, html_table
 from vitascope.training.loop import Trainer
 from vitascope.training.memory import Placement, place
 from vitascope.training.plan import Decided, Plan, inspect, plan

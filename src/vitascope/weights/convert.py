@@ -17,21 +17,11 @@ from vitascope.data.preprocess import Preprocess
 from vitascope.errors import UserError, check_choice
 from vitascope.model.classifier import Classifier
 from vitascope.model.config import ViTConfig
+from vitascope.weights.agreement import Agreement, agreement
 from vitascope.weights.identification import FAMILIES, check_format, identify, read_config
 from vitascope.weights.loading import load_source
 from vitascope.weights.mapping import changes, to_family
 from vitascope.weights.preprocess import preprocess_of
-
-
-@dataclasses.dataclass(frozen=True)
-class Parity:
-    """The difference of two models on the same inputs, in float32."""
-
-    logits: float  # the largest difference of the outputs
-    scale: float  # the largest output of the first model, to compare with
-    first: str | None  # the first value of a `Trace` that differs; None if all are bitwise the same
-    first_difference: float  # the largest difference there
-    images: int  # the number of inputs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,9 +32,9 @@ class Conversion:
     format: str  # the family of the files
     files: list[Path]
     changes: list[str]  # forced by the other library's format, in words
-    parity: Parity  # the written files, loaded again, against the source, on the same tensors
+    parity: Agreement  # the written files, loaded again, against the source, on the same tensors
     on_pictures: bool  # or on random tensors, for a model of neither 1 nor 3 channels
-    prepared: Parity | None  # on pictures, each model with its own preprocessing; None if both have the same
+    prepared: Agreement | None  # on pictures, each model with its own preprocessing; None if it is the same
 
     def __str__(self) -> str:
         lines = [f"{file}  {file.stat().st_size:,} bytes" for file in self.files]
@@ -57,12 +47,12 @@ class Conversion:
         return "\n".join(lines)
 
 
-def _in_words(parity: Parity, inputs: str) -> str:
+def _in_words(parity: Agreement, inputs: str) -> str:
     if parity.first is None:
         return f"bitwise the same in every layer, on {inputs}"
     return (
-        f"outputs differ by at most {parity.logits:.2g} (the largest is {parity.scale:.3g}), on {inputs}; "
-        f"first in {parity.first}, by {parity.first_difference:.2g}"
+        f"outputs differ by at most {parity.difference:.2g} (the largest is {parity.scale:.3g}), on "
+        f"{inputs}; first in {parity.first}, by {parity.differences[parity.first]:.2g}"
     )
 
 
@@ -147,7 +137,9 @@ def normalized(preprocess: Preprocess, images: Sequence[ImageSource]) -> Tensor:
 
 
 @torch.inference_mode()
-def parity_of(model: Classifier, other: Classifier, images: Tensor, others: Tensor | None = None) -> Parity:
+def parity_of(
+    model: Classifier, other: Classifier, images: Tensor, others: Tensor | None = None
+) -> Agreement:
     """Run two models and find the first difference; `others` are the other's inputs, if not `images`."""
     trace, theirs = model.trace(images), other.trace(images if others is None else others)
     differences = {
@@ -155,11 +147,4 @@ def parity_of(model: Classifier, other: Classifier, images: Tensor, others: Tens
         for name, value in trace.values.items()
         if value.shape == theirs[name].shape
     }  # in the order of the pass
-    first = next((name for name, difference in differences.items() if difference != 0), None)
-    return Parity(
-        logits=differences["logits"],
-        scale=float(trace["logits"].abs().max()),
-        first=first,
-        first_difference=differences[first] if first is not None else 0.0,
-        images=len(images),
-    )
+    return dataclasses.replace(agreement(trace["logits"], theirs["logits"]), differences=differences)

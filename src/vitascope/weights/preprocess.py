@@ -1,36 +1,29 @@
-"""The preprocessing of a model: the one that it carries, or the default."""
+"""The preprocessing of a model: the one that it carries, and that of a new model."""
 
 from __future__ import annotations
 
-import logging
-import weakref
-from typing import cast
-
 from vitascope.data.preprocess import Preprocess
+from vitascope.errors import UserError
 from vitascope.model.classifier import Classifier
 from vitascope.model.sizes import ModelConfig
 from vitascope.weights.files import CheckpointError
 
-log = logging.getLogger(__name__)
-
-_WARNED: weakref.WeakSet[Classifier] = weakref.WeakSet()  # models whose preprocessing was assumed
 MAX_ENLARGED = 4  # times the model's side: the largest pictures that it gets, 16 times as many tokens
 SMALL_PICTURE = 512  # the side up to which pictures fit a model of any size
 
 
 def preprocess_of(model: Classifier) -> Preprocess:
-    """The preprocessing that a model carries; for a bare `VisionTransformer(config)`, the default, with a
-    warning the first time."""
-    if model.preprocess is not None:
-        return cast("Preprocess", model.preprocess)
-    assumed = default_preprocess(model.config)
-    if model not in _WARNED:
-        _WARNED.add(model)
-        log.warning(
-            "the model has no preprocessing; assuming a centre crop of %dx%d pixels, mean 0.5 and std 0.5; "
-            "if that is wrong, set model.preprocess = vitascope.Preprocess(...)", *assumed.image_size,
-        )  # fmt: skip
-    return assumed
+    """The preprocessing that a model carries.
+
+    Raises:
+        UserError: a model without one. It would take any other for its own, without an error.
+    """
+    if not isinstance(model.preprocess, Preprocess):
+        raise UserError(
+            "this model has no preprocessing, which reading and saving need: set "
+            "model.preprocess = vitascope.Preprocess(...), as it was trained with"
+        )
+    return model.preprocess
 
 
 def default_preprocess(config: ModelConfig) -> Preprocess:

@@ -20,15 +20,14 @@ def save_pretrained(model: Classifier, folder: str | os.PathLike[str], *, format
     is rejected, never a mixture. Parameters keep their dtype; an `.npz` has no bfloat16 and stores float32.
 
     Args:
-        model: the model with its preprocessing; a bare `VisionTransformer(config)` gets the default of its
-            size: centre crop, mean and std of 0.5.
+        model: the model with its preprocessing, `model.preprocess`.
         folder: the folder to write, created if absent.
         format: a name of `FAMILIES`. The preprocessing is written as closely as the other library can express
             it; `convert` measures the difference.
 
     Raises:
-        UserError: an unknown format, a model that the other library does not have, files that cannot be
-            written, or a folder with other weights that would be read instead.
+        UserError: an unknown format, a model without preprocessing or that the other library does not have,
+            files that cannot be written, or a folder with other weights that would be read instead.
     """
     check_format(format, model.config)
     to_family(FAMILIES[format], model, preprocess_of(model), Path(folder))

@@ -104,6 +104,8 @@ def adapted(source: ModelConfig, name: str | None, weights: str, overrides: dict
     other_head = isinstance(source, ViTConfig) and source.readout.head != "linear"
     if "num_classes" in options and other_head:
         options.setdefault("head", "linear")
+    if "num_classes" in options and source.outputs == "embedding":
+        options.setdefault("outputs", "exclusive")
     return source.replace(**options)
 
 
@@ -134,7 +136,8 @@ def transfer(source: Classifier, target: Classifier, name: str) -> list[str]:
     same_shapes = {k: v.shape for k, v in heads[0].items()} == {k: v.shape for k, v in heads[1].items()}
     names = (source.config.class_names, target.config.class_names)
     body = {key: value for key, value in state.items() if not key.startswith("head.")}
-    if same_shapes and not (all(names) and names[0] != names[1]):
+    same_meaning = source.config.outputs == target.config.outputs
+    if same_shapes and same_meaning and not (all(names) and names[0] != names[1]):
         chosen, notes = state, [f"all {len(state)} tensors loaded", *notes]
     else:
         old = f"left out the head for {source.config.num_classes} classes" if heads[0] else "it has no head"

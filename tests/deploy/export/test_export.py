@@ -22,17 +22,17 @@ from vitascope.data.preprocess import Preprocess
 from vitascope.deploy.export import export as exporting
 from vitascope.deploy.export.export import default_path, export, usage
 from vitascope.deploy.export.formats import FORMATS, Format
-from vitascope.deploy.predict.engine import TorchEngine
-from vitascope.deploy.predict.predictor import Predictor
-from vitascope.deploy.predict.runtimes import (
+from vitascope.errors import UserError
+from vitascope.model.vit import VisionTransformer
+from vitascope.predict.engine import TorchEngine
+from vitascope.predict.predictor import Predictor
+from vitascope.predict.runtimes import (
     ExportedEngine,
     ExportedModelError,
     ProgramEngine,
     metadata_of,
     open_engine,
 )
-from vitascope.errors import UserError
-from vitascope.model.vit import VisionTransformer
 
 NAMES = ("ant\n\x00", "béè <&>", 'cat "x"', "\ud800", "eel")
 SIZES = [(64, 40), (50, 90), (24, 24), (50, 90)]
@@ -146,7 +146,7 @@ def test_served_file_matches_predict(made: SimpleNamespace) -> None:
 def test_export_reports_file_and_agreement(made: SimpleNamespace) -> None:
     assert made.done.path == made.path
     assert {file.name for file in made.path.parent.iterdir()} == {file.name for file in made.done.files}
-    assert (made.done.agreement.pictures, made.done.agreement.same) == (4, 4)
+    assert (made.done.agreement.images, made.done.agreement.same) == (4, 4)
     assert made.done.size == sum(file.stat().st_size for file in made.path.parent.iterdir())
 
 
@@ -205,7 +205,7 @@ def test_signals_work_after_engines_are_unloaded(made: SimpleNamespace) -> None:
     """OpenVINO's plugin sets the thread's signal stack, and removes it when it is unloaded."""
     code = f"""
 import gc, pathlib, signal
-from vitascope.deploy.predict.runtimes import OpenVinoEngine
+from vitascope.predict.runtimes import OpenVinoEngine
 path = pathlib.Path({str(made.path)!r})
 engines = [OpenVinoEngine(path), OpenVinoEngine(path)]
 while engines:
@@ -308,7 +308,7 @@ def test_file_with_different_outputs_is_rejected_and_removed(
 
 def test_file_with_equal_outputs_is_kept(answering: Answering, tmp_path: Path) -> None:
     done = export(answering.model, tmp_path / "a" / "model.pt2", format="torch")
-    assert done.agreement.pictures == 16  # of scikit-learn's photographs
+    assert done.agreement.images == 16  # of scikit-learn's photographs
     assert [file.name for file in (tmp_path / "a").iterdir()] == ["model.pt2"]
 
 
@@ -326,7 +326,7 @@ def test_single_picture_is_accepted_for_the_comparison(
     images = str(write_picture(tmp_path / "one.png", size=(40, 30))) if one == "path" else noise(40, 30)
     path = tmp_path / "model.pt2"
     done = export(answering.model, path, format="torch", images=images)
-    assert done.agreement.pictures == 1
+    assert done.agreement.images == 1
 
 
 DYNAMIC = {"input": "tensors", "dynamic_resolution": True}
@@ -345,7 +345,7 @@ def test_dynamic_resolution_matches_the_model_at_other_sizes(tmp_path: Path) -> 
         pixels = torch.from_numpy(np.stack([fit.pixels(picture) for picture in pictures()]))
         with torch.no_grad():
             wanted = model(fit.normalize(pixels))
-        torch.testing.assert_close(engine.logits(pixels), wanted, atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(engine.answers(pixels)[0], wanted, atol=1e-4, rtol=1e-4)
 
 
 def test_unsupported_operation_is_rejected_in_one_line(tmp_path: Path) -> None:

@@ -25,9 +25,10 @@ from vitascope.deploy.export.quantize import (
     worst,
 )
 from vitascope.deploy.export.quantize_onnx import layers_of
-from vitascope.deploy.predict.runtimes import ExportedEngine, OnnxEngine, OpenVinoEngine
 from vitascope.errors import UserError
+from vitascope.evaluation.measure import batches_of, measure
 from vitascope.options.recipes import TrainConfig
+from vitascope.predict.runtimes import ExportedEngine, OnnxEngine, OpenVinoEngine
 from vitascope.run.run import Run
 
 onnx = pytest.importorskip("onnx", reason="onnx is not installed (vitascope[onnx])")
@@ -81,7 +82,7 @@ def test_int8_file_opens_like_its_source_and_is_marked_as_int8(done, engines) ->
 def test_int8_outputs_are_close_to_the_source(engines) -> None:
     before, after = engines
     pixels = torch.from_numpy(np.stack([before.pixels(noise(40, 36, seed=seed)) for seed in (90, 91, 92)]))
-    exact, rounded = before.logits(pixels), after.logits(pixels)
+    exact, rounded = before.answers(pixels)[0], after.answers(pixels)[0]
     assert 0 < float((exact - rounded).abs().max()) < 0.1 * float(exact.abs().max())
     torch.testing.assert_close(after.probabilities(pixels), rounded.softmax(dim=1))
 
@@ -219,7 +220,7 @@ def test_calibration_picture_and_original_have_nearly_the_same_logits(plain) -> 
     wide = np.tile(np.linspace(0, 255, 360).astype(np.uint8)[None, :, None], (300, 1, 3))
     (small,) = calibration_batches(engine, [wide], 1, 0)
     assert small.shape == (1, 36, 36, 3)  # 32 / 0.9
-    own = engine.logits(torch.from_numpy(engine.pixels(wide)[None]))
+    own = engine.answers(torch.from_numpy(engine.pixels(wide)[None]))[0]
     seen = torch.from_numpy(engine.run(small)[1])
     assert float((own - seen).abs().max()) < 0.05 * float(own.abs().max())
 
@@ -266,14 +267,15 @@ def test_unreadable_test_pictures_are_named_and_too_many_are_rejected(
     broken.write_bytes(b"no picture")
     engine = OnnxEngine(plain[".onnx"])
     labels = np.append(labelled.labels, 0)
-    found = compare_accuracy(
-        engine, engine, ImageSet("test", [*PICTURES, broken], ClassIndices(labels, NAMES))
-    )
-    assert (found.accuracy.total, found.same, list(found.unreadable)) == (40, 40, [str(broken)])
-    with pytest.raises(UserError, match=r"1 of 3 test images cannot be read.*broken\.png"):
-        compare_accuracy(
-            engine, engine, ImageSet("test", [*PICTURES[:2], broken], ClassIndices(labels[:3], NAMES))
-        )
+    images = ImageSet("test", [*PICTURES, broken], ClassIndices(labels, NAMES))
+    exact = measure(engine, batches_of(engine, images))
+    found = compare_accuracy(engine, engine, images, exact)
+    assert (found.accuracy.total, found.same, len(found.unreadable)) == (40, 40, 1)
+    assert str(broken) in found.unreadable[0]
+    others = [tmp_path / f"{name}.png" for name in "ab"]
+    few = ImageSet("test", [*PICTURES[:2], *others], ClassIndices(labels[:4], NAMES))
+    with pytest.raises(UserError, match=r"10% of the 4 images of the test set cannot be read.*a\.png"):
+        measure(engine, batches_of(engine, few))
 
 
 def test_calibration_count_is_in_the_file(done, engines) -> None:
@@ -315,7 +317,7 @@ def test_few_images_are_said_to_be_too_few_to_tell(plain, labelled, tmp_path: Pa
 def test_few_test_images_are_joined_by_the_validation_images(data, monkeypatch) -> None:
     _, test = calibration_and_test(None, NAMES, str(data), None)
     assert (test.name, len(test)) == ("test and val", 2 * len(NAMES))
-    monkeypatch.setattr("vitascope.deploy.export.accuracy.FEW", len(NAMES))
+    monkeypatch.setattr("vitascope.evaluation.images.FEW", len(NAMES))
     _, test = calibration_and_test(None, NAMES, str(data), None)
     assert (test.name, len(test)) == ("test", len(NAMES))
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.deploy.server.served import DecodersInThreads, torch_engine
-from vitascope.deploy.predict.engine import TorchEngine
+from vitascope.predict.engine import TorchEngine
 
 
 @pytest.fixture(scope="module")

@@ -20,12 +20,12 @@ from tests.data import noise
 from tests.model import small_model
 from vitascope.data.decoding import ImageSource
 from vitascope.data.preprocess import Pixels, Preprocess
-from vitascope.deploy.predict.engine import Engine, TorchEngine
 from vitascope.deploy.server import decoder_process
 from vitascope.deploy.server.app import create_app
 from vitascope.deploy.server.http_server import HTTPServer, server_of
 from vitascope.deploy.server.server import listen
 from vitascope.deploy.server.settings import Settings
+from vitascope.predict.engine import Engine, TorchEngine
 
 NAMES = ("ant", "bee", "cat", "dog", "<script>alert(1)</script>")
 POISON = 255
@@ -57,7 +57,7 @@ class HeldEngine(Engine):
 
         return counting
 
-    def probabilities(self, pixels: torch.Tensor) -> torch.Tensor:
+    def answers(self, pixels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         self.begun.set()
         assert self.go.wait(30)
         brightness = [int(picture[0, 0, 0]) for picture in pixels]
@@ -65,7 +65,8 @@ class HeldEngine(Engine):
             raise ArithmeticError("a poison picture")
         self.batches.append(brightness)
         first = torch.tensor(brightness)[:, None] / 255
-        return torch.cat([first, ((1 - first) / 4).expand(-1, 4)], dim=1)
+        probabilities = torch.cat([first, ((1 - first) / 4).expand(-1, 4)], dim=1)
+        return probabilities.log(), probabilities
 
     def computed(self) -> list[int]:
         return [brightness for batch in self.batches for brightness in batch]

@@ -23,10 +23,10 @@ from tests.deploy.server.served import (
     torch_engine,
 )
 from tests.model import small_resnet
-from vitascope.deploy.predict.engine import TorchEngine
-from vitascope.deploy.predict.predictor import Predictor
 from vitascope.explain.methods import DEFAULT_METHOD, METHODS
 from vitascope.explain.rollout import rollout
+from vitascope.predict.engine import TorchEngine
+from vitascope.predict.predictor import Predictor
 
 
 def test_raw_body_and_form_match_the_predictor(engine: TorchEngine) -> None:

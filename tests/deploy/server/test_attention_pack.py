@@ -14,7 +14,6 @@ from tests.explain import MODELS
 from tests.model import small_model, small_resnet
 from vitascope import explain
 from vitascope.data.preprocess import Pixels, Preprocess
-from vitascope.deploy.predict.engine import Engine, TorchEngine
 from vitascope.deploy.server.attention_pack import (
     pack_attention,
     pack_heatmap,
@@ -25,6 +24,7 @@ from vitascope.deploy.server.attention_pack import (
 from vitascope.errors import UserError
 from vitascope.model.classifier import Classifier
 from vitascope.model.vit import VisionTransformer
+from vitascope.predict.engine import Engine, TorchEngine
 
 NON_SQUARE = {"image_size": (16, 48), "num_registers": 2}
 
@@ -265,8 +265,9 @@ class Exported(Engine):
     def description(self) -> str:
         return "another runtime"
 
-    def probabilities(self, pixels: torch.Tensor) -> torch.Tensor:
-        return torch.tensor([[0.25, 0.75]]).expand(len(pixels), -1)
+    def answers(self, pixels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        probabilities = torch.tensor([[0.25, 0.75]]).expand(len(pixels), -1)
+        return probabilities.log(), probabilities
 
 
 def test_exported_file_has_predictions_and_the_reason_for_no_attention() -> None:

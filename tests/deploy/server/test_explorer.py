@@ -16,11 +16,11 @@ from safetensors.torch import load
 from tests.data import noise
 from tests.model import small_model
 from vitascope.data.samples import CREDIT, PHOTOS
-from vitascope.deploy.predict.engine import TorchEngine
 from vitascope.deploy.server.app import create_app
 from vitascope.deploy.server.attention_pack import pack_attention, pack_heatmap, pack_picture
 from vitascope.deploy.server.explorer import MEDIA_TYPES, samples_for, web_files
 from vitascope.deploy.server.settings import Settings
+from vitascope.predict.engine import TorchEngine
 
 NAMES = ("<img src=x onerror=alert(1)>", "Dogs", "sports car, sport car", "catalog", "e")
 

@@ -17,8 +17,8 @@ from tests.deploy.server.served import (
     serving,
     until,
 )
-from vitascope.deploy.predict.engine import TorchEngine
 from vitascope.deploy.server.settings import Settings
+from vitascope.predict.engine import TorchEngine
 
 
 def test_token_is_required_and_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch) -> None:

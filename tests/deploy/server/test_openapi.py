@@ -10,8 +10,8 @@ from fastapi.openapi.models import OpenAPI
 from pydantic import TypeAdapter
 
 from tests.deploy.server.served import HeldEngine, grey, picture, play, refusal, serving
-from vitascope.deploy.predict.engine import TorchEngine
 from vitascope.deploy.server import openapi
+from vitascope.predict.engine import TorchEngine
 
 
 @pytest.fixture(scope="module")

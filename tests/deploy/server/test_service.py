@@ -19,8 +19,8 @@ from tests.deploy.server.served import (
     serving,
     until,
 )
-from vitascope.deploy.predict.engine import TorchEngine
 from vitascope.errors import UserError
+from vitascope.predict.engine import TorchEngine
 
 
 def test_overload_is_rejected_with_a_retry_time_and_recovers() -> None:

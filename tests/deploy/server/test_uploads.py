@@ -22,8 +22,8 @@ from tests.deploy.server.served import (
     serving,
     until,
 )
-from vitascope.deploy.predict.engine import TorchEngine
 from vitascope.deploy.server.uploads import ArrivingBodies
+from vitascope.predict.engine import TorchEngine
 
 RAW = {"content-type": "application/octet-stream"}
 

@@ -64,7 +64,7 @@ def test_preprocessing_is_saved_with_the_model(tmp_path: Path) -> None:
     assert identify(tmp_path)[1].name == "vitascope"
 
 
-def test_the_default_preprocessing_of_the_model_size_is_saved(tmp_path: Path) -> None:
+def test_the_preprocessing_of_the_model_size_is_saved(tmp_path: Path) -> None:
     save_pretrained(named_resnet(image_size=(32, 48), in_channels=1), tmp_path)
     found = from_pretrained(tmp_path).preprocess
     assert (found.image_size, found.channels, found.mean) == ((32, 48), 1, (0.5,))

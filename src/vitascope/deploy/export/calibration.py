@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from vitascope.data.decoding import ImageError, ImageSource
-from vitascope.deploy.predict.runtimes import Batch, ExportedEngine
 from vitascope.errors import UserError
+from vitascope.predict.runtimes import Batch, ExportedEngine
 
 MEASURED = 16
 """Pictures on which the rounding error is measured; each gives thousands of numbers per layer."""

@@ -13,21 +13,20 @@ import statistics
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-import numpy as np
-import numpy.typing as npt
 from torch import Tensor
 
 from vitascope.arguments import checked
 from vitascope.data.datasets import open_for_evaluation
 from vitascope.data.loading import Loader
 from vitascope.data.splits import ImageSet
-from vitascope.deploy.export.accuracy import MAX_DROP, splits_of_data, splits_of_run
 from vitascope.deploy.export.pruning import merge_tokens, prune
-from vitascope.deploy.predict.engine import TorchEngine
-from vitascope.deploy.predict.throughput import step_of, take_turns
 from vitascope.errors import UserError
+from vitascope.evaluation.images import MAX_DROP, splits_of_data, splits_of_run
+from vitascope.evaluation.measure import batches_of, measure
 from vitascope.model.classifier import Classifier
 from vitascope.model.hardware import resolve_device
+from vitascope.predict.engine import TorchEngine
+from vitascope.predict.throughput import step_of, take_turns
 from vitascope.run.measures import PairedAccuracy
 from vitascope.run.run import Run, load_with_run
 from vitascope.weights.loading import from_pretrained
@@ -35,7 +34,6 @@ from vitascope.weights.preprocess import preprocess_of
 from vitascope.weights.saving import save_pretrained
 
 EXAMPLES_AT_ONCE = 32
-TEST_BATCH = 128
 ROUNDS = 7
 
 log = logging.getLogger(__name__)
@@ -200,8 +198,6 @@ def _costs(engines: Sequence[TorchEngine], batch_size: int) -> list[Cost]:
 
 def _paired_accuracy(engines: Sequence[TorchEngine], images: ImageSet) -> PairedAccuracy:
     """The accuracy of two models with the same preprocessing, on the readable images."""
-    rows: list[list[npt.NDArray[np.int64]]] = []
-    for batch in Loader(images, engines[0].preprocess, TEST_BATCH, device=engines[0].device).epoch():
-        classes = [engine.probabilities(batch.pixels).argmax(dim=1) for engine in engines]
-        rows.append([batch.targets.cpu().numpy(), *(found.cpu().numpy() for found in classes)])
-    return PairedAccuracy.of(*np.concatenate(rows, axis=1))
+    batches = batches_of(engines[0], images)
+    first, second = (measure(engine, batches) for engine in engines)
+    return PairedAccuracy.of(first.labels, first.classes, second.classes)

@@ -15,17 +15,17 @@ from vitascope.data.decoding import ImageSource, as_pictures
 from vitascope.data.preprocess import Preprocess
 from vitascope.deploy.export.formats import FORMATS, WholeModel, check_path, move_beside, traced
 from vitascope.deploy.export.verification import (
-    Agreement,
     check_agreement,
     compare_outputs,
     sample_pictures,
 )
-from vitascope.deploy.predict.runtimes import INPUT_MODES, InputMode, first_line, metadata_of
 from vitascope.errors import UserError, check_choice
 from vitascope.model.classifier import Classifier
 from vitascope.model.resnet_config import ResNetConfig
+from vitascope.predict.runtimes import INPUT_MODES, InputMode, first_line, metadata_of
 from vitascope.run.run import Run, load_with_run
 from vitascope.storage import check_room, make_folder
+from vitascope.weights.agreement import Agreement
 from vitascope.weights.preprocess import preprocess_of
 
 COMPARED = 32

@@ -19,7 +19,11 @@ from torch.export import Dim, ExportedProgram
 
 from vitascope.data.preprocess import Preprocess
 from vitascope.deploy.export.resampling import Resize
-from vitascope.deploy.predict.runtimes import (
+from vitascope.errors import UserError
+from vitascope.model.classifier import Classifier
+from vitascope.model.config import ViTConfig
+from vitascope.model.heads import scores
+from vitascope.predict.runtimes import (
     INPUT,
     OUTPUTS,
     SECTION,
@@ -30,9 +34,6 @@ from vitascope.deploy.predict.runtimes import (
     ProgramEngine,
     importing,
 )
-from vitascope.errors import UserError
-from vitascope.model.classifier import Classifier
-from vitascope.model.config import ViTConfig
 from vitascope.storage import flush
 
 OPSET = 20
@@ -53,7 +54,7 @@ class WholeModel(nn.Module):
     def __init__(self, model: Classifier, preprocess: Preprocess, input: InputMode) -> None:
         super().__init__()
         if not model.config.gives_classes:
-            raise UserError("this model has no head: its features cannot be exported")
+            raise UserError("this model has no head for classes: its features cannot be exported")
         config = model.config
         self.input = input
         self.model = model
@@ -68,7 +69,7 @@ class WholeModel(nn.Module):
         pictures = pixels.permute(0, 3, 1, 2).float()  # (B, C, H, W), in [0, 255]
         images = (self.resize(pictures) / 255 - self.pixel_mean) / self.pixel_std
         logits = self.model(images)  # (B, K)
-        return logits.softmax(dim=1), logits
+        return scores(logits, self.model.config.outputs), logits
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -12,6 +12,7 @@ whose inputs' channels lose the largest shares of their energy to rounding.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import logging
 import os
@@ -20,31 +21,28 @@ import tempfile
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
-import numpy as np
+import torch
 
 from vitascope.arguments import checked
 from vitascope.data.datasets import open_data, open_for_evaluation
-from vitascope.data.decoding import ImageSource, as_pictures, source_name
-from vitascope.data.loading import MAX_UNREADABLE
-from vitascope.data.preprocess import Pixels
+from vitascope.data.decoding import ImageSource, as_pictures
 from vitascope.data.splits import ImageSet
-from vitascope.deploy.export.accuracy import MAX_DROP, splits_of_data, splits_of_run
 from vitascope.deploy.export.calibration import calibration_batches
 from vitascope.deploy.export.export import default_path, export
 from vitascope.deploy.export.formats import FORMATS, check_path, move_beside
 from vitascope.deploy.export.quantize_onnx import write_onnx_int8
 from vitascope.deploy.export.quantize_openvino import write_openvino_int8
-from vitascope.deploy.predict.runtimes import Batch, ExportedEngine, InputMode, files_of, open_exported
-from vitascope.deploy.predict.throughput import take_turns
 from vitascope.errors import UserError, check_choice
+from vitascope.evaluation.images import MAX_DROP, splits_of_data, splits_of_run
+from vitascope.evaluation.measure import Evaluation, batches_of, measure
 from vitascope.model.classifier import Classifier
+from vitascope.predict.runtimes import Batch, ExportedEngine, InputMode, files_of, open_exported
+from vitascope.predict.throughput import take_turns
 from vitascope.run.measures import PairedAccuracy
 from vitascope.run.run import Run, load_with_run
 from vitascope.storage import check_room, make_folder
 
 CALIBRATION_IMAGES = 300
-BATCH_SIZE = 32
-"""Images per batch when accuracy is measured."""
 TIMED_ROUNDS = 15
 FLOAT_SHARES = (0.0, 1 / 8, 1 / 4)
 """The shares of the layers left in float, tried in this order until the accuracy is kept."""
@@ -78,8 +76,8 @@ class AccuracyComparison:
     """Images for which both predict the same class."""
     before: Measured
     after: Measured
-    unreadable: dict[str, str]
-    """Path and reason of the images left out."""
+    unreadable: tuple[str, ...]
+    """The images left out, each with the reason."""
 
     @property
     def agreement(self) -> float:
@@ -221,6 +219,9 @@ def quantize_file(
         "calibration_images": json.dumps(len(pictures)),
     }
     attempts: list[AccuracyComparison] = []
+    if plain.class_names:
+        test = test.in_classes(plain.class_names, f"the {test.name} images")
+    exact = measure(plain, batches_of(plain, test))
     make_folder(target.parent)
     check_room(target, size_of(plain))  # an ONNX file is written once more in fp32
     with tempfile.TemporaryDirectory(prefix=".int8-", dir=target.parent) as aside:
@@ -231,7 +232,7 @@ def quantize_file(
             in_float = worst(losses, share)
             found = write(source, folder / target.name, pictures, in_float, metadata)
             losses = losses or found
-            attempts.append(compare_accuracy(plain, open_exported(folder / target.name), test))
+            attempts.append(compare_accuracy(plain, open_exported(folder / target.name), test, exact))
             accuracy = attempts[-1].accuracy
             if accuracy.drop <= max_drop:
                 if doubt := accuracy.doubt(max_drop, test.name):
@@ -271,29 +272,16 @@ def worst(losses: Mapping[str, float], share: float) -> tuple[str, ...]:
     return tuple(name for name in losses if name in ranked)
 
 
-def compare_accuracy(before: ExportedEngine, after: ExportedEngine, images: ImageSet) -> AccuracyComparison:
-    """Measure two exported models that take the same pixels."""
-    if before.class_names:
-        images = images.in_classes(before.class_names, f"the {images.name} images")
-    unreadable: dict[str, str] = {}
-    engines, rows = (before, after), []
-    example: Pixels | None = None
-    for start in range(0, len(images), BATCH_SIZE):
-        places = range(start, min(start + BATCH_SIZE, len(images)))
-        pictures, errors = before.read([images.sources[place] for place in places])
-        unreadable |= {source_name(images.sources[places[at]]): error for at, error in errors.items()}
-        if pictures:
-            example = pictures[0] if example is None else example
-            labels = images.labels[[place for at, place in enumerate(places) if at not in errors]]
-            rows.append([labels, *(engine.predict(pictures).argmax(dim=1).numpy() for engine in engines)])
-    if example is None or len(unreadable) > MAX_UNREADABLE * len(images):
-        raise UserError(
-            f"{len(unreadable)} of {len(images)} {images.name} images cannot be read: "
-            f"{'; '.join(list(unreadable.values())[:3]) or 'there is none'}"
-        )
-    pixels = np.ascontiguousarray(example.transpose(1, 2, 0)[None])  # (1, H, W, C)
-    times = take_turns([lambda: before.run(pixels), lambda: after.run(pixels)], rounds=TIMED_ROUNDS)
-    labels, *classes = np.concatenate(rows, axis=1)  # (images,) each
+def compare_accuracy(
+    before: ExportedEngine, after: ExportedEngine, images: ImageSet, exact: Evaluation
+) -> AccuracyComparison:
+    """Compare two exported models that take the same pixels; `exact` is the first one's evaluation."""
+    rounded = measure(after, batches_of(after, images))
+    example = torch.from_numpy(before.pixels(images.sources[int(exact.indices[0])]))[None]  # (1, C, H, W)
+    engines = (before, after)
+    times = take_turns(
+        [functools.partial(engine.answers, example) for engine in engines], rounds=TIMED_ROUNDS
+    )
     first, second = (
         Measured(
             precision=engine.stored_precision,
@@ -303,11 +291,11 @@ def compare_accuracy(before: ExportedEngine, after: ExportedEngine, images: Imag
         for engine, seconds in zip(engines, times, strict=True)
     )
     return AccuracyComparison(
-        accuracy=PairedAccuracy.of(labels, *classes),
-        same=int((classes[0] == classes[1]).sum()),
+        accuracy=PairedAccuracy.of(exact.labels, exact.classes, rounded.classes),
+        same=int((exact.classes == rounded.classes).sum()),
         before=first,
         after=second,
-        unreadable=unreadable,
+        unreadable=exact.unreadable,
     )
 
 

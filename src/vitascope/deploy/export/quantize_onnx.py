@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from vitascope.deploy.export.calibration import MEASURED, rounding_error
-from vitascope.deploy.predict.runtimes import INPUT, Batch, importing
+from vitascope.predict.runtimes import INPUT, Batch, importing
 
 LAYERS = ("MatMul", "Gemm", "Conv")
 MOST_BYTES = 2**31 - 2**24

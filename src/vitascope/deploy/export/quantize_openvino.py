@@ -8,7 +8,7 @@ from typing import Any
 
 from vitascope.deploy.export.calibration import MEASURED, rounding_error
 from vitascope.deploy.export.formats import silenced
-from vitascope.deploy.predict.runtimes import INPUT, SECTION, Batch, importing, openvino_core
+from vitascope.predict.runtimes import INPUT, SECTION, Batch, importing, openvino_core
 
 LAYERS = ("MatMul", "Convolution")
 PRODUCTS = (*LAYERS, "ScaledDotProductAttention")

@@ -2,69 +2,28 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor
 
 from vitascope.data.decoding import ImageSource
 from vitascope.data.preprocess import Preprocess
-from vitascope.deploy.predict.runtimes import ExportedEngine
 from vitascope.errors import UserError
 from vitascope.model.classifier import Classifier
+from vitascope.predict.runtimes import ExportedEngine
+from vitascope.weights.agreement import TOLERANCE, Agreement, agreement
 
-TOLERANCES = {"tensors": 1e-3, "pictures": 1e-2}
+TOLERANCES = {"tensors": TOLERANCE, "pictures": 1e-2}
 """The largest difference of logits that counts as rounding, as a share of the largest logit, by input mode.
 
-Sums in another order make about 1e-6; pixels that a resize rounds the other way, about 1e-4.
+Pixels that a resize rounds the other way make about 1e-4.
 """
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Agreement:
-    """Outputs of a model and of another runtime for the same pictures."""
-
-    pictures: int
-    """Pictures compared."""
-    same: int
-    """Pictures with the same most probable class, or one that is equally probable in the model."""
-    difference: float
-    """The largest difference of two logits."""
-    scale: float
-    """The model's largest logit, to compare with."""
-    tolerance: float
-    """The share of `scale` that counts as rounding."""
-
-    @property
-    def summary(self) -> str:
-        """One line for people."""
-        return (
-            f"same top-1 class for {self.same} of {self.pictures} pictures; logits differ by at most "
-            f"{self.difference:.2g} (the largest is {self.scale:.3g})"
-        )
-
-
-def agreement(own: Tensor, other: Tensor, tolerance: float = TOLERANCES["tensors"]) -> Agreement:
-    """Compare a model's logits (B, K) with another runtime's."""
-    if own.shape != other.shape:
-        raise UserError(f"logits {tuple(other.shape)} cannot be compared with {tuple(own.shape)}")
-    scale = float(own.abs().max())
-    chosen = own.gather(1, other.argmax(dim=1, keepdim=True))[:, 0]  # (B,)
-    same = own.max(dim=1).values - chosen <= tolerance * scale  # False for NaN
-    return Agreement(
-        pictures=len(own),
-        same=int(same.sum()),
-        difference=float((own - other).abs().max()),
-        scale=scale,
-        tolerance=tolerance,
-    )
 
 
 def check_agreement(found: Agreement, name: str) -> None:
     """Reject an exported model whose outputs differ from its model's."""
     limit = found.tolerance * found.scale
-    if found.same < found.pictures or not found.difference <= limit:  # so that NaN fails too
+    if found.same < found.images or not found.difference <= limit:  # so that NaN fails too
         raise UserError(
             f"{name} is not kept, because its outputs differ from the model's: {found.summary}; differences "
             f"of up to {limit:.2g} are allowed"
@@ -83,9 +42,9 @@ def compare_outputs(
         if engine.input == "pictures":
             given = torch.from_numpy(preprocess.whole_pixels(picture))[None]  # (1, C, H, W)
         own.append(model(preprocess.normalize(ready)))  # (1, K)
-        other.append(engine.logits(given))
+        other.append(engine.answers(given)[0])
         if len(own) == 1 and not torch.allclose(
-            engine.logits(given.expand(2, -1, -1, -1)), other[0].expand(2, -1), atol=1e-4, rtol=1e-4
+            engine.answers(given.expand(2, -1, -1, -1))[0], other[0].expand(2, -1), atol=1e-4, rtol=1e-4
         ):
             raise UserError(
                 f"{engine.path.name} is not kept, because a batch of two gets other outputs than one picture"

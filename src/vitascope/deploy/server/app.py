@@ -37,7 +37,7 @@ from vitascope.errors import UserError, nearest
 if TYPE_CHECKING:
     import torch
 
-    from vitascope.deploy.predict.engine import Engine
+    from vitascope.predict.engine import Engine
 
 FILE_ERRORS = (413, 422)  # rejections of one picture; the other files of its form still get results
 MAX_PARAMETERS = 100
@@ -196,9 +196,9 @@ def predictions(service: Service) -> APIRouter:
         form: Annotated[Literal["json", "png"], Query(alias="format")] = "json",
     ) -> Response:
         """A heatmap of where the model looks, as numbers or as a picture."""
-        from vitascope.deploy.predict.explanation import explain_pixels
         from vitascope.deploy.server.attention_pack import batch_size
         from vitascope.explain.methods import DEFAULT_METHOD
+        from vitascope.predict.explanation import explain_pixels
 
         engine, method = service.torch_engine(), method or DEFAULT_METHOD
         compute = functools.partial(explain_pixels, batch_size=batch_size(engine.device))

@@ -31,7 +31,6 @@ from safetensors.torch import save
 from torch import Tensor
 
 from vitascope.data.preprocess import Pixels
-from vitascope.deploy.predict.engine import Engine, TorchEngine
 from vitascope.errors import UserError
 from vitascope.explain.attention import check_head, check_layer, layer_attention, read_rows, stream_attention
 from vitascope.explain.heatmaps import grid_of
@@ -40,6 +39,7 @@ from vitascope.explain.rollout import next_flow
 from vitascope.model.classifier import Classifier
 from vitascope.model.config import ViTConfig
 from vitascope.model.vit import VisionTransformer
+from vitascope.predict.engine import Engine, TorchEngine
 
 BUDGET = 24 * 2**20
 """Bytes of attention per response. ViT-B/16 at 224 pixels has 5.6 million, ViT-L/16 at 512 400 million."""

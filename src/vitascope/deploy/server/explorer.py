@@ -25,7 +25,7 @@ from vitascope.deploy.server.service import Service
 from vitascope.errors import UserError
 
 if TYPE_CHECKING:
-    from vitascope.deploy.predict.engine import Engine  # torch is imported later
+    from vitascope.predict.engine import Engine  # torch is imported later
 
 MEDIA_TYPES = {
     ".html": "text/html; charset=utf-8",

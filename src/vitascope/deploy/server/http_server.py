@@ -35,7 +35,7 @@ from vitascope.errors import UserError
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
-    from vitascope.deploy.predict.engine import Engine
+    from vitascope.predict.engine import Engine
 
 FAREWELL = 1.0
 """Seconds that open connections have, once the port is closed, to send a last request and get its 503."""

@@ -25,8 +25,8 @@ from vitascope.errors import UserError
 from vitascope.weights.builtin import in_words
 
 if TYPE_CHECKING:
-    from vitascope.deploy.predict.engine import Engine
     from vitascope.deploy.server.http_server import OpenEngine
+    from vitascope.predict.engine import Engine
 
 PAUSE = 1.0  # seconds before a worker that died is replaced
 STOP = b""  # the message of a signal; a worker whose model cannot be loaded sends the reason
@@ -60,8 +60,8 @@ def open_for_serving(ref: str, precision: str, device: str, threads: int) -> Eng
     """The engine of a model or an exported file, with a number of threads to compute with."""
     import torch
 
-    from vitascope.deploy.predict.runtimes import open_engine
     from vitascope.model.hardware import reuse_freed_memory
+    from vitascope.predict.runtimes import open_engine
 
     reuse_freed_memory()
     torch.set_num_threads(threads)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from starlette.requests import Request
 
     from vitascope.data.preprocess import Pixels
-    from vitascope.deploy.predict.engine import Engine, TorchEngine
+    from vitascope.predict.engine import Engine, TorchEngine
 
 R = TypeVar("R")
 REQUEST_ID = re.compile(rb"[0-9A-Za-z._~:/+=@-]{1,128}")
@@ -246,7 +246,7 @@ class Service:
 
     def torch_engine(self) -> TorchEngine:
         """The engine of a torch model; rejects (501) if an exported file is served, which only predicts."""
-        from vitascope.deploy.predict.engine import TorchEngine
+        from vitascope.predict.engine import TorchEngine
 
         if not isinstance(self.engine, TorchEngine):
             raise Rejection(501, f"this needs the torch model; the served model is {self.engine.description}")
@@ -296,10 +296,11 @@ class Service:
         engine = self._open_engine()
         import torch
 
-        # Routes import these; on the first request, that would stop the event loop for seconds.
-        from vitascope.deploy.predict import explanation  # noqa: F401
         from vitascope.deploy.server import attention_pack  # noqa: F401
         from vitascope.explain import plots  # noqa: F401
+
+        # Routes import these; on the first request, that would stop the event loop for seconds.
+        from vitascope.predict import explanation  # noqa: F401
 
         shape = (engine.preprocess.channels, *engine.preprocess.image_size)
         for count in (1, self.settings.max_batch):
@@ -324,8 +325,8 @@ class Service:
 
 def _few_threads(engine: Engine, pictures: int) -> AbstractContextManager[None]:
     """Use one thread for a batch so small that threads would wait for each other and for the server's."""
-    from vitascope.deploy.predict.engine import TorchEngine
     from vitascope.model.hardware import suitable_threads
+    from vitascope.predict.engine import TorchEngine
 
     if not isinstance(engine, TorchEngine):
         return nullcontext()

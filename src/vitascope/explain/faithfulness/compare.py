@@ -21,6 +21,7 @@ from vitascope.explain.inputs import Images, as_images
 from vitascope.explain.methods import methods_for
 from vitascope.explain.targets import ClassScore, Target, TargetLike, as_target
 from vitascope.model.classifier import Classifier, evaluation_mode
+from vitascope.model.heads import scores
 
 HeatmapFunction = Callable[[Classifier, Tensor, Target], Tensor]
 """Model, images (1, C, H, W) and target -> heatmap (1, grid_h, grid_w)."""
@@ -147,7 +148,7 @@ def _check(
 def _classes(model: Classifier, images: Tensor, target: TargetLike, batch_size: int) -> ClassScore:
     """The classes to explain, (B,) or (1,)."""
     if not model.config.gives_classes:
-        raise UserError("this model has no head: it has no classes to measure faithfulness on")
+        raise UserError("this model has no head for classes: it has no classes to measure faithfulness on")
     logits = torch.cat([pooled_and_logits(model, part)[1] for part in images.split(batch_size)])
     if not logits.isfinite().all():
         raise UserError("the model's logits are not finite: look for NaN in the images and the weights")
@@ -199,7 +200,8 @@ def _probabilities(
     """The probability of one class in any number of images (C, H, W): float64 (n,), on the CPU."""
     scored, left = [], iter(variants)
     while batch := list(itertools.islice(left, batch_size)):
-        probabilities = pooled_and_logits(model, torch.stack(batch))[1].float().softmax(dim=1)  # (B, K)
+        logits = pooled_and_logits(model, torch.stack(batch))[1].float()  # (B, K)
+        probabilities = scores(logits, model.config.outputs)
         scored.append(probabilities[:, int(about.classes)].double().cpu())
         advance(len(batch))
     return torch.cat(scored)

@@ -14,13 +14,16 @@ from vitascope.data.loading import Loader
 from vitascope.data.preprocess import Preprocess
 from vitascope.data.splits import ImageSet, check_every_class
 from vitascope.errors import UserError
+from vitascope.evaluation.measure import Evaluation, measure
 from vitascope.formatting import counted
-from vitascope.model.heads import DistilledHead
+from vitascope.model.classifier import Classifier, evaluation_mode
+from vitascope.model.heads import DistilledHead, predicted, scores
 from vitascope.model.vit import VisionTransformer
 from vitascope.options.groups import Distillation
+from vitascope.options.recipes import TrainConfig
+from vitascope.predict.engine import Engine, TorchEngine
 from vitascope.report.figures import draw_figures
-from vitascope.training.distributed import print_first
-from vitascope.training.evaluate import Evaluation, predict_split
+from vitascope.training.distributed import gather, print_first
 from vitascope.training.tasks.task import Examples, Finished, Sums
 from vitascope.training.tasks.teachers import Teacher
 
@@ -35,6 +38,38 @@ def binary_cross_entropy(logits: Tensor, targets: Tensor, label_smoothing: float
     present = F.one_hot(targets, K) if targets.ndim == 1 else targets > 0
     smoothed = present.to(logits.dtype) * (1 - label_smoothing) + label_smoothing / K
     return F.binary_cross_entropy_with_logits(logits, smoothed, reduction="none").mean(dim=1)
+
+
+class ModuleEngine(Engine):
+    """A module in training, which may be sharded or return other dtypes: it is only called."""
+
+    def __init__(
+        self,
+        module: nn.Module,
+        preprocess: Preprocess,
+        class_names: tuple[str, ...],
+        device: torch.device,
+        precision: torch.dtype = torch.float32,
+    ) -> None:
+        self.module, self.preprocess, self.device, self.precision = module, preprocess, device, precision
+        self.class_names, self.num_classes = class_names, len(class_names)
+        self.description = f"a module in training, on {device}"
+
+    def answers(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
+        """uint8 (B, C, H, W) to logits and probabilities, float32 (B, K) each, on the device."""
+        with torch.autocast(self.device.type, self.precision, enabled=self.precision != torch.float32):
+            logits = self.module(self.preprocess.normalize(pixels.to(self.device))).float()
+        return logits, scores(logits, self.meaning)
+
+
+def engine_of(model: Classifier, config: TrainConfig) -> TorchEngine:
+    """The engine with which `vitascope evaluate` measures a finished model, on its device.
+
+    The precision is the run's, but for fp16, which is for training.
+    """
+    asked = config.engine.precision
+    precision = "auto" if asked == "fp16" else asked
+    return TorchEngine(model, precision=precision, device=str(next(model.parameters()).device))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,7 +111,10 @@ class Classify:
 
     def validate(self, module: nn.Module, loader: Loader, precision: torch.dtype) -> dict[str, float]:
         """Cross-entropy without smoothing and weights, and what `Task.validate` lists."""
-        found = predict_split(module, loader, precision=precision)
+        names = loader.images.class_names
+        engine = ModuleEngine(module, self.preprocess, names, loader.device, precision)
+        with evaluation_mode(module):
+            found = measure(engine, loader, gather)
         score = found.score
         return {
             "loss": found.loss,
@@ -87,7 +125,7 @@ class Classify:
 
     def test(self, finished: Finished) -> Evaluation:
         """Evaluate the finished model and print its accuracy."""
-        tested = predict_split(finished.model, finished.loader, precision=finished.precision)
+        tested = measure(engine_of(finished.model, finished.config), finished.loader, gather)
         score = tested.score
         warning = score.warning(finished.run.better_start)
         print_first(
@@ -118,7 +156,7 @@ def balanced_weights(images: ImageSet) -> Tensor:
 def classified(loss: Tensor, logits: Tensor, labels: Tensor) -> Sums:
     """Sums over images from their mean loss, logits (B, K) and labels (B,)."""
     count = torch.full((), float(len(labels)), device=loss.device)  # a copy from the CPU would have to wait
-    correct = (logits.argmax(dim=1) == labels).sum()
+    correct = (predicted(logits) == labels).sum()
     return {"loss": loss.detach() * count, "accuracy": correct, "count": count}
 
 
@@ -192,7 +230,7 @@ class Distill(Classify):
         from_labels = self.label_losses(by_label, examples.targets)  # (B,)
         weight = self.options.distill_weight
         if self.options.distill == "hard":
-            from_teacher = F.cross_entropy(by_teacher, taught.argmax(dim=1), reduction="none")  # (B,)
+            from_teacher = F.cross_entropy(by_teacher, predicted(taught), reduction="none")  # (B,)
         else:
             tau = self.options.temperature
             student, teacher = (values.div(tau).log_softmax(dim=1) for values in (by_teacher, taught))
@@ -200,7 +238,7 @@ class Distill(Classify):
             from_teacher = tau**2 * F.kl_div(student, teacher, reduction="none", log_target=True).sum(dim=1)
         loss = self.weighted_mean((1 - weight) * from_labels + weight * from_teacher, examples.targets)
         sums = classified(loss, (by_label + by_teacher) / 2, examples.labels)
-        return loss, sums | {"agree": (by_teacher.argmax(dim=1) == taught.argmax(dim=1)).sum()}
+        return loss, sums | {"agree": (predicted(by_teacher) == predicted(taught)).sum()}
 
     def validate(self, module: nn.Module, loader: Loader, precision: torch.dtype) -> dict[str, float]:
         """Cross-entropy and accuracy of both heads' mean; the teacher is not used."""

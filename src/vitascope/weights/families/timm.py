@@ -88,6 +88,7 @@ class Timm(Family):
         mlp=("gelu", "gelu_tanh", "quick_gelu", "swiglu"),
         pool=("cls", "mean", "map"),
         head=("linear", "none"),
+        outputs=("exclusive", "embedding"),
     )
     ignored = ("mask_token",)
 
@@ -153,6 +154,8 @@ class Timm(Family):
             "pool_norm": "after" if source.has("fc_norm.weight") else "before",
             "class_names": _class_names(source, options.get("num_classes", 0)),
         }
+        if _is_projection(source, name, options):
+            options["outputs"] = "embedding"
         given_size = args.get("img_size") or source.training.get("img_size") or _input_hw(source)
         options |= place_options(source, options, given_size)
         try:
@@ -293,6 +296,18 @@ def _pool(source: Source, args: Mapping[str, Any]) -> str:
     if given not in list(POOLS):
         raise CheckpointError(f"{source.name}: global_pool {given!r} is none of {', '.join(POOLS)}")
     return POOLS[given]
+
+
+def _is_projection(source: Source, name: str, options: Mapping[str, Any]) -> bool:
+    """Whether the head projects into CLIP's space of images and texts, so that its outputs are no classes.
+
+    CLIP's projection has no bias, and timm's file of it has one of zeros, which no trained classifier has.
+    """
+    if "outputs" in source.config:  # written by `timm_settings.settings`
+        return bool(source.config["outputs"] == "embedding")
+    is_clip = "_clip_" in name or options["embedding_norm"]
+    bias = source.tensors.get("head.bias")
+    return is_clip and bias is not None and not options["class_names"] and not bias.any()
 
 
 def _class_names(source: Source, count: int) -> tuple[str, ...]:

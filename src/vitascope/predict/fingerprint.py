@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from vitascope.deploy.predict.engine import Engine
+from vitascope.predict.engine import Engine
 
 TEST_IMAGES = 16
 TOLERANCE = 0.01

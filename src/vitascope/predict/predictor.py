@@ -19,12 +19,12 @@ from vitascope.data.decoding import ImageError, ImageSource, as_pictures, is_one
 from vitascope.data.listing import is_image, visible_files
 from vitascope.data.preprocess import Pixels, Preprocess
 from vitascope.data.reading import file_pool
-from vitascope.deploy.predict.engine import Engine, TorchEngine
-from vitascope.deploy.predict.explanation import Explanation, explain_framed
-from vitascope.deploy.predict.runtimes import open_engine
 from vitascope.errors import UserError
 from vitascope.explain.methods import DEFAULT_METHOD
 from vitascope.model.classifier import Classifier
+from vitascope.predict.engine import Engine
+from vitascope.predict.explanation import Explanation, explain_framed
+from vitascope.predict.runtimes import as_engine, open_engine
 
 THUMBNAIL = 240
 """Largest side, in pixels, of a picture in a notebook."""
@@ -108,14 +108,7 @@ class Predictor:
     ) -> None:
         if batch_size < 1:
             raise UserError(f"batch_size must be at least 1, not {batch_size}")
-        if isinstance(model, str | os.PathLike):
-            self.engine = open_engine(model, precision=precision, device=device)
-        elif not isinstance(model, Engine):
-            self.engine = TorchEngine(model, precision=precision, device=device)
-        elif (precision, device) == ("auto", "auto"):
-            self.engine = model
-        else:
-            raise UserError("an engine has its own precision and device: omit both, or give the model")
+        self.engine = as_engine(model, precision=precision, device=device)
         self.engine.check_classes()
         self.batch_size = batch_size
 

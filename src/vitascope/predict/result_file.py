@@ -13,10 +13,10 @@ from contextlib import ExitStack, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
-from vitascope.deploy.predict.engine import Engine
-from vitascope.deploy.predict.fingerprint import Fingerprint
-from vitascope.deploy.predict.predictor import ImageResult
 from vitascope.errors import UserError
+from vitascope.predict.engine import Engine
+from vitascope.predict.fingerprint import Fingerprint
+from vitascope.predict.predictor import ImageResult
 from vitascope.storage import explaining_failure, flush, hold, replacing, write_json
 
 FORMATS = (".jsonl", ".parquet")

@@ -21,12 +21,13 @@ from torch import Tensor
 from vitascope._version import __version__
 from vitascope.data.decoding import ImageSource
 from vitascope.data.preprocess import Pixels, Preprocess
-from vitascope.deploy.predict.engine import Engine, TorchEngine
 from vitascope.errors import UserError, check_choice
+from vitascope.model.classifier import Classifier
 from vitascope.model.config import ViTConfig
 from vitascope.model.hardware import PRECISIONS
 from vitascope.model.resnet_config import ResNetConfig
 from vitascope.model.sizes import ModelConfig, architecture_of
+from vitascope.predict.engine import Engine, TorchEngine
 from vitascope.weights.hub import CONFIG
 from vitascope.weights.loading import from_pretrained
 
@@ -104,7 +105,8 @@ class ExportedEngine(Engine):
         if options := values["model"]:
             kind = ResNetConfig if "layers" in options else ViTConfig
             with suppress(UserError):  # options of a later version
-                self.architecture = architecture_of(kind.from_dict(options))
+                config = kind.from_dict(options)
+                self.architecture, self.meaning = architecture_of(config), config.outputs
         self.input: InputMode = values["input"]
         self.stored_precision = str(values["precision"])
         self.own_pixels = self.input == "pictures" and not self.preprocess.keeps_own_size
@@ -123,21 +125,15 @@ class ExportedEngine(Engine):
     def run(self, pixels: Batch) -> tuple[Outputs, Outputs]:
         """Probabilities and logits of uint8 (B, H, W, C)."""
 
-    def probabilities(self, pixels: Tensor) -> Tensor:
-        """uint8 (B, C, H, W) to probabilities (B, K), float32, on the CPU."""
-        return torch.from_numpy(self._run(pixels)[0])
-
-    def logits(self, pixels: Tensor) -> Tensor:
-        """uint8 (B, C, H, W) to logits (B, K), float32, on the CPU."""
-        return torch.from_numpy(self._run(pixels)[1])
+    def answers(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
+        """uint8 (B, C, H, W) to logits and probabilities, float32 (B, K) each."""
+        probabilities, logits = self.run(np.ascontiguousarray(pixels.permute(0, 2, 3, 1).numpy()))
+        return torch.from_numpy(logits), torch.from_numpy(probabilities)
 
     @property
     def reader(self) -> Callable[[ImageSource], Pixels]:
         """Returns pixels of the model's size, which can share a batch, unless the graph would crop them."""
         return self.preprocess.whole_pixels if self.own_pixels else self.preprocess.pixels
-
-    def _run(self, pixels: Tensor) -> tuple[Outputs, Outputs]:
-        return self.run(np.ascontiguousarray(pixels.permute(0, 2, 3, 1).numpy()))
 
 
 def files_of(path: Path) -> list[Path]:
@@ -286,6 +282,23 @@ def open_engine(
     return engine
 
 
+def as_engine(
+    model: Engine | Classifier | str | os.PathLike[str], *, precision: str = "auto", device: str = "auto"
+) -> Engine:
+    """The engine of anything that a MODEL argument of the library may be; an engine stays as it is.
+
+    Raises:
+        UserError: a precision or device for an engine, which has its own; as `open_engine`.
+    """
+    if isinstance(model, str | os.PathLike):
+        return open_engine(model, precision=precision, device=device)
+    if not isinstance(model, Engine):
+        return TorchEngine(model, precision=precision, device=device)
+    if (precision, device) != ("auto", "auto"):
+        raise UserError("an engine has its own precision and device: omit both, or give the model")
+    return model
+
+
 def name_of(ref: str | os.PathLike[str]) -> str:
     """The name of a file or folder, without those above it, or a hub id."""
     text = os.fspath(ref)
@@ -319,5 +332,5 @@ def open_exported(path: Path, *, precision: str = "auto", device: str = "auto") 
         return OpenVinoEngine(path, precision=precision)
     raise ExportedModelError(
         f"{path}: torch runs code from such a file, so it is not opened by its name; use the model that it "
-        "was exported from or, if you trust it, vitascope.deploy.predict.runtimes.ProgramEngine in Python"
+        "was exported from or, if you trust it, vitascope.predict.runtimes.ProgramEngine in Python"
     )

@@ -20,10 +20,10 @@ from tests.model import small_model, small_resnet, with_preprocess
 from vitascope.data.decoding import ImageError, ImageSource
 from vitascope.data.preprocess import Pixels, Preprocess
 from vitascope.data.reading import READ_AHEAD
-from vitascope.deploy.predict.engine import TorchEngine
-from vitascope.deploy.predict.predictor import Prediction, Predictor, find_images
 from vitascope.errors import UserError
 from vitascope.explain.methods import DEFAULT_METHOD, METHODS
+from vitascope.predict.engine import TorchEngine
+from vitascope.predict.predictor import Prediction, Predictor, find_images
 from vitascope.weights.files import CheckpointError
 from vitascope.weights.preprocess import default_preprocess
 from vitascope.weights.saving import save_pretrained
@@ -403,8 +403,8 @@ class Ragged(TorchEngine):
     def pixels(self, image: ImageSource) -> Pixels:
         return np.ascontiguousarray(np.asarray(Image.open(image).convert("RGB")).transpose(2, 0, 1))  # type: ignore[arg-type]
 
-    def probabilities(self, pixels: torch.Tensor) -> torch.Tensor:
-        return super().probabilities(pixels[:, :, :8, :8].repeat(1, 1, 4, 4))
+    def answers(self, pixels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return super().answers(pixels[:, :, :8, :8].repeat(1, 1, 4, 4))
 
 
 def test_engine_with_own_preprocessing_predicts_pictures_of_many_sizes(tmp_path: Path) -> None:

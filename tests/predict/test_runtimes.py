@@ -15,7 +15,9 @@ from tests.data import noise
 from tests.model import law, small_config
 from vitascope.data.decoding import ImageError
 from vitascope.data.preprocess import Preprocess
-from vitascope.deploy.predict.runtimes import (
+from vitascope.errors import UserError
+from vitascope.model.resnet_config import ResNetConfig
+from vitascope.predict.runtimes import (
     Batch,
     ExportedEngine,
     ExportedModelError,
@@ -23,8 +25,6 @@ from vitascope.deploy.predict.runtimes import (
     metadata_of,
     read_metadata,
 )
-from vitascope.errors import UserError
-from vitascope.model.resnet_config import ResNetConfig
 
 FILE = Path("model.onnx")
 

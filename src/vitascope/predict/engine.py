@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -18,6 +18,8 @@ from vitascope.data.preprocess import Pixels, Preprocess
 from vitascope.errors import UserError
 from vitascope.model.classifier import Classifier
 from vitascope.model.hardware import resolve_device, resolve_precision
+from vitascope.model.heads import scores
+from vitascope.model.options import Outputs
 from vitascope.model.packed import predicting_copy
 from vitascope.model.sizes import architecture_of
 from vitascope.weights.preprocess import preprocess_of
@@ -37,7 +39,11 @@ class Engine(ABC):
     class_names: tuple[str, ...]
     """Names of the K classes; empty if they have none."""
     num_classes: int
-    """K; 0 for a model without a head."""
+    """K; 0 for a model without classes."""
+    meaning: Outputs = "exclusive"
+    """The meaning of the classes' outputs."""
+    device = torch.device("cpu")
+    """Where it computes."""
     own_pixels = False
     """Whether `pixels` differs from `preprocess.pixels`, which other processes can run too."""
 
@@ -70,21 +76,29 @@ class Engine(ABC):
         return pictures, errors
 
     @abstractmethod
-    def probabilities(self, pixels: Tensor) -> Tensor:
-        """uint8 (B, C, H, W), on the CPU, to probabilities (B, K), float32, on the CPU.
+    def answers(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
+        """uint8 (B, C, H, W) to logits and probabilities, float32 (B, K) each, on the engine's device.
+
+        They are not copied to the CPU, because each copy waits for the accelerator.
 
         Raises:
-            UserError: a model without a head.
+            UserError: a model without classes.
         """
 
+    def probabilities(self, pixels: Tensor) -> Tensor:
+        """uint8 (B, C, H, W) to probabilities (B, K), float32, on the CPU."""
+        return self.answers(pixels)[1].cpu()
+
     def outputs(self, pixels: Tensor) -> Tensor:
-        """Probabilities (B, K), or features (B, D) of a model without a head."""
+        """Probabilities (B, K), or features (B, D) of a model without classes."""
         return self.probabilities(pixels)
 
     def check_classes(self) -> None:
-        """Reject a model without a head."""
+        """Reject a model without classes."""
         if not self.num_classes:
-            raise UserError("this model has no head: it returns features (`model.embed`), not classes")
+            raise UserError(
+                "this model has no head for classes: it returns features (`model.embed`), not classes"
+            )
 
     def label(self, index: int) -> str:
         """A class's name, or its index as text."""
@@ -92,20 +106,25 @@ class Engine(ABC):
 
     def predict(self, pictures: Sequence[Pixels]) -> Tensor:
         """Probabilities (B, K) of pictures that may differ in size; those of one size share a batch."""
-        by_shape: dict[tuple[int, ...], list[int]] = {}
-        for place, picture in enumerate(pictures):
-            by_shape.setdefault(picture.shape, []).append(place)
         found = torch.empty(len(pictures), self.num_classes)
-        for places in by_shape.values():
-            stack = torch.stack([torch.from_numpy(pictures[place]) for place in places])  # (b, C, H, W)
+        for places, stack in stacks(pictures):
             found[places] = self.probabilities(stack)
         return found
+
+
+def stacks(pictures: Sequence[Pixels]) -> Iterator[tuple[list[int], Tensor]]:
+    """Batches of pictures that may differ in size: the places of those of one size, and their pixels."""
+    by_shape: dict[tuple[int, ...], list[int]] = {}
+    for place, picture in enumerate(pictures):
+        by_shape.setdefault(picture.shape, []).append(place)
+    for places in by_shape.values():
+        yield places, torch.stack([torch.from_numpy(pictures[place]) for place in places])  # (b, C, H, W)
 
 
 class TorchEngine(Engine):
     """A model in torch; precision `auto` suits the hardware, the shape and the batch.
 
-    A model without a head returns features and no probabilities.
+    A model without classes returns features and no probabilities.
     """
 
     def __init__(self, model: Classifier, *, precision: str = "auto", device: str = "auto") -> None:
@@ -115,6 +134,7 @@ class TorchEngine(Engine):
         self.architecture = architecture_of(model.config)
         self.class_names = model.config.class_names if gives_classes else ()
         self.num_classes = model.config.num_classes if gives_classes else 0
+        self.meaning = model.config.outputs
         self.precision = precision
         self.device = resolve_device(device)
         self.description = f"torch, {precision} precision, on {self.device}"
@@ -131,14 +151,15 @@ class TorchEngine(Engine):
         return found.hexdigest()
 
     @torch.inference_mode()
-    def probabilities(self, pixels: Tensor) -> Tensor:
-        """uint8 (B, C, H, W) to probabilities (B, K), float32, on the CPU."""
+    def answers(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
+        """uint8 (B, C, H, W) to logits and probabilities, float32 (B, K) each, on the device."""
         self.check_classes()
         model, images = self._prepared(pixels)
-        return model(images).float().softmax(dim=1).cpu()
+        logits = model(images).float()
+        return logits, scores(logits, self.meaning)
 
     def outputs(self, pixels: Tensor) -> Tensor:
-        """Probabilities (B, K), or features (B, D) of a model without a head."""
+        """Probabilities (B, K), or features (B, D) of a model without classes."""
         return self.probabilities(pixels) if self.num_classes else self.embed(pixels)
 
     @torch.inference_mode()

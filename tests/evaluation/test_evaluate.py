@@ -15,10 +15,12 @@ from vitascope.cli import main
 from vitascope.data.loading import Loader
 from vitascope.data.split_record import SplitRecord
 from vitascope.errors import UserError
+from vitascope.evaluation.evaluate import evaluate
+from vitascope.evaluation.measure import measure
+from vitascope.predict.engine import TorchEngine
 from vitascope.run.layout import SPLIT
 from vitascope.run.run import Run
 from vitascope.training import train
-from vitascope.training.evaluate import evaluate, predict_split
 from vitascope.weights.preprocess import default_preprocess
 from vitascope.weights.saving import save_pretrained
 
@@ -30,9 +32,14 @@ def loader(tmp_path):
     return Loader(images, default_preprocess(config), batch_size=3)
 
 
+def measured(model, loader):
+    model.preprocess = loader.preprocess
+    return measure(TorchEngine(model, precision="fp32", device="cpu"), loader)
+
+
 def test_every_image_is_evaluated_once_in_the_order_of_the_split(loader) -> None:
     model = small_model(num_classes=2)
-    found = predict_split(model, loader)
+    found = measured(model, loader)
     pixels = np.stack([loader.preprocess.pixels(source) for source in loader.images.sources])
     logits = model(loader.preprocess.normalize(torch.from_numpy(pixels))).detach()
     np.testing.assert_allclose(found.probabilities, logits.softmax(dim=1), atol=1e-6)
@@ -43,24 +50,28 @@ def test_every_image_is_evaluated_once_in_the_order_of_the_split(loader) -> None
 
 
 def test_confusion_matrix_has_truth_in_rows_and_predictions_in_columns(loader) -> None:
-    found = predict_split(small_model(num_classes=2), loader)
+    found = measured(small_model(num_classes=2), loader)
     for truth in range(2):
         for guess in range(2):
             pairs = (found.labels == truth) & (found.classes == guess)
             assert found.confusion[truth, guess] == pairs.sum()
 
 
-def test_training_mode_is_restored(loader) -> None:
-    model = small_model(num_classes=2).train()
-    predict_split(model, loader)
+def test_mode_and_dtype_of_the_callers_model_are_restored(tmp_path) -> None:
+    root = write_folder(tmp_path / "data", per_class=3, side=32)
+    model = small_model(num_classes=2, class_names=("dark", "light")).train().bfloat16()
+    model.preprocess = default_preprocess(model.config)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    evaluate(model, str(root), device="cpu")
     assert model.training
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
 
 
 def test_unreadable_images_are_named_and_not_counted(tmp_path) -> None:
     root = write_folder(tmp_path / "data", per_class=12, side=32)
     (root / "dark" / "broken.png").write_text("no picture")
     loader = Loader(read_tree(root), default_preprocess(small_model().config), batch_size=8)
-    found = predict_split(small_model(num_classes=2), loader)
+    found = measured(small_model(num_classes=2), loader)
     assert found.summary()["images"] == 24
     assert found.summary()["unreadable"] == 1
     assert ["broken.png" in reason for reason in found.unreadable] == [True]

@@ -9,11 +9,11 @@ import pytest
 
 from tests.data import write_picture, write_tree
 from tests.model import small_model, with_preprocess
-from vitascope.deploy.predict import result_file
-from vitascope.deploy.predict.engine import Engine, TorchEngine
-from vitascope.deploy.predict.predictor import ImageResult, Prediction, Predictor, find_images
-from vitascope.deploy.predict.result_file import ResultFile, as_line
 from vitascope.errors import UserError
+from vitascope.predict import result_file
+from vitascope.predict.engine import Engine, TorchEngine
+from vitascope.predict.predictor import ImageResult, Prediction, Predictor, find_images
+from vitascope.predict.result_file import ResultFile, as_line
 from vitascope.weights.preprocess import default_preprocess
 
 NAMES = ("ant", "bee", "cat", "dog", "eel")

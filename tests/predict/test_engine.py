@@ -12,10 +12,10 @@ import vitascope as vs
 from tests.data import noise
 from tests.model import small_model, with_preprocess
 from vitascope.data.preprocess import Preprocess
-from vitascope.deploy.predict import runtimes
-from vitascope.deploy.predict.engine import Engine, TorchEngine
-from vitascope.deploy.predict.runtimes import ExportedModelError, name_of, open_engine
 from vitascope.errors import UserError
+from vitascope.predict import runtimes
+from vitascope.predict.engine import Engine, TorchEngine
+from vitascope.predict.runtimes import ExportedModelError, name_of, open_engine
 
 
 class Sums(Engine):
@@ -27,10 +27,11 @@ class Sums(Engine):
     def __init__(self) -> None:
         self.given: list[tuple[int, ...]] = []
 
-    def probabilities(self, pixels: Tensor) -> Tensor:
+    def answers(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
         self.given.append(tuple(pixels.shape))
         flat = pixels.float().flatten(1)
-        return torch.stack([flat.sum(dim=1), torch.full((len(flat),), float(flat.shape[1]))], dim=1)
+        found = torch.stack([flat.sum(dim=1), torch.full((len(flat),), float(flat.shape[1]))], dim=1)
+        return found, found
 
 
 def test_pictures_of_one_size_are_batched_and_results_keep_their_order() -> None:

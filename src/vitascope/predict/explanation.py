@@ -13,11 +13,12 @@ import torch
 from PIL import Image, ImageDraw
 
 from vitascope.data.preprocess import Framed, Pixels
-from vitascope.deploy.predict.engine import Engine, TorchEngine
 from vitascope.errors import UserError
 from vitascope.explain.forward import pooled_and_logits
 from vitascope.explain.methods import DEFAULT_METHOD, METHODS, check_settings, methods_for
 from vitascope.explain.targets import class_index
+from vitascope.model.heads import predicted
+from vitascope.predict.engine import Engine, TorchEngine
 from vitascope.storage import explaining_failure, make_folder, replacing
 
 
@@ -120,7 +121,7 @@ def explain_framed(
     index = None
     if chosen.has_target:
         logits = pooled_and_logits(model, images)[1]
-        index = int(logits.argmax()) if target is None else class_index(target, model.config)
+        index = int(predicted(logits)) if target is None else class_index(target, model.config)
     heatmap = chosen(model, images, index, batch_size=batch_size)[0].cpu().numpy()
     label = None if index is None else engine.label(index)
     shown = framed.picture

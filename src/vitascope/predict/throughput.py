@@ -13,13 +13,14 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from vitascope.deploy.predict.engine import Engine, TorchEngine
-from vitascope.deploy.predict.runtimes import exported_file_at, open_engine
 from vitascope.errors import UserError
 from vitascope.model.classifier import build
 from vitascope.model.hardware import bf16_units, has_bf16, resolve_device, resolve_precision
 from vitascope.model.sizes import NAMED_SIZES, named_config
+from vitascope.predict.engine import Engine, TorchEngine
+from vitascope.predict.runtimes import exported_file_at, open_engine
 from vitascope.weights.loading import from_pretrained
+from vitascope.weights.preprocess import default_preprocess
 
 Step = Callable[[], object]
 """A function to time."""
@@ -91,6 +92,7 @@ class Benchmark:
         if name in NAMED_SIZES and not Path(name).exists():
             config = named_config(name)
             model = build(config if config.gives_classes else config.replace(head="linear"))
+            model.preprocess = default_preprocess(config)
             weights = ", random weights"
         elif exported_file_at(ref) is not None:
             engine = open_engine(ref, device=device)

@@ -1,8 +1,11 @@
-"""The accuracy that a smaller model may lose, the images that it is made from, and those to measure it on."""
+"""Images to evaluate on: those that a run was not trained on, and those to compare a smaller model on."""
 
 from __future__ import annotations
 
 import logging
+from pathlib import Path
+
+import numpy as np
 
 from vitascope.data.datasets import open_data
 from vitascope.data.splits import ImageSet
@@ -12,7 +15,7 @@ FEW = 1000
 """Test images below which the validation images are measured too: neither are trained on."""
 
 MAX_DROP = 0.01
-"""The accuracy that may be lost."""
+"""The accuracy that a smaller model may lose."""
 
 log = logging.getLogger(__name__)
 
@@ -43,3 +46,23 @@ def _with_few(test: ImageSet, val: ImageSet, class_names: tuple[str, ...], where
         return test
     val = val.in_classes(class_names, where)
     return test.followed_by(val)
+
+
+def without_training_images(images: ImageSet, data: str, ref: Path) -> tuple[ImageSet, int]:
+    """Leave out the images that a run was trained on, unless they are all; also returns their number."""
+    run = Run.of_model(ref)
+    record = None if run is None else run.split_record()
+    if run is None or record is None:
+        return images, 0
+    known = record.trained_on(images)
+    count, total = int(known.sum()), len(images)
+    trained = f"{data}: {run.path} was trained on"
+    if count == total:
+        log.warning(
+            "%s all %s of these images: the accuracy does not hold for other images", trained, f"{count:,}"
+        )
+    elif count:
+        counts = (f"{number:,}" for number in (count, total, total - count))
+        log.warning("%s %s of these %s images, which are left out; %s remain", trained, *counts)
+        images = images.subset(images.name, np.flatnonzero(~known))
+    return images, count

@@ -8,11 +8,11 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from tests.model import small_model
-from vitascope.deploy.predict import throughput
-from vitascope.deploy.predict.engine import TorchEngine
-from vitascope.deploy.predict.throughput import ROUNDS, Benchmark, Throughput, product, take_turns
 from vitascope.errors import UserError
 from vitascope.model.sizes import named_config
+from vitascope.predict import throughput
+from vitascope.predict.engine import TorchEngine
+from vitascope.predict.throughput import ROUNDS, Benchmark, Throughput, product, take_turns
 from vitascope.weights.preprocess import default_preprocess
 from vitascope.weights.saving import save_pretrained
 

@@ -1,0 +1,1 @@
+"""Evaluation: one measurement for any engine, on labelled images."""

@@ -1,0 +1,103 @@
+"""`evaluate`: the accuracy of any model on labelled images."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from torch import nn
+
+from vitascope.arguments import checked
+from vitascope.data.datasets import open_for_evaluation
+from vitascope.data.splits import ImageSet, UnknownClassesError
+from vitascope.errors import UserError
+from vitascope.evaluation.images import without_training_images
+from vitascope.evaluation.measure import BATCH_SIZE, Evaluation, batches_of, measure
+from vitascope.model.classifier import Classifier, evaluation_mode
+from vitascope.model.hardware import reuse_freed_memory
+from vitascope.predict.engine import Engine
+from vitascope.predict.runtimes import as_engine
+from vitascope.run.run import Run
+
+log = logging.getLogger(__name__)
+
+
+@checked
+def evaluate(
+    model: Engine | Classifier | str | os.PathLike[str],
+    data: str | os.PathLike[str] | None = None,
+    *,
+    rename: Mapping[str, str] | None = None,
+    batch_size: int = BATCH_SIZE,
+    precision: str = "auto",
+    device: str = "auto",
+) -> Evaluation:
+    """Evaluate a classifier, as `vitascope evaluate` does.
+
+    Images that a run was trained on are left out, with a warning.
+
+    Args:
+        model: a MODEL (run folder, model folder or file, hub id), an exported model, a model, or an `Engine`.
+        data: a DATA argument with the classes of the model; None for the test images of a run.
+        rename: the model's names of classes that have other names in `data`: `{"birds": "bird"}`. Class
+            folders of a run's own data are recognized by their contents.
+        batch_size: images per batch.
+        precision: `auto`, `fp32` or `bf16`.
+        device: `auto`, or a torch device.
+
+    Raises:
+        UserError: no such model or data, no classes, unknown classes, or no data for a model that is no run.
+    """
+    if batch_size < 1:
+        raise UserError(f"batch_size must be at least 1, not {batch_size}")
+    reuse_freed_memory()
+    ref = Path(model) if isinstance(model, str | os.PathLike) else None
+    with _unchanged(model):
+        engine = as_engine(model, precision=precision, device=device)
+        engine.check_classes()
+        names = engine.class_names
+        trained_on, changes = 0, None
+        if rename and data is None:
+            raise UserError("rename is about the classes of other data: set data")
+        if data is not None:
+            images = _labelled_images(os.fspath(data), names, rename)
+            if ref is not None:
+                images, trained_on = without_training_images(images, os.fspath(data), ref)
+        elif ref is None or not Run(ref).exists:
+            raise UserError(f"{ref or 'the model'} is not a run folder with test images of its own: set data")
+        else:
+            opened = Run(ref).open_data()
+            if opened.note:
+                log.warning("%s", opened.note)
+            images = opened.test_images(names)
+            changes = None if opened.restored is None else opened.restored.counts()
+        evaluation = measure(engine, batches_of(engine, images, batch_size))
+    return dataclasses.replace(evaluation, trained_on=trained_on, changes=changes)
+
+
+@contextmanager
+def _unchanged(model: object) -> Iterator[None]:
+    """Restore the mode, the device and the dtype of a model of the caller's; others are left alone."""
+    if not isinstance(model, nn.Module):
+        yield
+        return
+    weights = next(model.parameters())
+    device, dtype = weights.device, weights.dtype
+    with evaluation_mode(model):
+        try:
+            yield
+        finally:
+            model.to(device, dtype)
+
+
+def _labelled_images(data: str, class_names: tuple[str, ...], rename: Mapping[str, str] | None) -> ImageSet:
+    try:
+        return open_for_evaluation(data, class_names, rename)
+    except UnknownClassesError as error:
+        raise UserError(
+            f"{error}; if {error.first} is one of them under another name, add --rename {error.first}=CLASS"
+        ) from error

@@ -1,0 +1,176 @@
+"""`measure`, the only loop that compares predictions with labels, and its result, an `Evaluation`."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from html import escape
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from vitascope.data.decoding import source_name
+from vitascope.data.loading import Batch, Loader, check_unreadable
+from vitascope.data.splits import ImageSet
+from vitascope.errors import UserError
+from vitascope.formatting import pandas_library
+from vitascope.predict.engine import Engine, stacks
+from vitascope.run.predictions import Predictions
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+BATCH_SIZE = 128
+WHOLE_PICTURES = 32
+"""The most pictures of their own size in memory at once: a photograph takes 36 MB."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
+class Evaluation(Predictions):
+    """A classifier's predictions of labelled images, and their scores."""
+
+    loss: float
+    """Mean cross-entropy, nats; binary, and the mean over the classes, where any of them may apply."""
+    trained_on: int = 0
+    """Images that the model was trained on; they are left out, unless there were no others."""
+    changes: dict[str, int] | None = None
+    """Since a run's training, `missing`, `changed`, `renamed` and `new` images; None if unknown."""
+
+    @property
+    def accuracy(self) -> float:
+        """Share of correct predictions."""
+        return float(self.correct.mean())
+
+    def summary(self) -> dict[str, Any]:
+        """The scores as plain values, for `metrics.jsonl` and `--json`."""
+        score = self.score
+        low, high = score.interval
+        return {
+            "split": self.split,
+            "images": score.total,
+            "unreadable": len(self.unreadable),
+            "correct": score.right,
+            "accuracy": self.accuracy,
+            "accuracy_low": low,
+            "accuracy_high": high,
+            **({} if score.top5 is None else {"top5_accuracy": score.top5}),
+            "balanced_accuracy": score.balanced,
+            "macro_f1": score.macro_f1,
+            "majority": score.majority,
+            "loss": self.loss,
+        }
+
+    def to_dataframe(self) -> DataFrame:
+        """One row per image: `label`, `prediction`, `confidence`, `correct`; UserError without pandas."""
+        names = np.array(self.class_names, dtype=object)
+        columns = {
+            "label": names[self.labels],
+            "prediction": names[self.classes],
+            "confidence": self.confidences,
+            "correct": self.correct,
+        }
+        return data_frame(columns, index=self.indices)
+
+    def in_words(self) -> str:
+        """The accuracy with its interval, in a few words."""
+        low, high = self.score.interval
+        images = f"{self.score.total:,} {self.split} images"
+        return f"accuracy {self.accuracy:.2%} of {images} ({low:.1%} to {high:.1%})"
+
+    def __repr__(self) -> str:
+        return f"Evaluation({self.in_words()}, loss {self.loss:.3f})"
+
+    def _repr_html_(self) -> str:
+        return html_table(self.summary())
+
+
+def data_frame(columns: Mapping[str, Any] | Iterable[Mapping[str, Any]], **options: Any) -> DataFrame:
+    """A pandas data frame."""
+    return pandas_library().DataFrame(columns, **options)
+
+
+def html_table(values: Mapping[str, Any]) -> str:
+    """Names and values as a table, for notebooks."""
+    rows = (
+        f"<tr><th>{escape(name)}</th><td>{escape(f'{value:.4g}' if isinstance(value, float) else str(value))}"
+        for name, value in values.items()
+    )
+    return f"<table>{''.join(rows)}</table>"
+
+
+class WholePictures:
+    """Batches of a split for an exported model that crops and resizes: pictures of one size each.
+
+    Attributes:
+        unreadable: path and reason of the images that are left out; as many as in a `Loader` at most.
+    """
+
+    def __init__(self, engine: Engine, images: ImageSet, batch_size: int) -> None:
+        self.engine, self.images, self.batch_size = engine, images, batch_size
+        self.unreadable: dict[str, str] = {}
+
+    def epoch(self) -> Iterator[Batch]:
+        """The readable images; those of a batch are ordered by size."""
+        for start in range(0, len(self.images), self.batch_size):
+            part = self.images.subset(
+                self.images.name, np.arange(start, min(start + self.batch_size, len(self.images)))
+            )
+            pictures, errors = self.engine.read(part.sources)
+            self.unreadable |= {source_name(part.sources[place]): text for place, text in errors.items()}
+            reasons = list(self.unreadable.values())
+            check_unreadable(len(reasons), len(self.images), self.images.name, reasons)
+            readable = np.array([place for place in range(len(part)) if place not in errors], dtype=np.int64)
+            for places, pixels in stacks(pictures):
+                rows = readable[places]
+                yield Batch(pixels, torch.from_numpy(part.truth.labels[rows]), start + rows, len(rows))
+
+
+def batches_of(engine: Engine, images: ImageSet, batch_size: int = BATCH_SIZE) -> Loader | WholePictures:
+    """The batches of a split, in its order, with an engine's pixels on its device."""
+    if engine.own_pixels:
+        return WholePictures(engine, images, min(batch_size, WHOLE_PICTURES))
+    return Loader(images, engine.preprocess, batch_size, device=engine.device)
+
+
+@torch.inference_mode()
+def measure(
+    engine: Engine, batches: Loader | WholePictures, gather: Callable[[Any], list[Any]] = lambda part: [part]
+) -> Evaluation:
+    """Evaluate an engine on every readable image of a split.
+
+    Several processes each compute a part of every batch; `gather` gives each the values of all.
+
+    Raises:
+        UserError: a model without classes; no readable image, or too few.
+    """
+    engine.check_classes()
+    computed: list[tuple[Tensor, Tensor, Tensor, npt.NDArray[np.int64]]] = [
+        (*engine.answers(batch.pixels), batch.targets, batch.indices) for batch in batches.epoch()
+    ]
+    # Copied at the end: each copy waits for the accelerator, which would have no next batch meanwhile.
+    copied = [(*(tensor.cpu() for tensor in tensors), indices) for *tensors, indices in computed]
+    parts = gather((copied, batches.unreadable))
+    rows = [batch for part, _ in parts for batch in part if len(batch[-1])]
+    if not rows:
+        raise UserError(f"no image of the {batches.images.name} set could be read")
+    places = np.concatenate([indices for *_, indices in rows])
+    order = np.argsort(places, kind="stable")
+    logits, probabilities, labels = (
+        torch.cat([batch[number] for batch in rows])[order] for number in range(3)
+    )  # (N, K), (N, K), (N,)
+    if engine.meaning == "exclusive":
+        loss = F.cross_entropy(logits, labels)
+    else:
+        loss = F.binary_cross_entropy_with_logits(logits, F.one_hot(labels, logits.shape[1]).float())
+    return Evaluation(
+        split=batches.images.name,
+        indices=places[order],
+        targets=batches.images.truth.take(places[order]),
+        probabilities=probabilities.numpy(),
+        loss=float(loss),
+        unreadable=tuple({path: reason for _, part in parts for path, reason in part.items()}.values()),
+    )
