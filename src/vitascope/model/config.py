@@ -21,6 +21,7 @@ from vitascope.model.options import (
     Outputs,
     ReadoutOptions,
     Regularization,
+    Role,
     TokenizerOptions,
     pair,
 )
@@ -49,13 +50,13 @@ class ViTConfig(ImageOptions):
 
     option_kind: ClassVar[str] = "model option"
 
-    patch_size: tuple[int, int] | int = 16
+    patch_size: Annotated[tuple[int, int] | int, Role.SHAPE] = 16
     """Height and width of a patch, P in the paper."""
-    embed_dim: Annotated[int, Range(ge=1)] = 768
+    embed_dim: Annotated[int, Range(ge=1), Role.SHAPE] = 768
     """Width of a token, D in the paper."""
-    depth: Annotated[int, Range(ge=1)] = 12
+    depth: Annotated[int, Range(ge=1), Role.SHAPE] = 12
     """Number of encoder blocks, L in the paper."""
-    num_heads: Annotated[int, Range(ge=1)] = 12
+    num_heads: Annotated[int, Range(ge=1), Role.SHAPE] = 12
     """Attention heads per block, k in the paper."""
     embedding: EmbeddingOptions = dataclasses.field(default_factory=EmbeddingOptions)
     """Equation 1."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import enum
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal
 
@@ -21,6 +22,22 @@ MAX_TOKENIZER_LAYERS = 8
 """More would leave one token of an image of five hundred pixels."""
 
 
+@dataclasses.dataclass(frozen=True)
+class AppliesWith:
+    """An option that applies only if another one has a certain value."""
+
+    option: str
+    value: str
+
+
+class Role(enum.Enum):
+    """What an option does for an architecture; one without a role does what its named size says."""
+
+    SHAPE = "the shape of the body's weights"
+    NAME = "fixed by a named size, also by its default"
+    FREE = "no part of an architecture: of the task, of training, or of a library's numerics"
+
+
 def pair(value: int | Iterable[int]) -> tuple[int, int]:
     """A side as (height, width)."""
     if isinstance(value, int):
@@ -36,13 +53,13 @@ def pair(value: int | Iterable[int]) -> tuple[int, int]:
 class ImageOptions(Configuration):
     """The options of every model: its images and its classes."""
 
-    image_size: tuple[int, int] | int = 224
+    image_size: Annotated[tuple[int, int] | int, Role.FREE] = 224
     """Height and width in pixels; one number means a square."""
-    in_channels: Annotated[int, Range(ge=1)] = 3
+    in_channels: Annotated[int, Range(ge=1), Role.SHAPE] = 3
     """Colour channels of the input, C in the paper."""
-    num_classes: Annotated[int, Range(ge=1)] = 1000
+    num_classes: Annotated[int, Range(ge=1), Role.FREE] = 1000
     """Outputs of the head, K."""
-    class_names: tuple[str, ...] = ()
+    class_names: Annotated[tuple[str, ...], Role.FREE] = ()
     """Name of each output, in order; empty where unknown."""
 
     def check_images_and_classes(self) -> None:
@@ -65,29 +82,29 @@ class ImageOptions(Configuration):
 class EmbeddingOptions:
     """Equation 1: patches and positions."""
 
-    stem: Literal["conv", "overlap", "resnet", "tokenizer"] = "conv"
+    stem: Annotated[Literal["conv", "overlap", "resnet", "tokenizer"], Role.NAME] = "conv"
     """The patch embedding: a convolution whose stride is its kernel, the paper's linear projection; one of
     smaller stride; a ResNet and a convolution of its feature map; or a few small convolutions with pooling,
     the tokenizer of CCT (Hassani et al. 2021)."""
-    stride: tuple[int, int] | int | None = None
+    stride: Annotated[tuple[int, int] | int | None, AppliesWith("stem", "overlap")] = None
     """Pixels between overlapping patches; by default half a patch."""
     patch_bias: bool = True
     """Whether the convolutions of the patch embedding have a bias (CLIP's and CCT's have none)."""
-    resnet_layers: tuple[int, ...] = (3, 4, 9)
+    resnet_layers: Annotated[tuple[int, ...], AppliesWith("stem", "resnet")] = (3, 4, 9)
     """Units in each stage of the ResNet stem; its stride is 4, doubled by each stage after the first."""
-    resnet_width: int = 64
+    resnet_width: Annotated[int, AppliesWith("stem", "resnet")] = 64
     """Channels after the ResNet's root."""
-    resnet_dialect: Literal["jax", "timm"] = "jax"
+    resnet_dialect: Annotated[Literal["jax", "timm"], AppliesWith("stem", "resnet")] = "jax"
     """The epsilons of the ResNet: the original's, or timm's."""
-    positions: Positions = "learned"
+    positions: Annotated[Positions, Role.NAME] = "learned"
     """The position embedding; see `model/positions.py`."""
-    position_prefix: bool = True
+    position_prefix: Annotated[bool, AppliesWith("positions", "learned"), Role.FREE] = True
     """Whether learned positions cover the class, distillation and register tokens too."""
-    resample: Resample = "timm"
+    resample: Annotated[Resample, Role.FREE] = "timm"
     """The library whose rule interpolates learned positions to another grid."""
-    rotary_base: Annotated[float, Range(gt=0)] = 100.0
+    rotary_base: Annotated[float, Range(gt=0), AppliesWith("positions", "rotary")] = 100.0
     """Base of the rotary frequencies."""
-    rotary_rounded: bool = False
+    rotary_rounded: Annotated[bool, AppliesWith("positions", "rotary")] = False
     """Whether rotary periods are rounded to bfloat16, as in DINOv3's published files."""
     embedding_norm: bool = False
     """A LayerNorm between equation 1 and the encoder (CLIP's)."""
@@ -105,7 +122,7 @@ class EmbeddingOptions:
 class TokenizerOptions:
     """The stem "tokenizer" of equation 1 (Hassani et al. 2021, section 3.3)."""
 
-    tokenizer_widths: tuple[int, ...] = (32, 64)
+    tokenizer_widths: Annotated[tuple[int, ...], AppliesWith("stem", "tokenizer")] = (32, 64)
     """Channels after each layer but the last, which has `embed_dim`. The first layers halve the image, until
     a place is a patch; the others keep its size."""
 
@@ -132,13 +149,13 @@ class BlockOptions:
 
     norm: Literal["pre", "post"] = "pre"
     """LayerNorm before each residual branch, or after each sum as in the Transformer of 2017."""
-    norm_eps: Annotated[float, Range(ge=0)] = 1e-6
+    norm_eps: Annotated[float, Range(ge=0), Role.FREE] = 1e-6
     """Epsilon of every LayerNorm."""
     attention: Literal["global", "axial", "window"] = "global"
     """The patches that a patch attends to: all; its row, then its column; or its window."""
-    window: tuple[int, int] | int = 7
+    window: Annotated[tuple[int, int] | int, AppliesWith("attention", "window")] = 7
     """Height and width of a window, in patches."""
-    head_dim: Annotated[int | None, Range(ge=1)] = None
+    head_dim: Annotated[int | None, Range(ge=1), Role.SHAPE] = None
     """Width of an attention head, for pruned heads; by default `embed_dim` / `num_heads`."""
     token_merging: Annotated[int, Range(ge=0)] = 0
     """Pairs of the most similar patches that every block merges (Bolya et al. 2023, ToMe)."""
@@ -146,7 +163,7 @@ class BlockOptions:
     """Biases of queries, keys and values; DINOv3 has none for the keys."""
     mlp: Activation = "gelu"
     """The MLP: GELU, its tanh approximation (JAX's default), x sigmoid(1.702 x), or SwiGLU."""
-    mlp_ratio: float = 4.0
+    mlp_ratio: Annotated[float, Role.SHAPE] = 4.0
     """Width of the MLP's hidden layer over `embed_dim`."""
     layer_scale: float | None = None
     """Initial value of a learned scale per channel of a residual branch (Touvron et al. 2021, CaiT)."""
@@ -166,19 +183,19 @@ class ReadoutOptions:
 
     class_token: bool | None = None
     """Whether there is a class token; by default, if pooling reads it."""
-    distillation_token: bool = False
+    distillation_token: Annotated[bool, Role.NAME] = False
     """A second token with its own head for a teacher's labels (DeiT); the heads' logits are averaged."""
-    num_registers: Annotated[int, Range(ge=0)] = 0
+    num_registers: Annotated[int, Range(ge=0), Role.NAME] = 0
     """Extra tokens that the head does not read (Darcet et al. 2024)."""
     pool: Literal["cls", "mean", "cls_mean", "map", "sequence"] = "cls"
     """The head's input: the class token, the mean of the patches, both concatenated, the patches that one
     learned query attends to, or their sum under the softmax of one learned score (Hassani et al. 2021)."""
     pool_norm: Literal["before", "after"] = "before"
     """The last LayerNorm: of every token before pooling, or of the pooled vector (timm's `fc_norm`)."""
-    head: Literal["linear", "mlp", "pre_logits", "none"] = "linear"
+    head: Annotated[Literal["linear", "mlp", "pre_logits", "none"], Role.FREE] = "linear"
     """A linear layer; the pre-training MLP with a hidden tanh layer; that hidden layer alone; or none, for
     features."""
-    outputs: Outputs = "exclusive"
+    outputs: Annotated[Outputs, Role.FREE] = "exclusive"
     """The head's outputs: classes of which one applies, classes of which any may apply, or an embedding, such
     as CLIP's."""
 
@@ -209,18 +226,18 @@ class ReadoutOptions:
 class Regularization:
     """Initialization and regularization, which matter only in training."""
 
-    init: Literal["paper", "mimetic", "timm"] = "paper"
+    init: Annotated[Literal["paper", "mimetic", "timm"], Role.FREE] = "paper"
     """The initialization of the paper's code (vit_jax); the same with attention as trained models have it
     (Trockman and Kolter 2023); or that of timm."""
-    head_init: Literal["init", "zero"] = "init"
+    head_init: Annotated[Literal["init", "zero"], Role.FREE] = "init"
     """The output layer starts as `init` has it, or at zero, so that first gradients do not reach the body."""
-    dropout: Annotated[float, PROBABILITY] = 0.0
+    dropout: Annotated[float, PROBABILITY, Role.FREE] = 0.0
     """Dropout after the position embedding, the attention's projection and each MLP layer."""
-    attention_dropout: Annotated[float, PROBABILITY] = 0.0
+    attention_dropout: Annotated[float, PROBABILITY, Role.FREE] = 0.0
     """Dropout on the attention weights."""
-    drop_path: Annotated[float, PROBABILITY] = 0.0
+    drop_path: Annotated[float, PROBABILITY, Role.FREE] = 0.0
     """Stochastic depth: the rate of the last block; it grows linearly from 0 at the first."""
-    patch_dropout: Annotated[float, PROBABILITY] = 0.0
+    patch_dropout: Annotated[float, PROBABILITY, Role.FREE] = 0.0
     """Share of each image's patches that is left out (Li et al. 2022, FLIP)."""
 
     def __post_init__(self) -> None:
@@ -240,19 +257,6 @@ def current(options: Mapping[str, Any]) -> dict[str, Any]:
             values[new_name] = new_value
     return values
 
-
-DEPENDENT_OPTIONS = {
-    "stride": ("stem", "overlap"),
-    "resnet_layers": ("stem", "resnet"),
-    "resnet_width": ("stem", "resnet"),
-    "resnet_dialect": ("stem", "resnet"),
-    "tokenizer_widths": ("stem", "tokenizer"),
-    "position_prefix": ("positions", "learned"),
-    "rotary_base": ("positions", "rotary"),
-    "rotary_rounded": ("positions", "rotary"),
-    "window": ("attention", "window"),
-}
-"""Options that apply only if another has a certain value: by name, the other and that value."""
 
 OPTION_SETS = {"modern": ("positions=rotary", "num_registers=4", "layer_scale=0.1")}
 """Model options under one name, for `--options modern`."""

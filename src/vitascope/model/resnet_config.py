@@ -14,7 +14,7 @@ from typing import Annotated, ClassVar, Literal, NamedTuple
 from vitascope.arguments import Range
 from vitascope.errors import UserError
 from vitascope.model.configuration import check_fields
-from vitascope.model.options import ImageOptions, Outputs
+from vitascope.model.options import ImageOptions, Outputs, Role
 
 EXPANSION = 4
 """Output channels of a bottleneck over those of its 3x3 convolution (He et al. 2016, section 4.1)."""
@@ -104,11 +104,11 @@ class ResNetConfig(ImageOptions):
     gives_classes: ClassVar[bool] = True
     outputs: ClassVar[Outputs] = "exclusive"
 
-    layers: tuple[int, ...] = (3, 4, 6, 3)
+    layers: Annotated[tuple[int, ...], Role.SHAPE] = (3, 4, 6, 3)
     """Bottleneck units in each stage."""
-    width: Annotated[int, Range(ge=1)] = 64
+    width: Annotated[int, Range(ge=1), Role.SHAPE] = 64
     """Channels after the root; the first stage has 4 times as many, each further stage twice the last."""
-    root: RootName = "imagenet"
+    root: Annotated[RootName, Role.SHAPE] = "imagenet"
     """The first layers: a 7x7 convolution and a pool, of stride 4 together; or, for images of about 32
     pixels, a 3x3 convolution of stride 1."""
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from vitascope.errors import UserError, check_choice, nearest
 from vitascope.model.config import ViTConfig
-from vitascope.model.options import Regularization, current
+from vitascope.model.configuration import traits
+from vitascope.model.options import Role, current
 from vitascope.model.resnet_config import ResNetConfig
 
 ModelConfig = ViTConfig | ResNetConfig
@@ -123,17 +123,18 @@ def list_models() -> list[str]:
     return list(NAMED_SIZES)
 
 
-# Options of the task, of training, and of libraries' numerics, which do not define an architecture.
-_NOT_OF_A_SIZE = {field.name for field in dataclasses.fields(Regularization)}
-_NOT_OF_A_SIZE |= {"num_classes", "class_names", "image_size", "head"}
-_NOT_OF_A_SIZE |= {"norm_eps", "resample", "position_prefix"}
+def left_open(name: str) -> set[str]:
+    """The options that a named size leaves to the weights, the task or the training."""
+    size = NAMED_SIZES[name]
+    free = {option for option, role in traits(size.kind, Role).items() if role is Role.FREE}
+    return free | ({"layer_scale"} & size.options.keys())  # its initial value
 
 
 def architecture_of(config: ModelConfig) -> str:
     """The first named size that a configuration has, or its summary."""
     options = config.to_dict()
     for name, size in NAMED_SIZES.items():
-        free = _NOT_OF_A_SIZE | ({"layer_scale"} & size.options.keys())
+        free = left_open(name)
         named = named_config(name).to_dict() if isinstance(config, size.kind) else {}
         if named and all(value == named[option] for option, value in options.items() if option not in free):
             return name

@@ -11,8 +11,9 @@ import tyro
 
 from vitascope.arguments import Range, checked
 from vitascope.errors import UserError, check_choice
+from vitascope.model.config import ViTConfig
 from vitascope.model.configuration import Configuration, options_of, traits
-from vitascope.model.options import DEPENDENT_OPTIONS, RENAMED
+from vitascope.model.options import RENAMED, AppliesWith
 from vitascope.options.groups import (
     Architecture,
     AugmentationOptions,
@@ -188,7 +189,7 @@ RECIPES["digits"] = BASE.replace(
 # vitascope train --data FOLDER --minutes 30
 # From scratch: a small ViT with a convolutional tokenizer (Hassani et al. 2021), mimetic initialization,
 # Muon, and smaller images in the first half of the run. The number and the size of the images choose the
-# augmentation and, without a length, the epochs (training/defaults.py).
+# augmentation and, without a length, the epochs (training/plan.py).
 RECIPES["small-data"] = BASE.replace(
     model="cct_mini",
     options=("init=mimetic",),
@@ -372,8 +373,8 @@ def merged_options(base: tuple[str, ...], given: tuple[str, ...]) -> tuple[str, 
     kept = []
     for text in base:
         name = text.partition("=")[0]
-        other, value = DEPENDENT_OPTIONS.get(name, (name, None))
-        if name not in asked and asked.get(other, value) == value:
+        needs = traits(ViTConfig, AppliesWith).get(name)
+        if name not in asked and (needs is None or asked.get(needs.option, needs.value) == needs.value):
             kept.append(text)
     return (*kept, *given)
 

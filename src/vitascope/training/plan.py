@@ -17,7 +17,7 @@ from vitascope.errors import UserError
 from vitascope.formatting import counted
 from vitascope.model.config import OPTIONS, ViTConfig
 from vitascope.model.configuration import options_of, traits
-from vitascope.model.options import DEPENDENT_OPTIONS, pair
+from vitascope.model.options import AppliesWith, pair
 from vitascope.model.resnet_config import ResNetConfig
 from vitascope.model.sizes import ModelConfig, config_of, named_config, record_of
 from vitascope.options.groups import (
@@ -232,11 +232,11 @@ def _model(asked: TrainConfig, facts: Facts) -> tuple[ModelConfig, str | None]:
         model = named_config(name or DEFAULT_MODEL, **options)
     if isinstance(model, ViTConfig):
         for option in wanted.model_options():
-            other, value = DEPENDENT_OPTIONS.get(option, (None, None))
-            if other is not None and model.option(other) != value:
+            needs = traits(ViTConfig, AppliesWith).get(option)
+            if needs is not None and model.option(needs.option) != needs.value:
                 raise UserError(
-                    f"options: {option} has no effect with {other}={model.option(other)}; add "
-                    f"{other}={value}, or leave it out"
+                    f"options: {option} has no effect with {needs.option}={model.option(needs.option)}; add "
+                    f"{needs.option}={needs.value}, or leave it out"
                 )
         if asked.engine.gradient_checkpointing and model.block.token_merging:
             raise UserError("token_merging does not go with gradient_checkpointing: leave one of them out")

@@ -20,7 +20,8 @@ from torch import Tensor
 from vitascope.data.preprocess import Preprocess
 from vitascope.model.classifier import Classifier, build
 from vitascope.model.config import OPTIONS, ViTConfig
-from vitascope.model.options import DEPENDENT_OPTIONS
+from vitascope.model.configuration import traits
+from vitascope.model.options import AppliesWith
 from vitascope.model.resnet_config import ResNetConfig
 from vitascope.model.sizes import ModelConfig
 from vitascope.storage import WriteError, make_folder, settle
@@ -281,8 +282,8 @@ def misfit(family: Family, config: ModelConfig) -> str:
     for option, group in OPTIONS.items():
         if group in (None, "regularization") or option == "resample":
             continue
-        needs, value = DEPENDENT_OPTIONS.get(option, (None, None))
-        if needs is not None and config.option(needs) != value:
+        needs = traits(ViTConfig, AppliesWith).get(option)
+        if needs is not None and config.option(needs.option) != needs.value:
             continue
         value = config.option(option)
         allowed = family.supports.get(option, (default.option(option),))

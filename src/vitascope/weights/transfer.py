@@ -10,8 +10,9 @@ from vitascope.arguments import checked
 from vitascope.errors import UserError, nearest
 from vitascope.model.classifier import Classifier, build, kind_of
 from vitascope.model.config import ViTConfig
-from vitascope.model.resnet_config import ResNetConfig
-from vitascope.model.sizes import NAMED_SIZES, ModelConfig, named_config
+from vitascope.model.configuration import traits
+from vitascope.model.options import Role
+from vitascope.model.sizes import NAMED_SIZES, ModelConfig, left_open, named_config
 from vitascope.model.vit import VisionTransformer
 from vitascope.weights.families.own import Vitascope
 from vitascope.weights.families.timm_settings import TIMM_NAMES, from_timm_name, is_readable
@@ -72,14 +73,6 @@ def _our_name(name: str, overrides: dict[str, Any]) -> tuple[str, dict[str, Any]
     return name, overrides
 
 
-# The options that fix the shape of a body; those that a name always fixes; those that it leaves to the
-# weights or the task.
-_SHAPE = {"in_channels", "patch_size", "embed_dim", "depth", "num_heads", "head_dim", "mlp_ratio"}
-_FIXED = _SHAPE | {"stem", "positions", "distillation_token", "num_registers"}
-_LEFT_OPEN = {"image_size", "head", "layer_scale", "resample", "position_prefix"}
-_RESNET_SHAPE = {"in_channels", "layers", "width", "root"}
-
-
 def adapted(source: ModelConfig, name: str | None, weights: str, overrides: dict[str, Any]) -> ModelConfig:
     """The configuration of trained weights with options changed for a new task.
 
@@ -88,10 +81,10 @@ def adapted(source: ModelConfig, name: str | None, weights: str, overrides: dict
     """
     expected = source.replace(**overrides) if name is None else named_config(name, **overrides)
     check_same_kind(weights, source, str(name), expected)
-    if isinstance(source, ResNetConfig):
-        fixed = _RESNET_SHAPE
-    else:
-        fixed = _SHAPE if name is None else _FIXED | NAMED_SIZES[name].options.keys() - _LEFT_OPEN
+    roles = {Role.SHAPE} if name is None else {Role.SHAPE, Role.NAME}
+    fixed = {option for option, role in traits(type(source), Role).items() if role in roles}
+    if name is not None:
+        fixed |= NAMED_SIZES[name].options.keys() - left_open(name)
     differing = [
         f"{option} is {_in_words(option, source)}, not {_in_words(option, expected)}"
         for option in sorted(fixed)
