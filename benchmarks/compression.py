@@ -30,8 +30,8 @@ from vitascope.data.datasets import open_data
 from vitascope.data.loading import Loader
 from vitascope.deploy.export.pruning import merge_tokens, prune
 from vitascope.evaluation.evaluate import evaluate
-from vitascope.model.classifier import Classifier
 from vitascope.model.config import ViTConfig
+from vitascope.model.vision_model import VisionModel
 from vitascope.model.vit import VisionTransformer
 from vitascope.weights.preprocess import preprocess_of
 from vitascope.weights.saving import save_pretrained
@@ -111,7 +111,7 @@ def gflops(result: Result) -> str:
     return f"{result.entrant.flops / result.entrant.images / 1e9:.3g}"
 
 
-def examples(model: Classifier, data: str) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+def examples(model: VisionModel, data: str) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Normalized training images with their classes, for pruning."""
     train = open_data(data).train.in_classes(model.config.class_names, data)
     some = train.subset("train", train.order(0, 0)[:EXAMPLES])

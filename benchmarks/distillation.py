@@ -26,8 +26,8 @@ from learning import engine, named_values, options, runs_of, schedule, tested, t
 from reports import markdown_table, publish
 from vitascope.data.datasets import open_data
 from vitascope.data.loading import Loader
-from vitascope.model.classifier import evaluation_mode
 from vitascope.model.hardware import resolve_device, resolve_precision
+from vitascope.model.vision_model import evaluation_mode
 from vitascope.training.tasks.classify import BothHeads
 from vitascope.weights.preprocess import preprocess_of
 
@@ -99,8 +99,8 @@ def measure(name: str, config: vs.TrainConfig) -> Result:
 
 def measure_heads(run: Path, config: vs.TrainConfig) -> dict[str, float]:
     """Measure the test accuracy of each head of a finished run, and of both."""
-    model, device = vit_at(run), resolve_device(config.engine.device)
-    images = open_data(config.data, seed=config.seed).final
+    model, device = vit_at(run), resolve_device(config.execution.device)
+    images = open_data(config.data, seed=config.seed).measured
     precision = resolve_precision("auto", model.config, device, 128, training=False)
     loader = Loader(images, preprocess_of(model), 128, device=device)
     return both_heads(model.to(device), loader, precision)

@@ -27,8 +27,8 @@ from vitascope.explain.faithfulness.results import RANDOM, Comparison, Row
 from vitascope.explain.inputs import as_images, sample
 from vitascope.explain.methods import methods_for
 from vitascope.intervals import Interval
-from vitascope.model.classifier import Classifier
 from vitascope.model.config import ViTConfig
+from vitascope.model.vision_model import VisionModel
 from vitascope.run.run import Run
 from vitascope.weights.loading import from_pretrained
 
@@ -40,7 +40,7 @@ mean gain of the four curves (ROAD has two), which ranks the methods. "s/image":
 image at a time."""
 
 
-def report(model: Classifier, comparison: Comparison, command: str) -> str:
+def report(model: VisionModel, comparison: Comparison, command: str) -> str:
     """The comparison as Markdown."""
     gh, gw = comparison.grid
     rivals = ", ".join(comparison.rivals) or "none"
@@ -82,7 +82,7 @@ def gain(interval: Interval) -> str:
     return f"{interval.mean:+.3f}{half}"
 
 
-def further_methods(model: Classifier, windows: list[int], layers: bool) -> dict[str, Callable[..., Tensor]]:
+def further_methods(model: VisionModel, windows: list[int], layers: bool) -> dict[str, Callable[..., Tensor]]:
     """Methods with other settings than their defaults."""
     found: dict[str, Callable[..., Tensor]] = {
         f"occlusion, window {window}": partial(explain.occlusion, window=window) for window in windows

@@ -27,8 +27,8 @@ from pathlib import Path
 from contest import positive
 from reports import note
 from serving import serving
-from vitascope.model.classifier import build
 from vitascope.model.config import ViTConfig
+from vitascope.model.vision_model import build
 from vitascope.weights.saving import save_pretrained
 
 TOKEN = "a token for the time of this benchmark"

@@ -124,7 +124,7 @@ def write_limited(data: str, limit: int, folder: Path) -> str:
     splits = open_data(data)
     places = [np.flatnonzero(splits.train.labels == label) for label in range(len(splits.train.class_names))]
     chosen = np.concatenate([place[: limit // len(places)] for place in places])
-    return write_parts({"train": splits.train.subset("train", chosen), "test": splits.final}, folder)
+    return write_parts({"train": splits.train.subset("train", chosen), "test": splits.measured}, folder)
 
 
 def write_classes(data: str, counts: Mapping[str, int | None], folder: Path) -> str:
@@ -134,7 +134,7 @@ def write_classes(data: str, counts: Mapping[str, int | None], folder: Path) -> 
     parts = {}
     for name, images, most in (
         ("train", splits.train, list(counts.values())),
-        ("test", splits.final, [None] * len(counts)),
+        ("test", splits.measured, [None] * len(counts)),
     ):
         labels = [images.class_names.index(kind) for kind in counts]
         places = [

@@ -50,8 +50,8 @@ from vitascope.data.loading import Loader
 from vitascope.data.preprocess import Preprocess
 from vitascope.evaluation.measure import measure
 from vitascope.explain.plots import RIGHT, SERIES, new_figure, plain, save_figure
-from vitascope.model.classifier import evaluation_mode
 from vitascope.model.hardware import resolve_device
+from vitascope.model.vision_model import evaluation_mode
 from vitascope.run.run import Run
 from vitascope.training.tasks.classify import ModuleEngine
 
@@ -172,7 +172,7 @@ def timm(name: str, data: str, minutes: float, seed: int) -> Trained:
     preprocess = Preprocess(image_size=(32, 32))
     train, val, test = (
         Loader(images, preprocess, 128, seed=seed if images is splits.train else None, device=device)
-        for images in (splits.train, splits.val, splits.final)
+        for images in (splits.train, splits.val, splits.measured)
     )
     classes = len(splits.train.class_names)
     tiny = vs.ViTConfig(

@@ -35,9 +35,9 @@ from PIL import Image
 from conditions import Conditions
 from contest import positive
 from reports import markdown_table, note, publish
-from vitascope.model.classifier import build
 from vitascope.model.config import ViTConfig
 from vitascope.model.sizes import named_config
+from vitascope.model.vision_model import build
 from vitascope.weights.saving import save_pretrained
 
 PATIENCE_MS = 600_000

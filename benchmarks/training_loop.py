@@ -27,8 +27,8 @@ from conditions import Conditions
 from contest import positive
 from reports import markdown_table, publish
 from vitascope.data.datasets import open_data
-from vitascope.model.classifier import build
 from vitascope.model.hardware import resolve_device
+from vitascope.model.vision_model import build
 from vitascope.run.run import Run
 from vitascope.training.loop import Trainer
 from vitascope.training.optim import optimizer_of

@@ -22,7 +22,7 @@ FROZEN = {
     "push_to_hub": "(model, repo_id, *, private=False, token=None, format='vitascope')",
     "quantize": "(model, path=None, *, format='onnx', input='pictures', dynamic_resolution=False, data=None, "
     "calibration=None, calibration_images=300, max_drop=0.01)",
-    "resume": "(run, *, missing='error', **engine)",
+    "resume": "(run, *, missing='error', **execution)",
     "save_pretrained": "(model, folder, *, format='vitascope')",
     "train": "(config=None, *, recipe=None, **options)",
     "Predictor.__init__": "(model, *, precision='auto', device='auto', batch_size=32)",

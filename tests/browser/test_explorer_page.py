@@ -27,7 +27,7 @@ from vitascope.deploy.server.app import create_app
 from vitascope.deploy.server.explorer import samples_for
 from vitascope.deploy.server.settings import Settings
 from vitascope.explain.attention import layer_attention
-from vitascope.model.classifier import Classifier
+from vitascope.model.vision_model import VisionModel
 from vitascope.predict.engine import Engine, TorchEngine
 
 pytest.importorskip("playwright.sync_api", reason="the browser's tests need Playwright")
@@ -45,7 +45,7 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 
 
-def engine_of(model: Classifier) -> TorchEngine:
+def engine_of(model: VisionModel) -> TorchEngine:
     return TorchEngine(model, precision="fp32", device="cpu")
 
 

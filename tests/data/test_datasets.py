@@ -53,7 +53,7 @@ def test_train_and_val_are_kept(tmp_path: Path) -> None:
     assert class_counts(splits.train) == {"cat": 5, "dog": 4}
     assert class_counts(splits.val) == {"cat": 2, "dog": 3}
     assert splits.test is None
-    assert splits.final is splits.val
+    assert splits.measured is splits.val
     assert splits.channels == 3
 
 
@@ -70,8 +70,8 @@ def test_without_val_a_tenth_of_each_class_of_train_is_validation(tmp_path: Path
     splits = open_data(str(tmp_path))
     assert class_counts(splits.train) == {"cat": 18, "dog": 27}
     assert class_counts(splits.val) == {"cat": 2, "dog": 3}
-    assert splits.test is splits.final
-    assert all(path.is_relative_to(tmp_path / "test") for path in paths(splits.final))
+    assert splits.test is splits.measured
+    assert all(path.is_relative_to(tmp_path / "test") for path in paths(splits.measured))
     found = sorted(paths(splits.train) + paths(splits.val))
     assert found == sorted((tmp_path / "train").rglob("*.png"))
 
@@ -91,7 +91,7 @@ def test_one_tree_is_split_by_class_without_overlap_or_loss(tmp_path: Path) -> N
     splits = open_data(str(tmp_path))
     assert class_counts(splits.train) == {"cat": 40, "dog": 80}
     assert class_counts(splits.val) == {"cat": 5, "dog": 10}
-    assert class_counts(splits.final) == {"cat": 5, "dog": 10}
+    assert class_counts(splits.measured) == {"cat": 5, "dog": 10}
     everything = [path for images in all_sets(splits) for path in paths(images)]
     assert sorted(everything) == sorted(tmp_path.rglob("*.png"))  # all, and none twice
 
@@ -413,7 +413,7 @@ def test_digits_test_set_is_that_of_scikit_learn() -> None:
     _, images, _, labels = train_test_split(
         digits.images, digits.target, test_size=0.2, stratify=digits.target, random_state=0
     )
-    test = open_data("digits").final
+    test = open_data("digits").measured
     assert len(test) == 360
     np.testing.assert_array_equal(test.labels, labels)
     np.testing.assert_allclose(np.stack(test.sources) / 255, images / 16, atol=0.5 / 255)
@@ -432,7 +432,7 @@ def test_digits_are_split_without_overlap_or_loss() -> None:
 
 def test_the_seed_changes_the_validation_digits_but_not_the_test_digits() -> None:
     first, other = open_data("digits", seed=0), open_data("digits", seed=1)
-    np.testing.assert_array_equal(np.stack(first.final.sources), np.stack(other.final.sources))
+    np.testing.assert_array_equal(np.stack(first.measured.sources), np.stack(other.measured.sources))
     assert not np.array_equal(np.stack(first.val.sources), np.stack(other.val.sources))
     assert first.channels == 1
     assert first.train.class_names == tuple("0123456789")

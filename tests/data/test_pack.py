@@ -52,7 +52,7 @@ def test_files_keep_bytes_label_split_and_class_names(tmp_path: Path) -> None:
     pack(data, tmp_path / "shards")
     before, after = open_data(data), splits_of(Shards(), str(tmp_path / "shards"), seed=9)
     for ours, given in zip(
-        (after.train, after.val, after.final), (before.train, before.val, before.final), strict=True
+        (after.train, after.val, after.measured), (before.train, before.val, before.measured), strict=True
     ):
         assert content_of(ours) == content_of(given)
         assert ours.class_names == given.class_names
@@ -63,7 +63,7 @@ def test_a_tree_is_split_when_it_is_packed(tmp_path: Path) -> None:
     pack(str(root), tmp_path / "shards", seed=4)
     before, after = open_data(str(root), seed=4), splits_of(Shards(), str(tmp_path / "shards"), seed=5)
     assert content_of(after.val) == content_of(before.val)
-    assert content_of(after.final) == content_of(before.final)
+    assert content_of(after.measured) == content_of(before.measured)
 
 
 def test_order_mixes_the_classes_by_seed(tmp_path: Path) -> None:

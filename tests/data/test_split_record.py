@@ -87,7 +87,7 @@ def test_deleted_images_do_not_change_the_split_of_others(photos: Path) -> None:
     assert found.note().startswith("3 missing (2 train, 1 test): ")
     present = found.present("test", ("cat", "dog"))
     assert sorted(map(str, present.sources)) == sorted(map(str, part_of(record, "test", photos)[1:]))
-    whole = found.as_recorded().final
+    whole = found.as_recorded().measured
     assert len(whole) == len(present) + 1
     assert isinstance(whole.sources[0], Gone)
     with pytest.raises(ImageError, match=r"cat/\d+\.png: cannot be read: no longer there"):
@@ -101,7 +101,7 @@ def test_new_images_are_in_no_split(photos: Path) -> None:
     found = again(record, photos)
     assert found.complete
     assert found.note() == "30 new"
-    assert found.as_recorded().final.sources == part_of(record, "test", photos)
+    assert found.as_recorded().measured.sources == part_of(record, "test", photos)
 
 
 def test_a_renamed_image_is_found_by_content_with_the_class_of_its_new_folder(photos: Path) -> None:
@@ -115,7 +115,7 @@ def test_a_renamed_image_is_found_by_content_with_the_class_of_its_new_folder(ph
     present = found.present("test", ("cat", "dog"))
     assert present.sources == [photos / "dog" / "zz.png", *others]
     assert present.class_names[present.labels[0]] == "dog"
-    assert found.as_recorded().final.labels[0] == 0  # as it was
+    assert found.as_recorded().measured.labels[0] == 0  # as it was
 
 
 def test_a_changed_image_is_left_out(photos: Path) -> None:
@@ -166,7 +166,7 @@ def test_training_images_are_recognized_by_content_in_any_form(photos: Path, tmp
     assert record.trained_on(inventory.sets[0]).tolist() == [True] * 3 + [False] * 3
     pack(str(photos), tmp_path / "shards")
     assert record.trained_on(open_data(str(tmp_path / "shards")).train).all()
-    assert not record.trained_on(open_data(str(tmp_path / "shards")).final).any()
+    assert not record.trained_on(open_data(str(tmp_path / "shards")).measured).any()
 
 
 @pytest.mark.parametrize(

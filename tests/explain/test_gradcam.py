@@ -20,8 +20,8 @@ from vitascope.explain.gradcam import Layer, Variant, grad_cam
 from vitascope.explain.occlusion import occlusion
 from vitascope.explain.rollout import gradient_rollout
 from vitascope.explain.targets import ClassDifference, ClassScore, FeatureCosine
-from vitascope.model.classifier import Classifier
 from vitascope.model.resnet import ResNet
+from vitascope.model.vision_model import VisionModel
 
 HYBRID = {"stem": "resnet", "resnet_layers": (1, 2), "resnet_width": 4}
 THEN_NORM = {"pool": "mean", "pool_norm": "after"}
@@ -47,7 +47,7 @@ def logits_of(classes: list[int]) -> Score:
     return lambda pooled, logits: sum(logits[image, index] for image, index in enumerate(classes))
 
 
-def place(model: Classifier, layer: Layer) -> nn.Module:
+def place(model: VisionModel, layer: Layer) -> nn.Module:
     """The module whose output is explained."""
     if isinstance(model, ResNet):
         return model.features
@@ -60,7 +60,7 @@ def place(model: Classifier, layer: Layer) -> nn.Module:
     return model.embedding_norm if index == 0 else blocks[index - 1]
 
 
-def caught(model: Classifier, images: Tensor, score: Score, layer: Layer) -> tuple[np.ndarray, np.ndarray]:
+def caught(model: VisionModel, images: Tensor, score: Score, layer: Layer) -> tuple[np.ndarray, np.ndarray]:
     """Activations and gradients in float64, each (B, rows, columns, D)."""
     model = copy.deepcopy(model).double()
     kept: list[Tensor] = []
@@ -108,7 +108,7 @@ def cam(variant: str, activations: np.ndarray, gradients: np.ndarray) -> np.ndar
 
 
 def assert_is_cam(
-    model: Classifier,
+    model: VisionModel,
     images: Tensor,
     target: Any,
     score: Score,
@@ -400,7 +400,7 @@ def test_images_of_a_wrong_shape_are_rejected(method: Any, shape: tuple[int, ...
 
 
 @torch.no_grad()
-def reader_of_one_feature(**options: Any) -> Classifier:
+def reader_of_one_feature(**options: Any) -> VisionModel:
     """Feature 0 of a patch is its brightness, class 3 is that feature, and attention is uniform.
 
     No positions, no MLP: patches differ in nothing else.

@@ -17,7 +17,7 @@ from vitascope.errors import UserError
 from vitascope.explain.forward import pooled_and_logits
 from vitascope.explain.integrated_gradients import integrated_gradients, pixel_attributions, sum_cells
 from vitascope.explain.targets import ClassDifference, ClassScore, FeatureCosine, Target, as_target
-from vitascope.model.classifier import Classifier
+from vitascope.model.vision_model import VisionModel
 
 HYBRID = {"stem": "resnet", "resnet_layers": (1,), "resnet_width": 4}
 VITS = MODELS | {
@@ -30,11 +30,11 @@ of_every_vit = pytest.mark.parametrize("options", VITS.values(), ids=VITS)
 of_every_model = pytest.mark.parametrize(("build", "options"), ALL.values(), ids=ALL)
 
 
-def images_of(model: Classifier, count: int = 2) -> Tensor:
+def images_of(model: VisionModel, count: int = 2) -> Tensor:
     return random_images(count, model.config.in_channels, *model.config.image_hw)
 
 
-def by_hand(model: Classifier, images: Tensor, target: Target, steps: int = 64) -> Tensor:
+def by_hand(model: VisionModel, images: Tensor, target: Target, steps: int = 64) -> Tensor:
     """Equation 1 of the paper by Gauss-Legendre quadrature from a blank image: float64 (B, C, H, W)."""
     model = copy.deepcopy(model).double()
     nodes, weights = (torch.from_numpy(each) for each in np.polynomial.legendre.leggauss(steps))  # on [-1, 1]
@@ -48,7 +48,7 @@ def by_hand(model: Classifier, images: Tensor, target: Target, steps: int = 64) 
     return torch.stack(attributions)
 
 
-def gap(model: Classifier, images: Tensor, target: Target, steps: int) -> Tensor:
+def gap(model: VisionModel, images: Tensor, target: Target, steps: int) -> Tensor:
     """The error of the attributions' sum relative to the score minus the blank image's: (B,)."""
     attributions = pixel_attributions(model, images, target, steps=steps, batch_size=16)
     blank, whole = (

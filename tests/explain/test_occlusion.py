@@ -13,7 +13,7 @@ from tests.model import random_images, small_model, small_resnet
 from vitascope.errors import UserError
 from vitascope.explain.occlusion import occlusion
 from vitascope.explain.targets import ClassDifference, FeatureCosine
-from vitascope.model.classifier import Classifier
+from vitascope.model.vision_model import VisionModel
 
 HYBRID = {"stem": "resnet", "resnet_layers": (1, 2), "resnet_width": 4}
 ALL = {**{name: (small_model, options) for name, options in MODELS.items()}}
@@ -27,17 +27,19 @@ ALL |= {
 of_every_model = pytest.mark.parametrize(("build", "options"), ALL.values(), ids=ALL)
 
 
-def images_of(model: Classifier, count: int = 2) -> Tensor:
+def images_of(model: VisionModel, count: int = 2) -> Tensor:
     return random_images(count, model.config.in_channels, *model.config.image_hw)
 
 
-def outputs(model: Classifier, image: Tensor) -> Tensor:
+def outputs(model: VisionModel, image: Tensor) -> Tensor:
     """The logits (K,) of one image (C, H, W)."""
     with torch.no_grad():
         return model(image[None])[0]
 
 
-def directly(model: Classifier, images: Tensor, grid: tuple[int, int], window: int, score: Any) -> np.ndarray:
+def directly(
+    model: VisionModel, images: Tensor, grid: tuple[int, int], window: int, score: Any
+) -> np.ndarray:
     """The reference: image by image, window by window, in float64; `score` takes (model, image, index)."""
     model, maps = copy.deepcopy(model).double(), []
     cell_of_y, cell_of_x = (
@@ -109,7 +111,7 @@ def test_difference_of_classes_is_explained() -> None:
     model = small_model()
     images = images_of(model)
 
-    def score(model: Classifier, image: Tensor, index: int) -> float:
+    def score(model: VisionModel, image: Tensor, index: int) -> float:
         logits = outputs(model, image)
         return float(logits[[4, 2][index]] - logits[0])
 
@@ -122,7 +124,7 @@ def test_similarity_is_explained_for_a_model_without_a_head() -> None:
     images = images_of(model)
     features = model.embed(images.flip(0)).detach()
 
-    def score(model: Classifier, image: Tensor, index: int) -> float:
+    def score(model: VisionModel, image: Tensor, index: int) -> float:
         one, other = outputs(model, image).numpy(), features[index].double().numpy()
         return float(one @ other / np.linalg.norm(one) / np.linalg.norm(other))
 

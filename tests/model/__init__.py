@@ -10,12 +10,12 @@ from torch import nn
 
 from tests.uninitialized import uninitialized
 from vitascope.data.preprocess import Preprocess
-from vitascope.model.classifier import Classifier, build
 from vitascope.model.config import ViTConfig
 from vitascope.model.positions import Layout
 from vitascope.model.resnet import ResNet
 from vitascope.model.resnet_config import ResNetConfig
 from vitascope.model.sizes import ModelConfig, named_config
+from vitascope.model.vision_model import VisionModel, build
 from vitascope.model.vit import VisionTransformer
 from vitascope.weights.preprocess import default_preprocess
 
@@ -174,13 +174,13 @@ def small_resnet(seed: int = 0, **overrides: Any) -> ResNet:
     return with_preprocess(randomize(model, seed).eval(), default_preprocess(model.config))
 
 
-def on_meta(config: ModelConfig) -> Classifier:
+def on_meta(config: ModelConfig) -> VisionModel:
     with torch.device("meta"):
         return build(config)
 
 
 @functools.cache
-def named_on_meta(name: str) -> Classifier:
+def named_on_meta(name: str) -> VisionModel:
     return on_meta(named_config(name))
 
 

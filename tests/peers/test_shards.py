@@ -25,7 +25,7 @@ def test_webdataset_reads_our_shards(tmp_path: Path) -> None:
     data = write_tree(tmp_path / "pictures", {"cat": 20, "dog": 20})
     pack(str(data), tmp_path / "shards")
     splits = splits_of(Shards(), str(tmp_path / "shards"), seed=0)
-    for images in (splits.train, splits.val, splits.final):
+    for images in (splits.train, splits.val, splits.measured):
         theirs = list(samples(*sorted((tmp_path / "shards").glob(f"{images.name}-*.tar"))))
         assert [sample["png"] for sample in theirs] == [source.read_bytes() for source in images.sources]
         assert [int(sample["cls"]) for sample in theirs] == images.labels.tolist()

@@ -17,7 +17,7 @@ from tests.model import law, small_model, small_resnet
 from vitascope.data.splits import ImageSet
 from vitascope.data.targets import ClassIndices
 from vitascope.explain import plots
-from vitascope.model.classifier import Classifier
+from vitascope.model.vision_model import VisionModel
 from vitascope.report import figures
 from vitascope.report.figures import choose_shown, draw_masked_patches
 from vitascope.run.run import Run
@@ -112,7 +112,7 @@ def test_predictions_and_attention_are_drawn_on_the_photographs(
 
 
 def drawn(
-    folder: Path, model: Classifier, *, size: tuple[int, int] = (20, 20), blank: bool = False
+    folder: Path, model: VisionModel, *, size: tuple[int, int] = (20, 20), blank: bool = False
 ) -> set[str]:
     """Draw the figures of a run, and check that none is blank, unless that is expected."""
     run = Run(folder)

@@ -360,7 +360,7 @@ def test_pictures_that_became_unreadable_are_counted(made, run, monkeypatch, qui
     Run(run).save_predictions(dataclasses.replace(kept, probabilities=wrong, unreadable=("x.png: broken",)))
     from vitascope.data.datasets import open_data
 
-    broken = open_data(str(made / "photos"), seed=0).final.sources[0]
+    broken = open_data(str(made / "photos"), seed=0).measured.sources[0]
     content = broken.read_bytes()
     broken.write_bytes(b"no picture")
     try:

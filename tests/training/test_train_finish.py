@@ -14,7 +14,7 @@ from vitascope.cli import main
 from vitascope.data.datasets import open_data
 from vitascope.errors import UserError
 from vitascope.evaluation.evaluate import evaluate
-from vitascope.model.classifier import build
+from vitascope.model.vision_model import build
 from vitascope.report import classification, internals, overview
 from vitascope.run.run import Run
 from vitascope.training import train
@@ -115,7 +115,7 @@ def test_report_is_written_last_from_the_open_data(
     seen = []
 
     def watched(run: Run, *, splits, device: str) -> Path:
-        seen.append((run.finished, splits.final.name, device))
+        seen.append((run.finished, splits.measured.name, device))
         return run.report
 
     monkeypatch.setattr(train, "write_report", watched)

@@ -20,7 +20,7 @@ from vitascope.weights.builtin import DEFAULT, built_in, in_words
 if TYPE_CHECKING:
     from vitascope.data.splits import ImageSet
     from vitascope.explain import Comparison
-    from vitascope.model.classifier import Classifier
+    from vitascope.model.vision_model import VisionModel
 
 Method = Literal[
     "attention",
@@ -190,7 +190,7 @@ class Explain:
             raise UserError(f"--out {out} is the explained picture, which would be lost; give another name")
         return out
 
-    def _compare(self, model: Classifier) -> Comparison:
+    def _compare(self, model: VisionModel) -> Comparison:
         from tqdm import tqdm
 
         from vitascope import explain

@@ -28,7 +28,7 @@ class RunCommand(TrainConfig):
     config: Annotated[str | None, tyro.conf.arg(metavar="PATH", help_behavior_hint="")] = None
     """config.yaml of a run that provides the defaults instead of a recipe: repeats that run."""
     resume: MaybeText = None
-    """Run to resume, one of its checkpoints, or `auto`; only engine options may change."""
+    """Run to resume, one of its checkpoints, or `auto`; only execution options may change."""
     missing: Literal["error", "skip"] = "error"
     """What `--resume` does where images of the run are missing or changed.
     `skip` goes on without them, which is recorded."""
@@ -145,7 +145,7 @@ def _recorded(resume: str) -> TrainConfig:
 
 
 def _check_resumed(parsed: RunCommand, base: TrainConfig) -> None:
-    """Reject options of a resumed run that are not engine options, unless they say what it has recorded."""
+    """Reject options that a resumed run cannot change, unless they say what it has recorded."""
     from vitascope.run.run import lasting_paths
 
     given = parsed.named()
@@ -153,12 +153,12 @@ def _check_resumed(parsed: RunCommand, base: TrainConfig) -> None:
         config.replace(**lasting_paths(config.to_dict())) for config in (base, base.replace(**given))
     )
     changed = [
-        name for name in given if GROUP_OF[name] != "engine" and now.option(name) != stored.option(name)
+        name for name in given if GROUP_OF[name] != "execution" and now.option(name) != stored.option(name)
     ]
     changed += [option for option in ("recipe", "config") if getattr(parsed, option) is not None]
     if changed:
         raise UserError(
-            f"--resume takes all options but engine options from {parsed.resume}; "
+            f"--resume takes all options but execution options from {parsed.resume}; "
             f"leave out {', '.join('--' + option.replace('_', '-') for option in changed)}"
         )
-    object.__setattr__(parsed, "given", tuple(n for n in parsed.given if GROUP_OF.get(n) == "engine"))
+    object.__setattr__(parsed, "given", tuple(n for n in parsed.given if GROUP_OF.get(n) == "execution"))

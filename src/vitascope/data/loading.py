@@ -91,8 +91,8 @@ class Loader:
         self.crops = streamed and seed is not None and crop_scale < 1  # batches are cropped already
         self._reader = ImageReader(images.sources, preprocess, seed, crop_scale if self.crops else 1.0)
         self._pool: ReadingPool[npt.NDArray[np.int64]] | None = None  # kept for the next epoch
-        self._rows = np.arange(len(images))  # of each image in `_kept`; -1 for one that cannot be read
-        self._kept = None if streamed else self._keep()  # (N, C, H, W), all readable images
+        self._rows = np.arange(len(images))  # of each image in `_cached`; -1 for one that cannot be read
+        self._cached = None if streamed else self._cache()  # (N, C, H, W), all readable images
         self.balanced = balanced
         if balanced:
             check_every_class(images.subset(images.name, self._readable_indices()), "balanced sampling")
@@ -116,7 +116,7 @@ class Loader:
         for begin, count in zip(begins, planned, strict=True):
             cuts = even_cuts(count, world)
             batches.append(order[begin + cuts[rank] : begin + cuts[rank + 1]])
-        if self._kept is None:
+        if self._cached is None:
             for (pixels, indices), count in zip(self._streamed(batches, epoch), planned, strict=True):
                 targets = self._deliver(self._labels[indices % len(self.images)])
                 yield Batch(self._deliver(pixels), targets, indices, count)
@@ -124,7 +124,7 @@ class Loader:
         for indices, count in zip(batches, planned, strict=True):
             images = indices % len(self.images)
             rows = self._deliver(self._rows[images])
-            yield Batch(self._kept[rows], self._deliver(self._labels[images]), indices, count)
+            yield Batch(self._cached[rows], self._deliver(self._labels[images]), indices, count)
 
     def _order(self, epoch: int) -> npt.NDArray[np.int64]:
         """The indices of an epoch in its order, without those of images that are known to be unreadable."""
@@ -157,7 +157,7 @@ class Loader:
             return host.to(self.device, copy=True)
         return torch.empty_like(host, pin_memory=True).copy_(host).to(self.device, non_blocking=True)
 
-    def _keep(self) -> Tensor:
+    def _cache(self) -> Tensor:
         """Read every image once, in the split's order, into one array without gaps."""
         shape = (len(self.images), self.preprocess.channels, *self.preprocess.image_size)
         kept, rows = np.empty(shape, np.uint8), np.full(len(self.images), -1)

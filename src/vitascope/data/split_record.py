@@ -80,7 +80,7 @@ class SplitRecord:
     """Images of the parts that were missing when the run was resumed, which went on without them."""
 
     @property
-    def final(self) -> str:
+    def measured(self) -> str:
         """The part that the finished model is measured on."""
         return "test" if "test" in self.parts else "val"
 

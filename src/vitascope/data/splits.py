@@ -130,7 +130,7 @@ class Splits:
     drawn: tuple[str, ...] = ()  # the names of the splits that were drawn from the others by seed
 
     @property
-    def final(self) -> ImageSet:
+    def measured(self) -> ImageSet:
         """The images to measure the finished model on."""
         return self.val if self.test is None else self.test
 

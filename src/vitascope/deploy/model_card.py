@@ -17,7 +17,7 @@ from jinja2 import Environment, StrictUndefined
 from vitascope.arguments import checked
 from vitascope.errors import UserError, printable
 from vitascope.formatting import counted
-from vitascope.model.classifier import Classifier
+from vitascope.model.vision_model import VisionModel
 from vitascope.network import ask, client_errors, misunderstood, status_of, unreachable
 from vitascope.run.run import Run, load_with_run
 from vitascope.storage import explaining_failure
@@ -30,7 +30,7 @@ MAX_CLASSES = 50
 
 @checked
 def push_to_hub(
-    model: Classifier | str | os.PathLike[str],
+    model: VisionModel | str | os.PathLike[str],
     repo_id: str,
     *,
     private: bool = False,
@@ -106,7 +106,7 @@ def _explaining(repo_id: str) -> Iterator[None]:
         raise UserError(f"{repo_id}: the hub did not accept the model: {reason}") from error
 
 
-def model_card(model: Classifier, repo_id: str, run: Run | None = None) -> str:
+def model_card(model: VisionModel, repo_id: str, run: Run | None = None) -> str:
     """The README.md of a model on the hub: metadata in YAML, then `model_card.md`, with its run's results."""
     config = model.config
     values = dataclasses.asdict(preprocess_of(model))

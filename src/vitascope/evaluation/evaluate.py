@@ -17,8 +17,8 @@ from vitascope.data.splits import ImageSet, UnknownClassesError
 from vitascope.errors import UserError
 from vitascope.evaluation.images import without_training_images
 from vitascope.evaluation.measure import BATCH_SIZE, Evaluation, batches_of, measure
-from vitascope.model.classifier import Classifier, evaluation_mode
 from vitascope.model.hardware import reuse_freed_memory
+from vitascope.model.vision_model import VisionModel, evaluation_mode
 from vitascope.predict.engine import Engine
 from vitascope.predict.runtimes import as_engine
 from vitascope.run.run import Run
@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 @checked
 def evaluate(
-    model: Engine | Classifier | str | os.PathLike[str],
+    model: Engine | VisionModel | str | os.PathLike[str],
     data: str | os.PathLike[str] | None = None,
     *,
     rename: Mapping[str, str] | None = None,

@@ -36,7 +36,7 @@ def splits_of_data(data: str, class_names: tuple[str, ...], *, seed: int = 0) ->
     """The training images of DATA, and the images to measure on, in the classes of a model."""
     splits = open_data(data, seed=seed)
     train = splits.train.in_classes(class_names, data)
-    return train, _with_few(splits.final, splits.val, class_names, data)
+    return train, _with_few(splits.measured, splits.val, class_names, data)
 
 
 def _with_few(test: ImageSet, val: ImageSet, class_names: tuple[str, ...], where: str) -> ImageSet:

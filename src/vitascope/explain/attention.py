@@ -11,15 +11,15 @@ from vitascope.arguments import checked
 from vitascope.errors import UserError
 from vitascope.explain.heatmaps import to_unit
 from vitascope.explain.inputs import Images, as_images
-from vitascope.model.classifier import Classifier, evaluation_mode
 from vitascope.model.config import ViTConfig
 from vitascope.model.trace import Trace
+from vitascope.model.vision_model import VisionModel, evaluation_mode
 from vitascope.model.vit import VisionTransformer
 
 
 @torch.no_grad()
 @checked
-def attention(model: Classifier, images: Images, layer: int = -1, head: int | None = None) -> Tensor:
+def attention(model: VisionModel, images: Images, layer: int = -1, head: int | None = None) -> Tensor:
     """The attention of the image's representation to each patch, in one layer.
 
     The mean attention row of the tokens that pooling reads: with pool "cls" the class token, and the
@@ -38,7 +38,7 @@ def attention(model: Classifier, images: Images, layer: int = -1, head: int | No
 
 @torch.no_grad()
 @checked
-def head_maps(model: Classifier, images: Images) -> Tensor:
+def head_maps(model: VisionModel, images: Images) -> Tensor:
     """The `attention` map of every layer and head, in one pass; one layer's weights are held at a time.
 
     Returns float32 (B, depth, heads, grid_h, grid_w), the largest value of each map 1.
@@ -57,7 +57,7 @@ def head_maps(model: Classifier, images: Images) -> Tensor:
 @torch.no_grad()
 @checked
 def patch_attention(
-    model: Classifier, images: Images, patch: tuple[int, int], layer: int = -1, head: int | None = None
+    model: VisionModel, images: Images, patch: tuple[int, int], layer: int = -1, head: int | None = None
 ) -> Tensor:
     """The attention of one patch to each patch, in one layer; attention to other tokens is dropped.
 
@@ -124,7 +124,7 @@ def stream_attention(
         model.forward_features(images, AttentionStream(consume), queries)
 
 
-def attending(model: Classifier) -> VisionTransformer:
+def attending(model: VisionModel) -> VisionTransformer:
     """The model, if it has attention; a ResNet raises UserError."""
     if not isinstance(model, VisionTransformer):
         raise UserError("a ResNet has no attention to show: this method is for Vision Transformers")

@@ -23,8 +23,8 @@ from vitascope.explain.inputs import normalized
 from vitascope.explain.methods import DEFAULT_METHOD, METHODS, Method, check_settings, heatmap, methods_for
 from vitascope.explain.pictures import FloatArray, Picture, beside_itself, to_picture
 from vitascope.explain.targets import ClassDifference, FeatureCosine, TargetLike
-from vitascope.model.classifier import Classifier
 from vitascope.model.heads import predicted, scores
+from vitascope.model.vision_model import VisionModel
 from vitascope.weights.preprocess import preprocess_of
 
 log = logging.getLogger(__name__)
@@ -46,7 +46,7 @@ class _Picture:
 
 @checked
 def draw(
-    model: Classifier,
+    model: VisionModel,
     pictures: Any = None,
     method: str = DEFAULT_METHOD,
     target: TargetLike = None,
@@ -110,7 +110,7 @@ def check_method(method: str, given: Sequence[str]) -> None:
 
 
 def _read(
-    model: Classifier, pictures: Any, truths: Sequence[str] | None, *, are_shown: bool
+    model: VisionModel, pictures: Any, truths: Sequence[str] | None, *, are_shown: bool
 ) -> list[_Picture]:
     """The pictures, without those of several that cannot be read; only the model's pixels if they are not
     shown, because thousands of photographs may not fit into memory."""
@@ -141,7 +141,7 @@ def _read(
 
 
 def _draw_all(
-    model: Classifier, pictures: Sequence[_Picture], subject: str, target: TargetLike = None
+    model: VisionModel, pictures: Sequence[_Picture], subject: str, target: TargetLike = None
 ) -> Figure:
     (picture,) = pictures
     methods = methods_for(model, target).values()
@@ -151,14 +151,14 @@ def _draw_all(
     return plots.draw_explanations(picture.shown, heatmaps, title, notes)
 
 
-def _draw_heads(model: Classifier, pictures: Sequence[_Picture], subject: str) -> Figure:
+def _draw_heads(model: VisionModel, pictures: Sequence[_Picture], subject: str) -> Figure:
     (picture,) = pictures
     maps = head_maps(model, picture.image)[0].cpu().numpy()
     return plots.draw_heads(picture.shown, maps, f"Attention of each head in {subject}")
 
 
 def _draw_patch(
-    model: Classifier,
+    model: VisionModel,
     pictures: Sequence[_Picture],
     subject: str,
     patch: tuple[int, int] | None = None,
@@ -179,25 +179,25 @@ def _draw_patch(
     return figure
 
 
-def _draw_features(model: Classifier, pictures: Sequence[_Picture], subject: str, layer: int = -1) -> Figure:
+def _draw_features(model: VisionModel, pictures: Sequence[_Picture], subject: str, layer: int = -1) -> Figure:
     colours = learned.feature_colours(model, torch.cat([picture.image for picture in pictures]), layer)
     title = f"Similar features have similar colours: {subject}"
     return plots.draw_feature_colours([picture.shown for picture in pictures], colours.cpu().numpy(), title)
 
 
-def _draw_distance(model: Classifier, pictures: Sequence[_Picture], subject: str) -> Figure:
+def _draw_distance(model: VisionModel, pictures: Sequence[_Picture], subject: str) -> Figure:
     images = torch.cat([picture.image for picture in pictures])
     distances = learned.attention_distance(model, images).cpu().numpy()
     title = f"Mean attention distance over {subject}"
     return plots.draw_attention_distance(distances, learned.uniform_distance(model, images), title)
 
 
-def draw_positions(model: Classifier) -> Figure:
+def draw_positions(model: VisionModel) -> Figure:
     """The similarity of the position embeddings; raises as `position_similarity`."""
     return plots.draw_position_similarity(learned.position_similarity(model).cpu().numpy())
 
 
-def draw_filters(model: Classifier) -> Figure:
+def draw_filters(model: VisionModel) -> Figure:
     """The filters of the patch embedding; raises as `patch_filters`."""
     filters = learned.patch_filters(model)
     return plots.draw_patch_filters(filters.components.cpu().numpy(), filters.shares.cpu().numpy())
@@ -226,27 +226,27 @@ VIEWS = {
 """The figures that `draw` adds to the heatmaps of `METHODS`."""
 
 
-def _predicted(model: Classifier, picture: _Picture) -> tuple[str, float]:
+def _predicted(model: VisionModel, picture: _Picture) -> tuple[str, float]:
     """The predicted class and its probability."""
     probabilities = scores(pooled_and_logits(model, picture.image)[1], model.config.outputs)  # (1, K)
     index = int(predicted(probabilities))
     return _class_name(model, index), float(probabilities[0, index])
 
 
-def _caption(model: Classifier, picture: _Picture, note: str) -> plots.Caption:
+def _caption(model: VisionModel, picture: _Picture, note: str) -> plots.Caption:
     """The prediction, if the model has classes, and whether a note says that there is no evidence for it."""
     if not model.config.gives_classes:
         return plots.Caption(note=note)
     return plots.Caption(*_predicted(model, picture), picture.truth, note and "no evidence")
 
 
-def _class_name(model: Classifier, index: int) -> str:
+def _class_name(model: VisionModel, index: int) -> str:
     """A class's name, or its number without names."""
     names = model.config.class_names
     return printable(names[index], 80) if names else str(index)
 
 
-def _with_prediction(model: Classifier, picture: _Picture, subject: str, what: str) -> str:
+def _with_prediction(model: VisionModel, picture: _Picture, subject: str, what: str) -> str:
     """A title that begins with the prediction, if the model has classes."""
     if not model.config.gives_classes:
         return f"{what} over {subject}"
@@ -255,7 +255,7 @@ def _with_prediction(model: Classifier, picture: _Picture, subject: str, what: s
 
 
 def _note(
-    model: Classifier, picture: _Picture, method: Method, target: TargetLike, heatmap: FloatArray
+    model: VisionModel, picture: _Picture, method: Method, target: TargetLike, heatmap: FloatArray
 ) -> str:
     """The sentence for a heatmap that is zero everywhere; empty for any other."""
     if heatmap.any():
@@ -267,7 +267,7 @@ def _note(
     return f"no evidence{about and f' for {about}'}{where}"
 
 
-def _about(model: Classifier, target: TargetLike) -> str:
+def _about(model: VisionModel, target: TargetLike) -> str:
     """The target, unless it is the predicted class."""
     if isinstance(target, ClassDifference):
         ours, theirs = (_class_name(model, int(part[0])) for part in (target.classes, target.versus))

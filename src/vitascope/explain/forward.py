@@ -9,7 +9,7 @@ from contextvars import ContextVar
 import torch
 from torch import Tensor
 
-from vitascope.model.classifier import Classifier, evaluation_mode
+from vitascope.model.vision_model import VisionModel, evaluation_mode
 
 _hook: ContextVar[Callable[[], None] | None] = ContextVar("hook", default=None)
 
@@ -33,7 +33,7 @@ def call_hook() -> None:
 
 
 @torch.no_grad()
-def pooled_and_logits(model: Classifier, images: Tensor) -> tuple[Tensor, Tensor]:
+def pooled_and_logits(model: VisionModel, images: Tensor) -> tuple[Tensor, Tensor]:
     """The pooled representation (B, D) and the logits (B, K) of images (B, C, H, W), in evaluation mode."""
     call_hook()
     with evaluation_mode(model):

@@ -14,9 +14,9 @@ from vitascope.explain.attention import check_layer
 from vitascope.explain.heatmaps import to_unit
 from vitascope.explain.inputs import Images, as_images
 from vitascope.explain.targets import TargetLike, score_gradient
-from vitascope.model.classifier import Classifier, evaluation_mode
 from vitascope.model.resnet import ResNet
 from vitascope.model.trace import Trace
+from vitascope.model.vision_model import VisionModel, evaluation_mode
 from vitascope.model.vit import VisionTransformer
 
 Variant = Literal["grad-cam", "grad-cam++", "hires-cam", "layer-cam"]
@@ -25,7 +25,7 @@ Layer = int | Literal["last"]
 
 @checked
 def grad_cam(
-    model: Classifier,
+    model: VisionModel,
     images: Images,
     target: TargetLike = None,
     layer: Layer | None = None,

@@ -6,12 +6,12 @@ import torch
 from torch import Tensor
 
 from vitascope.errors import UserError
-from vitascope.model.classifier import Classifier
 from vitascope.model.preprocess import check_images
+from vitascope.model.vision_model import VisionModel
 from vitascope.model.vit import VisionTransformer
 
 
-def grid_of(model: Classifier, images: Tensor) -> tuple[int, int]:
+def grid_of(model: VisionModel, images: Tensor) -> tuple[int, int]:
     """Rows and columns of heatmaps: of a ViT's patches, of a ResNet's last feature map."""
     if isinstance(model, VisionTransformer):
         return model.grid_of(images)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from vitascope.errors import UserError
-from vitascope.model.classifier import Classifier
+from vitascope.model.vision_model import VisionModel
 from vitascope.weights.preprocess import preprocess_of
 
 T = TypeVar("T")
@@ -19,7 +19,7 @@ Images: TypeAlias = Tensor | Any
 """Normalized floats (B, C, H, W), or one or many pictures: paths, bytes, Pillow images, uint8 arrays."""
 
 
-def as_images(model: Classifier, images: Images) -> Tensor:
+def as_images(model: VisionModel, images: Images) -> Tensor:
     """Normalized floats (B, C, H, W): a tensor unchanged; pictures on the model's device, in its dtype."""
     if isinstance(images, Tensor):
         return images
@@ -30,7 +30,7 @@ def as_images(model: Classifier, images: Images) -> Tensor:
     return normalized(model, torch.from_numpy(np.stack(pixels)))
 
 
-def normalized(model: Classifier, pixels: Tensor) -> Tensor:
+def normalized(model: VisionModel, pixels: Tensor) -> Tensor:
     """Pixels, uint8 (B, C, H, W), as normalized floats on the model's device, in its dtype."""
     weights = next(model.parameters())
     return preprocess_of(model).normalize(pixels).to(weights.device, weights.dtype)

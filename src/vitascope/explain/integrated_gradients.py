@@ -12,13 +12,13 @@ from vitascope.explain.forward import call_hook, pooled_and_logits
 from vitascope.explain.heatmaps import cell_of_pixels, check_count, grid_of, to_unit
 from vitascope.explain.inputs import Images, as_images
 from vitascope.explain.targets import Target, TargetLike, as_target
-from vitascope.model.classifier import Classifier, evaluation_mode
+from vitascope.model.vision_model import VisionModel, evaluation_mode
 
 
 @torch.inference_mode(False)  # the caller's inference mode has no gradients
 @checked
 def integrated_gradients(
-    model: Classifier,
+    model: VisionModel,
     images: Images,
     target: TargetLike = None,
     *,
@@ -57,7 +57,7 @@ def sum_cells(values: Tensor, grid: tuple[int, int]) -> Tensor:
 
 
 def pixel_attributions(
-    model: Classifier, images: Tensor, target: Target, *, steps: int, batch_size: int
+    model: VisionModel, images: Tensor, target: Target, *, steps: int, batch_size: int
 ) -> Tensor:
     """Each pixel's contribution to the score, (B, C, H, W): x times the mean gradient at a x (equation 1), a
     from 0, the mean colour, to 1. The sum is the difference of the scores (proposition 1, completeness).
@@ -78,7 +78,7 @@ def pixel_attributions(
 
 
 def score_of_contrast(
-    model: Classifier, image: Tensor, target: Target, dtype: torch.dtype, contrast: Tensor
+    model: VisionModel, image: Tensor, target: Target, dtype: torch.dtype, contrast: Tensor
 ) -> Tensor:
     """The score of an image (C, H, W) whose pixels have the contrasts t: (n, C, H, W) -> (n,)."""
     # t^4 puts most points close to the baseline: a norm right after a layer without bias, as in a ResNet and

@@ -12,9 +12,9 @@ from vitascope.arguments import checked
 from vitascope.errors import UserError
 from vitascope.explain.attention import attending, check_layer, stream_attention
 from vitascope.explain.inputs import Images, as_images
-from vitascope.model.classifier import Classifier, evaluation_mode
 from vitascope.model.config import ViTConfig
 from vitascope.model.patches import ConvPatches
+from vitascope.model.vision_model import VisionModel, evaluation_mode
 from vitascope.model.vit import VisionTransformer
 
 _WEIGHTS_AT_ONCE = 2**26
@@ -27,7 +27,7 @@ _ROUNDING = 1e-6
 
 @torch.no_grad()
 @checked
-def attention_distance(model: Classifier, images: Images) -> Tensor:
+def attention_distance(model: VisionModel, images: Images) -> Tensor:
     """The mean distance over which each head attends: its receptive field.
 
     For each patch, the mean distance to all patches under its attention weights, averaged over patches and
@@ -60,7 +60,7 @@ def attention_distance(model: Classifier, images: Images) -> Tensor:
     return (total / count).float().to(images.device)
 
 
-def uniform_distance(model: Classifier, images: Images) -> float:
+def uniform_distance(model: VisionModel, images: Images) -> float:
     """The attention distance, in pixels, of a head with equal attention to every patch."""
     model, images = attending(model), as_images(model, images)
     return patch_distances(model.config, model.grid_of(images)).mean().item()
@@ -96,7 +96,7 @@ _WITHOUT_TABLE = {
 
 @torch.no_grad()
 @checked
-def position_similarity(model: Classifier) -> Tensor:
+def position_similarity(model: VisionModel) -> Tensor:
     """Cosine similarity between the position embeddings of every two patches of the model's own grid.
 
     Learned and fixed embeddings alike (Dosovitskiy et al. 2021, section 4.5 and figure 7, centre).
@@ -129,7 +129,7 @@ class PatchFilters:
 
 
 @checked
-def patch_filters(model: Classifier, count: int = 28) -> PatchFilters:
+def patch_filters(model: VisionModel, count: int = 28) -> PatchFilters:
     """The pixel patterns that the patch embedding distinguishes.
 
     The principal components of its D filters, each a point (C, ph, pw) (Dosovitskiy et al. 2021, section 4.5
@@ -160,7 +160,7 @@ def patch_filters(model: Classifier, count: int = 28) -> PatchFilters:
 
 @torch.no_grad()
 @checked
-def feature_colours(model: Classifier, images: Images, layer: int = -1) -> Tensor:
+def feature_colours(model: VisionModel, images: Images, layer: int = -1) -> Tensor:
     """The first three principal components of the patches' features, as red, green and blue.
 
     Patches with similar features have similar colours (as in Oquab et al. 2024, figure 1, without removing

@@ -18,8 +18,8 @@ from vitascope.explain.integrated_gradients import integrated_gradients
 from vitascope.explain.occlusion import occlusion
 from vitascope.explain.rollout import gradient_rollout, rollout
 from vitascope.explain.targets import TargetLike
-from vitascope.model.classifier import Classifier
 from vitascope.model.resnet import ResNet
+from vitascope.model.vision_model import VisionModel
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Method:
 
     def __call__(
         self,
-        model: Classifier,
+        model: VisionModel,
         images: Images,
         target: TargetLike = None,
         *,
@@ -77,7 +77,7 @@ DEFAULT_METHOD = "integrated-gradients"
 
 @checked
 def heatmap(
-    model: Classifier,
+    model: VisionModel,
     images: Images,
     method: str = DEFAULT_METHOD,
     target: TargetLike = None,
@@ -117,7 +117,7 @@ def check_settings(
             )
 
 
-def methods_for(model: Classifier, target: TargetLike = None) -> dict[str, Method]:
+def methods_for(model: VisionModel, target: TargetLike = None) -> dict[str, Method]:
     """The methods that suit a model and a target, None for the predicted class; UserError if there are
     none."""
     has_something = target is not None or model.config.gives_classes

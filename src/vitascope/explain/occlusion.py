@@ -13,13 +13,13 @@ from vitascope.explain.forward import pooled_and_logits
 from vitascope.explain.heatmaps import cell_of_pixels, check_count, grid_of, to_unit
 from vitascope.explain.inputs import Images, as_images
 from vitascope.explain.targets import Target, TargetLike, as_target
-from vitascope.model.classifier import Classifier
+from vitascope.model.vision_model import VisionModel
 
 
 @torch.no_grad()
 @checked
 def occlusion(
-    model: Classifier,
+    model: VisionModel,
     images: Images,
     target: TargetLike = None,
     *,
@@ -77,7 +77,7 @@ def windows(cells: int, window: int) -> Tensor:
     return ((first <= cell) & (cell < first + window)).float()
 
 
-def drops(model: Classifier, image: Tensor, masks: Tensor, target: Target, score: Tensor) -> Tensor:
+def drops(model: VisionModel, image: Tensor, masks: Tensor, target: Target, score: Tensor) -> Tensor:
     """The drop of the score of an image (C, H, W) under each of the masks (n, 1, H, W): float32 (n,)."""
     variants = image.masked_fill(masks, 0)  # (n, C, H, W)
     fall = score.float() - target.score(*pooled_and_logits(model, variants)).float()

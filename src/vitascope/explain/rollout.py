@@ -14,8 +14,8 @@ from vitascope.explain.attention import attending, read_rows, stream_attention, 
 from vitascope.explain.heatmaps import to_unit
 from vitascope.explain.inputs import Images, as_images
 from vitascope.explain.targets import TargetLike, score_gradient
-from vitascope.model.classifier import Classifier, evaluation_mode
 from vitascope.model.trace import Trace
+from vitascope.model.vision_model import VisionModel, evaluation_mode
 from vitascope.model.vit import VisionTransformer
 
 Fusion = Literal["mean", "max", "min"]
@@ -23,7 +23,7 @@ Fusion = Literal["mean", "max", "min"]
 
 @torch.no_grad()
 @checked
-def rollout(model: Classifier, images: Images, fusion: Fusion = "mean", discard: float = 0.0) -> Tensor:
+def rollout(model: VisionModel, images: Images, fusion: Fusion = "mean", discard: float = 0.0) -> Tensor:
     """The flow of each patch into the image's representation, over all layers.
 
     Abnar and Zuidema 2020, "Quantifying Attention Flow in Transformers", section 3: the product of A_l + I
@@ -74,7 +74,7 @@ def without_smallest(weights: Tensor, share: float) -> Tensor:
 
 
 @checked
-def gradient_rollout(model: Classifier, images: Images, target: TargetLike = None) -> Tensor:
+def gradient_rollout(model: VisionModel, images: Images, target: TargetLike = None) -> Tensor:
     """The flow of each patch into the target's score, over all layers, by attention that raises it.
 
     Chefer, Gur and Wolf 2021, "Generic Attention-model Explainability for Interpreting Bi-Modal and

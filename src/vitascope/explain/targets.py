@@ -15,9 +15,9 @@ from torch import Tensor
 from vitascope.errors import UserError, nearest
 from vitascope.explain.forward import pooled_and_logits
 from vitascope.explain.inputs import as_images
-from vitascope.model.classifier import Classifier
 from vitascope.model.heads import predicted
 from vitascope.model.sizes import ModelConfig
+from vitascope.model.vision_model import VisionModel
 
 MAX_DIGITS = 18
 """Digits of a class number given as text: int() rejects very long text."""
@@ -132,7 +132,7 @@ def as_target(target: TargetLike, config: ModelConfig, logits: Tensor) -> Target
     return ClassScore(torch.tensor(indices, device=logits.device))
 
 
-def score_gradient(model: Classifier, states: Tensor, pooled: Tensor, target: TargetLike) -> Tensor:
+def score_gradient(model: VisionModel, states: Tensor, pooled: Tensor, target: TargetLike) -> Tensor:
     """The gradient of the target's score with respect to the states that the pooled features (B, D) follow
     from."""
     logits = model.head(pooled)
@@ -141,7 +141,7 @@ def score_gradient(model: Classifier, states: Tensor, pooled: Tensor, target: Ta
 
 
 def question(
-    model: Classifier, target: TargetLike = None, *, versus: int | str | None = None, like: Any = None
+    model: VisionModel, target: TargetLike = None, *, versus: int | str | None = None, like: Any = None
 ) -> TargetLike:
     """The target for a class, for a class rather than another (`versus`), or for the likeness to a picture or
     image (1, C, H, W) (`like`)."""

@@ -75,7 +75,7 @@ class TrainConfig(Configuration):
     """Distillation from a teacher."""
     masking: Masking = dataclasses.field(default_factory=Masking)
     """Masked patch prediction."""
-    engine: ExecutionOptions = dataclasses.field(default_factory=ExecutionOptions)
+    execution: ExecutionOptions = dataclasses.field(default_factory=ExecutionOptions)
     """Execution."""
 
     def __post_init__(self) -> None:

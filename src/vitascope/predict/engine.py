@@ -16,12 +16,12 @@ from torch import Tensor
 from vitascope.data.decoding import ImageError, ImageSource
 from vitascope.data.preprocess import Pixels, Preprocess
 from vitascope.errors import UserError
-from vitascope.model.classifier import Classifier
 from vitascope.model.hardware import resolve_device, resolve_precision
 from vitascope.model.heads import scores
 from vitascope.model.options import Outputs
 from vitascope.model.packed import predicting_copy
 from vitascope.model.sizes import architecture_of
+from vitascope.model.vision_model import VisionModel
 from vitascope.weights.preprocess import preprocess_of
 
 
@@ -127,7 +127,7 @@ class TorchEngine(Engine):
     A model without classes returns features and no probabilities.
     """
 
-    def __init__(self, model: Classifier, *, precision: str = "auto", device: str = "auto") -> None:
+    def __init__(self, model: VisionModel, *, precision: str = "auto", device: str = "auto") -> None:
         gives_classes = model.config.gives_classes
         self.preprocess = preprocess_of(model)
         self.config = model.config
@@ -139,7 +139,7 @@ class TorchEngine(Engine):
         self.device = resolve_device(device)
         self.description = f"torch, {precision} precision, on {self.device}"
         self.model = model.eval().to(self.device, torch.float32)
-        self._in_dtype: dict[torch.dtype, Classifier] = {torch.float32: self.model}
+        self._in_dtype: dict[torch.dtype, VisionModel] = {torch.float32: self.model}
 
     @functools.cached_property
     def digest(self) -> str:
@@ -168,7 +168,7 @@ class TorchEngine(Engine):
         model, images = self._prepared(pixels)
         return model.embed(images).float().cpu()
 
-    def _prepared(self, pixels: Tensor) -> tuple[Classifier, Tensor]:
+    def _prepared(self, pixels: Tensor) -> tuple[VisionModel, Tensor]:
         """The model in the precision for this batch, and the normalized batch in the same precision."""
         dtype = resolve_precision(self.precision, self.config, self.device, len(pixels), training=False)
         if dtype not in self._in_dtype:  # a copy in another precision is made once and kept

@@ -21,7 +21,7 @@ from vitascope.data.preprocess import Pixels, Preprocess
 from vitascope.data.reading import file_pool
 from vitascope.errors import UserError
 from vitascope.explain.methods import DEFAULT_METHOD
-from vitascope.model.classifier import Classifier
+from vitascope.model.vision_model import VisionModel
 from vitascope.predict.engine import Engine
 from vitascope.predict.explanation import Explanation, explain_framed
 from vitascope.predict.runtimes import as_engine, open_engine
@@ -100,7 +100,7 @@ class Predictor:
     @checked
     def __init__(
         self,
-        model: Engine | Classifier | str | os.PathLike[str],
+        model: Engine | VisionModel | str | os.PathLike[str],
         *,
         precision: str = "auto",
         device: str = "auto",

@@ -22,11 +22,11 @@ from vitascope._version import __version__
 from vitascope.data.decoding import ImageSource
 from vitascope.data.preprocess import Pixels, Preprocess
 from vitascope.errors import UserError, check_choice
-from vitascope.model.classifier import Classifier
 from vitascope.model.config import ViTConfig
 from vitascope.model.hardware import PRECISIONS
 from vitascope.model.resnet_config import ResNetConfig
 from vitascope.model.sizes import ModelConfig, architecture_of
+from vitascope.model.vision_model import VisionModel
 from vitascope.predict.engine import Engine, TorchEngine
 from vitascope.weights.hub import CONFIG
 from vitascope.weights.loading import from_pretrained
@@ -283,7 +283,7 @@ def open_engine(
 
 
 def as_engine(
-    model: Engine | Classifier | str | os.PathLike[str], *, precision: str = "auto", device: str = "auto"
+    model: Engine | VisionModel | str | os.PathLike[str], *, precision: str = "auto", device: str = "auto"
 ) -> Engine:
     """The engine of anything that a MODEL argument of the library may be; an engine stays as it is.
 

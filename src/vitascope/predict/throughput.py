@@ -14,9 +14,9 @@ import torch
 import torch.nn.functional as F
 
 from vitascope.errors import UserError
-from vitascope.model.classifier import build
 from vitascope.model.hardware import bf16_units, has_bf16, resolve_device, resolve_precision
 from vitascope.model.sizes import NAMED_SIZES, named_config
+from vitascope.model.vision_model import build
 from vitascope.predict.engine import Engine, TorchEngine
 from vitascope.predict.runtimes import exported_file_at, open_engine
 from vitascope.weights.loading import from_pretrained

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from vitascope.data.preprocess import Framed
 from vitascope.data.splits import ImageSet
 from vitascope.explain.lettering import short
-from vitascope.model.classifier import Classifier
+from vitascope.model.vision_model import VisionModel
 from vitascope.report.charts import MAX_CLASSES, draw_calibration, draw_confusion
 from vitascope.report.page import sure
 from vitascope.report.svg import blank_figure, embed
@@ -30,7 +30,7 @@ WORST_CLASSES = 20
 
 
 def classification(
-    predictions: Predictions, model: Classifier, images: ImageSet | None
+    predictions: Predictions, model: VisionModel, images: ImageSet | None
 ) -> dict[str, dict[str, Any] | None]:
     """Values of the four sections by anchor; `images` is the split of the predictions, if it is found."""
     confusion = predictions.confusion
@@ -141,7 +141,7 @@ def _calibration(predictions: Predictions) -> dict[str, Any]:
 def _mistakes(
     predictions: Predictions,
     places: Iterable[int],
-    model: Classifier,
+    model: VisionModel,
     images: ImageSet | None,
     pictures: dict[int, Framed],
 ) -> dict[str, Any]:

@@ -16,8 +16,8 @@ from vitascope.data.splits import ImageSet
 from vitascope.explain import plots
 from vitascope.explain.figures import draw_filters, draw_positions
 from vitascope.explain.pictures import shown, to_picture
-from vitascope.model.classifier import Classifier
 from vitascope.model.patches import ConvPatches
+from vitascope.model.vision_model import VisionModel
 from vitascope.model.vit import VisionTransformer
 from vitascope.report.charts import draw_confusion, draw_curves, kept_place
 from vitascope.report.thumbnails import Pixels, attention_over, picture_of
@@ -33,7 +33,7 @@ TILE = 320
 
 
 def draw_figures(
-    run: Run, model: Classifier, images: ImageSet, probabilities: npt.NDArray[np.float32]
+    run: Run, model: VisionModel, images: ImageSet, probabilities: npt.NDArray[np.float32]
 ) -> dict[str, Path]:
     """Draw the figures of a finished classifier; returns the paths by name.
 

@@ -17,7 +17,7 @@ from vitascope.data.preprocess import Framed
 from vitascope.data.splits import ImageSet
 from vitascope.explain.learned import attention_distance, uniform_distance
 from vitascope.explain.plots import draw_attention_distance
-from vitascope.model.classifier import Classifier
+from vitascope.model.vision_model import VisionModel
 from vitascope.model.vit import VisionTransformer
 from vitascope.report.figures import draw_embedding
 from vitascope.report.svg import PAGE_STYLE, embed
@@ -31,7 +31,7 @@ FOR_DISTANCE = 16
 """Images that the attention distance is a mean of."""
 
 
-def attention(model: Classifier, images: ImageSet | None) -> dict[str, Any] | None:
+def attention(model: VisionModel, images: ImageSet | None) -> dict[str, Any] | None:
     """Attention over some images and its distance by layer; None for a ResNet."""
     if not isinstance(model, VisionTransformer):
         return None
@@ -65,7 +65,7 @@ def _distance(model: VisionTransformer, pictures: Iterable[Framed]) -> str:
     return embed(draw, "distance", "attention distance by layer", width=760)
 
 
-def learned(model: Classifier) -> dict[str, Any] | None:
+def learned(model: VisionModel) -> dict[str, Any] | None:
     """Positions and filters of the patch embedding; None if the model has neither."""
     if not isinstance(model, VisionTransformer):
         return None

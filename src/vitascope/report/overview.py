@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from vitascope.data.datasets import class_counts
 from vitascope.data.splits import Splits
 from vitascope.formatting import counted, duration
-from vitascope.model.classifier import Classifier
+from vitascope.model.vision_model import VisionModel
 from vitascope.report.charts import curve_names, kept_place, plot_curve, values_of
 from vitascope.report.svg import blank_figure, embed
 from vitascope.run.environment import without_home
@@ -24,7 +24,7 @@ MOST_CLASSES = 100
 """Rows of the table of images per class; with more classes there is a line instead."""
 
 
-def header(run: Run, model: Classifier | None) -> dict[str, Any]:
+def header(run: Run, model: VisionModel | None) -> dict[str, Any]:
     """The result in one sentence, notes on it, and the most important numbers."""
     tests, score = run.records("test"), _score(run)
     return {
@@ -93,7 +93,7 @@ def _score(run: Run) -> Score | None:
     return None if found is None else found.score
 
 
-def _tiles(run: Run, model: Classifier | None, score: Score | None) -> list[tuple[str, str]]:
+def _tiles(run: Run, model: VisionModel | None, score: Score | None) -> list[tuple[str, str]]:
     """The most important numbers, each with its meaning."""
     found: list[tuple[str, str]] = []
     tests, epochs = run.records("test"), run.records("epoch")
@@ -128,7 +128,7 @@ def _tiles(run: Run, model: Classifier | None, score: Score | None) -> list[tupl
 
 
 def training(
-    run: Run, model: Classifier | None, splits: Splits | None, gone: str, differs: str = ""
+    run: Run, model: VisionModel | None, splits: Splits | None, gone: str, differs: str = ""
 ) -> dict[str, Any]:
     """Data, model and options of the training; `gone` and `differs` are about the data since then."""
     get = run.config.get
@@ -183,7 +183,7 @@ def training(
     }
 
 
-def _class_names(run: Run, model: Classifier | None, splits: Splits | None) -> tuple[str, ...]:
+def _class_names(run: Run, model: VisionModel | None, splits: Splits | None) -> tuple[str, ...]:
     if run.predictions is not None:
         return run.predictions.class_names
     if splits is not None:

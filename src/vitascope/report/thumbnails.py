@@ -18,7 +18,7 @@ from vitascope.data.preprocess import Framed
 from vitascope.data.splits import ImageSet
 from vitascope.explain import rollout
 from vitascope.explain.pictures import Picture, overlay, shown
-from vitascope.model.classifier import Classifier
+from vitascope.model.vision_model import VisionModel
 from vitascope.model.vit import VisionTransformer
 from vitascope.weights.preprocess import preprocess_of
 
@@ -32,7 +32,7 @@ _BATCH = 4  # attention is large
 
 
 def read_pictures(
-    images: ImageSet, indices: Iterable[int], model: Classifier, longest: int = SIDE
+    images: ImageSet, indices: Iterable[int], model: VisionModel, longest: int = SIDE
 ) -> dict[int, Framed]:
     """Pictures as the model gets them, and as people see them with at most `longest` pixels a side; by index,
     without those that cannot be read."""
@@ -45,7 +45,7 @@ def read_pictures(
     return found
 
 
-def attention_over(model: Classifier, pictures: Mapping[int, Framed]) -> dict[int, Pixels]:
+def attention_over(model: VisionModel, pictures: Mapping[int, Framed]) -> dict[int, Pixels]:
     """Pictures under attention rollout, (h, w, 3); none for a ResNet."""
     if not isinstance(model, VisionTransformer):
         return {}

@@ -9,7 +9,7 @@ from typing import Any
 from vitascope.data.decoding import ImageError
 from vitascope.data.splits import ImageSet, Splits
 from vitascope.errors import UserError
-from vitascope.model.classifier import Classifier
+from vitascope.model.vision_model import VisionModel
 from vitascope.report import internals, overview
 from vitascope.report.classification import classification
 from vitascope.report.figures import draw_figures
@@ -35,7 +35,7 @@ def write_report(
     model = from_pretrained(run.path, device=device) if run.finished else None
     if splits is None and not gone:
         splits, gone, differs = _open_data(run)
-    images = splits.final if splits is not None and not gone else None
+    images = splits.measured if splits is not None and not gone else None
     sections: dict[str, dict[str, Any] | None] = {
         "trained": overview.training(run, model, splits, gone, differs),
         "curves": overview.curves(run),
@@ -79,7 +79,7 @@ def rewrite_report(run: Run, *, data: str | None = None, device: str = "auto") -
         missing = f"the report has no pictures: {gone}" if gone else ""
         if splits is not None and not gone and run.finished and run.predictions is not None:
             try:
-                redraw_figures(run, run.predictions, splits.final, device)
+                redraw_figures(run, run.predictions, splits.measured, device)
             except ImageError as error:
                 missing = f"the figures were not drawn again: {error}"
         report = write_report(run, splits=splits, gone=gone, differs=differs, device=device)
@@ -88,7 +88,7 @@ def rewrite_report(run: Run, *, data: str | None = None, device: str = "auto") -
 
 def redraw_figures(run: Run, predictions: Predictions, images: ImageSet, device: str) -> None:
     """Draw the figures of a finished classifier from its recorded predictions."""
-    model: Classifier = from_pretrained(run.path, device=device)
+    model: VisionModel = from_pretrained(run.path, device=device)
     measured = images.subset(predictions.split, predictions.indices)
     draw_figures(run, model, measured, predictions.probabilities)
 
@@ -100,13 +100,13 @@ def _open_data(run: Run, data: str | None = None) -> tuple[Splits | None, str, s
         opened = run.open_data(data)
     except UserError as error:
         return None, str(error), ""
-    found = opened.restored.found[opened.restored.record.final] if opened.restored is not None else None
+    found = opened.restored.found[opened.restored.record.measured] if opened.restored is not None else None
     if found is not None and not (found >= 0).any():
         gone = f"none of the {len(found):,} images that the model was measured on exists: {opened.note}"
         return None, gone, ""
     if opened.note:
         log.warning("%s", opened.note)
-    final, predictions = opened.splits.final, run.predictions
+    final, predictions = opened.splits.measured, run.predictions
     if predictions is None:
         return opened.splits, "", opened.note
     indices = predictions.indices

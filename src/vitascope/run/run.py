@@ -19,8 +19,8 @@ from vitascope.data.datasets import open_data, read_data
 from vitascope.data.split_record import Restored, SplitRecord, record_of, restore
 from vitascope.data.splits import ImageSet, Splits
 from vitascope.errors import UserError
-from vitascope.model.classifier import Classifier
 from vitascope.model.configuration import traits
+from vitascope.model.vision_model import VisionModel
 from vitascope.options.groups import NamesFile, SetsLength
 from vitascope.options.recipes import TrainConfig
 from vitascope.run import layout
@@ -61,11 +61,11 @@ class RunData:
         Labels are indices into `class_names`, by default the run's. It is a `UserError` if no image is left
         unchanged, or one has a class of another name.
         """
-        final = self.splits.final
+        final = self.splits.measured
         if self.restored is None:
             return final
         names = final.class_names if class_names is None else class_names
-        images = self.restored.present(self.restored.record.final, names)
+        images = self.restored.present(self.restored.record.measured, names)
         if len(images) < len(final):
             log.warning(
                 "measured on %s of the run's %s %s images: those that exist unchanged",
@@ -235,7 +235,7 @@ class Run:
         self._tracker = Tracker(name, self.path.resolve().name, self.config, known.get(name))
         write_json(path, {**known, name: self._tracker.run_id})
 
-    def model(self) -> Classifier:
+    def model(self) -> VisionModel:
         """Load the finished model, in evaluation mode, on the CPU."""
         return from_pretrained(self.model_folder)
 
@@ -418,7 +418,7 @@ class Run:
             )
             return RunData(open_data(where, seed=seed, labelled=labelled), None, note)
         where, notes = self._place(where, record) if data is None else (where, [])
-        restored = restore(record, read_data(where), [record.final] if check is None else check)
+        restored = restore(record, read_data(where), [record.measured] if check is None else check)
         if not any((found >= 0).any() for found in restored.found.values()):
             raise UserError(
                 f"{where}: contains none of the {record.images():,} images that {self.path} was trained and "
@@ -471,7 +471,7 @@ class Run:
             raise UserError(f"{path} is broken: {error}") from error
 
 
-def load_with_run(model: Classifier | str | os.PathLike[str]) -> tuple[Classifier, Run | None]:
+def load_with_run(model: VisionModel | str | os.PathLike[str]) -> tuple[VisionModel, Run | None]:
     """A model, loaded if it is a MODEL reference, and its run if that is a run folder."""
     if not isinstance(model, str | os.PathLike):
         return model, None

@@ -23,8 +23,8 @@ from vitascope.data.randaugment import RandAugment
 from vitascope.data.randomness import step_seed
 from vitascope.data.splits import ImageSet, Splits
 from vitascope.errors import Interrupted, UserError
-from vitascope.model.classifier import Classifier, build
 from vitascope.model.hardware import suitable_threads
+from vitascope.model.vision_model import VisionModel, build
 from vitascope.run.metrics import MetricsWriter
 from vitascope.run.run import Run
 from vitascope.storage import explaining_failure
@@ -63,7 +63,7 @@ class Trainer:
         self,
         run: Run,
         plan: Plan,
-        model: Classifier,
+        model: VisionModel,
         task: Task,
         splits: Splits,
         placement: Placement,
@@ -72,7 +72,7 @@ class Trainer:
         self.config = config = plan.options
         self.device, self.precision = device, precision = placement.device, placement.precision
         self.model_config, self.preprocess = model.config, preprocess_of(model)
-        options, engine = config.optimization, config.engine
+        options, execution = config.optimization, config.execution
         self.batch_size, self.parts = options.batch_size, placement.parts
         self.scaler = torch.amp.GradScaler(device.type, enabled=precision == torch.float16)
 
@@ -82,10 +82,10 @@ class Trainer:
         self.average = copy.deepcopy(self.module).requires_grad_(False).eval() if options.ema != 0 else None
         if options.freeze:
             freeze_body(model)
-        self.parallel = distributed.spread(self.module, engine.parallel, device)
+        self.parallel = distributed.spread(self.module, execution.parallel, device)
         if self.average is not None and self.parallel is self.module and distributed.world_size() > 1:
             distributed.shard(self.average, device)
-        if engine.compile:
+        if execution.compile:
             self.module.compile()
         self.optimizer = optimizer_of(self.module, options)
         self.augmentation, self.mixing = augmentation_of(config.augmentation)
@@ -115,7 +115,7 @@ class Trainer:
             self.batch_size if seed is not None else max(1, self.batch_size // self.parts),
             seed=seed,
             device=self.device,
-            workers=self.config.engine.workers,
+            workers=self.config.execution.workers,
             part=(distributed.rank(), distributed.world_size()),
             crop_scale=1.0 if seed is None else augmentation.crop_scale,
             repeats=augmentation.repeats,
@@ -137,7 +137,7 @@ class Trainer:
         whole = first / self.schedule.cost(0)  # a step on whole images
         per_step = whole * self.schedule.rest_cost(0)
         forward = whole / 3 / self.batch_size  # the backward pass takes twice the time
-        validation, test = (forward * len(images) for images in (self.splits.val, self.splits.final))
+        validation, test = (forward * len(images) for images in (self.splits.val, self.splits.measured))
         (spent, per_step) = distributed.largest(spent + test, per_step)
         seconds = 60 * minutes - spent
         if seconds < per_step:
@@ -236,7 +236,7 @@ class Trainer:
                 self.seconds, clock = self.seconds + now - clock, now
                 if self.budget is not None and not ended:
                     self._keep_to_budget(self.budget, stepped, progress)
-                due = now - saved >= self.config.engine.checkpoint_seconds
+                due = now - saved >= self.config.execution.checkpoint_seconds
                 save, signum = distributed.largest(due, stop.signum)
                 if save or signum:
                     self.save()
@@ -441,7 +441,7 @@ class Trainer:
             "validated": self.validated,
             "seconds": self.seconds,
         }
-        save_checkpoint(self.run.path, self.step, state, keep=self.config.engine.keep_checkpoints)
+        save_checkpoint(self.run.path, self.step, state, keep=self.config.execution.keep_checkpoints)
 
     def restore(self, found: tuple[int, dict[str, Any]] | None) -> None:
         """Continue from a checkpoint (step, state), if there is one."""

@@ -9,8 +9,8 @@ import math
 import torch
 from torch import Tensor
 
-from vitascope.model.classifier import Classifier
 from vitascope.model.hardware import memory_of, resolve_precision
+from vitascope.model.vision_model import VisionModel
 from vitascope.training import distributed
 from vitascope.training.plan import Decided, Plan
 
@@ -29,12 +29,12 @@ class Placement:
     """In which each process computes a batch, one after the other."""
 
 
-def place(plan: Plan, model: Classifier, device: torch.device) -> Placement:
+def place(plan: Plan, model: VisionModel, device: torch.device) -> Placement:
     """Choose the parts and the precision of a model on its device."""
     options = plan.options
     parts = parts_of_batch(options, model, device)
     images = images_at_once(options.optimization.batch_size, parts)
-    precision = resolve_precision(options.engine.precision, plan.model, device, images, training=True)
+    precision = resolve_precision(options.execution.precision, plan.model, device, images, training=True)
     return Placement(device, precision, parts)
 
 
@@ -43,29 +43,29 @@ def images_at_once(batch_size: int, parts: int) -> int:
     return max(1, batch_size // (distributed.world_size() * parts))
 
 
-def parts_of_batch(config: Decided, model: Classifier, device: torch.device) -> int:
+def parts_of_batch(config: Decided, model: VisionModel, device: torch.device) -> int:
     """The number of parts in which each process computes a batch, so that its activations fit in memory.
 
-    `config.engine.accumulate` where that is set; else the same number in all processes.
+    `config.execution.accumulate` where that is set; else the same number in all processes.
 
     Args:
         config: of the run.
         model: on the device.
         device: of this process.
     """
-    if config.engine.accumulate is not None:
-        return config.engine.accumulate
+    if config.execution.accumulate is not None:
+        return config.execution.accumulate
     images = math.ceil(config.optimization.batch_size / distributed.world_size())
     memory, parts = memory_of(device), 1
     if memory is not None and not config.optimization.freeze:  # a frozen body keeps no activations
-        dtype = resolve_precision(config.engine.precision, model.config, device, images, training=True)
+        dtype = resolve_precision(config.execution.precision, model.config, device, images, training=True)
         available = SHARE * memory / distributed.processes_sharing(device)
         parts = math.ceil(images * bytes_per_image(model, dtype) / available)
     (parts,) = map(int, distributed.largest(parts))
     return min(max(1, parts), images)
 
 
-def bytes_per_image(model: Classifier, dtype: torch.dtype = torch.float32) -> int:
+def bytes_per_image(model: VisionModel, dtype: torch.dtype = torch.float32) -> int:
     """The bytes of activations that a training step keeps for the backward pass, per image, measured.
 
     Args:
@@ -79,7 +79,7 @@ def bytes_per_image(model: Classifier, dtype: torch.dtype = torch.float32) -> in
         return _kept_bytes(trained, 3, dtype) - _kept_bytes(trained, 2, dtype)
 
 
-def _kept_bytes(model: Classifier, images: int, dtype: torch.dtype) -> int:
+def _kept_bytes(model: VisionModel, images: int, dtype: torch.dtype) -> int:
     """The bytes of all tensors that a forward pass keeps for the backward pass."""
     kept: dict[int, int] = {}  # the storages' sizes by address, because several tensors may share one
 

@@ -238,7 +238,7 @@ def _model(asked: TrainConfig, facts: Facts) -> tuple[ModelConfig, str | None]:
                     f"options: {option} has no effect with {needs.option}={model.option(needs.option)}; add "
                     f"{needs.option}={needs.value}, or leave it out"
                 )
-        if asked.engine.gradient_checkpointing and model.block.token_merging:
+        if asked.execution.gradient_checkpointing and model.block.token_merging:
             raise UserError("token_merging does not go with gradient_checkpointing: leave one of them out")
         if asked.task == "masked":
             model = body_config(model)
@@ -326,7 +326,7 @@ def _derived_options(config: TrainConfig, facts: Facts, is_vit: bool) -> dict[st
         vit_options["distillation_token"] = True
     if is_vit:
         return vit_options | classes
-    vit_options["gradient_checkpointing"] = config.engine.gradient_checkpointing
+    vit_options["gradient_checkpointing"] = config.execution.gradient_checkpointing
     wrong = [name for name, value in vit_options.items() if value]
     wrong += [name for name in asked.chosen() if name != "image_size"] + list(asked.model_options())
     if wrong:

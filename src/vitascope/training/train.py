@@ -27,9 +27,9 @@ from vitascope.data.splits import Splits
 from vitascope.errors import UserError
 from vitascope.evaluation.measure import Evaluation, data_frame, html_table
 from vitascope.formatting import counted
-from vitascope.model.classifier import Classifier, build
 from vitascope.model.configuration import options_of
 from vitascope.model.hardware import explaining_memory, reuse_freed_memory
+from vitascope.model.vision_model import VisionModel, build
 from vitascope.model.vit import VisionTransformer
 from vitascope.options.recipes import BUILT_IN, FEW_TO_START, GROUP_OF, Asked, TrainConfig
 from vitascope.report.write import write_report
@@ -73,7 +73,7 @@ class RunResult:
 
     run: Path
     """The run folder."""
-    model: Classifier
+    model: VisionModel
     """The finished model, in evaluation mode, on the CPU."""
     evaluation: Any
     """Of the model on the test images, or on the validation images if there are no test images."""
@@ -149,7 +149,7 @@ def pretrain(
 
 @checked
 def resume(
-    run: str | PathLike[str], *, missing: Literal["error", "skip"] = "error", **engine: Any
+    run: str | PathLike[str], *, missing: Literal["error", "skip"] = "error", **execution: Any
 ) -> TrainResult | PretrainResult:
     """Resume an interrupted run, with any number of processes.
 
@@ -164,18 +164,18 @@ def resume(
             checkpoints, `RUN/checkpoints/step-N`; or `auto` for the newest unfinished run in runs/.
         missing: `skip` resumes the run without the images that are missing or changed, from now on; `error`
             rejects data in which there are any.
-        **engine: changes of engine options, such as `device="cuda"`.
+        **execution: changes of execution options, such as `device="cuda"`.
 
     Raises:
         UserError: no such run, a finished one or one in use, no valid checkpoint, changes of the data, the
-            classes or the model, or options that are not engine options.
+            classes or the model, or options that are not execution options.
         Interrupted: by SIGINT or SIGTERM, after saving a checkpoint.
     """
     started = time.monotonic()
     found, checkpoint = Run.find(run)
-    for name in engine:
-        if GROUP_OF.get(name) != "engine":
-            raise UserError(f"{name!r} cannot change when a run is resumed; only engine options can")
+    for name in execution:
+        if GROUP_OF.get(name) != "execution":
+            raise UserError(f"{name!r} cannot change when a run is resumed; only execution options can")
     if found.finished:
         named = shlex.quote(str(found.path))
         raise UserError(
@@ -183,8 +183,8 @@ def resume(
             f"its model further, in a new run; `vitascope evaluate {named}` evaluates it"
         )
     with options_of(found.config_file):
-        config = TrainConfig.from_dict(found.config).replace(**engine)
-    device = distributed.join_processes(config.engine.device)
+        config = TrainConfig.from_dict(found.config).replace(**execution)
+    device = distributed.join_processes(config.execution.device)
     with _locked(found), explaining_memory():
         if missing == "skip":
             config = distributed.by_first(lambda: _skip_missing(found, config))
@@ -193,7 +193,7 @@ def resume(
         trainer.restore(_checkpoint(found, checkpoint, data, trainer.identity))
         if checkpoint is not None and distributed.is_first():
             folders.discard_newer(checkpoint)
-        distributed.by_first(lambda: found.start_tracker(config.engine.tracker))
+        distributed.by_first(lambda: found.start_tracker(config.execution.tracker))
         if config.optimization.minutes is not None:
             trainer.start_budget(config.optimization.minutes, time.monotonic() - started)
         announce_data(trainer)
@@ -211,7 +211,7 @@ class Opened:
 
     plan: Plan
     splits: Splits
-    weights: Classifier | None
+    weights: VisionModel | None
     """The model to start from; None for random weights."""
 
 
@@ -223,7 +223,7 @@ def _run(asked: Asked, task: str) -> TrainResult | PretrainResult:
         what = "this configuration" if asked.recipe is None else f"the recipe {asked.recipe}"
         other = "pretrain" if first.task == "masked" else "train"
         raise UserError(f"{what} is for `vitascope {other}`, in Python `{other}`")
-    device = distributed.join_processes(first.engine.device)
+    device = distributed.join_processes(first.execution.device)
     opened = distributed.by_all(lambda: _open(asked))
     plan, options = opened.plan, opened.plan.options
     run = distributed.by_first(
@@ -242,7 +242,7 @@ def _run(asked: Asked, task: str) -> TrainResult | PretrainResult:
             if distributed.is_first():
                 run.record_options(accumulate=trainer.parts)
                 run.record_split(opened.splits)
-            distributed.by_first(lambda: run.start_tracker(options.engine.tracker))
+            distributed.by_first(lambda: run.start_tracker(options.execution.tracker))
         except (UserError, KeyboardInterrupt):
             if distributed.is_first():
                 shutil.rmtree(run.path)
@@ -257,8 +257,8 @@ def _run(asked: Asked, task: str) -> TrainResult | PretrainResult:
 def _open(asked: Asked) -> Opened:
     """The data, the weights and the plan of a new run."""
     first = asked.before_data()
-    if first.engine.tracker is not None:
-        check_tracker(first.engine.tracker)
+    if first.execution.tracker is not None:
+        check_tracker(first.execution.tracker)
     splits = open_data(first.data, seed=first.seed, labelled=first.task == "classify")
     if distributed.is_first():  # which records and announces them
         splits = splits.identified()
@@ -278,8 +278,8 @@ def prepare(config: TrainConfig, splits: Splits, start: str | None = None) -> Op
 
 def _open_again(config: TrainConfig, run: Run) -> tuple[Opened, RunData]:
     """The recorded plan, the data and the weights of a resumed run."""
-    if config.engine.tracker is not None:
-        check_tracker(config.engine.tracker)
+    if config.execution.tracker is not None:
+        check_tracker(config.execution.tracker)
     # The first process compares all images by content, the others by name.
     data = run.open_data(check=("train", "val", "test") if distributed.is_first() else ())
     if data.restored is not None and not data.restored.complete:
@@ -354,14 +354,14 @@ def build_trainer(run: Run, opened: Opened, device: torch.device) -> Trainer:
     return Trainer(run, plan, model, task, splits, placement)
 
 
-def start_model(opened: Opened) -> Classifier:
+def start_model(opened: Opened) -> VisionModel:
     """The model before the first step, random or with trained weights."""
     options, config, weights = opened.plan.options, opened.plan.model, opened.weights
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(options.seed)
         model = build(config)
     if isinstance(model, VisionTransformer):
-        model.encoder.checkpointing = options.engine.gradient_checkpointing
+        model.encoder.checkpointing = options.execution.gradient_checkpointing
     if weights is None:
         model.preprocess = default_preprocess(config)
         return model
@@ -377,7 +377,7 @@ def start_model(opened: Opened) -> Classifier:
     return model
 
 
-def make_task(options: Decided, model: Classifier, splits: Splits, placement: Placement) -> Task:
+def make_task(options: Decided, model: VisionModel, splits: Splits, placement: Placement) -> Task:
     """The task of a run."""
     preprocess, device = preprocess_of(model), placement.device
     if options.task == "masked":
@@ -400,7 +400,7 @@ def make_task(options: Decided, model: Classifier, splits: Splits, placement: Pl
 
 def _finish(trainer: Trainer) -> TrainResult | PretrainResult:
     """Test and save the finished model, remove the checkpoints, draw the figures, write the report."""
-    run, config, final = trainer.run, trainer.config, trainer.splits.final
+    run, config, final = trainer.run, trainer.config, trainer.splits.measured
     with stopped_at_once(run):
         kept = select(trainer)
         distributed.print_first(kept.in_words())
@@ -418,7 +418,9 @@ def _finish(trainer: Trainer) -> TrainResult | PretrainResult:
     return (TrainResult if config.task == "classify" else PretrainResult)(evaluation=tested, **made)
 
 
-def _save(trainer: Trainer, model: Classifier, kept: Selection, tested: Evaluation | PatchEvaluation) -> None:
+def _save(
+    trainer: Trainer, model: VisionModel, kept: Selection, tested: Evaluation | PatchEvaluation
+) -> None:
     """Write which weights were kept, the test results, the predictions and the model."""
     run = trainer.run
     with explaining_failure(run.path, "the finished model", to_resume(run.path)):

@@ -15,8 +15,8 @@ from vitascope.arguments import checked
 from vitascope.data.decoding import ImageSource, as_pictures
 from vitascope.data.preprocess import Preprocess
 from vitascope.errors import UserError, check_choice
-from vitascope.model.classifier import Classifier
 from vitascope.model.config import ViTConfig
+from vitascope.model.vision_model import VisionModel
 from vitascope.weights.agreement import Agreement, agreement
 from vitascope.weights.identification import FAMILIES, check_format, identify, read_config
 from vitascope.weights.loading import load_source
@@ -119,7 +119,7 @@ def convert(
     )
 
 
-def _lost(source: Classifier, written: Classifier, family: str) -> list[str]:
+def _lost(source: VisionModel, written: VisionModel, family: str) -> list[str]:
     """Notes on class names and preprocessing that the files cannot express."""
     notes = []
     if source.config.class_names != written.config.class_names:
@@ -138,7 +138,7 @@ def normalized(preprocess: Preprocess, images: Sequence[ImageSource]) -> Tensor:
 
 @torch.inference_mode()
 def parity_of(
-    model: Classifier, other: Classifier, images: Tensor, others: Tensor | None = None
+    model: VisionModel, other: VisionModel, images: Tensor, others: Tensor | None = None
 ) -> Agreement:
     """Run two models and find the first difference; `others` are the other's inputs, if not `images`."""
     trace, theirs = model.trace(images), other.trace(images if others is None else others)

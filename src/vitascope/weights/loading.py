@@ -10,10 +10,10 @@ import torch
 
 from vitascope.arguments import checked
 from vitascope.errors import UserError
-from vitascope.model.classifier import Classifier, build
 from vitascope.model.config import ViTConfig
 from vitascope.model.hardware import resolve_device
 from vitascope.model.sizes import ModelConfig
+from vitascope.model.vision_model import VisionModel, build
 from vitascope.weights.identification import identify, read_config
 from vitascope.weights.mapping import Family, Source, from_family
 from vitascope.weights.preprocess import check_preprocess
@@ -30,7 +30,7 @@ def from_pretrained(
     config: ViTConfig | None = None,
     dtype: torch.dtype | None = None,
     device: str | torch.device | None = None,
-) -> Classifier:
+) -> VisionModel:
     """Load the model of a MODEL argument, in evaluation mode, with its preprocessing (`model.preprocess`).
 
     Args:
@@ -57,7 +57,7 @@ def from_pretrained(
     return load_source(source, kind, config).to(where, dtype)
 
 
-def load_source(source: Source, family: Family, config: ModelConfig | None = None) -> Classifier:
+def load_source(source: Source, family: Family, config: ModelConfig | None = None) -> VisionModel:
     """Build the model of an identified checkpoint; without `config`, with the described architecture."""
     found = read_config(source, family) if config is None else config
     if config is None and isinstance(found, ViTConfig) and (assumed := family.guessed(source, found)):

@@ -18,12 +18,12 @@ import torch
 from torch import Tensor
 
 from vitascope.data.preprocess import Preprocess
-from vitascope.model.classifier import Classifier, build
 from vitascope.model.config import OPTIONS, ViTConfig
 from vitascope.model.configuration import traits
 from vitascope.model.options import AppliesWith
 from vitascope.model.resnet_config import ResNetConfig
 from vitascope.model.sizes import ModelConfig
+from vitascope.model.vision_model import VisionModel, build
 from vitascope.storage import WriteError, make_folder, settle
 from vitascope.weights.files import CheckpointError
 from vitascope.weights.hub import CONFIG, weights_name
@@ -234,7 +234,7 @@ def check_labels(source: Source) -> None:
         )
 
 
-def to_family(family: Family, model: Classifier, preprocess: Preprocess, folder: Path) -> list[Path]:
+def to_family(family: Family, model: VisionModel, preprocess: Preprocess, folder: Path) -> list[Path]:
     """Write a model as a family's library loads it; rejects a model that the library cannot run."""
     if reason := misfit(family, model.config):
         raise CheckpointError(reason)

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from vitascope.data.preprocess import Preprocess
 from vitascope.errors import UserError
-from vitascope.model.classifier import Classifier
 from vitascope.model.sizes import ModelConfig
+from vitascope.model.vision_model import VisionModel
 from vitascope.weights.files import CheckpointError
 
 MAX_ENLARGED = 4  # times the model's side: the largest pictures that it gets, 16 times as many tokens
 SMALL_PICTURE = 512  # the side up to which pictures fit a model of any size
 
 
-def preprocess_of(model: Classifier) -> Preprocess:
+def preprocess_of(model: VisionModel) -> Preprocess:
     """The preprocessing that a model carries.
 
     Raises:

@@ -6,14 +6,14 @@ import os
 from pathlib import Path
 
 from vitascope.arguments import checked
-from vitascope.model.classifier import Classifier
+from vitascope.model.vision_model import VisionModel
 from vitascope.weights.identification import FAMILIES, check_format
 from vitascope.weights.mapping import to_family
 from vitascope.weights.preprocess import preprocess_of
 
 
 @checked
-def save_pretrained(model: Classifier, folder: str | os.PathLike[str], *, format: str = "vitascope") -> Path:
+def save_pretrained(model: VisionModel, folder: str | os.PathLike[str], *, format: str = "vitascope") -> Path:
     """Write a model folder, in our own format or as another library loads it; returns the folder.
 
     Files of the same names are replaced. An interruption leaves the old files, the new ones, or a folder that

@@ -8,11 +8,11 @@ from typing import Any
 
 from vitascope.arguments import checked
 from vitascope.errors import UserError, nearest
-from vitascope.model.classifier import Classifier, build, kind_of
 from vitascope.model.config import ViTConfig
 from vitascope.model.configuration import traits
 from vitascope.model.options import Role
 from vitascope.model.sizes import NAMED_SIZES, ModelConfig, left_open, named_config
+from vitascope.model.vision_model import VisionModel, build, kind_of
 from vitascope.model.vit import VisionTransformer
 from vitascope.weights.families.own import Vitascope
 from vitascope.weights.families.timm_settings import TIMM_NAMES, from_timm_name, is_readable
@@ -25,7 +25,9 @@ log = logging.getLogger(__name__)
 
 
 @checked
-def create_model(name: str, *, weights: str | os.PathLike[str] | None = None, **overrides: Any) -> Classifier:
+def create_model(
+    name: str, *, weights: str | os.PathLike[str] | None = None, **overrides: Any
+) -> VisionModel:
     """Create a named model, with any option changed: `create_model("vit_b16", num_classes=10)`.
 
     Args:
@@ -115,7 +117,7 @@ def check_same_kind(weights: str, source: ModelConfig, name: str, target: ModelC
         raise CheckpointError(f"{weights} is {kind_of(source)}, and {name} is {kind_of(target)}")
 
 
-def transfer(source: Classifier, target: Classifier, name: str) -> list[str]:
+def transfer(source: VisionModel, target: VisionModel, name: str) -> list[str]:
     """Load the weights of a trained model into another of the same body; returns notes, also on the head."""
     check_same_kind(name, source.config, "the model", target.config)
     notes = []

@@ -105,7 +105,7 @@ def test_an_archive_is_read_like_its_folder(tmp_path: Path, cache: Path, suffix:
 def test_archive_of_class_folders_is_one_tree(tmp_path: Path) -> None:
     archive = pack(tmp_path / "pets.zip", write_tree(tmp_path / "source", {"cat": 10, "dog": 10}))
     splits = open_data(str(archive))
-    assert [len(images) for images in (splits.train, splits.val, splits.final)] == [16, 2, 2]
+    assert [len(images) for images in (splits.train, splits.val, splits.measured)] == [16, 2, 2]
 
 
 def test_a_single_train_folder_is_not_a_wrapper(tmp_path: Path) -> None:

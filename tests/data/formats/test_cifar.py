@@ -138,11 +138,11 @@ def test_validation_depends_on_the_seed_and_test_does_not(tmp_path: Path) -> Non
     folder = write_folder(tmp_path, cifar_files("10-binary"))
     first, again, other = (splits_of(Cifar(), str(folder), seed=seed) for seed in (1, 1, 2))
     assert pictures(first.val) == pictures(again.val) != pictures(other.val)
-    assert pictures(first.final) == pictures(other.final)
+    assert pictures(first.measured) == pictures(other.measured)
 
 
 def test_pictures_are_accepted_by_preprocessing(tmp_path: Path) -> None:
-    images = splits_of(Cifar(), str(write_folder(tmp_path, cifar_files("10-python"))), seed=0).final
+    images = splits_of(Cifar(), str(write_folder(tmp_path, cifar_files("10-python"))), seed=0).measured
     pixels = Preprocess(image_size=(32, 32)).pixels(images.sources[0])
     np.testing.assert_array_equal(pixels, batch(10, 1, 5)[0][0].reshape(3, 32, 32))
 

@@ -89,7 +89,7 @@ def test_saved_splits_keep_pictures_labels_and_class_names(
     data = saved(tmp_path, library.DatasetDict({name: table(library, part) for name, part in parts.items()}))
     assert HubDataset().matches(Path(data))
     splits = splits_of(HubDataset(), data, seed=0)
-    found = (splits.train, splits.val, splits.final)
+    found = (splits.train, splits.val, splits.measured)
     assert [images.labels.tolist() for images in found] == list(parts.values())[:3]
     for images in found:
         assert images.class_names == ("cat", "dog")
@@ -125,7 +125,7 @@ def test_tables_beside_class_folders_are_ignored(tmp_path: Path) -> None:
 def test_data_without_splits_are_split_by_seed_without_overlap_or_loss(tmp_path: Path, library: Any) -> None:
     data = saved(tmp_path, table(library, [0, 1] * 20))
     first, again, other = (splits_of(HubDataset(), data, seed=seed) for seed in (1, 1, 2))
-    parts = (first.train, first.val, first.final)
+    parts = (first.train, first.val, first.measured)
     assert [len(part) for part in parts] == [32, 4, 4]
     rows = [source.index for part in parts for source in part.sources]
     assert sorted(rows) == list(range(40))
@@ -283,7 +283,7 @@ def test_the_given_revision_is_requested_from_the_hub(
     monkeypatch.setattr(library, "load_dataset", load)
     splits = splits_of(HubDataset(), data, seed=0)
     assert asked == [("owner/name", revision)]
-    assert [len(splits.train), len(splits.val), len(splits.final)] == [18, 2, 2]
+    assert [len(splits.train), len(splits.val), len(splits.measured)] == [18, 2, 2]
 
 
 @pytest.mark.parametrize(

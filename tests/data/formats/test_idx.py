@@ -45,8 +45,8 @@ def test_every_usual_file_name_is_read(tmp_path: Path, packed: bool, dots: bool)
     assert splits.train.class_names == tuple("0123456789")
     assert class_counts(splits.train) == dict.fromkeys("0123456789", 5)
     assert class_counts(splits.val) == dict.fromkeys("0123456789", 1)
-    np.testing.assert_array_equal(np.stack(splits.final.sources), pixels(10, 10))
-    assert splits.final.labels.tolist() == list(range(10))
+    np.testing.assert_array_equal(np.stack(splits.measured.sources), pixels(10, 10))
+    assert splits.measured.labels.tolist() == list(range(10))
     found = {
         source.tobytes(): label
         for s in (splits.train, splits.val)
@@ -56,7 +56,7 @@ def test_every_usual_file_name_is_read(tmp_path: Path, packed: bool, dots: bool)
 
 
 def test_pictures_are_accepted_by_preprocessing(tmp_path: Path) -> None:
-    source = splits_of(Idx(), str(write_set(tmp_path / "d")), seed=0).final.sources[3]
+    source = splits_of(Idx(), str(write_set(tmp_path / "d")), seed=0).measured.sources[3]
     result = Preprocess(image_size=(6, 5), channels=1, mean=(0.5,), std=(0.5,)).pixels(source)
     np.testing.assert_array_equal(result[0], pixels(10, 10)[3])
 

@@ -160,8 +160,8 @@ def test_splits_are_those_of_folders_or_names(tmp_path: Path, names: tuple[str, 
         write_shard(tmp_path / name, [0, 1] * count)
     assert Shards().matches(tmp_path)
     splits = splits_of(Shards(), str(tmp_path), seed=0)
-    assert [len(splits.train), len(splits.val), len(splits.final)] == [12, 8, 4]
-    assert [splits.train.name, splits.val.name, splits.final.name] == ["train", "val", "test"]
+    assert [len(splits.train), len(splits.val), len(splits.measured)] == [12, 8, 4]
+    assert [splits.train.name, splits.val.name, splits.measured.name] == ["train", "val", "test"]
     assert splits.channels == 3
 
 
@@ -169,7 +169,7 @@ def test_shards_without_splits_are_split_by_seed_without_overlap_or_loss(tmp_pat
     write_shard(tmp_path / "a.tar", [0, 1] * 25)
     write_shard(tmp_path / "b.tar", [1, 0] * 25, first=50)
     first, again, other = (splits_of(Shards(), str(tmp_path), seed=seed) for seed in (1, 1, 2))
-    names = [[source.name for source in part.sources] for part in (first.train, first.val, first.final)]
+    names = [[source.name for source in part.sources] for part in (first.train, first.val, first.measured)]
     assert [len(part) for part in names] == [80, 10, 10]
     assert sorted(itertools.chain(*names)) == [f"{number:04}.jpg" for number in range(100)]
     assert names[1] == [source.name for source in again.val.sources]

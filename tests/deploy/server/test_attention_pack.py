@@ -22,18 +22,18 @@ from vitascope.deploy.server.attention_pack import (
     what_fits,
 )
 from vitascope.errors import UserError
-from vitascope.model.classifier import Classifier
+from vitascope.model.vision_model import VisionModel
 from vitascope.model.vit import VisionTransformer
 from vitascope.predict.engine import Engine, TorchEngine
 
 NON_SQUARE = {"image_size": (16, 48), "num_registers": 2}
 
 
-def engine_of(model: Classifier) -> TorchEngine:
+def engine_of(model: VisionModel) -> TorchEngine:
     return TorchEngine(model, precision="fp32", device="cpu")
 
 
-def picture(model: Classifier) -> Pixels:
+def picture(model: VisionModel) -> Pixels:
     return np.ascontiguousarray(noise(*model.config.image_hw).transpose(2, 0, 1))
 
 

@@ -19,7 +19,7 @@ from vitascope.explain.faithfulness.perturbation import blur, impute
 from vitascope.explain.faithfulness.results import Comparison, Scores
 from vitascope.explain.heatmaps import cell_of_pixels
 from vitascope.explain.targets import ClassDifference, ClassScore, FeatureCosine, Target
-from vitascope.model.classifier import Classifier
+from vitascope.model.vision_model import VisionModel
 from vitascope.model.vit import VisionTransformer
 
 
@@ -55,7 +55,7 @@ class LinearModel(VisionTransformer):
         )
 
 
-def evidence_map(model: Classifier, images: Tensor, target: Target) -> Tensor:
+def evidence_map(model: VisionModel, images: Tensor, target: Target) -> Tensor:
     """The true contributions of a `LinearModel`, for class 1 or against it."""
     assert isinstance(model, LinearModel)
     assert isinstance(target, ClassScore)
@@ -63,16 +63,16 @@ def evidence_map(model: Classifier, images: Tensor, target: Target) -> Tensor:
     return torch.from_numpy(sign * model.evidence(images[0])).reshape(1, *model.config.grid)
 
 
-def reversed_map(model: Classifier, images: Tensor, target: Target) -> Tensor:
+def reversed_map(model: VisionModel, images: Tensor, target: Target) -> Tensor:
     return -evidence_map(model, images, target)
 
 
-def constant_map(model: Classifier, images: Tensor, target: Target) -> Tensor:
+def constant_map(model: VisionModel, images: Tensor, target: Target) -> Tensor:
     assert isinstance(model, VisionTransformer)
     return torch.ones(1, *model.grid_of(images))
 
 
-def attended(model: Classifier, images: Tensor, target: Target) -> Tensor:
+def attended(model: VisionModel, images: Tensor, target: Target) -> Tensor:
     return attention(model, images)
 
 
@@ -163,7 +163,7 @@ def test_ties_are_broken_at_random_by_the_seed() -> None:
     model = LinearModel()
     images = model.images(4)
 
-    def two_levels(model: Classifier, images: Tensor, target: Target) -> Tensor:
+    def two_levels(model: VisionModel, images: Tensor, target: Target) -> Tensor:
         return evidence_map(model, images, target) > 0.01  # bool: 0 and 1
 
     methods: dict[str, Any] = {
@@ -186,7 +186,7 @@ def test_levels_keep_their_order_whatever_the_ties() -> None:
     images = model.images(1)
     there = model.evidence(images[0])
 
-    def hot_half(model: Classifier, images: Tensor, target: Target) -> Tensor:
+    def hot_half(model: VisionModel, images: Tensor, target: Target) -> Tensor:
         return torch.from_numpy(there >= np.median(there)).float().reshape(1, 4, 4)
 
     middle = 0.5 + there[there < np.median(there)].sum()
@@ -234,7 +234,7 @@ def test_class_is_predicted_from_the_original_image() -> None:
     images = model.images(6)
     asked = []
 
-    def method(model: Classifier, images: Tensor, target: Target) -> Tensor:
+    def method(model: VisionModel, images: Tensor, target: Target) -> Tensor:
         assert isinstance(target, ClassScore)
         assert images.shape == (1, 3, 32, 32)
         asked.append(target.classes.tolist())
@@ -291,7 +291,7 @@ def test_model_is_measured_in_evaluation_mode_and_restored(training: bool) -> No
     model = small_model(dropout=0.5, drop_path=0.5).train(training)
     images = random_images(2, 3, 32, 32)
 
-    def method(model: Classifier, images: Tensor, target: Target) -> Tensor:
+    def method(model: VisionModel, images: Tensor, target: Target) -> Tensor:
         assert not model.training
         return attention(model, images)
 
@@ -305,7 +305,7 @@ def test_model_is_measured_in_evaluation_mode_and_restored(training: bool) -> No
 def test_methods_may_compute_gradients() -> None:
     model = small_model()
 
-    def saliency(model: Classifier, images: Tensor, target: Target) -> Tensor:
+    def saliency(model: VisionModel, images: Tensor, target: Target) -> Tensor:
         images = images.clone().requires_grad_()
         pooled = model.embed(images)
         target.score(pooled, model.head(pooled)).sum().backward()

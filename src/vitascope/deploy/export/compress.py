@@ -23,8 +23,8 @@ from vitascope.deploy.export.pruning import merge_tokens, prune
 from vitascope.errors import UserError
 from vitascope.evaluation.images import MAX_DROP, splits_of_data, splits_of_run
 from vitascope.evaluation.measure import batches_of, measure
-from vitascope.model.classifier import Classifier
 from vitascope.model.hardware import resolve_device
+from vitascope.model.vision_model import VisionModel
 from vitascope.predict.engine import TorchEngine
 from vitascope.predict.throughput import step_of, take_turns
 from vitascope.run.measures import PairedAccuracy
@@ -81,7 +81,7 @@ class CompressionResult:
 
 @checked
 def compress(
-    model: Classifier | str | os.PathLike[str],
+    model: VisionModel | str | os.PathLike[str],
     out: str | os.PathLike[str],
     *,
     merge: int | None = None,
@@ -135,7 +135,7 @@ def compress(
     train, images = _examples_and_test(
         run, data, model.config.class_names, pruned
     )  # before anything is written
-    smaller: Classifier = model
+    smaller: VisionModel = model
     if pruned:
         assert train is not None
         model = model.to(resolve_device(device))
@@ -175,7 +175,7 @@ def _examples_and_test(
     return splits_of_data(data, class_names, seed=0 if run is None else int(run.config["seed"]))
 
 
-def _examples(model: Classifier, train: ImageSet, count: int) -> Iterator[tuple[Tensor, Tensor]]:
+def _examples(model: VisionModel, train: ImageSet, count: int) -> Iterator[tuple[Tensor, Tensor]]:
     """Normalized training images and their classes, on the model's device."""
     some = train.subset("train", train.order(0, 0)[:count])
     device, preprocess = next(model.parameters()).device, preprocess_of(model)

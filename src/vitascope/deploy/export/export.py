@@ -20,8 +20,8 @@ from vitascope.deploy.export.verification import (
     sample_pictures,
 )
 from vitascope.errors import UserError, check_choice
-from vitascope.model.classifier import Classifier
 from vitascope.model.resnet_config import ResNetConfig
+from vitascope.model.vision_model import VisionModel
 from vitascope.predict.runtimes import INPUT_MODES, InputMode, first_line, metadata_of
 from vitascope.run.run import Run, load_with_run
 from vitascope.storage import check_room, make_folder
@@ -38,7 +38,7 @@ class ExportResult:
 
     files: list[Path]
     """The file to open, and those beside it: OpenVINO's weights, or those of an ONNX file above 2 GB."""
-    model: Classifier
+    model: VisionModel
     """The model that was exported, on the CPU in float32."""
     input: InputMode
     """`pictures` or `tensors`."""
@@ -79,7 +79,7 @@ class ExportResult:
 
 @checked
 def export(
-    model: Classifier | str | os.PathLike[str],
+    model: VisionModel | str | os.PathLike[str],
     path: str | os.PathLike[str] | None = None,
     *,
     format: str = "onnx",
@@ -149,7 +149,7 @@ def export(
     )
 
 
-def default_path(model: Classifier | str | os.PathLike[str], suffix: str) -> Path:
+def default_path(model: VisionModel | str | os.PathLike[str], suffix: str) -> Path:
     """The path of an export without one: in the run folder, or in the working directory."""
     if not isinstance(model, str | os.PathLike):
         raise UserError("a model without a name needs a path to export it to")
@@ -178,7 +178,7 @@ def spread(sources: Sequence[ImageSource]) -> list[ImageSource]:
     return [sources[place] for place in range(0, len(sources), step)][:COMPARED]
 
 
-def check_dynamic(model: Classifier, input: InputMode, format: str) -> None:
+def check_dynamic(model: VisionModel, input: InputMode, format: str) -> None:
     """Reject models and formats whose graph holds for one resolution only."""
     if input == "pictures":
         raise UserError("pictures are resized to the model's own size; other resolutions need input=tensors")

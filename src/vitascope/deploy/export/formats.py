@@ -20,9 +20,9 @@ from torch.export import Dim, ExportedProgram
 from vitascope.data.preprocess import Preprocess
 from vitascope.deploy.export.resampling import Resize
 from vitascope.errors import UserError
-from vitascope.model.classifier import Classifier
 from vitascope.model.config import ViTConfig
 from vitascope.model.heads import scores
+from vitascope.model.vision_model import VisionModel
 from vitascope.predict.runtimes import (
     INPUT,
     OUTPUTS,
@@ -51,7 +51,7 @@ class WholeModel(nn.Module):
     pixel_mean: Tensor  # ONNX has one namespace, and exporters name intermediate values `mean`
     pixel_std: Tensor
 
-    def __init__(self, model: Classifier, preprocess: Preprocess, input: InputMode) -> None:
+    def __init__(self, model: VisionModel, preprocess: Preprocess, input: InputMode) -> None:
         super().__init__()
         if not model.config.gives_classes:
             raise UserError("this model has no head for classes: its features cannot be exported")

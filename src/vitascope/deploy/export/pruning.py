@@ -17,13 +17,13 @@ from torch import Tensor, nn
 
 from vitascope.errors import UserError
 from vitascope.model.attention import SelfAttention
-from vitascope.model.classifier import Classifier, evaluation_mode
 from vitascope.model.config import ViTConfig
 from vitascope.model.encoder import MLP, SwiGLU
+from vitascope.model.vision_model import VisionModel, evaluation_mode
 from vitascope.model.vit import VisionTransformer
 
 
-def merge_tokens(model: Classifier, count: int) -> VisionTransformer:
+def merge_tokens(model: VisionModel, count: int) -> VisionTransformer:
     """A model of the same weights in which every block merges `count` patches with the most similar ones.
 
     0 removes merging. It needs global attention, and positions that are added to the tokens.
@@ -33,7 +33,7 @@ def merge_tokens(model: Classifier, count: int) -> VisionTransformer:
 
 
 def prune(
-    model: Classifier,
+    model: VisionModel,
     examples: Iterable[tuple[Tensor, Tensor]],
     *,
     num_heads: int | None = None,
@@ -72,7 +72,7 @@ def pruned_config(config: ViTConfig, num_heads: int | None, mlp_ratio: float | N
     return config if mlp_ratio is None else config.replace(mlp_ratio=mlp_ratio)
 
 
-def vision_transformer(model: Classifier) -> VisionTransformer:
+def vision_transformer(model: VisionModel) -> VisionTransformer:
     """Check that a model has tokens, heads and MLPs."""
     if not isinstance(model, VisionTransformer):
         raise UserError("a ResNet has no tokens to merge and no heads to prune: give a Vision Transformer")
@@ -80,7 +80,7 @@ def vision_transformer(model: Classifier) -> VisionTransformer:
 
 
 def with_state(
-    source: Classifier, config: ViTConfig, state: Mapping[str, Tensor], training: bool
+    source: VisionModel, config: ViTConfig, state: Mapping[str, Tensor], training: bool
 ) -> VisionTransformer:
     """A model of these tensors, not of copies, with the preprocessing of its source."""
     with torch.device("meta"):

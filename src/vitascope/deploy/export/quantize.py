@@ -35,7 +35,7 @@ from vitascope.deploy.export.quantize_openvino import write_openvino_int8
 from vitascope.errors import UserError, check_choice
 from vitascope.evaluation.images import MAX_DROP, splits_of_data, splits_of_run
 from vitascope.evaluation.measure import Evaluation, batches_of, measure
-from vitascope.model.classifier import Classifier
+from vitascope.model.vision_model import VisionModel
 from vitascope.predict.runtimes import Batch, ExportedEngine, InputMode, files_of, open_exported
 from vitascope.predict.throughput import take_turns
 from vitascope.run.measures import PairedAccuracy
@@ -118,7 +118,7 @@ class QuantizationResult:
 
 @checked
 def quantize(
-    model: Classifier | str | os.PathLike[str],
+    model: VisionModel | str | os.PathLike[str],
     path: str | os.PathLike[str] | None = None,
     *,
     format: str = "onnx",

@@ -9,7 +9,7 @@ import torch
 from vitascope.data.decoding import ImageSource
 from vitascope.data.preprocess import Preprocess
 from vitascope.errors import UserError
-from vitascope.model.classifier import Classifier
+from vitascope.model.vision_model import VisionModel
 from vitascope.predict.runtimes import ExportedEngine
 from vitascope.weights.agreement import TOLERANCE, Agreement, agreement
 
@@ -32,7 +32,7 @@ def check_agreement(found: Agreement, name: str) -> None:
 
 @torch.inference_mode()
 def compare_outputs(
-    engine: ExportedEngine, model: Classifier, preprocess: Preprocess, pictures: Sequence[ImageSource]
+    engine: ExportedEngine, model: VisionModel, preprocess: Preprocess, pictures: Sequence[ImageSource]
 ) -> Agreement:
     """Compare an exported model with the model in torch, picture by picture; the first also twice at once."""
     own, other = [], []

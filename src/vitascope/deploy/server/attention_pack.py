@@ -36,8 +36,8 @@ from vitascope.explain.attention import check_head, check_layer, layer_attention
 from vitascope.explain.heatmaps import grid_of
 from vitascope.explain.methods import METHODS, methods_for
 from vitascope.explain.rollout import next_flow
-from vitascope.model.classifier import Classifier
 from vitascope.model.config import ViTConfig
+from vitascope.model.vision_model import VisionModel
 from vitascope.model.vit import VisionTransformer
 from vitascope.predict.engine import Engine, TorchEngine
 
@@ -166,7 +166,7 @@ def _token_names(config: ViTConfig) -> dict[str, Any]:
     }
 
 
-def class_methods(model: Classifier) -> dict[str, str]:
+def class_methods(model: VisionModel) -> dict[str, str]:
     """The titles of the methods that explain a class of a model."""
     found = {name: method.title for name, method in methods_for(model).items() if method.has_target}
     if isinstance(model, VisionTransformer) and model.config.block.token_merging:
@@ -174,7 +174,7 @@ def class_methods(model: Classifier) -> dict[str, str]:
     return found
 
 
-def _model_input(engine: Engine, pixels: Pixels) -> tuple[Classifier, Tensor]:
+def _model_input(engine: Engine, pixels: Pixels) -> tuple[VisionModel, Tensor]:
     """The model, and pixels uint8 (C, H, W) as its input, float32 (1, C, H, W), on its device."""
     if not isinstance(engine, TorchEngine):
         raise UserError("an exported file returns probabilities only: serve the model that it was made from")

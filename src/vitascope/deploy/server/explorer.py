@@ -145,7 +145,7 @@ def _samples(channels: int) -> tuple[SamplePicture, ...]:
     if channels == 1:
         from vitascope.data.datasets import open_data
 
-        test = open_data("digits").final
+        test = open_data("digits").measured
         for name, places in zip(test.class_names, test.truth.by_class(), strict=True):
             file, first = io.BytesIO(), int(places[0])
             Image.fromarray(np.asarray(test.sources[first])).save(file, "PNG")

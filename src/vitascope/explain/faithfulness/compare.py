@@ -20,10 +20,10 @@ from vitascope.explain.heatmaps import check_count, grid_of
 from vitascope.explain.inputs import Images, as_images
 from vitascope.explain.methods import methods_for
 from vitascope.explain.targets import ClassScore, Target, TargetLike, as_target
-from vitascope.model.classifier import Classifier, evaluation_mode
 from vitascope.model.heads import scores
+from vitascope.model.vision_model import VisionModel, evaluation_mode
 
-HeatmapFunction = Callable[[Classifier, Tensor, Target], Tensor]
+HeatmapFunction = Callable[[VisionModel, Tensor, Target], Tensor]
 """Model, images (1, C, H, W) and target -> heatmap (1, grid_h, grid_w)."""
 
 RANDOM_MAPS = 3
@@ -34,7 +34,7 @@ _TIES, _NOISE, _BASELINE = range(3)
 
 @checked
 def compare(
-    model: Classifier,
+    model: VisionModel,
     images: Images,
     methods: Mapping[str, HeatmapFunction] | None = None,
     *,
@@ -145,7 +145,7 @@ def _check(
         raise UserError(f"seed must be at least 0, not {seed}")
 
 
-def _classes(model: Classifier, images: Tensor, target: TargetLike, batch_size: int) -> ClassScore:
+def _classes(model: VisionModel, images: Tensor, target: TargetLike, batch_size: int) -> ClassScore:
     """The classes to explain, (B,) or (1,)."""
     if not model.config.gives_classes:
         raise UserError("this model has no head for classes: it has no classes to measure faithfulness on")
@@ -162,7 +162,7 @@ def _classes(model: Classifier, images: Tensor, target: TargetLike, batch_size: 
 
 
 def _orders(
-    model: Classifier,
+    model: VisionModel,
     image: Tensor,
     methods: Mapping[str, HeatmapFunction],
     about: Target,
@@ -191,7 +191,7 @@ def _orders(
 
 @torch.no_grad()
 def _probabilities(
-    model: Classifier,
+    model: VisionModel,
     variants: Iterable[Tensor],
     about: ClassScore,
     batch_size: int,

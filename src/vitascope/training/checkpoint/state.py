@@ -65,7 +65,7 @@ def all_finite(module: nn.Module) -> bool:
 
 
 def run_identity(options: TrainConfig, model: ModelConfig, images: ImageSet) -> dict[str, Any]:
-    """Everything that must stay the same: images, model, and all options but engine options and paths."""
+    """Everything that must stay the same: images, model, and all options but execution options and paths."""
     names = [source_name(source).replace("\\", "/").rsplit("/", 1)[-1] for source in images.sources]
     targets = images.targets
     # Earlier versions gave images without labels one class, and their checkpoints are still continued.
@@ -73,7 +73,7 @@ def run_identity(options: TrainConfig, model: ModelConfig, images: ImageSet) -> 
     content = json.dumps([names, labels]).encode()
     # Files may be moved, and a run with minutes records its lengths and validations as it goes.
     left_out = {"run", *traits(TrainConfig, NamesFile), *traits(TrainConfig, Recorded)}
-    compared = [name for name, group in GROUP_OF.items() if group != "engine" and name not in left_out]
+    compared = [name for name, group in GROUP_OF.items() if group != "execution" and name not in left_out]
     return {
         _COUNT: len(images),
         "classes": list(images.class_names or FORMER_UNLABELLED),

@@ -16,8 +16,8 @@ from vitascope.data.splits import ImageSet, check_every_class
 from vitascope.errors import UserError
 from vitascope.evaluation.measure import Evaluation, measure
 from vitascope.formatting import counted
-from vitascope.model.classifier import Classifier, evaluation_mode
 from vitascope.model.heads import DistilledHead, predicted, scores
+from vitascope.model.vision_model import VisionModel, evaluation_mode
 from vitascope.model.vit import VisionTransformer
 from vitascope.options.groups import Distillation
 from vitascope.options.recipes import TrainConfig
@@ -62,12 +62,12 @@ class ModuleEngine(Engine):
         return logits, scores(logits, self.meaning)
 
 
-def engine_of(model: Classifier, config: TrainConfig) -> TorchEngine:
+def engine_of(model: VisionModel, config: TrainConfig) -> TorchEngine:
     """The engine with which `vitascope evaluate` measures a finished model, on its device.
 
     The precision is the run's, but for fp16, which is for training.
     """
-    asked = config.engine.precision
+    asked = config.execution.precision
     precision = "auto" if asked == "fp16" else asked
     return TorchEngine(model, precision=precision, device=str(next(model.parameters()).device))
 

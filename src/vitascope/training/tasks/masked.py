@@ -23,9 +23,9 @@ from vitascope.data.loading import Loader
 from vitascope.data.preprocess import Preprocess
 from vitascope.data.splits import ImageSet
 from vitascope.errors import UserError
-from vitascope.model.classifier import evaluation_mode
 from vitascope.model.config import ViTConfig
 from vitascope.model.patches import patchify, put, take, unpatchify
+from vitascope.model.vision_model import evaluation_mode
 from vitascope.model.vit import VisionTransformer
 from vitascope.options.groups import Masking
 from vitascope.report.figures import draw_masked_patches

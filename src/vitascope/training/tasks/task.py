@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from vitascope.data.loading import Loader
-from vitascope.model.classifier import Classifier
+from vitascope.model.vision_model import VisionModel
 from vitascope.options.recipes import TrainConfig
 from vitascope.run.run import Run
 
@@ -39,7 +39,7 @@ class Finished:
 
     run: Run
     config: TrainConfig
-    model: Classifier
+    model: VisionModel
     """The finished model, on its device; every process has all of it."""
     module: nn.Module
     """The trained module with the last weights; a process may have only a part."""

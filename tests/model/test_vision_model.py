@@ -3,7 +3,7 @@ import torch
 from torch import nn
 
 from tests.model import random_images, small_model, small_resnet
-from vitascope.model.classifier import evaluation_mode
+from vitascope.model.vision_model import evaluation_mode
 
 
 def frozen_body() -> nn.Module:

@@ -1,4 +1,4 @@
-"""`Classifier`: a Vision Transformer, or the ResNet that it is compared with; evaluation mode."""
+"""`VisionModel`: a Vision Transformer, or the ResNet that it is compared with; evaluation mode."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from vitascope.model.resnet_config import ResNetConfig
 from vitascope.model.sizes import ModelConfig
 from vitascope.model.vit import VisionTransformer
 
-Classifier = VisionTransformer | ResNet
+VisionModel = VisionTransformer | ResNet
 
 
 @overload
@@ -22,8 +22,8 @@ def build(config: ViTConfig) -> VisionTransformer: ...
 @overload
 def build(config: ResNetConfig) -> ResNet: ...
 @overload
-def build(config: ModelConfig) -> Classifier: ...
-def build(config: ModelConfig) -> Classifier:
+def build(config: ModelConfig) -> VisionModel: ...
+def build(config: ModelConfig) -> VisionModel:
     """Create the model of a configuration, with random weights."""
     return ResNet(config) if isinstance(config, ResNetConfig) else VisionTransformer(config)
 
