@@ -516,7 +516,7 @@ def test_model_options_are_trained_saved_and_reproduced(
     monkeypatch.setattr(
         train, "write_report", lambda run, **_: run.report
     )  # figures are looked at, it is not
-    options = ["positions=rotary", "attention=axial", "num_registers=2", "mlp=swiglu", "head=zero"]
+    options = ["positions=rotary", "attention=axial", "num_registers=2", "mlp=swiglu", "head_init=zero"]
     argv = ["train", "--data", "data", "--run", "runs/other", *SHAPE, *SHORT, "--num-heads", "4"]
     assert main([*argv, "--options", *options]) == 0
     saved = json.loads((here.root / "runs/other/model/config.json").read_text())

@@ -337,7 +337,7 @@ def test_body_without_a_head_is_explained_by_attention_and_likeness(
             ["runs/tiny/model"],
             "is not a run folder, so it has no test images: give a PICTURE",
         ),
-        (["runs/body"], "has no head, so there is no class to explain"),
+        (["runs/body"], "has no head for classes, so there is no class to explain"),
         (["runs/tiny", "data"], "data is a folder: name a picture in it, or add --compare"),
         (["runs/tiny", PICTURE, "--layer", "99", "--method", "attention"], "no layer 99: the model has 1"),
         (["runs/tiny", PICTURE, "--head", "2", "--method", "attention"], "no head 2: each layer has 2"),

@@ -10,6 +10,7 @@ from tests.exported import NAMES, exportable_model
 from tests.model import small_model, with_preprocess
 from vitascope.data.preprocess import Preprocess
 from vitascope.data.splits import ImageSet
+from vitascope.data.targets import ClassIndices
 from vitascope.deploy.export.compress import compress
 from vitascope.deploy.export.quantize import quantize_file
 from vitascope.errors import UserError
@@ -23,7 +24,7 @@ PICTURES = [noise(40, 36 + 4 * (seed % 3), seed=seed) for seed in range(20)]
 
 def labelled(classes: int) -> ImageSet:
     names = NAMES[:classes]
-    return ImageSet("test", PICTURES, np.arange(len(PICTURES)) % classes, names)
+    return ImageSet("test", PICTURES, ClassIndices(np.arange(len(PICTURES)) % classes, names))
 
 
 @pytest.fixture(scope="module")

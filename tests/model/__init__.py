@@ -20,7 +20,7 @@ from vitascope.model.vit import VisionTransformer
 from vitascope.weights.preprocess import default_preprocess
 
 AnyModule = TypeVar("AnyModule", bound=nn.Module)
-AnyClassifier = TypeVar("AnyClassifier", VisionTransformer, ResNet)
+AnyModel = TypeVar("AnyModel", VisionTransformer, ResNet)
 
 law = settings(deadline=None, max_examples=25)  # a deadline would time the machine
 law_of_models = settings(law, max_examples=8)
@@ -137,7 +137,7 @@ def small_model(seed: int = 0, **overrides: Any) -> VisionTransformer:
     return with_preprocess(randomize(model, seed).eval(), default_preprocess(model.config))
 
 
-def with_preprocess(model: AnyClassifier, preprocess: Preprocess) -> AnyClassifier:
+def with_preprocess(model: AnyModel, preprocess: Preprocess) -> AnyModel:
     """The same model, as if it had been trained with this preprocessing."""
     model.preprocess = preprocess
     return model

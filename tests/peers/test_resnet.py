@@ -8,7 +8,7 @@ from tests.model import random_images, randomize
 from tests.peers.comparison import relative_error
 from tests.uninitialized import uninitialized
 from vitascope.model.resnet import ResNetFeatures
-from vitascope.model.resnet_config import RESNETS, ResNetConfig
+from vitascope.model.resnet_config import ResNetConfig
 
 timm = pytest.importorskip("timm", reason="timm is not installed (vitascope[peers])")
 
@@ -19,6 +19,7 @@ BACKBONES = {
     "r50_s16": "vit_base_r50_s16_224",
 }
 """Our name -> the hybrid of timm with that stem."""
+LAYERS = {"r": (), "r26": (2, 2, 2, 2), "r50": (3, 4, 6, 3), "r50_s16": (3, 4, 9)}
 
 
 def timm_embedding(name: str) -> nn.Module:
@@ -40,7 +41,7 @@ def our_name(theirs: str) -> str:
 
 def copy_weights(peer: nn.Module, name: str) -> ResNetFeatures:
     with uninitialized():
-        ours = ResNetFeatures(ResNetConfig(layers=RESNETS[name]), "timm")
+        ours = ResNetFeatures(ResNetConfig(layers=LAYERS[name]), "timm")
     ours.load_state_dict({our_name(key): value for key, value in peer.state_dict().items()}, strict=True)
     return ours.eval()
 

@@ -15,7 +15,8 @@ PETS = ("ant", "bee", "cat", "dog", "elk")
 
 
 def saved(folder: Path, preprocess: Preprocess | None = None, **options) -> str:
-    save_pretrained(with_preprocess(small_model(**options), preprocess), folder)
+    model = small_model(**options)
+    save_pretrained(model if preprocess is None else with_preprocess(model, preprocess), folder)
     return str(folder)
 
 
