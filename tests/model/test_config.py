@@ -74,6 +74,8 @@ def test_replacing_some_options_keeps_the_others(
     free += ["init", "dropout", "attention_dropout", "drop_path", "head_init", "depth"]
     if config.block.token_merging:
         free.remove("norm")
+    if config.embed_dim % 4:  # needed by init=mimetic
+        free.remove("init")
     names = data.draw(st.sets(st.sampled_from(free)))
     replaced = config.replace(**{name: other.option(name) for name in names})
     for name in OPTIONS:

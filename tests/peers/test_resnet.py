@@ -80,7 +80,7 @@ def test_gradients_equal_timm() -> None:
 def test_channels_and_grid_equal_timms_hybrid(name: str) -> None:
     embedding = timm_embedding(name)
     with torch.device("meta"):
-        config = ResNetConfig(layers=RESNETS[name])
+        config = ResNetConfig(layers=LAYERS[name])
         maps = ResNetFeatures(config)(torch.empty(1, 3, 64, 64))
     assert maps.shape[1] == embedding.proj.in_channels
     assert (config.stride, config.stride) == embedding.feature_ratio
