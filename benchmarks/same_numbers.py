@@ -74,7 +74,16 @@ RUNS: dict[str, dict[str, Any]] = {
     "resnet": {"recipe": "cnn", "steps": 8, "model": "resnet29_w32_cifar", "image_size": 16},
 }
 """Recipe and options of training on the digits by name; `teacher` and `weights` name an earlier run."""
-CHANGES: dict[str, str] = {}
+_ROUNDED = "in bf16, evaluation and the final test round as predictions do; in fp32, nothing changes"
+CHANGES: dict[str, str] = {
+    **{
+        f"train {name}: {result}": _ROUNDED
+        for name, options in RUNS.items()
+        if options["recipe"] != "mae" and "task" not in options
+        for result in ("metrics", "recorded answers")
+    },
+    **dict.fromkeys(("use: evaluation", "use: evaluation on data"), _ROUNDED),
+}
 """The results that NEW is meant to change, by name, with the reason. Empty this after a release."""
 
 

@@ -152,13 +152,7 @@ def plan(asked: TrainConfig, facts: Facts) -> Plan:
     """
     _check_task(asked)
     model, name = _model(asked, facts)
-    length, words = asked.optimization, {}
-    if asked.weights is None:
-        words = {
-            "model": "{}",
-            "image_size": "{0[0]}x{0[1]} pixels",
-            "patch_size": "patches of {0[0]}",
-        }
+    length = asked.optimization
     decisions = {
         "model": name,
         "image_size": model.image_hw,
@@ -169,18 +163,12 @@ def plan(asked: TrainConfig, facts: Facts) -> Plan:
     }
     if asked.task == "masked":
         decisions["corrupt"] = asked.masking.share
-    words |= {
-        "epochs": "{} epochs",
-        "batch_size": "batches of {}",
-        "crop_scale": "crops of {:.0%} or more",
-        "shift": "shifts of {:.1%}",
-        "randaugment": "RandAugment of {}",
-        "erase": "erasing {:.0%}",
-    }
+    by_weights = set() if asked.weights is None else {"image_size", "patch_size"}
     chosen = {
         option: text.format(decisions[option])
-        for option, text in words.items()
+        for option, text in IN_WORDS.items()
         if asked.option(option) is None and decisions[option] not in (None, NO_CHANGE.get(option))
+        if option not in by_weights
     }
     if length.batch_size not in (None, decisions["batch_size"]):
         chosen["batch_size"] = (
@@ -196,6 +184,17 @@ def plan(asked: TrainConfig, facts: Facts) -> Plan:
     )
 
 
+IN_WORDS = {
+    "image_size": "{0[0]}x{0[1]} pixels",
+    "patch_size": "patches of {0[0]}x{0[1]}",
+    "epochs": "{} epochs",
+    "batch_size": "batches of {}",
+    "crop_scale": "crops of {:.0%} or more",
+    "shift": "shifts of {:.1%}",
+    "randaugment": "RandAugment of {}",
+    "erase": "erasing {:.0%}",
+}
+"""The options that the data decide, if they are not named, and words for their values."""
 NO_CHANGE = {"crop_scale": 1.0, "shift": 0.0, "randaugment": 0, "erase": 0.0}
 """Values of augmentation that change nothing, which need no mention."""
 
