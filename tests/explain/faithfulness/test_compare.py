@@ -365,7 +365,7 @@ def test_one_image_is_compared_without_intervals() -> None:
             {"methods": {"odd": lambda *_: torch.full((1, 4, 4), torch.nan)}},
             "odd .* 16 of 16 values not finite",
         ),
-        ({"steps": 0}, "steps must be a whole number, at least 1"),
+        ({"steps": 0}, "steps must be at least 1, not 0"),
         ({"batch_size": 0}, "batch_size must be a whole number"),
         ({"shares": ()}, "between 0 and 1"),
         ({"shares": (0.5, 1.0)}, "between 0 and 1"),
