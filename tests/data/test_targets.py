@@ -85,3 +85,13 @@ def test_a_value_that_is_no_label_of_the_classes_is_rejected(value: object) -> N
 
 def test_images_without_class_names_have_no_targets() -> None:
     assert targets_from_json([None, None], ()) is None
+
+
+def test_predictions_are_compared_with_loops() -> None:
+    targets = ClassIndices(np.array([0, 2, 2, 1]), ("a", "b", "c"))
+    classes = np.array([0, 2, 1, 0])
+    assert targets.correct(classes).tolist() == [True, True, False, False]
+    expected = np.zeros((3, 3), dtype=np.int64)
+    for true, predicted in zip(targets.labels, classes, strict=True):
+        expected[true, predicted] += 1
+    np.testing.assert_array_equal(targets.confusion(classes), expected)

@@ -7,13 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import binomtest, multinomial, norm
-from sklearn.metrics import balanced_accuracy_score, f1_score, top_k_accuracy_score
+from sklearn.metrics import balanced_accuracy_score, confusion_matrix, f1_score, top_k_accuracy_score
 
 from tests.model import law
 from vitascope.run.measures import (
     PairedAccuracy,
     calibration,
-    confusion_matrix,
     drop_interval,
     mcnemar,
     ranks,
@@ -65,15 +64,15 @@ def test_drop_interval_contains_the_true_loss_of_nearly_95_in_100_samples(loss, 
 
 
 def test_few_images_cannot_tell_whether_the_loss_is_allowed() -> None:
-    labels = np.zeros(9, dtype=np.int64)
-    few = PairedAccuracy.of(labels, labels, labels)
+    right = np.ones(9, dtype=np.bool_)
+    few = PairedAccuracy.of(right, right)
     assert (few.drop, few.right, few.right_after) == (0.0, 9, 9)
     assert re.match(
         r"9 test images cannot tell whether more than 1\.00% .*-25\.20% to 25\.20%", few.doubt(0.01, "test")
     )
-    labels = np.zeros(1000, dtype=np.int64)
-    assert not PairedAccuracy.of(labels, labels, labels).doubt(0.01, "test")
-    lost = PairedAccuracy.of(labels, labels, (np.arange(1000) < 100).astype(np.int64))
+    right = np.ones(1000, dtype=np.bool_)
+    assert not PairedAccuracy.of(right, right).doubt(0.01, "test")
+    lost = PairedAccuracy.of(right, np.arange(1000) >= 100)
     assert lost.drop == 0.1
     assert not lost.doubt(0.01, "test")  # certainly more
     assert lost.doubt(0.11, "test")
@@ -121,7 +120,7 @@ def test_calibration_has_fifteen_bins_and_no_error_if_confidence_equals_accuracy
 def test_worst_pairs_are_the_most_frequent_mistakes(n: int, K: int, seed: int, count: int) -> None:
     draw = np.random.default_rng(seed)
     labels, guesses = draw.integers(0, K, n), draw.integers(0, K, n)
-    pairs = worst_pairs(confusion_matrix(labels, guesses, K), count)
+    pairs = worst_pairs(confusion_matrix(labels, guesses, labels=range(K)), count)
     tally: dict[tuple[int, int], int] = {}
     for label, guess in zip(labels.tolist(), guesses.tolist(), strict=True):
         if label != guess:

@@ -89,6 +89,14 @@ class Targets(ABC):
         """The rows of a batch as float32 shares of the classes, (B, K), which can be mixed."""
 
     @abstractmethod
+    def correct(self, classes: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+        """Whether each image's predicted class, (N,), is right: (N,)."""
+
+    @abstractmethod
+    def confusion(self, classes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Counts (K, K) of predicted classes, (N,): rows are true classes, columns are predicted ones."""
+
+    @abstractmethod
     def to_json(self) -> list[Any]:
         """Each image's label as a value of JSON."""
 
@@ -114,6 +122,13 @@ class ClassIndices(Targets):
     def of_names(cls, names: Sequence[tuple[str, ...]], class_names: tuple[str, ...]) -> Self:
         numbers = {name: number for number, name in enumerate(class_names)}
         return cls(np.array([numbers[name] for (name,) in names], dtype=np.int64), class_names)
+
+    def correct(self, classes: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+        return classes == self.labels
+
+    def confusion(self, classes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        K = len(self.class_names)
+        return np.bincount(self.labels * K + classes, minlength=K * K).reshape(K, K)
 
     def shares(self, rows: Tensor) -> Tensor:
         return F.one_hot(rows, len(self.class_names)).float()

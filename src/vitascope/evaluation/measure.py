@@ -8,10 +8,8 @@ from html import escape
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 import torch.nn.functional as F
-from torch import Tensor
 
 from vitascope.data.decoding import source_name
 from vitascope.data.loading import Batch, Loader, check_unreadable
@@ -126,7 +124,8 @@ class WholePictures:
             readable = np.array([place for place in range(len(part)) if place not in errors], dtype=np.int64)
             for places, pixels in stacks(pictures):
                 rows = readable[places]
-                yield Batch(pixels, torch.from_numpy(part.truth.labels[rows]), start + rows, len(rows))
+                targets = torch.from_numpy(part.truth.take(rows).labels)
+                yield Batch(pixels, targets, start + rows, len(rows))
 
 
 def batches_of(engine: Engine, images: ImageSet, batch_size: int = BATCH_SIZE) -> Loader | WholePictures:
@@ -148,28 +147,26 @@ def measure(
         UserError: a model without classes; no readable image, or too few.
     """
     engine.check_classes()
-    computed: list[tuple[Tensor, Tensor, Tensor, npt.NDArray[np.int64]]] = [
-        (*engine.answers(batch.pixels), batch.targets, batch.indices) for batch in batches.epoch()
-    ]
+    computed = [(*engine.answers(batch.pixels), batch.indices) for batch in batches.epoch()]
     # Copied at the end: each copy waits for the accelerator, which would have no next batch meanwhile.
-    copied = [(*(tensor.cpu() for tensor in tensors), indices) for *tensors, indices in computed]
+    copied = [(logits.cpu(), shares.cpu(), indices) for logits, shares, indices in computed]
     parts = gather((copied, batches.unreadable))
     rows = [batch for part, _ in parts for batch in part if len(batch[-1])]
     if not rows:
         raise UserError(f"no image of the {batches.images.name} set could be read")
     places = np.concatenate([indices for *_, indices in rows])
     order = np.argsort(places, kind="stable")
-    logits, probabilities, labels = (
-        torch.cat([batch[number] for batch in rows])[order] for number in range(3)
-    )  # (N, K), (N, K), (N,)
+    logits, probabilities = (torch.cat([batch[number] for batch in rows])[order] for number in range(2))
+    targets = batches.images.truth.take(places[order])
+    labels = torch.from_numpy(targets.labels)
     if engine.meaning == "exclusive":
         loss = F.cross_entropy(logits, labels)
     else:
-        loss = F.binary_cross_entropy_with_logits(logits, F.one_hot(labels, logits.shape[1]).float())
+        loss = F.binary_cross_entropy_with_logits(logits, targets.shares(labels))
     return Evaluation(
         split=batches.images.name,
         indices=places[order],
-        targets=batches.images.truth.take(places[order]),
+        targets=targets,
         probabilities=probabilities.numpy(),
         loss=float(loss),
         unreadable=tuple({path: reason for _, part in parts for path, reason in part.items()}.values()),

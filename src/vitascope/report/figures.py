@@ -21,7 +21,7 @@ from vitascope.model.vision_model import VisionModel
 from vitascope.model.vit import VisionTransformer
 from vitascope.report.charts import draw_confusion, draw_curves, kept_place
 from vitascope.report.thumbnails import Pixels, attention_over, picture_of
-from vitascope.run.measures import confusion_matrix, predicted, score_of, surest
+from vitascope.run.measures import predicted, score_of, surest
 from vitascope.run.run import Run
 from vitascope.storage import replacing
 from vitascope.weights.preprocess import preprocess_of
@@ -46,7 +46,7 @@ def draw_figures(
         f"{images.name}: {score.right / score.total:.2%} of {len(images)} correct "
         f"(most frequent class: {score.majority:.2%})"
     )
-    confusion = confusion_matrix(labels, classes, len(names))
+    confusion = images.truth.confusion(classes)
     matrix = draw_confusion(confusion, names, new=partial(plots.new_figure, title=title))
     epochs = run.records("epoch")
     curves = draw_curves(epochs, run.records("step"), kept_place(run, epochs))

@@ -63,13 +63,10 @@ class PairedAccuracy:
     won: int
 
     @classmethod
-    def of(
-        cls, labels: npt.NDArray[np.int64], first: npt.NDArray[np.int64], second: npt.NDArray[np.int64]
-    ) -> PairedAccuracy:
-        """Count true classes (N,) and the classes that both predict, (N,) each."""
-        before, after = first == labels, second == labels
+    def of(cls, before: npt.NDArray[np.bool_], after: npt.NDArray[np.bool_]) -> PairedAccuracy:
+        """Count the images for which the first and the second classifier are right, (N,) each."""
         return cls(
-            total=len(labels),
+            total=len(before),
             right=int(before.sum()),
             lost=int((before & ~after).sum()),
             won=int((after & ~before).sum()),
@@ -241,14 +238,6 @@ class ConfusedPair:
     predicted: int
     count: int
     total: int
-
-
-def confusion_matrix(
-    labels: npt.NDArray[np.int64], guesses: npt.NDArray[np.int64], num_classes: int
-) -> npt.NDArray[np.int64]:
-    """Counts (K, K): true class down, predicted class across."""
-    K = num_classes
-    return np.bincount(labels * K + guesses, minlength=K * K).reshape(K, K)
 
 
 def worst_pairs(confusion: npt.NDArray[np.int64], count: int) -> list[ConfusedPair]:

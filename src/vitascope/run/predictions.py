@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from vitascope.data.targets import ClassIndices, Targets
 from vitascope.errors import UserError
-from vitascope.run.measures import Score, confusion_matrix, predicted, score_of
+from vitascope.run.measures import Score, predicted, score_of
 from vitascope.storage import replacing
 from vitascope.weights.files import read_npz
 
@@ -60,7 +60,7 @@ class Predictions:
     @property
     def correct(self) -> npt.NDArray[np.bool_]:
         """Whether the predicted class is the true one, (N,)."""
-        return self.classes == self.labels
+        return self.targets.correct(self.classes)
 
     @property
     def score(self) -> Score:
@@ -72,7 +72,7 @@ class Predictions:
     @property
     def confusion(self) -> npt.NDArray[np.int64]:
         """Counts (K, K): rows are true classes, columns are predicted classes."""
-        return confusion_matrix(self.labels, self.classes, len(self.class_names))
+        return self.targets.confusion(self.classes)
 
     def save(self, path: Path) -> None:
         """Write an .npz file, whole or not at all; texts are NumPy's, so that nothing is pickled."""

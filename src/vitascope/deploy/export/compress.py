@@ -200,4 +200,4 @@ def _paired_accuracy(engines: Sequence[TorchEngine], images: ImageSet) -> Paired
     """The accuracy of two models with the same preprocessing, on the readable images."""
     batches = batches_of(engines[0], images)
     first, second = (measure(engine, batches) for engine in engines)
-    return PairedAccuracy.of(first.labels, first.classes, second.classes)
+    return PairedAccuracy.of(first.correct, second.correct)

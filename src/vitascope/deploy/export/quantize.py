@@ -291,7 +291,7 @@ def compare_accuracy(
         for engine, seconds in zip(engines, times, strict=True)
     )
     return AccuracyComparison(
-        accuracy=PairedAccuracy.of(exact.labels, exact.classes, rounded.classes),
+        accuracy=PairedAccuracy.of(exact.correct, rounded.correct),
         same=int((exact.classes == rounded.classes).sum()),
         before=first,
         after=second,
