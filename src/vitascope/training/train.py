@@ -269,9 +269,9 @@ def _open(asked: Asked) -> Opened:
     return prepare(config, splits)
 
 
-def prepare(config: TrainConfig, splits: Splits, start: str | None = None) -> Opened:
-    """Load the weights of a configuration, or those in `start`, and make its plan for opened data."""
-    weights = None if config.weights is None else from_pretrained(start or config.weights)
+def prepare(config: TrainConfig, splits: Splits) -> Opened:
+    """Load the weights of a configuration, and make its plan for opened data."""
+    weights = None if config.weights is None else from_pretrained(config.weights)
     facts = inspect(splits, None if weights is None else weights.config)
     return Opened(plan(config, facts), splits, weights)
 
@@ -290,11 +290,12 @@ def _open_again(config: TrainConfig, run: Run) -> tuple[Opened, RunData]:
         )
     if data.note and distributed.is_first():
         log.warning("%s", data.note)
-    opened = prepare(config, data.splits, str(run.start) if has_model(run.start) else None)
-    if run.plan:  # an older run has none
-        recorded = Plan.from_dict(config.to_dict(), run.plan, run.plan_file)
-        opened = dataclasses.replace(opened, plan=recorded)
-    return opened, data
+    # The weights may be gone; the run has a copy of those that it started from.
+    start = config.weights and (run.start if has_model(run.start) else config.weights)
+    if not run.plan:  # of an older run
+        return prepare(config.replace(weights=start), data.splits), data
+    recorded = Plan.from_dict(config.to_dict(), run.plan, run.plan_file)
+    return Opened(recorded, data.splits, from_pretrained(start) if start else None), data
 
 
 def _skip_missing(run: Run, config: TrainConfig) -> TrainConfig:
