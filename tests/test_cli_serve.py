@@ -49,8 +49,8 @@ def test_without_a_model_the_built_in_one_is_served_and_named(capsys: pytest.Cap
     ("options", "message"),
     [
         (["--max-batch", "0"], "--max-batch must be at least 1, not 0"),
-        (["--port", "70000"], "--port must be at most 65535, not 70000"),
-        (["--deadline-ms", "0"], "--deadline-ms must be above 0, not 0.0"),
+        (["--port", "70000"], "--port must be in [0, 65535], not 70000"),
+        (["--deadline-ms", "0"], "--deadline-ms must be positive, not 0.0"),
         (["--grace-s", "nan"], "--grace-s must be at least 0, not nan"),
         (["--queue", "-1"], "--queue must be at least 1, not -1"),
         (["--max-bach", "3"], "nearest: --max-batch"),

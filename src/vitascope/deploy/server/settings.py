@@ -9,15 +9,15 @@ from typing import Annotated
 
 import tyro
 
+from vitascope.arguments import Range
 from vitascope.errors import UserError
+from vitascope.model.configuration import traits
 
 TOKEN = "VITASCOPE_TOKEN"
 """The environment variable for the bearer token."""
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 ROOT_PATH = re.compile(r"(/[A-Za-z0-9._~-]+)*")
-LEAST = {"port": 0, "workers": 1, "threads": 0, "max_batch": 1, "max_wait_ms": 0, "queue": 1}
-LEAST |= {"max_files": 1, "max_connections": 0, "grace_s": 0}
-"""The smallest values; other numbers must be above 0."""
+COUNT, AMOUNT, POSITIVE = Range(ge=1), Range(ge=0), Range(gt=0)
 MaybeFile = Annotated[Path | None, tyro.conf.arg(metavar="PATH", help_behavior_hint="")]
 Hosts = Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME ...", help_behavior_hint="")]
 
@@ -28,43 +28,43 @@ class Settings:
 
     host: str = "127.0.0.1"
     """The address to listen on. 0.0.0.0 means all IPv4 addresses, :: all addresses; then set a token."""
-    port: int = 8000
+    port: Annotated[int, Range(ge=0, le=65535)] = 8000
     """The port; 0 means a free one."""
-    workers: int = 1
+    workers: Annotated[int, COUNT] = 1
     """Processes, each with its own model; they share the port and the cores."""
-    threads: int = 0
+    threads: Annotated[int, AMOUNT] = 0
     """Threads per model. 0: the cores, divided among the workers."""
-    max_batch: int = 32
+    max_batch: Annotated[int, COUNT] = 32
     """Maximum pictures per batch."""
-    max_wait_ms: float = 0.0
+    max_wait_ms: Annotated[float, AMOUNT] = 0.0
     """Time that an idle model waits for more pictures."""
-    queue: int = 128
+    queue: Annotated[int, COUNT] = 128
     """Maximum requests in progress per worker; more get 429."""
-    deadline_ms: float = 2000.0
+    deadline_ms: Annotated[float, POSITIVE] = 2000.0
     """Predictions that take longer get 504; X-Deadline-Ms shortens it for one request."""
-    explain_deadline_ms: float = 30000.0
+    explain_deadline_ms: Annotated[float, POSITIVE] = 30000.0
     """Explanations that take longer get 504."""
-    max_body_mb: float = 16.0
+    max_body_mb: Annotated[float, POSITIVE] = 16.0
     """Maximum megabytes per request; larger ones get 413."""
-    max_megapixels: float = 50.0
+    max_megapixels: Annotated[float, POSITIVE] = 50.0
     """Maximum million pixels per picture; larger ones get 413 before they are decoded."""
-    max_decode_mb: float = 512.0
+    max_decode_mb: Annotated[float, POSITIVE] = 512.0
     """Maximum megabytes of memory for decoding a picture; others get 413. Linux only."""
-    max_files: int = 32
+    max_files: Annotated[int, COUNT] = 32
     """Maximum pictures per form."""
-    read_timeout_s: float = 10.0
+    read_timeout_s: Annotated[float, POSITIVE] = 10.0
     """Seconds for a request's body to arrive; slower ones get 408."""
-    read_stall_s: float = 3.0
+    read_stall_s: Annotated[float, POSITIVE] = 3.0
     """Seconds that a body may pause; longer ones get 408."""
-    header_timeout_s: float = 10.0
+    header_timeout_s: Annotated[float, POSITIVE] = 10.0
     """Seconds for a request's headers to arrive; slower ones get 408."""
-    keep_alive_s: float = 5.0
+    keep_alive_s: Annotated[float, POSITIVE] = 5.0
     """Seconds that a connection stays open between requests; behind a proxy, more than the proxy's own."""
-    max_connections: int = 0
+    max_connections: Annotated[int, AMOUNT] = 0
     """Maximum open connections per worker; more get 503. 0: as the limit of open files allows."""
-    stalled_s: float = 60.0
+    stalled_s: Annotated[float, POSITIVE] = 60.0
     """Seconds after which a model that does not answer makes the server not ready."""
-    grace_s: float = 30.0
+    grace_s: Annotated[float, AMOUNT] = 30.0
     """Seconds for accepted requests to finish when the server stops."""
     token_file: MaybeFile = None
     """A file with the bearer token that clients must send; or set VITASCOPE_TOKEN."""
@@ -80,15 +80,8 @@ class Settings:
         if not ROOT_PATH.fullmatch(self.root_path):
             form = "like /vitascope, without a / at its end"
             raise UserError(f"--root-path must be {form}, not {self.root_path!r}")
-        for name, value in vars(self).items():
-            if isinstance(value, bool) or not isinstance(value, int | float):
-                continue
-            least = LEAST.get(name)
-            if not (value > 0 if least is None else value >= least):
-                accepted = "above 0" if least is None else f"at least {least}"
-                raise UserError(f"--{name.replace('_', '-')} must be {accepted}, not {value}")
-        if self.port > 65535:
-            raise UserError(f"--port must be at most 65535, not {self.port}")
+        for name, accepted in traits(Settings, Range).items():
+            accepted.check(f"--{name.replace('_', '-')}", getattr(self, name))
 
     @property
     def is_loopback(self) -> bool:
