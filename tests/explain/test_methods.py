@@ -50,3 +50,13 @@ def test_methods_suit_the_model_and_the_target() -> None:
     assert set(methods_for(small_resnet())) == {name for name, each in METHODS.items() if not each.attends}
     assert set(methods_for(small_model(head="none"))) == {"attention", "rollout"}
     assert set(methods_for(small_model(head="none"), likeness)) == set(METHODS)
+
+
+def test_methods_that_run_single_blocks_do_not_suit_a_merging_model() -> None:
+    model = small_model(token_merging=2)
+    fails = {"gradient-rollout", "grad-cam", "grad-cam++"}
+    assert set(METHODS) - set(methods_for(model)) == fails
+    for name in fails:
+        assert "token_merging=0" in METHODS[name].lacking(model)
+        with pytest.raises(UserError, match="cannot be run by itself"):
+            METHODS[name](model, torch.zeros(1, 3, 32, 32))

@@ -20,6 +20,7 @@ from vitascope.explain.rollout import gradient_rollout, rollout
 from vitascope.explain.targets import TargetLike
 from vitascope.model.resnet import ResNet
 from vitascope.model.vision_model import VisionModel
+from vitascope.model.vit import VisionTransformer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,6 +39,8 @@ class Method:
     """Whether it reads attention, which a ResNet does not have."""
     many_passes: bool = False
     """Whether it runs the model many times, on `batch_size` images at once."""
+    runs_blocks: bool = False
+    """Whether it runs single blocks, which token merging does not allow."""
 
     def __call__(
         self,
@@ -55,13 +58,22 @@ class Method:
             settings["batch_size"] = batch_size
         return self.compute(model, images, target, **settings)
 
+    def lacking(self, model: VisionModel, target: TargetLike = None) -> str:
+        """What the method needs and a model does not have, in words; empty if it suits the model."""
+        if self.attends and isinstance(model, ResNet):
+            return "attention"
+        if self.has_target and target is None and not model.config.gives_classes:
+            return "a head"
+        merges = isinstance(model, VisionTransformer) and model.config.block.token_merging
+        return "blocks that run alone (token_merging=0)" if self.runs_blocks and merges else ""
+
 
 METHODS: dict[str, Method] = {
     "attention": Method(attention, "attention", ("layer", "head"), has_target=False, attends=True),
     "rollout": Method(rollout, "attention rollout", ("fusion", "discard"), has_target=False, attends=True),
-    "gradient-rollout": Method(gradient_rollout, "gradient rollout", attends=True),
-    "grad-cam": Method(grad_cam, "Grad-CAM", ("layer",)),
-    "grad-cam++": Method(partial(grad_cam, variant="grad-cam++"), "Grad-CAM++", ("layer",)),
+    "gradient-rollout": Method(gradient_rollout, "gradient rollout", attends=True, runs_blocks=True),
+    "grad-cam": Method(grad_cam, "Grad-CAM", ("layer",), runs_blocks=True),
+    "grad-cam++": Method(partial(grad_cam, variant="grad-cam++"), "Grad-CAM++", ("layer",), runs_blocks=True),
     "hires-cam": Method(partial(grad_cam, variant="hires-cam"), "HiResCAM", ("layer",)),
     "layer-cam": Method(partial(grad_cam, variant="layer-cam"), "Layer-CAM", ("layer",)),
     "integrated-gradients": Method(
@@ -118,14 +130,5 @@ def check_settings(
 
 
 def methods_for(model: VisionModel, target: TargetLike = None) -> dict[str, Method]:
-    """The methods that suit a model and a target, None for the predicted class; UserError if there are
-    none."""
-    has_something = target is not None or model.config.gives_classes
-    fitting = {
-        name: method
-        for name, method in METHODS.items()
-        if (has_something or not method.has_target) and not (method.attends and isinstance(model, ResNet))
-    }
-    if not fitting:
-        raise UserError("a ResNet without a head has neither attention nor classes to explain")
-    return fitting
+    """The methods that suit a model and a target, None for the predicted class; there always are some."""
+    return {name: method for name, method in METHODS.items() if not method.lacking(model, target)}

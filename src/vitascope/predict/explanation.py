@@ -109,12 +109,9 @@ def explain_framed(
         raise UserError(f"an explanation needs the model itself, not {engine.description}")
     check_settings(method, ["target"] * (target is not None))
     model, chosen = engine.model, METHODS[method]
-    supported = methods_for(model)
-    if method not in supported:
-        lacks = "attention" if model.config.gives_classes else "a head"
-        raise UserError(
-            f"{method} needs {lacks}, which this model lacks; methods for it: {', '.join(supported)}"
-        )
+    if lacking := chosen.lacking(model):
+        known = ", ".join(methods_for(model))
+        raise UserError(f"{method} needs {lacking}, which this model lacks; methods for it: {known}")
     images = engine.preprocess.normalize(torch.from_numpy(framed.pixels)[None]).to(
         engine.device
     )  # (1, C, H, W)

@@ -46,8 +46,6 @@ BUDGET = 24 * 2**20
 EXPLAINED = 3  # classes with a heatmap in the first response; others are requested one by one
 FIRST_METHODS = ("grad-cam", "hires-cam")
 """Methods of the first response, which has to be fast: the first that suits the model."""
-BLOCK_BY_BLOCK = ("gradient-rollout", "grad-cam", "grad-cam++")
-"""Methods that run single blocks, which token merging does not allow."""
 NO_HEAD = "This model has no head: it has attention, but no predictions and no class maps."
 NO_ATTENTION = "A ResNet has no attention. Class maps show the evidence for a class."
 EXPORTED = (
@@ -168,10 +166,7 @@ def _token_names(config: ViTConfig) -> dict[str, Any]:
 
 def class_methods(model: VisionModel) -> dict[str, str]:
     """The titles of the methods that explain a class of a model."""
-    found = {name: method.title for name, method in methods_for(model).items() if method.has_target}
-    if isinstance(model, VisionTransformer) and model.config.block.token_merging:
-        return {name: title for name, title in found.items() if name not in BLOCK_BY_BLOCK}
-    return found
+    return {name: method.title for name, method in methods_for(model).items() if method.has_target}
 
 
 def _model_input(engine: Engine, pixels: Pixels) -> tuple[VisionModel, Tensor]:
