@@ -357,7 +357,7 @@ def test_body_without_a_head_is_explained_by_attention_and_likeness(
         ),
         (
             ["runs/tiny", PICTURE, "--method", "rollout", "--discard", "1"],
-            "discard is a share in [0, 1)",
+            "discard must be in [0, 1), not 1",
         ),
         (["runs/tiny", PICTURE, "--method", "grad-cam", "--versus", "red"], "add target"),
         (

@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from numbers import Integral, Real
 from types import NoneType, UnionType
-from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 from vitascope.errors import UserError, check_choice
 
@@ -18,12 +18,11 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 _PICTURES = {"images", "pictures"}
 _PRACTICALLY_OPEN = 1e6
-_PRACTICALLY_OPEN = 1e6
 _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
 def checked(function: F) -> F:
-    """Check the arguments of each call against the function's annotations; a wrong type is a `UserError`.
+    """Check the arguments of each call against the annotations; another type or range is a `UserError`.
 
     What reads pictures rejects them by name, so they are left to it.
     """
@@ -31,7 +30,7 @@ def checked(function: F) -> F:
 
     @functools.cache
     def kinds() -> dict[str, Any]:  # at the first call: help and imports stay fast
-        found = get_type_hints(function)
+        found = get_type_hints(function, include_extras=True)
         return {
             name: found[name]
             for name, parameter in signature.parameters.items()
@@ -80,8 +79,13 @@ class Range:
 
 
 def check_value(name: str, value: object, kind: Any) -> None:
-    """Raise `UserError` for a value that is not of a type or among its choices."""
-    if get_origin(kind) is Literal:
+    """Raise `UserError` for a value that is not of a type, among its choices, or in its `Range`."""
+    if get_origin(kind) is Annotated:
+        check_value(name, value, kind.__origin__)
+        for trait in kind.__metadata__:
+            if isinstance(trait, Range):
+                trait.check(name, cast("float | None", value))
+    elif get_origin(kind) is Literal:
         check_choice(name, value, get_args(kind))
     elif not has_type(value, kind):
         raise UserError(f"{name} must be {type_in_words(kind)}, not {value!r}")

@@ -1,5 +1,7 @@
 """The cells of a heatmap, their pixels, and the scale."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -8,7 +10,8 @@ from hypothesis import strategies as st
 
 from tests.model import law, random_images, small_model, small_resnet
 from vitascope.errors import UserError
-from vitascope.explain.heatmaps import cell_of_pixels, check_count, grid_of, to_unit
+from vitascope.explain import integrated_gradients, occlusion
+from vitascope.explain.heatmaps import cell_of_pixels, grid_of, to_unit
 
 
 @pytest.mark.parametrize("size", [(32, 32), (16, 48), (8, 24)])
@@ -79,12 +82,15 @@ def test_heat_that_is_not_finite_is_rejected_naming_the_image(value: float) -> N
 
 
 @pytest.mark.parametrize("value", [0, -2, 1.5, "3", True, None])
-def test_count_must_be_a_positive_integer(value: object) -> None:
-    with pytest.raises(UserError, match=f"steps must be a whole number, at least 1, not {value!r}"):
-        check_count("steps", value)
+def test_count_must_be_a_positive_integer(value: Any) -> None:
+    accepted = "at least 1" if type(value) is int else "a whole number"
+    with pytest.raises(UserError, match=f"steps must be {accepted}, not {value!r}"):
+        integrated_gradients(small_model(), random_images(1, 3, 32, 32), steps=value)
 
 
-def test_count_above_its_maximum_is_rejected() -> None:
-    check_count("window", 4, most=4)
-    with pytest.raises(UserError, match="window must be a whole number, at least 1 and at most 4, not 5"):
-        check_count("window", 5, most=4)
+def test_window_above_its_maximum_is_rejected() -> None:
+    model, images = small_model(), random_images(1, 3, 32, 32)
+    most = min(grid_of(model, images))
+    occlusion(model, images, window=most)
+    with pytest.raises(UserError, match=rf"window must be in \[1, {most}\], not {most + 1}"):
+        occlusion(model, images, window=most + 1)

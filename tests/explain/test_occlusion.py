@@ -194,16 +194,14 @@ def test_half_precision_map_is_close() -> None:
 
 @pytest.mark.parametrize("window", [0, -1, 5, 1.5])
 def test_window_that_does_not_fit_the_grid_is_rejected(window: Any) -> None:
-    with pytest.raises(
-        UserError, match=rf"window must be a whole number(, at least 1 and at most 4)?, not {window}"
-    ):
+    with pytest.raises(UserError, match=rf"window must be (a whole number|in \[1, 4\]), not {window}"):
         occlusion(small_model(), random_images(1, 3, 32, 48), window=window)
 
 
 @pytest.mark.parametrize("batch_size", [0, -1])
 def test_batch_size_below_one_is_rejected(batch_size: int) -> None:
     model = small_model()
-    with pytest.raises(UserError, match=f"batch_size must be a whole number, at least 1, not {batch_size}"):
+    with pytest.raises(UserError, match=f"batch_size must be at least 1, not {batch_size}"):
         occlusion(model, images_of(model), batch_size=batch_size)
 
 

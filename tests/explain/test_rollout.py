@@ -161,7 +161,7 @@ def test_small_share_changes_the_map() -> None:
 
 @pytest.mark.parametrize("discard", [1.0, -0.1, 90, float("nan")])
 def test_share_outside_zero_to_one_is_rejected(discard: float) -> None:
-    with pytest.raises(UserError, match=r"discard (is a share in \[0, 1\)|must be a number), not"):
+    with pytest.raises(UserError, match=r"discard must be (in \[0, 1\)|a number), not"):
         explain.rollout(small_model(), random_images(1, 3, 32, 32), discard=discard)
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from vitascope.arguments import checked
-from vitascope.errors import UserError, check_choice
+from vitascope.errors import UserError
 from vitascope.explain.attention import check_layer
 from vitascope.explain.heatmaps import to_unit
 from vitascope.explain.inputs import Images, as_images
@@ -51,7 +51,6 @@ def grad_cam(
         UserError: no such layer or variant; a layer of a ResNet, whose grid is that of its last feature map.
     """
     images = as_images(model, images)
-    check_choice("variant", variant, get_args(Variant))
     # The caller may be in inference mode, which has no gradients.
     with torch.inference_mode(False), torch.enable_grad(), evaluation_mode(model):
         if isinstance(model, ResNet):

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import torch
 from torch import Tensor
 
+from vitascope.arguments import Range
 from vitascope.errors import UserError
 from vitascope.model.preprocess import check_images
 from vitascope.model.vision_model import VisionModel
 from vitascope.model.vit import VisionTransformer
+
+Count = Annotated[int, Range(ge=1)]
 
 
 def grid_of(model: VisionModel, images: Tensor) -> tuple[int, int]:
@@ -43,10 +48,3 @@ def to_unit(heat: Tensor) -> Tensor:
         )
     heat = heat.clamp_min(0)
     return heat / heat.amax(dim=(1, 2), keepdim=True).clamp_min(torch.finfo(torch.float32).tiny)
-
-
-def check_count(name: str, value: object, most: int | None = None) -> None:
-    """Reject a count that is not whole, below 1, or above `most`."""
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1 or value > (most or value):
-        upper = "" if most is None else f" and at most {most}"
-        raise UserError(f"{name} must be a whole number, at least 1{upper}, not {value!r}")

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from vitascope.arguments import Range
 from vitascope.errors import UserError
 from vitascope.model.vision_model import VisionModel
 from vitascope.weights.preprocess import preprocess_of
@@ -38,9 +39,7 @@ def normalized(model: VisionModel, pixels: Tensor) -> Tensor:
 
 def sample(pictures: Sequence[T], count: int, seed: int = 0) -> list[T]:
     """Choose `count` of the pictures by seed, in their order; all, if there are fewer."""
-    if count < 1:
-        raise UserError(f"images must be at least 1, not {count}")
-    if seed < 0:
-        raise UserError(f"seed must be at least 0, not {seed}")
+    Range(ge=1).check("images", count)
+    Range(ge=0).check("seed", seed)
     chosen = np.random.default_rng(seed).permutation(len(pictures))[:count]
     return [pictures[index] for index in np.sort(chosen)]

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from vitascope.arguments import checked
 from vitascope.explain.forward import call_hook, pooled_and_logits
-from vitascope.explain.heatmaps import cell_of_pixels, check_count, grid_of, to_unit
+from vitascope.explain.heatmaps import Count, cell_of_pixels, grid_of, to_unit
 from vitascope.explain.inputs import Images, as_images
 from vitascope.explain.targets import Target, TargetLike, as_target
 from vitascope.model.vision_model import VisionModel, evaluation_mode
@@ -22,8 +22,8 @@ def integrated_gradients(
     images: Images,
     target: TargetLike = None,
     *,
-    steps: int = 32,
-    batch_size: int = 16,
+    steps: Count = 32,
+    batch_size: Count = 16,
 ) -> Tensor:
     """The contribution of each patch to the target's score, on the way from a blank image to this one.
 
@@ -40,8 +40,6 @@ def integrated_gradients(
     """
     images = as_images(model, images)
     grid = grid_of(model, images)
-    check_count("steps", steps)
-    check_count("batch_size", batch_size)
     logits = torch.cat([pooled_and_logits(model, part)[1] for part in images.split(batch_size)])
     asked = as_target(target, model.config, logits)
     pixels = pixel_attributions(model, images, asked, steps=steps, batch_size=batch_size).sum(dim=1)

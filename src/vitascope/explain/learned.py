@@ -11,6 +11,7 @@ from torch import Tensor
 from vitascope.arguments import checked
 from vitascope.errors import UserError
 from vitascope.explain.attention import attending, check_layer, stream_attention
+from vitascope.explain.heatmaps import Count
 from vitascope.explain.inputs import Images, as_images
 from vitascope.model.config import ViTConfig
 from vitascope.model.patches import ConvPatches
@@ -129,7 +130,7 @@ class PatchFilters:
 
 
 @checked
-def patch_filters(model: VisionModel, count: int = 28) -> PatchFilters:
+def patch_filters(model: VisionModel, count: Count = 28) -> PatchFilters:
     """The pixel patterns that the patch embedding distinguishes.
 
     The principal components of its D filters, each a point (C, ph, pw) (Dosovitskiy et al. 2021, section 4.5
@@ -137,13 +138,11 @@ def patch_filters(model: VisionModel, count: int = 28) -> PatchFilters:
 
     Args:
         model: a `VisionTransformer` whose stem embeds pixels: "conv" or "overlap".
-        count: number of components, at least 1; fewer where the filters have fewer.
+        count: number of components; fewer where the filters have fewer.
 
     Raises:
         UserError: a count below 1; filters that are all equal; a ResNet, or a stem of several layers.
     """
-    if count < 1:
-        raise UserError(f"count must be at least 1, not {count}")
     if not isinstance(model, VisionTransformer):
         raise UserError("a ResNet has no patch embedding: this is for Vision Transformers")
     if not isinstance(model.patch_embedding, ConvPatches):

@@ -8,9 +8,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from vitascope.arguments import checked
+from vitascope.arguments import Range, checked
 from vitascope.explain.forward import pooled_and_logits
-from vitascope.explain.heatmaps import cell_of_pixels, check_count, grid_of, to_unit
+from vitascope.explain.heatmaps import Count, cell_of_pixels, grid_of, to_unit
 from vitascope.explain.inputs import Images, as_images
 from vitascope.explain.targets import Target, TargetLike, as_target
 from vitascope.model.vision_model import VisionModel
@@ -24,7 +24,7 @@ def occlusion(
     target: TargetLike = None,
     *,
     window: int = 1,
-    batch_size: int = 64,
+    batch_size: Count = 64,
 ) -> Tensor:
     """The drop of the target's score when a part of the image is hidden.
 
@@ -46,8 +46,7 @@ def occlusion(
     """
     images = as_images(model, images)
     grid = grid_of(model, images)
-    check_count("window", window, most=min(grid))
-    check_count("batch_size", batch_size)
+    Range(ge=1, le=min(grid)).check("window", window)
     pooled, logits = (
         torch.cat(parts)
         for parts in zip(*(pooled_and_logits(model, part) for part in images.split(batch_size)), strict=True)

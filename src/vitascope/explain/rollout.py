@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal, get_args
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
 
-from vitascope.arguments import checked
-from vitascope.errors import UserError, check_choice
+from vitascope.arguments import Range, checked
 from vitascope.explain.attention import attending, read_rows, stream_attention, to_heatmap
 from vitascope.explain.heatmaps import to_unit
 from vitascope.explain.inputs import Images, as_images
@@ -19,11 +18,12 @@ from vitascope.model.vision_model import VisionModel, evaluation_mode
 from vitascope.model.vit import VisionTransformer
 
 Fusion = Literal["mean", "max", "min"]
+Share = Annotated[float, Range(ge=0, lt=1)]
 
 
 @torch.no_grad()
 @checked
-def rollout(model: VisionModel, images: Images, fusion: Fusion = "mean", discard: float = 0.0) -> Tensor:
+def rollout(model: VisionModel, images: Images, fusion: Fusion = "mean", discard: Share = 0.0) -> Tensor:
     """The flow of each patch into the image's representation, over all layers.
 
     Abnar and Zuidema 2020, "Quantifying Attention Flow in Transformers", section 3: the product of A_l + I
@@ -34,13 +34,9 @@ def rollout(model: VisionModel, images: Images, fusion: Fusion = "mean", discard
 
     Args:
         fusion: how heads are fused: the mean, largest or smallest weight of each pair of tokens.
-        discard: share of each layer's fused weights, the smallest of each image, that are set to zero; a
-            `UserError` outside [0, 1).
+        discard: share of each layer's fused weights, the smallest of each image, that are set to zero.
     """
     model, images = attending(model), as_images(model, images)
-    check_choice("fusion", fusion, get_args(Fusion))
-    if not 0 <= discard < 1:
-        raise UserError(f"discard is a share in [0, 1), not {discard}")
     flow: Tensor | None = None  # (B, T, T)
 
     def add_layer(weights: Tensor) -> None:  # (B, heads, Q, T)

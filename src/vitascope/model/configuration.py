@@ -12,7 +12,7 @@ from numbers import Integral, Real
 from typing import Any, ClassVar, Self, TypeVar, cast, get_type_hints
 
 from vitascope._version import __version__
-from vitascope.arguments import Range, check_value
+from vitascope.arguments import check_value
 from vitascope.errors import UnknownNameError, UserError, nearest
 
 T = TypeVar("T")
@@ -146,8 +146,5 @@ def traits(kind: Any, trait: type[T]) -> dict[str, T]:
 def check_fields(options: object) -> None:
     """Raise `UserError` for a field of the wrong type, not among its choices, or outside of its range."""
     kind = cast(Any, type(options))
-    for name, field_type in field_types(kind).items():
-        check_value(name, getattr(options, name), field_type)
-        for trait in getattr(_annotations(kind)[name], "__metadata__", ()):
-            if isinstance(trait, Range):
-                trait.check(name, getattr(options, name))
+    for name in field_types(kind):
+        check_value(name, getattr(options, name), _annotations(kind)[name])

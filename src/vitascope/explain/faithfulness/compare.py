@@ -6,17 +6,18 @@ import itertools
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Annotated
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from vitascope.arguments import checked
+from vitascope.arguments import Range, checked
 from vitascope.errors import UserError
 from vitascope.explain.faithfulness.perturbation import Perturbation, PerturbationPlan, areas
 from vitascope.explain.faithfulness.results import RANDOM, Comparison, Scores
 from vitascope.explain.forward import pooled_and_logits
-from vitascope.explain.heatmaps import check_count, grid_of
+from vitascope.explain.heatmaps import Count, grid_of
 from vitascope.explain.inputs import Images, as_images
 from vitascope.explain.methods import methods_for
 from vitascope.explain.targets import ClassScore, Target, TargetLike, as_target
@@ -39,10 +40,10 @@ def compare(
     methods: Mapping[str, HeatmapFunction] | None = None,
     *,
     target: TargetLike = None,
-    steps: int = 10,
+    steps: Count = 10,
     shares: Sequence[float] = (0.1, 0.3, 0.5, 0.7, 0.9),
-    seed: int = 0,
-    batch_size: int = 64,
+    seed: Annotated[int, Range(ge=0)] = 0,
+    batch_size: Count = 64,
     progress: Callable[[int, int], None] | None = None,
 ) -> Comparison:
     """Measure how faithful heatmaps are to a model: deletion, insertion and ROAD, over a random baseline.
@@ -82,7 +83,7 @@ def compare(
     images = as_images(model, images)
     methods = methods_for(model) if methods is None else methods
     grid = grid_of(model, images)
-    _check(images, methods, grid, steps, shares, seed, batch_size)
+    _check(images, methods, grid, shares)
     plan = PerturbationPlan(cells=math.prod(grid), steps=min(steps, math.prod(grid)), shares=tuple(shares))
     names = (*methods, *[RANDOM] * RANDOM_MAPS)
     total = len(images) * (3 + len(names) * plan.variants)
@@ -117,13 +118,7 @@ def compare(
 
 
 def _check(
-    images: Tensor,
-    methods: Mapping[str, HeatmapFunction],
-    grid: tuple[int, int],
-    steps: int,
-    shares: Sequence[float],
-    seed: int,
-    batch_size: int,
+    images: Tensor, methods: Mapping[str, HeatmapFunction], grid: tuple[int, int], shares: Sequence[float]
 ) -> None:
     """Reject arguments out of range."""
     if len(images) == 0:
@@ -137,12 +132,8 @@ def _check(
             f"the heatmaps of {images.shape[2]}x{images.shape[3]} images have one cell, which no method can "
             "order: use larger images, or a model with smaller patches"
         )
-    check_count("steps", steps)
-    check_count("batch_size", batch_size)
     if not shares or not all(0 < share < 1 for share in shares):
         raise UserError(f"shares to impute must lie between 0 and 1, not {tuple(shares)}")
-    if seed < 0:
-        raise UserError(f"seed must be at least 0, not {seed}")
 
 
 def _classes(model: VisionModel, images: Tensor, target: TargetLike, batch_size: int) -> ClassScore:
