@@ -50,7 +50,7 @@ def checked(function: F) -> F:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Range:
-    """The accepted values of a number, in `Annotated[float, Range(ge=0, lt=1)]`; None is not a number."""
+    """The accepted values of a number, or of each of several, in `Annotated[float, Range(ge=0, lt=1)]`."""
 
     ge: float = -math.inf
     gt: float = -math.inf
@@ -58,13 +58,12 @@ class Range:
     lt: float = math.inf
     multiple_of: int = 1
 
-    def check(self, name: str, value: float | None) -> None:
-        """Raise `UserError` for a number outside."""
-        if value is None:
-            return
-        inside = self.gt < value < self.lt and self.ge <= value <= self.le
-        if not inside or (self.multiple_of > 1 and value % self.multiple_of):
-            raise UserError(f"{name} must be {self._in_words(value)}, not {value!r}")
+    def check(self, name: str, value: float | Sequence[float] | None) -> None:
+        """Raise `UserError` for a number outside; None is not a number."""
+        for number in value if isinstance(value, Sequence) else () if value is None else (value,):
+            inside = self.gt < number < self.lt and self.ge <= number <= self.le
+            if not inside or (self.multiple_of > 1 and number % self.multiple_of):
+                raise UserError(f"{name} must be {self._in_words(number)}, not {value!r}")
 
     def _in_words(self, value: float) -> str:
         """The range; one that is practically open at its end, by the end that the value is beyond."""
@@ -84,7 +83,7 @@ def check_value(name: str, value: object, kind: Any) -> None:
         check_value(name, value, kind.__origin__)
         for trait in kind.__metadata__:
             if isinstance(trait, Range):
-                trait.check(name, cast("float | None", value))
+                trait.check(name, cast("float | Sequence[float] | None", value))
     elif get_origin(kind) is Literal:
         check_choice(name, value, get_args(kind))
     elif not has_type(value, kind):

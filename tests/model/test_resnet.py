@@ -442,7 +442,7 @@ def test_a_resnet_compiles_to_one_graph() -> None:
         ({"width": 12}, r"48 channels are not 32 equal groups"),
         ({"width": 0}, r"width must be at least 1, not 0"),
         ({"in_channels": 0}, r"in_channels must be at least 1, not 0"),
-        ({"layers": (2, 0)}, r"at least 1 unit, not layers \(2, 0\)"),
+        ({"layers": (2, 0)}, r"layers must be at least 1, not \(2, 0\)"),
         ({"layers": (1,) * 9}, r"at most 8 stages, not 9"),
     ],
 )

@@ -83,7 +83,7 @@ def test_the_summary_has_units_width_and_pixels() -> None:
         ({"num_classes": 3, "class_names": ("a", "b")}, "2 class_names for num_classes 3"),
         ({"class_names": "abc"}, "class_names is a list of names, not the text 'abc'"),
         ({"layers": 3}, "layers must be a list of whole numbers, not 3"),
-        ({"layers": (1, 0)}, r"each stage needs at least 1 unit, not layers \(1, 0\)"),
+        ({"layers": (1, 0)}, r"layers must be at least 1, not \(1, 0\)"),
         ({"layers": [1] * 1_000}, "at most 8 stages, not 1000"),
         ({"width": 48}, "48 channels are not 32 equal groups"),
         ({"width": 8.0}, "width must be a whole number, not 8.0"),

@@ -227,7 +227,6 @@ VIEWS = {
 
 
 def _predicted(model: VisionModel, picture: _Picture) -> tuple[str, float]:
-    """The predicted class and its probability."""
     probabilities = scores(pooled_and_logits(model, picture.image)[1], model.config.outputs)  # (1, K)
     index = int(predicted(probabilities))
     return _class_name(model, index), float(probabilities[0, index])

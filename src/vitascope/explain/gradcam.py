@@ -67,7 +67,6 @@ Sensitivity = tuple[Tensor, Tensor, tuple[int, int]]
 
 
 def _of_tokens(model: VisionTransformer, images: Tensor, target: TargetLike, layer: Layer) -> Sensitivity:
-    """The activations of a Vision Transformer's patches."""
     depth, grid = model.config.depth, model.grid_of(images)
     if layer == "last":
         first = depth - 1 if model.config.readout.pool == "cls" else depth

@@ -35,16 +35,19 @@ def cell_of_pixels(grid: tuple[int, int], size: tuple[int, int]) -> tuple[Tensor
     return rows, columns
 
 
+def not_finite(what: str) -> UserError:
+    """The error for numbers that are not finite, with the way out."""
+    return UserError(
+        f"{what}: look for NaN or infinity in the images and the weights, or run the model in float32"
+    )
+
+
 def to_unit(heat: Tensor) -> Tensor:
     """Scale evidence (B, gh, gw) to float32: negative values become 0, each image's largest 1 (0 without
     evidence)."""
     heat = heat.float()
-    bad = (~heat.isfinite()).flatten(1).any(dim=1)  # (B,)
-    if bad.any():
-        which = ", ".join(str(index) for index in bad.nonzero()[:, 0].tolist())
-        raise UserError(
-            f"the heatmap of image {which} has values that are not finite: look for NaN and infinity in the "
-            "images and the weights, or run the model in float32"
-        )
+    bad = (~heat.isfinite()).flatten(1).any(dim=1).nonzero()[:, 0].tolist()
+    if bad:
+        raise not_finite(f"the heatmap of image {', '.join(map(str, bad))} has values that are not finite")
     heat = heat.clamp_min(0)
     return heat / heat.amax(dim=(1, 2), keepdim=True).clamp_min(torch.finfo(torch.float32).tiny)

@@ -11,7 +11,7 @@ from torch import Tensor
 from vitascope.arguments import checked
 from vitascope.errors import UserError
 from vitascope.explain.attention import attending, check_layer, stream_attention
-from vitascope.explain.heatmaps import Count
+from vitascope.explain.heatmaps import Count, not_finite
 from vitascope.explain.inputs import Images, as_images
 from vitascope.model.config import ViTConfig
 from vitascope.model.patches import ConvPatches
@@ -80,10 +80,7 @@ def _distances_of_rows(weights: Tensor, between: Tensor, num_prefix_tokens: int)
     for head in weights[:, :, num_prefix_tokens:, num_prefix_tokens:].unbind(1):  # one at a time: (b, N, N)
         share = head.float().sum(dim=2)  # (b, N)
         if not share.isfinite().all():
-            raise UserError(
-                "the attention weights are not finite: look for NaN or infinity in the images and the "
-                "weights, or run the model in float32"
-            )
+            raise not_finite("the attention weights are not finite")
         means.append(((head.float() * between).sum(dim=2) / share).flatten())  # 0 / 0 is NaN
     return torch.stack(means)
 
@@ -199,10 +196,7 @@ def principal_components(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
     float64 (k, D) and (k,), on the CPU. Each one's largest entry is positive; k < `count` if rows vary in
     fewer directions."""
     if not values.isfinite().all():
-        raise UserError(
-            "principal components need finite numbers: look for NaN or infinity in the images and the "
-            "weights, or run the model in float32"
-        )
+        raise not_finite("principal components need finite numbers")
     values = values.detach().cpu().double()
     centred = values - values.mean(dim=0)  # (M, D)
     M, D = centred.shape

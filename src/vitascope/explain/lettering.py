@@ -105,7 +105,6 @@ def note_on(missing: frozenset[str], inches: float) -> str:
 
 
 def _font_for(letter: str) -> str:
-    """The font to install for a character."""
     if unicodedata.name(letter, "").startswith(EAST_ASIAN):
         return CJK
     return SYMBOLS if unicodedata.category(letter).startswith("S") else OTHERS
@@ -118,7 +117,6 @@ def _lacking(text: str) -> frozenset[str]:
 
 @functools.cache
 def _default() -> FT2Font:
-    """Matplotlib's default font."""
     font = FT2Font(font_manager.findfont(font_manager.FontProperties()))
     font.set_size(100, 72)
     return font

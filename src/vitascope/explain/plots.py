@@ -157,7 +157,6 @@ def draw_explanations(
 
 
 def _write_across(axes: Axes, note: str, size: float) -> None:
-    """Write a note across the middle of a picture."""
     if note:
         lines = "\n".join(textwrap.wrap(note, 22))
         text = axes.text(0.5, 0.5, lines, transform=axes.transAxes, ha="center", va="center", fontsize=size)

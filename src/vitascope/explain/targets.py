@@ -188,7 +188,6 @@ def _check_number(name: str, given: int, images: int) -> None:
 
 
 def _known(config: ModelConfig) -> str:
-    """The model's classes, for errors."""
     text = f"the model has {config.num_classes}, 0 to {config.num_classes - 1}"
     names = config.class_names
     shown = ", ".join(names[:10]) + (", ..." if len(names) > 10 else "")

@@ -122,7 +122,7 @@ class EmbeddingOptions:
 class TokenizerOptions:
     """The stem "tokenizer" of equation 1 (Hassani et al. 2021, section 3.3)."""
 
-    tokenizer_widths: Annotated[tuple[int, ...], AppliesWith("stem", "tokenizer")] = (32, 64)
+    tokenizer_widths: Annotated[tuple[int, ...], Range(ge=1), AppliesWith("stem", "tokenizer")] = (32, 64)
     """Channels after each layer but the last, which has `embed_dim`. The first layers halve the image, until
     a place is a patch; the others keep its size."""
 
@@ -134,8 +134,6 @@ class TokenizerOptions:
                 f"a tokenizer has at most {MAX_TOKENIZER_LAYERS} layers, so at most "
                 f"{MAX_TOKENIZER_LAYERS - 1} tokenizer_widths, not {len(self.tokenizer_widths)}"
             )
-        if any(width < 1 for width in self.tokenizer_widths):
-            raise UserError(f"tokenizer_widths must be at least 1, not {self.tokenizer_widths}")
 
     @property
     def num_layers(self) -> int:
@@ -153,7 +151,7 @@ class BlockOptions:
     """Epsilon of every LayerNorm."""
     attention: Literal["global", "axial", "window"] = "global"
     """The patches that a patch attends to: all; its row, then its column; or its window."""
-    window: Annotated[tuple[int, int] | int, AppliesWith("attention", "window")] = 7
+    window: Annotated[tuple[int, int] | int, Range(ge=1), AppliesWith("attention", "window")] = 7
     """Height and width of a window, in patches."""
     head_dim: Annotated[int | None, Range(ge=1), Role.SHAPE] = None
     """Width of an attention head, for pruned heads; by default `embed_dim` / `num_heads`."""
@@ -171,10 +169,6 @@ class BlockOptions:
     def __post_init__(self) -> None:
         check_fields(self)
         object.__setattr__(self, "window", pair(self.window))
-        if min(pair(self.window)) < 1:
-            raise UserError("a window is at least 1x1, not {}x{}".format(*pair(self.window)))
-        if self.mlp_ratio <= 0:
-            raise UserError(f"mlp_ratio {self.mlp_ratio} gives an MLP without a hidden layer")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -104,7 +104,7 @@ class ResNetConfig(ImageOptions):
     gives_classes: ClassVar[bool] = True
     outputs: ClassVar[Outputs] = "exclusive"
 
-    layers: Annotated[tuple[int, ...], Role.SHAPE] = (3, 4, 6, 3)
+    layers: Annotated[tuple[int, ...], Range(ge=1), Role.SHAPE] = (3, 4, 6, 3)
     """Bottleneck units in each stage."""
     width: Annotated[int, Range(ge=1), Role.SHAPE] = 64
     """Channels after the root; the first stage has 4 times as many, each further stage twice the last."""
@@ -118,8 +118,6 @@ class ResNetConfig(ImageOptions):
         object.__setattr__(self, "layers", tuple(self.layers))
         if len(self.layers) > MAX_STAGES:
             raise UserError(f"a ResNet has at most {MAX_STAGES} stages, not {len(self.layers)}")
-        if any(units < 1 for units in self.layers):
-            raise UserError(f"each stage needs at least 1 unit, not layers {self.layers}")
         norm_groups(self.width)
         for stage in range(len(self.layers)):  # not each of the units, which may be claimed to be billions
             norm_groups(self.width * 2**stage)

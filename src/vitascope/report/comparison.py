@@ -395,7 +395,6 @@ def _leaders(runs: Sequence[ComparedRun]) -> tuple[str, ...]:
 
 
 def _paired_tests(runs: Sequence[ComparedRun], leaders: Sequence[str]) -> Iterator[PairedTest]:
-    """The other tested classifiers beside the first leader."""
     answers = {each.name: ImageAnswers.of(each) for each in runs if each.score is not None and leaders}
     for name, found in answers.items():
         if name != leaders[0]:

@@ -120,7 +120,6 @@ def _abscissas(curves: Sequence[Curve]) -> list[str]:
 
 
 def _page(comparison: RunComparison, curves: Sequence[Curve]) -> str:
-    """The page: results, curves, paired tests, differences."""
     header: dict[str, Any] = {
         "name": f"Comparison of {len(comparison.runs)} runs",
         "result": comparison.summary,

@@ -15,6 +15,7 @@ from matplotlib.figure import Figure
 from vitascope.data.decoding import read_image
 from vitascope.data.preprocess import Framed
 from vitascope.data.splits import ImageSet
+from vitascope.explain.inputs import normalized
 from vitascope.explain.learned import attention_distance, uniform_distance
 from vitascope.explain.plots import draw_attention_distance
 from vitascope.model.vision_model import VisionModel
@@ -23,7 +24,6 @@ from vitascope.report.figures import draw_embedding
 from vitascope.report.svg import PAGE_STYLE, embed
 from vitascope.report.thumbnails import attention_over, data_uri, name_of_image, read_pictures
 from vitascope.run.run import Run
-from vitascope.weights.preprocess import preprocess_of
 
 EXAMPLES = 8
 """Images that are shown under their attention."""
@@ -52,8 +52,7 @@ def attention(model: VisionModel, images: ImageSet | None) -> dict[str, Any] | N
 
 
 def _distance(model: VisionTransformer, pictures: Iterable[Framed]) -> str:
-    tiles = torch.from_numpy(np.stack([each.pixels for each in pictures])).to(next(model.parameters()).device)
-    images = preprocess_of(model).normalize(tiles)
+    images = normalized(model, torch.from_numpy(np.stack([each.pixels for each in pictures])))
     distances = attention_distance(model, images).cpu().numpy()  # (depth, heads)
 
     def draw() -> Figure:

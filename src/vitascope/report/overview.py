@@ -94,7 +94,6 @@ def _score(run: Run) -> Score | None:
 
 
 def _tiles(run: Run, model: VisionModel | None, score: Score | None) -> list[tuple[str, str]]:
-    """The most important numbers, each with its meaning."""
     found: list[tuple[str, str]] = []
     tests, epochs = run.records("test"), run.records("epoch")
     if tests and run.classifies:

@@ -17,6 +17,7 @@ from vitascope.data.decoding import ImageError, source_name
 from vitascope.data.preprocess import Framed
 from vitascope.data.splits import ImageSet
 from vitascope.explain import rollout
+from vitascope.explain.inputs import normalized
 from vitascope.explain.pictures import Picture, overlay, shown
 from vitascope.model.vision_model import VisionModel
 from vitascope.model.vit import VisionTransformer
@@ -49,12 +50,11 @@ def attention_over(model: VisionModel, pictures: Mapping[int, Framed]) -> dict[i
     """Pictures under attention rollout, (h, w, 3); none for a ResNet."""
     if not isinstance(model, VisionTransformer):
         return {}
-    device, keys = next(model.parameters()).device, list(pictures)
-    found = {}
+    keys, found = list(pictures), {}
     for start in range(0, len(keys), _BATCH):
         some = keys[start : start + _BATCH]
-        batch = torch.from_numpy(np.stack([pictures[key].pixels for key in some])).to(device)
-        heatmaps = rollout(model, preprocess_of(model).normalize(batch)).cpu().numpy()
+        batch = torch.from_numpy(np.stack([pictures[key].pixels for key in some]))
+        heatmaps = rollout(model, normalized(model, batch)).cpu().numpy()
         for key, heatmap in zip(some, heatmaps, strict=True):
             found[key] = overlay(picture_of(pictures[key]).enlarged(96), heatmap)
     return found

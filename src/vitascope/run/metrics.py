@@ -112,9 +112,9 @@ class MetricsWriter:
         kept = [
             record for record in kept if record["step"] <= step and record["kind"] not in ("kept", "test")
         ]
-        with self._explaining_failure(), replacing(path) as aside:
-            aside.write_text("".join(json.dumps(record) + "\n" for record in kept), encoding="utf-8")
         with self._explaining_failure():
+            with replacing(path) as aside:
+                aside.write_text("".join(json.dumps(record) + "\n" for record in kept), encoding="utf-8")
             self._file = path.open("a", encoding="utf-8")
             self._events: Any = None
             if importlib.util.find_spec("tensorboard") is not None:

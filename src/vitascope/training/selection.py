@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -32,10 +31,6 @@ class Selection:
     def in_words(self) -> str:
         """One line."""
         return f"the weights of epoch {self.epoch:g} are kept: {self.reason}"
-
-    def record(self) -> dict[str, Any]:
-        """Plain values for `metrics.jsonl`."""
-        return {"weights": self.weights, "epoch": self.epoch, "reason": self.reason}
 
 
 def select(trainer: Trainer) -> Selection:

@@ -426,7 +426,7 @@ def _save(
     run = trainer.run
     with explaining_failure(run.path, "the finished model", to_resume(run.path)):
         writer = run.write_metrics(trainer.step)
-        writer.record("kept", trainer.step, kept.record())
+        writer.record("kept", trainer.step, dataclasses.asdict(kept))
         writer.record("test", trainer.step, {**tested.summary(), "seconds": round(trainer.seconds, 2)})
         writer.close()
         if isinstance(tested, Evaluation):

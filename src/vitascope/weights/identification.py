@@ -180,7 +180,6 @@ def locate(ref: str, revision: str | None = None) -> Path:
 
 
 def _unknown(ref: str | os.PathLike[str], source: Source) -> CheckpointError:
-    """The error for a checkpoint that no family recognizes."""
     if model_type := source.config.get("model_type"):
         return CheckpointError(
             f"{ref}: its model_type is {model_type!r}; {readable_instead(str(model_type))}"

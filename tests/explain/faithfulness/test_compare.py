@@ -366,7 +366,7 @@ def test_one_image_is_compared_without_intervals() -> None:
             "odd .* 16 of 16 values not finite",
         ),
         ({"steps": 0}, "steps must be at least 1, not 0"),
-        ({"batch_size": 0}, "batch_size must be at least 1"),
+        ({"batch_size": 0}, "batch_size must be at least 1, not 0"),
         ({"shares": ()}, "between 0 and 1"),
         ({"shares": (0.5, 1.0)}, "between 0 and 1"),
         ({"seed": -1}, "at least 0, not -1"),

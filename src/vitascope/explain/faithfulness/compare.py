@@ -120,7 +120,6 @@ def compare(
 def _check(
     images: Tensor, methods: Mapping[str, HeatmapFunction], grid: tuple[int, int], shares: Sequence[float]
 ) -> None:
-    """Reject arguments out of range."""
     if len(images) == 0:
         raise UserError("no images: give at least one, and 20 or more for useful intervals")
     if not methods:
@@ -137,7 +136,6 @@ def _check(
 
 
 def _classes(model: VisionModel, images: Tensor, target: TargetLike, batch_size: int) -> ClassScore:
-    """The classes to explain, (B,) or (1,)."""
     if not model.config.gives_classes:
         raise UserError("this model has no head for classes: it has no classes to measure faithfulness on")
     logits = torch.cat([pooled_and_logits(model, part)[1] for part in images.split(batch_size)])

@@ -140,7 +140,6 @@ def _is_record(name: str, values: object) -> bool:
 
 
 def _numbered(run: Path) -> list[Path]:
-    """The folders with the name of a checkpoint, by step."""
     folders = (run / CHECKPOINTS).glob("step-*")
     return sorted((path for path in folders if _NAME.fullmatch(path.name) and path.is_dir()), key=_step)
 
@@ -166,7 +165,6 @@ def _newest_valid(run: Path) -> Path | None:
 
 
 def _read(folder: Path) -> dict[str, Any]:
-    """Load the state of a verified checkpoint."""
     with loading(folder / STATE):
         state = torch.load(folder / STATE, map_location="cpu", weights_only=True)
     if not isinstance(state, dict):

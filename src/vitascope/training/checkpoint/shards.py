@@ -184,7 +184,6 @@ def loading(path: Path) -> Iterator[None]:
 
 
 def _reason(error: BaseException) -> str:
-    """The cause in one line."""
     if isinstance(error, pickle.UnpicklingError) and error.__context__ is not None:
         error = error.__context__  # torch wraps it in advice to load the file unsafely
     text = getattr(error, "strerror", None) or str(error).strip() or type(error).__name__

@@ -28,10 +28,6 @@ class Corruption(NamedTuple):
     masked: Tensor
     """Whether [mask] is used instead; boolean."""
 
-    def to(self, device: torch.device) -> Corruption:
-        """The same on a device."""
-        return Corruption(*(field.to(device, non_blocking=True) for field in self))
-
 
 class RandomMask(NamedTuple):
     """The n hidden and the N - n visible patches of each image."""
@@ -51,9 +47,10 @@ class RandomMask(NamedTuple):
         """Every hidden patch becomes a mask token: true, boolean (B, n)."""
         return torch.ones_like(self.places, dtype=torch.bool)
 
-    def to(self, device: torch.device) -> RandomMask:
-        """The same on a device."""
-        return RandomMask(*(field.to(device, non_blocking=True) for field in self))
+
+def on_device(drawn: Corruption | RandomMask, device: torch.device) -> Corruption | RandomMask:
+    """The same on a device."""
+    return type(drawn)(*(field.to(device, non_blocking=True) for field in drawn))
 
 
 def num_corrupted(num_patches: int, share: float) -> int:

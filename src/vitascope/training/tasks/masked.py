@@ -33,7 +33,7 @@ from vitascope.run.run import Run
 from vitascope.storage import explaining_failure
 from vitascope.training.checkpoint.folders import to_resume
 from vitascope.training.distributed import by_first, print_first, sum_over_processes
-from vitascope.training.tasks.corruption import Corruption, RandomMask, corruption, num_corrupted
+from vitascope.training.tasks.corruption import Corruption, RandomMask, corruption, num_corrupted, on_device
 from vitascope.training.tasks.patch_targets import ColorTarget, PixelTarget, Target
 from vitascope.training.tasks.task import Examples, Finished, PatchEvaluation, Sums
 
@@ -170,7 +170,7 @@ class Masked:
         self, module: nn.Module, images: Tensor, seed: int, epoch: int, indices: npt.NDArray[np.int64]
     ) -> dict[str, Tensor]:
         """The mean measures of each image's corrupted patches, and a `count` of 1, (B,) each."""
-        drawn = self.hidden(seed, epoch, indices).to(images.device)
+        drawn = on_device(self.hidden(seed, epoch, indices), images.device)
         outputs = module(self.preprocess.normalize(images), *drawn)  # (B, n, outputs)
         means = self.target.measure(outputs, take(self.target.targets(images), drawn.places))
         return {**means, "count": torch.ones_like(means["loss"])}
@@ -192,7 +192,7 @@ def draw_masked(
         with contextlib.suppress(ImageError):  # the loader has reported it
             arrays.append(task.preprocess.pixels(images.sources[index]))
     pixels = torch.from_numpy(np.stack(arrays)).to(device) / 255  # (n, C, H, W)
-    drawn = task.hidden(0, 0, np.arange(len(pixels))).to(device)
+    drawn = on_device(task.hidden(0, 0, np.arange(len(pixels))), device)
     with evaluation_mode(module):
         outputs = module(task.preprocess.normalize(pixels), *drawn)
     target, (patch, grid) = task.target, (task.config.patch_hw, task.config.grid)

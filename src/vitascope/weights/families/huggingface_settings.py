@@ -275,7 +275,6 @@ def read_options(source: Source) -> dict[str, Any]:
 
 
 def _readout(source: Source, values: Mapping[str, Any], kind: str) -> dict[str, Any]:
-    """The options of head and pooling."""
     options: dict[str, Any] = {"num_registers": 1} if kind == "deit" else {}
     if source.has("cls_classifier.weight"):
         options = {"distillation_token": True}

@@ -230,7 +230,6 @@ def _todays_name(name: str) -> str:
 
 
 def _stem_options(source: Source) -> dict[str, Any]:
-    """The options of the stem."""
     ph, pw, channels, _ = source.shape("embedding/kernel", 4)
     if not source.has("conv_root/kernel"):
         return {"patch_size": (ph, pw), "in_channels": channels}
