@@ -195,7 +195,6 @@ def test_processes_ignore_stop_signals_to_their_group(signum: signal.Signals) ->
 SCRIPT = """
     import os, signal, sys
     import numpy as np
-    from tests.data import read_tree
     from vitascope.data.preprocess import Preprocess
     from vitascope.data.reading import ImageReader, ReadingPool
     from pathlib import Path
@@ -211,11 +210,11 @@ SCRIPT = """
         return True
 
     if __name__ == "__main__":
-        images = read_tree(Path(sys.argv[1]))
+        sources = sorted(Path(sys.argv[1]).glob("*/*"))
         end = next((end for end in ("done", "stopped", "killed") if start(end)), None)
         if end:
             fit = Preprocess(image_size=(16, 16))
-            pool = ReadingPool(ImageReader(images.sources, fit).fill, fit, 3, workers=2)
+            pool = ReadingPool(ImageReader(sources, fit).fill, fit, 3, workers=2)
             batches = pool.read(np.split(np.arange(8), [3, 6]))
             next(batches)
             print(*(process.pid for process in pool._processes), flush=True)
