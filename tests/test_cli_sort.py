@@ -33,3 +33,18 @@ def test_names_without_labels_are_rejected(tmp_path: Path, capsys: pytest.Captur
     assert main([str(tmp_path)]) == 2
     assert "are not like dog.1.jpg" in capsys.readouterr().err
     assert path.exists()
+
+
+@pytest.mark.parametrize("taken", ["dog/dog.1.jpg", "dog"])
+def test_nothing_is_moved_where_a_file_would_be_overwritten(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], taken: str
+) -> None:
+    for number, name in enumerate(("cat.1.jpg", "dog.1.jpg")):
+        write_picture(tmp_path / name, seed=number)
+    (tmp_path / taken).parent.mkdir(exist_ok=True)
+    (tmp_path / taken).write_text("mine")
+    before = sorted(tmp_path.rglob("*"))
+    assert main([str(tmp_path)]) == 2
+    assert "nothing was moved" in capsys.readouterr().err
+    assert sorted(tmp_path.rglob("*")) == before
+    assert (tmp_path / taken).read_text() == "mine"

@@ -13,13 +13,18 @@ from vitascope.errors import UserError, printable
 
 def sort_by_name(folder: str | os.PathLike[str]) -> dict[str, int]:
     """Move images like `dog.1.jpg` that lie directly in a folder into class folders, by the labels in their
-    names; returns the number of images per class."""
+    names; returns the number of images per class. Nothing is moved where a file would be overwritten."""
     labels = labels_in_names(Path(folder))
     if not labels:
         raise UserError(f"{folder}: the names of its images are not like dog.1.jpg and cat.2.jpg")
-    for path, label in labels.items():
-        (path.parent / label).mkdir(exist_ok=True)
-        path.rename(path.parent / label / path.name)
+    targets = {path: path.parent / label / path.name for path, label in labels.items()}
+    if taken := [target for target in targets.values() if target.exists() or target.parent.is_file()]:
+        raise UserError(
+            f"{taken[0]}: in the way is a file of that name or of its folder's; nothing was moved"
+        )
+    for path, target in targets.items():
+        target.parent.mkdir(exist_ok=True)
+        path.rename(target)
     return dict(Counter(labels.values()))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -65,9 +65,13 @@ class Folder(DataFormat):
         for path in sorted(images):
             split, folder = _place(path.parts[depth:], splits)
             classes.setdefault(split, {}).setdefault(folder, []).append(path)
+        kinds: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)  # of other files, by their place
+        for path in others:
+            kinds[_place(path.parts[depth:], splits)][suffix_of(path.name)] += 1
         sets = [found for split in classes for found in _image_sets(split, classes[split])]
         without = [
-            f"the folder {folder.relative_to(root)}, which contains no image ({_kinds(folder, others)})"
+            f"the folder {folder.relative_to(root)}, which contains no image "
+            f"({', '.join(_listed(kinds[split, folder.name])) or 'it is empty'})"
             for place, split in [(root / name, split) for name, split in splits.items()] or [(root, "all")]
             for folder in _visible_folders(place)
             if folder.name not in classes[split]
@@ -76,7 +80,8 @@ class Folder(DataFormat):
             f"the folder {Path(folder).relative_to(root)}, which cannot be listed ({error.strerror or error})"
             for folder, error in unlisted.items()
         ]
-        return Inventory(tuple(sets), 3, root, (*_listed(others), *without))
+        unused = _listed(sum(kinds.values(), Counter()))
+        return Inventory(tuple(sets), 3, root, (*unused, *without))
 
 
 def _splits(root: Path, with_images: set[str]) -> dict[str, str]:
@@ -108,14 +113,8 @@ def _image_sets(name: str, classes: Mapping[str, list[Path]]) -> Iterator[ImageS
         yield ImageSet(name, classes.get("", []))
 
 
-def _kinds(folder: Path, files: Sequence[Path]) -> str:
-    """The kinds of those files that are below a folder."""
-    return ", ".join(_listed([path for path in files if folder in path.parents])) or "it is empty"
-
-
-def _listed(files: Sequence[Path]) -> list[str]:
-    """Counts of files by their kinds, the most frequent first: "60 .mov"."""
-    kinds = Counter(suffix_of(path.name) for path in files)
+def _listed(kinds: Counter[str]) -> list[str]:
+    """Counts of files by their suffixes, the most frequent first: "60 .mov"."""
     ordered = sorted(kinds.items(), key=lambda item: (-item[1], item[0]))
     return [f"{count:,} {kind or 'files without a suffix'}" for kind, count in ordered]
 
