@@ -6,6 +6,7 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -414,3 +415,16 @@ def test_library_and_command_reject_the_same_options(
         with pytest.raises(UserError, match=re.escape(message)):
             {"train": train, "pretrain": pretrain}[task](**given)
     assert not (tmp_path / "run").exists()
+
+
+def test_what_was_asked_for_is_recorded_as_plain_values_without_the_home_folder(
+    data, tmp_path, monkeypatch
+) -> None:
+    monkeypatch.setenv("HOME", str(data.parent))
+    small = {"embed_dim": np.int64(16), "depth": 1, "num_heads": 2, "epochs": 1, "device": "cpu"}
+    with undrawn():
+        run = Run(train(recipe="base", data=data, run=tmp_path / "run", **small).run)
+    assert run.plan["asked"] == {
+        "recipe": "base",
+        "options": {**small, "data": f"~/{data.name}", "run": str(tmp_path / "run")},
+    }

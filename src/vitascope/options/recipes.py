@@ -434,9 +434,10 @@ class Asked:
             )
         return config
 
-    def record(self) -> dict[str, Any]:
-        """Plain values for the run folder."""
-        return {"recipe": self.recipe, "options": dict(self.options)}
+    def record(self, places: Mapping[str, str]) -> dict[str, Any]:
+        """Plain values for the run folder, with the `places` of options that name files."""
+        values = {**self.before_data().to_dict(), **places}
+        return {"recipe": self.recipe, "options": {name: values[name] for name in self.options}}
 
 
 def default_recipe(config: TrainConfig) -> str:

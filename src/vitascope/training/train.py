@@ -34,7 +34,7 @@ from vitascope.model.vit import VisionTransformer
 from vitascope.options.recipes import BUILT_IN, FEW_TO_START, GROUP_OF, Asked, TrainConfig
 from vitascope.report.write import write_report
 from vitascope.run.layout import has_model
-from vitascope.run.run import Run, RunData
+from vitascope.run.run import Run, RunData, lasting_paths
 from vitascope.run.trackers import check_tracker
 from vitascope.storage import explaining_failure
 from vitascope.training import distributed
@@ -226,11 +226,9 @@ def _run(asked: Asked, task: str) -> TrainResult | PretrainResult:
     device = distributed.join_processes(first.execution.device)
     opened = distributed.by_all(lambda: _open(asked))
     plan, options = opened.plan, opened.plan.options
-    run = distributed.by_first(
-        lambda: Run.create(
-            options.to_dict(), {"asked": asked.record(), **plan.to_dict()}, processes=distributed.world_size()
-        )
-    )
+    config = options.to_dict()
+    recorded = {"asked": asked.record(lasting_paths(config)), **plan.to_dict()}
+    run = distributed.by_first(lambda: Run.create(config, recorded, processes=distributed.world_size()))
     with _locked(run), explaining_memory():
         try:
             with explaining_memory():
