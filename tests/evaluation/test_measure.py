@@ -112,3 +112,12 @@ def test_own_precision_of_an_engine_is_kept(exported_file) -> None:
     engine = open_exported(exported_file(".onnx"))
     with pytest.raises(UserError, match="an engine has its own precision and device"):
         vs.evaluate(engine, "digits", precision="fp32")
+
+
+@pytest.mark.parametrize("kind", ["exclusive", "independent"])
+@pytest.mark.parametrize("classes", [2, 5])
+def test_another_number_of_classes_is_rejected(kind: str, classes: int) -> None:
+    engine = TorchEngine(with_preprocess(small_model(num_classes=3, outputs=kind), FIT), device="cpu")
+    images = labelled(classes)
+    with pytest.raises(UserError, match=f"the model has 3 classes, and the test images have {classes}: "):
+        measure(engine, batches_of(engine, images))

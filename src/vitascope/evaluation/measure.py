@@ -144,27 +144,33 @@ def measure(
     Several processes each compute a part of every batch; `gather` gives each the values of all.
 
     Raises:
-        UserError: a model without classes; no readable image, or too few.
+        UserError: a model without classes, or with another number of them; no readable image, or too few.
     """
     engine.check_classes()
+    images = batches.images
+    if len(images.class_names) != engine.num_classes:  # of a model without class names
+        raise UserError(
+            f"the model has {engine.num_classes} classes, and the {images.name} images have "
+            f"{len(images.class_names)}: a model without class names is measured on images of as many classes"
+        )
     computed = [(*engine.answers(batch.pixels), batch.indices) for batch in batches.epoch()]
     # Copied at the end: each copy waits for the accelerator, which would have no next batch meanwhile.
     copied = [(logits.cpu(), shares.cpu(), indices) for logits, shares, indices in computed]
     parts = gather((copied, batches.unreadable))
     rows = [batch for part, _ in parts for batch in part if len(batch[-1])]
     if not rows:
-        raise UserError(f"no image of the {batches.images.name} set could be read")
+        raise UserError(f"no image of the {images.name} set could be read")
     places = np.concatenate([indices for *_, indices in rows])
     order = np.argsort(places, kind="stable")
     logits, probabilities = (torch.cat([batch[number] for batch in rows])[order] for number in range(2))
-    targets = batches.images.truth.take(places[order])
+    targets = images.truth.take(places[order])
     labels = torch.from_numpy(targets.labels)
     if engine.meaning == "exclusive":
         loss = F.cross_entropy(logits, labels)
     else:
         loss = F.binary_cross_entropy_with_logits(logits, targets.shares(labels))
     return Evaluation(
-        split=batches.images.name,
+        split=images.name,
         indices=places[order],
         targets=targets,
         probabilities=probabilities.numpy(),
