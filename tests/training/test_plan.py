@@ -314,7 +314,7 @@ def read_again(plan: Plan, folder: Path) -> Plan:
     """A plan that a run folder has recorded."""
     config = plan.options.replace(run=str(folder)).to_dict()
     run = Run.open(Run.create(config, {"asked": {}, **plan.to_dict()}).path)
-    return Plan.from_dict({**run.config, "run": plan.options.run}, run.plan, run.plan_file)
+    return Plan.of_run(run, TrainConfig.from_dict({**run.config, "run": plan.options.run}))
 
 
 @pytest.mark.parametrize("recipe", RECIPES)

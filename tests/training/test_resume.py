@@ -272,6 +272,7 @@ def broken_off(once_killed, tmp_path) -> Path:
         ("batch_size: 5", "batch_size was 4, is 5"),
         ("seed: 1", "seed was 0, is 1"),
         ("options: [positions=rotary]", "options was [], is ['positions=rotary']"),
+        ("batch_size: null", "config.yaml: batch_size must be a whole number, not None"),
         ("future: 1", "config.yaml: unknown training option 'future'"),
     ],
 )

@@ -22,7 +22,7 @@ class Evaluate:
     """Measure a model on its run's own test images, or on others."""
 
     model: Model
-    """A run folder, a model folder or file, or a hub id."""
+    """A run folder, a model folder or file, a hub id, or an exported model (.onnx, .xml)."""
     data: MaybeText = None
     """`digits`, or a folder with test/<class>/, val/<class>/ or <class>/.
     Images that the run was trained on are left out and counted.

@@ -27,6 +27,7 @@ from vitascope.options.groups import (
     Optimization,
 )
 from vitascope.options.recipes import TrainConfig
+from vitascope.run.run import Run
 from vitascope.training.schedule import small_size
 from vitascope.training.tasks.autoencoder import check_encoder
 from vitascope.training.tasks.masked import body_config
@@ -137,11 +138,14 @@ class Plan:
         }
 
     @classmethod
-    def from_dict(cls, options: Mapping[str, Any], values: Mapping[str, Any], file: object) -> Plan:
-        """The inverse of `to_dict`, for values that `Run.plan` has checked; UserError for invalid options."""
-        with options_of(file):
-            texts = {name: values[name] for name in ("chosen", "reason", "note")}
-            return cls(options=Decided.from_dict(options), model=config_of(values["model"]), **texts)
+    def of_run(cls, run: Run, config: TrainConfig) -> Plan:
+        """The recorded plan of a run, with its configuration; UserError for invalid options."""
+        with options_of(run.config_file):
+            options = Decided.from_dict(config.to_dict())
+        with options_of(run.plan_file):
+            model = config_of(run.plan["model"])
+        texts = {name: run.plan[name] for name in ("chosen", "reason", "note")}
+        return cls(options=options, model=model, **texts)
 
 
 def plan(asked: TrainConfig, facts: Facts) -> Plan:

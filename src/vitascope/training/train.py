@@ -292,8 +292,7 @@ def _open_again(config: TrainConfig, run: Run) -> tuple[Opened, RunData]:
     start = config.weights and (run.start if has_model(run.start) else config.weights)
     if not run.plan:  # of an older run
         return prepare(config.replace(weights=start), data.splits), data
-    recorded = Plan.from_dict(config.to_dict(), run.plan, run.plan_file)
-    return Opened(recorded, data.splits, from_pretrained(start) if start else None), data
+    return Opened(Plan.of_run(run, config), data.splits, from_pretrained(start) if start else None), data
 
 
 def _skip_missing(run: Run, config: TrainConfig) -> TrainConfig:
