@@ -49,12 +49,14 @@ class RunCommand(TrainConfig):
         from vitascope.training.distributed import is_first
         from vitascope.training.train import PretrainResult
 
-        if self.resume is not None:
-            result = train.resume(self.resume, missing=self.missing, **self.named())
+        named = self.named()
+        if self.resume is not None:  # `parse_run` has compared the other options with those of the run
+            execution = {name: named[name] for name in named if GROUP_OF[name] == "execution"}
+            result = train.resume(self.resume, missing=self.missing, **execution)
         else:
             config = None if self.config is None else TrainConfig.from_yaml(self.config)
             start = train.pretrain if isinstance(self, Pretrain) else train.train
-            result = start(config, recipe=self.recipe, **self.named())
+            result = start(config, recipe=self.recipe, **named)
         if not is_first():
             return
         print(f"model  {result.run / 'model'}")
@@ -161,4 +163,3 @@ def _check_resumed(parsed: RunCommand, base: TrainConfig) -> None:
             f"--resume takes all options but execution options from {parsed.resume}; "
             f"leave out {', '.join('--' + option.replace('_', '-') for option in changed)}"
         )
-    object.__setattr__(parsed, "given", tuple(n for n in parsed.given if GROUP_OF.get(n) == "execution"))
