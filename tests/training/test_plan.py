@@ -16,7 +16,8 @@ from vitascope.cli import main
 from vitascope.data.datasets import open_data
 from vitascope.errors import Interrupted, UserError
 from vitascope.model.config import ViTConfig
-from vitascope.options.recipes import RECIPES, TrainConfig
+from vitascope.options.groups import Balance
+from vitascope.options.recipes import RECIPES, Asked, TrainConfig
 from vitascope.run.run import Run
 from vitascope.training.loop import Trainer, augmentation_of
 from vitascope.training.plan import Plan, default_batch_size
@@ -428,3 +429,15 @@ def test_what_was_asked_for_is_recorded_as_plain_values_without_the_home_folder(
         "recipe": "base",
         "options": {**small, "data": f"~/{data.name}", "run": str(tmp_path / "run")},
     }
+
+
+def test_a_group_of_options_is_recorded_by_its_options() -> None:
+    asked = Asked(options={"balance": Balance(sampling="balanced"), "seed": 3})
+    recorded = asked.record({})["options"]
+    assert recorded == {"class_weights": "none", "sampling": "balanced", "seed": 3}
+
+
+@pytest.mark.parametrize("size", [0, 3_000_000_000, (16, 0), (16, 3_000_000_000)])
+def test_sides_out_of_range_are_rejected(size: Any) -> None:
+    with pytest.raises(UserError, match=r"image_size must be (at least 1|below 2,000,000,000), not"):
+        TrainConfig(image_size=size)

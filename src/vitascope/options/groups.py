@@ -94,10 +94,10 @@ class Architecture(OptionGroup):
 
     model: MaybeText = None
     """Named size; `vitascope models` lists them. Default: vit_ti16, or the architecture of --weights."""
-    image_size: MaybeSize = None
+    image_size: Annotated[MaybeSize, COUNT] = None
     """Side of the square input, or its height and width, pixels. Default: 224, or the size of the images if
     they are small."""
-    patch_size: MaybeSize = None
+    patch_size: Annotated[MaybeSize, COUNT] = None
     """Side of a patch, or its height and width, pixels. Default: that of the model, or an eighth of a small
     image."""
     embed_dim: Annotated[MaybeInt, COUNT] = None
@@ -124,7 +124,6 @@ class Architecture(OptionGroup):
             sides = getattr(self, name)
             if sides is not None:
                 height, width = pair(sides)
-                COUNT.check(name, min(height, width))
                 object.__setattr__(self, name, height if height == width else (height, width))
         object.__setattr__(self, "options", expanded(self.options))
         self.model_options()

@@ -437,7 +437,12 @@ class Asked:
     def record(self, places: Mapping[str, str]) -> dict[str, Any]:
         """Plain values for the run folder, with the `places` of options that name files."""
         values = {**self.before_data().to_dict(), **places}
-        return {"recipe": self.recipe, "options": {name: values[name] for name in self.options}}
+        named = {
+            name: value
+            for name, value in values.items()
+            if name in self.options or GROUP_OF[name] in self.options
+        }
+        return {"recipe": self.recipe, "options": named}
 
 
 def default_recipe(config: TrainConfig) -> str:
