@@ -52,7 +52,7 @@ class Change:
     """The recipe with some options changed, or unchanged."""
 
     options: tuple[str, ...] = ()
-    """NAME=VALUE, as for `vitascope train --options`."""
+    """NAME=VALUE, as for `vitascope train --model-options`."""
     pool: str | None = None
     """An option of training, not of the model."""
 
@@ -65,7 +65,7 @@ class Change:
     def train_config(self, **others: Any) -> TrainConfig:
         """The training options, in fp32, because the choice of `auto` depends on the number of tokens."""
         return TrainConfig.from_recipe(
-            RECIPE, options=self.options, pool=self.pool, precision="fp32", **others
+            RECIPE, model_options=self.options, pool=self.pool, precision="fp32", **others
         )
 
     def model_config(self) -> ViTConfig:

@@ -48,7 +48,18 @@ from vitascope.explain.plots import INK, RIGHT, SERIES, new_figure, plain, save_
 NAME = "data_sizes"
 MODELS = ("ViT", "hybrid", "ResNet")
 COLOURS = dict(zip(MODELS, (*SERIES, RIGHT), strict=True))
-FIXED = ("data", "run", "seed", "epochs", "lr", "batch_size", "model", "embed_dim", "num_heads", "options")
+FIXED = (
+    "data",
+    "run",
+    "seed",
+    "epochs",
+    "lr",
+    "batch_size",
+    "model",
+    "embed_dim",
+    "num_heads",
+    "model_options",
+)
 """Options that differ between the models or have a flag of their own."""
 PICTURE = Path(__file__).parent.parent / "docs" / "images" / "data_sizes.png"
 
@@ -264,8 +275,8 @@ def configs(arguments: argparse.Namespace, data: str, epochs: int) -> dict[str, 
     vit = {"recipe": "small-data", "embed_dim": width, "num_heads": max(1, width // 32), **shared}
     from_recipe = vs.TrainConfig.from_recipe
     return {
-        "ViT": from_recipe(options=("stem=conv",), **vit),
-        "hybrid": from_recipe(options=(f"tokenizer_widths=[{width // 2}, {width}]",), **vit),
+        "ViT": from_recipe(model_options={"stem": "conv"}, **vit),
+        "hybrid": from_recipe(model_options={"tokenizer_widths": [width // 2, width]}, **vit),
         "ResNet": from_recipe("cnn", model=arguments.cnn, **shared),
     }
 

@@ -61,7 +61,9 @@ class Result:
 
 def configs(arguments: argparse.Namespace, data: str, runs: Path) -> dict[str, vs.TrainConfig]:
     """The training options of all runs, in order; the first run trains the teacher of the last two."""
-    changes = named_values(arguments.options, fixed=("data", "run", "seed", "epochs", "teacher", "options"))
+    changes = named_values(
+        arguments.options, fixed=("data", "run", "seed", "epochs", "teacher", "model_options")
+    )
 
     def config(recipe: str, run: str, epochs: int, **options: Any) -> vs.TrainConfig:
         return vs.TrainConfig.from_recipe(
@@ -74,7 +76,7 @@ def configs(arguments: argparse.Namespace, data: str, runs: Path) -> dict[str, v
 
     hybrid = arguments.teacher == HYBRID
     teacher = ("small-data", vit(arguments)) if hybrid else ("cnn", {"model": arguments.teacher})
-    student = {**vit(arguments), "options": ("stem=conv",)}
+    student = {**vit(arguments), "model_options": {"stem": "conv"}}
     taught = {**student, "teacher": str(runs / "teacher")}
     epochs = arguments.epochs
     return {

@@ -86,7 +86,7 @@ class Case:
             batch_size=self.batch_size,
             optimizer="adamw",
             progressive=0.0,
-            options=("init=paper",),
+            model_options={"init": "paper"},
             **changes,
         )
 

@@ -31,14 +31,15 @@ throughput) # training steps and the loop beside timm's; explanations beside cap
     ;;
 minute) # the first 94% by a ViT
     python3 benchmarks/same_minutes.py --data "$data" --minutes 2 --goal 0.94 --seeds 1 --only vitascope --out \
-        embed_dim=192 depth=4 num_heads=3 'options=["tokenizer_widths=[64,128]"]' batch_size=512 lr=0.006 compile=true
+        embed_dim=192 depth=4 num_heads=3 'model_options={"tokenizer_widths": [64, 128]}' \
+        batch_size=512 lr=0.006 compile=true
     ;;
 accuracy) # the best of ten minutes, one seed after the other
     seed=${3:-0}
     again=$([ "$seed" -eq 0 ] || echo --resume)
     python3 benchmarks/same_minutes.py --data "$data" --minutes 8.5 --goal 0.96 --seeds $((seed + 1)) \
         --only vitascope --out $again \
-        embed_dim=256 depth=6 patch_size=2 'options=["tokenizer_widths=[64]"]' \
+        embed_dim=256 depth=6 patch_size=2 'model_options={"tokenizer_widths": [64]}' \
         batch_size=512 lr=0.004 randaugment=2 erase=0.25 cutmix=1.0 mixup=0.2 compile=true
     ;;
 *)

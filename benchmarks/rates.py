@@ -32,19 +32,19 @@ from reports import Numbers, fill_in, markdown_table, note, publish
 CNN = "resnet29_w32_cifar"
 CHANGES: dict[str, dict[str, Any]] = {
     "base": {},
-    "positions=none": {"options": ["positions=none"]},
-    "positions=sincos_2d": {"options": ["positions=sincos_2d"]},
-    "positions=relative": {"options": ["positions=relative"]},
-    "positions=rotary": {"options": ["positions=rotary"]},
+    "positions=none": {"model_options": {"positions": "none"}},
+    "positions=sincos_2d": {"model_options": {"positions": "sincos_2d"}},
+    "positions=relative": {"model_options": {"positions": "relative"}},
+    "positions=rotary": {"model_options": {"positions": "rotary"}},
     "pool=cls": {"pool": "cls"},
     "pool=sequence": {"pool": "sequence"},
     "pool=map": {"pool": "map"},
-    "stem=conv": {"options": ["stem=conv"]},
-    "tokenizer_widths=[32, 64]": {"options": ["tokenizer_widths=[32, 64]"]},
-    "init=paper": {"options": ["init=paper"]},
-    "layer_scale=0.1": {"options": ["layer_scale=0.1"]},
-    "num_registers=4": {"options": ["num_registers=4"]},
-    "modern": {"options": ["modern"]},
+    "stem=conv": {"model_options": {"stem": "conv"}},
+    "tokenizer_widths=[32, 64]": {"model_options": {"tokenizer_widths": [32, 64]}},
+    "init=paper": {"model_options": {"init": "paper"}},
+    "layer_scale=0.1": {"model_options": {"layer_scale": 0.1}},
+    "num_registers=4": {"model_options": {"num_registers": 4}},
+    "modern": {"model_options": "modern"},
     "progressive=0": {"progressive": 0.0},
     "optimizer=adamw": {"optimizer": "adamw"},
     "schedule=linear": {"schedule": "linear"},
@@ -53,7 +53,7 @@ CHANGES: dict[str, dict[str, Any]] = {
 }
 """Options of `TrainConfig.from_recipe`, by the name in the table."""
 RATES = (1e-3, 3e-3, 9e-3)
-FIXED = ("data", "run", "seed", "epochs", "lr", "pool", "options", "optimizer", "progressive", "model")
+FIXED = ("data", "run", "seed", "epochs", "lr", "pool", "model_options", "optimizer", "progressive", "model")
 
 NOTES = """\
 Accuracy in %. "option": the change to the base, the recipe `small-data`: a convolutional tokenizer, 4 blocks

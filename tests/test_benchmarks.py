@@ -321,8 +321,9 @@ def test_models_of_the_study_have_the_same_training() -> None:
     asked = data_sizes.parse(["flip=0"])
     vit, hybrid, cnn = data_sizes.configs(asked, "digits", 3).values()
     assert vit.augmentation.flip == 0
-    assert vit.replace(options=hybrid.architecture.options) == hybrid
-    assert set(vit.architecture.options) - set(hybrid.architecture.options) == {"stem=conv"}
+    assert vit.replace(model_options=hybrid.architecture.model_options) == hybrid
+    added = vit.architecture.model_options.keys() - hybrid.architecture.model_options.keys()
+    assert {name: vit.architecture.model_options[name] for name in added} == {"stem": "conv"}
     assert cnn.architecture.model == "resnet29_w16_cifar"
     assert vit.augmentation == cnn.augmentation
     assert vit.optimization == cnn.optimization
@@ -787,7 +788,7 @@ def test_options_for_a_gpu_are_those_of_a_small_model(part: str, tmp_path: Path)
         "small-data", **same_minutes.named_values(words, fixed=same_minutes.FIXED)
     )
     architecture = config.architecture
-    model = named_config("cct_mini", **architecture.model_options(), **architecture.chosen())
+    model = named_config("cct_mini", **architecture.model_options, **architecture.chosen())
     assert model.num_parameters < 6_300_000
 
 

@@ -518,7 +518,7 @@ def test_model_options_are_trained_saved_and_reproduced(
     )  # figures are looked at, it is not
     options = ["positions=rotary", "attention=axial", "num_registers=2", "mlp=swiglu", "head_init=zero"]
     argv = ["train", "--data", "data", "--run", "runs/other", *SHAPE, *SHORT, "--num-heads", "4"]
-    assert main([*argv, "--options", *options]) == 0
+    assert main([*argv, "--model-options", *options]) == 0
     saved = json.loads((here.root / "runs/other/model/config.json").read_text())
     assert {f"{name}={saved[name]}" for name in (option.partition("=")[0] for option in options)} == {
         *options
@@ -548,7 +548,7 @@ def test_model_options_are_trained_saved_and_reproduced(
 def test_invalid_model_option_is_rejected_in_one_line(
     here: SimpleNamespace, option: str, reason: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    argv = ["train", "--data", "data", "--run", "runs/none", *SHAPE, *SHORT, "--options", option]
+    argv = ["train", "--data", "data", "--run", "runs/none", *SHAPE, *SHORT, "--model-options", option]
     assert reason in error_line(argv, capsys)
     assert not Path("runs/none").exists()
 
@@ -660,7 +660,11 @@ def test_trained_model_is_not_advised_to_start_from_itself(
         (["train", "--mixup", "-1"], "error: mixup must be at least 0, not -1.0"),
         (["train", "--data", "data", "--seed", "-1"], "seed must be at least 0, not -1"),
         (["train", "--data", "data", "--lr", "nan"], "lr must be a number, not nan"),
-        (["train", "--options", "mlp=swiglu", "--options", "norm=post"], "--options is given more than once"),
+        (
+            ["train", "--model-options", "mlp=swiglu", "--model-options", "norm=post"],
+            "--model-options is given more than once",
+        ),
+        (["train", "--options", "mlp=swiglu"], "nearest: --model-options"),
     ],
     ids=lambda value: " ".join(value)[:60] if isinstance(value, list) else "",
 )

@@ -1,4 +1,7 @@
-"""Runs, models, exported files and predictions that vitascope 0.1.0 wrote open; see `written_by_0_1_0/`."""
+"""Runs, models, exported files and predictions that earlier versions wrote open.
+
+See `written_by_0_1_0/` and `written_with_options/`.
+"""
 
 import json
 import shutil
@@ -13,6 +16,7 @@ from tests.training import undrawn
 from vitascope.cli import main
 
 WRITTEN = Path(__file__).parent / "written_by_0_1_0"
+WITH_OPTIONS = Path(__file__).parent / "written_with_options"
 
 
 @pytest.fixture
@@ -107,3 +111,42 @@ def test_exported_file_predicts_and_its_predictions_are_resumed(here: Path) -> N
         assert line["image"] == stored["image"]
         scores = [{one["label"]: one["score"] for one in row["predictions"]} for row in (line, stored)]
         assert scores[0] == pytest.approx(scores[1], abs=1e-4)
+
+
+@pytest.fixture
+def with_options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working directory: a copy of the run whose model options are texts."""
+    folder = Path(shutil.copytree(WITH_OPTIONS, tmp_path / "written"))
+    monkeypatch.chdir(folder)
+    return folder
+
+
+TEXTS = {"init": "mimetic", "layer_scale": 0.1, "position_prefix": False}
+"""The model options of this run."""
+
+
+def test_run_with_texts_as_model_options_is_resumed_reported_and_compared(with_options: Path) -> None:
+    assert vs.Run.open("unfinished").config["model_options"] == TEXTS
+    again = ["train", "--config", "unfinished/config.yaml", "--run"]
+    with undrawn():
+        assert main(["train", "--resume", "unfinished"]) == 0
+        assert main([*again, "same"]) == 0
+        assert main([*again, "other", "--model-options", "init=paper"]) == 0
+    assert records("unfinished")[-1]["step"] == 6
+    assert vs.from_pretrained("unfinished").config.block.layer_scale == 0.1
+    assert vs.compare(["unfinished", "same"]).options == {}
+    assert vs.compare(["unfinished", "other"]).options == {"model_options": (TEXTS, {"init": "paper"})}
+    assert main(["report", "unfinished"]) == 0
+    report = (with_options / "unfinished" / "report.html").read_text()
+    assert "init=mimetic, layer_scale=0.1, position_prefix=false" in report
+
+
+def test_run_with_texts_as_model_options_resumes_without_its_plan(with_options: Path) -> None:
+    Path("unfinished/plan.json").unlink()
+    same = [f"{name}={json.dumps(value)}" for name, value in reversed(TEXTS.items()) if name != "init"]
+    with undrawn():
+        resumed = ["train", "--resume", "unfinished", "--model-options", *same, "init=mimetic"]
+        assert main(resumed) == 0
+    vs.Run.open("unfinished").record_options(workers=0)
+    assert "options" not in (with_options / "unfinished" / "config.yaml").read_text().splitlines()
+    assert vs.TrainConfig.from_yaml("unfinished/config.yaml").architecture.model_options == TEXTS

@@ -44,28 +44,23 @@ def test_recipe_follows_from_the_given_options(options: dict[str, str], recipe: 
 
 
 def test_model_options_are_added_to_the_recipes() -> None:
-    config = TrainConfig.from_recipe("deit3", options=["init=paper", "num_registers=2"])
-    assert config.architecture.options == (
-        "layer_scale=1e-4",
-        "position_prefix=false",
-        "init=paper",
-        "num_registers=2",
-    )
+    given = {"init": "paper", "num_registers": 2}
+    config = TrainConfig.from_recipe("deit3", model_options=given)
+    assert config.architecture.model_options == {"layer_scale": 1e-4, "position_prefix": False, **given}
 
 
 def test_dependent_recipe_option_is_dropped_with_its_base_option() -> None:
-    given = TrainConfig.from_recipe("deit3", options=["positions=rotary"]).architecture.options
-    assert given == ("init=timm", "layer_scale=1e-4", "positions=rotary")
-    same = TrainConfig.from_recipe("deit3", options=["positions=learned"])
-    assert "position_prefix=false" in same.architecture.options
+    given = TrainConfig.from_recipe("deit3", model_options={"positions": "rotary"}).architecture
+    assert given.model_options == {"init": "timm", "layer_scale": 1e-4, "positions": "rotary"}
+    same = TrainConfig.from_recipe("deit3", model_options={"positions": "learned"}).architecture
+    assert same.model_options["position_prefix"] is False
 
 
 def test_named_set_of_model_options_is_replaced_by_its_parts() -> None:
-    modern = Architecture(options=("modern",)).options
-    assert modern == ("positions=rotary", "num_registers=4", "layer_scale=0.1")
-    given = TrainConfig(options=("num_registers=1", "modern", "mlp=swiglu")).architecture.options
-    assert given == ("num_registers=1", "positions=rotary", "layer_scale=0.1", "mlp=swiglu")
-    assert named_config("vit_ti16", **Architecture(options=given).model_options()).readout.num_registers == 1
+    modern = {"positions": "rotary", "num_registers": 4, "layer_scale": 0.1}
+    assert Architecture(model_options="modern").model_options == modern
+    given = TrainConfig(model_options=["num_registers=1", "modern", "mlp=swiglu"]).architecture.model_options
+    assert given == {**modern, "num_registers": 1, "mlp": "swiglu"}
 
 
 def test_every_option_has_a_unique_name_and_one_group() -> None:
@@ -137,7 +132,8 @@ def test_out_of_range_numbers_are_rejected_by_name(option: str, value: float | s
         ("epochs: three", "epochs must be a whole number or null, not 'three'"),
         ("depth: 2.5", "depth must be a whole number or null, not 2.5"),
         ("lr: '1e-3'", "lr must be a number, not '1e-3'"),
-        ("options: positions=rotary", "options must be a list of names, not 'positions=rotary'"),
+        ("model_options: 3", "model_options must be values by name, not 3"),
+        ("model_options: [3]", "model_options must be values by name, not [3]"),
     ],
 )
 def test_value_of_the_wrong_type_in_a_file_is_rejected_by_name(tmp_path, text: str, message: str) -> None:
@@ -156,25 +152,28 @@ def test_invalid_yaml_is_rejected_in_one_line(tmp_path) -> None:
 
 def test_model_option_given_twice_is_rejected() -> None:
     with pytest.raises(UserError, match="positions is given twice"):
-        TrainConfig.from_dict({"options": ["positions=rotary", "positions=none"]})
+        TrainConfig(model_options=["positions=rotary", "positions=none"])
 
 
 def test_model_options_are_parsed_as_values() -> None:
-    config = TrainConfig.from_dict(
-        {"options": ["positions=rotary", "window=[2, 3]", "num_registers=4", "class_token=true"]}
-    )
-    assert config.architecture.model_options() == {
-        "positions": "rotary",
-        "window": [2, 3],
-        "num_registers": 4,
-        "class_token": True,
-    }
-    assert config.architecture.options == (
-        "positions=rotary",
-        "window=[2, 3]",
-        "num_registers=4",
-        "class_token=true",
-    )
+    texts = ["positions=rotary", "window=[2, 3]", "num_registers=4", "class_token=true"]
+    values = {"positions": "rotary", "window": [2, 3], "num_registers": 4, "class_token": True}
+    assert TrainConfig(model_options=texts).architecture.model_options == values
+    assert TrainConfig(model_options=texts) == TrainConfig(model_options={**values, "window": (2, 3)})
+
+
+def test_texts_of_an_older_version_become_model_options() -> None:
+    config = TrainConfig.from_dict({"options": ["stem=linear", "head=zero", "layer_scale=1e-1"]})
+    assert config == TrainConfig(model_options={"stem": "conv", "head_init": "zero", "layer_scale": 0.1})
+    with pytest.raises(UserError, match="unknown training option 'options'"):
+        TrainConfig.from_dict({"options": [], "model_options": {}})
+
+
+def test_numbers_of_numpy_are_model_options_and_the_callers_dict_stays_apart(tmp_path) -> None:
+    given: dict[str, Any] = {"num_registers": np.int64(4), "layer_scale": np.float32(0.5)}
+    config = TrainConfig(model_options=given)
+    given["positions"] = config.to_dict()["model_options"]["positions"] = "rotary"
+    assert yaml.safe_load(config.to_yaml())["model_options"] == {"num_registers": 4, "layer_scale": 0.5}
 
 
 @pytest.mark.parametrize(
@@ -190,12 +189,16 @@ def test_model_options_are_parsed_as_values() -> None:
 )
 def test_malformed_model_options_are_rejected(text: str, reason: str) -> None:
     with pytest.raises(UserError, match=reason):
-        TrainConfig.from_dict({"options": [text]})
+        TrainConfig(model_options=[text])
 
 
 def test_yaml_round_trip_keeps_every_option(tmp_path) -> None:
     config = TrainConfig.from_recipe(
-        "digits", seed=7, lr=1e-5, run="a b/ü", options=["mlp=swiglu", "window=2"]
+        "digits",
+        seed=7,
+        lr=1e-5,
+        run="a b/ü",
+        model_options={"mlp": "swiglu", "attention": "window", "window": [2, 3], "layer_scale": 1e-5},
     )
     path = tmp_path / "config.yaml"
     path.write_text(config.to_yaml(), encoding="utf-8")
@@ -265,7 +268,7 @@ PAPER_PRETRAIN = {
     "batch_size": 4096,
     "warmup_steps": 10_000,
     "label_smoothing": 0.0,
-    "options": ("head=mlp",),
+    "model_options": {"head": "mlp"},
     "crop_scale": 0.05,  # vit_jax/input_pipeline.py
     "color_jitter": 0.0,
     "ema": 0.0,
@@ -282,7 +285,7 @@ PAPER_FINETUNE = {
     "weight_decay": 0.0,
     "clip_grad": 1.0,
     "ema": 0.9999,
-    "options": ("head_init=zero",),
+    "model_options": {"head_init": "zero"},
     "label_smoothing": 0.0,
     "keep": "last",
 }
@@ -349,7 +352,7 @@ PLAIN = {
     "mixup": 0.2,
     "cutmix": 0.0,
     "clip_grad": 1.0,
-    "options": ("positions=sincos_2d_big_vision",),
+    "model_options": {"positions": "sincos_2d_big_vision"},
     "pool": "mean",
     "label_smoothing": 0.0,
     "epochs": 90,
@@ -378,7 +381,7 @@ def test_a_published_recipe_has_the_published_numbers(recipe: str, published: di
 
 def test_deit3_builds_the_model_of_its_published_weights() -> None:
     """timm's deit3_small_patch16_224: a scale per channel, and positions of the patches alone."""
-    model = named_config("vit_s16", **RECIPES["deit3"].architecture.model_options())
+    model = named_config("vit_s16", **RECIPES["deit3"].architecture.model_options)
     assert isinstance(model, ViTConfig)
     assert model.block.layer_scale == 1e-4
     assert not model.embedding.position_prefix

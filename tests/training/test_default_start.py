@@ -45,7 +45,7 @@ def test_few_colour_images_start_from_the_built_in_model() -> None:
         ({"model": "vit_s16"}, "small-data"),
         ({"model": "resnet29_w16_cifar"}, "cnn"),
         ({"depth": 2}, "small-data"),
-        ({"options": ("positions=rotary",)}, "small-data"),
+        ({"model_options": {"positions": "rotary"}}, "small-data"),
         ({"teacher": "runs/x"}, "distill"),
         ({"task": "masked"}, "masked"),
     ],

@@ -96,8 +96,8 @@ def steps_of(trainer: Trainer) -> Iterator[Callable[[], object]]:
     ("recipe", "options"),
     [
         ("small-data", {"precision": "bf16"}),
-        ("base", {"precision": "fp32", "options": ("positions=sincos_2d",)}),
-        ("base", {"precision": "fp32", "options": ("positions=rotary",), "pool": "mean"}),
+        ("base", {"precision": "fp32", "model_options": {"positions": "sincos_2d"}}),
+        ("base", {"precision": "fp32", "model_options": {"positions": "rotary"}, "pool": "mean"}),
         ("masked", {"precision": "fp32"}),
         ("mae", {"precision": "fp32", "decoder_dim": 32}),
         ("deit", {"image_size": 16, "model": "vit_ti16", "accumulate": 2}),

@@ -34,7 +34,7 @@ SHARED: dict[str, Any] = {
 }
 KINDS: dict[str, dict[str, Any]] = {
     # No bias of the keys: its gradient is only rounding, which Adam turns into steps of the full rate.
-    "plain": {"ema": 0.0, "lr": 1e-4, "options": ["qkv_bias=no_key"]},
+    "plain": {"ema": 0.0, "lr": 1e-4, "model_options": {"qkv_bias": "no_key"}},
     "mixed": {
         "optimizer": "muon",
         "accumulate": 2,
@@ -42,11 +42,11 @@ KINDS: dict[str, dict[str, Any]] = {
         **{"mixup": 0.8, "cutmix": 1.0, "randaugment": 2, "erase": 0.5},
         "repeats": 3,
         "ema": 0.9,
-        "options": ["qkv_bias=no_key"],
+        "model_options": {"qkv_bias": "no_key"},
     },
     "mae": {
         **{"task": "masked", "target": "mae", "decoder_dim": 32, "decoder_depth": 1},
-        **{"patch_size": 4, "ema": 0.9, "options": ["qkv_bias=no_key"], "lr": 1e-4},
+        **{"patch_size": 4, "ema": 0.9, "model_options": {"qkv_bias": "no_key"}, "lr": 1e-4},
     },
     "sgd": {
         **{"optimizer": "sgd", "ema": 0.5, "clip_grad": 0.1, "gradient_checkpointing": True},

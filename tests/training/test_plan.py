@@ -203,10 +203,10 @@ def test_weights_keep_options_that_the_run_does_not_set(data, tmp_path, options)
 
 def test_model_options_reach_the_model(data) -> None:
     config = TrainConfig().replace(
-        data=str(data), options=["positions=rotary", "window=[2, 4]", "attention=window"]
+        data=str(data), model_options={"positions": "rotary", "window": [2, 4], "attention": "window"}
     )
     resolved, model = planned(config, open_data(str(data)))
-    assert resolved.architecture.options == config.architecture.options
+    assert resolved.architecture.model_options == config.architecture.model_options
     block = model.block
     assert (model.embedding.positions, block.attention, block.window) == ("rotary", "window", (2, 4))
 
@@ -214,30 +214,30 @@ def test_model_options_reach_the_model(data) -> None:
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        (["stem=resnet", "resnet_layers=4"], "resnet_layers must be a list of whole numbers, not 4"),
-        (["resnet_layers=[1]"], "resnet_layers has no effect with stem=conv; add stem=resnet"),
-        (["attention=axial", "window=3"], "window has no effect with attention=axial"),
-        (["tokenizer_widths=[8]"], "tokenizer_widths has no effect with stem=conv; add stem=tokenizer"),
+        ({"stem": "resnet", "resnet_layers": 4}, "resnet_layers must be a list of whole numbers, not 4"),
+        ({"resnet_layers": [1]}, "resnet_layers has no effect with stem=conv; add stem=resnet"),
+        ({"attention": "axial", "window": 3}, "window has no effect with attention=axial"),
+        ({"tokenizer_widths": [8]}, "tokenizer_widths has no effect with stem=conv; add stem=tokenizer"),
     ],
 )
 def test_invalid_or_ineffective_model_options_are_rejected(data, options, reason) -> None:
     with pytest.raises(UserError, match=re.escape(reason)):
-        planned(TrainConfig().replace(data=str(data), options=options), open_data(str(data)))
+        planned(TrainConfig().replace(data=str(data), model_options=options), open_data(str(data)))
 
 
 @pytest.mark.parametrize(("side", "widths", "patch"), [(16, 2, 2), (32, 2, 4), (128, 2, 8), (128, 3, 16)])
 def test_a_tokenizer_makes_a_grid_of_eight_patches_a_side_as_far_as_its_layers_reach(
     data, side: int, widths: int, patch: int
 ) -> None:
-    options = ["stem=tokenizer", f"tokenizer_widths={[4] * widths}"]
-    config = TrainConfig().replace(data=str(data), options=options, image_size=side)
+    options = {"stem": "tokenizer", "tokenizer_widths": [4] * widths}
+    config = TrainConfig().replace(data=str(data), model_options=options, image_size=side)
     resolved, model = planned(config, open_data(str(data)))
     assert (model.image_hw, model.patch_hw) == ((side, side), (patch, patch))
     assert resolved.architecture.patch_size == patch
 
 
 def test_a_patch_that_no_tokenizer_layer_ends_at_is_rejected(data) -> None:
-    config = TrainConfig().replace(data=str(data), options=["stem=tokenizer"], patch_size=7)
+    config = TrainConfig().replace(data=str(data), model_options={"stem": "tokenizer"}, patch_size=7)
     with pytest.raises(UserError, match="3 layers has patches of 2 or 4 or 8 pixels, not 7x7"):
         planned(config, open_data(str(data)))
 

@@ -21,7 +21,10 @@ def data(tmp_path_factory) -> Path:
     ("options", "small"),
     [
         ({"patch_size": 4}, 12),
-        ({"patch_size": 4, "options": ["stem=tokenizer", "positions=rotary"], "num_heads": 1}, 12),
+        (
+            {"patch_size": 4, "model_options": {"stem": "tokenizer", "positions": "rotary"}, "num_heads": 1},
+            12,
+        ),
         ({"patch_size": 8}, 16),  # two patches: three quarters are two
     ],
 )
@@ -47,7 +50,7 @@ def test_the_first_share_of_the_steps_has_smaller_images(
     ("options", "reason"),
     [
         (
-            {"patch_size": 4, "options": ["attention=window", "window=2"]},
+            {"patch_size": 4, "model_options": {"attention": "window", "window": 2}},
             "begins with smaller images: a grid of 3x3 patches .* set progressive=0",
         ),
         ({"task": "masked"}, "progressive changes the patches"),

@@ -50,7 +50,8 @@ def parse(command: type[T], name: str, args: Sequence[str], default: Any = None)
     given = [word.split("=")[0].replace("_", "-") for word in args]
     fields = {f"--{field.name.replace('_', '-')}": field for field in fields_of(command)}
     for option, field in fields.items():
-        if isinstance(field.default, tuple) and given.count(option) > 1:  # tyro keeps only the last
+        several = isinstance(field.default, tuple) or field.default_factory is dict
+        if several and given.count(option) > 1:  # tyro keeps only the last
             raise UserError(f"{option} is given more than once; give it once, with all its values")
     options: dict[str, Any] = {} if default is None else {"default": default}
     complaint = io.StringIO()

@@ -81,7 +81,7 @@ class Configuration:
 
     def to_dict(self) -> dict[str, Any]:
         """The options by name, without groups, as plain values for JSON."""
-        values = {name: self.option(name) for name in self.groups()}
+        values = {name: _plain(self.option(name)) for name in self.groups()}
         return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
 
     @classmethod
@@ -112,6 +112,8 @@ def options_of(file: object) -> Iterator[None]:
 
 def _plain(value: Any) -> Any:
     """A value as YAML and JSON have it: a path is text, a number of NumPy is Python's."""
+    if isinstance(value, Mapping):
+        return {name: _plain(part) for name, part in value.items()}
     if isinstance(value, os.PathLike):
         return os.fspath(value)
     if isinstance(value, Integral) and not isinstance(value, bool):

@@ -244,7 +244,12 @@ RENAMED = {("stem", "linear"): ("stem", "conv"), ("head", "zero"): ("head_init",
 
 def current(options: Mapping[str, Any]) -> dict[str, Any]:
     """Today's options of a model from those of any version; gradient checkpointing is one of training now."""
-    values = {name: value for name, value in options.items() if name != "gradient_checkpointing"}
+    return renamed({name: value for name, value in options.items() if name != "gradient_checkpointing"})
+
+
+def renamed(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options with those in `RENAMED` under their new names."""
+    values = dict(options)
     for (name, value), (new_name, new_value) in RENAMED.items():
         if values.get(name) == value:
             del values[name]
@@ -252,5 +257,5 @@ def current(options: Mapping[str, Any]) -> dict[str, Any]:
     return values
 
 
-OPTION_SETS = {"modern": ("positions=rotary", "num_registers=4", "layer_scale=0.1")}
-"""Model options under one name, for `--options modern`."""
+OPTION_SETS = {"modern": {"positions": "rotary", "num_registers": 4, "layer_scale": 0.1}}
+"""Model options under one name, for `--model-options modern`."""

@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 import tyro
+from tyro.constructors import PrimitiveConstructorSpec
 
-from vitascope.arguments import Range
+from vitascope.arguments import Range, has_type
 from vitascope.errors import UserError, nearest
 from vitascope.model.config import OPTIONS
 from vitascope.model.configuration import check_fields
 from vitascope.model.options import OPTION_SETS, PROBABILITY, pair
+from vitascope.serialization import parse_json
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,6 +47,31 @@ class Recorded:
     """An option that a run sets itself, and records."""
 
 
+def parsed_options(texts: Sequence[str]) -> dict[str, Any]:
+    """Model options by name, from NAME=VALUE or the name of a set each; an option overrides that of a set.
+
+    Raises:
+        UserError: another form, or an option that is given twice.
+    """
+    own: dict[str, Any] = {}
+    of_sets: dict[str, Any] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if text in OPTION_SETS:
+            of_sets |= OPTION_SETS[text]
+        elif not equals:
+            sets = ", ".join(OPTION_SETS)
+            raise UserError(f"a model option has the form NAME=VALUE, or is one of {sets}; not {text!r}")
+        elif name in own:
+            raise UserError(f"model_options: {name} is given twice")
+        else:
+            try:
+                own[name] = parse_json(value)
+            except ValueError:
+                own[name] = value  # a name
+    return of_sets | own
+
+
 # None stands for a default that depends on the data or the model; the help text describes it.
 MaybeInt = Annotated[int | None, tyro.conf.arg(metavar="INT", help_behavior_hint="")]
 MaybeFloat = Annotated[float | None, tyro.conf.arg(metavar="FLOAT", help_behavior_hint="")]
@@ -63,7 +90,17 @@ MaybeTracker = Annotated[
     Literal["mlflow", "trackio", "wandb"] | None,
     tyro.conf.arg(metavar="{mlflow,trackio,wandb}", help_behavior_hint=""),
 ]
-ModelOptions = Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME=VALUE ...", help_behavior_hint="")]
+ModelOptions = Annotated[
+    Mapping[str, Any],
+    PrimitiveConstructorSpec(
+        nargs="*",
+        metavar="NAME=VALUE ...",
+        instance_from_str=parsed_options,
+        is_instance=lambda value: isinstance(value, Mapping),
+        str_from_instance=lambda values: [f"{name}={json.dumps(value)}" for name, value in values.items()],
+    ),
+    tyro.conf.arg(help_behavior_hint=""),
+]
 Flag = tyro.conf.FlagCreatePairsOff[bool]
 
 _MOST = 2_000_000_000
@@ -113,62 +150,45 @@ class Architecture(OptionGroup):
     """Dropout in the embedding, the projections and the MLPs."""
     drop_path: Annotated[float, PROBABILITY] = 0.0
     """Stochastic depth of the last block; it grows linearly from the first."""
-    options: ModelOptions = ()
-    """Other model options, such as `--options positions=rotary attention=axial`; `modern` stands for rotary
-    positions, registers and layer scale. See docs/options.md."""
+    model_options: ModelOptions = dataclasses.field(default_factory=dict)
+    """Other model options, such as `--model-options positions=rotary attention=axial`; `modern` stands for
+    rotary positions, registers and layer scale. See docs/options.md."""
 
     def __post_init__(self) -> None:
-        """Check the options, and the named options of the model."""
+        """Check the options, and the named options of the model; texts become values by name."""
+        given: Any = self.model_options
+        if has_type(given, str | tuple[str, ...]):
+            given = parsed_options([given] if isinstance(given, str) else given)
+        if isinstance(given, Mapping):  # lists, as in a file
+            given = {name: list(it) if isinstance(it, tuple) else it for name, it in given.items()}
+        object.__setattr__(self, "model_options", given)
         super().__post_init__()
+        self._check_model_options()
         for name in ("image_size", "patch_size"):  # a file has lists
             sides = getattr(self, name)
             if sides is not None:
                 height, width = pair(sides)
                 object.__setattr__(self, name, height if height == width else (height, width))
-        object.__setattr__(self, "options", expanded(self.options))
-        self.model_options()
 
     def chosen(self) -> dict[str, Any]:
         """The sizes and the pooling that are set, by their names in `ViTConfig`."""
         names = ("image_size", "patch_size", "embed_dim", "depth", "num_heads", "pool")
         return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
 
-    def model_options(self) -> dict[str, Any]:
-        """`options` as values by name."""
-        values = {}
+    def _check_model_options(self) -> None:
         own = {field.name for field in dataclasses.fields(self)} | set(DERIVED_OPTIONS)
-        for text in self.options:
-            name, equals, value = text.partition("=")
-            if not equals:
-                sets = ", ".join(OPTION_SETS)
-                raise UserError(f"a model option has the form NAME=VALUE, or is one of {sets}; not {text!r}")
+        for name in self.model_options:
             if name in own:
-                raise UserError(f"options: {name} is set by training itself; leave it out of the options")
-            if name in values:
-                raise UserError(f"options: {name} is given twice")
+                raise UserError(f"model_options: {name} is set by training itself; leave it out")
             if name not in OPTIONS:
-                raise UserError(f"unknown model option {name!r}{nearest(name, set(OPTIONS) - own)}")
-            try:
-                values[name] = json.loads(value)
-            except ValueError:
-                values[name] = value  # a name
-        if values.get("head") in ("none", "pre_logits"):
-            raise UserError(f"options: a classifier needs a head with classes, not {values['head']!r}")
-        if values.get("outputs", "exclusive") != "exclusive":
+                raise UserError(f"unknown model option {name!r}{nearest(str(name), set(OPTIONS) - own)}")
+        head, outputs = (self.model_options.get(name) for name in ("head", "outputs"))
+        if head in ("none", "pre_logits"):
+            raise UserError(f"model_options: a classifier needs a head with classes, not {head!r}")
+        if outputs not in (None, "exclusive"):
             raise UserError(
-                f"options: training on one class per image needs exclusive outputs, not {values['outputs']!r}"
+                f"model_options: training on one class per image needs exclusive outputs, not {outputs!r}"
             )
-        return values
-
-
-def expanded(options: Sequence[str]) -> tuple[str, ...]:
-    """The options with the names in `OPTION_SETS` replaced by their parts; an option of its own overrides."""
-    given = {text.partition("=")[0] for text in options}
-    texts: list[str] = []
-    for text in options:
-        parts = OPTION_SETS.get(text, (text,))
-        texts += [part for part in parts if part == text or part.partition("=")[0] not in given]
-    return tuple(texts)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -9,11 +9,11 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 import tyro
 
-from vitascope.arguments import Range, checked
+from vitascope.arguments import Range, checked, has_type
 from vitascope.errors import UserError, check_choice
 from vitascope.model.config import ViTConfig
 from vitascope.model.configuration import Configuration, options_of, traits
-from vitascope.model.options import RENAMED, AppliesWith
+from vitascope.model.options import AppliesWith, renamed
 from vitascope.options.groups import (
     Architecture,
     AugmentationOptions,
@@ -25,6 +25,7 @@ from vitascope.options.groups import (
     NamesFile,
     Optimization,
     SetsLength,
+    parsed_options,
 )
 from vitascope.serialization import read_yaml, yaml_text
 
@@ -105,8 +106,8 @@ class TrainConfig(Configuration):
 
         Args:
             recipe: one of `RECIPES`; None selects the one that `default_recipe` finds for the options.
-            **options: options of this class and of its groups; `options` of the model are added to those of
-                the recipe.
+            **options: options of this class and of its groups; `model_options` are added to those of the
+                recipe.
 
         Raises:
             UserError: an unknown recipe or option, with the nearest known one.
@@ -115,18 +116,15 @@ class TrainConfig(Configuration):
             recipe = default_recipe(cls(**options))
         check_choice("recipe", recipe, RECIPES)
         base = RECIPES[recipe]
-        if "options" in options:
-            given = Architecture(options=options["options"]).options
-            options["options"] = merged_options(base.architecture.options, given)
+        if "model_options" in options:
+            given = Architecture(model_options=options["model_options"]).model_options
+            options["model_options"] = merged_options(base.architecture.model_options, given)
         return base.replace(**options)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """The inverse of `to_dict`; its model options may be those of an older version."""
-        renamed = {"=".join(old): "=".join(new) for old, new in RENAMED.items()}
-        if isinstance(options := values.get("options"), list):
-            values = {**values, "options": [renamed.get(text, text) for text in options]}
-        return super().from_dict(values)
+        """The inverse of `to_dict`; the options may be those of an older version."""
+        return super().from_dict(current_options(values))
 
     @classmethod
     @checked
@@ -192,7 +190,7 @@ RECIPES["digits"] = BASE.replace(
 # augmentation and, without a length, the epochs (training/plan.py).
 RECIPES["small-data"] = BASE.replace(
     model="cct_mini",
-    options=("init=mimetic",),
+    model_options={"init": "mimetic"},
     epochs=None,
     progressive=0.5,
     optimizer="muon",
@@ -212,7 +210,7 @@ RECIPES["distill"] = RECIPES["small-data"].replace(pool="cls")
 
 # vitascope train --data FOLDER --model resnet29_w32_cifar
 # The same for a CNN, as a baseline or a teacher.
-RECIPES["cnn"] = RECIPES["small-data"].replace(model=None, options=())
+RECIPES["cnn"] = RECIPES["small-data"].replace(model=None, model_options={})
 
 # vitascope train --data FOLDER --weights MODEL
 # A trained body with a new head: a short run with small steps, smaller ones in early layers.
@@ -221,7 +219,7 @@ RECIPES["finetune"] = BASE.replace(epochs=20, lr=1e-4, layer_decay=0.75, crop_sc
 # vitascope train --data FOLDER --weights cifar10 --recipe small-finetune
 # `small-data` from the weights of a small model, with smaller steps: the default for a few hundred images, on
 # which the smaller steps of `finetune` learn less (benchmarks/few_images.py).
-RECIPES["small-finetune"] = RECIPES["small-data"].replace(model=None, options=(), lr=1e-3)
+RECIPES["small-finetune"] = RECIPES["small-data"].replace(model=None, model_options={}, lr=1e-3)
 
 # vitascope train --data FOLDER --weights MODEL --recipe linear-probe
 # The head alone, on frozen features, which measures the features (Chen et al. 2020, section 4). There is no
@@ -248,7 +246,7 @@ PAPER = PUBLISHED.replace(crop_scale=0.05)
 # The rows of L/16 and L/32: --model vit_l16 --epochs 30 (or 90).
 RECIPES["paper-pretrain"] = PAPER.replace(
     model="vit_b16",
-    options=("head=mlp",),
+    model_options={"head": "mlp"},
     dropout=0.1,
     epochs=90,
     batch_size=4096,
@@ -281,7 +279,7 @@ RECIPES["paper-pretrain-imagenet"] = RECIPES["paper-pretrain"].replace(
 # are the 8 epochs; rates of 0.003, 0.01, 0.03 and 0.06. CIFAR: 10,000 steps, 0.001 to 0.03. Expect 83.97%
 # on ImageNet and 98.95% on CIFAR-10 from B/16 of ImageNet-21k (table 5, without averaging).
 RECIPES["paper-finetune"] = PAPER.replace(
-    options=("head_init=zero",),
+    model_options={"head_init": "zero"},
     epochs=8,
     batch_size=512,
     optimizer="sgd",
@@ -294,7 +292,8 @@ RECIPES["paper-finetune"] = PAPER.replace(
 # torchrun --nproc-per-node 8 -m vitascope.cli -- train --data imagenet/ --recipe deit
 # Touvron et al. 2021, table 9: DeiT-S reaches 79.9% on ImageNet-1k; with a teacher, 81.2%. There is no
 # colour jitter: the code names one of 0.3, but timm leaves it out beside RandAugment. Their initialization is
-# --options init=timm; after 24 steps on the digits, a small model is at 11% with it, at 22% with the paper's.
+# --model-options init=timm; after 24 steps on the digits, a small model is at 11% with it, at 22% with the
+# paper's.
 RECIPES["deit"] = PUBLISHED.replace(
     model="vit_s16",
     drop_path=0.1,
@@ -323,7 +322,7 @@ RECIPES["deit"] = PUBLISHED.replace(
 # clips to a norm of 1, too. Published for 400 epochs, 80.4%: --epochs 400 --weight-decay 0.03 --drop-path
 # 0. With --shift 0.018 --crop-scale 1 the crop is the simple one of their ImageNet-21k recipe.
 RECIPES["deit3"] = RECIPES["deit"].replace(
-    options=("init=timm", "layer_scale=1e-4", "position_prefix=false"),
+    model_options={"init": "timm", "layer_scale": 1e-4, "position_prefix": False},
     drop_path=0.05,
     epochs=800,
     batch_size=2048,
@@ -344,7 +343,7 @@ RECIPES["deit3"] = RECIPES["deit"].replace(
 RECIPES["plain"] = PUBLISHED.replace(
     model="vit_s16",
     pool="mean",
-    options=("positions=sincos_2d_big_vision",),
+    model_options={"positions": "sincos_2d_big_vision"},
     epochs=90,
     batch_size=1024,
     lr=1e-3,
@@ -367,16 +366,21 @@ RECIPES["masked"] = BASE.replace(task="masked", label_smoothing=0.0, color_jitte
 RECIPES["mae"] = RECIPES["masked"].replace(target="mae")
 
 
-def merged_options(base: tuple[str, ...], given: tuple[str, ...]) -> tuple[str, ...]:
-    """NAME=VALUE each; a given option replaces that of the recipe, and the recipe's that depend on it."""
-    asked = dict(text.partition("=")[::2] for text in given)
-    kept = []
-    for text in base:
-        name = text.partition("=")[0]
-        needs = traits(ViTConfig, AppliesWith).get(name)
-        if name not in asked and (needs is None or asked.get(needs.option, needs.value) == needs.value):
-            kept.append(text)
-    return (*kept, *given)
+def current_options(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Today's options of a run from those of any version; earlier, texts named `options` were the model's."""
+    found = dict(values)
+    if "model_options" not in found and has_type(found.get("options"), tuple[str, ...]):
+        found["model_options"] = renamed(parsed_options(found.pop("options")))
+    return found
+
+
+def merged_options(base: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """A given model option replaces that of the recipe, and the recipe's that depend on it."""
+    kept = dict(base)
+    for name, needs in traits(ViTConfig, AppliesWith).items():
+        if given.get(needs.option, needs.value) != needs.value:
+            kept.pop(name, None)
+    return {**kept, **given}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -415,7 +419,7 @@ class Asked:
         if self.config is not None or self.recipe is not None:
             return first
         recipe, wanted = default_recipe(first), first.architecture
-        new_model = wanted.model or wanted.options or wanted.chosen().keys() - {"image_size"}
+        new_model = wanted.model or wanted.model_options or wanted.chosen().keys() - {"image_size"}
         scratch = self.options.get("weights") == NO_WEIGHTS
         if recipe == "small-data" and not scratch and not new_model and channels == 3:
             if images <= FEW_TO_TUNE:

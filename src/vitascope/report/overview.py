@@ -243,6 +243,8 @@ def _date(text: str) -> str:
 
 def option_text(value: object) -> str:
     """The value of an option as text."""
+    if isinstance(value, dict):
+        return ", ".join(f"{name}={option_text(part)}" for name, part in value.items())
     if isinstance(value, list):
         return ", ".join(map(str, value))
     return "" if value is None else str(value).lower() if isinstance(value, bool) else str(value)

@@ -19,10 +19,10 @@ from vitascope.data.datasets import open_data, read_data
 from vitascope.data.split_record import Restored, SplitRecord, record_of, restore
 from vitascope.data.splits import ImageSet, Splits
 from vitascope.errors import UserError
-from vitascope.model.configuration import traits
+from vitascope.model.configuration import options_of, traits
 from vitascope.model.vision_model import VisionModel
 from vitascope.options.groups import NamesFile, SetsLength
-from vitascope.options.recipes import TrainConfig
+from vitascope.options.recipes import TrainConfig, current_options
 from vitascope.run import layout
 from vitascope.run.environment import describe_environment
 from vitascope.run.metrics import MetricsWriter, read_metrics
@@ -262,7 +262,8 @@ class Run:
             raise UserError(
                 f"{self.config_file} is broken: lengths {config['lengths']!r} are not pairs of steps"
             )
-        return config
+        with options_of(self.config_file):
+            return current_options(config)
 
     @property
     def plan(self) -> Mapping[str, Any]:

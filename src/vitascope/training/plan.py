@@ -217,7 +217,7 @@ def _model(asked: TrainConfig, facts: Facts) -> tuple[ModelConfig, str | None]:
     """The configuration of the model, and its named size."""
     base, wanted = facts.weights, asked.architecture
     name = wanted.model or (DEFAULT_MODEL if base is None else None)
-    options = wanted.chosen() | wanted.model_options()
+    options = {**wanted.chosen(), **wanted.model_options}
     is_vit = isinstance(base if name is None else named_config(name), ViTConfig)
     if base is None and name is not None:
         options = _default_sizes(asked, name, min(facts.height, facts.width)) | options
@@ -234,12 +234,12 @@ def _model(asked: TrainConfig, facts: Facts) -> tuple[ModelConfig, str | None]:
     else:
         model = named_config(name or DEFAULT_MODEL, **options)
     if isinstance(model, ViTConfig):
-        for option in wanted.model_options():
+        for option in wanted.model_options:
             needs = traits(ViTConfig, AppliesWith).get(option)
             if needs is not None and model.option(needs.option) != needs.value:
                 raise UserError(
-                    f"options: {option} has no effect with {needs.option}={model.option(needs.option)}; add "
-                    f"{needs.option}={needs.value}, or leave it out"
+                    f"model_options: {option} has no effect with {needs.option}="
+                    f"{model.option(needs.option)}; add {needs.option}={needs.value}, or leave it out"
                 )
         if asked.execution.gradient_checkpointing and model.block.token_merging:
             raise UserError("token_merging does not go with gradient_checkpointing: leave one of them out")
@@ -331,7 +331,7 @@ def _derived_options(config: TrainConfig, facts: Facts, is_vit: bool) -> dict[st
         return vit_options | classes
     vit_options["gradient_checkpointing"] = config.execution.gradient_checkpointing
     wrong = [name for name, value in vit_options.items() if value]
-    wrong += [name for name in asked.chosen() if name != "image_size"] + list(asked.model_options())
+    wrong += [name for name in asked.chosen() if name != "image_size"] + list(asked.model_options)
     if wrong:
         raise UserError(f"{cnn} {', '.join(wrong)}; leave it out, or use the recipe cnn")
     return classes
@@ -371,7 +371,7 @@ def _tiled(side: int, patch: int | tuple[int, int]) -> dict[str, Any]:
 
 def _of_group(group: str, asked: Architecture) -> dict[str, Any]:
     """The model options of a group that are asked for."""
-    return {name: value for name, value in asked.model_options().items() if OPTIONS[name] == group}
+    return {name: value for name, value in asked.model_options.items() if OPTIONS[name] == group}
 
 
 def _batch_size(asked: Optimization, images: int) -> int:

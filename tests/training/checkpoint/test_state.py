@@ -153,12 +153,12 @@ def identity_of(config: TrainConfig) -> dict[str, Any]:
         ("embed_dim", 32),
         ("dropout", 0.1),
         ("drop_path", 0.1),
-        ("options", ("positions=rotary",)),
+        ("model_options", {"positions": "rotary"}),
     ],
 )
 def test_option_that_changes_the_result_is_rejected_by_name(data, option: str, value: Any) -> None:
     saved, now = identity_of(tiny_config(data)), identity_of(tiny_config(data, **{option: value}))
-    shown = "positions" if option == "options" else option
+    shown = "positions" if option == "model_options" else option
     with pytest.raises(UserError, match=rf"(not of this run: |; )(model: )?{shown} was .*, is ") as rejected:
         check_identity(saved, now)
     assert "\n" not in str(rejected.value)

@@ -24,7 +24,7 @@ from vitascope.model.configuration import traits
 from vitascope.model.options import current
 from vitascope.model.sizes import ModelConfig
 from vitascope.options.groups import NamesFile, Recorded
-from vitascope.options.recipes import GROUP_OF, TrainConfig
+from vitascope.options.recipes import GROUP_OF, TrainConfig, current_options
 from vitascope.training.distributed import world_size
 
 _COUNT, _NAMES = "training images", "names and labels of the training images, SHA-256"
@@ -94,7 +94,7 @@ def check_identity(saved: dict[str, Any], now: dict[str, Any]) -> None:
     was, plain = (json.loads(json.dumps(identity)) for identity in (saved, now))
     model = {name.removeprefix(_MODEL): value for name, value in was.items() if name.startswith(_MODEL)}
     others = {name: value for name, value in was.items() if not name.startswith(_MODEL)}
-    was = others | {f"{_MODEL}{name}": value for name, value in current(model).items()}
+    was = current_options(others) | {f"{_MODEL}{name}": value for name, value in current(model).items()}
     differences = [
         f"{name} was {value!r}, is {plain.get(name)!r}"
         for name, value in was.items()
