@@ -443,7 +443,8 @@ def test_students_differ_only_in_their_teacher(teacher: str, recipe: str, model:
     given = ["--teacher", teacher, "--teacher-epochs", "7", "--epochs", "40", "--patch-size", "8", "mixup=0"]
     first, *students = distillation.configs(distillation.parse(given), "digits", Path("runs")).values()
     assert (first.architecture.model, first.optimization.epochs) == (model, 7)
-    assert first.architecture.options == vs.TrainConfig.from_recipe(recipe).architecture.options
+    options = vs.TrainConfig.from_recipe(recipe).architecture.model_options
+    assert first.architecture.model_options == options
     alone, hard, soft = students
     assert [student.distillation.teacher for student in students] == [None, first.run, first.run]
     assert [hard.distillation.distill, soft.distillation.distill] == ["hard", "soft"]

@@ -47,31 +47,6 @@ class Recorded:
     """An option that a run sets itself, and records."""
 
 
-def parsed_options(texts: Sequence[str]) -> dict[str, Any]:
-    """Model options by name, from NAME=VALUE or the name of a set each; an option overrides that of a set.
-
-    Raises:
-        UserError: another form, or an option that is given twice.
-    """
-    own: dict[str, Any] = {}
-    of_sets: dict[str, Any] = {}
-    for text in texts:
-        name, equals, value = text.partition("=")
-        if text in OPTION_SETS:
-            of_sets |= OPTION_SETS[text]
-        elif not equals:
-            sets = ", ".join(OPTION_SETS)
-            raise UserError(f"a model option has the form NAME=VALUE, or is one of {sets}; not {text!r}")
-        elif name in own:
-            raise UserError(f"model_options: {name} is given twice")
-        else:
-            try:
-                own[name] = parse_json(value)
-            except ValueError:
-                own[name] = value  # a name
-    return of_sets | own
-
-
 # None stands for a default that depends on the data or the model; the help text describes it.
 MaybeInt = Annotated[int | None, tyro.conf.arg(metavar="INT", help_behavior_hint="")]
 MaybeFloat = Annotated[float | None, tyro.conf.arg(metavar="FLOAT", help_behavior_hint="")]
@@ -95,7 +70,7 @@ ModelOptions = Annotated[
     PrimitiveConstructorSpec(
         nargs="*",
         metavar="NAME=VALUE ...",
-        instance_from_str=parsed_options,
+        instance_from_str=list,  # `Architecture` parses it, so that tyro adds nothing to the errors
         is_instance=lambda value: isinstance(value, Mapping),
         str_from_instance=lambda values: [f"{name}={json.dumps(value)}" for name, value in values.items()],
     ),
@@ -156,13 +131,12 @@ class Architecture(OptionGroup):
 
     def __post_init__(self) -> None:
         """Check the options, and the named options of the model; texts become values by name."""
-        given: Any = self.model_options
-        if has_type(given, str | tuple[str, ...]):
-            given = parsed_options([given] if isinstance(given, str) else given)
-        if isinstance(given, Mapping):  # lists, as in a file
-            given = {name: list(it) if isinstance(it, tuple) else it for name, it in given.items()}
-        object.__setattr__(self, "model_options", given)
+        given: Any = [self.model_options] if isinstance(self.model_options, str) else self.model_options
+        if has_type(given, tuple[str, ...]):
+            object.__setattr__(self, "model_options", parsed_options(given))
         super().__post_init__()
+        plain = {name: list(it) if isinstance(it, tuple) else it for name, it in self.model_options.items()}
+        object.__setattr__(self, "model_options", plain)  # a copy, with the lists of a file
         self._check_model_options()
         for name in ("image_size", "patch_size"):  # a file has lists
             sides = getattr(self, name)
@@ -189,6 +163,31 @@ class Architecture(OptionGroup):
             raise UserError(
                 f"model_options: training on one class per image needs exclusive outputs, not {outputs!r}"
             )
+
+
+def parsed_options(texts: Sequence[str]) -> dict[str, Any]:
+    """Model options by name, from NAME=VALUE or the name of a set each; an option overrides that of a set.
+
+    Raises:
+        UserError: another form, or an option that is given twice.
+    """
+    own: dict[str, Any] = {}
+    of_sets: dict[str, Any] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if text in OPTION_SETS:
+            of_sets |= OPTION_SETS[text]
+        elif not equals:
+            sets = ", ".join(OPTION_SETS)
+            raise UserError(f"a model option has the form NAME=VALUE, or is one of {sets}; not {text!r}")
+        elif name in own:
+            raise UserError(f"model_options: {name} is given twice")
+        else:
+            try:
+                own[name] = parse_json(value)
+            except ValueError:
+                own[name] = value  # a name
+    return of_sets | own
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

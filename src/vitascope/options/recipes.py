@@ -367,7 +367,7 @@ RECIPES["mae"] = RECIPES["masked"].replace(target="mae")
 
 
 def current_options(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Today's options of a run from those of any version; earlier, texts named `options` were the model's."""
+    """Today's options of a run from those of any version; `model_options` was a list of texts, `options`."""
     found = dict(values)
     if "model_options" not in found and has_type(found.get("options"), tuple[str, ...]):
         found["model_options"] = renamed(parsed_options(found.pop("options")))
