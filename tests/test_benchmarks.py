@@ -452,7 +452,7 @@ def test_students_differ_only_in_their_teacher(teacher: str, recipe: str, model:
         assert student.replace(run=None, teacher=None, distill=alone.distillation.distill) == alone.replace(
             run=None
         )
-        assert student.architecture.options == ("init=mimetic", "stem=conv")
+        assert student.architecture.model_options == {"init": "mimetic", "stem": "conv"}
         assert (student.architecture.patch_size, student.optimization.epochs) == (8, 40)
     assert all(config.augmentation.mixup == 0 for config in (first, *students))
 

@@ -148,5 +148,5 @@ def test_run_with_texts_as_model_options_resumes_without_its_plan(with_options: 
         resumed = ["train", "--resume", "unfinished", "--model-options", *same, "init=mimetic"]
         assert main(resumed) == 0
     vs.Run.open("unfinished").record_options(workers=0)
-    assert "options" not in (with_options / "unfinished" / "config.yaml").read_text().splitlines()
+    assert "options:" not in (with_options / "unfinished" / "config.yaml").read_text().splitlines()
     assert vs.TrainConfig.from_yaml("unfinished/config.yaml").architecture.model_options == TEXTS
