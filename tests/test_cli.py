@@ -25,6 +25,7 @@ from tests.training import undrawn
 from vitascope import __version__
 from vitascope.cli import COMMANDS, main
 from vitascope.cli.parsing import fields_of
+from vitascope.cli.train import Train, parse_run
 from vitascope.model.sizes import NAMED_SIZES, list_models, named_config
 from vitascope.options.recipes import RECIPES
 from vitascope.training import train
@@ -533,6 +534,12 @@ def test_model_options_are_trained_saved_and_reproduced(
     capsys.readouterr()
     assert main(["evaluate", "runs/other", "--json"]) == 0
     assert main(["explain", "runs/other", "data/red/0.png", "--out", "runs/other/seen.png"]) == 0
+
+
+def test_named_set_of_model_options_is_given_with_others() -> None:
+    words = ["--recipe", "deit3", "--model-options", "num_registers=1", "modern", "window=[2, 3]"]
+    options = {"positions": "rotary", "num_registers": 1, "layer_scale": 0.1, "window": [2, 3]}
+    assert parse_run(Train, "train", words).named() == {"model_options": options}
 
 
 @pytest.mark.parametrize(

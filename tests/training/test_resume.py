@@ -271,7 +271,7 @@ def broken_off(once_killed, tmp_path) -> Path:
         ("embed_dim: 32", "embed_dim was 16, is 32"),
         ("batch_size: 5", "batch_size was 4, is 5"),
         ("seed: 1", "seed was 0, is 1"),
-        ("options: [positions=rotary]", "options was [], is ['positions=rotary']"),
+        ("model_options: {init: timm}", "model_options was {}, is {'init': 'timm'}"),
         ("batch_size: null", "config.yaml: batch_size must be a whole number, not None"),
         ("future: 1", "config.yaml: unknown training option 'future'"),
     ],
