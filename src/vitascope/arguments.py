@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
+import itertools
 import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -77,12 +78,23 @@ class Range:
         return f"in {'(' if low == self.gt else '['}{low:g}, {high:g}{')' if high == self.lt else ']'}"
 
 
+@dataclasses.dataclass(frozen=True)
+class Increasing:
+    """The accepted order of several numbers, in `Annotated[tuple[float, float], Increasing()]`."""
+
+    def check(self, name: str, value: float | Sequence[float] | None) -> None:
+        """Raise `UserError` for a number that is not above the one before it; None is not a number."""
+        numbers = value if isinstance(value, Sequence) else ()
+        if any(second <= first for first, second in itertools.pairwise(numbers)):
+            raise UserError(f"{name} must increase, not {value!r}")
+
+
 def check_value(name: str, value: object, kind: Any) -> None:
-    """Raise `UserError` for a value that is not of a type, among its choices, or in its `Range`."""
+    """Raise `UserError` for a value that is not of a type, among its choices, in its `Range` or order."""
     if get_origin(kind) is Annotated:
         check_value(name, value, kind.__origin__)
         for trait in kind.__metadata__:
-            if isinstance(trait, Range):
+            if isinstance(trait, Range | Increasing):
                 trait.check(name, cast("float | Sequence[float] | None", value))
     elif get_origin(kind) is Literal:
         check_choice(name, value, get_args(kind))

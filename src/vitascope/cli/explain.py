@@ -12,8 +12,19 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 import tyro
 
-from vitascope.cli.parsing import Device, Flag, Json, MaybeFloat, MaybeInt, MaybeModel, MaybePath, MaybeText
+from vitascope.cli.parsing import (
+    Device,
+    Flag,
+    Json,
+    MaybeFloat,
+    MaybeInt,
+    MaybeModel,
+    MaybePath,
+    MaybeSize,
+    MaybeText,
+)
 from vitascope.errors import UserError
+from vitascope.model.options import pair
 from vitascope.storage import explaining_failure
 from vitascope.weights.builtin import DEFAULT, built_in, in_words
 
@@ -91,8 +102,8 @@ class Explain:
     """How rollout fuses the heads. Default: mean."""
     discard: MaybeFloat = None
     """Share of each layer's weights, the smallest, that rollout drops. Default: 0."""
-    image_size: MaybeInt = None
-    """Resize pictures to this side, in pixels. Default: the model's own size."""
+    image_size: MaybeSize = None
+    """Resize pictures to this side, or this height and width, in pixels. Default: the model's own size."""
     compare: Flag = False
     """Measure how faithful every method is on DATA, and print the table."""
     images: MaybeInt = None
@@ -121,7 +132,7 @@ class Explain:
         out = None if self.compare else self._checked_out()
         model = from_pretrained(self.model, device=self.device)
         if self.image_size is not None:
-            model.preprocess = preprocess_of(model).at_size((self.image_size, self.image_size))
+            model.preprocess = preprocess_of(model).at_size(pair(self.image_size))
         if out is None:
             comparison = self._compare(model)
             print(json.dumps(comparison.to_dict()) if self.json else self._signed(comparison.text()))
@@ -170,7 +181,7 @@ class Explain:
         takes = VIEWS[self._method].takes if self._method in VIEWS else "some"
         if self.data is None and takes == "one":
             raise UserError(f"{self._method} explains a picture: vitascope explain MODEL PICTURE")
-        if self.image_size is not None and self.image_size < 1:
+        if self.image_size is not None and min(pair(self.image_size)) < 1:
             raise UserError(f"--image-size must be at least 1, not {self.image_size}")
         for idle in (self.data, self.image_size and "--image-size"):
             if takes == "nothing" and idle:

@@ -16,6 +16,7 @@ import tyro
 from vitascope.errors import UserError, nearest
 from vitascope.options.groups import MaybeFloat as MaybeFloat
 from vitascope.options.groups import MaybeInt as MaybeInt
+from vitascope.options.groups import MaybeSize as MaybeSize
 from vitascope.options.groups import MaybeText as MaybeText
 from vitascope.run.layout import is_run
 
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 T = TypeVar("T", bound="DataclassInstance")
+
+_MISFIT = re.compile(r"Error parsing (--[\w-]+): no type matching (.+) could be instantiated from \[(.*)\]")
 
 MaybePath = Annotated[Path | None, tyro.conf.arg(metavar="PATH", help_behavior_hint="")]
 Model = tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="MODEL")]]
@@ -106,4 +109,8 @@ def unboxed(complaint: str) -> str:
     lines = ["" if set(line) == {"-"} else line for line in lines]  # the box of a terminal without UTF-8
     text = itertools.takewhile(bool, itertools.dropwhile(lambda line: not line, lines))
     message = " ".join(" ".join(text).split()).rstrip(" .")
+    if misfit := _MISFIT.match(message):
+        option, kinds, values = misfit.groups()
+        accepted = " or ".join(kind.strip("{}") for kind in kinds.split("|") if kind != "{None}")
+        return f"{option} takes {accepted}, not {values or 'nothing'}"
     return re.sub(r"^Error parsing \w+: ", "", message)

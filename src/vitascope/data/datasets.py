@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from vitascope.data.decoding import ImageError, ImageSource, header_size, source_name
+from vitascope.data.decoding import ImageError, ImageSource, greatest_integer, header_size, source_name
 from vitascope.data.formats import digits
 from vitascope.data.formats.archive import Archive
 from vitascope.data.formats.cifar import Cifar
@@ -24,6 +24,7 @@ from vitascope.data.formats.published import KNOWN_SETS, PublishedSet
 from vitascope.data.formats.shards import Shards
 from vitascope.data.listing import IMAGE_SUFFIXES
 from vitascope.data.splits import ImageSet, Inventory, Splits, complete_splits
+from vitascope.data.threads import in_threads
 from vitascope.errors import UserError, check_choice, nearest, nearest_path, printable
 
 FORMATS: tuple[DataFormat | DataPackage, ...] = (
@@ -31,6 +32,8 @@ FORMATS: tuple[DataFormat | DataPackage, ...] = (
     *(Archive(), Folder()),
 )
 """Tried in this order. CIFAR comes before archives, because it is read inside its own archives."""
+SAMPLE = 100
+"""Images whose headers show the kind and the size of all."""
 LISTED_CLASSES = 12
 """Number of classes up to which `described` counts the images of each."""
 NAMES = (digits.NAME, *KNOWN_SETS)
@@ -182,10 +185,10 @@ def _check_name(data: str, place: str) -> None:
             raise UserError(f"{data}: no such folder: {error.strerror}") from error
 
 
-def median_size(images: ImageSet, sample: int = 100) -> tuple[int, int]:
-    """Median height and width of up to `sample` images spread over the set, from their headers."""
+def median_size(images: ImageSet) -> tuple[int, int]:
+    """Median height and width of up to `SAMPLE` images spread over the set, from their headers."""
     sizes = []
-    indices = np.unique(np.linspace(0, len(images) - 1, min(sample, len(images))).astype(int))
+    indices = _sample(images)
     for index in indices:
         try:
             sizes.append(header_size(images.sources[index]))
@@ -195,6 +198,33 @@ def median_size(images: ImageSet, sample: int = 100) -> tuple[int, int]:
         raise UserError(f"none of {len(indices)} images of the {images.name} set can be read: {reason}")
     height, width = np.median(np.array(sizes), axis=0)
     return int(height), int(width)
+
+
+def greatest_value(images: ImageSet) -> int | None:
+    """The greatest value in the images of integers of more than 8 bits, which are read as a whole.
+
+    None if none of up to `SAMPLE` images spread over the set is of that kind: so other data cost no more than
+    these headers. Images that cannot be read are left out.
+    """
+
+    def greatest(index: int) -> int | None:
+        try:
+            return greatest_integer(images.sources[index])
+        except ImageError:
+            return None  # the loader counts and reports unreadable images
+
+    sample = set(_sample(images))
+    found = [value for value in map(greatest, sample) if value is not None]
+    if not found:
+        return None
+    rest = in_threads(greatest, (index for index in range(len(images)) if index not in sample))
+    return max(found + [value for value in rest if value is not None])
+
+
+def _sample(images: ImageSet) -> list[int]:
+    """Up to `SAMPLE` indices spread over a set."""
+    count = min(SAMPLE, len(images))
+    return np.unique(np.linspace(0, len(images) - 1, count).astype(int)).tolist()
 
 
 def class_counts(images: ImageSet) -> dict[str, int]:

@@ -2,8 +2,10 @@
 
 - The orientation in the EXIF data is applied.
 - Of an animation, the first frame counts.
-- 16-bit grey becomes 8-bit by value / 257 (65535 -> 255); 32-bit integer grey likewise, cut to that range.
-- Floating-point pixels must lie in [0, 1] and are multiplied by 255.
+- Grey of more than 8 bits becomes 8-bit by the levels of the preprocessing, (low, high): low and all below it
+  is 0, high and all above it 255. Without levels, integers have (0, 65535), and floats must lie in [0, 1].
+- Pictures of 8 bits ignore levels. Of 16-bit colours, the higher 8 bits count.
+- A TIFF with more channels than grey or colours, and transparency, is rejected.
 - An array of three dimensions is (H, W, C) or, if its last dimension is no number of channels, (C, H, W).
 - Transparency is laid over white: colours hidden under it never show.
 - CMYK, YCbCr, Lab, palette and black-and-white become RGB.
@@ -27,6 +29,7 @@ from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 from PIL.JpegImagePlugin import JpegImageFile
 
 from vitascope.data.jpeg import without_end
+from vitascope.data.tiff import check_channels
 from vitascope.errors import UserError
 
 if TYPE_CHECKING:
@@ -56,6 +59,10 @@ if TYPE_CHECKING:
 else:  # the decoder processes import no torch
     ImageSource = str | os.PathLike[str] | bytes | Encoded | Image.Image | np.ndarray
 
+Levels: TypeAlias = tuple[float, float]
+"""The values in a picture of more than 8 bits that become 0 and 255."""
+
+_SIXTEEN_BITS: Levels = (0, 65535)
 _HEIF_BRANDS = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1")
 
 
@@ -63,14 +70,25 @@ class ImageError(UserError):
     """A picture cannot be read; the message names it."""
 
 
-def read_image(source: ImageSource, *, exif_orientation: bool = True) -> Image.Image:
+def read_image(
+    source: ImageSource, *, exif_orientation: bool = True, levels: Levels | None = None
+) -> Image.Image:
     """A picture as 8-bit "RGB" or "L", upright, by the rules at the top of this file.
 
-    An ImageError names a source that is missing, not a picture, truncated, or larger than Pillow's limit of
-    178 million pixels.
+    An ImageError names a source that is missing, not a picture, truncated, of more channels than grey or
+    colour, or larger than Pillow's limit of 178 million pixels.
     """
     with image_errors(source):
-        return decode(open_image(source), source, exif_orientation)
+        return decode(open_image(source), source, exif_orientation, levels)
+
+
+def greatest_integer(source: ImageSource) -> int | None:
+    """The greatest value in a picture of integers of more than 8 bits; None of other pictures, of which only
+    the header is read. Raises as `read_image`."""
+    if isinstance(source, np.ndarray):
+        return None
+    with image_errors(source), _opened(source) as image:
+        return int(np.asarray(image).max()) if _has_integers(image) else None
 
 
 def header_size(source: ImageSource) -> tuple[int, int]:
@@ -78,10 +96,18 @@ def header_size(source: ImageSource) -> tuple[int, int]:
     with image_errors(source):
         if isinstance(source, np.ndarray):
             return source.shape[0], source.shape[1]
-        if isinstance(source, Image.Image):
-            return source.height, source.width
-        with open_image(source) as image:
+        with _opened(source) as image:
             return image.height, image.width
+
+
+@contextmanager
+def _opened(source: ImageSource) -> Iterator[Image.Image]:
+    """An opened picture, whose file is closed at the end; the caller's own stays open."""
+    if isinstance(source, Image.Image):
+        yield source
+        return
+    with open_image(source) as image:
+        yield image
 
 
 @contextmanager
@@ -147,6 +173,7 @@ def open_image(source: ImageSource) -> Image.Image:
         if hasattr(source, "read"):
             return Image.open(cast("IO[bytes]", source))
         raise not_a_picture(source)
+    check_channels(source)
     try:
         return Image.open(io.BytesIO(source) if isinstance(source, bytes) else source)
     except UnidentifiedImageError:
@@ -188,24 +215,33 @@ def _eight_bit_pixels(source: np.ndarray[Any, Any] | torch.Tensor) -> npt.NDArra
     if pixels.size == 0 or not (pixels.ndim == 2 or (pixels.ndim == 3 and pixels.shape[-1] in (1, 3, 4))):
         raise ImageError(f"{name} is (H, W), (H, W, 1, 3 or 4) or (1 or 3, H, W), not {kind}")
     if np.issubdtype(pixels.dtype, np.floating):
-        pixels = _scaled(pixels, name)
+        advice = "divide pixels up to 255 by 255, or undo a normalization, pixels * std + mean"
+        pixels = _scaled(pixels, name, advice)
     elif pixels.dtype != np.uint8:
-        raise ImageError(
-            f"{name} must be uint8, from 0 to 255, or floats, from 0 to 1, not {kind}: convert it by "
-            f"{'astype(numpy.uint8)' if name == 'an array' else 'tensor.byte()'}"
-        )
+        how = "convert it by " + ("astype(numpy.uint8)" if name == "an array" else "tensor.byte()")
+        if pixels.dtype == np.uint16 and pixels.ndim == 2:
+            how = "16-bit grey is a Pillow image, Image.fromarray(array)"
+        raise ImageError(f"{name} must be uint8, from 0 to 255, or floats, from 0 to 1, not {kind}: {how}")
     return pixels[..., 0] if pixels.shape[2:] == (1,) else pixels
 
 
-def _scaled(floats: npt.NDArray[Any], name: str) -> npt.NDArray[np.uint8]:
+def _scaled(floats: npt.NDArray[Any], name: str, advice: str) -> npt.NDArray[np.uint8]:
     """Floats in [0, 1] as 0 to 255."""
     low, high = float(floats.min()), float(floats.max())
     if not (low >= 0 and high <= 1):  # so that NaN fails too
         raise ImageError(
-            f"{name}: floating-point pixels must lie in [0, 1], not [{low:g}, {high:g}]: divide pixels up to "
-            "255 by 255, or undo a normalization, pixels * std + mean"
+            f"{name}: floating-point pixels must lie in [0, 1], not [{low:g}, {high:g}]: {advice}"
         )
     return np.rint(floats * 255).astype(np.uint8)
+
+
+def _by_levels(values: npt.NDArray[Any], levels: Levels, name: str) -> npt.NDArray[np.uint8]:
+    """Values (H, W) of more than 8 bits as 0 to 255, evenly between the levels."""
+    low, high = levels
+    shares = (values.astype(np.float64) - low) / (high - low)
+    if np.isnan(shares).any():
+        raise ImageError(f"{name}: some of its pixels are not numbers (NaN)")
+    return np.rint(shares.clip(0, 1) * 255).astype(np.uint8)
 
 
 def _open_heif(source: str | os.PathLike[str] | bytes) -> Image.Image:
@@ -222,14 +258,16 @@ def _open_heif(source: str | os.PathLike[str] | bytes) -> Image.Image:
     return image
 
 
-def decode(image: Image.Image, source: ImageSource, exif_orientation: bool) -> Image.Image:
+def decode(
+    image: Image.Image, source: ImageSource, exif_orientation: bool, levels: Levels | None = None
+) -> Image.Image:
     """An opened picture as 8-bit "RGB" or "L", upright; the caller's Pillow image is not changed."""
     if not (image.width and image.height):
         raise ImageError(f"{source_name(source)}: has no pixels")
     _load(image)
     if exif_orientation and image.getexif().get(ExifTags.Base.Orientation, 1) != 1:
         image = ImageOps.exif_transpose(image)
-    return _eight_bit(image, source_name(source))
+    return _eight_bit(image, source_name(source), levels)
 
 
 def _load(image: Image.Image) -> None:
@@ -241,15 +279,23 @@ def _load(image: Image.Image) -> None:
     image.load()
 
 
-def _eight_bit(image: Image.Image, name: str) -> Image.Image:
+def has_more_bits(image: Image.Image) -> bool:
+    """Whether a picture's values are more than 8 bits each, integers or floats, which levels are for."""
+    return _has_integers(image) or image.mode == "F"
+
+
+def _has_integers(image: Image.Image) -> bool:
+    return image.mode.startswith("I")  # "I" and the byte orders of "I;16"
+
+
+def _eight_bit(image: Image.Image, name: str, levels: Levels | None) -> Image.Image:
     """A picture of any of Pillow's modes as "RGB" or "L"."""
     if image.mode == "L" and "transparency" not in image.info:
         return image
-    if image.mode.startswith("I"):
-        values = np.clip(np.asarray(image, dtype=np.int64), 0, 65535)
-        return Image.fromarray(((values + 128) // 257).astype(np.uint8))
+    if _has_integers(image) or (image.mode == "F" and levels is not None):
+        return Image.fromarray(_by_levels(np.asarray(image), levels or _SIXTEEN_BITS, name))
     if image.mode == "F":
-        return Image.fromarray(_scaled(np.asarray(image), name))
+        return Image.fromarray(_scaled(np.asarray(image), name, "or give the preprocessing their levels"))
     if image.has_transparency_data:
         image = image.convert("RGBA")
         white = Image.new("RGBA", image.size, "white")

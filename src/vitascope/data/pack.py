@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import dataclasses
 import hashlib
 import io
 import os
 import tarfile
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TypeVar
 
 from PIL import Image
 from tqdm import tqdm
@@ -23,6 +20,7 @@ from vitascope.data.decoding import (
     ImageError,
     ImageSource,
     decode,
+    has_more_bits,
     image_errors,
     open_image,
     source_name,
@@ -32,6 +30,7 @@ from vitascope.data.listing import IMAGE_SUFFIXES
 from vitascope.data.loading import check_unreadable
 from vitascope.data.randomness import epoch_order
 from vitascope.data.splits import ImageSet
+from vitascope.data.threads import in_threads
 from vitascope.errors import UserError
 from vitascope.storage import explaining_failure, make_folder, replacing
 
@@ -40,9 +39,6 @@ JPEG_QUALITY = 95
 MB = 10**6
 _END = bytes(10_240)  # two empty blocks end a tar; tar programs write records of 20 blocks
 _SUFFIXES = {"JPEG": "jpg", "MPO": "jpg", "TIFF": "tif", "JPEG2000": "jp2"}  # where a format has another name
-
-T = TypeVar("T")
-R = TypeVar("R")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -120,7 +116,7 @@ class _Packer:
             except ImageError as error:
                 return error
 
-        results = tqdm(_in_threads(encode, order), name, len(order), unit=" images", disable=None)
+        results = tqdm(in_threads(encode, order), name, len(order), unit=" images", disable=None)
         left_out = 0
         for number, (index, result) in enumerate(zip(order, results, strict=True)):
             if not isinstance(result, ImageError):
@@ -129,19 +125,6 @@ class _Packer:
             self.unreadable[source_name(images.sources[index])] = str(result)
             left_out += 1
             check_unreadable(left_out, len(order), name, [str(result)])
-
-
-def _in_threads(function: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
-    """Results in the order of the items, a few of them ahead; reading, decoding and resizing hold no lock."""
-    threads = os.cpu_count() or 1
-    ahead: collections.deque[Future[R]] = collections.deque()
-    with ThreadPoolExecutor(threads) as pool:
-        for item in items:
-            ahead.append(pool.submit(function, item))
-            if len(ahead) == 4 * threads:
-                yield ahead.popleft().result()
-        while ahead:
-            yield ahead.popleft().result()
 
 
 def _encoded(source: ImageSource, image_size: int | None) -> tuple[str, bytes]:
@@ -154,8 +137,13 @@ def _encoded(source: ImageSource, image_size: int | None) -> tuple[str, bytes]:
             content = source.read_bytes()
     if content is None or image_size is not None:
         with image_errors(source):
-            image = decode(open_image(source if content is None else content), source, True)
-        if image_size is not None and min(image.size) > image_size:
+            image = open_image(source if content is None else content)
+            keeps_range = has_more_bits(image)  # whoever reads it has the levels
+            if not keeps_range:
+                image = decode(image, source, True)
+            elif content is None:
+                return "tif", _saved(image, "TIFF")
+        if image_size is not None and min(image.size) > image_size and not keeps_range:
             scale = image_size / min(image.size)
             width, height = (max(image_size, round(side * scale)) for side in image.size)
             smaller = image.resize((width, height), Image.Resampling.LANCZOS)

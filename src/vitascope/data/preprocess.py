@@ -12,14 +12,16 @@ import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 from PIL import ExifTags, Image
 
+from vitascope.arguments import Increasing, check_value
 from vitascope.data.decoding import (
     ImageError,
     ImageSource,
+    Levels,
     as_pictures,
     decode,
     image_errors,
@@ -119,6 +121,9 @@ class Preprocess:
     """Per channel, of pixels in [0, 1]."""
     exif_orientation: bool = True
     """Turn a photograph upright as its EXIF data says."""
+    levels: Levels | None = None
+    """The values of grey of more than 8 bits that become 0 and 255, see `decoding`. None: 0 and 65,535 for
+    integers, 0 and 1 for floats."""
 
     def __post_init__(self) -> None:
         """Reject impossible options."""
@@ -141,6 +146,10 @@ class Preprocess:
         if not (isinstance(self.crop_pct, int | float) and 0 < self.crop_pct <= 1):
             raise UserError(f"crop_pct is a share in (0, 1], not {self.crop_pct!r}")
         self._check_resize_to()
+        if self.levels is not None:
+            check_value("levels", self.levels, Annotated[Levels, Increasing()])
+            low, high = self.levels
+            object.__setattr__(self, "levels", (low, high))
 
     def _check_resize_to(self) -> None:
         """Reject a rule of whole pixels that is incomplete or contradicts itself."""
@@ -209,7 +218,7 @@ class Preprocess:
 
     def _read(self, source: ImageSource) -> Image.Image:
         """A picture in the model's colours; an ImageError if its resize would take too much memory."""
-        image = self._in_colours(read_image(source, exif_orientation=self.exif_orientation))
+        image = self._whole(source)
         if self.resize_to is not None:
             height, width = self.resized_hw(image.height, image.width)
             if height * width > MAX_RESIZED:
@@ -221,7 +230,13 @@ class Preprocess:
 
     def whole_pixels(self, source: ImageSource) -> Pixels:
         """All of a picture as uint8 (C, H, W), neither resized nor cropped."""
-        return _planes(self._in_colours(read_image(source, exif_orientation=self.exif_orientation)))
+        return _planes(self._whole(source))
+
+    def _whole(self, source: ImageSource) -> Image.Image:
+        """A picture of its own size in the model's colours."""
+        return self._in_colours(
+            read_image(source, exif_orientation=self.exif_orientation, levels=self.levels)
+        )
 
     def cropped(self, source: ImageSource, choose: Callable[[int, int], Box]) -> Pixels:
         """A part of a picture as uint8 (C, H, W), squashed to the model's size, for training. `choose` gives
@@ -238,7 +253,7 @@ class Preprocess:
             smaller = min((box[2] - box[0]) / self.image_size[1], (box[3] - box[1]) / self.image_size[0]) / 2
             if smaller >= 2 and image is not source:
                 image.draft(image.mode, (math.ceil(image.width / smaller), math.ceil(image.height / smaller)))
-            image = decode(image, source, self.exif_orientation)
+            image = decode(image, source, self.exif_orientation, self.levels)
         image = self._in_colours(image)
         x, y = image.width / width, image.height / height  # 1 unless decoded smaller
         left, right = _whole(box[0] * x, box[2] * x, image.width)
@@ -350,6 +365,8 @@ class Preprocess:
         if self.resize_to is None:  # as every version writes it
             for name in ("resize_to", "side_rounding", "crop_rounding"):
                 del values[name]
+        if self.levels is None:
+            del values["levels"]
         return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
 
     @classmethod

@@ -54,8 +54,10 @@ class ImageReader:
         if self.seed is None or self.crop_scale >= 1:
             return self.preprocess.pixels(source)
         (draws,) = crop_draws(self.seed, epoch, np.array([index]))
+        rows, columns = self.preprocess.image_size
         return self.preprocess.cropped(
-            source, lambda width, height: random_crop(width, height, draws, self.crop_scale)
+            source,
+            lambda width, height: random_crop(width, height, draws, self.crop_scale, columns / rows),
         )
 
     def fill(self, indices: npt.NDArray[np.int64], epoch: int, pixels: Pixels) -> dict[int, str]:
@@ -74,15 +76,20 @@ def fill_rows(read: Callable[[Any], Pixels], wanted: Iterable[Any], pixels: Pixe
     return faults
 
 
-def random_crop(width: int, height: int, draws: npt.NDArray[np.float64], smallest: float) -> Box:
-    """A random crop of a picture, as in the training of Inception (Szegedy et al. 2015, section 6)."""
+def random_crop(
+    width: int, height: int, draws: npt.NDArray[np.float64], smallest: float, aspect: float = 1.0
+) -> Box:
+    """A random crop of a picture, as in the training of Inception (Szegedy et al. 2015, section 6).
+
+    `aspect` is the ratio of the model's images, width over height.
+    """
     # Its area is uniform in [smallest, 1] of the picture's, the logarithm of its aspect ratio uniform in the
-    # part of [3/4, 4/3] that fits into the picture, its place uniform. Where none fits (almost all of a long
-    # picture) it is the largest crop of the nearest aspect ratio.
+    # part of [3/4, 4/3] times the model's that fits into the picture, its place uniform. Where none fits
+    # (almost all of a long picture) it is the largest crop of the nearest aspect ratio.
     area, ratio, x, y = map(float, draws)  # uniform in [0, 1), from `augment.crop_draws`
     share = 1 - area * (1 - smallest)
     lowest, highest = share * width / height, width / height / share  # of the crops that fit
-    low, high = (min(max(bound, 1 / _RATIO), _RATIO) for bound in (lowest, highest))
+    low, high = (min(max(bound, aspect / _RATIO), aspect * _RATIO) for bound in (lowest, highest))
     proportions = low * (high / low) ** ratio
     crop_width = min((share * width * height * proportions) ** 0.5, width, height * proportions)
     crop_height = min(crop_width / proportions, height)

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 import tyro
 from tyro.constructors import PrimitiveConstructorSpec
 
-from vitascope.arguments import Range, has_type
+from vitascope.arguments import Increasing, Range, has_type
 from vitascope.errors import UserError, nearest
 from vitascope.model.config import OPTIONS
 from vitascope.model.configuration import check_fields
@@ -52,6 +52,11 @@ MaybeInt = Annotated[int | None, tyro.conf.arg(metavar="INT", help_behavior_hint
 MaybeFloat = Annotated[float | None, tyro.conf.arg(metavar="FLOAT", help_behavior_hint="")]
 MaybeSize = Annotated[
     int | tuple[int, int] | None, tyro.conf.arg(metavar="INT | HEIGHT WIDTH", help_behavior_hint="")
+]
+MaybeLevels = Annotated[
+    tuple[float, float] | None,
+    tyro.conf.arg(metavar="LOW HIGH", help_behavior_hint=""),
+    Increasing(),
 ]
 # None stands for a value that follows from the images, in recipes.
 ByImagesInt = Annotated[int | None, tyro.conf.arg(metavar="INT")]

@@ -21,6 +21,7 @@ from vitascope.options.groups import (
     Distillation,
     ExecutionOptions,
     Masking,
+    MaybeLevels,
     MaybeText,
     NamesFile,
     Optimization,
@@ -56,6 +57,9 @@ class TrainConfig(Configuration):
     data: Annotated[str, NamesFile()] = "digits"
     """Training data: a folder with train/<class>/ and val/ or test/, or with <class>/ only.
     Or `digits`, `cifar10`, `cifar100`, `mnist`, `fashion-mnist`, an archive, shards, a hub data set."""
+    levels: MaybeLevels = None
+    """The values of 16-bit grey images that become black and white, such as 0 4095 for 12 bits; the model
+    keeps them. Default: those of --weights, else 0 and the greatest value in the training images."""
     run: MaybeText = None
     """Run folder; must not exist. Default: runs/<name of the data>."""
     weights: Annotated[MaybeText, NamesFile()] = None
@@ -84,6 +88,8 @@ class TrainConfig(Configuration):
         super().__post_init__()
         if self.weights == NO_WEIGHTS:
             object.__setattr__(self, "weights", None)
+        if self.levels is not None:  # a file has a list
+            object.__setattr__(self, "levels", tuple(self.levels))
         length = self.optimization
         if length.steps is not None and length.minutes is not None:
             raise UserError("steps and minutes both set the length of the run: leave out one of them")

@@ -15,7 +15,7 @@ from typing import overload
 import torch
 
 from vitascope.arguments import checked
-from vitascope.data.decoding import ImageError, ImageSource, as_pictures, is_one_picture, read_image
+from vitascope.data.decoding import ImageError, ImageSource, Levels, as_pictures, is_one_picture, read_image
 from vitascope.data.listing import is_image, visible_files
 from vitascope.data.preprocess import Pixels, Preprocess
 from vitascope.data.reading import file_pool
@@ -48,9 +48,12 @@ class Prediction:
 class PicturePredictions(list[Prediction]):
     """The predictions of one picture, most probable first; a notebook shows it with a bar per class."""
 
-    def __init__(self, predictions: Iterable[Prediction], image: ImageSource) -> None:
+    def __init__(
+        self, predictions: Iterable[Prediction], image: ImageSource, levels: Levels | None = None
+    ) -> None:
         super().__init__(predictions)
         self.image = image
+        self.levels = levels
 
     def _repr_html_(self) -> str:
         rows = "".join(
@@ -59,7 +62,7 @@ class PicturePredictions(list[Prediction]):
             for each in self
         )
         try:
-            shown = read_image(self.image).convert("RGB")
+            shown = read_image(self.image, levels=self.levels).convert("RGB")
         except ImageError:  # the file is gone since, or was a stream
             return f"<table>{rows}</table>"
         shown.thumbnail((THUMBNAIL, THUMBNAIL))
@@ -168,7 +171,8 @@ class Predictor:
         for start in range(0, len(pictures), self.batch_size):
             batch = [pictures[at] for at in range(start, min(start + self.batch_size, len(pictures)))]
             ranked = self.rank(self.engine.predict([self.engine.pixels(picture) for picture in batch]), top_k)
-            found += [PicturePredictions(*pair) for pair in zip(ranked, batch, strict=True)]
+            levels = self.preprocess.levels
+            found += [PicturePredictions(*pair, levels) for pair in zip(ranked, batch, strict=True)]
         return found[0] if is_one_picture(images) else found
 
     @overload

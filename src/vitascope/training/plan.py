@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from vitascope.data.datasets import median_size
+from vitascope.data.datasets import greatest_value, median_size
 from vitascope.data.splits import Splits
 from vitascope.errors import UserError
 from vitascope.formatting import counted
@@ -61,6 +61,8 @@ class Facts:
     width: int
     channels: int
     class_names: tuple[str, ...]
+    greatest: int | None
+    """The greatest value in training images of more than 8 bits; None without such, or if it is not needed."""
     weights: ModelConfig | None
     """The configuration of the weights; None for random ones."""
 
@@ -68,8 +70,9 @@ class Facts:
         return f"{counted(self.images, 'image')} of about {self.width}x{self.height} pixels"
 
 
-def inspect(data: Splits, weights: ModelConfig | None = None) -> Facts:
-    """The facts of opened data and of the model to start from; reads the headers of up to 100 images.
+def inspect(data: Splits, weights: ModelConfig | None = None, *, levels: bool = True) -> Facts:
+    """The facts of opened data and of the model to start from; reads the headers of up to 100 images, and all
+    training images of more than 8 bits if `levels` depend on them.
 
     Raises:
         UserError: none of these images can be read.
@@ -81,6 +84,7 @@ def inspect(data: Splits, weights: ModelConfig | None = None) -> Facts:
         width=width,
         channels=data.channels,
         class_names=data.train.class_names,
+        greatest=greatest_value(data.train) if levels else None,
         weights=weights,
     )
 
@@ -157,7 +161,11 @@ def plan(asked: TrainConfig, facts: Facts) -> Plan:
     _check_task(asked)
     model, name = _model(asked, facts)
     length = asked.optimization
+    levels = asked.levels
+    if levels is None and facts.greatest:
+        levels = (0, facts.greatest)
     decisions = {
+        "levels": levels,
         "model": name,
         "image_size": model.image_hw,
         "patch_size": model.patch_hw if isinstance(model, ViTConfig) else None,
@@ -189,6 +197,7 @@ def plan(asked: TrainConfig, facts: Facts) -> Plan:
 
 
 IN_WORDS = {
+    "levels": "levels {0[0]:,} to {0[1]:,}",
     "image_size": "{0[0]}x{0[1]} pixels",
     "patch_size": "patches of {0[0]}x{0[1]}",
     "epochs": "{} epochs",

@@ -267,10 +267,15 @@ def _open(asked: Asked) -> Opened:
     return prepare(config, splits)
 
 
-def prepare(config: TrainConfig, splits: Splits) -> Opened:
-    """Load the weights of a configuration, and make its plan for opened data."""
+def prepare(config: TrainConfig, splits: Splits, *, levels: bool = True) -> Opened:
+    """Load the weights of a configuration, and make its plan for opened data, with `levels` where it needs
+    them."""
     weights = None if config.weights is None else from_pretrained(config.weights)
-    facts = inspect(splits, None if weights is None else weights.config)
+    if config.levels is None and weights is not None:
+        config = config.replace(levels=preprocess_of(weights).levels)
+    facts = inspect(
+        splits, None if weights is None else weights.config, levels=levels and config.levels is None
+    )
     return Opened(plan(config, facts), splits, weights)
 
 
@@ -290,8 +295,8 @@ def _open_again(config: TrainConfig, run: Run) -> tuple[Opened, RunData]:
         log.warning("%s", data.note)
     # The weights may be gone; the run has a copy of those that it started from.
     start = config.weights and (run.start if has_model(run.start) else config.weights)
-    if not run.plan:  # of an older run
-        return prepare(config.replace(weights=start), data.splits), data
+    if not run.plan:  # of an older run, which had no levels
+        return prepare(config.replace(weights=start), data.splits, levels=False), data
     return Opened(Plan.of_run(run, config), data.splits, from_pretrained(start) if start else None), data
 
 
@@ -361,9 +366,10 @@ def start_model(opened: Opened) -> VisionModel:
     if isinstance(model, VisionTransformer):
         model.encoder.checkpointing = options.execution.gradient_checkpointing
     if weights is None:
-        model.preprocess = default_preprocess(config)
+        model.preprocess = dataclasses.replace(default_preprocess(config), levels=options.levels)
         return model
-    model.preprocess = preprocess_of(weights).at_size(config.image_hw)
+    theirs = preprocess_of(weights).at_size(config.image_hw)
+    model.preprocess = dataclasses.replace(theirs, levels=options.levels)
     notes = transfer(weights, model, str(options.weights))
     if opened.splits.channels == 3 and config.in_channels == 1:
         notes.append("this model is grey: colour images are converted to grey")

@@ -259,6 +259,15 @@ def usage(path: Path, preprocess: Preprocess, class_names: Sequence[str], input:
     opened = 'Image.open("cat.jpg")'
     upright = f"ImageOps.exif_transpose({opened})" if preprocess.exif_orientation else opened
     lines = [f'picture = {upright}.convert("{mode}")']
+    if preprocess.levels is not None:
+        low, high = preprocess.levels
+        lines = [
+            f"picture = {upright}",
+            'if picture.mode[0] in "IF":  # more than 8 bits',
+            f"    shares = (numpy.asarray(picture).astype(float) - {low!r}) / {high - low!r}",
+            '    picture = Image.fromarray((255 * shares.clip(0, 1)).round().astype("uint8"))',
+            f'picture = picture.convert("{mode}")',
+        ]
     if input == "tensors":
         height, width = preprocess.image_size
         lines.append(f"picture = ImageOps.fit(picture, ({width}, {height}))  # better: follow {preprocess}")

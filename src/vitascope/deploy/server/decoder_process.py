@@ -27,6 +27,7 @@ from PIL import Image, UnidentifiedImageError
 from vitascope.data import jpeg
 from vitascope.data.decoding import ImageError, image_errors
 from vitascope.data.preprocess import Pixels
+from vitascope.data.tiff import check_channels
 
 FORMATS = ("JPEG", "MPO", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF")
 """The accepted formats: of cameras, phones, browsers and scanners. Pillow reads more, some of them in Python
@@ -69,6 +70,8 @@ def decode(content: bytes, options: DecodeOptions) -> Pixels:
     limit = options.max_megapixels
     try:
         _check_parts(content)
+        with image_errors(content):
+            check_channels(content)
         with image_errors(content), Image.open(io.BytesIO(content), formats=_formats()) as image:
             pixels = image.width * image.height
             if any(tile[0] == "bmp_rle" for tile in image.tile):
