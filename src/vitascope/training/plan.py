@@ -62,7 +62,7 @@ class Facts:
     channels: int
     class_names: tuple[str, ...]
     greatest: int | None
-    """The greatest value in training images of more than 8 bits; None without such, or if it is not needed."""
+    """The greatest value in training images of more than 8 bits; None without any, or if not asked for."""
     weights: ModelConfig | None
     """The configuration of the weights; None for random ones."""
 
