@@ -17,6 +17,7 @@ from vitascope.data import datasets
 from vitascope.data.datasets import (
     class_counts,
     described,
+    greatest_value,
     median_size,
     open_data,
     open_for_evaluation,
@@ -472,6 +473,38 @@ def test_median_size_without_a_readable_image_is_rejected(tmp_path: Path) -> Non
         (tmp_path / name / "broken.jpg").write_bytes(b"text")
     with pytest.raises(UserError, match=r"none of 2 images .* can be read: .*broken\.jpg"):
         median_size(read_tree(tmp_path))
+
+
+def deep_tree(root: Path, values: dict[str, int]) -> ImageSet:
+    """16-bit grey images with these greatest values, by the name of the file."""
+    for name, value in values.items():
+        path = root / ("cat" if len(name) % 2 else "dog") / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(np.array([[0, value], [1, 2]], dtype=np.uint16)).save(path)
+    return read_tree(root)
+
+
+def test_greatest_value_is_that_of_all_16_bit_images(tmp_path: Path, monkeypatch) -> None:
+    names = {f"{number:02}{'x' * (number % 2)}.png": number for number in range(20)}
+    names |= {"05x.png": 4000, "06.png": 3000}
+    images = deep_tree(tmp_path, names)
+    write_picture(tmp_path / "cat" / "photo.png")
+    (tmp_path / "cat" / "broken.png").write_bytes(b"text")
+    for sample in (3, 100):
+        monkeypatch.setattr(datasets, "SAMPLE", sample)
+        assert greatest_value(read_tree(tmp_path)) == 4000
+    assert greatest_value(images) == 4000
+
+
+def test_images_of_8_bits_have_no_greatest_value_and_only_a_sample_is_opened(
+    tmp_path: Path, monkeypatch
+) -> None:
+    write_tree(tmp_path, {"cat": 10, "dog": 10})
+    opened = []
+    monkeypatch.setattr(datasets, "SAMPLE", 3)
+    monkeypatch.setattr(datasets, "greatest_integer", lambda source: opened.append(source))
+    assert greatest_value(read_tree(tmp_path)) is None
+    assert len(opened) == 3
 
 
 def test_images_are_opened_in_the_order_of_their_names(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import errno
 import hashlib
 import io
+import itertools
 import json
 import tarfile
 from collections import Counter
@@ -56,6 +57,23 @@ def test_files_keep_bytes_label_split_and_class_names(tmp_path: Path) -> None:
     ):
         assert content_of(ours) == content_of(given)
         assert ours.class_names == given.class_names
+
+
+@pytest.mark.parametrize("image_size", [None, 4])
+def test_16_bit_pictures_keep_their_range_and_their_size(tmp_path: Path, image_size: int | None) -> None:
+    for split, label in itertools.product(("train", "val", "test"), ("cat", "dog")):
+        path = write_picture(tmp_path / "scans" / split / label / "1.png")
+        Image.fromarray(noise(8, 8, 1).astype(np.uint16) * 16 + len(label + split)).save(path)
+    pack(str(tmp_path / "scans"), tmp_path / "shards", image_size=image_size)
+    before, after = open_data(str(tmp_path / "scans")), open_data(str(tmp_path / "shards"))
+    assert content_of(after.train) == content_of(before.train)
+
+
+def test_16_bit_pictures_without_a_file_are_packed_with_their_range() -> None:
+    values = noise(8, 8, 1).astype(np.uint16) * 200
+    suffix, content = packing._encoded(Image.fromarray(values), image_size=4)
+    assert suffix == "tif"
+    np.testing.assert_array_equal(np.asarray(Image.open(io.BytesIO(content))), values)
 
 
 def test_a_tree_is_split_when_it_is_packed(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from PIL import Image
 
 from tests.data import noise, write_picture
 from tests.model import law
-from vitascope.data.decoding import Encoded, ImageError, header_size, read_image
+from vitascope.data.decoding import Encoded, ImageError, greatest_integer, header_size, read_image
 from vitascope.data.preprocess import Preprocess
 from vitascope.errors import UserError
 
@@ -197,6 +197,82 @@ def test_floating_point_grey_outside_zero_to_one_is_rejected(tmp_path: Path, val
     path = saved(Image.fromarray(values), tmp_path / "depth.tif")
     with pytest.raises(ImageError, match=r"depth\.tif.*\[0, 1\]"):
         read_image(path)
+
+
+KINDS_OF_DEPTH = {
+    "16-bit PNG": (np.uint16, "scan.png"),
+    "16-bit TIFF": (np.uint16, "scan.tif"),
+    "16-bit TIFF of the other byte order": (">u2", "scan.tif"),
+    "signed 32-bit TIFF": (np.int32, "scan.tif"),
+    "float TIFF": (np.float32, "scan.tif"),
+}
+
+
+def deep_picture(kind: str, values: np.ndarray, folder: Path) -> Path:
+    """A file of values of more than 8 bits, (H, W)."""
+    dtype, name = KINDS_OF_DEPTH[kind]
+    image = Image.fromarray(values.astype(dtype))
+    assert image.mode == {"float TIFF": "F", "signed 32-bit TIFF": "I"}.get(
+        kind, "I;16B" if dtype == ">u2" else "I;16"
+    )
+    return saved(image, folder / name)
+
+
+@pytest.mark.parametrize("kind", KINDS_OF_DEPTH)
+def test_levels_spread_the_values_between_them_over_8_bits(tmp_path: Path, kind: str) -> None:
+    values = np.array([[0, 99, 100, 101], [2000, 4094, 4095, 9000]])
+    path = deep_picture(kind, values, tmp_path)
+    fit = identity(2, 4, channels=1, levels=(100, 4095))
+    wanted = np.rint(np.clip((values - 100) / 3995, 0, 1) * 255)
+    assert wanted.tolist() == [[0, 0, 0, 0], [121, 255, 255, 255]]
+    whole = (0, 0, 4, 2)
+    for found in (
+        fit.pixels(path),
+        fit.whole_pixels(path),
+        fit.framed(path).pixels,
+        fit.cropped(path, lambda width, height: whole),
+        fit.pixels(path.read_bytes()),
+    ):
+        np.testing.assert_array_equal(found, wanted[None])
+
+
+def test_every_16_bit_value_without_levels_is_divided_by_257() -> None:
+    values = np.arange(65536, dtype=np.uint16).reshape(256, 256)
+    found = np.asarray(read_image(Image.fromarray(values)))
+    np.testing.assert_array_equal(found, (values.astype(int) + 128) // 257)
+
+
+@pytest.mark.parametrize("mode", ["L", "LA", "RGB", "RGBA", "P", "1", "CMYK"])
+def test_levels_do_not_change_pictures_of_8_bits(mode: str) -> None:
+    picture = Image.fromarray(noise(6, 9)).convert(mode)
+    with_levels = identity(6, 9, levels=(0, 40)).pixels(picture)
+    np.testing.assert_array_equal(with_levels, identity(6, 9).pixels(picture))
+
+
+def test_floats_with_levels_may_be_infinite_but_must_be_numbers(tmp_path: Path) -> None:
+    fit = identity(1, 3, channels=1, levels=(-1000, 1000))
+    values = np.array([[-np.inf, 0, np.inf]], dtype=np.float32)
+    path = saved(Image.fromarray(values), tmp_path / "tomogram.tif")
+    np.testing.assert_array_equal(fit.pixels(path), [[[0, 128, 255]]])
+    saved(Image.fromarray(np.array([[0, np.nan, 1]], dtype=np.float32)), path)
+    with pytest.raises(ImageError, match=r"tomogram\.tif: some of its pixels are not numbers"):
+        fit.pixels(path)
+
+
+def test_greatest_integer_is_that_of_deep_pictures_and_reads_only_these(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    values = np.array([[3, 70], [4000, 2]])
+    for kind in KINDS_OF_DEPTH:
+        path = deep_picture(kind, values, tmp_path)
+        assert greatest_integer(path) == (None if kind == "float TIFF" else 4000)
+    image = Image.fromarray(values.astype(np.uint16))
+    assert greatest_integer(image) == 4000
+    assert image.getpixel((0, 1)) == 4000  # the caller's stays open
+    photo = write_picture(tmp_path / "photo.png")
+    monkeypatch.delattr(Image.Image, "load")
+    assert greatest_integer(photo) is None
+    assert greatest_integer(noise(4, 4)) is None
 
 
 def test_one_bit_becomes_black_and_white(tmp_path: Path) -> None:
@@ -552,6 +628,13 @@ def test_resize_to_survives_json_and_scales_with_the_model() -> None:
     assert fit.at_size((384, 192)).resize_to == (439, 219)
 
 
+def test_levels_survive_json_and_are_left_out_where_there_are_none() -> None:
+    fit = Preprocess(image_size=(16, 16), levels=(0, 4095))
+    assert Preprocess.from_dict(json.loads(json.dumps(fit.to_dict()))) == fit
+    assert fit.at_size((8, 8)).levels == (0, 4095)
+    assert "levels" not in Preprocess(image_size=(16, 16)).to_dict()  # which older versions read
+
+
 def test_the_fractional_rule_is_written_in_its_original_form() -> None:
     """Older versions can therefore read the model folders of newer ones."""
     assert set(Preprocess(image_size=(8, 8)).to_dict()) == {
@@ -614,6 +697,10 @@ def test_a_strip_that_a_resize_would_make_huge_is_rejected_by_name(tmp_path: Pat
         ({"resize_to": (9, 9), "crop_pct": 0.9}, "exclude each other"),
         ({"crop_rounding": "down"}, "need resize_to"),
         ({"resize_to": (9, 9), "side_rounding": "up"}, "unknown side_rounding 'up'"),
+        ({"levels": (5, 5)}, r"levels must increase, not \(5, 5\)"),
+        ({"levels": [9, 5]}, r"levels must increase, not \[9, 5\]"),
+        ({"levels": 4095}, "levels must be .*not 4095"),
+        ({"levels": (0, float("nan"))}, "levels must be .*nan"),
     ],
 )
 def test_invalid_options_are_rejected(options: dict[str, object], message: str) -> None:

@@ -65,6 +65,37 @@ def test_crop_lies_in_the_picture_and_has_the_drawn_area_and_proportions(
         assert max((right - left) / width, (bottom - top) / height) == pytest.approx(1)
 
 
+@given(
+    width=st.integers(1, 5000),
+    height=st.integers(1, 5000),
+    draws=st.tuples(unit, unit, unit, unit),
+    smallest=st.floats(0.01, 1),
+    aspect=st.floats(0.1, 10),
+)
+def test_crop_for_a_model_that_is_not_square_has_its_proportions(
+    width: int, height: int, draws: tuple[float, ...], smallest: float, aspect: float
+) -> None:
+    left, top, right, bottom = random_crop(width, height, np.array(draws), smallest, aspect)
+    assert 0 <= left < right <= width * (1 + 1e-12)
+    assert 0 <= top < bottom <= height * (1 + 1e-12)
+    assert 3 / 4 - 1e-6 <= (right - left) / (bottom - top) / aspect <= 4 / 3 + 1e-6
+
+
+def test_streamed_images_are_cropped_in_the_proportions_of_the_model() -> None:
+    rows = np.repeat(np.arange(200, dtype=np.uint8)[:, None], 200, axis=1)  # of a square picture
+    images = [Image.fromarray(rows), Image.fromarray(rows.T)]
+    fit = Preprocess(image_size=(40, 80), channels=1, mean=(0.5,), std=(0.5,))
+    read = ImageReader(images, fit, seed=0, crop_scale=0.2)
+    for epoch in range(20):
+        down, across = (read(index, epoch)[0].astype(float) for index in (0, 1))
+        height, width = np.ptp(down[:, 40]), np.ptp(across[20])
+        assert height <= 100 / 0.75 + 3  # at most as high as the widest crop allows
+        assert width > 0
+    heights = [np.ptp(read(0, epoch)[0][:, 40].astype(float)) for epoch in range(60)]
+    widths = [np.ptp(read(1, epoch)[0][20].astype(float)) for epoch in range(60)]
+    assert 1.6 < np.mean(widths) / np.mean(heights) < 2.4
+
+
 def test_crops_are_spread_over_area_proportions_and_places() -> None:
     draws = crop_draws(0, 0, np.arange(4000))
     boxes = np.array([random_crop(400, 400, row, 0.08) for row in draws])

@@ -1,0 +1,22 @@
+"""Functions of many images in threads."""
+
+import os
+
+import pytest
+
+from vitascope.data.threads import in_threads
+
+
+def test_results_come_in_the_order_of_the_items_of_which_few_are_taken_ahead() -> None:
+    items = iter(range(1, 1001))
+    results = in_threads(lambda item: item * item, items)
+    assert next(results) == 1
+    assert next(items) == 4 * (os.cpu_count() or 1) + 1
+    assert next(results) == 4
+
+
+def test_an_error_is_raised_in_the_place_of_its_result() -> None:
+    results = in_threads(lambda item: 1 // item, [1, 0])
+    assert next(results) == 1
+    with pytest.raises(ZeroDivisionError):
+        next(results)
