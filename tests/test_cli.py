@@ -665,6 +665,7 @@ def test_trained_model_is_not_advised_to_start_from_itself(
         (["evaluate", "runs/tiny", "--batch-size", "0"], "batch_size must be at least 1, not 0"),
         (["evaluate", "runs/tiny", "--data", ""], "'': no such folder"),
         (["train", "--mixup", "-1"], "error: mixup must be at least 0, not -1.0"),
+        (["train", "--data", "data", "--levels", "9", "5"], "levels must increase, not (9.0, 5.0)"),
         (["train", "--data", "data", "--seed", "-1"], "seed must be at least 0, not -1"),
         (["train", "--data", "data", "--lr", "nan"], "lr must be a number, not nan"),
         (
@@ -699,7 +700,10 @@ def test_existing_run_folder_is_rejected_and_not_touched(
 @pytest.mark.parametrize(
     ("argv", "reason"),
     [
-        (["train", "--epochs", "many"], "'many'"),
+        (["train", "--epochs", "many"], "--epochs takes INT, not 'many'"),
+        (["train", "--image-size", "1", "2", "3"], "--image-size takes INT or INT INT, not '1', '2', '3'"),
+        (["train", "--image-size"], "--image-size takes INT or INT INT, not nothing"),
+        (["train", "--levels", "4095"], "--levels takes FLOAT FLOAT, not '4095'"),
         (["train", "--keep", "worst"], "'worst' for argument '--keep'"),
         (["train", "--lr"], "--lr"),
         (["explain", "MODEL", "PICTURE", "--method", "guess"], "'integrated-gradients'"),

@@ -185,6 +185,27 @@ def test_colour_jitter_does_not_move_pixels() -> None:
     assert (found[..., 15:18, 19:22].amin(dim=(1, 2, 3)) > found[..., 0, 0].amax(dim=1)).all()
 
 
+@pytest.mark.parametrize("size", [(60, 120), (120, 60)])
+def test_rotation_and_flip_of_oblong_pictures_do_not_shear(size: tuple[int, int]) -> None:
+    y, x = np.mgrid[: size[0], : size[1]]
+    distance = np.hypot(y - size[0] / 2 + 0.5, x - size[1] / 2 + 0.5)
+    disc = torch.from_numpy((255 * (distance < 20)).astype(np.uint8))
+    turn = Augmentation(rotate=45.0, flip=0.5)
+    turned = turn(disc.expand(8, 1, *size), np.arange(8), seed=0, epoch=0)
+    away = torch.from_numpy(np.abs(distance - 20) > 1.5)  # from the edge
+    torch.testing.assert_close(turned[..., away], (disc / 255)[away].expand(8, 1, -1))
+
+
+@pytest.mark.parametrize("size", [(40, 80), (80, 40)])
+def test_shifts_are_shares_of_each_side(size: tuple[int, int]) -> None:
+    rows = torch.arange(size[0], dtype=torch.uint8).view(1, 1, -1, 1).expand(200, 1, *size)
+    columns = torch.arange(size[1], dtype=torch.uint8).expand(200, 1, *size)
+    for places, side in ((rows, size[0]), (columns, size[1])):
+        moved = Augmentation(shift=0.25)(places, np.arange(200), seed=0, epoch=0) * 255
+        middle = moved[:, 0, size[0] // 2, size[1] // 2] - side // 2
+        assert middle.round().abs().max() == side / 4
+
+
 def test_oblong_pictures_keep_their_shape_and_their_places() -> None:
     pixels = torch.randint(0, 256, (2, 3, 6, 10), dtype=torch.uint8)
     assert augment(pixels, **EVERYTHING).shape == pixels.shape

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from PIL import Image, ImageOps
 
 from tests.data import noise, write_picture
 from tests.deploy.server.served import encoded, play, serving
@@ -408,6 +408,27 @@ def test_export_of_a_run_is_written_into_its_folder(tmp_path: Path) -> None:
 def test_result_has_a_short_repr(made: SimpleNamespace) -> None:
     assert repr(made.done).startswith(f"ExportResult({made.path}, ")
     assert len(repr(made.done)) < 300
+
+
+@pytest.mark.parametrize("dtype", [np.uint16, np.int32, np.float32])
+def test_example_program_prepares_16_bit_pictures_as_the_model_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: type
+) -> None:
+    fit = Preprocess(image_size=(8, 10), levels=(100, 3999.5))
+    values = (np.random.default_rng(0).random((8, 10)) * 4500).astype(dtype)
+    Image.fromarray(values).save(tmp_path / "cat.jpg", "TIFF")  # the name that the program has
+    program = usage(Path("a.onnx"), fit, ("cat",), "pictures")
+    upto = program[program.index("picture =") : program.index("probabilities")]
+    monkeypatch.chdir(tmp_path)
+    names = {"numpy": np, "Image": Image, "ImageOps": ImageOps}
+    exec(upto, names)  # noqa: S102 - our own program
+    np.testing.assert_array_equal(names["pixels"][0], fit.pixels(tmp_path / "cat.jpg").transpose(1, 2, 0))
+
+
+def test_example_program_without_levels_has_no_line_about_them() -> None:
+    program = usage(Path("a.onnx"), Preprocess(image_size=(8, 10)), ("cat",), "pictures")
+    assert 'picture = ImageOps.exif_transpose(Image.open("cat.jpg")).convert("RGB")' in program
+    assert "bits" not in program
 
 
 @pytest.mark.parametrize("suffix", [".onnx", ".xml", ".pt2"])

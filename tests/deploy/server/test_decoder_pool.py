@@ -27,7 +27,7 @@ from tests.deploy.server.served import (
     until,
 )
 from vitascope.data.decoding import ImageSource
-from vitascope.data.preprocess import Pixels
+from vitascope.data.preprocess import Pixels, Preprocess
 from vitascope.deploy.server.decoder_pool import UNKNOWN, DecoderPool, announced_pixels
 from vitascope.deploy.server.decoder_process import DecodeError, DecodeOptions, decode
 from vitascope.deploy.server.rejections import Expired, Rejection
@@ -91,6 +91,19 @@ def test_decoded_pixels_match_the_readers_at_model_size_and_full_size() -> None:
                 pixels = await found.decode(picture, deadline=soon())
                 np.testing.assert_array_equal(pixels, reader(picture))
                 assert pixels.flags.writeable
+
+    play(story())
+
+
+def test_16_bit_pictures_are_decoded_by_the_levels_of_the_model() -> None:
+    fit = Preprocess(image_size=(20, 30), channels=1, mean=(0.5,), std=(0.5,), levels=(0, 4095))
+    values = noise(20, 30, 1).astype(np.uint16) * 16
+    picture = encoded(Image.fromarray(values))
+
+    async def story() -> None:
+        async with decoders(options(fit.pixels)) as found:
+            pixels = await found.decode(picture, deadline=soon())
+            np.testing.assert_array_equal(pixels[0], np.rint(values / 4095 * 255))
 
     play(story())
 

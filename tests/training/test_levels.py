@@ -1,0 +1,145 @@
+"""Levels of 16-bit images: decided by the data or the weights, or named; kept by the run and the model."""
+
+import dataclasses
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from tests.model import small_model, with_preprocess
+from tests.training import tiny_config, undrawn
+from vitascope.cli import main
+from vitascope.data.datasets import open_data
+from vitascope.errors import Interrupted, UserError
+from vitascope.options.recipes import TrainConfig
+from vitascope.predict.predictor import Predictor
+from vitascope.run.run import Run
+from vitascope.training import plan as planning
+from vitascope.training.loop import Trainer
+from vitascope.training.plan import Plan
+from vitascope.training.train import prepare, pretrain, resume, train
+from vitascope.weights.preprocess import default_preprocess
+from vitascope.weights.saving import save_pretrained
+
+
+@pytest.fixture(scope="module")
+def scans(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """16-bit images of 12-bit values, of two classes, with the greatest value 4000; one of 8 bits."""
+    root, random = tmp_path_factory.mktemp("scans") / "scans", np.random.default_rng(0)
+    for name, level in (("dark", 300), ("light", 2000)):
+        (root / name).mkdir(parents=True)
+        for number in range(12):
+            values = random.integers(level, level + 1000, (16, 16)).astype(np.uint16)
+            values[0, 0] = 4000
+            Image.fromarray(values).save(root / name / f"{number:02}.{'png' if number % 2 else 'tif'}")
+        Image.fromarray((values // 16).astype(np.uint8)).save(root / name / "00.png")
+    return root
+
+
+def plan_of(data: Path, **options: Any) -> Plan:
+    return prepare(tiny_config(data, **options), open_data(str(data))).plan
+
+
+def test_the_greatest_value_of_the_training_images_is_the_upper_level_and_is_announced(scans: Path) -> None:
+    plan = plan_of(scans)
+    assert plan.options.levels == (0, 4000)
+    assert plan.chosen["levels"] == "levels 0 to 4,000"
+    assert plan.explained() == ["levels 0 to 4,000: for 22 images of about 16x16 pixels"]
+
+
+def test_named_levels_count_and_no_image_is_read_for_them(scans: Path, monkeypatch) -> None:
+    monkeypatch.delattr(planning, "greatest_value")
+    plan = plan_of(scans, levels=[10, 4095])
+    assert plan.options.levels == (10, 4095)
+    assert "levels" not in plan.chosen
+
+
+def test_images_of_8_bits_have_no_levels(data: Path) -> None:
+    plan = plan_of(data)
+    assert plan.options.levels is None
+    assert "levels" not in plan.chosen
+
+
+def test_black_16_bit_images_have_no_levels(tmp_path: Path) -> None:
+    for width in range(16, 24):  # images of different contents
+        folder = tmp_path / ("even" if width % 2 == 0 else "odd")
+        folder.mkdir(exist_ok=True)
+        Image.fromarray(np.zeros((16, width), np.uint16)).save(folder / f"{width}.png")
+    assert planning.greatest_value(open_data(str(tmp_path)).train) == 0
+    assert plan_of(tmp_path).options.levels is None
+
+
+@pytest.fixture
+def weights_with_levels(tmp_path: Path) -> Path:
+    model = small_model()
+    fit = dataclasses.replace(default_preprocess(model.config), levels=(0, 1023))
+    return save_pretrained(with_preprocess(model, fit), tmp_path / "weights")
+
+
+def test_weights_keep_their_levels_unless_others_are_named(
+    scans: Path, weights_with_levels: Path, tmp_path: Path
+) -> None:
+    options = {"data": str(scans), "weights": str(weights_with_levels), "epochs": 1, "device": "cpu"}
+    asked = TrainConfig.from_recipe("finetune", **options)
+    assert prepare(asked, open_data(str(scans))).plan.options.levels == (0, 1023)
+    with undrawn():
+        for levels, run in (((0, 1023), "kept"), ((0, 2047), "named")):
+            named = {} if run == "kept" else {"levels": levels}
+            result = train(asked.replace(run=str(tmp_path / run), **named))
+            assert result.model.preprocess.levels == levels
+
+
+def test_a_run_records_its_levels_resumes_and_repeats_with_them(
+    scans: Path, tmp_path: Path, monkeypatch
+) -> None:
+    step = Trainer._training_step
+
+    def interrupted(trainer: Trainer, *arguments: Any) -> Any:
+        if trainer.step == 3:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return step(trainer, *arguments)
+
+    with undrawn():
+        monkeypatch.setattr(Trainer, "_training_step", interrupted)
+        with pytest.raises(Interrupted):
+            train(tiny_config(scans, run=str(tmp_path / "run")))
+        monkeypatch.setattr(Trainer, "_training_step", step)
+        resumed = resume(tmp_path / "run")
+        again = tmp_path / "again"
+        words = ["--config", str(tmp_path / "run/config.yaml"), "--run", str(again), "--device", "cpu"]
+        assert main(["train", *words]) == 0
+    for run in (tmp_path / "run", again):
+        assert Run(run).config["levels"] == [0, 4000]
+        assert Run(run).model().preprocess.levels == (0, 4000)
+    for one, other in zip(resumed.model.parameters(), Run(again).model().parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_the_model_predicts_16_bit_files_as_pictures_stretched_by_hand(scans: Path, tmp_path: Path) -> None:
+    with undrawn():
+        predict = Predictor(train(tiny_config(scans, run=str(tmp_path / "run"), epochs=1)).run)
+    file = scans / "light" / "01.png"
+    values = np.asarray(Image.open(file)).astype(float)
+    by_hand = np.rint(values / 4000 * 255).astype(np.uint8)
+    found, expected, dark = predict([file, by_hand, np.rint(values / 257).astype(np.uint8)])
+    assert found == expected
+    assert found != dark
+    assert found._repr_html_() == expected._repr_html_()
+
+
+def test_pre_training_has_levels_too(scans: Path, tmp_path: Path) -> None:
+    options = {"embed_dim": 16, "depth": 1, "num_heads": 2, "epochs": 1, "device": "cpu"}
+    with undrawn():
+        result = pretrain(data=str(scans), run=str(tmp_path / "run"), **options)
+    assert result.model.preprocess.levels == (0, 4000)
+
+
+@pytest.mark.parametrize("levels", [(5, 5), (9, 5), (0, float("inf")), (1,), 4095, ("a", "b")])
+def test_levels_that_are_not_two_increasing_numbers_are_rejected(levels: object) -> None:
+    with pytest.raises(UserError, match=r"levels must"):
+        TrainConfig(levels=levels)

@@ -1,0 +1,99 @@
+"""Runs whose images are not square: training, and the exported file."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.data import noise
+from tests.training import undrawn
+from vitascope.data.preprocess import Preprocess
+from vitascope.deploy.export.export import export
+from vitascope.options.recipes import TrainConfig
+from vitascope.predict.predictor import Predictor
+from vitascope.run.run import Run
+from vitascope.training.train import pretrain, train
+
+TINY = {"embed_dim": 16, "depth": 1, "num_heads": 2, "epochs": 2, "batch_size": 8, "device": "cpu"}
+EVERY_CHANGE = {
+    "crop_scale": 0.5,
+    "shift": 0.2,
+    "rotate": 20.0,
+    "color_jitter": 0.2,
+    "three_augment": True,
+    "randaugment": 2,
+    "erase": 1.0,
+    "mixup": 0.4,
+    "cutmix": 0.5,
+}
+
+
+@pytest.fixture(scope="module")
+def wide(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run on images of 16x32 pixels, with every augmentation and progressive resizing."""
+    with undrawn():
+        return train(
+            recipe="small-data",
+            data=str(data),
+            run=str(tmp_path_factory.mktemp("wide") / "run"),
+            image_size=(16, 32),
+            **TINY,
+            **EVERY_CHANGE,
+        ).run
+
+
+def test_the_model_and_its_preprocessing_have_the_height_and_the_width(wide: Path) -> None:
+    model = Run(wide).model()
+    assert model.config.image_hw == model.preprocess.image_size == (16, 32)
+    assert model.config.grid == (8, 16)
+
+
+def test_the_onnx_file_of_a_run_that_is_not_square_equals_its_model(wide: Path, tmp_path: Path) -> None:
+    pytest.importorskip("onnxscript", reason="needs vitascope[onnx]")
+    pytest.importorskip("onnxruntime", reason="needs vitascope[onnx]")
+    pictures = [noise(height, width) for height, width in ((16, 32), (40, 40), (90, 30), (33, 120))]
+    model = Run(wide).model()
+    path = tmp_path / "model.onnx"
+    export(model, path, images=pictures)
+    ours, theirs = Predictor(model, precision="fp32"), Predictor(path, precision="fp32")
+    assert theirs.preprocess.image_size == (16, 32)
+    for picture in pictures:
+        expected, found = ({p.index: p.score for p in each(picture)} for each in (ours, theirs))
+        assert found == pytest.approx(expected, abs=1e-4)
+
+
+@pytest.mark.parametrize("target", ["mean_color", "mae"])
+def test_masked_pre_training_that_is_not_square_starts_a_classifier(
+    data: Path, tmp_path: Path, target: str
+) -> None:
+    options = {**TINY, "data": str(data), "image_size": (16, 32), "patch_size": (4, 8), "epochs": 1}
+    with undrawn():
+        first = pretrain(run=str(tmp_path / "masked"), target=target, **options)
+        tuned = train(
+            recipe="finetune",
+            weights=str(first.run),
+            data=str(data),
+            run=str(tmp_path / "tuned"),
+            epochs=1,
+            device="cpu",
+        )
+    assert tuned.model.config.image_hw == (16, 32)
+    assert tuned.model.config.grid == (4, 4)
+
+
+def test_square_weights_are_tuned_at_a_size_that_is_not_square(
+    data: Path, weights: Path, tmp_path: Path
+) -> None:
+    config = TrainConfig.from_recipe(
+        "finetune",
+        data=str(data),
+        weights=str(weights),
+        image_size=(16, 48),
+        epochs=1,
+        device="cpu",
+        run=str(tmp_path / "run"),
+    )
+    with undrawn():
+        model = train(config).model
+    assert model.config.grid == (2, 6)
+    assert isinstance(model.preprocess, Preprocess)
+    assert model.preprocess.image_size == (16, 48)
