@@ -138,6 +138,7 @@ def test_views_of_the_model_need_no_picture(
             "patch in row 1, column 0: layer -1, head 1",
         ),
         (["--method", "rollout", "--image-size", "48"], "attention rollout"),
+        (["--method", "rollout", "--image-size", "16", "48"], "attention rollout"),
     ],
 )
 def test_options_are_printed(

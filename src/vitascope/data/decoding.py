@@ -295,13 +295,8 @@ def _eight_bit(image: Image.Image, name: str, levels: Levels | None) -> Image.Im
     if _has_integers(image) or (image.mode == "F" and levels is not None):
         return Image.fromarray(_by_levels(np.asarray(image), levels or _SIXTEEN_BITS, name))
     if image.mode == "F":
-        return Image.fromarray(
-            _scaled(
-                np.asarray(image),
-                name,
-                "give their range as levels, an option of training and of the preprocessing",
-            )
-        )
+        advice = "give their range as levels, an option of training and of the preprocessing"
+        return Image.fromarray(_scaled(np.asarray(image), name, advice))
     if image.has_transparency_data:
         image = image.convert("RGBA")
         white = Image.new("RGBA", image.size, "white")

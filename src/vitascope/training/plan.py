@@ -162,7 +162,7 @@ def plan(asked: TrainConfig, facts: Facts) -> Plan:
     model, name = _model(asked, facts)
     length = asked.optimization
     levels = asked.levels
-    if levels is None and facts.greatest:
+    if levels is None and facts.greatest is not None and facts.greatest > 0:
         levels = (0, facts.greatest)
     decisions = {
         "levels": levels,
