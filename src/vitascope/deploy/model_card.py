@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import tempfile
 from collections.abc import Callable, Iterator
@@ -109,8 +108,6 @@ def _explaining(repo_id: str) -> Iterator[None]:
 def model_card(model: VisionModel, repo_id: str, run: Run | None = None) -> str:
     """The README.md of a model on the hub: metadata in YAML, then `model_card.md`, with its run's results."""
     config = model.config
-    values = dataclasses.asdict(preprocess_of(model))
-    plain = {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
     task = "image-classification" if config.gives_classes else "image-feature-extraction"
     metadata: dict[str, Any] = {
         "library_name": "vitascope",
@@ -122,7 +119,7 @@ def model_card(model: VisionModel, repo_id: str, run: Run | None = None) -> str:
         "name": repo_id.rpartition("/")[2],
         "config": config,
         "parameters": sum(part.numel() for part in model.parameters()),
-        "preprocess": yaml.safe_dump(plain, sort_keys=False),
+        "preprocess": yaml.safe_dump(preprocess_of(model).to_dict(), sort_keys=False),
         "max_classes": MAX_CLASSES,
     }
     if run is not None and (tests := run.records("test")):
