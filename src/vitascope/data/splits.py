@@ -13,8 +13,9 @@ import numpy.typing as npt
 
 from vitascope.data.contents import contents_of, first_of_content
 from vitascope.data.decoding import Encoded, ImageSource
+from vitascope.data.draws import bound_sets, draw_share
 from vitascope.data.randomness import epoch_order
-from vitascope.data.targets import Targets
+from vitascope.data.targets import ClassSets, Targets
 from vitascope.errors import UserError, nearest, printable
 from vitascope.formatting import counted
 
@@ -24,6 +25,10 @@ TEST_SHARE = 0.1
 
 def _not_read() -> npt.NDArray[np.bytes_]:
     return np.empty(0, dtype=np.bytes_)
+
+
+def _no_groups() -> npt.NDArray[np.str_]:
+    return np.empty(0, dtype=np.str_)
 
 
 class LazySources(Sequence[Encoded]):
@@ -59,6 +64,8 @@ class ImageSet:
     """The labels; None for images without any."""
     contents: npt.NDArray[np.bytes_] = dataclasses.field(default_factory=_not_read, repr=False)
     """From `contents_of`, (N,), where they were read; see `identified`."""
+    groups: npt.NDArray[np.str_] = dataclasses.field(default_factory=_no_groups, repr=False)
+    """The group of each image, (N,), such as a patient, which no split divides; (0,) where there are none."""
 
     def __len__(self) -> int:
         return len(self.sources)
@@ -93,7 +100,13 @@ class ImageSet:
         else:
             some = [all_of_them[index] for index in indices]
         targets = None if self.targets is None else self.targets.take(indices)
-        return ImageSet(name, some, targets, self.contents[indices] if len(self.contents) else self.contents)
+        return ImageSet(
+            name,
+            some,
+            targets,
+            self.contents[indices] if len(self.contents) else self.contents,
+            self.groups[indices] if len(self.groups) else self.groups,
+        )
 
     def identified(self) -> ImageSet:
         """The same images with their `contents`, which are read unless they are known."""
@@ -196,25 +209,52 @@ def complete_splits(found: Inventory, place: str, *, seed: int) -> Splits:
 
 def stratified_split(images: ImageSet, share: float, name: str, seed: int) -> tuple[ImageSet, ImageSet]:
     """Divide images into a rest and a share of each class, at least one image, by seed. Images of the same
-    content stay together: only the first of them is drawn, and the others follow it."""
+    content or group stay together. A class of images with several may be too rare to be in both parts."""
     images = images.identified()
     _check_sizes(images, 2, f"{images.name} and {name}")
-    first = first_of_content(images.contents)
-    drawn: list[int] = []
-    strata = [np.arange(len(images))] if images.targets is None else images.targets.strata()
-    for number, stratum in enumerate(strata):
-        members = stratum[first[stratum] == stratum]
-        members = np.random.default_rng([seed, number]).permutation(members)
-        drawn.extend(members[: max(1, round(share * len(members)))].tolist())
-    taken = np.isin(first, drawn)
+    first, targets = first_of_content(images.contents), images.targets
+    if len(images.groups) or isinstance(targets, ClassSets):
+        taken = _bound_share(images, first, share, seed)
+    else:
+        # The first of equal images is drawn, and the others follow it.
+        drawn: list[int] = []
+        for number, stratum in enumerate([np.arange(len(images))] if targets is None else targets.by_class()):
+            members = stratum[first[stratum] == stratum]
+            members = np.random.default_rng([seed, number]).permutation(members)
+            drawn.extend(members[: max(1, round(share * len(members)))].tolist())
+        taken = np.isin(first, drawn)
     return images.subset("train", np.flatnonzero(~taken)), images.subset(name, np.flatnonzero(taken))
+
+
+def _bound_share(
+    images: ImageSet, first: npt.NDArray[np.int64], share: float, seed: int
+) -> npt.NDArray[np.bool_]:
+    """Whether each image, (N,), is in a share that divides no group and separates no copies."""
+    group_of = np.unique(images.groups, return_inverse=True)[1] if len(images.groups) else first
+    targets = images.targets
+    if targets is None:
+        labels = np.zeros((len(images), 0), dtype=np.bool_)
+    elif isinstance(targets, ClassSets):
+        labels = targets.labels
+    else:
+        labels = targets.labels[:, None] == np.arange(len(targets.class_names))
+    every_class = not isinstance(targets, ClassSets)
+    sets = bound_sets(first, group_of)
+    for k, column in enumerate(labels.T) if every_class else ():
+        if len(np.unique(sets[column])) < 2:
+            raise UserError(
+                f"all images of class {images.class_names[k]!r} are in one group, "
+                f"{str(images.groups[column.argmax()])!r}, so they cannot be divided: give your own split, "
+                "or leave the groups out"
+            )
+    return draw_share(labels, sets, share, np.random.default_rng(seed), every_class=every_class)
 
 
 def _check_sizes(images: ImageSet, needed: int, parts: str) -> None:
     """Reject images, or a class, with too few different ones for some parts."""
     different = np.flatnonzero(first_of_content(images.contents) == np.arange(len(images)))
     counts = [("the data have", len(images), len(different))]
-    if (targets := images.targets) is not None:
+    if (targets := images.targets) is not None and not isinstance(targets, ClassSets):
         classes = [f"class {name!r} has" for name in targets.class_names]
         pairs = targets.counts.tolist(), targets.take(different).counts.tolist()
         counts = list(zip(classes, *pairs, strict=True))

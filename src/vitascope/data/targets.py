@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from itertools import chain
 from typing import Any, Self
 
 import numpy as np
@@ -67,10 +68,6 @@ class Targets(ABC):
     def by_class(self) -> list[npt.NDArray[np.int64]]:
         """For each of the K classes, the ascending indices of the images that have it."""
 
-    def strata(self) -> list[npt.NDArray[np.int64]]:
-        """The groups that a split draws the same share of: every image's index is in one of them."""
-        return self.by_class()
-
     @abstractmethod
     def names(self) -> list[tuple[str, ...]]:
         """The names of each image's classes."""
@@ -89,12 +86,8 @@ class Targets(ABC):
         """The rows of a batch as float32 shares of the classes, (B, K), which can be mixed."""
 
     @abstractmethod
-    def correct(self, classes: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-        """Whether each image's predicted class, (N,), is right: (N,)."""
-
-    @abstractmethod
-    def confusion(self, classes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Counts (K, K) of predicted classes, (N,): rows are true classes, columns are predicted ones."""
+    def correct(self, answers: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+        """Whether each image's answer, a row of the form of its label, is right: (N,)."""
 
     @abstractmethod
     def to_json(self) -> list[Any]:
@@ -123,10 +116,11 @@ class ClassIndices(Targets):
         numbers = {name: number for number, name in enumerate(class_names)}
         return cls(np.array([numbers[name] for (name,) in names], dtype=np.int64), class_names)
 
-    def correct(self, classes: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-        return classes == self.labels
+    def correct(self, answers: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+        return answers == self.labels
 
     def confusion(self, classes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Counts (K, K) of predicted classes, (N,): rows are true classes, columns are predicted ones."""
         K = len(self.class_names)
         return np.bincount(self.labels * K + classes, minlength=K * K).reshape(K, K)
 
@@ -137,12 +131,56 @@ class ClassIndices(Targets):
         return self.labels.tolist()
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class ClassSets(Targets):
+    """Any number of classes per image, also none: bool (N, K), True for the classes that an image has."""
+
+    labels: npt.NDArray[np.bool_]
+
+    @property
+    def counts(self) -> npt.NDArray[np.int64]:
+        return self.labels.sum(axis=0, dtype=np.int64)
+
+    def by_class(self) -> list[npt.NDArray[np.int64]]:
+        return [np.flatnonzero(column) for column in self.labels.T]
+
+    def names(self) -> list[tuple[str, ...]]:
+        return [tuple(self.class_names[k] for k in row) for row in self.to_json()]
+
+    @classmethod
+    def of_names(cls, names: Sequence[tuple[str, ...]], class_names: tuple[str, ...]) -> Self:
+        numbers = {name: number for number, name in enumerate(class_names)}
+        return cls._of_rows([[numbers[name] for name in row] for row in names], class_names)
+
+    @classmethod
+    def _of_rows(cls, rows: Sequence[Sequence[int]], class_names: tuple[str, ...]) -> Self:
+        """The targets with these indices of each image's classes."""
+        labels = np.zeros((len(rows), len(class_names)), dtype=np.bool_)
+        labels[np.repeat(np.arange(len(rows)), [len(row) for row in rows]), list(chain(*rows))] = True
+        return cls(labels, class_names)
+
+    def correct(self, answers: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+        """Whether all classes of each image, and no others, are predicted: (N,)."""
+        return (answers == self.labels).all(axis=1)
+
+    def shares(self, rows: Tensor) -> Tensor:
+        return rows.float()
+
+    def to_json(self) -> list[Any]:
+        images, classes = np.nonzero(self.labels)
+        return [row.tolist() for row in np.split(classes, np.searchsorted(images, np.arange(1, len(self))))]
+
+
 def targets_from_json(values: Sequence[Any], class_names: tuple[str, ...]) -> Targets | None:
     """The reverse of `Targets.to_json`, with a ValueError for what is not a label of these classes; None for
     images without labels, which have no class names."""
     if not class_names:
         return None
-    for value in values:
-        if type(value) is not int or not 0 <= value < len(class_names):
-            raise ValueError(f"an image without a label of its {len(class_names)} classes")
+    K, several = len(class_names), any(isinstance(value, list) for value in values)
+    rows = values if several else [[value] for value in values]
+    for row in rows:
+        if not isinstance(row, list) or any(type(k) is not int or not 0 <= k < K for k in row):
+            raise ValueError(f"an image without a label of its {K} classes")
+    if several:
+        return ClassSets._of_rows(rows, class_names)
     return ClassIndices(np.array(values, dtype=np.int64), class_names)

@@ -49,7 +49,7 @@ class Predictions:
 
     @property
     def classes(self) -> npt.NDArray[np.int64]:
-        """The predicted class of each image, (N,): the most probable one."""
+        """The most probable class of each image, (N,)."""
         return predicted(self.probabilities)
 
     @property
