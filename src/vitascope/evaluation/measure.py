@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from vitascope.data.decoding import source_name
 from vitascope.data.loading import Batch, Loader, check_unreadable
 from vitascope.data.splits import ImageSet
+from vitascope.data.targets import ClassSets
 from vitascope.errors import UserError
 from vitascope.formatting import pandas_library
 from vitascope.predict.engine import Engine, stacks
@@ -40,31 +41,35 @@ class Evaluation(Predictions):
 
     @property
     def accuracy(self) -> float:
-        """Share of correct predictions."""
+        """Share of correct predictions: with several classes per image, of those with exactly its classes."""
         return float(self.correct.mean())
 
     def summary(self) -> dict[str, Any]:
         """The scores as plain values, for `metrics.jsonl` and `--json`."""
         score = self.score
-        low, high = score.interval
         return {
             "split": self.split,
             "images": score.total,
             "unreadable": len(self.unreadable),
-            "correct": score.right,
-            "accuracy": self.accuracy,
-            "accuracy_low": low,
-            "accuracy_high": high,
-            **({} if score.top5 is None else {"top5_accuracy": score.top5}),
-            "balanced_accuracy": score.balanced,
-            "macro_f1": score.macro_f1,
-            "majority": score.majority,
+            **score.summary(),
             "loss": self.loss,
         }
 
     def to_dataframe(self) -> DataFrame:
-        """One row per image: `label`, `prediction`, `confidence`, `correct`; UserError without pandas."""
+        """One row per image: `label`, `prediction`, `confidence`, `correct`; with several classes per image
+        `labels`, `predictions` (texts, by "; "), `correct`, and the probability of each class by its name.
+
+        Raises:
+            UserError: no pandas.
+        """
         names = np.array(self.class_names, dtype=object)
+        if self.several:
+            texts = ["; ".join(names[row]) for row in (*self.labels, *self.answers)]
+            N = len(self.labels)
+            columns: dict[str, Any] = {"labels": texts[:N], "predictions": texts[N:], "correct": self.correct}
+            return data_frame(
+                columns | dict(zip(names, self.probabilities.T, strict=True)), index=self.indices
+            )
         columns = {
             "label": names[self.labels],
             "prediction": names[self.classes],
@@ -74,10 +79,8 @@ class Evaluation(Predictions):
         return data_frame(columns, index=self.indices)
 
     def in_words(self) -> str:
-        """The accuracy with its interval, in a few words."""
-        low, high = self.score.interval
-        images = f"{self.score.total:,} {self.split} images"
-        return f"accuracy {self.accuracy:.2%} of {images} ({low:.1%} to {high:.1%})"
+        """The accuracy or, of several classes per image, the mean average precision, with its interval."""
+        return self.score.in_words(f"{self.score.total:,} {self.split} images")
 
     def __repr__(self) -> str:
         return f"Evaluation({self.in_words()}, loss {self.loss:.3f})"
@@ -164,6 +167,11 @@ def measure(
     order = np.argsort(places, kind="stable")
     logits, probabilities = (torch.cat([batch[number] for batch in rows])[order] for number in range(2))
     targets = images.truth.take(places[order])
+    if isinstance(targets, ClassSets) and engine.meaning != "independent":
+        raise UserError(
+            f"the model predicts one class of an image, and the {images.name} images have several: measure "
+            "it on images of one class each"
+        )
     labels = torch.from_numpy(targets.labels)
     if engine.meaning == "exclusive":
         loss = F.cross_entropy(logits, labels)
@@ -174,6 +182,7 @@ def measure(
         indices=places[order],
         targets=targets,
         probabilities=probabilities.numpy(),
+        thresholds=np.array(engine.thresholds, dtype=np.float32) if isinstance(targets, ClassSets) else None,
         loss=float(loss),
         unreadable=tuple({path: reason for _, part in parts for path, reason in part.items()}.values()),
     )

@@ -18,7 +18,6 @@ from vitascope.model.options import (
     BlockOptions,
     EmbeddingOptions,
     ImageOptions,
-    Outputs,
     ReadoutOptions,
     Regularization,
     Role,
@@ -211,11 +210,6 @@ class ViTConfig(ImageOptions):
     def gives_classes(self) -> bool:
         """Whether the head's outputs are classes, not features."""
         return self.readout.head in ("linear", "mlp") and self.outputs != "embedding"
-
-    @property
-    def outputs(self) -> Outputs:
-        """The meaning of the head's outputs."""
-        return self.readout.outputs
 
     @property
     def summary(self) -> str:

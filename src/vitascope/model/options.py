@@ -17,6 +17,8 @@ Resample = Literal["timm", "huggingface", "torchvision", "jax", "dinov2"]
 Activation = Literal["gelu", "gelu_tanh", "quick_gelu", "swiglu"]
 Outputs = Literal["exclusive", "independent", "embedding"]
 
+EVEN = 0.5
+"""The threshold of a class without one of its own."""
 PROBABILITY = Range(ge=0, lt=1)
 MAX_TOKENIZER_LAYERS = 8
 """More would leave one token of an image of five hundred pixels."""
@@ -61,6 +63,11 @@ class ImageOptions(Configuration):
     """Outputs of the head, K."""
     class_names: Annotated[tuple[str, ...], Role.FREE] = ()
     """Name of each output, in order; empty where unknown."""
+    outputs: Annotated[Outputs, Role.FREE] = "exclusive"
+    """The outputs: classes of which one applies, classes of which any may apply, or an embedding, such as
+    CLIP's."""
+    thresholds: Annotated[tuple[float, ...], Range(ge=0, le=1), Role.FREE] = ()
+    """Probability from which on each class is taken to apply, where any may; empty for `EVEN`."""
 
     def check_images_and_classes(self) -> None:
         """Normalize the size and the names; reject names that are not one for each class."""
@@ -71,6 +78,12 @@ class ImageOptions(Configuration):
         object.__setattr__(self, "class_names", tuple(self.class_names))
         if self.class_names and len(self.class_names) != self.num_classes:
             raise UserError(f"{len(self.class_names)} class_names for num_classes {self.num_classes}")
+        object.__setattr__(self, "thresholds", tuple(self.thresholds))
+        if self.thresholds and (len(self.thresholds) != self.num_classes or self.outputs != "independent"):
+            raise UserError(
+                f"{len(self.thresholds)} thresholds for {self.num_classes} {self.outputs} outputs: there is "
+                "one for each class, where any may apply"
+            )
 
     @property
     def image_hw(self) -> tuple[int, int]:
@@ -189,9 +202,6 @@ class ReadoutOptions:
     head: Annotated[Literal["linear", "mlp", "pre_logits", "none"], Role.FREE] = "linear"
     """A linear layer; the pre-training MLP with a hidden tanh layer; that hidden layer alone; or none, for
     features."""
-    outputs: Annotated[Outputs, Role.FREE] = "exclusive"
-    """The head's outputs: classes of which one applies, classes of which any may apply, or an embedding, such
-    as CLIP's."""
 
     def __post_init__(self) -> None:
         check_fields(self)

@@ -14,7 +14,7 @@ from typing import Annotated, ClassVar, Literal, NamedTuple
 from vitascope.arguments import Range
 from vitascope.errors import UserError
 from vitascope.model.configuration import check_fields
-from vitascope.model.options import ImageOptions, Outputs, Role
+from vitascope.model.options import ImageOptions, Role
 
 EXPANSION = 4
 """Output channels of a bottleneck over those of its 3x3 convolution (He et al. 2016, section 4.1)."""
@@ -102,7 +102,6 @@ class ResNetConfig(ImageOptions):
 
     option_kind: ClassVar[str] = "option of a ResNet"
     gives_classes: ClassVar[bool] = True
-    outputs: ClassVar[Outputs] = "exclusive"
 
     layers: Annotated[tuple[int, ...], Range(ge=1), Role.SHAPE] = (3, 4, 6, 3)
     """Bottleneck units in each stage."""

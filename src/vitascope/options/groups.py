@@ -62,6 +62,10 @@ MaybeLevels = Annotated[
 ByImagesInt = Annotated[int | None, tyro.conf.arg(metavar="INT")]
 ByImagesFloat = Annotated[float | None, tyro.conf.arg(metavar="FLOAT")]
 MaybeText = Annotated[str | None, tyro.conf.arg(metavar="STR", help_behavior_hint="")]
+MaybeLoss = Annotated[
+    Literal["cross_entropy", "bce"] | None,
+    tyro.conf.arg(metavar="{cross_entropy,bce}", help_behavior_hint=""),
+]
 MaybePool = Annotated[
     Literal["cls", "mean", "cls_mean", "map", "sequence"] | None,
     tyro.conf.arg(metavar="{cls,mean,cls_mean,map,sequence}", help_behavior_hint=""),
@@ -94,7 +98,7 @@ DECODER_HEAD = 32
 LARGEST_RATE = 100.0
 """The largest published learning rates in vision, of LARS for huge batches, are a few tens."""
 
-DERIVED_OPTIONS = ("num_classes", "class_names", "in_channels")
+DERIVED_OPTIONS = ("num_classes", "class_names", "in_channels", "outputs", "thresholds")
 """Model options that follow from the data."""
 
 
@@ -161,13 +165,9 @@ class Architecture(OptionGroup):
                 raise UserError(f"model_options: {name} is set by training itself; leave it out")
             if name not in OPTIONS:
                 raise UserError(f"unknown model option {name!r}{nearest(str(name), set(OPTIONS) - own)}")
-        head, outputs = (self.model_options.get(name) for name in ("head", "outputs"))
+        head = self.model_options.get("head")
         if head in ("none", "pre_logits"):
             raise UserError(f"model_options: a classifier needs a head with classes, not {head!r}")
-        if outputs not in (None, "exclusive"):
-            raise UserError(
-                f"model_options: training on one class per image needs exclusive outputs, not {outputs!r}"
-            )
 
 
 def parsed_options(texts: Sequence[str]) -> dict[str, Any]:
@@ -240,8 +240,9 @@ class Optimization(OptionGroup):
     """Train the head alone, on a frozen body."""
     clip_grad: Annotated[float, AMOUNT] = 1.0
     """Largest gradient norm; 0 disables clipping."""
-    loss: Annotated[Literal["cross_entropy", "bce"], Classifies("cross_entropy")] = "cross_entropy"
-    """Cross-entropy, or binary cross-entropy of each class (Touvron et al. 2022, DeiT III)."""
+    loss: Annotated[MaybeLoss, Classifies(None)] = None
+    """Cross-entropy, or binary cross-entropy of each class (Touvron et al. 2022, DeiT III).
+    Default: cross_entropy; bce for images with several labels."""
     label_smoothing: Annotated[float, PROBABILITY, Classifies(0.0)] = 0.1
     """Share of the target probability that is spread over all classes."""
     ema: Annotated[MaybeFloat, PROBABILITY] = None

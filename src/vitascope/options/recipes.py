@@ -377,6 +377,8 @@ def current_options(values: Mapping[str, Any]) -> dict[str, Any]:
     found = dict(values)
     if "model_options" not in found and has_type(found.get("options"), tuple[str, ...]):
         found["model_options"] = renamed(parsed_options(found.pop("options")))
+    if found.get("task") == "masked":  # which recorded the default of classification
+        found["loss"] = None
     return found
 
 

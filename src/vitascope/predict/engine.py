@@ -18,7 +18,7 @@ from vitascope.data.preprocess import Pixels, Preprocess
 from vitascope.errors import UserError
 from vitascope.model.hardware import resolve_device, resolve_precision
 from vitascope.model.heads import scores
-from vitascope.model.options import Outputs
+from vitascope.model.options import EVEN, Outputs
 from vitascope.model.packed import predicting_copy
 from vitascope.model.sizes import architecture_of
 from vitascope.model.vision_model import VisionModel
@@ -42,6 +42,8 @@ class Engine(ABC):
     """K; 0 for a model without classes."""
     meaning: Outputs = "exclusive"
     """The meaning of the classes' outputs."""
+    own_thresholds: tuple[float, ...] = ()
+    """The probability from which on each class applies, where any may; empty for 0.5."""
     device = torch.device("cpu")
     """Where it computes."""
     own_pixels = False
@@ -54,6 +56,11 @@ class Engine(ABC):
     def reader(self) -> Callable[[ImageSource], Pixels]:
         """The function behind `pixels`. It can be pickled and needs no model: other processes can call it."""
         return self.preprocess.pixels
+
+    @property
+    def thresholds(self) -> tuple[float, ...]:
+        """The probability from which on each of the K classes applies, where any may."""
+        return self.own_thresholds or (EVEN,) * self.num_classes
 
     @property
     def digest(self) -> str:
@@ -134,7 +141,7 @@ class TorchEngine(Engine):
         self.architecture = architecture_of(model.config)
         self.class_names = model.config.class_names if gives_classes else ()
         self.num_classes = model.config.num_classes if gives_classes else 0
-        self.meaning = model.config.outputs
+        self.meaning, self.own_thresholds = model.config.outputs, model.config.thresholds
         self.precision = precision
         self.device = resolve_device(device)
         self.description = f"torch, {precision} precision, on {self.device}"

@@ -107,6 +107,7 @@ class ExportedEngine(Engine):
             with suppress(UserError):  # options of a later version
                 config = kind.from_dict(options)
                 self.architecture, self.meaning = architecture_of(config), config.outputs
+                self.own_thresholds = config.thresholds
         self.input: InputMode = values["input"]
         self.stored_precision = str(values["precision"])
         self.own_pixels = self.input == "pictures" and not self.preprocess.keeps_own_size

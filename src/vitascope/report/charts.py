@@ -44,9 +44,9 @@ Fonts = Literal["installed", "browser"]
 
 
 def curve_names(epochs: Records, steps: Records) -> list[str]:
-    """The recorded curves, among `loss`, `accuracy`, `agree` and `lr`, in this order."""
-    found = [name for name in ("loss", "accuracy", "agree") if epochs and f"train_{name}" in epochs[0]]
-    found = found or ["loss"]
+    """The recorded curves, among `loss`, `accuracy`, `map`, `agree` and `lr`, in this order."""
+    names, recorded = ("loss", "accuracy", "map", "agree"), epochs[0] if epochs else {}
+    found = [name for name in names if {f"train_{name}", f"val_{name}"} & recorded.keys()] or ["loss"]
     return [*found, "lr"] if len(steps) > 2 else found
 
 
@@ -61,10 +61,14 @@ def draw_curves(epochs: Records, steps: Records, kept: int | None) -> Figure:
 
 
 def kept_place(run: Run, epochs: Records) -> int | None:
-    """The place of the lowest validation loss among the epochs, if the run kept its weights."""
+    """The place of the best validation among the epochs, if the run kept its weights."""
     kept = run.records("kept")  # older and unfinished runs have no such record
     keeps = kept[-1]["weights"] if kept else run.config.get("keep")
-    return int(np.argmin(values_of(epochs, "val_loss"))) if keeps == "best" and epochs else None
+    if keeps != "best" or not epochs:
+        return None
+    if "val_map" in epochs[0]:
+        return int(np.argmax(values_of(epochs, "val_map")))
+    return int(np.argmin(values_of(epochs, "val_loss")))
 
 
 def plot_curve(axes: Axes, epochs: Records, steps: Records, name: str, kept: int | None) -> None:

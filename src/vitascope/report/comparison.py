@@ -60,12 +60,13 @@ class ComparedRun:
         tests, predictions = run.records("test"), run.predictions if run.finished else None
         model = run.model_folder if run.finished else run.best
         config = pretrained_config(model) if has_model(model) else None
+        score = None if predictions is None else predictions.score
         return cls(
             name=name,
             run=run,
             epochs=tuple(run.records("epoch")),
             test=tests[-1] if tests and run.finished else None,
-            score=None if predictions is None else predictions.score,
+            score=score if isinstance(score, Score) else None,
             parameters=None if config is None else config.num_parameters,
             flops=None if config is None else config.flops,
         )

@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from vitascope.data.splits import ImageSet
+from vitascope.data.targets import ClassIndices, ClassSets
 from vitascope.explain import plots
 from vitascope.explain.figures import draw_filters, draw_positions
 from vitascope.explain.pictures import shown, to_picture
@@ -40,12 +41,16 @@ def draw_figures(
     `images` are those that the model was measured on, in the order of the `probabilities` (N, K). One that
     cannot be read is an `ImageError`.
     """
+    if isinstance(images.truth, ClassSets):
+        epochs = run.records("epoch")
+        return _save(run, {"curves": draw_curves(epochs, run.records("step"), kept_place(run, epochs))})
     names, labels, classes = images.class_names, images.labels, predicted(probabilities)
     score = score_of(labels, probabilities)
     title = (
         f"{images.name}: {score.right / score.total:.2%} of {len(images)} correct "
         f"(most frequent class: {score.majority:.2%})"
     )
+    assert isinstance(images.truth, ClassIndices)
     confusion = images.truth.confusion(classes)
     matrix = draw_confusion(confusion, names, new=partial(plots.new_figure, title=title))
     epochs = run.records("epoch")

@@ -17,9 +17,20 @@ from vitascope.model.vision_model import VisionModel
 from vitascope.report.charts import curve_names, kept_place, plot_curve, values_of
 from vitascope.report.svg import blank_figure, embed
 from vitascope.run.environment import without_home
+from vitascope.run.label_measures import LabelScore
 from vitascope.run.measures import Score, calibration, wilson_interval
 from vitascope.run.run import Run
 
+LABEL_MEASURES = {
+    "map": "mean average precision: the mean over the classes",
+    "micro_map": "average precision of all images and classes together",
+    "macro_f1": "macro F1 at a probability of 0.5: the mean over the classes",
+    "micro_f1": "micro F1 at a probability of 0.5: of all images and classes together",
+    "macro_f1_tuned": "macro F1 at the thresholds that suit the validation images",
+    "micro_f1_tuned": "micro F1 at the same thresholds",
+    "exact": "images with exactly their classes above the thresholds",
+}
+"""The measures of several classes per image, by name, in words."""
 MOST_CLASSES = 100
 """Rows of the table of images per class; with more classes there is a line instead."""
 
@@ -58,6 +69,11 @@ def _result(run: Run) -> str:
     if not run.classifies:
         return f"{what}: loss {test['loss']:.3f} for hidden patches of {images}."
     score = _score(run)
+    if isinstance(score, LabelScore):
+        found = score.estimates["map"]
+        return (
+            f"{what}: mAP {found.value:.2%} of {images}. A constant answer would reach {found.constant:.2%}."
+        )
     compared = (
         "" if score is None else f" Always guessing the most frequent class would reach {score.majority:.2%}."
     )
@@ -88,15 +104,20 @@ def _length(run: Run) -> str:
     return f"{config['steps']:,} steps ({epochs})" if config.get("steps") else epochs
 
 
-def _score(run: Run) -> Score | None:
+def _score(run: Run) -> Score | LabelScore | None:
     found = run.predictions if run.finished else None
     return None if found is None else found.score
 
 
-def _tiles(run: Run, model: VisionModel | None, score: Score | None) -> list[tuple[str, str]]:
+def _tiles(run: Run, model: VisionModel | None, score: Score | LabelScore | None) -> list[tuple[str, str]]:
     found: list[tuple[str, str]] = []
     tests, epochs = run.records("test"), run.records("epoch")
-    if tests and run.classifies:
+    if isinstance(score, LabelScore):
+        found += [
+            (f"{each.value:.2%}", f"{LABEL_MEASURES[name]}; 95% interval {each.low:.1%} to {each.high:.1%}")
+            for name, each in score.estimates.items()
+        ]
+    elif tests and run.classifies:
         test = tests[-1]
         low, high = wilson_interval(test["correct"], test["images"])
         meaning = f"{test['split']} accuracy; 95% interval {low:.1%} to {high:.1%}"
@@ -112,7 +133,7 @@ def _tiles(run: Run, model: VisionModel | None, score: Score | None) -> list[tup
         found.append((f"{tests[-1]['loss']:.3f}", f"{tests[-1]['split']} loss of hidden patches"))
         if "accuracy" in tests[-1]:
             found.append((f"{tests[-1]['accuracy']:.2%}", "of their colours correct"))
-    if run.predictions is not None:
+    if run.predictions is not None and not run.predictions.several:
         error = calibration(run.predictions.confidences, run.predictions.correct).error
         found.append((f"{error:.2%}", "expected calibration error (15 bins)"))
     if model is not None:
@@ -206,6 +227,7 @@ def curves(run: Run) -> dict[str, Any] | None:
     meanings = {
         "loss": "Loss, lower is better.",
         "accuracy": "Accuracy." if run.classifies else "Share of correct colours.",
+        "map": "Mean average precision over the classes.",
         "agree": "Agreement of the student with its teacher.",
         "lr": "Learning rate.",
     }

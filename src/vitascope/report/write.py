@@ -51,7 +51,7 @@ def write_report(
         if run.classifies:
             sections |= (
                 {"unrecorded": {"run": run.path.resolve().name}}
-                if run.predictions is None
+                if run.predictions is None or run.predictions.several
                 else classification(run.predictions, model, images)
             )
     text = render(overview.header(run, model), sections)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -138,6 +139,29 @@ class Score:
     def no_better(self) -> bool:
         """Whether the interval contains, or lies below, the accuracy of guessing the most frequent class."""
         return self.interval[0] <= self.majority < 1
+
+    def summary(self) -> dict[str, Any]:
+        """The measures as plain values."""
+        low, high = self.interval
+        return {
+            "correct": self.right,
+            "accuracy": self.right / self.total,
+            "accuracy_low": low,
+            "accuracy_high": high,
+            **({} if self.top5 is None else {"top5_accuracy": self.top5}),
+            "balanced_accuracy": self.balanced,
+            "macro_f1": self.macro_f1,
+            "majority": self.majority,
+        }
+
+    def result(self) -> str:
+        """The accuracy and its counts."""
+        return f"{self.right / self.total:.2%} right: {self.right} of {counted(self.total, 'image')}"
+
+    def in_words(self, images: str) -> str:
+        """The accuracy on some images with its interval."""
+        low, high = self.interval
+        return f"accuracy {self.right / self.total:.2%} of {images} ({low:.1%} to {high:.1%})"
 
     def compared(self) -> str:
         """The interval and the numbers to compare with, in one line."""

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from vitascope.data.targets import ClassIndices, Targets
+from vitascope.data.targets import ClassIndices, ClassSets, Targets
 from vitascope.errors import UserError
+from vitascope.model.options import EVEN
+from vitascope.run.label_measures import LabelScore, label_score
 from vitascope.run.measures import Score, predicted, score_of
 from vitascope.storage import replacing
 from vitascope.weights.files import read_npz
@@ -28,6 +31,7 @@ class Predictions:
         indices: indices in the split of the N images that could be read, int64 (N,).
         targets: their true classes, among K.
         probabilities: of the classes, float32 (N, K).
+        thresholds: of the classes where any may apply, float32 (K,); None for 0.5.
         unreadable: one line per image that could not be read: its path and the reason.
     """
 
@@ -35,6 +39,7 @@ class Predictions:
     indices: npt.NDArray[np.int64]
     targets: Targets
     probabilities: npt.NDArray[np.float32]
+    thresholds: npt.NDArray[np.float32] | None = None
     unreadable: tuple[str, ...] = ()
 
     @property
@@ -44,7 +49,7 @@ class Predictions:
 
     @property
     def labels(self) -> npt.NDArray[Any]:
-        """The labels of `targets`: int64 (N,) for one class per image."""
+        """The labels of `targets`: int64 (N,) for one class per image, bool (N, K) for several."""
         return self.targets.labels
 
     @property
@@ -58,24 +63,44 @@ class Predictions:
         return self.probabilities.max(axis=1)
 
     @property
-    def correct(self) -> npt.NDArray[np.bool_]:
-        """Whether the predicted class is the true one, (N,)."""
-        return self.targets.correct(self.classes)
+    def several(self) -> bool:
+        """Whether an image may have several classes."""
+        return isinstance(self.targets, ClassSets)
 
     @property
-    def score(self) -> Score:
-        """The accuracy with its interval, and the numbers to compare it with; UserError for no images."""
+    def answers(self) -> npt.NDArray[Any]:
+        """The predictions in the form of the labels: the most probable class of each image, int64 (N,), or
+        the classes from their thresholds on, bool (N, K)."""
+        if not self.several:
+            return self.classes
+        return self.probabilities >= (EVEN if self.thresholds is None else self.thresholds)
+
+    @property
+    def correct(self) -> npt.NDArray[np.bool_]:
+        """Whether the answer is the label, with several classes exactly, (N,)."""
+        return self.targets.correct(self.answers)
+
+    @functools.cached_property
+    def score(self) -> Score | LabelScore:
+        """The accuracy with its interval, and the numbers to compare it with, or the measures of several
+        classes per image; UserError for no images."""
         if not len(self.targets):
             raise UserError(f"there are no predictions of {self.split} images, so they have no score")
+        if self.several:
+            return label_score(self.labels, self.probabilities, self.thresholds)
         return score_of(self.labels, self.probabilities)
 
     @property
     def confusion(self) -> npt.NDArray[np.int64]:
-        """Counts (K, K): rows are true classes, columns are predicted classes."""
+        """Counts (K, K): rows are true classes, columns are predicted classes; UserError for several classes
+        per image, which are not confused one for one."""
+        if not isinstance(self.targets, ClassIndices):
+            raise UserError("images of several classes have no confusion matrix")
         return self.targets.confusion(self.classes)
 
     def save(self, path: Path) -> None:
         """Write an .npz file, whole or not at all; texts are NumPy's, so that nothing is pickled."""
+        more: dict[str, Any] = {} if self.thresholds is None else {"thresholds": self.thresholds}
         with replacing(path) as aside, aside.open("wb") as file:
             np.savez_compressed(
                 file,
@@ -84,6 +109,7 @@ class Predictions:
                 indices=self.indices,
                 labels=self.labels,
                 probabilities=self.probabilities,
+                **more,
                 unreadable=np.array(self.unreadable, dtype=np.str_),
             )
 
@@ -105,21 +131,25 @@ def _checked(stored: dict[str, npt.NDArray[Any]]) -> dict[str, Any]:
     class_names, unreadable = (_array(stored, name, "U", (None,)) for name in ("class_names", "unreadable"))
     indices = _array(stored, "indices", "iu", (None,))
     N, K = len(indices), len(class_names)
-    labels = _array(stored, "labels", "iu", (N,))
+    several = "labels" in stored and stored["labels"].dtype == np.bool_
+    labels = _array(stored, "labels", "b", (N, K)) if several else _array(stored, "labels", "iu", (N,))
+    thresholds = _array(stored, "thresholds", "f", (K,)) if "thresholds" in stored else None
     probabilities = _array(stored, "probabilities", "f", (N, K))
     if K == 0:
         raise ValueError("no class_names")
     if N and (int(indices[0]) < 0 or not (indices[1:] > indices[:-1]).all()):
         raise ValueError("the indices do not ascend from 0 or more")
-    if N and not 0 <= int(labels.min()) <= int(labels.max()) < K:
+    if N and not several and not 0 <= int(labels.min()) <= int(labels.max()) < K:
         raise ValueError(f"labels from {labels.min()} to {labels.max()} for {K} classes")
     if not ((probabilities >= 0) & (probabilities <= 1 + ROUNDING)).all():  # so that NaN fails too
         raise ValueError("probabilities outside of [0, 1]")
+    kind = ClassSets if several else ClassIndices
     return {
         "split": str(split),
         "indices": indices.astype(np.int64),
-        "targets": ClassIndices(labels.astype(np.int64), tuple(class_names.tolist())),
+        "targets": kind(labels if several else labels.astype(np.int64), tuple(class_names.tolist())),
         "probabilities": probabilities.astype(np.float32),
+        "thresholds": None if thresholds is None else thresholds.astype(np.float32),
         "unreadable": tuple(unreadable.tolist()),
     }
 

@@ -100,7 +100,7 @@ class Trainer:
         self.small, self.small_size = False, small_size(model.config)
         self.identity = run_identity(config, self.model_config, splits.train)
         self.step, self.seconds = 0, 0.0
-        self.validated, self.best_step, self.best_loss = 0, 0, math.inf
+        self.validated, self.best_step, self.best_value = 0, 0, task.criterion.worst
         self.sums: Sums = {}
 
     def loader(self, images: ImageSet, seed: int | None = None) -> Loader:
@@ -390,9 +390,10 @@ class Trainer:
                 "seconds": round(self.seconds + validated, 2),
             }
             recorder.record("epoch", self.step, record)
-        (loss,) = distributed.largest(val["loss"])  # rounding may differ, and all must decide alike
-        if loss < self.best_loss:
-            self.best_loss, self.best_step = loss, self.step
+        criterion = self.task.criterion
+        (value,) = distributed.largest(val[criterion.name])  # rounding may differ, and all must decide alike
+        if criterion.better(value, self.best_value):
+            self.best_value, self.best_step = value, self.step
             self.save_model(self.run.best)
         if self.out_of_patience and self.step < self.schedule.total(self.step):
             self._report_early_stop(epoch, recorder, progress)
@@ -401,8 +402,8 @@ class Trainer:
         """Print and record that patience has run out after an epoch, counted from 1."""
         best = self.epoch_of(self.best_step)
         progress.note(
-            f"stopped after epoch {epoch:g}: the lowest validation loss, {self.best_loss:.3f}, was that of "
-            f"epoch {best:g}"
+            f"stopped after epoch {epoch:g}: {self.task.criterion.best_in_words(self.best_value)}, was that "
+            f"of epoch {best:g}"
         )
         if recorder is not None:
             recorder.record("stop", self.step, {"epoch": epoch, "best_epoch": best})
@@ -436,7 +437,7 @@ class Trainer:
             "optimizer": optimizer_state(self.module, self.optimizer),
             "scaler": self.scaler.state_dict(),
             "sums": self.sums if distributed.world_size() == 1 else distributed.sum_over_processes(self.sums),
-            "best_loss": self.best_loss,
+            "best_value": self.best_value,
             "best_step": self.best_step,
             "validated": self.validated,
             "seconds": self.seconds,
@@ -457,7 +458,9 @@ class Trainer:
         restore_optimizer(self.module, self.optimizer, state["optimizer"])
         if state["scaler"]:  # empty if the run has had another precision so far
             self.scaler.load_state_dict(state["scaler"])
-        self.best_loss, self.seconds = state["best_loss"], state["seconds"]
+        # Older checkpoints have the lowest loss.
+        self.best_value = state["best_value"] if "best_value" in state else state["best_loss"]
+        self.seconds = state["seconds"]
         # Older checkpoints were saved after a validation, and count epochs, or have neither.
         since_best = state.get("epochs_since_best", 0) * self.steps_per_epoch
         self.best_step = state.get("best_step", self.step - since_best)

@@ -13,6 +13,7 @@ from typing import Any
 
 from vitascope.data.datasets import greatest_value, median_size
 from vitascope.data.splits import Splits
+from vitascope.data.targets import ClassSets
 from vitascope.errors import UserError
 from vitascope.formatting import counted
 from vitascope.model.config import OPTIONS, ViTConfig
@@ -63,6 +64,8 @@ class Facts:
     class_names: tuple[str, ...]
     greatest: int | None
     """The greatest value in training images of more than 8 bits; None without any, or if not asked for."""
+    several: bool = False
+    """Whether an image may have several of the classes."""
     weights: ModelConfig | None
     """The configuration of the weights; None for random ones."""
 
@@ -85,6 +88,7 @@ def inspect(data: Splits, weights: ModelConfig | None = None, *, levels: bool = 
         channels=data.channels,
         class_names=data.train.class_names,
         greatest=greatest_value(data.train) if levels else None,
+        several=isinstance(data.train.targets, ClassSets),
         weights=weights,
     )
 
@@ -158,7 +162,7 @@ def plan(asked: TrainConfig, facts: Facts) -> Plan:
     Raises:
         UserError: options that contradict each other, the task, the data or the weights.
     """
-    _check_task(asked)
+    _check_task(asked, facts)
     model, name = _model(asked, facts)
     length = asked.optimization
     levels = asked.levels
@@ -175,6 +179,8 @@ def plan(asked: TrainConfig, facts: Facts) -> Plan:
     }
     if asked.task == "masked":
         decisions["corrupt"] = asked.masking.share
+    elif length.loss is None:
+        decisions["loss"] = "bce" if facts.several else "cross_entropy"
     by_weights = set() if asked.weights is None else {"image_size", "patch_size"}
     chosen = {
         option: text.format(decisions[option])
@@ -212,12 +218,16 @@ NO_CHANGE = {"crop_scale": 1.0, "shift": 0.0, "randaugment": 0, "erase": 0.0}
 """Values of augmentation that change nothing, which need no mention."""
 
 
-def _check_task(asked: TrainConfig) -> None:
-    """Reject options of the other task, and a head alone on random features."""
+def _check_task(asked: TrainConfig, facts: Facts) -> None:
+    """Reject options of the other task, a loss of other labels, and a head alone on random features."""
     if asked.task == "masked":
         for name, trait in traits(type(asked), Classifies).items():
             if asked.option(name) != trait.off:
                 raise UserError(f"{name} {trait.reason}; leave it out")
+    elif facts.several and asked.optimization.loss == "cross_entropy":
+        raise UserError(
+            "loss=cross_entropy is about images of one class, and these have several: leave it out"
+        )
     elif asked.optimization.freeze and asked.weights is None:
         raise UserError("freeze trains a head on a body, which must be trained already: set weights")
 
@@ -324,6 +334,7 @@ def _derived_options(config: TrainConfig, facts: Facts, is_vit: bool) -> dict[st
             raise UserError(f"{cnn} patches to hide: pre-training needs a Vision Transformer")
         return vit_options | {"head": "none"}
     classes = {"class_names": facts.class_names, "num_classes": len(facts.class_names)}
+    classes |= {"outputs": "independent" if facts.several else "exclusive", "thresholds": ()}
     if teacher is not None:
         if not is_vit:
             raise UserError(f"{cnn} distillation token; leave out the teacher")

@@ -87,7 +87,9 @@ class Progress:
     def epoch(self, epoch: float, train_loss: float, val: Mapping[str, float]) -> None:
         """Print the results of an epoch, counted from 1; the last one may be a part of an epoch."""
         measured = f"loss {train_loss:.3f}  val loss {val['loss']:.3f}"
-        if "accuracy" in val:
+        if "map" in val:
+            measured += f", mAP {val['map']:.1%}"
+        elif "accuracy" in val:
             measured += f", accuracy {val['accuracy']:.1%}"
         if "balanced_accuracy" in val and self.uneven:
             measured += f", balanced {val['balanced_accuracy']:.1%}"

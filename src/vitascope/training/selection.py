@@ -23,7 +23,7 @@ class Selection:
     """The weights that were kept."""
 
     weights: str
-    """`best`, of the lowest validation loss, or `last`; the name of their folder in `checkpoints/`."""
+    """`best`, of the best validation, or `last`; the name of their folder in `checkpoints/`."""
     epoch: float
     """The number of epochs that led to them."""
     reason: str
@@ -36,15 +36,17 @@ class Selection:
 def select(trainer: Trainer) -> Selection:
     """Decide by the option `keep`; saves the last weights if they are kept or have to be compared."""
     keep, best = trainer.config.optimization.keep, trainer.epoch_of(trainer.best_step)
+    criterion = trainer.task.criterion
     if keep == "best":
-        return Selection("best", best, f"their validation loss, {trainer.best_loss:.3f}, is the lowest")
+        return Selection("best", best, f"they have {criterion.best_in_words(trainer.best_value)}")
     folder, epoch = trainer.run.checkpoints / "last", trainer.epoch_of(trainer.step)
     trainer.save_model(folder)
     distributed.by_first(lambda: None)  # until it is written
     if keep == "last":
         return Selection("last", epoch, "they are the last ones, as asked for by keep=last")
     if trainer.best_step == trainer.step:
-        return Selection("last", epoch, "they are the last ones, and have the lowest validation loss")
+        words = criterion.best_in_words(trainer.best_value)
+        return Selection("last", epoch, f"they are the last ones, and have {words}")
     last, lowest = (predictions_of(trainer, saved) for saved in (folder, trainer.run.best))
     losses = f"{last.loss:.3f}, and {lowest.loss:.3f} after epoch {best:g}"
     images = counted(len(last.targets), "validation image")
@@ -72,6 +74,11 @@ def worse(last: Predictions, best: Predictions) -> bool:
 
 
 def losses_of(predictions: Predictions) -> npt.NDArray[np.float64]:
-    """The cross-entropy of each image, nats, (N,)."""
-    of_labels = predictions.probabilities[np.arange(len(predictions.labels)), predictions.labels]
-    return -np.log(np.maximum(of_labels.astype(np.float64), np.finfo(np.float32).tiny))
+    """The cross-entropy of each image, nats, (N,); binary, the mean over the classes, where any may apply."""
+    labels, probabilities = predictions.labels, predictions.probabilities.astype(np.float64)
+    if labels.ndim == 1:
+        of_labels = probabilities[np.arange(len(labels)), labels]  # (N,)
+    else:
+        of_labels = np.where(labels, probabilities, 1 - probabilities)  # (N, K)
+    losses = -np.log(np.maximum(of_labels, np.finfo(np.float32).tiny))
+    return losses if labels.ndim == 1 else losses.mean(axis=1)

@@ -24,6 +24,7 @@ import torch
 from vitascope.arguments import checked
 from vitascope.data.datasets import open_data
 from vitascope.data.splits import Splits
+from vitascope.data.targets import ClassSets
 from vitascope.errors import UserError
 from vitascope.evaluation.measure import Evaluation, data_frame, html_table
 from vitascope.formatting import counted
@@ -389,12 +390,22 @@ def make_task(options: Decided, model: VisionModel, splits: Splits, placement: P
         return kind(masking=options.masking, config=cast("ViTConfig", model.config), preprocess=preprocess)
     balanced = options.balance.class_weights == "balanced"
     weights = balanced_weights(splits.train).to(device) if balanced else None
-    criterion = (preprocess, options.optimization.label_smoothing, options.optimization.loss, weights)
+    several = isinstance(splits.train.targets, ClassSets)
+    if several and not splits.val.truth.counts.any():
+        raise UserError(
+            f"no one of {counted(len(splits.val), 'validation image')} has a class to be measured by"
+        )
+    loss = options.optimization.loss or "cross_entropy"
+    criterion = (preprocess, options.optimization.label_smoothing, loss, weights, several)
     distillation = options.distillation
     if distillation.teacher is None:
         return Classify(*criterion)
     teacher = open_teacher(
-        distillation.teacher, splits.train.class_names, device=device, precision=placement.precision
+        distillation.teacher,
+        splits.train.class_names,
+        outputs=model.config.outputs,
+        device=device,
+        precision=placement.precision,
     )
     return Distill(*criterion, options=distillation, teacher=teacher)
 
@@ -410,7 +421,8 @@ def _finish(trainer: Trainer) -> TrainResult | PretrainResult:
         distributed.print_first(kept.in_words())
         model = from_pretrained(run.checkpoints / kept.weights).to(trainer.device)
         loader, seconds = trainer.loader(final), trainer.seconds
-        finished = Finished(run, config, model, trainer.trained, loader, trainer.precision, seconds)
+        module, val_loader = trainer.trained, trainer.val_loader
+        finished = Finished(run, config, model, module, loader, val_loader, trainer.precision, seconds)
         distributed.print_first(f"evaluating {counted(len(final), f'{final.name} image')}")
         tested = trainer.task.test(finished)
         if config.task == "classify" and config.data == "digits" and final.name == "test":

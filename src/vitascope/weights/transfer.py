@@ -96,6 +96,7 @@ def adapted(source: ModelConfig, name: str | None, weights: str, overrides: dict
     options = dict(overrides)
     if options.get("num_classes", source.num_classes) != source.num_classes:
         options.setdefault("class_names", ())
+        options.setdefault("thresholds", ())
     other_head = isinstance(source, ViTConfig) and source.readout.head != "linear"
     if "num_classes" in options and other_head:
         options.setdefault("head", "linear")

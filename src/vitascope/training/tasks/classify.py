@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from vitascope.data.loading import Loader
 from vitascope.data.preprocess import Preprocess
 from vitascope.data.splits import ImageSet, check_every_class
+from vitascope.data.targets import ClassSets
 from vitascope.errors import UserError
 from vitascope.evaluation.measure import Evaluation, measure
-from vitascope.formatting import counted
 from vitascope.model.heads import DistilledHead, predicted, scores
 from vitascope.model.vision_model import VisionModel, evaluation_mode
 from vitascope.model.vit import VisionTransformer
@@ -23,21 +23,29 @@ from vitascope.options.groups import Distillation
 from vitascope.options.recipes import TrainConfig
 from vitascope.predict.engine import Engine, TorchEngine
 from vitascope.report.figures import draw_figures
+from vitascope.run.label_measures import best_thresholds, mean_average_precision
+from vitascope.run.measures import score_of
 from vitascope.training.distributed import gather, print_first
-from vitascope.training.tasks.task import Examples, Finished, Sums
+from vitascope.training.tasks.task import Criterion, Examples, Finished, Sums
 from vitascope.training.tasks.teachers import Teacher
 
 
-def binary_cross_entropy(logits: Tensor, targets: Tensor, label_smoothing: float) -> Tensor:
+def binary_cross_entropy(
+    logits: Tensor, targets: Tensor, label_smoothing: float, positive_weights: Tensor | None = None
+) -> Tensor:
     """Binary cross-entropy of each class, the mean over the classes, (B,); label smoothing as in timm.
 
     As in DeiT III (Touvron et al. 2022, section 3), all classes of a mixed image are targets of 1, whatever
-    their shares. Logits (B, K) and targets, classes (B,) or shares (B, K).
+    their shares. Logits (B, K) and targets, classes (B,) or shares (B, K). The loss of a class that applies
+    is multiplied by its weight in `positive_weights`, (K,).
     """
     K = logits.shape[1]
     present = F.one_hot(targets, K) if targets.ndim == 1 else targets > 0
     smoothed = present.to(logits.dtype) * (1 - label_smoothing) + label_smoothing / K
-    return F.binary_cross_entropy_with_logits(logits, smoothed, reduction="none").mean(dim=1)
+    losses = F.binary_cross_entropy_with_logits(
+        logits, smoothed, pos_weight=positive_weights, reduction="none"
+    )
+    return losses.mean(dim=1)
 
 
 class ModuleEngine(Engine):
@@ -74,13 +82,24 @@ def engine_of(model: VisionModel, config: TrainConfig) -> TorchEngine:
 
 @dataclasses.dataclass(frozen=True)
 class Classify:
-    """Cross-entropy with label smoothing (Szegedy et al. 2016), or binary cross-entropy."""
+    """Cross-entropy with label smoothing (Szegedy et al. 2016), or binary cross-entropy.
+
+    With several classes per image, labels are bool (B, K) instead of int64 (B,).
+    """
 
     preprocess: Preprocess
     label_smoothing: float = 0.0
-    criterion: Literal["cross_entropy", "bce"] = "cross_entropy"
+    loss_of_labels: Literal["cross_entropy", "bce"] = "cross_entropy"
     class_weights: Tensor | None = None
-    """Weights of the images' losses by class, (K,), with the mean 1 over the training images."""
+    """Of one class per image: weights of the images' losses by class, (K,), with the mean 1 over the training
+    images. Of several: weights of the classes that apply, against 1 for those that do not."""
+    several: bool = False
+    """Whether an image may have several classes."""
+
+    @property
+    def criterion(self) -> Criterion:
+        """The loss, or the mean average precision of several classes per image."""
+        return Criterion("map", "validation mAP", higher=True) if self.several else Criterion()
 
     def module(self, model: nn.Module) -> nn.Module:
         """The model itself."""
@@ -94,17 +113,19 @@ class Classify:
 
     def label_losses(self, logits: Tensor, targets: Tensor) -> Tensor:
         """The loss of each image, (B,), for logits (B, K) and labels (B,) or probabilities (B, K)."""
-        if self.criterion == "bce":
-            return binary_cross_entropy(logits, targets, self.label_smoothing)
+        if self.loss_of_labels == "bce":
+            positive = self.class_weights if self.several else None
+            return binary_cross_entropy(logits, targets, self.label_smoothing, positive)
         return F.cross_entropy(logits, targets, label_smoothing=self.label_smoothing, reduction="none")
 
     def weighted_mean(self, losses: Tensor, targets: Tensor) -> Tensor:
-        """The mean of losses (B,), each times sum_k t_k w_k for its targets t before smoothing.
+        """The mean of losses (B,), each times sum_k t_k w_k for its targets t before smoothing; of several
+        classes per image, whose losses are weighted already, the mean alone.
 
         It is divided by the number of images, not by the sum of their weights: a part of a batch, in
         accumulation or in another process, needs to know nothing about the other parts.
         """
-        if self.class_weights is None:
+        if self.class_weights is None or self.several:
             return losses.mean()
         weights = self.class_weights
         return (losses * (weights[targets] if targets.ndim == 1 else targets @ weights)).mean()
@@ -113,9 +134,13 @@ class Classify:
         """Cross-entropy without smoothing and weights, and what `Task.validate` lists."""
         names = loader.images.class_names
         engine = ModuleEngine(module, self.preprocess, names, loader.device, precision)
+        engine.meaning = "independent" if self.several else "exclusive"
         with evaluation_mode(module):
             found = measure(engine, loader, gather)
-        score = found.score
+        if self.several:
+            mean = mean_average_precision(found.labels, found.probabilities)
+            return {"loss": found.loss, "accuracy": found.accuracy, "map": mean}
+        score = score_of(found.labels, found.probabilities)
         return {
             "loss": found.loss,
             "accuracy": found.accuracy,
@@ -124,15 +149,20 @@ class Classify:
         }
 
     def test(self, finished: Finished) -> Evaluation:
-        """Evaluate the finished model and print its accuracy."""
+        """Evaluate the finished model and print the result; with several classes per image, the thresholds
+        of the model are first set to those of the highest F1 on the validation images."""
+        if self.several:
+            val = measure(engine_of(finished.model, finished.config), finished.val_loader, gather)
+            thresholds = best_thresholds(val.labels, val.probabilities).tolist()
+            finished.model.config = finished.model.config.replace(thresholds=thresholds)
         tested = measure(engine_of(finished.model, finished.config), finished.loader, gather)
         score = tested.score
-        warning = score.warning(finished.run.better_start)
-        print_first(
-            f"{tested.split:<6} {tested.accuracy:.2%} right: {score.right} of "
-            f"{counted(score.total, 'image')}, after {finished.seconds:.1f} s of training\n"
-            f"       {score.compared()}" + (f"\n       {warning}" if warning else "")
-        )
+        lines = [
+            f"{tested.split:<6} {score.result()}, after {finished.seconds:.1f} s of training",
+            score.compared(),
+            score.warning(finished.run.better_start),
+        ]
+        print_first("\n       ".join(filter(None, lines)))
         return tested
 
     def draw(self, finished: Finished, tested: Evaluation) -> dict[str, Path]:
@@ -143,20 +173,28 @@ class Classify:
 
 
 def balanced_weights(images: ImageSet) -> Tensor:
-    """The weight N / (K n_c) for each of K classes with n_c of N images, (K,): scikit-learn's "balanced".
+    """The weight of each of K classes with n_c of N images, (K,): N / (K n_c), scikit-learn's "balanced".
+
+    With several classes per image it is (N - n_c) / n_c: the images without the class over those with it.
 
     Raises:
         UserError: a class without images.
     """
     check_every_class(images, "class_weights=balanced")
-    counts = torch.from_numpy(images.truth.counts)
-    return (len(images) / (len(counts) * counts.double())).float()
+    counts, N = torch.from_numpy(images.truth.counts).double(), len(images)
+    several = isinstance(images.truth, ClassSets)
+    return ((N - counts) / counts if several else N / (len(counts) * counts)).float()
+
+
+def right(logits: Tensor, labels: Tensor) -> Tensor:
+    """Whether exactly an image's class or classes are predicted, (B,), from logits (B, K)."""
+    return predicted(logits) == labels if labels.ndim == 1 else ((logits > 0) == labels).all(dim=1)
 
 
 def classified(loss: Tensor, logits: Tensor, labels: Tensor) -> Sums:
-    """Sums over images from their mean loss, logits (B, K) and labels (B,)."""
+    """Sums over images from their mean loss, logits (B, K) and labels (B,) or, of several classes, (B, K)."""
     count = torch.full((), float(len(labels)), device=loss.device)  # a copy from the CPU would have to wait
-    correct = (predicted(logits) == labels).sum()
+    correct = right(logits, labels).sum()
     return {"loss": loss.detach() * count, "accuracy": correct, "count": count}
 
 
@@ -229,16 +267,28 @@ class Distill(Classify):
         taught = self.teacher(examples.images)  # (B, K)
         from_labels = self.label_losses(by_label, examples.targets)  # (B,)
         weight = self.options.distill_weight
-        if self.options.distill == "hard":
-            from_teacher = F.cross_entropy(by_teacher, predicted(taught), reduction="none")  # (B,)
+        decided = taught > 0 if self.several else predicted(taught)  # (B, K) or (B,)
+        if self.options.distill == "soft":
+            from_teacher = self.soft_losses(by_teacher, taught)
+        elif self.several:
+            from_teacher = binary_cross_entropy(by_teacher, decided, label_smoothing=0.0)
         else:
-            tau = self.options.temperature
-            student, teacher = (values.div(tau).log_softmax(dim=1) for values in (by_teacher, taught))
-            # The gradient of softened probabilities decreases as 1 / tau^2 (Hinton et al. 2015, section 2).
-            from_teacher = tau**2 * F.kl_div(student, teacher, reduction="none", log_target=True).sum(dim=1)
+            from_teacher = F.cross_entropy(by_teacher, decided, reduction="none")  # (B,)
         loss = self.weighted_mean((1 - weight) * from_labels + weight * from_teacher, examples.targets)
         sums = classified(loss, (by_label + by_teacher) / 2, examples.labels)
-        return loss, sums | {"agree": (predicted(by_teacher) == predicted(taught)).sum()}
+        return loss, sums | {"agree": right(by_teacher, decided).sum()}
+
+    def soft_losses(self, student: Tensor, teacher: Tensor) -> Tensor:
+        """KL(teacher || student) of each image at the temperature, (B,), from logits (B, K); with several
+        classes per image, of each class's two outcomes, and the mean over the classes."""
+        tau = self.options.temperature
+        # The gradient of softened probabilities decreases as 1 / tau^2 (Hinton et al. 2015, section 2).
+        if not self.several:
+            ours, theirs = (values.div(tau).log_softmax(dim=1) for values in (student, teacher))  # (B, K)
+            return tau**2 * F.kl_div(ours, theirs, reduction="none", log_target=True).sum(dim=1)
+        # The class applies, or does not.
+        ours, theirs = (F.logsigmoid(torch.stack([x, -x], dim=2) / tau) for x in (student, teacher))
+        return tau**2 * F.kl_div(ours, theirs, reduction="none", log_target=True).sum(dim=2).mean(dim=1)
 
     def validate(self, module: nn.Module, loader: Loader, precision: torch.dtype) -> dict[str, float]:
         """Cross-entropy and accuracy of both heads' mean; the teacher is not used."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -45,6 +46,7 @@ class Finished:
     """The trained module with the last weights; a process may have only a part."""
     loader: Loader
     """Of the images to test on."""
+    val_loader: Loader
     precision: torch.dtype
     seconds: float
     """Time in the training loop."""
@@ -73,8 +75,36 @@ Sums = dict[str, Tensor]
 """Sums over images, among them `loss` and `count`, the number of images."""
 
 
+@dataclasses.dataclass(frozen=True)
+class Criterion:
+    """The value of a validation that selects the best weights."""
+
+    name: str = "loss"
+    words: str = "validation loss"
+    higher: bool = False
+    """Whether higher values are better."""
+
+    def better(self, value: float, than: float) -> bool:
+        """Whether a value is better than another one; any value is better than NaN."""
+        return value > than if self.higher else value < than
+
+    @property
+    def worst(self) -> float:
+        """The value that every other one is better than."""
+        return -math.inf if self.higher else math.inf
+
+    def best_in_words(self, value: float) -> str:
+        """The best value: "the lowest validation loss, 0.123"."""
+        shown = f"{value:.1%}" if self.higher else f"{value:.3f}"
+        return f"the {'highest' if self.higher else 'lowest'} {self.words}, {shown}"
+
+
 class Task(Protocol):
     """A training task: the trained module, its loss, its validation, the test of the finished model."""
+
+    @property
+    def criterion(self) -> Criterion:
+        """What selects the best weights."""
 
     def module(self, model: Any) -> nn.Module:
         """The trained module: the model, or a module that has it as `body`."""
@@ -86,10 +116,11 @@ class Task(Protocol):
         """
 
     def validate(self, module: nn.Module, loader: Loader, precision: torch.dtype) -> dict[str, float]:
-        """Means over a split, over all processes: `loss`, which selects the best weights, and others.
+        """Means over a split, over all processes: `loss` and others, among them that of the `criterion`.
 
         Classification adds `accuracy`, `balanced_accuracy`, and `majority`: the accuracy of always predicting
-        the most frequent class.
+        the most frequent class; with several classes per image, `accuracy`, the share of images with exactly
+        their classes, and `map`, the mean average precision.
         """
 
     def test(self, finished: Finished) -> Any:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from vitascope.data.preprocess import Preprocess
 from vitascope.errors import UserError
+from vitascope.model.options import Outputs
 from vitascope.training.distributed import is_first
 from vitascope.weights.foreign import ForeignClassifier, in_one_line, open_foreign, some
 from vitascope.weights.loading import from_pretrained
@@ -48,10 +49,11 @@ def open_teacher(
     ref: str,
     class_names: tuple[str, ...],
     *,
+    outputs: Outputs = "exclusive",
     device: torch.device | str,
     precision: torch.dtype = torch.float32,
 ) -> Teacher:
-    """Load a teacher, whose logits are in the order of the data's `class_names`.
+    """Load a teacher, whose logits are in the order of the data's `class_names` and have the same meaning.
 
     `ref` is a MODEL, as for `from_pretrained`, or a name of another library, as for `open_foreign`.
     """
@@ -59,6 +61,11 @@ def open_teacher(
     names = model.class_names if isinstance(model, ForeignClassifier) else model.config.class_names
     if not isinstance(model, ForeignClassifier) and not model.config.gives_classes:
         raise UserError(f"teacher {ref} returns features, not classes: a teacher needs a head")
+    theirs = "exclusive" if isinstance(model, ForeignClassifier) else model.config.outputs
+    if theirs != outputs:
+        some_of, one_of = "any of its classes", "one class of an image"
+        pair = (some_of, one_of) if theirs == "independent" else (one_of, some_of)
+        raise UserError(f"teacher {ref} predicts {pair[0]}, and the student {pair[1]}: both must do the same")
     model = model.float().eval().requires_grad_(False).to(device)
     teacher = Teacher(name=ref, model=model, precision=precision)
     shape = (1, teacher.preprocess.channels, *teacher.preprocess.image_size)

@@ -175,7 +175,7 @@ def settings(config: ViTConfig, preprocess: Preprocess) -> dict[str, Any]:
         "num_classes": pretrained["num_classes"],
         "num_features": config.embed_dim,
         "global_pool": args["global_pool"],
-        "outputs": config.readout.outputs,  # for us: timm does not know whether its outputs are classes
+        "outputs": config.outputs,  # for us: timm does not know whether its outputs are classes
         "model_args": args,
         "pretrained_cfg": pretrained,
     }
