@@ -9,9 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.model import law
-from vitascope.data.targets import ClassIndices, targets_from_json
+from vitascope.data.targets import ClassIndices, ClassSets, targets_from_json
 
 NAMES = ("ant", "bee", "cat")
+sets_of_three = st.lists(st.lists(st.booleans(), min_size=3, max_size=3), max_size=40).map(
+    lambda rows: np.array(rows, np.bool_).reshape(-1, 3)
+)
 labels_of_three = st.lists(st.integers(0, 2), max_size=40).map(lambda labels: np.array(labels, np.int64))
 
 
@@ -24,13 +27,12 @@ def test_counts_are_of_every_class() -> None:
 
 @law
 @given(labels=labels_of_three)
-def test_every_image_is_in_its_class_and_in_one_stratum(labels: np.ndarray) -> None:
+def test_every_image_is_in_its_class(labels: np.ndarray) -> None:
     targets = ClassIndices(labels, NAMES)
     by_class = targets.by_class()
     assert [places.tolist() for places in by_class] == [
         np.flatnonzero(labels == k).tolist() for k in range(3)
     ]
-    assert sorted(np.concatenate(targets.strata()).tolist()) == list(range(len(labels)))
 
 
 @law
@@ -46,6 +48,36 @@ def test_parts_that_are_joined_are_the_whole(labels: np.ndarray) -> None:
 def test_json_is_read_back(labels: np.ndarray) -> None:
     targets = ClassIndices(labels, NAMES)
     assert targets_from_json(json.loads(json.dumps(targets.to_json())), NAMES) == targets
+
+
+def test_an_image_may_have_any_number_of_classes() -> None:
+    targets = ClassSets.of_names([("cat", "ant"), (), ("bee",)], NAMES)
+    assert targets.labels.tolist() == [[True, False, True], [False] * 3, [False, True, False]]
+    assert targets.counts.tolist() == [1, 1, 1]
+    assert targets.names() == [("ant", "cat"), (), ("bee",)]
+    assert [places.tolist() for places in targets.by_class()] == [[0], [2], [0]]
+    assert targets.shares(torch.from_numpy(targets.labels)).tolist() == [[1, 0, 1], [0, 0, 0], [0, 1, 0]]
+
+
+def test_an_answer_is_right_with_exactly_the_classes_of_an_image() -> None:
+    targets = ClassSets(np.array([[True, False], [True, True], [False, False]]), NAMES[:2])
+    answers = np.array([[True, True], [True, True], [False, False]])
+    assert targets.correct(answers).tolist() == [False, True, True]
+
+
+@law
+@given(labels=sets_of_three)
+def test_sets_of_classes_are_read_back_from_json(labels: np.ndarray) -> None:
+    targets = ClassSets(labels, NAMES)
+    if len(labels):
+        assert targets_from_json(json.loads(json.dumps(targets.to_json())), NAMES) == targets
+    assert ClassSets.of_names(targets.names(), NAMES) == targets
+
+
+@pytest.mark.parametrize("values", [[[0], 1], [[0, 3]], [[True]], [["ant"]], [[0.0]]])
+def test_a_set_with_what_is_no_class_is_rejected(values: list) -> None:
+    with pytest.raises(ValueError, match="of its 3 classes"):
+        targets_from_json(values, NAMES)
 
 
 def test_other_labels_or_classes_are_other_targets() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from vitascope.data.targets import ClassIndices
+from vitascope.data.targets import ClassIndices, ClassSets
 from vitascope.errors import UserError
 from vitascope.run.predictions import Predictions
 
@@ -99,3 +99,49 @@ def test_no_predictions_have_no_score(tmp_path: Path) -> None:
     assert empty.confusion.sum() == 0
     with pytest.raises(UserError, match="no predictions of test images"):
         empty.score  # noqa: B018
+
+
+def some_sets(**others: Any) -> Predictions:
+    generator = np.random.default_rng(0)
+    labels = generator.random((7, 3)) < 0.5
+    probabilities = generator.random((7, 3)).astype(np.float32)
+    thresholds = np.array([0.5, 0.2, 0.9], np.float32)
+    targets = ClassSets(labels, ("ant", "bee", "cat"))
+    return some_predictions(targets=targets, probabilities=probabilities, thresholds=thresholds, **others)
+
+
+def test_predictions_of_several_classes_are_preserved(tmp_path: Path) -> None:
+    kept = some_sets()
+    kept.save(tmp_path / "predictions.npz")
+    back = Predictions.load(tmp_path / "predictions.npz")
+    assert back.several
+    assert back.targets == kept.targets
+    for name in ("probabilities", "thresholds", "answers", "correct"):
+        np.testing.assert_array_equal(getattr(back, name), getattr(kept, name))
+
+
+def test_an_answer_is_every_class_from_its_threshold_on() -> None:
+    predictions = some_sets(split="val")
+    assert (predictions.answers == (predictions.probabilities >= [0.5, 0.2, 0.9])).all()
+    assert predictions.correct.tolist() == (predictions.answers == predictions.labels).all(axis=1).tolist()
+    assert predictions.score.right == predictions.correct.sum()
+    with pytest.raises(UserError, match="no confusion matrix"):
+        _ = predictions.confusion
+
+
+@pytest.mark.parametrize(
+    ("changed", "complaint"),
+    [
+        ({"labels": np.zeros((7, 2), np.bool_)}, "labels of dtype bool"),
+        ({"thresholds": np.array([0.5], np.float32)}, "thresholds of dtype"),
+        ({"thresholds": np.array([0.5, np.nan, 0.5], np.float32)}, r"thresholds outside of \[0, 1\]"),
+    ],
+)
+def test_damaged_sets_are_rejected(tmp_path: Path, changed: dict[str, Any], complaint: str) -> None:
+    path = tmp_path / "predictions.npz"
+    some_sets().save(path)
+    with np.load(path) as stored:
+        values = dict(stored) | changed
+    np.savez(path, **values)
+    with pytest.raises(UserError, match=complaint):
+        Predictions.load(path)

@@ -35,10 +35,10 @@ def draw_share(
     """Draw about a share of N images and of each of their K classes, without dividing a set: bool (N,).
 
     Sets are taken one by one, those of rare classes first (as in iterative stratification, Sechidis et al.
-    2011), large ones before small ones, in a random order: if that brings both the classes and the whole
-    nearer to the share; then others, until the whole is as near as a further set could bring it. A class is
-    never drawn completely. The number of images differs from the share by at most half of a set, unless
-    that needs all sets of a class.
+    2011), large ones before small ones, in a random order: if each of their classes and the whole are nearer
+    to the share with them; then, in the reverse order, until the whole is as near as a further set could
+    bring it. A class is never drawn completely. The number of images differs from the share by at most half
+    of a set, unless that needs all sets of a class.
 
     Args:
         labels: the classes of each image, (N, K).
@@ -51,33 +51,27 @@ def draw_share(
     counts = np.zeros((len(sizes), labels.shape[1]), dtype=np.int64)  # (G, K)
     np.add.at(counts, sets, labels)
     totals = counts.sum(axis=0)
-    weights = 1 / np.maximum(totals, 1)
     wanted, whole = share * totals, share * len(labels)
     rarest = np.where(counts > 0, totals, len(labels) + 1).min(axis=1, initial=len(labels) + 1)  # (G,)
     order = np.lexsort((generator.permutation(len(sizes)), -sizes, rarest))
     taken, drawn, drawn_whole = np.zeros(len(sizes), dtype=np.bool_), np.zeros(len(totals)), 0
 
-    def take(number: int, *, by_class: bool) -> None:
-        """Take a set if that brings the numbers nearer to the share."""
+    def take(number: int) -> None:
         nonlocal drawn_whole
-        own, size = counts[number], int(sizes[number])
-        if taken[number] or 2 * (whole - drawn_whole) <= size or ((own > 0) & (drawn + own == totals)).any():
-            return
-        if by_class and (weights * own * (2 * (wanted - drawn) - own)).sum() <= 0 and own.any():
-            return
         taken[number] = True
-        drawn[:] += own
-        drawn_whole += size
+        drawn[:] += counts[number]
+        drawn_whole += int(sizes[number])
 
     for k in np.argsort(totals, kind="stable") if every_class else ():
         having = order[counts[order, k] > 0]
         if len(having) > 1 and not taken[having].any():
-            smallest = having[np.argmin(sizes[having])]
-            taken[smallest] = True
-            drawn += counts[smallest]
-            drawn_whole += int(sizes[smallest])
-    for number in order:
-        take(number, by_class=True)
-    for number in order[::-1]:
-        take(number, by_class=False)
+            take(having[np.argmin(sizes[having])])
+    for numbers, by_class in ((order, True), (order[::-1], False)):
+        for number in numbers:
+            own, size = counts[number], sizes[number]
+            nearer = 2 * (whole - drawn_whole) > size
+            if nearer and by_class:
+                nearer = bool((2 * (wanted - drawn) > own)[own > 0].all())
+            if nearer and not taken[number] and not ((own > 0) & (drawn + own == totals)).any():
+                take(number)
     return taken[sets]

@@ -168,7 +168,8 @@ class ClassSets(Targets):
 
     def to_json(self) -> list[Any]:
         images, classes = np.nonzero(self.labels)
-        return [row.tolist() for row in np.split(classes, np.searchsorted(images, np.arange(1, len(self))))]
+        rows = np.split(classes, np.searchsorted(images, np.arange(1, len(self))))
+        return [row.tolist() for row in rows[: len(self)]]
 
 
 def targets_from_json(values: Sequence[Any], class_names: tuple[str, ...]) -> Targets | None:

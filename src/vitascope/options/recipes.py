@@ -310,6 +310,7 @@ RECIPES["deit"] = PUBLISHED.replace(
     warmup_epochs=5.0,
     weight_decay=0.05,
     clip_grad=0.0,
+    loss="cross_entropy",
     label_smoothing=0.1,
     ema=0.99996,
     repeats=3,

@@ -242,12 +242,12 @@ def _limits(value: Floats, samples: Floats | None, counts: npt.NDArray[np.int64]
     if samples is None:
         return np.full((2, *np.shape(value)), np.nan)
     least = 1 / (4 * np.maximum(counts, 1))
-    with np.errstate(invalid="ignore"):
-        # Log odds stay in (0, 1), and their distribution is nearly symmetric, unlike that of the shares.
-        drawn = logit(np.clip(samples, least, 1 - least))
-        deviation = np.nanstd(drawn, axis=0, ddof=1)
-        # Samples exceed the value as much as the value the truth: average precision grows with repetitions.
-        centre = 2 * logit(np.clip(value, least, 1 - least)) - np.nanmean(drawn, axis=0)
+    # Log odds stay in (0, 1), and their distribution is nearly symmetric, unlike that of the shares.
+    drawn = logit(np.clip(samples, least, 1 - least))
+    mean = mean_of_known(drawn.T).T
+    deviation = np.sqrt(mean_of_known(np.square(drawn - mean).T).T)
+    # Samples exceed the value as much as the value the truth: average precision grows with repetitions.
+    centre = 2 * logit(np.clip(value, least, 1 - least)) - mean
     found = expit(np.stack([centre - Z * deviation, centre + Z * deviation]))
     wilson = np.vectorize(wilson_interval)
     for end in (0, 1):

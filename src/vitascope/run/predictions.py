@@ -134,6 +134,8 @@ def _checked(stored: dict[str, npt.NDArray[Any]]) -> dict[str, Any]:
     several = "labels" in stored and stored["labels"].dtype == np.bool_
     labels = _array(stored, "labels", "b", (N, K)) if several else _array(stored, "labels", "iu", (N,))
     thresholds = _array(stored, "thresholds", "f", (K,)) if "thresholds" in stored else None
+    if thresholds is not None and not ((thresholds >= 0) & (thresholds <= 1)).all():
+        raise ValueError("thresholds outside of [0, 1]")
     probabilities = _array(stored, "probabilities", "f", (N, K))
     if K == 0:
         raise ValueError("no class_names")

@@ -100,7 +100,7 @@ class Trainer:
         self.small, self.small_size = False, small_size(model.config)
         self.identity = run_identity(config, self.model_config, splits.train)
         self.step, self.seconds = 0, 0.0
-        self.validated, self.best_step, self.best_value = 0, 0, task.criterion.worst
+        self.validated, self.best_step, self.best_value = 0, 0, task.monitor.worst
         self.sums: Sums = {}
 
     def loader(self, images: ImageSet, seed: int | None = None) -> Loader:
@@ -390,9 +390,9 @@ class Trainer:
                 "seconds": round(self.seconds + validated, 2),
             }
             recorder.record("epoch", self.step, record)
-        criterion = self.task.criterion
-        (value,) = distributed.largest(val[criterion.name])  # rounding may differ, and all must decide alike
-        if criterion.better(value, self.best_value):
+        monitor = self.task.monitor
+        (value,) = distributed.largest(val[monitor.name])  # rounding may differ, and all must decide alike
+        if monitor.better(value, self.best_value):
             self.best_value, self.best_step = value, self.step
             self.save_model(self.run.best)
         if self.out_of_patience and self.step < self.schedule.total(self.step):
@@ -402,7 +402,7 @@ class Trainer:
         """Print and record that patience has run out after an epoch, counted from 1."""
         best = self.epoch_of(self.best_step)
         progress.note(
-            f"stopped after epoch {epoch:g}: {self.task.criterion.best_in_words(self.best_value)}, was that "
+            f"stopped after epoch {epoch:g}: {self.task.monitor.best_in_words(self.best_value)}, was that "
             f"of epoch {best:g}"
         )
         if recorder is not None:

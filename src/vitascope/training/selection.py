@@ -36,16 +36,16 @@ class Selection:
 def select(trainer: Trainer) -> Selection:
     """Decide by the option `keep`; saves the last weights if they are kept or have to be compared."""
     keep, best = trainer.config.optimization.keep, trainer.epoch_of(trainer.best_step)
-    criterion = trainer.task.criterion
+    monitor = trainer.task.monitor
     if keep == "best":
-        return Selection("best", best, f"they have {criterion.best_in_words(trainer.best_value)}")
+        return Selection("best", best, f"they have {monitor.best_in_words(trainer.best_value)}")
     folder, epoch = trainer.run.checkpoints / "last", trainer.epoch_of(trainer.step)
     trainer.save_model(folder)
     distributed.by_first(lambda: None)  # until it is written
     if keep == "last":
         return Selection("last", epoch, "they are the last ones, as asked for by keep=last")
     if trainer.best_step == trainer.step:
-        words = criterion.best_in_words(trainer.best_value)
+        words = monitor.best_in_words(trainer.best_value)
         return Selection("last", epoch, f"they are the last ones, and have {words}")
     last, lowest = (predictions_of(trainer, saved) for saved in (folder, trainer.run.best))
     losses = f"{last.loss:.3f}, and {lowest.loss:.3f} after epoch {best:g}"

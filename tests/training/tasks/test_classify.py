@@ -15,7 +15,7 @@ from tests.training import write_folder
 from vitascope.data.loading import Loader
 from vitascope.data.preprocess import Preprocess
 from vitascope.data.splits import ImageSet
-from vitascope.data.targets import ClassIndices
+from vitascope.data.targets import ClassIndices, ClassSets
 from vitascope.errors import UserError
 from vitascope.model.vit import VisionTransformer
 from vitascope.options.groups import Distillation
@@ -390,3 +390,74 @@ def test_validation_measures_the_mean_of_both_heads_and_restores_the_mode(loader
 def test_mean_of_heads_equals_the_models_output() -> None:
     model, images = student(), random_images(2, 3, 32, 32)
     torch.testing.assert_close(MeanOfHeads(BothHeads(model))(images), model(images))
+
+
+# Several classes per image
+
+
+SETS = torch.tensor([[True, False, True], [False, False, False], [False, True, False]])
+
+
+def several(**options: object) -> Classify:
+    return Classify(Preprocess(image_size=(32, 32)), criterion="bce", several=True, **options)
+
+
+def test_the_loss_of_several_classes_is_binary_and_an_image_is_right_with_all_of_them() -> None:
+    model = small_model(num_classes=3)
+    examples = examples_of(SETS, SETS)
+    images = Preprocess(image_size=(32, 32)).normalize(examples.images)
+    loss, sums = several().loss(model, examples)
+    logits = model(images)
+    torch.testing.assert_close(loss, F.binary_cross_entropy_with_logits(logits, SETS.float()))
+    assert sums["accuracy"] == ((logits > 0) == SETS).all(dim=1).sum()
+
+
+def test_mixed_images_have_the_classes_of_both() -> None:
+    model = small_model(num_classes=3)
+    shares = torch.tensor([[0.7, 0.3, 0.7], [0.0, 0.0, 0.0], [0.0, 1.0, 0.0]])
+    loss, _ = several().loss(model, examples_of(SETS, shares))
+    wanted, _ = several().loss(model, examples_of(SETS, (shares > 0).float()))
+    torch.testing.assert_close(loss, wanted)
+
+
+def test_balanced_weights_of_several_classes_are_those_of_the_positives() -> None:
+    labels = np.zeros((10, 2), np.bool_)
+    labels[:2, 0] = labels[:5, 1] = True
+    images = ImageSet("train", [Path(str(n)) for n in range(10)], ClassSets(labels, ("a", "b")))
+    weights = balanced_weights(images)
+    assert weights.tolist() == [4.0, 1.0]
+    logits, targets = torch.randn(6, 2), torch.from_numpy(labels[:6])
+    task = several(class_weights=weights)
+    wanted = F.binary_cross_entropy_with_logits(logits, targets.float(), pos_weight=weights)
+    torch.testing.assert_close(task.weighted_mean(task.label_losses(logits, targets), targets), wanted)
+
+
+@pytest.mark.parametrize("distill", ["hard", "soft"])
+def test_a_teacher_of_several_classes_teaches_each_of_them(distill: str) -> None:
+    class Taught(nn.Module):
+        def forward(self, images: Tensor) -> Tensor:
+            return taught
+
+    student = small_model(num_classes=3, distillation_token=True)
+    taught = torch.tensor([[2.0, -1.0, 0.5], [-3.0, 0.1, 4.0], [1.0, 1.0, -1.0]])
+    preprocess = Preprocess(image_size=(32, 32))
+    teacher = Teacher(name="the teacher", model=with_preprocess(Taught(), preprocess))
+    options = Distillation(distill=distill, distill_weight=1.0, temperature=2.0)
+    task = Distill(preprocess, 0.1, "bce", None, True, options=options, teacher=teacher)
+    module = task.module(student)
+    examples = examples_of(SETS, SETS)
+    loss, sums = task.loss(module, examples)
+    _, by_teacher = module(preprocess.normalize(examples.images))
+    if distill == "hard":
+        wanted = F.binary_cross_entropy_with_logits(by_teacher, (taught > 0).float())
+    else:
+        p, q = (taught / 2).sigmoid(), (by_teacher / 2).sigmoid()
+        wanted = 4 * (p * (p / q).log() + (1 - p) * ((1 - p) / (1 - q)).log()).mean()
+    torch.testing.assert_close(loss, wanted)
+    assert sums["agree"] == ((by_teacher > 0) == (taught > 0)).all(dim=1).sum()
+
+
+def test_the_best_weights_have_the_highest_map_or_the_lowest_loss() -> None:
+    assert several().monitor.better(0.5, 0.4)
+    assert not several().monitor.better(float("nan"), several().monitor.worst)
+    assert Classify(Preprocess(image_size=(32, 32))).monitor.better(0.4, 0.5)

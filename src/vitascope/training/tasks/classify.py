@@ -26,7 +26,7 @@ from vitascope.report.figures import draw_figures
 from vitascope.run.label_measures import best_thresholds, mean_average_precision
 from vitascope.run.measures import score_of
 from vitascope.training.distributed import gather, print_first
-from vitascope.training.tasks.task import Criterion, Examples, Finished, Sums
+from vitascope.training.tasks.task import Examples, Finished, Monitor, Sums
 from vitascope.training.tasks.teachers import Teacher
 
 
@@ -89,7 +89,7 @@ class Classify:
 
     preprocess: Preprocess
     label_smoothing: float = 0.0
-    loss_of_labels: Literal["cross_entropy", "bce"] = "cross_entropy"
+    criterion: Literal["cross_entropy", "bce"] = "cross_entropy"
     class_weights: Tensor | None = None
     """Of one class per image: weights of the images' losses by class, (K,), with the mean 1 over the training
     images. Of several: weights of the classes that apply, against 1 for those that do not."""
@@ -97,9 +97,9 @@ class Classify:
     """Whether an image may have several classes."""
 
     @property
-    def criterion(self) -> Criterion:
+    def monitor(self) -> Monitor:
         """The loss, or the mean average precision of several classes per image."""
-        return Criterion("map", "validation mAP", higher=True) if self.several else Criterion()
+        return Monitor("map", "validation mAP", higher=True) if self.several else Monitor()
 
     def module(self, model: nn.Module) -> nn.Module:
         """The model itself."""
@@ -113,7 +113,7 @@ class Classify:
 
     def label_losses(self, logits: Tensor, targets: Tensor) -> Tensor:
         """The loss of each image, (B,), for logits (B, K) and labels (B,) or probabilities (B, K)."""
-        if self.loss_of_labels == "bce":
+        if self.criterion == "bce":
             positive = self.class_weights if self.several else None
             return binary_cross_entropy(logits, targets, self.label_smoothing, positive)
         return F.cross_entropy(logits, targets, label_smoothing=self.label_smoothing, reduction="none")

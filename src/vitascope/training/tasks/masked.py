@@ -36,7 +36,7 @@ from vitascope.training.checkpoint.folders import to_resume
 from vitascope.training.distributed import by_first, print_first, sum_over_processes
 from vitascope.training.tasks.corruption import Corruption, RandomMask, corruption, num_corrupted, on_device
 from vitascope.training.tasks.patch_targets import ColorTarget, PixelTarget, Target
-from vitascope.training.tasks.task import Criterion, Examples, Finished, PatchEvaluation, Sums
+from vitascope.training.tasks.task import Examples, Finished, Monitor, PatchEvaluation, Sums
 
 # The model
 
@@ -102,7 +102,7 @@ class MaskedPatchModel(nn.Module):
 class Masked:
     """Masked patch prediction as a `Task`."""
 
-    criterion: ClassVar = Criterion()
+    monitor: ClassVar = Monitor()
     masking: Masking
     config: ViTConfig
     preprocess: Preprocess

@@ -76,7 +76,7 @@ Sums = dict[str, Tensor]
 
 
 @dataclasses.dataclass(frozen=True)
-class Criterion:
+class Monitor:
     """The value of a validation that selects the best weights."""
 
     name: str = "loss"
@@ -103,7 +103,7 @@ class Task(Protocol):
     """A training task: the trained module, its loss, its validation, the test of the finished model."""
 
     @property
-    def criterion(self) -> Criterion:
+    def monitor(self) -> Monitor:
         """What selects the best weights."""
 
     def module(self, model: Any) -> nn.Module:
@@ -116,7 +116,7 @@ class Task(Protocol):
         """
 
     def validate(self, module: nn.Module, loader: Loader, precision: torch.dtype) -> dict[str, float]:
-        """Means over a split, over all processes: `loss` and others, among them that of the `criterion`.
+        """Means over a split, over all processes: `loss` and others, among them that of the `monitor`.
 
         Classification adds `accuracy`, `balanced_accuracy`, and `majority`: the accuracy of always predicting
         the most frequent class; with several classes per image, `accuracy`, the share of images with exactly

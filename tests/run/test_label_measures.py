@@ -1,0 +1,151 @@
+"""Measures of several classes per image, compared with scikit-learn's, and what their intervals cover."""
+
+import warnings
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.special import expit
+from sklearn.metrics import accuracy_score, average_precision_score, f1_score
+
+from tests.model import law
+from vitascope.run.label_measures import (
+    average_precision,
+    best_thresholds,
+    label_score,
+    mean_average_precision,
+)
+
+TOLERANCE = {"rtol": 0, "atol": 1e-12}
+
+
+def sample(seed: int, N: int = 200, K: int = 4, digits: int = 2) -> tuple[np.ndarray, np.ndarray]:
+    """Labels (N, K), and probabilities that know something about them, with many ties."""
+    generator = np.random.default_rng(seed)
+    labels = generator.random((N, K)) < np.linspace(0.1, 0.5, K)
+    return labels, expit(generator.normal(size=(N, K)) + 1.5 * labels - 0.75).round(digits)
+
+
+@law
+@given(seed=st.integers(0, 1000), digits=st.integers(1, 6))
+def test_measures_are_those_of_scikit_learn(seed: int, digits: int) -> None:
+    labels, probabilities = sample(seed, digits=digits)
+    thresholds = np.array([0.2, 0.4, 0.6, 0.8])
+    score = label_score(labels, probabilities, thresholds, intervals=False)
+    found = {name: estimate.value for name, estimate in score.estimates.items()}
+    for average, name in (("macro", "map"), ("micro", "micro_map")):
+        wanted = average_precision_score(labels, probabilities, average=average)
+        np.testing.assert_allclose(found[name], wanted, **TOLERANCE)
+    for name, at in (("f1", 0.5), ("f1_tuned", thresholds)):
+        answers = probabilities >= at
+        for average in ("macro", "micro"):
+            wanted = f1_score(labels, answers, average=average, zero_division=0)
+            np.testing.assert_allclose(found[f"{average}_{name}"], wanted, **TOLERANCE)
+    np.testing.assert_allclose(found["exact"], accuracy_score(labels, probabilities >= thresholds))
+    np.testing.assert_allclose(
+        score.ap, average_precision_score(labels, probabilities, average=None), **TOLERANCE
+    )
+    np.testing.assert_allclose(
+        score.f1, f1_score(labels, probabilities >= 0.5, average=None, zero_division=0), **TOLERANCE
+    )
+    assert score.right == round(found["exact"] * 200)
+
+
+@law
+@given(seed=st.integers(0, 1000))
+def test_weights_count_how_often_an_image_is_drawn(seed: int) -> None:
+    labels, scores = (each[:, 3] for each in sample(seed, N=60))
+    weights = np.random.default_rng(seed).multinomial(60, np.full(60, 1 / 60), size=3).T
+    wanted = [average_precision_score(labels, scores, sample_weight=column) for column in weights.T]
+    np.testing.assert_allclose(
+        average_precision(labels, scores, weights.astype(np.int32)), wanted, **TOLERANCE
+    )
+
+
+def test_a_constant_answer_has_the_prevalence_as_its_average_precision() -> None:
+    labels, probabilities = sample(0)
+    estimates = label_score(labels, probabilities, intervals=False).estimates
+    assert estimates["map"].constant == pytest.approx(labels.mean())
+    always = f1_score(labels, np.ones_like(labels), average="macro")
+    assert estimates["macro_f1"].constant == pytest.approx(always)
+    some = [f1_score(labels, np.tile(np.arange(4) >= k, (200, 1)), average="micro") for k in range(4)]
+    assert estimates["micro_f1"].constant == pytest.approx(max(some))
+
+
+def test_classes_and_images_without_labels_divide_nothing_by_zero() -> None:
+    labels, probabilities = sample(1, N=30)
+    labels[:, 2] = False
+    labels[:10] = False
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        score = label_score(labels, probabilities)
+        empty = label_score(np.zeros((5, 3), np.bool_), np.full((5, 3), 0.1))
+        one = label_score(labels[20:21], probabilities[20:21])
+    assert np.isnan([score.ap[2], *score.ap_interval[2]]).all()
+    assert score.estimates["map"].value == pytest.approx(np.nanmean(score.ap))
+    assert np.isnan(empty.estimates["map"].value)
+    assert empty.estimates["exact"].value == 1
+    assert one.total == 1
+
+
+def test_an_interval_contains_its_value_and_narrows_with_more_images() -> None:
+    few, many = (label_score(*sample(2, N=N)) for N in (50, 2000))
+    for score in (few, many):
+        assert all(each.low < each.value < each.high for each in score.estimates.values())
+        assert (score.ap_interval[:, 0] < score.ap_interval[:, 1]).all()
+    assert all(
+        many.estimates[name].high - many.estimates[name].low < (each.high - each.low) / 2
+        for name, each in few.estimates.items()
+    )
+
+
+def test_a_perfect_model_has_an_interval_that_is_not_empty() -> None:
+    labels, _ = sample(3)
+    score = label_score(labels, labels.astype(np.float32))
+    assert all(each.value == each.high == 1 and each.low < 1 for each in score.estimates.values())
+    assert not score.no_better
+    assert not score.warning()
+
+
+def test_95_of_100_intervals_contain_the_truth() -> None:
+    truth = label_score(*sample(4, N=200_000, digits=9), intervals=False)
+    scores = [label_score(*sample(seed, N=300, digits=9)) for seed in range(10, 160)]
+    for name in ("map", "micro_map", "macro_f1", "micro_f1", "exact"):
+        value = truth.estimates[name].value
+        inside = np.mean([each.estimates[name].low <= value <= each.estimates[name].high for each in scores])
+        # 150 samples show the share with a standard error of 1.8 points.
+        assert 0.9 <= inside <= 0.99, (name, inside)
+
+
+def test_a_model_that_guesses_is_no_better_than_a_constant_answer() -> None:
+    labels, _ = sample(5)
+    score = label_score(labels, np.random.default_rng(0).random(labels.shape))
+    assert "no better than the same answer for every image" in score.warning("look at the labels")
+    assert score.warning("look at the labels").endswith("look at the labels")
+
+
+@law
+@given(seed=st.integers(0, 1000), digits=st.integers(1, 4))
+def test_no_threshold_has_a_higher_f1(seed: int, digits: int) -> None:
+    labels, probabilities = sample(seed, N=40, digits=digits)
+    thresholds = best_thresholds(labels, probabilities)
+    for own, scores, threshold in zip(labels.T, probabilities.T, thresholds, strict=True):
+        found, *others = (
+            2 * (own & answers).sum() / max(1, own.sum() + answers.sum())
+            for answers in (scores >= other for other in (threshold, 0.5, *scores))
+        )
+        assert found == pytest.approx(max(others)) or not own.any()
+
+
+def test_the_threshold_is_even_where_no_other_is_better() -> None:
+    labels = np.array([[True, False], [False, False]])
+    assert best_thresholds(labels, np.array([[0.9, 0.3], [0.2, 0.6]])).tolist() == [0.5, 0.5]
+    assert 0.2 < best_thresholds(labels, np.array([[0.4, 0.3], [0.2, 0.6]]))[0] < 0.4
+
+
+def test_the_mean_is_over_the_classes_that_occur() -> None:
+    labels, probabilities = sample(6)
+    labels[:, 0] = False
+    wanted = average_precision_score(labels[:, 1:], probabilities[:, 1:])
+    assert mean_average_precision(labels, probabilities) == pytest.approx(wanted)
