@@ -18,11 +18,11 @@ from vitascope.data.datasets import (
     class_counts,
     described,
     greatest_value,
-    median_size,
     open_data,
     open_for_evaluation,
     open_pictures,
     read_data,
+    sampled_sizes,
 )
 from vitascope.data.formats.format import DataFormat
 from vitascope.data.pack import pack
@@ -442,37 +442,33 @@ def test_the_seed_changes_the_validation_digits_but_not_the_test_digits() -> Non
 # --- sizes
 
 
-def test_median_size_is_that_of_the_middle_image(tmp_path: Path) -> None:
-    for number, size in enumerate([(10, 99), (20, 30), (30, 40), (40, 50), (99, 60)]):
-        write_picture(tmp_path / ("cat" if number % 2 else "dog") / f"{number}.png", size=size)
-    assert median_size(read_tree(tmp_path)) == (30, 50)
+def test_sizes_are_those_of_images_spread_over_the_set() -> None:
+    sources = [np.zeros((h, 8, 3), np.uint8) for h in range(1, 1000)]
+    sizes = sampled_sizes(ImageSet("all", sources))
+    assert sizes.shape == (100, 2)
+    assert sizes[[0, -1]].tolist() == [[1, 8], [999, 8]]
 
 
-def test_median_size_of_arrays() -> None:
-    sources = [np.zeros((h, 8, 3), np.uint8) for h in (4, 6, 8)]
-    assert median_size(ImageSet("all", sources, ClassIndices(np.zeros(3, np.int64), ("a",)))) == (6, 8)
-
-
-def test_median_size_skips_unreadable_images(tmp_path: Path) -> None:
+def test_sizes_leave_out_unreadable_images(tmp_path: Path) -> None:
     write_tree(tmp_path, {"cat": 2, "dog": 2}, size=(12, 14))
     (tmp_path / "cat" / "broken.jpg").write_bytes(b"text")
-    assert median_size(read_tree(tmp_path)) == (12, 14)
+    assert np.unique(sampled_sizes(read_tree(tmp_path)), axis=0).tolist() == [[12, 14]]
 
 
-def test_median_size_skips_a_decompression_bomb(tmp_path: Path) -> None:
+def test_sizes_leave_out_a_decompression_bomb(tmp_path: Path) -> None:
     write_tree(tmp_path, {"cat": 2, "dog": 2}, size=(12, 14))
     from tests.data.test_preprocess import png_of_zeros
 
     (tmp_path / "cat" / "bomb.png").write_bytes(png_of_zeros(20_000, 20_000))
-    assert median_size(read_tree(tmp_path)) == (12, 14)
+    assert np.unique(sampled_sizes(read_tree(tmp_path)), axis=0).tolist() == [[12, 14]]
 
 
-def test_median_size_without_a_readable_image_is_rejected(tmp_path: Path) -> None:
+def test_sizes_without_a_readable_image_are_rejected(tmp_path: Path) -> None:
     for name in ("cat", "dog"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "broken.jpg").write_bytes(b"text")
     with pytest.raises(UserError, match=r"none of 2 images .* can be read: .*broken\.jpg"):
-        median_size(read_tree(tmp_path))
+        sampled_sizes(read_tree(tmp_path))
 
 
 def deep_tree(root: Path, values: dict[str, int]) -> ImageSet:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.data import write_picture, write_tree
 from tests.model import small_model
 from tests.training import planned, undrawn, write_folder
 from vitascope.cli import main
@@ -441,3 +442,14 @@ def test_a_group_of_options_is_recorded_by_its_options() -> None:
 def test_sides_out_of_range_are_rejected(size: Any) -> None:
     with pytest.raises(UserError, match=r"image_size must be (at least 1|below 2,000,000,000), not"):
         TrainConfig(image_size=size)
+
+
+def test_small_images_of_one_shape_keep_it_and_others_are_made_square(tmp_path: Path) -> None:
+    oblong = write_tree(tmp_path / "oblong", {"cat": 6, "dog": 6}, size=(16, 40))
+    mixed = write_tree(tmp_path / "mixed", {"cat": 6, "dog": 6}, size=(16, 40))
+    write_picture(mixed / "cat" / "other.png", size=(40, 16))
+    for recipe in ("small-data", "cnn", "base"):
+        _, model = planned(TrainConfig.from_recipe(recipe, data=str(oblong)), open_data(str(oblong)))
+        assert model.image_hw == (16, 40)
+    _, model = planned(TrainConfig.from_recipe("small-data", data=str(mixed)), open_data(str(mixed)))
+    assert model.image_hw == (16, 16)

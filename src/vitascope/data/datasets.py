@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
 from vitascope.data.decoding import ImageError, ImageSource, greatest_integer, header_size, source_name
 from vitascope.data.formats import digits
@@ -24,6 +25,7 @@ from vitascope.data.formats.published import KNOWN_SETS, PublishedSet
 from vitascope.data.formats.shards import Shards
 from vitascope.data.listing import IMAGE_SUFFIXES
 from vitascope.data.splits import ImageSet, Inventory, Splits, complete_splits
+from vitascope.data.targets import ClassSets
 from vitascope.data.threads import in_threads
 from vitascope.errors import UserError, check_choice, nearest, nearest_path, printable
 
@@ -185,8 +187,8 @@ def _check_name(data: str, place: str) -> None:
             raise UserError(f"{data}: no such folder: {error.strerror}") from error
 
 
-def median_size(images: ImageSet) -> tuple[int, int]:
-    """Median height and width of up to `SAMPLE` images spread over the set, from their headers."""
+def sampled_sizes(images: ImageSet) -> npt.NDArray[np.int64]:
+    """Height and width of up to `SAMPLE` images spread over the set, from their headers, (n, 2)."""
     sizes = []
     indices = _sample(images)
     for index in indices:
@@ -196,8 +198,7 @@ def median_size(images: ImageSet) -> tuple[int, int]:
             reason = error  # the loader counts and reports unreadable images
     if not sizes:
         raise UserError(f"none of {len(indices)} images of the {images.name} set can be read: {reason}")
-    height, width = np.median(np.array(sizes), axis=0)
-    return int(height), int(width)
+    return np.array(sizes)
 
 
 def greatest_value(images: ImageSet) -> int | None:
@@ -238,6 +239,10 @@ def described(splits: Splits) -> list[str]:
     names = splits.train.class_names
     sizes = ", ".join(f"{len(images):,} {images.name}" for images in sets)
     lines = [f"{sizes} images " + (f"of {len(names):,} classes" if names else "without labels")]
+    found = [images.targets.labels for images in sets if isinstance(images.targets, ClassSets)]
+    if found:
+        each = np.concatenate([labels.sum(axis=1) for labels in found])
+        lines.append(f"{each.mean():.3g} classes per image, from {each.min()} to {each.max()}")
     if len(names) > 1:
         counts: Counter[str] = Counter()
         for images in sets:

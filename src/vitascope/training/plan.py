@@ -11,7 +11,9 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from vitascope.data.datasets import greatest_value, median_size
+import numpy as np
+
+from vitascope.data.datasets import greatest_value, sampled_sizes
 from vitascope.data.splits import Splits
 from vitascope.data.targets import ClassSets
 from vitascope.errors import UserError
@@ -60,6 +62,8 @@ class Facts:
     height: int
     """Median of the training images, pixels."""
     width: int
+    one_size: bool
+    """Whether all of those that were looked at have this height and width."""
     channels: int
     class_names: tuple[str, ...]
     greatest: int | None
@@ -80,11 +84,13 @@ def inspect(data: Splits, weights: ModelConfig | None = None, *, levels: bool = 
     Raises:
         UserError: none of these images can be read.
     """
-    height, width = median_size(data.train)
+    sizes = sampled_sizes(data.train)
+    height, width = map(int, np.median(sizes, axis=0))
     return Facts(
         images=len(data.train),
         height=height,
         width=width,
+        one_size=bool((sizes == sizes[0]).all()),
         channels=data.channels,
         class_names=data.train.class_names,
         greatest=greatest_value(data.train) if levels else None,
@@ -239,7 +245,7 @@ def _model(asked: TrainConfig, facts: Facts) -> tuple[ModelConfig, str | None]:
     options = {**wanted.chosen(), **wanted.model_options}
     is_vit = isinstance(base if name is None else named_config(name), ViTConfig)
     if base is None and name is not None:
-        options = _default_sizes(asked, name, min(facts.height, facts.width)) | options
+        options = _default_sizes(asked, name, facts) | options
         options["in_channels"] = facts.channels
     options |= _derived_options(asked, facts, is_vit)
     if base is not None:
@@ -357,35 +363,41 @@ def _derived_options(config: TrainConfig, facts: Facts, is_vit: bool) -> dict[st
     return classes
 
 
-def _default_sizes(asked: TrainConfig, model: str, side: int) -> dict[str, Any]:
-    """Image and patch size: small images keep their size, with 8 patches per side, as far as possible.
+def _default_sizes(asked: TrainConfig, model: str, facts: Facts) -> dict[str, Any]:
+    """Image and patch size: small images keep their size, with 8 patches per side, as far as possible. They
+    are square, unless all images have one shape, of which a square would cut something off.
 
     A masked autoencoder normalizes each patch by its own variance, so a patch has more than one pixel.
     """
     wanted = asked.architecture
-    side = min(pair(wanted.image_size)) if wanted.image_size else side
+    size = pair(wanted.image_size) if wanted.image_size else (facts.height, facts.width)
+    side = min(size)
+    if not (wanted.image_size or (facts.one_size and max(size) <= SMALL_IMAGE)):
+        size = side, side
     small, config = side <= SMALL_IMAGE, named_config(model)
     if not isinstance(config, ViTConfig):
-        return {"image_size": side if small else LARGE_IMAGE}
+        return {"image_size": size if small else LARGE_IMAGE}
     embedding = dataclasses.replace(config.embedding, **_of_group("embedding", wanted))
     if embedding.stem == "tokenizer":
         tokenizer = dataclasses.replace(config.tokenizer, **_of_group("tokenizer", wanted))
-        side = side if small or wanted.image_size else FROM_SCRATCH
+        if not (small or wanted.image_size):
+            size, side = (FROM_SCRATCH, FROM_SCRATCH), FROM_SCRATCH
         halvings = min(tokenizer.num_layers, max(1, side // LEAST_PATCHES).bit_length() - 1)
-        return _tiled(side, wanted.patch_size or 2 ** max(1, halvings))
+        return _tiled(size, wanted.patch_size or 2 ** max(1, halvings))
     if small:
         smallest = 2 if asked.task == "masked" and asked.masking.target == "mae" else 1
         if embedding.stem == "resnet":
             smallest = ResNetConfig(layers=embedding.resnet_layers).stride
-        return _tiled(side, wanted.patch_size or max(smallest, side // LEAST_PATCHES // smallest * smallest))
+        return _tiled(size, wanted.patch_size or max(smallest, side // LEAST_PATCHES // smallest * smallest))
     return {"image_size": LARGE_IMAGE}
 
 
-def _tiled(side: int, patch: int | tuple[int, int]) -> dict[str, Any]:
-    """Patches, and the size of the images nearest to a square that they tile."""
+def _tiled(size: tuple[int, int], patch: int | tuple[int, int]) -> dict[str, Any]:
+    """Patches, and the nearest size of the images that they tile."""
+    sides = zip(size, pair(patch), strict=True)
     return {
         "patch_size": patch,
-        "image_size": [max(1, round(side / length)) * length for length in pair(patch)],
+        "image_size": [max(1, round(side / length)) * length for side, length in sides],
     }
 
 
