@@ -18,7 +18,7 @@ ALLOWED = {
     "model": set(),
     "data": set(),
     "weights": {"model", "data.decoding", "data.preprocess", "run.layout"},
-    "options": {"model"},
+    "options": {"model", "data.table_options"},
     "run": {"data", "weights", "model", "options"},
     "explain": {"model", "weights.preprocess"},
     "report": {"explain", "data", "weights", "model", "options", "run"},

@@ -14,7 +14,8 @@ FROZEN = {
     "batch_size=8, precision='auto', device='auto')",
     "convert": "(ref, folder, *, format='vitascope', revision=None, images=())",
     "create_model": "(name, *, weights=None, **overrides)",
-    "evaluate": "(model, data=None, *, rename=None, batch_size=128, precision='auto', device='auto')",
+    "evaluate": "(model, data=None, *, rename=None, columns=(), images=None, labels=None, "
+    "label_separator=None, batch_size=128, precision='auto', device='auto')",
     "export": "(model, path=None, *, format='onnx', input='pictures', dynamic_resolution=False, images=None)",
     "from_pretrained": "(ref, revision=None, *, family=None, config=None, dtype=None, device=None)",
     "list_models": "()",
@@ -37,7 +38,7 @@ FROZEN = {
     "VisionTransformer.embed": "(images)",
     "VisionTransformer.trace": "(images, attention=False)",
     "VisionTransformer.resize": "(image_size)",
-    "Run.create": "(config, plan=None, *, processes=1)",
+    "Run.create": "(config, plan=None, *, processes=1, keep_data=False)",
     "Run.find": "(ref)",
     "Run.open": "(folder)",
     "Run.model": "()",

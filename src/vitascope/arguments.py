@@ -49,6 +49,11 @@ def checked(function: F) -> F:
     return cast("F", call)
 
 
+@dataclasses.dataclass(frozen=True)
+class NamesFile:
+    """A trait of options that may name a file or folder, which may be moved."""
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Range:
     """The accepted values of a number, or of each of several, in `Annotated[float, Range(ge=0, lt=1)]`."""

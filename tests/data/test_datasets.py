@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
+from vitascope.cli.sort import sort_by_name
 
 from tests.data import read_tree, write_picture, write_tree
-from vitascope.cli.sort import sort_by_name
 from vitascope.data import datasets
 from vitascope.data.datasets import (
     class_counts,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import tyro
 
 from vitascope.cli.parsing import Device, Json, MaybeText, Model, Precision
+from vitascope.data.table_options import TableOptions
 from vitascope.errors import UserError, printable
 from vitascope.formatting import counted
 
@@ -24,11 +25,13 @@ class Evaluate:
     model: Model
     """A run folder, a model folder or file, a hub id, or an exported model (.onnx, .xml)."""
     data: MaybeText = None
-    """`digits`, or a folder with test/<class>/, val/<class>/ or <class>/.
+    """`digits`, a folder with test/<class>/, val/<class>/ or <class>/, a table, or another DATA.
     Images that the run was trained on are left out and counted.
     Default: the run's own test images."""
     rename: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME=CLASS ...", help_behavior_hint="")] = ()
     """Classes of --data that have another name in the model, such as `--rename birds=bird`."""
+    table: TableOptions = dataclasses.field(default_factory=TableOptions)
+    """How a table is read."""
     batch_size: int = 128
     """Images per batch."""
     precision: Precision = "auto"
@@ -44,6 +47,7 @@ class Evaluate:
             self.model,
             self.data,
             rename=renamed(self.rename),
+            **dataclasses.asdict(self.table),
             batch_size=self.batch_size,
             precision=self.precision,
             device=self.device,

@@ -17,20 +17,22 @@ from vitascope.data.decoding import ImageError, ImageSource, greatest_integer, h
 from vitascope.data.formats import digits
 from vitascope.data.formats.archive import Archive
 from vitascope.data.formats.cifar import Cifar
-from vitascope.data.formats.folder import Folder, sorting_advice
+from vitascope.data.formats.folder import Folder
 from vitascope.data.formats.format import DataFormat, DataPackage
 from vitascope.data.formats.hub import HubDataset, looks_like_hub_id
 from vitascope.data.formats.idx import Idx
 from vitascope.data.formats.published import KNOWN_SETS, PublishedSet
 from vitascope.data.formats.shards import Shards
+from vitascope.data.formats.table import Table, is_table
 from vitascope.data.listing import IMAGE_SUFFIXES
 from vitascope.data.splits import ImageSet, Inventory, Splits, complete_splits
+from vitascope.data.table_options import AS_RECOGNIZED, TABLE_SUFFIXES, TableOptions
 from vitascope.data.targets import ClassSets
 from vitascope.data.threads import in_threads
 from vitascope.errors import UserError, check_choice, nearest, nearest_path, printable
 
 FORMATS: tuple[DataFormat | DataPackage, ...] = (
-    *(digits.Digits(), PublishedSet(), Cifar(), Idx(), HubDataset(), Shards()),
+    *(digits.Digits(), PublishedSet(), Table(), Cifar(), Idx(), HubDataset(), Shards()),
     *(Archive(), Folder()),
 )
 """Tried in this order. CIFAR comes before archives, because it is read inside its own archives."""
@@ -41,12 +43,15 @@ LISTED_CLASSES = 12
 NAMES = (digits.NAME, *KNOWN_SETS)
 """Data sets that are known by name."""
 _ACCEPTED = (
-    f"give {', '.join(NAMES)}, a folder of class folders, a .zip or tar of one, CIFAR's or MNIST's files, "
-    "WebDataset shards, or a data set of the Hugging Face hub as OWNER/NAME"
+    f"give {', '.join(NAMES)}, a folder of class folders, a .zip or tar of one, a table "
+    f"({', '.join(TABLE_SUFFIXES)}), CIFAR's or MNIST's files, WebDataset shards, or a data set of the "
+    "Hugging Face hub as OWNER/NAME"
 )
 
 
-def open_data(data: str, *, seed: int = 0, labelled: bool = True) -> Splits:
+def open_data(
+    data: str, *, seed: int = 0, labelled: bool = True, table: TableOptions = AS_RECOGNIZED
+) -> Splits:
     """The splits of a data set; without validation images, a tenth of each class of train is drawn by seed.
 
     Args:
@@ -59,21 +64,28 @@ def open_data(data: str, *, seed: int = 0, labelled: bool = True) -> Splits:
             - a data set of the Hugging Face hub: its id, or a folder that it was saved in;
             - WebDataset shards;
             - a `.zip` or tar of any of these folders, unpacked once;
-            - a folder of class folders, with or without splits above them.
+            - a folder of class folders, with or without splits above them;
+            - a table of images and labels: CSV, TSV, JSON lines or Parquet.
         seed: of the images drawn from train.
         labelled: False also accepts images without classes, or of one class: a tenth by seed is `val`, and
-            there is no `test`. Images with classes are split as usual, so that test images stay unseen.
+            there is no `test`. Images with classes are split as usual, so that test images stay unseen, and
+            those without a class join `train`.
+        table: how a table is read; other data need none.
 
     Raises:
         UserError: none of these, or a damaged data set. The other functions of this module raise it too.
     """
-    found = read_data(data)
+    found = read_data(data, table)
     names = _split_names(found)
     split = "train" if "train" in names else "all"
     classes = found.by_name[split].class_names if split in found.by_name else ()
     if not labelled and split in names and len(classes) < 2:
         train = ImageSet("train", _sources(found, split))
         return complete_splits(dataclasses.replace(found, sets=(train,)), data, seed=seed)
+    if not labelled and (more := [images for images in found.sets if _joins(images, split)]):
+        rest = tuple(images for images in found.sets if not _joins(images, split))
+        splits = complete_splits(dataclasses.replace(found, sets=rest), data, seed=seed)
+        return splits.with_unlabelled(more)
     for name in names:
         _labelled(found, name, data)
     if len(classes) == 1:
@@ -84,7 +96,11 @@ def open_data(data: str, *, seed: int = 0, labelled: bool = True) -> Splits:
 
 
 def open_for_evaluation(
-    data: str, class_names: tuple[str, ...], rename: Mapping[str, str] | None = None
+    data: str,
+    class_names: tuple[str, ...],
+    rename: Mapping[str, str] | None = None,
+    *,
+    table: TableOptions = AS_RECOGNIZED,
 ) -> ImageSet:
     """The images to measure a model on: the test split, else `val`, else all images.
 
@@ -94,7 +110,7 @@ def open_for_evaluation(
     others = rename or {}
     for name in others.values():
         check_choice("class of the model", name, class_names)
-    found = read_data(data)
+    found = read_data(data, table)
     images = _labelled(found, _measured(found), data)
     targets = images.truth
     counts = dict(zip(targets.class_names, targets.counts.tolist(), strict=True))
@@ -106,22 +122,31 @@ def open_for_evaluation(
     return images.in_classes(class_names, data)
 
 
-def open_pictures(data: str) -> Sequence[ImageSource]:
+def open_pictures(data: str, table: TableOptions = AS_RECOGNIZED) -> Sequence[ImageSource]:
     """The images to show: an image file, or the test split, else `val`, else all images."""
     path = Path(data).expanduser()
     if path.is_file() and path.suffix.lower() in IMAGE_SUFFIXES:
         return [path]
-    found = read_data(data)
+    found = read_data(data, table)
     sources = _sources(found, _measured(found))
     if not sources:
         raise UserError(f"{data}: no images in this folder")
     return sources
 
 
-def read_data(data: str) -> Inventory:
+def read_data(data: str, table: TableOptions = AS_RECOGNIZED) -> Inventory:
     """All images of a data set, in the splits that it has, or in `all`; none is drawn."""
     format, place = _find(data)
+    if isinstance(format, Table):
+        format = Table(table)
+    elif table.given:
+        raise UserError(f"{table.given[0]} is about a table, and {data} is none")
     return format.read(place)
+
+
+def _joins(images: ImageSet, split: str) -> bool:
+    """Whether images have no label, and are in a split."""
+    return images.name == split and images.targets is None and len(images) > 0
 
 
 def _measured(found: Inventory) -> str:
@@ -148,11 +173,12 @@ def _labelled(found: Inventory, split: str, data: str) -> ImageSet:
     images = found.by_name.get(split)
     if images is not None and images.targets is not None:
         return images
+    if is_table(data):
+        of_split = "" if split == "all" else f" in {split}"
+        raise UserError(f"{data}: no labelled images{of_split}; {found.unlabelled}")
     place = data if split == "all" else os.path.join(data, split)
-    advice = "" if images is None else sorting_advice(Path(source_name(images.sources[0])).parent)
-    raise UserError(
-        f"{data}: no images in class folders; expected {place}/<class>/<image>{advice or _instead(found)}"
-    )
+    reason = f"; {found.unlabelled}" if found.unlabelled else _instead(found)
+    raise UserError(f"{data}: no images in class folders; expected {place}/<class>/<image>{reason}")
 
 
 def _instead(found: Inventory) -> str:
@@ -173,7 +199,8 @@ def _find(data: str) -> tuple[DataFormat, str]:
     if looks_like_hub_id(data):
         raise UserError(f"{data}: no such folder{mistyped}; for the hub: {data}@main")
     hint = "" if os.sep in data else nearest(data, NAMES)
-    raise UserError(f"{data or repr(data)}: no such folder{hint or mistyped or f'; {_ACCEPTED}'}")
+    kind = "file" if is_table(data) else "folder"
+    raise UserError(f"{data or repr(data)}: no such {kind}{hint or mistyped or f'; {_ACCEPTED}'}")
 
 
 def _check_name(data: str, place: str) -> None:
@@ -252,6 +279,7 @@ def described(splits: Splits) -> list[str]:
         else:
             fewest, most = (choose(names, key=counts.__getitem__) for choose in (min, max))
             lines.append(f"per class from {counts[fewest]:,} ({fewest}) to {counts[most]:,} ({most})")
+    lines += splits.notes
     if splits.unused:
         lines.append(f"unused: {', '.join(splits.unused)}")
     return [printable(line) for line in lines]  # names of folders and files may be anything

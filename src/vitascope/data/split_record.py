@@ -200,7 +200,8 @@ class Restored:
         parts = {split: self._part(split) for split in self.record.parts}
         now = self.inventory
         drawn = tuple(split for split in parts if split not in {"train", *now.by_name})
-        return Splits(parts["train"], parts["val"], parts.get("test"), now.channels, now.root, drawn=drawn)
+        train, val, test = parts["train"], parts["val"], parts.get("test")
+        return Splits(train, val, test, now.channels, now.root, drawn=drawn, notes=now.notes)
 
     def _part(self, split: str) -> ImageSet:
         part, found = self.record.parts[split], self.found[split]

@@ -141,6 +141,7 @@ class Splits:
     root: Path | None = None  # the folder of the images; None for images without one
     unused: tuple[str, ...] = ()  # descriptions of unused images, files and folders
     drawn: tuple[str, ...] = ()  # the names of the splits that were drawn from the others by seed
+    notes: tuple[str, ...] = ()  # lines on what was recognized, such as the columns of a table
 
     @property
     def measured(self) -> ImageSet:
@@ -152,6 +153,13 @@ class Splits:
         """`train`, `val` and, where there is one, `test`."""
         given = {"train": self.train, "val": self.val, "test": self.test}
         return {name: images for name, images in given.items() if images is not None}
+
+    def with_unlabelled(self, more: Sequence[ImageSet]) -> Splits:
+        """These images and others to train on, all without labels."""
+        sources = [source for images in (self.train, *more) for source in images.sources]
+        val = dataclasses.replace(self.val, targets=None)
+        test = None if self.test is None else dataclasses.replace(self.test, targets=None)
+        return dataclasses.replace(self, train=ImageSet("train", sources), val=val, test=test)
 
     def identified(self) -> Splits:
         """The same splits with the `contents` of all images."""
@@ -173,6 +181,8 @@ class Inventory:
     channels: int
     root: Path | None  # the folder of the images; None for images without one
     unused: tuple[str, ...] = ()  # descriptions of files that are no images, and of folders without images
+    notes: tuple[str, ...] = ()  # lines on what was recognized, such as the columns of a table
+    unlabelled: str = ""  # why images have no labels, where there is a reason to name
 
     @property
     def by_name(self) -> dict[str, ImageSet]:
@@ -204,7 +214,8 @@ def complete_splits(found: Inventory, place: str, *, seed: int) -> Splits:
     without = sum(len(images) for images in found.sets if images.targets is None and train.class_names)
     unused = (f"{counted(without, 'image')} without a class",) if without else ()
     unused = (*unused, *found.unused)
-    return Splits(train, val, given.get("test"), found.channels, found.root, unused, tuple(drawn))
+    test = given.get("test")
+    return Splits(train, val, test, found.channels, found.root, unused, tuple(drawn), found.notes)
 
 
 def stratified_split(images: ImageSet, share: float, name: str, seed: int) -> tuple[ImageSet, ImageSet]:

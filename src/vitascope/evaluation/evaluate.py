@@ -5,15 +5,18 @@ from __future__ import annotations
 import dataclasses
 import logging
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Literal, cast
 
 from torch import nn
 
 from vitascope.arguments import checked
 from vitascope.data.datasets import open_for_evaluation
+from vitascope.data.frames import DataFrame, stored
 from vitascope.data.splits import ImageSet, UnknownClassesError
+from vitascope.data.table_options import TableOptions
 from vitascope.errors import UserError
 from vitascope.evaluation.images import without_training_images
 from vitascope.evaluation.measure import BATCH_SIZE, Evaluation, batches_of, measure
@@ -29,9 +32,13 @@ log = logging.getLogger(__name__)
 @checked
 def evaluate(
     model: Engine | VisionModel | str | os.PathLike[str],
-    data: str | os.PathLike[str] | None = None,
+    data: DataFrame | str | os.PathLike[str] | None = None,
     *,
     rename: Mapping[str, str] | None = None,
+    columns: Mapping[str, str] | Sequence[str] = (),
+    images: str | os.PathLike[str] | None = None,
+    labels: Literal["one", "several"] | None = None,
+    label_separator: str | None = None,
     batch_size: int = BATCH_SIZE,
     precision: str = "auto",
     device: str = "auto",
@@ -42,9 +49,11 @@ def evaluate(
 
     Args:
         model: a MODEL (run folder, model folder or file, hub id), an exported model, a model, or an `Engine`.
-        data: a DATA argument with the classes of the model; None for the test images of a run.
+        data: a DATA argument with the classes of the model, or a DataFrame; None for the test images of a
+            run.
         rename: the model's names of classes that have other names in `data`: `{"birds": "bird"}`. Class
             folders of a run's own data are recognized by their contents.
+        columns, images, labels, label_separator: how a table is read, as for `train`.
         batch_size: images per batch.
         precision: `auto`, `fp32` or `bf16`.
         device: `auto`, or a torch device.
@@ -54,6 +63,12 @@ def evaluate(
     """
     if batch_size < 1:
         raise UserError(f"batch_size must be at least 1, not {batch_size}")
+    table = TableOptions(
+        columns=cast("tuple[str, ...]", columns),  # it takes a mapping as well
+        images=None if images is None else os.fspath(images),
+        labels=labels,
+        label_separator=label_separator,
+    )
     reuse_freed_memory()
     ref = Path(model) if isinstance(model, str | os.PathLike) else None
     with _unchanged(model):
@@ -63,19 +78,23 @@ def evaluate(
         trained_on, changes = 0, None
         if rename and data is None:
             raise UserError("rename is about the classes of other data: set data")
+        if table.given and data is None:
+            raise UserError(f"{table.given[0]} is about a table: set data")
         if data is not None:
-            images = _labelled_images(os.fspath(data), names, rename)
-            if ref is not None:
-                images, trained_on = without_training_images(images, os.fspath(data), ref)
+            name = "the DataFrame" if isinstance(data, DataFrame) else os.fspath(data)
+            with stored(data, table) as place:
+                tested = _labelled_images(place, names, rename, table)
+                if ref is not None:
+                    tested, trained_on = without_training_images(tested, name, ref)
         elif ref is None or not Run(ref).exists:
             raise UserError(f"{ref or 'the model'} is not a run folder with test images of its own: set data")
         else:
             opened = Run(ref).open_data()
             if opened.note:
                 log.warning("%s", opened.note)
-            images = opened.test_images(names)
+            tested = opened.test_images(names)
             changes = None if opened.restored is None else opened.restored.counts()
-        evaluation = measure(engine, batches_of(engine, images, batch_size))
+        evaluation = measure(engine, batches_of(engine, tested, batch_size))
     return dataclasses.replace(evaluation, trained_on=trained_on, changes=changes)
 
 
@@ -94,9 +113,11 @@ def _unchanged(model: object) -> Iterator[None]:
             model.to(device, dtype)
 
 
-def _labelled_images(data: str, class_names: tuple[str, ...], rename: Mapping[str, str] | None) -> ImageSet:
+def _labelled_images(
+    data: str, class_names: tuple[str, ...], rename: Mapping[str, str] | None, table: TableOptions
+) -> ImageSet:
     try:
-        return open_for_evaluation(data, class_names, rename)
+        return open_for_evaluation(data, class_names, rename, table=table)
     except UnknownClassesError as error:
         raise UserError(
             f"{error}; if {error.first} is one of them under another name, add --rename {error.first}=CLASS"

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 import tyro
 from tyro.constructors import PrimitiveConstructorSpec
 
-from vitascope.arguments import Increasing, Range, has_type
+from vitascope.arguments import Increasing, NamesFile, Range, has_type
 from vitascope.errors import UserError, nearest
 from vitascope.model.config import OPTIONS
 from vitascope.model.configuration import check_fields
@@ -30,11 +30,6 @@ class Classifies:
     """The value without an effect, which pre-training has."""
     reason: str = "needs labels, and pre-training has none"
     """Why pre-training rejects other values."""
-
-
-@dataclasses.dataclass(frozen=True)
-class NamesFile:
-    """An option that may name a file or folder, which may be moved."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,7 +9,8 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 import tyro
 
-from vitascope.arguments import Range, checked, has_type
+from vitascope.arguments import NamesFile, Range, checked, has_type
+from vitascope.data.table_options import TableOptions
 from vitascope.errors import UserError, check_choice
 from vitascope.model.config import ViTConfig
 from vitascope.model.configuration import Configuration, options_of, traits
@@ -23,7 +24,6 @@ from vitascope.options.groups import (
     Masking,
     MaybeLevels,
     MaybeText,
-    NamesFile,
     Optimization,
     SetsLength,
     parsed_options,
@@ -56,6 +56,7 @@ class TrainConfig(Configuration):
     """Classification, or masked patch prediction (`vitascope pretrain`)."""
     data: Annotated[str, NamesFile()] = "digits"
     """Training data: a folder with train/<class>/ and val/ or test/, or with <class>/ only.
+    Or a table of images and labels: .csv, .tsv, .jsonl, .parquet.
     Or `digits`, `cifar10`, `cifar100`, `mnist`, `fashion-mnist`, an archive, shards, a hub data set."""
     levels: MaybeLevels = None
     """The values of 16-bit grey images that become black and white, such as 0 4095 for 12 bits; the model
@@ -68,6 +69,8 @@ class TrainConfig(Configuration):
     that comes with vitascope."""
     seed: Annotated[int, SEED] = 0
     """Seed of the validation split, the initialization, the order and the augmentation."""
+    table: TableOptions = dataclasses.field(default_factory=TableOptions)
+    """How a table is read."""
     architecture: Architecture = dataclasses.field(default_factory=Architecture)
     """The model."""
     optimization: Optimization = dataclasses.field(default_factory=Optimization)

@@ -12,6 +12,7 @@
     checkpoints/      the states that `--resume` continues from, while the run is unfinished, and `best/`,
                       the model of the lowest validation loss so far
     model/            the finished model
+    data.jsonl        the data, where they were a DataFrame
     predictions.npz   its predictions on the images that it is measured on
     figures/          PNGs
     explain/          figures of `vitascope explain`
@@ -27,6 +28,7 @@ CONFIG = "config.yaml"
 PLAN = "plan.json"
 SPLIT = "split.jsonl.gz"
 ENVIRONMENT = "environment.json"
+DATA = "data.jsonl"
 METRICS = "metrics.jsonl"
 TRACKER = "tracker.json"
 CHECKPOINTS = "checkpoints"

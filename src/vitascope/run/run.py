@@ -14,14 +14,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from vitascope.arguments import checked, has_type
+from vitascope.arguments import NamesFile, checked, has_type
 from vitascope.data.datasets import open_data, read_data
+from vitascope.data.formats.table import is_table
 from vitascope.data.split_record import Restored, SplitRecord, record_of, restore
 from vitascope.data.splits import ImageSet, Splits
+from vitascope.data.table_options import TABLE_SUFFIXES, TableOptions
 from vitascope.errors import UserError
 from vitascope.model.configuration import options_of, traits
 from vitascope.model.vision_model import VisionModel
-from vitascope.options.groups import NamesFile, SetsLength
+from vitascope.options.groups import SetsLength
 from vitascope.options.recipes import TrainConfig, current_options
 from vitascope.run import layout
 from vitascope.run.environment import describe_environment
@@ -124,7 +126,12 @@ class Run:
     @classmethod
     @checked
     def create(
-        cls, config: Mapping[str, Any], plan: Mapping[str, Any] | None = None, *, processes: int = 1
+        cls,
+        config: Mapping[str, Any],
+        plan: Mapping[str, Any] | None = None,
+        *,
+        processes: int = 1,
+        keep_data: bool = False,
     ) -> Run:
         """Create a run folder with its `config.yaml`, `plan.json` and `environment.json`.
 
@@ -133,13 +140,16 @@ class Run:
                 number if that exists. Paths are written as `lasting_path` gives them.
             plan: see `plan`.
             processes: that train together.
+            keep_data: move the file of the data into the folder.
 
         Raises:
             UserError: the folder exists, because a run is never overwritten; it cannot be created; the
                 device does not exist.
         """
         environment = describe_environment(config["device"], processes)
-        data = os.fsencode(Path(config["data"]).expanduser().resolve().name).decode(errors="replace")
+        place = Path(config["data"]).expanduser().resolve()
+        name = place.stem if place.suffix.lower() in TABLE_SUFFIXES else place.name
+        data = os.fsencode(name).decode(errors="replace")
         default = Path("runs") / (data or "data")
         path = default if config["run"] is None else Path(config["run"])
         if os.fsencode(path).decode(errors="replace") != str(path):
@@ -148,6 +158,8 @@ class Run:
             path = _new_folder(path, numbered=config["run"] is None)
             run = cls(path)
             try:
+                if keep_data:
+                    config = {**config, "data": shutil.move(config["data"], path / layout.DATA)}
                 run._write_config({**config, **lasting_paths(config)})
                 if plan is not None:
                     write_json(run.plan_file, dict(plan))
@@ -280,6 +292,13 @@ class Run:
             )
         return found
 
+    @property
+    def table(self) -> TableOptions:
+        """How the data are read, if they are a table."""
+        names = [field.name for field in dataclasses.fields(TableOptions)]
+        with options_of(self.config_file):
+            return TableOptions(**{name: self.config[name] for name in names if name in self.config})
+
     def record_options(self, **options: Any) -> None:
         """Change options in `config.yaml` that the run itself has chosen."""
         advice = f"make room, then run `vitascope train --resume {shlex.quote(str(self.path))}`"
@@ -411,15 +430,17 @@ class Run:
         """
         seed, labelled = int(self.config["seed"]), self.classifies
         where = str(self.config["data"]) if data is None else data
+        table = self.table if data is None or is_table(data) else TableOptions()
         record = self.split_record()
         if record is None:
             note = (
                 f"{self.path}: an older run, without a record of its split: whether the images of {where} "
                 "are still those that it was trained and tested on cannot be verified"
             )
-            return RunData(open_data(where, seed=seed, labelled=labelled), None, note)
+            return RunData(open_data(where, seed=seed, labelled=labelled, table=table), None, note)
         where, notes = self._place(where, record) if data is None else (where, [])
-        restored = restore(record, read_data(where), [record.measured] if check is None else check)
+        table = self._with_images(table, where)
+        restored = restore(record, read_data(where, table), [record.measured] if check is None else check)
         if not any((found >= 0).any() for found in restored.found.values()):
             raise UserError(
                 f"{where}: contains none of the {record.images():,} images that {self.path} was trained and "
@@ -441,6 +462,17 @@ class Run:
         if given.samefile(beside):
             return recorded, []
         return str(beside), [f"uses the data beside the run, {beside}, not those in {recorded}"]
+
+    def _with_images(self, table: TableOptions, where: str) -> TableOptions:
+        """How a table is read that may have been moved together with the folder of its images."""
+        recorded = os.path.expanduser(str(self.config["data"]))
+        where = os.path.expanduser(where)
+        same = os.path.exists(where) and os.path.exists(recorded) and os.path.samefile(where, recorded)
+        if table.images is None or same:
+            return table
+        images = os.path.relpath(os.path.expanduser(table.images), os.path.dirname(recorded))
+        beside = os.path.normpath(os.path.join(os.path.dirname(os.path.abspath(where)), images))
+        return dataclasses.replace(table, images=beside) if os.path.isdir(beside) else table
 
     @checked
     def test_images(self, class_names: tuple[str, ...] | None = None) -> ImageSet:

@@ -23,6 +23,7 @@ import torch
 
 from vitascope.arguments import checked
 from vitascope.data.datasets import open_data
+from vitascope.data.frames import DataFrame, stored
 from vitascope.data.splits import Splits
 from vitascope.data.targets import ClassSets
 from vitascope.errors import UserError
@@ -34,7 +35,7 @@ from vitascope.model.vision_model import VisionModel, build
 from vitascope.model.vit import VisionTransformer
 from vitascope.options.recipes import BUILT_IN, FEW_TO_START, GROUP_OF, Asked, TrainConfig
 from vitascope.report.write import write_report
-from vitascope.run.layout import has_model
+from vitascope.run.layout import DATA, has_model
 from vitascope.run.run import Run, RunData, lasting_paths
 from vitascope.run.trackers import check_tracker
 from vitascope.storage import explaining_failure
@@ -61,7 +62,7 @@ from vitascope.weights.saving import save_pretrained
 from vitascope.weights.transfer import transfer
 
 if TYPE_CHECKING:
-    from pandas import DataFrame
+    import pandas
 
     from vitascope.model.config import ViTConfig
 
@@ -84,7 +85,7 @@ class RunResult:
     """Paths of the figures, by name."""
     report: Path
 
-    def to_dataframe(self) -> DataFrame:
+    def to_dataframe(self) -> pandas.DataFrame:
         """The metrics of the run, one row per epoch; UserError without pandas."""
         return data_frame(Run(self.run).records("epoch")).drop(columns="kind").set_index("epoch")
 
@@ -120,7 +121,9 @@ def train(config: TrainConfig | None = None, *, recipe: str | None = None, **opt
         config: the configuration; None starts from a recipe.
         recipe: name of the recipe; None selects one by the options and the number of images, as
             `Asked.with_data` does.
-        **options: changes of the configuration: `train(data="photos/", epochs=20)`.
+        **options: changes of the configuration: `train(data="photos/", epochs=20)`. `data` may be a pandas
+            DataFrame, a table whose paths are relative to `images` or to the working directory; the run
+            keeps it.
 
     Raises:
         UserError: data, model or options that cannot be used.
@@ -219,17 +222,17 @@ class Opened:
 def _run(asked: Asked, task: str) -> TrainResult | PretrainResult:
     """Create a run, train and finish it; a run that cannot start leaves no folder."""
     started = time.monotonic()
-    first = asked.before_data()
-    if first.task != task:
-        what = "this configuration" if asked.recipe is None else f"the recipe {asked.recipe}"
-        other = "pretrain" if first.task == "masked" else "train"
-        raise UserError(f"{what} is for `vitascope {other}`, in Python `{other}`")
-    device = distributed.join_processes(first.execution.device)
-    opened = distributed.by_all(lambda: _open(asked))
-    plan, options = opened.plan, opened.plan.options
-    config = options.to_dict()
-    recorded = {"asked": asked.record(lasting_paths(config)), **plan.to_dict()}
-    run = distributed.by_first(lambda: Run.create(config, recorded, processes=distributed.world_size()))
+    data = asked.options.get("data")
+    if isinstance(data, DataFrame):
+        others = {name: value for name, value in asked.options.items() if name != "data"}
+        table = dataclasses.replace(asked, options=others).before_data().table
+        with stored(data, table) as place:
+            run, opened, device = _create(
+                dataclasses.replace(asked, options={**others, "data": place}), task, True
+            )
+    else:
+        run, opened, device = _create(asked, task, False)
+    options = opened.plan.options
     with _locked(run), explaining_memory():
         try:
             with explaining_memory():
@@ -253,12 +256,32 @@ def _run(asked: Asked, task: str) -> TrainResult | PretrainResult:
         return _finish(trainer)
 
 
+def _create(asked: Asked, task: str, keep_data: bool) -> tuple[Run, Opened, torch.device]:
+    """Open the data and create the run folder, which perhaps takes the file of the data."""
+    first = asked.before_data()
+    if first.task != task:
+        what = "this configuration" if asked.recipe is None else f"the recipe {asked.recipe}"
+        other = "pretrain" if first.task == "masked" else "train"
+        raise UserError(f"{what} is for `vitascope {other}`, in Python `{other}`")
+    device = distributed.join_processes(first.execution.device)
+    opened = distributed.by_all(lambda: _open(asked))
+    plan, config = opened.plan, opened.plan.options.to_dict()
+    places = lasting_paths(config) | ({"data": DATA} if keep_data else {})
+    recorded = {"asked": asked.record(places), **plan.to_dict()}
+    processes = distributed.world_size()
+    run = distributed.by_first(lambda: Run.create(config, recorded, processes=processes, keep_data=keep_data))
+    if keep_data:
+        plan = dataclasses.replace(plan, options=plan.options.replace(data=run.config["data"]))
+    return run, dataclasses.replace(opened, plan=plan), device
+
+
 def _open(asked: Asked) -> Opened:
     """The data, the weights and the plan of a new run."""
     first = asked.before_data()
     if first.execution.tracker is not None:
         check_tracker(first.execution.tracker)
-    splits = open_data(first.data, seed=first.seed, labelled=first.task == "classify")
+    labelled = first.task == "classify"
+    splits = open_data(first.data, seed=first.seed, labelled=labelled, table=first.table)
     if distributed.is_first():  # which records and announces them
         splits = splits.identified()
     drawn = sum(len(splits.parts[name]) for name in splits.drawn)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -12,7 +11,8 @@ from pathlib import Path
 import numpy as np
 
 from vitascope.data.formats.format import DataFormat
-from vitascope.data.listing import IMAGE_SUFFIXES, is_image, suffix_of, visible_files
+from vitascope.data.formats.names import classes_in_names
+from vitascope.data.listing import is_image, suffix_of, visible_files
 from vitascope.data.splits import ImageSet, Inventory
 from vitascope.data.targets import ClassIndices
 from vitascope.errors import UserError
@@ -25,7 +25,7 @@ SPLIT_FOLDERS = {
 """Folder names of splits, in any case; `set` or `data` may follow."""
 OUTSIDE = "outside"
 """The name of the set of images that are in no folder of a split."""
-_LISTED_LABELS = 5
+_LISTED_CLASSES = 12
 
 
 def split_of(name: str) -> str | None:
@@ -47,7 +47,8 @@ class Folder(DataFormat):
     """A folder of class folders: `train/<class>/` with `val/`, `test/` or both, or one tree, `<class>/`.
 
     Images at any depth below a class folder are of its class; others have no label. Images are in the order
-    of their paths, and so are the classes.
+    of their paths, and so are the classes. Images that lie directly in the folder, or in that of a split, are
+    of the classes in their names, if the rule is plain (`cat.1.jpg`).
     """
 
     def matches(self, data: str) -> bool:
@@ -65,6 +66,7 @@ class Folder(DataFormat):
         for path in sorted(images):
             split, folder = _place(path.parts[depth:], splits)
             classes.setdefault(split, {}).setdefault(folder, []).append(path)
+        notes, unlabelled = _sort_by_names(classes)
         kinds: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)  # of other files, by their place
         for path in others:
             kinds[_place(path.parts[depth:], splits)][suffix_of(path.name)] += 1
@@ -81,7 +83,7 @@ class Folder(DataFormat):
             for folder, error in unlisted.items()
         ]
         unused = _listed(sum(kinds.values(), Counter()))
-        return Inventory(tuple(sets), 3, root, (*unused, *without))
+        return Inventory(tuple(sets), 3, root, (*unused, *without), notes, unlabelled)
 
 
 def _splits(root: Path, with_images: set[str]) -> dict[str, str]:
@@ -100,6 +102,29 @@ def _place(parts: Sequence[str], splits: Mapping[str, str]) -> tuple[str, str]:
         return "all", parts[0] if len(parts) > 1 else ""
     split = splits.get(parts[0], OUTSIDE)
     return split, parts[1] if len(parts) > 2 and split != OUTSIDE else ""
+
+
+def _sort_by_names(classes: dict[str, dict[str, list[Path]]]) -> tuple[tuple[str, ...], str]:
+    """Give images in no class folder the classes in their names, in place, if those of `train`, or all,
+    follow a plain rule; returns the line that says so, or the reason why they do not."""
+    split = "train" if "train" in classes else "all"
+    if classes.get(split, {}).keys() != {""}:
+        return (), ""
+    found = classes_in_names(classes[split][""])
+    if isinstance(found, str):
+        return (), found
+    classes[split] = found
+    for other in ("val", "test") if split == "train" else ():
+        if classes.get(other, {}).keys() == {""}:
+            named = classes_in_names(classes[other][""], known=found)
+            if not isinstance(named, str):
+                classes[other] = named
+            elif other == "test":  # to be predicted; its labels are secret
+                classes.setdefault(OUTSIDE, {}).setdefault("", []).extend(classes.pop(other)[""])
+    counts = Counter({name: len(paths) for name, paths in found.items()})
+    listed = ", ".join(f"{name} {count:,}" for name, count in sorted(counts.items())[:_LISTED_CLASSES])
+    more = f" and {len(counts) - _LISTED_CLASSES:,} others" if len(counts) > _LISTED_CLASSES else ""
+    return (f"classes from file names: {listed}{more}",), ""
 
 
 def _image_sets(name: str, classes: Mapping[str, list[Path]]) -> Iterator[ImageSet]:
@@ -130,29 +155,6 @@ def inner_folder(folder: Path) -> Path:
         if len(entries) != 1 or not entries[0].is_dir() or split_of(entries[0].name) is not None:
             return folder
         folder = entries[0]
-
-
-def labels_in_names(folder: Path) -> dict[Path, str]:
-    """The labels in the names of the images directly in a folder: `dog` of `dog.1.jpg` and `dog_001.jpg`.
-    Empty if a name has none, or if there are fewer than two labels."""
-    # Labels need not be classes (`IMG_0001.jpg`), so nothing is trained on them.
-    files = [path for path in folder.iterdir() if path.suffix.lower() in IMAGE_SUFFIXES and path.is_file()]
-    labels = {path: re.sub(r"[ ._-]*\(?\d+\)?$", "", path.stem) for path in sorted(files)}
-    clear = all(label and label != path.stem for path, label in labels.items())
-    return labels if clear and len(set(labels.values())) > 1 else {}
-
-
-def sorting_advice(folder: Path) -> str:
-    """The end of a message: how to sort a folder of images whose names have labels; else empty."""
-    counts = Counter(labels_in_names(folder).values())
-    if not counts:
-        return ""
-    listed = ", ".join(f"{label}: {count:,}" for label, count in sorted(counts.items())[:_LISTED_LABELS])
-    more = ", ..." if len(counts) > _LISTED_LABELS else ""
-    return (
-        f"; its images have labels in their names ({listed}{more}); if these are the classes, this command "
-        f"sorts the images into folders: python -m vitascope.cli.sort {shlex.quote(str(folder))}"
-    )
 
 
 def files_of_splits(folder: Path, suffixes: tuple[str, ...]) -> dict[str, list[Path]]:

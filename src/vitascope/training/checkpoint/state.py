@@ -16,6 +16,7 @@ from torch.distributed.checkpoint.state_dict import (
     set_optimizer_state_dict,
 )
 
+from vitascope.arguments import NamesFile
 from vitascope.data.decoding import source_name
 from vitascope.data.splits import ImageSet
 from vitascope.data.targets import FORMER_UNLABELLED
@@ -23,7 +24,7 @@ from vitascope.errors import UserError
 from vitascope.model.configuration import traits
 from vitascope.model.options import current
 from vitascope.model.sizes import ModelConfig
-from vitascope.options.groups import NamesFile, Recorded
+from vitascope.options.groups import Recorded
 from vitascope.options.recipes import GROUP_OF, TrainConfig, current_options
 from vitascope.training.distributed import world_size
 

@@ -1,0 +1,90 @@
+"""The columns of a table by their role, image, label, split or group: named, or known by their names."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from vitascope.data.table_options import ROLES, TableOptions
+from vitascope.errors import UserError, nearest
+
+USUAL = {
+    "image": ("image", "file", "filename", "filepath", "path", "image_path"),
+    "label": ("label", "labels", "class", "category", "target", "tags"),
+    "split": ("split", "fold", "set"),
+    "group": (),
+}
+"""Usual names of the columns, in any case; a group is only named."""
+_LESS_USUAL = ("image_id", "image_name", "file_name")  # where no column has a usual name
+_BOXES = (
+    *({name} for name in ("bbox", "bboxes", "box", "boxes", "bounding_box", "objects")),
+    {"x", "y", "width", "height"},
+    {"x", "y", "w", "h"},
+    {"xmin", "ymin", "xmax", "ymax"},
+    {"x_min", "y_min", "x_max", "y_max"},
+    {"x1", "y1", "x2", "y2"},
+)
+_LISTED = 8  # columns that a message names
+
+
+@dataclasses.dataclass(frozen=True)
+class Roles:
+    """The columns of a table that are used."""
+
+    image: str
+    label: tuple[str, ...]
+    """One column, or several of 0 and 1; none if no column is known to be one of labels."""
+    split: str | None
+    group: str | None
+    guess_label: bool
+    """Whether the columns of 0 and 1 are those of labels, if there is no other."""
+
+
+def roles_of(names: Sequence[str], options: TableOptions, place: object) -> Roles:
+    """The roles of the columns with these names; a UserError that names the columns where one is unclear."""
+    found = {role: _column(role, names, options, place) for role in ROLES}
+    if found["image"] is None:
+        raise UserError(
+            f"{place}: no column of image paths among {listed(names)}; name it: columns image=COLUMN"
+        )
+    named = options.named
+    lower = {name.lower() for name in names} - {name.lower() for name in named.values()}
+    boxes = next((box for box in _BOXES if box <= lower), None)
+    if boxes is not None and not {"image", "label"} <= named.keys():
+        raise UserError(
+            f"{place}: a table of boxes ({listed(sorted(boxes))}), and vitascope learns classes of whole "
+            "images, not boxes; if it has these too, name their columns: columns image=COLUMN label=COLUMN"
+        )
+    label = found["label"]
+    labels = () if label is None else (label,) if label in names else tuple(label.split(","))
+    guess = "label" not in named
+    return Roles(found["image"], labels, found["split"], found["group"], guess)
+
+
+def _column(role: str, names: Sequence[str], options: TableOptions, place: object) -> str | None:
+    """The column of a role; of labels, perhaps several, separated by commas."""
+    if role in options.named:
+        name = options.named[role]
+        absent = [part for part in (name.split(",") if role == "label" else [name]) if part not in names]
+        if name and name not in names and absent:
+            raise UserError(
+                f"{place}: no column {absent[0]!r}{nearest(absent[0], names)}; it has {listed(names)}"
+            )
+        return name or None
+    taken = set(options.named.values())
+    for usual in (USUAL[role], _LESS_USUAL if role == "image" else ()):
+        found = [name for name in names if name.lower() in usual and name not in taken]
+        if len(found) > 1:
+            raise UserError(
+                f"{place}: the columns {listed(found)} may each be that of the {role}; name the one that is: "
+                f"columns {role}={found[0]}"
+            )
+        if found:
+            return found[0]
+    return None
+
+
+def listed(names: Sequence[str]) -> str:
+    """Some names, and the number of the others."""
+    more = f" and {len(names) - _LISTED:,} others" if len(names) > _LISTED else ""
+    return ", ".join(names[:_LISTED]) + more

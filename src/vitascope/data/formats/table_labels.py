@@ -1,0 +1,174 @@
+"""The classes of images from the cells of a table: one class or several per image, in any usual form."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import json
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from vitascope.data.table_options import TableOptions
+from vitascope.errors import UserError
+
+_ONE, _ZERO = {"1", "1.0", "true"}, {"0", "0.0", "false", ""}
+_NUMBER = re.compile(r"\s*[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?\s*")
+_WHOLE = re.compile(r"\s*[-+]?\d+(\.0*)?\s*")
+MANY_NUMBERS = 20
+"""Different numbers above which a column is no column of classes if most of them stand in one row only."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Labels:
+    """The names of each image's classes."""
+
+    rows: Sequence[tuple[str, ...]]
+    """Of an image without a label, none."""
+    several: bool
+    """Whether an image may have any number of classes; else it has one, or is unlabelled."""
+    form: str
+    """How they were read, in words."""
+
+
+def of_cells(cells: Sequence[str], column: str, options: TableOptions, place: object) -> Labels:
+    """The labels in one column."""
+    counts = Counter(cells)
+    different = [cell for cell in counts if cell.strip()]
+    where, form = f"{place}: the column {column}", ""
+    if different and all(map(_is_list, different)):
+        names, form = {cell: _parsed(cell, where) for cell in different}, "in lists"
+    elif (separator := _separator(different, options)) is not None:
+        names = {cell: _divided(cell, separator) for cell in different}
+        form = f"separated by {separator!r}"
+    else:
+        names = _whole_cells(counts, different, where)
+    several = options.labels == "several" or (options.labels is None and bool(form))
+    longer = next((cell for cell in different if len(names[cell]) > 1), None)
+    if not several and longer is not None:
+        raise UserError(f"{where} has several labels in {longer!r}, but labels=one")
+    by_name: Counter[str] = Counter()
+    for cell in different:
+        by_name.update(dict.fromkeys(names[cell], counts[cell]))
+    _check_spellings(by_name, where)
+    known = {cell: tuple(dict.fromkeys(name.strip() for name in names[cell])) for cell in different}
+    none: tuple[str, ...] = ()
+    form = f"several classes per image{form and ', ' + form}" if several else "one class per image"
+    return Labels([known.get(cell, none) for cell in cells], several, form)
+
+
+def _whole_cells(counts: Counter[str], different: Sequence[str], where: str) -> dict[str, tuple[str, ...]]:
+    """The label of each cell that is one; numbers to be predicted, which are no classes, are a UserError."""
+    whole = all(map(_WHOLE.fullmatch, different))
+    numbers = sorted(map(float, different)) if different and all(map(_NUMBER.fullmatch, different)) else []
+    single = sum(counts[cell] == 1 for cell in different)
+    if numbers and (not whole or (len(numbers) > MANY_NUMBERS and 2 * single > len(numbers))):
+        raise UserError(
+            f"{where} has {len(numbers):,} different numbers from {numbers[0]:g} to {numbers[-1]:g}, and "
+            "vitascope learns classes, not numbers (no regression): name another column of labels, or divide "
+            "the numbers into classes"
+        )
+    # A program writes 1.0 for 1 where other cells of the column are empty.
+    return {cell: (cell.partition(".")[0] if whole else cell,) for cell in different}
+
+
+def of_columns(columns: dict[str, list[str]], options: TableOptions, place: object) -> Labels:
+    """The labels in columns of 0 and 1, one per class: several per image, unless each image has one."""
+    if options.label_separator is not None:
+        raise UserError(f"{place}: label_separator is for one column of labels, not for columns of 0 and 1")
+    names = tuple(columns)
+    _check_spellings(Counter(names), f"{place}: the names of the columns")
+    rows: list[tuple[str, ...]] = []
+    known: dict[tuple[bool, ...], tuple[str, ...]] = {}
+    for cells in zip(*columns.values(), strict=True):
+        key = tuple(cell.strip().lower() in _ONE for cell in cells)
+        if key not in known:
+            known[key] = tuple(name for name, has in zip(names, key, strict=True) if has)
+        rows.append(known[key])
+    one = all(len(row) == 1 for row in known.values())
+    if options.labels == "one" and (faults := sum(len(row) > 1 for row in rows)):
+        raise UserError(f"{place}: labels=one, but {faults:,} of {len(rows):,} rows have several classes")
+    several = options.labels == "several" or (options.labels is None and not one)
+    form = f"{len(names):,} columns of 0 and 1, {'several classes' if several else 'one class'} per image"
+    return Labels(rows, several, form)
+
+
+def is_indicator(cells: Iterable[str]) -> bool:
+    """Whether a column has only 0 and 1, and both."""
+    found = {cell.strip().lower() for cell in set(cells)}
+    return found <= _ONE | _ZERO and bool(found & _ONE) and bool(found & _ZERO - {""})
+
+
+def check_indicators(columns: dict[str, list[str]], place: object) -> None:
+    """Reject named columns that have something else than 0 and 1."""
+    for name, cells in columns.items():
+        other = next((cell for cell in cells if cell.strip().lower() not in _ONE | _ZERO), None)
+        if other is not None:
+            raise UserError(f"{place}: the column {name} has {other!r}, not only 0 and 1")
+
+
+def _is_list(cell: str) -> bool:
+    return cell.lstrip().startswith("[") and cell.rstrip().endswith("]")
+
+
+def _parsed(cell: str, where: str) -> tuple[str, ...]:
+    """The names in a list, as JSON or Python writes it."""
+    try:
+        values = json.loads(cell)
+    except ValueError:
+        try:
+            values = ast.literal_eval(cell.strip())  # a list of pandas, written as CSV
+        except (ValueError, SyntaxError, MemoryError, RecursionError) as error:
+            raise UserError(f"{where}: {cell[:60]!r} is not a list in JSON") from error
+    except RecursionError as error:
+        raise UserError(f"{where}: {cell[:60]!r} is nested too deeply") from error
+    if not isinstance(values, list) or not all(type(value) in (str, int) for value in values):
+        raise UserError(f"{where}: {cell[:60]!r} is not a list of names")
+    return tuple(name for value in values if (name := str(value)).strip())
+
+
+def _separator(different: Sequence[str], options: TableOptions) -> str | None:
+    """The text between the classes in a cell; None if a cell is one class."""
+    if options.label_separator is not None or options.labels == "one":
+        return options.label_separator
+    for separator in (";", "|"):
+        if any(separator in cell for cell in different):
+            return separator
+    # Commas and spaces also stand within names, such as "golden retriever": it is a list if the parts recur.
+    parts = _part_counts(different, ",")
+    if any("," in cell for cell in different) and max(parts.values()) > 1:
+        return ","
+    words = _part_counts(different, " ")
+    alone = sum(cell.strip() in words for cell in different)
+    if len(words) < len(different) and (2 * len(words) <= len(different) or alone == len(words)):
+        return " "
+    return None
+
+
+def _part_counts(different: Sequence[str], separator: str) -> Counter[str]:
+    """The number of cells that each part is in."""
+    counts: Counter[str] = Counter()
+    for cell in different:
+        counts.update(set(_divided(cell, separator)))
+    return counts
+
+
+def _divided(cell: str, separator: str) -> tuple[str, ...]:
+    """The parts of a cell, without spaces around them."""
+    return tuple(filter(None, (part.strip() for part in cell.split(separator))))
+
+
+def _check_spellings(counts: Counter[str], where: str) -> None:
+    """Reject names that differ only in case or spaces, with the numbers of their rows."""
+    alike: dict[str, list[str]] = {}
+    for name in counts:
+        alike.setdefault(" ".join(name.casefold().split()), []).append(name)
+    twice = [names for names in alike.values() if len(names) > 1]
+    if twice:
+        first = sorted(twice[0], key=lambda name: (-counts[name], name))
+        written = " and ".join(f"{name!r} ({counts[name]:,})" for name in first)
+        more = f", and {len(twice) - 1:,} other labels so" if len(twice) > 1 else ""
+        raise UserError(
+            f"{where} has a label in {len(first)} spellings, {written}{more}; if they are one class, write "
+            f"{first[0].strip()!r} everywhere, else give them names that differ more"
+        )
