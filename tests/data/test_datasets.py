@@ -1,16 +1,12 @@
 """Folders and digits: training, validation and test splits, and errors."""
 
 import os
-import shlex
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
-from vitascope.cli.sort import sort_by_name
 
 from tests.data import read_tree, write_picture, write_tree
 from vitascope.data import datasets
@@ -316,36 +312,6 @@ def test_pictures_outside_class_folders_are_rejected(tmp_path: Path) -> None:
     write_picture(tmp_path / "a.png")
     with pytest.raises(UserError, match="<class>/<image>"):
         open_data(str(tmp_path))
-
-
-@pytest.mark.parametrize("name", ["{}.{}.jpg", "{}_{:03}.png", "{}{}.bmp", "{} ({}).JPG"])
-@pytest.mark.parametrize("below", ["", "train"])
-def test_a_flat_folder_is_rejected_with_the_command_that_sorts_it(
-    tmp_path: Path, name: str, below: str
-) -> None:
-    folder = tmp_path / "it's flat" / below
-    for label, count in (("cat", 5), ("golden_retriever", 4)):
-        for number in range(count):
-            write_picture(folder / name.format(label, number), seed=10 * count + number)
-    with pytest.raises(UserError, match=r"labels in their names \(cat: 5, golden_retriever: 4\)") as raised:
-        open_data(str(tmp_path / "it's flat"))
-    assert len(list(folder.iterdir())) == 9  # nothing is sorted without a request
-    python, *arguments = shlex.split(str(raised.value).rpartition(": ")[2])
-    assert python == "python"
-    sorted_now = subprocess.run([sys.executable, *arguments], check=True, capture_output=True, text=True)
-    assert sorted_now.stdout == "cat: 5, golden_retriever: 4\n"
-    assert class_counts(read_tree(folder)) == {"cat": 5, "golden_retriever": 4}
-    assert open_data(str(tmp_path / "it's flat")).train.class_names == ("cat", "golden_retriever")
-
-
-@pytest.mark.parametrize("names", [("1.jpg", "2.jpg"), ("IMG_1.jpg", "IMG_2.jpg"), ("dog.1.jpg", "cat.jpg")])
-def test_no_sorting_is_offered_for_names_without_classes(tmp_path: Path, names: tuple[str, ...]) -> None:
-    for name in names:
-        write_picture(tmp_path / name)
-    with pytest.raises(UserError, match=r"<class>/<image>$"):
-        open_data(str(tmp_path))
-    with pytest.raises(UserError, match=r"not like dog\.1\.jpg"):
-        sort_by_name(tmp_path)
 
 
 @pytest.mark.parametrize("below", ["", "train"])

@@ -77,6 +77,10 @@ def of_columns(columns: dict[str, list[str]], options: TableOptions, place: obje
     if options.label_separator is not None:
         raise UserError(f"{place}: label_separator is for one column of labels, not for columns of 0 and 1")
     names = tuple(columns)
+    for name, cells in columns.items():  # which may be named
+        other = next((cell for cell in set(cells) if cell.strip().lower() not in _ONE | _ZERO), None)
+        if other is not None:
+            raise UserError(f"{place}: the column {name} has {other!r}, not only 0 and 1")
     _check_spellings(Counter(names), f"{place}: the names of the columns")
     rows: list[tuple[str, ...]] = []
     known: dict[tuple[bool, ...], tuple[str, ...]] = {}
@@ -97,14 +101,6 @@ def is_indicator(cells: Iterable[str]) -> bool:
     """Whether a column has only 0 and 1, and both."""
     found = {cell.strip().lower() for cell in set(cells)}
     return found <= _ONE | _ZERO and bool(found & _ONE) and bool(found & _ZERO - {""})
-
-
-def check_indicators(columns: dict[str, list[str]], place: object) -> None:
-    """Reject named columns that have something else than 0 and 1."""
-    for name, cells in columns.items():
-        other = next((cell for cell in cells if cell.strip().lower() not in _ONE | _ZERO), None)
-        if other is not None:
-            raise UserError(f"{place}: the column {name} has {other!r}, not only 0 and 1")
 
 
 def _is_list(cell: str) -> bool:

@@ -1,0 +1,548 @@
+"""Tables of images: every form of file, the columns, the labels, the splits, and bad input."""
+
+import csv
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.data import write_picture, write_tree
+from vitascope.data.datasets import (
+    class_counts,
+    described,
+    open_data,
+    open_for_evaluation,
+    open_pictures,
+    read_data,
+)
+from vitascope.data.pack import pack
+from vitascope.data.split_record import record_of, restore
+from vitascope.data.splits import Splits
+from vitascope.data.table_options import TableOptions
+from vitascope.data.targets import ClassSets
+from vitascope.errors import UserError
+
+Row = Mapping[str, Any]
+
+
+def write_csv(path: Path, rows: Sequence[Row], delimiter: str = ",", encoding: str = "utf-8") -> Path:
+    with open(path, "w", encoding=encoding, newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]), delimiter=delimiter)
+        writer.writeheader()
+        writer.writerows(rows)
+    return path
+
+
+def write_jsonl(path: Path, rows: Sequence[Row]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def write_parquet(path: Path, rows: Sequence[Row]) -> Path:
+    pyarrow = pytest.importorskip("pyarrow", reason="pyarrow is not installed (vitascope[parquet])")
+    from pyarrow import parquet
+
+    parquet.write_table(pyarrow.Table.from_pylist([dict(row) for row in rows]), path)
+    return path
+
+
+FORMS: dict[str, Callable[[Path, Sequence[Row]], Path]] = {
+    "csv": write_csv,
+    "tsv": lambda path, rows: write_csv(path, rows, "\t"),
+    "jsonl": write_jsonl,
+    "parquet": write_parquet,
+}
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with `photos/<class>/<number>.png`, 10 cats and 12 dogs, which tests only read."""
+    root = tmp_path_factory.mktemp("tables")
+    write_tree(root / "photos", {"dog": 12, "cat": 10})
+    return root
+
+
+def rows_of(root: Path) -> list[dict[str, Any]]:
+    """A row for each picture, in no particular order."""
+    found = sorted((root / "photos").rglob("*.png"), key=lambda path: (path.name, path.parent.name))
+    return [{"path": path.relative_to(root).as_posix(), "label": path.parent.name} for path in found]
+
+
+def labelled(root: Path, label: Callable[[int, str], Any], **others: Any) -> list[dict[str, Any]]:
+    """The rows with other labels, by number and class, and with more columns."""
+    return [
+        row | {"label": label(number, row["label"])} | {name: f(number) for name, f in others.items()}
+        for number, row in enumerate(rows_of(root))
+    ]
+
+
+def opened(root: Path, rows: Sequence[Row], name: str = "labels.csv", **options: Any) -> Splits:
+    """The splits of a table in the folder of the photos."""
+    path = FORMS[name.rpartition(".")[2]](root / name, rows)
+    return open_data(str(path), table=TableOptions(**options))
+
+
+def refused(root: Path, rows: Sequence[Row], line: str, **options: Any) -> None:
+    with pytest.raises(UserError, match=line) as raised:
+        opened(root, rows, **options)
+    assert "\n" not in str(raised.value)
+
+
+def assert_like_the_folder(splits: Splits, root: Path) -> None:
+    folder = open_data(str(root / "photos"))
+    for name, images in splits.parts.items():
+        assert list(images.sources) == list(folder.parts[name].sources)
+        assert images.targets == folder.parts[name].targets
+
+
+# --- forms of files
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_table_in_every_form_is_that_of_the_folder(photos: Path, form: str) -> None:
+    splits = opened(photos, rows_of(photos), f"labels.{form}")
+    assert_like_the_folder(splits, photos)
+    assert described(splits)[-1] == "columns: image path, label label (one class per image)"
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-16-le", "utf-16-be"])
+@pytest.mark.parametrize("delimiter", [",", ";", "\t"])
+def test_encodings_and_delimiters_of_spreadsheets_are_read(
+    photos: Path, encoding: str, delimiter: str
+) -> None:
+    rows = labelled(photos, lambda number, name: {"cat": "Katze", "dog": "Hündin"}[name])
+    splits = open_data(str(write_csv(photos / "excel.csv", rows, delimiter, encoding)))
+    assert splits.train.class_names == ("Hündin", "Katze")
+
+
+def test_hint_of_excel_blank_lines_and_the_index_of_pandas_are_skipped(photos: Path) -> None:
+    lines = [f"{number};{row['path']};{row['label']}\n\n" for number, row in enumerate(rows_of(photos))]
+    (photos / "hint.csv").write_text("sep=;\n;path;label\n" + "".join(lines))
+    assert_like_the_folder(open_data(str(photos / "hint.csv")), photos)
+
+
+def test_cells_with_separators_quotes_and_line_breaks_are_read(photos: Path) -> None:
+    rows = labelled(photos, lambda number, name: f'a "{name}"\nsmall', note=lambda number: "1,\n2")
+    assert opened(photos, rows).train.class_names == ('a "cat"\nsmall', 'a "dog"\nsmall')
+
+
+def test_missing_values_of_json_and_parquet_are_empty_cells(photos: Path) -> None:
+    rows = labelled(photos, lambda number, name: None if number < 2 else float(name == "dog"))
+    for form in ("jsonl", "parquet"):
+        splits = opened(photos, rows, f"missing.{form}")
+        assert splits.train.class_names == ("0", "1")
+        assert splits.unused == ("2 images without a class",)
+    del rows[0]["label"]
+    assert opened(photos, rows, "missing.jsonl").unused == ("2 images without a class",)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "line"),
+    [
+        ("a.csv", b"", "its first row has no names of columns"),
+        ("a.csv", b"path,label\n", "the table has no rows"),
+        ("a.csv", b"path,label\n1.png,cat,x\n", "line 2 has 3 cells, the first row 2"),
+        ("a.csv", b"path,label,path\n1.png,cat,x\n", "the column 'path' 2 times"),
+        ("a.csv", b'path,label\n1.png,"cat\n', "line 2: unexpected end of data"),
+        (
+            "a.csv",
+            "path,label\n1.png,Hündin\n".encode("latin-1"),
+            "not text in UTF-8 .*0xfc.*save it as UTF-8",
+        ),
+        ("a.jsonl", b'{"path": "1.png"\n', "line 1: "),
+        ("a.jsonl", b"[1, 2]\n", "line 1 is not an object"),
+        ("a.jsonl", b"\n", "it has no rows"),
+        ("a.parquet", b"nothing", "cannot be read as a table"),
+        ("a.json", b'{"images": [], "annotations": []}', "COCO.*not boxes"),
+    ],
+)
+def test_file_that_is_no_table_is_one_line(tmp_path: Path, name: str, content: bytes, line: str) -> None:
+    if name.endswith("parquet"):
+        pytest.importorskip("pyarrow", reason="pyarrow is not installed (vitascope[parquet])")
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(UserError, match=line) as raised:
+        open_data(str(tmp_path / name))
+    assert str(tmp_path / name) in str(raised.value)
+
+
+def test_parquet_with_pictures_names_the_folder_that_is_read(tmp_path: Path) -> None:
+    write_parquet(tmp_path / "a.parquet", [{"image": {"bytes": b"x", "path": None}, "label": 1}])
+    with pytest.raises(UserError, match=r"'image' has pictures.*folder.*Hugging Face"):
+        open_data(str(tmp_path / "a.parquet"))
+
+
+def test_missing_table_is_named_with_the_nearest(photos: Path) -> None:
+    opened(photos, rows_of(photos))
+    with pytest.raises(UserError, match=r"label\.csv: no such file; nearest: .*labels\.csv"):
+        open_data(str(photos / "label.csv"))
+
+
+# --- columns
+
+
+@pytest.mark.parametrize(
+    ("image", "label"),
+    [("Image", "class"), ("FILE", "Category"), ("filename", "target"), ("image_path", "LABELS")],
+)
+def test_columns_are_recognized_by_their_usual_names(photos: Path, image: str, label: str) -> None:
+    rows = [{image: row["path"], "width": 8, label: row["label"]} for row in rows_of(photos)]
+    splits = opened(photos, rows)
+    assert_like_the_folder(splits, photos)
+    line = f"columns: image {image}, label {label} (one class per image); unused: width"
+    assert described(splits)[-1] == line
+
+
+@pytest.mark.parametrize("columns", [("image=a", "label=b"), {"image": "a", "label": "b"}])
+def test_columns_can_be_named(photos: Path, columns: Any) -> None:
+    rows = [{"a": row["path"], "b": row["label"], "path": "x", "label": 1} for row in rows_of(photos)]
+    assert_like_the_folder(opened(photos, rows, columns=columns), photos)
+
+
+def test_a_column_can_be_left_out(photos: Path) -> None:
+    rows = labelled(photos, lambda number, name: name, set=lambda number: "blue")
+    refused(photos, rows, "the column set has blue; a split is train, .*columns split=$")
+    assert_like_the_folder(opened(photos, rows, columns=("split=",)), photos)
+
+
+@pytest.mark.parametrize(
+    ("columns", "line"),
+    [
+        (("label=tag",), "no column 'tag'; nearest: tags; it has path, label, tags"),
+        (("tags",), "expected ROLE=COLUMN"),
+        (("lable=tags",), "unknown role of a column 'lable'; nearest: label"),
+        (("label=tags", "label=label"), "a role is given twice"),
+        ((), "the columns label, tags may each be that of the label.*columns label=label"),
+    ],
+)
+def test_wrong_columns_are_refused(photos: Path, columns: tuple[str, ...], line: str) -> None:
+    rows = labelled(photos, lambda number, name: name, tags=lambda number: "x")
+    refused(photos, rows, line, columns=columns)
+
+
+def test_table_without_a_column_of_images_or_labels_names_the_columns(photos: Path) -> None:
+    rows = rows_of(photos)
+    refused(
+        photos, [{"a": 1, "label": "cat"}], "no column of image paths among a, label; name it: columns im"
+    )
+    refused(photos, [{"path": row["path"], "b": "x"} for row in rows], "no labelled images.*unused: b; name")
+
+
+def test_thousands_of_columns_are_read_and_not_listed(photos: Path) -> None:
+    more = {f"c{number}": "x" for number in range(3000)}
+    splits = opened(photos, [row | more for row in rows_of(photos)])
+    assert_like_the_folder(splits, photos)
+    assert described(splits)[-1].endswith("; unused: c0, c1, c2, c3, c4, c5, c6, c7 and 2,992 others")
+
+
+@pytest.mark.parametrize(
+    "boxes", [("bbox",), ("x", "y", "width", "height"), ("xmin", "ymin", "xmax", "ymax")]
+)
+def test_boxes_are_refused_in_one_line(photos: Path, boxes: tuple[str, ...]) -> None:
+    rows = [row | dict.fromkeys(boxes, 1) for row in rows_of(photos)]
+    refused(photos, rows, "a table of boxes .*not boxes; .*columns image=COLUMN label=COLUMN")
+    named = opened(photos, rows, columns=("image=path", "label=label"))
+    assert_like_the_folder(named, photos)
+
+
+def test_options_of_tables_are_refused_for_other_data(photos: Path) -> None:
+    with pytest.raises(UserError, match=r"labels is about a table, and .*photos is none"):
+        open_data(str(photos / "photos"), table=TableOptions(labels="one"))
+
+
+# --- paths of images
+
+
+def test_paths_are_relative_to_another_folder(photos: Path, tmp_path: Path) -> None:
+    rows = [row | {"path": row["path"].removeprefix("photos/")} for row in rows_of(photos)]
+    path = write_csv(tmp_path / "labels.csv", rows)
+    found = read_data(str(path), TableOptions(images=str(photos / "photos")))
+    assert found.root == photos / "photos"
+    assert_like_the_folder(open_data(str(path), table=TableOptions(images=str(photos / "photos"))), photos)
+    with pytest.raises(
+        UserError, match=f"22 of 22 images do not exist: .*, \\.\\.\\.; searched in {tmp_path};"
+    ):
+        open_data(str(path))
+    with pytest.raises(UserError, match="images nowhere: no such folder"):
+        open_data(str(path), table=TableOptions(images="nowhere"))
+
+
+@pytest.mark.parametrize("form", ["absolute", "backslashes", "no suffix", "up and down"])
+def test_other_ways_to_write_paths_are_read(photos: Path, form: str) -> None:
+    change: dict[str, Callable[[str], str]] = {
+        "absolute": lambda path: str(photos / path),
+        "backslashes": lambda path: path.replace("/", "\\"),
+        "no suffix": lambda path: path.removesuffix(".png"),
+        "up and down": lambda path: f"photos/../{path} ",
+    }
+    rows = [{"image_id": change[form](row["path"]), "label": row["label"]} for row in rows_of(photos)]
+    assert_like_the_folder(opened(photos, rows), photos)
+
+
+def test_paths_out_of_the_folder_of_the_table_are_recorded_below_their_own(photos: Path) -> None:
+    (photos / "tables").mkdir()
+    rows = [row | {"path": f"../{row['path']}"} for row in rows_of(photos)]
+    splits = open_data(str(write_csv(photos / "tables" / "labels.csv", rows)))
+    assert splits.root == photos / "photos"
+    assert {name[:4] for name in record_of(splits).parts["train"].names} == {"cat/", "dog/"}
+
+
+def test_paths_out_of_the_named_folder_are_refused(photos: Path) -> None:
+    images = str(photos / "photos" / "cat")
+    rows = [{"path": f"../dog/{number:03}.png", "label": "dog"} for number in range(2)]
+    rows += [{"path": f"{number:03}.png", "label": "cat"} for number in range(2)]
+    refused(photos, rows, r"2 of 4 images lead out of .*cat: \.\./dog/000\.png, ", images=images)
+    rows[0]["path"] = "/etc/passwd"
+    refused(photos, rows, r"2 of 4 images lead out of .*cat: /etc/passwd, ", images=images)
+
+
+def test_missing_files_are_counted_and_the_first_are_named(photos: Path) -> None:
+    rows = rows_of(photos)
+    for number in (1, 3, 5, 7):
+        rows[number]["path"] = f"gone/{number}.png"
+    line = r"4 of 22 images do not exist: gone/1\.png, gone/3\.png, gone/5\.png, \.\.\.; searched in "
+    refused(photos, rows, line + str(photos))
+
+
+@pytest.mark.parametrize("root", ["/home/another/", "C:\\Users\\another\\"])
+def test_absolute_paths_of_another_machine_are_explained(photos: Path, root: str) -> None:
+    rows = [row | {"path": root + row["path"]} for row in rows_of(photos)]
+    refused(
+        photos, rows, "22 of 22 images do not exist: .*absolute, perhaps of another machine: write them rel"
+    )
+
+
+def test_name_without_suffix_of_several_files_is_refused(tmp_path: Path) -> None:
+    for name in ("a.png", "a.bmp", "b.png"):
+        write_picture(tmp_path / name)
+    rows = [{"image_id": "a", "label": "x"}, {"image_id": "b", "label": "y"}]
+    refused(
+        tmp_path, rows, r"1 of 2 images have several files: a may be a\.bmp or a\.png; write the suffixes"
+    )
+
+
+def test_rows_without_an_image_are_refused(photos: Path) -> None:
+    rows = [*rows_of(photos), {"path": "", "label": "cat"}]
+    refused(photos, rows, "1 rows have no image; the first is row 23")
+
+
+def test_repeated_images_count_once_unless_they_differ(photos: Path) -> None:
+    rows = rows_of(photos)
+    assert opened(photos, [*rows, rows[3], rows[5]]).unused == ("2 rows that repeat an image",)
+    other = rows[3] | {"label": "fox", "path": "photos/./" + rows[3]["path"].removeprefix("photos/")}
+    refused(
+        photos, [*rows, other], "is in several rows, with different labels: '.*' and 'fox' in rows 4 and 23"
+    )
+
+
+# --- labels
+
+
+def several(splits: Splits) -> dict[str, int]:
+    assert isinstance(splits.train.targets, ClassSets)
+    found: dict[str, int] = dict.fromkeys(splits.train.class_names, 0)
+    for images in splits.parts.values():
+        for name, count in class_counts(images).items():
+            found[name] += count
+    return found
+
+
+@pytest.mark.parametrize("separator", [";", "|", ",", " ", "; ", ", "])
+def test_several_labels_in_a_cell_are_recognized(photos: Path, separator: str) -> None:
+    rows = labelled(photos, lambda n, name: separator.join([name, "small"]) if n % 2 else name)
+    rows[0]["label"], rows[1]["label"] = "", "small"
+    splits = opened(photos, rows)
+    assert several(splits) == {"cat": 9, "dog": 11, "small": 11}
+    assert f"(several classes per image, separated by {separator.strip() or ' '!r})" in described(splits)[-1]
+    assert splits.unused == ()  # an image of an empty cell has none of the classes
+
+
+@pytest.mark.parametrize("form", ["csv", "jsonl", "parquet"])
+def test_lists_are_recognized(photos: Path, form: str) -> None:
+    rows = labelled(photos, lambda n, name: [name, "small"] if n % 2 else [name] if n else [])
+    if form == "csv":
+        rows = [row | {"label": json.dumps(row["label"])} for row in rows]
+    assert several(opened(photos, rows, f"lists.{form}")) == {"cat": 9, "dog": 12, "small": 11}
+
+
+def test_lists_that_pandas_writes_are_read(photos: Path) -> None:
+    rows = labelled(photos, lambda n, name: str([name, "small"] if n % 2 else [name]))
+    assert several(opened(photos, rows)) == {"cat": 10, "dog": 12, "small": 11}
+    rows[0]["label"] = "[cat]"
+    refused(photos, rows, r"label: '\[cat\]' is not a list in JSON")
+
+
+def test_columns_of_0_and_1_are_labels(photos: Path) -> None:
+    rows = [
+        {"path": row["path"], "size": n, "dog": int(row["label"] == "dog"), "cat": int(row["label"] == "cat")}
+        | {"small": n % 2}
+        for n, row in enumerate(rows_of(photos))
+    ]
+    splits = opened(photos, rows)
+    assert several(splits) == {"cat": 10, "dog": 12, "small": 11}
+    line = "columns: image path, label dog, cat, small (3 columns of 0 and 1, several classes per image)"
+    assert described(splits)[-1] == f"{line}; unused: size"
+    named = opened(photos, rows, columns=("label=dog,cat",))
+    assert_like_the_folder(named, photos)  # each image has one of these
+    assert several(opened(photos, rows, columns=("label=dog,cat",), labels="several")) == {
+        "cat": 10,
+        "dog": 12,
+    }
+    refused(photos, rows, "labels=one, but 11 of 22 rows have several classes", labels="one")
+    refused(photos, rows, "the column size has '.*', not only 0 and 1", columns=("label=dog,size",))
+
+
+@pytest.mark.parametrize(
+    "names",
+    [("golden retriever", "flat-coated retriever"), ("tench, Tinca tinca", "goldfish, Carassius auratus")],
+)
+def test_names_with_spaces_and_commas_are_one_class(photos: Path, names: tuple[str, str]) -> None:
+    rows = labelled(photos, lambda n, name: names[name == "dog"])
+    assert opened(photos, rows).train.class_names == tuple(sorted(names))
+
+
+def test_recognition_of_labels_is_overruled(photos: Path) -> None:
+    rows = labelled(photos, lambda n, name: f"{name};small" if n // 2 % 2 else f"{name};large")
+    assert len(opened(photos, rows, labels="one").train.class_names) == 4
+    rows = labelled(photos, lambda n, name: f"{name}+small" if n // 2 % 2 else name)
+    assert len(opened(photos, rows).train.class_names) == 4
+    assert several(opened(photos, rows, label_separator="+")) == {"cat": 10, "dog": 12, "small": 10}
+    assert several(opened(photos, rows_of(photos), labels="several")) == {"cat": 10, "dog": 12}
+
+
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        ({"label_separator": ""}, "label_separator must be some text"),
+        ({"label_separator": ";", "labels": "one"}, "but labels=one is set"),
+        ({"labels": "two"}, "labels must be 'one', 'several'"),
+        ({"columns": "label"}, "columns must be"),
+    ],
+)
+def test_options_that_contradict_each_other_are_refused(options: dict[str, Any], line: str) -> None:
+    with pytest.raises(UserError, match=line):
+        TableOptions(**options)
+
+
+def test_unlabelled_images_are_counted_and_pretrained_on(photos: Path) -> None:
+    rows = labelled(photos, lambda n, name: "" if n < 4 else name)
+    path = str(write_csv(photos / "partly.csv", rows))
+    splits, all_of_them = open_data(path), open_data(path, labelled=False)
+    assert splits.unused == ("4 images without a class",)
+    assert sum(map(len, splits.parts.values())) == 18
+    assert len(all_of_them.train) == len(splits.train) + 4
+    assert all_of_them.unused == ()
+    assert all(images.targets is None for images in all_of_them.parts.values())
+    assert all_of_them.measured.sources == splits.measured.sources
+    found = restore(record_of(all_of_them), read_data(path), ("train", "val", "test"))
+    assert found.complete
+    assert found.new == 0
+
+
+def test_table_without_labels_is_pretrained_on(photos: Path) -> None:
+    path = str(write_csv(photos / "none.csv", [{"image": row["path"]} for row in rows_of(photos)]))
+    splits = open_data(path, labelled=False)
+    assert (len(splits.train), len(splits.val), splits.test) == (20, 2, None)
+    assert len(open_pictures(path)) == 22
+
+
+@pytest.mark.parametrize(
+    ("label", "line"),
+    [
+        (
+            lambda n, name: n / 7,
+            "22 different numbers from 0 to 3, and vitascope learns classes, not numbers",
+        ),
+        (lambda n, name: n * n, "22 different numbers from 0 to 441, .*no regression"),
+        (lambda n, name: "dog ", "only one class, 'dog'"),
+        (lambda n, name: "fox" if n == 7 else name, "class 'fox' has 1 image; train, val and test need"),
+        (
+            lambda n, name: "Cat" if n == 2 else name,
+            r"in 2 spellings, 'cat' \(9\) and 'Cat' \(1\); .*write 'cat'",
+        ),
+        (lambda n, name: "cat " if n == 2 else name, r"in 2 spellings, 'cat' \(9\) and 'cat ' \(1\)"),
+        (lambda n, name: "Cat;a" if n == 2 else f"{name};b", r"in 2 spellings, 'cat' \(9\) and 'Cat' \(1\)"),
+    ],
+)
+def test_labels_that_cannot_be_learned_are_refused(
+    photos: Path, label: Callable[[int, str], Any], line: str
+) -> None:
+    refused(photos, labelled(photos, label), line)
+
+
+def test_numbers_of_classes_are_classes(photos: Path) -> None:
+    assert opened(photos, labelled(photos, lambda n, name: n % 3)).train.class_names == ("0", "1", "2")
+
+
+# --- splits and groups
+
+
+def test_given_splits_are_kept_and_other_rows_counted(photos: Path) -> None:
+    names = ["Train", "training_set", "TRAIN", "valid", "test", ""]
+    rows = labelled(photos, lambda n, name: name, split=lambda n: names[n // 2 % 6])
+    splits = opened(photos, rows)
+    assert {name: len(images) for name, images in splits.parts.items()} == {"train": 12, "val": 4, "test": 4}
+    assert splits.drawn == ()
+    assert splits.unused == ("2 images without a split",)
+    assert restore(record_of(splits), read_data(str(photos / "labels.csv")), ("train",)).complete
+
+
+def test_folds_are_no_splits(photos: Path) -> None:
+    rows = labelled(photos, lambda n, name: name, fold=lambda n: n % 5)
+    splits = opened(photos, rows)
+    assert_like_the_folder(splits, photos)
+    assert splits.unused == ("the column fold, whose numbers name no split",)
+    refused(photos, rows, "the column fold has 0, 1, 2, 3, 4; a split is train", columns=("split=fold",))
+
+
+def test_secret_labels_of_test_images_leave_val_to_measure_on(photos: Path) -> None:
+    rows = labelled(photos, lambda n, name: "" if n < 4 else name)
+    rows = [row | {"split": "test" if n < 4 else "train"} for n, row in enumerate(rows)]
+    splits = opened(photos, rows)
+    assert (len(splits.train), len(splits.val), splits.test) == (16, 2, None)
+    assert splits.unused == ("4 images without a class",)
+
+
+def test_class_that_train_lacks_is_refused(photos: Path) -> None:
+    for label in (lambda n, name: name, lambda n, name: f"{name};small"):
+        rows = labelled(photos, label, split=lambda n: "val" if n < 4 else "train")
+        rows[0]["label"] = rows[0]["label"].replace("cat", "fox")
+        refused(photos, rows, r"the val images of .*classes are not among .*: fox")
+
+
+def test_groups_are_in_one_part(photos: Path) -> None:
+    rows = labelled(photos, lambda n, name: name, patient=lambda n: f"p{n // 4}" if n < 20 else "")
+    for columns in (("group=patient",), ("group=patient", "split=")):
+        splits = opened(photos, rows, columns=columns)
+        parts = [set(images.groups.tolist()) for images in splits.parts.values()]
+        assert not parts[0] & parts[1] | parts[0] & parts[2] | parts[1] & parts[2]
+        assert sum(map(len, parts)) == 7  # an image without a group is one
+    rows = [row | {"split": ("train", "val")[n % 8 == 0]} for n, row in enumerate(rows)]
+    line = r"patient: 3 of 5 groups are in several splits: p0 \(1 val, 3 train\), p2 \(.*columns split=$"
+    refused(photos, rows, line, columns=("group=patient",))
+
+
+# --- other functions
+
+
+def test_table_is_measured_and_shown(photos: Path) -> None:
+    path = str(write_csv(photos / "measured.csv", rows_of(photos)))
+    images = open_for_evaluation(path, ("dog", "owl", "cat"))
+    assert class_counts(images) == {"dog": 12, "owl": 0, "cat": 10}
+    assert open_pictures(path) == list(images.sources)
+
+
+def test_several_labels_are_not_packed(photos: Path, tmp_path: Path) -> None:
+    path = write_csv(photos / "several.csv", labelled(photos, lambda n, name: f"{name};small"))
+    with pytest.raises(UserError, match="several classes per image; shards have one"):
+        pack(str(path), tmp_path / "shards")
+    assert not (tmp_path / "shards").exists()
+
+
+def test_order_of_several_labels_is_that_of_the_paths(photos: Path) -> None:
+    rows = labelled(photos, lambda n, name: f"{name};small")
+    found = read_data(str(write_csv(photos / "several.csv", rows))).by_name["all"]
+    assert list(found.sources) == sorted(found.sources)
+    assert np.array_equal(found.labels[0], [True, False, True])
