@@ -31,7 +31,7 @@ from vitascope.cli.export import Export
 from vitascope.cli.parsing import parse
 from vitascope.cli.serve import Serve
 from vitascope.data import datasets, download, listing, loading, pack, reading, splits, tars
-from vitascope.data.formats import folder, hub, published, shards
+from vitascope.data.formats import folder, hub, published, shards, table_columns
 from vitascope.model.sizes import named_config
 from vitascope.options.groups import AugmentationOptions
 from vitascope.options.recipes import RECIPES
@@ -462,6 +462,13 @@ def augmentation_table() -> str:
 
 def test_table_of_augmentation_is_that_of_the_options() -> None:
     assert marked(DATA_PAGE, "augmentation") == augmentation_table()
+
+
+def test_usual_names_of_columns_are_those_of_the_code() -> None:
+    named = [re.findall(r"`([^`]+)`", line) for line in marked(DATA_PAGE, "columns").splitlines()[2:]]
+    usual = {role: list(names) for role, names in table_columns.USUAL.items()}
+    usual["image"] += table_columns.LESS_USUAL
+    assert named == [[role, *names] for role, names in usual.items()]
 
 
 def test_every_recipe_has_its_line() -> None:

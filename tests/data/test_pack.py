@@ -174,7 +174,7 @@ def test_picture_without_a_suffix_gets_that_of_its_format(
     Image.fromarray(noise(8, 8)).save(buffer, format)
     sources = [Stored(buffer.getvalue()), buffer.getvalue()]
     images = ImageSet("any", sources, ClassIndices(np.array([0, 1]), ("cat", "dog")))
-    monkeypatch.setattr(packing, "open_data", lambda data, seed: Splits(images, images, None, channels=3))
+    monkeypatch.setattr(packing, "open_data", lambda data, **_: Splits(images, images, None, channels=3))
     pack("anything", tmp_path / "shards")
     names = [member.name for member in members(tmp_path / "shards" / "val-00000.tar")]
     assert names == ["00000000.cls", f"00000000.{suffix}", "00000001.cls", f"00000001.{suffix}"]

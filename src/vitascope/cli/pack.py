@@ -9,6 +9,7 @@ from typing import Annotated
 import tyro
 
 from vitascope.cli.parsing import Folder, MaybeInt
+from vitascope.data.table_options import TableOptions
 from vitascope.formatting import counted
 
 
@@ -25,12 +26,16 @@ class Pack:
     Default: copy every file unchanged."""
     shard_mb: int = 256
     """Size of a shard, in megabytes."""
+    table: TableOptions = dataclasses.field(default_factory=TableOptions)
+    """How a table is read."""
 
     def call(self) -> None:
         """Pack, and print a summary."""
         from vitascope.data.pack import pack
 
-        packed = pack(self.data, self.out, shard_mb=self.shard_mb, image_size=self.image_size)
+        packed = pack(
+            self.data, self.out, shard_mb=self.shard_mb, image_size=self.image_size, table=self.table
+        )
         for reason in packed.unreadable.values():
             print(f"left out: {reason}")
         for split, shards in packed.index.splits.items():

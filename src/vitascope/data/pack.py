@@ -30,6 +30,7 @@ from vitascope.data.listing import IMAGE_SUFFIXES
 from vitascope.data.loading import check_unreadable
 from vitascope.data.randomness import epoch_order
 from vitascope.data.splits import ImageSet
+from vitascope.data.table_options import AS_RECOGNIZED, TableOptions
 from vitascope.data.targets import ClassSets
 from vitascope.data.threads import in_threads
 from vitascope.errors import UserError
@@ -52,7 +53,13 @@ class Packed:
 
 
 def pack(
-    data: str, out: Path, *, shard_mb: int = 256, image_size: int | None = None, seed: int = 0
+    data: str,
+    out: Path,
+    *,
+    shard_mb: int = 256,
+    image_size: int | None = None,
+    seed: int = 0,
+    table: TableOptions = AS_RECOGNIZED,
 ) -> Packed:
     """Write the splits of a data set as tar shards: `train-00000.tar`, ..., and `index.json`.
 
@@ -69,7 +76,7 @@ def pack(
     place = Path(data).expanduser()
     if place.is_dir() and out.resolve().is_relative_to(place.resolve()):
         raise UserError(f"{out}: inside of {data}, where it would be taken for images; give another folder")
-    splits = open_data(data, seed=seed)
+    splits = open_data(data, seed=seed, table=table)
     if isinstance(splits.train.targets, ClassSets):
         raise UserError(f"{data}: several classes per image; shards have one, so these data are not packed")
     packer = _Packer(shard_mb * MB, image_size, seed)

@@ -535,7 +535,7 @@ def lasting_paths(config: Mapping[str, Any]) -> dict[str, str]:
     The name of a built-in model stays as it is, also beside a folder of the same name.
     """
     given = {
-        name: str(value) for name in traits(TrainConfig, NamesFile) if (value := config[name]) is not None
+        name: str(value) for name in traits(TrainConfig, NamesFile) if (value := config.get(name)) is not None
     }
     kept = {name for name, value in given.items() if name != "data" and built_in(value) is not None}
     return {name: value if name in kept else lasting_path(value) for name, value in given.items()}

@@ -102,6 +102,13 @@ def test_names_without_a_plain_rule_are_refused_with_the_reason(
     assert len(open_data(str(tmp_path), labelled=False).train) > 0
 
 
+def test_table_beside_images_without_classes_is_offered(tmp_path: Path) -> None:
+    write_picture(tmp_path / "train" / "1.png")
+    (tmp_path / "labels.csv").write_text("path,label\n")
+    with pytest.raises(UserError, match=r"; if .*labels\.csv has the classes, give it as the data$"):
+        open_data(str(tmp_path))
+
+
 def test_rule_holds_in_any_script() -> None:
     paths = [Path(f"{name}_{number}.jpg") for name in ("猫", "собака") for number in range(4)]
     found = classes_in_names(paths)

@@ -14,6 +14,7 @@ from vitascope.data.formats.format import DataFormat
 from vitascope.data.formats.names import classes_in_names
 from vitascope.data.listing import is_image, suffix_of, visible_files
 from vitascope.data.splits import ImageSet, Inventory
+from vitascope.data.table_options import TABLE_SUFFIXES
 from vitascope.data.targets import ClassIndices
 from vitascope.errors import UserError
 
@@ -67,6 +68,9 @@ class Folder(DataFormat):
             split, folder = _place(path.parts[depth:], splits)
             classes.setdefault(split, {}).setdefault(folder, []).append(path)
         notes, unlabelled = _sort_by_names(classes)
+        tables = [path for path in others if path.parent == root and suffix_of(path.name) in TABLE_SUFFIXES]
+        if tables:
+            unlabelled = f"if {tables[0]} has the classes, give it as the data"
         kinds: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)  # of other files, by their place
         for path in others:
             kinds[_place(path.parts[depth:], splits)][suffix_of(path.name)] += 1

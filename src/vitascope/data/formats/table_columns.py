@@ -8,14 +8,14 @@ from collections.abc import Sequence
 from vitascope.data.table_options import ROLES, TableOptions
 from vitascope.errors import UserError, nearest
 
-USUAL = {
+USUAL: dict[str, tuple[str, ...]] = {
     "image": ("image", "file", "filename", "filepath", "path", "image_path"),
     "label": ("label", "labels", "class", "category", "target", "tags"),
     "split": ("split", "fold", "set"),
     "group": (),
 }
 """Usual names of the columns, in any case; a group is only named."""
-_LESS_USUAL = ("image_id", "image_name", "file_name")  # where no column has a usual name
+LESS_USUAL = ("image_id", "image_name", "file_name")  # where no column has a usual name
 _BOXES = (
     *({name} for name in ("bbox", "bboxes", "box", "boxes", "bounding_box", "objects")),
     {"x", "y", "width", "height"},
@@ -72,7 +72,7 @@ def _column(role: str, names: Sequence[str], options: TableOptions, place: objec
             )
         return name or None
     taken = set(options.named.values())
-    for usual in (USUAL[role], _LESS_USUAL if role == "image" else ()):
+    for usual in (USUAL[role], LESS_USUAL if role == "image" else ()):
         found = [name for name in names if name.lower() in usual and name not in taken]
         if len(found) > 1:
             raise UserError(

@@ -77,8 +77,8 @@ def of_columns(columns: dict[str, list[str]], options: TableOptions, place: obje
     if options.label_separator is not None:
         raise UserError(f"{place}: label_separator is for one column of labels, not for columns of 0 and 1")
     names = tuple(columns)
-    for name, cells in columns.items():  # which may be named
-        other = next((cell for cell in set(cells) if cell.strip().lower() not in _ONE | _ZERO), None)
+    for name, column in columns.items():  # which may be named
+        other = next((cell for cell in set(column) if cell.strip().lower() not in _ONE | _ZERO), None)
         if other is not None:
             raise UserError(f"{place}: the column {name} has {other!r}, not only 0 and 1")
     _check_spellings(Counter(names), f"{place}: the names of the columns")

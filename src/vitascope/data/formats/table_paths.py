@@ -28,7 +28,7 @@ def located(cells: Sequence[str], table: Path, images: str | None) -> tuple[list
         raise UserError(f"{table}: images {images}: no such folder")
     folders = _Folders(base)
     found = [folders.find(cell) for cell in cells]
-    outside = [cell for cell, path in zip(cells, found, strict=True) if folders.leads_outside(path)]
+    outside = folders.outside
     if outside and images is not None:
         raise UserError(
             f"{table}: {_share(outside, cells)} lead out of {images}: {_first(outside)}; write them relative "
@@ -64,17 +64,19 @@ class _Folders:
 
     def __init__(self, base: str) -> None:
         self.base = base
+        self.outside: list[str] = []
         self.missing: set[str] = set()
         self.unclear: dict[str, list[str]] = {}
         self._absolute = os.path.abspath(base)
-        self._listed: dict[str, tuple[str, set[str]]] = {}  # place and names of files, by head
-        self._outside: set[str] = set()
+        self._listed: dict[str, tuple[str, set[str], bool]] = {}  # by the path before the name
         self._stems: dict[str, dict[str, list[str]]] = {}
 
     def find(self, cell: str) -> str:
-        """The path of an image; a missing or unclear one is recorded."""
+        """The path of an image; one that lies outside, or is missing or unclear, is recorded."""
         head, slash, name = cell.strip().replace("\\", "/").rpartition("/")
-        place, names = self._folder(head + slash)
+        place, names, inside = self._folder(head + slash)
+        if not inside:
+            self.outside.append(cell)
         if name not in names:
             fitting = self._with_suffixes(place, names).get(name, [])
             if len(fitting) == 1:
@@ -85,29 +87,21 @@ class _Folders:
                 self.missing.add(cell)
         return os.path.join(place, name)
 
-    def leads_outside(self, path: str) -> bool:
-        """Whether a path that was found lies outside of the folder."""
-        return os.path.dirname(path) in self._outside
-
-    def _folder(self, head: str) -> tuple[str, set[str]]:
-        """A folder's path, and the names of the files in it."""
+    def _folder(self, head: str) -> tuple[str, set[str], bool]:
+        """A folder's path, the names of the files in it, and whether it lies in the base."""
         if head not in self._listed:
             place = os.path.normpath(os.path.join(self.base, head))
             absolute = os.path.abspath(place)
-            if os.path.isabs(head) and self._contains(absolute):
+            inside = absolute == self._absolute or absolute.startswith(os.path.join(self._absolute, ""))
+            if os.path.isabs(head) and inside:
                 place = os.path.normpath(os.path.join(self.base, os.path.relpath(absolute, self._absolute)))
-            if not self._contains(absolute):
-                self._outside.add(place)
             try:
                 with os.scandir(place) as entries:
                     names = {entry.name for entry in entries if not entry.is_dir()}
             except OSError:  # its images are reported as missing
                 names = set()
-            self._listed[head] = place, names
+            self._listed[head] = place, names, inside
         return self._listed[head]
-
-    def _contains(self, path: str) -> bool:
-        return path == self._absolute or path.startswith(os.path.join(self._absolute, ""))
 
     def _with_suffixes(self, place: str, names: set[str]) -> dict[str, list[str]]:
         """The image files in a folder by their names without suffix."""
