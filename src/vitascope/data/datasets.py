@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import errno
-import itertools
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -80,7 +79,7 @@ def open_data(
     split = "train" if "train" in names else "all"
     classes = found.by_name[split].class_names if split in found.by_name else ()
     if not labelled and split in names and len(classes) < 2:
-        train = ImageSet("train", _sources(found, split))
+        train = dataclasses.replace(_images(found, split), name="train")
         return complete_splits(dataclasses.replace(found, sets=(train,)), data, seed=seed)
     if not labelled and (more := [images for images in found.sets if _joins(images, split)]):
         rest = tuple(images for images in found.sets if not _joins(images, split))
@@ -128,7 +127,7 @@ def open_pictures(data: str, table: TableOptions = AS_RECOGNIZED) -> Sequence[Im
     if path.is_file() and path.suffix.lower() in IMAGE_SUFFIXES:
         return [path]
     found = read_data(data, table)
-    sources = _sources(found, _measured(found))
+    sources = _images(found, _measured(found)).sources
     if not sources:
         raise UserError(f"{data}: no images in this folder")
     return sources
@@ -160,12 +159,17 @@ def _split_names(found: Inventory) -> list[str]:
     return [name for name in ("train", "val", "test", "all") if name in names]
 
 
-def _sources(found: Inventory, split: str) -> Sequence[ImageSource]:
-    """The images of a split, with and without labels, in the order of their paths if there are both."""
-    sets = [images.sources for images in found.sets if images.name == split and len(images)]
+def _images(found: Inventory, split: str) -> ImageSet:
+    """The images of a split, with and without labels, as images without any; in the order of their paths if
+    there are both."""
+    sets = [images for images in found.sets if images.name == split and len(images)]
     if len(sets) == 1:
-        return sets[0]
-    return sorted(itertools.chain.from_iterable(sets), key=lambda source: Path(source_name(source)))
+        return dataclasses.replace(sets[0], targets=None)
+    sources = [source for images in sets for source in images.sources]
+    groups = [group for images in sets for group in images.groups.tolist()]
+    joined = ImageSet(split, sources, groups=np.array(groups, dtype=np.str_))
+    order = sorted(range(len(sources)), key=lambda index: Path(source_name(sources[index])))
+    return joined.subset(split, np.array(order, dtype=np.int64))
 
 
 def _labelled(found: Inventory, split: str, data: str) -> ImageSet:

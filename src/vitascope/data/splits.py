@@ -155,11 +155,21 @@ class Splits:
         return {name: images for name, images in given.items() if images is not None}
 
     def with_unlabelled(self, more: Sequence[ImageSet]) -> Splits:
-        """These images and others to train on, all without labels."""
-        sources = [source for images in (self.train, *more) for source in images.sources]
+        """These images and others to train on, all without labels; those of a group of `val` or `test` are
+        unused."""
+        held = {group for name in self.parts.keys() - {"train"} for group in self.parts[name].groups.tolist()}
+        some = [
+            images.subset("train", np.flatnonzero(~np.isin(images.groups, list(held)))) if held else images
+            for images in more
+        ]
+        sources = [source for images in (self.train, *some) for source in images.sources]
+        left_out = sum(map(len, more)) - sum(map(len, some))
+        why = f"{counted(left_out, 'image')} without a class, of groups in val or test"
+        unused = (*((why,) if left_out else ()), *self.unused)
         val = dataclasses.replace(self.val, targets=None)
         test = None if self.test is None else dataclasses.replace(self.test, targets=None)
-        return dataclasses.replace(self, train=ImageSet("train", sources), val=val, test=test)
+        train = ImageSet("train", sources)
+        return dataclasses.replace(self, train=train, val=val, test=test, unused=unused)
 
     def identified(self) -> Splits:
         """The same splits with the `contents` of all images."""

@@ -155,6 +155,7 @@ def test_missing_values_of_json_and_parquet_are_empty_cells(photos: Path) -> Non
         ("a.jsonl", b'{"path": "1.png"\n', "line 1: "),
         ("a.jsonl", b"[1, 2]\n", "line 1 is not an object"),
         ("a.jsonl", b"\n", "it has no rows"),
+        ("a.jsonl", b'{"path": "a", "label": "\\ud800"}\n', "line 1: .*surrogates not allowed"),
         ("a.parquet", b"nothing", "cannot be read as a table"),
         ("a.json", b'{"images": [], "annotations": []}', "COCO.*not boxes"),
     ],
@@ -439,6 +440,21 @@ def test_unlabelled_images_are_counted_and_pretrained_on(photos: Path) -> None:
     found = restore(record_of(all_of_them), read_data(path), ("train", "val", "test"))
     assert found.complete
     assert found.new == 0
+
+
+def test_groups_of_val_and_test_are_not_pretrained_on(photos: Path) -> None:
+    rows = labelled(photos, lambda n, name: "" if n % 4 == 0 else name, patient=lambda n: f"p{n // 4}")
+    path, table = str(write_csv(photos / "groups.csv", rows)), TableOptions(columns=("group=patient",))
+    splits = open_data(path, labelled=False, table=table)
+    held = [str(source) for name in ("val", "test") for source in splits.parts[name].sources]
+    patient = {str(photos / row["path"]): row["patient"] for row in rows}
+    assert not {patient[name] for name in held} & {patient[str(source)] for source in splits.train.sources}
+    assert splits.unused == ("2 images without a class, of groups in val or test",)
+    assert sum(map(len, splits.parts.values())) == 20
+    alone = [{"path": row["path"], "patient": row["patient"]} for row in rows]
+    splits = open_data(str(write_csv(photos / "groups.csv", alone)), labelled=False, table=table)
+    assert not set(splits.train.groups) & set(splits.val.groups)
+    assert len(splits.val.groups)
 
 
 def test_table_without_labels_is_pretrained_on(photos: Path) -> None:

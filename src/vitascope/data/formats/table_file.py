@@ -112,6 +112,8 @@ class _JsonLines(TableFile):
                     continue
                 try:
                     row = parse_json(line)
+                    if "\\u" in line:  # half of a character is a UnicodeEncodeError
+                        json.dumps(row, ensure_ascii=False).encode()
                 except ValueError as error:
                     raise ValueError(f"line {number}: {error}") from error
                 if not isinstance(row, dict):
@@ -202,5 +204,5 @@ def _explaining(path: Path) -> Iterator[None]:
             f"{path}: not text in UTF-8 or UTF-16 (a byte is 0x{error.object[error.start]:02x}); save it as "
             "UTF-8"
         ) from error
-    except (OSError, ValueError, TypeError, NotImplementedError) as error:  # the last two are Arrow's too
+    except (OSError, ValueError, TypeError, NotImplementedError, csv.Error) as error:  # three of Arrow's
         raise UserError(f"{path}: cannot be read as a table: {error}") from error

@@ -98,7 +98,7 @@ class _Folders:
             try:
                 with os.scandir(place) as entries:
                     names = {entry.name for entry in entries if not entry.is_dir()}
-            except OSError:  # its images are reported as missing
+            except (OSError, ValueError):  # its images are reported as missing
                 names = set()
             self._listed[head] = place, names, inside
         return self._listed[head]
