@@ -1,6 +1,6 @@
 import pytest
 
-from vitascope.formatting import aligned, counted, duration, speed
+from vitascope.formatting import aligned, counted, duration, listed, speed
 
 
 @pytest.mark.parametrize(
@@ -8,6 +8,13 @@ from vitascope.formatting import aligned, counted, duration, speed
 )
 def test_one_is_singular(count: int, expected: str) -> None:
     assert counted(count, "epoch") == expected
+
+
+@pytest.mark.parametrize(
+    ("count", "expected"), [(0, ""), (3, "0, 1, 2"), (4, "0, 1, 2 and 1 other"), (9, "0, 1, 2 and 6 others")]
+)
+def test_the_first_of_many_are_listed(count: int, expected: str) -> None:
+    assert listed([str(number) for number in range(count)]) == expected
 
 
 @pytest.mark.parametrize(

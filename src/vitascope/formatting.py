@@ -43,3 +43,9 @@ def pandas_library() -> Any:
     except ImportError as error:
         raise UserError("to_dataframe needs pandas, which is not installed: pip install pandas") from error
     return pandas
+
+
+def listed(texts: Sequence[str], most: int = 3) -> str:
+    """The first of some texts, and the number of the others."""
+    more = f" and {counted(len(texts) - most, 'other')}" if len(texts) > most else ""
+    return ", ".join(texts[:most]) + more

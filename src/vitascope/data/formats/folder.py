@@ -17,6 +17,7 @@ from vitascope.data.splits import ImageSet, Inventory
 from vitascope.data.table_options import TABLE_SUFFIXES
 from vitascope.data.targets import ClassIndices
 from vitascope.errors import UserError
+from vitascope.formatting import listed
 
 SPLIT_FOLDERS = {
     "train": ("train", "training"),
@@ -39,8 +40,8 @@ def split_folder(root: Path, split: str) -> Path | None:
     """The folder of a split in a folder, or None."""
     found = [folder for folder in _visible_folders(root) if split_of(folder.name) == split]
     if len(found) > 1:
-        listed = " and ".join(folder.name for folder in found)
-        raise UserError(f"{root}: {listed} both mean the {split} split; keep one, or rename the other")
+        names = " and ".join(folder.name for folder in found)
+        raise UserError(f"{root}: {names} both mean the {split} split; keep one, or rename the other")
     return found[0] if found else None
 
 
@@ -125,10 +126,8 @@ def _sort_by_names(classes: dict[str, dict[str, list[Path]]]) -> tuple[tuple[str
                 classes[other] = named
             elif other == "test":  # to be predicted; its labels are secret
                 classes.setdefault(OUTSIDE, {}).setdefault("", []).extend(classes.pop(other)[""])
-    counts = Counter({name: len(paths) for name, paths in found.items()})
-    listed = ", ".join(f"{name} {count:,}" for name, count in sorted(counts.items())[:_LISTED_CLASSES])
-    more = f" and {len(counts) - _LISTED_CLASSES:,} others" if len(counts) > _LISTED_CLASSES else ""
-    return (f"classes from file names: {listed}{more}",), ""
+    counts = [f"{name} {len(paths):,}" for name, paths in found.items()]
+    return (f"classes from file names: {listed(counts, _LISTED_CLASSES)}",), ""
 
 
 def _image_sets(name: str, classes: Mapping[str, list[Path]]) -> Iterator[ImageSet]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from vitascope.data.formats import table_labels
 from vitascope.data.formats.folder import OUTSIDE, SPLIT_FOLDERS, split_of
 from vitascope.data.formats.format import DataFormat
-from vitascope.data.formats.table_columns import Roles, listed, roles_of
+from vitascope.data.formats.table_columns import LISTED, Roles, roles_of
 from vitascope.data.formats.table_file import TableFile, open_table
 from vitascope.data.formats.table_labels import Labels
 from vitascope.data.formats.table_paths import located
@@ -19,7 +19,7 @@ from vitascope.data.listing import suffix_of
 from vitascope.data.splits import Inventory
 from vitascope.data.table_options import AS_RECOGNIZED, TABLE_SUFFIXES, TableOptions
 from vitascope.errors import UserError
-from vitascope.formatting import counted
+from vitascope.formatting import counted, listed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,7 +115,7 @@ def _splits(
         return ["all"] * count, [f"the column {roles.split}, whose numbers name no split"]
     if others:
         raise UserError(
-            f"{place}: the column {roles.split} has {listed(others)}; a split is "
+            f"{place}: the column {roles.split} has {listed(others, LISTED)}; a split is "
             f"{', '.join(name for names in SPLIT_FOLDERS.values() for name in names)}; correct it, or leave "
             "the column out: columns split="
         )
@@ -130,8 +130,8 @@ def _note(file: TableFile, roles: Roles, labels: Labels | None) -> str:
     elif len(roles.label) == 1:
         used.append(f"label {roles.label[0]} ({labels.form})")
     else:
-        used.append(f"label {listed(roles.label)} ({labels.form})")
+        used.append(f"label {listed(roles.label, LISTED)} ({labels.form})")
     used += [f"{role} {name}" for role, name in (("split", roles.split), ("group", roles.group)) if name]
     named = {roles.image, *roles.label, roles.split, roles.group}
     others: Sequence[str] = [name for name in file.names if name not in named]
-    return f"columns: {', '.join(used)}" + (f"; unused: {listed(others)}" if others else "")
+    return f"columns: {', '.join(used)}" + (f"; unused: {listed(others, LISTED)}" if others else "")

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from vitascope.data.table_options import ROLES, TableOptions
 from vitascope.errors import UserError, nearest
+from vitascope.formatting import listed
 
 USUAL: dict[str, tuple[str, ...]] = {
     "image": ("image", "file", "filename", "filepath", "path", "image_path"),
@@ -24,7 +25,8 @@ _BOXES = (
     {"x_min", "y_min", "x_max", "y_max"},
     {"x1", "y1", "x2", "y2"},
 )
-_LISTED = 8  # columns that a message names
+LISTED = 8
+"""Columns that a message names."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,7 +47,7 @@ def roles_of(names: Sequence[str], options: TableOptions, place: object) -> Role
     found = {role: _column(role, names, options, place) for role in ROLES}
     if found["image"] is None:
         raise UserError(
-            f"{place}: no column of image paths among {listed(names)}; name it: columns image=COLUMN"
+            f"{place}: no column of image paths among {listed(names, LISTED)}; name it: columns image=COLUMN"
         )
     named = options.named
     lower = {name.lower() for name in names} - {name.lower() for name in named.values()}
@@ -68,7 +70,7 @@ def _column(role: str, names: Sequence[str], options: TableOptions, place: objec
         absent = [part for part in (name.split(",") if role == "label" else [name]) if part not in names]
         if name and name not in names and absent:
             raise UserError(
-                f"{place}: no column {absent[0]!r}{nearest(absent[0], names)}; it has {listed(names)}"
+                f"{place}: no column {absent[0]!r}{nearest(absent[0], names)}; it has {listed(names, LISTED)}"
             )
         return name or None
     taken = set(options.named.values())
@@ -82,9 +84,3 @@ def _column(role: str, names: Sequence[str], options: TableOptions, place: objec
         if found:
             return found[0]
     return None
-
-
-def listed(names: Sequence[str]) -> str:
-    """Some names, and the number of the others."""
-    more = f" and {len(names) - _LISTED:,} others" if len(names) > _LISTED else ""
-    return ", ".join(names[:_LISTED]) + more

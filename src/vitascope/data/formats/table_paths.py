@@ -9,8 +9,8 @@ from pathlib import Path
 
 from vitascope.data.listing import IMAGE_SUFFIXES, suffix_of
 from vitascope.errors import UserError
+from vitascope.formatting import counted, listed
 
-_NAMED = 3  # images that a message names
 _DRIVE = re.compile(r"[A-Za-z]:/")
 
 
@@ -31,17 +31,19 @@ def located(cells: Sequence[str], table: Path, images: str | None) -> tuple[list
     outside = folders.outside
     if outside and images is not None:
         raise UserError(
-            f"{table}: {_share(outside, cells)} lead out of {images}: {_first(outside)}; write them relative "
+            f"{table}: {_share(outside, cells)} lead out of {images}: {listed(outside)}; write them relative "
             "to it, or give the folder that contains all as images"
         )
     if empty := [number for number, cell in enumerate(cells, 1) if not cell.strip()]:
-        raise UserError(f"{table}: {len(empty):,} rows have no image; the first is row {empty[0]:,}")
+        raise UserError(
+            f"{table}: {counted(len(empty), 'row')} without an image; the first is row {empty[0]:,}"
+        )
     unclear = [cell for cell in cells if cell in folders.unclear]
     if unclear:
         cell = unclear[0]
         raise UserError(
             f"{table}: {_share(unclear, cells)} have several files: {cell} may be "
-            f"{' or '.join(folders.unclear[cell][:_NAMED])}; write the suffixes"
+            f"{' or '.join(folders.unclear[cell][:3])}; write the suffixes"
         )
     missing = [cell for cell in cells if cell in folders.missing]
     if missing:
@@ -52,7 +54,7 @@ def located(cells: Sequence[str], table: Path, images: str | None) -> tuple[list
             if absolute
             else f"searched in {base}; give another folder as images, or leave the rows out"
         )
-        raise UserError(f"{table}: {_share(missing, cells)} do not exist: {_first(missing)}; {advice}")
+        raise UserError(f"{table}: {_share(missing, cells)} do not exist: {listed(missing)}; {advice}")
     if not outside:
         return found, Path(base)
     found = [os.path.abspath(path) for path in found]
@@ -116,7 +118,3 @@ class _Folders:
 
 def _share(some: Sequence[str], cells: Sequence[str]) -> str:
     return f"{len(some):,} of {len(cells):,} images"
-
-
-def _first(cells: Sequence[str]) -> str:
-    return ", ".join(cells[:_NAMED]) + (", ..." if len(cells) > _NAMED else "")

@@ -13,8 +13,7 @@ from vitascope.data.formats.folder import OUTSIDE
 from vitascope.data.splits import ImageSet
 from vitascope.data.targets import ClassIndices, ClassSets
 from vitascope.errors import UserError
-
-_NAMED = 3  # groups that a message names
+from vitascope.formatting import listed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,14 +56,14 @@ class LabelledRows:
                 found[group][split] += 1
         divided = {group: splits for group, splits in found.items() if len(splits) > 1}
         if divided:
-            some = ", ".join(
+            some = [
                 f"{group} ({', '.join(f'{count:,} {split}' for split, count in splits.items())})"
-                for group, splits in [*divided.items()][:_NAMED]
-            )
+                for group, splits in divided.items()
+            ]
             raise UserError(
                 f"{column}: {len(divided):,} of {len(found):,} groups are in several splits: "
-                f"{some}{', ...' if len(divided) > _NAMED else ''}; correct the splits, or leave them out, "
-                "so that they are drawn by group: columns split="
+                f"{listed(some)}; correct the splits, or leave them out, so that they are drawn by group: "
+                "columns split="
             )
 
     def with_secret_labels_outside(self) -> LabelledRows:
