@@ -117,7 +117,7 @@ def _splits(
         raise UserError(
             f"{place}: the column {roles.split} has {listed(others, LISTED)}; a split is "
             f"{', '.join(name for names in SPLIT_FOLDERS.values() for name in names)}; correct it, or leave "
-            "the column out: columns split="
+            "the column out with columns split="
         )
     return [meant.get(cell) or OUTSIDE for cell in cells], []
 

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 
 from vitascope.data.table_options import TableOptions
 from vitascope.errors import UserError
+from vitascope.formatting import counted
 
 _ONE, _ZERO = {"1", "1.0", "true"}, {"0", "0.0", "false", ""}
 _NUMBER = re.compile(r"\s*[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?\s*")
@@ -162,8 +163,8 @@ def _check_spellings(counts: Counter[str], where: str) -> None:
     twice = [names for names in alike.values() if len(names) > 1]
     if twice:
         first = sorted(twice[0], key=lambda name: (-counts[name], name))
-        written = " and ".join(f"{name!r} ({counts[name]:,})" for name in first)
-        more = f", and {len(twice) - 1:,} other labels so" if len(twice) > 1 else ""
+        written = ", ".join(f"{name!r} ({counts[name]:,})" for name in first)
+        more = f", and so has {counted(len(twice) - 1, 'other label')}" if len(twice) > 1 else ""
         raise UserError(
             f"{where} has a label in {len(first)} spellings, {written}{more}; if they are one class, write "
             f"{first[0].strip()!r} everywhere, else give them names that differ more"
