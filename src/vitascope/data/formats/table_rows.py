@@ -62,8 +62,8 @@ class LabelledRows:
             ]
             raise UserError(
                 f"{column}: {len(divided):,} of {len(found):,} groups are in several splits: "
-                f"{listed(some)}; correct the splits, or leave them out, so that they are drawn by group, with "
-                "columns split="
+                f"{listed(some)}; correct the splits, or leave them out, so that they are drawn by group, "
+                "with columns split="
             )
 
     def with_secret_labels_outside(self) -> LabelledRows:
