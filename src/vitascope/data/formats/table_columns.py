@@ -55,7 +55,8 @@ def roles_of(names: Sequence[str], options: TableOptions, place: object) -> Role
     if boxes is not None and not {"image", "label"} <= named.keys():
         raise UserError(
             f"{place}: a table of boxes ({listed(sorted(boxes), LISTED)}), and vitascope learns classes of "
-            "whole images, not boxes; if it has these too, name their columns: columns image=COLUMN label=COLUMN"
+            "whole images, not boxes; if it has these too, name their columns: columns image=COLUMN "
+            "label=COLUMN"
         )
     label = found["label"]
     labels = () if label is None else (label,) if label in names else tuple(label.split(","))
