@@ -35,7 +35,7 @@ from conditions import Conditions
 from contest import missing_peers, positive, rate
 from reports import markdown_table, note, publish
 from vitascope.data.augment import Augmentation
-from vitascope.data.datasets import median_size, read_data
+from vitascope.data.datasets import read_data, sampled_sizes
 from vitascope.data.loading import Loader
 from vitascope.data.pack import pack
 from vitascope.data.preprocess import Preprocess
@@ -231,7 +231,7 @@ def table(entrants: list[Entrant], rates: list[list[float]]) -> str:
 def describe_pictures(folder: Path) -> str:
     """The number of images and their median size."""
     images = read_data(str(folder)).by_name["all"]
-    height, width = median_size(images)
+    height, width = map(int, np.median(sampled_sizes(images), axis=0))
     size = statistics.median(Path(str(source)).stat().st_size for source in images.sources)
     return f"{len(images):,} images, median {width} x {height} pixels and {size / 1e3:.0f} kB"
 

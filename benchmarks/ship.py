@@ -37,6 +37,7 @@ from vitascope.cli import main as vitascope
 from vitascope.data.samples import PHOTOS
 from vitascope.evaluation.evaluate import evaluate
 from vitascope.evaluation.measure import Evaluation
+from vitascope.run.measures import score_of
 from vitascope.run.run import Run
 from vitascope.weights.builtin import DEFAULT, built_in
 from vitascope.weights.loading import from_pretrained
@@ -174,7 +175,8 @@ def card(run: Run, folder: Path, trained: Evaluation, rounded: Evaluation) -> st
         "tags": ["vision-transformer", "image-classification"],
         "model-index": [{"name": DEFAULT, "results": [result]}],
     }
-    (low, high), (shipped_low, shipped_high) = trained.score.interval, rounded.score.interval
+    scores = (score_of(each.labels, each.probabilities) for each in (trained, rounded))
+    (low, high), (shipped_low, shipped_high) = (score.interval for score in scores)
     text = CARD.format(
         name=DEFAULT,
         summary=model.config.summary,

@@ -21,6 +21,7 @@ from contest import positive
 from learning import engine, options, runs_of, schedule, train, vit, write_classes
 from reports import markdown_table, note, publish
 from vitascope.evaluation.measure import Evaluation
+from vitascope.run.measures import score_of
 
 DEFAULT_COUNTS = {"airplane": 500, "automobile": 100, "ship": 30}
 KINDS: dict[str, dict[str, str]] = {
@@ -61,7 +62,7 @@ def config_of(kind: str, seed: int, arguments: argparse.Namespace, data: str, ru
 
 def row(kind: str, evaluations: Sequence[Evaluation]) -> tuple[str, ...]:
     """The table's row for a kind of training: balanced accuracy, macro F1, the recall of each class."""
-    scores = [evaluation.score for evaluation in evaluations]
+    scores = [score_of(each.labels, each.probabilities) for each in evaluations]
     balanced = [score.balanced for score in scores]
     recalls = [np.diag(found.confusion) / found.confusion.sum(axis=1) for found in evaluations]  # (K,) each
     shares = [statistics.mean(balanced), statistics.mean(score.macro_f1 for score in scores)]
