@@ -60,7 +60,7 @@ class Facts:
     images: int
     """The number of training images."""
     height: int
-    """Median of the training images, pixels."""
+    """Median of the training images, pixels; sizes in words are height x width, as `image_size` is."""
     width: int
     one_size: bool
     """Whether all of those that were looked at have this height and width."""
@@ -74,7 +74,7 @@ class Facts:
     """The configuration of the weights; None for random ones."""
 
     def __str__(self) -> str:
-        return f"{counted(self.images, 'image')} of about {self.width}x{self.height} pixels"
+        return f"{counted(self.images, 'image')} of about {self.height}x{self.width} pixels"
 
 
 def inspect(data: Splits, weights: ModelConfig | None = None, *, levels: bool = True) -> Facts:
@@ -301,7 +301,7 @@ def _enlargement(asked: TrainConfig, config: ModelConfig, facts: Facts) -> str:
         return ""
     H, W = config.image_hw
     return (
-        f"the images of about {facts.width}x{facts.height} pixels are enlarged to {W}x{H}, the size of the "
+        f"the images of about {facts.height}x{facts.width} pixels are enlarged to {H}x{W}, the size of the "
         f"weights; image_size={smaller[0]} needs {1 / cost:.1%} of the computation"
     )
 
