@@ -339,7 +339,8 @@ def test_a_loss_has_a_gradient_in_every_parameter(options: dict[str, Any]) -> No
     torch.manual_seed(0)
     model(random_images(4, 3, 32, 32)).square().sum().backward()
     unused = [name for name, value in model.named_parameters() if value.grad is None or not value.grad.any()]
-    assert unused == []
+    # A softmax of scores does not depend on their bias: its gradient is zero but for rounding.
+    assert set(unused) <= {"pool.score.bias"}
 
 
 @variants

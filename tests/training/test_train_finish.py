@@ -50,7 +50,7 @@ def worse_from_the_second_epoch_on(monkeypatch) -> None:
     end = Trainer._validate
 
     def ended(self: Trainer, *arguments) -> None:
-        self.best_loss = self.best_loss if self.step == self.steps_per_epoch else -1.0
+        self.best_value = self.best_value if self.step == self.steps_per_epoch else -1.0
         end(self, *arguments)
 
     monkeypatch.setattr(Trainer, "_validate", ended)

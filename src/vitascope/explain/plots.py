@@ -34,8 +34,11 @@ def new_figure(width: float, height: float, title: str = "") -> Figure:
     """A figure with a size in inches; a title wider than the figure is wrapped."""
     figure = LiteralFigure(figsize=(width, height), layout="constrained", dpi=120, label=title)
     if title:
-        letter = BOLD * width_of(writer(title)(title), TITLE_SIZE) / len(title)  # on average
-        lines = textwrap.wrap(title, max(4, int(0.96 * width / letter)))
+        write, letters = writer(title), len(title)
+        lines = [title]
+        while letters > 4 and any(BOLD * width_of(write(line), TITLE_SIZE) > 0.96 * width for line in lines):
+            letters -= 1
+            lines = textwrap.wrap(title, letters)
         figure.suptitle("\n".join(lines), fontsize=TITLE_SIZE, color=INK, fontweight="bold")
     return figure
 

@@ -215,7 +215,7 @@ class RunComparison:
         leaders = _leaders(compared)
         return cls(
             runs=compared,
-            options=_differences([run.config for run in runs], {"run"}),
+            options=_differences([_set(run.config) for run in runs], {"run"}),
             environment=_differences([run.environment for run in runs], _MOMENT),
             groups=tuple(_seed_groups(compared)),
             leaders=leaders,
@@ -330,10 +330,14 @@ def _differences(records: Sequence[Mapping[str, Any]], left_out: set[str]) -> di
     return {name: found for name, found in values.items() if any(value != found[0] for value in found)}
 
 
+def _set(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options that are set; older runs lack some of the others."""
+    return {name: value for name, value in options.items() if value not in (None, [], {})}
+
+
 def seed_group(run: Run) -> str:
     """A key that runs share whose options are the same except for the seed."""
-    known = {name: value for name, value in run.config.items() if value is not None}  # older runs lack some
-    shared = {name: value for name, value in known.items() if name not in _INDIVIDUAL}
+    shared = {name: value for name, value in _set(run.config).items() if name not in _INDIVIDUAL}
     return json.dumps(shared, sort_keys=True, default=str)
 
 
