@@ -13,6 +13,7 @@ import vitascope as vs
 from tests.training import tiny_config, undrawn, write_folder
 from vitascope.cli import main
 from vitascope.data.targets import ClassSets
+from vitascope.deploy.model_card import model_card
 from vitascope.errors import Interrupted, UserError
 from vitascope.run.run import Run
 from vitascope.training.loop import Trainer
@@ -152,6 +153,15 @@ def test_a_model_of_one_class_is_not_measured_on_several(table: Path, tmp_path: 
     one = run(photos, tmp_path / "run", epochs=1).run
     with pytest.raises(UserError, match="the model predicts one class of an image"):
         vs.evaluate(one, table)
+
+
+def test_the_model_card_has_the_mean_average_precision(trained: TrainResult) -> None:
+    card = model_card(trained.model, "me/several", Run(trained.run))
+    (test,) = Run(trained.run).records("test")
+    assert f"Mean average precision on 6 test images: {test['map']:.2%}" in card
+    assert "type: map" in card
+    assert "An image may have any of these" in card
+    assert "left, right, top" in card
 
 
 def test_the_start_says_how_many_classes_an_image_has(

@@ -136,9 +136,10 @@ def model_card(model: VisionModel, repo_id: str, run: Run | None = None) -> str:
 
 
 def _indexed(data: str, result: dict[str, Any]) -> dict[str, Any]:
-    """The accuracy as the hub's pages show it in a table."""
+    """The accuracy or, of several classes per image, the mean average precision as the hub's pages show it."""
+    name, value = ("map", result["map"]) if "map" in result else ("accuracy", result["accuracy"])
     return {
         "task": {"type": "image-classification"},
         "dataset": {"name": data, "type": data, "split": result["split"]},
-        "metrics": [{"type": "accuracy", "value": round(float(result["accuracy"]), 4)}],
+        "metrics": [{"type": name, "value": round(float(value), 4)}],
     }
