@@ -136,7 +136,7 @@ def model_card(model: VisionModel, repo_id: str, run: Run | None = None) -> str:
 
 
 def _indexed(data: str, result: dict[str, Any]) -> dict[str, Any]:
-    """The accuracy or, of several classes per image, the mean average precision as the hub's pages show it."""
+    """The accuracy, or the mean average precision of several classes per image, for the hub's tables."""
     name, value = ("map", result["map"]) if "map" in result else ("accuracy", result["accuracy"])
     return {
         "task": {"type": "image-classification"},
