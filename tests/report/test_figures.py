@@ -20,6 +20,7 @@ from vitascope.explain import plots
 from vitascope.model.vision_model import VisionModel
 from vitascope.report import figures
 from vitascope.report.figures import choose_shown, draw_masked_patches
+from vitascope.run.predictions import Predictions
 from vitascope.run.run import Run
 from vitascope.weights.preprocess import default_preprocess
 
@@ -30,11 +31,15 @@ def answers(n: int, K: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
     return draw.integers(0, K, n), draw.dirichlet(np.ones(K), n).astype(np.float32)
 
 
+def shown_of(labels: np.ndarray, probabilities: np.ndarray, count: int = 32) -> np.ndarray:
+    return choose_shown(probabilities.argmax(axis=1) == labels, probabilities.max(axis=1), count)
+
+
 @law
 @given(n=st.integers(1, 200), K=st.integers(2, 5), count=st.integers(4, 32), seed=st.integers(0, 10**6))
 def test_shown_images_are_from_the_set_without_duplicates(n: int, K: int, count: int, seed: int) -> None:
     labels, probabilities = answers(n, K, seed)
-    shown = choose_shown(labels, probabilities, count)
+    shown = shown_of(labels, probabilities, count)
     assert len(set(shown.tolist())) == len(shown)
     assert set(shown.tolist()) <= set(range(n))
     assert 0 < len(shown) <= min(count, n)
@@ -46,7 +51,7 @@ def test_most_confident_mistakes_are_shown(n: int, K: int, seed: int) -> None:
     labels, probabilities = answers(n, K, seed)
     wrong = np.flatnonzero(probabilities.argmax(axis=1) != labels)
     surest = sorted(wrong, key=lambda index: -probabilities[index].max())[:8]
-    assert set(surest) <= set(choose_shown(labels, probabilities, 32).tolist())
+    assert set(surest) <= set(shown_of(labels, probabilities, 32).tolist())
 
 
 @law
@@ -56,7 +61,7 @@ def test_other_images_are_spread_evenly_over_the_set(n: int, mistakes: int, seed
     probabilities = np.tile(np.float32([0.9, 0.1]), (n, 1))
     wrong = np.random.default_rng(seed).choice(n, mistakes, replace=False)
     probabilities[wrong] = [0.2, 0.8]
-    shown = choose_shown(labels, probabilities, 32)
+    shown = shown_of(labels, probabilities, 32)
     assert len(shown) == 32
     rest = np.array([index for index in shown if index not in wrong])
     assert len(rest) == 32 - mistakes
@@ -67,7 +72,7 @@ def test_other_images_are_spread_evenly_over_the_set(n: int, mistakes: int, seed
 
 def test_few_images_are_all_shown() -> None:
     labels, probabilities = answers(5, 3, 0)
-    assert sorted(choose_shown(labels, probabilities).tolist()) == [0, 1, 2, 3, 4]
+    assert sorted(shown_of(labels, probabilities).tolist()) == [0, 1, 2, 3, 4]
 
 
 NAMES = ("a", "b", "c", "d", "e")
@@ -106,7 +111,7 @@ def test_predictions_and_attention_are_drawn_on_the_photographs(
     monkeypatch.setattr(plots, "draw_grid", lambda pictures, *_: grids.append(pictures) or Figure())
     drawn(tmp_path, small_model(class_names=NAMES), size=(120, 200), blank=True)
     assert [grid[0].shape for grid in grids] == [(120, 200, 3)] * 2
-    photo = noise(120, 200, seed=choose_shown(*answers(12, 5, 0))[0])
+    photo = noise(120, 200, seed=shown_of(*answers(12, 5, 0))[0])
     np.testing.assert_array_equal(grids[0][0][:, 40:160], photo[:, 40:160])
     assert grids[0][0][:, :39].max() < 100  # dimmed
 
@@ -126,7 +131,9 @@ def drawn(
     images = ImageSet("test", sources, ClassIndices(labels, NAMES))
 
     with coarse():
-        made = figures.draw_figures(run, model, images, probabilities)
+        made = figures.draw_figures(
+            run, model, images, Predictions("test", np.arange(12), images.truth, probabilities)
+        )
 
     for name, path in made.items():
         assert path == run.figures / f"{name}.png"

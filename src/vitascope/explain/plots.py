@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
@@ -24,6 +25,8 @@ RIGHT, WRONG, INK, GREY = "#1a7f4b", "#c2352b", "#222222", "#8a8a8a"
 SERIES = ("#3457a6", "#d9772b")
 MAX_GRID = 32
 """Images in a grid."""
+MAX_LINES = 5
+"""Lines of a caption."""
 TITLE_SIZE, BOLD = 12, 1.12
 """Points of a title, and the width of bold letters in normal ones."""
 _TILE, _GAP = 96, 6
@@ -67,36 +70,80 @@ class Caption:
             return INK
         return RIGHT if self.truth == self.guess else WRONG
 
-    def text(self, inches: float, size: float, written: Callable[[str], str] = str) -> str:
-        """Lines of at most this width, at a font size in points."""
-
-        def line(before: str, name: str, after: str) -> str:
-            room = inches - width_of(before + after, size)
-            return f"{before}{fitted(name, room, size, written)}{after}"
-
-        lines = [line("", self.guess, f" {self.confidence:.0%}")] if self.guess else []
+    def lines(self) -> list[CaptionLine]:
+        """The lines in the colour of the caption."""
+        found = [CaptionLine(name=self.guess, after=f" {self.confidence:.0%}")] if self.guess else []
         if self.truth not in (None, self.guess):
-            lines.append(line("is ", str(self.truth), ""))
-        return "\n".join([*lines, self.note] if self.note else lines)
+            found.append(CaptionLine(before="is ", name=str(self.truth)))
+        found += [CaptionLine(before=self.note)] if self.note else []
+        return [dataclasses.replace(line, colour=self.colour) for line in found]
 
 
-def draw_grid(pictures: Sequence[Uint8Array], captions: Sequence[Caption], title: str) -> Figure:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CaptionLine:
+    """A line of a caption: a class name between other text."""
+
+    before: str = ""
+    name: str = ""
+    after: str = ""
+    colour: str = INK
+
+    def text(self, inches: float, size: float, written: Callable[[str], str] = str) -> str:
+        """The line with at most this width, at a font size in points, by a shorter name."""
+        room = inches - width_of(self.before + self.after, size)
+        return f"{self.before}{fitted(self.name, room, size, written)}{self.after}"
+
+
+@dataclasses.dataclass(frozen=True)
+class LabelsCaption:
+    """The classes of a picture that may have several: predicted, or missed.
+
+    Attributes:
+        right, wrong, missed: names and probabilities of classes that are predicted and apply, are predicted
+            and do not apply, apply and are not predicted.
+    """
+
+    right: tuple[tuple[str, float], ...] = ()
+    wrong: tuple[tuple[str, float], ...] = ()
+    missed: tuple[tuple[str, float], ...] = ()
+
+    def lines(self) -> list[CaptionLine]:
+        """A line per class, by colour; of many, those of the mistakes come first."""
+        kinds = (("", self.wrong, WRONG), ("missed ", self.missed, SERIES[1]), ("", self.right, RIGHT))
+        found = [
+            CaptionLine(before=before, name=name, after=f" {probability:.0%}", colour=colour)
+            for before, named, colour in kinds
+            for name, probability in named
+        ]
+        if len(found) > MAX_LINES:
+            rest = len(found) - MAX_LINES + 1
+            found = [*found[: MAX_LINES - 1], CaptionLine(before=f"and {rest} more", colour=INK)]
+        return found or [CaptionLine(before="no class", colour=RIGHT)]
+
+
+def draw_grid(
+    pictures: Sequence[Uint8Array], captions: Sequence[Caption] | Sequence[LabelsCaption], title: str
+) -> Figure:
     """A grid of pictures, (h, w) or (h, w, 3), each below its caption."""
     ratio = float(np.mean([picture.shape[1] / picture.shape[0] for picture in pictures]))
     columns = min(8 if ratio < 1.5 else 4, len(pictures))
     rows = math.ceil(len(pictures) / columns)
     width, height, size = 1.45 * max(1.0, ratio), 1.45, 9  # inches, inches, points
-    write = writer("".join(caption.guess + (caption.truth or "") for caption in captions))
-    texts = [caption.text(width - 0.18, size, write) for caption in captions]
-    text_height = 0.05 + 0.15 * max(text.count("\n") + 1 for text in texts)
+    line_height = 0.15
+    lined = [caption.lines() for caption in captions]
+    write = writer("".join(line.name for lines in lined for line in lines))
+    text_height = 0.05 + line_height * max(1, *map(len, lined))
     figure = new_figure(width * columns, (height + text_height) * rows + 0.4, title)
     axes = figure.subplots()
-    for index, (picture, caption, text) in enumerate(zip(pictures, captions, texts, strict=True)):
+    for index, (picture, lines) in enumerate(zip(pictures, lined, strict=True)):
         row, column = divmod(index, columns)
         left, top = column * width, row * (height + text_height) + text_height
         place_tile(axes, picture, (left, top, width - 0.06, height - 0.06), cmap="gray", vmin=0, vmax=255)
-        place = left + width / 2, top - 0.04
-        axes.text(*place, text, color=caption.colour, fontsize=size, ha="center", va="bottom")
+        place, foot = left + width / 2, top - 0.04
+        for colour, same in itertools.groupby(reversed(lines), lambda line: line.colour):  # from below
+            block = [line.text(width - 0.18, size, write) for line in same][::-1]
+            axes.text(place, foot, "\n".join(block), color=colour, fontsize=size, ha="center", va="bottom")
+            foot -= line_height * len(block)
     axes.set_axis_off()
     axes.set(xlim=(0, width * columns), ylim=((height + text_height) * rows, 0))
     return figure

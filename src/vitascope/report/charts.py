@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -17,7 +17,9 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from vitascope.explain.lettering import fitted, note_on, width_of, without_font, writer
 from vitascope.explain.plots import GREY, INK, RIGHT, SERIES, WRONG, new_figure, plain
+from vitascope.run.label_measures import LabelScore, precision_recall
 from vitascope.run.measures import Calibration
+from vitascope.run.predictions import Predictions
 from vitascope.run.run import Run
 
 MAX_POINTS = 300
@@ -30,6 +32,8 @@ BALANCED_GAP = 0.05
 """Difference of accuracy and balanced accuracy above which the latter has a curve of its own."""
 LONGEST_NAME = 2.2
 """Inches of a class name beside the confusion matrix; the middle of a longer one is cut."""
+EXTREMES = 3
+"""Worst and best classes with a curve of precision and recall, each."""
 LineStyle = Literal["solid", "dashed", "dotted"]
 RUN_COLOURS = (*SERIES, "#0f8583", "#7b4ba8", "#b83f86", "#86691b", RIGHT, WRONG)
 """Colours of several runs; the ninth begins again with the next of `RUN_STYLES`."""
@@ -56,8 +60,15 @@ def draw_curves(epochs: Records, steps: Records, kept: int | None) -> Figure:
     figure = new_figure(4.5 * len(names), 3.4)
     for axes, name in zip(figure.subplots(1, len(names), squeeze=False)[0], names, strict=True):
         plot_curve(axes, epochs, steps, name, kept)
-        axes.set_title("learning rate" if name == "lr" else name)
+        axes.set_title(curve_title(name, names))
     return figure
+
+
+def curve_title(name: str, names: Collection[str]) -> str:
+    """The title of a recorded curve, one of those of these names."""
+    if name == "accuracy" and "map" in names:
+        return "exact matches"
+    return {"lr": "learning rate", "map": "mAP"}.get(name, name)
 
 
 def kept_place(run: Run, epochs: Records) -> int | None:
@@ -144,7 +155,7 @@ class Curve:
 
 
 def plot_runs(axes: Axes, curves: Sequence[Curve], name: str, by: str) -> None:
-    """A quantity of the validation, `loss` or `accuracy`, of several runs by `epoch`, `step` or `seconds`.
+    """A validated quantity, `loss`, `accuracy` or `map`, of several runs by `epoch`, `step` or `seconds`.
 
     A dot marks the epoch whose weights were kept.
     """
@@ -247,7 +258,22 @@ def _matrix_axes(class_names: Sequence[str], new: NewFigure, fonts: Fonts) -> tu
     return figure, axes
 
 
-def draw_calibration(measured: Calibration, *, new: NewFigure = new_figure) -> Figure:
+@dataclasses.dataclass(frozen=True)
+class CalibrationWords:
+    """The terms of a reliability diagram, here those of one class per image."""
+
+    confidence: str = "confidence"
+    accuracy: str = "accuracy"
+    counted: str = "images"
+
+
+PAIR_WORDS = CalibrationWords("probability", "share with the class", "pairs")
+"""The terms for pairs of an image and a class, of which any may apply."""
+
+
+def draw_calibration(
+    measured: Calibration, words: CalibrationWords = CalibrationWords(), *, new: NewFigure = new_figure
+) -> Figure:
     """A reliability diagram above the number of predictions in each bin."""
     bins = len(measured.counts)
     centres, width, full = (np.arange(bins) + 0.5) / bins, 0.9 / bins, measured.counts > 0
@@ -255,18 +281,59 @@ def draw_calibration(measured: Calibration, *, new: NewFigure = new_figure) -> F
     figure = new(4.8, 4.6)
     upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1.1))
     upper.plot([0, 1], [0, 1], color=GREY, linestyle="--", linewidth=1, label="perfect calibration")
-    upper.bar(x, accuracies, width, color=SERIES[0], alpha=0.75, label="accuracy")
-    upper.plot(confidences, confidences, "o", color=SERIES[1], markersize=4, label="mean confidence")
+    upper.bar(x, accuracies, width, color=SERIES[0], alpha=0.75, label=words.accuracy)
+    upper.plot(confidences, confidences, "o", color=SERIES[1], markersize=4, label=f"mean {words.confidence}")
     upper.vlines(confidences, accuracies, confidences, color=SERIES[1], linewidth=1.2)
-    plain(upper, ylabel="accuracy")
+    plain(upper, ylabel=words.accuracy)
     upper.set(xlim=(0, 1), ylim=(0, 1.02))
     upper.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
     upper.legend(frameon=False, fontsize=8, loc="upper left")
     lower.bar(centres, measured.counts, width, color=GREY, alpha=0.6)
     for centre, count in zip(x, measured.counts[full], strict=True):
         lower.text(centre, count, f"{count:,}", ha="center", va="bottom", fontsize=6.5, color=INK)
-    plain(lower, ylabel="images", xlabel="confidence")
+    plain(lower, ylabel=words.counted, xlabel=words.confidence)
     lower.margins(y=0.25)
     lower.xaxis.set_major_formatter(PercentFormatter(1, decimals=0))
     lower.yaxis.set_major_locator(MaxNLocator(integer=True, nbins=3))
+    return figure
+
+
+def extreme_classes(score: LabelScore) -> tuple[list[int], list[int]]:
+    """The classes of the lowest and of the highest average precision, `EXTREMES` each; all of a few are among
+    the former."""
+    ascending = score.ascending.tolist()
+    if len(ascending) <= 2 * EXTREMES:
+        return ascending, []
+    return ascending[:EXTREMES], ascending[-EXTREMES:]
+
+
+def draw_precision_recall(
+    predictions: Predictions, score: LabelScore, *, new: NewFigure = new_figure, fonts: Fonts = "installed"
+) -> Figure:
+    """Precision by recall of the classes of `extreme_classes`: the worst solid, the best dashed.
+
+    The area under a curve is the class's average precision. `fonts` write the names.
+    """
+    names = predictions.class_names
+    write = writer("".join(names) if fonts == "installed" else "")
+    worst, best = extreme_classes(score)
+    figure = new(6.4, 4.6)
+    axes = figure.subplots()
+    for place, k in enumerate([*worst, *best]):
+        recall, precision = precision_recall(predictions.labels[:, k], predictions.probabilities[:, k])
+        shown = np.unique(np.linspace(0, len(recall) - 1, min(len(recall), MAX_POINTS)).astype(int))
+        axes.step(
+            np.concatenate([[0], recall[shown]]),
+            np.concatenate([precision[:1], precision[shown]]),
+            where="pre",
+            color=RUN_COLOURS[place],
+            linestyle="solid" if place < len(worst) else "dashed",
+            linewidth=1.6,
+            label=f" {fitted(names[k], LONGEST_NAME, 9, write)}, AP {score.ap[k]:.1%}",
+        )
+    plain(axes, xlabel="recall", ylabel="precision")
+    axes.set(xlim=(0, 1.01), ylim=(0, 1.02))
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_formatter(PercentFormatter(1, decimals=0))
+    figure.legend(loc="outside lower center", ncols=2, frameon=False, fontsize=9)
     return figure

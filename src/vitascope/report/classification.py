@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -13,7 +13,7 @@ from vitascope.data.preprocess import Framed
 from vitascope.data.splits import ImageSet
 from vitascope.explain.lettering import short
 from vitascope.model.vision_model import VisionModel
-from vitascope.report.charts import MAX_CLASSES, draw_calibration, draw_confusion
+from vitascope.report.charts import MAX_CLASSES, CalibrationWords, draw_calibration, draw_confusion
 from vitascope.report.page import sure
 from vitascope.report.svg import blank_figure, embed
 from vitascope.report.thumbnails import attention_over, name_of_image, read_pictures
@@ -38,16 +38,51 @@ def classification(
     mistakes = surest(predictions.confidences, ~predictions.correct, MISTAKES).tolist()
     paired = [_images_of(pair, predictions) for pair in pairs[:PAIRS]]
     wanted = dict.fromkeys([*mistakes, *(place for wrong, right in paired for place in [*wrong, *right])])
-    pictures: dict[int, Framed] = {}  # by place in the predictions
-    if images is not None:
-        indices = {place: int(predictions.indices[place]) for place in wanted}
-        found = read_pictures(images, indices.values(), model)
-        pictures = {place: found[index] for place, index in indices.items() if index in found}
+    pictures = pictures_of(predictions, wanted, model, images)
     return {
         "classes": _classes(predictions, confusion),
         "confusion": _confusion(predictions, confusion, pairs, paired, pictures),
         "calibration": _calibration(predictions),
         "mistakes": _mistakes(predictions, mistakes, model, images, pictures) if mistakes else None,
+    }
+
+
+def pictures_of(
+    predictions: Predictions, places: Iterable[int], model: VisionModel, images: ImageSet | None
+) -> dict[int, Framed]:
+    """The pictures at some places of the predictions, by place, as far as they are found."""
+    if images is None:
+        return {}
+    indices = {place: int(predictions.indices[place]) for place in places}
+    found = read_pictures(images, indices.values(), model)
+    return {place: found[index] for place, index in indices.items() if index in found}
+
+
+def pictured(
+    predictions: Predictions,
+    places: Sequence[int],
+    model: VisionModel,
+    images: ImageSet | None,
+    pictures: Mapping[int, Framed],
+) -> dict[str, Any]:
+    """The part that sections of single images share: the images' names, and pictures with the attention over
+    them."""
+    attention = attention_over(model, {place: pictures[place] for place in places if place in pictures})
+    listed = [
+        {
+            "name": name_of_image(images, int(predictions.indices[place]))
+            if images is not None
+            else f"{predictions.split} image {predictions.indices[place]}",
+            "picture": pictures.get(place),
+            "attention": attention.get(place),
+        }
+        for place in places
+    ]
+    return {
+        "listed": listed,
+        "with_images": images is not None,
+        "with_attention": bool(attention),
+        "missing": len(listed) - len(pictures.keys() & set(places)),
     }
 
 
@@ -126,11 +161,19 @@ def _confusion(
 
 def _calibration(predictions: Predictions) -> dict[str, Any]:
     """Confidence beside accuracy, in all and by bins."""
-    measured = calibration(predictions.confidences, predictions.correct)
-    draw = partial(draw_calibration, measured, new=blank_figure)
+    return calibrated(predictions.confidences, predictions.correct, CalibrationWords())
+
+
+def calibrated(
+    confidences: npt.NDArray[np.floating], right: npt.NDArray[np.bool_], words: CalibrationWords
+) -> dict[str, Any]:
+    """Confidences (n,) beside the share that is right, (n,), in all and by bins."""
+    measured = calibration(confidences, right)
+    draw = partial(draw_calibration, measured, words, new=blank_figure)
     return {
-        "confidence": float(predictions.confidences.mean(dtype=np.float64)),
-        "accuracy": float(predictions.correct.mean()),
+        "words": words,
+        "confidence": float(confidences.mean(dtype=np.float64)),
+        "accuracy": float(right.mean()),
         "error": measured.error,
         "drawing": embed(draw, "calibration", "reliability diagram", width=620),
         "measured": measured,
@@ -140,32 +183,18 @@ def _calibration(predictions: Predictions) -> dict[str, Any]:
 
 def _mistakes(
     predictions: Predictions,
-    places: Iterable[int],
+    places: Sequence[int],
     model: VisionModel,
     images: ImageSet | None,
-    pictures: dict[int, Framed],
+    pictures: Mapping[int, Framed],
 ) -> dict[str, Any]:
     """The mistakes of the highest confidence, with their images and the attention over them."""
-    names = predictions.class_names
-    attention = attention_over(model, {place: pictures[place] for place in places if place in pictures})
-    listed = [
-        {
-            "name": name_of_image(images, int(predictions.indices[place]))
-            if images is not None
-            else f"{predictions.split} image {predictions.indices[place]}",
+    names, section = predictions.class_names, pictured(predictions, places, model, images, pictures)
+    for place, entry in zip(places, section["listed"], strict=True):
+        entry |= {
             "predicted": names[predictions.classes[place]],
             "confidence": sure(predictions.confidences[place]),
             "true": names[predictions.labels[place]],
             "probability": sure(predictions.probabilities[place, predictions.labels[place]]),
-            "picture": pictures.get(place),
-            "attention": attention.get(place),
         }
-        for place in places
-    ]
-    return {
-        "listed": listed,
-        "total": int((~predictions.correct).sum()),
-        "with_images": images is not None,
-        "with_attention": bool(attention),
-        "missing": len(listed) - len(pictures.keys() & set(places)),
-    }
+    return section | {"total": int((~predictions.correct).sum())}

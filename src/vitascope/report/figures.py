@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -13,16 +13,17 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from vitascope.data.splits import ImageSet
-from vitascope.data.targets import ClassIndices, ClassSets
 from vitascope.explain import plots
 from vitascope.explain.figures import draw_filters, draw_positions
 from vitascope.explain.pictures import shown, to_picture
 from vitascope.model.patches import ConvPatches
 from vitascope.model.vision_model import VisionModel
 from vitascope.model.vit import VisionTransformer
-from vitascope.report.charts import draw_confusion, draw_curves, kept_place
+from vitascope.report.charts import draw_confusion, draw_curves, draw_precision_recall, kept_place
 from vitascope.report.thumbnails import Pixels, attention_over, picture_of
-from vitascope.run.measures import predicted, score_of, surest
+from vitascope.run.label_measures import LabelScore, mistake_confidences
+from vitascope.run.measures import surest
+from vitascope.run.predictions import Predictions
 from vitascope.run.run import Run
 from vitascope.storage import replacing
 from vitascope.weights.preprocess import preprocess_of
@@ -33,44 +34,64 @@ TILE = 320
 """Longer side of a picture in a grid, in pixels; it is drawn with about half of them."""
 
 
-def draw_figures(
-    run: Run, model: VisionModel, images: ImageSet, probabilities: npt.NDArray[np.float32]
-) -> dict[str, Path]:
+def draw_figures(run: Run, model: VisionModel, images: ImageSet, predictions: Predictions) -> dict[str, Path]:
     """Draw the figures of a finished classifier; returns the paths by name.
 
-    `images` are those that the model was measured on, in the order of the `probabilities` (N, K). One that
-    cannot be read is an `ImageError`.
+    `images` are those of the predictions, in their order. One that cannot be read is an `ImageError`.
     """
-    if isinstance(images.truth, ClassSets):
-        epochs = run.records("epoch")
-        return _save(run, {"curves": draw_curves(epochs, run.records("step"), kept_place(run, epochs))})
-    names, labels, classes = images.class_names, images.labels, predicted(probabilities)
-    score = score_of(labels, probabilities)
-    title = (
-        f"{images.name}: {score.right / score.total:.2%} of {len(images)} correct "
-        f"(most frequent class: {score.majority:.2%})"
-    )
-    assert isinstance(images.truth, ClassIndices)
-    confusion = images.truth.confusion(classes)
-    matrix = draw_confusion(confusion, names, new=partial(plots.new_figure, title=title))
-    epochs = run.records("epoch")
-    curves = draw_curves(epochs, run.records("step"), kept_place(run, epochs))
-    figures = {"curves": curves, "confusion": matrix}
+    epochs, score = run.records("epoch"), predictions.score
+    figures = {"curves": draw_curves(epochs, run.records("step"), kept_place(run, epochs))}
+    if isinstance(score, LabelScore):
+        new = partial(plots.new_figure, title=f"{images.name}: {score.result()}")
+        answers = predictions.labels, predictions.answers, predictions.probabilities
+        confidences: npt.NDArray[np.floating] = mistake_confidences(*answers)
+        meaning = ": right (green), wrong (red), missed (orange)"
+        figures["precision_recall"] = draw_precision_recall(predictions, score, new=new)
+    else:
+        title = (
+            f"{images.name}: {score.right / score.total:.2%} of {len(images)} correct "
+            f"(most frequent class: {score.majority:.2%})"
+        )
+        new = partial(plots.new_figure, title=title)
+        confidences, meaning = predictions.confidences, ""
+        figures["confusion"] = draw_confusion(predictions.confusion, images.class_names, new=new)
 
     preprocess = preprocess_of(model)
-    chosen = choose_shown(labels, probabilities).tolist()
+    chosen = choose_shown(predictions.correct, confidences).tolist()
     framed = {index: preprocess.framed(images.sources[index], TILE) for index in chosen}
-    captions = [
-        plots.Caption(names[classes[index]], float(probabilities[index].max()), names[labels[index]])
-        for index in chosen
-    ]
+    captions = _captions(predictions, chosen)
     pictures = [shown(picture_of(each)) for each in framed.values()]
-    figures["predictions"] = plots.draw_grid(pictures, captions, f"{images.name} predictions")
+    figures["predictions"] = plots.draw_grid(pictures, captions, f"{images.name} predictions{meaning}")
     if isinstance(model, VisionTransformer):
         seen = list(attention_over(model, framed).values())
         figures["attention"] = plots.draw_grid(seen, captions, "the same under attention rollout")
         figures |= draw_embedding(model)
     return _save(run, figures)
+
+
+def _captions(
+    predictions: Predictions, places: Sequence[int]
+) -> list[plots.Caption] | list[plots.LabelsCaption]:
+    """The predictions at some places beside the truth."""
+    names, probabilities = predictions.class_names, predictions.probabilities
+    if not predictions.several:
+        guesses, truths = predictions.classes, predictions.labels
+        return [
+            plots.Caption(names[guesses[place]], float(probabilities[place].max()), names[truths[place]])
+            for place in places
+        ]
+    kinds = (
+        predictions.labels & predictions.answers,
+        ~predictions.labels & predictions.answers,
+        predictions.labels & ~predictions.answers,
+    )
+
+    def named(place: int, those: npt.NDArray[np.bool_]) -> tuple[tuple[str, float], ...]:
+        found = np.flatnonzero(those[place])
+        order = found[np.argsort(-probabilities[place, found], kind="stable")]
+        return tuple((names[k], float(probabilities[place, k])) for k in order)
+
+    return [plots.LabelsCaption(*(named(place, those) for those in kinds)) for place in places]
 
 
 def draw_embedding(model: VisionTransformer) -> dict[str, Figure]:
@@ -84,15 +105,15 @@ def draw_embedding(model: VisionTransformer) -> dict[str, Figure]:
 
 
 def choose_shown(
-    labels: npt.NDArray[np.int64], probabilities: npt.NDArray[np.float32], count: int = plots.MAX_GRID
+    correct: npt.NDArray[np.bool_], confidences: npt.NDArray[np.floating], count: int = plots.MAX_GRID
 ) -> npt.NDArray[np.int64]:
     """Indices of images to show: spread evenly over the set, but up to a quarter are mistakes, surest first.
 
-    An even choice alone would hide the mistakes of a good model; the title gives the true share.
+    An even choice alone would hide the mistakes of a good model; the title gives the true share. `correct`
+    and `confidences` are of the predictions, (N,).
     """
-    classes = predicted(probabilities)
-    wrong = surest(probabilities.max(axis=1), classes != labels, count // 4)
-    rest = np.setdiff1d(np.arange(len(labels)), wrong)
+    wrong = surest(confidences, ~correct, count // 4)
+    rest = np.setdiff1d(np.arange(len(correct)), wrong)
     rest = rest[np.unique(np.linspace(0, len(rest) - 1, min(count - len(wrong), len(rest))).astype(int))]
     return np.concatenate([rest, wrong]).astype(np.int64)
 

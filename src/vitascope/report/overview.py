@@ -21,16 +21,6 @@ from vitascope.run.label_measures import LabelScore
 from vitascope.run.measures import Score, calibration, wilson_interval
 from vitascope.run.run import Run
 
-LABEL_MEASURES = {
-    "map": "mean average precision: the mean over the classes",
-    "micro_map": "average precision of all images and classes together",
-    "macro_f1": "macro F1 at a probability of 0.5: the mean over the classes",
-    "micro_f1": "micro F1 at a probability of 0.5: of all images and classes together",
-    "macro_f1_tuned": "macro F1 at the thresholds that suit the validation images",
-    "micro_f1_tuned": "micro F1 at the same thresholds",
-    "exact": "images with exactly their classes above the thresholds",
-}
-"""The measures of several classes per image, by name, in words."""
 MOST_CLASSES = 100
 """Rows of the table of images per class; with more classes there is a line instead."""
 
@@ -113,10 +103,7 @@ def _tiles(run: Run, model: VisionModel | None, score: Score | LabelScore | None
     found: list[tuple[str, str]] = []
     tests, epochs = run.records("test"), run.records("epoch")
     if isinstance(score, LabelScore):
-        found += [
-            (f"{each.value:.2%}", f"{LABEL_MEASURES[name]}; 95% interval {each.low:.1%} to {each.high:.1%}")
-            for name, each in score.estimates.items()
-        ]
+        found += _label_tiles(score)
     elif tests and run.classifies:
         test = tests[-1]
         low, high = wilson_interval(test["correct"], test["images"])
@@ -145,6 +132,21 @@ def _tiles(run: Run, model: VisionModel | None, score: Score | LabelScore | None
     if tests:
         found.append((duration(tests[-1]["seconds"]), "training time, with validation"))
     return found
+
+
+def _label_tiles(score: LabelScore) -> list[tuple[str, str]]:
+    """The most important measures, each beside that of a constant answer."""
+    words = {
+        "map": "mAP: mean average precision of the classes",
+        "micro_map": "micro mAP: of all images and classes together",
+        "macro_f1_tuned": "macro F1 at the thresholds of the validation images",
+        "micro_f1_tuned": "micro F1 at the same thresholds",
+        "exact": "of the images with exactly their classes predicted",
+    }
+    found = {text: score.estimates[name] for name, text in words.items()}
+    return [
+        (f"{each.value:.2%}", f"{text}; constant answer {each.constant:.1%}") for text, each in found.items()
+    ]
 
 
 def training(
@@ -231,8 +233,10 @@ def curves(run: Run) -> dict[str, Any] | None:
         "agree": "Agreement of the student with its teacher.",
         "lr": "Learning rate.",
     }
-    figures = []
-    for name in curve_names(epochs, steps):
+    figures, names = [], curve_names(epochs, steps)
+    if "map" in names:
+        meanings["accuracy"] = "Images with exactly their classes above 0.5."
+    for name in names:
         best = ""
         if epochs and f"val_{name}" in epochs[0]:
             values = values_of(epochs, f"val_{name}")

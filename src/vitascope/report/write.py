@@ -13,6 +13,7 @@ from vitascope.model.vision_model import VisionModel
 from vitascope.report import internals, overview
 from vitascope.report.classification import classification
 from vitascope.report.figures import draw_figures
+from vitascope.report.labels import labels
 from vitascope.report.page import render
 from vitascope.run.predictions import Predictions
 from vitascope.run.run import Run
@@ -48,12 +49,11 @@ def write_report(
             "attention": internals.attention(model, images),
             "learned": internals.learned(model),
         }
-        if run.classifies:
-            sections |= (
-                {"unrecorded": {"run": run.path.resolve().name}}
-                if run.predictions is None or run.predictions.several
-                else classification(run.predictions, model, images)
-            )
+        if run.classifies and run.predictions is None:
+            sections["unrecorded"] = {"run": run.path.resolve().name}
+        elif run.classifies and run.predictions is not None:
+            about = labels if run.predictions.several else classification
+            sections |= about(run.predictions, model, images)
     text = render(overview.header(run, model), sections)
     with replacing(run.report) as aside:
         aside.write_text(text, encoding="utf-8")
@@ -90,7 +90,7 @@ def redraw_figures(run: Run, predictions: Predictions, images: ImageSet, device:
     """Draw the figures of a finished classifier from its recorded predictions."""
     model: VisionModel = from_pretrained(run.path, device=device)
     measured = images.subset(predictions.split, predictions.indices)
-    draw_figures(run, model, measured, predictions.probabilities)
+    draw_figures(run, model, measured, predictions)
 
 
 def _open_data(run: Run, data: str | None = None) -> tuple[Splits | None, str, str]:

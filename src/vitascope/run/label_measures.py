@@ -7,11 +7,13 @@ often each image is drawn. A column of ones measures the images themselves.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from scipy.special import expit, logit
+from scipy.sparse import csr_array
+from scipy.special import expit, logit, ndtr
 
 from vitascope.formatting import counted
 from vitascope.model.options import EVEN
@@ -21,7 +23,21 @@ Bools = npt.NDArray[np.bool_]
 Floats = npt.NDArray[np.float64]
 Weights = npt.NDArray[np.int32]
 
-ESTIMATES = ("map", "micro_map", "macro_f1", "micro_f1", "macro_f1_tuned", "micro_f1_tuned", "exact")
+ESTIMATES = {
+    "map": "mAP: mean over the classes",
+    "micro_map": "micro mAP: all images and classes together",
+    "macro_f1": "macro F1 at 0.5",
+    "micro_f1": "micro F1 at 0.5",
+    "macro_f1_tuned": "macro F1 at the thresholds",
+    "micro_f1_tuned": "micro F1 at the thresholds",
+    "exact": "exact matches: all classes right, at the thresholds",
+}
+"""The measures of all classes by name, in words."""
+ESTIMATES_HEAD = ("measure", "value", "95% interval", "a constant answer")
+CLASSES_HEAD = (
+    *("class", "images", "AP", "95% interval", "constant AP"),
+    *("F1 at 0.5", "F1 at the threshold", "threshold"),
+)
 Z = 1.959964
 RESAMPLES = 500
 """Bootstrap samples behind an interval: enough for a standard error."""
@@ -40,13 +56,9 @@ def average_precision(labels: Bools, scores: npt.NDArray[np.floating], weights: 
         scores: (N,).
         weights: (N, B).
     """
-    order = np.argsort(-scores, kind="stable")
-    positive = np.flatnonzero(labels[order])
-    if not len(positive):
+    if not labels.any():
         return np.full(weights.shape[1], np.nan)
-    ends = np.append(np.flatnonzero(np.diff(scores[order])), len(order) - 1)  # the last of each score
-    # Precision counts only where recall grows: at the scores of positive labels.
-    ends = np.unique(ends[np.searchsorted(ends, positive)])  # (n,)
+    order, positive, ends = _recall_steps(labels, scores)
     begins = np.concatenate([[0], ends[:-1] + 1])
     above = np.cumsum(np.add.reduceat(weights[order[: ends[-1] + 1]], begins, axis=0), axis=0)  # (n, B)
     gained = np.add.reduceat(
@@ -56,6 +68,28 @@ def average_precision(labels: Bools, scores: npt.NDArray[np.floating], weights: 
     with np.errstate(invalid="ignore"):
         found: Floats = (gained * (hits / np.maximum(above, 1))).sum(axis=0) / hits[-1]
     return found
+
+
+def _recall_steps(
+    labels: Bools, scores: npt.NDArray[np.floating]
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """The order of descending scores (N,), the places of positive labels in it, and the last places (n,) of
+    the scores at which recall grows, which are all that average precision counts."""
+    order = np.argsort(-scores, kind="stable")
+    positive = np.flatnonzero(labels[order])
+    ends = np.append(np.flatnonzero(np.diff(scores[order])), len(order) - 1)  # the last of each score
+    return order, positive, np.unique(ends[np.searchsorted(ends, positive)])
+
+
+def precision_recall(labels: Bools, scores: npt.NDArray[np.floating]) -> tuple[Floats, Floats]:
+    """Recall and precision above each score at which recall grows, (n,) each, from the highest score on.
+
+    Average precision is the area under the steps that hold each precision back to the recall before.
+    `labels` and `scores` are (N,), with a positive label.
+    """
+    order, _, ends = _recall_steps(labels, scores)
+    hits = np.cumsum(labels[order])[ends]
+    return hits / hits[-1], hits / (ends + 1)
 
 
 def f1(hits: Floats, positives: Floats, predicted: Floats) -> Floats:
@@ -101,9 +135,6 @@ class Estimate:
     high: float
     constant: float
     """Of the best answer that is the same for all images."""
-
-    def __str__(self) -> str:
-        return f"{self.value:.2%} ({self.low:.1%} to {self.high:.1%}; a constant answer {self.constant:.1%})"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -164,6 +195,38 @@ class LabelScore:
         ]
         return f"a constant answer: mAP {found['map'].constant:.2%}; " + ", ".join(parts)
 
+    def rows(self) -> list[tuple[str, str, str, str]]:
+        """The measures of all classes as text, below `ESTIMATES_HEAD`."""
+        return [
+            (words, f"{each.value:.2%}", f"{each.low:.1%} to {each.high:.1%}", f"{each.constant:.1%}")
+            for words, each in ((words, self.estimates[name]) for name, words in ESTIMATES.items())
+        ]
+
+    @property
+    def ascending(self) -> npt.NDArray[np.int64]:
+        """The classes that occur, those of the lowest average precision first."""
+        present = np.flatnonzero(self.positives)
+        return present[np.argsort(self.ap[present], kind="stable")]
+
+    def class_rows(self, names: Sequence[str]) -> list[tuple[str, ...]]:
+        """The classes of `ascending` as text, below `CLASSES_HEAD`.
+
+        The average precision of a constant answer is the share of the images that have the class.
+        """
+        return [
+            (
+                names[k],
+                f"{self.positives[k]:,}",
+                f"{self.ap[k]:.1%}",
+                "{:.0%} to {:.0%}".format(*self.ap_interval[k]),
+                f"{self.positives[k] / self.total:.1%}",
+                f"{self.f1[k]:.1%}",
+                f"{self.f1_tuned[k]:.1%}",
+                f"{self.thresholds[k]:.2f}",
+            )
+            for k in self.ascending
+        ]
+
     @property
     def no_better(self) -> bool:
         """Whether the interval of the mAP contains, or lies below, that of a constant answer."""
@@ -210,9 +273,7 @@ def label_score(
     constant |= _constant_f1(labels, prevalence)
     samples: dict[str, Floats] = {}
     if intervals:
-        generator = np.random.default_rng(N)
-        drawn = generator.multinomial(N, np.full(N, 1 / N), size=RESAMPLES)
-        samples = _measures(labels, probabilities, at, np.ascontiguousarray(drawn.T, dtype=np.int32))
+        samples = _measures(labels, probabilities, at, _samples(N))
     positives = labels.sum(axis=0, dtype=np.int64)
     limits = {
         name: _limits(value[0], samples.get(name), positives if name == "ap" else N)
@@ -234,6 +295,86 @@ def label_score(
         f1_tuned=whole["f1_tuned"][0],
         thresholds=at,
     )
+
+
+@dataclasses.dataclass(frozen=True)
+class PairedDifference:
+    """The mAP of one classifier minus that of another on the same images, with its 95% interval."""
+
+    value: float
+    low: float
+    high: float
+    p: float
+    """Two-sided p-value: the probability of such a difference, or a larger one, if both are equally good."""
+
+
+def paired_difference(
+    labels: Bools, first: npt.NDArray[np.floating], second: npt.NDArray[np.floating]
+) -> PairedDifference:
+    """Compare the probabilities (N, K) of two classifiers for labels (N, K), at least one of them positive.
+
+    Both are measured on the same bootstrap samples of the images; the difference is taken as normal with
+    their standard error (Efron 1979).
+    """
+    N = len(labels)
+    once, drawn = np.ones((N, 1), dtype=np.int32), _samples(N)
+    found = []
+    for weights in (once, drawn):
+        means = []
+        for probabilities in (first, second):
+            pairs = zip(labels.T, probabilities.T, strict=True)
+            each = np.stack([average_precision(*pair, weights) for pair in pairs], axis=1)  # (B, K)
+            means.append(mean_of_known(each))
+        found.append(means[0] - means[1])
+    value, error = float(found[0][0]), float(np.nanstd(found[1], ddof=1))
+    p = 1.0 if value == 0 else 0.0 if error == 0 else float(2 * ndtr(-abs(value) / error))
+    return PairedDifference(value, value - Z * error, value + Z * error, p)
+
+
+def _samples(N: int) -> Weights:
+    """How often each of N images is in each bootstrap sample, (N, RESAMPLES); the same for the same N."""
+    drawn = np.random.default_rng(N).multinomial(N, np.full(N, 1 / N), size=RESAMPLES)
+    return np.ascontiguousarray(drawn.T, dtype=np.int32)
+
+
+def mistake_confidences(labels: Bools, answers: Bools, probabilities: npt.NDArray[np.floating]) -> Floats:
+    """The highest confidence in a mistake of each image, (N,), from (N, K) each: the probability of a class
+    that is predicted wrongly, 1 minus that of a class that is missed; 0 without mistakes."""
+    confidences = np.where(labels, 1 - probabilities, probabilities)
+    found: Floats = np.where(labels != answers, confidences, 0.0).max(axis=1)
+    return found
+
+
+@dataclasses.dataclass(frozen=True)
+class ClassPair:
+    """Two of the K classes, and a number of images."""
+
+    first: int
+    second: int
+    count: int
+
+
+def pairs_together(labels: Bools, count: int) -> list[ClassPair]:
+    """At most `count` pairs of classes that images (N, K) have together, the most frequent first."""
+    own = csr_array(labels, dtype=np.int64)
+    return _most_frequent(own.T @ own, count, ordered=False)
+
+
+def pairs_confused(labels: Bools, answers: Bools, count: int) -> list[ClassPair]:
+    """At most `count` pairs of a class that images have without its prediction, and a class that is predicted
+    for them without being theirs, (N, K) each; the most frequent first."""
+    missed, wrong = (csr_array(where, dtype=np.int64) for where in (labels & ~answers, ~labels & answers))
+    return _most_frequent(missed.T @ wrong, count, ordered=True)
+
+
+def _most_frequent(counts: csr_array, count: int, *, ordered: bool) -> list[ClassPair]:
+    """The largest counts (K, K) of two classes; the counts are symmetric unless the pairs are `ordered`."""
+    found = counts.tocoo()
+    rows, columns = found.coords
+    kept = (found.data > 0) & ((rows != columns) if ordered else (rows < columns))
+    rows, columns, values = rows[kept], columns[kept], found.data[kept]
+    order = np.lexsort((columns, rows, -values))[:count]
+    return [ClassPair(int(rows[k]), int(columns[k]), int(values[k])) for k in order]
 
 
 def _limits(value: Floats, samples: Floats | None, counts: npt.NDArray[np.int64] | int) -> Floats:

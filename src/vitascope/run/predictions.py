@@ -83,10 +83,12 @@ class Predictions:
     @functools.cached_property
     def score(self) -> Score | LabelScore:
         """The accuracy with its interval, and the numbers to compare it with, or the measures of several
-        classes per image; UserError for no images."""
+        classes per image; UserError for no images, or for images without any of these."""
         if not len(self.targets):
             raise UserError(f"there are no predictions of {self.split} images, so they have no score")
         if self.several:
+            if not self.labels.any():
+                raise UserError(f"none of the {self.split} images has a class, so they have no mAP")
             return label_score(self.labels, self.probabilities, self.thresholds)
         return score_of(self.labels, self.probabilities)
 
@@ -139,6 +141,10 @@ def _checked(stored: dict[str, npt.NDArray[Any]]) -> dict[str, Any]:
     probabilities = _array(stored, "probabilities", "f", (N, K))
     if K == 0:
         raise ValueError("no class_names")
+    if thresholds is not None and not several:
+        raise ValueError("thresholds for images of one class")
+    if thresholds is not None and not ((thresholds >= 0) & (thresholds <= 1)).all():  # so that NaN fails too
+        raise ValueError("thresholds outside of [0, 1]")
     if N and (int(indices[0]) < 0 or not (indices[1:] > indices[:-1]).all()):
         raise ValueError("the indices do not ascend from 0 or more")
     if N and not several and not 0 <= int(labels.min()) <= int(labels.max()) < K:

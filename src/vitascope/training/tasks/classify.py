@@ -169,7 +169,7 @@ class Classify:
         """Draw the figures of a classifier."""
         images = finished.loader.images.subset(tested.split, tested.indices)
         print_first("drawing the figures")
-        return draw_figures(finished.run, finished.model, images, tested.probabilities)
+        return draw_figures(finished.run, finished.model, images, tested)
 
 
 def balanced_weights(images: ImageSet) -> Tensor:
