@@ -52,7 +52,7 @@ def test_results_are_those_of_the_run_folders(tmp_path: Path) -> None:
     one, two = found.runs
     predictions = Run(tmp_path / "one").predictions
     assert predictions is not None
-    assert (one.accuracy, one.score) == (0.75, predictions.score)
+    assert (one.result, one.score) == (0.75, predictions.score)
     assert (one.seconds, one.progress) == (25.0, "2")
     config = Run(tmp_path / "one").model().config
     assert (one.parameters, one.flops) == (config.num_parameters, config.flops)
@@ -62,7 +62,7 @@ def test_results_are_those_of_the_run_folders(tmp_path: Path) -> None:
     assert row["95% interval"] == "{:.1%} to {:.1%}".format(*predictions.score.interval)
     assert row["training time"] == "25.0 s"
     assert found.best == "one"
-    assert two.accuracy == 0.25
+    assert two.result == 0.25
 
 
 def test_paired_test_counts_images_that_one_run_alone_has_right(tmp_path: Path) -> None:
@@ -160,7 +160,7 @@ def test_runs_that_differ_in_their_seed_only_are_averaged(tmp_path: Path) -> Non
     runs[1].config_file.write_text(config.replace("tracker: null\n", ""))  # as an older run
     found = compared(*runs)
     (group,) = found.groups
-    assert (group.runs, group.seeds, group.accuracies) == (("s0", "s1"), (0, 1), (1.0, 0.75))
+    assert (group.runs, group.seeds, group.results) == (("s0", "s1"), (0, 1), (1.0, 0.75))
     assert group.to_dict()["std"] == pytest.approx(0.25 / 2**0.5)
     assert "s0, s1 (seeds 0, 1): mean 87.50%, lowest 75.00%, highest 100.00%" in found.text()
 
@@ -168,7 +168,7 @@ def test_runs_that_differ_in_their_seed_only_are_averaged(tmp_path: Path) -> Non
 def test_unfinished_run_has_its_progress_and_no_result(tmp_path: Path) -> None:
     found = compared(write_run(tmp_path / "one"), write_run(tmp_path / "two", None, epochs=1))
     assert found.runs[1].progress == "1 of 2"
-    assert (found.runs[1].accuracy, found.runs[1].seconds, found.runs[1].parameters) == (None, 10.0, None)
+    assert (found.runs[1].result, found.runs[1].seconds, found.runs[1].parameters) == (None, 10.0, None)
     assert (found.best, found.paired) == (None, ())
     assert found.notes() == ["two has not finished."]
 

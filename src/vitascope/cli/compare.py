@@ -13,9 +13,9 @@ from vitascope.cli.parsing import Json, MaybePath
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Compare:
-    """Compare runs: options, curves, accuracy, a paired test.
+    """Compare runs: options, curves, accuracy or mAP, a paired test.
 
-    The paired test (McNemar's) uses the images that two runs were both tested on.
+    The paired test (McNemar's, or a bootstrap of the mAP) uses the images that two runs were both tested on.
 
     Runs that differ in their seed only are also averaged.
     """

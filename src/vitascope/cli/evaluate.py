@@ -1,4 +1,4 @@
-"""`vitascope evaluate`: the accuracy of a trained model on labelled pictures."""
+"""`vitascope evaluate`: a trained model measured on labelled pictures."""
 
 from __future__ import annotations
 
@@ -12,10 +12,12 @@ import tyro
 from vitascope.cli.parsing import Device, Json, MaybeText, Model, Precision
 from vitascope.data.table_options import TableOptions
 from vitascope.errors import UserError, printable
-from vitascope.formatting import counted
+from vitascope.formatting import aligned, counted
 
 if TYPE_CHECKING:
     from vitascope.evaluation.measure import Evaluation
+    from vitascope.run.label_measures import LabelScore
+    from vitascope.run.measures import Score
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -68,21 +70,40 @@ def renamed(given: Sequence[str]) -> dict[str, str]:
 
 
 def as_json(evaluation: Evaluation) -> dict[str, object]:
-    """The summary with the confusion matrix."""
+    """The summary, with the confusion matrix or the measures of each class."""
+    from vitascope.run.label_measures import LabelScore
+
+    score = evaluation.score
     return {
         **evaluation.summary(),
         "trained_on": evaluation.trained_on,
         "changes": evaluation.changes,
         "classes": list(evaluation.class_names),
-        "confusion": evaluation.confusion.tolist(),
+        **(
+            score.class_values()
+            if isinstance(score, LabelScore)
+            else {"confusion": evaluation.confusion.tolist()}
+        ),
     }
 
 
 def lines(evaluation: Evaluation, better_start: str) -> Iterator[str]:
-    """The summary, with advice for a model that has learned little, and one line per class with its most
-    frequent mistake."""
+    """The summary, with advice for a model that has learned little, and one line per class."""
+    from vitascope.run.label_measures import LabelScore
+
     yield from (f"left out: {reason}" for reason in evaluation.unreadable)
     score = evaluation.score
+    names = tuple(printable(name, 80) for name in evaluation.class_names)
+    if isinstance(score, LabelScore):
+        yield from _label_lines(evaluation, score, names, better_start)
+    else:
+        yield from _class_lines(evaluation, score, names, better_start)
+
+
+def _class_lines(
+    evaluation: Evaluation, score: Score, names: Sequence[str], better_start: str
+) -> Iterator[str]:
+    """The accuracy, and that of each class with its most frequent mistake."""
     yield (
         f"{evaluation.split}: {evaluation.accuracy:.2%} right, {score.right} of "
         f"{counted(score.total, 'image')}; loss {evaluation.loss:.3f}"
@@ -90,7 +111,6 @@ def lines(evaluation: Evaluation, better_start: str) -> Iterator[str]:
     yield f"  {score.compared()}"
     if warning := score.warning(better_start):
         yield f"  {warning}"
-    names = tuple(printable(name, 80) for name in evaluation.class_names)
     width = max(map(len, names))
     for row, (name, counts) in enumerate(zip(names, evaluation.confusion, strict=True)):
         total, right = int(counts.sum()), counts[row]
@@ -101,3 +121,19 @@ def lines(evaluation: Evaluation, better_start: str) -> Iterator[str]:
         worst = int(mistakes.argmax())
         often = f", most often taken for {names[worst]} ({mistakes[worst]})" if mistakes[worst] else ""
         yield f"  {name:<{width}}  {right / total:>7.2%} of {total}{often}"
+
+
+def _label_lines(
+    evaluation: Evaluation, score: LabelScore, names: Sequence[str], better_start: str
+) -> Iterator[str]:
+    """The measures of all classes, and those of each class that has an image, the worst first."""
+    from vitascope.run.label_measures import CLASSES_HEAD, ESTIMATES_HEAD
+
+    mean = score.estimates["map"].value
+    yield (
+        f"{evaluation.split}: mAP {mean:.2%} of {counted(score.total, 'image')}; loss {evaluation.loss:.3f}"
+    )
+    if warning := score.warning(better_start):
+        yield f"  {warning}"
+    for head, rows in ((ESTIMATES_HEAD, score.rows()), (CLASSES_HEAD, score.class_rows(names))):
+        yield from (f"  {line}" for line in aligned([head, *rows]))

@@ -34,6 +34,8 @@ LONGEST_NAME = 2.2
 """Inches of a class name beside the confusion matrix; the middle of a longer one is cut."""
 EXTREMES = 3
 """Worst and best classes with a curve of precision and recall, each."""
+LEGEND_NAME = 1.2
+"""Inches of a class name in a legend of two columns."""
 LineStyle = Literal["solid", "dashed", "dotted"]
 RUN_COLOURS = (*SERIES, "#0f8583", "#7b4ba8", "#b83f86", "#86691b", RIGHT, WRONG)
 """Colours of several runs; the ninth begins again with the next of `RUN_STYLES`."""
@@ -317,7 +319,7 @@ def draw_precision_recall(
     names = predictions.class_names
     write = writer("".join(names) if fonts == "installed" else "")
     worst, best = extreme_classes(score)
-    figure = new(6.4, 4.6)
+    figure = new(5.2, 4.4)
     axes = figure.subplots()
     for place, k in enumerate([*worst, *best]):
         recall, precision = precision_recall(predictions.labels[:, k], predictions.probabilities[:, k])
@@ -329,11 +331,11 @@ def draw_precision_recall(
             color=RUN_COLOURS[place],
             linestyle="solid" if place < len(worst) else "dashed",
             linewidth=1.6,
-            label=f" {fitted(names[k], LONGEST_NAME, 9, write)}, AP {score.ap[k]:.1%}",
+            label=f" {fitted(names[k], LEGEND_NAME, 8, write)}, AP {score.ap[k]:.1%}",
         )
     plain(axes, xlabel="recall", ylabel="precision")
     axes.set(xlim=(0, 1.01), ylim=(0, 1.02))
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_formatter(PercentFormatter(1, decimals=0))
-    figure.legend(loc="outside lower center", ncols=2, frameon=False, fontsize=9)
+    figure.legend(loc="outside lower center", ncols=2, frameon=False, fontsize=8)
     return figure

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from vitascope.data.contents import UNREADABLE
 from vitascope.errors import UserError, printable
@@ -19,8 +20,10 @@ from vitascope.options.groups import Recorded
 from vitascope.options.recipes import TrainConfig
 from vitascope.report.overview import option_text
 from vitascope.run.environment import without_home
+from vitascope.run.label_measures import LabelScore, paired_difference
 from vitascope.run.layout import has_model
 from vitascope.run.measures import Score, mcnemar
+from vitascope.run.predictions import Predictions
 from vitascope.run.run import Run
 from vitascope.weights.identification import pretrained_config
 
@@ -48,7 +51,7 @@ class ComparedRun:
     """The metrics of each epoch; see `MetricsWriter`."""
     test: Mapping[str, Any] | None
     """The metrics of the final test, if the run has finished."""
-    score: Score | None
+    score: Score | LabelScore | None
     """The score on the test images, if it is a finished classifier."""
     parameters: int | None
     flops: int | None
@@ -60,21 +63,49 @@ class ComparedRun:
         tests, predictions = run.records("test"), run.predictions if run.finished else None
         model = run.model_folder if run.finished else run.best
         config = pretrained_config(model) if has_model(model) else None
-        score = None if predictions is None else predictions.score
         return cls(
             name=name,
             run=run,
             epochs=tuple(run.records("epoch")),
             test=tests[-1] if tests and run.finished else None,
-            score=score if isinstance(score, Score) else None,
+            score=None if predictions is None else predictions.score,
             parameters=None if config is None else config.num_parameters,
             flops=None if config is None else config.flops,
         )
 
     @property
-    def accuracy(self) -> float | None:
-        """On the test images; of a pre-training, the share of correct colours."""
-        return None if self.test is None else self.test.get("accuracy")
+    def measure(self) -> str | None:
+        """What the run is measured by: `accuracy`, `mAP` if images may have several classes, or, of a
+        pre-training, `correct colours`; None while it is unknown."""
+        if not self.run.classifies:
+            return "correct colours"
+        if self.score is not None:
+            return "mAP" if isinstance(self.score, LabelScore) else "accuracy"
+        if self.epochs:
+            return "mAP" if "val_map" in self.epochs[0] else "accuracy"
+        return None
+
+    @property
+    def result(self) -> float | None:
+        """The `measure` on the test images."""
+        if isinstance(self.score, LabelScore):
+            return self.score.estimates["map"].value
+        name = "map" if self.measure == "mAP" else "accuracy"
+        return None if self.test is None else self.test.get(name)
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """The 95% interval of a classifier's result."""
+        if isinstance(self.score, LabelScore):
+            return self.score.estimates["map"].low, self.score.estimates["map"].high
+        return None if self.score is None else self.score.interval
+
+    @property
+    def by_class(self) -> float | None:
+        """The balanced accuracy or, where images may have several classes, the macro F1 at the thresholds."""
+        if isinstance(self.score, LabelScore):
+            return self.score.estimates["macro_f1_tuned"].value
+        return None if self.score is None else self.score.balanced
 
     @property
     def seconds(self) -> float | None:
@@ -94,9 +125,9 @@ class ComparedRun:
         return (
             self.name,
             self.progress,
-            "" if self.accuracy is None else f"{self.accuracy:.2%}",
-            "" if self.score is None else "{:.1%} to {:.1%}".format(*self.score.interval),
-            "" if self.score is None else f"{self.score.balanced:.2%}",
+            "" if self.result is None else f"{self.result:.2%}",
+            "" if self.interval is None else "{:.1%} to {:.1%}".format(*self.interval),
+            "" if self.by_class is None else f"{self.by_class:.2%}",
             "" if loss is None else f"{loss:.3f}",
             "" if self.seconds is None else duration(self.seconds),
             "" if self.parameters is None else f"{self.parameters:,}",
@@ -106,8 +137,9 @@ class ComparedRun:
     def to_dict(self) -> dict[str, Any]:
         """The run as plain values."""
         test, score = self.test or {}, self.score
-        low, high = (None, None) if score is None else score.interval
-        named = ("epoch", "step", "seconds", "val_loss", "val_accuracy")
+        measured: dict[str, Any] = {} if score is None else score.summary()
+        named = ("epoch", "step", "seconds", "val_loss", "val_accuracy", "val_map")
+        measures = ("balanced_accuracy", "map", "map_low", "map_high", "macro_f1_tuned")
         return {
             "run": self.name,
             "path": str(self.run.path),
@@ -115,9 +147,9 @@ class ComparedRun:
             "epochs": self.epochs[-1]["epoch"] if self.epochs else 0,
             "planned_epochs": self.run.planned_epochs,
             **{name: test.get(name) for name in ("split", "images", "correct", "accuracy")},
-            "accuracy_low": low,
-            "accuracy_high": high,
-            "balanced_accuracy": None if score is None else score.balanced,
+            "accuracy_low": measured.get("accuracy_low", measured.get("exact_low")),
+            "accuracy_high": measured.get("accuracy_high", measured.get("exact_high")),
+            **{name: measured.get(name) for name in measures},
             "loss": test.get("loss"),
             "seconds": self.seconds,
             "parameters": self.parameters,
@@ -132,34 +164,41 @@ class SeedGroup:
 
     runs: tuple[str, ...]
     seeds: tuple[int, ...]
-    accuracies: tuple[float, ...]
+    results: tuple[float, ...]
+    """Their accuracies, or mAPs; see `ComparedRun.measure`."""
 
     def __str__(self) -> str:
-        mean, low, high = np.mean(self.accuracies), min(self.accuracies), max(self.accuracies)
+        mean, low, high = np.mean(self.results), min(self.results), max(self.results)
         names = f"{', '.join(self.runs)} (seeds {', '.join(map(str, self.seeds))})"
         return f"{names}: mean {mean:.2%}, lowest {low:.2%}, highest {high:.2%}"
 
     def to_dict(self) -> dict[str, Any]:
         """The group as plain values, with mean and sample standard deviation."""
-        values = {"mean": float(np.mean(self.accuracies)), "std": float(np.std(self.accuracies, ddof=1))}
+        values = {"mean": float(np.mean(self.results)), "std": float(np.std(self.results, ddof=1))}
         return {**dataclasses.asdict(self), **values}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PairedTest:
-    """A run beside the best one on the images that both were tested on."""
+    """A run beside the best one on the images that both were tested on; this class itself is no test."""
 
     run: str
     images: int = 0
     """The number of common images."""
-    only_run: int = 0
-    """Images that this run alone predicts correctly."""
-    only_best: int = 0
-    """Images that the best run alone predicts correctly."""
     p: float | None = None
-    """Two-sided p-value of the exact McNemar test."""
+    """Two-sided p-value of equally good runs."""
     reason: str = ""
     """The reason if there is no test."""
+
+    @property
+    def difference(self) -> float:
+        """The result of this run minus that of the best one, on the common images."""
+        return math.nan
+
+    @property
+    def numbers(self) -> tuple[str, str]:
+        """The cells between the number of images and p."""
+        return "", ""
 
     @property
     def verdict(self) -> str:
@@ -168,14 +207,53 @@ class PairedTest:
             return f"no test: {self.reason}"
         if self.p > SIGNIFICANT:
             return "not significant"
-        return "better" if self.only_run > self.only_best else "worse"
+        return "better" if self.difference > 0 else "worse"
 
     def cells(self) -> tuple[str, ...]:
         """The row in the table of tests, below `RunComparison.paired_head`."""
         if self.p is None:
-            return (self.run, "", "", "", "", self.verdict)
+            return (self.run, "", *self.numbers, "", self.verdict)
         p = f"{self.p:.4f}" if self.p >= 1e-4 else "< 0.0001"
-        return (self.run, f"{self.images:,}", f"{self.only_best:,}", f"{self.only_run:,}", p, self.verdict)
+        return (self.run, f"{self.images:,}", *self.numbers, p, self.verdict)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class AccuracyTest(PairedTest):
+    """The exact test of McNemar on correct predictions."""
+
+    only_run: int
+    """Images that this run alone predicts correctly."""
+    only_best: int
+    """Images that the best run alone predicts correctly."""
+
+    @property
+    def difference(self) -> float:
+        """The difference of the accuracies."""
+        return (self.only_run - self.only_best) / self.images
+
+    @property
+    def numbers(self) -> tuple[str, str]:
+        """The images that one of the two runs alone predicts correctly."""
+        return f"{self.only_best:,}", f"{self.only_run:,}"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MapTest(PairedTest):
+    """The difference of the mAPs over the same bootstrap samples of the images; see `paired_difference`."""
+
+    value: float
+    low: float
+    high: float
+
+    @property
+    def difference(self) -> float:
+        """The difference of the mAPs."""
+        return self.value
+
+    @property
+    def numbers(self) -> tuple[str, str]:
+        """The difference and its 95% interval."""
+        return f"{self.value:+.2%}", f"{self.low:+.1%} to {self.high:+.1%}"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
@@ -189,7 +267,7 @@ class RunComparison:
     """The same for versions and machines."""
     groups: tuple[SeedGroup, ...]
     leaders: tuple[str, ...]
-    """If two classifiers are tested, those with the highest test accuracy and then the lowest test loss."""
+    """If two classifiers are tested, those with the highest test result and then the lowest test loss."""
     paired: tuple[PairedTest, ...]
     """The other tested classifiers beside the first leader."""
 
@@ -212,6 +290,13 @@ class RunComparison:
         names = short if len(set(short)) == len(short) else [without_home(str(run.path)) for run in runs]
         pairs = zip(runs, names, strict=True)
         compared = tuple(ComparedRun.read(run, printable(name)) for run, name in pairs)
+        measures = {each.measure: each.run for each in reversed(compared) if each.measure is not None}
+        if len(measures) > 1:
+            raise UserError(
+                f"the images of {measures['accuracy'].path} have one class each, those of "
+                f"{measures['mAP'].path} may have several, so the runs have no common measure; compare runs "
+                "of one kind"
+            )
         leaders = _leaders(compared)
         return cls(
             runs=compared,
@@ -232,12 +317,18 @@ class RunComparison:
         """Whether the runs learn classes; otherwise, they are pre-trained."""
         return self.runs[0].run.classifies
 
+    @property
+    def measure(self) -> str:
+        """What the runs are measured by; see `ComparedRun.measure`."""
+        return next((each.measure for each in self.runs if each.measure is not None), "accuracy")
+
     def results(self) -> list[tuple[str, ...]]:
         """The table of results as text, with its head and without columns that are empty for all runs."""
         splits = {each.test["split"] for each in self.runs if each.test is not None}
         split = f"{splits.pop()} " if len(splits) == 1 else ""
-        accuracy = f"{split}accuracy" if self.classifies else "correct colours"
-        middle = (accuracy, "95% interval", "balanced", f"{split}loss")
+        result = f"{split}{self.measure}" if self.classifies else self.measure
+        by_class = "macro F1" if self.measure == "mAP" else "balanced"
+        middle = (result, "95% interval", by_class, f"{split}loss")
         head = ("run", "epochs", *middle, "training time", "parameters", "MFLOPs")
         columns = zip(head, *(each.cells() for each in self.runs), strict=True)
         return list(zip(*(column for column in columns if any(column[1:])), strict=True))
@@ -245,7 +336,10 @@ class RunComparison:
     @property
     def paired_head(self) -> tuple[str, ...]:
         """The columns of `PairedTest.cells`."""
-        return ("run", "common images", f"only {self.leaders[0]} right", "only this right", "p", "verdict")
+        best = self.leaders[0]
+        if self.measure == "mAP":
+            return ("run", "common images", f"mAP less that of {best}", "95% interval", "p", "verdict")
+        return ("run", "common images", f"only {best} right", "only this right", "p", "verdict")
 
     @property
     def summary(self) -> str:
@@ -253,13 +347,13 @@ class RunComparison:
         if not self.leaders:
             return f"{counted(len(self.runs), 'training' if self.classifies else 'pre-training')}."
         found, others = {each.name: each for each in self.runs}, {test.run: test for test in self.paired}
-        accuracy = found[self.leaders[0]].accuracy
+        result = found[self.leaders[0]].result
         equal = ", which are equal" if len(self.leaders) > 1 else ""
         behind = [name for name in others if name not in self.leaders]
-        level = ", ".join(name for name in behind if found[name].accuracy == accuracy)
+        level = ", ".join(name for name in behind if found[name].result == result)
         by_loss = f", with a lower loss than {level}" if level else ""
         rivals = ", ".join(name for name in behind if others[name].verdict == "not significant")
-        text = f"Highest accuracy: {', '.join(self.leaders)}{equal}, {accuracy:.2%}{by_loss}."
+        text = f"Highest {self.measure}: {', '.join(self.leaders)}{equal}, {result:.2%}{by_loss}."
         return f"{text} Not significantly different: {rivals}." if rivals else text
 
     def difference_rows(self) -> list[tuple[str, ...]]:
@@ -294,7 +388,8 @@ class RunComparison:
             ]
             parts.append([*aligned(rows)])
         if self.paired:
-            title = f"Paired test on the same images (McNemar's, exact), against {self.leaders[0]}:"
+            method = "bootstrap" if self.measure == "mAP" else "McNemar's, exact"
+            title = f"Paired test on the same images ({method}), against {self.leaders[0]}:"
             note = "p is not corrected for the number of runs, and knows nothing of other seeds."
             rows = [self.paired_head, *(test.cells() for test in self.paired)]
             parts.append([title, *aligned(rows, left={0, len(self.paired_head) - 1}), note])
@@ -344,54 +439,60 @@ def seed_group(run: Run) -> str:
 def _seed_groups(runs: Sequence[ComparedRun]) -> Iterator[SeedGroup]:
     members: dict[str, list[ComparedRun]] = {}
     for each in runs:
-        if each.accuracy is not None:
+        if each.result is not None:
             members.setdefault(seed_group(each.run), []).append(each)
     for group in members.values():
         if len(group) > 1:
             yield SeedGroup(
                 runs=tuple(each.name for each in group),
                 seeds=tuple(each.run.config["seed"] for each in group),
-                accuracies=tuple(each.accuracy for each in group if each.accuracy is not None),
+                results=tuple(each.result for each in group if each.result is not None),
             )
 
 
 @dataclasses.dataclass(frozen=True)
-class ImageAnswers:
-    """Whether a classifier is right for each of its test images."""
+class TestedImages:
+    """The test images of a classifier, identified as in other runs."""
 
-    classes: frozenset[str] = frozenset()
-    right: Mapping[tuple[bytes, str, int], bool] = dataclasses.field(default_factory=dict)
-    """By content and class of an image, and the number of this copy of it: runs may have other splits, and
-    the data may lie elsewhere now."""
+    predictions: Predictions
+    places: Mapping[tuple[bytes, tuple[str, ...], int], int] = dataclasses.field(default_factory=dict)
+    """Places in the predictions, by content and sorted classes of an image, and the number of this copy of
+    it: runs may have other splits, and the data may lie elsewhere now."""
     unknown: str = ""
     """The reason if the images are unknown."""
 
     @classmethod
-    def of(cls, run: ComparedRun) -> ImageAnswers:
-        """The answers of a tested classifier."""
+    def of(cls, run: ComparedRun) -> TestedImages:
+        """The images of a tested classifier."""
         predictions, record = run.run.predictions, run.run.split_record()
         assert predictions is not None
         if record is None:
-            return cls(unknown=f"{run.name} is an older run, which did not record its images")
+            return cls(predictions, unknown=f"{run.name} is an older run, which did not record its images")
         part, indices = record.parts.get(predictions.split), predictions.indices
         targets = None if part is None else part.targets
         fits = targets is not None and int(indices.max()) < len(targets)
         if part is None or targets is None or not fits or targets.take(indices) != predictions.targets:
-            return cls(unknown=f"the predictions of {run.name} do not fit its record of the split")
-        names, right = predictions.class_names, {}
-        copies: Counter[tuple[bytes, str]] = Counter()
-        for index, label, correct in zip(indices, predictions.labels, predictions.correct, strict=True):
-            image = (bytes(part.contents[index]), names[label])
+            return cls(
+                predictions, unknown=f"the predictions of {run.name} do not fit its record of the split"
+            )
+        places = {}
+        copies: Counter[tuple[bytes, tuple[str, ...]]] = Counter()
+        for place, (index, names) in enumerate(zip(indices, predictions.targets.names(), strict=True)):
+            image = (bytes(part.contents[index]), tuple(sorted(names)))
             if image[0] != UNREADABLE:
-                right[(*image, copies[image])] = bool(correct)
+                places[(*image, copies[image])] = place
                 copies[image] += 1
-        return cls(frozenset(names), right)
+        return cls(predictions, places)
+
+
+def _rank(score: Score | LabelScore) -> float:
+    return score.estimates["map"].value if isinstance(score, LabelScore) else score.right / score.total
 
 
 def _leaders(runs: Sequence[ComparedRun]) -> tuple[str, ...]:
-    """The best classifiers by accuracy and then by loss; empty if fewer than two are tested."""
+    """The best classifiers by result and then by loss; empty if fewer than two are tested."""
     ranks = {
-        each.name: (each.score.right / each.score.total, -(each.test or {}).get("loss", math.inf))
+        each.name: (_rank(each.score), -(each.test or {}).get("loss", math.inf))
         for each in runs
         if each.score is not None
     }
@@ -400,21 +501,37 @@ def _leaders(runs: Sequence[ComparedRun]) -> tuple[str, ...]:
 
 
 def _paired_tests(runs: Sequence[ComparedRun], leaders: Sequence[str]) -> Iterator[PairedTest]:
-    answers = {each.name: ImageAnswers.of(each) for each in runs if each.score is not None and leaders}
-    for name, found in answers.items():
+    tested = {each.name: TestedImages.of(each) for each in runs if each.score is not None and leaders}
+    for name, found in tested.items():
         if name != leaders[0]:
-            yield _paired_test(name, found, answers[leaders[0]])
+            yield _paired_test(name, found, tested[leaders[0]])
 
 
-def _paired_test(name: str, mine: ImageAnswers, best: ImageAnswers) -> PairedTest:
+def _paired_test(name: str, mine: TestedImages, best: TestedImages) -> PairedTest:
     if unknown := best.unknown or mine.unknown:
         return PairedTest(run=name, reason=unknown)
-    if other := sorted(mine.classes ^ best.classes):
+    classes = mine.predictions.class_names
+    if other := sorted({*classes} ^ {*best.predictions.class_names}):
         return PairedTest(run=name, reason=f"other classes, such as {printable(other[0], 40)}")
-    common = mine.right.keys() & best.right.keys()
+    common = [image for image in mine.places if image in best.places]
     if not common:
         return PairedTest(run=name, reason="no test image in common")
-    only_run = sum(mine.right[image] and not best.right[image] for image in common)
-    only_best = sum(best.right[image] and not mine.right[image] for image in common)
+    here, there = (np.array([images.places[image] for image in common]) for images in (mine, best))
+    if mine.predictions.several:
+        return _map_test(name, mine.predictions, best.predictions, here, there)
+    right, best_right = mine.predictions.correct[here], best.predictions.correct[there]
+    only_run, only_best = int((right & ~best_right).sum()), int((best_right & ~right).sum())
     p = mcnemar(only_run, only_best)
-    return PairedTest(run=name, images=len(common), only_run=only_run, only_best=only_best, p=p)
+    return AccuracyTest(run=name, images=len(common), only_run=only_run, only_best=only_best, p=p)
+
+
+def _map_test(
+    name: str, mine: Predictions, best: Predictions, here: npt.NDArray[np.int64], there: npt.NDArray[np.int64]
+) -> PairedTest:
+    """The test of two runs' predictions of the same images, at the places `here` and `there`."""
+    labels = mine.labels[here]
+    if not labels.any():
+        return PairedTest(run=name, reason="no common test image has a class")
+    order = [best.class_names.index(each) for each in mine.class_names]
+    found = paired_difference(labels, mine.probabilities[here], best.probabilities[there][:, order])
+    return MapTest(run=name, images=len(here), **dataclasses.asdict(found))

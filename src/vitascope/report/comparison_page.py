@@ -15,7 +15,7 @@ from matplotlib.lines import Line2D
 from vitascope.arguments import checked
 from vitascope.explain.lettering import short
 from vitascope.explain.plots import new_figure, save_figure
-from vitascope.report.charts import RUN_COLOURS, RUN_STYLES, Curve, kept_place, plot_runs
+from vitascope.report.charts import RUN_COLOURS, RUN_STYLES, Curve, curve_title, kept_place, plot_runs
 from vitascope.report.comparison import RunComparison, seed_group
 from vitascope.report.page import render
 from vitascope.report.svg import COLOURS, blank_figure, embed
@@ -34,11 +34,12 @@ def compare(
     """Compare runs, as `vitascope compare` does.
 
     The result has the options that differ, the results of each run with their intervals, the mean of runs
-    that differ in their seed only, and a paired test on the same images: McNemar's exact test between the
-    best classifier and each other one.
+    that differ in their seed only, and a paired test on the same images between the best classifier and each
+    other one: McNemar's exact test or, where images may have several classes, the bootstrap of the mAPs.
 
     Args:
-        runs: 2 to 24 run folders, all of classifiers or all of pre-trainings; also unfinished ones.
+        runs: 2 to 24 run folders of one kind: pre-trainings, classifiers of one class per image, or of
+            several; also unfinished ones.
         out: a folder for `comparison.html` and `comparison.png`, or the name of the page, `NAME.html`, with
             `NAME.png` beside it; existing files are replaced. None writes nothing.
 
@@ -76,7 +77,7 @@ def draw_comparison(curves: Sequence[Curve]) -> Figure:
     for row, by in zip(grid, rows, strict=True):
         for axes, name in zip(row, names, strict=True):
             plot_runs(axes, curves, name, by)
-            axes.set_title(f"validation {name}")
+            axes.set_title(f"validation {curve_title(name, names)}")
     kinds = {(curve.colour, curve.style): curve.label for curve in curves}
     lines = [Line2D([], [], color=colour, linestyle=style) for colour, style in kinds]
     labels = [f" {label}" for label in kinds.values()]  # one that begins with _ would be left out
@@ -110,7 +111,8 @@ def curves_of(comparison: RunComparison) -> list[Curve]:
 
 def _quantities(curves: Sequence[Curve]) -> list[str]:
     recorded = {name for curve in curves for name in curve.epochs[0]}
-    return [name for name in ("loss", "accuracy") if f"val_{name}" in recorded]
+    names = ("loss", "map" if "val_map" in recorded else "accuracy")
+    return [name for name in names if f"val_{name}" in recorded]
 
 
 def _abscissas(curves: Sequence[Curve]) -> list[str]:
@@ -140,6 +142,7 @@ def _page(comparison: RunComparison, curves: Sequence[Curve]) -> str:
         "together": _together(curves) if curves else None,
         "paired": {
             "best": comparison.leaders[0],
+            "measure": comparison.measure,
             "head": comparison.paired_head,
             "rows": [test.cells() for test in comparison.paired],
         }
@@ -161,14 +164,14 @@ def _together(curves: Sequence[Curve]) -> dict[str, Any]:
         plot_runs(figure.subplots(), curves, name, by)
         return figure
 
-    figures = [
-        (
-            embed(partial(draw, name, by), f"runs-{name}-{by}", f"validation {name} of all runs by {BY[by]}"),
-            f"Validation {name} by {BY[by]}.",
-        )
-        for by in _abscissas(curves)
-        for name in _quantities(curves)
-    ]
+    names = _quantities(curves)
+    figures = []
+    for by in _abscissas(curves):
+        for name in names:
+            title = curve_title(name, names)
+            alt = f"validation {title} of all runs by {BY[by]}"
+            drawing = embed(partial(draw, name, by), f"runs-{name}-{by}", alt)
+            figures.append((drawing, f"Validation {title} by {BY[by]}."))
     legend = {(curve.colour, curve.style): _entry(curve, curve.label) for curve in curves}
     return {
         "figures": figures,

@@ -19,9 +19,8 @@ from vitascope.run.label_measures import (
     ESTIMATES_HEAD,
     LabelScore,
     mistake_confidences,
-    pairs_confused,
-    pairs_together,
 )
+from vitascope.run.label_pairs import pairs_confused, pairs_together
 from vitascope.run.measures import surest
 from vitascope.run.predictions import Predictions
 
@@ -73,7 +72,7 @@ def _precision_recall(predictions: Predictions, score: LabelScore) -> dict[str, 
     draw = partial(draw_precision_recall, predictions, score, new=blank_figure, fonts="browser")
     _, best = extreme_classes(score)
     return {
-        "drawing": embed(draw, "precision-recall", "precision by recall", width=720),
+        "drawing": embed(draw, "precision-recall", "precision by recall", width=680),
         "extremes": EXTREMES if best else 0,
     }
 

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from scipy.sparse import csr_array
 from scipy.special import expit, logit, ndtr
 
 from vitascope.formatting import counted
@@ -24,13 +23,13 @@ Floats = npt.NDArray[np.float64]
 Weights = npt.NDArray[np.int32]
 
 ESTIMATES = {
-    "map": "mAP: mean over the classes",
-    "micro_map": "micro mAP: all images and classes together",
+    "map": "mAP",
+    "micro_map": "micro mAP",
     "macro_f1": "macro F1 at 0.5",
     "micro_f1": "micro F1 at 0.5",
     "macro_f1_tuned": "macro F1 at the thresholds",
     "micro_f1_tuned": "micro F1 at the thresholds",
-    "exact": "exact matches: all classes right, at the thresholds",
+    "exact": "exact matches",
 }
 """The measures of all classes by name, in words."""
 ESTIMATES_HEAD = ("measure", "value", "95% interval", "a constant answer")
@@ -227,6 +226,19 @@ class LabelScore:
             for k in self.ascending
         ]
 
+    def class_values(self) -> dict[str, list[float | None]]:
+        """The measures of each of the K classes as plain values, in their order; None where undefined."""
+
+        def plain(values: npt.NDArray[np.floating]) -> list[float | None]:
+            return [None if np.isnan(value) else float(value) for value in values]
+
+        low, high = self.ap_interval.T
+        return {
+            "positives": self.positives.tolist(),
+            **{"ap": plain(self.ap), "ap_low": plain(low), "ap_high": plain(high)},
+            **{"f1": plain(self.f1), "f1_tuned": plain(self.f1_tuned), "thresholds": plain(self.thresholds)},
+        }
+
     @property
     def no_better(self) -> bool:
         """Whether the interval of the mAP contains, or lies below, that of a constant answer."""
@@ -326,7 +338,8 @@ def paired_difference(
             each = np.stack([average_precision(*pair, weights) for pair in pairs], axis=1)  # (B, K)
             means.append(mean_of_known(each))
         found.append(means[0] - means[1])
-    value, error = float(found[0][0]), float(np.nanstd(found[1], ddof=1))
+    deviations = found[1] - mean_of_known(found[1])
+    value, error = float(found[0][0]), float(np.sqrt(mean_of_known(np.square(deviations))))
     p = 1.0 if value == 0 else 0.0 if error == 0 else float(2 * ndtr(-abs(value) / error))
     return PairedDifference(value, value - Z * error, value + Z * error, p)
 
@@ -343,38 +356,6 @@ def mistake_confidences(labels: Bools, answers: Bools, probabilities: npt.NDArra
     confidences = np.where(labels, 1 - probabilities, probabilities)
     found: Floats = np.where(labels != answers, confidences, 0.0).max(axis=1)
     return found
-
-
-@dataclasses.dataclass(frozen=True)
-class ClassPair:
-    """Two of the K classes, and a number of images."""
-
-    first: int
-    second: int
-    count: int
-
-
-def pairs_together(labels: Bools, count: int) -> list[ClassPair]:
-    """At most `count` pairs of classes that images (N, K) have together, the most frequent first."""
-    own = csr_array(labels, dtype=np.int64)
-    return _most_frequent(own.T @ own, count, ordered=False)
-
-
-def pairs_confused(labels: Bools, answers: Bools, count: int) -> list[ClassPair]:
-    """At most `count` pairs of a class that images have without its prediction, and a class that is predicted
-    for them without being theirs, (N, K) each; the most frequent first."""
-    missed, wrong = (csr_array(where, dtype=np.int64) for where in (labels & ~answers, ~labels & answers))
-    return _most_frequent(missed.T @ wrong, count, ordered=True)
-
-
-def _most_frequent(counts: csr_array, count: int, *, ordered: bool) -> list[ClassPair]:
-    """The largest counts (K, K) of two classes; the counts are symmetric unless the pairs are `ordered`."""
-    found = counts.tocoo()
-    rows, columns = found.coords
-    kept = (found.data > 0) & ((rows != columns) if ordered else (rows < columns))
-    rows, columns, values = rows[kept], columns[kept], found.data[kept]
-    order = np.lexsort((columns, rows, -values))[:count]
-    return [ClassPair(int(rows[k]), int(columns[k]), int(values[k])) for k in order]
 
 
 def _limits(value: Floats, samples: Floats | None, counts: npt.NDArray[np.int64] | int) -> Floats:

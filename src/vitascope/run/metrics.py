@@ -30,7 +30,7 @@ _LEAST = {
 _LARGEST = 1e15
 """What is drawn or formatted overflows with more."""
 _WHOLE = {"step", "images", "correct", "unreadable"}
-_NUMBERS = {"lr", "loss", "accuracy", *_LEAST}
+_NUMBERS = {"lr", "loss", "accuracy", "map", *_LEAST}
 """Values that are numbers, beside those of training and validation; others may be either."""
 
 
@@ -89,7 +89,9 @@ class MetricsWriter:
     - `epoch`, of each validation: `epoch`, counted from 1, a fraction within an epoch; `train_loss` and
       `train_accuracy`, means over the steps since the validation before, on augmented images (and, if these
       are mixed, by their own classes; the loss by its class weights, if there are any); `val_loss`,
-      `val_accuracy` and `val_balanced_accuracy`; `val_majority`, the share of the most frequent class;
+      `val_accuracy` and `val_balanced_accuracy`; `val_majority`, the share of the most frequent class; where
+      images may have several classes, accuracies are the shares of images with exactly their classes above
+      0.5, and `val_map`, the mean average precision, takes the place of the last two;
       `images_per_second`; `seconds`, the training time so far, with validation, over all processes that
       worked on the run. Distillation adds
       `train_agree`, the share of images for which student and teacher predict the same class. In masked
@@ -99,7 +101,9 @@ class MetricsWriter:
     - `kept`: the `weights` of the finished model, `best` or `last`, their `epoch` and the `reason`;
     - `test`: `split`, `images`, `loss`, `accuracy`, `seconds`, and for a classifier `correct`, `unreadable`,
       `accuracy_low` and `accuracy_high` (the 95% interval), `top5_accuracy` with more than 5 classes,
-      `balanced_accuracy`, `macro_f1` and `majority`.
+      `balanced_accuracy`, `macro_f1` and `majority`. Where images may have several classes, the last of
+      these, from `accuracy_low` on, are replaced by each measure of `LabelScore.estimates` under its name,
+      with its interval (`map_low`, `map_high`) and the value of a constant answer (`map_constant`).
 
     Records after `step`, from which the run resumes, are removed, because those steps are done again. So are
     `kept` and `test`, because only unfinished runs are resumed. It is a `UserError` if the files cannot be

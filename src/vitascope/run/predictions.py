@@ -143,8 +143,6 @@ def _checked(stored: dict[str, npt.NDArray[Any]]) -> dict[str, Any]:
         raise ValueError("no class_names")
     if thresholds is not None and not several:
         raise ValueError("thresholds for images of one class")
-    if thresholds is not None and not ((thresholds >= 0) & (thresholds <= 1)).all():  # so that NaN fails too
-        raise ValueError("thresholds outside of [0, 1]")
     if N and (int(indices[0]) < 0 or not (indices[1:] > indices[:-1]).all()):
         raise ValueError("the indices do not ascend from 0 or more")
     if N and not several and not 0 <= int(labels.min()) <= int(labels.max()) < K:
