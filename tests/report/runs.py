@@ -9,7 +9,7 @@ import numpy as np
 from tests.model import small_model
 from tests.training import tiny_config
 from vitascope.data.split_record import RecordedPart, SplitRecord
-from vitascope.data.targets import ClassIndices
+from vitascope.data.targets import ClassIndices, ClassSets
 from vitascope.run import layout
 from vitascope.run.predictions import Predictions
 from vitascope.run.run import Run
@@ -19,6 +19,15 @@ Image = tuple[str, str, bool]
 """A test image: its content, its class, and whether it is predicted correctly."""
 
 IMAGES: tuple[Image, ...] = (("1", "a", True), ("2", "a", True), ("3", "b", True), ("4", "b", False))
+
+LABELLED = (
+    ("1", "a b", (0.9, 0.8, 0.1)),
+    ("2", "a", (0.8, 0.1, 0.7)),
+    ("3", "b c", (0.6, 0.9, 0.2)),
+    ("4", "", (0.1, 0.2, 0.3)),
+    ("5", "c", (0.2, 0.4, 0.6)),
+)
+"""Test images that may have several classes: content, classes, probabilities of a, b and c."""
 
 
 def write_run(
@@ -33,6 +42,52 @@ def write_run(
     **options: Any,
 ) -> Run:
     """Write a run folder; without `images` it is unfinished, without `seconds` it has no times of epochs."""
+    found, contents = None, []
+    if images is not None:
+        truths = np.array([classes.index(name) for _, name, _ in images], dtype=np.int64)
+        answers = np.where([right for *_, right in images], truths, (truths + 1) % len(classes))
+        contents = [content for content, *_ in images]
+        found = Predictions(
+            split=split,
+            indices=np.arange(len(images)),
+            targets=ClassIndices(truths, classes),
+            probabilities=np.eye(len(classes), dtype=np.float32)[answers],
+        )
+    return _write(folder, found, contents, "val_accuracy", epochs, seconds, loss, options)
+
+
+def write_label_run(
+    folder: Path,
+    images: Sequence[tuple[str, str, Sequence[float]]] | None = LABELLED,
+    *,
+    classes: tuple[str, ...] = ("a", "b", "c"),
+    loss: float = 0.5,
+    **options: Any,
+) -> Run:
+    """As `write_run`, of images that may have several classes, with the thresholds 0.5, 0.5 and 0.65."""
+    found, contents = None, []
+    if images is not None:
+        contents = [content for content, *_ in images]
+        found = Predictions(
+            split="test",
+            indices=np.arange(len(images)),
+            targets=ClassSets.of_names([tuple(names.split()) for _, names, _ in images], classes),
+            probabilities=np.array([shares for *_, shares in images], dtype=np.float32),
+            thresholds=np.array([0.5, 0.5, 0.65], dtype=np.float32),
+        )
+    return _write(folder, found, contents, "val_map", 2, 10.0, loss, options)
+
+
+def _write(
+    folder: Path,
+    found: Predictions | None,
+    contents: Sequence[str],
+    measure: str,
+    epochs: int,
+    seconds: float | None,
+    loss: float,
+    options: dict[str, Any],
+) -> Run:
     defaults: dict[str, Any] = {"epochs": 2, "batch_size": 4, "device": "cpu"}
     task = options.get("task", "classify")
     plan = {"asked": {}, "model": {}, "chosen": {"epochs": "2 epochs"}, "reason": "4 images", "note": ""}
@@ -41,26 +96,21 @@ def write_run(
     writer = run.write_metrics()
     for epoch in range(1, epochs + 1):
         times = {} if seconds is None else {"seconds": seconds * epoch}
-        accuracy = {"val_accuracy": 0.3 * epoch} if task == "classify" else {}
-        writer.record("epoch", 5 * epoch, {"epoch": epoch, "val_loss": 1 / epoch, **accuracy, **times})
-    if images is not None:
-        truths = np.array([classes.index(name) for _, name, _ in images], dtype=np.int64)
-        answers = np.where([right for *_, right in images], truths, (truths + 1) % len(classes))
-        found = Predictions(
-            split=split,
-            indices=np.arange(len(images)),
-            targets=ClassIndices(truths, classes),
-            probabilities=np.eye(len(classes), dtype=np.float32)[answers],
-        )
-        contents = np.array([content for content, *_ in images], dtype=np.bytes_)
-        part = RecordedPart(("",) * len(images), found.targets, contents)
+        measured = {measure: 0.3 * epoch} if task == "classify" else {}
+        writer.record("epoch", 5 * epoch, {"epoch": epoch, "val_loss": 1 / epoch, **measured, **times})
+    if found is not None:
+        classes, split = found.class_names, found.split
+        part = RecordedPart(("",) * len(contents), found.targets, np.array(contents, dtype=np.bytes_))
         empty = part.subset(np.arange(0))
         SplitRecord(classes, {"train": empty, "val": empty, split: part}).write(run.path / layout.SPLIT)
-        test = {"split": split, "images": len(images), "loss": loss, "seconds": 25.0}
+        test = {"split": split, "images": len(contents), "loss": loss, "seconds": 25.0}
         if task == "classify":
             run.save_predictions(found)
-            test |= {"correct": found.score.right, "accuracy": found.score.right / len(images)}
+            test |= found.score.summary()
         writer.record("test", 5 * epochs, test)
-        save_pretrained(small_model(class_names=classes, num_classes=len(classes)), run.model_folder)
+        model = {"class_names": classes, "num_classes": len(classes)}
+        if found.thresholds is not None:
+            model |= {"outputs": "independent", "thresholds": tuple(found.thresholds.tolist())}
+        save_pretrained(small_model(**model), run.model_folder)
     writer.close()
     return Run(folder)

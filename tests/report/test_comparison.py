@@ -4,12 +4,14 @@ import json
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 from scipy.stats import binomtest
 
-from tests.report.runs import IMAGES, write_run
+from tests.report.runs import IMAGES, LABELLED, write_label_run, write_run
 from vitascope.errors import UserError
-from vitascope.report.comparison import RunComparison
+from vitascope.report.comparison import MapTest, RunComparison
+from vitascope.run.label_measures import LabelScore, mean_average_precision, paired_difference
 from vitascope.run.run import Run
 
 
@@ -240,3 +242,66 @@ def test_table_for_pandas_has_a_row_per_run(tmp_path: Path) -> None:
     table = compared(write_run(tmp_path / "one"), write_run(tmp_path / "two")).to_dataframe()
     assert list(table.index) == ["one", "two"]
     assert list(table["accuracy"]) == [0.75, 0.75]
+
+
+def test_runs_of_several_classes_are_compared_by_map(tmp_path: Path) -> None:
+    first = write_label_run(tmp_path / "first")
+    perfect = [(content, names, [float(c in names) for c in "abc"]) for content, names, _ in LABELLED]
+    found = compared(first, write_label_run(tmp_path / "perfect", perfect))
+    assert (found.measure, found.best) == ("mAP", "perfect")
+    assert found.summary.startswith("Highest mAP: perfect, 100.00%.")
+    predictions = first.predictions
+    assert predictions is not None
+    assert isinstance(predictions.score, LabelScore)
+    score = predictions.score
+    head, row, _ = found.results()
+    cells = dict(zip(head, row, strict=True))
+    assert cells["test mAP"] == f"{score.estimates['map'].value:.2%}"
+    assert cells["macro F1"] == f"{score.estimates['macro_f1_tuned'].value:.2%}"
+    (test,) = found.paired
+    assert isinstance(test, MapTest)
+    assert test.images == 5
+    assert test.difference == pytest.approx(score.estimates["map"].value - 1)
+    assert test.low < test.difference < test.high
+    assert "(bootstrap), against perfect" in found.text()
+    values = json.loads(json.dumps(found.to_dict(), allow_nan=False))
+    assert values["runs"][0]["map"] == score.estimates["map"].value
+    assert values["runs"][0]["accuracy"] == pytest.approx(0.4)
+    assert [epoch["val_map"] for epoch in values["runs"][0]["curve"]] == [0.3, 0.6]
+
+
+def test_classes_in_another_order_are_the_same_classes(tmp_path: Path) -> None:
+    turned = [(content, names, shares[::-1]) for content, names, shares in LABELLED]
+    runs = (
+        write_label_run(tmp_path / "one"),
+        write_label_run(tmp_path / "two", turned, classes=("c", "b", "a")),
+    )
+    (test,) = compared(*runs).paired
+    assert (test.images, test.p, test.difference) == (5, 1.0, 0.0)
+
+
+def test_seeds_of_several_classes_are_averaged_by_map(tmp_path: Path) -> None:
+    found = compared(*(write_label_run(tmp_path / f"{seed}", seed=seed) for seed in (0, 1)))
+    (group,) = found.groups
+    assert group.results == (found.runs[0].result,) * 2
+
+
+@pytest.mark.parametrize("images", [LABELLED, None])
+def test_runs_of_one_class_and_of_several_are_not_compared(tmp_path: Path, images: object) -> None:
+    runs = write_run(tmp_path / "one"), write_label_run(tmp_path / "several", images)
+    with pytest.raises(UserError, match=r"one have one class each, .*several may have several, .* one kind"):
+        compared(*runs)
+
+
+def test_difference_of_maps_is_significant_only_if_it_is_large() -> None:
+    draw = np.random.default_rng(0)
+    truth = draw.random((200, 3)) < 0.3
+    shares = draw.random((200, 3)) + 0.3 * truth
+    better, alike = shares + 0.3 * truth, shares + 0.02 * draw.normal(size=(200, 3))
+    large, small = (paired_difference(truth, other, shares) for other in (better, alike))
+    expected = mean_average_precision(truth, better) - mean_average_precision(truth, shares)
+    assert large.value == pytest.approx(expected)
+    assert large.p < 1e-4 < 0.05 < small.p
+    assert large.low > 0 > small.low
+    back = paired_difference(truth, shares, better)
+    assert (back.value, back.low, back.high) == pytest.approx((-large.value, -large.high, -large.low))

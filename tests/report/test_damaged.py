@@ -15,8 +15,8 @@ import yaml
 
 import vitascope as vs
 from tests.report import leave_empty
-from tests.report.runs import write_run
-from vitascope.report import classification, comparison_page, internals, overview
+from tests.report.runs import write_label_run, write_run
+from vitascope.report import classification, comparison_page, internals, labels, overview
 from vitascope.report.charts import draw_curves, kept_place
 from vitascope.report.write import rewrite_report
 from vitascope.run import layout
@@ -143,7 +143,19 @@ def drawings(folder: Path, whole: Path) -> Iterator[Callable[[], object]]:
 def test_a_damaged_folder_gives_a_result_or_one_line(
     good: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    leave_empty(monkeypatch, overview, classification, internals, comparison_page)
+    damage_often(good, tmp_path, monkeypatch, name)
+
+
+@pytest.mark.parametrize("name", [layout.METRICS, layout.PREDICTIONS, layout.SPLIT, "model/config.json"])
+def test_a_damaged_folder_of_images_of_several_classes_gives_a_result_or_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    damage_often(write_label_run(tmp_path / "good").path, tmp_path, monkeypatch, name)
+
+
+def damage_often(good: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Damage a file of copies of a run in many ways, and read each copy in every way."""
+    leave_empty(monkeypatch, overview, classification, labels, internals, comparison_page)
     rejected: list[str] = []
     for seed in range(MUTATIONS):
         folder = tmp_path / f"{seed}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import numpy as np
-from scipy.sparse import csr_array
+from scipy.sparse import csr_array, sparray, triu
 
 from vitascope.run.label_measures import Bools
 
@@ -22,21 +22,18 @@ class ClassPair:
 def pairs_together(labels: Bools, count: int) -> list[ClassPair]:
     """At most `count` pairs of classes that images (N, K) have together, the most frequent first."""
     own = csr_array(labels, dtype=np.int64)
-    return _most_frequent(own.T @ own, count, ordered=False)
+    return _most_frequent(triu(own.T @ own, k=1), count)  # each pair once
 
 
 def pairs_confused(labels: Bools, answers: Bools, count: int) -> list[ClassPair]:
     """At most `count` pairs of a class that images have without its prediction, and a class that is predicted
     for them without being theirs, (N, K) each; the most frequent first."""
     missed, wrong = (csr_array(where, dtype=np.int64) for where in (labels & ~answers, ~labels & answers))
-    return _most_frequent(missed.T @ wrong, count, ordered=True)
+    return _most_frequent(missed.T @ wrong, count)
 
 
-def _most_frequent(counts: csr_array, count: int, *, ordered: bool) -> list[ClassPair]:
-    """The largest counts (K, K) of two classes; the counts are symmetric unless the pairs are `ordered`."""
+def _most_frequent(counts: sparray, count: int) -> list[ClassPair]:
+    """The largest of the counts (K, K)."""
     found = counts.tocoo()
-    rows, columns = found.coords
-    kept = (found.data > 0) & ((rows != columns) if ordered else (rows < columns))
-    rows, columns, values = rows[kept], columns[kept], found.data[kept]
-    order = np.lexsort((columns, rows, -values))[:count]
-    return [ClassPair(int(rows[k]), int(columns[k]), int(values[k])) for k in order]
+    order = np.lexsort((found.col, found.row, -found.data))[:count]
+    return [ClassPair(int(found.row[k]), int(found.col[k]), int(found.data[k])) for k in order]
