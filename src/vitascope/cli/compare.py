@@ -15,7 +15,9 @@ from vitascope.cli.parsing import Json, MaybePath
 class Compare:
     """Compare runs: options, curves, accuracy or mAP, a paired test.
 
-    The paired test (McNemar's, or a bootstrap of the mAP) uses the images that two runs were both tested on.
+    The paired test (McNemar's) uses the images that two runs were both tested on.
+
+    On images of several classes, it is a bootstrap of the mAP.
 
     Runs that differ in their seed only are also averaged.
     """
