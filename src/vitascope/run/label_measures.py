@@ -41,7 +41,7 @@ Z = 1.959964
 RESAMPLES = 500
 """Bootstrap samples behind an interval: enough for a standard error."""
 CHUNK = 10**7
-"""Resampled probabilities in memory at once."""
+"""Resampled scores in memory at once."""
 
 
 def average_precision(labels: Bools, scores: npt.NDArray[np.floating], weights: Weights) -> Floats:
@@ -53,20 +53,23 @@ def average_precision(labels: Bools, scores: npt.NDArray[np.floating], weights: 
     Args:
         labels: (N,).
         scores: (N,).
-        weights: (N, B).
+        weights: (N, B), or (N / K, B) if each is that of K labels in a row.
     """
     if not labels.any():
         return np.full(weights.shape[1], np.nan)
     order, positive, ends = _recall_steps(labels, scores)
+    images = order[: ends[-1] + 1] // (len(labels) // len(weights))
     begins = np.concatenate([[0], ends[:-1] + 1])
-    above = np.cumsum(np.add.reduceat(weights[order[: ends[-1] + 1]], begins, axis=0), axis=0)  # (n, B)
-    gained = np.add.reduceat(
-        weights[order[positive]], np.searchsorted(positive, begins), axis=0
-    )  # true positives of a score, (n, B)
-    hits = np.cumsum(gained, axis=0)
-    with np.errstate(invalid="ignore"):
-        found: Floats = (gained * (hits / np.maximum(above, 1))).sum(axis=0) / hits[-1]
-    return found
+    places = np.searchsorted(positive, begins)
+    found, columns = [], max(1, CHUNK // len(images))
+    for start in range(0, weights.shape[1], columns):
+        part = weights[:, start : start + columns]
+        above = np.cumsum(np.add.reduceat(part[images], begins, axis=0), axis=0)  # (n, B)
+        gained = np.add.reduceat(part[images[positive]], places, axis=0)  # true positives of a score, (n, B)
+        hits = np.cumsum(gained, axis=0)
+        with np.errstate(invalid="ignore"):
+            found.append((gained * (hits / np.maximum(above, 1))).sum(axis=0) / hits[-1])
+    return np.concatenate(found)
 
 
 def _recall_steps(
@@ -390,15 +393,7 @@ def _measures(
     pairs = zip(labels.T, probabilities.T, strict=True)
     found = {"ap": np.stack([average_precision(*pair, weights) for pair in pairs], axis=1)}
     found["map"] = mean_of_known(found["ap"])
-    N, K = labels.shape
-    parts = np.array_split(weights, max(1, N * K * weights.shape[1] // CHUNK), axis=1)
-    found["micro_map"] = np.concatenate(
-        [
-            average_precision(labels.ravel(), probabilities.ravel(), np.repeat(part, K, axis=0))
-            for part in parts
-            if part.shape[1]
-        ]
-    )
+    found["micro_map"] = average_precision(labels.ravel(), probabilities.ravel(), weights)
     drawn = weights.T.astype(np.float64)
     positives = drawn @ labels  # (B, K)
     for ending, answers in (("", probabilities >= EVEN), ("_tuned", probabilities >= thresholds)):
