@@ -14,7 +14,7 @@ from tests.explain.figures import assert_shows_something, coarse, drawn, texts
 from tests.model import law, small_model
 from tests.report import Reader, leave_empty
 from tests.report.runs import LABELLED, write_label_run
-from vitascope.data.splits import ImageSet
+from vitascope.data.splits import ImageSet, Splits
 from vitascope.data.targets import ClassSets
 from vitascope.explain import plots
 from vitascope.report import classification, internals, labels, overview
@@ -215,3 +215,9 @@ def test_captions_of_several_classes_have_the_colours_of_the_truth(tmp_path: Pat
     boxes = [text.get_window_extent() for text in figure.axes[0].texts[:3]]  # from below
     for below, above in itertools.pairwise(boxes):
         assert below.y1 <= above.y0 + 1
+
+
+def test_training_section_shows_how_many_classes_an_image_has(tmp_path: Path) -> None:
+    images = pictures()
+    found = overview.training(write_label_run(tmp_path / "run"), None, Splits(images, images, None, 3), "")
+    assert ("Classes per image", "1.20 on average, 0 to 2, in train") in found["rows"]

@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 
 from vitascope.data.datasets import class_counts
 from vitascope.data.splits import Splits
+from vitascope.data.targets import ClassSets
 from vitascope.formatting import counted, duration
 from vitascope.model.vision_model import VisionModel
 from vitascope.report.charts import curve_names, kept_place, plot_curve, values_of
@@ -163,6 +164,11 @@ def training(
     if names:
         some = ", ".join(names[:12]) + (", ..." if len(names) > 12 else "")
         rows.append(("Classes", f"{len(names):,}: {some}"))
+    if splits is not None and isinstance(splits.train.targets, ClassSets):
+        own = splits.train.targets.labels.sum(axis=1)
+        rows.append(
+            ("Classes per image", f"{own.mean():.2f} on average, {own.min()} to {own.max()}, in train")
+        )
     size = get("model") or "as the weights that training started from"
     rows.append(("Model", f"{size}: {model.config.summary}" if model is not None else size))
     if model is not None:
