@@ -3,6 +3,7 @@
 import gzip
 import json
 import random
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -151,6 +152,30 @@ def test_a_damaged_folder_of_images_of_several_classes_gives_a_result_or_one_lin
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     damage_often(write_label_run(tmp_path / "good").path, tmp_path, monkeypatch, name)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"labels": np.zeros((5, 2), np.bool_)}, r"labels of dtype bool and shape (5, 2), not (5, 3)"),
+        ({"labels": np.zeros(5, np.bool_)}, r"labels of dtype bool and shape (5,), not (5, 3)"),
+        ({"labels": np.zeros(5, np.int64)}, "thresholds for images of one class"),
+        ({"thresholds": np.zeros(2, np.float32)}, "thresholds of dtype float32 and shape (2,), not (3)"),
+        ({"thresholds": np.array([0.5, 1.5, 0.5])}, "thresholds outside of [0, 1]"),
+        ({"thresholds": np.array([0.5, np.nan, 0.5])}, "thresholds outside of [0, 1]"),
+        ({"labels": np.zeros((5, 3), np.bool_)}, "none of the test images has a class, so they have no mAP"),
+    ],
+)
+def test_predictions_of_several_classes_that_do_not_fit_are_named(
+    tmp_path: Path, changes: dict[str, npt.NDArray[Any]], reason: str
+) -> None:
+    run = write_label_run(tmp_path / "run")
+    path = run.path / layout.PREDICTIONS
+    with np.load(path) as stored:
+        arrays = dict(stored)
+    np.savez(path, **(arrays | changes))
+    with pytest.raises(vs.UserError, match=re.escape(reason)):
+        overview.header(run, None)
 
 
 def damage_often(good: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:

@@ -4,16 +4,19 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
 
+from tests.data import noise
 from tests.forked import in_group
 from tests.model import small_model
 from tests.training import tiny_config, undrawn, write_folder
 from vitascope.cli import main
 from vitascope.data.datasets import open_data
-from vitascope.data.splits import Splits
+from vitascope.data.splits import ImageSet, Splits
+from vitascope.data.targets import ClassSets
 from vitascope.errors import UserError
 from vitascope.options.recipes import RECIPES, TrainConfig
 from vitascope.training import train
@@ -84,6 +87,17 @@ def task_of(config: TrainConfig, splits: Splits) -> Any:
     opened = prepare(config, splits)
     model, device = start_model(opened), torch.device("cpu")
     return make_task(opened.plan.options, model, splits, place(opened.plan, model, device))
+
+
+@pytest.mark.parametrize("part", ["val", "test"])
+def test_images_of_several_classes_are_measured_only_if_one_has_a_class(data, part: str) -> None:
+    parts = {}
+    for name in ("train", "val", "test"):
+        labels = np.tile(np.eye(2, dtype=np.bool_), (4, 1)) & (name != part)
+        sources = [noise(16, 16, seed=seed) for seed in range(8)]
+        parts[name] = ImageSet(name, sources, ClassSets(labels, ("a", "b")))
+    with pytest.raises(UserError, match=f"none of the 8 {part} images has a class to be measured by"):
+        task_of(tiny_config(data), Splits(**parts, channels=3))
 
 
 def test_task_without_a_teacher_is_classification_with_the_given_smoothing(data) -> None:

@@ -414,10 +414,11 @@ def make_task(options: Decided, model: VisionModel, splits: Splits, placement: P
     balanced = options.balance.class_weights == "balanced"
     weights = balanced_weights(splits.train).to(device) if balanced else None
     several = isinstance(splits.train.targets, ClassSets)
-    if several and not splits.val.truth.counts.any():
-        raise UserError(
-            f"no one of {counted(len(splits.val), 'validation image')} has a class to be measured by"
-        )
+    for images in (splits.val, splits.measured) if several else ():
+        if not images.truth.counts.any():
+            raise UserError(
+                f"none of the {counted(len(images), f'{images.name} image')} has a class to be measured by"
+            )
     loss = options.optimization.loss or "cross_entropy"
     criterion = (preprocess, options.optimization.label_smoothing, loss, weights, several)
     distillation = options.distillation
