@@ -13,7 +13,9 @@ from vitascope.errors import UserError
 from vitascope.predict import result_file
 from vitascope.predict.engine import Engine, TorchEngine
 from vitascope.predict.predictor import ImageResult, Prediction, Predictor, find_images
-from vitascope.predict.result_file import ResultFile, as_line
+from vitascope.predict.result_file import ResultFile
+from vitascope.predict.result_formats import Rows
+from vitascope.predict.selection import Selection
 from vitascope.weights.preprocess import default_preprocess
 
 NAMES = ("ant", "bee", "cat", "dog", "eel")
@@ -41,7 +43,7 @@ def predict(
     engine: Engine, folder: Path, out: Path, *, stop_after: int = 99, top_k: int = 5, resume: bool = False
 ) -> ResultFile:
     """Predict a folder into a file, as the command line does, up to a number of results."""
-    with ResultFile(out, engine, top_k, resume=resume) as file:
+    with ResultFile(out, engine, Selection(top_k), resume=resume) as file:
         paths = file.remaining(find_images([folder]))
         for number, answer in enumerate(Predictor(engine, batch_size=4).stream(paths, top_k, workers=0)):
             if number == stop_after:
@@ -209,7 +211,7 @@ def test_invalid_line_is_named(line: str, engine: Engine, folder: Path, tmp_path
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("o.csv", r"ends in \.jsonl or \.parquet"),
+        ("o.txt", r"ends in \.jsonl, \.parquet or \.csv"),
         ("no/o.jsonl", "no: no such folder"),
         ("d.jsonl", "a folder"),
     ],
@@ -258,7 +260,7 @@ def test_names_that_are_not_utf8_survive_in_both_formats(tmp_path: Path) -> None
     odd, label = os.fsdecode(b"\xe9.png"), os.fsdecode(b"\xe9t\xe9")  # the picture's folder is its class
     engine = engine_of(names=(label, *NAMES[1:]))
     answer = ImageResult(odd, [Prediction(label, 0, 0.5)])
-    line = json.loads(as_line(answer).encode("utf-8"))
+    line = json.loads(Rows().line(answer).encode("utf-8"))
     assert (line["image"], line["predictions"][0]["label"]) == (odd, label)
     for suffix in (".jsonl", ".parquet"):
         with ResultFile(tmp_path / f"o{suffix}", engine) as file:

@@ -9,11 +9,12 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Generator, Iterable
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import tyro
 
-from vitascope.cli.parsing import Device, Flag, MaybePath, Model, Precision, Workers
+from vitascope.cli.parsing import Device, Flag, MaybeFloat, MaybeInt, MaybePath, Model, Precision, Workers
 from vitascope.errors import UserError, printable
 from vitascope.formatting import counted
 
@@ -35,12 +36,17 @@ class Predict:
     ]
     """Image files of any format and size, or folders of them."""
     out: MaybePath = None
-    """Write to FILE.jsonl, one line of JSON per image, or to FILE.parquet.
+    """Write to FILE.jsonl, one line of JSON per image, to FILE.parquet, or to FILE.csv: image, label, score.
     Default: print."""
     resume: Flag = False
     """Resume --out after an interruption, or start it."""
-    top_k: int = 5
-    """Classes per image."""
+    top_k: MaybeInt = None
+    """The most classes per image. Default: 5; of a model of several classes per image all that apply."""
+    threshold: MaybeFloat = None
+    """Of a model of several classes per image: the probability from which on a class applies.
+    Default: the model's own threshold of each class."""
+    probabilities: Flag = False
+    """With --out and --json: the probability of every class too, as always with several classes per image."""
     batch_size: int = 64
     """Images per batch."""
     workers: Workers = None
@@ -55,11 +61,14 @@ class Predict:
             raise UserError("no images given: vitascope predict MODEL IMAGE [IMAGE ...]")
         if self.resume and self.out is None:
             raise UserError("--resume needs the file to resume: --out FILE")
+        if self.probabilities and self.out is None and not self.json:
+            raise UserError("--probabilities needs --out FILE or --json")
         from vitascope.model.hardware import reuse_freed_memory
-        from vitascope.predict.predictor import Predictor, check_top_k, check_workers, find_images
+        from vitascope.predict.predictor import Predictor, check_workers, find_images
         from vitascope.predict.result_file import ResultFile, check_out
+        from vitascope.predict.selection import Selection
 
-        check_top_k(self.top_k)
+        selection = Selection(self.top_k, self.threshold)
         check_workers(self.workers)
         for place in self.images:  # before the model is loaded
             if not os.path.exists(place):
@@ -73,7 +82,13 @@ class Predict:
             self.model, precision=self.precision, device=self.device, batch_size=self.batch_size
         )
         if self.out is not None:
-            with ResultFile(self.out, predictor.engine, self.top_k, resume=self.resume) as file:
+            with ResultFile(
+                self.out,
+                predictor.engine,
+                selection,
+                probabilities=self.probabilities,
+                resume=self.resume,
+            ) as file:
                 self._stream(predictor, file)
         elif any(map(os.path.isdir, self.images)):
             self._stream(predictor, None)
@@ -82,12 +97,14 @@ class Predict:
 
     def _print_files(self, predictor: Predictor) -> None:
         """Predict image files, and print when all are predicted."""
-        from vitascope.predict.result_file import Tally, as_line
+        from vitascope.predict.result_file import Tally
+        from vitascope.predict.result_formats import Rows
 
         workers = 0 if self.workers is None and len(self.images) <= self.batch_size else self.workers
-        results = list(predictor.stream(self.images, self.top_k, workers=workers))
+        results = list(self._results(predictor, self.images, workers))
         if self.json:
-            print(f"[{', '.join(as_line(result).rstrip() for result in results)}]")
+            rows = Rows.of(predictor.engine, probabilities=self.probabilities)
+            print(f"[{', '.join(rows.line(result).rstrip() for result in results)}]")
         else:
             width = max(map(label_width, results))
             for result in results:
@@ -100,22 +117,22 @@ class Predict:
     def _stream(self, predictor: Predictor, file: ResultFile | None) -> None:
         """Predict images one after the other, into the file or to standard output."""
         from vitascope.predict.predictor import find_images
-        from vitascope.predict.result_file import Tally, as_line
+        from vitascope.predict.result_file import Tally
+        from vitascope.predict.result_formats import Rows
         from vitascope.training.signals import stop_signals
 
-        paths = find_images(self.images)
+        paths, rows = find_images(self.images), Rows.of(predictor.engine, probabilities=self.probabilities)
         tally, before = (Tally(), 0) if file is None else (file.tally, file.tally.images)
         started = time.monotonic()
         with stop_signals() as stop, self._bar(file) as bar:
             remaining = paths if file is None else file.remaining(paths)
-            stream = predictor.stream(remaining, self.top_k, workers=self.workers)
-            with contextlib.closing(stream) as results:
+            with contextlib.closing(self._results(predictor, remaining, self.workers)) as results:
                 for result in results:
                     if file is not None:
                         file.write(result)
                     else:
                         tally.add(result.error)
-                        print(as_line(result)[:-1] if self.json else in_words(result, label_width(result)))
+                        print(rows.line(result)[:-1] if self.json else in_words(result, label_width(result)))
                     bar.update()
                     if stop.signum:
                         break
@@ -124,6 +141,11 @@ class Predict:
         if file is not None:
             file.finish()
         self._summarize(tally, tally.images - before, time.monotonic() - started)
+
+    def _results(
+        self, predictor: Predictor, paths: Iterable[str], workers: int | None
+    ) -> Generator[ImageResult, None, None]:
+        return predictor.stream(paths, self.top_k, threshold=self.threshold, workers=workers)
 
     def _bar(self, file: ResultFile | None) -> tqdm[NoReturn]:
         """A progress bar on a terminal, unless results are printed there; it counts the images first."""
@@ -175,12 +197,17 @@ def exit_if_unreadable(tally: Tally) -> None:
 
 def in_words(result: ImageResult, width: int) -> str:
     """An image and its classes, one line each, with labels of this width."""
+    from vitascope.predict.predictor import none_of
+
     lines = [printable(result.image)]
     for guess in result.predictions:
         label = f"{printable(guess.label, 80):<{width}}"
         lines.append(f"  {label} {guess.score:>7.2%}  {'█' * round(24 * guess.score)}".rstrip())
     if result.error is not None:
         lines.append(f"  {printable(result.error)}")
+    elif not result.predictions:
+        assert result.best is not None
+        lines.append(f"  {none_of(printable(result.best.label, 80), result.best.score)}")
     return "\n".join(lines)
 
 

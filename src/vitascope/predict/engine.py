@@ -58,6 +58,11 @@ class Engine(ABC):
         return self.preprocess.pixels
 
     @property
+    def several(self) -> bool:
+        """Whether any number of classes may apply to an image, rather than one."""
+        return self.meaning == "independent"
+
+    @property
     def thresholds(self) -> tuple[float, ...]:
         """The probability from which on each of the K classes applies, where any may."""
         return self.own_thresholds or (EVEN,) * self.num_classes

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,8 +12,11 @@ import numpy.typing as npt
 from torch import Tensor
 
 from vitascope.predict.engine import Engine
+from vitascope.predict.selection import Selection
 
 TEST_IMAGES = 16
+NAMED = 3
+"""Changes of class names, and of thresholds, that are listed."""
 TOLERANCE = 0.01
 """The largest difference of a test image's probability: bf16 differs by this much between processors."""
 
@@ -24,7 +27,12 @@ class Fingerprint:
 
     engine: str
     """Description of the engine, for people; a different one may resume."""
-    top_k: int
+    top_k: int | None
+    """The most classes per image; None for no limit."""
+    thresholds: list[float] = dataclasses.field(default_factory=list)
+    """Of each class; empty where one class applies, and in files of earlier versions."""
+    probabilities: bool = False
+    """Whether each row has the probabilities of all classes."""
     num_classes: int
     class_names: list[str]
     preprocess: dict[str, Any]
@@ -32,31 +40,30 @@ class Fingerprint:
     """The most probable class of each test image, and its probability."""
 
     @classmethod
-    def of(cls, engine: Engine, top_k: int) -> Fingerprint:
+    def of(cls, engine: Engine, selection: Selection, *, probabilities: bool) -> Fingerprint:
         """Compute the fingerprint; the engine predicts `TEST_IMAGES` images."""
         scores, indices = _probabilities_of_waves(engine).max(dim=1)
         return cls(
             engine=engine.description,
-            top_k=top_k,
+            top_k=selection.limit(engine),
+            thresholds=list(selection.thresholds(engine)),
+            probabilities=probabilities,
             num_classes=engine.num_classes,
             class_names=list(engine.class_names),
             preprocess=engine.preprocess.to_dict(),
             test_answers=[list(pair) for pair in zip(indices.tolist(), scores.tolist(), strict=True)],
         )
 
-    def differences(self, engine: Engine, top_k: int) -> list[str]:
+    def differences(self, engine: Engine, selection: Selection, *, probabilities: bool) -> list[str]:
         """List what differs, such as `top_k was 5, not 3`; empty if nothing does."""
-        before, now = (
-            {f"class {number}": name for number, name in enumerate(names)}
-            for names in (self.class_names, engine.class_names)
-        )
-        names = list(_changes(before, now))
-        more = [f"{len(names) - 3:,} more class names differ"] if len(names) > 3 else []
+        before: dict[str, Any] = {"top_k": self.top_k, "probabilities": self.probabilities}
+        now = {"top_k": selection.limit(engine), "probabilities": probabilities}
         found = [
-            *_changes({"top_k": self.top_k}, {"top_k": top_k}),
+            *_changes(before, now),
             *_changes({"num_classes": self.num_classes}, {"num_classes": engine.num_classes}),
             *_changes(self.preprocess, engine.preprocess.to_dict()),
-            *(names[:3] + more),
+            *_some_changes("class", "class names", self.class_names, engine.class_names),
+            *_some_changes("threshold", "thresholds", self.thresholds, selection.thresholds(engine)),
         ]
         if found:
             return found
@@ -73,6 +80,15 @@ def _changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]
     for name in {**before, **now}:
         if before.get(name) != now.get(name):
             yield f"{name} was {before.get(name)!r}, not {now.get(name)!r}"
+
+
+def _some_changes(one: str, many: str, before: Sequence[Any], now: Sequence[Any]) -> list[str]:
+    """The first changes of values of each class, and the number of the others."""
+    changes = list(
+        _changes(*({f"{one} {k}": value for k, value in enumerate(each)} for each in (before, now)))
+    )
+    more = [f"{len(changes) - NAMED:,} more {many} differ"] if len(changes) > NAMED else []
+    return changes[:NAMED] + more
 
 
 def _probabilities_of_waves(engine: Engine) -> Tensor:

@@ -12,7 +12,8 @@ import os
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from typing import overload
 
-import torch
+import numpy as np
+import numpy.typing as npt
 
 from vitascope.arguments import checked
 from vitascope.data.decoding import ImageError, ImageSource, Levels, as_pictures, is_one_picture, read_image
@@ -25,6 +26,7 @@ from vitascope.model.vision_model import VisionModel
 from vitascope.predict.engine import Engine
 from vitascope.predict.explanation import Explanation, explain_framed
 from vitascope.predict.runtimes import as_engine, open_engine
+from vitascope.predict.selection import Selection
 
 THUMBNAIL = 240
 """Largest side, in pixels, of a picture in a notebook."""
@@ -48,11 +50,21 @@ class Prediction:
 class PicturePredictions(list[Prediction]):
     """The predictions of one picture, most probable first; a notebook shows it with a bar per class."""
 
+    best: Prediction
+    """The most probable class; not among the predictions if it is below its threshold."""
+    probabilities: npt.NDArray[np.float32]
+    """Of every class, (K,)."""
+
     def __init__(
-        self, predictions: Iterable[Prediction], image: ImageSource, levels: Levels | None = None
+        self,
+        predictions: Iterable[Prediction],
+        image: ImageSource,
+        best: Prediction,
+        probabilities: npt.NDArray[np.float32],
+        levels: Levels | None = None,
     ) -> None:
         super().__init__(predictions)
-        self.image = image
+        self.image, self.best, self.probabilities = image, best, probabilities
         self.levels = levels
 
     def _repr_html_(self) -> str:
@@ -61,6 +73,8 @@ class PicturePredictions(list[Prediction]):
             f'<td><meter value="{each.score:.4f}"></meter></td></tr>'
             for each in self
         )
+        if not self:
+            rows = f"<tr><td>{html.escape(none_of(self.best.label, self.best.score))}</td></tr>"
         try:
             shown = read_image(self.image, levels=self.levels).convert("RGB")
         except ImageError:  # the file is gone since, or was a stream
@@ -72,6 +86,11 @@ class PicturePredictions(list[Prediction]):
         return f'<img src="data:image/jpeg;base64,{data}"><table>{rows}</table>'
 
 
+def none_of(label: str, score: float) -> str:
+    """The prediction of no class in words, with the most probable one."""
+    return f"none of the classes; the most probable one is {label}, {score:.2%}"
+
+
 @dataclasses.dataclass(frozen=True)
 class ImageResult:
     """The predictions of one image file, or the reason why it could not be read."""
@@ -79,9 +98,13 @@ class ImageResult:
     image: str
     """Path of the file."""
     predictions: list[Prediction]
-    """Most probable first; empty if the file could not be read."""
+    """Most probable first; empty if the file could not be read, or if every class is below its threshold."""
     error: str | None = None
     """The reason; names the file."""
+    best: Prediction | None = None
+    """The most probable class; None if the file could not be read."""
+    probabilities: npt.NDArray[np.float32] | None = dataclasses.field(default=None, repr=False, compare=False)
+    """Of every class, (K,); None if the file could not be read."""
 
 
 class Predictor:
@@ -140,39 +163,53 @@ class Predictor:
 
     @overload
     def __call__(  # type: ignore[overload-overlap] # a str is a sequence of str too, and means one path
-        self, images: ImageSource, top_k: int = 5
+        self, images: ImageSource, top_k: int | None = ..., *, threshold: float | None = ...
     ) -> PicturePredictions: ...
 
     @overload
-    def __call__(self, images: Iterable[ImageSource], top_k: int = 5) -> list[PicturePredictions]: ...
+    def __call__(
+        self, images: Iterable[ImageSource], top_k: int | None = ..., *, threshold: float | None = ...
+    ) -> list[PicturePredictions]: ...
 
     @checked
     def __call__(
-        self, images: ImageSource | Iterable[ImageSource], top_k: int = 5
+        self,
+        images: ImageSource | Iterable[ImageSource],
+        top_k: int | None = None,
+        *,
+        threshold: float | None = None,
     ) -> PicturePredictions | list[PicturePredictions]:
-        """Predict the `top_k` most probable classes of one picture or of several.
+        """Predict the classes of one picture or of several.
+
+        A model of one class per image predicts its most probable classes. A model of several predicts those
+        whose probability is at least their threshold, maybe none.
 
         Args:
             images: one picture, or an iterable of pictures. A picture is a path, an encoded file's bytes, a
                 Pillow image, or one array or tensor of pixels: uint8, or floats in [0, 1]; (H, W), (H, W, C)
                 or (C, H, W). Normalized tensors are for the model: `model(images)`.
-            top_k: classes per picture; at most all there are.
+            top_k: the most classes per picture; by default 5, or with several classes per image no limit.
+            threshold: the threshold of every class, for a model of several classes per image; by default its
+                own thresholds.
 
         Returns:
             The predictions of one picture, most probable first; for several pictures, a list of these.
 
         Raises:
             ImageError: a picture cannot be read (the message names it), or has another type or shape.
-            UserError: `top_k` is below 1.
+            UserError: `top_k` is below 1; a `threshold` that is no probability, or for a model of one class
+                per image.
         """
-        check_top_k(top_k)
+        selection = self._selection(top_k, threshold)
         pictures = as_pictures(images)
         found: list[PicturePredictions] = []
         for start in range(0, len(pictures), self.batch_size):
             batch = [pictures[at] for at in range(start, min(start + self.batch_size, len(pictures)))]
-            ranked = self.rank(self.engine.predict([self.engine.pixels(picture) for picture in batch]), top_k)
-            levels = self.preprocess.levels
-            found += [PicturePredictions(*pair, levels) for pair in zip(ranked, batch, strict=True)]
+            predicted = self._predict([self.engine.pixels(picture) for picture in batch], selection)
+            found += [
+                PicturePredictions(predictions, picture, best, probabilities, self.preprocess.levels)
+                for picture, (predictions, best, probabilities) in zip(batch, predicted, strict=True)
+            ]
         return found[0] if is_one_picture(images) else found
 
     @overload
@@ -216,7 +253,12 @@ class Predictor:
 
     @checked
     def predict_folder(
-        self, folder: str | os.PathLike[str], top_k: int = 5, *, workers: int | None = None
+        self,
+        folder: str | os.PathLike[str],
+        top_k: int | None = None,
+        *,
+        threshold: float | None = None,
+        workers: int | None = None,
     ) -> Generator[ImageResult, None, None]:
         """Yield the result of each image file below a folder, of any size, in the order of the names.
 
@@ -225,65 +267,76 @@ class Predictor:
 
         Args:
             folder: image files at any depth; hidden files and those without an image's suffix are skipped.
-            top_k: classes per image; at most all there are.
+            top_k, threshold: as for a call.
             workers: processes that read while the model computes; 0 reads in this process, None means one
                 per core.
 
         Raises:
-            UserError: no such folder; `top_k` below 1; a reading process was killed.
+            UserError: no such folder; a reading process was killed; as for a call.
         """
         if not os.path.isdir(folder):
             raise UserError(f"{os.fspath(folder)}: no such folder")
-        return self.stream(find_images([folder]), top_k, workers=workers)
+        return self.stream(find_images([folder]), top_k, threshold=threshold, workers=workers)
 
     def stream(
         self,
         paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
-        top_k: int = 5,
+        top_k: int | None = None,
         *,
+        threshold: float | None = None,
         workers: int | None = None,
     ) -> Generator[ImageResult, None, None]:
         """As `predict_folder`, for one file or for the files in `paths`, taken a few batches ahead."""
-        check_top_k(top_k)
+        selection = self._selection(top_k, threshold)
         check_workers(workers)
         files = [paths] if isinstance(paths, str | os.PathLike) else paths
-        return self._stream((os.fspath(path) for path in files), top_k, workers)
+        return self._stream((os.fspath(path) for path in files), selection, workers)
 
     def _stream(
-        self, paths: Iterator[str], top_k: int, workers: int | None
+        self, paths: Iterator[str], selection: Selection, workers: int | None
     ) -> Generator[ImageResult, None, None]:
         batches = iter(lambda: list(itertools.islice(paths, self.batch_size)), [])
         workers = (os.cpu_count() or 1) if workers is None else workers
         if not workers or self.engine.own_pixels:
             for batch in batches:
-                yield from self._results(batch, *self.engine.read(batch), top_k)
+                yield from self._results(batch, *self.engine.read(batch), selection)
             return
         with contextlib.closing(file_pool(self.engine.preprocess, self.batch_size, workers)) as pool:
             for paths_read, pixels, errors in pool.read(batches):
                 readable = [pixels[place] for place in range(len(paths_read)) if place not in errors]
-                yield from self._results(paths_read, readable, errors, top_k)
+                yield from self._results(paths_read, readable, errors, selection)
 
     def _results(
-        self, paths: Sequence[str], pictures: Sequence[Pixels], errors: dict[int, str], top_k: int
+        self, paths: Sequence[str], pictures: Sequence[Pixels], errors: dict[int, str], selection: Selection
     ) -> Iterator[ImageResult]:
-        ranked = iter(self.rank(self.engine.predict(pictures), top_k) if pictures else [])
+        predicted = self._predict(pictures, selection)
         for place, path in enumerate(paths):
-            error = errors.get(place)
-            yield ImageResult(path, next(ranked) if error is None else [], error)
+            if (error := errors.get(place)) is not None:
+                yield ImageResult(path, [], error)
+            else:
+                predictions, best, probabilities = next(predicted)
+                yield ImageResult(path, predictions, None, best, probabilities)
 
-    def rank(self, probabilities: torch.Tensor, top_k: int) -> list[list[Prediction]]:
-        """The `top_k` most probable classes of each row of (B, K), most probable first."""
-        scores, indices = probabilities.topk(min(top_k, probabilities.shape[1]), dim=1)
-        return [
-            [Prediction(self.engine.label(index), index, score) for score, index in zip(*row, strict=True)]
-            for row in zip(scores.tolist(), indices.tolist(), strict=True)
-        ]
+    def _selection(self, top_k: int | None, threshold: float | None) -> Selection:
+        selection = Selection(top_k, threshold)
+        selection.check(self.engine)
+        return selection
 
+    def _predict(
+        self, pictures: Sequence[Pixels], selection: Selection
+    ) -> Iterator[tuple[list[Prediction], Prediction, npt.NDArray[np.float32]]]:
+        """The predictions of each picture, its most probable class, and the probabilities, (K,)."""
+        if not pictures:
+            return
+        probabilities = self.engine.predict(pictures)  # (B, K)
+        chosen = selection.of(self.engine, probabilities)
+        for classes, score, index, row in zip(
+            chosen, *(each.tolist() for each in probabilities.max(dim=1)), probabilities.numpy(), strict=True
+        ):
+            yield [self._named(*each) for each in classes], self._named(index, score), row
 
-def check_top_k(top_k: int) -> None:
-    """Reject `top_k` below 1."""
-    if top_k < 1:
-        raise UserError(f"top_k must be at least 1, not {top_k}")
+    def _named(self, index: int, score: float) -> Prediction:
+        return Prediction(self.engine.label(index), index, score)
 
 
 def check_workers(workers: int | None) -> None:

@@ -1,43 +1,33 @@
-"""Predictions of any number of images in one file, JSON lines or Parquet, that can be resumed."""
+"""Predictions of any number of images in one file that can be resumed."""
 
 from __future__ import annotations
 
 import dataclasses
 import importlib.util
-import itertools
 import json
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, nullcontext, suppress
 from pathlib import Path
-from typing import Any
 
 from vitascope.errors import UserError
 from vitascope.predict.engine import Engine
 from vitascope.predict.fingerprint import Fingerprint
 from vitascope.predict.predictor import ImageResult
-from vitascope.storage import explaining_failure, flush, hold, replacing, write_json
+from vitascope.predict.result_formats import (
+    Rows,
+    escaped,
+    images_of_csv,
+    images_of_parquet,
+    read_fingerprint,
+)
+from vitascope.predict.selection import Selection
+from vitascope.storage import explaining_failure, flush, hold, write_json
 
-FORMATS = (".jsonl", ".parquet")
+FORMATS = (".jsonl", ".parquet", ".csv")
 NAMED = 10
 """Unreadable images whose reasons are kept."""
-PARQUET_ROWS = 10_000
-"""Rows per row group, which bounds the memory."""
-_METADATA = b"vitascope"
-
-
-def as_line(result: ImageResult) -> str:
-    """One line of JSON: `image`, and `predictions` or `error`."""
-    row: dict[str, Any] = {"image": result.image, "error": result.error}
-    if result.error is None:
-        row = {"image": result.image, "predictions": [vars(guess) for guess in result.predictions]}
-    return escaped(json.dumps(row, ensure_ascii=False)) + "\n"
-
-
-def escaped(text: str) -> str:
-    r"""A path with its bytes that are no UTF-8 as `\udce9`."""
-    return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 @dataclasses.dataclass
@@ -60,16 +50,18 @@ class Tally:
 
 
 def lines_file(out: Path) -> Path:
-    """The file of the JSON lines: `out` itself, or for Parquet a file beside it until it is complete."""
+    """The file of the JSON lines: `out`, or for the other formats a file beside it until it is complete."""
     return out if out.suffix == ".jsonl" else out.with_name(f"{out.name}.partial.jsonl")
 
 
 def check_out(out: Path, *, resume: bool) -> None:
     """Reject a file that cannot be written, and an existing one unless it is resumed."""
     if out.suffix not in FORMATS:
-        raise UserError(f"{out}: a result file ends in {' or '.join(FORMATS)}")
+        raise UserError(f"{out}: a result file ends in {', '.join(FORMATS[:-1])} or {FORMATS[-1]}")
     if out.suffix == ".parquet" and importlib.util.find_spec("pyarrow") is None:
-        raise UserError("Parquet needs pyarrow: pip install 'vitascope[parquet]'; or choose a .jsonl file")
+        raise UserError(
+            "Parquet needs pyarrow: pip install 'vitascope[parquet]'; or choose a .jsonl or .csv file"
+        )
     if not out.parent.is_dir():
         raise UserError(f"{out.parent}: no such folder")
     for path in (out, lines_file(out)):
@@ -80,50 +72,84 @@ def check_out(out: Path, *, resume: bool) -> None:
 
 
 class ResultFile:
-    """A result file, written one line per image, with `FILE.jsonl.fingerprint.json` beside it.
+    """A result file, written one line per image, with `FILE.fingerprint.json` beside it.
 
-    `finish` makes a Parquet file from the lines in `FILE.parquet.partial.jsonl`. When a file is resumed, all
-    complete lines count.
+    `finish` makes a Parquet or CSV file from the lines in `FILE.partial.jsonl`; a Parquet file contains the
+    fingerprint. When a file is resumed, all complete lines count.
+
+    Args:
+        out: the file, of one of `FORMATS`.
+        engine: what predicts.
+        selection: the classes that are predicted.
+        probabilities: whether each class's probability is written too, as it always is with several classes
+            per image.
+        resume: continue a file that exists.
+
+    Raises:
+        UserError: as `check_out` and `Selection.check`; a `top_k` for a CSV file of one class per image; a
+            file of another job.
     """
 
-    def __init__(self, out: str | os.PathLike[str], engine: Engine, top_k: int = 5, *, resume: bool = False):
+    def __init__(
+        self,
+        out: str | os.PathLike[str],
+        engine: Engine,
+        selection: Selection | None = None,
+        *,
+        probabilities: bool = False,
+        resume: bool = False,
+    ) -> None:
         self.out = Path(out)
         check_out(self.out, resume=resume)
+        selection = selection or Selection()
+        selection.check(engine)
+        if self.out.suffix == ".csv" and not engine.several and selection.top_k not in (None, 1):
+            raise UserError(
+                f"{self.out}: a .csv file has the most probable class of each image: leave out top_k, and "
+                "ask for all probabilities to get the other classes"
+            )
         self.tally = Tally()
         """Of all images in the file, those of earlier runs included."""
+        self._rows = Rows.of(engine, probabilities=probabilities)
         self._lines = lines_file(self.out)
-        self._fingerprint_file = self._lines.with_name(f"{self._lines.name}.fingerprint.json")
+        keeper = self._lines if self.out.suffix == ".parquet" else self.out
+        self._fingerprint_file = keeper.with_name(f"{keeper.name}.fingerprint.json")
         self._done: Counter[str] = Counter()
         self._finished = self.out != self._lines and self.out.exists() and not self._lines.exists()
         if self._finished:
-            self._check(read_fingerprint(self.out), engine, top_k)
-            for image, error in read_images(self.out):
+            is_parquet = self.out.suffix == ".parquet"
+            self._check(read_fingerprint(self.out) if is_parquet else self._stored(), engine, selection)
+            for image, error in (images_of_parquet if is_parquet else images_of_csv)(self.out):
                 self._recall(image, error)
             return
         is_new = not self._lines.exists()
         if is_new:
-            fingerprint = dataclasses.asdict(Fingerprint.of(engine, top_k))
+            fingerprint = Fingerprint.of(engine, selection, probabilities=bool(self._rows.columns))
             with explaining_failure(self.out, "the results", "choose another file"):
-                write_json(self._fingerprint_file, fingerprint)
+                write_json(self._fingerprint_file, dataclasses.asdict(fingerprint))
         with ExitStack() as opened:
             self._file = opened.enter_context(open(self._lines, "a", encoding="utf-8", newline="\n"))
             hold(opened.enter_context(open(self._lines, "rb")), self._lines)
             if not is_new:
-                if not self._fingerprint_file.exists():
-                    raise UserError(
-                        f"{self._lines} cannot be resumed without {self._fingerprint_file.name}, which is "
-                        "missing; choose another file"
-                    )
-                self._check(self._fingerprint_file.read_bytes(), engine, top_k)
+                self._check(self._stored(), engine, selection)
                 os.truncate(self._lines, self._recall_lines())
             self._opened = opened.pop_all()
 
-    def _check(self, fingerprint: str | bytes, engine: Engine, top_k: int) -> None:
+    def _stored(self) -> bytes:
+        """The content of the fingerprint's file."""
+        if not self._fingerprint_file.exists():
+            raise UserError(
+                f"{self.out} cannot be resumed without {self._fingerprint_file.name}, which is missing; "
+                "choose another file"
+            )
+        return self._fingerprint_file.read_bytes()
+
+    def _check(self, stored: str | bytes, engine: Engine, selection: Selection) -> None:
         try:
-            earlier = Fingerprint(**json.loads(fingerprint))
+            earlier = Fingerprint(**json.loads(stored))
         except (ValueError, TypeError) as error:
             raise UserError(f"{self.out}: its fingerprint is broken; choose another file") from error
-        if found := earlier.differences(engine, top_k):
+        if found := earlier.differences(engine, selection, probabilities=bool(self._rows.columns)):
             raise UserError(
                 f"{self.out} was made with other options or another model: {'; '.join(found)}; "
                 "use the same ones, or choose another file"
@@ -164,18 +190,21 @@ class ResultFile:
         if self._finished:
             raise UserError(f"{self.out} is finished, and {result.image} is not in it; choose another file")
         with explaining_failure(self.out, "predictions", "those written are kept and can be resumed"):
-            self._file.write(as_line(result))
+            self._file.write(self._rows.line(result))
         self.tally.add(result.error)
 
     def finish(self) -> None:
-        """Flush everything to the disk; make the Parquet file."""
+        """Flush everything to the disk; make the Parquet or CSV file."""
         if self._finished:
             return
         with explaining_failure(self.out, "predictions", "those written are kept and can be resumed"):
             self._file.flush()
             flush(self._lines)
-            if self.out != self._lines:
-                write_parquet(self._lines, self.out, self._fingerprint_file.read_text("utf-8"))
+            if self.out.suffix == ".csv":
+                self._rows.write_csv(self._lines, self.out)
+                self._lines.unlink()
+            if self.out.suffix == ".parquet":
+                self._rows.write_parquet(self._lines, self.out, self._fingerprint_file.read_text("utf-8"))
                 self._lines.unlink()
                 self._fingerprint_file.unlink()
 
@@ -186,48 +215,3 @@ class ResultFile:
         if not self._finished:
             with suppress(OSError) if kind else nullcontext():  # a full disk is reported once
                 self._opened.close()
-
-
-def write_parquet(lines: Path, out: Path, fingerprint: str) -> None:
-    """Convert a file of JSON lines; `out` is complete or absent."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    prediction = pa.struct([("label", pa.string()), ("index", pa.int32()), ("score", pa.float32())])
-    columns = [("image", pa.string()), ("predictions", pa.list_(prediction)), ("error", pa.string())]
-    schema = pa.schema(columns, metadata={_METADATA: fingerprint})
-
-    def without_surrogates(row: dict[str, Any]) -> dict[str, Any]:  # which JSON can hold, and Parquet cannot
-        return {name: escaped(value) if isinstance(value, str) else value for name, value in row.items()}
-
-    with (
-        replacing(out) as aside,
-        open(lines, encoding="utf-8") as file,
-        pq.ParquetWriter(aside, schema) as to,
-    ):
-        while group := list(itertools.islice(file, PARQUET_ROWS)):
-            rows = [json.loads(line, object_hook=without_surrogates) for line in group]
-            to.write_table(pa.Table.from_pylist(rows, schema=schema))
-
-
-def read_fingerprint(path: Path) -> str:
-    """The fingerprint's JSON in a file of `write_parquet`."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    try:
-        metadata = pq.read_schema(path).metadata or {}
-    except pa.ArrowInvalid as error:
-        raise UserError(f"{path}: not a Parquet file") from error
-    if _METADATA not in metadata:
-        raise UserError(f"{path}: not written by `vitascope predict`; choose another file")
-    return str(metadata[_METADATA], "utf-8")
-
-
-def read_images(path: Path) -> Iterator[tuple[str, str | None]]:
-    """Image and error of each row."""
-    import pyarrow.parquet as pq
-
-    with pq.ParquetFile(path) as file:
-        for batch in file.iter_batches(batch_size=PARQUET_ROWS, columns=["image", "error"]):
-            yield from zip(*(column.to_pylist() for column in batch.columns), strict=True)

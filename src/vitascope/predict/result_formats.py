@@ -1,0 +1,179 @@
+"""The rows of a result file: JSON lines, and the Parquet and CSV files that are made from them.
+
+| format | row of an image |
+|---|---|
+| JSON lines | `image`; `predictions`, or `error` if it could not be read |
+| Parquet | the same as columns |
+| CSV | `image`, `label` (the most probable class) and its `score`; both empty if it could not be read |
+
+With several classes per image, JSON lines and Parquet have `labels`, the names of the predicted classes, and
+the label of a CSV file is these names, joined by ";". The score is still that of the most probable class.
+Probabilities of all classes are an object in JSON lines, and otherwise a column per class.
+"""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import itertools
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vitascope.errors import UserError
+from vitascope.predict.engine import Engine
+from vitascope.predict.predictor import ImageResult
+from vitascope.storage import replacing
+
+COLUMNS = ("image", "label", "score", "labels", "predictions", "error")
+"""The columns that are no class's, in any format."""
+SEPARATOR = ";"
+"""Between the labels of an image in a CSV file."""
+PARQUET_ROWS = 10_000
+"""Rows per row group, which bounds the memory."""
+_METADATA = b"vitascope"
+
+
+@dataclasses.dataclass(frozen=True)
+class Rows:
+    """The form of the rows."""
+
+    several: bool = False
+    """Whether an image may have several classes."""
+    columns: tuple[str, ...] = ()
+    """The name of each class's probability, (K,); empty without probabilities."""
+
+    @classmethod
+    def of(cls, engine: Engine, *, probabilities: bool = False) -> Rows:
+        """The rows of an engine's predictions. Those of several classes per image have probabilities."""
+        wanted = probabilities or engine.several
+        names = [engine.label(index) for index in range(engine.num_classes)] if wanted else ()
+        return cls(engine.several, column_names(names))
+
+    def line(self, result: ImageResult) -> str:
+        """One line of JSON."""
+        row: dict[str, Any] = {"image": result.image}
+        if result.error is not None:
+            row["error"] = result.error
+        else:
+            if self.several:
+                row["labels"] = [each.label for each in result.predictions]
+            row["predictions"] = [vars(each) for each in result.predictions]
+            if self.columns:
+                assert result.probabilities is not None
+                row["probabilities"] = dict(zip(self.columns, result.probabilities.tolist(), strict=True))
+        return escaped(json.dumps(row, ensure_ascii=False)) + "\n"
+
+    def write_csv(self, lines: Path, out: Path) -> None:
+        """Convert a file of JSON lines; `out` is complete or absent."""
+        with (
+            replacing(out) as aside,
+            open(lines, encoding="utf-8") as file,
+            open(aside, "w", encoding="utf-8", newline="") as to,
+        ):
+            writer = csv.writer(to, lineterminator="\n")
+            writer.writerow(["image", "label", "score", *map(escaped, self.columns)])
+            for line in file:
+                writer.writerow(self._cells(json.loads(line, object_hook=_without_surrogates)))
+
+    def _cells(self, row: dict[str, Any]) -> list[str]:
+        """A row of a CSV file."""
+        if "error" in row:
+            return [row["image"], "", "", *[""] * len(self.columns)]
+        labels, scores = ([each[name] for each in row["predictions"]] for name in ("label", "score"))
+        probabilities = list(row.get("probabilities", {}).values())
+        label = SEPARATOR.join(labels) if self.several else labels[0]
+        numbers = [max(probabilities) if self.several else scores[0], *probabilities]
+        # The shortest text that is the same number in float32, which the model computed.
+        return [row["image"], label, *(str(np.float32(number)) for number in numbers)]
+
+    def write_parquet(self, lines: Path, out: Path, fingerprint: str) -> None:
+        """Convert a file of JSON lines; `out` is complete or absent."""
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        prediction = pa.struct([("label", pa.string()), ("index", pa.int32()), ("score", pa.float32())])
+        fields = [
+            ("image", pa.string()),
+            *[("labels", pa.list_(pa.string()))] * self.several,
+            ("predictions", pa.list_(prediction)),
+            ("error", pa.string()),
+            *((escaped(name), pa.float32()) for name in self.columns),
+        ]
+        schema = pa.schema(fields, metadata={_METADATA: fingerprint})
+        with (
+            replacing(out) as aside,
+            open(lines, encoding="utf-8") as file,
+            pq.ParquetWriter(aside, schema) as to,
+        ):
+            while group := list(itertools.islice(file, PARQUET_ROWS)):
+                rows = [json.loads(line, object_hook=_without_surrogates) for line in group]
+                flat = [row | row.pop("probabilities", {}) for row in rows]
+                to.write_table(pa.Table.from_pylist(flat, schema=schema))
+
+
+def column_names(labels: Sequence[str]) -> tuple[str, ...]:
+    """A name for each class's column, (K,): its label or, where another column has that name, with its index.
+
+    ImageNet has two classes "crane".
+    """
+    taken, found = {*COLUMNS}, []
+    for index, label in enumerate(labels):
+        name = label
+        while name in taken or (name != label and name in labels):
+            name = f"{name} ({index})"
+        taken.add(name)
+        found.append(name)
+    return tuple(found)
+
+
+def escaped(text: str) -> str:
+    r"""A path with its bytes that are no UTF-8 as `\udce9`."""
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def _without_surrogates(row: dict[str, Any]) -> dict[str, Any]:
+    """An object without the surrogates that JSON can hold, and the other formats cannot."""
+    return {escaped(name): _text_without(value) for name, value in row.items()}
+
+
+def _text_without(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_text_without(each) for each in value]
+    return escaped(value) if isinstance(value, str) else value
+
+
+def read_fingerprint(path: Path) -> str:
+    """The fingerprint's JSON in a file of `Rows.write_parquet`."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        metadata = pq.read_schema(path).metadata or {}
+    except pa.ArrowInvalid as error:
+        raise UserError(f"{path}: not a Parquet file") from error
+    if _METADATA not in metadata:
+        raise UserError(f"{path}: not written by `vitascope predict`; choose another file")
+    return str(metadata[_METADATA], "utf-8")
+
+
+def images_of_parquet(path: Path) -> Iterator[tuple[str, str | None]]:
+    """Image and error of each row."""
+    import pyarrow.parquet as pq
+
+    with pq.ParquetFile(path) as file:
+        for batch in file.iter_batches(batch_size=PARQUET_ROWS, columns=["image", "error"]):
+            yield from zip(*(column.to_pylist() for column in batch.columns), strict=True)
+
+
+def images_of_csv(path: Path) -> Iterator[tuple[str, str | None]]:
+    """Image and error of each row; the reasons of unreadable images are not in the file."""
+    with open(path, encoding="utf-8", newline="") as file:
+        rows = csv.reader(file)
+        if next(rows, [])[:3] != ["image", "label", "score"]:
+            raise UserError(f"{path}: not written by `vitascope predict`; choose another file")
+        for image, _, score, *_ in rows:
+            yield image, None if score else f"{image}: could not be read"
