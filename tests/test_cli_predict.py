@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from tests.forked import ending, fork
-from tests.model import small_model
+from tests.model import labelling_model, small_model
 from tests.test_cli import error_line, here, place  # noqa: F401 - fixtures
 from vitascope.cli import main
 from vitascope.predict.predictor import ImageResult
@@ -51,6 +51,30 @@ def test_folder_is_printed_like_its_pictures(
     assert shown == [*EVERY[10:], "data/blue/3.png"]
     assert status(*shown) == 0
     assert capsys.readouterr().out == out
+
+
+def test_labels_above_the_threshold_are_printed_and_none_is_named(
+    here: SimpleNamespace,  # noqa: F811
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    model = labelling_model(0.3, 0.9, 0.6, class_names=("ant", "bee", "cat"))
+    save_pretrained(model, here.root / "labelling")
+    argv = ["predict", "labelling", "data/red/1.png", *QUICK]
+    for options, shown in (
+        ([], ["bee", "cat"]),
+        (["--threshold", "0.2"], ["bee", "cat", "ant"]),
+        (["--threshold", "0.2", "--top-k", "1"], ["bee"]),
+    ):
+        assert main([*argv, *options]) == 0
+        assert [line.split()[0] for line in capsys.readouterr().out.splitlines()[1:]] == shown
+    assert main([*argv, "--threshold", "0.95"]) == 0
+    assert capsys.readouterr().out == (
+        "data/red/1.png\n  none of the classes; the most probable one is bee, 90.00%\n"
+    )
+    assert main([*argv, "--json"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)
+    assert row["labels"] == ["bee", "cat"]
+    assert row["probabilities"].keys() == {"ant", "bee", "cat"}
 
 
 def test_json_of_a_folder_has_one_line_per_picture_with_the_same_predictions(

@@ -1,7 +1,7 @@
 """Small models of every option with random weights, and random configurations."""
 
 import functools
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 from hypothesis import settings
@@ -135,6 +135,21 @@ def small_model(seed: int = 0, **overrides: Any) -> VisionTransformer:
     with uninitialized():
         model = VisionTransformer(small_config(**overrides))
     return with_preprocess(randomize(model, seed).eval(), default_preprocess(model.config))
+
+
+def labelling_model(
+    *probabilities: float, thresholds: tuple[float, ...] = (), **overrides: Any
+) -> VisionTransformer:
+    """A model of several classes per image that gives any image these probabilities; with a `spread` their
+    logits depend on the image."""
+    spread = overrides.pop("spread", 0.0)
+    options = {"num_classes": len(probabilities), "outputs": "independent", "thresholds": thresholds}
+    model = small_model(**options | overrides)
+    head = cast("nn.Linear", model.head)
+    with torch.no_grad():
+        head.weight.mul_(spread)
+        head.bias.copy_(torch.tensor(probabilities).logit())
+    return model
 
 
 def with_preprocess(model: AnyModel, preprocess: Preprocess) -> AnyModel:

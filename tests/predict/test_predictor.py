@@ -16,7 +16,7 @@ import torch
 from PIL import Image
 
 from tests.data import noise, write_picture, write_tree
-from tests.model import small_model, small_resnet, with_preprocess
+from tests.model import labelling_model, small_model, small_resnet, with_preprocess
 from vitascope.data.decoding import ImageError, ImageSource
 from vitascope.data.preprocess import Pixels, Preprocess
 from vitascope.data.reading import READ_AHEAD
@@ -113,6 +113,32 @@ def test_predictions_display_their_picture_in_a_notebook(tmp_path: Path) -> None
     path.unlink()
     assert "<img" not in found._repr_html_()
     assert found._repr_html_().count("<tr>") == 5
+
+
+def test_model_of_several_classes_predicts_those_above_their_thresholds() -> None:
+    model = labelling_model(0.3, 0.9, 0.2, 0.6, 0.1, thresholds=(0.25, 0.5, 0.5, 0.7, 0.5), class_names=NAMES)
+    predict = Predictor(TorchEngine(model, device="cpu"))
+    assert [each.label for each in predict(noise(40, 30))] == ["bee", "ant"]
+    assert [each.label for each in predict(noise(40, 30), threshold=0.15)] == ["bee", "dog", "ant", "cat"]
+    assert [each.label for each in predict(noise(40, 30), 1, threshold=0.15)] == ["bee"]
+    np.testing.assert_allclose(predict(noise(40, 30)).probabilities, [0.3, 0.9, 0.2, 0.6, 0.1], atol=1e-6)
+
+
+def test_picture_of_no_class_names_the_most_probable_one(tmp_path: Path) -> None:
+    predict = Predictor(TorchEngine(labelling_model(0.3, 0.4, class_names=("<b>", "<i>")), device="cpu"))
+    found = predict(noise(40, 30))
+    assert (found, found.best.label, found.best.score) == ([], "<i>", pytest.approx(0.4))
+    page = found._repr_html_()
+    assert "none of the classes; the most probable one is &lt;i&gt;, 40.00%" in page
+    (result,) = predict.stream([write_picture(tmp_path / "a.png")], workers=0)
+    assert (result.predictions, result.error, result.best) == ([], None, found.best)
+
+
+def test_explanation_without_a_target_is_of_the_most_probable_class_even_below_its_threshold() -> None:
+    predict = Predictor(TorchEngine(labelling_model(0.3, 0.4, 0.1, spread=0.1), device="cpu"))
+    picture = noise(40, 30)
+    assert predict.explain(picture, method="grad-cam").target == predict(picture).best.index == 1
+    assert predict.explain(picture, method="grad-cam", target="2").target == 2
 
 
 def test_predictions_convert_to_a_data_frame() -> None:

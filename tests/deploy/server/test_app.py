@@ -22,7 +22,7 @@ from tests.deploy.server.served import (
     serving,
     torch_engine,
 )
-from tests.model import small_resnet
+from tests.model import labelling_model, small_resnet
 from vitascope.explain.methods import DEFAULT_METHOD, METHODS
 from vitascope.explain.rollout import rollout
 from vitascope.predict.engine import TorchEngine
@@ -45,6 +45,38 @@ def test_raw_body_and_form_match_the_predictor(engine: TorchEngine) -> None:
             for guess, want in zip(answer["predictions"], wanted, strict=True):
                 assert (guess["label"], guess["index"]) == (want.label, want.index)
                 assert guess["score"] == pytest.approx(want.score, abs=1e-6)
+
+    play(story())
+
+
+def test_labels_are_the_classes_above_their_thresholds() -> None:
+    model = labelling_model(0.3, 0.9, 0.2, 0.6, 0.1, thresholds=(0.25, 0.5, 0.5, 0.7, 0.5), class_names=NAMES)
+
+    async def story() -> None:
+        async with serving(TorchEngine(model, device="cpu")) as client:
+            for query, labels in (
+                ({}, ["bee", "ant"]),
+                ({"threshold": 0.55}, ["bee", "dog"]),
+                ({"threshold": 1}, []),
+            ):
+                answer = (await client.predict(picture(), params=query | {"top_k": 3})).json()
+                assert [each["label"] for each in answer["labels"]] == labels
+                assert [each["label"] for each in answer["predictions"]] == ["bee", "dog", "ant"]
+                assert answer["predictions"][0]["score"] == pytest.approx(0.9)
+            assert "threshold" in refusal(await client.predict(picture(), params={"threshold": 2}), 422)
+            about = (await client.get("/v1/model")).json()
+        assert about["outputs"] == "independent"
+        assert about["thresholds"] == pytest.approx([0.25, 0.5, 0.5, 0.7, 0.5])
+
+    play(story())
+
+
+def test_threshold_of_a_model_of_one_class_is_rejected(engine: TorchEngine) -> None:
+    async def story() -> None:
+        async with serving(engine) as client:
+            assert "labels" not in (await client.predict(picture())).json()
+            reason = refusal(await client.predict(picture(), params={"threshold": 0.5}), 422)
+        assert "a threshold is for models that predict any number of classes" in reason
 
     play(story())
 

@@ -14,7 +14,7 @@ from PIL import Image
 from safetensors.torch import load
 
 from tests.data import noise
-from tests.model import small_model
+from tests.model import labelling_model, small_model
 from vitascope.data.samples import CREDIT, PHOTOS
 from vitascope.deploy.server.app import create_app
 from vitascope.deploy.server.attention_pack import pack_attention, pack_heatmap, pack_picture
@@ -52,6 +52,13 @@ def encoded(form: str = "PNG") -> bytes:
     written = io.BytesIO()
     Image.fromarray(noise(40, 60)).save(written, form)
     return written.getvalue()
+
+
+def test_pack_has_thresholds_where_any_number_of_classes_may_apply(engine: TorchEngine) -> None:
+    several = TorchEngine(labelling_model(0.2, 0.7, thresholds=(0.3, 0.6)), device="cpu")
+    found = load(pack_picture(several, several.pixels(noise(40, 60))))
+    np.testing.assert_allclose(found["thresholds"], [0.3, 0.6], atol=1e-6)
+    assert "thresholds" not in load(pack_picture(engine, engine.pixels(noise(40, 60))))
 
 
 def post(client: TestClient, path: str, content: bytes | None = None, **query: Any) -> Any:

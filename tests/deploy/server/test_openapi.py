@@ -10,6 +10,7 @@ from fastapi.openapi.models import OpenAPI
 from pydantic import TypeAdapter
 
 from tests.deploy.server.served import HeldEngine, grey, picture, play, refusal, serving
+from tests.model import labelling_model
 from vitascope.deploy.server import openapi
 from vitascope.predict.engine import TorchEngine
 
@@ -97,6 +98,19 @@ def test_real_responses_match_the_document(engine: TorchEngine) -> None:
                 (openapi.Problem, "GET", "/v1/samples/none", {}),
             ):
                 answer = await client.request(method, path, **options)
+                TypeAdapter(shape).validate_json(answer.content, strict=True)
+
+    play(story())
+
+
+def test_responses_of_a_model_of_several_classes_match_the_document() -> None:
+    async def story() -> None:
+        async with serving(TorchEngine(labelling_model(0.2, 0.7), device="cpu")) as client:
+            for shape, method, path, content in (
+                (openapi.ModelDescription, "GET", "/v1/model", None),
+                (openapi.Predictions, "POST", "/v1/predict?threshold=0.9", picture()),
+            ):
+                answer = await client.request(method, path, content=content)
                 TypeAdapter(shape).validate_json(answer.content, strict=True)
 
     play(story())

@@ -41,7 +41,16 @@ if TYPE_CHECKING:
 
 FILE_ERRORS = (413, 422)  # rejections of one picture; the other files of its form still get results
 MAX_PARAMETERS = 100
-TopK = Annotated[int, Query(ge=1, description="classes per picture, most probable first")]
+TopK = Annotated[int, Query(ge=1, description="classes in `predictions`, most probable first")]
+Threshold = Annotated[
+    float | None,
+    Query(
+        ge=0,
+        le=1,
+        description="of a model of several classes per picture: the probability from which on a class is in "
+        "`labels`; default: the model's own threshold of each class",
+    ),
+]
 
 
 def create_app(
@@ -159,6 +168,8 @@ def predictions(service: Service) -> APIRouter:
                 "engine": engine.description,
                 "num_classes": engine.num_classes,
                 "class_names": list(engine.class_names),
+                "outputs": engine.meaning,
+                "thresholds": list(engine.thresholds) if engine.several else [],
                 "preprocess": engine.preprocess.to_dict(),
                 "limits": limits,
                 "version": __version__,
@@ -170,16 +181,25 @@ def predictions(service: Service) -> APIRouter:
     explained = {"model": openapi.Heatmap, "content": {"image/png": openapi.BINARY}}
 
     @routes.post("/v1/predict", **openapi.for_pictures(predicted))
-    async def predict(request: Request, top_k: TopK = 5) -> Response:
-        """The most probable classes of a picture, or of each file of a form."""
+    async def predict(request: Request, top_k: TopK = 5, threshold: Threshold = None) -> Response:
+        """The most probable classes of a picture, or of each file of a form; of a model of several classes
+        per picture also those that apply, in `labels`."""
+        from vitascope.predict.selection import Selection
+
+        def named(classes: list[tuple[int, float]]) -> list[dict[str, Any]]:
+            label = service.engine.label
+            return [{"label": label(index), "index": index, "score": score} for index, score in classes]
 
         def summary(probabilities: torch.Tensor) -> dict[str, Any]:
             scores, indices = probabilities.topk(min(top_k, len(probabilities)))
-            ranked = zip(indices.tolist(), scores.tolist(), strict=True)
-            label = service.engine.label
-            return {"predictions": [{"label": label(i), "index": i, "score": score} for i, score in ranked]}
+            found = {"predictions": named(list(zip(indices.tolist(), scores.tolist(), strict=True)))}
+            if service.engine.several:
+                found["labels"] = named(selection.of(service.engine, probabilities[None])[0])
+            return found
 
         service.check_classes()
+        selection = Selection(threshold=threshold)
+        selection.check(service.engine)
         return await _results(service, request, service.predictions, summary)
 
     @routes.post("/v1/embed", **openapi.for_pictures(embedded))

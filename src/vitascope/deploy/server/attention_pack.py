@@ -8,6 +8,7 @@ grid of (gh, gw) patches:
 |---|---|
 | `pixels` | uint8 (C, H, W): the model's input before normalization |
 | `probabilities` | float32 (K,); absent without a head |
+| `thresholds` | float32 (K,): from which on a class applies; absent where one class applies |
 | `attention`, `attention_scale` | uint8 (L, H, T, T), float32 (L, H, T): each row is a query and sums to 1 |
 | `answer`, `answer_scale` | uint8 (L, H, T), float32 (L, H): the mean row of the tokens that the head reads |
 | `rollout`, `rollout_scale` | uint8 (T, T), float32 (T,): `explain.rollout` for every token |
@@ -71,6 +72,8 @@ def pack_picture(engine: Engine, pixels: Pixels, budget: int = BUDGET) -> bytes:
     }
     if engine.num_classes:
         tensors["probabilities"] = engine.probabilities(tensors["pixels"][None])[0]  # (K,)
+        if engine.several:
+            tensors["thresholds"] = torch.tensor(engine.thresholds)
     else:
         about["missing"] = NO_HEAD
     if not isinstance(engine, TorchEngine):

@@ -112,6 +112,11 @@ class Predictions(Schema):
     """The most probable classes of a picture, most probable first."""
 
     predictions: list[Prediction]
+    labels: list[Prediction] | None = Field(
+        default=None,
+        description="the classes whose probability is at least their threshold, most probable first; absent "
+        "if the model predicts one class per picture",
+    )
     timing: Timing
 
 
@@ -180,6 +185,10 @@ class ModelDescription(Schema):
     engine: str
     num_classes: int
     class_names: list[str]
+    outputs: Literal["exclusive", "independent", "embedding"] = Field(
+        description="`exclusive`: one class per picture; `independent`: any number of classes"
+    )
+    thresholds: list[float] = Field(description="of each class, if any number may apply; else empty")
     preprocess: dict[str, Any]
     limits: Limits
     version: str

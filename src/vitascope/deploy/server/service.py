@@ -300,7 +300,7 @@ class Service:
         from vitascope.explain import plots  # noqa: F401
 
         # Routes import these; on the first request, that would stop the event loop for seconds.
-        from vitascope.predict import explanation  # noqa: F401
+        from vitascope.predict import explanation, selection  # noqa: F401
 
         shape = (engine.preprocess.channels, *engine.preprocess.image_size)
         for count in (1, self.settings.max_batch):

@@ -15,6 +15,7 @@ export class Answer {
     this.inside = about.inside ?? null;
     this.pixels = tensors.pixels;
     this.probabilities = tensors.probabilities?.data ?? new Float32Array(0); // empty for a model without a head
+    this.thresholds = tensors.thresholds?.data ?? null; // where any number of classes may apply
     this.grid = about.grid ?? null;
     this.tensors = tensors;
     this.parts = new Map(); // "layer" or "layer/head" -> {levels, scales}
@@ -36,11 +37,22 @@ export class Answer {
     return this.grid ? this.grid[0] * this.grid[1] : 0;
   }
 
-  /** Class numbers, the most probable first. */
-  top(count) {
+  /** Class numbers, the most probable first: `count` of them, or all. */
+  top(count = undefined) {
     const order = Array.from(this.probabilities.keys());
     order.sort((a, b) => this.probabilities[b] - this.probabilities[a]);
     return order.slice(0, count);
+  }
+
+  /** Whether a class applies, where any number of them may. */
+  applies(index) {
+    return this.thresholds !== null && this.probabilities[index] >= this.thresholds[index];
+  }
+
+  /** The most probable classes, then others that apply, together at most `most`. */
+  shown(count, most) {
+    const others = this.top().slice(count);
+    return [...this.top(count), ...others.filter((index) => this.applies(index))].slice(0, most);
   }
 
   label(index) {

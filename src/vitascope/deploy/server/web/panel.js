@@ -6,9 +6,10 @@ import { drawHeat, drawNote, drawPhoto, drawRamp, fitted, outline, partOf } from
 import { fetchAttention, whenReady } from "./server.js";
 import { asCanvas, onlySeen, photograph } from "./sharp.js";
 import { change, mapOf, queryOf, redraw, targetOf, toggleHold, view } from "./view.js";
-import { noteOf, percent, placeOf, titleOf, tokenName } from "./words.js";
+import { guessOf, noteOf, percent, placeOf, titleOf, tokenName } from "./words.js";
 
 const SHOWN = 5; // classes of a prediction
+const MOST = 12; // with those that apply, where any number of classes may
 
 export class Panel {
   /** @param events {opened, closed, touched, failed}: callbacks of the page. */
@@ -276,7 +277,8 @@ export class Panel {
 
   /** The most probable classes, and the class of the shown map if it is none of them. */
   fillPredictions() {
-    const shown = this.answer.top(SHOWN);
+    const { thresholds } = this.answer;
+    const shown = this.answer.shown(SHOWN, MOST);
     if (view.target !== null && !shown.includes(view.target)) shown.push(view.target);
     this.filledFor = view.target;
     const items = shown.map((index) => {
@@ -287,9 +289,16 @@ export class Panel {
       button.disabled = !this.answer.grid;
       button.title = this.answer.label(index);
       bar.style.width = `${100 * this.answer.probabilities[index]}%`;
-      label.textContent = this.answer.label(index);
+      label.textContent = guessOf(this.answer, index);
       number.textContent = percent(this.answer.probabilities[index]);
       button.append(bar, label, number);
+      if (thresholds) {
+        const mark = document.createElement("i");
+        mark.className = "threshold";
+        mark.style.left = `${100 * thresholds[index]}%`;
+        button.prepend(mark);
+        button.title += `, applies from ${percent(thresholds[index])}`;
+      }
       button.addEventListener("click", () => {
         this.events.touched(this);
         change({ mode: "class", target: index });
@@ -297,6 +306,7 @@ export class Panel {
       item.append(button);
       return item;
     });
+    this.find(".none").hidden = !thresholds || shown.some((index) => this.answer.applies(index));
     this.find(".predictions").hidden = !items.length;
     this.find(".predictions").replaceChildren(...items);
   }

@@ -4,7 +4,7 @@ import { css } from "./colours.js";
 import { drawHeat, drawNote, drawPhoto, outline, partOf } from "./draw.js";
 import { ANSWER } from "./answer.js";
 import { mapOf, view } from "./view.js";
-import { noteOf, percent, titleOf } from "./words.js";
+import { guessOf, noteOf, percent, titleOf } from "./words.js";
 
 const ZOOM = 2; // pixels per unit of the layout
 const WIDTH = 460;
@@ -76,7 +76,7 @@ function drawPanel(context, { answer, name, photo, seen }, box, colour) {
     y += LINE;
     context.fillStyle = colour("--bar");
     context.fillRect(box.x, y + LINE / 2 + 1, WIDTH * answer.probabilities[index], LINE - 4);
-    write(answer.label(index), box.x + 6, y + LINE, { most: WIDTH - 80 });
+    write(guessOf(answer, index), box.x + 6, y + LINE, { most: WIDTH - 80 });
     write(percent(answer.probabilities[index]), box.x + WIDTH - 56, y + LINE, { size: 13 });
   }
 }

@@ -11,6 +11,11 @@ export function percent(share) {
   return value >= 0.005 ? `${value.toFixed(2)}%` : "0%";
 }
 
+/** A class in the prediction, with a check mark if it is one of several that apply. */
+export function guessOf(answer, index) {
+  return `${answer.applies(index) ? "✓ " : ""}${answer.label(index)}`;
+}
+
 /** A place in the grid, counted from 0 as everywhere in vitascope. */
 export function placeOf(answer, patch) {
   const columns = answer.grid[1];

@@ -1,0 +1,199 @@
+"""The rows of result files: labels, probabilities of every class, and CSV for any names."""
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.data import write_picture
+from tests.model import labelling_model, law, small_model
+from vitascope.errors import UserError
+from vitascope.predict.engine import Engine, TorchEngine
+from vitascope.predict.predictor import Predictor
+from vitascope.predict.result_file import ResultFile
+from vitascope.predict.result_formats import COLUMNS, column_names, images_of_csv
+from vitascope.predict.selection import Selection
+
+NAMES = ("ant", "bee;wasp", 'a "cat", big', "line\nbreak")
+
+
+def labelling(*probabilities: float, names: tuple[str, ...] = NAMES, **options: Any) -> Engine:
+    return TorchEngine(labelling_model(*probabilities, class_names=names, **options), device="cpu")
+
+
+def classifying(names: tuple[str, ...] = NAMES) -> Engine:
+    return TorchEngine(small_model(class_names=names, num_classes=len(names)), device="cpu")
+
+
+def predict(
+    engine: Engine, out: Path, folder: Path, selection: Selection | None = None, **options: Any
+) -> Path:
+    """Predict a picture with a comma in its name, and one that cannot be read."""
+    paths = [str(write_picture(folder / "a, b.png")), str(folder / "z.png")]
+    (folder / "z.png").write_text("none")
+    chosen = selection or Selection()
+    with ResultFile(out, engine, selection, **options) as file:
+        stream = Predictor(engine).stream(
+            file.remaining(paths), chosen.top_k, threshold=chosen.threshold, workers=0
+        )
+        for result in stream:
+            file.write(result)
+        file.finish()
+    return out
+
+
+def rows_of_csv(path: Path) -> list[dict[str, str]]:
+    with open(path, encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_csv_of_one_class_has_the_most_probable_one(tmp_path: Path) -> None:
+    engine = classifying()
+    found, unreadable = rows_of_csv(predict(engine, tmp_path / "o.csv", tmp_path))
+    (best, *_) = Predictor(engine)(str(tmp_path / "a, b.png"))
+    assert found["image"] == str(tmp_path / "a, b.png")
+    assert found["label"] == best.label
+    assert float(found["score"]) == pytest.approx(best.score, abs=1e-6)
+    assert unreadable == {"image": str(tmp_path / "z.png"), "label": "", "score": ""}
+
+
+def test_csv_with_probabilities_has_a_column_per_class_in_the_model_s_order(tmp_path: Path) -> None:
+    engine = classifying()
+    found, unreadable = rows_of_csv(predict(engine, tmp_path / "o.csv", tmp_path, probabilities=True))
+    assert tuple(found) == ("image", "label", "score", *NAMES)
+    expected = Predictor(engine)(str(tmp_path / "a, b.png")).probabilities
+    np.testing.assert_allclose([float(found[name]) for name in NAMES], expected, atol=1e-6)
+    assert not any(unreadable[name] for name in NAMES)
+
+
+def test_csv_of_several_classes_joins_the_labels_and_has_every_probability(tmp_path: Path) -> None:
+    engine = labelling(0.2, 0.9, 0.6, 0.1)
+    found, unreadable = rows_of_csv(predict(engine, tmp_path / "o.csv", tmp_path))
+    assert found["label"] == 'bee;wasp;a "cat", big'
+    assert found["score"] == found["bee;wasp"]
+    np.testing.assert_allclose([float(found[name]) for name in NAMES], [0.2, 0.9, 0.6, 0.1], atol=1e-6)
+    assert not any(list(unreadable.values())[1:])
+
+
+def test_image_of_no_class_is_a_row_without_labels(tmp_path: Path) -> None:
+    engine = labelling(0.2, 0.4, 0.1, 0.1)
+    found, _ = rows_of_csv(predict(engine, tmp_path / "o.csv", tmp_path))
+    assert (found["label"], found["score"]) == ("", found["bee;wasp"])
+    row, broken = map(json.loads, predict(engine, tmp_path / "o.jsonl", tmp_path).read_text().splitlines())
+    assert (row["labels"], row["predictions"]) == ([], [])
+    assert row["probabilities"].keys() == {*NAMES}
+    assert broken.keys() == {"image", "error"}
+
+
+def test_json_lines_have_labels_and_every_probability(tmp_path: Path) -> None:
+    engine = labelling(0.2, 0.9, 0.6, 0.1)
+    first, _ = (
+        predict(engine, tmp_path / "o.jsonl", tmp_path, Selection(threshold=0.15)).read_text().splitlines()
+    )
+    row = json.loads(first)
+    assert row["labels"] == [NAMES[1], NAMES[2], NAMES[0]] == [each["label"] for each in row["predictions"]]
+    assert list(row["probabilities"].values()) == pytest.approx([0.2, 0.9, 0.6, 0.1], abs=1e-6)
+
+
+def test_json_lines_of_one_class_have_probabilities_on_request(tmp_path: Path) -> None:
+    plain, asked = (
+        json.loads(
+            predict(classifying(), tmp_path / f"{given}.jsonl", tmp_path, probabilities=given)
+            .read_text()
+            .splitlines()[0]
+        )
+        for given in (False, True)
+    )
+    assert plain.keys() == {"image", "predictions"}
+    assert asked.keys() == {"image", "predictions", "probabilities"}
+    assert sum(asked["probabilities"].values()) == pytest.approx(1, abs=1e-5)
+
+
+def test_parquet_has_labels_and_a_column_per_class(tmp_path: Path) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    table = parquet.read_table(predict(labelling(0.2, 0.9, 0.6, 0.1), tmp_path / "o.parquet", tmp_path))
+    assert table.column_names == ["image", "labels", "predictions", "error", *NAMES]
+    row, broken = table.to_pylist()
+    assert row["labels"] == [NAMES[1], NAMES[2]]
+    assert [row[name] for name in NAMES] == pytest.approx([0.2, 0.9, 0.6, 0.1], abs=1e-6)
+    assert [broken[name] for name in ("labels", *NAMES)] == [None] * 5
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".parquet"])
+def test_every_format_names_columns_alike_where_names_are_taken(suffix: str, tmp_path: Path) -> None:
+    names = ("image", "crane", "crane", "score")
+    out = predict(labelling(0.1, 0.2, 0.3, 0.4, names=names), tmp_path / f"o{suffix}", tmp_path)
+    expected = ["image (0)", "crane", "crane (2)", "score (3)"]
+    if suffix == ".csv":
+        found = list(rows_of_csv(out)[0])
+    elif suffix == ".jsonl":
+        found = list(json.loads(out.read_text().splitlines()[0])["probabilities"])
+    else:
+        found = pytest.importorskip("pyarrow.parquet").read_table(out).column_names
+    assert found[-4:] == expected
+
+
+@law
+@given(st.lists(st.sampled_from(["label", "score", "a", "a (1)", "a (2)", "label (0)", ""]), max_size=8))
+def test_column_names_are_distinct_and_those_of_distinct_classes_are_their_labels(labels: list[str]) -> None:
+    found = column_names(labels)
+    assert len({*found, *COLUMNS}) == len(labels) + len(COLUMNS)
+    for label, name in zip(labels, found, strict=True):
+        assert name == label or label in COLUMNS or labels.count(label) > 1
+
+
+@pytest.mark.parametrize("name", ["o.csv", "o.parquet"])
+def test_finished_file_is_resumed_with_the_same_job_alone(name: str, tmp_path: Path) -> None:
+    if name == "o.parquet":
+        pytest.importorskip("pyarrow")
+    engine = labelling(0.2, 0.9, 0.6, 0.1)
+    before = predict(engine, tmp_path / name, tmp_path).read_bytes()
+    assert predict(engine, tmp_path / name, tmp_path, resume=True).read_bytes() == before
+    with pytest.raises(UserError, match=r"threshold 0 was 0\.5, not 0\.3; .*; 1 more thresholds differ"):
+        predict(engine, tmp_path / name, tmp_path, Selection(threshold=0.3), resume=True)
+    with pytest.raises(UserError, match="top_k was None, not 3"):
+        predict(engine, tmp_path / name, tmp_path, Selection(top_k=3), resume=True)
+
+
+def test_interrupted_csv_is_resumed_from_its_lines(tmp_path: Path) -> None:
+    engine, out = labelling(0.2, 0.9, 0.6, 0.1), tmp_path / "o.csv"
+    path = str(write_picture(tmp_path / "a, b.png"))
+    with ResultFile(out, engine) as file:
+        file.write(next(iter(Predictor(engine).stream([path], workers=0))))
+    assert not out.exists()
+    predict(engine, out, tmp_path, resume=True)
+    assert [row["image"] for row in rows_of_csv(out)] == [path, str(tmp_path / "z.png")]
+    assert sorted(each.name for each in tmp_path.glob("o.csv*")) == ["o.csv", "o.csv.fingerprint.json"]
+
+
+def test_probabilities_belong_to_the_job(tmp_path: Path) -> None:
+    predict(classifying(), tmp_path / "o.jsonl", tmp_path)
+    with pytest.raises(UserError, match="probabilities was False, not True"):
+        predict(classifying(), tmp_path / "o.jsonl", tmp_path, probabilities=True, resume=True)
+
+
+def test_file_of_an_earlier_version_is_resumed(tmp_path: Path) -> None:
+    predict(classifying(), tmp_path / "o.jsonl", tmp_path)
+    beside = tmp_path / "o.jsonl.fingerprint.json"
+    stored = json.loads(beside.read_text())
+    for added in ("thresholds", "probabilities"):
+        del stored[added]
+    beside.write_text(json.dumps(stored))
+    predict(classifying(), tmp_path / "o.jsonl", tmp_path, resume=True)
+
+
+def test_top_k_of_a_csv_with_one_class_per_image_is_rejected(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="the most probable class of each image: leave out top_k"):
+        ResultFile(tmp_path / "o.csv", classifying(), Selection(top_k=3))
+    assert not list(tmp_path.iterdir())
+
+
+def test_csv_of_another_origin_is_rejected(tmp_path: Path) -> None:
+    (tmp_path / "o.csv").write_text("id,label\n1,cat\n")
+    with pytest.raises(UserError, match="not written by `vitascope predict`"):
+        list(images_of_csv(tmp_path / "o.csv"))
