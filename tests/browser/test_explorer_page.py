@@ -21,7 +21,7 @@ from PIL import Image
 from tests.browser import Visit, browser_path, launched, visiting
 from tests.data import noise, write_picture
 from tests.explain import MODELS
-from tests.model import small_model, small_resnet
+from tests.model import labelling_model, small_model, small_resnet
 from vitascope.data.preprocess import Preprocess
 from vitascope.deploy.server.app import create_app
 from vitascope.deploy.server.explorer import samples_for
@@ -185,6 +185,26 @@ def test_a_class_is_chosen_by_its_bar_and_by_search(visit: Visit) -> None:
         visit.page.select_option("#method", "hires-cam")
     assert visit.text(".title").startswith("HiResCAM: ")
     assert visit.text(".title").endswith("evidence for “cat”")
+
+
+def test_labels_are_marked_and_a_class_that_applies_is_shown_however_improbable(
+    browser: Any, tmp_path: Path
+) -> None:
+    probabilities = (0.9, 0.8, 0.7, 0.6, 0.5, 0.2, 0.1)
+    thresholds = (0.5, 0.85, 0.5, 0.7, 0.7, 0.15, 0.3)
+    for own, shown, none in (
+        (thresholds, ["✓ a", "b", "✓ c", "d", "e", "✓ f"], False),
+        ((0.95,) * 7, ["a", "b", "c", "d", "e"], True),
+    ):
+        model = labelling_model(*probabilities, thresholds=own, class_names=tuple("abcdefg"))
+        with serving(engine_of(model)) as address, visiting(browser, address) as visit:
+            visit.page.set_input_files("input[type=file]", str(write_picture(tmp_path / "a.png")))
+            visit.wait_for_answer(visit.page.locator(".panel").first)
+            assert visit.page.locator(".predictions span").all_text_contents() == shown
+            assert visit.page.locator(".none").is_visible() == none
+            title = visit.page.locator(".predictions button").nth(1).get_attribute("title")
+            assert title == f"b, applies from {100 * own[1]:.1f}%"
+            assert visit.faults == []
 
 
 def test_everything_is_reachable_by_keyboard(visit: Visit) -> None:

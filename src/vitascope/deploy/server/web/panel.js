@@ -296,7 +296,7 @@ export class Panel {
         const mark = document.createElement("i");
         mark.className = "threshold";
         mark.style.left = `${100 * thresholds[index]}%`;
-        button.prepend(mark);
+        bar.after(mark);
         button.title += `, applies from ${percent(thresholds[index])}`;
       }
       button.addEventListener("click", () => {
