@@ -63,6 +63,11 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "vit, quick gelu": (VIT, {**MLP, "hidden_act": "quick_gelu"}, {"mlp": "quick_gelu"}),
     "vit, epsilon 1e-6": (VIT, {**MLP, "layer_norm_eps": 1e-6}, {"norm_eps": 1e-6}),
     "vit, epsilon that matters": (VIT, {**MLP, "layer_norm_eps": 0.1}, {"norm_eps": 0.1}),
+    "vit, several labels": (
+        VIT,
+        {**MLP, "problem_type": "multi_label_classification"},
+        {"outputs": "independent", "thresholds": ()},
+    ),
     "vit with pooler": ("ViTModel", MLP, {"head": "pre_logits"}),
     "vit without pooler": ("ViTModel", {**MLP, "add_pooling_layer": False}, {"head": "none"}),
     "deit": (DEIT, MLP, {"num_registers": 1, "distillation_token": False, "norm_eps": 1e-12}),

@@ -142,7 +142,6 @@ REFUSED = {
     "tokenizer": "stem 'tokenizer'",
     "tokenizer that pools in two of three layers": "stem 'tokenizer', tokenizer_widths (6, 4)",
     "sequence": "pool 'sequence'",
-    "independent classes": "outputs 'independent'",
     "sequence beside a class token, then norm": "pool 'sequence'",
     "no patch bias": "patch_bias and embedding_norm",
     "rows and columns": "positions 'learned_2d'",

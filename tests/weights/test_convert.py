@@ -1,5 +1,6 @@
 """Conversions are checked: the written files have the same outputs as the source."""
 
+import json
 import re
 from pathlib import Path
 
@@ -55,6 +56,38 @@ def test_an_option_fixed_by_the_other_library_is_reported_and_measured(tmp_path:
     assert done.parity.first == "block0"  # the embeddings have no norm
     assert done.parity.difference > 0
     assert done.parity.differences[done.parity.first] > 0
+
+
+@pytest.mark.parametrize("format", ["huggingface", "timm", "vitascope"])
+@pytest.mark.parametrize("thresholds", [(), (0.1, 0.2, 0.3, 0.4, 0.5)])
+def test_independent_classes_and_their_thresholds_survive_a_conversion(
+    format: str, thresholds: tuple[float, ...], tmp_path: Path
+) -> None:
+    save_pretrained(small_model(outputs="independent", thresholds=thresholds, **BODY), tmp_path / "ours")
+    done = convert(tmp_path / "ours", tmp_path / "theirs", format=format)
+    assert not [change for change in done.changes if "outputs" in change or "thresholds" in change]
+    found = from_pretrained(tmp_path / "theirs").config
+    assert (found.outputs, found.thresholds) == ("independent", thresholds)
+    assert convert(tmp_path / "theirs", tmp_path / "again").changes == []
+    assert from_pretrained(tmp_path / "again").config.thresholds == thresholds
+
+
+@pytest.mark.parametrize("format", ["torchvision", "deit", "jax"])
+def test_files_that_cannot_say_that_classes_are_independent_are_reported(format: str, tmp_path: Path) -> None:
+    tanh = {"mlp": "gelu_tanh"} if format == "jax" else {}
+    model = small_model(outputs="independent", thresholds=(0.3,) * 5, **BODY, **tanh)
+    save_pretrained(model, tmp_path / "ours")
+    done = convert(tmp_path / "ours", tmp_path / "theirs", format=format)
+    assert f"outputs 'independent' becomes 'exclusive': {format} has no other" in done.changes
+    assert done.parity.difference <= 1e-5 * done.parity.scale
+
+
+def test_broken_thresholds_are_rejected_naming_the_checkpoint(tmp_path: Path) -> None:
+    save_pretrained(small_model(outputs="independent", **BODY), tmp_path, format="huggingface")
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"thresholds": [0.5]}))
+    with pytest.raises(CheckpointError, match=rf"{tmp_path.name}: 1 thresholds for 5 independent outputs"):
+        from_pretrained(tmp_path)
 
 
 def test_settings_that_the_files_cannot_hold_are_reported(tmp_path: Path) -> None:

@@ -501,22 +501,23 @@ def test_text_in_a_configuration_is_escaped_and_shortened(folder: Path, where: s
     assert len(str(caught.value)) <= 1500
 
 
-@pytest.mark.parametrize("problem", ["multi_label_classification", "regression"])
 @pytest.mark.parametrize("format", ["huggingface", "timm"])
-def test_heads_whose_classes_are_not_exclusive_are_rejected(
-    tmp_path: Path, format: str, problem: str
-) -> None:
+def test_problem_type_says_whether_classes_are_exclusive(tmp_path: Path, format: str) -> None:
     save_pretrained(small_model(embed_dim=128, num_heads=2), tmp_path, format=format)
-    edit_config(tmp_path, problem_type="single_label_classification")
-    from_pretrained(tmp_path)
-    edit_config(tmp_path, problem_type=problem)
-    with pytest.raises(CheckpointError, match=f"problem_type '{problem}' is not supported.*AutoModel"):
+    for problem, outputs in (
+        ("single_label_classification", "exclusive"),
+        ("multi_label_classification", "independent"),
+    ):
+        edit_config(tmp_path, problem_type=problem)
+        assert from_pretrained(tmp_path).config.outputs == outputs
+    edit_config(tmp_path, problem_type="regression")
+    with pytest.raises(CheckpointError, match="problem_type 'regression' is not supported.*AutoModel"):
         from_pretrained(tmp_path)
 
 
-def test_the_body_is_loaded_if_classes_are_not_exclusive(tmp_path: Path) -> None:
+def test_the_body_is_loaded_if_outputs_are_no_classes(tmp_path: Path) -> None:
     save_pretrained(small_model(head="none"), tmp_path, format="huggingface")
-    edit_config(tmp_path, problem_type="multi_label_classification")
+    edit_config(tmp_path, problem_type="regression")
     assert from_pretrained(tmp_path).config.readout.head == "none"
 
 

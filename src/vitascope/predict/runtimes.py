@@ -24,6 +24,7 @@ from vitascope.data.preprocess import Pixels, Preprocess
 from vitascope.errors import UserError, check_choice
 from vitascope.model.config import ViTConfig
 from vitascope.model.hardware import PRECISIONS
+from vitascope.model.options import EVEN
 from vitascope.model.resnet_config import ResNetConfig
 from vitascope.model.sizes import ModelConfig, architecture_of
 from vitascope.model.vision_model import VisionModel
@@ -38,7 +39,9 @@ FORMER_INPUT_MODES = {"pixels": "tensors"}  # names in files of earlier versions
 INPUT, OUTPUTS = "pixels", ("probabilities", "logits")  # names in the graph
 FORMAT_VERSION = 1
 KEYS = ("preprocess", "class_names", "num_classes", "input", "model", "precision", "vitascope", "format")
-SECTION = "vitascope"  # of OpenVINO's `rt_info`, for these keys; ONNX has them in its metadata
+LATER_KEYS: dict[str, Any] = {"outputs": "exclusive", "thresholds": []}
+"""Keys that files of earlier versions lack, with their values there."""
+SECTION = "vitascope"  # of OpenVINO's `rt_info`, for all keys; ONNX has them in its metadata
 
 Batch = npt.NDArray[np.uint8]  # (B, H, W, C)
 Outputs = npt.NDArray[np.float32]  # (B, K)
@@ -54,6 +57,8 @@ def metadata_of(config: ModelConfig, preprocess: Preprocess, input: InputMode) -
         "preprocess": preprocess.to_dict(),
         "class_names": config.class_names,
         "num_classes": config.num_classes,
+        "outputs": config.outputs,
+        "thresholds": config.thresholds or (EVEN,) * config.num_classes * (config.outputs == "independent"),
         "input": input,
         "model": config.to_dict(),
         "precision": "fp32",
@@ -69,7 +74,8 @@ def read_metadata(texts: Mapping[str, str], path: Path) -> dict[str, Any]:
     if missing:
         raise ExportedModelError(f"{path}: not written by `vitascope export`: it lacks {', '.join(missing)}")
     try:
-        values = {key: json.loads(texts[key]) for key in KEYS}
+        values = {key: json.loads(texts[key]) for key in (*KEYS, *LATER_KEYS) if key in texts}
+        values = LATER_KEYS | values
         if values["format"] != FORMAT_VERSION:
             raise ExportedModelError(
                 f"{path}: this vitascope reads format {FORMAT_VERSION}, not format {values['format']}; the "
@@ -80,11 +86,19 @@ def read_metadata(texts: Mapping[str, str], path: Path) -> dict[str, Any]:
         values["input"] = FORMER_INPUT_MODES.get(values["input"], values["input"])
         if values["input"] not in INPUT_MODES:
             raise UserError(f"input {values['input']!r} is none of {', '.join(INPUT_MODES)}")
+        values["thresholds"] = tuple(map(float, values["thresholds"]))
         names, count = values["class_names"], values["num_classes"]
         if not isinstance(count, int) or count < 1:
             raise UserError(f"num_classes must be at least 1, not {count!r}")
         if names and len(names) != count:
             raise UserError(f"{len(names)} class_names for num_classes {count}")
+        check_choice("outputs", values["outputs"], ("exclusive", "independent"))
+        expected = count if values["outputs"] == "independent" else 0
+        if len(values["thresholds"]) != expected or not all(0 <= one <= 1 for one in values["thresholds"]):
+            raise UserError(
+                f"thresholds of {values['outputs']} outputs are {expected} probabilities, not "
+                f"{list(values['thresholds'])}"
+            )
     except ExportedModelError:
         raise
     except (ValueError, TypeError, KeyError, RecursionError) as error:
@@ -102,12 +116,11 @@ class ExportedEngine(Engine):
         self.preprocess = values["preprocess"]
         self.class_names = values["class_names"]
         self.num_classes = values["num_classes"]
+        self.meaning, self.own_thresholds = values["outputs"], values["thresholds"]
         if options := values["model"]:
             kind = ResNetConfig if "layers" in options else ViTConfig
             with suppress(UserError):  # options of a later version
-                config = kind.from_dict(options)
-                self.architecture, self.meaning = architecture_of(config), config.outputs
-                self.own_thresholds = config.thresholds
+                self.architecture = architecture_of(kind.from_dict(options))
         self.input: InputMode = values["input"]
         self.stored_precision = str(values["precision"])
         self.own_pixels = self.input == "pictures" and not self.preprocess.keeps_own_size

@@ -30,6 +30,11 @@ from vitascope.weights.hub import CONFIG, weights_name
 
 State = dict[str, Tensor]
 
+PROBLEMS: dict[str, str] = {
+    "exclusive": "single_label_classification",
+    "independent": "multi_label_classification",
+}
+"""transformers' `problem_type` of our `outputs`."""
 MAX_BLOCKS = 1_000  # the deepest ViTs have about fifty
 MAX_NUMBERS = 1 << 40  # the largest have about 22 billion
 
@@ -222,23 +227,29 @@ def class_names(listed: object, count: int) -> tuple[str, ...]:
     return () if nameless or None in names or len(names) != count else tuple(map(str, names))
 
 
-def check_labels(source: Source) -> None:
-    """Reject a classifier of transformers whose classes are not exclusive: its softmax would be wrong."""
+def outputs_options(source: Source) -> dict[str, Any]:
+    """The options `outputs` and `thresholds`, as transformers' `problem_type` and our own fields in a
+    `config.json` have them; rejects a regression."""
     problem = source.config.get("problem_type")
-    if problem not in (None, "single_label_classification"):
+    if problem not in (*PROBLEMS.values(), None):
         bare = ", add_pooling_layer=False" if source.config.get("model_type") in ("vit", "deit") else ""
         raise CheckpointError(
-            f"{source.name}: problem_type {problem!r} is not supported yet: probabilities here are a softmax "
-            "over exclusive classes. The body alone loads, from the folder that transformers writes with "
+            f"{source.name}: problem_type {problem!r} is not supported: outputs here are classes. The body alone loads, from the folder that transformers writes with "
             f"AutoModel.from_pretrained(MODEL{bare}).save_pretrained(FOLDER)"
         )
+    own = {name: source.config[name] for name in ("outputs", "thresholds") if name in source.config}
+    # transformers keeps fields that it does not know when it trains a model of ours for another problem.
+    found = own | {"outputs": ours for ours, theirs in PROBLEMS.items() if theirs == problem}
+    if found.get("outputs") != "independent":
+        found.pop("thresholds", None)
+    return found
 
 
 def to_family(family: Family, model: VisionModel, preprocess: Preprocess, folder: Path) -> list[Path]:
     """Write a model as a family's library loads it; rejects a model that the library cannot run."""
     if reason := misfit(family, model.config):
         raise CheckpointError(reason)
-    config = family.fixed_there(cast("ViTConfig", model.config))  # our own family takes a ResNet's too
+    config = run_there(family, cast("ViTConfig", model.config))  # our own family takes a ResNet's too
     ours = {name: tensor.detach().cpu() for name, tensor in model.state_dict().items()}
     state: State = {}
     for name, _, stored in rows(family, config):
@@ -274,13 +285,23 @@ def _move_in(files: Sequence[Path], folder: Path) -> list[Path]:
     return [folder / name for name in names]
 
 
+def run_there(family: Family, config: ViTConfig) -> ViTConfig:
+    """`Family.fixed_there`, and exclusive classes in files that cannot say that any number may apply: the
+    logits are the same, and their meaning is left to the caller."""
+    config, known = family.fixed_there(config), family.supports.get("outputs", ("exclusive",))
+    if config.outputs == "independent" and known and config.outputs not in known:
+        return config.replace(outputs="exclusive", thresholds=())
+    return config
+
+
 def misfit(family: Family, config: ModelConfig) -> str:
     """The reason why a family's library cannot run a model exactly, in words; empty if it can."""
     if isinstance(config, ResNetConfig):
         return "" if family.supports_resnets else f"{family.name} has no ResNet like this one"
-    config, default, reasons = family.fixed_there(config), ViTConfig(), []
+    config, default, reasons = run_there(family, config), ViTConfig(), []
     for option, group in OPTIONS.items():
-        if group in (None, "regularization") or option == "resample":
+        free = group in (None, "regularization") and option != "outputs"
+        if free or option == "resample":
             continue
         needs = traits(ViTConfig, AppliesWith).get(option)
         if needs is not None and config.option(needs.option) != needs.value:
@@ -295,11 +316,11 @@ def misfit(family: Family, config: ModelConfig) -> str:
 
 def changes(family: Family, config: ViTConfig) -> list[str]:
     """The options that the other library will change, in words."""
-    there = family.fixed_there(config)
+    there = run_there(family, config)
     return [
         f"{option} {config.option(option)!r} becomes {there.option(option)!r}: {family.name} has no other"
         for option in OPTIONS
-        if config.option(option) != there.option(option)
+        if config.option(option) != there.option(option) and option != "thresholds"  # it goes with `outputs`
     ]
 
 

@@ -58,7 +58,7 @@ def test_classifier_that_was_trained_from_clip_has_classes(tmp_path: Path) -> No
     assert loaded(named).config.gives_classes
 
 
-@pytest.mark.parametrize("outputs", ["exclusive", "embedding"])
+@pytest.mark.parametrize("outputs", ["exclusive", "independent", "embedding"])
 def test_meaning_of_the_outputs_survives_other_formats(tmp_path: Path, outputs: str) -> None:
     model = small_model(**CLIP, outputs=outputs)
     torch.nn.init.zeros_(model.head.bias)

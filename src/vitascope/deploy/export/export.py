@@ -21,6 +21,7 @@ from vitascope.deploy.export.verification import (
 )
 from vitascope.errors import UserError, check_choice
 from vitascope.model.resnet_config import ResNetConfig
+from vitascope.model.sizes import ModelConfig
 from vitascope.model.vision_model import VisionModel
 from vitascope.predict.runtimes import INPUT_MODES, InputMode, first_line, metadata_of
 from vitascope.run.run import Run, load_with_run
@@ -71,7 +72,7 @@ class ExportResult:
     @property
     def program(self) -> str:
         """A Python program that uses the file without vitascope."""
-        return usage(self.path, preprocess_of(self.model), self.model.config.class_names, self.input)
+        return usage(self.path, preprocess_of(self.model), self.model.config, self.input)
 
     def __repr__(self) -> str:
         return f"ExportResult({self.path}, {self.size / 1e6:,.1f} MB: {self.agreement.summary})"
@@ -223,38 +224,41 @@ import numpy, onnxruntime
 from PIL import Image, ImageOps
 
 session = onnxruntime.InferenceSession({path!r})
-class_names = json.loads(session.get_modelmeta().custom_metadata_map["class_names"])
-{pixels}
+{metadata}{pixels}
 probabilities, logits = session.run(None, {{"pixels": pixels}})
-print(class_names[probabilities[0].argmax()])""",
+{printed}""",
     ".xml": """\
 import json
 import numpy, openvino
 from PIL import Image, ImageOps
 
 model = openvino.Core().read_model({path!r})
-class_names = json.loads(model.get_rt_info(["vitascope", "class_names"]).value)
-exact = {{"INFERENCE_PRECISION_HINT": "f32"}}  # {hint}
+{metadata}exact = {{"INFERENCE_PRECISION_HINT": "f32"}}  # {hint}
 compiled = openvino.compile_model(model, "CPU", exact)
 {pixels}
-found = compiled(pixels)
-print(class_names[found["probabilities"][0].argmax()])""",
+probabilities = compiled(pixels)["probabilities"]
+{printed}""",
     ".pt2": """\
 import json
 import numpy, torch
 from PIL import Image, ImageOps
 
-texts = {{"class_names": ""}}
+texts = dict.fromkeys(["class_names", "thresholds"], "")
 program = torch.export.load({path!r}, extra_files=texts).module()
-class_names = json.loads(texts["class_names"])
-{pixels}
+{metadata}{pixels}
 probabilities, logits = program(torch.tensor(pixels))
-print(class_names[probabilities[0].argmax()])""",
+{printed}""",
 }
+METADATA = {
+    ".onnx": 'session.get_modelmeta().custom_metadata_map["{key}"]',
+    ".xml": 'model.get_rt_info(["vitascope", "{key}"]).value',
+    ".pt2": 'texts["{key}"]',
+}
+"""The expression for a value of the metadata."""
 
 
-def usage(path: Path, preprocess: Preprocess, class_names: Sequence[str], input: InputMode) -> str:
-    """A program without vitascope that prints the class of `cat.jpg`."""
+def usage(path: Path, preprocess: Preprocess, config: ModelConfig, input: InputMode) -> str:
+    """A program without vitascope that prints the class of `cat.jpg`, or its classes if it has several."""
     mode = "L" if preprocess.channels == 1 else "RGB"
     opened = 'Image.open("cat.jpg")'
     upright = f"ImageOps.exif_transpose({opened})" if preprocess.exif_orientation else opened
@@ -276,8 +280,17 @@ def usage(path: Path, preprocess: Preprocess, class_names: Sequence[str], input:
     hint = "without it some CPUs choose bf16: " + (
         "faster, less exact" if input == "tensors" else "too coarse for a resize"
     )
-    program = PROGRAMS[path.suffix].format(path=str(path), pixels="\n".join(lines), hint=hint)
-    if not class_names:
-        program = "\n".join(line for line in program.splitlines() if not line.startswith("class_names ="))
-        program = program.replace("class_names[", "").replace("argmax()])", "argmax())")
-    return program
+    several = config.outputs == "independent"
+    keys = ["class_names"] * bool(config.class_names) + ["thresholds"] * several
+    metadata = [f"{key} = json.loads({METADATA[path.suffix].format(key=key)})\n" for key in keys]
+    best = "probabilities[0].argmax()"
+    named = f"class_names[{best}]" if config.class_names else best
+    names = "class_names" if config.class_names else f"range({config.num_classes})"
+    above = f"[name for name, p, least in zip({names}, probabilities[0], thresholds) if p >= least]"
+    return PROGRAMS[path.suffix].format(
+        path=str(path),
+        metadata="".join(metadata),
+        pixels="\n".join(lines),
+        hint=hint,
+        printed=f"print({above if several else named})",
+    )

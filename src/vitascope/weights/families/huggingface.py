@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 
 from vitascope.data.preprocess import Preprocess
+from vitascope.errors import UserError
 from vitascope.model.config import ViTConfig
 from vitascope.storage import write_json
 from vitascope.weights.families import huggingface_settings as settings
@@ -94,6 +95,7 @@ class HuggingFace(Family):
         mlp=("gelu", "gelu_tanh", "quick_gelu", "swiglu"),
         pool=("cls", "cls_mean"),
         head=("linear", "pre_logits", "none"),
+        outputs=("exclusive", "independent"),
     )
     ignored = ("embeddings.mask_token",)
 
@@ -171,7 +173,11 @@ class HuggingFace(Family):
         return {name if "classifier." in name else prefix + name: tensor for name, tensor in state.items()}
 
     def read_config(self, source: Source) -> ViTConfig:
-        config = ViTConfig.from_dict(settings.read_options(source))
+        options = settings.read_options(source)
+        try:
+            config = ViTConfig.from_dict(options)
+        except UserError as error:
+            raise CheckpointError(f"{source.name}: {error}") from error
         kind = model_type(config)
         if kind in DINOV2_TYPES and not settings.runs_at_its_size(config):
             height, width = config.image_hw

@@ -15,7 +15,7 @@ from vitascope.data.preprocess import Preprocess
 from vitascope.model.config import ViTConfig
 from vitascope.weights.families.pth import IMAGENET_MEAN, IMAGENET_STD, imagenet, shorter_side
 from vitascope.weights.files import CheckpointError
-from vitascope.weights.mapping import Source, check_labels, class_names
+from vitascope.weights.mapping import PROBLEMS, Source, class_names, outputs_options
 from vitascope.weights.preprocess import default_preprocess
 
 _HALF = (0.5, 0.5, 0.5)
@@ -280,10 +280,9 @@ def _readout(source: Source, values: Mapping[str, Any], kind: str) -> dict[str, 
         options = {"distillation_token": True}
     head = "cls_classifier.weight" if options.get("distillation_token") else "classifier.weight"
     if source.has(head):
-        check_labels(source)
         count = source.shape(head)[0]
         names = class_names(source.config.get("id2label"), count)
-        options |= {"head": "linear", "num_classes": count, "class_names": names}
+        options |= {"head": "linear", "num_classes": count, "class_names": names, **outputs_options(source)}
         both = source.shape(head)[1] == 2 * _number(source, values, "hidden_size")
         return options | ({"pool": "cls_mean"} if both else {})
     if not source.has("pooler.dense.weight"):
@@ -359,6 +358,10 @@ def written_config(config: ViTConfig) -> dict[str, Any]:
         "id2label": {str(index): name for index, name in enumerate(names)},
         "label2id": {name: index for index, name in enumerate(names)},
     }
+    if classifies and config.outputs == "independent":
+        values["problem_type"] = PROBLEMS[config.outputs]
+        if config.thresholds:
+            values["thresholds"] = list(config.thresholds)  # for us: transformers has none
     if kind in DINOV2_TYPES:
         values |= {"mlp_ratio": whole_ratio(config), "use_swiglu_ffn": swiglu}
     else:

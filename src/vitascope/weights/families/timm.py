@@ -88,7 +88,7 @@ class Timm(Family):
         mlp=("gelu", "gelu_tanh", "quick_gelu", "swiglu"),
         pool=("cls", "mean", "map"),
         head=("linear", "none"),
-        outputs=("exclusive", "embedding"),
+        outputs=("exclusive", "independent", "embedding"),
     )
     ignored = ("mask_token",)
 
@@ -140,7 +140,7 @@ class Timm(Family):
         name, args = _architecture(source), _arguments(source)
         options = body_options(source)
         if options["head"] == "linear":
-            mapping.check_labels(source)
+            options |= mapping.outputs_options(source)
         pooled = not options["class_token"] and source.has("norm.weight") and source.has("pos_embed")
         if not name and pooled and options["mlp"] == "gelu":
             patches = source.shape("pos_embed")[-2]
@@ -154,7 +154,7 @@ class Timm(Family):
             "pool_norm": "after" if source.has("fc_norm.weight") else "before",
             "class_names": _class_names(source, options.get("num_classes", 0)),
         }
-        if _is_projection(source, name, options):
+        if "outputs" not in options and _is_projection(source, name, options):
             options["outputs"] = "embedding"
         given_size = args.get("img_size") or source.training.get("img_size") or _input_hw(source)
         options |= place_options(source, options, given_size)
@@ -303,8 +303,6 @@ def _is_projection(source: Source, name: str, options: Mapping[str, Any]) -> boo
 
     CLIP's projection has no bias, and timm's file of it has one of zeros, which no trained classifier has.
     """
-    if "outputs" in source.config:  # written by `timm_settings.settings`
-        return bool(source.config["outputs"] == "embedding")
     is_clip = "_clip_" in name or options["embedding_norm"]
     bias = source.tensors.get("head.bias")
     return is_clip and bias is not None and not options["class_names"] and not bias.any()

@@ -175,7 +175,8 @@ def settings(config: ViTConfig, preprocess: Preprocess) -> dict[str, Any]:
         "num_classes": pretrained["num_classes"],
         "num_features": config.embed_dim,
         "global_pool": args["global_pool"],
-        "outputs": config.outputs,  # for us: timm does not know whether its outputs are classes
+        "outputs": config.outputs,  # for us, as `thresholds`: timm does not know what its outputs are
+        "thresholds": list(config.thresholds),
         "model_args": args,
         "pretrained_cfg": pretrained,
     }
