@@ -19,9 +19,12 @@ from vitascope.data.preprocess import Preprocess
 from vitascope.errors import UserError
 from vitascope.model.config import ViTConfig
 from vitascope.model.vit import VisionTransformer
+from vitascope.predict.engine import TorchEngine
 from vitascope.weights.families.huggingface import HuggingFace
 from vitascope.weights.files import CheckpointError
+from vitascope.weights.loading import from_pretrained
 from vitascope.weights.mapping import Source, changes, from_family, to_family
+from vitascope.weights.saving import save_pretrained
 
 transformers = pytest.importorskip(
     "transformers", minversion="5", reason="transformers 5 is not installed (vitascope[peers])"
@@ -732,3 +735,19 @@ def test_a_crop_that_is_not_square_is_rejected_before_anything_is_written(tmp_pa
     with pytest.raises(CheckpointError, match=r'64x32.*resize="squash"'):
         to_family(FAMILY, small_model(image_size=(64, 32)), preprocess, tmp_path)
     assert not list(tmp_path.iterdir())
+
+
+def test_probabilities_of_several_labels_are_the_sigmoids_of_transformers(
+    saved: Saved, tmp_path: Path
+) -> None:
+    theirs, read = saved("vit, several labels")
+    ours = small_model(outputs="independent", thresholds=(0.2, 0.4, 0.5, 0.6, 0.7))
+    save_pretrained(ours, tmp_path, format="huggingface")
+    written = loaded_by_peer(ours.config, tmp_path)
+    assert written.config.problem_type == "multi_label_classification"
+    for folder, peer in ((read, theirs), (tmp_path, written)):
+        engine = TorchEngine(from_pretrained(folder), precision="fp32", device="cpu")
+        assert engine.several
+        pixels = torch.randint(256, (2, 3, 32, 32), dtype=torch.uint8)
+        expected = outputs(peer, engine.preprocess.normalize(pixels))[0].sigmoid()
+        torch.testing.assert_close(engine.probabilities(pixels), expected, atol=1e-5, rtol=0)

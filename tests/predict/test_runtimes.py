@@ -83,6 +83,23 @@ def test_metadata_values_are_plain_json() -> None:
     assert json.loads(texts["input"]) == "pictures"
 
 
+def test_meaning_of_the_outputs_is_in_the_metadata() -> None:
+    several = small_config(outputs="independent", thresholds=(0.1, 0.2, 0.3, 0.4, 0.6))
+    even = small_config(outputs="independent")
+    for config, thresholds in ((several, several.thresholds), (even, (0.5,) * 5), (small_config(), ())):
+        texts = metadata_of(config, PREPROCESS, "pictures") | {
+            "model": "{}"
+        }  # the options of a later version
+        found = Told(FILE, texts)
+        assert (found.several, found.own_thresholds) == (config.outputs == "independent", thresholds)
+        assert json.loads(texts["thresholds"]) == list(thresholds)
+
+
+def test_file_of_an_earlier_version_has_exclusive_classes() -> None:
+    found = Told(FILE, {k: text for k, text in metadata().items() if k not in ("outputs", "thresholds")})
+    assert (found.meaning, found.own_thresholds) == ("exclusive", ())
+
+
 def test_unknown_keys_are_ignored() -> None:
     assert read_metadata(metadata() | {"author": "me"}, FILE) == read_metadata(metadata(), FILE)
 
@@ -105,6 +122,10 @@ def test_foreign_file_is_rejected_with_the_missing_keys() -> None:
         ("class_names", "null", "broken"),
         ("num_classes", "0", "num_classes must be at least 1"),
         ("input", '"photos"', "input 'photos'"),
+        ("outputs", '"embedding"', "outputs"),
+        ("outputs", '"independent"', "thresholds of independent outputs are 5 probabilities, not []"),
+        ("thresholds", "[0.5]", "thresholds of exclusive outputs are 0 probabilities, not [0.5]"),
+        ("thresholds", '["x"]', "broken"),
         ("preprocess", "[]", "broken"),
         ("preprocess", '{"image_siz": [2, 2]}', "image_size"),
         ("preprocess", '{"image_size": [2, 2], "crop_pct": 7}', "crop_pct"),

@@ -511,7 +511,7 @@ def test_problem_type_says_whether_classes_are_exclusive(tmp_path: Path, format:
         edit_config(tmp_path, problem_type=problem)
         assert from_pretrained(tmp_path).config.outputs == outputs
     edit_config(tmp_path, problem_type="regression")
-    with pytest.raises(CheckpointError, match="problem_type 'regression' is not supported.*AutoModel"):
+    with pytest.raises(CheckpointError, match=r"problem_type 'regression' is not supported.*AutoModel"):
         from_pretrained(tmp_path)
 
 

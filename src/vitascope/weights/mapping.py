@@ -228,21 +228,23 @@ def class_names(listed: object, count: int) -> tuple[str, ...]:
 
 
 def outputs_options(source: Source) -> dict[str, Any]:
-    """The options `outputs` and `thresholds`, as transformers' `problem_type` and our own fields in a
-    `config.json` have them; rejects a regression."""
-    problem = source.config.get("problem_type")
-    if problem not in (*PROBLEMS.values(), None):
-        bare = ", add_pooling_layer=False" if source.config.get("model_type") in ("vit", "deit") else ""
-        raise CheckpointError(
-            f"{source.name}: problem_type {problem!r} is not supported: outputs here are classes. The body alone loads, from the folder that transformers writes with "
-            f"AutoModel.from_pretrained(MODEL{bare}).save_pretrained(FOLDER)"
-        )
+    """The options `outputs` and `thresholds`, from transformers' `problem_type` and from our own fields in a
+    `config.json`; rejects a regression."""
     own = {name: source.config[name] for name in ("outputs", "thresholds") if name in source.config}
-    # transformers keeps fields that it does not know when it trains a model of ours for another problem.
-    found = own | {"outputs": ours for ours, theirs in PROBLEMS.items() if theirs == problem}
-    if found.get("outputs") != "independent":
-        found.pop("thresholds", None)
-    return found
+    problem = source.config.get("problem_type")
+    if problem is not None:
+        meant = next((ours for ours, theirs in PROBLEMS.items() if theirs == problem), None)
+        if meant is None:
+            bare = ", add_pooling_layer=False" if source.config.get("model_type") in ("vit", "deit") else ""
+            raise CheckpointError(
+                f"{source.name}: problem_type {problem!r} is not supported: outputs here are classes. The "
+                "body alone loads, from the folder that transformers writes with "
+                f"AutoModel.from_pretrained(MODEL{bare}).save_pretrained(FOLDER)"
+            )
+        own["outputs"] = meant  # transformers keeps our fields when it trains the model for another problem
+    if own.get("outputs") != "independent":
+        own.pop("thresholds", None)
+    return own
 
 
 def to_family(family: Family, model: VisionModel, preprocess: Preprocess, folder: Path) -> list[Path]:

@@ -1,5 +1,6 @@
 """Exported files: the model's predictions, in every runtime, from the file alone."""
 
+import ast
 import copy
 import dataclasses
 import json
@@ -17,7 +18,7 @@ from PIL import Image, ImageOps
 
 from tests.data import noise, write_picture
 from tests.deploy.server.served import encoded, play, serving
-from tests.model import small_model, small_resnet, with_preprocess
+from tests.model import small_config, small_model, small_resnet, with_preprocess
 from vitascope.data.preprocess import Preprocess
 from vitascope.deploy.export import export as exporting
 from vitascope.deploy.export.export import default_path, export, usage
@@ -105,6 +106,23 @@ def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return SimpleNamespace(kind=kind, model=model, fit=fit, done=done, path=path, engine=engine)
 
 
+@pytest.fixture(scope="module", params=list(NEEDED))
+def several(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
+    """A file of several labels per image, and the exported model."""
+    kind = request.param
+    for library in NEEDED[kind]:
+        pytest.importorskip(library, reason=f"{library} is not installed (vitascope[{kind}])")
+    model = with_varied_predictions(
+        small_model(
+            depth=1, outputs="independent", thresholds=(0.3, 0.5, 0.5, 0.5, 0.9), class_names=tuple("abcde")
+        )
+    )
+    path = tmp_path_factory.mktemp("several") / f"model{FORMATS[kind].suffix}"
+    done = export(with_preprocess(model, fit_for(3)), path, format=kind, images=pictures())
+    engine = ProgramEngine(path) if kind == "torch" else open_engine(path, precision="fp32")
+    return SimpleNamespace(model=model, done=done, engine=engine)
+
+
 def test_file_matches_the_model_for_single_images_and_batches(made: SimpleNamespace) -> None:
     own = TorchEngine(made.model, precision="fp32", device="cpu")
     wanted = own.predict([own.pixels(picture) for picture in pictures()])
@@ -124,6 +142,34 @@ def test_metadata_holds_all_that_the_engine_needs(made: SimpleNamespace) -> None
     assert made.engine.metadata == metadata_of(made.model.config, made.fit, "pictures")
     assert json.loads(made.engine.metadata["model"]) == json.loads(json.dumps(made.model.config.to_dict()))
     assert Preprocess.from_dict(json.loads(made.engine.metadata["preprocess"])) == made.model.preprocess
+
+
+def test_file_of_several_labels_has_the_sigmoids_and_thresholds_of_the_model(
+    several: SimpleNamespace,
+) -> None:
+    engine = several.engine
+    own = TorchEngine(several.model, precision="fp32", device="cpu")
+    wanted = own.predict([own.pixels(picture) for picture in pictures()])
+    found = engine.predict([engine.pixels(picture) for picture in pictures()])
+    torch.testing.assert_close(found, wanted, atol=1e-4, rtol=0)
+    assert not torch.allclose(found.sum(dim=1), torch.ones(len(found)), atol=0.1)
+    assert engine.several
+    assert engine.thresholds == pytest.approx(own.thresholds)
+    labels = [[each.label for each in found] for found in Predictor(engine)(pictures())]
+    assert labels == [[each.label for each in found] for found in Predictor(own)(pictures())]
+    assert len({tuple(row) for row in labels}) > 1
+
+
+def test_program_of_several_labels_prints_those_of_predict(several: SimpleNamespace, tmp_path: Path) -> None:
+    write_picture(tmp_path / "cat.jpg")
+    command = [sys.executable, "-c", several.done.program]
+    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True, timeout=120)
+    labels = [
+        each.label for each in Predictor(several.engine, batch_size=1)(tmp_path / "cat.jpg", threshold=0)
+    ]
+    expected = {each.label for each in Predictor(several.engine)(tmp_path / "cat.jpg")}
+    assert ast.literal_eval(ended.stdout.strip()) == sorted(expected)
+    assert 0 < len(expected) < len(labels)
 
 
 def test_served_file_matches_predict(made: SimpleNamespace) -> None:
@@ -434,9 +480,11 @@ def test_example_program_without_levels_has_no_line_about_them() -> None:
 @pytest.mark.parametrize("suffix", [".onnx", ".xml", ".pt2"])
 def test_example_program_for_tensors_and_unnamed_classes_compiles(suffix: str) -> None:
     fit = Preprocess(image_size=(32, 24), channels=1, mean=(0.5,), std=(0.5,), exif_orientation=False)
-    program = usage(Path(f"a{suffix}"), fit, (), "tensors")
-    compile(program, "usage", "exec")
-    assert "class_names[" not in program
+    for outputs in ("exclusive", "independent"):
+        program = usage(Path(f"a{suffix}"), fit, small_config(outputs=outputs), "tensors")
+        compile(program, "usage", "exec")
+        assert ("thresholds = " in program) == (outputs == "independent")
+    assert "class_names)" not in program
     assert "exif_transpose" not in program
     assert 'convert("L")' in program
     assert "(24, 32)" in program
