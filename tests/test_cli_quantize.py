@@ -44,7 +44,7 @@ def test_int8_file_is_written_and_its_comparison_printed(
         r"int8 loses -?[\d.]+% of the accuracy, 95% interval -[\d.]+% to [\d.]+%, on 10 test and val images"
     )
     assert re.search(loss, printed)
-    assert re.search(r"the same class for \d+ of 10, ", printed)
+    assert re.search(r"the same prediction for \d+ of 10, ", printed)
 
 
 @pytest.mark.parametrize(

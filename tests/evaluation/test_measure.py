@@ -63,13 +63,13 @@ def test_evaluate_quantize_and_compress_report_the_same_numbers(
     done = quantize_file(
         file, tmp_path / "int8.onnx", calibration=PICTURES, test=images, calibration_images=8, max_drop=1.0
     )
-    comparison = done.comparison.accuracy
+    comparison = done.comparison.paired
     assert comparison.right == vs.evaluate(file, data).score.right
     assert comparison.right_after == vs.evaluate(done.files[0], data).score.right
     model = exportable_model()
     merged = compress(model, tmp_path / "merged", merge=2, data=str(data), precision="fp32", device="cpu")
-    assert merged.accuracy is not None
-    for place, right in ((model, merged.accuracy.right), (merged.folder, merged.accuracy.right_after)):
+    assert merged.paired is not None
+    for place, right in ((model, merged.paired.right), (merged.folder, merged.paired.right_after)):
         assert vs.evaluate(place, data, precision="fp32", device="cpu").score.right == right
 
 

@@ -15,7 +15,7 @@ from vitascope.predict.engine import Engine, TorchEngine
 from vitascope.predict.predictor import ImageResult, Prediction, Predictor, find_images
 from vitascope.predict.result_file import ResultFile
 from vitascope.predict.result_formats import Rows
-from vitascope.predict.selection import Selection
+from vitascope.predict.selection import ClassSelection
 from vitascope.weights.preprocess import default_preprocess
 
 NAMES = ("ant", "bee", "cat", "dog", "eel")
@@ -43,7 +43,7 @@ def predict(
     engine: Engine, folder: Path, out: Path, *, stop_after: int = 99, top_k: int = 5, resume: bool = False
 ) -> ResultFile:
     """Predict a folder into a file, as the command line does, up to a number of results."""
-    with ResultFile(out, engine, Selection(top_k), resume=resume) as file:
+    with ResultFile(out, engine, ClassSelection(top_k), resume=resume) as file:
         paths = file.remaining(find_images([folder]))
         for number, answer in enumerate(Predictor(engine, batch_size=4).stream(paths, top_k, workers=0)):
             if number == stop_after:

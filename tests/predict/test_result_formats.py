@@ -17,7 +17,7 @@ from vitascope.predict.engine import Engine, TorchEngine
 from vitascope.predict.predictor import Predictor
 from vitascope.predict.result_file import ResultFile
 from vitascope.predict.result_formats import COLUMNS, column_names, images_of_csv
-from vitascope.predict.selection import Selection
+from vitascope.predict.selection import ClassSelection
 
 NAMES = ("ant", "bee;wasp", 'a "cat", big', "line\nbreak")
 
@@ -31,12 +31,12 @@ def classifying(names: tuple[str, ...] = NAMES) -> Engine:
 
 
 def predict(
-    engine: Engine, out: Path, folder: Path, selection: Selection | None = None, **options: Any
+    engine: Engine, out: Path, folder: Path, selection: ClassSelection | None = None, **options: Any
 ) -> Path:
     """Predict a picture with a comma in its name, and one that cannot be read."""
     paths = [str(write_picture(folder / "a, b.png")), str(folder / "z.png")]
     (folder / "z.png").write_text("none")
-    chosen = selection or Selection()
+    chosen = selection or ClassSelection()
     with ResultFile(out, engine, selection, **options) as file:
         stream = Predictor(engine).stream(
             file.remaining(paths), chosen.top_k, threshold=chosen.threshold, workers=0
@@ -93,7 +93,9 @@ def test_image_of_no_class_is_a_row_without_labels(tmp_path: Path) -> None:
 def test_json_lines_have_labels_and_every_probability(tmp_path: Path) -> None:
     engine = labelling(0.2, 0.9, 0.6, 0.1)
     first, _ = (
-        predict(engine, tmp_path / "o.jsonl", tmp_path, Selection(threshold=0.15)).read_text().splitlines()
+        predict(engine, tmp_path / "o.jsonl", tmp_path, ClassSelection(threshold=0.15))
+        .read_text()
+        .splitlines()
     )
     row = json.loads(first)
     assert row["labels"] == [NAMES[1], NAMES[2], NAMES[0]] == [each["label"] for each in row["predictions"]]
@@ -155,9 +157,9 @@ def test_finished_file_is_resumed_with_the_same_job_alone(name: str, tmp_path: P
     before = predict(engine, tmp_path / name, tmp_path).read_bytes()
     assert predict(engine, tmp_path / name, tmp_path, resume=True).read_bytes() == before
     with pytest.raises(UserError, match=r"threshold 0 was 0\.5, not 0\.3; .*; 1 more thresholds differ"):
-        predict(engine, tmp_path / name, tmp_path, Selection(threshold=0.3), resume=True)
+        predict(engine, tmp_path / name, tmp_path, ClassSelection(threshold=0.3), resume=True)
     with pytest.raises(UserError, match="top_k was None, not 3"):
-        predict(engine, tmp_path / name, tmp_path, Selection(top_k=3), resume=True)
+        predict(engine, tmp_path / name, tmp_path, ClassSelection(top_k=3), resume=True)
 
 
 def test_interrupted_csv_is_resumed_from_its_lines(tmp_path: Path) -> None:
@@ -189,7 +191,7 @@ def test_file_of_an_earlier_version_is_resumed(tmp_path: Path) -> None:
 
 def test_top_k_of_a_csv_with_one_class_per_image_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="the most probable class of each image: leave out top_k"):
-        ResultFile(tmp_path / "o.csv", classifying(), Selection(top_k=3))
+        ResultFile(tmp_path / "o.csv", classifying(), ClassSelection(top_k=3))
     assert not list(tmp_path.iterdir())
 
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tests.model import labelling_model, law, small_model
 from vitascope.errors import UserError
 from vitascope.predict.engine import TorchEngine
-from vitascope.predict.selection import TOP_K, Selection
+from vitascope.predict.selection import TOP_K, ClassSelection
 
 PROBABILITIES = torch.tensor([[0.2, 0.9, 0.4, 0.6], [0.1, 0.2, 0.3, 0.5], [0.0, 0.0, 0.0, 0.0]])
 
@@ -22,25 +22,27 @@ def engine(thresholds: tuple[float, ...] = ()) -> TorchEngine:
     return TorchEngine(labelling_model(0.1, 0.2, 0.3, 0.4, thresholds=thresholds), device="cpu")
 
 
-def indices(selection: Selection, engine: TorchEngine) -> list[list[int]]:
+def indices(selection: ClassSelection, engine: TorchEngine) -> list[list[int]]:
     return [[index for index, _ in row] for row in selection.of(engine, PROBABILITIES)]
 
 
 def test_classes_that_reach_their_own_threshold_are_predicted_most_probable_first(
     several: TorchEngine,
 ) -> None:
-    assert indices(Selection(), several) == [[3, 2], [2], []]
-    assert indices(Selection(top_k=1), several) == [[3], [2], []]
+    assert indices(ClassSelection(), several) == [[3, 2], [2], []]
+    assert indices(ClassSelection(top_k=1), several) == [[3], [2], []]
 
 
 def test_thresholds_of_a_model_without_its_own_are_even() -> None:
-    assert indices(Selection(), engine()) == [[1, 3], [3], []]
+    assert indices(ClassSelection(), engine()) == [[1, 3], [3], []]
 
 
 @law
 @given(st.floats(0, 1), st.none() | st.integers(1, 6))
 def test_one_threshold_replaces_those_of_all_classes(threshold: float, top_k: int | None) -> None:
-    for row, found in zip(PROBABILITIES, Selection(top_k, threshold).of(_ENGINE, PROBABILITIES), strict=True):
+    for row, found in zip(
+        PROBABILITIES, ClassSelection(top_k, threshold).of(_ENGINE, PROBABILITIES), strict=True
+    ):
         scores = [score for _, score in found]
         assert scores == sorted(scores, reverse=True) == [float(row[index]) for index, _ in found]
         applies = int((row >= threshold).sum())
@@ -52,11 +54,11 @@ _ENGINE = engine()
 
 def test_model_of_one_class_predicts_the_most_probable_ones() -> None:
     one = TorchEngine(small_model(num_classes=4), device="cpu")
-    assert indices(Selection(), one)[0] == [1, 3, 2, 0]
-    assert indices(Selection(top_k=2), one)[0] == [1, 3]
-    assert Selection().limit(one) == TOP_K
+    assert indices(ClassSelection(), one)[0] == [1, 3, 2, 0]
+    assert indices(ClassSelection(top_k=2), one)[0] == [1, 3]
+    assert ClassSelection().limit(one) == TOP_K
     with pytest.raises(UserError, match="a threshold is for models that predict any number of classes"):
-        Selection(threshold=0.5).check(one)
+        ClassSelection(threshold=0.5).check(one)
 
 
 @pytest.mark.parametrize(
@@ -69,4 +71,4 @@ def test_model_of_one_class_predicts_the_most_probable_ones() -> None:
 )
 def test_invalid_options_are_rejected(options: dict[str, float], message: str) -> None:
     with pytest.raises(UserError, match=message):
-        Selection(**options)
+        ClassSelection(**options)

@@ -62,11 +62,11 @@ class Compress:
             ("GFLOPs per image", *(f"{cost.flops / 1e9:,.3g}" for cost in costs)),
             (f"images/s, batch {result.batch_size}", *(f"{cost.images_per_second:,.1f}" for cost in costs)),
         ]
-        found = result.accuracy
+        found = result.paired
         if found is not None:
-            accuracies, intervals = zip(*found.rows(), strict=True)
+            measured, intervals = zip(*found.rows(), strict=True)
             images = counted(found.total, f"{result.measured_on} image")
-            rows += [(f"accuracy, {images}", *accuracies), ("95% interval", *intervals)]
+            rows += [(f"{found.name}, {images}", *measured), ("95% interval", *intervals)]
         width = max(len(row[0]) for row in rows)
         for title, *values in rows:
             print(f"{title:<{width}}" + "".join(f"{value:>18}" for value in values))

@@ -46,7 +46,8 @@ class Export:
     images: int = 300
     """With `--int8`: calibration images to use."""
     max_drop: float = 0.01
-    """With `--int8`: the accuracy that may be lost, as a share; if more is lost, nothing is written.
+    """With `--int8`: the accuracy, or the mAP of several classes per image, that may be lost, as a share.
+    If more is lost, nothing is written.
     A warning tells if the images are too few to be sure."""
 
     def call(self) -> None:
@@ -91,27 +92,27 @@ def comparison_lines(done: QuantizationResult) -> list[str]:
     found = done.comparison
     lines = [f"{file}  {file.stat().st_size:,} bytes" for file in done.files]
     for attempt, share in zip(done.attempts[:-1], ("every layer", "7/8 of the layers"), strict=False):
-        lines.append(f"{share} in int8: loses {attempt.accuracy}, too much; tried again")
+        lines.append(f"{share} in int8: loses {attempt.paired}, too much; tried again")
     which = f"{counted(done.layers, 'layer')} in int8"
     if done.float_layers:
         which += f", {len(done.float_layers)} with the largest rounding error left in float"
     lines.append(f"{which}; ranges from {counted(done.calibration_images, 'image')}")
     lines += [f"left out: {reason}" for reason in found.unreadable]
     rows = [
-        ("", "accuracy", "95% interval", "bytes", "images/s at batch 1"),
-        *map(row, (found.before, found.after), found.accuracy.rows()),
+        ("", found.paired.name, "95% interval", "bytes", "images/s at batch 1"),
+        *map(row, (found.before, found.after), found.paired.rows()),
     ]
     lines += aligned(rows, left=())
     faster = found.before.seconds / found.after.seconds
-    images = counted(found.accuracy.total, f"{done.measured_on} image")
+    images = counted(found.paired.total, f"{done.measured_on} image")
     return [
         *lines,
-        f"int8 loses {found.accuracy}, on {images}",
-        f"agreement: the same class for {found.same} of {found.accuracy.total:,}, {found.agreement:.2%}; "
+        f"int8 loses {found.paired}, on {images}",
+        f"agreement: the same prediction for {found.same} of {found.paired.total:,}, {found.agreement:.2%}; "
         f"{found.before.size / found.after.size:.1f} times smaller, {faster:.1f} times as fast",
     ]
 
 
-def row(measured: Measured, accuracy: tuple[str, str]) -> tuple[str, ...]:
+def row(measured: Measured, quality: tuple[str, str]) -> tuple[str, ...]:
     """One file's line of the table."""
-    return (measured.precision, *accuracy, f"{measured.size:,}", f"{1 / measured.seconds:,.1f}")
+    return (measured.precision, *quality, f"{measured.size:,}", f"{1 / measured.seconds:,.1f}")

@@ -66,9 +66,9 @@ class Predict:
         from vitascope.model.hardware import reuse_freed_memory
         from vitascope.predict.predictor import Predictor, check_workers, find_images
         from vitascope.predict.result_file import ResultFile, check_out
-        from vitascope.predict.selection import Selection
+        from vitascope.predict.selection import ClassSelection
 
-        selection = Selection(self.top_k, self.threshold)
+        selection = ClassSelection(self.top_k, self.threshold)
         check_workers(self.workers)
         for place in self.images:  # before the model is loaded
             if not os.path.exists(place):

@@ -17,6 +17,7 @@ from vitascope.data.splits import ImageSet
 from vitascope.data.targets import ClassSets
 from vitascope.errors import UserError
 from vitascope.formatting import pandas_library
+from vitascope.model.options import Outputs
 from vitascope.predict.engine import Engine, stacks
 from vitascope.run.predictions import Predictions
 
@@ -138,6 +139,15 @@ def batches_of(engine: Engine, images: ImageSet, batch_size: int = BATCH_SIZE) -
     return Loader(images, engine.preprocess, batch_size, device=engine.device)
 
 
+def check_targets(outputs: Outputs, images: ImageSet) -> None:
+    """Reject images of several classes each for a model that predicts one."""
+    if isinstance(images.targets, ClassSets) and outputs != "independent":
+        raise UserError(
+            f"the model predicts one class of an image, and the {images.name} images have several: measure "
+            "it on images of one class each"
+        )
+
+
 @torch.inference_mode()
 def measure(
     engine: Engine, batches: Loader | WholePictures, gather: Callable[[Any], list[Any]] = lambda part: [part]
@@ -156,6 +166,7 @@ def measure(
             f"the model has {engine.num_classes} classes, and the {images.name} images have "
             f"{len(images.class_names)}: a model without class names is measured on images of as many classes"
         )
+    check_targets(engine.meaning, images)
     computed = [(*engine.answers(batch.pixels), batch.indices) for batch in batches.epoch()]
     # Copied at the end: each copy waits for the accelerator, which would have no next batch meanwhile.
     copied = [(logits.cpu(), shares.cpu(), indices) for logits, shares, indices in computed]
@@ -167,11 +178,6 @@ def measure(
     order = np.argsort(places, kind="stable")
     logits, probabilities = (torch.cat([batch[number] for batch in rows])[order] for number in range(2))
     targets = images.truth.take(places[order])
-    if isinstance(targets, ClassSets) and engine.meaning != "independent":
-        raise UserError(
-            f"the model predicts one class of an image, and the {images.name} images have several: measure "
-            "it on images of one class each"
-        )
     labels = torch.from_numpy(targets.labels)
     if engine.meaning == "exclusive":
         loss = F.cross_entropy(logits, labels)

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from torch import Tensor
 
 from vitascope.predict.engine import Engine
-from vitascope.predict.selection import Selection
+from vitascope.predict.selection import ClassSelection
 
 TEST_IMAGES = 16
 NAMED = 3
@@ -40,7 +40,7 @@ class Fingerprint:
     """The most probable class of each test image, and its probability."""
 
     @classmethod
-    def of(cls, engine: Engine, selection: Selection, *, probabilities: bool) -> Fingerprint:
+    def of(cls, engine: Engine, selection: ClassSelection, *, probabilities: bool) -> Fingerprint:
         """Compute the fingerprint; the engine predicts `TEST_IMAGES` images."""
         scores, indices = _probabilities_of_waves(engine).max(dim=1)
         return cls(
@@ -54,7 +54,7 @@ class Fingerprint:
             test_answers=[list(pair) for pair in zip(indices.tolist(), scores.tolist(), strict=True)],
         )
 
-    def differences(self, engine: Engine, selection: Selection, *, probabilities: bool) -> list[str]:
+    def differences(self, engine: Engine, selection: ClassSelection, *, probabilities: bool) -> list[str]:
         """List what differs, such as `top_k was 5, not 3`; empty if nothing does."""
         before: dict[str, Any] = {"top_k": self.top_k, "probabilities": self.probabilities}
         now = {"top_k": selection.limit(engine), "probabilities": probabilities}

@@ -26,7 +26,7 @@ from vitascope.model.vision_model import VisionModel
 from vitascope.predict.engine import Engine
 from vitascope.predict.explanation import Explanation, explain_framed
 from vitascope.predict.runtimes import as_engine, open_engine
-from vitascope.predict.selection import Selection
+from vitascope.predict.selection import ClassSelection
 
 THUMBNAIL = 240
 """Largest side, in pixels, of a picture in a notebook."""
@@ -293,7 +293,7 @@ class Predictor:
         return self._stream((os.fspath(path) for path in files), selection, workers)
 
     def _stream(
-        self, paths: Iterator[str], selection: Selection, workers: int | None
+        self, paths: Iterator[str], selection: ClassSelection, workers: int | None
     ) -> Generator[ImageResult, None, None]:
         batches = iter(lambda: list(itertools.islice(paths, self.batch_size)), [])
         workers = (os.cpu_count() or 1) if workers is None else workers
@@ -307,7 +307,11 @@ class Predictor:
                 yield from self._results(paths_read, readable, errors, selection)
 
     def _results(
-        self, paths: Sequence[str], pictures: Sequence[Pixels], errors: dict[int, str], selection: Selection
+        self,
+        paths: Sequence[str],
+        pictures: Sequence[Pixels],
+        errors: dict[int, str],
+        selection: ClassSelection,
     ) -> Iterator[ImageResult]:
         predicted = self._predict(pictures, selection)
         for place, path in enumerate(paths):
@@ -317,13 +321,13 @@ class Predictor:
                 predictions, best, probabilities = next(predicted)
                 yield ImageResult(path, predictions, None, best, probabilities)
 
-    def _selection(self, top_k: int | None, threshold: float | None) -> Selection:
-        selection = Selection(top_k, threshold)
+    def _selection(self, top_k: int | None, threshold: float | None) -> ClassSelection:
+        selection = ClassSelection(top_k, threshold)
         selection.check(self.engine)
         return selection
 
     def _predict(
-        self, pictures: Sequence[Pixels], selection: Selection
+        self, pictures: Sequence[Pixels], selection: ClassSelection
     ) -> Iterator[tuple[list[Prediction], Prediction, npt.NDArray[np.float32]]]:
         """The predictions of each picture, its most probable class, and the probabilities, (K,)."""
         if not pictures:

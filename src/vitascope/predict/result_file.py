@@ -22,7 +22,7 @@ from vitascope.predict.result_formats import (
     images_of_parquet,
     read_fingerprint,
 )
-from vitascope.predict.selection import Selection
+from vitascope.predict.selection import ClassSelection
 from vitascope.storage import explaining_failure, flush, hold, write_json
 
 FORMATS = (".jsonl", ".parquet", ".csv")
@@ -86,7 +86,7 @@ class ResultFile:
         resume: continue a file that exists.
 
     Raises:
-        UserError: as `check_out` and `Selection.check`; a `top_k` for a CSV file of one class per image; a
+        UserError: as `check_out` and `ClassSelection.check`; a `top_k` for a CSV file of one class per image; a
             file of another job.
     """
 
@@ -94,14 +94,14 @@ class ResultFile:
         self,
         out: str | os.PathLike[str],
         engine: Engine,
-        selection: Selection | None = None,
+        selection: ClassSelection | None = None,
         *,
         probabilities: bool = False,
         resume: bool = False,
     ) -> None:
         self.out = Path(out)
         check_out(self.out, resume=resume)
-        selection = selection or Selection()
+        selection = selection or ClassSelection()
         selection.check(engine)
         if self.out.suffix == ".csv" and not engine.several and selection.top_k not in (None, 1):
             raise UserError(
@@ -144,7 +144,7 @@ class ResultFile:
             )
         return self._fingerprint_file.read_bytes()
 
-    def _check(self, stored: str | bytes, engine: Engine, selection: Selection) -> None:
+    def _check(self, stored: str | bytes, engine: Engine, selection: ClassSelection) -> None:
         try:
             earlier = Fingerprint(**json.loads(stored))
         except (ValueError, TypeError) as error:

@@ -1,4 +1,4 @@
-"""`Selection`: the classes that are predicted for an image, from the probabilities of all."""
+"""`ClassSelection`: the classes that are predicted for an image, from the probabilities of all."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TOP_K = 5
 
 
 @dataclasses.dataclass(frozen=True)
-class Selection:
+class ClassSelection:
     """The predicted classes of an image, most probable first.
 
     Where one class applies, they are the `top_k` most probable ones. Where any may apply, they are those

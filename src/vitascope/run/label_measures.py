@@ -14,9 +14,10 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import expit, logit, ndtr
 
+from vitascope.errors import UserError
 from vitascope.formatting import counted
 from vitascope.model.options import EVEN
-from vitascope.run.measures import wilson_interval
+from vitascope.run.measures import PairedMeasure, drop_interval, wilson_interval
 
 Bools = npt.NDArray[np.bool_]
 Floats = npt.NDArray[np.float64]
@@ -257,9 +258,7 @@ class LabelScore:
 
 def mean_average_precision(labels: Bools, probabilities: npt.NDArray[np.floating]) -> float:
     """The mean over the classes that occur of their average precision; NaN if none does."""
-    once = np.ones((len(labels), 1), dtype=np.int32)
-    each = [average_precision(*columns, once)[0] for columns in zip(labels.T, probabilities.T, strict=True)]
-    return float(mean_of_known(np.array(each)))
+    return float(_map(labels, probabilities, np.ones((len(labels), 1), dtype=np.int32))[0])
 
 
 def label_score(
@@ -333,18 +332,78 @@ def paired_difference(
     """
     N = len(labels)
     once, drawn = np.ones((N, 1), dtype=np.int32), _samples(N)
-    found = []
-    for weights in (once, drawn):
-        means = []
-        for probabilities in (first, second):
-            pairs = zip(labels.T, probabilities.T, strict=True)
-            each = np.stack([average_precision(*pair, weights) for pair in pairs], axis=1)  # (B, K)
-            means.append(mean_of_known(each))
-        found.append(means[0] - means[1])
+    found = [_map(labels, first, weights) - _map(labels, second, weights) for weights in (once, drawn)]
     deviations = found[1] - mean_of_known(found[1])
     value, error = float(found[0][0]), float(np.sqrt(mean_of_known(np.square(deviations))))
     p = 1.0 if value == 0 else 0.0 if error == 0 else float(2 * ndtr(-abs(value) / error))
     return PairedDifference(value, value - Z * error, value + Z * error, p)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PairedPrecision(PairedMeasure):
+    """The mean average precisions of both.
+
+    Attributes:
+        before, after: each with the limits of its 95% interval.
+        limits: of the 95% interval of the loss.
+    """
+
+    name = "mAP"
+    before: tuple[float, float, float]
+    after: tuple[float, float, float]
+    limits: tuple[float, float]
+
+    @classmethod
+    def of(
+        cls,
+        labels: Bools,
+        before: npt.NDArray[np.floating],
+        after: npt.NDArray[np.floating],
+    ) -> PairedPrecision:
+        """Compare probabilities (N, K) of the first and the second classifier for labels (N, K).
+
+        The interval of the loss is from bootstrap samples of the images, the same for both classifiers. It is
+        never shorter than that of the accuracy of two classifiers that agree on all images, because images
+        with equal results do not tell that there are no others.
+
+        Raises:
+            UserError: no image has a class.
+        """
+        N = len(labels)
+        if not labels.any():
+            raise UserError(
+                f"no one of {counted(N, 'image')} has a class, so no mean average precision can be compared"
+            )
+        once, weights = np.ones((N, 1), dtype=np.int32), _samples(N)
+        values, samples = (
+            [_map(labels, each, drawn) for each in (before, after)] for drawn in (once, weights)
+        )
+        both = []
+        for value, sample in zip(values, samples, strict=True):
+            low, high = map(float, _limits(value[0], sample, N))
+            both.append((float(value[0]), low, high))
+        drop, drawn = both[0][0] - both[1][0], samples[0] - samples[1]  # (B,)
+        least = drop_interval(0, 0, N)[1]
+        half = max(least, Z * float(np.nanstd(drawn)))
+        centre = 2 * drop - float(np.nanmean(drawn))  # as in `_limits`
+        limits = max(-1.0, centre - half), min(1.0, centre + half)
+        return cls(total=N, before=both[0], after=both[1], limits=limits)
+
+    @property
+    def drop(self) -> float:
+        """The loss of mean average precision; negative for a gain."""
+        return self.before[0] - self.after[0]
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """95% interval of the loss."""
+        return self.limits
+
+    def rows(self) -> list[tuple[str, str]]:
+        """The mean average precision of both with its 95% interval, as text."""
+        return [
+            (f"{value:.2%}", f"{low:.1%} to {high:.1%}") for value, low, high in (self.before, self.after)
+        ]
 
 
 def _samples(N: int) -> Weights:
@@ -359,6 +418,12 @@ def mistake_confidences(labels: Bools, answers: Bools, probabilities: npt.NDArra
     confidences = np.where(labels, 1 - probabilities, probabilities)
     found: Floats = np.where(labels != answers, confidences, 0.0).max(axis=1)
     return found
+
+
+def _map(labels: Bools, probabilities: npt.NDArray[np.floating], weights: Weights) -> Floats:
+    """The mean over the classes of their average precision, (B,), of samples with weights (N, B)."""
+    pairs = zip(labels.T, probabilities.T, strict=True)
+    return mean_of_known(np.stack([average_precision(*pair, weights) for pair in pairs], axis=1))
 
 
 def _limits(value: Floats, samples: Floats | None, counts: npt.NDArray[np.int64] | int) -> Floats:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any
+from abc import ABC, abstractmethod
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -48,17 +49,57 @@ def drop_interval(lost: int, won: int, total: int, z: float = 1.959964) -> tuple
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class PairedAccuracy:
-    """The accuracies of a classifier and of the one made from it, on the same images.
+class PairedMeasure(ABC):
+    """A measure of a classifier and of the one made from it, on the same images.
 
     Attributes:
         total: images, at least 1.
+    """
+
+    name: ClassVar[str]
+    """Of the measure, for people."""
+    total: int
+
+    @property
+    @abstractmethod
+    def drop(self) -> float:
+        """The loss of the measure; negative for a gain."""
+
+    @property
+    @abstractmethod
+    def interval(self) -> tuple[float, float]:
+        """95% interval of the loss."""
+
+    @abstractmethod
+    def rows(self) -> list[tuple[str, str]]:
+        """The measure of both with its 95% interval, as text."""
+
+    def __str__(self) -> str:
+        low, high = self.interval
+        return f"{self.drop:.2%} of the {self.name}, 95% interval {low:.2%} to {high:.2%}"
+
+    def doubt(self, allowed: float, images: str) -> str:
+        """A line if `total` images, named by `images`, cannot tell whether more than `allowed` is lost."""
+        low, high = self.interval
+        if not low <= allowed < high:
+            return ""
+        return (
+            f"{counted(self.total, f'{images} image')} cannot tell whether more than {allowed:.2%} of the "
+            f"{self.name} is lost (95% interval {low:.2%} to {high:.2%}); measure on more labelled images"
+        )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PairedAccuracy(PairedMeasure):
+    """The accuracies of both.
+
+    Attributes:
         right: images that the first classifier predicts correctly.
         lost: those of them that the second one does not.
         won: images that the second one alone predicts correctly.
     """
 
-    total: int
+    name = "accuracy"
     right: int
     lost: int
     won: int
@@ -94,20 +135,6 @@ class PairedAccuracy:
             (f"{right / self.total:.2%}", "{:.1%} to {:.1%}".format(*wilson_interval(right, self.total)))
             for right in (self.right, self.right_after)
         ]
-
-    def __str__(self) -> str:
-        low, high = self.interval
-        return f"{self.drop:.2%} of the accuracy, 95% interval {low:.2%} to {high:.2%}"
-
-    def doubt(self, allowed: float, images: str) -> str:
-        """A line if `total` images, named by `images`, cannot tell whether more than `allowed` is lost."""
-        low, high = self.interval
-        if not low <= allowed < high:
-            return ""
-        return (
-            f"{counted(self.total, f'{images} image')} cannot tell whether more than {allowed:.2%} of the "
-            f"accuracy is lost (95% interval {low:.2%} to {high:.2%}); measure on more labelled images"
-        )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,8 +13,8 @@ import numpy.typing as npt
 from vitascope.data.targets import ClassIndices, ClassSets, Targets
 from vitascope.errors import UserError
 from vitascope.model.options import EVEN
-from vitascope.run.label_measures import LabelScore, label_score
-from vitascope.run.measures import Score, predicted, score_of
+from vitascope.run.label_measures import LabelScore, PairedPrecision, label_score
+from vitascope.run.measures import PairedAccuracy, PairedMeasure, Score, predicted, score_of
 from vitascope.storage import replacing
 from vitascope.weights.files import read_npz
 
@@ -125,6 +125,14 @@ class Predictions:
             raise UserError(
                 f"{path} is broken ({reason}); remove it to get a report without predictions"
             ) from error
+
+
+def paired(before: Predictions, after: Predictions) -> PairedMeasure:
+    """Compare a classifier with the one made from it, on the same images: by accuracy, or with several
+    classes per image by mean average precision."""
+    if before.several:
+        return PairedPrecision.of(before.labels, before.probabilities, after.probabilities)
+    return PairedAccuracy.of(before.correct, after.correct)
 
 
 def _checked(stored: dict[str, npt.NDArray[Any]]) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -11,16 +12,19 @@ import torch
 
 from tests.data import noise, write_picture, write_tree
 from tests.exported import NAMES, exportable_model
+from tests.model import small_model
+from vitascope.cli.export import comparison_lines
 from vitascope.data.datasets import open_data
 from vitascope.data.splits import ImageSet
-from vitascope.data.targets import ClassIndices
+from vitascope.data.targets import ClassIndices, ClassSets
 from vitascope.deploy.export import quantize as module
 from vitascope.deploy.export.calibration import calibration_batches, rounding_error
+from vitascope.deploy.export.export import export
 from vitascope.deploy.export.quantize import (
-    AccuracyComparison,
+    FileComparison,
     calibration_and_test,
     check_files,
-    compare_accuracy,
+    compare_files,
     quantize_file,
     worst,
 )
@@ -28,6 +32,7 @@ from vitascope.deploy.export.quantize_onnx import layers_of
 from vitascope.errors import UserError
 from vitascope.evaluation.measure import batches_of, measure
 from vitascope.options.recipes import TrainConfig
+from vitascope.predict.engine import TorchEngine
 from vitascope.predict.runtimes import ExportedEngine, OnnxEngine, OpenVinoEngine
 from vitascope.run.run import Run
 
@@ -114,7 +119,7 @@ def test_comparison_counts_predictions_and_bytes(done, engines, labelled) -> Non
     comparison = found.comparison
     _, engine = engines
     answers = engine.predict([engine.pixels(picture) for picture in PICTURES]).argmax(dim=1).numpy()
-    accuracy = comparison.accuracy
+    accuracy = comparison.paired
     assert (accuracy.total, accuracy.right, accuracy.won) == (40, 40, 0)
     assert accuracy.right_after == comparison.same == int((answers == labelled.labels).sum())
     assert comparison.after.size == sum(path.stat().st_size for path in found.files)
@@ -135,16 +140,48 @@ def test_large_accuracy_drop_keeps_layers_in_float_and_is_finally_rejected(
     monkeypatch.setitem(module.WRITERS, ".onnx", spoiled)
     monkeypatch.setattr(module, "open_exported", lambda path, **_: OnnxEngine(plain[".onnx"]))
 
-    def dropping(*given: object) -> AccuracyComparison:
-        found = compare_accuracy(*given)
-        return dataclasses.replace(found, accuracy=dataclasses.replace(found.accuracy, lost=next(drops)))
+    def dropping(*given: object) -> FileComparison:
+        found = compare_files(*given)
+        return dataclasses.replace(found, paired=dataclasses.replace(found.paired, lost=next(drops)))
 
-    monkeypatch.setattr(module, "compare_accuracy", dropping)
+    monkeypatch.setattr(module, "compare_files", dropping)
     reason = r"not kept.* 50\.00%, 40\.00%, 30\.00% .*\(95% interval of the last: 13.*% to 43.*larger drop"
     with pytest.raises(UserError, match=f"model8.onnx is {reason}"):
         quantize_file(plain[".onnx"], tmp_path / "model8.onnx", calibration=PICTURES, test=labelled)
     assert asked == [(), ("b",), ("b", "d")]
     assert not list(tmp_path.iterdir())
+
+
+def test_file_of_several_labels_is_compared_by_its_precision(tmp_path: Path) -> None:
+    model = small_model(depth=1, class_names=NAMES, outputs="independent")
+    own = TorchEngine(model, precision="fp32", device="cpu")
+    probabilities = own.predict([own.pixels(picture) for picture in PICTURES])  # (40, K)
+    thresholds = probabilities.median(dim=0).values
+    labels = (probabilities >= thresholds).numpy()
+    labels[:3] = False  # images of no class
+    model.config = model.config.replace(thresholds=tuple(thresholds.tolist()))
+    source = export(model, tmp_path / "plain.onnx", images=PICTURES[:2]).path
+    found = quantize_file(
+        source,
+        tmp_path / "int8.onnx",
+        calibration=PICTURES,
+        test=ImageSet("test", PICTURES, ClassSets(labels, NAMES)),
+        calibration_images=8,
+        max_drop=1.0,
+    )
+    comparison = found.comparison
+    (before, _), (after, _) = comparison.paired.rows()
+    assert (comparison.paired.name, comparison.paired.total) == ("mAP", 40)
+    assert repr(found).startswith(
+        f"QuantizationResult({tmp_path / 'int8.onnx'}: mAP {after}, in fp32 {before}"
+    )
+    assert 0.5 < comparison.agreement <= 1
+    printed = "\n".join(comparison_lines(found))
+    assert re.search(r"mAP +95% interval", printed)
+    assert "of the mAP, 95% interval" in printed
+    engine = OnnxEngine(found.files[0])
+    assert engine.several
+    assert engine.thresholds == pytest.approx(thresholds.tolist())
 
 
 def test_layers_kept_in_float_are_unchanged(plain, labelled, tmp_path: Path) -> None:
@@ -269,8 +306,8 @@ def test_unreadable_test_pictures_are_named_and_too_many_are_rejected(
     labels = np.append(labelled.labels, 0)
     images = ImageSet("test", [*PICTURES, broken], ClassIndices(labels, NAMES))
     exact = measure(engine, batches_of(engine, images))
-    found = compare_accuracy(engine, engine, images, exact)
-    assert (found.accuracy.total, found.same, len(found.unreadable)) == (40, 40, 1)
+    found = compare_files(engine, engine, images, exact)
+    assert (found.paired.total, found.same, len(found.unreadable)) == (40, 40, 1)
     assert str(broken) in found.unreadable[0]
     others = [tmp_path / f"{name}.png" for name in "ab"]
     few = ImageSet("test", [*PICTURES[:2], *others], ClassIndices(labels[:4], NAMES))

@@ -22,12 +22,13 @@ from vitascope.data.splits import ImageSet
 from vitascope.deploy.export.pruning import merge_tokens, prune
 from vitascope.errors import UserError
 from vitascope.evaluation.images import MAX_DROP, splits_of_data, splits_of_run
-from vitascope.evaluation.measure import batches_of, measure
+from vitascope.evaluation.measure import batches_of, check_targets, measure
 from vitascope.model.hardware import resolve_device
 from vitascope.model.vision_model import VisionModel
 from vitascope.predict.engine import TorchEngine
 from vitascope.predict.throughput import step_of, take_turns
-from vitascope.run.measures import PairedAccuracy
+from vitascope.run.measures import PairedMeasure
+from vitascope.run.predictions import paired
 from vitascope.run.run import Run, load_with_run
 from vitascope.weights.loading import from_pretrained
 from vitascope.weights.preprocess import preprocess_of
@@ -60,8 +61,9 @@ class CompressionResult:
     after: Cost
     batch_size: int
     """Images per batch of the speeds."""
-    accuracy: PairedAccuracy | None
-    """Of both, on the readable images that were measured; None without labelled images."""
+    paired: PairedMeasure | None
+    """The accuracy of both on the readable images that were measured, or their mean average precision if
+    these have several classes each; None without labelled images."""
     measured_on: str
     """Name of these images."""
     data: str | None
@@ -73,9 +75,9 @@ class CompressionResult:
         faster = self.after.images_per_second / self.before.images_per_second
         smaller = self.after.parameters / self.before.parameters
         text = f"{self.folder}: {faster:.2f} times as fast, {smaller:.0%} of the parameters"
-        if self.accuracy is not None:
-            (before, _), (after, _) = self.accuracy.rows()
-            text += f", accuracy {after}, before {before}"
+        if self.paired is not None:
+            (before, _), (after, _) = self.paired.rows()
+            text += f", {self.paired.name} {after}, before {before}"
         return f"CompressionResult({text})"
 
 
@@ -135,6 +137,9 @@ def compress(
     train, images = _examples_and_test(
         run, data, model.config.class_names, pruned
     )  # before anything is written
+    for each in (train, images):
+        if each is not None:
+            check_targets(model.config.outputs, each)
     smaller: VisionModel = model
     if pruned:
         assert train is not None
@@ -148,15 +153,15 @@ def compress(
         TorchEngine(each, precision=precision, device=device) for each in (model, from_pretrained(out))
     ]
     before, after = _costs(engines, batch_size)
-    accuracy = None if images is None else _paired_accuracy(engines, images)
-    if images is not None and accuracy is not None and (doubt := accuracy.doubt(MAX_DROP, images.name)):
+    found = None if images is None else _compared(engines, images)
+    if images is not None and found is not None and (doubt := found.doubt(MAX_DROP, images.name)):
         log.warning("%s", doubt)
     return CompressionResult(
         folder=out,
         before=before,
         after=after,
         batch_size=batch_size,
-        accuracy=accuracy,
+        paired=found,
         measured_on="" if images is None else images.name,
         data=str(run.config["data"]) if data is None and run is not None else data,
         pruned=pruned,
@@ -176,11 +181,11 @@ def _examples_and_test(
 
 
 def _examples(model: VisionModel, train: ImageSet, count: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Normalized training images and their classes, on the model's device."""
+    """Normalized training images and their targets, shares of the classes, on the model's device."""
     some = train.subset("train", train.order(0, 0)[:count])
     device, preprocess = next(model.parameters()).device, preprocess_of(model)
     for batch in Loader(some, preprocess, EXAMPLES_AT_ONCE, device=device).epoch():
-        yield preprocess.normalize(batch.pixels), batch.targets
+        yield preprocess.normalize(batch.pixels), some.truth.shares(batch.targets)
 
 
 def _costs(engines: Sequence[TorchEngine], batch_size: int) -> list[Cost]:
@@ -196,8 +201,8 @@ def _costs(engines: Sequence[TorchEngine], batch_size: int) -> list[Cost]:
     ]
 
 
-def _paired_accuracy(engines: Sequence[TorchEngine], images: ImageSet) -> PairedAccuracy:
-    """The accuracy of two models with the same preprocessing, on the readable images."""
+def _compared(engines: Sequence[TorchEngine], images: ImageSet) -> PairedMeasure:
+    """Compare two models with the same preprocessing on the readable images."""
     batches = batches_of(engines[0], images)
     first, second = (measure(engine, batches) for engine in engines)
-    return PairedAccuracy.of(first.correct, second.correct)
+    return paired(first, second)

@@ -41,7 +41,8 @@ def prune(
 ) -> VisionTransformer:
     """A new model, in evaluation mode, with the best heads and neurons of each layer; None keeps all.
 
-    `examples` are normalized images (B, C, H, W) and classes (B,) on its device; a few hundred are enough.
+    `examples` are normalized images (B, C, H, W) on its device and, for its loss, their classes (B,) or float
+    shares of the classes (B, K); independent classes need the latter. A few hundred images are enough.
     """
     model = vision_transformer(model)
     config = pruned_config(model.config, num_heads, mlp_ratio)
@@ -141,9 +142,11 @@ def watch(model: VisionTransformer, examples: Iterable[tuple[Tensor, Tensor]]) -
             elif isinstance(module, MLP | SwiGLU):
                 found[name] = Channels("fc1", "fc2", 1)
                 hooks.enter_context(module.fc2.register_forward_pre_hook(found[name].before))
-        for images, labels in examples:
+        independent = model.config.outputs == "independent"
+        loss_of = F.binary_cross_entropy_with_logits if independent else F.cross_entropy
+        for images, targets in examples:
             images = images.detach().clone().requires_grad_()  # so that activations get gradients
-            loss = F.cross_entropy(model(images).float(), labels, reduction="sum")
+            loss = loss_of(model(images).float(), targets, reduction="sum")
             torch.autograd.grad(loss, images)  # none for the weights
             seen += len(images)
     if not seen:

@@ -38,7 +38,8 @@ from vitascope.evaluation.measure import Evaluation, batches_of, measure
 from vitascope.model.vision_model import VisionModel
 from vitascope.predict.runtimes import Batch, ExportedEngine, InputMode, files_of, open_exported
 from vitascope.predict.throughput import take_turns
-from vitascope.run.measures import PairedAccuracy
+from vitascope.run.measures import PairedMeasure
+from vitascope.run.predictions import paired
 from vitascope.run.run import Run, load_with_run
 from vitascope.storage import check_room, make_folder
 
@@ -67,13 +68,14 @@ class Measured:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class AccuracyComparison:
+class FileComparison:
     """An exported model and the one made from it, on the same images."""
 
-    accuracy: PairedAccuracy
-    """Of both, on the readable images."""
+    paired: PairedMeasure
+    """The accuracy of both on the readable images; the mean average precision if these have several classes
+    each."""
     same: int
-    """Images for which both predict the same class."""
+    """Images for which both predict the same class, or exactly the same classes."""
     before: Measured
     after: Measured
     unreadable: tuple[str, ...]
@@ -82,7 +84,7 @@ class AccuracyComparison:
     @property
     def agreement(self) -> float:
         """`same` as a share of the images."""
-        return self.same / self.accuracy.total
+        return self.same / self.paired.total
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
@@ -97,21 +99,21 @@ class QuantizationResult:
     """Layers with weights."""
     float_layers: tuple[str, ...]
     """Layers left in float, by their names in the graph."""
-    attempts: tuple[AccuracyComparison, ...]
+    attempts: tuple[FileComparison, ...]
     """The comparison of every attempt; the last is that of the file."""
     measured_on: str
     """Name of the images that accuracies are measured on."""
 
     @property
-    def comparison(self) -> AccuracyComparison:
+    def comparison(self) -> FileComparison:
         """The comparison of the file."""
         return self.attempts[-1]
 
     def __repr__(self) -> str:
         found = self.comparison
-        (before, _), (after, _) = found.accuracy.rows()
+        (before, _), (after, _) = found.paired.rows()
         return (
-            f"QuantizationResult({self.files[0]}: accuracy {after}, in fp32 {before}, "
+            f"QuantizationResult({self.files[0]}: {found.paired.name} {after}, in fp32 {before}, "
             f"{found.before.size / found.after.size:.1f} times smaller)"
         )
 
@@ -142,8 +144,8 @@ def quantize(
         calibration: DATA that ranges are computed from, without labels; by default the run's training images,
             or without a run the training part of `data`.
         calibration_images: how many of them to use.
-        max_drop: the accuracy that may be lost, as measured; a warning is logged if its 95% interval ends
-            above this.
+        max_drop: the accuracy that may be lost, as measured, or the mean average precision if images have
+            several classes; a warning is logged if its 95% interval ends above this.
 
     Raises:
         CheckpointError: as `from_pretrained`.
@@ -218,7 +220,7 @@ def quantize_file(
         "precision": json.dumps("int8"),
         "calibration_images": json.dumps(len(pictures)),
     }
-    attempts: list[AccuracyComparison] = []
+    attempts: list[FileComparison] = []
     if plain.class_names:
         test = test.in_classes(plain.class_names, f"the {test.name} images")
     exact = measure(plain, batches_of(plain, test))
@@ -232,10 +234,10 @@ def quantize_file(
             in_float = worst(losses, share)
             found = write(source, folder / target.name, pictures, in_float, metadata)
             losses = losses or found
-            attempts.append(compare_accuracy(plain, open_exported(folder / target.name), test, exact))
-            accuracy = attempts[-1].accuracy
-            if accuracy.drop <= max_drop:
-                if doubt := accuracy.doubt(max_drop, test.name):
+            attempts.append(compare_files(plain, open_exported(folder / target.name), test, exact))
+            lost = attempts[-1].paired
+            if lost.drop <= max_drop:
+                if doubt := lost.doubt(max_drop, test.name):
                     log.warning("%s", doubt)
                 return QuantizationResult(
                     files=move_beside(folder, target),
@@ -245,11 +247,11 @@ def quantize_file(
                     attempts=tuple(attempts),
                     measured_on=test.name,
                 )
-    tried = ", ".join(f"{attempt.accuracy.drop:.2%}" for attempt in attempts)
-    low, high = accuracy.interval
+    tried = ", ".join(f"{attempt.paired.drop:.2%}" for attempt in attempts)
+    low, high = lost.interval
     raise UserError(
-        f"{target.name} is not kept: on {accuracy.total} {test.name} images int8 loses {tried} of the "
-        f"accuracy with 0, 1/8 and 1/4 of the layers in float (95% interval of the last: {low:.2%} to "
+        f"{target.name} is not kept: on {lost.total} {test.name} images int8 loses {tried} of the "
+        f"{lost.name} with 0, 1/8 and 1/4 of the layers in float (95% interval of the last: {low:.2%} to "
         f"{high:.2%}), and {max_drop:.2%} are allowed; calibrate with more pictures, or with typical ones, "
         "measure on more, or allow a larger drop"
     )
@@ -272,9 +274,9 @@ def worst(losses: Mapping[str, float], share: float) -> tuple[str, ...]:
     return tuple(name for name in losses if name in ranked)
 
 
-def compare_accuracy(
+def compare_files(
     before: ExportedEngine, after: ExportedEngine, images: ImageSet, exact: Evaluation
-) -> AccuracyComparison:
+) -> FileComparison:
     """Compare two exported models that take the same pixels; `exact` is the first one's evaluation."""
     rounded = measure(after, batches_of(after, images))
     example = torch.from_numpy(before.pixels(images.sources[int(exact.indices[0])]))[None]  # (1, C, H, W)
@@ -290,9 +292,10 @@ def compare_accuracy(
         )
         for engine, seconds in zip(engines, times, strict=True)
     )
-    return AccuracyComparison(
-        accuracy=PairedAccuracy.of(exact.correct, rounded.correct),
-        same=int((exact.classes == rounded.classes).sum()),
+    answers = dataclasses.replace(exact.targets, labels=exact.answers)
+    return FileComparison(
+        paired=paired(exact, rounded),
+        same=int(answers.correct(rounded.answers).sum()),
         before=first,
         after=second,
         unreadable=exact.unreadable,

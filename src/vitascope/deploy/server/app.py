@@ -184,7 +184,7 @@ def predictions(service: Service) -> APIRouter:
     async def predict(request: Request, top_k: TopK = 5, threshold: Threshold = None) -> Response:
         """The most probable classes of a picture, or of each file of a form; of a model of several classes
         per picture also those that apply, in `labels`."""
-        from vitascope.predict.selection import Selection
+        from vitascope.predict.selection import ClassSelection
 
         def named(classes: list[tuple[int, float]]) -> list[dict[str, Any]]:
             label = service.engine.label
@@ -198,7 +198,7 @@ def predictions(service: Service) -> APIRouter:
             return found
 
         service.check_classes()
-        selection = Selection(threshold=threshold)
+        selection = ClassSelection(threshold=threshold)
         selection.check(service.engine)
         return await _results(service, request, service.predictions, summary)
 
