@@ -13,6 +13,7 @@ import pytest
 from PIL import Image
 
 from tests.explain.figures import coarse, num_colours
+from tests.model import labelling_model
 from tests.test_cli import SHAPE, SHORT, error_line, here, write_place  # noqa: F401 - a fixture
 from tests.training import undrawn
 from vitascope.cli import main
@@ -247,6 +248,23 @@ def test_grid_shows_32_test_images_with_their_predictions(
     for title, truth in zip(titles, chosen["truths"], strict=True):
         assert title.startswith(("red ", "blue "))
         assert (f"is {truth}" in title) != title.startswith(f"{truth} ")
+
+
+def test_truths_of_images_with_several_classes_are_all_their_names(
+    here: SimpleNamespace,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from vitascope.data.splits import ImageSet
+    from vitascope.data.targets import ClassSets
+
+    labels = np.array([[True, True], [False, False]])
+    tests = ImageSet("test", ["data/red/1.png", "data/red/0.png"], ClassSets(labels, ("blue", "red")))
+    monkeypatch.setattr(Run, "test_images", lambda run: tests)
+    chosen = labelled_test_images("runs/tiny")
+    assert sorted(chosen["truths"]) == [(), ("blue", "red")]
+    model = labelling_model(0.9, 0.8, class_names=("blue", "red"))
+    (axes,) = draw(model, method="rollout", **chosen).axes
+    assert sorted(text.get_text() for text in axes.texts) == ["blue; red", "blue; red\nis none"]
 
 
 def test_unreadable_test_image_is_named_and_left_out(

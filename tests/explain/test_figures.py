@@ -11,7 +11,7 @@ import torch
 from tests.data import noise
 from tests.explain.figures import texts
 from tests.explain.test_inputs import PICTURES, model_with_preprocess
-from tests.model import small_model
+from tests.model import labelling_model, small_model, with_preprocess
 from vitascope import explain
 from vitascope.data.preprocess import Preprocess
 from vitascope.errors import UserError
@@ -95,6 +95,40 @@ def test_grid_marks_predictions_that_differ_from_the_truth() -> None:
     assert "is dog" not in first
     assert second.startswith(f"{guesses[1]} ")
     assert second.endswith("\nis dog")
+
+
+def labelling(*probabilities: float, **options: Any) -> VisionTransformer:
+    """A model of several classes per picture with these probabilities for every picture."""
+    return with_preprocess(
+        labelling_model(*probabilities, class_names=("cat", "dog", "owl"), **options),
+        model_with_preprocess().preprocess,
+    )
+
+
+def test_captions_have_all_classes_that_reach_their_thresholds() -> None:
+    model = labelling(0.3, 0.9, 0.6, thresholds=(0.2, 0.5, 0.7))
+    figure = draw(model, PICTURES, "attention", truths=[["dog", "cat"], []])
+    assert [text.get_text() for text in figure.axes[0].texts] == ["cat; dog", "cat; dog\nis none"]
+    right, wrong = (text.get_color() for text in figure.axes[0].texts)
+    assert (right, wrong) == (plots.RIGHT, plots.WRONG)
+    figure = draw(labelling(0.3, 0.4, 0.1), PICTURES, "attention", truths=[["dog", "cat"], []])
+    assert [text.get_text() for text in figure.axes[0].texts] == ["none\nis cat; dog", "none"]
+
+
+def test_title_names_the_explained_class_of_several() -> None:
+    model = labelling(0.6, 0.9, 0.1)
+    method = "integrated gradients"
+    for target, title in (
+        (None, f"cat (60%), dog (90%): {method} of dog"),
+        ("owl", f"cat (60%), dog (90%): {method} of owl"),
+    ):
+        assert draw(model, PICTURES[0], target=target).get_label().lower() == title.lower()
+    assert draw(model, PICTURES[0], "all").get_label().endswith(": every method of dog")
+    assert draw(model, PICTURES).get_label().endswith(" of the most probable class over 2 pictures")
+    assert draw(model, PICTURES[0], "rollout").get_label() == "cat (60%), dog (90%): attention rollout"
+    assert (
+        draw(labelling(0.3, 0.4, 0.1), PICTURES[0], "rollout").get_label().startswith("none of the classes: ")
+    )
 
 
 def test_unreadable_pictures_of_several_are_left_out_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:

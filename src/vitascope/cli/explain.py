@@ -84,7 +84,7 @@ class Explain:
     ] = None
     """What to show. Default: integrated-gradients, the most faithful in docs/gallery.md."""
     target: MaybeText = None
-    """The class to explain, by name or number. Default: the predicted class."""
+    """The class to explain, by name or number. Default: the most probable class."""
     versus: MaybeText = None
     """Explain why the target rather than this class."""
     like: MaybePath = None
@@ -259,7 +259,10 @@ def is_picture(word: str) -> bool:
 def labelled_test_images(ref: str) -> dict[str, Any]:
     """Some test images of a run, or the samples of a built-in model, with their classes, as arguments of
     `explain.draw`."""
+    import numpy as np
+
     from vitascope.data.samples import PHOTOS
+    from vitascope.data.targets import ClassSets
     from vitascope.explain.inputs import sample
 
     if built_in(ref) is not None:
@@ -267,9 +270,12 @@ def labelled_test_images(ref: str) -> dict[str, Any]:
 
     tests = own_test_images(ref)
     chosen = sample(range(len(tests)), SHOWN)
-    truths = [tests.class_names[tests.labels[index]] for index in chosen] if tests.class_names else []
+    truths = None
+    if tests.targets is not None:
+        named = tests.targets.take(np.array(chosen, dtype=np.int64))
+        truths = named.names() if isinstance(named, ClassSets) else [name for (name,) in named.names()]
     pictures = [tests.sources[index] for index in chosen]
-    return {"pictures": pictures, "truths": truths or None, "kind": f"{tests.name} image"}
+    return {"pictures": pictures, "truths": truths, "kind": f"{tests.name} image"}
 
 
 def option(field: str) -> str:

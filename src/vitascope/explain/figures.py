@@ -24,11 +24,16 @@ from vitascope.explain.methods import DEFAULT_METHOD, METHODS, Method, check_set
 from vitascope.explain.pictures import FloatArray, Picture, beside_itself, to_picture
 from vitascope.explain.targets import ClassDifference, FeatureCosine, TargetLike
 from vitascope.model.heads import predicted, scores
+from vitascope.model.options import EVEN
 from vitascope.model.vision_model import VisionModel
 from vitascope.weights.preprocess import preprocess_of
 
 log = logging.getLogger(__name__)
 
+SEPARATOR, NONE = "; ", "none"
+"""Between the classes of a picture, and for a picture of no class."""
+TITLED = 4
+"""Classes of a picture that a title names."""
 ONE_OF_SEVERAL = 320
 """Longer side of a picture in a figure of several, in pixels."""
 
@@ -51,7 +56,7 @@ def draw(
     method: str = DEFAULT_METHOD,
     target: TargetLike = None,
     *,
-    truths: Sequence[str] | None = None,
+    truths: Sequence[str | Sequence[str]] | None = None,
     kind: str = "picture",
     **settings: Any,
 ) -> Figure:
@@ -66,8 +71,9 @@ def draw(
         method: one of `METHODS`, or one of `VIEWS`: of one picture `all` heatmaps, the attention of all
             `heads` or of one `patch`; of one or many its `features`; of many the attention `distance`; of the
             model alone `positions` and `filters`.
-        target: what heatmaps explain, see `TargetLike`; None is the predicted class.
-        truths: the true class names of the pictures, shown where the prediction differs.
+        target: what heatmaps explain, see `TargetLike`; None is the most probable class.
+        truths: the true class of each picture or, with several classes per picture, their names; shown where
+            the prediction differs.
         kind: what several pictures are called in the title, in the singular.
         settings: the method's own, such as `layer`, `head`, `fusion`, `discard` or `patch`.
 
@@ -95,7 +101,8 @@ def draw(
     maps = [heatmap(model, each.image, method, target, **settings)[0].cpu().numpy() for each in read]
     notes = [_note(model, each, METHODS[method], target, heat) for each, heat in zip(read, maps, strict=True)]
     own = "".join(f", {name} {value}" for name, value in settings.items())
-    title = METHODS[method].title + own + _about(model, target)
+    default = _about_default(model, read) if target is None and METHODS[method].has_target else ""
+    title = METHODS[method].title + own + _about(model, target) + default
     if single:
         title = _with_prediction(model, read[0], subject, title)
         return plots.draw_explanation(read[0].shown, maps[0], title, notes[0])
@@ -110,7 +117,7 @@ def check_method(method: str, given: Sequence[str]) -> None:
 
 
 def _read(
-    model: VisionModel, pictures: Any, truths: Sequence[str] | None, *, are_shown: bool
+    model: VisionModel, pictures: Any, truths: Sequence[str | Sequence[str]] | None, *, are_shown: bool
 ) -> list[_Picture]:
     """The pictures, without those of several that cannot be read; only the model's pixels if they are not
     shown, because thousands of photographs may not fit into memory."""
@@ -132,7 +139,7 @@ def _read(
             log.warning("left out: %s", error)
             continue
         name = Path(source).name if isinstance(source, str | os.PathLike) else "the picture"
-        truth = None if truths is None else truths[index]
+        truth = None if truths is None else _in_one(model, truths[index])
         image = normalized(model, torch.from_numpy(pixels)[None])
         read.append(_Picture(name, image, shown, truth))
     if not read:
@@ -147,7 +154,8 @@ def _draw_all(
     methods = methods_for(model, target).values()
     heatmaps = {each.title: each(model, picture.image, target)[0].cpu().numpy() for each in methods}
     notes = {each.title: _note(model, picture, each, target, heatmaps[each.title]) for each in methods}
-    title = _with_prediction(model, picture, subject, f"every method{_about(model, target)}")
+    about = _about_default(model, pictures) if target is None else _about(model, target)
+    title = _with_prediction(model, picture, subject, f"every method{about}")
     return plots.draw_explanations(picture.shown, heatmaps, title, notes)
 
 
@@ -226,17 +234,39 @@ VIEWS = {
 """The figures that `draw` adds to the heatmaps of `METHODS`."""
 
 
-def _predicted(model: VisionModel, picture: _Picture) -> tuple[str, float]:
-    probabilities = scores(pooled_and_logits(model, picture.image)[1], model.config.outputs)  # (1, K)
-    index = int(predicted(probabilities))
-    return _class_name(model, index), float(probabilities[0, index])
+def _guesses(model: VisionModel, picture: _Picture) -> list[tuple[str, float]]:
+    """The predicted class with its probability, or those of several that reach their thresholds, in the
+    order of the model's classes."""
+    config = model.config
+    probabilities = scores(pooled_and_logits(model, picture.image)[1], config.outputs)  # (1, K)
+    if config.outputs == "independent":
+        thresholds = torch.tensor(config.thresholds or (EVEN,) * config.num_classes)
+        indices = (probabilities[0].cpu() >= thresholds).nonzero()[:, 0].tolist()
+    else:
+        indices = predicted(probabilities).tolist()
+    return [(_class_name(model, index), float(probabilities[0, index])) for index in indices]
+
+
+def _most_probable(model: VisionModel, picture: _Picture) -> str:
+    return _class_name(model, int(predicted(pooled_and_logits(model, picture.image)[1])))
+
+
+def _in_one(model: VisionModel, names: str | Sequence[str]) -> str:
+    """A class, or several in the order of the model's classes, as one text."""
+    if isinstance(names, str):
+        return names
+    order = {name: place for place, name in enumerate(model.config.class_names)}
+    return SEPARATOR.join(sorted(names, key=lambda name: order.get(name, len(order)))) or NONE
 
 
 def _caption(model: VisionModel, picture: _Picture, note: str) -> plots.Caption:
     """The prediction, if the model has classes, and whether a note says that there is no evidence for it."""
     if not model.config.gives_classes:
         return plots.Caption(note=note)
-    return plots.Caption(*_predicted(model, picture), picture.truth, note and "no evidence")
+    guesses = _guesses(model, picture)
+    confidence = None if model.config.outputs == "independent" else guesses[0][1]
+    shown = _in_one(model, [name for name, _ in guesses])
+    return plots.Caption(shown, confidence, picture.truth, note and "no evidence")
 
 
 def _class_name(model: VisionModel, index: int) -> str:
@@ -249,8 +279,9 @@ def _with_prediction(model: VisionModel, picture: _Picture, subject: str, what: 
     """A title that begins with the prediction, if the model has classes."""
     if not model.config.gives_classes:
         return f"{what} over {subject}"
-    guess, score = _predicted(model, picture)
-    return f"{guess} ({score:.0%}): {what}"
+    guesses = [f"{name} ({score:.0%})" for name, score in _guesses(model, picture)]
+    shown = guesses[:TITLED] + ["..."] * (len(guesses) > TITLED)
+    return f"{', '.join(shown) or 'none of the classes'}: {what}"
 
 
 def _note(
@@ -261,9 +292,18 @@ def _note(
         return ""
     about = _about(model, target).removeprefix(" of ")
     if not about and method.has_target:
-        about = _predicted(model, picture)[0]
+        about = _most_probable(model, picture)
     where = " at this layer" if "layer" in method.settings else ""
     return f"no evidence{about and f' for {about}'}{where}"
+
+
+def _about_default(model: VisionModel, pictures: Sequence[_Picture]) -> str:
+    """The default target where pictures may have several classes, which do not tell which one it is."""
+    if model.config.outputs != "independent":
+        return ""
+    return (
+        f" of {_most_probable(model, pictures[0])}" if len(pictures) == 1 else " of the most probable class"
+    )
 
 
 def _about(model: VisionModel, target: TargetLike) -> str:

@@ -55,11 +55,12 @@ def save_figure(figure: Figure, path: Path) -> Path:
 
 @dataclasses.dataclass(frozen=True)
 class Caption:
-    """The prediction of a picture, with the true class if it differs."""
+    """The prediction of a picture, with the truth if it differs."""
 
     guess: str = ""
-    """The predicted class; empty for a model without classes."""
-    confidence: float = 0.0
+    """The predicted class, or the predicted classes in one text; empty for a model without classes."""
+    confidence: float | None = None
+    """The probability of the class; None for several."""
     truth: str | None = None
     note: str = ""
 
@@ -72,7 +73,8 @@ class Caption:
 
     def lines(self) -> list[CaptionLine]:
         """The lines in the colour of the caption."""
-        found = [CaptionLine(name=self.guess, after=f" {self.confidence:.0%}")] if self.guess else []
+        confidence = "" if self.confidence is None else f" {self.confidence:.0%}"
+        found = [CaptionLine(name=self.guess, after=confidence)] if self.guess else []
         if self.truth not in (None, self.guess):
             found.append(CaptionLine(before="is ", name=str(self.truth)))
         found += [CaptionLine(before=self.note)] if self.note else []

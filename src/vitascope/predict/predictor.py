@@ -235,7 +235,7 @@ class Predictor:
         Args:
             images: as for a call.
             method: a name in `vitascope.explain.METHODS`.
-            target: the class to explain, by name or index; None is the predicted one.
+            target: the class to explain, by name or index; None is the most probable one.
 
         Returns:
             A heatmap with its picture; for several pictures, a list of these.

@@ -86,8 +86,8 @@ class ResultFile:
         resume: continue a file that exists.
 
     Raises:
-        UserError: as `check_out` and `ClassSelection.check`; a `top_k` for a CSV file of one class per image; a
-            file of another job.
+        UserError: as `check_out` and `ClassSelection.check`; a `top_k` for a CSV file of one class per image;
+            a file of another job.
     """
 
     def __init__(
