@@ -82,7 +82,9 @@ class Export:
         for file in done.files:
             print(f"{file}  {file.stat().st_size:,} bytes")
         print(f"takes {done.takes}")
-        print(f"returns probabilities and logits, float32 (batch, {done.model.config.num_classes})")
+        config = done.model.config
+        independent = " of independent classes" * (config.outputs == "independent")
+        print(f"returns probabilities{independent} and logits, float32 (batch, {config.num_classes})")
         print(f"compared with the model on {compared_on}: {done.agreement.summary}")
         print(f"\nTo use it without vitascope:\n{textwrap.indent(done.program, '    ')}")
 

@@ -76,7 +76,7 @@ class PairedMeasure(ABC):
 
     def __str__(self) -> str:
         low, high = self.interval
-        return f"{self.drop:.2%} of the {self.name}, 95% interval {low:.2%} to {high:.2%}"
+        return f"{self.drop:z.2%} of the {self.name}, 95% interval {low:z.2%} to {high:z.2%}"
 
     def doubt(self, allowed: float, images: str) -> str:
         """A line if `total` images, named by `images`, cannot tell whether more than `allowed` is lost."""
