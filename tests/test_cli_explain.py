@@ -245,7 +245,7 @@ def test_grid_shows_32_test_images_with_their_predictions(
     (axes,) = figure.axes
     titles = [text.get_text() for text in axes.texts]
     assert len(titles) == len(axes.images) == 32
-    for title, truth in zip(titles, chosen["truths"], strict=True):
+    for title, (truth,) in zip(titles, chosen["truths"], strict=True):
         assert title.startswith(("red ", "blue "))
         assert (f"is {truth}" in title) != title.startswith(f"{truth} ")
 

@@ -259,10 +259,7 @@ def is_picture(word: str) -> bool:
 def labelled_test_images(ref: str) -> dict[str, Any]:
     """Some test images of a run, or the samples of a built-in model, with their classes, as arguments of
     `explain.draw`."""
-    import numpy as np
-
     from vitascope.data.samples import PHOTOS
-    from vitascope.data.targets import ClassSets
     from vitascope.explain.inputs import sample
 
     if built_in(ref) is not None:
@@ -270,10 +267,8 @@ def labelled_test_images(ref: str) -> dict[str, Any]:
 
     tests = own_test_images(ref)
     chosen = sample(range(len(tests)), SHOWN)
-    truths = None
-    if tests.targets is not None:
-        named = tests.targets.take(np.array(chosen, dtype=np.int64))
-        truths = named.names() if isinstance(named, ClassSets) else [name for (name,) in named.names()]
+    names = None if tests.targets is None else tests.targets.names()
+    truths = None if names is None else [names[index] for index in chosen]
     pictures = [tests.sources[index] for index in chosen]
     return {"pictures": pictures, "truths": truths, "kind": f"{tests.name} image"}
 
