@@ -82,6 +82,17 @@ def test_files_that_cannot_say_that_classes_are_independent_are_reported(format:
     assert done.parity.difference <= 1e-5 * done.parity.scale
 
 
+def test_saving_warns_where_the_files_cannot_say_that_classes_are_independent(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = small_model(outputs="independent", **BODY)
+    for format, warned in (("torchvision", True), ("huggingface", False), ("timm", False)):
+        caplog.clear()
+        save_pretrained(model, tmp_path / format, format=format)
+        assert [text for text in caplog.messages if "apply the sigmoid" in text] == caplog.messages
+        assert bool(caplog.messages) == warned
+
+
 def test_broken_thresholds_are_rejected_naming_the_checkpoint(tmp_path: Path) -> None:
     save_pretrained(small_model(outputs="independent", **BODY), tmp_path, format="huggingface")
     config = tmp_path / "config.json"

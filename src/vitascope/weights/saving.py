@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from pathlib import Path
 
 from vitascope.arguments import checked
+from vitascope.model.config import ViTConfig
 from vitascope.model.vision_model import VisionModel
 from vitascope.weights.identification import FAMILIES, check_format
-from vitascope.weights.mapping import to_family
+from vitascope.weights.mapping import run_there, to_family
 from vitascope.weights.preprocess import preprocess_of
+
+log = logging.getLogger(__name__)
 
 
 @checked
@@ -30,5 +34,8 @@ def save_pretrained(model: VisionModel, folder: str | os.PathLike[str], *, forma
             files that cannot be written, or a folder with other weights that would be read instead.
     """
     check_format(format, model.config)
-    to_family(FAMILIES[format], model, preprocess_of(model), Path(folder))
+    family, config = FAMILIES[format], model.config
+    if isinstance(config, ViTConfig) and run_there(family, config).outputs != config.outputs:
+        log.warning("%s files cannot say that classes are independent: apply the sigmoid yourself", format)
+    to_family(family, model, preprocess_of(model), Path(folder))
     return Path(folder)
