@@ -463,7 +463,7 @@ def test_example_program_prepares_16_bit_pictures_as_the_model_does(
     fit = Preprocess(image_size=(8, 10), levels=(100, 3999.5))
     values = (np.random.default_rng(0).random((8, 10)) * 4500).astype(dtype)
     Image.fromarray(values).save(tmp_path / "cat.jpg", "TIFF")  # the name that the program has
-    program = usage(Path("a.onnx"), fit, ("cat",), "pictures")
+    program = usage(Path("a.onnx"), fit, small_config(), "pictures")
     upto = program[program.index("picture =") : program.index("probabilities")]
     monkeypatch.chdir(tmp_path)
     names = {"numpy": np, "Image": Image, "ImageOps": ImageOps}
@@ -472,7 +472,7 @@ def test_example_program_prepares_16_bit_pictures_as_the_model_does(
 
 
 def test_example_program_without_levels_has_no_line_about_them() -> None:
-    program = usage(Path("a.onnx"), Preprocess(image_size=(8, 10)), ("cat",), "pictures")
+    program = usage(Path("a.onnx"), Preprocess(image_size=(8, 10)), small_config(), "pictures")
     assert 'picture = ImageOps.exif_transpose(Image.open("cat.jpg")).convert("RGB")' in program
     assert "bits" not in program
 
