@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from vitascope.model.trace import Trace
     from vitascope.model.vit import VisionTransformer
     from vitascope.options.recipes import TrainConfig
+    from vitascope.predict.embed import Embeddings, embed
     from vitascope.predict.predictor import Prediction, Predictor
     from vitascope.report.comparison_page import compare
     from vitascope.run.run import Run
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from vitascope.weights.transfer import create_model
 
 _HOMES = {
+    "Embeddings": "predict.embed",
     "Prediction": "predict.predictor",
     "Predictor": "predict.predictor",
     "Preprocess": "data.preprocess",
@@ -51,6 +53,7 @@ _HOMES = {
     "compress": "deploy.export.compress",
     "convert": "weights.convert",
     "create_model": "weights.transfer",
+    "embed": "predict.embed",
     "evaluate": "evaluation.evaluate",
     "export": "deploy.export.export",
     "from_pretrained": "weights.loading",
@@ -64,6 +67,7 @@ _HOMES = {
 }
 
 __all__ = [
+    "Embeddings",
     "Prediction",
     "Predictor",
     "Preprocess",
@@ -79,6 +83,7 @@ __all__ = [
     "compress",
     "convert",
     "create_model",
+    "embed",
     "evaluate",
     "explain",
     "export",

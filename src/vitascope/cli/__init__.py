@@ -15,6 +15,7 @@ from vitascope.cli.bench import Bench
 from vitascope.cli.checkpoints import Convert, Models
 from vitascope.cli.compare import Compare
 from vitascope.cli.compress import Compress
+from vitascope.cli.embed import Embed
 from vitascope.cli.evaluate import Evaluate
 from vitascope.cli.explain import Explain
 from vitascope.cli.export import Export
@@ -31,6 +32,7 @@ COMMANDS: dict[str, type[Any]] = {
     "pretrain": Pretrain,
     "evaluate": Evaluate,
     "predict": Predict,
+    "embed": Embed,
     "explain": Explain,
     "report": Report,
     "compare": Compare,

@@ -118,13 +118,13 @@ class Loader:
             batches.append(order[begin + cuts[rank] : begin + cuts[rank + 1]])
         if self._cached is None:
             for (pixels, indices), count in zip(self._streamed(batches, epoch), planned, strict=True):
-                targets = self._deliver(self._labels[indices % len(self.images)])
-                yield Batch(self._deliver(pixels), targets, indices, count)
+                targets = delivered(self._labels[indices % len(self.images)], self.device)
+                yield Batch(delivered(pixels, self.device), targets, indices, count)
             return
         for indices, count in zip(batches, planned, strict=True):
             images = indices % len(self.images)
-            rows = self._deliver(self._rows[images])
-            yield Batch(self._cached[rows], self._deliver(self._labels[images]), indices, count)
+            rows = delivered(self._rows[images], self.device)
+            yield Batch(self._cached[rows], delivered(self._labels[images], self.device), indices, count)
 
     def _order(self, epoch: int) -> npt.NDArray[np.int64]:
         """The indices of an epoch in its order, without those of images that are known to be unreadable."""
@@ -149,13 +149,6 @@ class Loader:
     def _readable_indices(self) -> npt.NDArray[np.int64]:
         """The indices of the readable images, as far as is known."""
         return np.flatnonzero(self._rows >= 0)
-
-    def _deliver(self, array: npt.NDArray[np.generic]) -> Tensor:
-        """A copy of an array on the device; a GPU copies it from pinned memory while it computes."""
-        host = torch.from_numpy(array)
-        if self.device.type != "cuda":
-            return host.to(self.device, copy=True)
-        return torch.empty_like(host, pin_memory=True).copy_(host).to(self.device, non_blocking=True)
 
     def _cache(self) -> Tensor:
         """Read every image once, in the split's order, into one array without gaps."""
@@ -218,6 +211,14 @@ class Loader:
                 check_unreadable(len(reasons), len(self.images), self.images.name, reasons)
             good = [row for row in range(len(indices)) if row not in faults]
             yield (pixels[good], indices[good]) if faults else (pixels, indices)
+
+
+def delivered(array: npt.NDArray[np.generic], device: torch.device) -> Tensor:
+    """A copy of an array on a device; a GPU copies it from pinned memory while it computes."""
+    host = torch.from_numpy(array)
+    if device.type != "cuda":
+        return host.to(device, copy=True)
+    return torch.empty_like(host, pin_memory=True).copy_(host).to(device, non_blocking=True)
 
 
 def check_unreadable(count: int, images: int, name: str, reasons: Sequence[str]) -> None:

@@ -5,12 +5,9 @@ from __future__ import annotations
 import dataclasses
 import logging
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal, cast
-
-from torch import nn
 
 from vitascope.arguments import checked
 from vitascope.data.datasets import open_for_evaluation
@@ -21,7 +18,7 @@ from vitascope.errors import UserError
 from vitascope.evaluation.images import without_training_images
 from vitascope.evaluation.measure import BATCH_SIZE, Evaluation, batches_of, measure
 from vitascope.model.hardware import reuse_freed_memory
-from vitascope.model.vision_model import VisionModel, evaluation_mode
+from vitascope.model.vision_model import VisionModel, left_as_it_was
 from vitascope.predict.engine import Engine
 from vitascope.predict.runtimes import as_engine
 from vitascope.run.run import Run
@@ -71,7 +68,7 @@ def evaluate(
     )
     reuse_freed_memory()
     ref = Path(model) if isinstance(model, str | os.PathLike) else None
-    with _unchanged(model):
+    with left_as_it_was(model):
         engine = as_engine(model, precision=precision, device=device)
         engine.check_classes()
         names = engine.class_names
@@ -96,21 +93,6 @@ def evaluate(
             changes = None if opened.restored is None else opened.restored.counts()
         evaluation = measure(engine, batches_of(engine, tested, batch_size))
     return dataclasses.replace(evaluation, trained_on=trained_on, changes=changes)
-
-
-@contextmanager
-def _unchanged(model: object) -> Iterator[None]:
-    """Restore the mode, the device and the dtype of a model of the caller's; others are left alone."""
-    if not isinstance(model, nn.Module):
-        yield
-        return
-    weights = next(model.parameters())
-    device, dtype = weights.device, weights.dtype
-    with evaluation_mode(model):
-        try:
-            yield
-        finally:
-            model.to(device, dtype)
 
 
 def _labelled_images(

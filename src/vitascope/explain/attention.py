@@ -11,7 +11,7 @@ from vitascope.arguments import checked
 from vitascope.errors import UserError
 from vitascope.explain.heatmaps import to_unit
 from vitascope.explain.inputs import Images, as_images
-from vitascope.model.config import ViTConfig
+from vitascope.model.config import ViTConfig, check_layer
 from vitascope.model.trace import Trace
 from vitascope.model.vision_model import VisionModel, evaluation_mode
 from vitascope.model.vit import VisionTransformer
@@ -129,14 +129,6 @@ def attending(model: VisionModel) -> VisionTransformer:
     if not isinstance(model, VisionTransformer):
         raise UserError("a ResNet has no attention to show: this method is for Vision Transformers")
     return model
-
-
-def check_layer(config: ViTConfig, layer: int) -> int:
-    """The number of a layer from 0, given one that may count from the last."""
-    depth = config.depth
-    if not isinstance(layer, int) or not -depth <= layer < depth:
-        raise UserError(f"no layer {layer}: the model has {depth}, 0 to {depth - 1} (or -{depth} to -1)")
-    return layer % depth
 
 
 def check_head(config: ViTConfig, head: int | None) -> None:

@@ -10,10 +10,10 @@ from torch import Tensor
 
 from vitascope.arguments import checked
 from vitascope.errors import UserError
-from vitascope.explain.attention import check_layer
 from vitascope.explain.heatmaps import to_unit
 from vitascope.explain.inputs import Images, as_images
 from vitascope.explain.targets import TargetLike, score_gradient
+from vitascope.model.config import check_layer
 from vitascope.model.resnet import ResNet
 from vitascope.model.trace import Trace
 from vitascope.model.vision_model import VisionModel, evaluation_mode

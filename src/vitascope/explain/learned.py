@@ -10,7 +10,7 @@ from torch import Tensor
 
 from vitascope.arguments import checked
 from vitascope.errors import UserError
-from vitascope.explain.attention import attending, check_layer, stream_attention
+from vitascope.explain.attention import attending, stream_attention
 from vitascope.explain.heatmaps import Count, not_finite
 from vitascope.explain.inputs import Images, as_images
 from vitascope.model.config import ViTConfig
@@ -178,9 +178,8 @@ def feature_colours(model: VisionModel, images: Images, layer: int = -1) -> Tens
     model, images = attending(model), as_images(model, images)
     if not len(images):
         raise UserError("colours compare the patches of images: give at least one")
-    last, grid = check_layer(model.config, layer), model.grid_of(images)
     with evaluation_mode(model):
-        tokens = model.norm(model.encode(model.prepare_tokens(images), grid, blocks=range(last + 1)))
+        (tokens,) = model.forward_intermediates(images, [layer])
     features = tokens[:, model.config.num_prefix_tokens :].flatten(0, 1)  # (B * N, D)
     components, _ = principal_components(features, count=3)  # (k, D)
     features = features.cpu().double()
@@ -188,7 +187,7 @@ def feature_colours(model: VisionModel, images: Images, layer: int = -1) -> Tens
     colours = torch.full((len(features), 3), 0.5)
     reach = _REACH * scores.square().mean(dim=0).sqrt()  # never 0: a constant is not a component
     colours[:, : len(components)] = (0.5 + 0.5 * scores / reach).clamp(0, 1).float()
-    return colours.reshape(len(images), *grid, 3).to(images.device)
+    return colours.reshape(len(images), *model.grid_of(images), 3).to(images.device)
 
 
 def principal_components(values: Tensor, count: int) -> tuple[Tensor, Tensor]:

@@ -318,6 +318,14 @@ OPTIONS = ViTConfig.groups()
 """The group of every option by its name; None for those of `ViTConfig` itself."""
 
 
+def check_layer(config: ViTConfig, layer: int) -> int:
+    """The number of a layer from 0, given one that may count from the last."""
+    depth = config.depth
+    if not isinstance(layer, int) or not -depth <= layer < depth:
+        raise UserError(f"no layer {layer}: the model has {depth}, 0 to {depth - 1} (or -{depth} to -1)")
+    return layer % depth
+
+
 def check_tiling(image: tuple[int, int], patch: tuple[int, int], step: tuple[int, int]) -> None:
     """Raise `UserError` for an image that patches, a step apart, do not tile."""
     if min(*image, *patch) < 1:

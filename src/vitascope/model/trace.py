@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from torch import Tensor
 
 
@@ -9,7 +11,7 @@ class Trace:
     """Named intermediates of one forward pass.
 
     The model's parts hand their intermediates to a trace if there is one; otherwise nothing is kept and the
-    fused kernels run. Gradients flow through the kept tensors.
+    fused kernels run. Gradients flow through the kept tensors. With `names`, only these values are kept.
 
     Attributes:
         values: by name, in the order of the pass: `patch_embeddings` (B, N, D); `embeddings`, z_0 of
@@ -21,18 +23,21 @@ class Trace:
             one query token and sums to 1.
     """
 
-    def __init__(self, *, attention: bool = False) -> None:
+    def __init__(self, *, attention: bool = False, names: Collection[str] | None = None) -> None:
+        self._names = names
         self.values: dict[str, Tensor] = {}
         self.attended: list[Tensor] = []
         self.attention: list[Tensor] | None = [] if attention else None
 
     def keep(self, name: str, value: Tensor) -> None:
         """Record an intermediate."""
-        self.values[name] = value
+        if self._names is None or name in self._names:
+            self.values[name] = value
 
     def keep_attended(self, tokens: Tensor) -> None:
         """Record the tokens that the next block's attention reads."""
-        self.attended.append(tokens)
+        if self._names is None:
+            self.attended.append(tokens)
 
     def keep_attention(self, weights: Tensor) -> None:
         """Record the next block's attention weights, if requested."""

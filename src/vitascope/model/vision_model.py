@@ -43,3 +43,18 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
     finally:
         for part, training in modes.items():
             part.training = training
+
+
+@contextmanager
+def left_as_it_was(model: object) -> Iterator[None]:
+    """Restore the mode, the device and the dtype of a model of the caller's; others are left alone."""
+    if not isinstance(model, nn.Module):
+        yield
+        return
+    weights = next(model.parameters())
+    device, dtype = weights.device, weights.dtype
+    with evaluation_mode(model):
+        try:
+            yield
+        finally:
+            model.to(device, dtype)

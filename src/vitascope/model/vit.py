@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 
 from vitascope.arguments import checked
 from vitascope.model.attention import EVERY_TOKEN
-from vitascope.model.config import ViTConfig
+from vitascope.model.config import ViTConfig, check_layer
 from vitascope.model.encoder import Encoder, PatchDropout, keep_patches
 from vitascope.model.heads import classification_head, pooling
 from vitascope.model.initialization import initialize
@@ -68,6 +70,27 @@ class VisionTransformer(nn.Module):
         trace = Trace(attention=attention)
         self.forward_head(self.forward_features(images, trace), trace)
         return trace
+
+    def forward_intermediates(
+        self, images: Tensor, layers: Sequence[int], *, norm: bool = True
+    ) -> list[Tensor]:
+        """The outputs of some blocks, (B, T, D) each; the blocks after the last of them are not run.
+
+        Args:
+            images: (B, C, H, W), normalized.
+            layers: numbers of blocks, in 0 to depth - 1; negative counts from the last.
+            norm: apply the final norm to each, as `forward_features` does to the last block's. This changes
+                nothing where that norm follows the pooling, or where each block ends in a norm of its own.
+
+        Raises:
+            UserError: no such layer.
+        """
+        numbers = [check_layer(self.config, layer) for layer in layers]
+        trace = Trace(names=[f"block{number}" for number in numbers])
+        grid, blocks = self.grid_of(images), range(max(numbers, default=-1) + 1)
+        self.encode(self.prepare_tokens(images), grid, trace, blocks=blocks)
+        found = [trace[f"block{number}"] for number in numbers]
+        return [self.norm(tokens) for tokens in found] if norm else found
 
     def forward_features(
         self, images: Tensor, trace: Trace | None = None, queries: slice = EVERY_TOKEN

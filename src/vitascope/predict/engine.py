@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 
@@ -22,7 +23,14 @@ from vitascope.model.options import EVEN, Outputs
 from vitascope.model.packed import predicting_copy
 from vitascope.model.sizes import architecture_of
 from vitascope.model.vision_model import VisionModel
+from vitascope.predict.features import OWN, FeatureSpec, features_of
 from vitascope.weights.preprocess import preprocess_of
+
+_OPTIONS_OF_HEAD = {
+    *("num_classes", "class_names", "outputs", "thresholds", "head", "init"),
+    *("head_init", "dropout", "attention_dropout", "drop_path", "patch_dropout"),
+}
+"""Options that features do not depend on: those of the head and of training."""
 
 
 class Engine(ABC):
@@ -72,6 +80,12 @@ class Engine(ABC):
         """SHA-256 of the weights in hexadecimal, computed on first use; empty without weights."""
         return ""
 
+    @property
+    def body_digest(self) -> str:
+        """SHA-256 of everything that features depend on but preprocessing and precision: of a model in torch
+        its weights and options without the head, so that models that differ in it alone share features."""
+        return self.digest
+
     def pixels(self, image: ImageSource) -> Pixels:
         """A picture as `probabilities` takes it, uint8 (C, H, W)."""
         return self.reader(image)
@@ -104,6 +118,34 @@ class Engine(ABC):
     def outputs(self, pixels: Tensor) -> Tensor:
         """Probabilities (B, K), or features (B, D) of a model without classes."""
         return self.probabilities(pixels)
+
+    def precision_for(self, batch_size: int) -> str:
+        """The precision of a batch of this size: `fp32`, `bf16`, or an exported model's own."""
+        return self.description
+
+    def resolved(self, spec: FeatureSpec) -> FeatureSpec:
+        """A representation with its defaults filled in for this model.
+
+        Raises:
+            UserError: a model that does not have it; an exported classifier, which returns no features.
+        """
+        if self.num_classes:
+            raise UserError(
+                f"{self.name or 'this exported model'} returns probabilities and no features: give the model "
+                "that it was exported from"
+            )
+        if not spec.is_own:
+            raise UserError("an exported model has one representation: leave out layer and pool")
+        return spec
+
+    def features(
+        self, pixels: Tensor, specs: Sequence[FeatureSpec] = (OWN,), *, batch_size: int | None = None
+    ) -> list[Tensor]:
+        """uint8 (B, C, H, W) to the representations `specs`, float32 (B, D) each, on the engine's device.
+
+        `batch_size` is that of which this is the rest: its precision is used. Raises as `resolved`.
+        """
+        return [self.outputs(pixels) for _ in map(self.resolved, specs)]
 
     def check_classes(self) -> None:
         """Reject a model without classes."""
@@ -156,11 +198,33 @@ class TorchEngine(Engine):
     @functools.cached_property
     def digest(self) -> str:
         """SHA-256 over name, shape and float32 bytes of the tensors, sorted by name: equal in any file."""
-        found = hashlib.sha256()
-        for name, tensor in sorted(self.model.state_dict().items()):
-            found.update(f"{name} {tuple(tensor.shape)}\n".encode())
-            found.update(tensor.cpu().contiguous().numpy().data)
+        return _digest(self.model)
+
+    @functools.cached_property
+    def body_digest(self) -> str:
+        """SHA-256 of the options and weights below the head."""
+        options = {
+            name: value for name, value in self.config.to_dict().items() if name not in _OPTIONS_OF_HEAD
+        }
+        found = hashlib.sha256(json.dumps(options, sort_keys=True).encode())
+        found.update(_digest(self.model, without="head.").encode())
         return found.hexdigest()
+
+    def precision_for(self, batch_size: int) -> str:
+        """`fp32` or `bf16`, by the hardware, the shape and the batch with precision `auto`."""
+        return {torch.float32: "fp32", torch.bfloat16: "bf16"}[self._dtype(batch_size)]
+
+    def resolved(self, spec: FeatureSpec) -> FeatureSpec:
+        """As `FeatureSpec.resolved`."""
+        return spec.resolved(self.config)
+
+    @torch.inference_mode()
+    def features(
+        self, pixels: Tensor, specs: Sequence[FeatureSpec] = (OWN,), *, batch_size: int | None = None
+    ) -> list[Tensor]:
+        """As `Engine.features`, from one forward pass."""
+        model, images = self._prepared(pixels, batch_size)
+        return [found.float() for found in features_of(model, images, specs)]
 
     @torch.inference_mode()
     def answers(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
@@ -174,15 +238,28 @@ class TorchEngine(Engine):
         """Probabilities (B, K), or features (B, D) of a model without classes."""
         return self.probabilities(pixels) if self.num_classes else self.embed(pixels)
 
-    @torch.inference_mode()
     def embed(self, pixels: Tensor) -> Tensor:
         """uint8 (B, C, H, W) to the pooled representation (B, D), float32, on the CPU."""
-        model, images = self._prepared(pixels)
-        return model.embed(images).float().cpu()
+        return self.features(pixels)[0].cpu()
 
-    def _prepared(self, pixels: Tensor) -> tuple[VisionModel, Tensor]:
-        """The model in the precision for this batch, and the normalized batch in the same precision."""
-        dtype = resolve_precision(self.precision, self.config, self.device, len(pixels), training=False)
+    def _dtype(self, batch_size: int) -> torch.dtype:
+        """The dtype to compute batches of a size in."""
+        return resolve_precision(self.precision, self.config, self.device, batch_size, training=False)
+
+    def _prepared(self, pixels: Tensor, batch_size: int | None = None) -> tuple[VisionModel, Tensor]:
+        """The model in the precision for this batch, or for one of `batch_size`, and the normalized batch in
+        the same precision."""
+        dtype = self._dtype(len(pixels) if batch_size is None else batch_size)
         if dtype not in self._in_dtype:  # a copy in another precision is made once and kept
             self._in_dtype[dtype] = predicting_copy(self.model, dtype)
         return self._in_dtype[dtype], self.preprocess.normalize(pixels.to(self.device)).to(dtype)
+
+
+def _digest(model: VisionModel, without: str | None = None) -> str:
+    """SHA-256 in hexadecimal of a model's tensors, except those whose names begin with `without`."""
+    found = hashlib.sha256()
+    for name, tensor in sorted(model.state_dict().items()):
+        if without is None or not name.startswith(without):
+            found.update(f"{name} {tuple(tensor.shape)}\n".encode())
+            found.update(tensor.cpu().contiguous().numpy().data)
+    return found.hexdigest()

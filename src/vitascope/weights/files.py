@@ -12,7 +12,7 @@ import json
 import pickle
 import re
 import zipfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -226,8 +226,8 @@ def _read_npz(path: Path) -> dict[str, Tensor]:
     return tensors
 
 
-def read_npz(path: Path) -> dict[str, npt.NDArray[Any]]:
-    """Every array of an `.npz` by name, without pickles and within the limits above."""
+def read_npz(path: Path, names: Container[str] | None = None) -> dict[str, npt.NDArray[Any]]:
+    """The arrays of an `.npz` by name, all or only these, without pickles and within the limits above."""
     with _rejecting(path, "broken, truncated or not an .npz file"):
         with _BoundedFile(path) as file, zipfile.ZipFile(file) as archive:
             _check_count(path, len(archive.infolist()))
@@ -237,7 +237,7 @@ def read_npz(path: Path) -> dict[str, npt.NDArray[Any]]:
             raise rejection(path, f"{size} bytes that unpack to {unpacked}; no weights compress so well")
         with np.load(path, allow_pickle=False) as arrays:
             found = {}
-            for name in arrays.files:
+            for name in (name for name in arrays.files if names is None or name in names):
                 with _rejecting(path, f"array {name!r}"):
                     found[name] = arrays[name]
     return found

@@ -130,6 +130,16 @@ def open_source(ref: str | os.PathLike[str], revision: str | None = None) -> Sou
     )
 
 
+def is_model(ref: str | os.PathLike[str]) -> bool:
+    """Whether a path is a run folder, a model folder or a file of weights, by the names of its files."""
+    path = Path(ref).expanduser()
+    if not os.path.isdir(path):
+        return os.path.isfile(path) and path.suffix in hub.FILE_ENDINGS and path.suffix != ".json"
+    return (
+        layout.is_run(path) or layout.has_model(path) or any((path / name).exists() for name in hub.WEIGHTS)
+    )
+
+
 def exists(ref: str | os.PathLike[str]) -> bool:
     """Whether there is such a path; a path that the system rejects (too long, for example) is an error."""
     try:

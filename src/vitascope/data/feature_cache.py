@@ -1,0 +1,251 @@
+"""A cache of features on the disk, by everything that they depend on and by the content of each image.
+
+`$VITASCOPE_CACHE/features/<key>/` has the features of one body, representation, preprocessing and precision,
+in files of safetensors that are never changed: `contents` uint8 (n, 16), a hash of all bytes of each image,
+and `features` float32 (n, D). Each is written aside under a name of its own and renamed, so that several
+processes can write and none reads a part of a file. `made.json` says what the key stands for; the time of
+its last change is that of the last use. When all keys together have more than `VITASCOPE_FEATURES_GB`, those
+go first that were used longest ago.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+import logging
+import os
+import secrets
+import shutil
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import PIL
+from safetensors.numpy import save
+
+from vitascope.data.contents import DIGEST
+from vitascope.data.download import cache_folder, writing_to_cache
+from vitascope.errors import UserError
+from vitascope.storage import check_room, replacing, write_json
+
+FORMAT = 1
+"""Of the key and the files; to be raised when the same options lead to other pixels or features."""
+LIMIT_GB = 20.0
+"""Size of all features where `VITASCOPE_FEATURES_GB` sets no other."""
+MADE = "made.json"
+SUFFIX = ".safetensors"
+CHUNK_BYTES = 2**24
+CHUNK_SECONDS = 60.0
+"""A file is written when it has so many bytes, or so long after its first image: that much a kill costs."""
+_TOUCH_SECONDS = 60.0
+_ABANDONED_SECONDS = 3600.0
+"""Age at which a file that a process has left aside is removed."""
+
+Contents = npt.NDArray[np.bytes_]
+"""(n,), from `digests_of`; empty for an image that is not kept."""
+Features = npt.NDArray[np.float32]
+"""(n, D)."""
+
+_NOTHING: Contents = np.zeros(0, f"S{DIGEST}")
+
+log = logging.getLogger(__name__)
+
+
+class FeatureCache:
+    """The features of one body, representation, preprocessing and precision.
+
+    Args:
+        made: everything that the features depend on beside the images, as values of JSON.
+
+    A failure to write, such as a full disk, costs one warning, and no features are kept from then on.
+
+    Raises:
+        UserError: `VITASCOPE_FEATURES_GB` is not a number from 0 on.
+    """
+
+    def __init__(self, made: Mapping[str, Any]) -> None:
+        self.made = {**made, "pillow": PIL.__version__, "format": FORMAT}
+        key = hashlib.sha256(json.dumps(self.made, sort_keys=True).encode()).hexdigest()[:32]
+        self.root = cache_folder() / "features"
+        self.folder = self.root / key
+        self.limit = _limit()
+        self._keeps = self.limit > 0
+        self._waiting: list[tuple[Contents, Features]] = []
+        self._since = 0.0
+        self._touched = 0.0
+        found = [_open_chunk(path) for path in sorted(self.folder.glob(f"[!.]*{SUFFIX}"))]
+        self._chunks = [chunk for chunk in found if chunk is not None]
+        sizes = [len(chunk.contents) for chunk in self._chunks]
+        everything = np.concatenate([_NOTHING, *(chunk.contents for chunk in self._chunks)])
+        self._contents, first = np.unique(everything, return_index=True)  # sorted
+        self._chunk_of = np.repeat(np.arange(len(sizes)), sizes)[first]
+        self._row_of = np.concatenate([np.arange(0), *map(np.arange, sizes)])[first]
+        self._touch()
+
+    def __len__(self) -> int:
+        """The number of images whose features are there, as of the opening."""
+        return len(self._contents)
+
+    def find(self, contents: Contents) -> npt.NDArray[np.int64]:
+        """The place of each image in the cache, (n,), for `take`; -1 for one that is not there."""
+        if not len(self):
+            return np.full(len(contents), -1)
+        places = np.searchsorted(self._contents, contents).clip(max=len(self) - 1)
+        return np.where((self._contents[places] == contents) & (contents != b""), places, -1)
+
+    def take(self, places: npt.NDArray[np.int64]) -> Features:
+        """The features at places that `find` returned, none of them -1: (n, D), n at least 1.
+
+        Raises:
+            UserError: another process has removed them, because the cache was full.
+        """
+        self._touch()
+        chunks, rows = self._chunk_of[places], self._row_of[places]
+        parts: dict[int, Features] = {}
+        for number in np.unique(chunks).tolist():
+            try:
+                parts[number] = self._chunks[number].features()[rows[chunks == number]]
+            except FileNotFoundError as error:
+                raise UserError(
+                    f"{self.folder}: features were removed while they were read, because the cache reached "
+                    f"its limit of {self.limit / 1e9:g} GB: raise VITASCOPE_FEATURES_GB, and repeat this"
+                ) from error
+        found = np.empty((len(places), next(iter(parts.values())).shape[1]), np.float32)
+        for number, part in parts.items():
+            found[chunks == number] = part
+        return found
+
+    def add(self, contents: Contents, features: Features) -> None:
+        """Keep the features of images, which a later `FeatureCache` finds; some wait in memory, see `flush`.
+
+        Images without a digest are left out.
+        """
+        known = contents != b""
+        if not self._keeps or not known.any():
+            return
+        if not self._waiting:
+            self._since = time.monotonic()
+        self._waiting.append((contents[known], features[known].astype(np.float32, copy=False)))
+        size = sum(part.nbytes for _, part in self._waiting)
+        if size >= CHUNK_BYTES or time.monotonic() - self._since >= CHUNK_SECONDS:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write what waits in memory."""
+        if not self._waiting:
+            return
+        contents = np.concatenate([part for part, _ in self._waiting])
+        features = np.concatenate([part for _, part in self._waiting])
+        self._waiting = []
+        rows = np.frombuffer(contents.tobytes(), np.uint8).reshape(-1, DIGEST)
+        data = save({"contents": rows, "features": features})
+        try:
+            with writing_to_cache(self.root):
+                self._make_room(len(data))
+                self.folder.mkdir(exist_ok=True)
+                if not (self.folder / MADE).exists():
+                    write_json(self.folder / MADE, self.made)
+                path = self.folder / f"{time.time_ns()}-{secrets.token_hex(4)}{SUFFIX}"
+                check_room(path, len(data))
+                with replacing(path) as aside:
+                    aside.write_bytes(data)
+                os.utime(self.folder / MADE)
+        except UserError as error:
+            self._keeps = False
+            log.warning("%s; the features are computed, but not cached from here on", error)
+
+    def _make_room(self, size: int) -> None:
+        """Remove what was used longest ago until `size` bytes more are within the limit."""
+        folders = [folder for folder in self.root.iterdir() if folder.is_dir()]
+        sizes = {folder: _size(folder) for folder in folders}
+        total = sum(sizes.values())
+        for folder in sorted(folders, key=_last_used):
+            if total + size <= self.limit:
+                return
+            if folder != self.folder:
+                shutil.rmtree(folder)
+                total -= sizes[folder]
+        if total + size > self.limit:
+            raise UserError(
+                f"{self.folder} has {total / 1e9:,.2f} GB of features, and the limit is "
+                f"{self.limit / 1e9:g} GB (VITASCOPE_FEATURES_GB)"
+            )
+
+    def _touch(self) -> None:
+        """Note the use, now and then."""
+        if len(self) and time.monotonic() - self._touched >= _TOUCH_SECONDS:
+            self._touched = time.monotonic()
+            with contextlib.suppress(OSError):  # a cache that this user may only read
+                os.utime(self.folder / MADE)
+
+
+def _limit() -> float:
+    """The limit in bytes."""
+    text = os.environ.get("VITASCOPE_FEATURES_GB", "")
+    try:
+        limit = float(text or LIMIT_GB)
+    except ValueError:
+        limit = -1.0
+    if not limit >= 0:  # so that NaN fails too
+        raise UserError(f"VITASCOPE_FEATURES_GB is a number of gigabytes, 0 for no cache, not {text!r}")
+    return limit * 1e9
+
+
+def _last_used(folder: Path) -> float:
+    """When a key was used last, in seconds; one without its file is the first to go."""
+    try:
+        return (folder / MADE).stat().st_mtime
+    except OSError:
+        return 0.0
+
+
+def _size(folder: Path) -> int:
+    """The bytes of a key's files, of which those that a killed process left aside are removed."""
+    total = 0
+    for path in list(folder.iterdir()):
+        status = path.stat()
+        if path.name.startswith(".") and time.time() - status.st_mtime > _ABANDONED_SECONDS:
+            path.unlink()
+        else:
+            total += status.st_size
+    return total
+
+
+@dataclasses.dataclass(frozen=True)
+class _Chunk:
+    """A file of a key."""
+
+    path: Path
+    contents: Contents
+    start: int  # of the features, in bytes
+    width: int  # of the features, D
+
+    def features(self) -> Features:
+        """The features in the file, (n, D), each read when it is used."""
+        return np.memmap(self.path, np.float32, "r", self.start, (len(self.contents), self.width))
+
+
+def _open_chunk(path: Path) -> _Chunk | None:
+    """A file with its contents; None for one that is damaged, or gone meanwhile."""
+    try:
+        with open(path, "rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            length = int.from_bytes(file.read(8), "little")
+            if length > size:
+                return None
+            header, begin = json.loads(file.read(length)), 8 + length
+            contents, features = header["contents"], header["features"]
+            (n, digest), (rows, width) = contents["shape"], features["shape"]
+            (first, end), (start, stop) = contents["data_offsets"], features["data_offsets"]
+            is_whole = begin + max(end, stop) == size and end - first == n * digest and min(first, start) == 0
+            if not is_whole or (n, digest) != (rows, DIGEST) or stop - start != 4 * n * width:
+                return None
+            file.seek(begin + first)
+            return _Chunk(path, np.frombuffer(file.read(n * digest), f"S{DIGEST}"), begin + start, width)
+    except (OSError, ValueError, KeyError, TypeError):
+        return None

@@ -1,0 +1,282 @@
+"""`embed`: the features of images of any number, in memory or in a file."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal, cast
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from tqdm import tqdm
+
+from vitascope._version import __version__
+from vitascope.arguments import checked
+from vitascope.data.all_images import SEPARATOR, AllImages, all_images
+from vitascope.data.decoding import ImageSource
+from vitascope.data.feature_cache import Features
+from vitascope.data.frames import DataFrame, stored
+from vitascope.data.table_options import TableOptions
+from vitascope.data.targets import ClassIndices, ClassSets, Targets
+from vitascope.errors import UserError
+from vitascope.formatting import counted
+from vitascope.model.hardware import reuse_freed_memory
+from vitascope.model.vision_model import VisionModel, left_as_it_was
+from vitascope.predict.embedding_file import (
+    EmbeddingColumns,
+    Part,
+    Text,
+    check_out,
+    read_columns,
+    read_features,
+    write_embeddings,
+)
+from vitascope.predict.engine import Engine
+from vitascope.predict.feature_stream import FeatureStream, origin_of
+from vitascope.predict.features import FeaturePool, FeatureSpec
+from vitascope.predict.predictor import check_workers
+from vitascope.predict.runtimes import as_engine
+from vitascope.storage import explaining_failure
+from vitascope.weights.identification import is_model
+
+BATCH_SIZE = 64
+MEMORY_GB = 4.0
+"""Features that are held in memory; more have to go into a file."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, repr=False, eq=False)
+class Embeddings:
+    """Features of N images, with what is known of each image, and of how they were made."""
+
+    columns: EmbeddingColumns
+    made: dict[str, Any]
+    """`model`, its name; `digest`, SHA-256 of the weights and options below the head; `layer`, `pool`,
+    `preprocess` and `precision`; `class_names`; `several`, whether an image may have several classes; and the
+    versions of `vitascope` and `torch`."""
+    unreadable: tuple[str, ...] = ()
+    """Why images could not be read, which are left out."""
+    computed: int = 0
+    """The number of images whose features were not in the cache."""
+    kept: Features | Path
+    """The features, or the file that has them."""
+
+    def __len__(self) -> int:
+        return len(self.columns)
+
+    @functools.cached_property
+    def features(self) -> Features:
+        """float32 (N, D), read from the file on first use.
+
+        Raises:
+            UserError: a damaged file.
+        """
+        if not isinstance(self.kept, Path):
+            return self.kept
+        found = read_features(self.kept)
+        if len(found) != len(self):
+            raise UserError(f"{self.kept}: {len(found):,} features of {counted(len(self), 'image')}")
+        return found
+
+    @property
+    def images(self) -> Text:
+        """The path of each image, or its split and number, such as `test/17`: (N,)."""
+        return self.columns.images
+
+    @property
+    def labels(self) -> Text | None:
+        """The class of each image, or its classes with ";" between them, empty for an image without one:
+        (N,). None without labels."""
+        return self.columns.labels
+
+    @property
+    def splits(self) -> Text:
+        """`train`, `val` or `test`, or `all` where the data are not divided: (N,)."""
+        return self.columns.splits
+
+    @property
+    def targets(self) -> Targets | None:
+        """The labels as indices into `class_names`, or as sets of classes; None without labels.
+
+        Raises:
+            UserError: some images have no label.
+        """
+        if self.labels is None:
+            return None
+        texts, names = self.labels.tolist(), tuple(self.made["class_names"])
+        if self.made["several"]:
+            return ClassSets.of_names([tuple(filter(None, text.split(SEPARATOR))) for text in texts], names)
+        if without := texts.count(""):
+            raise UserError(f"{without:,} of {counted(len(self), 'image')} have no label: leave them out")
+        return ClassIndices.of_names([(text,) for text in texts], names)
+
+    def subset(self, rows: npt.NDArray[Any]) -> Embeddings:
+        """Some of the images, by their indices or by a mask (N,)."""
+        labels = None if self.labels is None else self.labels[rows]
+        columns = EmbeddingColumns(images=self.images[rows], labels=labels, splits=self.splits[rows])
+        return dataclasses.replace(self, columns=columns, kept=self.features[rows])
+
+    def check_model(self, model: Engine | VisionModel | str | os.PathLike[str]) -> None:
+        """Reject a model with another body than the one that these features are of.
+
+        Raises:
+            UserError: another body; also as `from_pretrained`.
+        """
+        engine = model if isinstance(model, Engine) else as_engine(model, device="cpu")
+        if engine.body_digest != self.made["digest"]:
+            raise UserError(
+                f"these features are of {self.made['model'] or 'a model'} ({self.made['digest'][:12]}), not "
+                f"of {engine.name or 'this model'} ({engine.body_digest[:12]}): embed the images with it"
+            )
+
+    @classmethod
+    def of_parts(cls, parts: Sequence[Part], made: dict[str, Any]) -> Embeddings:
+        """Join parts, at least one."""
+        columns = EmbeddingColumns.joined([columns for columns, _ in parts])
+        return cls(columns=columns, made=made, kept=np.concatenate([features for _, features in parts]))
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Embeddings:
+        """Open a file of `vitascope embed`.
+
+        Raises:
+            UserError: no such file, or another one.
+        """
+        path = Path(path)
+        columns, made = read_columns(path)
+        if not isinstance(made, dict) or not made.keys() >= _MADE:
+            raise UserError(f"{path}: it does not say how its features were made; embed the images again")
+        return cls(columns=columns, made=made, kept=path)
+
+    def __repr__(self) -> str:
+        name, spec = self.made["model"] or "a model", FeatureSpec(self.made["layer"], self.made["pool"])
+        return f"Embeddings({counted(len(self), 'image')}; {name}, {spec})"
+
+
+_MADE = {"model", "digest", "layer", "pool", "preprocess", "precision", "class_names", "several"}
+
+
+@checked
+def embed(
+    model: Engine | VisionModel | str | os.PathLike[str],
+    data: DataFrame | str | os.PathLike[str] | Sequence[ImageSource],
+    *,
+    out: str | os.PathLike[str] | None = None,
+    layer: int | None = None,
+    pool: FeaturePool | None = None,
+    columns: Mapping[str, str] | Sequence[str] = (),
+    images: str | os.PathLike[str] | None = None,
+    labels: Literal["one", "several"] | None = None,
+    label_separator: str | None = None,
+    batch_size: int = BATCH_SIZE,
+    workers: int | None = None,
+    precision: str = "auto",
+    device: str = "auto",
+    cache: bool = True,
+) -> Embeddings:
+    """Compute the features of images, as `vitascope embed` does.
+
+    Without layer and pool they are those of `model.embed`. Computed features are cached, so a repeated call
+    continues an interrupted one. Images that cannot be read are left out, and listed in `unreadable`.
+
+    Args:
+        model: a MODEL (run folder, model folder or file, hub id), a model, or an `Engine`.
+        data: a DATA argument, with or without labels, all its images; an image file, a list of pictures, or a
+            DataFrame.
+        out: a new file that ends in `.npz`, `.npy` (with a `.json` beside it) or `.parquet`, for any number
+            of images. None returns up to 4 GB of features in memory.
+        layer: whose output is read, under the model's final norm, in 0 to depth - 1; negative counts from
+            the last.
+        pool: `cls`, the class token; `mean`, the mean of the patches; `cls_mean`, both. None with a layer:
+            that of the model where it is one of these, else `mean`.
+        columns, images, labels, label_separator: how a table is read, as for `train`.
+        batch_size: images per batch.
+        workers: processes that read; 0 reads in this process, None means one per core.
+        precision: `auto`, `fp32` or `bf16`.
+        device: `auto`, or a torch device.
+        cache: take features from the cache, and keep them there.
+
+    Raises:
+        UserError: no such model, data, layer or pool; a file that exists or cannot be written; more features
+            than fit into memory; features that are not finite; no image that can be read.
+    """
+    if batch_size < 1:
+        raise UserError(f"batch_size must be at least 1, not {batch_size}")
+    check_workers(workers)
+    table = TableOptions(
+        columns=cast("tuple[str, ...]", columns),  # it takes a mapping as well
+        images=None if images is None else os.fspath(images),
+        labels=labels,
+        label_separator=label_separator,
+    )
+    path = None if out is None else Path(out)
+    if path is not None:
+        check_out(path)
+    if isinstance(data, str | os.PathLike) and is_model(data):
+        raise UserError(f"{os.fspath(data)} is a model, and no images: the model comes first, then the data")
+    reuse_freed_memory()
+    with left_as_it_was(model), _opened(data, table) as everything:
+        engine = as_engine(model, precision=precision, device=device)
+        spec = engine.resolved(FeatureSpec(layer, pool))
+        made = {
+            "model": engine.name,
+            **origin_of(engine, spec, batch_size),
+            "class_names": list(everything.class_names),
+            "several": everything.several,
+            "vitascope": __version__,
+            "torch": torch.__version__,
+        }
+        stream = FeatureStream(
+            engine, [spec], everything, batch_size=batch_size, workers=workers, cached=cache
+        )
+        parts = _parts(stream, everything, in_memory=path is None)
+        if path is None:
+            found = Embeddings.of_parts(list(parts), made)
+        else:
+            kept = "the features in the cache are kept" if cache else "nothing is kept"
+            with explaining_failure(path, "the features", f"choose a file on another disk; {kept}"):
+                write_embeddings(path, parts, len(everything), made)
+            found = Embeddings.load(path)
+    return dataclasses.replace(found, unreadable=tuple(stream.unreadable.values()), computed=stream.computed)
+
+
+@contextmanager
+def _opened(
+    data: DataFrame | str | os.PathLike[str] | Sequence[ImageSource], table: TableOptions
+) -> Iterator[AllImages]:
+    """The images of any data; the table of a DataFrame exists while the context lasts."""
+    if isinstance(data, DataFrame | str | os.PathLike):
+        with stored(data, table) as place:
+            yield all_images(place, table)
+    else:
+        yield all_images(data)
+
+
+def _parts(stream: FeatureStream, everything: AllImages, *, in_memory: bool) -> Iterator[Part]:
+    """The features as they come, with what is known of their images."""
+    total, count = len(everything), 0
+    with tqdm(total=total, unit=" images", delay=3, leave=False, disable=None) as bar:
+        for rows in stream:
+            (features,), indices = rows.features, rows.indices.tolist()
+            size = total * features.itemsize * features.shape[1] / 1e9
+            if in_memory and size > MEMORY_GB:
+                raise UserError(
+                    f"{total:,} features of {features.shape[1]:,} numbers take {size:,.1f} GB, and at most "
+                    f"{MEMORY_GB:g} GB are held in memory: set out, a file"
+                )
+            labels = everything.labels
+            columns = EmbeddingColumns(
+                images=np.array([everything.names[index] for index in indices], np.str_),
+                labels=None if labels is None else np.array([labels[index] for index in indices], np.str_),
+                splits=np.array([everything.splits[index] for index in indices], np.str_),
+            )
+            yield columns, features
+            bar.update(indices[-1] + 1 - count)
+            count = indices[-1] + 1
+    if len(stream.unreadable) == total:
+        reasons = list(stream.unreadable.values())
+        raise UserError(f"none of {counted(total, 'image')} can be read: {'; '.join(reasons[:3])}")

@@ -1,0 +1,236 @@
+"""Files of features: `.npz`, `.npy` with a `.json` beside it, and Parquet; written part by part, any size.
+
+Every format has `image` (text), `label` (text, where there are labels), `split` (text), `feature` float32
+(N, D), and `made`, JSON that says how the features were made.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import importlib.util
+import json
+import tempfile
+import zipfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from vitascope.data.feature_cache import Features
+from vitascope.errors import UserError
+from vitascope.predict.result_file import escaped
+from vitascope.serialization import parse_json
+from vitascope.storage import check_room, replacing
+from vitascope.weights.files import read_npz
+
+FORMATS = (".npz", ".npy", ".parquet")
+GROUP_BYTES = 2**25
+"""Features in a row group of Parquet, which bounds the memory."""
+
+_BESIDE = ("image", "label", "split", "made")
+
+Text = npt.NDArray[np.str_]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EmbeddingColumns:
+    """What stands beside the features of N images."""
+
+    images: Text
+    """(N,), the path of each, or its split and number."""
+    labels: Text | None
+    """(N,), the class of each, or its classes with ";" between them; None without labels."""
+    splits: Text
+    """(N,), `train`, `val`, `test`, or `all` where the data are not divided."""
+
+    def __post_init__(self) -> None:
+        assert len(self.images) == len(self.splits)
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    @classmethod
+    def joined(cls, parts: Sequence[EmbeddingColumns]) -> EmbeddingColumns:
+        """The columns of parts, one after the other; at least one part."""
+        labels = [part.labels for part in parts if part.labels is not None]
+        return cls(
+            images=np.concatenate([part.images for part in parts]),
+            labels=np.concatenate(labels) if labels else None,
+            splits=np.concatenate([part.splits for part in parts]),
+        )
+
+    def lists(self) -> dict[str, list[str]]:
+        """By the names in files, without bytes that are no UTF-8."""
+        named = {"image": self.images, "label": self.labels, "split": self.splits}
+        return {
+            name: [escaped(text) for text in column.tolist()]
+            for name, column in named.items()
+            if column is not None
+        }
+
+
+Part = tuple[EmbeddingColumns, Features]
+"""Some images, at least one."""
+
+
+def check_out(out: Path) -> None:
+    """Reject a file that cannot be written, or that exists."""
+    if out.suffix not in FORMATS:
+        raise UserError(f"{out}: a file of features ends in {', '.join(FORMATS)}")
+    if out.suffix == ".parquet" and importlib.util.find_spec("pyarrow") is None:
+        raise UserError("Parquet needs pyarrow: pip install 'vitascope[parquet]'; or choose .npz or .npy")
+    if not out.absolute().parent.is_dir():
+        raise UserError(f"{out.parent}: no such folder")
+    for path in (out, beside(out)) if out.suffix == ".npy" else (out,):
+        if path.exists():
+            raise UserError(f"{path} exists and is not overwritten; remove it, or choose another file")
+
+
+def beside(out: Path) -> Path:
+    """The JSON file of a `.npy` file."""
+    return out.with_name(f"{out.name}.json")
+
+
+def write_embeddings(out: Path, parts: Iterable[Part], total: int, made: Mapping[str, Any]) -> None:
+    """Write a new file from parts with `total` images at most; it is whole or absent."""
+    writer = {".npz": _write_npz, ".npy": _write_npy, ".parquet": _write_parquet}[out.suffix]
+    writer(out, _with_room(out, parts, total), json.dumps(made))
+
+
+def _with_room(out: Path, parts: Iterable[Part], total: int) -> Iterator[Part]:
+    """The parts, once it is known that the disk has room for them."""
+    copies = 2 if out.suffix == ".npz" else 1
+    for number, (columns, features) in enumerate(parts):
+        if number == 0:
+            check_room(out, copies * total * features.itemsize * features.shape[1])
+        yield columns, features
+
+
+def _write_npz(out: Path, parts: Iterable[Part], made: str) -> None:
+    with tempfile.TemporaryDirectory(prefix=".embed-", dir=out.absolute().parent) as folder:
+        whole = Path(folder) / "feature.npy"  # the number of images, at its head, is known at the end
+        columns = _write_array(whole, parts)
+        with replacing(out) as aside, zipfile.ZipFile(aside, "w", allowZip64=True) as archive:
+            archive.write(whole, whole.name)
+            for name, values in {**columns, "made": made}.items():
+                with archive.open(f"{name}.npy", "w", force_zip64=True) as file:
+                    np.lib.format.write_array(file, np.array(values, dtype=np.str_), allow_pickle=False)
+
+
+def _write_npy(out: Path, parts: Iterable[Part], made: str) -> None:
+    with replacing(beside(out)) as described, replacing(out) as aside:
+        columns = _write_array(aside, parts)
+        described.write_text(json.dumps({"made": json.loads(made), **columns}), encoding="utf-8")
+
+
+def _write_array(path: Path, parts: Iterable[Part]) -> dict[str, list[str]]:
+    """Write the features as a `.npy` file; return the other columns."""
+    columns: dict[str, list[str]] = {}
+    count = width = 0
+    with open(path, "wb") as file:
+        for named, features in parts:
+            count, width = count + len(features), features.shape[1]
+            if not columns:
+                _write_header(file, (0, width))
+            file.write(np.ascontiguousarray(features, np.float32).data)
+            for name, values in named.lists().items():
+                columns.setdefault(name, []).extend(values)
+        file.seek(0)
+        _write_header(file, (count, width))
+    return columns
+
+
+def _write_header(file: IO[bytes], shape: tuple[int, int]) -> None:
+    """The head of a `.npy` file, which is as long for any number of rows."""
+    np.lib.format.write_array_header_1_0(file, {"descr": "<f4", "fortran_order": False, "shape": shape})
+
+
+def _write_parquet(out: Path, parts: Iterable[Part], made: str) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    with contextlib.ExitStack() as opened:
+        aside = opened.enter_context(replacing(out))
+        writer: Any = None
+        waiting: list[Any] = []
+        for columns, features in parts:
+            N, D = features.shape
+            arrays = {name: pa.array(values, pa.string()) for name, values in columns.lists().items()}
+            flat = pa.array(np.ascontiguousarray(features, np.float32).reshape(N * D))
+            arrays["feature"] = pa.FixedSizeListArray.from_arrays(flat, D)
+            table = pa.table(arrays).replace_schema_metadata({"made": made})
+            if writer is None:
+                writer = opened.enter_context(pq.ParquetWriter(aside, table.schema))
+            waiting.append(table)
+            if sum(part.num_rows for part in waiting) * D * 4 >= GROUP_BYTES:
+                writer.write_table(pa.concat_tables(waiting))
+                waiting = []
+        if waiting:
+            writer.write_table(pa.concat_tables(waiting))
+        if writer is not None:
+            writer.close()
+
+
+def read_columns(path: Path) -> tuple[EmbeddingColumns, dict[str, Any]]:
+    """What stands beside the features, and how they were made.
+
+    Raises:
+        UserError: no such file, or none of `write_embeddings`.
+    """
+    with _explaining(path):
+        if path.suffix == ".npz":
+            columns = {name: array.tolist() for name, array in read_npz(path, _BESIDE).items()}
+            made = parse_json(columns.pop("made"))
+        elif path.suffix == ".npy":
+            columns = parse_json(beside(path).read_text(encoding="utf-8"))
+            made = columns.pop("made")
+        else:
+            import pyarrow.parquet as pq
+
+            with pq.ParquetFile(path) as file:
+                made = parse_json(str(file.schema_arrow.metadata[b"made"], "utf-8"))
+                names = [name for name in _BESIDE if name in file.schema_arrow.names]
+                columns = file.read(columns=names).to_pydict()
+        text = {name: np.array(values, dtype=np.str_) for name, values in columns.items()}
+        found = EmbeddingColumns(images=text["image"], labels=text.get("label"), splits=text["split"])
+    return found, made
+
+
+def read_features(path: Path) -> Features:
+    """The features in a file, float32 (N, D); those of `.npy` are read when they are used.
+
+    Raises:
+        UserError: as `read_columns`.
+    """
+    with _explaining(path):
+        if path.suffix == ".npz":
+            found = read_npz(path, ["feature"])["feature"]
+        elif path.suffix == ".npy":
+            found = np.load(path, mmap_mode="r", allow_pickle=False)
+        else:
+            import pyarrow.parquet as pq
+
+            with pq.ParquetFile(path) as file:
+                column = file.read(columns=["feature"]).column("feature").combine_chunks()
+            found = column.flatten().to_numpy().reshape(len(column), -1)
+        if found.ndim != 2 or found.dtype != np.float32:
+            raise ValueError(f"its features are {found.dtype} {found.shape}, not float32 (N, D)")
+    return found
+
+
+@contextlib.contextmanager
+def _explaining(path: Path) -> Iterator[None]:
+    """Turn whatever a damaged file, or another one, leads to into one line."""
+    if path.suffix not in FORMATS:
+        raise UserError(f"{path}: a file of features ends in {', '.join(FORMATS)}")
+    try:
+        yield
+    except UserError:
+        raise
+    except FileNotFoundError as error:
+        raise UserError(f"{error.filename or path}: no such file") from error
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, ImportError) as error:
+        raise UserError(f"{path}: not a file of features of `vitascope embed`: {error}") from error

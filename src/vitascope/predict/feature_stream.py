@@ -1,0 +1,250 @@
+"""Features of any number of images: those in the cache are taken from it, the others are computed."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import os
+from collections import deque
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from vitascope.data.contents import digests_of
+from vitascope.data.decoding import ImageSource, source_name
+from vitascope.data.feature_cache import Contents, FeatureCache, Features
+from vitascope.data.loading import delivered
+from vitascope.data.preprocess import Pixels
+from vitascope.data.reading import ImageReader, ReadingPool, read_here
+from vitascope.errors import UserError
+from vitascope.predict.engine import Engine
+from vitascope.predict.features import FeatureSpec
+
+BLOCK = 512
+"""Images that are looked up together, and whose features come together."""
+
+Indices = npt.NDArray[np.int64]
+Mask = npt.NDArray[np.bool_]
+
+
+@dataclasses.dataclass(frozen=True)
+class FeatureRows:
+    """The features of some images."""
+
+    indices: Indices
+    """(n,), of the images among the sources, ascending."""
+    features: list[Features]
+    """For each representation, float32 (n, D)."""
+
+
+class FeatureStream:
+    """The features of images, in their order, up to `BLOCK` images at a time.
+
+    Iterating raises a UserError for features that are not finite numbers; it names the image. Features that
+    were computed before an error or an interruption are in the cache.
+
+    Args:
+        engine: a model that has these representations.
+        specs: the representations, which are computed in one forward pass.
+        sources: the images.
+        batch_size: images per forward pass.
+        workers: processes that read; 0 reads in this process, None means one per core.
+        cached: take features from the cache, and keep them there.
+
+    Attributes:
+        unreadable: the reason for each image that could not be read, by its index; it has no features.
+        computed: the number of images whose features were computed.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        specs: Sequence[FeatureSpec],
+        sources: Sequence[ImageSource],
+        *,
+        batch_size: int,
+        workers: int | None = None,
+        cached: bool = True,
+    ) -> None:
+        self.engine = engine
+        self.specs = [engine.resolved(spec) for spec in specs]
+        self.sources = sources
+        self.batch_size = batch_size
+        self.workers = (os.cpu_count() or 1) if workers is None else workers
+        self.unreadable: dict[int, str] = {}
+        self.computed = 0
+        self._cached = cached
+        self._caches = [
+            FeatureCache(origin_of(engine, spec, batch_size)) if cached else None for spec in self.specs
+        ]
+        self._blocks: deque[_Block] = deque()
+
+    def __iter__(self) -> Iterator[FeatureRows]:
+        try:
+            for batch in self._computed():
+                for block in self._blocks:
+                    block.receive(batch)
+                yield from self._finished()
+            yield from self._finished()
+        finally:
+            for cache in self._caches:
+                if cache is not None:
+                    cache.flush()
+
+    def _missing(self) -> Iterator[Indices]:
+        """Batches of the images that are not in the cache; looks up a block when the last one is asked."""
+        pending = np.arange(0)
+        for start in range(0, len(self.sources), BLOCK):
+            indices = np.arange(start, min(start + BLOCK, len(self.sources)))
+            contents = None
+            if self._cached:
+                contents = digests_of([self.sources[index] for index in indices.tolist()])
+            block = _Block(indices, contents, self._caches)
+            self._blocks.append(block)
+            pending = np.concatenate([pending, indices[block.missing]])
+            while len(pending) >= self.batch_size:
+                yield pending[: self.batch_size]
+                pending = pending[self.batch_size :]
+        if len(pending):
+            yield pending
+
+    def _read(self) -> Iterator[tuple[Indices, Pixels, dict[int, str]]]:
+        """The missing images: pixels (n, C, H, W), valid until the next batch, and errors by row."""
+        reader, batches = ImageReader(self.sources, self.engine.preprocess), self._missing()
+        first = list(itertools.islice(batches, 2))
+        everything = itertools.chain(first, batches)
+        if not self.workers or len(first) < 2:  # starting processes takes longer than reading a batch
+            yield from read_here(reader, everything, 0)
+            return
+        # At a lower priority than the model, see `reading.file_pool`.
+        pool = ReadingPool(reader.fill, reader.preprocess, self.batch_size, self.workers, niceness=10)
+        try:
+            yield from pool.read(everything)
+        finally:
+            pool.close()
+
+    def _computed(self) -> Iterator[_Batch]:
+        """The missing images in batches; an accelerator computes one while the next is read and copied."""
+        before: _Batch | None = None
+        for indices, pixels, faults in self._read():
+            self.unreadable |= {int(indices[row]): reason for row, reason in faults.items()}
+            readable = np.array([row not in faults for row in range(len(indices))], np.bool_)
+            now = _Batch(indices, readable, *self._started(pixels[readable] if faults else pixels))
+            if before is not None:
+                yield self._checked(before)
+            before = now
+        if before is not None:
+            yield self._checked(before)
+
+    def _started(self, pixels: Pixels) -> tuple[list[Tensor], torch.cuda.Event | None]:
+        """The features of pixels, on the way to the CPU, and the event that they have arrived."""
+        if not len(pixels):
+            return [], None
+        self.computed += len(pixels)
+        device = self.engine.device
+        found = self.engine.features(delivered(pixels, device), self.specs, batch_size=self.batch_size)
+        if device.type != "cuda":
+            return [features.cpu() for features in found], None
+        on_cpu = [features.to("cpu", non_blocking=True) for features in found]
+        arrived = torch.cuda.Event()
+        arrived.record()
+        return on_cpu, arrived
+
+    def _checked(self, batch: _Batch) -> _Batch:
+        """A batch whose features have arrived, and are finite."""
+        if batch.arrived is not None:
+            batch.arrived.synchronize()
+        for spec, features in zip(self.specs, batch.features, strict=False):
+            wrong = np.flatnonzero(~np.isfinite(features.numpy()).all(axis=1))
+            if len(wrong):
+                index = int(batch.indices[batch.readable][wrong[0]])
+                raise UserError(
+                    f"image {index}, {source_name(self.sources[index])}: its features ({spec}) are not "
+                    f"finite in {self.engine.precision_for(self.batch_size)}: use fp32, or check the weights"
+                )
+        return batch
+
+    def _finished(self) -> Iterator[FeatureRows]:
+        """The blocks, in their order, of which no image is missing any more; their features are kept."""
+        while self._blocks and self._blocks[0].is_complete:
+            block = self._blocks.popleft()
+            if block.kept.any():
+                yield FeatureRows(block.indices[block.kept], block.features())
+
+
+@dataclasses.dataclass(frozen=True)
+class _Batch:
+    """Computed images."""
+
+    indices: Indices  # (n,)
+    readable: Mask  # (n,)
+    features: list[Tensor]  # for each representation (m, D), of the m readable ones; empty if there are none
+    arrived: torch.cuda.Event | None  # before which the features must not be read
+
+
+class _Block:
+    """Images that were looked up together."""
+
+    def __init__(
+        self, indices: Indices, contents: Contents | None, caches: Sequence[FeatureCache | None]
+    ) -> None:
+        self.indices = indices  # (n,), consecutive
+        self.contents = contents  # (n,)
+        self.caches = caches  # of each representation
+        self.places = [  # in each cache (n,), -1 for an image that it does not have
+            np.full(len(indices), -1) if cache is None or contents is None else cache.find(contents)
+            for cache in caches
+        ]
+        self.missing = np.any([places < 0 for places in self.places], axis=0)  # (n,), whether it is computed
+        self.kept = np.ones(len(indices), np.bool_)  # (n,), whether it can be read
+        self._received: list[list[Features]] = []  # by batch, the features for each representation
+        self._awaited = int(self.missing.sum())
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all images that are computed have come."""
+        return self._awaited == 0
+
+    def receive(self, batch: _Batch) -> None:
+        """Take what a batch has of this block."""
+        own = (batch.indices >= self.indices[0]) & (batch.indices <= self.indices[-1])
+        if not own.any():
+            return
+        self._awaited -= int(own.sum())
+        self.kept[batch.indices[own & ~batch.readable] - self.indices[0]] = False
+        rows = own[batch.readable]
+        if rows.any():
+            self._received.append([features.numpy()[rows] for features in batch.features])
+
+    def features(self) -> list[Features]:
+        """For each representation those of the kept images, float32 (m, D), m at least 1; new ones go into
+        the caches."""
+        missing, found = self.missing[self.kept], []
+        for number, (cache, places) in enumerate(zip(self.caches, self.places, strict=True)):
+            parts = [batch[number] for batch in self._received]
+            if cache is not None and not missing.all():
+                parts.append(cache.take(places[~self.missing]))
+            joined = np.concatenate(parts)
+            rows = np.empty_like(joined)
+            rows[missing], rows[~missing] = np.split(joined, [int(missing.sum())])
+            found.append(rows)
+            new = places[self.kept] < 0
+            if cache is not None and self.contents is not None:
+                cache.add(self.contents[self.kept][new], rows[new])
+        return found
+
+
+def origin_of(engine: Engine, spec: FeatureSpec, batch_size: int) -> dict[str, Any]:
+    """Everything that a representation depends on beside the images, as values of JSON."""
+    spec = engine.resolved(spec)
+    return {
+        "digest": engine.body_digest,
+        "layer": spec.layer,
+        "pool": spec.pool,
+        "preprocess": engine.preprocess.to_dict(),
+        "precision": engine.precision_for(batch_size),
+    }
