@@ -58,13 +58,15 @@ SUPPRESSED = {
 HELP_SOURCES = [
     ROOT / "options" / "groups.py",
     *(ROOT / "cli" / f"{name}.py" for name in ("checkpoints", "compare", "compress", "export", "pack")),
-    *(ROOT / "cli" / f"{name}.py" for name in ("bench", "evaluate", "predict", "report", "serve", "train")),
+    *(ROOT / "cli" / f"{name}.py" for name in ("bench", "embed", "evaluate", "predict", "report")),
+    *(ROOT / "cli" / f"{name}.py" for name in ("serve", "train")),
     ROOT / "deploy" / "server" / "settings.py",
 ]
 POSITIONAL = {
     "pack": {"data", "out"},
     "evaluate": {"model"},
     "predict": {"model", "images"},
+    "embed": {"model", "data"},
     "explain": {"model", "data"},
     "report": {"run"},
     "compare": {"runs"},

@@ -14,6 +14,8 @@ FROZEN = {
     "batch_size=8, precision='auto', device='auto')",
     "convert": "(ref, folder, *, format='vitascope', revision=None, images=())",
     "create_model": "(name, *, weights=None, **overrides)",
+    "embed": "(model, data, *, out=None, layer=None, pool=None, columns=(), images=None, labels=None, "
+    "label_separator=None, batch_size=64, workers=None, precision='auto', device='auto', cache=True)",
     "evaluate": "(model, data=None, *, rename=None, columns=(), images=None, labels=None, "
     "label_separator=None, batch_size=128, precision='auto', device='auto')",
     "export": "(model, path=None, *, format='onnx', input='pictures', dynamic_resolution=False, images=None)",
@@ -34,6 +36,7 @@ FROZEN = {
     "VisionTransformer.__init__": "(config)",
     "VisionTransformer.forward": "(images)",
     "VisionTransformer.forward_features": "(images, trace=None, queries=slice(None, None, None))",
+    "VisionTransformer.forward_intermediates": "(images, layers, *, norm=True)",
     "VisionTransformer.forward_head": "(features, trace=None)",
     "VisionTransformer.embed": "(images)",
     "VisionTransformer.trace": "(images, attention=False)",

@@ -4,16 +4,23 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from PIL import Image
 
 from tests.data import noise
 from vitascope.data.contents import (
+    BLOCK,
+    DIGEST,
     PIECE,
     UNREADABLE,
     WHOLE,
     content_of,
     contents_of,
+    digest_of,
+    digests_of,
     first_of_content,
 )
+from vitascope.data.decoding import Encoded
 
 
 @pytest.mark.parametrize("size", [0, 1, WHOLE, WHOLE + 1, 10 * WHOLE])
@@ -49,3 +56,42 @@ def test_copies_are_found_by_their_first_image_but_not_among_unreadable_or_empty
     arrays = [noise(4, 4, seed=seed) for seed in (1, 2, 1)] + [noise(8, 2, seed=1)]
     assert first_of_content(contents_of(arrays)).tolist() == [0, 1, 0, 3]
     assert first_of_content(contents_of([])).tolist() == []
+
+
+@pytest.mark.parametrize("size", [0, 1, WHOLE + 1, BLOCK + 5])
+def test_every_byte_of_a_file_is_in_its_digest(tmp_path: Path, size: int) -> None:
+    content = bytearray(np.random.default_rng(0).bytes(size))
+    path = tmp_path / "x.bin"
+    path.write_bytes(content)
+    first = digest_of(path)
+    assert len(first) == DIGEST
+    assert digest_of(bytes(content)) == first
+    assert digest_of(bytes(content) + b"\0") != first
+    for place in {0, 1 + PIECE, size // 2, size - 1} if size > 1 else ():
+        other = content.copy()
+        other[place] ^= 1
+        path.write_bytes(other)
+        assert digest_of(path) != first
+
+
+def test_a_digest_of_pixels_has_their_shape_and_type() -> None:
+    pixels = noise(4, 6)
+    views = [pixels, pixels.reshape(6, 4, 3), pixels.astype(np.int64), pixels + 1]
+    assert len({digest_of(view) for view in views}) == 4
+    assert digest_of(pixels[::1]) == digest_of(pixels.copy(order="F"))
+
+
+def test_a_shard_member_has_the_digest_of_its_file(tmp_path: Path) -> None:
+    class Member(Encoded):
+        def read_bytes(self) -> bytes:
+            return b"encoded"
+
+    assert digest_of(Member()) == digest_of(b"encoded")
+
+
+def test_what_cannot_be_identified_has_an_empty_digest(tmp_path: Path) -> None:
+    picture = Image.fromarray(noise(2, 2))
+    assert digest_of(tmp_path / "missing.png") == digest_of(picture) == digest_of(torch.zeros(2, 2)) == b""
+    found = digests_of([tmp_path / "missing.png", b"x", *[tmp_path] * 20])
+    assert found.tolist()[:2] == [b"", digest_of(b"x")]
+    assert found.dtype == f"S{DIGEST}"

@@ -470,3 +470,32 @@ def test_an_exported_model_accepts_any_batch_size(options: dict[str, Any]) -> No
     for batch in (1, 5):
         images = random_images(batch, 3, 32, 32)
         torch.testing.assert_close(program.module()(images), model(images))
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_intermediates_are_the_outputs_of_the_blocks_under_the_final_norm(name: str) -> None:
+    model, images = small_model(**VARIANTS[name]), random_images(2, 3, 32, 32)
+    trace = model.trace(images)
+    first, last = model.forward_intermediates(images, [0, -1])
+    torch.testing.assert_close(first, model.norm(trace["block0"]))
+    torch.testing.assert_close(last, model.forward_features(images))
+    plain, *_ = model.forward_intermediates(images, [0], norm=False)
+    torch.testing.assert_close(plain, trace["block0"])
+
+
+def test_blocks_after_the_last_layer_that_is_asked_for_are_not_run() -> None:
+    model, ran = small_model(), []
+    for number, block in enumerate(model.encoder.blocks):
+        block.register_forward_hook(lambda *_, number=number: ran.append(number))
+    found = model.forward_intermediates(random_images(1, 3, 32, 32), [1, 0, 1])
+    assert ran == [0, 1]
+    assert torch.equal(found[0], found[2])
+    assert not torch.equal(found[0], found[1])
+    assert model.forward_intermediates(random_images(1, 3, 32, 32), []) == []
+    assert ran == [0, 1]
+
+
+@pytest.mark.parametrize("layer", [3, -4])
+def test_intermediates_of_a_layer_that_does_not_exist_are_rejected(layer: int) -> None:
+    with pytest.raises(UserError, match=rf"no layer {layer}: the model has 3, 0 to 2 \(or -3 to -1\)"):
+        small_model().forward_intermediates(random_images(1, 3, 32, 32), [layer])

@@ -341,3 +341,20 @@ def test_mask_token_is_ignored(tmp_path: Path) -> None:
     masked = dataclasses.replace(source, tensors={**source.tensors, "mask_token": torch.zeros(1, 384)})
     config = TIMM.read_config(masked)
     assert_same_state(from_family(TIMM, masked, config), from_family(TIMM, source, config))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("case", ["ViT", "DeiT distilled", "DINOv2 with registers", "class token, then norm"])
+def test_intermediates_equal_timms(case: str, tmp_path: Path) -> None:
+    peer = peer_model(case)
+    ours = loaded(saved(peer, tmp_path))
+    images, prefix = images_for(ours.config), ours.config.num_prefix_tokens
+    theirs = peer.get_intermediate_layers(images, n=[0, 1], norm=True)
+    for mine, other in zip(ours.forward_intermediates(images, [0, 1]), theirs, strict=True):
+        assert relative_error(mine[:, prefix:], other) < 1e-5
+    theirs = peer.forward_intermediates(
+        images, indices=[0], output_fmt="NLC", return_prefix_tokens=True, intermediates_only=True
+    )
+    (mine,) = ours.forward_intermediates(images, [0], norm=False)
+    ((patches, others),) = theirs
+    assert relative_error(mine, torch.cat([others, patches], dim=1)) < 1e-5

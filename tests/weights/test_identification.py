@@ -12,7 +12,7 @@ from tests.model import small_model
 from vitascope.errors import UserError
 from vitascope.weights.files import CheckpointError
 from vitascope.weights.hub import TORCHVISION_FILES
-from vitascope.weights.identification import identify, open_source
+from vitascope.weights.identification import identify, is_model, open_source
 from vitascope.weights.loading import from_pretrained
 from vitascope.weights.saving import save_pretrained
 
@@ -194,3 +194,16 @@ def test_settings_that_are_no_json_object_are_rejected_by_name(tmp_path: Path) -
     (tmp_path / "preprocessor_config.json").write_text(json.dumps([1]))
     with pytest.raises(CheckpointError, match=r"preprocessor_config\.json: not a JSON object"):
         open_source(tmp_path)
+
+
+def test_models_are_told_from_other_files_by_their_names(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.yaml").write_text("")
+    save_pretrained(small_model(), tmp_path / "model")
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos" / "a.png").write_bytes(b"")
+    (tmp_path / "labels.jsonl").write_text("")
+    models = [tmp_path / "run", tmp_path / "model", tmp_path / "model" / "model.safetensors"]
+    others = [tmp_path / "photos", tmp_path / "labels.jsonl", tmp_path / "missing.safetensors", "owner/name"]
+    assert [is_model(path) for path in models] == [True] * 3
+    assert [is_model(path) for path in others] == [False] * 4

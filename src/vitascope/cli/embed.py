@@ -8,14 +8,19 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
 from vitascope.cli.parsing import Device, Flag, Json, MaybeInt, Model, Precision, Workers
 from vitascope.data.table_options import TableOptions
+from vitascope.errors import printable
 from vitascope.formatting import counted, speed
+
+if TYPE_CHECKING:
+    from vitascope.predict.embed import Embeddings
 
 NAMED = 10
 """Unreadable images whose reasons are printed."""
@@ -31,7 +36,7 @@ class Embed:
     model: Model
     """A run folder, a model folder or file, or a hub id."""
     data: tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="DATA")]]
-    """A folder of images, with or without labels, a table, or another DATA; all its images."""
+    """A folder of images, with or without labels, a table, or another DATA."""
     out: Path
     """New file: FILE.npz, FILE.npy (with FILE.npy.json beside it) or FILE.parquet."""
     layer: MaybeInt = None
@@ -56,43 +61,51 @@ class Embed:
 
     def call(self) -> None:
         """Compute, write and print a summary."""
-        from vitascope.predict.embed import embed
         from vitascope.training.signals import Stop, interruptible
 
         stop, started = Stop(), time.monotonic()
         try:
             with interruptible(stop):
-                found = embed(
-                    self.model,
-                    self.data,
-                    out=self.out,
-                    layer=self.layer,
-                    pool=self.pool,
-                    **dataclasses.asdict(self.table),
-                    batch_size=self.batch_size,
-                    workers=self.workers,
-                    precision=self.precision,
-                    device=self.device,
-                    cache=not self.no_cache,
-                )
+                found = self._embed()
         except KeyboardInterrupt:
             kept = "" if self.no_cache else "; repeat the command to continue with the cached features"
             print(f"vitascope: stopped by {signal.Signals(stop.signum).name}{kept}", file=sys.stderr)
             sys.exit(128 + stop.signum)
-        seconds = time.monotonic() - started
-        unreadable = len(found.unreadable)
         if self.json:
-            counts = {"images": len(found), "unreadable": unreadable, "computed": found.computed}
+            counts = {"images": len(found), "unreadable": len(found.unreadable), "computed": found.computed}
             print(json.dumps({"out": os.fspath(self.out), **counts}))
         else:
             print(
                 f"{counted(len(found), 'image')} in {self.out}, {found.computed:,} of them computed now; "
-                f"{speed(len(found) / seconds)}"
+                f"{speed(len(found) / (time.monotonic() - started))}"
             )
-        if unreadable:
-            print(f"{counted(unreadable, 'image')} could not be read:", file=sys.stderr)
-            for reason in found.unreadable[:NAMED]:
-                print(f"  {reason}", file=sys.stderr)
-            if unreadable > NAMED:
-                print(f"  and {unreadable - NAMED:,} more", file=sys.stderr)
-            sys.exit(1)
+        exit_if_unreadable(found.unreadable)
+
+    def _embed(self) -> Embeddings:
+        from vitascope.predict.embed import embed
+
+        return embed(
+            self.model,
+            self.data,
+            out=self.out,
+            layer=self.layer,
+            pool=self.pool,
+            **dataclasses.asdict(self.table),
+            batch_size=self.batch_size,
+            workers=self.workers,
+            precision=self.precision,
+            device=self.device,
+            cache=not self.no_cache,
+        )
+
+
+def exit_if_unreadable(reasons: Sequence[str]) -> None:
+    """Name unreadable images on standard error and exit with status 1; return if there are none."""
+    if not reasons:
+        return
+    print(f"{counted(len(reasons), 'image')} could not be read:", file=sys.stderr)
+    for reason in reasons[:NAMED]:
+        print(f"  {printable(reason)}", file=sys.stderr)
+    if len(reasons) > NAMED:
+        print(f"  and {len(reasons) - NAMED:,} more", file=sys.stderr)
+    sys.exit(1)

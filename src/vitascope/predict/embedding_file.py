@@ -232,5 +232,5 @@ def _explaining(path: Path) -> Iterator[None]:
         raise
     except FileNotFoundError as error:
         raise UserError(f"{error.filename or path}: no such file") from error
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, ImportError) as error:
+    except (OSError, EOFError, ValueError, KeyError, TypeError, AttributeError, ImportError) as error:
         raise UserError(f"{path}: not a file of features of `vitascope embed`: {error}") from error

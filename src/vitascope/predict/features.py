@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, cast
 
 import torch
 from torch import Tensor
@@ -52,7 +52,7 @@ class FeatureSpec:
         if not isinstance(config, ViTConfig):
             raise UserError("a ResNet has no layers of tokens: leave out layer and pool, for its features")
         own = config.readout.pool
-        pool: FeaturePool = self.pool or ("mean" if own in ("map", "sequence") else own)
+        pool = self.pool or cast("FeaturePool", own if own in POOLS else "mean")
         check_choice("pool", pool, POOLS)
         if pool != "mean" and not config.readout.has_class_token:
             raise UserError(f"this model has no class token for the pool {pool!r}: its patches have 'mean'")

@@ -1,0 +1,205 @@
+"""`embed`: features of any data, in memory and in files."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import vitascope as vs
+from tests.data import noise, write_picture, write_tree
+from tests.model import small_model, small_resnet
+from vitascope.errors import UserError
+from vitascope.predict import embed as module
+from vitascope.predict.embed import Embeddings, embed
+from vitascope.predict.engine import TorchEngine
+from vitascope.weights.saving import save_pretrained
+
+HERE = {"device": "cpu", "workers": 0, "precision": "fp32"}
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VITASCOPE_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    write_tree(tmp_path / "photos" / "train", {"cat": 4, "dog": 3}, size=(40, 40))
+    write_tree(tmp_path / "photos" / "test", {"dog": 2}, size=(40, 40))
+    return tmp_path / "photos"
+
+
+def test_features_are_bitwise_those_of_the_model_for_the_same_pixels(photos: Path) -> None:
+    model = small_model()
+    found = embed(model, photos, **HERE)
+    pixels = torch.from_numpy(np.stack([model.preprocess.pixels(path) for path in found.images.tolist()]))
+    with torch.inference_mode():
+        own = model.embed(model.preprocess.normalize(pixels)).numpy()
+    assert np.array_equal(found.features, own)
+    assert found.splits.tolist() == ["train"] * 7 + ["test"] * 2
+    assert found.labels.tolist() == ["cat"] * 4 + ["dog"] * 5
+    assert found.targets.labels.tolist() == [0] * 4 + [1] * 5
+    assert (found.computed, found.unreadable, len(found)) == (9, (), 9)
+    assert found.made["preprocess"] == model.preprocess.to_dict()
+    assert (found.made["layer"], found.made["pool"], found.made["precision"]) == (None, None, "fp32")
+
+
+@pytest.mark.parametrize("suffix", [".npz", ".npy", ".parquet"])
+def test_file_has_what_is_returned_without_one(photos: Path, tmp_path: Path, suffix: str) -> None:
+    if suffix == ".parquet":
+        pytest.importorskip("pyarrow", reason="pyarrow is not installed (vitascope[parquet])")
+    out = tmp_path / f"f{suffix}"
+    written = embed(small_model(), photos, out=out, layer=0, pool="cls_mean", **HERE)
+    kept = embed(small_model(), photos, layer=0, pool="cls_mean", **HERE)
+    assert (written.computed, kept.computed) == (9, 0)
+    for found in (written, Embeddings.load(out)):
+        assert np.array_equal(found.features, kept.features)
+        assert found.features.shape == (9, 32)
+        assert found.images.tolist() == kept.images.tolist()
+        assert found.labels.tolist() == kept.labels.tolist()
+        assert found.splits.tolist() == kept.splits.tolist()
+        assert found.made == kept.made
+    assert repr(written) == "Embeddings(9 images; a model, layer 0, pool cls_mean)"
+    with pytest.raises(UserError, match="exists and is not overwritten"):
+        embed(small_model(), photos, out=out, **HERE)
+
+
+def test_pictures_and_folders_without_labels_are_data_too(tmp_path: Path) -> None:
+    paths = [write_picture(tmp_path / "flat" / f"{number}.png", seed=number) for number in range(3)]
+    whole = embed(small_model(), tmp_path / "flat", **HERE)
+    assert whole.labels is None
+    assert whole.targets is None
+    assert whole.splits.tolist() == ["all"] * 3
+    listed = embed(small_model(), paths, **HERE)
+    assert np.array_equal(listed.features, whole.features)
+    assert listed.computed == 0  # the content is the same
+    one = embed(small_model(), paths[1], **HERE)
+    assert np.array_equal(one.features, whole.features[1:2])
+    pixels = embed(small_model(), [noise(8, 8, seed=1)], **HERE)
+    assert pixels.images.tolist() == ["all/0"]
+    np.testing.assert_allclose(pixels.features, one.features, atol=1e-6)
+
+
+def test_table_with_several_labels_per_image(tmp_path: Path) -> None:
+    for number in range(4):
+        write_picture(tmp_path / f"{number}.png", seed=number)
+    rows = "image,label\n0.png,cat;dog\n1.png,dog\n2.png,cat\n3.png,cat;dog\n"
+    (tmp_path / "labels.csv").write_text(rows)
+    found = embed(small_model(), tmp_path / "labels.csv", labels="several", label_separator=";", **HERE)
+    assert found.labels.tolist() == ["cat;dog", "dog", "cat", "cat;dog"]
+    assert found.targets.labels.tolist() == [[True, True], [False, True], [True, False], [True, True]]
+    frame = pytest.importorskip("pandas", reason="pandas is not installed").read_csv(tmp_path / "labels.csv")
+    again = embed(small_model(), frame, images=tmp_path, labels="several", label_separator=";", **HERE)
+    assert np.array_equal(again.features, found.features)
+
+
+def test_unreadable_images_are_left_out_and_named(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (photos / "train" / "cat" / "001.png").write_bytes(b"broken")
+    for options in ({}, {"out": tmp_path / "f.npz"}):
+        found = embed(small_model(), photos, **options, **HERE)
+        assert found.features.shape[0] == len(found) == 8
+        (reason,) = found.unreadable
+        assert "001.png: not a picture" in reason
+        assert not any(name.endswith("train/cat/001.png") for name in found.images)
+    monkeypatch.chdir(tmp_path)
+    Path("broken.png").write_bytes(b"broken")
+    with pytest.raises(UserError, match=r"none of 1 image can be read: broken\.png: not a picture"):
+        embed(small_model(), "broken.png", **HERE)
+
+
+def test_more_features_than_fit_into_memory_are_refused_with_the_numbers(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MEMORY_GB", 5e-7)
+    with pytest.raises(
+        UserError, match=r"9 features of 16 numbers take 0\.0 GB, and at most 5e-07 GB .*: set out"
+    ):
+        embed(small_model(), photos, **HERE)
+    assert len(embed(small_model(), photos, out=tmp_path / "f.npy", **HERE)) == 9
+
+
+def test_model_is_left_as_it_was(photos: Path) -> None:
+    model = small_model().double().train()
+    embed(model, photos, **HERE)
+    assert model.training
+    assert next(model.parameters()).dtype == torch.float64
+
+
+def test_model_and_data_exchanged_are_one_line(photos: Path, tmp_path: Path) -> None:
+    save_pretrained(small_model(), tmp_path / "model")
+    for data in (tmp_path / "model", tmp_path / "model" / "model.safetensors"):
+        with pytest.raises(
+            UserError, match="is a model, and no images: the model comes first, then the data"
+        ):
+            embed(photos, data, **HERE)
+    assert len(embed(tmp_path / "model", photos, **HERE)) == 9
+
+
+def test_features_of_another_body_are_rejected_with_both_names(photos: Path, tmp_path: Path) -> None:
+    save_pretrained(small_model(), tmp_path / "one")
+    save_pretrained(small_model(seed=1), tmp_path / "two")
+    found = embed(tmp_path / "one", photos, **HERE)
+    found.check_model(tmp_path / "one")
+    found.check_model(small_model(num_classes=3))
+    found.check_model(TorchEngine(small_model(), device="cpu"))
+    with pytest.raises(UserError, match=r"these features are of one \(\w{12}\), not of two \(\w{12}\)"):
+        found.check_model(tmp_path / "two")
+
+
+def test_resnet_has_features_without_layers(photos: Path) -> None:
+    model = small_resnet()
+    found = embed(model, photos, **HERE)
+    assert found.features.shape == (9, model.config.embed_dim)
+    with pytest.raises(UserError, match="a ResNet has no layers"):
+        embed(model, photos, layer=1, **HERE)
+
+
+def test_subset_has_the_rows_of_its_images(photos: Path) -> None:
+    found = embed(small_model(), photos, **HERE)
+    test = found.subset(found.splits == "test")
+    assert test.labels.tolist() == ["dog", "dog"]
+    assert np.array_equal(test.features, found.features[7:])
+    assert test.images.tolist() == found.images.tolist()[7:]
+
+
+def test_targets_of_partly_labelled_images_are_rejected(tmp_path: Path) -> None:
+    write_tree(tmp_path / "photos", {"cat": 2, "dog": 2})
+    write_picture(tmp_path / "photos" / "loose.png", seed=9)
+    found = embed(small_model(), tmp_path / "photos", **HERE)
+    assert found.labels.tolist().count("") == 1
+    with pytest.raises(UserError, match="1 of 5 images have no label"):
+        _ = found.targets
+    assert found.subset(found.labels != "").targets.labels.tolist() == [0, 0, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"batch_size": 0}, "batch_size must be at least 1"),
+        ({"workers": -1}, "workers must not be negative"),
+        ({"pool": "max"}, "pool must be 'cls', 'mean', 'cls_mean' or null"),
+        ({"layer": 9}, "no layer 9: the model has 3"),
+        ({"out": "f.txt"}, r"ends in \.npz"),
+        ({"layer": "last"}, "layer must be a whole number"),
+        ({"labels": "one"}, "labels is about a table"),
+    ],
+)
+def test_impossible_requests_are_one_line(photos: Path, options: dict, reason: str) -> None:
+    with pytest.raises(UserError, match=reason):
+        embed(small_model(), photos, **{**HERE, **options})
+
+
+def test_file_that_does_not_say_how_it_was_made_is_rejected(photos: Path, tmp_path: Path) -> None:
+    np.savez(tmp_path / "f.npz", image=["a"], split=["all"], feature=np.zeros((1, 2), np.float32), made="{}")
+    with pytest.raises(UserError, match=r"f\.npz: it does not say how its features were made"):
+        vs.Embeddings.load(tmp_path / "f.npz")
+
+
+def test_features_of_another_number_of_images_are_rejected(photos: Path, tmp_path: Path) -> None:
+    embed(small_model(), photos, out=tmp_path / "f.npy", **HERE)
+    np.save(tmp_path / "f.npy", np.zeros((3, 16), np.float32))
+    with pytest.raises(UserError, match="3 features of 9 images"):
+        _ = Embeddings.load(tmp_path / "f.npy").features

@@ -1,0 +1,164 @@
+"""Features of many images: in order, from the cache or computed, whichever are there."""
+
+import functools
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.data import noise, write_picture
+from tests.model import law_of_models, small_model
+from vitascope.data.decoding import ImageSource
+from vitascope.errors import UserError
+from vitascope.predict import feature_stream
+from vitascope.predict.engine import TorchEngine
+from vitascope.predict.feature_stream import FeatureStream
+from vitascope.predict.features import OWN, FeatureSpec
+
+LAYERS = [OWN, FeatureSpec(0, "mean"), FeatureSpec(1, "cls_mean")]
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VITASCOPE_CACHE", str(tmp_path / "cache"))
+
+
+@functools.cache
+def engine(**options: object) -> TorchEngine:
+    return TorchEngine(small_model(**options), precision="fp32", device="cpu")
+
+
+def pictures(count: int, start: int = 0) -> list[np.ndarray]:
+    return [noise(32, 32, seed=start + number) for number in range(count)]
+
+
+def stream(sources: list[ImageSource], specs: list[FeatureSpec] = LAYERS, **options: object) -> FeatureStream:
+    return FeatureStream(engine(), specs, sources, **{"batch_size": 4, "workers": 0, **options})
+
+
+def collect(found: FeatureStream) -> tuple[np.ndarray, list[np.ndarray]]:
+    parts = list(found)
+    indices = np.concatenate([part.indices for part in parts])
+    return indices, [np.concatenate(each) for each in zip(*(part.features for part in parts), strict=True)]
+
+
+def in_batches(sources: list[np.ndarray], specs: list[FeatureSpec] = LAYERS) -> list[np.ndarray]:
+    pixels = torch.from_numpy(np.stack([engine().pixels(source) for source in sources]))
+    found = [engine().features(pixels[at : at + 4], specs) for at in range(0, len(pixels), 4)]
+    return [torch.cat(each).numpy() for each in zip(*found, strict=True)]
+
+
+@pytest.mark.parametrize("cached", [False, True])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_features_are_bitwise_those_of_the_model_in_the_same_batches(cached: bool, workers: int) -> None:
+    sources = pictures(11)
+    found = stream(sources, cached=cached, workers=workers)
+    indices, features = collect(found)
+    assert indices.tolist() == list(range(11))
+    for mine, theirs in zip(features, in_batches(sources), strict=True):
+        assert mine.dtype == np.float32
+        assert np.array_equal(mine, theirs)
+    assert (found.computed, found.unreadable) == (11, {})
+
+
+def test_a_second_pass_computes_nothing_and_returns_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(feature_stream, "BLOCK", 3)
+    _, first = collect(stream(pictures(11)))
+    monkeypatch.setattr(TorchEngine, "_prepared", None)
+    again = stream(pictures(11), workers=2)
+    _, second = collect(again)
+    assert again.computed == 0
+    assert all(np.array_equal(*pair) for pair in zip(first, second, strict=True))
+
+
+@law_of_models
+@given(
+    st.lists(st.integers(0, 12), min_size=1, max_size=20),
+    st.sets(st.integers(0, 12)),
+    st.sets(st.integers(0, 12), max_size=4),
+    st.integers(1, 5),
+    st.integers(1, 6),
+)
+def test_any_mixture_of_cached_missing_and_unreadable_images_comes_in_order(
+    tmp_path_factory: pytest.TempPathFactory,
+    asked: list[int],
+    cached: set[int],
+    broken: set[int],
+    batch_size: int,
+    block: int,
+) -> None:
+    every = pictures(13)
+    (alone,) = in_batches(every, [FeatureSpec(0, "mean")])
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("VITASCOPE_CACHE", str(tmp_path_factory.mktemp("cache")))
+        patched.setattr(feature_stream, "BLOCK", block)
+        specs = [FeatureSpec(0, "mean"), OWN]
+        known = {number for number in cached if number % 2}
+        for spec, numbers in zip(specs, (cached, known), strict=True):
+            list(stream([every[number] for number in sorted(numbers)], [spec]))
+        sources = [b"broken" if number in broken else every[number] for number in asked]
+        found = stream(sources, specs, batch_size=batch_size)
+        parts = list(found)
+        assert all(len(part.indices) for part in parts)
+        indices = [index for part in parts for index in part.indices.tolist()]
+        readable = [place for place, number in enumerate(asked) if number not in broken]
+        assert indices == readable
+        assert sorted(found.unreadable) == [place for place in range(len(asked)) if place not in readable]
+        for part in parts:
+            wanted = alone[[asked[index] for index in part.indices.tolist()]]
+            np.testing.assert_allclose(part.features[0], wanted, atol=1e-5)
+        assert found.computed == sum(asked[place] not in known for place in readable)
+
+
+def test_features_computed_before_an_interruption_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(feature_stream, "BLOCK", 4)
+    interrupted = iter(stream(pictures(20)))
+    assert next(interrupted).indices.tolist() == [0, 1, 2, 3]
+    interrupted.close()
+    again = stream(pictures(20))
+    collect(again)
+    assert again.computed == 16
+
+
+def test_another_precision_or_body_has_features_of_its_own() -> None:
+    collect(stream(pictures(4)))
+    for other in (TorchEngine(engine().model, precision="bf16", device="cpu"), engine(norm_eps=1e-3)):
+        found = FeatureStream(other, [OWN], pictures(4), batch_size=4, workers=0)
+        collect(found)
+        assert found.computed == 4
+
+
+def test_another_head_on_the_same_body_has_the_same_features() -> None:
+    model = small_model()
+    collect(stream(pictures(4), [OWN]))
+    with torch.no_grad():
+        model.head.weight.mul_(2)
+    found = FeatureStream(
+        TorchEngine(model, precision="fp32", device="cpu"), [OWN], pictures(4), batch_size=4, workers=0
+    )
+    collect(found)
+    assert found.computed == 0
+
+
+def test_features_that_are_not_finite_name_the_image_and_are_not_kept(tmp_path: Path) -> None:
+    model = small_model()
+    paths = [write_picture(tmp_path / f"{number}.png", size=(32, 32), seed=number) for number in range(3)]
+    with torch.no_grad():
+        model.norm.weight[0] = torch.nan
+    sick = TorchEngine(model, precision="fp32", device="cpu")
+    for _ in range(2):
+        found = FeatureStream(sick, [OWN], paths, batch_size=2, workers=0)
+        with pytest.raises(UserError, match=r"image 0, .*0\.png: its features .* are not finite in fp32"):
+            list(found)
+
+
+def test_no_cache_neither_reads_nor_writes(tmp_path: Path) -> None:
+    collect(stream(pictures(3), cached=False))
+    assert not (tmp_path / "cache").exists()
+    collect(stream(pictures(3)))
+    found = stream(pictures(3), cached=False)
+    collect(found)
+    assert found.computed == 3
