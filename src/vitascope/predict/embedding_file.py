@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from vitascope.data.feature_cache import Features
 from vitascope.errors import UserError
-from vitascope.predict.result_file import escaped
+from vitascope.predict.result_formats import escaped
 from vitascope.serialization import parse_json
 from vitascope.storage import check_room, replacing
 from vitascope.weights.files import read_npz
