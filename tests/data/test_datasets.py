@@ -308,6 +308,11 @@ def test_folder_without_images_is_rejected(tmp_path: Path, below: str) -> None:
         open_data(str(tmp_path))
 
 
+def test_the_expected_place_has_one_slash_after_a_folder_that_ends_in_one(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=rf"expected {tmp_path}/<class>/<image>"):
+        open_data(f"{tmp_path}/")
+
+
 def test_pictures_outside_class_folders_are_rejected(tmp_path: Path) -> None:
     write_picture(tmp_path / "a.png")
     with pytest.raises(UserError, match="<class>/<image>"):

@@ -180,9 +180,9 @@ def _labelled(found: Inventory, split: str, data: str) -> ImageSet:
     if is_table(data):
         of_split = "" if split == "all" else f" in {split}"
         raise UserError(f"{data}: no labelled images{of_split}; {found.unlabelled}")
-    place = data if split == "all" else os.path.join(data, split)
+    place = os.path.join(data, *([] if split == "all" else [split]), "<class>", "<image>")
     reason = f"; {found.unlabelled}" if found.unlabelled else _instead(found)
-    raise UserError(f"{data}: no images in class folders; expected {place}/<class>/<image>{reason}")
+    raise UserError(f"{data}: no images in class folders; expected {place}{reason}")
 
 
 def _instead(found: Inventory) -> str:
