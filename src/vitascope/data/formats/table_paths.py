@@ -49,8 +49,8 @@ def located(cells: Sequence[str], table: Path, images: str | None) -> tuple[list
     if missing:
         absolute = all(os.path.isabs(cell) or _DRIVE.match(cell.replace("\\", "/")) for cell in missing)
         advice = (
-            "they are absolute, perhaps of another machine: write them relative to the table, or to the "
-            "folder images"
+            "they are absolute, perhaps of another machine: write them relative to the table (of a "
+            "DataFrame, to the working directory), or to the folder images"
             if absolute
             else f"searched in {base}; give another folder as images, or leave the rows out"
         )
@@ -99,7 +99,7 @@ class _Folders:
                 place = os.path.normpath(os.path.join(self.base, os.path.relpath(absolute, self._absolute)))
             try:
                 with os.scandir(place) as entries:
-                    names = {entry.name for entry in entries if not entry.is_dir()}
+                    names = {entry.name for entry in entries if entry.is_file()}
             except (OSError, ValueError):  # its images are reported as missing
                 names = set()
             self._listed[head] = place, names, inside
