@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import tempfile
 from collections.abc import Iterator
@@ -58,15 +59,25 @@ def _write(frame: DataFrame, path: Path, table: TableOptions) -> None:
     base = os.path.abspath(os.path.expanduser(table.images or "."))
     values = frame.astype(object).where(frame.notna(), None)
     with open(path, "w", encoding="utf-8") as file:
-        for row in values.itertuples(index=False, name=None):
-            cells = dict(zip(names, row, strict=True))
+        for number, row in enumerate(values.itertuples(index=False, name=None), 1):
+            cells = dict(zip(names, map(_finite, row), strict=True))
             if cells[image] is not None:
                 cells[image] = os.path.join(base, str(cells[image]))
-            file.write(json.dumps(cells, ensure_ascii=False, default=_plain) + "\n")
+            try:
+                file.write(json.dumps(cells, ensure_ascii=False, default=_plain) + "\n")
+            except (TypeError, ValueError, RecursionError) as error:
+                raise UserError(
+                    f"the DataFrame: row {number:,} cannot be written as JSON: {error}"
+                ) from error
+
+
+def _finite(value: Any) -> Any:
+    """A value; infinity, which no JSON has, as text: the column may be one that is not used."""
+    return str(value) if isinstance(value, float) and math.isinf(value) else value
 
 
 def _plain(value: Any) -> Any:
     """A value of NumPy, or another one, as JSON has it."""
     if hasattr(value, "tolist"):
         return value.tolist()
-    return sorted(value) if isinstance(value, set | frozenset) else str(value)
+    return sorted(value, key=str) if isinstance(value, set | frozenset) else str(value)
