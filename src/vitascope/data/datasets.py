@@ -177,7 +177,7 @@ def _labelled(found: Inventory, split: str, data: str) -> ImageSet:
     images = found.by_name.get(split)
     if images is not None and images.targets is not None:
         return images
-    if is_table(data):
+    if is_table(data) and not os.path.isdir(data):
         of_split = "" if split == "all" else f" in {split}"
         raise UserError(f"{data}: no labelled images{of_split}; {found.unlabelled}")
     place = os.path.join(data, *([] if split == "all" else [split]), "<class>", "<image>")

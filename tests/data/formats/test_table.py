@@ -2,6 +2,7 @@
 
 import csv
 import json
+import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -85,7 +86,7 @@ def opened(root: Path, rows: Sequence[Row], name: str = "labels.csv", **options:
     return open_data(str(path), table=TableOptions(**options))
 
 
-def refused(root: Path, rows: Sequence[Row], line: str, **options: Any) -> None:
+def assert_refused(root: Path, rows: Sequence[Row], line: str, **options: Any) -> None:
     with pytest.raises(UserError, match=line) as raised:
         opened(root, rows, **options)
     assert "\n" not in str(raised.value)
@@ -156,6 +157,7 @@ def test_missing_values_of_json_and_parquet_are_empty_cells(photos: Path) -> Non
         ("a.jsonl", b"[1, 2]\n", "line 1 is not an object"),
         ("a.jsonl", b"\n", "it has no rows"),
         ("a.jsonl", b'{"path": "a", "label": "\\ud800"}\n', "line 1: .*surrogates not allowed"),
+        ("a.csv", b"path," + b"x" * 200_000 + b"\n", "field larger than field limit"),
         ("a.parquet", b"nothing", "cannot be read as a table"),
         ("a.json", b'{"images": [], "annotations": []}', "COCO.*not boxes"),
     ],
@@ -167,6 +169,20 @@ def test_file_that_is_no_table_is_one_line(tmp_path: Path, name: str, content: b
     with pytest.raises(UserError, match=line) as raised:
         open_data(str(tmp_path / name))
     assert str(tmp_path / name) in str(raised.value)
+
+
+def test_folder_with_the_name_of_a_table_is_a_folder(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").mkdir()
+    with pytest.raises(UserError, match=r"a\.csv: no images in class folders; expected .*a\.csv/<class>"):
+        open_data(str(tmp_path / "a.csv"))
+
+
+def test_keys_of_some_rows_are_columns_with_empty_cells(photos: Path) -> None:
+    rows = [row | {f"k{number}": 1} for number, row in enumerate(rows_of(photos))]
+    del rows[0]["label"], rows[-1]["label"]
+    splits = opened(photos, rows, "keys.jsonl")
+    assert splits.unused == ("2 images without a class",)
+    assert described(splits)[-2].endswith("unused: k0, k1, k2, k3, k4, k5, k6, k7 and 14 others")
 
 
 def test_parquet_with_pictures_names_the_folder_that_is_read(tmp_path: Path) -> None:
@@ -204,7 +220,7 @@ def test_columns_can_be_named(photos: Path, columns: Any) -> None:
 
 def test_a_column_can_be_left_out(photos: Path) -> None:
     rows = labelled(photos, lambda number, name: name, set=lambda number: "blue")
-    refused(photos, rows, "the column set has blue; a split is train, .*columns split=$")
+    assert_refused(photos, rows, "the column set has blue; a split is train, .*columns split=$")
     assert_like_the_folder(opened(photos, rows, columns=("split=",)), photos)
 
 
@@ -220,22 +236,26 @@ def test_a_column_can_be_left_out(photos: Path) -> None:
 )
 def test_wrong_columns_are_refused(photos: Path, columns: tuple[str, ...], line: str) -> None:
     rows = labelled(photos, lambda number, name: name, tags=lambda number: "x")
-    refused(photos, rows, line, columns=columns)
+    assert_refused(photos, rows, line, columns=columns)
 
 
 def test_table_without_a_column_of_images_or_labels_names_the_columns(photos: Path) -> None:
     rows = rows_of(photos)
-    refused(
+    assert_refused(
         photos, [{"a": 1, "label": "cat"}], "no column of image paths among a, label; name it: columns im"
     )
-    refused(photos, [{"path": row["path"], "b": "x"} for row in rows], "no labelled images.*unused: b; name")
+    assert_refused(
+        photos, [{"path": row["path"], "b": "x"} for row in rows], "no labelled images.*unused: b; name"
+    )
 
 
 def test_thousands_of_columns_are_read_and_not_listed(photos: Path) -> None:
-    more = {f"c{number}": "x" for number in range(3000)}
+    more = {f"c{number}": "x" for number in range(3000)} | {
+        f"a longer name {number}": 1 for number in range(10_000)
+    }
     splits = opened(photos, [row | more for row in rows_of(photos)])
     assert_like_the_folder(splits, photos)
-    assert described(splits)[-1].endswith("; unused: c0, c1, c2, c3, c4, c5, c6, c7 and 2,992 others")
+    assert described(splits)[-1].endswith("; unused: c0, c1, c2, c3, c4, c5, c6, c7 and 12,992 others")
 
 
 @pytest.mark.parametrize(
@@ -243,7 +263,7 @@ def test_thousands_of_columns_are_read_and_not_listed(photos: Path) -> None:
 )
 def test_boxes_are_refused_in_one_line(photos: Path, boxes: tuple[str, ...]) -> None:
     rows = [row | dict.fromkeys(boxes, 1) for row in rows_of(photos)]
-    refused(photos, rows, "a table of boxes .*not boxes; .*columns image=COLUMN label=COLUMN")
+    assert_refused(photos, rows, "a table of boxes .*not boxes; .*columns image=COLUMN label=COLUMN")
     named = opened(photos, rows, columns=("image=path", "label=label"))
     assert_like_the_folder(named, photos)
 
@@ -294,9 +314,9 @@ def test_paths_out_of_the_named_folder_are_refused(photos: Path) -> None:
     images = str(photos / "photos" / "cat")
     rows = [{"path": f"../dog/{number:03}.png", "label": "dog"} for number in range(2)]
     rows += [{"path": f"{number:03}.png", "label": "cat"} for number in range(2)]
-    refused(photos, rows, r"2 of 4 images lead out of .*cat: \.\./dog/000\.png, ", images=images)
+    assert_refused(photos, rows, r"2 of 4 images lead out of .*cat: \.\./dog/000\.png, ", images=images)
     rows[0]["path"] = "/etc/passwd"
-    refused(photos, rows, r"2 of 4 images lead out of .*cat: /etc/passwd, ", images=images)
+    assert_refused(photos, rows, r"2 of 4 images lead out of .*cat: /etc/passwd, ", images=images)
 
 
 def test_missing_files_are_counted_and_the_first_are_named(photos: Path) -> None:
@@ -304,13 +324,13 @@ def test_missing_files_are_counted_and_the_first_are_named(photos: Path) -> None
     for number in (1, 3, 5, 7):
         rows[number]["path"] = f"gone/{number}.png"
     line = r"4 of 22 images do not exist: gone/1\.png, gone/3\.png, gone/5\.png and 1 other; searched in "
-    refused(photos, rows, line + str(photos))
+    assert_refused(photos, rows, line + str(photos))
 
 
 @pytest.mark.parametrize("root", ["/home/another/", "C:\\Users\\another\\"])
 def test_absolute_paths_of_another_machine_are_explained(photos: Path, root: str) -> None:
     rows = [row | {"path": root + row["path"]} for row in rows_of(photos)]
-    refused(
+    assert_refused(
         photos, rows, "22 of 22 images do not exist: .*absolute, perhaps of another machine: write them rel"
     )
 
@@ -319,21 +339,29 @@ def test_name_without_suffix_of_several_files_is_refused(tmp_path: Path) -> None
     for name in ("a.png", "a.bmp", "b.png"):
         write_picture(tmp_path / name)
     rows = [{"image_id": "a", "label": "x"}, {"image_id": "b", "label": "y"}]
-    refused(
+    assert_refused(
         tmp_path, rows, r"1 of 2 images have several files: a may be a\.bmp or a\.png; write the suffixes"
     )
 
 
+def test_what_is_no_file_is_missing(photos: Path) -> None:
+    os.mkfifo(photos / "pipe.png")
+    (photos / "broken.png").symlink_to("nowhere.png")
+    rows = [{"path": name, "label": "cat"} for name in ("pipe.png", "broken.png", "photos")]
+    line = r"3 of 25 images do not exist: pipe\.png, broken\.png, photos; searched in "
+    assert_refused(photos, [*rows_of(photos), *rows], line)
+
+
 def test_rows_without_an_image_are_refused(photos: Path) -> None:
     rows = [*rows_of(photos), {"path": "", "label": "cat"}]
-    refused(photos, rows, "1 row without an image; the first is row 23")
+    assert_refused(photos, rows, "1 row without an image; the first is row 23")
 
 
 def test_repeated_images_count_once_unless_they_differ(photos: Path) -> None:
     rows = rows_of(photos)
     assert opened(photos, [*rows, rows[3], rows[5]]).unused == ("2 rows that repeat an image",)
     other = rows[3] | {"label": "fox", "path": "photos/./" + rows[3]["path"].removeprefix("photos/")}
-    refused(
+    assert_refused(
         photos, [*rows, other], "is in several rows, with different labels: '.*' and 'fox' in rows 4 and 23"
     )
 
@@ -372,7 +400,16 @@ def test_lists_that_pandas_writes_are_read(photos: Path) -> None:
     rows = labelled(photos, lambda n, name: str([name, "small"] if n % 2 else [name]))
     assert several(opened(photos, rows)) == {"cat": 10, "dog": 12, "small": 11}
     rows[0]["label"] = "[cat]"
-    refused(photos, rows, r"label: '\[cat\]' is not a list in JSON")
+    assert_refused(photos, rows, r"label: '\[cat\]' is not a list in JSON")
+
+
+@pytest.mark.parametrize("form", ["jsonl", "parquet"])
+def test_objects_are_no_labels(photos: Path, form: str) -> None:
+    rows = labelled(photos, lambda n, name: {"name": name, "score": 1})
+    with pytest.raises(
+        UserError, match=r"""'\{"name": "cat", .*' is an object; a label is a name, or a list"""
+    ):
+        opened(photos, rows, f"objects.{form}")
 
 
 def test_columns_of_0_and_1_are_labels(photos: Path) -> None:
@@ -391,8 +428,8 @@ def test_columns_of_0_and_1_are_labels(photos: Path) -> None:
         "cat": 10,
         "dog": 12,
     }
-    refused(photos, rows, "labels=one, but 11 of 22 rows have several classes", labels="one")
-    refused(photos, rows, "the column size has '.*', not only 0 and 1", columns=("label=dog,size",))
+    assert_refused(photos, rows, "labels=one, but 11 of 22 rows have several classes", labels="one")
+    assert_refused(photos, rows, "the column size has '.*', not only 0 and 1", columns=("label=dog,size",))
 
 
 @pytest.mark.parametrize(
@@ -485,7 +522,7 @@ def test_table_without_labels_is_pretrained_on(photos: Path) -> None:
 def test_labels_that_cannot_be_learned_are_refused(
     photos: Path, label: Callable[[int, str], Any], line: str
 ) -> None:
-    refused(photos, labelled(photos, label), line)
+    assert_refused(photos, labelled(photos, label), line)
 
 
 def test_numbers_of_classes_are_classes(photos: Path) -> None:
@@ -510,7 +547,9 @@ def test_folds_are_no_splits(photos: Path) -> None:
     splits = opened(photos, rows)
     assert_like_the_folder(splits, photos)
     assert splits.unused == ("the column fold, whose numbers name no split",)
-    refused(photos, rows, "the column fold has 0, 1, 2, 3, 4; a split is train", columns=("split=fold",))
+    assert_refused(
+        photos, rows, "the column fold has 0, 1, 2, 3, 4; a split is train", columns=("split=fold",)
+    )
 
 
 def test_secret_labels_of_test_images_leave_val_to_measure_on(photos: Path) -> None:
@@ -525,7 +564,7 @@ def test_class_that_train_lacks_is_refused(photos: Path) -> None:
     for label in (lambda n, name: name, lambda n, name: f"{name};small"):
         rows = labelled(photos, label, split=lambda n: "val" if n < 4 else "train")
         rows[0]["label"] = rows[0]["label"].replace("cat", "fox")
-        refused(photos, rows, r"the val images of .*classes are not among .*: fox")
+        assert_refused(photos, rows, r"the val images of .*classes are not among .*: fox")
 
 
 def test_groups_are_in_one_part(photos: Path) -> None:
@@ -537,7 +576,7 @@ def test_groups_are_in_one_part(photos: Path) -> None:
         assert sum(map(len, parts)) == 7  # an image without a group is one
     rows = [row | {"split": ("train", "val")[n % 8 == 0]} for n, row in enumerate(rows)]
     line = r"patient: 3 of 5 groups are in several splits: p0 \(1 val, 3 train\), p2 \(.*columns split=$"
-    refused(photos, rows, line, columns=("group=patient",))
+    assert_refused(photos, rows, line, columns=("group=patient",))
 
 
 # --- other functions

@@ -58,10 +58,7 @@ class _Separated(TableFile):
             first = file.readline()
             self._skipped = first.lower().startswith("sep=")  # a hint for Excel
             header = file.readline() if self._skipped else first
-        counts = {
-            delimiter: len(next(csv.reader([header], delimiter=delimiter), []))
-            for delimiter in _DELIMITERS[path.suffix.lower()]
-        }
+        counts = {delimiter: _cells(header, delimiter) for delimiter in _DELIMITERS[path.suffix.lower()]}
         self._delimiter = max(counts, key=counts.__getitem__)
         with self._rows() as rows:
             self._header = [name.strip() for name in next(rows, [])]
@@ -78,7 +75,8 @@ class _Separated(TableFile):
             yield csv.reader(file, delimiter=self._delimiter, strict=True)
 
     def columns(self, wanted: Sequence[str]) -> dict[str, list[str]]:
-        width, places = len(self._header), [self._header.index(name) for name in wanted]
+        width, place_of = len(self._header), {name: place for place, name in enumerate(self._header)}
+        places = [place_of[name] for name in wanted]
         columns: list[list[str]] = [[] for _ in wanted]
         with _explaining(self.path), self._rows() as rows:
             next(rows)
@@ -119,19 +117,18 @@ class _JsonLines(TableFile):
                 if not isinstance(row, dict):
                     raise ValueError(f'line {number} is not an object, such as {{"image": "1.jpg"}}')
                 for name, value in row.items():
-                    if name not in self._columns:
-                        self._columns[name] = [""] * count
-                    self._columns[name].append(as_cell(value))
+                    cells = self._columns.setdefault(name, [])
+                    cells.extend([""] * (count - len(cells)))  # of rows without it
+                    cells.append(as_cell(value))
                 count += 1
-                if len(row) < len(self._columns):
-                    for cells in self._columns.values():
-                        cells.extend([""] * (count - len(cells)))
-        self.names = tuple(self._columns)
+        self.names, self._count = tuple(self._columns), count
         if not self.names:
             raise ValueError("it has no rows")
 
     def columns(self, wanted: Sequence[str]) -> dict[str, list[str]]:
-        return {name: self._columns[name] for name in wanted}
+        return {
+            name: self._columns[name] + [""] * (self._count - len(self._columns[name])) for name in wanted
+        }
 
 
 class _Parquet(TableFile):
@@ -170,6 +167,14 @@ def as_cell(value: Any) -> str:
     if isinstance(value, float) and value.is_integer():  # pandas has such labels beside missing ones
         return str(int(value))
     return str(value)
+
+
+def _cells(header: str, delimiter: str) -> int:
+    """The number of cells of a line; 1 if one is too long for a cell, as with a wrong delimiter."""
+    try:
+        return len(next(csv.reader([header], delimiter=delimiter), []))
+    except csv.Error:
+        return 1
 
 
 def _different(names: Iterable[str]) -> tuple[str, ...]:

@@ -37,6 +37,9 @@ def of_cells(cells: Sequence[str], column: str, options: TableOptions, place: ob
     counts = Counter(cells)
     different = [cell for cell in counts if cell.strip()]
     where, form = f"{place}: the column {column}", ""
+    record = next((cell for cell in different if cell.startswith("{") and cell.endswith("}")), None)
+    if record is not None:
+        raise UserError(f"{where}: {record[:60]!r} is an object; a label is a name, or a list of names")
     if different and all(map(_is_list, different)):
         names, form = {cell: _parsed(cell, where) for cell in different}, "in lists"
     elif (separator := _separator(different, options)) is not None:
