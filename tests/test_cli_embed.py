@@ -109,11 +109,9 @@ def test_bad_requests_are_one_line(
 def test_stopped_command_continues_with_the_cached_features(
     here: SimpleNamespace,  # noqa: F811
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
     signum: signal.Signals,
 ) -> None:
-    monkeypatch.setattr("vitascope.predict.feature_stream.BLOCK", 4)
     argv = ["runs/tiny", "data", "--out", tmp_path / "f.npz", "--batch-size", "4", "--json"]
 
     def stopped() -> int:
@@ -142,7 +140,6 @@ def test_killed_process_leaves_a_cache_that_the_next_one_uses(
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr("vitascope.predict.feature_stream.BLOCK", 4)
     monkeypatch.setattr("vitascope.data.feature_cache.CHUNK_BYTES", 1)
     argv = ["runs/tiny", "data", "--batch-size", "4", "--json"]
 

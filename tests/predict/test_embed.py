@@ -121,6 +121,20 @@ def test_more_features_than_fit_into_memory_are_refused_with_the_numbers(
     assert len(embed(small_model(), photos, out=tmp_path / "f.npy", **HERE)) == 9
 
 
+def test_features_are_cached_when_their_file_cannot_be_written(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path, size: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as disk:
+        disk.setattr("vitascope.predict.embedding_file.check_room", full)
+        with pytest.raises(UserError, match=r"No space left .*the features in the cache are kept") as failure:
+            embed(small_model(), photos, out=tmp_path / "f.npy", **HERE)
+    assert embed(small_model(), photos, **HERE).computed == 0
+    assert failure.value is not None  # its traceback has held the frames of the failed call until here
+
+
 def test_model_is_left_as_it_was(photos: Path) -> None:
     model = small_model().double().train()
     embed(model, photos, **HERE)

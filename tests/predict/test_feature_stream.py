@@ -123,6 +123,28 @@ def test_features_computed_before_an_interruption_are_kept(monkeypatch: pytest.M
     assert again.computed == 16
 
 
+def test_features_of_a_block_that_was_interrupted_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    sources = [*pictures(8), b"broken", *pictures(8, start=8)]
+    compute, calls = TorchEngine.features, []
+
+    def features(*args: object, **options: object) -> object:
+        calls.append(1)
+        if len(calls) == 5:
+            raise KeyboardInterrupt
+        return compute(*args, **options)  # type: ignore[arg-type]
+
+    with monkeypatch.context() as patched:
+        patched.setattr(TorchEngine, "features", features)
+        with pytest.raises(KeyboardInterrupt):
+            list(stream(sources))
+    again = stream(sources)
+    _, whole = collect(again)
+    assert again.computed == 16 - (4 + 4 + 3)  # the fourth batch had not been checked yet
+    _, fresh = collect(stream(sources, cached=False))
+    for mine, theirs in zip(whole, fresh, strict=True):
+        np.testing.assert_allclose(mine, theirs, atol=1e-5)
+
+
 def test_another_precision_or_body_has_features_of_its_own() -> None:
     collect(stream(pictures(4)))
     for other in (TorchEngine(engine().model, precision="bf16", device="cpu"), engine(norm_eps=1e-3)):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -233,14 +233,15 @@ def embed(
         stream = FeatureStream(
             engine, [spec], everything, batch_size=batch_size, workers=workers, cached=cache
         )
-        parts = _parts(stream, everything, in_memory=path is None)
-        if path is None:
-            found = Embeddings.of_parts(list(parts), made)
-        else:
-            kept = "the features in the cache are kept" if cache else "nothing is kept"
-            with explaining_failure(path, "the features", f"choose a file on another disk; {kept}"):
-                write_embeddings(path, parts, len(everything), made)
-            found = Embeddings.load(path)
+        # Closed at once after a failure to write too, so that the cache gets what was computed.
+        with closing(_parts(stream, everything, in_memory=path is None)) as parts:
+            if path is None:
+                found = Embeddings.of_parts(list(parts), made)
+            else:
+                kept = "the features in the cache are kept" if cache else "nothing is kept"
+                with explaining_failure(path, "the features", f"choose a file on another disk; {kept}"):
+                    write_embeddings(path, parts, len(everything), made)
+                found = Embeddings.load(path)
     return dataclasses.replace(found, unreadable=tuple(stream.unreadable.values()), computed=stream.computed)
 
 
@@ -256,7 +257,7 @@ def _opened(
         yield all_images(data)
 
 
-def _parts(stream: FeatureStream, everything: AllImages, *, in_memory: bool) -> Iterator[Part]:
+def _parts(stream: FeatureStream, everything: AllImages, *, in_memory: bool) -> Generator[Part, None, None]:
     """The features as they come, with what is known of their images."""
     total, count = len(everything), 0
     with tqdm(total=total, unit=" images", delay=3, leave=False, disable=None) as bar:

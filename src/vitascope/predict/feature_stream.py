@@ -169,7 +169,7 @@ class FeatureStream:
         return batch
 
     def _finished(self) -> Iterator[FeatureRows]:
-        """The blocks, in their order, of which no image is missing any more; their features are kept."""
+        """The blocks, in their order, of which no image is missing any more."""
         while self._blocks and self._blocks[0].is_complete:
             block = self._blocks.popleft()
             if block.kept.any():
@@ -210,19 +210,25 @@ class _Block:
         return self._awaited == 0
 
     def receive(self, batch: _Batch) -> None:
-        """Take what a batch has of this block."""
+        """Take what a batch has of this block; new features go into the caches."""
         own = (batch.indices >= self.indices[0]) & (batch.indices <= self.indices[-1])
         if not own.any():
             return
         self._awaited -= int(own.sum())
         self.kept[batch.indices[own & ~batch.readable] - self.indices[0]] = False
         rows = own[batch.readable]
-        if rows.any():
-            self._received.append([features.numpy()[rows] for features in batch.features])
+        if not rows.any():
+            return
+        received = [features.numpy()[rows] for features in batch.features]
+        self._received.append(received)
+        among = batch.indices[own & batch.readable] - self.indices[0]  # the images of this block
+        for cache, places, features in zip(self.caches, self.places, received, strict=True):
+            if cache is not None and self.contents is not None:
+                new = places[among] < 0
+                cache.add(self.contents[among[new]], features[new])
 
     def features(self) -> list[Features]:
-        """For each representation those of the kept images, float32 (m, D), m at least 1; new ones go into
-        the caches."""
+        """For each representation those of the kept images, float32 (m, D), m at least 1."""
         missing, found = self.missing[self.kept], []
         for number, (cache, places) in enumerate(zip(self.caches, self.places, strict=True)):
             parts = [batch[number] for batch in self._received]
@@ -232,9 +238,6 @@ class _Block:
             rows = np.empty_like(joined)
             rows[missing], rows[~missing] = np.split(joined, [int(missing.sum())])
             found.append(rows)
-            new = places[self.kept] < 0
-            if cache is not None and self.contents is not None:
-                cache.add(self.contents[self.kept][new], rows[new])
         return found
 
 
