@@ -155,6 +155,32 @@ def test_a_damaged_header_is_not_read_and_raises_nothing(
             assert np.array_equal(cache.take(places), features([1, 2]))
 
 
+@pytest.mark.parametrize(
+    "header", [b"[" * 4000, b"[" * 100_000, b"null", b"\xff", b"{}", b'{"contents": 1e999}']
+)
+def test_a_header_of_another_kind_is_not_read(folder: Path, header: bytes) -> None:
+    keep([1])
+    keep([2])
+    chunks(folder)[0].write_bytes(len(header).to_bytes(8, "little") + header)
+    assert_has([2], [1])
+
+
+def test_a_length_beyond_the_file_is_not_read(folder: Path) -> None:
+    keep([1])
+    chunks(folder)[0].write_bytes((2**60).to_bytes(8, "little") + b"{}")
+    assert_has([], [1])
+
+
+def test_a_file_of_another_key_is_not_read(folder: Path) -> None:
+    keep([1], {"key": 1})
+    (other,) = chunks(folder)
+    cache = keep([2], width=7)
+    shutil.copy(other, cache.folder)
+    again = FeatureCache(MADE)
+    assert again.find(contents([1])).tolist() == [-1]
+    assert again.take(again.find(contents([2]))).shape == (1, 7)
+
+
 def test_a_process_that_is_killed_while_it_writes_leaves_nothing_that_is_read(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -229,6 +255,16 @@ def test_a_key_beyond_the_bound_alone_is_kept_up_to_it_with_one_warning(
     assert sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) <= 1000
 
 
+def test_other_keys_are_not_removed_for_a_key_that_is_beyond_the_bound_without_them(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keep([1, 2], {"key": 1})
+    monkeypatch.setenv("VITASCOPE_FEATURES_GB", "0.000001")
+    keep(list(range(100)))
+    assert_has([1, 2], made={"key": 1})
+    assert_has([], [1, 2])
+
+
 def test_a_limit_of_zero_keeps_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VITASCOPE_FEATURES_GB", "0")
     keep([1])
@@ -242,12 +278,18 @@ def test_a_limit_that_is_no_size_is_rejected(text: str, monkeypatch: pytest.Monk
         FeatureCache(MADE)
 
 
-def test_features_that_another_process_removes_while_they_are_read_are_one_line(folder: Path) -> None:
+@pytest.mark.parametrize("removed", [True, False])
+def test_features_that_are_removed_or_damaged_while_they_are_read_are_one_line(
+    folder: Path, removed: bool
+) -> None:
     keep([1, 2])
     cache = FeatureCache(MADE)
     places = cache.find(contents([1, 2]))
-    shutil.rmtree(cache.folder)
-    with pytest.raises(UserError, match=r"were removed while they were read.*raise VITASCOPE_FEATURES_GB"):
+    if removed:
+        shutil.rmtree(cache.folder)
+    else:
+        os.truncate(chunks(folder)[0], 10)
+    with pytest.raises(UserError, match=r"were removed or damaged while .* raise VITASCOPE_FEATURES_GB"):
         cache.take(places)
     cache.add(contents([3]), features([3]))  # the folder is made again
     cache.flush()

@@ -2,10 +2,10 @@
 
 `$VITASCOPE_CACHE/features/<key>/` has the features of one body, representation, preprocessing and precision,
 in files of safetensors that are never changed: `contents` uint8 (n, 16), a hash of all bytes of each image,
-and `features` float32 (n, D). Each is written aside under a name of its own and renamed, so that several
-processes can write and none reads a part of a file. `made.json` says what the key stands for; the time of
-its last change is that of the last use. When all keys together have more than `VITASCOPE_FEATURES_GB`, those
-go first that were used longest ago.
+and `features` float32 (n, D); the metadata name the key, so that a file from elsewhere is not read. Each is
+written aside under a name of its own and renamed, so that several processes can write and none reads a part
+of a file. `made.json` says what the key stands for; the time of its last change is that of the last use. When
+all keys together have more than `VITASCOPE_FEATURES_GB`, those go first that were used longest ago.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from safetensors.numpy import save
 from vitascope.data.contents import DIGEST
 from vitascope.data.download import cache_folder, writing_to_cache
 from vitascope.errors import UserError
+from vitascope.serialization import parse_json
 from vitascope.storage import check_room, replacing, write_json
 
 FORMAT = 1
@@ -39,6 +40,8 @@ LIMIT_GB = 20.0
 """Size of all features where `VITASCOPE_FEATURES_GB` sets no other."""
 MADE = "made.json"
 SUFFIX = ".safetensors"
+MAX_HEADER_BYTES = 2**12
+"""Of a file; the headers that we write have about 200."""
 CHUNK_BYTES = 2**24
 CHUNK_SECONDS = 60.0
 """A file is written when it has so many bytes, or so long after its first image: that much a kill costs."""
@@ -102,7 +105,7 @@ class FeatureCache:
         """The features at places that `find` returned, none of them -1: (n, D), n at least 1.
 
         Raises:
-            UserError: another process has removed them, because the cache was full.
+            UserError: their file was removed or damaged since the cache was opened.
         """
         self._touch()
         chunks, rows = self._chunk_of[places], self._row_of[places]
@@ -110,10 +113,10 @@ class FeatureCache:
         for number in np.unique(chunks).tolist():
             try:
                 parts[number] = self._chunks[number].features()[rows[chunks == number]]
-            except FileNotFoundError as error:
+            except (OSError, ValueError) as error:  # ValueError: a shorter file
                 raise UserError(
-                    f"{self.folder}: features were removed while they were read, because the cache reached "
-                    f"its limit of {self.limit / 1e9:g} GB: raise VITASCOPE_FEATURES_GB, and repeat this"
+                    f"{self.folder}: features were removed or damaged while they were read: repeat this; if "
+                    f"the cache has reached its limit of {self.limit / 1e9:g} GB, raise VITASCOPE_FEATURES_GB"
                 ) from error
         found = np.empty((len(places), next(iter(parts.values())).shape[1]), np.float32)
         for number, part in parts.items():
@@ -143,7 +146,7 @@ class FeatureCache:
         features = np.concatenate([part for _, part in self._waiting])
         self._waiting = []
         rows = np.frombuffer(contents.tobytes(), np.uint8).reshape(-1, DIGEST)
-        data = save({"contents": rows, "features": features})
+        data = save({"contents": rows, "features": features}, {"key": self.folder.name})
         try:
             with writing_to_cache(self.root):
                 self._make_room(len(data))
@@ -161,20 +164,18 @@ class FeatureCache:
 
     def _make_room(self, size: int) -> None:
         """Remove what was used longest ago until `size` bytes more are within the limit."""
-        folders = [folder for folder in self.root.iterdir() if folder.is_dir()]
-        sizes = {folder: _size(folder) for folder in folders}
-        total = sum(sizes.values())
-        for folder in sorted(folders, key=_last_used):
-            if total + size <= self.limit:
-                return
-            if folder != self.folder:
-                shutil.rmtree(folder)
-                total -= sizes[folder]
-        if total + size > self.limit:
+        sizes = {folder: _size(folder) for folder in self.root.iterdir() if folder.is_dir()}
+        own, total = sizes.pop(self.folder, 0), sum(sizes.values())
+        if own + size > self.limit:
             raise UserError(
-                f"{self.folder} has {total / 1e9:,.2f} GB of features, and the limit is "
+                f"{self.folder} has {own / 1e9:,.2f} GB of features, and the limit is "
                 f"{self.limit / 1e9:g} GB (VITASCOPE_FEATURES_GB)"
             )
+        for folder in sorted(sizes, key=_last_used):
+            if own + total + size <= self.limit:
+                return
+            shutil.rmtree(folder)
+            total -= sizes[folder]
 
     def _touch(self) -> None:
         """Note the use, now and then."""
@@ -231,19 +232,21 @@ class _Chunk:
 
 
 def _open_chunk(path: Path) -> _Chunk | None:
-    """A file with its contents; None for one that is damaged, or gone meanwhile."""
+    """A file of this folder's key with its contents; None for one of another key, one that is damaged, or one
+    that is gone meanwhile."""
     try:
         with open(path, "rb") as file:
             size = os.fstat(file.fileno()).st_size
             length = int.from_bytes(file.read(8), "little")
-            if length > size:
+            if length > min(size, MAX_HEADER_BYTES):
                 return None
-            header, begin = json.loads(file.read(length)), 8 + length
+            header, begin = parse_json(str(file.read(length), "utf-8")), 8 + length
             contents, features = header["contents"], header["features"]
             (n, digest), (rows, width) = contents["shape"], features["shape"]
             (first, end), (start, stop) = contents["data_offsets"], features["data_offsets"]
+            is_own = header["__metadata__"]["key"] == path.parent.name
             is_whole = begin + max(end, stop) == size and end - first == n * digest and min(first, start) == 0
-            if not is_whole or (n, digest) != (rows, DIGEST) or stop - start != 4 * n * width:
+            if not is_own or not is_whole or (n, digest) != (rows, DIGEST) or stop - start != 4 * n * width:
                 return None
             file.seek(begin + first)
             return _Chunk(path, np.frombuffer(file.read(n * digest), f"S{DIGEST}"), begin + start, width)
