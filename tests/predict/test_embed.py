@@ -94,6 +94,16 @@ def test_table_with_several_labels_per_image(tmp_path: Path) -> None:
     assert np.array_equal(again.features, found.features)
 
 
+@pytest.mark.parametrize("suffix", ["", ".npz", ".npy", ".parquet"])
+def test_classes_whose_names_are_no_utf8_are_targets_too(tmp_path: Path, suffix: str) -> None:
+    if suffix == ".parquet":
+        pytest.importorskip("pyarrow", reason="pyarrow is not installed (vitascope[parquet])")
+    write_tree(tmp_path / "photos", {"caf\udcff": 2, "dog": 2})
+    found = embed(small_model(), tmp_path / "photos", out=tmp_path / f"f{suffix}" if suffix else None, **HERE)
+    assert found.made["class_names"] == [r"caf\udcff", "dog"]
+    assert found.targets.labels.tolist() == [0, 0, 1, 1]
+
+
 def test_unreadable_images_are_left_out_and_named(
     photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

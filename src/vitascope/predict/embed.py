@@ -37,9 +37,10 @@ from vitascope.predict.embedding_file import (
     write_embeddings,
 )
 from vitascope.predict.engine import Engine
-from vitascope.predict.feature_stream import FeatureStream, origin_of
+from vitascope.predict.feature_stream import FeatureStream
 from vitascope.predict.features import FeaturePool, FeatureSpec
 from vitascope.predict.predictor import check_workers
+from vitascope.predict.result_formats import escaped
 from vitascope.predict.runtimes import as_engine
 from vitascope.storage import explaining_failure
 from vitascope.weights.identification import is_model
@@ -221,18 +222,11 @@ def embed(
     reuse_freed_memory()
     with left_as_it_was(model), _opened(data, table) as everything:
         engine = as_engine(model, precision=precision, device=device)
-        spec = engine.resolved(FeatureSpec(layer, pool))
-        made = {
-            "model": engine.name,
-            **origin_of(engine, spec, batch_size),
-            "class_names": list(everything.class_names),
-            "several": everything.several,
-            "vitascope": __version__,
-            "torch": torch.__version__,
-        }
+        spec = FeatureSpec(layer, pool)
         stream = FeatureStream(
             engine, [spec], everything, batch_size=batch_size, workers=workers, cached=cache
         )
+        made = _made(stream, everything)
         # Closed at once after a failure to write too, so that the cache gets what was computed.
         with closing(_parts(stream, everything, in_memory=path is None)) as parts:
             if path is None:
@@ -257,6 +251,18 @@ def _opened(
         yield all_images(data)
 
 
+def _made(stream: FeatureStream, everything: AllImages) -> dict[str, Any]:
+    """How the features of one representation are made, see `Embeddings.made`."""
+    return {
+        "model": escaped(stream.engine.name),
+        **stream.origins[0],
+        "class_names": [escaped(name) for name in everything.class_names],
+        "several": everything.several,
+        "vitascope": __version__,
+        "torch": torch.__version__,
+    }
+
+
 def _parts(stream: FeatureStream, everything: AllImages, *, in_memory: bool) -> Generator[Part, None, None]:
     """The features as they come, with what is known of their images."""
     total, count = len(everything), 0
@@ -270,9 +276,10 @@ def _parts(stream: FeatureStream, everything: AllImages, *, in_memory: bool) -> 
                     f"{MEMORY_GB:g} GB are held in memory: set out, a file"
                 )
             labels = everything.labels
+            classes = None if labels is None else [escaped(labels[index]) for index in indices]
             columns = EmbeddingColumns(
                 images=np.array([everything.names[index] for index in indices], np.str_),
-                labels=None if labels is None else np.array([labels[index] for index in indices], np.str_),
+                labels=None if classes is None else np.array(classes, np.str_),
                 splits=np.array([everything.splits[index] for index in indices], np.str_),
             )
             yield columns, features

@@ -56,6 +56,7 @@ class FeatureStream:
         cached: take features from the cache, and keep them there.
 
     Attributes:
+        origins: for each representation, everything that it depends on beside the images, as values of JSON.
         unreadable: the reason for each image that could not be read, by its index; it has no features.
         computed: the number of images whose features were computed.
     """
@@ -78,9 +79,8 @@ class FeatureStream:
         self.unreadable: dict[int, str] = {}
         self.computed = 0
         self._cached = cached
-        self._caches = [
-            FeatureCache(origin_of(engine, spec, batch_size)) if cached else None for spec in self.specs
-        ]
+        self.origins = [_origin_of(engine, spec, batch_size) for spec in self.specs]
+        self._caches = [FeatureCache(origin) if cached else None for origin in self.origins]
         self._blocks: deque[_Block] = deque()
 
     def __iter__(self) -> Iterator[FeatureRows]:
@@ -241,9 +241,8 @@ class _Block:
         return found
 
 
-def origin_of(engine: Engine, spec: FeatureSpec, batch_size: int) -> dict[str, Any]:
-    """Everything that a representation depends on beside the images, as values of JSON."""
-    spec = engine.resolved(spec)
+def _origin_of(engine: Engine, spec: FeatureSpec, batch_size: int) -> dict[str, Any]:
+    """Everything that a resolved representation depends on beside the images."""
     return {
         "digest": engine.body_digest,
         "layer": spec.layer,
