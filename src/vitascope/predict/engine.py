@@ -178,7 +178,8 @@ def stacks(pictures: Sequence[Pixels]) -> Iterator[tuple[list[int], Tensor]]:
 class TorchEngine(Engine):
     """A model in torch; precision `auto` suits the hardware, the shape and the batch.
 
-    A model without classes returns features and no probabilities.
+    A model without classes returns features and no probabilities. The engine keeps digests of the weights and
+    copies in other precisions: a model whose weights have changed needs a new engine.
     """
 
     def __init__(self, model: VisionModel, *, precision: str = "auto", device: str = "auto") -> None:
