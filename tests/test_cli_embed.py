@@ -68,7 +68,7 @@ def test_unreadable_images_are_named_with_status_1(
     out, err = capsys.readouterr()
     assert out.startswith("1 image in ")
     lines = err.splitlines()
-    assert lines[0] == "12 images could not be read:"
+    assert lines[0] == "12 of 13 images could not be read:"
     assert lines[1].startswith(f"  {folder}/00.png: not a picture")
     assert lines[-1] == "  and 2 more"
     assert len(lines) == 12

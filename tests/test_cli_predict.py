@@ -146,6 +146,18 @@ def test_unreadable_file_does_not_affect_other_predictions(
     assert "broken.jpg: not a picture" in err
 
 
+def test_unreadable_file_is_named_without_control_characters(
+    here: SimpleNamespace,  # noqa: F811
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "red\x1b[31m.png").write_bytes(b"broken")
+    assert status(str(tmp_path / "red\x1b[31m.png"), "--json") == 1
+    err = capsys.readouterr().err
+    assert "[31m.png: not a picture" in err
+    assert "\x1b" not in err
+
+
 def test_one_picture_is_counted_in_the_singular(
     here: SimpleNamespace,  # noqa: F811
     capsys: pytest.CaptureFixture[str],

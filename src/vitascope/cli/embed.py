@@ -5,25 +5,19 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import signal
-import sys
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
+from vitascope.cli.exits import exit_if_unreadable, exit_stopped
 from vitascope.cli.parsing import Device, Flag, Json, MaybeInt, Model, Precision, Workers
 from vitascope.data.table_options import TableOptions
-from vitascope.errors import printable
 from vitascope.formatting import counted, speed
 
 if TYPE_CHECKING:
     from vitascope.predict.embed import Embeddings
-
-NAMED = 10
-"""Unreadable images whose reasons are printed."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -61,6 +55,7 @@ class Embed:
 
     def call(self) -> None:
         """Compute, write and print a summary."""
+        from vitascope.predict.result_file import NAMED, Tally
         from vitascope.training.signals import Stop, interruptible
 
         stop, started = Stop(), time.monotonic()
@@ -68,18 +63,21 @@ class Embed:
             with interruptible(stop):
                 found = self._embed()
         except KeyboardInterrupt:
-            kept = "" if self.no_cache else "; repeat the command to continue with the cached features"
-            print(f"vitascope: stopped by {signal.Signals(stop.signum).name}{kept}", file=sys.stderr)
-            sys.exit(128 + stop.signum)
+            if not stop.signum:  # it came before the handler of the signals
+                raise
+            kept = "repeat the command to continue with the cached features"
+            exit_stopped(stop.signum, "nothing is kept" if self.no_cache else kept)
+        reasons = found.unreadable
+        tally = Tally(len(found) + len(reasons), len(reasons), list(reasons[:NAMED]))
         if self.json:
-            counts = {"images": len(found), "unreadable": len(found.unreadable), "computed": found.computed}
+            counts = {"images": len(found), "unreadable": tally.unreadable, "computed": found.computed}
             print(json.dumps({"out": os.fspath(self.out), **counts}))
         else:
             print(
                 f"{counted(len(found), 'image')} in {self.out}, {found.computed:,} of them computed now; "
                 f"{speed(len(found) / (time.monotonic() - started))}"
             )
-        exit_if_unreadable(found.unreadable)
+        exit_if_unreadable(tally)
 
     def _embed(self) -> Embeddings:
         from vitascope.predict.embed import embed
@@ -97,15 +95,3 @@ class Embed:
             device=self.device,
             cache=not self.no_cache,
         )
-
-
-def exit_if_unreadable(reasons: Sequence[str]) -> None:
-    """Name unreadable images on standard error and exit with status 1; return if there are none."""
-    if not reasons:
-        return
-    print(f"{counted(len(reasons), 'image')} could not be read:", file=sys.stderr)
-    for reason in reasons[:NAMED]:
-        print(f"  {printable(reason)}", file=sys.stderr)
-    if len(reasons) > NAMED:
-        print(f"  and {len(reasons) - NAMED:,} more", file=sys.stderr)
-    sys.exit(1)
