@@ -173,3 +173,15 @@ def test_files_of_other_origin_are_one_line(tmp_path: Path) -> None:
             read_features(tmp_path / name)
     with pytest.raises(UserError, match=r"ends in \.npz"):
         read_columns(tmp_path / "f.txt")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"image": []}, {"split": ["all"] * 5}, {"label": ["cat"]}, {"image": [["a"]] * 4}, {"label": {"a": 1}}],
+)
+def test_columns_that_do_not_fit_together_are_one_line(tmp_path: Path, change: dict[str, object]) -> None:
+    write_embeddings(tmp_path / "f.npy", iter([part(0, 4)]), 4, MADE)
+    described = tmp_path / "f.npy.json"
+    described.write_text(json.dumps({**json.loads(described.read_text()), **change}))
+    with pytest.raises(UserError, match=r"f\.npy: not a file of features .* different lengths"):
+        read_columns(tmp_path / "f.npy")

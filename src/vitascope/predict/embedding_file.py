@@ -37,7 +37,7 @@ Text = npt.NDArray[np.str_]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EmbeddingColumns:
-    """What stands beside the features of N images."""
+    """What stands beside the features of N images; a ValueError for columns that do not fit together."""
 
     images: Text
     """(N,), the path of each, or its split and number."""
@@ -47,7 +47,12 @@ class EmbeddingColumns:
     """(N,), `train`, `val`, `test`, or `all` where the data are not divided."""
 
     def __post_init__(self) -> None:
-        assert len(self.images) == len(self.splits)
+        columns = (
+            [self.images, self.splits] if self.labels is None else [self.images, self.splits, self.labels]
+        )
+        if any(column.shape != (self.images.size,) for column in columns):
+            shapes = ", ".join(str(column.shape) for column in columns)
+            raise ValueError(f"columns of different lengths or of several dimensions: {shapes}")
 
     def __len__(self) -> int:
         return len(self.images)

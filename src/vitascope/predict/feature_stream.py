@@ -44,8 +44,8 @@ class FeatureRows:
 class FeatureStream:
     """The features of images, in their order, up to `BLOCK` images at a time.
 
-    Iterating raises a UserError for features that are not finite numbers; it names the image. Features that
-    were computed before an error or an interruption are in the cache.
+    Iterating raises a UserError for features that are not finite numbers; it names the image. After an
+    error or an interruption, the features of all batches but the last two are in the cache.
 
     Args:
         engine: a model that has these representations.
