@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import json
 import os
-import signal
 import sys
 import time
 from collections.abc import Generator, Iterable
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import tyro
 
+from vitascope.cli.exits import exit_if_unreadable, exit_stopped
 from vitascope.cli.parsing import Device, Flag, MaybeFloat, MaybeInt, MaybePath, Model, Precision, Workers
 from vitascope.errors import UserError, printable
 from vitascope.formatting import counted
@@ -166,9 +166,7 @@ class Predict:
 
     def _stopped(self, signum: int, tally: Tally) -> NoReturn:
         kept = "" if self.out is None else f" in {self.out}; repeat the command with --resume to continue"
-        name = signal.Signals(signum).name
-        print(f"vitascope: stopped by {name}; {counted(tally.images, 'image')}{kept}", file=sys.stderr)
-        sys.exit(128 + signum)
+        exit_stopped(signum, f"{counted(tally.images, 'image')}{kept}")
 
     def _summarize(self, tally: Tally, done: int, seconds: float) -> None:
         """Print the counts; exit with status 1 if images could not be read."""
@@ -181,18 +179,6 @@ class Predict:
             speed = f", {done / max(seconds, 1e-9):,.0f} images/s" if done else ""
             print(f"{counted(tally.images, 'image')}{place}{now}{speed}", file=sys.stderr)
         exit_if_unreadable(tally)
-
-
-def exit_if_unreadable(tally: Tally) -> None:
-    """Name unreadable images on standard error and exit with status 1; return if there are none."""
-    if not tally.unreadable:
-        return
-    print(f"{tally.unreadable:,} of {counted(tally.images, 'image')} could not be read:", file=sys.stderr)
-    for reason in tally.reasons:
-        print(f"  {reason}", file=sys.stderr)
-    if tally.unreadable > len(tally.reasons):
-        print(f"  and {tally.unreadable - len(tally.reasons):,} more", file=sys.stderr)
-    sys.exit(1)
 
 
 def in_words(result: ImageResult, width: int) -> str:
