@@ -198,7 +198,25 @@ def test_existing_file_is_rejected_and_not_touched(engine: Engine, tmp_path: Pat
         assert (tmp_path / there).read_text() == "mine"
 
 
-@pytest.mark.parametrize("line", ["{}", "null", "text", '["image"]'])
+@pytest.mark.parametrize(
+    "line",
+    [
+        "{}",
+        "null",
+        "text",
+        '["image"]',
+        "[" * 100_000,
+        '{"image": "a.png"}',
+        '{"image": "a.png", "predictions": []}',
+        '{"image": "a.png", "predictions": [{"label": "ant"}]}',
+        '{"image": "a.png", "predictions": [{"label": 3, "index": 0, "score": 0.5}]}',
+        '{"image": "a.png", "predictions": [{"label": "ant", "index": 0, "score": "high"}]}',
+        '{"image": "a.png", "predictions": [{"label": "ant", "index": 0, "score": 1}], '
+        '"probabilities": {"ant": 1}}',
+        '{"image": "a.png", "error": null}',
+        '{"image": 3, "error": "gone"}',
+    ],
+)
 def test_invalid_line_is_named(line: str, engine: Engine, folder: Path, tmp_path: Path) -> None:
     out = tmp_path / "o.jsonl"
     predict(engine, folder, out, stop_after=2)

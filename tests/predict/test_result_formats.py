@@ -2,6 +2,7 @@
 
 import csv
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from vitascope.predict.result_file import ResultFile
 from vitascope.predict.result_formats import COLUMNS, column_names, images_of_csv
 from vitascope.predict.selection import ClassSelection
 
-NAMES = ("ant", "bee;wasp", 'a "cat", big', "line\nbreak")
+NAMES = ("ant", "bee;wasp", 'a "cat", big', "line\nbreak\rand return")
 
 
 def labelling(*probabilities: float, names: tuple[str, ...] = NAMES, **options: Any) -> Engine:
@@ -186,7 +187,8 @@ def test_file_of_an_earlier_version_is_resumed(tmp_path: Path) -> None:
     for added in ("thresholds", "probabilities"):
         del stored[added]
     beside.write_text(json.dumps(stored))
-    predict(classifying(), tmp_path / "o.jsonl", tmp_path, resume=True)
+    before = (tmp_path / "o.jsonl").read_bytes()
+    assert predict(classifying(), tmp_path / "o.jsonl", tmp_path, resume=True).read_bytes() == before
 
 
 def test_top_k_of_a_csv_with_one_class_per_image_is_rejected(tmp_path: Path) -> None:
@@ -199,3 +201,21 @@ def test_csv_of_another_origin_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "o.csv").write_text("id,label\n1,cat\n")
     with pytest.raises(UserError, match="not written by `vitascope predict`"):
         list(images_of_csv(tmp_path / "o.csv"))
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda content: content[: content.rindex(b",")], "2 cells, not 3"),
+        (lambda content: content + b"\xff,ant,0.5\n", "invalid start byte"),
+        (lambda content: content + b'"a.png,ant,0.5\n', "unexpected end of data"),
+        (lambda content: content + b"a.png," + b"x" * 200_000 + b",0.5\n", "field larger than field limit"),
+    ],
+)
+def test_damaged_csv_is_rejected_with_the_line(
+    damage: Callable[[bytes], bytes], message: str, tmp_path: Path
+) -> None:
+    out = predict(classifying(), tmp_path / "o.csv", tmp_path)
+    out.write_bytes(damage(out.read_bytes()))
+    with pytest.raises(UserError, match=rf"o\.csv, line \d+: cannot be read: .*{message}"):
+        predict(classifying(), out, tmp_path, resume=True)

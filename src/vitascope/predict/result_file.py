@@ -163,9 +163,8 @@ class ResultFile:
                 if not line.endswith(b"\n"):
                     break
                 try:
-                    row = json.loads(line)
-                    self._recall(row["image"], row.get("error"))
-                except (ValueError, KeyError, TypeError, AttributeError) as error:
+                    self._recall(*self._rows.parse(line))
+                except ValueError as error:
                     raise UserError(
                         f"{self._lines}, line {number}: not a prediction; choose another file"
                     ) from error

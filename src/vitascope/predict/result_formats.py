@@ -30,6 +30,8 @@ from vitascope.storage import replacing
 
 COLUMNS = ("image", "label", "score", "labels", "predictions", "error")
 """The columns that are no class's, in any format."""
+CSV_COLUMNS = ("image", "label", "score")
+"""Those of a CSV file."""
 SEPARATOR = ";"
 """Between the labels of an image in a CSV file."""
 PARQUET_ROWS = 10_000
@@ -67,6 +69,24 @@ class Rows:
                 row["probabilities"] = dict(zip(self.columns, result.probabilities.tolist(), strict=True))
         return escaped(json.dumps(row, ensure_ascii=False)) + "\n"
 
+    def parse(self, line: bytes) -> tuple[str, str | None]:
+        """Image and error of a line of JSON; a ValueError for one that `line` cannot have written."""
+        try:
+            row = json.loads(line)
+            classes, shares = row.get("predictions", []), row.get("probabilities", {})
+            labels = [each["label"] for each in classes]
+            texts = [row["image"], row.get("error", ""), *labels]
+            numbers = [*(each[name] for each in classes for name in ("index", "score")), *shares.values()]
+            fits = "error" in row or (
+                (row["labels"] == labels if self.several else bool(labels)) and tuple(shares) == self.columns
+            )
+        except (KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise ValueError("its values are not those of a prediction") from error
+        are_texts = all(isinstance(text, str) for text in texts)
+        if not (fits and are_texts and all(isinstance(number, int | float) for number in numbers)):
+            raise ValueError("its values are not those of a prediction")
+        return row["image"], row.get("error")
+
     def write_csv(self, lines: Path, out: Path) -> None:
         """Convert a file of JSON lines; `out` is complete or absent."""
         with (
@@ -74,10 +94,9 @@ class Rows:
             open(lines, encoding="utf-8") as file,
             open(aside, "w", encoding="utf-8", newline="") as to,
         ):
-            writer = csv.writer(to, lineterminator="\n")
-            writer.writerow(["image", "label", "score", *map(escaped, self.columns)])
+            to.write(_csv_line([*CSV_COLUMNS, *map(escaped, self.columns)]))
             for line in file:
-                writer.writerow(self._cells(json.loads(line, object_hook=_without_surrogates)))
+                to.write(_csv_line(self._cells(json.loads(line, object_hook=_without_surrogates))))
 
     def _cells(self, row: dict[str, Any]) -> list[str]:
         """A row of a CSV file."""
@@ -130,6 +149,16 @@ def column_names(labels: Sequence[str]) -> tuple[str, ...]:
     return tuple(found)
 
 
+def _csv_line(cells: Sequence[str]) -> str:
+    """A line of CSV. Python's own writer does not quote a carriage return, which readers take for an end."""
+    special = ('"', ",", "\r", "\n")
+    quoted = (
+        '"' + cell.replace('"', '""') + '"' if any(each in cell for each in special) else cell
+        for cell in cells
+    )
+    return ",".join(quoted) + "\n"
+
+
 def escaped(text: str) -> str:
     r"""A path with its bytes that are no UTF-8 as `\udce9`."""
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
@@ -172,8 +201,18 @@ def images_of_parquet(path: Path) -> Iterator[tuple[str, str | None]]:
 def images_of_csv(path: Path) -> Iterator[tuple[str, str | None]]:
     """Image and error of each row; the reasons of unreadable images are not in the file."""
     with open(path, encoding="utf-8", newline="") as file:
-        rows = csv.reader(file)
-        if next(rows, [])[:3] != ["image", "label", "score"]:
+        rows = csv.reader(file, strict=True)
+        try:
+            header = next(rows, [])
+            is_ours = tuple(header[:3]) == CSV_COLUMNS
+            for row in rows if is_ours else ():
+                if len(row) != len(header):
+                    raise ValueError(f"{len(row)} cells, not {len(header)}")
+                image, _, score, *_ = row
+                yield image, None if score else f"{image}: could not be read"
+        except (ValueError, csv.Error) as error:
+            raise UserError(
+                f"{path}, line {rows.line_num}: cannot be read: {error}; choose another file"
+            ) from error
+        if not is_ours:
             raise UserError(f"{path}: not written by `vitascope predict`; choose another file")
-        for image, _, score, *_ in rows:
-            yield image, None if score else f"{image}: could not be read"
