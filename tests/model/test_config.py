@@ -296,6 +296,12 @@ def test_the_config_imports_no_torch() -> None:
         ({"attention_dropout": float("nan")}, "attention_dropout must be a number, not nan"),
         ({"drop_path": 1.0}, "drop_path must be .* not 1.0"),
         ({"patch_dropout": 1.0}, "patch_dropout must be .* not 1.0"),
+        ({"thresholds": None}, "thresholds must be a list of numbers, not None"),
+        ({"thresholds": "0.5"}, "thresholds must be a list of numbers, not '0.5'"),
+        (
+            {"thresholds": [0.5], "outputs": "independant"},
+            "unknown outputs 'independant'; nearest: independent",
+        ),
         ({"class_names": ("cat", "dog"), "num_classes": 3}, "2 class_names for num_classes 3"),
         ({"class_names": "cat"}, "class_names is a list of names, not the text 'cat'"),
         ({"class_names": None}, "class_names must be a list of names, not None"),

@@ -78,6 +78,8 @@ class ImageOptions(Configuration):
         object.__setattr__(self, "class_names", tuple(self.class_names))
         if self.class_names and len(self.class_names) != self.num_classes:
             raise UserError(f"{len(self.class_names)} class_names for num_classes {self.num_classes}")
+        check_value("outputs", self.outputs, Outputs)
+        check_value("thresholds", self.thresholds, tuple[float, ...])
         object.__setattr__(self, "thresholds", tuple(self.thresholds))
         if self.thresholds and (len(self.thresholds) != self.num_classes or self.outputs != "independent"):
             raise UserError(

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from vitascope._version import __version__
+from vitascope.arguments import check_value
 from vitascope.data.decoding import ImageSource
 from vitascope.data.preprocess import Pixels, Preprocess
 from vitascope.errors import UserError, check_choice
@@ -86,6 +87,7 @@ def read_metadata(texts: Mapping[str, str], path: Path) -> dict[str, Any]:
         values["input"] = FORMER_INPUT_MODES.get(values["input"], values["input"])
         if values["input"] not in INPUT_MODES:
             raise UserError(f"input {values['input']!r} is none of {', '.join(INPUT_MODES)}")
+        check_value("thresholds", values["thresholds"], tuple[float, ...])
         values["thresholds"] = tuple(map(float, values["thresholds"]))
         names, count = values["class_names"], values["num_classes"]
         if not isinstance(count, int) or count < 1:
