@@ -94,6 +94,18 @@ def test_single_item_does_not_wait() -> None:
     assert play(story, held=False).batches == [[21]]
 
 
+def test_nothing_is_computed_any_more_when_a_result_or_an_error_arrives() -> None:
+    async def story(scene: Scene) -> None:
+        for item in range(5):
+            await scene.batcher.submit(scene.work, item, deadline=FAR)
+            assert not scene.batcher.is_computing
+            with pytest.raises(ArithmeticError):
+                await scene.batcher.submit(scene.work, -1, deadline=FAR)
+            assert not scene.batcher.is_computing
+
+    play(story, held=False)
+
+
 def test_items_queued_during_computation_form_one_batch_in_order() -> None:
     async def story(scene: Scene) -> None:
         tasks = await scene.queued(1, 2, 3, 4, 5)

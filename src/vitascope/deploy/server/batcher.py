@@ -211,13 +211,13 @@ class Batcher:
     async def _in_thread(self, batch: list[_Job]) -> None:
         self._begin_part(batch)
         await self._loop.run_in_executor(self._thread, self._compute, batch)
-        self._running = []
 
     def _begin_part(self, batch: list[_Job]) -> None:
         self._running, self._running_since = batch, self._loop.time()
 
     def _end_part(self, job: _Job) -> None:
-        seconds = self._loop.time() - self._running_since
+        """End what runs, before its result is given: whoever awaits it finds the model free."""
+        seconds, self._running = self._loop.time() - self._running_since, []
         job.seconds += seconds
         if isinstance(job.work, LongWork):
             job.work.part.learn(seconds, 1)
@@ -233,6 +233,7 @@ class Batcher:
             else:
                 values = first.work.compute([job.item for job in batch])
         except BaseException as error:  # noqa: BLE001 - raised where the result is awaited
+            self._running = []
             if len(batch) == 1:
                 self._loop.call_soon_threadsafe(first.fail, error)
                 return
