@@ -98,7 +98,8 @@ def test_real_responses_match_the_document(engine: TorchEngine) -> None:
                 (openapi.Problem, "GET", "/v1/samples/none", {}),
             ):
                 answer = await client.request(method, path, **options)
-                TypeAdapter(shape).validate_json(answer.content, strict=True)
+                assert (answer.status_code >= 400) == (shape is openapi.Problem)
+                TypeAdapter(shape).validate_json(answer.content, strict=True)  # raises where they differ
 
     play(story())
 
@@ -106,12 +107,13 @@ def test_real_responses_match_the_document(engine: TorchEngine) -> None:
 def test_responses_of_a_model_of_several_classes_match_the_document() -> None:
     async def story() -> None:
         async with serving(TorchEngine(labelling_model(0.2, 0.7), device="cpu")) as client:
-            for shape, method, path, content in (
-                (openapi.ModelDescription, "GET", "/v1/model", None),
-                (openapi.Predictions, "POST", "/v1/predict?threshold=0.9", picture()),
-            ):
-                answer = await client.request(method, path, content=content)
-                TypeAdapter(shape).validate_json(answer.content, strict=True)
+            about = (await client.get("/v1/model")).content
+            described = TypeAdapter(openapi.ModelDescription).validate_json(about, strict=True)
+            assert (described.outputs, described.thresholds) == ("independent", [0.5, 0.5])
+            for threshold, applying in ((0.6, 1), (0.9, 0)):
+                answer = await client.post(f"/v1/predict?threshold={threshold}", content=picture())
+                found = TypeAdapter(openapi.Predictions).validate_json(answer.content, strict=True)
+                assert found.labels == found.predictions[:applying]
 
     play(story())
 
