@@ -115,6 +115,16 @@ def test_captions_have_all_classes_that_reach_their_thresholds() -> None:
     assert [text.get_text() for text in figure.axes[0].texts] == ["none\nis cat; dog", "none"]
 
 
+def test_truth_whose_name_cannot_be_printed_as_it_is_equals_the_prediction() -> None:
+    names = ("a\tcat", "dog", "owl" * 40)
+    model = with_preprocess(
+        labelling_model(0.9, 0.8, 0.7, class_names=names), model_with_preprocess().preprocess
+    )
+    caption = draw(model, PICTURES[:1], "attention", truths=[names]).axes[0].texts[0]
+    assert caption.get_color() == plots.RIGHT
+    assert caption.get_text().startswith("a cat; dog; owlowl")
+
+
 def test_title_names_the_explained_class_of_several() -> None:
     model = labelling(0.6, 0.9, 0.1)
     method = "integrated gradients"

@@ -91,13 +91,13 @@ def test_meaning_of_the_outputs_is_in_the_metadata() -> None:
             "model": "{}"
         }  # the options of a later version
         found = Told(FILE, texts)
-        assert (found.several, found.own_thresholds) == (config.outputs == "independent", thresholds)
+        assert (found.several, found.thresholds) == (config.outputs == "independent", thresholds)
         assert json.loads(texts["thresholds"]) == list(thresholds)
 
 
 def test_file_of_an_earlier_version_has_exclusive_classes() -> None:
     found = Told(FILE, {k: text for k, text in metadata().items() if k not in ("outputs", "thresholds")})
-    assert (found.meaning, found.own_thresholds) == ("exclusive", ())
+    assert (found.meaning, found.thresholds) == ("exclusive", ())
 
 
 def test_unknown_keys_are_ignored() -> None:

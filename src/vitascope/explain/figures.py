@@ -24,7 +24,6 @@ from vitascope.explain.methods import DEFAULT_METHOD, METHODS, Method, check_set
 from vitascope.explain.pictures import FloatArray, Picture, beside_itself, to_picture
 from vitascope.explain.targets import ClassDifference, FeatureCosine, TargetLike
 from vitascope.model.heads import predicted, scores
-from vitascope.model.options import EVEN
 from vitascope.model.vision_model import VisionModel
 from vitascope.weights.preprocess import preprocess_of
 
@@ -240,8 +239,8 @@ def _guesses(model: VisionModel, picture: _Picture) -> list[tuple[str, float]]:
     config = model.config
     probabilities = scores(pooled_and_logits(model, picture.image)[1], config.outputs)  # (1, K)
     if config.outputs == "independent":
-        thresholds = torch.tensor(config.thresholds or (EVEN,) * config.num_classes)
-        indices = (probabilities[0].cpu() >= thresholds).nonzero()[:, 0].tolist()
+        applies = probabilities[0].cpu() >= torch.tensor(config.decision_thresholds)  # (K,)
+        indices = applies.nonzero()[:, 0].tolist()
     else:
         indices = predicted(probabilities).tolist()
     return [(_class_name(model, index), float(probabilities[0, index])) for index in indices]
@@ -254,9 +253,10 @@ def _most_probable(model: VisionModel, picture: _Picture) -> str:
 def _in_one(model: VisionModel, names: str | Sequence[str]) -> str:
     """A class, or several in the order of the model's classes, as one text."""
     if isinstance(names, str):
-        return names
-    order = {name: place for place, name in enumerate(model.config.class_names)}
-    return SEPARATOR.join(sorted(names, key=lambda name: order.get(name, len(order)))) or NONE
+        return _printed(names)
+    order = {_printed(name): place for place, name in enumerate(model.config.class_names)}
+    shown = sorted(map(_printed, names), key=lambda name: order.get(name, len(order)))
+    return SEPARATOR.join(shown) or NONE
 
 
 def _caption(model: VisionModel, picture: _Picture, note: str) -> plots.Caption:
@@ -272,7 +272,12 @@ def _caption(model: VisionModel, picture: _Picture, note: str) -> plots.Caption:
 def _class_name(model: VisionModel, index: int) -> str:
     """A class's name, or its number without names."""
     names = model.config.class_names
-    return printable(names[index], 80) if names else str(index)
+    return _printed(names[index]) if names else str(index)
+
+
+def _printed(name: str) -> str:
+    """A class's name in a figure; the same for the prediction and the truth, which are compared."""
+    return printable(name, 80)
 
 
 def _with_prediction(model: VisionModel, picture: _Picture, subject: str, what: str) -> str:

@@ -88,6 +88,13 @@ class ImageOptions(Configuration):
             )
 
     @property
+    def decision_thresholds(self) -> tuple[float, ...]:
+        """Probability from which on each of the K classes applies, where any may; empty where one does."""
+        if self.outputs != "independent":
+            return ()
+        return self.thresholds or (EVEN,) * self.num_classes
+
+    @property
     def image_hw(self) -> tuple[int, int]:
         """Image height and width, pixels."""
         return pair(self.image_size)

@@ -19,7 +19,7 @@ from vitascope.data.preprocess import Pixels, Preprocess
 from vitascope.errors import UserError
 from vitascope.model.hardware import resolve_device, resolve_precision
 from vitascope.model.heads import scores
-from vitascope.model.options import EVEN, Outputs
+from vitascope.model.options import Outputs
 from vitascope.model.packed import predicting_copy
 from vitascope.model.sizes import architecture_of
 from vitascope.model.vision_model import VisionModel
@@ -50,8 +50,8 @@ class Engine(ABC):
     """K; 0 for a model without classes."""
     meaning: Outputs = "exclusive"
     """The meaning of the classes' outputs."""
-    own_thresholds: tuple[float, ...] = ()
-    """The probability from which on each class applies, where any may; empty for 0.5."""
+    thresholds: tuple[float, ...] = ()
+    """The probability from which on each of the K classes applies, where any may; empty where one does."""
     device = torch.device("cpu")
     """Where it computes."""
     own_pixels = False
@@ -69,11 +69,6 @@ class Engine(ABC):
     def several(self) -> bool:
         """Whether any number of classes may apply to an image, rather than one."""
         return self.meaning == "independent"
-
-    @property
-    def thresholds(self) -> tuple[float, ...]:
-        """The probability from which on each of the K classes applies, where any may."""
-        return self.own_thresholds or (EVEN,) * self.num_classes
 
     @property
     def digest(self) -> str:
@@ -189,7 +184,7 @@ class TorchEngine(Engine):
         self.architecture = architecture_of(model.config)
         self.class_names = model.config.class_names if gives_classes else ()
         self.num_classes = model.config.num_classes if gives_classes else 0
-        self.meaning, self.own_thresholds = model.config.outputs, model.config.thresholds
+        self.meaning, self.thresholds = model.config.outputs, model.config.decision_thresholds
         self.precision = precision
         self.device = resolve_device(device)
         self.description = f"torch, {precision} precision, on {self.device}"

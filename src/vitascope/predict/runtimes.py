@@ -25,7 +25,6 @@ from vitascope.data.preprocess import Pixels, Preprocess
 from vitascope.errors import UserError, check_choice
 from vitascope.model.config import ViTConfig
 from vitascope.model.hardware import PRECISIONS
-from vitascope.model.options import EVEN
 from vitascope.model.resnet_config import ResNetConfig
 from vitascope.model.sizes import ModelConfig, architecture_of
 from vitascope.model.vision_model import VisionModel
@@ -59,7 +58,7 @@ def metadata_of(config: ModelConfig, preprocess: Preprocess, input: InputMode) -
         "class_names": config.class_names,
         "num_classes": config.num_classes,
         "outputs": config.outputs,
-        "thresholds": config.thresholds or (EVEN,) * config.num_classes * (config.outputs == "independent"),
+        "thresholds": config.decision_thresholds,
         "input": input,
         "model": config.to_dict(),
         "precision": "fp32",
@@ -118,7 +117,7 @@ class ExportedEngine(Engine):
         self.preprocess = values["preprocess"]
         self.class_names = values["class_names"]
         self.num_classes = values["num_classes"]
-        self.meaning, self.own_thresholds = values["outputs"], values["thresholds"]
+        self.meaning, self.thresholds = values["outputs"], values["thresholds"]
         if options := values["model"]:
             kind = ResNetConfig if "layers" in options else ViTConfig
             with suppress(UserError):  # options of a later version

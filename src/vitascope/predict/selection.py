@@ -50,8 +50,6 @@ class ClassSelection:
 
     def thresholds(self, engine: Engine) -> tuple[float, ...]:
         """The threshold of each class; empty where one class applies."""
-        if not engine.several:
-            return ()
         return engine.thresholds if self.threshold is None else (self.threshold,) * engine.num_classes
 
     def of(self, engine: Engine, probabilities: Tensor) -> list[list[tuple[int, float]]]:

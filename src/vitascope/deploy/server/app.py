@@ -169,7 +169,7 @@ def predictions(service: Service) -> APIRouter:
                 "num_classes": engine.num_classes,
                 "class_names": list(engine.class_names),
                 "outputs": engine.meaning,
-                "thresholds": list(engine.thresholds) if engine.several else [],
+                "thresholds": list(engine.thresholds),
                 "preprocess": engine.preprocess.to_dict(),
                 "limits": limits,
                 "version": __version__,
