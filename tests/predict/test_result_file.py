@@ -102,6 +102,30 @@ def test_broken_fingerprint_is_one_clear_line(
         predict(engine, folder, tmp_path / "o.jsonl", resume=True)
 
 
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"test_answers": []},
+        {"test_answers": [[1]] * 16},
+        {"test_answers": [[99, 0.5]] * 16},
+        {"test_answers": [["ant", 0.5]] * 16},
+        {"test_answers": [[0, "half"]] * 16},
+        {"class_names": 5},
+        {"thresholds": None},
+        {"preprocess": []},
+        {"num_classes": None},
+    ],
+)
+def test_fingerprint_with_damaged_values_is_one_clear_line(
+    damage: dict[str, object], engine: Engine, folder: Path, tmp_path: Path
+) -> None:
+    predict(engine, folder, tmp_path / "o.jsonl", stop_after=2)
+    stored = tmp_path / "o.jsonl.fingerprint.json"
+    stored.write_text(json.dumps(json.loads(stored.read_text()) | damage))
+    with pytest.raises(UserError, match=r"o\.jsonl: its fingerprint is broken; choose another file"):
+        predict(engine, folder, tmp_path / "o.jsonl", resume=True)
+
+
 @pytest.mark.parametrize("torn", [0, 1, 40])
 @pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
 def test_job_interrupted_anywhere_resumes_with_each_picture_once(

@@ -39,6 +39,16 @@ class Fingerprint:
     test_answers: list[list[Any]]
     """The most probable class of each test image, and its probability."""
 
+    def __post_init__(self) -> None:
+        """Raise a ValueError or TypeError for values of a damaged file, which `of` cannot compute."""
+        are_lists = isinstance(self.class_names, list) and isinstance(self.thresholds, list)
+        fits = are_lists and isinstance(self.preprocess, dict) and len(self.test_answers) == TEST_IMAGES
+        classes = range(self.num_classes)
+        for index, score in self.test_answers:
+            fits = fits and isinstance(index, int) and index in classes and isinstance(score, float)
+        if not fits:
+            raise ValueError("not the values of a fingerprint")
+
     @classmethod
     def of(cls, engine: Engine, selection: ClassSelection, *, probabilities: bool) -> Fingerprint:
         """Compute the fingerprint; the engine predicts `TEST_IMAGES` images."""
