@@ -134,6 +134,11 @@ def test_picture_of_no_class_names_the_most_probable_one(tmp_path: Path) -> None
     assert (result.predictions, result.error, result.best) == ([], None, found.best)
 
 
+def test_threshold_that_is_no_number_is_rejected_before_a_stream_begins() -> None:
+    with pytest.raises(UserError, match=r"threshold must be a number or null, not '0\.5'"):
+        predictor().stream([], threshold="0.5")
+
+
 def test_explanation_without_a_target_is_of_the_most_probable_class_even_below_its_threshold() -> None:
     predict = Predictor(TorchEngine(labelling_model(0.3, 0.4, 0.1, spread=0.1), device="cpu"))
     picture = noise(40, 30)

@@ -278,6 +278,7 @@ class Predictor:
             raise UserError(f"{os.fspath(folder)}: no such folder")
         return self.stream(find_images([folder]), top_k, threshold=threshold, workers=workers)
 
+    @checked
     def stream(
         self,
         paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],

@@ -139,10 +139,10 @@ def column_names(labels: Sequence[str]) -> tuple[str, ...]:
 
     ImageNet has two classes "crane".
     """
-    taken, found = {*COLUMNS}, []
+    taken, listed, found = {*COLUMNS}, {*labels}, []
     for index, label in enumerate(labels):
         name = label
-        while name in taken or (name != label and name in labels):
+        while name in taken or (name != label and name in listed):
             name = f"{name} ({index})"
         taken.add(name)
         found.append(name)
