@@ -110,7 +110,7 @@ def test_sigterm_under_load_loses_no_request(model: Path) -> None:
         broken: list[str] = []
         stop = asyncio.Event()
         askers = [asyncio.ensure_future(keep_asking(server.url, answers, broken, stop)) for _ in range(8)]
-        while len(answers) < 30:
+        while len(answers) < 30 or answers.count(200) < 8:  # a busy machine rejects more
             await asyncio.sleep(0.01)
         server.process.send_signal(signal.SIGTERM)
         await asyncio.wait_for(asyncio.gather(*askers), 60)
