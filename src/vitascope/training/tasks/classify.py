@@ -17,6 +17,7 @@ from vitascope.data.targets import ClassSets
 from vitascope.errors import UserError
 from vitascope.evaluation.measure import Evaluation, measure
 from vitascope.model.heads import DistilledHead, predicted, scores
+from vitascope.model.options import EVEN
 from vitascope.model.vision_model import VisionModel, evaluation_mode
 from vitascope.model.vit import VisionTransformer
 from vitascope.options.groups import Distillation
@@ -134,7 +135,8 @@ class Classify:
         """Cross-entropy without smoothing and weights, and what `Task.validate` lists."""
         names = loader.images.class_names
         engine = ModuleEngine(module, self.preprocess, names, loader.device, precision)
-        engine.meaning = "independent" if self.several else "exclusive"
+        if self.several:
+            engine.meaning, engine.thresholds = "independent", (EVEN,) * len(names)
         with evaluation_mode(module):
             found = measure(engine, loader, gather)
         if self.several:
