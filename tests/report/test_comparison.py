@@ -11,7 +11,8 @@ from scipy.stats import binomtest
 from tests.report.runs import IMAGES, LABELLED, write_label_run, write_run
 from vitascope.errors import UserError
 from vitascope.report.comparison import MapTest, RunComparison
-from vitascope.run.label_measures import LabelScore, mean_average_precision, paired_difference
+from vitascope.run.average_precision import mean_average_precision, paired_difference
+from vitascope.run.label_measures import LabelScore
 from vitascope.run.run import Run
 
 

@@ -22,12 +22,8 @@ from vitascope.report.charts import EXTREMES, draw_precision_recall, extreme_cla
 from vitascope.report.figures import draw_figures
 from vitascope.report.page import render
 from vitascope.report.write import write_report
-from vitascope.run.label_measures import (
-    LabelScore,
-    average_precision,
-    mistake_confidences,
-    precision_recall,
-)
+from vitascope.run.average_precision import average_precision, precision_recall
+from vitascope.run.label_measures import LabelScore, mistake_confidences
 from vitascope.run.predictions import Predictions
 from vitascope.run.run import Run
 from vitascope.weights.preprocess import default_preprocess

@@ -11,10 +11,8 @@ from sklearn.metrics import accuracy_score, average_precision_score, f1_score
 
 from tests.model import law
 from vitascope.run.label_measures import (
-    average_precision,
     best_thresholds,
     label_score,
-    mean_average_precision,
 )
 
 TOLERANCE = {"rtol": 0, "atol": 1e-12}
@@ -50,17 +48,6 @@ def test_measures_are_those_of_scikit_learn(seed: int, digits: int) -> None:
         score.f1, f1_score(labels, probabilities >= 0.5, average=None, zero_division=0), **TOLERANCE
     )
     assert score.right == round(found["exact"] * 200)
-
-
-@law
-@given(seed=st.integers(0, 1000))
-def test_weights_count_how_often_an_image_is_drawn(seed: int) -> None:
-    labels, scores = (each[:, 3] for each in sample(seed, N=60))
-    weights = np.random.default_rng(seed).multinomial(60, np.full(60, 1 / 60), size=3).T
-    wanted = [average_precision_score(labels, scores, sample_weight=column) for column in weights.T]
-    np.testing.assert_allclose(
-        average_precision(labels, scores, weights.astype(np.int32)), wanted, **TOLERANCE
-    )
 
 
 def test_a_constant_answer_has_the_prevalence_as_its_average_precision() -> None:
@@ -142,10 +129,3 @@ def test_the_threshold_is_even_where_no_other_is_better() -> None:
     labels = np.array([[True, False], [False, False]])
     assert best_thresholds(labels, np.array([[0.9, 0.3], [0.2, 0.6]])).tolist() == [0.5, 0.5]
     assert 0.2 < best_thresholds(labels, np.array([[0.4, 0.3], [0.2, 0.6]]))[0] < 0.4
-
-
-def test_the_mean_is_over_the_classes_that_occur() -> None:
-    labels, probabilities = sample(6)
-    labels[:, 0] = False
-    wanted = average_precision_score(labels[:, 1:], probabilities[:, 1:])
-    assert mean_average_precision(labels, probabilities) == pytest.approx(wanted)

@@ -17,7 +17,8 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from vitascope.explain.lettering import fitted, note_on, width_of, without_font, writer
 from vitascope.explain.plots import GREY, INK, RIGHT, SERIES, WRONG, new_figure, plain
-from vitascope.run.label_measures import LabelScore, precision_recall
+from vitascope.run.average_precision import precision_recall
+from vitascope.run.label_measures import LabelScore
 from vitascope.run.measures import Calibration
 from vitascope.run.predictions import Predictions
 from vitascope.run.run import Run

@@ -19,8 +19,9 @@ from vitascope.model.configuration import traits
 from vitascope.options.groups import Recorded
 from vitascope.options.recipes import TrainConfig
 from vitascope.report.overview import option_text
+from vitascope.run.average_precision import paired_difference
 from vitascope.run.environment import without_home
-from vitascope.run.label_measures import LabelScore, paired_difference
+from vitascope.run.label_measures import LabelScore
 from vitascope.run.layout import has_model
 from vitascope.run.measures import Score, mcnemar
 from vitascope.run.predictions import Predictions

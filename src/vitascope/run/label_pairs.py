@@ -7,7 +7,7 @@ import dataclasses
 import numpy as np
 from scipy.sparse import csr_array, sparray, triu
 
-from vitascope.run.label_measures import Bools
+from vitascope.run.average_precision import Bools
 
 
 @dataclasses.dataclass(frozen=True)

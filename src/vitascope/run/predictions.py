@@ -13,7 +13,8 @@ import numpy.typing as npt
 from vitascope.data.targets import ClassIndices, ClassSets, Targets
 from vitascope.errors import UserError
 from vitascope.model.options import EVEN
-from vitascope.run.label_measures import LabelScore, PairedPrecision, label_score
+from vitascope.run.average_precision import PairedPrecision
+from vitascope.run.label_measures import LabelScore, label_score
 from vitascope.run.measures import PairedAccuracy, PairedMeasure, Score, predicted, score_of
 from vitascope.storage import replacing
 from vitascope.weights.files import read_npz

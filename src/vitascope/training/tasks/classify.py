@@ -24,7 +24,8 @@ from vitascope.options.groups import Distillation
 from vitascope.options.recipes import TrainConfig
 from vitascope.predict.engine import Engine, TorchEngine
 from vitascope.report.figures import draw_figures
-from vitascope.run.label_measures import best_thresholds, mean_average_precision
+from vitascope.run.average_precision import mean_average_precision
+from vitascope.run.label_measures import best_thresholds
 from vitascope.run.measures import score_of
 from vitascope.training.distributed import gather, print_first
 from vitascope.training.tasks.task import Examples, Finished, Monitor, Sums
