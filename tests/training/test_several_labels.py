@@ -177,3 +177,13 @@ def test_the_start_says_how_many_classes_an_image_has(
     assert "separated by ';'" in out
     assert "classes per image, from 0 to 3" in out
     assert "a constant answer" in out
+
+
+def test_validation_images_of_which_only_broken_ones_have_a_class_are_rejected(tmp_path: Path) -> None:
+    write_table(tmp_path)
+    of_val = [f"pictures/{number:03}.png,{int(number == 0)},0,val" for number in range(20)]
+    of_train = [f"pictures/{number:03}.png,1,{number % 2},train" for number in range(20, 60)]
+    (tmp_path / "labels.csv").write_text("\n".join(["image,left,right,split", *of_val, *of_train]) + "\n")
+    (tmp_path / "pictures" / "000.png").write_bytes(b"broken")
+    with pytest.raises(UserError, match="none of the 19 readable val images has a class"):
+        run(tmp_path / "labels.csv", tmp_path / "run", epochs=1)

@@ -43,7 +43,9 @@ def classification(
         "classes": _classes(predictions, confusion),
         "confusion": _confusion(predictions, confusion, pairs, paired, pictures),
         "calibration": _calibration(predictions),
-        "mistakes": _mistakes(predictions, mistakes, model, images, pictures) if mistakes else None,
+        "mistakes": _mistakes(predictions, mistakes, pictured(predictions, mistakes, model, images, pictures))
+        if mistakes
+        else None,
     }
 
 
@@ -181,15 +183,9 @@ def calibrated(
     }
 
 
-def _mistakes(
-    predictions: Predictions,
-    places: Sequence[int],
-    model: VisionModel,
-    images: ImageSet | None,
-    pictures: Mapping[int, Framed],
-) -> dict[str, Any]:
-    """The mistakes of the highest confidence, with their images and the attention over them."""
-    names, section = predictions.class_names, pictured(predictions, places, model, images, pictures)
+def _mistakes(predictions: Predictions, places: Sequence[int], section: dict[str, Any]) -> dict[str, Any]:
+    """The mistakes of the highest confidence, added to their `pictured` section."""
+    names = predictions.class_names
     for place, entry in zip(places, section["listed"], strict=True):
         entry |= {
             "predicted": names[predictions.classes[place]],

@@ -417,7 +417,8 @@ def make_task(options: Decided, model: VisionModel, splits: Splits, placement: P
     for images in (splits.val, splits.measured) if several else ():
         if not images.truth.counts.any():
             raise UserError(
-                f"none of the {counted(len(images), f'{images.name} image')} has a class to be measured by"
+                f"none of the {counted(len(images), f'{images.name} image')} has a class to be measured by; "
+                "add images that have one, or give your own split"
             )
     loss = options.optimization.loss or "cross_entropy"
     criterion = (preprocess, options.optimization.label_smoothing, loss, weights, several)

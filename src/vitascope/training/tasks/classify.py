@@ -16,6 +16,7 @@ from vitascope.data.splits import ImageSet, check_every_class
 from vitascope.data.targets import ClassSets
 from vitascope.errors import UserError
 from vitascope.evaluation.measure import Evaluation, measure
+from vitascope.formatting import counted
 from vitascope.model.heads import DistilledHead, predicted, scores
 from vitascope.model.options import EVEN
 from vitascope.model.vision_model import VisionModel, evaluation_mode
@@ -141,6 +142,12 @@ class Classify:
         with evaluation_mode(module):
             found = measure(engine, loader, gather)
         if self.several:
+            if not found.labels.any():
+                images = counted(len(found.labels), f"readable {found.split} image")
+                raise UserError(
+                    f"none of the {images} has a class, so they have no mAP: repair the others, or give your "
+                    "own split"
+                )
             mean = mean_average_precision(found.labels, found.probabilities)
             return {"loss": found.loss, "accuracy": found.accuracy, "map": mean}
         score = score_of(found.labels, found.probabilities)

@@ -85,12 +85,12 @@ class Monitor:
     """Whether higher values are better."""
 
     def better(self, value: float, than: float) -> bool:
-        """Whether a value is better than another one; any value is better than NaN."""
+        """Whether a value is better than another one; NaN never is."""
         return value > than if self.higher else value < than
 
     @property
     def worst(self) -> float:
-        """The value that every other one is better than."""
+        """The value that every number is better than."""
         return -math.inf if self.higher else math.inf
 
     def best_in_words(self, value: float) -> str:
