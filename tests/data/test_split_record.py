@@ -252,3 +252,18 @@ def test_an_image_that_left_its_class_folder_keeps_its_recorded_class(photos: Pa
     present = again(record, photos, ("test",)).present("test", ("cat", "dog"))
     assert present.sources[0] == photos / "loose.png"
     assert present.truth.names()[0] == (first.parent.name,)
+
+
+def test_changed_labels_of_a_table_are_noted_and_those_of_the_record_stay(tmp_path: Path) -> None:
+    for number in range(30):
+        write_picture(tmp_path / f"{number}.png", seed=number)
+    table = tmp_path / "labels.csv"
+    rows = [f"{number}.png,{'a;b' if number % 2 else 'b;c'}" for number in range(30)]
+    table.write_text("\n".join(["image,tags", *rows]) + "\n")
+    record = recorded(table)
+    assert again(record, table).note() == ""
+    table.write_text("\n".join(["image,tags", "0.png,c", "1.png,b;a", *rows[2:]]) + "\n")
+    found = again(record, table)
+    assert (found.complete, found.note()) == (True, "1 with other labels, which are taken as recorded")
+    for split, images in (("train", found.as_recorded().train), ("val", found.as_recorded().val)):
+        assert images.targets == record.parts[split].targets

@@ -214,7 +214,7 @@ def test_renamed_class_folder_is_recognized_by_its_contents(project, caplog) -> 
     (project / "photos" / "dog").rename(project / "photos" / "a dog")
     after = evaluate(run, device="cpu")
     assert "has changed since" in caplog.text
-    assert "the class folder dog is called a dog now" in caplog.text
+    assert "the class dog is called a dog now" in caplog.text
     assert after.changes == before.changes == {"missing": 0, "changed": 0, "renamed": 0, "new": 0}
     assert (after.probabilities == before.probabilities).all()
     assert (after.labels == before.labels).all()

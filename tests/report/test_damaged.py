@@ -144,14 +144,14 @@ def drawings(folder: Path, whole: Path) -> Iterator[Callable[[], object]]:
 def test_a_damaged_folder_gives_a_result_or_one_line(
     good: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    damage_often(good, tmp_path, monkeypatch, name)
+    assert_one_line_when_damaged(good, tmp_path, monkeypatch, name)
 
 
 @pytest.mark.parametrize("name", [layout.METRICS, layout.PREDICTIONS, layout.SPLIT, "model/config.json"])
 def test_a_damaged_folder_of_images_of_several_classes_gives_a_result_or_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    damage_often(write_label_run(tmp_path / "good").path, tmp_path, monkeypatch, name)
+    assert_one_line_when_damaged(write_label_run(tmp_path / "good").path, tmp_path, monkeypatch, name)
 
 
 @pytest.mark.parametrize(
@@ -178,7 +178,9 @@ def test_predictions_of_several_classes_that_do_not_fit_are_named(
         overview.header(run, None)
 
 
-def damage_often(good: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def assert_one_line_when_damaged(
+    good: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
     """Damage a file of copies of a run in many ways, and read each copy in every way."""
     leave_empty(monkeypatch, overview, classification, labels, internals, comparison_page)
     rejected: list[str] = []

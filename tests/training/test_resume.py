@@ -305,7 +305,7 @@ def test_run_resumes_bitwise_after_its_class_folders_were_renamed(tmp_path, capl
         (folder / "light").rename(folder / "a")
         (folder / "dark").rename(folder / "b")
         resumed = train.resume(run)
-    assert "the class folder light is called a now, the class folder dark is called b now" in caplog.text
+    assert "the class light is called a now, the class dark is called b now" in caplog.text
     assert_bitwise(resumed.model.state_dict(), whole.model.state_dict())
     assert resumed.evaluation.class_names == ("dark", "light")
     assert (resumed.evaluation.labels == whole.evaluation.labels).all()

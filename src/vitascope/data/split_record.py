@@ -234,10 +234,10 @@ class Restored:
         images = ImageSet(split, [now[place] for place in found[there].tolist()])
         if recorded is None:
             return images
-        classes, named = _classes(self.inventory), recorded.take(there).names()
+        classes, named = self._classes_now(), recorded.take(there).names()
         for at, row in enumerate(there.tolist()):
             if self.renamed[split][row] and (new := classes[found[row]]):
-                named[at] = tuple(self.aliases.get(name, name) for name in new)
+                named[at] = new
         check_known_classes(sorted(set().union(*named)), class_names, f"{split} images")
         return dataclasses.replace(images, targets=recorded.of_names(named, class_names))
 
@@ -277,9 +277,24 @@ class Restored:
             for change, parts in flags.items()
         }
 
+    def _classes_now(self) -> list[tuple[str, ...]]:
+        """The classes of each image in `inventory.sets`, by their names in the record."""
+        return [tuple(self.aliases.get(name, name) for name in own) for own in _classes(self.inventory)]
+
+    def _relabelled(self, classes: list[tuple[str, ...]]) -> int:
+        """The number of images that have their names still, but other classes, of those in `_classes_now`."""
+        count = 0
+        for split, part in self.record.parts.items():
+            kept = np.flatnonzero((self.found[split] >= 0) & ~self.renamed[split])
+            if part.targets is not None:
+                now = (classes[place] for place in self.found[split][kept].tolist())
+                was = part.targets.take(kept).names()
+                count += sum(bool(new) and {*new} != {*old} for new, old in zip(now, was, strict=True))
+        return count
+
     def note(self) -> str:
         """The differences between the data and the record, in words; empty if there are none."""
-        changes = [f"the class folder {old} is called {now} now" for now, old in self.aliases.items()]
+        changes = [f"the class {old} is called {now} now" for now, old in self.aliases.items()]
         if skipped := {split: len(part.names) for split, part in self.record.skipped.items()}:
             listed = ", ".join(f"{count:,} {split}" for split, count in skipped.items())
             changes.append(f"{sum(skipped.values()):,} skipped since the run was resumed ({listed})")
@@ -287,13 +302,16 @@ class Restored:
             if total := sum(parts.values()):
                 listed = ", ".join(f"{count:,} {split}" for split, count in parts.items() if count)
                 changes.append(f"{total:,} {change} ({listed})")
+        classes = self._classes_now()
+        if relabelled := self._relabelled(classes):
+            changes.append(f"{relabelled:,} with other labels, which are taken as recorded")
         if self.new:
             changes.append(f"{self.new:,} new")
         had = set(self.record.class_names)
-        has = {self.aliases.get(name, name) for name in set().union(*_classes(self.inventory))}
-        for change, classes in (("gone", had - has), ("new", has - had)):
-            if classes and had:
-                changes.append(f"classes {change}: {_first(sorted(classes))}")
+        has = set().union(*classes)
+        for change, some in (("gone", had - has), ("new", has - had)):
+            if some and had:
+                changes.append(f"classes {change}: {_first(sorted(some))}")
         names = [
             self.record.parts[split].names[index]
             for split, found in self.found.items()
