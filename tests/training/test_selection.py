@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tests.training import tiny_config, undrawn, write_folder
-from vitascope.data.targets import ClassIndices
+from vitascope.data.targets import ClassIndices, ClassSets
 from vitascope.report.overview import training
 from vitascope.run.predictions import Predictions
 from vitascope.run.run import Run
@@ -62,6 +62,21 @@ def test_a_higher_loss_with_more_correct_predictions_is_not_worse() -> None:
 
 def test_a_probability_of_zero_is_a_finite_loss() -> None:
     assert worse(predictions([0.0] * 6), predictions([0.9, 0.8, 0.9, 0.7, 0.9, 0.8]))
+
+
+def test_of_several_classes_per_image_a_lower_map_is_worse_and_a_higher_loss_is_not() -> None:
+    generator = np.random.default_rng(0)
+    labels = generator.random((100, 2)) < 0.3
+    scores = generator.normal(size=(100, 2)) + 2 * labels
+
+    def several(logits: np.ndarray) -> Predictions:
+        probabilities = (1 / (1 + np.exp(-logits))).astype(np.float32)
+        return Predictions("val", np.arange(100), ClassSets(labels, ("a", "b")), probabilities)
+
+    best = several(scores)
+    assert worse(several(scores + 3 * generator.normal(size=(100, 2))), best)
+    assert not worse(several(scores - 4), best)  # the same order, with a higher loss and no class predicted
+    assert not worse(best, best)
 
 
 def run_of(data: Path, folder: Path, monkeypatch, *, diverges: bool, **options: object) -> Run:

@@ -248,10 +248,12 @@ class Optimization(OptionGroup):
         Literal["best", "last", "auto"],
         Classifies("last", "compares weights by validation, and pre-training keeps its last ones"),
     ] = "best"
-    """Weights of the finished model: those with the lowest validation loss, or the last ones. `auto` keeps
-    the last ones, unless the validation images show that they are worse."""
+    """Weights of the finished model: those with the lowest validation loss (with several classes per image,
+    the highest validation mAP), or the last ones. `auto` keeps the last ones, unless the validation images
+    show that they are worse."""
     patience: Annotated[int, AMOUNT] = 0
-    """Early stopping: the run ends after this many epochs without a lower validation loss; 0 disables it."""
+    """Early stopping: the run ends after this many epochs without a lower validation loss, or a
+    higher validation mAP with several classes per image; 0 disables it."""
 
     def __post_init__(self) -> None:
         """Check the numbers, also against each other."""

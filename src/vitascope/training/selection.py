@@ -11,6 +11,7 @@ import numpy.typing as npt
 from vitascope.evaluation.measure import Evaluation, measure
 from vitascope.formatting import counted
 from vitascope.intervals import Interval
+from vitascope.run.average_precision import mean_average_precision, paired_difference
 from vitascope.run.predictions import Predictions
 from vitascope.training import distributed
 from vitascope.training.loop import Trainer
@@ -48,13 +49,17 @@ def select(trainer: Trainer) -> Selection:
         words = monitor.best_in_words(trainer.best_value)
         return Selection("last", epoch, f"they are the last ones, and have {words}")
     last, lowest = (predictions_of(trainer, saved) for saved in (folder, trainer.run.best))
-    losses = f"{last.loss:.3f}, and {lowest.loss:.3f} after epoch {best:g}"
+    values = [monitor.shown(monitored(each)) for each in (last, lowest)]
+    measured = f"{monitor.words} {values[0]}, and {values[1]} after epoch {best:g}"
     images = counted(len(last.targets), "validation image")
     if worse(last, lowest):
-        return Selection("best", best, f"the last ones are worse on {images} (loss {losses})")
-    return Selection(
-        "last", epoch, f"{images} do not show that these, the last ones, are worse (loss {losses})"
-    )
+        return Selection("best", best, f"the last ones are worse on {images} ({measured})")
+    return Selection("last", epoch, f"{images} do not show that these, the last ones, are worse ({measured})")
+
+
+def monitored(found: Evaluation) -> float:
+    """The value by which a validation selects weights: the loss, or the mAP of several classes per image."""
+    return mean_average_precision(found.labels, found.probabilities) if found.several else found.loss
 
 
 def predictions_of(trainer: Trainer, folder: Path) -> Evaluation:
@@ -67,18 +72,17 @@ def worse(last: Predictions, best: Predictions) -> bool:
     """Whether the last weights are worse than the best ones by more than chance, on the same images.
 
     Their loss is higher in a paired t-test with a level of 95%, and they have no more correct predictions: a
-    loss alone may grow while a model becomes more accurate and too sure of itself.
+    loss alone may grow while a model becomes more accurate and too sure of itself. With several classes per
+    image, the 95% interval of the difference of the mAPs is below 0.
     """
+    if last.several:
+        return paired_difference(last.labels, last.probabilities, best.probabilities).high < 0
     gap = Interval.of(losses_of(last) - losses_of(best))
     return gap.verdict == "better" and bool(last.correct.sum() <= best.correct.sum())
 
 
 def losses_of(predictions: Predictions) -> npt.NDArray[np.float64]:
-    """The cross-entropy of each image, nats, (N,); binary, the mean over the classes, where any may apply."""
+    """The cross-entropy of each image of one class, nats, (N,)."""
     labels, probabilities = predictions.labels, predictions.probabilities.astype(np.float64)
-    if labels.ndim == 1:
-        of_labels = probabilities[np.arange(len(labels)), labels]  # (N,)
-    else:
-        of_labels = np.where(labels, probabilities, 1 - probabilities)  # (N, K)
-    losses = -np.log(np.maximum(of_labels, np.finfo(np.float32).tiny))
-    return losses if labels.ndim == 1 else losses.mean(axis=1)
+    own = probabilities[np.arange(len(labels)), labels]  # (N,)
+    return -np.log(np.maximum(own, np.finfo(np.float32).tiny))

@@ -95,8 +95,11 @@ class Monitor:
 
     def best_in_words(self, value: float) -> str:
         """The best value: "the lowest validation loss, 0.123"."""
-        shown = f"{value:.1%}" if self.higher else f"{value:.3f}"
-        return f"the {'highest' if self.higher else 'lowest'} {self.words}, {shown}"
+        return f"the {'highest' if self.higher else 'lowest'} {self.words}, {self.shown(value)}"
+
+    def shown(self, value: float) -> str:
+        """A value as text: shares in percent."""
+        return f"{value:.1%}" if self.higher else f"{value:.3f}"
 
 
 class Task(Protocol):
