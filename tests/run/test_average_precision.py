@@ -84,3 +84,21 @@ def test_the_interval_of_an_almost_perfect_class_contains_its_value() -> None:
     found = ResampledPrecision.of(labels, scores, bootstrap_samples(300))
     (low,), (high,) = found.limits
     assert 0.5 < low < found.mean < high < 1
+
+
+@law
+@given(seed=st.integers(0, 1000), slips=st.integers(0, 3), K=st.integers(1, 10))
+def test_every_interval_contains_its_value(seed: int, slips: int, K: int) -> None:
+    generator = np.random.default_rng(seed)
+    labels = generator.random((300, K)) < 0.2
+    probabilities = 0.5 * labels + 0.5 * generator.random((300, K))
+    wrong = generator.integers(0, 300, slips), generator.integers(0, K, slips)
+    probabilities[wrong] = generator.random(slips)
+    found = ResampledPrecision.of(labels, probabilities, bootstrap_samples(300))
+    low, high = found.mean_limits
+    assert low <= found.mean <= high
+    assert high - low > 1e-3  # 300 images never exclude that more of them would differ
+    known = ~np.isnan(found.values)
+    limits, values = found.limits[:, known], found.values[known]
+    assert (limits[0] <= values).all()
+    assert (values <= limits[1]).all()

@@ -279,8 +279,8 @@ def share_limits(
 ) -> Floats:
     """95% intervals of shares, (2, ...), from bootstrap samples of the images.
 
-    The limits are `quantile` standard errors of the log odds away. Values of 0 and 1 have no standard error;
-    theirs are Wilson's.
+    The limits are `quantile` standard errors of the log odds away, and include the value. Samples say nothing
+    about values nearer to 0 or 1 than a quarter of an image; their limits are Wilson's.
 
     Args:
         value: the shares, (...), NaN where undefined.
@@ -294,11 +294,11 @@ def share_limits(
     # Samples exceed the value as much as the value the truth: average precision grows with repetitions.
     centre = 2 * logit(np.clip(value, least, 1 - least)) - mean_of_known(drawn.T).T
     half = quantile * deviation(drawn)
-    found = expit(np.stack([centre - half, centre + half]))
-    wilson, known = np.vectorize(wilson_interval), np.maximum(total if counts is None else counts, 1)
-    for end in (0, 1):
-        at = value == end
-        if at.any():
-            ends = np.stack(wilson(end * known, known))
-            found = np.where(at, ends, found)
-    return np.where(np.isnan(value), np.nan, found)
+    low, high = expit(np.stack([centre - half, centre + half]))
+    found = np.stack([np.minimum(low, value), np.maximum(high, value)])
+    known = np.maximum(total if counts is None else counts, 1)
+    wilson = np.stack(
+        np.vectorize(wilson_interval, otypes=[float, float])(np.clip(value, 0, 1) * known, known)
+    )
+    inside = (least < value) & (value < 1 - least)
+    return np.where(np.isnan(value), np.nan, np.where(inside, found, wilson))

@@ -16,7 +16,7 @@ from vitascope.formatting import counted
 BINS = 15
 
 
-def wilson_interval(right: int, total: int, z: float = 1.959964) -> tuple[float, float]:
+def wilson_interval(right: float, total: int, z: float = 1.959964) -> tuple[float, float]:
     """95% interval of a share that was measured on a sample (Wilson 1927); `total` is at least 1.
 
     Unlike the normal approximation it stays in [0, 1], also for few images and for shares near 0 and 1.
