@@ -92,8 +92,10 @@ def test_every_interval_contains_its_value(seed: int, slips: int, K: int) -> Non
     generator = np.random.default_rng(seed)
     labels = generator.random((300, K)) < 0.2
     probabilities = 0.5 * labels + 0.5 * generator.random((300, K))
-    wrong = generator.integers(0, 300, slips), generator.integers(0, K, slips)
-    probabilities[wrong] = generator.random(slips)
+    for k in range(min(slips, K)):  # the last positive is ranked below the first negative
+        last = np.where(labels[:, k], probabilities[:, k], 1).argmin()
+        first = np.where(labels[:, k], 0, probabilities[:, k]).argmax()
+        probabilities[[last, first], k] = probabilities[[first, last], k]
     found = ResampledPrecision.of(labels, probabilities, bootstrap_samples(300))
     low, high = found.mean_limits
     assert low <= found.mean <= high
