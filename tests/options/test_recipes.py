@@ -30,6 +30,7 @@ def test_options_override_the_recipe() -> None:
         ({}, "digits"),
         ({"data": "photos/"}, "small-data"),
         ({"data": "photos/", "weights": "runs/x"}, "finetune"),
+        ({"data": "photos/", "weights": "runs/x", "lora": 4}, "lora"),
         ({"data": "photos/", "teacher": "runs/x"}, "distill"),
         ({"data": "photos/", "model": "resnet29_w32_cifar"}, "cnn"),
         ({"data": "photos/", "model": "vit_s16"}, "small-data"),

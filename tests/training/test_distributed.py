@@ -52,6 +52,11 @@ KINDS: dict[str, dict[str, Any]] = {
         **{"optimizer": "sgd", "ema": 0.5, "clip_grad": 0.1, "gradient_checkpointing": True},
         "sampling": "balanced",
     },
+    # The built-in model, whose size is not named.
+    "lora": {
+        **dict.fromkeys(("image_size", "patch_size", "embed_dim", "depth", "num_heads")),
+        **{"weights": "cifar10", "lora": 2, "ema": 0.9},
+    },
     # No epoch improves on the first: it stops after the second.
     "patient": {"lr": 1e-30, "ema": 0.0, "epochs": 5, "patience": 1},
 }
@@ -64,6 +69,8 @@ RUNS = (
     ("patient", "ddp"),
     ("mae", "ddp"),
     ("mae", "fsdp"),
+    ("lora", "ddp"),
+    ("lora", "fsdp"),
 )
 
 
@@ -144,6 +151,19 @@ def test_two_processes_reproduce_the_loss_curve_of_one(place, kind: str, layout:
     assert len(one) == 8 + 2 * 2 + 1
     assert [step for step, _ in one] == [step for step, _ in two]
     assert [loss for _, loss in two] == pytest.approx([loss for _, loss in one], rel=1e-6)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_two_processes_save_the_merged_adapters_of_one(place, layout: str) -> None:
+    one, two = (
+        from_pretrained(run).state_dict()
+        for run in (place / "one" / "lora", place / "two" / "runs" / f"lora-{layout}")
+    )
+    start = from_pretrained("cifar10").state_dict()
+    assert one.keys() == start.keys()
+    assert not torch.equal(one["encoder.blocks.0.mlp.fc1.weight"], start["encoder.blocks.0.mlp.fc1.weight"])
+    for name, tensor in one.items():
+        torch.testing.assert_close(two[name], tensor, rtol=1e-4, atol=1e-5)
 
 
 def test_two_processes_stop_early_together(place) -> None:

@@ -9,11 +9,13 @@ import torch
 from tests.model import small_model
 from tests.training import planned, tiny_config, undrawn
 from vitascope.data.datasets import open_data
+from vitascope.model.lora import add_adapters
 from vitascope.model.resnet import ResNet
 from vitascope.model.resnet_config import ResNetConfig
 from vitascope.run.run import Run
 from vitascope.training import memory, train
 from vitascope.training.memory import bytes_per_image, parts_of_batch
+from vitascope.training.optim import freeze_body
 from vitascope.training.plan import Decided
 
 CPU = torch.device("cpu")
@@ -30,6 +32,14 @@ def test_activations_grow_with_the_depth_and_shrink_with_checkpointing() -> None
     recomputed = small_model(depth=6)
     recomputed.encoder.checkpointing = True
     assert bytes_per_image(recomputed) < three / 2
+
+
+def test_adapters_of_a_frozen_model_keep_fewer_activations_than_its_weights() -> None:
+    model = small_model()
+    whole = bytes_per_image(model)
+    freeze_body(model)
+    add_adapters(model.encoder, 2)
+    assert 0 < bytes_per_image(model) < whole
 
 
 def test_the_measurement_counts_each_tensor_once() -> None:

@@ -5,6 +5,7 @@ import torch
 
 from tests.model import small_model
 from vitascope.errors import UserError
+from vitascope.model.lora import add_adapters
 from vitascope.options.groups import Optimization
 from vitascope.training.optim import (
     average_decay,
@@ -124,6 +125,23 @@ def test_muon_trains_the_matrices_of_the_blocks_and_adamw_the_rest() -> None:
         hidden = parameter.ndim > 1 and not name.startswith(("head.", "patch_embedding.resnet.root", *STATES))
         expected = 3 if ".qkv." in name else 2 if ".kv." in name or ".fc1." in name else 1
         assert stacked[id(parameter)] == hidden * expected or name == "pool.kv.weight", name
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_adapters_have_the_options_of_the_matrices_of_their_block(optimizer: Any) -> None:
+    model = small_model(depth=2)
+    freeze_body(model)
+    add_adapters(model.encoder, 2)
+    options = Optimization(optimizer=optimizer, layer_decay=0.5, weight_decay=0.1)
+    groups = {id(p): group for group in optimizer_of(model, options).param_groups for p in group["params"]}
+    for index, block in enumerate(model.encoder.blocks):
+        adapters = [p for name, p in block.named_parameters() if ".adapter." in name]
+        assert len(adapters) == 8
+        for parameter in adapters:
+            group = groups.pop(id(parameter))
+            assert (group["lr_scale"], group["weight_decay"]) == (0.5 ** (2 - index), 0.1)
+            assert group.get("stacked") == (1 if optimizer == "muon" else None)
+    assert groups.keys() == {id(p) for p in model.head.parameters()}
 
 
 def test_muon_without_a_hidden_matrix_is_rejected() -> None:

@@ -245,6 +245,8 @@ def test_a_patch_that_no_tokenizer_layer_ends_at_is_rejected(data) -> None:
 
 # Recipes
 
+FROM_WEIGHTS = ("finetune", "linear-probe", "lora", "paper-finetune")
+
 
 @pytest.mark.parametrize("side", [16, 300])
 @pytest.mark.parametrize("recipe", RECIPES)
@@ -253,7 +255,7 @@ def test_every_recipe_trains_on_a_folder_of_photos_or_explains_the_missing_optio
 ) -> None:
     folder = data if side == 16 else photos
     options: dict[str, Any] = {"data": str(folder)}
-    if recipe in ("finetune", "linear-probe", "paper-finetune"):
+    if recipe in FROM_WEIGHTS:
         options["weights"] = str(weights)
     if recipe == "cnn":
         options["model"] = "resnet29_w32_cifar"
@@ -292,7 +294,7 @@ def test_published_recipes_build_the_published_models(photos) -> None:
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_every_recipe_trains_a_small_model_for_an_epoch(data, weights, tmp_path, recipe: str) -> None:
     options: dict[str, Any] = {"data": str(data), "run": str(tmp_path / "run"), "epochs": 1, "device": "cpu"}
-    if recipe in ("finetune", "linear-probe", "paper-finetune"):
+    if recipe in FROM_WEIGHTS:
         options["weights"] = str(weights)
     elif recipe == "cnn":
         options["model"] = "resnet29_w32_cifar"
@@ -325,7 +327,7 @@ def test_a_plan_is_read_as_it_was_written(
     data, weights, tmp_path, recipe: str, length: dict[str, Any]
 ) -> None:
     options: dict[str, Any] = {"data": str(data), **length}
-    if recipe in ("finetune", "linear-probe", "paper-finetune"):
+    if recipe in FROM_WEIGHTS:
         options["weights"] = str(weights)
     if recipe == "cnn":
         options["model"] = "resnet29_w32_cifar"

@@ -168,6 +168,36 @@ def test_frozen_run_resumes_bitwise_and_keeps_its_body_unchanged(data, teacher, 
     }
 
 
+@pytest.mark.parametrize(
+    "options", [{"mixup": 0.8, "gradient_checkpointing": True}, {"optimizer": "muon", "layer_decay": 0.5}]
+)
+def test_lora_run_resumes_bitwise_and_trains_adapters_and_the_head_only(
+    data, teacher, tmp_path, options: dict[str, Any]
+) -> None:
+    options = COMMON | {"lora": 2, "weights": str(teacher), "lr": 0.01, "keep": "last", **options}
+    whole = train.train(tiny_config(data, run=str(tmp_path / "whole"), **options))
+    run = killed(tiny_config(data, run=str(tmp_path / "killed"), **options))
+    resumed = train.resume(run)
+    state = final_state(run)
+    assert_bitwise(state, final_state(tmp_path / "whole"))
+    assert_bitwise(resumed.model.state_dict(), whole.model.state_dict())
+    before, after = from_pretrained(teacher).state_dict(), state["model"]
+    assert_bitwise(from_pretrained(run / "checkpoints" / "start").state_dict(), before)
+    trained = {name for name in after if name not in before or not torch.equal(after[name], before[name])}
+    assert all(".adapter." in name or name.startswith("head.") for name in trained)
+    assert state["optimizer"]["state"].keys() == trained
+    # The finished model is an ordinary one, of the averaged adapters.
+    kept, average = resumed.model.state_dict(), state["average"]
+    assert kept.keys() == before.keys()
+    for name in before:
+        layer, is_weight = name.removesuffix(".weight"), name.endswith(".weight")
+        expected = average[name]
+        if is_weight and f"{layer}.adapter.A.weight" in average:
+            expected = expected + average[f"{layer}.adapter.B.weight"] @ average[f"{layer}.adapter.A.weight"]
+            assert not torch.equal(kept[name], before[name])
+        assert torch.equal(kept[name], expected), name
+
+
 @pytest.mark.parametrize("option", ["class_weights", "sampling"])
 def test_run_with_balanced_classes_resumes_bitwise(streamed, tmp_path, option: str) -> None:
     data = write_uneven(tmp_path / "data")

@@ -389,6 +389,7 @@ def test_both_commands_resume_runs_of_both(
             "pre-training keeps its last ones; leave it out",
         ),
         (["--freeze"], "leave it out"),
+        (["--lora", "4"], "lora adapts trained weights to classes"),
         (["--mixup", "0.8"], "mixup mixes labels too"),
         (["--recipe", "deit"], "the recipe deit is for `vitascope train`"),
         (["--model", "resnet29_w32_cifar"], "a CNN, which has no patches to hide"),

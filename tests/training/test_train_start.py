@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from tests.data import noise
 from tests.forked import in_group
-from tests.model import small_model
+from tests.model import small_model, small_resnet
 from tests.training import tiny_config, undrawn, write_folder
 from vitascope.cli import main
 from vitascope.data.datasets import open_data
@@ -121,6 +121,10 @@ def test_task_without_a_teacher_is_classification_with_the_given_smoothing(data)
             "no blocks",
         ),
         (["--freeze", "--weights", "none"], "set weights"),
+        (["--lora", "4"], "lora adapts a body, which must be trained already: set weights"),
+        (["--lora", "4", "--weights", "{weights}", "--freeze"], "and lora=4 the body too: leave out one"),
+        (["--lora", "17", "--weights", "{weights}"], "lora=17 is more than the width of the model, 16"),
+        (["--lora", "4", "--weights", "{resnet}"], "{resnet} is a ResNet: leave it out"),
     ],
 )
 def test_invalid_start_is_rejected_in_one_line_with_advice(
@@ -128,7 +132,9 @@ def test_invalid_start_is_rejected_in_one_line_with_advice(
 ) -> None:
     masked = tmp_path / "masked.yaml"
     masked.write_text(RECIPES["masked"].to_yaml())
-    options = [option.format(weights=weights, masked=masked) for option in options]
+    places = {"weights": weights, "masked": masked, "resnet": tmp_path / "resnet"}
+    save_pretrained(small_resnet(), places["resnet"])
+    options, message = [option.format(**places) for option in options], message.format(**places)
     assert (
         main(["train", "--data", str(data), "--run", str(tmp_path / "run"), "--device", "cpu", *options]) == 2
     )

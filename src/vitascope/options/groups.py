@@ -233,6 +233,11 @@ class Optimization(OptionGroup):
     """Learning rate of each block divided by that of the next one; below 1, early layers change less."""
     freeze: Annotated[Flag, Classifies(False, "trains a head only, and pre-training has no head")] = False
     """Train the head alone, on a frozen body."""
+    lora: Annotated[
+        MaybeInt, COUNT, Classifies(None, "adapts trained weights to classes, and pre-training has none")
+    ] = None
+    """Rank of LoRA (Hu et al. 2021): train the head, and low-rank changes of the attention and the MLPs of
+    --weights, which are frozen; the finished model contains the changes. Default: off; the recipe lora: 8."""
     clip_grad: Annotated[float, AMOUNT] = 1.0
     """Largest gradient norm; 0 disables clipping."""
     loss: Annotated[MaybeLoss, Classifies(None)] = None
@@ -259,6 +264,10 @@ class Optimization(OptionGroup):
         """Check the numbers, also against each other."""
         super().__post_init__()
         object.__setattr__(self, "lengths", _checked_lengths(self.lengths))
+        if self.freeze and self.lora is not None:
+            raise UserError(
+                f"freeze trains the head alone, and lora={self.lora} the body too: leave out one of them"
+            )
         if not 0 < self.lr <= LARGEST_RATE:
             raise UserError(
                 f"lr must be in (0, {LARGEST_RATE:g}], not {self.lr:g}; AdamW usually takes about 1e-3, SGD "

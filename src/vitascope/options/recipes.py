@@ -225,6 +225,12 @@ RECIPES["cnn"] = RECIPES["small-data"].replace(model=None, model_options={})
 # A trained body with a new head: a short run with small steps, smaller ones in early layers.
 RECIPES["finetune"] = BASE.replace(epochs=20, lr=1e-4, layer_decay=0.75, crop_scale=0.7)
 
+# vitascope train --data FOLDER --weights MODEL --lora 8
+# Low-rank changes of a trained body (Hu et al. 2021), and a new head. The rate is the best of six, from 5e-4
+# to 1.6e-2, on 500 images of five classes of CIFAR-10, from a body of `small-data` trained on the other five;
+# half of it was 3 points worse, twice of it 1 point (1,500 test images, one seed).
+RECIPES["lora"] = RECIPES["finetune"].replace(lora=8, lr=4e-3, layer_decay=1.0)
+
 # vitascope train --data FOLDER --weights cifar10 --recipe small-finetune
 # `small-data` from the weights of a small model, with smaller steps: the default for a few hundred images, on
 # which the smaller steps of `finetune` learn less (benchmarks/few_images.py).
@@ -465,6 +471,8 @@ def default_recipe(config: TrainConfig) -> str:
     """The recipe that the task, the weights, the teacher, the data and the model of a run call for."""
     if config.task == "masked":
         return "mae" if config.masking.target == "mae" else "masked"
+    if config.optimization.lora is not None:
+        return "lora"
     if config.weights is not None:
         return "finetune"
     if config.distillation.teacher is not None:

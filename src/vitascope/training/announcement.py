@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import logging
 
+from torch import nn
+
 from vitascope.data.copies import find_copies
 from vitascope.data.datasets import class_counts, described
 from vitascope.data.splits import ImageSet, Splits, absent_classes
@@ -27,9 +29,8 @@ def announce_data(trainer: Trainer) -> None:
     lines = [*described(splits), *copies.described()]
     if config.task == "classify" and splits.train.uneven:
         lines.append(_uneven(splits.train, config.balance))
-    parameters = sum(p.numel() for p in trainer.module.parameters())
     model = [
-        f"{parameters / 1e6:.2f} M parameters: {trainer.model_config.summary}",
+        f"{_parameters(trainer.module)}: {trainer.model_config.summary}",
         *trainer.plan.explained(),
     ]
     for name, texts in (("data ", [f"{config.data}: {lines[0]}", *lines[1:]]), ("model", model)):
@@ -51,6 +52,16 @@ def announce_run(trainer: Trainer) -> None:
         f"run    {trainer.run.path}: {_length(trainer)}"
         f"{start}, {str(trainer.precision).removeprefix('torch.')} on {trainer.device}{several}{in_parts}"
     )
+
+
+def _parameters(module: nn.Module) -> str:
+    """The number of parameters, and of those that are trained if some are frozen."""
+    parameters = list(module.parameters())
+    count = f"{sum(p.numel() for p in parameters) / 1e6:.2f} M parameters"
+    trained = [p for p in parameters if p.requires_grad]
+    if len(trained) == len(parameters):
+        return count
+    return f"{count}, {sum(p.numel() for p in trained):,} of them trained"
 
 
 def _uneven(images: ImageSet, balance: Balance) -> str:

@@ -24,6 +24,7 @@ from vitascope.data.randomness import step_seed
 from vitascope.data.splits import ImageSet, Splits
 from vitascope.errors import Interrupted, UserError
 from vitascope.model.hardware import suitable_threads
+from vitascope.model.lora import merged
 from vitascope.model.vision_model import VisionModel, build
 from vitascope.run.metrics import MetricsWriter
 from vitascope.run.run import Run
@@ -414,13 +415,13 @@ class Trainer:
         return {path: reason for part in found for path, reason in part.items()}
 
     def save_model(self, folder: Path) -> None:
-        """Save the trained model to a model folder, also if it is sharded."""
+        """Save the trained model to a model folder, also if it is sharded or has adapters."""
         state = model_state(self.trained) if distributed.world_size() > 1 else self.trained.state_dict()
         if not distributed.is_first():
             return
         model = build(self.model_config)
         model.preprocess = self.preprocess
-        own = {name.removeprefix("body."): value for name, value in state.items()}
+        own = {name.removeprefix("body."): value for name, value in merged(state).items()}
         model.load_state_dict({name: own[name] for name in model.state_dict()})
         with explaining_failure(folder, "the model", to_resume(self.run.path)):
             save_pretrained(model, folder)

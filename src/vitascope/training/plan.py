@@ -23,6 +23,7 @@ from vitascope.model.configuration import options_of, traits
 from vitascope.model.options import AppliesWith, pair
 from vitascope.model.resnet_config import ResNetConfig
 from vitascope.model.sizes import ModelConfig, config_of, named_config, record_of
+from vitascope.model.vision_model import kind_of
 from vitascope.options.groups import (
     Architecture,
     AugmentationOptions,
@@ -225,7 +226,7 @@ NO_CHANGE = {"crop_scale": 1.0, "shift": 0.0, "randaugment": 0, "erase": 0.0}
 
 
 def _check_task(asked: TrainConfig, facts: Facts) -> None:
-    """Reject options of the other task, a loss of other labels, and a head alone on random features."""
+    """Reject options of the other task, a loss of other labels, and a frozen body of random features."""
     if asked.task == "masked":
         for name, trait in traits(type(asked), Classifies).items():
             if asked.option(name) != trait.off:
@@ -234,8 +235,11 @@ def _check_task(asked: TrainConfig, facts: Facts) -> None:
         raise UserError(
             "loss=cross_entropy is about images of one class, and these have several: leave it out"
         )
-    elif asked.optimization.freeze and asked.weights is None:
-        raise UserError("freeze trains a head on a body, which must be trained already: set weights")
+    elif asked.weights is None:
+        if asked.optimization.freeze:
+            raise UserError("freeze trains a head on a body, which must be trained already: set weights")
+        if asked.optimization.lora is not None:
+            raise UserError("lora adapts a body, which must be trained already: set weights")
 
 
 def _model(asked: TrainConfig, facts: Facts) -> tuple[ModelConfig, str | None]:
@@ -258,7 +262,18 @@ def _model(asked: TrainConfig, facts: Facts) -> tuple[ModelConfig, str | None]:
             raise UserError(f"{error}; {advice}") from error
     else:
         model = named_config(name or DEFAULT_MODEL, **options)
+    rank = asked.optimization.lora
+    if rank is not None and not isinstance(model, ViTConfig):
+        raise UserError(
+            f"lora adapts the blocks of a Vision Transformer, and {asked.weights} is {kind_of(model)}: leave "
+            "it out"
+        )
     if isinstance(model, ViTConfig):
+        if rank is not None and rank > model.embed_dim:
+            raise UserError(
+                f"lora={rank} is more than the width of the model, {model.embed_dim}, which is the largest "
+                "rank of its matrices: choose a smaller one, such as 8"
+            )
         for option in wanted.model_options:
             needs = traits(ViTConfig, AppliesWith).get(option)
             if needs is not None and model.option(needs.option) != needs.value:

@@ -31,6 +31,7 @@ from vitascope.evaluation.measure import Evaluation, data_frame, html_table
 from vitascope.formatting import counted
 from vitascope.model.configuration import options_of
 from vitascope.model.hardware import explaining_memory, reuse_freed_memory
+from vitascope.model.lora import add_adapters
 from vitascope.model.vision_model import VisionModel, build
 from vitascope.model.vit import VisionTransformer
 from vitascope.options.recipes import BUILT_IN, FEW_TO_START, GROUP_OF, Asked, TrainConfig
@@ -47,6 +48,7 @@ from vitascope.training.checkpoint.folders import remove_checkpoints, to_resume
 from vitascope.training.checkpoint.state import with_images_of
 from vitascope.training.loop import Trainer
 from vitascope.training.memory import Placement, place
+from vitascope.training.optim import freeze_body
 from vitascope.training.plan import Decided, Plan, inspect, plan
 from vitascope.training.schedule import Schedule
 from vitascope.training.selection import Selection, select
@@ -397,6 +399,12 @@ def start_model(opened: Opened) -> VisionModel:
     notes = transfer(weights, model, str(options.weights))
     if opened.splits.channels == 3 and config.in_channels == 1:
         notes.append("this model is grey: colour images are converted to grey")
+    rank = options.optimization.lora
+    if rank is not None and isinstance(model, VisionTransformer):
+        freeze_body(model)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(options.seed)
+            add_adapters(model.encoder, rank)
     few = len(opened.splits.train) <= FEW_TO_START and options.weights == BUILT_IN
     distributed.print_first(
         f"start  from {options.weights}: {'; '.join(notes)}"
