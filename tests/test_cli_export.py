@@ -6,6 +6,7 @@ import sys
 import textwrap
 from pathlib import Path
 
+import numpy as np
 import pytest
 from PIL import Image
 
@@ -75,3 +76,34 @@ def test_file_is_written_and_the_printed_program_prints_the_label_of_predict(
     assert main(["export", "small", "--format", format]) == 2
     assert "exists and is not overwritten" in capsys.readouterr().err
     assert (folder / names[0]).read_bytes() == before
+
+
+def test_file_of_features_is_for_embed_alone(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for library in ("onnxscript", "onnxruntime"):
+        pytest.importorskip(library, reason=f"{library} is not installed (vitascope[onnx])")
+    monkeypatch.setenv("VITASCOPE_CACHE", str(folder / "cache"))
+    printed = exported(folder, capsys, "--features")
+    text, script = printed.split("To use it without vitascope:\n")
+    assert text.startswith("small-features.onnx  ")
+    assert (
+        "returns features, float32 (batch, D)\ncompared with the model on images of cat.jpg: features" in text
+    )
+    assert answer_of(script, folder) == "(1, 16)"
+    assert main(["embed", "small-features.onnx", "cat.jpg", "--out", "f.npz"]) == 0
+    assert main(["embed", "small", "cat.jpg", "--out", "own.npz", "--precision", "fp32"]) == 0
+    found, own = (vs.Embeddings.load(name) for name in ("f.npz", "own.npz"))
+    np.testing.assert_allclose(found.features, own.features, atol=5e-3)
+    found.check_model("small")
+    capsys.readouterr()
+    for words in (
+        ["predict", "small-features.onnx", "cat.jpg"],
+        ["evaluate", "small-features.onnx", "--data", "."],
+    ):
+        assert main(words) == 2
+        err = capsys.readouterr().err
+        assert "no head for classes: it returns features" in err
+        assert err.count("\n") == 1
+    assert main(["embed", "small-features.onnx", "cat.jpg", "--out", "g.npz", "--layer", "0"]) == 2
+    assert "an exported model has one representation: leave out layer and pool" in capsys.readouterr().err

@@ -53,6 +53,7 @@ def test_int8_file_is_written_and_its_comparison_printed(
         (["--int8"], "is not a run.*give data"),
         (["--int8", "--format", "torch", "--data", "digits"], "onnx, openvino"),
         (["--calibration", "digits"], "--calibration needs --int8"),
+        (["--int8", "--features"], "--int8 is measured by the accuracy of classes, .*: omit one"),
     ],
 )
 def test_invalid_request_is_rejected_in_one_line(words, complaint, model, tmp_path: Path, capsys) -> None:

@@ -18,7 +18,8 @@ FROZEN = {
     "label_separator=None, batch_size=64, workers=None, precision='auto', device='auto', cache=True)",
     "evaluate": "(model, data=None, *, rename=None, columns=(), images=None, labels=None, "
     "label_separator=None, batch_size=128, precision='auto', device='auto')",
-    "export": "(model, path=None, *, format='onnx', input='pictures', dynamic_resolution=False, images=None)",
+    "export": "(model, path=None, *, format='onnx', input='pictures', dynamic_resolution=False, images=None, "
+    "features=False)",
     "from_pretrained": "(ref, revision=None, *, family=None, config=None, dtype=None, device=None)",
     "list_models": "()",
     "pretrain": "(config=None, *, recipe=None, **options)",

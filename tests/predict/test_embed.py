@@ -181,6 +181,29 @@ def test_resnet_has_features_without_layers(photos: Path) -> None:
         embed(model, photos, layer=1, **HERE)
 
 
+@pytest.mark.parametrize("mode", ["pictures", "tensors"])
+def test_exported_features_are_embedded_and_cached_like_those_of_the_model(
+    photos: Path, tmp_path: Path, mode: str
+) -> None:
+    for library in ("onnxscript", "onnxruntime"):
+        pytest.importorskip(library, reason=f"{library} is not installed (vitascope[onnx])")
+    model = small_model(depth=1)
+    write_picture(photos / "train" / "cat" / "wide.png", size=(30, 50))
+    (photos / "train" / "cat" / "001.png").write_bytes(b"broken")
+    vs.export(model, tmp_path / "body.onnx", input=mode, features=True, images=noise(40, 36))
+    own = embed(model, photos, **HERE)
+    for computed in (9, 0):  # those of the model are not taken for those of the file
+        found = embed(tmp_path / "body.onnx", photos, workers=0, batch_size=4)
+        assert found.images.tolist() == own.images.tolist()
+        np.testing.assert_allclose(found.features, own.features, atol=5e-3)
+        assert (found.computed, len(found.unreadable)) == (computed, 1)
+    found.check_model(model)
+    own.check_model(tmp_path / "body.onnx")
+    (tmp_path / "photo.png").write_bytes(b"broken")
+    with pytest.raises(UserError, match="none of 1 image can be read"):
+        embed(tmp_path / "body.onnx", tmp_path / "photo.png", workers=0)
+
+
 def test_subset_has_the_rows_of_its_images(photos: Path) -> None:
     found = embed(small_model(), photos, **HERE)
     test = found.subset(found.splits == "test")

@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -34,7 +35,7 @@ class Told(ExportedEngine):
 
     description = "told"
 
-    def run(self, pixels: Batch) -> tuple[Outputs, Outputs]:
+    def run(self, pixels: Batch) -> Sequence[Outputs]:
         raise NotImplementedError
 
 
@@ -100,6 +101,18 @@ def test_file_of_an_earlier_version_has_exclusive_classes() -> None:
     assert (found.meaning, found.thresholds) == ("exclusive", ())
 
 
+def test_file_of_features_has_the_digest_of_the_body(tmp_path: Path) -> None:
+    texts = metadata_of(small_config(class_names=NAMES), PREPROCESS, "pictures", body_digest="ab")
+    found = Told(FILE, texts)
+    assert (found.num_classes, found.class_names, found.meaning) == (0, (), "embedding")
+    assert found.body_digest == "ab"
+    with pytest.raises(ExportedModelError, match=r"model\.onnx: .*body_digest '' of embedding outputs"):
+        read_metadata({key: text for key, text in texts.items() if key != "body_digest"}, FILE)
+    (tmp_path / "a.onnx").write_bytes(b"1")
+    classifier = Told(tmp_path / "a.onnx", metadata())
+    assert classifier.body_digest == classifier.digest
+
+
 def test_unknown_keys_are_ignored() -> None:
     assert read_metadata(metadata() | {"author": "me"}, FILE) == read_metadata(metadata(), FILE)
 
@@ -122,7 +135,11 @@ def test_foreign_file_is_rejected_with_the_missing_keys() -> None:
         ("class_names", "null", "broken"),
         ("num_classes", "0", "num_classes must be at least 1"),
         ("input", '"photos"', "input 'photos'"),
-        ("outputs", '"embedding"', "outputs"),
+        ("num_classes", "-1", "num_classes must be at least 1"),
+        ("outputs", '"features"', "outputs"),
+        ("outputs", '"embedding"', "num_classes must be 0 for features, not 5"),
+        ("body_digest", "5", "body_digest"),
+        ("body_digest", '"ab"', "body_digest 'ab' of exclusive outputs"),
         ("outputs", '"independent"', "thresholds of independent outputs are 5 probabilities, not []"),
         ("thresholds", "[0.5]", "thresholds of exclusive outputs are 0 probabilities, not [0.5]"),
         ("thresholds", '["x"]', "thresholds must be a list of numbers, not ['x']"),

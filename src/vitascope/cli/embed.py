@@ -28,7 +28,7 @@ class Embed:
     """
 
     model: Model
-    """A run folder, a model folder or file, or a hub id."""
+    """A run folder, a model folder or file, a hub id, or a file of `export --features`."""
     data: tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="DATA")]]
     """A folder of images, with or without labels, a table, or another DATA."""
     out: Path

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 class Export:
     """Write a model for another runtime, and compare their outputs.
 
-    The file takes raw pixels, returns probabilities and has the class names.
+    The file takes raw pixels and returns probabilities, or features (`--features`).
     """
 
     model: Model
@@ -35,6 +35,9 @@ class Export:
     """`pictures` of any size, which the file crops and resizes, or `tensors` of the model's size, uint8."""
     dynamic_resolution: Flag = False
     """With `--input tensors`: any height and width that patches tile, not the model's own only."""
+    features: Flag = False
+    """Return the features of the body, for `vitascope embed`, instead of probabilities.
+    The default name is export/model-features.onnx."""
     int8: Flag = False
     """Compute in 8-bit integers: a quarter of the size, and faster.
     The accuracy is compared with fp32 on `--data`, which then needs one folder per class.
@@ -58,6 +61,10 @@ class Export:
             "dynamic_resolution": self.dynamic_resolution,
         }
         if self.int8:
+            if self.features:
+                raise UserError(
+                    "--int8 is measured by the accuracy of classes, which --features leaves out: omit one"
+                )
             from vitascope.deploy.export.quantize import quantize
 
             found = quantize(
@@ -77,14 +84,12 @@ class Export:
         from vitascope.deploy.export.export import export, spread
 
         images = None if self.data is None else spread(open_pictures(self.data))
-        done = export(self.model, self.out, images=images, **common)
+        done = export(self.model, self.out, images=images, features=self.features, **common)
         compared_on = done.compared_on if self.data is None else f"images of {self.data}"
         for file in done.files:
             print(f"{file}  {file.stat().st_size:,} bytes")
         print(f"takes {done.takes}")
-        config = done.model.config
-        independent = " of independent classes" * (config.outputs == "independent")
-        print(f"returns probabilities{independent} and logits, float32 (batch, {config.num_classes})")
+        print(f"returns {done.returns}")
         print(f"compared with the model on {compared_on}: {done.agreement.summary}")
         print(f"\nTo use it without vitascope:\n{textwrap.indent(done.program, '    ')}")
 

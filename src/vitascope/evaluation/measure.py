@@ -18,15 +18,13 @@ from vitascope.data.targets import ClassSets
 from vitascope.errors import UserError
 from vitascope.formatting import pandas_library
 from vitascope.model.options import Outputs
-from vitascope.predict.engine import Engine, stacks
+from vitascope.predict.engine import WHOLE_PICTURES, Engine, stacks
 from vitascope.run.predictions import Predictions
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
 BATCH_SIZE = 128
-WHOLE_PICTURES = 32
-"""The most pictures of their own size in memory at once: a photograph takes 36 MB."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)

@@ -57,8 +57,8 @@ class Embeddings:
     columns: EmbeddingColumns
     made: dict[str, Any]
     """`model`, its name; `digest`, SHA-256 of the weights and options below the head; `layer`, `pool`,
-    `preprocess` and `precision`; `class_names`; `several`, whether an image may have several classes; and the
-    versions of `vitascope` and `torch`."""
+    `preprocess` and `precision`; `file`, SHA-256 of the exported file if one computed them; `class_names`;
+    `several`, whether an image may have several classes; and the versions of `vitascope` and `torch`."""
     unreadable: tuple[str, ...] = ()
     """Why images could not be read, which are left out."""
     computed: int = 0
@@ -124,6 +124,8 @@ class Embeddings:
     def check_model(self, model: Engine | VisionModel | str | os.PathLike[str]) -> None:
         """Reject a model with another body than the one that these features are of.
 
+        A file of `export(..., features=True)` has the body of its model: their features differ by rounding.
+
         Raises:
             UserError: another body; also as `from_pretrained`.
         """
@@ -185,7 +187,8 @@ def embed(
     continues an interrupted one. Images that cannot be read are left out, and listed in `unreadable`.
 
     Args:
-        model: a MODEL (run folder, model folder or file, hub id), a model, or an `Engine`.
+        model: a MODEL (run folder, model folder or file, hub id), an exported file of features, a model, or
+            an `Engine`.
         data: a DATA argument, with or without labels, all its images; an image file, a list of pictures, or a
             DataFrame.
         out: a new file that ends in `.npz`, `.npy` (with a `.json` beside it) or `.parquet`, for any number

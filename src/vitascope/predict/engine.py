@@ -127,7 +127,7 @@ class Engine(ABC):
         if self.num_classes:
             raise UserError(
                 f"{self.name or 'this exported model'} returns probabilities and no features: give the model "
-                "that it was exported from"
+                "that it was exported from, or a file of `vitascope export --features`"
             )
         if not spec.is_own:
             raise UserError("an exported model has one representation: leave out layer and pool")
@@ -141,6 +141,17 @@ class Engine(ABC):
         `batch_size` is that of which this is the rest: its precision is used. Raises as `resolved`.
         """
         return [self.outputs(pixels) for _ in map(self.resolved, specs)]
+
+    def features_of_pictures(
+        self, pictures: Sequence[Pixels], specs: Sequence[FeatureSpec] = (OWN,)
+    ) -> list[Tensor]:
+        """As `features`, of at least one picture; pictures of one size share a batch."""
+        order, parts = [], []
+        for places, stack in stacks(pictures):
+            order += places
+            parts.append(self.features(stack, specs))
+        rows = torch.tensor(order).argsort()
+        return [torch.cat(found)[rows] for found in zip(*parts, strict=True)]  # (B, D) each
 
     def check_classes(self) -> None:
         """Reject a model without classes."""
@@ -159,6 +170,10 @@ class Engine(ABC):
         for places, stack in stacks(pictures):
             found[places] = self.probabilities(stack)
         return found
+
+
+WHOLE_PICTURES = 32
+"""The most pictures of their own size in memory at once: a photograph takes 36 MB."""
 
 
 def stacks(pictures: Sequence[Pixels]) -> Iterator[tuple[list[int], Tensor]]:

@@ -21,7 +21,7 @@ from vitascope.data.loading import delivered
 from vitascope.data.preprocess import Pixels
 from vitascope.data.reading import ImageReader, ReadingPool, read_here
 from vitascope.errors import UserError
-from vitascope.predict.engine import Engine
+from vitascope.predict.engine import WHOLE_PICTURES, Engine, TorchEngine
 from vitascope.predict.features import FeatureSpec
 
 BLOCK = 512
@@ -74,12 +74,12 @@ class FeatureStream:
         self.engine = engine
         self.specs = [engine.resolved(spec) for spec in specs]
         self.sources = sources
-        self.batch_size = batch_size
+        self.batch_size = min(batch_size, WHOLE_PICTURES) if engine.own_pixels else batch_size
         self.workers = (os.cpu_count() or 1) if workers is None else workers
         self.unreadable: dict[int, str] = {}
         self.computed = 0
         self._cached = cached
-        self.origins = [_origin_of(engine, spec, batch_size) for spec in self.specs]
+        self.origins = [_origin_of(engine, spec, self.batch_size) for spec in self.specs]
         self._caches = [FeatureCache(origin) if cached else None for origin in self.origins]
         self._blocks: deque[_Block] = deque()
 
@@ -129,6 +129,9 @@ class FeatureStream:
 
     def _computed(self) -> Iterator[_Batch]:
         """The missing images in batches; an accelerator computes one while the next is read and copied."""
+        if self.engine.own_pixels:
+            yield from self._computed_from_whole_pictures()
+            return
         before: _Batch | None = None
         for indices, pixels, faults in self._read():
             self.unreadable |= {int(indices[row]): reason for row, reason in faults.items()}
@@ -139,6 +142,16 @@ class FeatureStream:
             before = now
         if before is not None:
             yield self._checked(before)
+
+    def _computed_from_whole_pictures(self) -> Iterator[_Batch]:
+        """The missing images in batches, for an exported model that crops and resizes them."""
+        for indices in self._missing():
+            pictures, faults = self.engine.read([self.sources[index] for index in indices.tolist()])
+            self.unreadable |= {int(indices[row]): reason for row, reason in faults.items()}
+            self.computed += len(pictures)
+            readable = np.array([row not in faults for row in range(len(indices))], np.bool_)
+            found = self.engine.features_of_pictures(pictures, self.specs) if pictures else []
+            yield self._checked(_Batch(indices, readable, found, None))
 
     def _started(self, pixels: Pixels) -> tuple[list[Tensor], torch.cuda.Event | None]:
         """The features of pixels, on the way to the CPU, and the event that they have arrived."""
@@ -243,10 +256,13 @@ class _Block:
 
 def _origin_of(engine: Engine, spec: FeatureSpec, batch_size: int) -> dict[str, Any]:
     """Everything that a resolved representation depends on beside the images."""
+    # A file of features has the digest of its model's body, and rounds differently.
+    file = {} if isinstance(engine, TorchEngine) else {"file": engine.digest}
     return {
         "digest": engine.body_digest,
         "layer": spec.layer,
         "pool": spec.pool,
         "preprocess": engine.preprocess.to_dict(),
         "precision": engine.precision_for(batch_size),
+        **file,
     }

@@ -8,7 +8,7 @@ import json
 import os
 import threading
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal
@@ -25,6 +25,7 @@ from vitascope.data.preprocess import Pixels, Preprocess
 from vitascope.errors import UserError, check_choice
 from vitascope.model.config import ViTConfig
 from vitascope.model.hardware import PRECISIONS
+from vitascope.model.options import Outputs as Meaning
 from vitascope.model.resnet_config import ResNetConfig
 from vitascope.model.sizes import ModelConfig, architecture_of
 from vitascope.model.vision_model import VisionModel
@@ -36,23 +37,29 @@ SUFFIXES = (".onnx", ".xml", ".pt2")  # of exported models
 InputMode = Literal["pictures", "tensors"]
 INPUT_MODES = ("pictures", "tensors")
 FORMER_INPUT_MODES = {"pixels": "tensors"}  # names in files of earlier versions
-INPUT, OUTPUTS = "pixels", ("probabilities", "logits")  # names in the graph
+INPUT = "pixels"  # names in the graph
+OUTPUTS_OF_CLASSIFIER, OUTPUTS_OF_BODY = ("probabilities", "logits"), ("features",)
 FORMAT_VERSION = 1
 KEYS = ("preprocess", "class_names", "num_classes", "input", "model", "precision", "vitascope", "format")
-LATER_KEYS: dict[str, Any] = {"outputs": "exclusive", "thresholds": []}
+LATER_KEYS: dict[str, Any] = {"outputs": "exclusive", "thresholds": [], "body_digest": ""}
 """Keys that files of earlier versions lack, with their values there."""
 SECTION = "vitascope"  # of OpenVINO's `rt_info`, for all keys; ONNX has them in its metadata
 
 Batch = npt.NDArray[np.uint8]  # (B, H, W, C)
-Outputs = npt.NDArray[np.float32]  # (B, K)
+Outputs = npt.NDArray[np.float32]  # (B, K), or features (B, D)
 
 
 class ExportedModelError(UserError):
     """An exported model that cannot be used; the message names the file."""
 
 
-def metadata_of(config: ModelConfig, preprocess: Preprocess, input: InputMode) -> dict[str, str]:
-    """The metadata of an exported model, each value as JSON in ASCII, which every format can hold."""
+def metadata_of(
+    config: ModelConfig, preprocess: Preprocess, input: InputMode, *, body_digest: str = ""
+) -> dict[str, str]:
+    """The metadata of an exported model, each value as JSON in ASCII, which every format can hold.
+
+    A file that returns features has the `body_digest` of its model's engine, and no classes.
+    """
     values = {
         "preprocess": preprocess.to_dict(),
         "class_names": config.class_names,
@@ -65,6 +72,9 @@ def metadata_of(config: ModelConfig, preprocess: Preprocess, input: InputMode) -
         "vitascope": __version__,
         "format": FORMAT_VERSION,
     }
+    if body_digest:
+        no_classes = {"class_names": (), "num_classes": 0, "thresholds": ()}
+        values |= {**no_classes, "outputs": "embedding", "body_digest": body_digest}
     return {key: json.dumps(value) for key, value in values.items()}
 
 
@@ -89,11 +99,16 @@ def read_metadata(texts: Mapping[str, str], path: Path) -> dict[str, Any]:
         check_value("thresholds", values["thresholds"], tuple[float, ...])
         values["thresholds"] = tuple(map(float, values["thresholds"]))
         names, count = values["class_names"], values["num_classes"]
-        if not isinstance(count, int) or count < 1:
-            raise UserError(f"num_classes must be at least 1, not {count!r}")
+        check_value("outputs", values["outputs"], Meaning)
+        returns_features = values["outputs"] == "embedding"
+        if not isinstance(count, int) or (count != 0 if returns_features else count < 1):
+            expected_count = "0 for features" if returns_features else "at least 1"
+            raise UserError(f"num_classes must be {expected_count}, not {count!r}")
+        check_value("body_digest", values["body_digest"], str)
+        if bool(values["body_digest"]) != returns_features:
+            raise UserError(f"body_digest {values['body_digest']!r} of {values['outputs']} outputs")
         if names and len(names) != count:
             raise UserError(f"{len(names)} class_names for num_classes {count}")
-        check_choice("outputs", values["outputs"], ("exclusive", "independent"))
         expected = count if values["outputs"] == "independent" else 0
         if len(values["thresholds"]) != expected or not all(0 <= one <= 1 for one in values["thresholds"]):
             raise UserError(
@@ -107,8 +122,13 @@ def read_metadata(texts: Mapping[str, str], path: Path) -> dict[str, Any]:
     return values
 
 
+def outputs_of(metadata: Mapping[str, str]) -> tuple[str, ...]:
+    """The names of the graph's outputs."""
+    return OUTPUTS_OF_CLASSIFIER if json.loads(metadata["num_classes"]) else OUTPUTS_OF_BODY
+
+
 class ExportedEngine(Engine):
-    """An exported model in its own runtime."""
+    """An exported model in its own runtime: a classifier, or a body that returns features."""
 
     def __init__(self, path: Path, texts: Mapping[str, str]) -> None:
         values = read_metadata(texts, path)
@@ -118,6 +138,8 @@ class ExportedEngine(Engine):
         self.class_names = values["class_names"]
         self.num_classes = values["num_classes"]
         self.meaning, self.thresholds = values["outputs"], values["thresholds"]
+        self.output_names = outputs_of(texts)
+        self._body_digest: str = values["body_digest"]
         if options := values["model"]:
             kind = ResNetConfig if "layers" in options else ViTConfig
             with suppress(UserError):  # options of a later version
@@ -136,14 +158,30 @@ class ExportedEngine(Engine):
                     found.update(block)
         return found.hexdigest()
 
+    @property
+    def body_digest(self) -> str:
+        """That of the model whose features the file returns, equal to them but for rounding; of a classifier
+        the digest of the file."""
+        return self._body_digest or self.digest
+
     @abstractmethod
-    def run(self, pixels: Batch) -> tuple[Outputs, Outputs]:
-        """Probabilities and logits of uint8 (B, H, W, C)."""
+    def run(self, pixels: Batch) -> Sequence[Outputs]:
+        """The outputs `output_names` of uint8 (B, H, W, C)."""
 
     def answers(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
         """uint8 (B, C, H, W) to logits and probabilities, float32 (B, K) each."""
-        probabilities, logits = self.run(np.ascontiguousarray(pixels.permute(0, 2, 3, 1).numpy()))
-        return torch.from_numpy(logits), torch.from_numpy(probabilities)
+        self.check_classes()
+        probabilities, logits = self._run(pixels)
+        return logits, probabilities
+
+    def outputs(self, pixels: Tensor) -> Tensor:
+        """Probabilities (B, K), or features (B, D) of a model without classes."""
+        return self._run(pixels)[0]
+
+    def _run(self, pixels: Tensor) -> list[Tensor]:
+        """The outputs of uint8 (B, C, H, W)."""
+        found = self.run(np.ascontiguousarray(pixels.permute(0, 2, 3, 1).numpy()))
+        return [torch.from_numpy(output) for output in found]
 
     @property
     def reader(self) -> Callable[[ImageSource], Pixels]:
@@ -192,10 +230,10 @@ class OnnxEngine(ExportedEngine):
             raise UserError(f"{path} computes in {self.stored_precision}; it does not support {precision}")
         self.description = f"ONNX Runtime, {self.stored_precision}, on cpu"
 
-    def run(self, pixels: Batch) -> tuple[Outputs, Outputs]:
-        """Probabilities and logits of uint8 (B, H, W, C)."""
-        probabilities, logits = self.session.run(list(OUTPUTS), {INPUT: pixels})
-        return probabilities, logits
+    def run(self, pixels: Batch) -> Sequence[Outputs]:
+        """The outputs `output_names` of uint8 (B, H, W, C)."""
+        found: list[Outputs] = self.session.run(list(self.output_names), {INPUT: pixels})
+        return found
 
 
 class OpenVinoEngine(ExportedEngine):
@@ -230,13 +268,13 @@ class OpenVinoEngine(ExportedEngine):
         self.description = f"OpenVINO, {self.precision} precision, on cpu"
         self._requests = threading.local()
 
-    def run(self, pixels: Batch) -> tuple[Outputs, Outputs]:
-        """Probabilities and logits of uint8 (B, H, W, C)."""
+    def run(self, pixels: Batch) -> Sequence[Outputs]:
+        """The outputs `output_names` of uint8 (B, H, W, C)."""
         request = getattr(self._requests, "one", None)
         if request is None:  # one per thread: creating it takes longer than running a small model
             request = self._requests.one = self.compiled.create_infer_request()
         found = request.infer({INPUT: pixels}, share_inputs=True)
-        return found[OUTPUTS[0]], found[OUTPUTS[1]]
+        return [found[name] for name in self.output_names]
 
 
 @functools.cache
@@ -267,10 +305,9 @@ class ProgramEngine(ExportedEngine):
         self.module = program.module()
 
     @torch.inference_mode()
-    def run(self, pixels: Batch) -> tuple[Outputs, Outputs]:
-        """Probabilities and logits of uint8 (B, H, W, C)."""
-        probabilities, logits = self.module(torch.from_numpy(pixels))
-        return probabilities.numpy(), logits.numpy()
+    def run(self, pixels: Batch) -> Sequence[Outputs]:
+        """The outputs `output_names` of uint8 (B, H, W, C)."""
+        return [output.numpy() for output in self.module(torch.from_numpy(pixels))]
 
 
 def first_line(error: BaseException) -> str:

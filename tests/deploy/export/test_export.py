@@ -5,6 +5,7 @@ import copy
 import dataclasses
 import json
 import logging
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -25,7 +26,9 @@ from vitascope.deploy.export.export import default_path, export, usage
 from vitascope.deploy.export.formats import FORMATS, Format
 from vitascope.errors import UserError
 from vitascope.model.vit import VisionTransformer
+from vitascope.predict.embed import embed
 from vitascope.predict.engine import TorchEngine
+from vitascope.predict.features import FeatureSpec
 from vitascope.predict.predictor import Predictor
 from vitascope.predict.runtimes import (
     ExportedEngine,
@@ -322,10 +325,13 @@ class Answering:
         class Other(ExportedEngine):
             description = "another"
 
-            def run(self, pixels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+            def run(self, pixels: np.ndarray) -> tuple[np.ndarray, ...]:
                 with torch.no_grad():
                     ready = np.stack([fit.pixels(picture) for picture in pixels])
-                    logits = model(fit.normalize(torch.from_numpy(ready)))
+                    images = fit.normalize(torch.from_numpy(ready))
+                    if not self.num_classes:
+                        return ((model.embed(images) + change).numpy(),)
+                    logits = model(images)
                 logits[:, int(logits[0].argmin())] += change
                 return logits.softmax(dim=1).numpy(), logits.numpy()
 
@@ -423,7 +429,7 @@ def test_resize_in_the_graph_stays_in_fp32(made: SimpleNamespace) -> None:
 def test_invalid_export_is_rejected_before_anything_is_written(tmp_path: Path) -> None:
     model = small_model(depth=1)
     for reason, other, options in [
-        ("no head", small_model(depth=1, head="none"), {}),
+        ("no head for classes.*: set features", small_model(depth=1, head="none"), {}),
         ("end in .onnx", model, {"path": tmp_path / "model.xml"}),
         ("unknown format 'onx'; nearest: onnx", model, {"format": "onx"}),
         ("unknown input 'picture'; nearest: pictures", model, {"input": "picture"}),
@@ -439,6 +445,92 @@ def test_invalid_export_is_rejected_before_anything_is_written(tmp_path: Path) -
             export(other, **arguments)
     with pytest.raises(UserError, match="the model has 5"):
         export(small_model(depth=1, in_channels=5), tmp_path / "model.onnx")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.fixture(scope="module", params=list(NEEDED))
+def body(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
+    """A file of features of each format, and the exported model, in one case a classifier."""
+    kind = request.param
+    for library in NEEDED[kind]:
+        pytest.importorskip(library, reason=f"{library} is not installed (vitascope[{kind}])")
+    head, mode = {"onnx": ("linear", "pictures"), "openvino": ("none", "pictures")}.get(
+        kind, ("none", "tensors")
+    )
+    model = with_preprocess(small_model(depth=1, head=head, pool="cls_mean"), fit_for(3))
+    path = tmp_path_factory.mktemp("body") / f"body{FORMATS[kind].suffix}"
+    done = export(model, path, format=kind, input=mode, images=pictures(), features=True)
+    engine = ProgramEngine(path) if kind == "torch" else open_engine(path, precision="fp32")
+    return SimpleNamespace(model=model, done=done, engine=engine)
+
+
+def test_file_of_features_returns_those_of_the_model(body: SimpleNamespace) -> None:
+    ready = torch.from_numpy(np.stack([fit_for(3).pixels(picture) for picture in pictures()]))
+    with torch.no_grad():
+        wanted = body.model.embed(fit_for(3).normalize(ready))
+    (found,) = body.engine.features_of_pictures([body.engine.pixels(picture) for picture in pictures()])
+    torch.testing.assert_close(found, wanted, atol=5e-3, rtol=0)
+    assert np.ptp(wanted.numpy(), axis=0).max() > 0.1  # the pictures do differ
+    assert body.done.returns == "features, float32 (batch, D)"
+    assert body.done.agreement.same is None
+    assert body.done.agreement.summary.startswith("features differ by at most")
+
+
+def test_file_of_features_says_so_and_has_no_classes(body: SimpleNamespace) -> None:
+    engine = body.engine
+    assert json.loads(engine.metadata["outputs"]) == engine.meaning == "embedding"
+    assert (engine.num_classes, engine.class_names, engine.thresholds) == (0, (), ())
+    assert engine.preprocess == fit_for(3)
+    assert engine.architecture == body.model.config.summary
+    ready = torch.zeros(1, 3, 32, 32, dtype=torch.uint8)
+    for classify in (engine.check_classes, lambda: engine.answers(ready), lambda: Predictor(engine)):
+        with pytest.raises(UserError, match="no head for classes: it returns features"):
+            classify()
+    for spec in (FeatureSpec(0), FeatureSpec(pool="mean")):
+        with pytest.raises(UserError, match="an exported model has one representation"):
+            engine.resolved(spec)
+
+
+def test_file_of_features_has_the_body_of_its_model(body: SimpleNamespace) -> None:
+    own = TorchEngine(body.model, device="cpu")
+    assert body.engine.body_digest == own.body_digest != body.engine.digest
+    found = embed(body.engine, pictures(), workers=0, cache=False)
+    found.check_model(body.engine)
+    found.check_model(own)
+    assert (found.made["digest"], found.made["file"]) == (own.body_digest, body.engine.digest)
+    with pytest.raises(UserError, match="embed the images with it"):
+        found.check_model(small_model(seed=1, depth=1))
+
+
+def test_program_of_features_prints_their_shape(body: SimpleNamespace, tmp_path: Path) -> None:
+    write_picture(tmp_path / "cat.jpg")
+    command = [sys.executable, "-c", body.done.program]
+    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True, timeout=120)
+    assert ended.stdout.strip() in ("(1, 32)", "torch.Size([1, 32])")
+    assert not {"json", "class_names", "probabilities", "texts"} & set(re.findall(r"\w+", body.done.program))
+
+
+def test_served_file_of_features_embeds_pictures_of_any_size(body: SimpleNamespace) -> None:
+    sent = pictures()[:2]
+    (wanted,) = body.engine.features_of_pictures([body.engine.pixels(picture) for picture in sent])
+
+    async def story() -> None:
+        async with serving(body.engine) as client:
+            form = [("file", (f"{number}.png", encoded(picture))) for number, picture in enumerate(sent)]
+            answer = await client.post("/v1/embed", files=form)
+            assert answer.status_code == 200, answer.text
+            found = [row["embedding"] for row in answer.json()["results"]]
+            np.testing.assert_allclose(found, wanted, atol=1e-4)
+            refused = await client.post("/v1/predict", content=encoded(sent[0]))
+            assert (refused.status_code, "use /v1/embed" in refused.text) == (501, True)
+
+    play(story())
+
+
+def test_file_with_different_features_is_rejected_and_removed(answering: Answering, tmp_path: Path) -> None:
+    answering.change = 0.1
+    with pytest.raises(UserError, match=r"model\.pt2 is not kept.*: features differ by at most"):
+        export(answering.model, tmp_path / "model.pt2", format="torch", images=pictures(), features=True)
     assert not list(tmp_path.iterdir())
 
 
@@ -483,7 +575,7 @@ def test_example_program_for_tensors_and_unnamed_classes_compiles(suffix: str) -
     for outputs in ("exclusive", "independent"):
         program = usage(Path(f"a{suffix}"), fit, small_config(outputs=outputs), "tensors")
         compile(program, "usage", "exec")
-        assert ("thresholds = " in program) == (outputs == "independent")
+        assert ("thresholds = " in program) == ("import json" in program) == (outputs == "independent")
     assert "class_names)" not in program
     assert "exif_transpose" not in program
     assert 'convert("L")' in program

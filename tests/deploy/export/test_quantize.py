@@ -25,6 +25,7 @@ from vitascope.deploy.export.quantize import (
     calibration_and_test,
     check_files,
     compare_files,
+    quantize,
     quantize_file,
     worst,
 )
@@ -340,6 +341,11 @@ def test_full_disk_is_reported_before_anything_is_written(
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of class folders."""
     return write_tree(tmp_path_factory.mktemp("data"), dict.fromkeys(NAMES, 10), size=(32, 32))
+
+
+def test_model_without_classes_is_rejected_before_its_data_are_opened(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="int8 is measured by the accuracy of classes, and this model has no"):
+        quantize(small_model(depth=1, head="none"), tmp_path / "a.onnx", data=tmp_path / "none")
 
 
 def test_few_images_are_said_to_be_too_few_to_tell(plain, labelled, tmp_path: Path, caplog) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import json
 import os
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
@@ -23,6 +24,7 @@ from vitascope.errors import UserError, check_choice
 from vitascope.model.resnet_config import ResNetConfig
 from vitascope.model.sizes import ModelConfig
 from vitascope.model.vision_model import VisionModel
+from vitascope.predict.engine import TorchEngine
 from vitascope.predict.runtimes import INPUT_MODES, InputMode, first_line, metadata_of
 from vitascope.run.run import Run, load_with_run
 from vitascope.storage import check_room, make_folder
@@ -49,6 +51,8 @@ class ExportResult:
     """The file in its own runtime against the model in torch."""
     compared_on: str
     """The pictures of `agreement`, in words."""
+    features: bool = False
+    """Whether the file returns features instead of probabilities."""
 
     @property
     def path(self) -> Path:
@@ -70,9 +74,19 @@ class ExportResult:
         return f"tensors, uint8 (batch, {height}, {width}, {preprocess.channels})"
 
     @property
+    def returns(self) -> str:
+        """The output in words."""
+        if self.features:
+            return "features, float32 (batch, D)"
+        config = self.model.config
+        independent = " of independent classes" * (config.outputs == "independent")
+        return f"probabilities{independent} and logits, float32 (batch, {config.num_classes})"
+
+    @property
     def program(self) -> str:
         """A Python program that uses the file without vitascope."""
-        return usage(self.path, preprocess_of(self.model), self.model.config, self.input)
+        preprocess, config = preprocess_of(self.model), self.model.config
+        return usage(self.path, preprocess, config, self.input, features=self.features)
 
     def __repr__(self) -> str:
         return f"ExportResult({self.path}, {self.size / 1e6:,.1f} MB: {self.agreement.summary})"
@@ -87,21 +101,24 @@ def export(
     input: InputMode = "pictures",
     dynamic_resolution: bool = False,
     images: ImageSource | Iterable[ImageSource] | None = None,
+    features: bool = False,
 ) -> ExportResult:
-    """Write a model as a file that takes raw pixels and returns probabilities.
+    """Write a model as a file that takes raw pixels and returns probabilities, or features.
 
     The preprocessing becomes part of the graph. The file is written to a temporary folder, opened by its own
     runtime and compared with the model on real pictures; it gets its name only if all outputs agree.
 
     Args:
-        model: a classifier, or a MODEL reference.
+        model: a classifier, with `features` any model, or a MODEL reference.
         path: a new file with the format's suffix: `.onnx`, `.xml` or `.pt2`. By default
-            `RUN/export/model.onnx` for a run, and else the model's name in the working directory.
+            `RUN/export/model.onnx` for a run, and else the model's name in the working directory; with
+            `features` the name ends in `-features`.
         format: `onnx`, `openvino` or `torch`.
         input: `pictures` of any size, or `tensors` (uint8 as well) of the model's size.
         dynamic_resolution: with `tensors`, accept any height and width that patches tile.
         images: one picture or several to compare on; by default test images of the run, and without a run
             parts of scikit-learn's two photographs.
+        features: return the features of `model.embed` instead of probabilities.
 
     Raises:
         CheckpointError: as `from_pretrained`.
@@ -111,7 +128,8 @@ def export(
     check_choice("format", format, FORMATS)
     check_choice("input", input, INPUT_MODES)
     kind = FORMATS[format]
-    path = default_path(model, kind.suffix) if path is None else Path(path)
+    suffix = "-features" * features + kind.suffix
+    path = default_path(model, suffix) if path is None else Path(path)
     check_path(path, kind)
     given = model
     model, run = load_with_run(given)
@@ -121,8 +139,9 @@ def export(
     if dynamic_resolution:
         check_dynamic(model, input, format)
     preprocess = preprocess_of(model)
-    module = WholeModel(model.eval().cpu().float(), preprocess, input).eval()
-    metadata = metadata_of(model.config, preprocess, input)
+    module = WholeModel(model.eval().cpu().float(), preprocess, input, features=features).eval()
+    body_digest = TorchEngine(model, device="cpu").body_digest if features else ""
+    metadata = metadata_of(model.config, preprocess, input, body_digest=body_digest)
     decoded = [preprocess.whole_pixels(image) for image in sources]  # upright, in the model's colours
     pictures = [planes[0] if len(planes) == 1 else planes.transpose(1, 2, 0) for planes in decoded]
     make_folder(path.parent)
@@ -147,6 +166,7 @@ def export(
         dynamic_resolution=dynamic_resolution,
         agreement=found,
         compared_on=compared_on,
+        features=features,
     )
 
 
@@ -219,34 +239,30 @@ def explained_in_one_line(name: str, format: str, dynamic_resolution: bool) -> I
 
 PROGRAMS = {
     ".onnx": """\
-import json
-import numpy, onnxruntime
+{imports}import numpy, onnxruntime
 from PIL import Image, ImageOps
 
 session = onnxruntime.InferenceSession({path!r})
 {metadata}{pixels}
-probabilities, logits = session.run(None, {{"pixels": pixels}})
+{outputs} = session.run(None, {{"pixels": pixels}})
 {printed}""",
     ".xml": """\
-import json
-import numpy, openvino
+{imports}import numpy, openvino
 from PIL import Image, ImageOps
 
 model = openvino.Core().read_model({path!r})
 {metadata}exact = {{"INFERENCE_PRECISION_HINT": "f32"}}  # {hint}
 compiled = openvino.compile_model(model, "CPU", exact)
 {pixels}
-probabilities = compiled(pixels)["probabilities"]
+{first} = compiled(pixels)["{first}"]
 {printed}""",
     ".pt2": """\
-import json
-import numpy, torch
+{imports}import numpy, torch
 from PIL import Image, ImageOps
 
-texts = dict.fromkeys(["class_names", "thresholds"], "")
-program = torch.export.load({path!r}, extra_files=texts).module()
+{texts}program = torch.export.load({path!r}{extra_files}).module()
 {metadata}{pixels}
-probabilities, logits = program(torch.tensor(pixels))
+{outputs} = program(torch.tensor(pixels))
 {printed}""",
 }
 METADATA = {
@@ -257,8 +273,11 @@ METADATA = {
 """The expression for a value of the metadata."""
 
 
-def usage(path: Path, preprocess: Preprocess, config: ModelConfig, input: InputMode) -> str:
-    """A program without vitascope that prints the class of `cat.jpg`, or its classes if it has several."""
+def usage(
+    path: Path, preprocess: Preprocess, config: ModelConfig, input: InputMode, *, features: bool = False
+) -> str:
+    """A program without vitascope that prints the class of `cat.jpg`, its classes if it has several, or the
+    shape of its features."""
     mode = "L" if preprocess.channels == 1 else "RGB"
     opened = 'Image.open("cat.jpg")'
     upright = f"ImageOps.exif_transpose({opened})" if preprocess.exif_orientation else opened
@@ -281,16 +300,22 @@ def usage(path: Path, preprocess: Preprocess, config: ModelConfig, input: InputM
         "faster, less exact" if input == "tensors" else "too coarse for a resize"
     )
     several = config.outputs == "independent"
-    keys = ["class_names"] * bool(config.class_names) + ["thresholds"] * several
+    keys = [] if features else ["class_names"] * bool(config.class_names) + ["thresholds"] * several
     metadata = [f"{key} = json.loads({METADATA[path.suffix].format(key=key)})\n" for key in keys]
     best = "probabilities[0].argmax()"
     named = f"class_names[{best}]" if config.class_names else best
     names = "class_names" if config.class_names else f"range({config.num_classes})"
     above = f"[name for name, p, least in zip({names}, probabilities[0], thresholds) if p >= least]"
+    classes = above if several else named
     return PROGRAMS[path.suffix].format(
+        imports="import json\n" if keys else "",
+        texts=f'texts = dict.fromkeys({json.dumps(keys)}, "")\n' if keys else "",
         path=str(path),
+        extra_files=", extra_files=texts" if keys else "",
         metadata="".join(metadata),
         pixels="\n".join(lines),
         hint=hint,
-        printed=f"print({above if several else named})",
+        outputs="(features,)" if features else "probabilities, logits",
+        first="features" if features else "probabilities",
+        printed=f"print({'features.shape' if features else classes})",
     )

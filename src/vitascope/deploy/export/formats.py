@@ -1,4 +1,4 @@
-"""`WholeModel`, the exported graph from raw pixels to probabilities, and the formats it is written in."""
+"""`WholeModel`, the exported graph from raw pixels to the outputs, and the formats it is written in."""
 
 from __future__ import annotations
 
@@ -25,7 +25,6 @@ from vitascope.model.heads import scores
 from vitascope.model.vision_model import VisionModel
 from vitascope.predict.runtimes import (
     INPUT,
-    OUTPUTS,
     SECTION,
     ExportedEngine,
     InputMode,
@@ -33,6 +32,7 @@ from vitascope.predict.runtimes import (
     OpenVinoEngine,
     ProgramEngine,
     importing,
+    outputs_of,
 )
 from vitascope.storage import flush
 
@@ -45,18 +45,21 @@ TALKATIVE = ("torch.onnx", "torch.__trace", "onnxscript", "onnx_ir", "nncf")
 class WholeModel(nn.Module):
     """uint8 (B, H, W, C), as NumPy has pictures, to probabilities and logits, both (B, K) float32.
 
+    With `features` to `model.embed`, (B, D) float32, instead.
     Pictures have any size, and the graph crops and resizes them; tensors have the model's size.
     """
 
     pixel_mean: Tensor  # ONNX has one namespace, and exporters name intermediate values `mean`
     pixel_std: Tensor
 
-    def __init__(self, model: VisionModel, preprocess: Preprocess, input: InputMode) -> None:
+    def __init__(
+        self, model: VisionModel, preprocess: Preprocess, input: InputMode, *, features: bool = False
+    ) -> None:
         super().__init__()
-        if not model.config.gives_classes:
-            raise UserError("this model has no head for classes: its features cannot be exported")
+        if not features and not model.config.gives_classes:
+            raise UserError("this model has no head for classes; its features can be exported: set features")
         config = model.config
-        self.input = input
+        self.input, self.features = input, features
         self.model = model
         self.patch = config.patch_stride if isinstance(config, ViTConfig) else (1, 1)
         """Pixels from one patch to the next, down and across: the steps in which the input size may grow."""
@@ -64,10 +67,12 @@ class WholeModel(nn.Module):
         for name, numbers in (("pixel_mean", preprocess.mean), ("pixel_std", preprocess.std)):
             self.register_buffer(name, torch.tensor(numbers).view(-1, 1, 1), persistent=False)
 
-    def forward(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
-        """Crop, resize, normalize, classify."""
+    def forward(self, pixels: Tensor) -> tuple[Tensor, ...]:
+        """Crop, resize, normalize, classify or embed."""
         pictures = pixels.permute(0, 3, 1, 2).float()  # (B, C, H, W), in [0, 255]
         images = (self.resize(pictures) / 255 - self.pixel_mean) / self.pixel_std
+        if self.features:
+            return (self.model.embed(images),)  # (B, D)
         logits = self.model(images)  # (B, K)
         return scores(logits, self.model.config.outputs), logits
 
@@ -169,7 +174,7 @@ def write_onnx(program: ExportedProgram, path: Path, metadata: Mapping[str, str]
             program,
             dynamo=True,
             input_names=[INPUT],
-            output_names=list(OUTPUTS),
+            output_names=list(outputs_of(metadata)),
             opset_version=OPSET,
             verbose=False,
         )
@@ -193,7 +198,7 @@ def write_openvino(program: ExportedProgram, path: Path, metadata: Mapping[str, 
         raise RuntimeError(str(error).split("-- ")[-1].strip()) from None  # the operation that it lacks
     sizes = next(node.meta["val"].shape for node in program.graph.nodes if node.name == INPUT)
     model.reshape([side if isinstance(side, int) else -1 for side in sizes])
-    for port, name in zip([*model.inputs, *model.outputs], (INPUT, *OUTPUTS), strict=True):
+    for port, name in zip([*model.inputs, *model.outputs], (INPUT, *outputs_of(metadata)), strict=True):
         port.get_tensor().set_names({name})
     for key, text in metadata.items():
         model.set_rt_info(text, [SECTION, key])

@@ -158,6 +158,8 @@ def quantize(
     if not 0 <= max_drop <= 1:
         raise UserError(f"max_drop is a share from 0 to 1, not {max_drop:g}")
     model, run = load_with_run(model)
+    if not model.config.gives_classes:
+        raise UserError("int8 is measured by the accuracy of classes, and this model has no head for classes")
     places = (None if place is None else os.fspath(place) for place in (data, calibration))
     pictures, test = calibration_and_test(run, model.config.class_names, *places)
     make_folder(path.parent)

@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 
 from vitascope.data.decoding import ImageSource
 from vitascope.data.preprocess import Preprocess
 from vitascope.errors import UserError
 from vitascope.model.vision_model import VisionModel
 from vitascope.predict.runtimes import ExportedEngine
-from vitascope.weights.agreement import TOLERANCE, Agreement, agreement
+from vitascope.weights.agreement import TOLERANCE, Agreement, Compared, agreement
 
 TOLERANCES = {"tensors": TOLERANCE, "pictures": 1e-2}
-"""The largest difference of logits that counts as rounding, as a share of the largest logit, by input mode.
+"""The largest difference of outputs that counts as rounding, as a share of the largest one, by input mode.
 
 Pixels that a resize rounds the other way make about 1e-4.
 """
@@ -22,11 +23,10 @@ Pixels that a resize rounds the other way make about 1e-4.
 
 def check_agreement(found: Agreement, name: str) -> None:
     """Reject an exported model whose outputs differ from its model's."""
-    limit = found.tolerance * found.scale
-    if found.same < found.images or not found.difference <= limit:  # so that NaN fails too
+    if not found.is_rounding:
         raise UserError(
             f"{name} is not kept, because its outputs differ from the model's: {found.summary}; differences "
-            f"of up to {limit:.2g} are allowed"
+            f"of up to {found.tolerance * found.scale:.2g} are allowed"
         )
 
 
@@ -35,21 +35,28 @@ def compare_outputs(
     engine: ExportedEngine, model: VisionModel, preprocess: Preprocess, pictures: Sequence[ImageSource]
 ) -> Agreement:
     """Compare an exported model with the model in torch, picture by picture; the first also twice at once."""
+    classifies = engine.num_classes > 0
+
+    def outputs(given: Tensor) -> Tensor:
+        return engine.answers(given)[0] if classifies else engine.outputs(given)
+
     own, other = [], []
     for picture in pictures:
         ready = torch.from_numpy(preprocess.pixels(picture))[None]  # (1, C, h, w)
         given = ready
         if engine.input == "pictures":
             given = torch.from_numpy(preprocess.whole_pixels(picture))[None]  # (1, C, H, W)
-        own.append(model(preprocess.normalize(ready)))  # (1, K)
-        other.append(engine.answers(given)[0])
+        images = preprocess.normalize(ready)
+        own.append(model(images) if classifies else model.embed(images))  # (1, K) or (1, D)
+        other.append(outputs(given))
         if len(own) == 1 and not torch.allclose(
-            engine.answers(given.expand(2, -1, -1, -1))[0], other[0].expand(2, -1), atol=1e-4, rtol=1e-4
+            outputs(given.expand(2, -1, -1, -1)), other[0].expand(2, -1), atol=1e-4, rtol=1e-4
         ):
             raise UserError(
                 f"{engine.path.name} is not kept, because a batch of two gets other outputs than one picture"
             )
-    return agreement(torch.cat(own), torch.cat(other), TOLERANCES[engine.input])
+    compared: Compared = "logits" if classifies else "features"
+    return agreement(torch.cat(own), torch.cat(other), TOLERANCES[engine.input], compared)
 
 
 def sample_pictures() -> list[ImageSource]:

@@ -205,7 +205,7 @@ def predictions(service: Service) -> APIRouter:
     @routes.post("/v1/embed", **openapi.for_pictures(embedded))
     async def embed(request: Request) -> Response:
         """The pooled representation of a picture, or of each file of a form."""
-        service.torch_engine()
+        service.check_features()
         return await _results(service, request, service.embeddings, lambda row: {"embedding": row.tolist()})
 
     @routes.post("/v1/explain", **openapi.for_pictures(explained))

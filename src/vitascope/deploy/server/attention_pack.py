@@ -49,9 +49,7 @@ FIRST_METHODS = ("grad-cam", "hires-cam")
 """Methods of the first response, which has to be fast: the first that suits the model."""
 NO_HEAD = "This model has no head: it has attention, but no predictions and no class maps."
 NO_ATTENTION = "A ResNet has no attention. Class maps show the evidence for a class."
-EXPORTED = (
-    "An exported file returns probabilities only. To look inside, serve the model that it was made from."
-)
+EXPORTED = "An exported file returns only its outputs. To look inside, serve the model that it was made from."
 
 Carried = Literal["all", "layer", "head", "none"]
 Head = int | Literal["mean"] | None
@@ -175,7 +173,7 @@ def class_methods(model: VisionModel) -> dict[str, str]:
 def _model_input(engine: Engine, pixels: Pixels) -> tuple[VisionModel, Tensor]:
     """The model, and pixels uint8 (C, H, W) as its input, float32 (1, C, H, W), on its device."""
     if not isinstance(engine, TorchEngine):
-        raise UserError("an exported file returns probabilities only: serve the model that it was made from")
+        raise UserError("an exported file returns only its outputs: serve the model that it was made from")
     return engine.model, engine.preprocess.normalize(torch.from_numpy(pixels)[None].to(engine.device))
 
 

@@ -23,6 +23,7 @@ from vitascope.deploy.server.metrics import Metrics
 from vitascope.deploy.server.rejections import Expired, Overloaded, Rejection, raw_response
 from vitascope.deploy.server.settings import Settings
 from vitascope.deploy.server.uploads import ArrivingBodies, Upload, deadline_seconds, read_uploads
+from vitascope.errors import UserError
 
 if TYPE_CHECKING:
     import torch
@@ -244,8 +245,17 @@ class Service:
         if not self.engine.num_classes:
             raise Rejection(501, "this model has no head, so it predicts no classes; use /v1/embed")
 
+    def check_features(self) -> None:
+        """Reject features of an exported classifier (501)."""
+        from vitascope.predict.features import OWN
+
+        try:
+            self.engine.resolved(OWN)
+        except UserError as error:
+            raise Rejection(501, str(error)) from error
+
     def torch_engine(self) -> TorchEngine:
-        """The engine of a torch model; rejects (501) if an exported file is served, which only predicts."""
+        """The engine of a torch model; rejects (501) an exported file, which returns only its outputs."""
         from vitascope.predict.engine import TorchEngine
 
         if not isinstance(self.engine, TorchEngine):
@@ -316,11 +326,9 @@ class Service:
             return list(self.engine.predict(pictures))
 
     def _embeddings(self, pictures: list[Pixels]) -> Sequence[torch.Tensor]:
-        import torch
-
-        engine = self.torch_engine()
-        with _few_threads(engine, len(pictures)):
-            return list(engine.embed(torch.stack([torch.from_numpy(one) for one in pictures])))
+        with _few_threads(self.engine, len(pictures)):
+            (found,) = self.engine.features_of_pictures(pictures)
+            return list(found.cpu())
 
 
 def _few_threads(engine: Engine, pictures: int) -> AbstractContextManager[None]:
