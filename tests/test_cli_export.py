@@ -88,7 +88,8 @@ def test_file_of_features_is_for_embed_alone(
     text, script = printed.split("To use it without vitascope:\n")
     assert text.startswith("small-features.onnx  ")
     assert (
-        "returns features, float32 (batch, D)\ncompared with the model on images of cat.jpg: features" in text
+        "returns features, float32 (batch, 16)\ncompared with the model on images of cat.jpg: features"
+        in text
     )
     assert answer_of(script, folder) == "(1, 16)"
     assert main(["embed", "small-features.onnx", "cat.jpg", "--out", "f.npz"]) == 0

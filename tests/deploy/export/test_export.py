@@ -471,7 +471,7 @@ def test_file_of_features_returns_those_of_the_model(body: SimpleNamespace) -> N
     (found,) = body.engine.features_of_pictures([body.engine.pixels(picture) for picture in pictures()])
     torch.testing.assert_close(found, wanted, atol=5e-3, rtol=0)
     assert np.ptp(wanted.numpy(), axis=0).max() > 0.1  # the pictures do differ
-    assert body.done.returns == "features, float32 (batch, D)"
+    assert body.done.returns == f"features, float32 (batch, {found.shape[1]})"
     assert body.done.agreement.same is None
     assert body.done.agreement.summary.startswith("features differ by at most")
 

@@ -76,9 +76,10 @@ class ExportResult:
     @property
     def returns(self) -> str:
         """The output in words."""
-        if self.features:
-            return "features, float32 (batch, D)"
         config = self.model.config
+        if self.features:
+            pooled = 1 if isinstance(config, ResNetConfig) else config.readout.num_pooled
+            return f"features, float32 (batch, {pooled * config.embed_dim})"
         independent = " of independent classes" * (config.outputs == "independent")
         return f"probabilities{independent} and logits, float32 (batch, {config.num_classes})"
 
