@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from vitascope.model.vit import VisionTransformer
     from vitascope.options.recipes import TrainConfig
     from vitascope.predict.embed import Embeddings, embed
+    from vitascope.predict.nearest import Nearest, nearest
     from vitascope.predict.predictor import Prediction, Predictor
     from vitascope.report.comparison_page import compare
     from vitascope.run.run import Run
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "Embeddings": "predict.embed",
+    "Nearest": "predict.nearest",
     "Prediction": "predict.predictor",
     "Predictor": "predict.predictor",
     "Preprocess": "data.preprocess",
@@ -58,6 +60,7 @@ _HOMES = {
     "export": "deploy.export.export",
     "from_pretrained": "weights.loading",
     "list_models": "model.sizes",
+    "nearest": "predict.nearest",
     "pretrain": "training.train",
     "push_to_hub": "deploy.model_card",
     "quantize": "deploy.export.quantize",
@@ -68,6 +71,7 @@ _HOMES = {
 
 __all__ = [
     "Embeddings",
+    "Nearest",
     "Prediction",
     "Predictor",
     "Preprocess",
@@ -89,6 +93,7 @@ __all__ = [
     "export",
     "from_pretrained",
     "list_models",
+    "nearest",
     "pretrain",
     "push_to_hub",
     "quantize",

@@ -17,7 +17,7 @@ from vitascope.errors import UserError, check_choice
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-_PICTURES = {"images", "pictures"}
+_PICTURES = {"images", "picture", "pictures"}
 _PRACTICALLY_OPEN = 1e6
 _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 

@@ -24,6 +24,7 @@ from vitascope.cli.parsing import parse
 from vitascope.cli.predict import Predict
 from vitascope.cli.report import Report
 from vitascope.cli.serve import Serve
+from vitascope.cli.similar import Similar
 from vitascope.cli.train import Pretrain, Train, parse_run
 from vitascope.errors import Interrupted, UserError, nearest, printable
 
@@ -33,6 +34,7 @@ COMMANDS: dict[str, type[Any]] = {
     "evaluate": Evaluate,
     "predict": Predict,
     "embed": Embed,
+    "similar": Similar,
     "explain": Explain,
     "report": Report,
     "compare": Compare,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
-from vitascope.cli.exits import exit_if_unreadable, exit_stopped
+from vitascope.cli.exits import exit_if_left_out, exiting_if_stopped, state_of_features
 from vitascope.cli.parsing import Device, Flag, Json, MaybeInt, Model, Precision, Workers
 from vitascope.data.table_options import TableOptions
 from vitascope.formatting import counted, speed
@@ -55,29 +55,18 @@ class Embed:
 
     def call(self) -> None:
         """Compute, write and print a summary."""
-        from vitascope.predict.result_file import NAMED, Tally
-        from vitascope.training.signals import Stop, interruptible
-
-        stop, started = Stop(), time.monotonic()
-        try:
-            with interruptible(stop):
-                found = self._embed()
-        except KeyboardInterrupt:
-            if not stop.signum:  # it came before the handler of the signals
-                raise
-            kept = "repeat the command to continue with the cached features"
-            exit_stopped(stop.signum, "nothing is kept" if self.no_cache else kept)
-        reasons = found.unreadable
-        tally = Tally(len(found) + len(reasons), len(reasons), list(reasons[:NAMED]))
+        started = time.monotonic()
+        with exiting_if_stopped(state_of_features(cached=not self.no_cache)):
+            found = self._embed()
         if self.json:
-            counts = {"images": len(found), "unreadable": tally.unreadable, "computed": found.computed}
+            counts = {"images": len(found), "unreadable": len(found.unreadable), "computed": found.computed}
             print(json.dumps({"out": os.fspath(self.out), **counts}))
         else:
             print(
                 f"{counted(len(found), 'image')} in {self.out}, {found.computed:,} of them computed now; "
                 f"{speed(len(found) / (time.monotonic() - started))}"
             )
-        exit_if_unreadable(tally)
+        exit_if_left_out(len(found), found.unreadable)
 
     def _embed(self) -> Embeddings:
         from vitascope.predict.embed import embed

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import signal
 import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, NoReturn
 
 from vitascope.errors import printable
@@ -25,7 +27,34 @@ def exit_if_unreadable(tally: Tally) -> None:
     sys.exit(1)
 
 
+def exit_if_left_out(read: int, reasons: Sequence[str]) -> None:
+    """As `exit_if_unreadable`, for the number of images that were read and the reasons of the others."""
+    from vitascope.predict.result_file import NAMED, Tally
+
+    exit_if_unreadable(Tally(read + len(reasons), len(reasons), list(reasons[:NAMED])))
+
+
 def exit_stopped(signum: int, state: str) -> NoReturn:
     """Print the signal that stopped the command and the state that is left; exit with 128 plus its number."""
     print(f"vitascope: stopped by {signal.Signals(signum).name}; {state}", file=sys.stderr)
     sys.exit(128 + signum)
+
+
+@contextmanager
+def exiting_if_stopped(state: str) -> Iterator[None]:
+    """Let SIGINT and SIGTERM stop work at once; prints the state that is left and exits as `exit_stopped`."""
+    from vitascope.training.signals import Stop, interruptible
+
+    stop = Stop()
+    try:
+        with interruptible(stop):
+            yield
+    except KeyboardInterrupt:
+        if not stop.signum:  # it came before the handler of the signals
+            raise
+        exit_stopped(stop.signum, state)
+
+
+def state_of_features(*, cached: bool) -> str:
+    """What is left of features when their computation is stopped."""
+    return "repeat the command to continue with the cached features" if cached else "nothing is kept"

@@ -18,7 +18,7 @@ from matplotlib.image import AxesImage
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
 
-from vitascope.explain.lettering import LiteralFigure, fitted, width_of, writer
+from vitascope.explain.lettering import LiteralFigure, fitted, width_of, without_font, writer
 from vitascope.explain.pictures import Box, FloatArray, Picture, Uint8Array, overlay, shown
 
 RIGHT, WRONG, INK, GREY = "#1a7f4b", "#c2352b", "#222222", "#8a8a8a"
@@ -149,6 +149,65 @@ def draw_grid(
     axes.set_axis_off()
     axes.set(xlim=(0, width * columns), ylim=((height + text_height) * rows, 0))
     return figure
+
+
+def draw_similar(
+    picture: Uint8Array,
+    name: str,
+    similar: Sequence[Uint8Array | None],
+    captions: Sequence[tuple[str, str]],
+    title: str,
+) -> Figure:
+    """A picture over its name, beside a grid of similar ones, each over its similarity and its label.
+
+    Pictures are (h, w) or (h, w, 3); None leaves a place empty.
+    """
+    shown = [tile for tile in similar if tile is not None]
+    ratio = float(np.mean([tile.shape[1] / tile.shape[0] for tile in shown])) if shown else 1.0
+    rows = math.ceil(len(similar) / (6 if len(similar) <= 24 else 10))
+    columns = math.ceil(len(similar) / rows)
+    width, height, text_height = 1.45 * min(2.0, max(1.0, ratio)), 1.45, 0.5  # inches
+    times = min(2, rows)  # as large is the picture
+    start = times * width + 0.25
+    letters = name + "".join(text for _, text in captions)
+    write = writer(letters)
+    across, down = start + width * columns, (height + text_height) * rows
+    figure = new_figure(max(4.5, across), down, title)
+    lines = figure.get_suptitle().count("\n") + 1
+    figure.set_figheight(down + 0.2 * lines + (0.6 if without_font(letters) else 0.2))
+    axes = figure.subplots()
+    axes.axvline(start - 0.15, color=GREY, linewidth=0.75)
+    side = min(times * width - 0.06, times * height + text_height) if times > 1 else height
+    _place_above(axes, picture, (0, 0, times * width - 0.06, side), [CaptionLine(name=name)], write)
+    for index, (tile, (similarity, label)) in enumerate(zip(similar, captions, strict=True)):
+        row, column = divmod(index, columns)
+        box = (start + column * width, row * (height + text_height), width - 0.06, height)
+        _place_above(axes, tile, box, [CaptionLine(after=similarity), CaptionLine(name=label)], write)
+    axes.set_axis_off()
+    axes.set(xlim=(0, across), ylim=(down, 0), aspect="equal")
+    return figure
+
+
+def _place_above(
+    axes: Axes,
+    tile: Uint8Array | None,
+    box: tuple[float, float, float, float],
+    lines: Sequence[CaptionLine],
+    write: Callable[[str], str],
+) -> None:
+    """Draw a tile in a box (left, top, width, height) of the axes, in inches, and lines below the box."""
+    left, top, width, height = box
+    middle, size = left + width / 2, 9
+    if tile is None:
+        axes.add_patch(
+            Rectangle((left, top), width, height, facecolor="none", edgecolor=GREY, linewidth=0.75)
+        )
+        text = axes.text(middle, top + height / 2, "no picture", color=GREY, fontsize=size)
+        text.set(ha="center", va="center")
+    else:
+        place_tile(axes, tile, box, cmap="gray", vmin=0, vmax=255)
+    caption = "\n".join(line.text(width - 0.12, size, write) for line in lines)
+    axes.text(middle, top + height + 0.05, caption, color=INK, fontsize=size, ha="center", va="top")
 
 
 def place_tile(

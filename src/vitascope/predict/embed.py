@@ -16,7 +16,7 @@ import torch
 from tqdm import tqdm
 
 from vitascope._version import __version__
-from vitascope.arguments import checked
+from vitascope.arguments import check_value, checked
 from vitascope.data.all_images import SEPARATOR, AllImages, all_images
 from vitascope.data.decoding import ImageSource
 from vitascope.data.feature_cache import Features
@@ -32,12 +32,13 @@ from vitascope.predict.embedding_file import (
     Part,
     Text,
     check_out,
+    read_blocks,
     read_columns,
     read_features,
     write_embeddings,
 )
 from vitascope.predict.engine import Engine
-from vitascope.predict.feature_stream import FeatureStream
+from vitascope.predict.feature_stream import BLOCK, FeatureRows, FeatureStream, Indices
 from vitascope.predict.features import FeaturePool, FeatureSpec
 from vitascope.predict.predictor import check_workers
 from vitascope.predict.result_formats import escaped
@@ -83,6 +84,22 @@ class Embeddings:
             raise UserError(f"{self.kept}: {len(found):,} features of {counted(len(self), 'image')}")
         return found
 
+    def blocks(self) -> Iterator[Features]:
+        """The features, up to `BLOCK` images at a time; those of a file are read as they are taken.
+
+        Raises:
+            UserError: a damaged file.
+        """
+        if not isinstance(self.kept, Path):
+            yield from (self.kept[start : start + BLOCK] for start in range(0, len(self), BLOCK))
+            return
+        count = 0
+        for features in read_blocks(self.kept, BLOCK):
+            count += len(features)
+            yield features
+        if count != len(self):
+            raise UserError(f"{self.kept}: {count:,} features of {counted(len(self), 'image')}")
+
     @property
     def images(self) -> Text:
         """The path of each image, or its split and number, such as `test/17`: (N,)."""
@@ -117,9 +134,7 @@ class Embeddings:
 
     def subset(self, rows: npt.NDArray[Any]) -> Embeddings:
         """Some of the images, by their indices or by a mask (N,)."""
-        labels = None if self.labels is None else self.labels[rows]
-        columns = EmbeddingColumns(images=self.images[rows], labels=labels, splits=self.splits[rows])
-        return dataclasses.replace(self, columns=columns, kept=self.features[rows])
+        return dataclasses.replace(self, columns=self.columns.subset(rows), kept=self.features[rows])
 
     def check_model(self, model: Engine | VisionModel | str | os.PathLike[str]) -> None:
         """Reject a model with another body than the one that these features are of.
@@ -151,8 +166,10 @@ class Embeddings:
         """
         path = Path(path)
         columns, made = read_columns(path)
-        if not isinstance(made, dict) or not made.keys() >= _MADE:
+        if not isinstance(made, dict) or not made.keys() >= _MADE.keys():
             raise UserError(f"{path}: it does not say how its features were made; embed the images again")
+        for name, kind in _MADE.items():
+            check_value(f"{path}: {name}", made[name], kind)
         return cls(columns=columns, made=made, kept=path)
 
     def __repr__(self) -> str:
@@ -160,7 +177,17 @@ class Embeddings:
         return f"Embeddings({counted(len(self), 'image')}; {name}, {spec})"
 
 
-_MADE = {"model", "digest", "layer", "pool", "preprocess", "precision", "class_names", "several"}
+_MADE: dict[str, Any] = {
+    "model": str,
+    "digest": str,
+    "layer": int | None,
+    "pool": FeaturePool | None,
+    "preprocess": Mapping,
+    "precision": str,
+    "class_names": tuple[str, ...],
+    "several": bool,
+}
+"""What a file has to say of its features, with the types."""
 
 
 @checked
@@ -223,7 +250,7 @@ def embed(
     if isinstance(data, str | os.PathLike) and is_model(data):
         raise UserError(f"{os.fspath(data)} is a model, and no images: the model comes first, then the data")
     reuse_freed_memory()
-    with left_as_it_was(model), _opened(data, table) as everything:
+    with left_as_it_was(model), opened_images(data, table) as everything:
         engine = as_engine(model, precision=precision, device=device)
         spec = FeatureSpec(layer, pool)
         stream = FeatureStream(
@@ -243,7 +270,7 @@ def embed(
 
 
 @contextmanager
-def _opened(
+def opened_images(
     data: DataFrame | str | os.PathLike[str] | Sequence[ImageSource], table: TableOptions
 ) -> Iterator[AllImages]:
     """The images of any data; the table of a DataFrame exists while the context lasts."""
@@ -268,26 +295,37 @@ def _made(stream: FeatureStream, everything: AllImages) -> dict[str, Any]:
 
 def _parts(stream: FeatureStream, everything: AllImages, *, in_memory: bool) -> Generator[Part, None, None]:
     """The features as they come, with what is known of their images."""
-    total, count = len(everything), 0
+    total = len(everything)
+    for rows in with_progress(stream):
+        (features,) = rows.features
+        size = total * features.itemsize * features.shape[1] / 1e9
+        if in_memory and size > MEMORY_GB:
+            raise UserError(
+                f"{total:,} features of {features.shape[1]:,} numbers take {size:,.1f} GB, and at most "
+                f"{MEMORY_GB:g} GB are held in memory: set out, a file"
+            )
+        yield columns_of(everything, rows.indices), features
+
+
+def columns_of(everything: AllImages, indices: Indices) -> EmbeddingColumns:
+    """What is known of some images."""
+    places, labels = indices.tolist(), everything.labels
+    return EmbeddingColumns(
+        images=np.array([everything.names[index] for index in places], np.str_),
+        labels=None if labels is None else np.array([escaped(labels[index]) for index in places], np.str_),
+        splits=np.array([everything.splits[index] for index in places], np.str_),
+    )
+
+
+def with_progress(stream: FeatureStream) -> Generator[FeatureRows, None, None]:
+    """The features of a stream, under a progress bar; a UserError at the end if no image could be read."""
+    total, count = len(stream.sources), 0
     with tqdm(total=total, unit=" images", delay=3, leave=False, disable=None) as bar:
         for rows in stream:
-            (features,), indices = rows.features, rows.indices.tolist()
-            size = total * features.itemsize * features.shape[1] / 1e9
-            if in_memory and size > MEMORY_GB:
-                raise UserError(
-                    f"{total:,} features of {features.shape[1]:,} numbers take {size:,.1f} GB, and at most "
-                    f"{MEMORY_GB:g} GB are held in memory: set out, a file"
-                )
-            labels = everything.labels
-            classes = None if labels is None else [escaped(labels[index]) for index in indices]
-            columns = EmbeddingColumns(
-                images=np.array([everything.names[index] for index in indices], np.str_),
-                labels=None if classes is None else np.array(classes, np.str_),
-                splits=np.array([everything.splits[index] for index in indices], np.str_),
-            )
-            yield columns, features
-            bar.update(indices[-1] + 1 - count)
-            count = indices[-1] + 1
+            yield rows
+            end = int(rows.indices[-1]) + 1
+            bar.update(end - count)
+            count = end
     if len(stream.unreadable) == total:
         reasons = list(stream.unreadable.values())
         raise UserError(f"none of {counted(total, 'image')} can be read: {'; '.join(reasons[:3])}")

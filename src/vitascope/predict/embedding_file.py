@@ -12,6 +12,7 @@ import importlib.util
 import json
 import tempfile
 import zipfile
+import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
@@ -67,6 +68,11 @@ class EmbeddingColumns:
             splits=np.concatenate([part.splits for part in parts]),
         )
 
+    def subset(self, rows: npt.NDArray[Any]) -> EmbeddingColumns:
+        """Those of some of the images, by their indices or by a mask (N,)."""
+        labels = None if self.labels is None else self.labels[rows]
+        return EmbeddingColumns(images=self.images[rows], labels=labels, splits=self.splits[rows])
+
     def lists(self) -> dict[str, list[str]]:
         """By the names in files, without bytes that are no UTF-8."""
         named = {"image": self.images, "label": self.labels, "split": self.splits}
@@ -92,6 +98,21 @@ def check_out(out: Path) -> None:
     for path in (out, beside(out)) if out.suffix == ".npy" else (out,):
         if path.exists():
             raise UserError(f"{path} exists and is not overwritten; remove it, or choose another file")
+
+
+def is_embedding_file(path: Path) -> bool:
+    """Whether a path is a file of features by its name, or for `.parquet`, which may be a table of images, by
+    its metadata."""
+    if path.suffix != ".parquet":
+        return path.suffix in FORMATS
+    if not path.is_file() or importlib.util.find_spec("pyarrow") is None:
+        return False
+    import pyarrow.parquet as pq
+
+    try:
+        return b"made" in (pq.read_schema(path).metadata or {})
+    except (OSError, ValueError):  # damaged, which the reader of tables explains
+        return False
 
 
 def beside(out: Path) -> Path:
@@ -219,11 +240,57 @@ def read_features(path: Path) -> Features:
             import pyarrow.parquet as pq
 
             with pq.ParquetFile(path) as file:
-                column = file.read(columns=["feature"]).column("feature").combine_chunks()
-            found = column.flatten().to_numpy().reshape(len(column), -1)
-        if found.ndim != 2 or found.dtype != np.float32:
-            raise ValueError(f"its features are {found.dtype} {found.shape}, not float32 (N, D)")
+                found = _matrix(file.read(columns=["feature"]).column("feature").combine_chunks())
+        _check_matrix(found.dtype, found.shape)
     return found
+
+
+def read_blocks(path: Path, size: int) -> Iterator[Features]:
+    """The features in a file, float32 (n, D) of `size` images at a time, of which none stays in memory.
+
+    Raises:
+        UserError: as `read_columns`.
+    """
+    with _explaining(path):
+        if path.suffix == ".npz":
+            with zipfile.ZipFile(path) as archive, archive.open("feature.npy") as file:
+                yield from _array_blocks(file, size)
+        elif path.suffix == ".npy":
+            found = read_features(path)
+            yield from (found[start : start + size] for start in range(0, len(found), size))
+        else:
+            import pyarrow.parquet as pq
+
+            with pq.ParquetFile(path, pre_buffer=False) as file:  # a buffer would hold the whole column
+                for batch in file.iter_batches(size, columns=["feature"]):
+                    found = _matrix(batch.column("feature"))
+                    _check_matrix(found.dtype, found.shape)
+                    yield found
+
+
+def _array_blocks(file: IO[bytes], size: int) -> Iterator[Features]:
+    """The rows of an array in an open `.npy` file."""
+    if np.lib.format.read_magic(file) != (1, 0):
+        raise ValueError("its features are no array of NumPy's format 1.0")
+    shape, fortran_order, dtype = np.lib.format.read_array_header_1_0(file)
+    _check_matrix(dtype, shape)
+    if fortran_order:
+        raise ValueError("its features are in Fortran's order")
+    N, D = shape
+    for start in range(0, N, size):
+        rows = min(size, N - start)
+        yield np.frombuffer(file.read(rows * D * dtype.itemsize), dtype).reshape(rows, D)
+
+
+def _matrix(column: Any) -> npt.NDArray[Any]:
+    """Lists of Arrow, all of the same length, as (n, D)."""
+    found: npt.NDArray[Any] = column.flatten().to_numpy()
+    return found.reshape(len(column), -1)
+
+
+def _check_matrix(dtype: np.dtype[Any], shape: tuple[int, ...]) -> None:
+    if len(shape) != 2 or dtype != np.float32:
+        raise ValueError(f"its features are {dtype} {shape}, not float32 (N, D)")
 
 
 @contextlib.contextmanager
@@ -231,11 +298,16 @@ def _explaining(path: Path) -> Iterator[None]:
     """Turn whatever a damaged file, or another one, leads to into one line."""
     if path.suffix not in FORMATS:
         raise UserError(f"{path}: a file of features ends in {', '.join(FORMATS)}")
+    if not path.exists():
+        raise UserError(f"{path}: no such file")
     try:
         yield
     except UserError:
         raise
     except FileNotFoundError as error:
         raise UserError(f"{error.filename or path}: no such file") from error
-    except (OSError, EOFError, ValueError, KeyError, TypeError, AttributeError, ImportError) as error:
+    except (
+        *(OSError, EOFError, ValueError, KeyError, TypeError, AttributeError, ImportError),
+        *(zipfile.BadZipFile, zlib.error),
+    ) as error:
         raise UserError(f"{path}: not a file of features of `vitascope embed`: {error}") from error

@@ -1,0 +1,130 @@
+"""`vitascope similar`: the images of DATA that are most similar to a picture."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import tyro
+
+from vitascope.cli.exits import exit_if_left_out, exiting_if_stopped, state_of_features
+from vitascope.cli.parsing import Device, Flag, Json, MaybeInt, MaybePath, Model, Precision, Workers
+from vitascope.data.table_options import TableOptions
+from vitascope.errors import UserError, printable
+from vitascope.formatting import aligned, counted
+from vitascope.storage import explaining_failure
+
+if TYPE_CHECKING:
+    from vitascope.predict.nearest import Nearest
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Similar:
+    """Find the images that are most similar to a picture.
+
+    The similarity is the cosine of their features, from -1 to 1.
+
+    Computed features are cached: the next search in DATA takes them from there.
+    """
+
+    model: Model
+    """A run folder, a model folder or file, or a hub id."""
+    picture: tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="PICTURE")]]
+    """An image file."""
+    data: tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="DATA")]]
+    """A folder of images, a table, another DATA, or a file of `vitascope embed`."""
+    k: Annotated[int, tyro.conf.arg(aliases=["-k"])] = 12
+    """The most images to find."""
+    out: MaybePath = None
+    """Draw the picture and the images that are found, in this PNG; an existing file is replaced."""
+    layer: MaybeInt = None
+    """The layer, from 0, whose output is compared; -1 is the last.
+    Default: the result of the model's own pooling."""
+    pool: Annotated[
+        Literal["cls", "mean", "cls_mean"] | None,
+        tyro.conf.arg(metavar="{cls,mean,cls_mean}", help_behavior_hint=""),
+    ] = None
+    """The class token, the mean of the patches, or both.
+    Default with --layer: that of the model, else `mean`."""
+    no_cache: Flag = False
+    """Compute all features, and keep none in the cache."""
+    table: TableOptions = dataclasses.field(default_factory=TableOptions)
+    """How a table is read."""
+    batch_size: int = 64
+    """Images per batch."""
+    workers: Workers = None
+    precision: Precision = "auto"
+    device: Device = "auto"
+    json: Json = False
+
+    def call(self) -> None:
+        """Search, print the table, and draw."""
+        if self.out is not None:
+            self._check(self.out)
+        with exiting_if_stopped(state_of_features(cached=not self.no_cache)):
+            found = self._nearest()
+        if self.out is not None:
+            from vitascope.explain.plots import save_figure
+
+            with explaining_failure(self.out, "the picture", "choose another place"):
+                save_figure(found.draw(), self.out)
+        print(json.dumps(self._values(found)) if self.json else "\n".join(self._lines(found)))
+        exit_if_left_out(found.compared, found.unreadable)
+
+    def _check(self, out: Path) -> None:
+        """Reject a file that is no PNG, is the picture, or would belong to DATA the next time."""
+        if out.suffix.lower() != ".png":
+            raise UserError(f"--out {out}: the picture is a PNG file, so the name has to end in .png")
+        if out.exists() and os.path.exists(self.picture) and out.samefile(self.picture):
+            raise UserError(f"--out {out} is the PICTURE, which would be lost; give another name")
+        if os.path.isdir(self.data) and out.resolve().is_relative_to(Path(self.data).resolve()):
+            raise UserError(f"--out {out} would be an image of {self.data}; choose another folder")
+
+    def _nearest(self) -> Nearest:
+        from vitascope.predict.nearest import nearest
+
+        found = nearest(
+            self.model,
+            self.picture,
+            self.data,
+            k=self.k,
+            layer=self.layer,
+            pool=self.pool,
+            **dataclasses.asdict(self.table),
+            batch_size=self.batch_size,
+            workers=self.workers,
+            precision=self.precision,
+            device=self.device,
+            cache=not self.no_cache,
+        )
+        return found
+
+    def _values(self, found: Nearest) -> dict[str, object]:
+        counts = {
+            "images": found.compared,
+            "unreadable": len(found.unreadable),
+            "computed": found.computed,
+        }
+        out = {} if self.out is None else {"out": os.fspath(self.out)}
+        return {"picture": self.picture, **counts, "nearest": found.rows(), **out}
+
+    def _lines(self, found: Nearest) -> list[str]:
+        """The table without columns that say nothing, the counts, and the file."""
+        columns = ["rank", "similarity", "label", "split", "image"]
+        if found.labels is None:
+            columns.remove("label")
+        if set(found.splits.tolist()) == {"all"}:
+            columns.remove("split")
+        rows = [[_cell(row[column]) for column in columns] for row in found.rows()]
+        left = {place for place, column in enumerate(columns) if column in ("label", "split", "image")}
+        lines = list(aligned([columns, *rows], left))
+        lines.append(f"{counted(found.compared, 'image')} compared, {found.computed:,} of them computed now")
+        return lines if self.out is None else [*lines, os.fspath(self.out)]
+
+
+def _cell(value: float | int | str) -> str:
+    """A value in the table."""
+    return f"{value:z.4f}" if isinstance(value, float) else printable(str(value), 200)

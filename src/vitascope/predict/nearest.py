@@ -1,0 +1,453 @@
+"""`nearest`: the pictures in some data that are most similar to one, by the cosine of their features."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import io
+import logging
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, Unpack, cast, overload
+
+import numpy as np
+import numpy.typing as npt
+
+from vitascope.arguments import checked
+from vitascope.data.all_images import AllImages
+from vitascope.data.decoding import (
+    ImageError,
+    ImageSource,
+    Levels,
+    as_pictures,
+    is_one_picture,
+    read_image,
+    source_name,
+)
+from vitascope.data.feature_cache import Features
+from vitascope.data.frames import DataFrame
+from vitascope.data.table_options import TableOptions
+from vitascope.errors import UserError, printable
+from vitascope.formatting import counted, listed, pandas_library
+from vitascope.model.hardware import PRECISIONS, reuse_freed_memory
+from vitascope.model.vision_model import VisionModel, left_as_it_was
+from vitascope.predict.embed import (
+    BATCH_SIZE,
+    Embeddings,
+    columns_of,
+    opened_images,
+    with_progress,
+)
+from vitascope.predict.embedding_file import EmbeddingColumns, Text, is_embedding_file
+from vitascope.predict.engine import Engine
+from vitascope.predict.feature_stream import BLOCK, FeatureStream, Indices
+from vitascope.predict.features import FeaturePool, FeatureSpec
+from vitascope.predict.predictor import check_workers
+from vitascope.predict.runtimes import as_engine
+from vitascope.weights.identification import is_model
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+ORDER = "the model comes first, then the picture, then the data"
+MAX_DRAWN = 100
+"""Similar pictures in a figure."""
+LONGEST_DRAWN = 360
+"""Longer side of a picture in a figure, in pixels."""
+
+Similarities = npt.NDArray[np.float32]
+Tile = npt.NDArray[np.uint8]
+"""(H, W, 3)."""
+Model: TypeAlias = Engine | VisionModel | str | os.PathLike[str]
+Data: TypeAlias = Embeddings | DataFrame | str | os.PathLike[str] | Sequence[ImageSource]
+
+log = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, repr=False, eq=False)
+class Nearest:
+    """The k pictures that are most similar to one picture, most similar first; a notebook shows them."""
+
+    picture: str
+    """The path of the picture, or its type where it has none."""
+    similarities: Similarities
+    """The cosine of the features of each and of the picture, in [-1, 1]: (k,)."""
+    indices: Indices
+    """The place of each in the data, or the row of `Embeddings`: (k,)."""
+    columns: EmbeddingColumns
+    """The names, labels and splits."""
+    compared: int
+    """The number of pictures in the data that could be read."""
+    computed: int = 0
+    """The number of pictures in the data whose features were not in the cache."""
+    unreadable: tuple[str, ...] = ()
+    """Why pictures in the data could not be read."""
+    sources: tuple[ImageSource, ...]
+    """The picture, and then each of the similar ones, to be drawn."""
+    levels: Levels | None = None
+    """The levels of grey of more than 8 bits, as in `Preprocess`."""
+
+    def __len__(self) -> int:
+        return len(self.similarities)
+
+    @property
+    def images(self) -> Text:
+        """The path of each, or its split and number, such as `test/17`: (k,)."""
+        return self.columns.images
+
+    @property
+    def labels(self) -> Text | None:
+        """The class of each, or its classes with ";" between them: (k,). None without labels."""
+        return self.columns.labels
+
+    @property
+    def splits(self) -> Text:
+        """`train`, `val` or `test`, or `all` where the data are not divided: (k,)."""
+        return self.columns.splits
+
+    def rows(self) -> list[dict[str, Any]]:
+        """The values of each, by name."""
+        numbers = {"similarity": self.similarities.tolist(), "index": self.indices.tolist()}
+        values = numbers | self.columns.lists()
+        names = [name for name in ("similarity", "label", "split", "image", "index") if name in values]
+        return [
+            {"rank": rank, **{name: values[name][rank - 1] for name in names}}
+            for rank in range(1, len(self) + 1)
+        ]
+
+    def to_dataframe(self) -> Any:
+        """One row per similar picture, by rank from 1; UserError without pandas."""
+        return pandas_library().DataFrame(self.rows()).set_index("rank")
+
+    def draw(self) -> Figure:
+        """The picture beside the similar ones, at most `MAX_DRAWN`, each above its similarity and its label;
+        in data without labels, above its name.
+
+        The place of an image that cannot be read is empty, with a warning. Save it with `Figure.savefig`.
+
+        Raises:
+            UserError: the picture, or all of the similar ones, cannot be read any more, such as images of
+                features whose data are elsewhere.
+        """
+        from vitascope.explain.plots import draw_similar  # imports matplotlib, which takes a second
+
+        count = min(len(self), MAX_DRAWN)
+        labels = self.labels if self.labels is not None else [Path(name).name for name in self.images[:count]]
+        captions = [
+            (f"{value:z.3f}", printable(label, 80))
+            for value, label in zip(self.similarities[:count].tolist(), labels, strict=False)
+        ]
+        name = printable(Path(self.picture).name, 80)
+        title = f"{count} of {counted(self.compared, 'image')}, the most similar to {name}"
+        picture, *similar = self.sources[: count + 1]
+        tile, tiles = _tile(picture, self.levels), _readable_tiles(similar, self.levels)
+        return draw_similar(tile, name, tiles, captions, title)
+
+    def _repr_png_(self) -> bytes | None:
+        try:
+            figure = self.draw()
+        except UserError:  # the files are gone since: the notebook prints the repr
+            return None
+        file = io.BytesIO()
+        figure.savefig(file, format="png")
+        return file.getvalue()
+
+    def __repr__(self) -> str:
+        found = [
+            f"{value:z.3f} {name}"
+            for value, name in zip(self.similarities, self.images.tolist(), strict=True)
+        ]
+        return f"Nearest({self.picture}: {listed(found)})"
+
+
+def _tile(source: ImageSource, levels: Levels | None) -> Tile:
+    """A picture of its own proportions; raises as `read_image`."""
+    image = read_image(source, levels=levels).convert("RGB")
+    image.thumbnail((LONGEST_DRAWN, LONGEST_DRAWN))
+    return np.asarray(image)
+
+
+def _readable_tiles(sources: Sequence[ImageSource], levels: Levels | None) -> list[Tile | None]:
+    """Each picture, or None and a warning for one that cannot be read; a UserError if none can."""
+    tiles: list[Tile | None] = []
+    faults = []
+    for source in sources:
+        try:
+            tiles.append(_tile(source, levels))
+        except ImageError as error:
+            tiles.append(None)
+            faults.append(str(error))
+    if len(faults) == len(sources):
+        raise UserError(f"nothing to draw, because no image that was found can be read: {listed(faults, 1)}")
+    if faults:
+        log.warning("not drawn: %s", listed(faults))
+    return tiles
+
+
+class _Options(TypedDict, total=False):
+    """The options of `nearest`, for type checkers."""
+
+    k: int
+    layer: int | None
+    pool: FeaturePool | None
+    columns: Mapping[str, str] | Sequence[str]
+    images: str | os.PathLike[str] | None
+    labels: Literal["one", "several"] | None
+    label_separator: str | None
+    batch_size: int
+    workers: int | None
+    precision: str
+    device: str
+    cache: bool
+
+
+@overload
+def nearest(  # type: ignore[overload-overlap] # a str is a sequence of str too, and means one path
+    model: Model, picture: ImageSource, data: Data, **options: Unpack[_Options]
+) -> Nearest: ...
+
+
+@overload
+def nearest(
+    model: Model, picture: Iterable[ImageSource], data: Data, **options: Unpack[_Options]
+) -> list[Nearest]: ...
+
+
+@checked
+def nearest(
+    model: Model,
+    picture: ImageSource | Iterable[ImageSource],
+    data: Data,
+    *,
+    k: int = 12,
+    layer: int | None = None,
+    pool: FeaturePool | None = None,
+    columns: Mapping[str, str] | Sequence[str] = (),
+    images: str | os.PathLike[str] | None = None,
+    labels: Literal["one", "several"] | None = None,
+    label_separator: str | None = None,
+    batch_size: int = BATCH_SIZE,
+    workers: int | None = None,
+    precision: str = "auto",
+    device: str = "auto",
+    cache: bool = True,
+) -> Nearest | list[Nearest]:
+    """Find the pictures that are most similar to one picture, as `vitascope similar` does.
+
+    The similarity is the cosine of the features. Of equally similar pictures, the earlier one comes first. A
+    picture that is in the data too, and its copies there, are found with similarity 1. Features are compared
+    as they come, so data of any size can be searched.
+
+    Args:
+        model: as for `embed`.
+        picture: one picture, or an iterable of pictures.
+        data: as for `embed`, or computed features of this model: `Embeddings`, or their file.
+        k: the most pictures to find.
+        layer, pool: as for `embed`; None with computed features: as these.
+        columns, images, labels, label_separator: how a table is read, as for `train`.
+        batch_size, workers, device, cache: as for `embed`.
+        precision: as for `embed`; `auto` with computed features: as these.
+
+    Returns:
+        The similar pictures of one picture, most similar first; for several pictures, a list of these.
+
+    Raises:
+        ImageError: a picture cannot be read; the message names it.
+        UserError: as `embed`; `k` is below 1; computed features of another model, preprocessing, layer or
+            pool, or of numbers that are not finite.
+    """
+    if k < 1:
+        raise UserError(f"k must be at least 1, not {k}")
+    if batch_size < 1:
+        raise UserError(f"batch_size must be at least 1, not {batch_size}")
+    check_workers(workers)
+    pictures = as_pictures(picture)
+    _check_pictures(pictures)
+    table = TableOptions(
+        columns=cast("tuple[str, ...]", columns),  # it takes a mapping as well
+        images=None if images is None else os.fspath(images),
+        labels=labels,
+        label_separator=label_separator,
+    )
+    data = _opened(data, table)
+    stream_of = functools.partial(FeatureStream, batch_size=batch_size, workers=workers, cached=cache)
+    reuse_freed_memory()
+    with left_as_it_was(model):
+        # Before the data are opened, which may be downloaded: it may be the data that were given first.
+        engine = as_engine(model, precision=_precision_for(data, model, precision), device=device)
+        if isinstance(data, Embeddings):
+            spec = _spec_as(data, engine, FeatureSpec(layer, pool))
+            best = _Best.to(stream_of(engine, [spec], pictures), k)
+            found = _among_features(data, pictures, best, engine)
+        else:
+            spec = engine.resolved(FeatureSpec(layer, pool))
+            with opened_images(data, table) as everything:
+                best = _Best.to(stream_of(engine, [spec], pictures), k)
+                found = _among_images(everything, pictures, best, stream_of(engine, [spec], everything))
+    return found[0] if is_one_picture(picture) else found
+
+
+def _check_pictures(pictures: Sequence[ImageSource]) -> None:
+    """Reject paths that are missing or folders, before anything is computed."""
+    if not len(pictures):
+        raise UserError("no picture given")
+    for path in (each for each in pictures if isinstance(each, str | os.PathLike)):
+        if os.path.isdir(path):
+            raise UserError(f"{os.fspath(path)} is a folder, and no picture: {ORDER}")
+        if not os.path.exists(path):
+            raise ImageError(f"{os.fspath(path)}: no such file")
+
+
+def _opened(data: Data, table: TableOptions) -> Data:
+    """The data; `Embeddings` for a file of features."""
+    if isinstance(data, str | os.PathLike):
+        if is_embedding_file(Path(data)):
+            data = Embeddings.load(data)
+        elif is_model(data):
+            raise UserError(f"{os.fspath(data)} is a model, and no images: {ORDER}")
+    if isinstance(data, Embeddings) and table.given:
+        raise UserError(f"{table.given[0]} is about a table, and these features are computed already")
+    return data
+
+
+def _precision_for(data: Data, model: Model, asked: str) -> str:
+    """The precision of the pictures' features: that of computed ones, unless another one is asked for, or the
+    model is an engine, which has its own."""
+    if asked != "auto" or isinstance(model, Engine) or not isinstance(data, Embeddings):
+        return asked
+    own = str(data.made["precision"])
+    return own if own in PRECISIONS else asked
+
+
+def _spec_as(data: Embeddings, engine: Engine, asked: FeatureSpec) -> FeatureSpec:
+    """The representation of computed features, which must be of this model and of what is asked for."""
+    spec = engine.resolved(FeatureSpec(data.made["layer"], data.made["pool"]))
+    data.check_model(engine)
+    if not asked.is_own and engine.resolved(asked) != spec:
+        raise UserError(
+            f"these features are of {spec}, not of {engine.resolved(asked)}: embed the images again"
+        )
+    made, own = data.made["preprocess"], engine.preprocess.to_dict()
+    if made != own:
+        name = next(name for name in {**own, **made} if made.get(name) != own.get(name))
+        raise UserError(
+            f"these features are of another preprocessing, {name} {made.get(name)}, not {own.get(name)}: "
+            "embed the images again"
+        )
+    return spec
+
+
+class _Best:
+    """For each of Q pictures the k most similar ones, of features that come in parts.
+
+    Args:
+        features: of the Q pictures, (Q, D).
+        k: the most to keep.
+    """
+
+    def __init__(self, features: Features, k: int) -> None:
+        self._queries, self._k = _unit(features), k
+        self.similarities: Similarities = np.empty((len(features), 0), np.float32)
+        """(Q, at most k), descending, once `settle` is called."""
+        self.indices: Indices = np.empty((len(features), 0), np.int64)
+        """(Q, at most k)."""
+        self.compared = 0
+        self._waiting: list[tuple[Similarities, Indices]] = []
+
+    @classmethod
+    def to(cls, stream: FeatureStream, k: int) -> _Best:
+        """For the pictures of a stream; an ImageError for one that cannot be read."""
+        parts = [rows.features[0] for rows in stream]
+        for reason in stream.unreadable.values():
+            raise ImageError(reason)
+        return cls(np.concatenate(parts), k)
+
+    @property
+    def width(self) -> int:
+        """D."""
+        return self._queries.shape[1]
+
+    def add(self, indices: Indices, features: Features) -> None:
+        """Take the features (n, D) of pictures; their indices (n,) are beyond all before."""
+        # In double precision and then rounded, so that equal features have equal similarities wherever they
+        # stand in a matrix product, and a picture has 1 to itself.
+        similarities = (self._queries @ _unit(features).T).astype(np.float32)  # (Q, n)
+        self._waiting.append((similarities, indices))
+        self.compared += len(indices)
+        if sum(len(part) for _, part in self._waiting) >= max(self._k, BLOCK):
+            self.settle()
+
+    def settle(self) -> None:
+        """Sort what was added among the best."""
+        Q = len(self._queries)
+        new = [(part, np.broadcast_to(indices, (Q, len(indices)))) for part, indices in self._waiting]
+        similarities = np.concatenate([self.similarities, *(part for part, _ in new)], axis=1)
+        indices = np.concatenate([self.indices, *(part for _, part in new)], axis=1)
+        order = np.argsort(-similarities, axis=1, kind="stable")[:, : self._k]  # of equal ones, the earlier
+        self.similarities = np.take_along_axis(similarities, order, axis=1)
+        self.indices = np.take_along_axis(indices, order, axis=1)
+        self._waiting = []
+
+
+def _unit(features: Features) -> npt.NDArray[np.float64]:
+    """Features (n, D) divided by their norms; zeros stay, and are similar to nothing."""
+    exact = features.astype(np.float64)
+    norms = np.linalg.norm(exact, axis=1, keepdims=True)
+    return exact / np.where(norms == 0, 1, norms)
+
+
+def _among_images(
+    everything: AllImages, pictures: Sequence[ImageSource], best: _Best, stream: FeatureStream
+) -> list[Nearest]:
+    """The most similar images, whose features are computed now or come from the cache."""
+    with closing(with_progress(stream)) as parts:  # at once after a failure too, for the cache
+        for rows in parts:
+            best.add(rows.indices, rows.features[0])
+    found = _named(best, pictures, stream.engine, functools.partial(columns_of, everything), everything)
+    counts: dict[str, Any] = {
+        "computed": stream.computed,
+        "unreadable": tuple(stream.unreadable.values()),
+    }
+    return [dataclasses.replace(each, **counts) for each in found]
+
+
+def _among_features(
+    data: Embeddings, pictures: Sequence[ImageSource], best: _Best, engine: Engine
+) -> list[Nearest]:
+    """The most similar images, whose features are computed already."""
+    for features in data.blocks():
+        indices = np.arange(best.compared, best.compared + len(features))
+        if features.shape[1] != best.width:
+            raise UserError(f"features of {features.shape[1]:,} numbers, and the model's have {best.width:,}")
+        if not (finite := np.isfinite(features).all(axis=1)).all():
+            name = data.images[indices[~finite][0]]
+            raise UserError(f"{name}: its features are not finite numbers: embed the images again")
+        best.add(indices, features)
+    if not best.compared:
+        raise UserError("no images: there are no features to compare with")
+    return _named(best, pictures, engine, data.columns.subset, data.images.tolist())
+
+
+def _named(
+    best: _Best,
+    pictures: Sequence[ImageSource],
+    engine: Engine,
+    columns_at: Callable[[Indices], EmbeddingColumns],
+    sources: Sequence[ImageSource],
+) -> list[Nearest]:
+    """The best for each picture, with what is known of them."""
+    best.settle()
+    return [
+        Nearest(
+            picture=source_name(picture),
+            similarities=similarities,
+            indices=indices,
+            columns=columns_at(indices),
+            compared=best.compared,
+            sources=(picture, *(sources[index] for index in indices.tolist())),
+            levels=engine.preprocess.levels,
+        )
+        for picture, similarities, indices in zip(pictures, best.similarities, best.indices, strict=True)
+    ]
