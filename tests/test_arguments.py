@@ -16,7 +16,7 @@ from tests.test_public_api import FROZEN
 from vitascope.arguments import checked
 
 FUNCTIONS = [path for path in FROZEN if not path.startswith("VisionTransformer.") and path != "list_models"]
-FREE = {"images", "pictures"}  # what reads pictures rejects others, with its own error
+FREE = {"images", "picture", "pictures"}  # what reads pictures rejects others, with its own error
 
 
 @checked

@@ -283,6 +283,8 @@ def test_page_runs_from_top_to_bottom(page: Path, readers_folder, monkeypatch, c
     text = page.read_text(encoding="utf-8")
     if "from datasets import" in text:
         pytest.importorskip("datasets", reason="datasets is not installed (vitascope[datasets])")
+    if "import pyarrow" in text:
+        pytest.importorskip("pyarrow", reason="pyarrow is not installed (vitascope[parquet])")
     tracked = [install(monkeypatch, name) for name in TRACKERS if f"--tracker {name}" in text]
     names: dict[str, object] = {}
     said = {}

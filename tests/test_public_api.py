@@ -22,6 +22,8 @@ FROZEN = {
     "features=False)",
     "from_pretrained": "(ref, revision=None, *, family=None, config=None, dtype=None, device=None)",
     "list_models": "()",
+    "nearest": "(model, picture, data, *, k=12, layer=None, pool=None, columns=(), images=None, labels=None, "
+    "label_separator=None, batch_size=64, workers=None, precision='auto', device='auto', cache=True)",
     "pretrain": "(config=None, *, recipe=None, **options)",
     "push_to_hub": "(model, repo_id, *, private=False, token=None, format='vitascope')",
     "quantize": "(model, path=None, *, format='onnx', input='pictures', dynamic_resolution=False, data=None, "

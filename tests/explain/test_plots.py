@@ -107,6 +107,38 @@ def test_picture_beside_its_heatmap_under_its_caption(count: int, tmp_path: Path
     assert len(columns) == min(4, count)
 
 
+@pytest.mark.parametrize("count", [1, 6, 7, 25])
+def test_similar_pictures_are_beside_the_picture_without_overlap(count: int, tmp_path: Path) -> None:
+    shapes = [(30, 60), (60, 30), (40, 40)]
+    tiles = [noise(*shapes[number % 3], seed=number) for number in range(count)]
+    name = "Felis silvestris catus $x$ \u732b, a name that is much longer than its picture is wide"
+    figure = plots.draw_similar(noise(50, 20), name, tiles, [("0.123", name)] * count, "a title")
+    assert_shows_something(drawn(figure, tmp_path))
+    (axes,) = figure.axes
+    assert len(axes.images) == count + 1
+    for image, tile in zip(axes.images[1:], tiles, strict=True):
+        left, right, bottom, top = image.get_extent()
+        assert (right - left) / (bottom - top) == pytest.approx(tile.shape[1] / tile.shape[0])
+    figure.canvas.draw()
+    boxes = [each.get_window_extent() for each in (*axes.texts, *axes.images)]
+    overlapping = [
+        (one, other) for number, one in enumerate(boxes) for other in boxes[:number] if one.overlaps(other)
+    ]
+    assert not overlapping
+    assert all(box.x0 >= 0 and box.x1 <= figure.bbox.width and box.y0 >= 0 for box in boxes)
+
+
+def test_picture_that_is_missing_leaves_its_place_empty() -> None:
+    captions = [("0.500", "a"), ("0.400", "b")]
+    for tiles in ([noise(8, 8), None], [None, None]):
+        figure = plots.draw_similar(noise(8, 8), "asked", tiles, captions, "a title")
+        (axes,) = figure.axes
+        missing = sum(tile is None for tile in tiles)
+        assert len(axes.images) == 3 - missing
+        assert [text.get_text() for text in axes.texts].count("no picture") == missing
+        assert axes.get_aspect() == 1
+
+
 # --- figures of learned weights
 
 

@@ -18,6 +18,8 @@ from vitascope.predict.embedding_file import (
     EmbeddingColumns,
     Part,
     check_out,
+    is_embedding_file,
+    read_blocks,
     read_columns,
     read_features,
     write_embeddings,
@@ -58,6 +60,10 @@ def test_what_was_written_in_parts_is_read_back(
     found = read_features(folder / f"f{suffix}")
     assert found.dtype == np.float32
     assert np.array_equal(found, features)
+    blocks = list(read_blocks(folder / f"f{suffix}", 3))
+    assert np.array_equal(np.concatenate(blocks), features)
+    assert all(block.dtype == np.float32 and len(block) <= 3 for block in blocks)
+    assert is_embedding_file(folder / f"f{suffix}")
     extra = {"f.npy.json"} if suffix == ".npy" else set()
     assert {path.name for path in folder.iterdir()} == {f"f{suffix}", *extra}
 
@@ -150,6 +156,8 @@ def test_damaged_files_are_one_line(tmp_path: Path, suffix: str, damage: str) ->
         path.unlink()
     with pytest.raises(UserError, match=path.name):
         read_features(path)
+    with pytest.raises(UserError, match=path.name):
+        list(read_blocks(path, 16))
     if suffix != ".npy":
         with pytest.raises(UserError, match=path.name):
             read_columns(path)
@@ -171,6 +179,8 @@ def test_files_of_other_origin_are_one_line(tmp_path: Path) -> None:
     for name in ("f8.npy", "weights.npz"):
         with pytest.raises(UserError, match=name):
             read_features(tmp_path / name)
+        with pytest.raises(UserError, match=name):
+            list(read_blocks(tmp_path / name, 2))
     with pytest.raises(UserError, match=r"ends in \.npz"):
         read_columns(tmp_path / "f.txt")
 

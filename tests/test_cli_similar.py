@@ -1,0 +1,204 @@
+"""`vitascope similar`: its table, picture, exit status and errors."""
+
+import json
+import os
+import signal
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from PIL import Image
+
+from tests.explain.figures import coarse
+from tests.forked import ending, fork
+from tests.test_cli import error_line, here, write_place  # noqa: F401 - a fixture
+from tests.training import undrawn
+from vitascope.cli import main
+from vitascope.predict.embed import embed
+from vitascope.predict.engine import TorchEngine
+
+QUICK = ["--device", "cpu", "--workers", "0", "--precision", "fp32"]
+PICTURE = "data/red/0.png"
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
+    """A folder with data and a finished run of a tiny model, without figures."""
+    with undrawn():
+        return write_place(tmp_path_factory.mktemp("cli"))
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VITASCOPE_CACHE", str(tmp_path / "cache"))
+
+
+def similar(*argv: object) -> int:
+    """The exit status, returned or raised."""
+    try:
+        return main(["similar", *map(str, argv), *QUICK])
+    except SystemExit as stop:
+        return int(stop.code or 0)
+
+
+def test_table_has_rank_similarity_label_and_image(
+    here: SimpleNamespace,  # noqa: F811
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert similar("runs/tiny", PICTURE, "data", "-k", "3") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split() == ["rank", "similarity", "label", "image"]
+    assert lines[1].split() == ["1", "1.0000", "red", PICTURE]
+    assert [line.split()[0] for line in lines[1:4]] == ["1", "2", "3"]
+    assert lines[4] == "20 images compared, 19 of them computed now"  # the picture is computed before
+    assert len(lines) == 5
+    assert similar("runs/tiny", PICTURE, "data") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 1 + 12 + 1
+    assert lines[-1] == "20 images compared, 0 of them computed now"
+
+
+def test_table_leaves_out_what_the_data_lack(
+    here: SimpleNamespace,  # noqa: F811
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for name in ("one.png", "two\n.png"):
+        (tmp_path / name).write_bytes(here.picture.read_bytes())
+        Path(tmp_path / "split" / "train" / "red").mkdir(parents=True, exist_ok=True)
+        (tmp_path / "split" / "train" / "red" / name).write_bytes(here.picture.read_bytes())
+    assert similar("runs/tiny", PICTURE, tmp_path / "split") == 0
+    assert capsys.readouterr().out.splitlines()[0].split() == [
+        "rank",
+        "similarity",
+        "label",
+        "split",
+        "image",
+    ]
+    (tmp_path / "flat").mkdir()
+    for name in ("one.png", "two\n.png"):
+        (tmp_path / name).rename(tmp_path / "flat" / name)
+    assert similar("runs/tiny", PICTURE, tmp_path / "flat") == 0
+    header, *rows, _ = capsys.readouterr().out.splitlines()
+    assert header.split() == ["rank", "similarity", "image"]
+    assert len(rows) == 2  # a line break in a name breaks no row
+
+
+def test_json_has_every_value(
+    here: SimpleNamespace,  # noqa: F811
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    out = tmp_path / "found.png"
+    with coarse():
+        assert similar("runs/tiny", PICTURE, "data", "-k", "2", "--json", "--out", out) == 0
+    found = json.loads(capsys.readouterr().out)
+    first, second = found.pop("nearest")
+    counts = {"images": 20, "unreadable": 0, "computed": 19}
+    assert found == {"picture": PICTURE, **counts, "out": str(out)}
+    assert first.pop("index") in range(20)
+    assert first == {"rank": 1, "similarity": 1.0, "label": "red", "split": "all", "image": PICTURE}
+    assert second["rank"] == 2
+    assert out.is_file()
+
+
+def test_picture_is_written_and_named(
+    here: SimpleNamespace,  # noqa: F811
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    out = tmp_path / "new" / "found.png"
+    with coarse():
+        assert similar("runs/tiny", PICTURE, "data", "--k", "4", "--out", out) == 0
+        assert capsys.readouterr().out.splitlines()[-1] == str(out)
+        with Image.open(out) as image:
+            assert image.format == "PNG"
+            assert min(image.size) > 50
+        assert similar("runs/tiny", PICTURE, "data", "--k", "1", "--out", out) == 0  # replaces it
+
+
+def test_file_of_features_gives_the_same_table(
+    here: SimpleNamespace,  # noqa: F811
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    embed("runs/tiny", "data", out=tmp_path / "f.npz", device="cpu", workers=0, precision="fp32")
+    assert similar("runs/tiny", PICTURE, "data") == 0
+    of_data = capsys.readouterr().out
+    assert similar("runs/tiny", PICTURE, tmp_path / "f.npz") == 0
+    assert capsys.readouterr().out == of_data
+
+
+def test_unreadable_images_are_named_with_status_1(
+    here: SimpleNamespace,  # noqa: F811
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    folder = tmp_path / "photos"
+    folder.mkdir()
+    for number in range(12):
+        (folder / f"{number:02}.png").write_bytes(b"broken")
+    (folder / "fine.png").write_bytes(here.picture.read_bytes())
+    assert similar("runs/tiny", PICTURE, folder) == 1
+    out, err = capsys.readouterr()
+    assert out.splitlines()[1].endswith("fine.png")
+    assert err.splitlines()[0] == "12 of 13 images could not be read:"
+    assert err.splitlines()[-1] == "  and 2 more"
+
+
+@pytest.mark.parametrize(
+    ("argv", "reason"),
+    [
+        (["data", PICTURE, "runs/tiny"], "runs/tiny is a model, and no images: the model comes first"),
+        (["runs/tiny", "data", PICTURE], "data is a folder, and no picture: the model comes first"),
+        ([PICTURE, "data/red/1.png", "data"], f"{PICTURE}: not a checkpoint"),
+        (["runs/tiny", "nowhere.png", "data"], "nowhere.png: no such file"),
+        (["runs/tiny", "broken.jpg", "data"], "broken.jpg: not a picture"),
+        (["runs/tiny", PICTURE], "DATA"),
+        (["runs/tiny", PICTURE, "nowhere"], "nowhere: no such folder"),
+        (["runs/tiny", PICTURE, "nowhere.npy"], "nowhere.npy: no such file"),
+        (["runs/tiny", PICTURE, "data", "-k", "0"], "k must be at least 1, not 0"),
+        (["runs/tiny", PICTURE, "data", "-k", "few"], "-k"),
+        (["runs/tiny", PICTURE, "data", "--layer", "4"], "no layer 4: the model has 1, 0 to 0"),
+        (["runs/tiny", PICTURE, "data", "--pool", "max"], "invalid choice 'max' for argument"),
+        (["runs/tiny", PICTURE, "data", "--columns", "label=x"], "columns is about a table"),
+        (["runs/tiny", PICTURE, "data", "--out", "f.jpg"], "the name has to end in .png"),
+        (["runs/tiny", PICTURE, "other", "--out", PICTURE], "is the PICTURE, which would be lost"),
+        (["runs/tiny", PICTURE, "data", "--out", "data/f.png"], "would be an image of data; choose another"),
+    ],
+)
+def test_bad_requests_are_one_line(
+    here: SimpleNamespace,  # noqa: F811
+    argv: list[str],
+    reason: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    before = here.picture.read_bytes()
+    assert reason in error_line(["similar", *argv, *QUICK], capsys)
+    assert not list(here.root.rglob("f.*"))
+    assert here.picture.read_bytes() == before
+
+
+def test_stopped_command_continues_with_the_cached_features(
+    here: SimpleNamespace,  # noqa: F811
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    argv = ["runs/tiny", PICTURE, "data", "--batch-size", "4", "--json"]
+
+    def stopped() -> int:
+        compute, calls = TorchEngine.features, []
+
+        def features(*args: object, **options: object) -> object:
+            calls.append(1)
+            if len(calls) == 5:  # the first is that of the picture
+                os.kill(os.getpid(), signal.SIGTERM)
+            return compute(*args, **options)  # type: ignore[arg-type]
+
+        TorchEngine.features = features  # type: ignore[method-assign,assignment]
+        return similar(*argv)
+
+    assert ending(fork(stopped)) == 128 + signal.SIGTERM
+    err = capfd.readouterr().err
+    assert "stopped by SIGTERM; repeat the command to continue with the cached features" in err
+    assert similar(*argv) == 0
+    assert 0 < json.loads(capfd.readouterr().out)["computed"] < 19
