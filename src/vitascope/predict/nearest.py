@@ -237,8 +237,8 @@ def nearest(
     """Find the pictures that are most similar to one picture, as `vitascope similar` does.
 
     The similarity is the cosine of the features. Of equally similar pictures, the earlier one comes first. A
-    picture that is in the data too, and its copies there, are found with similarity 1. Features are compared
-    as they come, so data of any size can be searched.
+    picture that is in the data too, and its copies there, are found with similarity 1, without the cache up
+    to rounding. Features are compared as they come, so data of any size can be searched.
 
     Args:
         model: as for `embed`.
