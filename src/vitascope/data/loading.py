@@ -1,4 +1,7 @@
-"""From a split to batches of uint8 pixels: kept in memory where they fit, read by workers where not."""
+"""From a split to batches of uint8 pixels: kept in memory where they fit, read by workers where not.
+
+A split whose features are computed already has batches of these instead.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ import itertools
 import math
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -32,7 +35,7 @@ ALONE_SECONDS = 0.5
 class Batch:
     """This process's images of a batch."""
 
-    pixels: Tensor  # uint8 (B, C, H, W) on the device
+    pixels: Tensor  # uint8 (B, C, H, W) on the device; of a loader with features, these: float32 (B, D)
     targets: Tensor  # (B, ...) on the device, rows of the labels; (B, 0) for images without labels
     # (B,) into the split of N images; the r-th repetition of an image in an epoch has its index plus r N.
     indices: npt.NDArray[np.int64]
@@ -45,6 +48,14 @@ class Batch:
         return [
             Batch(self.pixels[a:b], self.targets[a:b], self.indices[a:b], self.planned) for a, b in spans
         ] or [self]
+
+
+@dataclasses.dataclass(frozen=True)
+class KeptFeatures:
+    """The features of a split's images."""
+
+    values: Tensor  # float32 (N, D), a row for each image, without a meaning for an unreadable one
+    unreadable: Mapping[int, str]  # the reason for each image that cannot be read, by its index
 
 
 class Loader:
@@ -75,6 +86,7 @@ class Loader:
         # images as without, and so sees one of `repeats` different ones. Needs a `seed`.
         repeats: int = 1,
         balanced: bool = False,  # with a `seed`; see `sampling.balanced_order`
+        features: KeptFeatures | None = None,  # of the images, which are then not read; kept on the device
     ) -> None:
         self.images = images
         self._labels = np.empty((len(images), 0)) if images.targets is None else images.targets.labels
@@ -87,12 +99,13 @@ class Loader:
         self.repeats = repeats if seed is not None else 1
         self.unreadable: dict[str, str] = {}
         size = preprocess.channels * math.prod(preprocess.image_size)
-        streamed = len(images) * size > memory_budget
+        streamed = features is None and len(images) * size > memory_budget
         self.crops = streamed and seed is not None and crop_scale < 1  # batches are cropped already
         self._reader = ImageReader(images.sources, preprocess, seed, crop_scale if self.crops else 1.0)
         self._pool: ReadingPool[npt.NDArray[np.int64]] | None = None  # kept for the next epoch
         self._rows = np.arange(len(images))  # of each image in `_cached`; -1 for one that cannot be read
-        self._cached = None if streamed else self._cache()  # (N, C, H, W), all readable images
+        # (N, C, H, W), all readable images; or (N, D), their features
+        self._cached = None if streamed else self._cache() if features is None else self._taken(features)
         self.balanced = balanced
         if balanced:
             check_every_class(images.subset(images.name, self._readable_indices()), "balanced sampling")
@@ -159,12 +172,23 @@ class Loader:
             rows[indices] = np.arange(readable, readable + len(indices))
             kept[readable : readable + len(indices)] = pixels
             readable += len(indices)
-        if not readable:
+        self._rows = rows
+        self._check_any_readable()
+        return torch.from_numpy(kept[:readable]).to(self.device)
+
+    def _taken(self, features: KeptFeatures) -> Tensor:
+        """The features, without those of unreadable images, which are noted."""
+        for index, reason in features.unreadable.items():
+            self._leave_out(index, reason)
+            self._rows[index] = -1
+        self._check_any_readable()
+        return features.values.to(self.device)
+
+    def _check_any_readable(self) -> None:
+        if not len(self):
             raise UserError(
                 f"no image of the {self.images.name} set can be read: {'; '.join(self.unreadable.values())}"
             )
-        self._rows = rows
-        return torch.from_numpy(kept[:readable]).to(self.device)
 
     def _once(self) -> Iterator[tuple[Pixels, npt.NDArray[np.int64]]]:
         """The readable images: the first read by this process, the rest by workers (threads would be slower,
@@ -206,11 +230,15 @@ class Loader:
         """Leave out unreadable images, and note them."""
         for indices, pixels, faults in read:
             for row, reason in faults.items():
-                self.unreadable[str(self.images.sources[int(indices[row]) % len(self.images)])] = reason
-                reasons = list(self.unreadable.values())
-                check_unreadable(len(reasons), len(self.images), self.images.name, reasons)
+                self._leave_out(int(indices[row]) % len(self.images), reason)
             good = [row for row in range(len(indices)) if row not in faults]
             yield (pixels[good], indices[good]) if faults else (pixels, indices)
+
+    def _leave_out(self, index: int, reason: str) -> None:
+        """Note an unreadable image; UserError if there are too many."""
+        self.unreadable[str(self.images.sources[index])] = reason
+        reasons = list(self.unreadable.values())
+        check_unreadable(len(reasons), len(self.images), self.images.name, reasons)
 
 
 def delivered(array: npt.NDArray[np.generic], device: torch.device) -> Tensor:

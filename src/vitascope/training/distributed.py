@@ -117,6 +117,13 @@ def sum_over_processes(sums: dict[str, Tensor]) -> dict[str, Tensor]:
     return dict(zip(sums, stacked, strict=True))
 
 
+def add_up(values: Tensor) -> Tensor:
+    """Add a tensor on the CPU to those of the other processes, in place."""
+    if world_size() > 1:
+        dist.all_reduce(values)
+    return values
+
+
 def largest(*values: float) -> tuple[float, ...]:
     """The maximum of each value over the processes."""
     if world_size() == 1:

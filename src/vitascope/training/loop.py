@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 import math
 import shutil
 import time
@@ -17,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitascope.data.augment import Augmentation
-from vitascope.data.loading import Batch, Loader
+from vitascope.data.loading import Batch, KeptFeatures, Loader
 from vitascope.data.mixing import Mixing
 from vitascope.data.randaugment import RandAugment
 from vitascope.data.randomness import step_seed
@@ -30,6 +31,7 @@ from vitascope.run.metrics import MetricsWriter
 from vitascope.run.run import Run
 from vitascope.storage import explaining_failure
 from vitascope.training import distributed
+from vitascope.training.body_features import BodyFeatures
 from vitascope.training.checkpoint.folders import checkpoints, save_checkpoint, to_resume
 from vitascope.training.checkpoint.state import (
     all_finite,
@@ -57,6 +59,8 @@ RECORD_EVERY = 10
 class Trainer:
     """A run in this process: its parts, its counters, its loop.
 
+    With `features`, those of a frozen body, its task gets them in place of images.
+
     Each of several processes has a trainer and does the same steps; the first one writes and prints.
     """
 
@@ -68,8 +72,10 @@ class Trainer:
         task: Task,
         splits: Splits,
         placement: Placement,
+        features: BodyFeatures | None = None,
     ) -> None:
         self.run, self.plan, self.task, self.splits = run, plan, task, splits
+        self.features = features
         self.config = config = plan.options
         self.device, self.precision = device, precision = placement.device, placement.precision
         self.model_config, self.preprocess = model.config, preprocess_of(model)
@@ -91,10 +97,11 @@ class Trainer:
         self.optimizer = optimizer_of(self.module, options)
         self.augmentation, self.mixing = augmentation_of(config.augmentation)
 
-        self.train_loader = self.loader(splits.train, seed=config.seed)
+        of_train, of_val = (None, None) if features is None else (features.train, features.val)
+        self.train_loader = self.loader(splits.train, seed=config.seed, features=of_train)
         if self.train_loader.crops:
             self.augmentation = self.augmentation.without_crop()
-        self.val_loader = self.loader(splits.val)
+        self.val_loader = self.loader(splits.val, features=of_val)
         self.steps_per_epoch = self.train_loader.batches_per_epoch
         self.schedule = Schedule.of(options, self.batch_size, self.steps_per_epoch)
         self.budget: TimeBudget | None = None
@@ -104,7 +111,9 @@ class Trainer:
         self.validated, self.best_step, self.best_value = 0, 0, task.monitor.worst
         self.sums: Sums = {}
 
-    def loader(self, images: ImageSet, seed: int | None = None) -> Loader:
+    def loader(
+        self, images: ImageSet, seed: int | None = None, features: KeptFeatures | None = None
+    ) -> Loader:
         """Batches of a split; with a seed for training: shuffled, and cropped if workers read the images.
 
         Other batches are as large as the parts of a training batch.
@@ -121,7 +130,13 @@ class Trainer:
             crop_scale=1.0 if seed is None else augmentation.crop_scale,
             repeats=augmentation.repeats,
             balanced=seed is not None and self.config.balance.sampling == "balanced",
+            features=features,
         )
+
+    @functools.cached_property
+    def val_images(self) -> Loader:
+        """The validation images, for a whole model; `val_loader` may have their features instead."""
+        return self.val_loader if self.features is None else self.loader(self.splits.val)
 
     def start_budget(self, minutes: float, spent: float) -> None:
         """Set the length of a run of `minutes`, of which `spent` seconds are over, by measured steps.
@@ -138,7 +153,8 @@ class Trainer:
         whole = first / self.schedule.cost(0)  # a step on whole images
         per_step = whole * self.schedule.rest_cost(0)
         forward = whole / 3 / self.batch_size  # the backward pass takes twice the time
-        validation, test = (forward * len(images) for images in (self.splits.val, self.splits.measured))
+        whole_forward = forward if self.features is None else self.features.seconds_per_image
+        validation, test = forward * len(self.splits.val), whole_forward * len(self.splits.measured)
         (spent, per_step) = distributed.largest(spent + test, per_step)
         seconds = 60 * minutes - spent
         if seconds < per_step:
@@ -175,7 +191,10 @@ class Trainer:
             self.run.record_options(lengths=lengths, validations=self.schedule.validations)
 
     def _one_thread_if_small(self) -> AbstractContextManager[None]:
-        return suitable_threads(self.model_config, self.device, images_at_once(self.batch_size, self.parts))
+        images = images_at_once(self.batch_size, self.parts)
+        if self.features is not None:  # of which each image has one, where a body has tokens
+            images //= self.model_config.num_tokens
+        return suitable_threads(self.model_config, self.device, images)
 
     @property
     def trained(self) -> nn.Module:
@@ -315,7 +334,10 @@ class Trainer:
     def _examples(self, part: Batch, epoch: int) -> Examples:
         """Augment, a function of (seed, epoch, index), mix, a function of (seed, step), and resize."""
         seed, targets = self.config.seed, part.targets
-        images = self.augmentation(part.pixels, part.indices, seed=seed, epoch=epoch)  # (B, C, H, W)
+        if self.features is None:
+            images = self.augmentation(part.pixels, part.indices, seed=seed, epoch=epoch)  # (B, C, H, W)
+        else:
+            images = part.pixels  # features, (B, D)
         if self.mixing is not None:
             targets = self.splits.train.truth.shares(targets)  # (B, K)
             images, targets = self.mixing(images, targets, seed=seed, step=self.step)
@@ -419,10 +441,11 @@ class Trainer:
         state = model_state(self.trained) if distributed.world_size() > 1 else self.trained.state_dict()
         if not distributed.is_first():
             return
-        model = build(self.model_config)
+        with torch.device("meta"):  # drawing random weights takes longer than an epoch on features
+            model = build(self.model_config)
         model.preprocess = self.preprocess
         own = {name.removeprefix("body."): value for name, value in merged(state).items()}
-        model.load_state_dict({name: own[name] for name in model.state_dict()})
+        model.load_state_dict({name: own[name] for name in model.state_dict()}, assign=True)
         with explaining_failure(folder, "the model", to_resume(self.run.path)):
             save_pretrained(model, folder)
 

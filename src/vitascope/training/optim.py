@@ -109,7 +109,9 @@ def average_decay(decay: float, step: int) -> float:
 
 def update_average(average: nn.Module, module: nn.Module, decay: float, step: int) -> None:
     """Update the moving average of the weights in place (Polyak and Juditsky 1992); step 0 copies them."""
-    theirs, ours = list(average.parameters()), list(module.parameters())
+    pairs = zip(average.parameters(), module.parameters(), strict=True)
+    # Of a frozen body, the average is what it is.
+    theirs, ours = map(list, zip(*[pair for pair in pairs if pair[1].requires_grad], strict=True))
     with torch.no_grad():
         if step == 0:
             for mine, new in zip(theirs, ours, strict=True):

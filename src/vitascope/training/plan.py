@@ -28,6 +28,7 @@ from vitascope.options.groups import (
     Architecture,
     AugmentationOptions,
     Classifies,
+    NeedsImages,
     Optimization,
 )
 from vitascope.options.recipes import TrainConfig
@@ -221,8 +222,18 @@ IN_WORDS = {
     "erase": "erasing {:.0%}",
 }
 """The options that the data decide, if they are not named, and words for their values."""
-NO_CHANGE = {"crop_scale": 1.0, "shift": 0.0, "randaugment": 0, "erase": 0.0}
+NO_CHANGE = {name: trait.off for name, trait in traits(AugmentationOptions, NeedsImages).items()}
 """Values of augmentation that change nothing, which need no mention."""
+
+
+def image_options(options: Decided) -> list[str]:
+    """The options, as NAME=VALUE, for which a frozen body is computed in every epoch; without any, the
+    features of an image never change."""
+    return [
+        f"{name}={options.option(name)}"
+        for name, trait in traits(TrainConfig, NeedsImages).items()
+        if options.option(name) != trait.off
+    ]
 
 
 def _check_task(asked: TrainConfig, facts: Facts) -> None:

@@ -43,6 +43,7 @@ from vitascope.storage import explaining_failure
 from vitascope.training import distributed
 from vitascope.training.announcement import announce_data, announce_run, other_starts
 from vitascope.training.baseline import digits_baseline
+from vitascope.training.body_features import body_features, trains_on_features
 from vitascope.training.checkpoint import folders
 from vitascope.training.checkpoint.folders import remove_checkpoints, to_resume
 from vitascope.training.checkpoint.state import with_images_of
@@ -55,6 +56,7 @@ from vitascope.training.selection import Selection, select
 from vitascope.training.signals import stopped_at_once
 from vitascope.training.tasks.autoencoder import MaskedAutoencoding
 from vitascope.training.tasks.classify import Classify, Distill, balanced_weights
+from vitascope.training.tasks.classify_features import ClassifyFeatures
 from vitascope.training.tasks.masked import Masked
 from vitascope.training.tasks.task import Finished, PatchEvaluation, Task
 from vitascope.training.tasks.teachers import open_teacher
@@ -378,9 +380,11 @@ def build_trainer(run: Run, opened: Opened, device: torch.device) -> Trainer:
     reuse_freed_memory()
     plan, splits = opened.plan, opened.splits
     model = start_model(opened).to(device)
-    placement = place(plan, model, device)
-    task = make_task(plan.options, model, splits, placement)
-    return Trainer(run, plan, model, task, splits, placement)
+    on_features = trains_on_features(plan.options, model, splits)
+    placement = place(plan, model, device, on_features=on_features)
+    task = make_task(plan.options, model, splits, placement, on_features=on_features)
+    features = body_features(plan.options, model, splits, placement) if on_features else None
+    return Trainer(run, plan, model, task, splits, placement, features)
 
 
 def start_model(opened: Opened) -> VisionModel:
@@ -413,8 +417,10 @@ def start_model(opened: Opened) -> VisionModel:
     return model
 
 
-def make_task(options: Decided, model: VisionModel, splits: Splits, placement: Placement) -> Task:
-    """The task of a run."""
+def make_task(
+    options: Decided, model: VisionModel, splits: Splits, placement: Placement, *, on_features: bool = False
+) -> Task:
+    """The task of a run, perhaps on the features of its frozen body."""
     preprocess, device = preprocess_of(model), placement.device
     if options.task == "masked":
         kind = MaskedAutoencoding if options.masking.target == "mae" else Masked
@@ -432,7 +438,7 @@ def make_task(options: Decided, model: VisionModel, splits: Splits, placement: P
     criterion = (preprocess, options.optimization.label_smoothing, loss, weights, several)
     distillation = options.distillation
     if distillation.teacher is None:
-        return Classify(*criterion)
+        return (ClassifyFeatures if on_features else Classify)(*criterion)
     teacher = open_teacher(
         distillation.teacher,
         splits.train.class_names,
@@ -454,8 +460,10 @@ def _finish(trainer: Trainer) -> TrainResult | PretrainResult:
         distributed.print_first(kept.in_words())
         model = from_pretrained(run.checkpoints / kept.weights).to(trainer.device)
         loader, seconds = trainer.loader(final), trainer.seconds
-        module, val_loader = trainer.trained, trainer.val_loader
-        finished = Finished(run, config, model, module, loader, val_loader, trainer.precision, seconds)
+        module, precision = trainer.trained, trainer.precision
+        finished = Finished(
+            run, config, model, module, loader, lambda: trainer.val_images, precision, seconds
+        )
         distributed.print_first(f"evaluating {counted(len(final), f'{final.name} image')}")
         tested = trainer.task.test(finished)
         if config.task == "classify" and config.data == "digits" and final.name == "test":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -69,8 +69,12 @@ class ModuleEngine(Engine):
     def answers(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
         """uint8 (B, C, H, W) to logits and probabilities, float32 (B, K) each, on the device."""
         with torch.autocast(self.device.type, self.precision, enabled=self.precision != torch.float32):
-            logits = self.module(self.preprocess.normalize(pixels.to(self.device))).float()
+            logits = self.module(self.inputs(pixels.to(self.device))).float()
         return logits, scores(logits, self.meaning)
+
+    def inputs(self, pixels: Tensor) -> Tensor:
+        """The module's input of pixels: normalized images."""
+        return self.preprocess.normalize(pixels)
 
 
 def engine_of(model: VisionModel, config: TrainConfig) -> TorchEngine:
@@ -90,6 +94,8 @@ class Classify:
     With several classes per image, labels are bool (B, K) instead of int64 (B,).
     """
 
+    engine: ClassVar[type[ModuleEngine]] = ModuleEngine
+    """Of validation."""
     preprocess: Preprocess
     label_smoothing: float = 0.0
     criterion: Literal["cross_entropy", "bce"] = "cross_entropy"
@@ -110,9 +116,13 @@ class Classify:
 
     def loss(self, module: nn.Module, examples: Examples) -> tuple[Tensor, Sums]:
         """The mean loss, a scalar with gradients, and sums over the images: `loss`, `accuracy`, `count`."""
-        logits = module(self.preprocess.normalize_(examples.images)).float()  # (B, K)
+        logits = module(self.inputs(examples)).float()  # (B, K)
         loss = self.weighted_mean(self.label_losses(logits, examples.targets), examples.targets)
         return loss, classified(loss, logits, examples.labels)
+
+    def inputs(self, examples: Examples) -> Tensor:
+        """The module's input: normalized images, (B, C, H, W)."""
+        return self.preprocess.normalize_(examples.images)
 
     def label_losses(self, logits: Tensor, targets: Tensor) -> Tensor:
         """The loss of each image, (B,), for logits (B, K) and labels (B,) or probabilities (B, K)."""
@@ -136,7 +146,7 @@ class Classify:
     def validate(self, module: nn.Module, loader: Loader, precision: torch.dtype) -> dict[str, float]:
         """Cross-entropy without smoothing and weights, and what `Task.validate` lists."""
         names = loader.images.class_names
-        engine = ModuleEngine(module, self.preprocess, names, loader.device, precision)
+        engine = self.engine(module, self.preprocess, names, loader.device, precision)
         if self.several:
             engine.meaning, engine.thresholds = "independent", (EVEN,) * len(names)
         with evaluation_mode(module):
@@ -162,7 +172,7 @@ class Classify:
         """Evaluate the finished model and print the result; with several classes per image, the thresholds
         of the model are first set to those of the highest F1 on the validation images."""
         if self.several:
-            val = measure(engine_of(finished.model, finished.config), finished.val_loader, gather)
+            val = measure(engine_of(finished.model, finished.config), finished.val_loader(), gather)
             thresholds = best_thresholds(val.labels, val.probabilities).tolist()
             finished.model.config = finished.model.config.replace(thresholds=thresholds)
         tested = measure(engine_of(finished.model, finished.config), finished.loader, gather)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -23,7 +24,8 @@ class Examples:
     """The training images of a step. Random draws may depend on the seed, epoch and indices only."""
 
     images: Tensor
-    """Augmented and mixed, floats in [0, 1], (B, C, H, W); a task normalizes them, and may overwrite them."""
+    """Augmented and mixed, floats in [0, 1], (B, C, H, W); a task normalizes them, and may overwrite them.
+    Of a run on features, these: float32 (B, D)."""
     labels: Tensor
     """The images' own labels, as in `Batch`: int64 (B,) for one class per image."""
     targets: Tensor
@@ -46,7 +48,8 @@ class Finished:
     """The trained module with the last weights; a process may have only a part."""
     loader: Loader
     """Of the images to test on."""
-    val_loader: Loader
+    val_loader: Callable[[], Loader]
+    """Of the validation images, which are read only now where the run has trained on features."""
     precision: torch.dtype
     seconds: float
     """Time in the training loop."""
