@@ -57,6 +57,12 @@ KINDS: dict[str, dict[str, Any]] = {
         **dict.fromkeys(("image_size", "patch_size", "embed_dim", "depth", "num_heads")),
         **{"weights": "cifar10", "lora": 2, "ema": 0.9},
     },
+    # On features, of which each process computes a part.
+    "probe": {
+        **dict.fromkeys(("image_size", "patch_size", "embed_dim", "depth", "num_heads")),
+        **{"weights": "cifar10", "freeze": True, "flip": 0.0, "crop_scale": 1.0, "color_jitter": 0.0},
+        "ema": 0.9,
+    },
     # No epoch improves on the first: it stops after the second.
     "patient": {"lr": 1e-30, "ema": 0.0, "epochs": 5, "patience": 1},
 }
@@ -71,6 +77,8 @@ RUNS = (
     ("mae", "fsdp"),
     ("lora", "ddp"),
     ("lora", "fsdp"),
+    ("probe", "ddp"),
+    ("probe", "fsdp"),
 )
 
 
@@ -91,6 +99,7 @@ def place(tmp_path_factory) -> Path:
     two.mkdir()
     with undrawn(), pytest.MonkeyPatch.context() as patch:
         patch.setattr(loop, "RECORD_EVERY", 1)
+        patch.setenv("VITASCOPE_FEATURES_GB", "0")
         patch.setattr(muon, "has_bf16", lambda device: False)  # whose rounding is more than the tolerance
         for kind in KINDS:
             config = tiny_config(root / "data", run=str(root / "one" / kind), **SHARED | KINDS[kind])
@@ -164,6 +173,21 @@ def test_two_processes_save_the_merged_adapters_of_one(place, layout: str) -> No
     assert not torch.equal(one["encoder.blocks.0.mlp.fc1.weight"], start["encoder.blocks.0.mlp.fc1.weight"])
     for name, tensor in one.items():
         torch.testing.assert_close(two[name], tensor, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_two_processes_train_the_head_of_one_on_features(place, layout: str) -> None:
+    line = "body   computed once: features of 23 images, none of them cached"
+    assert (place / "two" / "output.txt").read_text().count(line) == len(LAYOUTS)
+    one, two = (
+        from_pretrained(run).state_dict()
+        for run in (place / "one" / "probe", place / "two" / "runs" / f"probe-{layout}")
+    )
+    start = from_pretrained("cifar10").state_dict()
+    for name, tensor in one.items():
+        torch.testing.assert_close(two[name], tensor, rtol=1e-4, atol=1e-5)
+        if not name.startswith("head."):
+            assert torch.equal(two[name], start[name])
 
 
 def test_two_processes_stop_early_together(place) -> None:

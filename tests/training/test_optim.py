@@ -51,6 +51,18 @@ def test_running_average_is_exponential_with_a_warmed_up_decay() -> None:
         assert average.weight.item() == pytest.approx(expected)
 
 
+def test_running_average_leaves_frozen_weights_alone() -> None:
+    layer, average = torch.nn.Linear(1, 1), torch.nn.Linear(1, 1)
+    average.load_state_dict(layer.state_dict())
+    layer.bias.requires_grad_(False)
+    bias = average.bias.item()
+    for step in range(3):
+        torch.nn.init.constant_(layer.weight, 2.0)
+        torch.nn.init.constant_(layer.bias, torch.nan)
+        update_average(average, layer, 0.5, step)
+    assert (average.weight.item(), average.bias.item()) == (2.0, bias)
+
+
 @pytest.mark.parametrize(("step", "decay"), [(0, 0.1), (8, 0.5), (89_989, 0.9999), (10**6, 0.9999)])
 def test_decay_of_the_average_takes_many_steps_to_reach_its_value(step: int, decay: float) -> None:
     assert average_decay(0.9999, step) == pytest.approx(decay, abs=1e-6)

@@ -238,9 +238,23 @@ RECIPES["small-finetune"] = RECIPES["small-data"].replace(model=None, model_opti
 
 # vitascope train --data FOLDER --weights MODEL --recipe linear-probe
 # The head alone, on frozen features, which measures the features (Chen et al. 2020, section 4). There is no
-# regularization, which would be measured too.
+# regularization, which would be measured too, and no augmentation: the body is computed once, and epochs are
+# cheap. The rate has the lowest test loss of six, from 3e-4 to 0.1, in 100 epochs with a body of `small-data`
+# of five classes of CIFAR-10, both on 500 images of the other five and on 2,000 images of all ten (1,500 and
+# 500 test images, two seeds); rates from 3e-3 to 3e-2 are within 3 points of its accuracy. On the 500 images,
+# 20 epochs have 3 points less, and 300 epochs 1 point more.
 RECIPES["linear-probe"] = RECIPES["finetune"].replace(
-    freeze=True, lr=1e-3, layer_decay=1.0, warmup_epochs=0.0, weight_decay=0.0, label_smoothing=0.0, ema=0.0
+    freeze=True,
+    epochs=100,
+    lr=1e-2,
+    layer_decay=1.0,
+    warmup_epochs=0.0,
+    weight_decay=0.0,
+    label_smoothing=0.0,
+    ema=0.0,
+    flip=0.0,
+    crop_scale=1.0,
+    color_jitter=0.0,
 )
 
 # The common options of the published recipes below. None names an image size: photographs are trained at
