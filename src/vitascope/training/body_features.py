@@ -42,13 +42,13 @@ def trains_on_features(options: Decided, model: VisionModel, splits: Splits) -> 
     not, the reason is printed."""
     if not options.optimization.freeze:
         return False
-    size = 4 * width_of(model) * (len(splits.train) + len(splits.val)) / 1e9
     if needed := image_options(options):
         reason = f"for {', '.join(needed)}; the recipe linear-probe trains on features that are computed once"
-    elif size > LIMIT_GB:
-        reason = f"because all features take {size:,.1f} GB, and at most {LIMIT_GB:g} GB are kept in memory"
     else:
-        return True
+        size = 4 * width_of(model) * (len(splits.train) + len(splits.val)) / 1e9
+        if size <= LIMIT_GB:
+            return True
+        reason = f"because all features take {size:,.1f} GB, and at most {LIMIT_GB:g} GB are kept in memory"
     distributed.print_first(f"body   computed in every epoch, {reason}")
     return False
 
@@ -94,9 +94,9 @@ def _features_of(
     begin, end = cuts[distributed.rank()], cuts[distributed.rank() + 1]
     stream = FeatureStream(engine, [OWN], images.sources[begin:end], batch_size=batch_size, workers=workers)
     values = torch.zeros(len(images), width)  # (N, D)
+    hidden = None if distributed.is_first() else True  # None: only in a terminal
 
     def fill() -> None:
-        hidden = True if not distributed.is_first() else None  # None: only in a terminal
         with tqdm(
             total=end - begin, desc=images.name, unit=" images", delay=3, leave=False, disable=hidden
         ) as bar:
