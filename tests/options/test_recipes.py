@@ -31,6 +31,7 @@ def test_options_override_the_recipe() -> None:
         ({"data": "photos/"}, "small-data"),
         ({"data": "photos/", "weights": "runs/x"}, "finetune"),
         ({"data": "photos/", "weights": "runs/x", "lora": 4}, "lora"),
+        ({"data": "photos/", "weights": "runs/x", "freeze": True}, "linear-probe"),
         ({"data": "photos/", "teacher": "runs/x"}, "distill"),
         ({"data": "photos/", "model": "resnet29_w32_cifar"}, "cnn"),
         ({"data": "photos/", "model": "vit_s16"}, "small-data"),

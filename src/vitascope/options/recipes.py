@@ -487,6 +487,8 @@ def default_recipe(config: TrainConfig) -> str:
         return "mae" if config.masking.target == "mae" else "masked"
     if config.optimization.lora is not None:
         return "lora"
+    if config.optimization.freeze:
+        return "linear-probe"
     if config.weights is not None:
         return "finetune"
     if config.distillation.teacher is not None:
