@@ -1,0 +1,1 @@
+"""Classifiers on frozen features: fit, selection by cross-validation, learning curve, typical images."""
