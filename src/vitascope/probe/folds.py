@@ -1,0 +1,100 @@
+"""Divisions of labelled images by class and by group: the folds of cross-validation, and random shares."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import numpy.typing as npt
+
+from vitascope.data.draws import bound_sets, draw_share
+from vitascope.data.targets import ClassIndices, Targets
+from vitascope.errors import UserError
+from vitascope.formatting import counted
+
+FOLDS = 5
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Division:
+    """Labelled images with the sets of them that stay together.
+
+    Attributes:
+        targets: the labels of N images.
+        sets: the set of each image, int64 (N,), 0 to G - 1; every image is its own where there are no groups.
+    """
+
+    targets: Targets
+    sets: npt.NDArray[np.int64]
+
+    @classmethod
+    def of(cls, targets: Targets, groups: npt.NDArray[np.str_] | None = None) -> Division:
+        """Bind the images of each group, (N,); None or (0,) for images without groups."""
+        if groups is None or not len(groups):
+            return cls(targets, np.arange(len(targets)))
+        return cls(targets, bound_sets(np.unique(groups, return_inverse=True)[1]))
+
+    @property
+    def grouped(self) -> bool:
+        """Whether a set has two or more images."""
+        return len(np.unique(self.sets)) < len(self.sets)
+
+    def take(self, indices: npt.NDArray[np.int64]) -> Division:
+        """The division of some of the images."""
+        return Division(
+            self.targets.take(indices), np.unique(self.sets[indices], return_inverse=True)[1].reshape(-1)
+        )
+
+    def draw(
+        self, share: float, generator: np.random.Generator, *, every_class: bool = True
+    ) -> npt.NDArray[np.bool_]:
+        """Draw about a share of the images and of each class, whole sets only: bool (N,)."""
+        return draw_share(self.membership, self.sets, share, generator, every_class=every_class)
+
+    @property
+    def membership(self) -> npt.NDArray[np.bool_]:
+        """The classes of each image, bool (N, K)."""
+        labels = self.targets.labels
+        if isinstance(self.targets, ClassIndices):
+            labels = labels[:, None] == np.arange(len(self.targets.class_names))
+        return labels
+
+    def fold_count(self, most: int = FOLDS) -> int:
+        """The number of folds: at most `most`, and at most as many as the rarest class has images or groups.
+
+        Where images have several classes, those of one image or group are too rare to count.
+
+        Raises:
+            UserError: two folds are impossible.
+        """
+        names, counts = self.targets.class_names, self.targets.counts
+        sets = np.array([len(np.unique(self.sets[each])) for each in self.targets.by_class()], dtype=np.int64)
+        exclusive = isinstance(self.targets, ClassIndices)
+        if exclusive and (counts > 0).sum() < 2:
+            raise UserError(
+                f"all {counted(len(self.targets), 'image')} have the class "
+                f"{names[int(counts.argmax())] if names else 'none'!r}; a classifier needs images of 2 classes"
+            )
+        known = sets[(sets > 0) if exclusive else (sets > 1)]
+        fewest = int(known.min(initial=most)) if len(known) else 0
+        if fewest < 2:
+            k = int(np.where(sets > 0, sets, len(self.sets) + 1).argmin())
+            where = ", all in one group" if counts[k] > 1 else ""
+            raise UserError(
+                f"class {names[k]!r} has {counted(int(counts[k]), 'image')}{where}; cross-validation needs "
+                f"images in 2 {'groups' if self.grouped else 'folds'}: add images, or leave the class out"
+            )
+        return min(most, fewest)
+
+    def folds(self, most: int = FOLDS, seed: int = 0) -> npt.NDArray[np.int64]:
+        """The fold of each image, (N,), 0 to `fold_count` - 1: about equal shares of each class, whole sets."""
+        count = self.fold_count(most)
+        found = np.zeros(len(self.targets), dtype=np.int64)
+        rest = np.arange(len(self.targets))
+        generator = np.random.default_rng([seed, count])
+        for fold in range(count - 1):
+            taken = self.take(rest).draw(1 / (count - fold), generator)
+            found[rest[taken]] = fold
+            rest = rest[~taken]
+        found[rest] = count - 1
+        return found
