@@ -1,8 +1,8 @@
 """The learning curve of a classifier, and a forecast for more labels.
 
-The error (1 - accuracy, or 1 - mAP) of n training images is fitted by a + b n^-c, a power law with a lower limit
-(Hestness et al. 2017). The forecast is Bayesian: its interval holds the noise of the images that measured the
-curve, of the images drawn for training, of the three numbers, and of the law itself.
+The error (1 - accuracy, or 1 - mAP) of n training images is fitted by a + b n^-c, a power law with a limit
+(Hestness et al. 2017). The forecast is Bayesian: its interval has the noise of the images that measured the
+curve and of those drawn for training, and the uncertainty of the three numbers and of the law itself.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ import dataclasses
 
 import numpy as np
 import numpy.typing as npt
-from scipy.linalg import cho_factor, cho_solve
+from scipy.optimize import brentq
+from scipy.special import ndtr, softmax
 
 from vitascope.data.targets import ClassIndices
 from vitascope.formatting import counted
@@ -21,19 +22,25 @@ from vitascope.probe.folds import Division
 from vitascope.run.label_measures import average_precision, mean_of_known
 from vitascope.run.measures import predicted
 
-HALVINGS = 5
-"""The smallest size is the largest one, halved so many times."""
-PER_CLASS = 2
+SIZES = 6
+RANGE = 32
+"""Ratio of the largest size to the smallest one, unless that has too few images per class."""
+PER_CLASS = 3
 """Images per class, on average, that the smallest size needs."""
-FEWEST_SIZES = 4
+SHORTEST = 4
+"""Ratio of the largest size to the smallest one that a forecast needs."""
 DRAWS = 2
 """Random training sets of each size and fold; one of the largest size, which takes all images."""
 RESAMPLES = 400
 EXPONENTS = np.linspace(0.1, 1.5, 15)
+LIMITS = np.linspace(0.0, 0.95, 20)
+"""Shares of the error of the largest size that no number of images removes."""
 MISFITS = np.array([0.01, 0.02, 0.04, 0.08, 0.16])
-"""Deviations of a point from the law, relative to its error: training sets differ, and the law is not exact."""
-SAMPLES = 200
-"""Of the posterior for each exponent and misfit."""
+"""Deviations of the logarithm of an error from the law: training sets differ, and the law is not exact."""
+DRIFT = 0.2
+"""Deviation of the logarithm of an error, for each e-fold of images beyond the largest size. This and the
+prior of the share that remains were chosen so that intervals cover 85% or more (`benchmarks/probe_coverage.py`)."""
+UPPER = (1 + CONFIDENCE) / 2
 TIMES = {2: "twice as many labels", 4: "four times as many labels"}
 
 
@@ -89,12 +96,14 @@ def learning_curve(
 ) -> LearningCurve:
     """Measure the curve of a classifier with one setting on features (N, D) of training images.
 
-    Each fold is left out in turn. Training sets of each size are drawn from the others, by class and by group,
-    and the images of the fold measure them; so all N images measure each size.
+    Each fold is left out in turn. Training sets of each size are drawn from the others, and the images of the
+    fold measure them; so all N images measure each size. Groups are drawn as a whole. Classes are not drawn
+    evenly, because that makes small sets better than those that come at random, and the curve too flat.
     """
     K = int((division.targets.counts > 0).sum())
-    most = len(folds) - len(folds) // (int(folds.max()) + 1)
-    shares = [2.0**-n for n in range(HALVINGS, -1, -1) if most * 2.0**-n >= PER_CLASS * K or n == 0]
+    most = len(folds) * (1 - 1 / (int(folds.max()) + 1))
+    smallest = max(most / RANGE, PER_CLASS * K)
+    shares = np.geomspace(min(smallest / most, 1), 1, SIZES).tolist() if smallest < most else [1.0]
     weights = _resampled(division.sets, np.random.default_rng([seed, len(folds)]))
     sizes, errors = [], []
     for share in shares:
@@ -106,7 +115,7 @@ def learning_curve(
     covariance = np.atleast_2d(np.cov(samples[:, 1:]))
     reason, forecasts = _doubt(sizes, found, covariance), ()
     if not reason:
-        forecasts = forecast(np.array(sizes), found, covariance, len(folds), seed=seed)
+        forecasts = forecast(np.array(sizes), found, covariance, len(folds))
     return LearningCurve(
         len(folds),
         np.array(sizes, dtype=np.int64),
@@ -117,57 +126,59 @@ def learning_curve(
     )
 
 
-def forecast(
-    sizes: npt.NDArray[np.int64], errors: Floats, covariance: Floats, images: int, *, seed: int = 0
-) -> tuple[Forecast, ...]:
+def forecast(sizes: Floats, errors: Floats, covariance: Floats, images: int) -> tuple[Forecast, ...]:
     """Continue the errors (S,) of training sets of some sizes (S,) to multiples of a number of images.
 
-    The law is a + b (n / n_S)^-c with flat priors for a >= 0, b >= 0, c and the misfit. Given the latter two,
-    a and b have a normal posterior, which is sampled; samples outside of the limits are left out.
+    The law is log error = L + log(r + (1 - r) (n / n_S)^-c), plus normal noise: r is the share of the error
+    that remains. The priors of L, c and of the logarithm of the misfit are flat, that of r is 2 (1 - r). Given
+    r, c and the misfit, L is normal, so the forecast is a mixture of normal distributions, over a grid.
 
     Args:
         covariance: of the errors, (S, S), by the images that measured them.
         images: the number that is multiplied.
     """
-    generator = np.random.default_rng([seed, images])
-    factors = np.array(list(TIMES))
-    values, logs = [], []
-    for c in EXPONENTS:
-        law = np.stack([np.ones(len(sizes)), (sizes / sizes[-1]) ** -c], axis=1)  # (S, 2)
-        beyond = np.stack([np.ones(len(factors)), (factors * images / sizes[-1]) ** -c], axis=1)  # (F, 2)
-        for misfit in MISFITS:
-            # An error of 0 still has the noise of less than one image.
-            noise = covariance + np.diag(np.square(misfit * errors) + (0.5 / images) ** 2)
-            factor = cho_factor(noise)
-            precision = law.T @ cho_solve(factor, law)  # (2, 2)
-            mean = np.linalg.solve(precision, law.T @ cho_solve(factor, errors))
-            rest = errors - law @ mean
-            log_evidence = -np.log(factor[0].diagonal()).sum() - rest @ cho_solve(factor, rest) / 2
-            log_evidence -= np.linalg.slogdet(precision)[1] / 2
-            drawn = generator.multivariate_normal(mean, np.linalg.inv(precision), size=SAMPLES)  # (T, 2)
-            drawn = drawn[(drawn >= 0).all(axis=1)]
-            ahead = drawn @ beyond.T
-            values.append(ahead * (1 + misfit * generator.standard_normal(ahead.shape)))
-            logs.append(np.full(len(drawn), log_evidence))
-    samples, log_weights = np.concatenate(values), np.concatenate(logs)
-    weights = np.exp(log_weights - log_weights.max())
-    shares = np.array([0.5, (1 + CONFIDENCE) / 2, (1 - CONFIDENCE) / 2])
-    found = []
-    for number, column in zip(factors.tolist(), samples.T, strict=True):
-        order = np.argsort(column)
-        places = np.searchsorted(np.cumsum(weights[order]), shares * weights.sum())
-        value, low, high = np.clip(1 - column[order][places], 0, 1).tolist()
-        found.append(Forecast(number, value, low, high))
-    return tuple(found)
+    factors, floor = np.array(list(TIMES)), 0.5 / images  # an error of 0 still has the noise of some images
+    logs = np.log(np.maximum(errors, floor))
+    relative = covariance / np.outer(np.exp(logs), np.exp(logs)) + np.diag((floor / np.exp(logs)) ** 2)
+    r, c = (each.reshape(-1, 1) for each in np.meshgrid(LIMITS, EXPONENTS))  # (P, 1) each
+    shapes, beyond = (
+        np.log(r + (1 - r) * (counts / sizes[-1]) ** -c) for counts in (sizes, factors * images)
+    )  # (P, S), (P, F)
+    rest = logs - shapes  # (P, S)
+    evidence, means, deviations = [], [], []
+    for misfit in MISFITS:
+        noise = relative + misfit**2 * np.eye(len(sizes))
+        inverse = np.linalg.inv(noise)
+        precision = inverse.sum()
+        level = rest @ inverse.sum(axis=0) / precision  # L, (P,)
+        apart = rest - level[:, None]
+        squares = np.einsum("ps,st,pt->p", apart, inverse, apart)
+        evidence.append(np.log(1 - r[:, 0]) - (squares + np.linalg.slogdet(noise)[1] + np.log(precision)) / 2)
+        means.append(level[:, None] + beyond)
+        drifts = DRIFT * np.log(factors * images / sizes[-1])  # (F,)
+        variances = 1 / precision + misfit**2 + np.square(drifts)
+        deviations.append(np.broadcast_to(np.sqrt(variances), beyond.shape))
+    weights = softmax(np.concatenate(evidence))  # (Q,)
+    columns = zip(factors.tolist(), np.concatenate(means).T, np.concatenate(deviations).T, strict=True)
+    return tuple(_forecast(number, weights, mean, deviation) for number, mean, deviation in columns)
+
+
+def _forecast(factor: int, weights: Floats, means: Floats, deviations: Floats) -> Forecast:
+    """The median and the 95% interval of 1 - error, where log error is a mixture of normals, (Q,) each."""
+
+    def below(log: float, share: float) -> float:
+        return float(weights @ ndtr((log - means) / deviations)) - share
+
+    ends = (means - 6 * deviations).min(), (means + 6 * deviations).max()
+    quantiles = [brentq(below, *ends, args=(share,)) for share in (0.5, UPPER, 1 - UPPER)]
+    value, low, high = (1 - np.minimum(np.exp(quantiles), 1)).tolist()
+    return Forecast(factor, value, low, high)
 
 
 def _doubt(sizes: list[float], errors: Floats, covariance: Floats) -> str:
     """Why a curve allows no forecast; empty if it does."""
-    if len(sizes) < FEWEST_SIZES:
-        return (
-            f"{counted(len(sizes), 'size')} of training sets with {PER_CLASS} images per class; "
-            f"a curve needs {FEWEST_SIZES}"
-        )
+    if sizes[-1] < SHORTEST * sizes[0]:
+        return f"too few images; a curve needs {SHORTEST * PER_CLASS} training images per class outside of each fold"
     gain = errors[0] - errors[-1]
     deviation = np.sqrt(covariance[0, 0] + covariance[-1, -1] - 2 * covariance[0, -1])
     if not gain > 2 * deviation:
@@ -196,8 +207,8 @@ def _errors(
         for fold in range(int(folds.max()) + 1):
             held, some = np.flatnonzero(folds == fold), np.flatnonzero(folds != fold)
             if share < 1:
-                generator = np.random.default_rng([seed, draw, fold, round(1 / share)])
-                some = some[division.take(some).draw(share, generator)]
+                generator = np.random.default_rng([seed, draw, fold, round(1000 * share)])
+                some = some[division.take(some).sample(share, generator)]
             fitted = classifier.fit(features[some], targets.take(some))
             (held_out[held],) = fitted.probabilities(features[held])
             sizes.append(len(some))

@@ -45,11 +45,12 @@ class Division:
             self.targets.take(indices), np.unique(self.sets[indices], return_inverse=True)[1].reshape(-1)
         )
 
-    def draw(
-        self, share: float, generator: np.random.Generator, *, every_class: bool = True
-    ) -> npt.NDArray[np.bool_]:
-        """Draw about a share of the images and of each class, whole sets only: bool (N,)."""
-        return draw_share(self.membership, self.sets, share, generator, every_class=every_class)
+    def sample(self, share: float, generator: np.random.Generator) -> npt.NDArray[np.bool_]:
+        """Draw a share of the sets at random, at least one: bool (N,)."""
+        G = len(np.unique(self.sets))
+        taken = np.zeros(G, dtype=np.bool_)
+        taken[generator.permutation(G)[: max(1, round(share * G))]] = True
+        return taken[self.sets]
 
     @property
     def membership(self) -> npt.NDArray[np.bool_]:
@@ -93,7 +94,8 @@ class Division:
         rest = np.arange(len(self.targets))
         generator = np.random.default_rng([seed, count])
         for fold in range(count - 1):
-            taken = self.take(rest).draw(1 / (count - fold), generator)
+            part, share = self.take(rest), 1 / (count - fold)
+            taken = draw_share(part.membership, part.sets, share, generator, every_class=True)
             found[rest[taken]] = fold
             rest = rest[~taken]
         found[rest] = count - 1

@@ -159,9 +159,7 @@ class Selection:
 
     def rows(self) -> list[tuple[str, ...]]:
         """All scores as text, below `SCORES_HEAD`."""
-        return [
-            score.row(None if score is self.best else self.difference(score)) for score in self.scores
-        ]
+        return [score.row(None if score is self.best else self.difference(score)) for score in self.scores]
 
 
 def value_of(score: Score | LabelScore) -> tuple[float, float, float]:

@@ -11,10 +11,10 @@ import numpy as np
 import numpy.typing as npt
 
 from vitascope.data.targets import ClassIndices, Targets
+from vitascope.model.options import EVEN
 from vitascope.probe.folds import Division
 from vitascope.run.label_pairs import ClassPair, pairs_confused
 from vitascope.run.measures import predicted, worst_pairs
-from vitascope.model.options import EVEN
 
 Probabilities = npt.NDArray[np.floating]
 

@@ -1,0 +1,161 @@
+"""Selection uses only training images, and says what it measured."""
+
+import numpy as np
+import pytest
+
+from tests.probe.digits import DIGITS, PIXELS, PROPERTIES, drawn
+from vitascope.data.targets import ClassIndices, ClassSets
+from vitascope.errors import UserError
+from vitascope.probe.classifiers import ClassMeans, LeastSquares, LogisticRegression, Neighbors
+from vitascope.probe.selection import (
+    SCORES_HEAD,
+    Candidate,
+    LabelledPart,
+    Selection,
+    out_of_fold,
+    select,
+    value_of,
+)
+from vitascope.run.label_measures import mean_average_precision, paired_difference
+from vitascope.run.measures import drop_interval, mcnemar
+
+ORDER = drawn(0)
+TRAIN, TEST = ORDER[:200], ORDER[200:500]
+FAST = (Neighbors((1, 5)), LeastSquares((1.0, 100.0)), ClassMeans())
+
+
+def candidates() -> list[Candidate]:
+    """All pixels, and the upper half of them."""
+    return [
+        Candidate("digits", "pixels", pooling, PIXELS[TRAIN][:, :D], PIXELS[TEST][:, :D])
+        for pooling, D in (("half", 32), ("all", 64))
+    ]
+
+
+def selected(targets: ClassIndices | ClassSets, test: ClassIndices | ClassSets) -> Selection:
+    return select(candidates(), LabelledPart(targets.take(TRAIN)), LabelledPart(test), FAST)
+
+
+@pytest.mark.parametrize("targets", [DIGITS, PROPERTIES], ids=["exclusive", "several"])
+def test_test_labels_choose_nothing(targets: ClassIndices | ClassSets) -> None:
+    truth = targets.take(TEST)
+    one = selected(targets, truth)
+    other = selected(targets, truth.take(np.random.default_rng(1).permutation(len(TEST))))
+    for ours, theirs in zip(one.scores, other.scores, strict=True):
+        assert ours.candidate.pooling == theirs.candidate.pooling
+        assert ours.classifier == theirs.classifier
+        assert value_of(ours.validated) == value_of(theirs.validated)
+        assert np.array_equal(ours.probabilities, theirs.probabilities)
+    assert value_of(one.best.tested)[0] > value_of(other.best.tested)[0] + 0.1
+
+
+def test_the_best_is_first_and_every_candidate_has_every_classifier() -> None:
+    found = selected(DIGITS, DIGITS.take(TEST))
+    values = [value_of(score.validated)[0] for score in found.scores]
+    assert values == sorted(values, reverse=True)
+    assert found.best.candidate.pooling == "all"
+    assert len({(each.candidate.pooling, each.classifier.name) for each in found.scores}) == 6
+
+
+def test_the_setting_is_the_best_out_of_fold() -> None:
+    found = selected(DIGITS, DIGITS.take(TEST))
+    truth = DIGITS.take(TRAIN)
+    for score in found.scores:
+        (kind,) = (each for each in FAST if each.name == score.classifier.name)
+        held_out = out_of_fold(kind, score.candidate.train, truth, found.folds)
+        right = (held_out.argmax(axis=2) == truth.labels).mean(axis=1)
+        assert score.classifier.settings[0] == kind.settings[int(right.argmax())]
+        assert value_of(score.validated)[0] == pytest.approx(right.max())
+
+
+def test_no_image_is_predicted_by_a_classifier_that_saw_it() -> None:
+    """Noise is remembered by the nearest neighbour, but does not help on other images."""
+    noise = np.random.default_rng(0).normal(size=(200, 8))
+    folds = np.arange(200) % 5
+    (held_out,) = out_of_fold(Neighbors((1,)), noise, DIGITS.take(TRAIN), folds)
+    assert (held_out.argmax(axis=1) == DIGITS.labels[TRAIN]).mean() < 0.25
+
+
+def test_differences_are_paired_by_image() -> None:
+    found = selected(DIGITS, DIGITS.take(TEST))
+    labels = DIGITS.labels[TEST]
+    best = found.best.probabilities.argmax(axis=1) == labels
+    for score in found.scores[1:]:
+        own = score.probabilities.argmax(axis=1) == labels
+        lost, won = int((best & ~own).sum()), int((own & ~best).sum())
+        difference = found.difference(score)
+        low, high = drop_interval(lost, won, len(TEST))
+        assert difference.value == pytest.approx((won - lost) / len(TEST))
+        assert (difference.low, difference.high) == pytest.approx((-high, -low))
+        assert difference.p == mcnemar(lost, won)
+
+
+def test_several_classes_are_chosen_by_map() -> None:
+    found = selected(PROPERTIES, PROPERTIES.take(TEST))
+    labels = PROPERTIES.labels[TEST]
+    score = found.scores[-1]
+    assert value_of(score.tested)[0] == pytest.approx(mean_average_precision(labels, score.probabilities))
+    assert found.difference(score) == paired_difference(labels, score.probabilities, found.best.probabilities)
+
+
+def test_each_row_of_the_table_has_its_numbers() -> None:
+    found = selected(DIGITS, DIGITS.take(TEST))
+    first, *others = found.rows()
+    assert len(first) == len(SCORES_HEAD)
+    value, low, high = value_of(found.best.tested)
+    assert first[7:9] == (f"{value:.1%}", f"{low:.1%} to {high:.1%}")
+    assert first[9] == ""
+    assert all(" to " in row[9] for row in others)
+
+
+def test_nan_features_name_the_image() -> None:
+    wrong = PIXELS[TEST].copy()
+    wrong[17, 3] = np.nan
+    broken = Candidate("body", "layer 3", "mean", PIXELS[TRAIN], wrong)
+    names = [f"{index}.png" for index in range(len(TEST))]
+    with pytest.raises(
+        UserError, match=r"body, layer 3, mean, test: NaN .* 1 of 300 images, .* 17 \(17.png\)"
+    ):
+        select([broken], LabelledPart(DIGITS.take(TRAIN)), LabelledPart(DIGITS.take(TEST), names), FAST)
+
+
+def test_every_image_needs_one_row_of_features() -> None:
+    short = Candidate("body", "", "", PIXELS[TRAIN][:-1], PIXELS[TEST])
+    with pytest.raises(UserError, match=r"shape \(199, 64\) for 200 images"):
+        select([short], LabelledPart(DIGITS.take(TRAIN)), LabelledPart(DIGITS.take(TEST)), FAST)
+
+
+def test_no_candidate_and_no_test_image_are_rejected() -> None:
+    train, test = LabelledPart(DIGITS.take(TRAIN)), LabelledPart(DIGITS.take(TEST))
+    with pytest.raises(UserError, match="no features to choose from"):
+        select([], train, test)
+    with pytest.raises(UserError, match="no test images"):
+        select(candidates(), train, LabelledPart(DIGITS.take(TEST[:0])))
+
+
+def test_intervals_cover_the_accuracy_on_the_remaining_images() -> None:
+    """A small version of `benchmarks/probe_coverage.py`."""
+    covered = []
+    for seed in range(60):
+        order = drawn(seed)
+        train, test, rest = np.split(order, [150, 350])
+        candidate = Candidate("digits", "", "", PIXELS[train], PIXELS[test])
+        found = select(
+            [candidate], LabelledPart(DIGITS.take(train)), LabelledPart(DIGITS.take(test)), FAST, seed=seed
+        )
+        (probabilities,) = found.best.classifier.fit(PIXELS[train], DIGITS.take(train)).probabilities(
+            PIXELS[rest]
+        )
+        _, low, high = value_of(found.best.tested)
+        covered.append(low <= (probabilities.argmax(axis=1) == DIGITS.labels[rest]).mean() <= high)
+    assert np.mean(covered) > 0.85
+
+
+def test_regressions_are_selected_with_the_rough_path_and_fitted_exactly() -> None:
+    found = select(
+        candidates()[1:],
+        LabelledPart(DIGITS.take(TRAIN)),
+        LabelledPart(DIGITS.take(TEST)),
+        (LogisticRegression(),),
+    )
+    assert found.best.classifier.tolerance == LogisticRegression().tolerance
