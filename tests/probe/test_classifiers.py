@@ -134,6 +134,16 @@ def test_a_class_without_images_has_probability_0(classifier: Classifier, severa
 
 
 @pytest.mark.parametrize("classifier", ALL, ids=lambda each: each.name)
+@pytest.mark.parametrize("several", [False, True])
+def test_a_class_that_all_images_have_has_probability_1(classifier: Classifier, several: bool) -> None:
+    """A small training set of a learning curve may have one class alone."""
+    labels = np.array([[False, True]] * 5) if several else np.ones(5, dtype=np.int64)
+    targets = (ClassSets if several else ClassIndices)(labels, ("a", "b"))
+    for found in classifier.fit(PIXELS[:5], targets).probabilities(PIXELS[TEST]):
+        assert np.allclose(found, [0.0, 1.0])
+
+
+@pytest.mark.parametrize("classifier", ALL, ids=lambda each: each.name)
 def test_probabilities_of_exclusive_classes_sum_to_one(classifier: Classifier) -> None:
     for found in of(classifier, DIGITS, PIXELS.astype(np.float32)):
         assert np.allclose(found.sum(axis=1), 1)

@@ -31,6 +31,11 @@ def test_no_fold_and_no_sample_divides_a_group(seed: int, targets: ClassIndices 
         assert len(np.unique(taken[groups == group])) == 1
 
 
+def test_one_fold_is_rejected() -> None:
+    with pytest.raises(UserError, match="folds: 1; cross-validation needs 2 or more"):
+        Division.of(DIGITS).folds(1)
+
+
 def test_seeds_give_other_folds_and_the_same_seed_the_same() -> None:
     division = Division.of(DIGITS)
     assert np.array_equal(division.folds(5, 3), division.folds(5, 3))
@@ -66,7 +71,9 @@ def test_two_folds_need_two_groups_of_each_class() -> None:
 
 def test_one_class_is_rejected() -> None:
     targets = ClassIndices(np.zeros(5, dtype=np.int64), ("cat", "dog"))
-    with pytest.raises(UserError, match="all 5 images have the class 'cat'; a classifier needs images of 2"):
+    with pytest.raises(
+        UserError, match="all 5 images have the same label, cat; a classifier needs different ones"
+    ):
         Division.of(targets).folds()
 
 

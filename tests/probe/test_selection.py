@@ -1,4 +1,4 @@
-"""Selection uses only training images, and says what it measured."""
+"""ProbeSelection uses only training images, and says what it measured."""
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ from vitascope.probe.selection import (
     SCORES_HEAD,
     Candidate,
     LabelledPart,
-    Selection,
+    ProbeSelection,
     out_of_fold,
     select,
     value_of,
@@ -32,7 +32,7 @@ def candidates() -> list[Candidate]:
     ]
 
 
-def selected(targets: ClassIndices | ClassSets, test: ClassIndices | ClassSets) -> Selection:
+def selected(targets: ClassIndices | ClassSets, test: ClassIndices | ClassSets) -> ProbeSelection:
     return select(candidates(), LabelledPart(targets.take(TRAIN)), LabelledPart(test), FAST)
 
 

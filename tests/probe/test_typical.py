@@ -32,7 +32,7 @@ def test_wrong_labels_are_suspects() -> None:
         LogisticRegression((0.01,)), PIXELS[SOME], targets, Division.of(targets).folds()
     )
     found = suspects(targets, held_out, 20)
-    assert len({each.image for each in found} & set(wrong.tolist())) >= 8
+    assert len({each.image for each in found} & set(wrong.tolist())) >= 7
     right = [each for each in found if each.image in wrong]
     assert all(each.suggested == DIGITS.class_names[DIGITS.labels[SOME][each.image]] for each in right)
     assert [each.margin for each in found] == sorted((each.margin for each in found), reverse=True)

@@ -186,11 +186,13 @@ class LogisticRegression(Classifier):
         shares, exclusive = membership(targets), isinstance(targets, ClassIndices)
         varied = _varied(shares)
         rotated = _Rotated.of(features)
-        scores = rotated.scores.astype(np.float64 if self.tolerance <= EXACT else np.float32)
+        scores: Features = rotated.scores
+        if self.tolerance > EXACT:
+            scores = scores.astype(np.float32)
         path = _Path(rotated.powers, scores, shares[:, varied], exclusive)
         solutions = [path.solve(strength, self.tolerance) for strength in self.strengths]
         maps = (rotated.on_raw(weight, bias) for weight, bias in solutions)
-        return LinearFit(tuple(_with_constant(*each, shares) for each in maps), exclusive)
+        return LinearFit(tuple(_with_constant(*each, shares, exclusive) for each in maps), exclusive)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -220,7 +222,8 @@ class LeastSquares(Classifier):
 
     def fit(self, features: Features, targets: Targets) -> LinearFit:
         """Solve for all ridges with one eigen-decomposition."""
-        shares, rotated = membership(targets), _Rotated.of(features)
+        shares, exclusive = membership(targets), isinstance(targets, ClassIndices)
+        rotated = _Rotated.of(features)
         values = 2 * shares[:, _varied(shares)] - 1  # (N, k)
         moments, N = rotated.scores.T @ values, len(values)  # (r, k)
         maps = []
@@ -228,8 +231,8 @@ class LeastSquares(Classifier):
             # The features have mean 0, so the constant one is orthogonal to all others.
             bias = values.mean(axis=0) * N * BIAS_FEATURE**2 / (N * BIAS_FEATURE**2 + ridge)
             weight = (moments / (rotated.powers[:, None] + ridge)).T
-            maps.append(_with_constant(*rotated.on_raw(weight, bias), shares))
-        return LinearFit(tuple(maps), isinstance(targets, ClassIndices))
+            maps.append(_with_constant(*rotated.on_raw(weight, bias), shares, exclusive))
+        return LinearFit(tuple(maps), exclusive)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -274,7 +277,7 @@ class ClassMeans(Classifier):
             weight = (means - others) / deviation
             bias = (np.square(others / deviation) - np.square(means / deviation)).sum(axis=1) / 2
         weight = weight / deviation
-        return LinearFit((_with_constant(weight, bias - weight @ centre, shares),), exclusive)
+        return LinearFit((_with_constant(weight, bias - weight @ centre, shares, exclusive),), exclusive)
 
 
 def membership(targets: Targets) -> Floats:
@@ -287,15 +290,14 @@ def membership(targets: Targets) -> Floats:
 
 def _varied(shares: Floats) -> npt.NDArray[np.bool_]:
     """The classes, (K,), that some images have and others do not."""
-    found: npt.NDArray[np.bool_] = shares.any(axis=0) & ~shares.all(axis=0)
-    return found
+    return np.logical_and(shares.any(axis=0), ~shares.all(axis=0))
 
 
-def _with_constant(weight: Floats, bias: Floats, shares: Floats) -> tuple[Floats, Floats]:
+def _with_constant(weight: Floats, bias: Floats, shares: Floats, exclusive: bool) -> tuple[Floats, Floats]:
     """Weight (K, D) and bias (K,) of all classes from those of the varied ones."""
-    varied = _varied(shares)
+    varied, certain = _varied(shares), 0.0 if exclusive else np.inf
     weights = np.zeros((len(varied), weight.shape[1]))
-    biases = np.where(shares.all(axis=0), np.inf, -np.inf)
+    biases = np.where(shares.all(axis=0), certain, -np.inf)
     weights[varied], biases[varied] = weight, bias
     return weights, biases
 
@@ -372,6 +374,8 @@ class _Path:
     def solve(self, strength: float, tolerance: float) -> tuple[Floats, Floats]:
         """The weight (K, r) and bias (K,) for one C."""
         N, K = self.shares.shape
+        if not K:  # all images have the same classes
+            return self.weight.T, self.bias
         # Two weights of a softmax share the penalty that the one weight of a logistic regression bears.
         C = strength / 2 if self.exclusive and K == 2 else strength
         Z, r = self.scores, len(self.powers)

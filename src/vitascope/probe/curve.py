@@ -15,7 +15,6 @@ from scipy.optimize import brentq
 from scipy.special import ndtr, softmax
 
 from vitascope.data.targets import ClassIndices
-from vitascope.formatting import counted
 from vitascope.intervals import CONFIDENCE
 from vitascope.probe.classifiers import Classifier, Features, Floats
 from vitascope.probe.folds import Division
@@ -39,7 +38,8 @@ MISFITS = np.array([0.01, 0.02, 0.04, 0.08, 0.16])
 """Deviations of the logarithm of an error from the law: training sets differ, and the law is not exact."""
 DRIFT = 0.2
 """Deviation of the logarithm of an error, for each e-fold of images beyond the largest size. This and the
-prior of the share that remains were chosen so that intervals cover 85% or more (`benchmarks/probe_coverage.py`)."""
+prior of the share that remains were chosen for the coverage of the intervals on the digits, which
+`benchmarks/probe_coverage.py` measures."""
 UPPER = (1 + CONFIDENCE) / 2
 TIMES = {2: "twice as many labels", 4: "four times as many labels"}
 
@@ -113,9 +113,8 @@ def learning_curve(
     samples = np.array(errors)  # (S, 1 + B)
     found = samples[:, 0]
     covariance = np.atleast_2d(np.cov(samples[:, 1:]))
-    reason, forecasts = _doubt(sizes, found, covariance), ()
-    if not reason:
-        forecasts = forecast(np.array(sizes), found, covariance, len(folds))
+    reason = _doubt(sizes, found, covariance)
+    forecasts = () if reason else forecast(np.array(sizes), found, covariance, len(folds))
     return LearningCurve(
         len(folds),
         np.array(sizes, dtype=np.int64),
@@ -130,8 +129,8 @@ def forecast(sizes: Floats, errors: Floats, covariance: Floats, images: int) -> 
     """Continue the errors (S,) of training sets of some sizes (S,) to multiples of a number of images.
 
     The law is log error = L + log(r + (1 - r) (n / n_S)^-c), plus normal noise: r is the share of the error
-    that remains. The priors of L, c and of the logarithm of the misfit are flat, that of r is 2 (1 - r). Given
-    r, c and the misfit, L is normal, so the forecast is a mixture of normal distributions, over a grid.
+    that remains. The priors of L, c and of the logarithm of the misfit are flat, that of r is 2 (1 - r).
+    Given r, c and the misfit, L is normal, so the forecast is a mixture of normal distributions, over a grid.
 
     Args:
         covariance: of the errors, (S, S), by the images that measured them.
@@ -178,7 +177,8 @@ def _forecast(factor: int, weights: Floats, means: Floats, deviations: Floats) -
 def _doubt(sizes: list[float], errors: Floats, covariance: Floats) -> str:
     """Why a curve allows no forecast; empty if it does."""
     if sizes[-1] < SHORTEST * sizes[0]:
-        return f"too few images; a curve needs {SHORTEST * PER_CLASS} training images per class outside of each fold"
+        needed = SHORTEST * PER_CLASS
+        return f"too few images; a curve needs {needed} training images per class outside of each fold"
     gain = errors[0] - errors[-1]
     deviation = np.sqrt(covariance[0, 0] + covariance[-1, -1] - 2 * covariance[0, -1])
     if not gain > 2 * deviation:
@@ -229,7 +229,7 @@ def _qualities(
 
 
 def _resampled(sets: npt.NDArray[np.int64], generator: np.random.Generator) -> npt.NDArray[np.int32]:
-    """How often each image is among the images, once, and in B bootstrap samples of their sets: (N, 1 + B)."""
+    """How often each image is in the images, once, and in B bootstrap samples of their sets: (N, 1 + B)."""
     G = int(sets.max()) + 1
     drawn = generator.multinomial(G, np.full(G, 1 / G), size=RESAMPLES).T  # (G, B)
     return np.concatenate([np.ones((len(sets), 1)), drawn[sets]], axis=1).astype(np.int32)

@@ -6,6 +6,7 @@ import dataclasses
 
 import numpy as np
 import numpy.typing as npt
+from sklearn.model_selection import StratifiedKFold
 
 from vitascope.data.draws import bound_sets, draw_share
 from vitascope.data.targets import ClassIndices, Targets
@@ -66,15 +67,17 @@ class Division:
         Where images have several classes, those of one image or group are too rare to count.
 
         Raises:
-            UserError: two folds are impossible.
+            UserError: `most` is below 2; all images have the same classes; two folds are impossible.
         """
+        if most < 2:
+            raise UserError(f"folds: {most}; cross-validation needs 2 or more")
         names, counts = self.targets.class_names, self.targets.counts
         sets = np.array([len(np.unique(self.sets[each])) for each in self.targets.by_class()], dtype=np.int64)
-        exclusive = isinstance(self.targets, ClassIndices)
-        if exclusive and (counts > 0).sum() < 2:
+        exclusive, N = isinstance(self.targets, ClassIndices), len(self.targets)
+        if not ((counts > 0) & (counts < N)).any():
+            same = ", ".join(name for name, count in zip(names, counts, strict=True) if count) or "no class"
             raise UserError(
-                f"all {counted(len(self.targets), 'image')} have the class "
-                f"{names[int(counts.argmax())] if names else 'none'!r}; a classifier needs images of 2 classes"
+                f"all {counted(N, 'image')} have the same label, {same}; a classifier needs different ones"
             )
         known = sets[(sets > 0) if exclusive else (sets > 1)]
         fewest = int(known.min(initial=most)) if len(known) else 0
@@ -88,9 +91,18 @@ class Division:
         return min(most, fewest)
 
     def folds(self, most: int = FOLDS, seed: int = 0) -> npt.NDArray[np.int64]:
-        """The fold of each image, (N,), 0 to `fold_count` - 1: about equal shares of each class, whole sets."""
-        count = self.fold_count(most)
-        found = np.zeros(len(self.targets), dtype=np.int64)
+        """The fold of each image, (N,), 0 to `fold_count` - 1: about equal shares of each class, whole sets.
+
+        Raises:
+            UserError: as in `fold_count`.
+        """
+        count, found = self.fold_count(most), np.zeros(len(self.targets), dtype=np.int64)
+        if isinstance(self.targets, ClassIndices) and not self.grouped:
+            division = StratifiedKFold(count, shuffle=True, random_state=seed)
+            parts = division.split(self.targets.labels, self.targets.labels)
+            for fold, (_, held) in enumerate(parts):
+                found[held] = fold
+            return found
         rest = np.arange(len(self.targets))
         generator = np.random.default_rng([seed, count])
         for fold in range(count - 1):

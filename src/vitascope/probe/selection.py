@@ -1,4 +1,4 @@
-"""Choose a body, a layer, a pooling, a classifier and its setting by cross-validation; score on test images."""
+"""Choose body, layer, pooling, classifier and setting by cross-validation, and score on the test images."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import dataclasses
 import logging
 import time
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -111,22 +110,21 @@ class ProbeScore:
 
     def row(self, difference: PairedDifference | None) -> tuple[str, ...]:
         """The score as text, below `SCORES_HEAD`; no difference for the best."""
-        each = self.candidate
-        points = (
-            ""
-            if difference is None
-            else f"{100 * difference.value:+.1f} ({100 * difference.low:+.1f} to {100 * difference.high:+.1f})"
-        )
+        place = self.candidate
+        points = ""
+        if difference is not None:
+            value, *limits = (100 * each for each in (difference.value, difference.low, difference.high))
+            points = "{:+.1f} ({:+.1f} to {:+.1f})".format(value, *limits)
         cells = []
         for score in (self.validated, self.tested):
             value, low, high = value_of(score)
             cells += [f"{value:.1%}", f"{low:.1%} to {high:.1%}"]
         name, (setting,) = self.classifier.name, self.classifier.settings
-        return (each.body, each.layer, each.pooling, name, setting, *cells, points, f"{self.seconds:.1f}")
+        return (place.body, place.layer, place.pooling, name, setting, *cells, points, f"{self.seconds:.1f}")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Selection:
+class ProbeSelection:
     """All scores, the best by cross-validation first; the earlier one of equals.
 
     Attributes:
@@ -206,7 +204,7 @@ def select(
     *,
     folds: int = FOLDS,
     seed: int = 0,
-) -> Selection:
+) -> ProbeSelection:
     """Score all candidates with all classifiers; only cross-validation on the training images chooses.
 
     Args:
@@ -236,7 +234,7 @@ def select(
     if not scores:
         raise UserError("no features to choose from; give a body, a layer and a pooling")
     scores.sort(key=lambda score: -value_of(score.validated)[0])  # stable
-    return Selection(tuple(scores), train, test, numbers)
+    return ProbeSelection(tuple(scores), train, test, numbers)
 
 
 def _score(
