@@ -214,7 +214,7 @@ class LeastSquares(Classifier):
     @property
     def settings(self) -> tuple[str, ...]:
         """`ridge = 16` and so on."""
-        return tuple(f"ridge = {ridge:g}" for ridge in self.ridges)
+        return tuple(f"ridge = {ridge:.3g}" for ridge in self.ridges)
 
     def only(self, number: int) -> LeastSquares:
         """The same with one ridge."""
