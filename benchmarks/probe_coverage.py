@@ -24,10 +24,10 @@ from conditions import Conditions
 from contest import positive
 from reports import markdown_table, note, publish
 from vitascope.data.targets import ClassIndices
-from vitascope.probe.classifiers import Classifier, ClassMeans, LeastSquares, LogisticRegression, Neighbors
-from vitascope.probe.curve import learning_curve
-from vitascope.probe.folds import Division
-from vitascope.probe.selection import CLASSIFIERS, Candidate, LabelledPart, select, value_of
+from vitascope.probing.classifiers import Classifier, ClassMeans, LeastSquares, LogisticRegression, Neighbors
+from vitascope.probing.curve import learning_curve
+from vitascope.probing.folds import Division
+from vitascope.probing.selection import CLASSIFIERS, Candidate, LabelledPart, select, value_of
 from vitascope.run.measures import wilson_interval
 
 TRAIN, TEST = 150, 200

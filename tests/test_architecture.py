@@ -24,7 +24,7 @@ ALLOWED = {
     "report": {"explain", "data", "weights", "model", "options", "run"},
     "predict": {"model", "weights", "data", "explain"},
     "evaluation": {"predict", "model", "weights", "data", "run"},
-    "probe": {"run", "data", "model"},
+    "probing": {"evaluation", "predict", "report", "explain", "data", "weights", "model", "run"},
     "training": {"evaluation", "predict", "model", "weights", "data", "options", "report", "run"},
     "deploy": set(),
     "deploy.model_card": {"model", "weights", "data", "run"},

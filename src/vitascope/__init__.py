@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from vitascope.predict.embed import Embeddings, embed
     from vitascope.predict.nearest import Nearest, nearest
     from vitascope.predict.predictor import Prediction, Predictor
+    from vitascope.probing.probe import ProbeResult, probe
     from vitascope.report.comparison_page import compare
     from vitascope.run.run import Run
     from vitascope.training.train import pretrain, resume, train
@@ -43,6 +44,7 @@ _HOMES = {
     "Prediction": "predict.predictor",
     "Predictor": "predict.predictor",
     "Preprocess": "data.preprocess",
+    "ProbeResult": "probing.probe",
     "ResNet": "model.resnet",
     "ResNetConfig": "model.resnet_config",
     "Run": "run.run",
@@ -62,6 +64,7 @@ _HOMES = {
     "list_models": "model.sizes",
     "nearest": "predict.nearest",
     "pretrain": "training.train",
+    "probe": "probing.probe",
     "push_to_hub": "deploy.model_card",
     "quantize": "deploy.export.quantize",
     "resume": "training.train",
@@ -75,6 +78,7 @@ __all__ = [
     "Prediction",
     "Predictor",
     "Preprocess",
+    "ProbeResult",
     "ResNet",
     "ResNetConfig",
     "Run",
@@ -95,6 +99,7 @@ __all__ = [
     "list_models",
     "nearest",
     "pretrain",
+    "probe",
     "push_to_hub",
     "quantize",
     "resume",

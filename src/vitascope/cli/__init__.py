@@ -22,6 +22,7 @@ from vitascope.cli.export import Export
 from vitascope.cli.pack import Pack
 from vitascope.cli.parsing import parse
 from vitascope.cli.predict import Predict
+from vitascope.cli.probe import Probe
 from vitascope.cli.report import Report
 from vitascope.cli.serve import Serve
 from vitascope.cli.similar import Similar
@@ -35,6 +36,7 @@ COMMANDS: dict[str, type[Any]] = {
     "predict": Predict,
     "embed": Embed,
     "similar": Similar,
+    "probe": Probe,
     "explain": Explain,
     "report": Report,
     "compare": Compare,

@@ -120,9 +120,14 @@ class ImageSet:
         return epoch_order(seed, epoch, len(self))
 
     def followed_by(self, others: ImageSet) -> ImageSet:
-        """These images and others of the same classes."""
+        """These images and others of the same classes; what is known of one part only is left out."""
         name, sources = f"{self.name} and {others.name}", [*self.sources, *others.sources]
-        return ImageSet(name, sources, self.truth.joined(others.truth))
+        found = ImageSet(name, sources, self.truth.joined(others.truth))
+        for field in ("contents", "groups"):
+            both = np.concatenate([getattr(self, field), getattr(others, field)])
+            if len(both) == len(sources):
+                found = dataclasses.replace(found, **{field: both})
+        return found
 
     def in_classes(self, class_names: tuple[str, ...], where: str) -> ImageSet:
         """The same images, with their labels in another list of class names."""

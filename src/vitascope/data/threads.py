@@ -1,9 +1,10 @@
-"""A function of many images, in threads: reading, decoding and resizing hold no lock of Python's."""
+"""A function of many items, in threads: reading, decoding, resizing and NumPy hold no lock of Python's."""
 
 from __future__ import annotations
 
 import collections
 import os
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
@@ -12,9 +13,9 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 
-def in_threads(function: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
-    """Results in the order of the items, a few of them ahead."""
-    threads = os.cpu_count() or 1
+def in_threads(function: Callable[[T], R], items: Iterable[T], *, most: int | None = None) -> Iterator[R]:
+    """Results in the order of the items, a few of them ahead, by at most so many threads."""
+    threads = min(os.cpu_count() or 1, most or sys.maxsize)
     ahead: collections.deque[Future[R]] = collections.deque()
     with ThreadPoolExecutor(threads) as pool:
         for item in items:

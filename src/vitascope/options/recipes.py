@@ -132,7 +132,13 @@ class TrainConfig(Configuration):
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """The inverse of `to_dict`; the options may be those of an older version."""
+        """The inverse of `to_dict`; the options may be those of an older version.
+
+        Raises:
+            UserError: an unknown option; the options of a probe, which is no training.
+        """
+        if values.get("task") == "probe":
+            raise UserError("these are the options of a probe: `vitascope probe` makes another one")
         return super().from_dict(current_options(values))
 
     @classmethod

@@ -6,7 +6,7 @@ import dataclasses
 import itertools
 import os
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -83,7 +83,7 @@ class FeatureStream:
         self._caches = [FeatureCache(origin) if cached else None for origin in self.origins]
         self._blocks: deque[_Block] = deque()
 
-    def __iter__(self) -> Iterator[FeatureRows]:
+    def __iter__(self) -> Generator[FeatureRows, None, None]:
         try:
             for batch in self._computed():
                 for block in self._blocks:

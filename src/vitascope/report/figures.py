@@ -40,7 +40,9 @@ def draw_figures(run: Run, model: VisionModel, images: ImageSet, predictions: Pr
     `images` are those of the predictions, in their order. One that cannot be read is an `ImageError`.
     """
     epochs, score = run.records("epoch"), predictions.score
-    figures = {"curves": draw_curves(epochs, run.records("step"), kept_place(run, epochs))}
+    figures = {}
+    if epochs:
+        figures["curves"] = draw_curves(epochs, run.records("step"), kept_place(run, epochs))
     if isinstance(score, LabelScore):
         new = partial(plots.new_figure, title=f"{images.name}: {score.result()}")
         answers = predictions.labels, predictions.answers, predictions.probabilities

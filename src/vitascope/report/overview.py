@@ -34,7 +34,11 @@ def header(run: Run, model: VisionModel | None) -> dict[str, Any]:
         "result": _result(run),
         "resume": None if run.finished else f"{_command(run)} --resume {_quoted(run.path)}",
         "measured_on_val": bool(
-            tests and tests[-1]["split"] == "val" and run.config.get("keep") != "last" and run.classifies
+            tests
+            and tests[-1]["split"] == "val"
+            and run.config.get("keep") != "last"
+            and run.classifies
+            and not run.probes
         ),
         "warning": "" if score is None else score.warning(run.better_start),
         "tiles": _tiles(run, model, score),
@@ -156,6 +160,8 @@ def training(
     """Data, model and options of the training; `gone` and `differs` are about the data since then."""
     get = run.config.get
     task = "classification" if run.classifies else f"masked patch prediction ({get('target')})"
+    if run.probes:
+        task = "classification by a linear head on frozen features; probe.html compares it with others"
     rows: list[tuple[str, object]] = [("Task", task), ("Data", without_home(str(get("data"))))]
     names = _class_names(run, model, splits) if run.classifies else ()
     parts = [] if splits is None else [splits.train, splits.val, *([splits.test] if splits.test else [])]
@@ -177,11 +183,12 @@ def training(
     rows.append(("Started from", start))
     if get("teacher"):
         rows.append(("Teacher", without_home(str(get("teacher")))))
-    options = (
-        f"{_length(run)}, batches of {get('batch_size')}, {get('optimizer')}, learning rate "
-        f"{get('lr')} ({get('schedule')}), weight decay {get('weight_decay')}"
-    )
-    rows.append(("Training", options))
+    if not run.probes:
+        options = (
+            f"{_length(run)}, batches of {get('batch_size')}, {get('optimizer')}, learning rate "
+            f"{get('lr')} ({get('schedule')}), weight decay {get('weight_decay')}"
+        )
+        rows.append(("Training", options))
     if chosen := run.plan.get("chosen"):
         rows.append(("Chosen by the data", f"{', '.join(chosen.values())}: for {run.plan['reason']}"))
     if stops := run.records("stop"):
@@ -192,7 +199,7 @@ def training(
     balanced = [name for name in ("class_weights", "sampling") if get(name) == "balanced"]
     if balanced:
         rows.append(("Balanced by", balanced[0].replace("_", " ")))
-    if run.classifies:
+    if run.classifies and not run.probes:
         rows.append(("Weights kept", _kept(run)))
     if "started" in run.environment:
         rows.append(("Started", _date(run.environment["started"])))
@@ -255,9 +262,10 @@ def curves(run: Run) -> dict[str, Any] | None:
 
 
 def configuration(run: Run) -> dict[str, Any]:
-    """Every option, and the command that repeats the run."""
+    """Every option, and the command that repeats a training."""
+    repeat = f"{_command(run)} --config {_quoted(run.config_file)} --run NEW"
     return {
-        "command": f"{_command(run)} --config {_quoted(run.config_file)} --run NEW",
+        "command": "" if run.probes else repeat,
         "rows": [(name, without_home(option_text(value))) for name, value in run.config.items()],
     }
 

@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 
 LARGER_START = "facebook/dinov2-small"
 """A body on the hub that is recommended to start from."""
-_TASKS = ("classify", "masked")
+_TASKS = ("classify", "masked", "probe")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -313,7 +313,12 @@ class Run:
     @property
     def classifies(self) -> bool:
         """Whether the run learns classes; otherwise, it learns hidden patches."""
-        return bool(self.config["task"] == "classify")
+        return bool(self.config["task"] != "masked")
+
+    @property
+    def probes(self) -> bool:
+        """Whether the run is that of a probe: a classifier on frozen features, without epochs."""
+        return bool(self.config["task"] == "probe")
 
     @property
     def better_start(self) -> str:

@@ -13,12 +13,15 @@ import numpy as np
 import numpy.typing as npt
 from scipy.optimize import brentq
 from scipy.special import ndtr, softmax
+from threadpoolctl import threadpool_limits
 
 from vitascope.data.targets import ClassIndices
+from vitascope.data.threads import in_threads
 from vitascope.intervals import CONFIDENCE
-from vitascope.probe.classifiers import Classifier, Features, Floats
-from vitascope.probe.folds import Division
-from vitascope.run.label_measures import average_precision, mean_of_known
+from vitascope.probing.classifiers import Classifier, Features, Floats
+from vitascope.probing.folds import Division
+from vitascope.probing.selection import THREADS
+from vitascope.run.average_precision import class_precision, mean_of_known
 from vitascope.run.measures import predicted
 
 SIZES = 6
@@ -105,11 +108,13 @@ def learning_curve(
     smallest = max(most / RANGE, PER_CLASS * K)
     shares = np.geomspace(min(smallest / most, 1), 1, SIZES).tolist() if smallest < most else [1.0]
     weights = _resampled(division.sets, np.random.default_rng([seed, len(folds)]))
-    sizes, errors = [], []
-    for share in shares:
-        size, drawn = _errors(classifier.for_selection(), features, division, folds, share, weights, seed)
-        sizes.append(size)
-        errors.append(drawn)
+
+    def measured(share: float) -> tuple[float, Floats]:
+        return _errors(classifier.for_selection(), features, division, folds, share, weights, seed)
+
+    with threadpool_limits(1, user_api="blas"):
+        found_by_size = list(in_threads(measured, reversed(shares), most=THREADS))[::-1]
+    sizes, errors = [size for size, _ in found_by_size], [drawn for _, drawn in found_by_size]
     samples = np.array(errors)  # (S, 1 + B)
     found = samples[:, 0]
     covariance = np.atleast_2d(np.cov(samples[:, 1:]))
@@ -224,8 +229,7 @@ def _qualities(
     if isinstance(targets, ClassIndices):
         right = targets.correct(predicted(probabilities))
         return right @ weights / weights.sum(axis=0)
-    pairs = zip(targets.labels.T, probabilities.T, strict=True)
-    return mean_of_known(np.stack([average_precision(*pair, weights) for pair in pairs], axis=1))
+    return mean_of_known(class_precision(targets.labels, probabilities, weights).T)
 
 
 def _resampled(sets: npt.NDArray[np.int64], generator: np.random.Generator) -> npt.NDArray[np.int32]:

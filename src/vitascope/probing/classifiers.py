@@ -1,9 +1,9 @@
 """Classifiers of frozen features: nearest neighbours, logistic regression, least squares, class means.
 
-A classifier has one or several settings of one hyper-parameter. `fit` shares the work of all settings: one
-search of neighbours, one eigen-decomposition, warm starts. Features are floats (N, D); where images have one
-class each (`ClassIndices`), probabilities are those of exclusive classes, where they have any number of them
-(`ClassSets`), those of each class alone. A class that no training image has gets probability 0.
+A classifier has one or several settings of one hyper-parameter, in order. `fit` shares the work of all
+settings: one search of neighbours, one eigen-decomposition, warm starts. Features are floats (N, D); where
+images have one class each (`ClassIndices`), probabilities are those of exclusive classes, where they have any
+number of them (`ClassSets`), those of each class alone. A class that no training image has gets probability 0.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, Self
 
 import numpy as np
@@ -27,7 +27,7 @@ Floats = npt.NDArray[np.float64]
 
 BLOCK = 2**25
 """Numbers in memory at once: similarities of images, features in float64."""
-STRENGTHS = tuple(10.0**power for power in range(-5, 1))
+STRENGTHS = tuple(10.0**power for power in range(-5, 2))
 RIDGES = tuple(2.0**power for power in range(-10, 20, 2))
 BIAS_FEATURE = 100.0
 """The constant feature of least squares: so large that the ridge hardly shrinks the bias."""
@@ -42,7 +42,8 @@ class Fitted(ABC):
 
     @abstractmethod
     def probabilities(self, features: Features) -> Iterator[Floats]:
-        """The probabilities (M, K) of images with features (M, D), for each setting."""
+        """The probabilities (M, K) of images with features (M, D), for each setting; those of a linear
+        classifier can be read once."""
 
 
 class Classifier(ABC):
@@ -134,11 +135,12 @@ class LinearFit(Fitted):
 
     Attributes:
         maps: weight (K, D) and bias (K,), float64, of each setting: the head of a model. The bias of a class
-            without images is -inf, that of a class that all images have beside others inf.
+            without images is -inf, that of a class that all images have beside others inf. They may be found
+            one by one, when they are read, which is possible once.
         exclusive: whether each image has one class: softmax, else the logistic function.
     """
 
-    maps: tuple[tuple[Floats, Floats], ...]
+    maps: Iterable[tuple[Floats, Floats]]
     exclusive: bool
 
     def probabilities(self, features: Features) -> Iterator[Floats]:
@@ -182,17 +184,15 @@ class LogisticRegression(Classifier):
         return dataclasses.replace(self, tolerance=max(ROUGH, self.tolerance))
 
     def fit(self, features: Features, targets: Targets) -> LinearFit:
-        """Follow the path of the strengths."""
+        """Follow the path of the strengths as far as the maps are read."""
         shares, exclusive = membership(targets), isinstance(targets, ClassIndices)
-        varied = _varied(shares)
-        rotated = _Rotated.of(features)
-        scores: Features = rotated.scores
+        axes, scores = rotated(features)
         if self.tolerance > EXACT:
             scores = scores.astype(np.float32)
-        path = _Path(rotated.powers, scores, shares[:, varied], exclusive)
-        solutions = [path.solve(strength, self.tolerance) for strength in self.strengths]
-        maps = (rotated.on_raw(weight, bias) for weight, bias in solutions)
-        return LinearFit(tuple(_with_constant(*each, shares, exclusive) for each in maps), exclusive)
+        path = _Path(axes.powers, scores, shares[:, _varied(shares)], exclusive)
+        solutions = (path.solve(strength, self.tolerance) for strength in self.strengths)
+        maps = (axes.on_raw(weight, bias) for weight, bias in solutions)
+        return LinearFit((_with_constant(*each, shares, exclusive) for each in maps), exclusive)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -223,16 +223,16 @@ class LeastSquares(Classifier):
     def fit(self, features: Features, targets: Targets) -> LinearFit:
         """Solve for all ridges with one eigen-decomposition."""
         shares, exclusive = membership(targets), isinstance(targets, ClassIndices)
-        rotated = _Rotated.of(features)
+        axes, scores = rotated(features)
         values = 2 * shares[:, _varied(shares)] - 1  # (N, k)
-        moments, N = rotated.scores.T @ values, len(values)  # (r, k)
+        moments, N = scores.T @ values, len(values)  # (r, k)
         maps = []
         for ridge in self.ridges:
             # The features have mean 0, so the constant one is orthogonal to all others.
             bias = values.mean(axis=0) * N * BIAS_FEATURE**2 / (N * BIAS_FEATURE**2 + ridge)
-            weight = (moments / (rotated.powers[:, None] + ridge)).T
-            maps.append(_with_constant(*rotated.on_raw(weight, bias), shares, exclusive))
-        return LinearFit(tuple(maps), exclusive)
+            weight = (moments / (axes.powers[:, None] + ridge)).T
+            maps.append(_with_constant(*axes.on_raw(weight, bias), shares, exclusive))
+        return LinearFit(maps, exclusive)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -319,43 +319,44 @@ def _nonzero(scales: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class _Rotated:
-    """Standardized features X (N, D) along the eigenvectors of X^T X that have a positive eigenvalue.
+class Axes:
+    """The eigenvectors of X^T X that have a positive eigenvalue, for standardized features X (N, D).
 
     Penalties |W|^2 are the same in these coordinates, and a solution has no part outside of them.
+
+    Attributes:
+        mean, scale: of the raw features, (D,) each; constant features have an infinite scale.
+        vectors: (D, r).
+        powers: the eigenvalues, (r,).
     """
 
     mean: Floats
     scale: Floats
     vectors: Floats
-    """(D, r)."""
     powers: Floats
-    """The eigenvalues, (r,)."""
-    scores: Floats
-    """X times the eigenvectors, (N, r)."""
-
-    @classmethod
-    def of(cls, features: Features) -> _Rotated:
-        """Standardize by mean and deviation; constant features become 0."""
-        X = features.astype(np.float64)
-        mean = X.mean(axis=0)
-        X -= mean
-        deviation = np.sqrt(np.square(X).mean(axis=0))
-        # The deviation of a constant feature may be a rounding error of its mean.
-        scale = np.where(deviation > 1e-7 * np.abs(mean), _nonzero(deviation), np.inf)
-        X /= scale
-        wide = X.shape[1] > len(X)
-        powers, vectors = np.linalg.eigh(X @ X.T if wide else X.T @ X)
-        kept = powers > powers.max(initial=0.0) * max(X.shape) * np.finfo(np.float64).eps
-        powers, vectors = powers[kept], vectors[:, kept]
-        if wide:
-            vectors = X.T @ (vectors / np.sqrt(powers))
-        return cls(mean, scale, vectors, powers, X @ vectors)
 
     def on_raw(self, weight: Floats, bias: Floats) -> tuple[Floats, Floats]:
-        """Weight (k, D) and bias (k,) on the raw features, from weight (k, r) on the scores."""
+        """Weight (k, D) and bias (k,) on the raw features, from weight (k, r) along the axes."""
         raw = weight @ self.vectors.T / self.scale
         return raw, bias - raw @ self.mean
+
+
+def rotated(features: Features) -> tuple[Axes, Features]:
+    """The axes of features (N, D), and the standardized features along them, float64 (N, r)."""
+    X = features.astype(np.float64)
+    mean = X.mean(axis=0)
+    X -= mean
+    deviation = np.sqrt(np.square(X).mean(axis=0))
+    # The deviation of a constant feature may be a rounding error of its mean.
+    scale = np.where(deviation > 1e-7 * np.abs(mean), _nonzero(deviation), np.inf)
+    X /= scale
+    wide = X.shape[1] > len(X)
+    powers, vectors = np.linalg.eigh(X @ X.T if wide else X.T @ X)
+    kept = powers > powers.max(initial=0.0) * max(X.shape) * np.finfo(np.float64).eps
+    powers, vectors = powers[kept], vectors[:, kept]
+    if wide:
+        vectors = X.T @ (vectors / np.sqrt(powers))
+    return Axes(mean, scale, vectors, powers), X @ vectors
 
 
 class _Path:

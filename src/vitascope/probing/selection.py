@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-import logging
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from threadpoolctl import threadpool_limits
 
 from vitascope.data.targets import ClassIndices, Targets
+from vitascope.data.threads import in_threads
 from vitascope.errors import UserError
 from vitascope.formatting import counted
-from vitascope.probe.classifiers import (
+from vitascope.probing.classifiers import (
     Classifier,
     ClassMeans,
     Features,
@@ -21,22 +23,18 @@ from vitascope.probe.classifiers import (
     LogisticRegression,
     Neighbors,
 )
-from vitascope.probe.folds import FOLDS, Division
-from vitascope.run.label_measures import (
-    LabelScore,
-    PairedDifference,
-    label_score,
-    mean_average_precision,
-    paired_difference,
-)
+from vitascope.probing.folds import FOLDS, Division
+from vitascope.run.average_precision import PairedDifference, mean_average_precision, paired_difference
+from vitascope.run.label_measures import LabelScore, label_score
 from vitascope.run.measures import PairedAccuracy, Score, mcnemar, predicted, score_of
 
 CLASSIFIERS: tuple[Classifier, ...] = (Neighbors(), LogisticRegression(), LeastSquares(), ClassMeans())
 SCORES_HEAD = (
-    *("body", "layer", "pooling", "classifier", "setting", "cross-validated", "95% interval"),
-    *("test", "95% interval", "difference to the best", "seconds"),
+    *("body", "layer", "pooling", "classifier", "setting"),
+    *("cross-validated", "test", "to the best", "seconds"),
 )
-LOGGER = logging.getLogger(__name__)
+THREADS = 4
+"""At most: each has copies of some features."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -52,7 +50,8 @@ class Candidate:
     @property
     def place(self) -> str:
         """Body, layer and pooling in one text."""
-        return ", ".join(filter(None, (self.body, self.layer, self.pooling)))
+        layer = self.layer and f"layer {self.layer}"
+        return ", ".join(filter(None, (self.body, layer, self.pooling)))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -67,7 +66,7 @@ class LabelledPart:
 
     targets: Targets
     names: Sequence[str] = ()
-    groups: npt.NDArray[np.str_] = dataclasses.field(default_factory=lambda: np.empty(0, dtype=np.str_))
+    groups: npt.NDArray[Any] = dataclasses.field(default_factory=lambda: np.empty(0))
 
     def check(self, features: Features, place: str) -> None:
         """Reject features (N, D) with values that are not finite, naming the first image that has them."""
@@ -99,6 +98,7 @@ class ProbeScore:
             (`benchmarks/probe_coverage.py`): the best of many is a little too good, fits on fewer images are
             a little worse.
         tested: measured once on the test images, after the choice.
+        held_out: probabilities of the training images by classifiers that did not see them, float32 (N, K).
         probabilities: of the test images, (M, K).
         seconds: of cross-validation, fit and test.
     """
@@ -107,8 +107,14 @@ class ProbeScore:
     classifier: Classifier
     validated: Score | LabelScore
     tested: Score | LabelScore
+    held_out: npt.NDArray[np.float32]
     probabilities: npt.NDArray[np.float64]
     seconds: float
+
+    @property
+    def name(self) -> str:
+        """Of the classifier with its setting: `logistic regression, C = 0.1`."""
+        return ", ".join(filter(None, (self.classifier.name, *self.classifier.settings)))
 
     def row(self, difference: PairedDifference | None) -> tuple[str, ...]:
         """The score as text, below `SCORES_HEAD`; no difference for the best."""
@@ -117,12 +123,10 @@ class ProbeScore:
         if difference is not None:
             value, *limits = (100 * each for each in (difference.value, difference.low, difference.high))
             points = "{:+.1f} ({:+.1f} to {:+.1f})".format(value, *limits)
-        cells = []
-        for score in (self.validated, self.tested):
-            value, low, high = value_of(score)
-            cells += [f"{value:.1%}", f"{low:.1%} to {high:.1%}"]
         name, (setting,) = self.classifier.name, self.classifier.settings
-        return (place.body, place.layer, place.pooling, name, setting, *cells, points, f"{self.seconds:.1f}")
+        validated, tested = (in_words(score) for score in (self.validated, self.tested))
+        where = (place.body, place.layer, place.pooling, name, setting)
+        return (*where, validated, tested, points, f"{self.seconds:.1f}")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -139,6 +143,11 @@ class ProbeSelection:
     train: LabelledPart
     test: LabelledPart
     folds: npt.NDArray[np.int64]
+
+    @property
+    def several(self) -> bool:
+        """Whether an image may have several classes."""
+        return not isinstance(self.train.targets, ClassIndices)
 
     @property
     def best(self) -> ProbeScore:
@@ -170,6 +179,12 @@ def value_of(score: Score | LabelScore) -> tuple[float, float, float]:
     return found.value, found.low, found.high
 
 
+def in_words(score: Score | LabelScore) -> str:
+    """The accuracy or mAP of a score with its interval, in percent: `87.2% (84.1 to 89.9)`."""
+    value, low, high = (100 * each for each in value_of(score))
+    return f"{value:.1f}% ({low:.1f} to {high:.1f})"
+
+
 def measured(targets: Targets, probabilities: npt.NDArray[np.floating]) -> Score | LabelScore:
     """Measure probabilities (N, K)."""
     if isinstance(targets, ClassIndices):
@@ -186,16 +201,22 @@ def quality(targets: Targets, probabilities: npt.NDArray[np.floating]) -> float:
 
 def out_of_fold(
     classifier: Classifier, features: Features, targets: Targets, folds: npt.NDArray[np.int64]
-) -> npt.NDArray[np.float32]:
-    """The probabilities of each image by classifiers fitted on the other folds, (S, N, K) for S settings."""
-    S, K = len(classifier.settings), len(targets.class_names)
-    found = np.empty((S, len(targets), K), dtype=np.float32)
+) -> Iterator[npt.NDArray[np.float32]]:
+    """The probabilities of each image by classifiers fitted on the other folds, (N, K), for each setting.
+
+    What a later setting needs is computed when it is read.
+    """
+    held, by_fold = [], []
     for fold in range(int(folds.max()) + 1):
-        rest, held = np.flatnonzero(folds != fold), np.flatnonzero(folds == fold)
+        rest = np.flatnonzero(folds != fold)
+        held.append(np.flatnonzero(folds == fold))
         fitted = classifier.fit(features[rest], targets.take(rest))
-        for number, probabilities in enumerate(fitted.probabilities(features[held])):
-            found[number, held] = probabilities
-    return found
+        by_fold.append(fitted.probabilities(features[held[-1]]))
+    for parts in zip(*by_fold, strict=True):
+        found = np.empty((len(targets), len(targets.class_names)), dtype=np.float32)
+        for images, probabilities in zip(held, parts, strict=True):
+            found[images] = probabilities
+        yield found
 
 
 def select(
@@ -223,16 +244,19 @@ def select(
     if not len(test.targets):
         raise UserError("no test images; give some, or divide the data")
     numbers = Division.of(train.targets, train.groups).folds(folds, seed)
-    scores = []
-    for candidate in candidates:
-        for part, features, where in (
-            (train, candidate.train, "training"),
-            (test, candidate.test, "test"),
-        ):
-            part.check(features, f"{candidate.place}, {where}")
-        for classifier in classifiers:
-            scores.append(_score(candidate, classifier, train.targets, test.targets, numbers))
-            LOGGER.info("%s", ", ".join(scores[-1].row(None)))
+
+    def pairs() -> Iterator[tuple[Candidate, Classifier]]:
+        for candidate in candidates:
+            train.check(candidate.train, f"{candidate.place}, training")
+            test.check(candidate.test, f"{candidate.place}, test")
+            yield from ((candidate, classifier) for classifier in classifiers)
+
+    def scored(pair: tuple[Candidate, Classifier]) -> ProbeScore:
+        return _score(*pair, train.targets, test.targets, numbers)
+
+    # Several fits at a time use the cores better than the threads of BLAS, above all on few images.
+    with threadpool_limits(1, user_api="blas"):
+        scores = list(in_threads(scored, pairs(), most=THREADS))
     if not scores:
         raise UserError("no features to choose from; give a body, a layer and a pooling")
     scores.sort(key=lambda score: -value_of(score.validated)[0])  # stable
@@ -246,18 +270,27 @@ def _score(
     test: Targets,
     folds: npt.NDArray[np.int64],
 ) -> ProbeScore:
-    """Choose the setting of a classifier, then fit it on all training images and score it."""
+    """Choose the setting of a classifier, then fit it on all training images and score it.
+
+    Settings are in order: those after one that is worse than the best by a standard error are not tried.
+    """
     began = time.perf_counter()
-    held_out = out_of_fold(classifier.for_selection(), candidate.train, train, folds)  # (S, N, K)
-    best = int(np.argmax([quality(train, each) for each in held_out]))
-    chosen = classifier.only(best)
-    (probabilities,) = chosen.fit(candidate.train, train).probabilities(candidate.test)
-    seconds = time.perf_counter() - began
+    best, value = np.empty(0, dtype=np.float32), -1.0
+    chosen = 0
+    for number, held_out in enumerate(out_of_fold(classifier.for_selection(), candidate.train, train, folds)):
+        found = quality(train, held_out)
+        if found > value:
+            best, value, chosen = held_out, found, number
+        elif found < value - np.sqrt(value * (1 - value) / len(train)):
+            break
+    one = classifier.only(chosen)
+    (probabilities,) = one.fit(candidate.train, train).probabilities(candidate.test)
     return ProbeScore(
         candidate,
-        chosen,
-        measured(train, held_out[best]),
+        one,
+        measured(train, best),
         measured(test, probabilities),
+        best,
         probabilities,
-        seconds,
+        time.perf_counter() - began,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -29,11 +30,10 @@ class Division:
     sets: npt.NDArray[np.int64]
 
     @classmethod
-    def of(cls, targets: Targets, groups: npt.NDArray[np.str_] | None = None) -> Division:
-        """Bind the images of each group, (N,); None or (0,) for images without groups."""
-        if groups is None or not len(groups):
-            return cls(targets, np.arange(len(targets)))
-        return cls(targets, bound_sets(np.unique(groups, return_inverse=True)[1]))
+    def of(cls, targets: Targets, *keys: npt.NDArray[Any]) -> Division:
+        """Bind the images that have the same value in any of some keys, (N,) each, or (0,) for none."""
+        known = [np.unique(key, return_inverse=True)[1] for key in keys if len(key)]
+        return cls(targets, bound_sets(*known) if known else np.arange(len(targets)))
 
     @property
     def grouped(self) -> bool:

@@ -2,12 +2,12 @@
 
 import numpy as np
 
-from tests.probe.digits import DIGITS, PIXELS, PROPERTIES, drawn
+from tests.probing.digits import DIGITS, PIXELS, PROPERTIES, drawn
 from vitascope.data.targets import ClassIndices, ClassSets
-from vitascope.probe.classifiers import LogisticRegression
-from vitascope.probe.folds import Division
-from vitascope.probe.selection import out_of_fold
-from vitascope.probe.typical import class_examples, confused, suspects
+from vitascope.probing.classifiers import LogisticRegression
+from vitascope.probing.folds import Division
+from vitascope.probing.selection import out_of_fold
+from vitascope.probing.typical import class_examples, confused, suspects
 
 SOME = drawn(0)[:500]
 

@@ -8,10 +8,10 @@ from sklearn.linear_model import LogisticRegression as Reference
 from sklearn.neighbors import KNeighborsClassifier, NearestCentroid
 from sklearn.preprocessing import StandardScaler
 
-from tests.probe.digits import DIGITS, PIXELS, PROPERTIES
+from tests.probing.digits import DIGITS, PIXELS, PROPERTIES
 from vitascope.data.targets import ClassIndices, ClassSets
-from vitascope.probe import classifiers
-from vitascope.probe.classifiers import (
+from vitascope.probing import classifiers
+from vitascope.probing.classifiers import (
     BIAS_FEATURE,
     Classifier,
     ClassMeans,

@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from tests.probe.digits import DIGITS, PIXELS, PROPERTIES, drawn
+from tests.probing.digits import DIGITS, PIXELS, PROPERTIES, drawn
 from vitascope.data.targets import ClassIndices
-from vitascope.probe.classifiers import ClassMeans, LeastSquares, Neighbors
-from vitascope.probe.curve import Forecast, forecast, learning_curve
-from vitascope.probe.folds import Division
+from vitascope.probing.classifiers import ClassMeans, LeastSquares, Neighbors
+from vitascope.probing.curve import Forecast, forecast, learning_curve
+from vitascope.probing.folds import Division
 
 
 @pytest.mark.parametrize("targets", [DIGITS, PROPERTIES], ids=["exclusive", "several"])

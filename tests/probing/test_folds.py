@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.probe.digits import DIGITS, PROPERTIES
+from tests.probing.digits import DIGITS, PROPERTIES
 from vitascope.data.targets import ClassIndices, ClassSets
 from vitascope.errors import UserError
-from vitascope.probe.folds import Division
+from vitascope.probing.folds import Division
 
 
 def test_folds_have_equal_shares_of_each_class() -> None:

@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from tests.probe.digits import DIGITS, PIXELS, PROPERTIES, drawn
+from tests.probing.digits import DIGITS, PIXELS, PROPERTIES, drawn
 from vitascope.data.targets import ClassIndices, ClassSets
 from vitascope.errors import UserError
-from vitascope.probe.classifiers import ClassMeans, LeastSquares, LogisticRegression, Neighbors
-from vitascope.probe.selection import (
+from vitascope.probing.classifiers import ClassMeans, LeastSquares, LogisticRegression, Neighbors
+from vitascope.probing.selection import (
     SCORES_HEAD,
     Candidate,
     LabelledPart,

@@ -1,0 +1,148 @@
+"""`vitascope probe`: the best classifier on frozen features."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import tyro
+
+from vitascope.cli.exits import exit_stopped
+from vitascope.cli.parsing import Device, Flag, Json, MaybePath, Precision, Workers
+from vitascope.data.table_options import TableOptions
+from vitascope.errors import printable
+from vitascope.formatting import aligned, counted
+
+if TYPE_CHECKING:
+    from vitascope.probing.probe import ProbeResult
+
+ROWS = 12
+"""Classifiers in the printed table."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Probe:
+    """Find the best classifier on the features of frozen bodies.
+
+    Cross-validation on the training images compares bodies, layers, poolings and classifiers; the test images
+    are measured once. The run folder has the best body with its linear head as a model, a report, and
+    probe.html: the comparison, a forecast for more labels, and what is hard.
+
+    Computed features are cached: a repeated command continues an interrupted one.
+    """
+
+    models: tyro.conf.Positional[Annotated[tuple[str, ...], tyro.conf.arg(metavar="MODEL [MODEL ...]")]]
+    """Bodies to compare: run folders, model folders or files, hub ids."""
+    data: str
+    """A folder with <class>/ or train/<class>/ and test/<class>/, a table, or another DATA with labels."""
+    run: MaybePath = None
+    """New folder of the run. Default: runs/ and the name of the data."""
+    layers: Annotated[tuple[int, ...] | None, tyro.conf.arg(metavar="INT ...", help_behavior_hint="")] = None
+    """Layers to compare, from 0; -1 is the last.
+    Default: the last, and the one at two thirds of the depth."""
+    pools: Annotated[
+        tuple[Literal["cls", "mean", "cls_mean"], ...] | None,
+        tyro.conf.arg(metavar="{cls,mean,cls_mean} ...", help_behavior_hint=""),
+    ] = None
+    """The class token, the mean of the patches, or both. Default: all that a body has."""
+    folds: int = 5
+    """Of cross-validation, at most."""
+    no_cache: Flag = False
+    """Compute all features, and keep none in the cache."""
+    table: TableOptions = dataclasses.field(default_factory=TableOptions)
+    """How a table is read."""
+    seed: int = 0
+    """Of the folds, and of the splits that the data do not have."""
+    batch_size: int = 64
+    """Images per batch."""
+    workers: Workers = None
+    precision: Precision = "auto"
+    device: Device = "auto"
+    json: Json = False
+
+    def call(self) -> None:
+        """Compare, write the run, and print the comparison."""
+        from vitascope.training.signals import Stop, interruptible
+
+        stop = Stop()
+        try:
+            with interruptible(stop):
+                found = self._probe()
+        except KeyboardInterrupt:
+            if not stop.signum:  # it came before the handler of the signals
+                raise
+            kept = "repeat the command to continue with the cached features"
+            exit_stopped(stop.signum, "nothing is kept" if self.no_cache else kept)
+        if self.json:
+            print(json.dumps(as_json(found)))
+            return
+        for line in lines(found):
+            print(line)
+        for reason in found.evaluation.unreadable:
+            print(f"not read: {printable(reason)}", file=sys.stderr)
+
+    def _probe(self) -> ProbeResult:
+        from vitascope.probing.probe import probe
+
+        return probe(
+            self.models,
+            self.data,
+            run=self.run,
+            layers=self.layers,
+            pools=self.pools,
+            folds=self.folds,
+            **dataclasses.asdict(self.table),
+            seed=self.seed,
+            batch_size=self.batch_size,
+            workers=self.workers,
+            precision=self.precision,
+            device=self.device,
+            cache=not self.no_cache,
+        )
+
+
+def lines(found: ProbeResult) -> list[str]:
+    """The comparison as text."""
+    from vitascope.probing.selection import SCORES_HEAD, in_words
+
+    selection, best = found.selection, found.best
+    train, test = selection.train.targets, selection.test.targets
+    rows = [SCORES_HEAD, *selection.rows()]
+    table = list(aligned(rows, left=range(5)))
+    more = len(table) - 1 - ROWS
+    return [
+        f"data    {counted(len(train), 'image')} to fit and select on, {len(test):,} to test on, "
+        f"{len(train.class_names):,} classes",
+        *(f"body    {line}" for line in found.lines),
+        "",
+        *table[: 1 + ROWS],
+        *([f"and {more} more, in probe.html"] if more > 0 else []),
+        "",
+        f"best    {best.candidate.place}: {best.name}",
+        f"test    {in_words(best.tested)}, measured once, after the choice",
+        *(f"labels  {line}" for line in found.curve.lines()),
+        f"model   {found.run / 'model'}",
+        f"probe   {found.page}",
+        f"report  {found.report}",
+    ]
+
+
+def as_json(found: ProbeResult) -> dict[str, object]:
+    """The comparison as plain values."""
+    from vitascope.probing.selection import value_of
+
+    scores = [
+        {
+            "body": score.candidate.body,
+            "layer": score.candidate.layer,
+            "pooling": score.candidate.pooling,
+            "classifier": score.name,
+            "validated": value_of(score.validated),
+            "test": value_of(score.tested),
+        }
+        for score in found.selection.scores
+    ]
+    forecasts = [dataclasses.asdict(each) for each in found.curve.forecasts]
+    return {"run": str(found.run), "scores": scores, "forecasts": forecasts, "page": str(found.page)}

@@ -1,0 +1,1 @@
+"""Probes: classifiers on frozen features, chosen by cross-validation, and the model of the best one."""

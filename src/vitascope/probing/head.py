@@ -1,0 +1,135 @@
+"""A body up to one representation, with a linear head: an ordinary model."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import cast
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from scipy.optimize import minimize_scalar
+from scipy.special import expit, log_softmax, logit, softmax
+from torch import nn
+
+from vitascope.data.targets import ClassIndices, Targets
+from vitascope.model.config import ViTConfig
+from vitascope.model.heads import output_layers
+from vitascope.model.options import Outputs
+from vitascope.model.sizes import ModelConfig
+from vitascope.model.vision_model import VisionModel, build
+from vitascope.predict.features import OWN, POOLS, FeaturePool, FeatureSpec
+from vitascope.probing.classifiers import Floats, membership
+from vitascope.weights.preprocess import preprocess_of
+
+EARLIER = 2 / 3
+"""Depth of the second layer that is tried: where the last ones are specialized in the classes of the body's
+own training, features of this depth fit other classes better."""
+LARGEST_BIAS = 1e4
+"""Instead of infinity, for a class that no image or every image has: exported formats may have none."""
+SHARPEST = 100.0
+"""The largest factor of the logits."""
+
+
+def representations(
+    config: ModelConfig, layers: Sequence[int] | None = None, pools: Sequence[FeaturePool] | None = None
+) -> list[FeatureSpec]:
+    """The representations of a body to try, each of which can have a head.
+
+    Without layers, the last one and the one at two thirds of the depth; without pools, all that the body has.
+    The body's own is among them unless layers or pools exclude it.
+
+    Raises:
+        UserError: no such layer or pool.
+    """
+    if not isinstance(config, ViTConfig) or config.readout.distillation_token:
+        named = FeatureSpec(layers[0] if layers else None, pools[0] if pools else None)
+        return [named.resolved(config) if layers or pools else OWN]
+    own, last = FeatureSpec(config.depth - 1, cast("FeaturePool", config.readout.pool)), config.depth - 1
+    if pools is None:
+        both = config.readout.pool_norm == "before"  # one norm for two pooled tokens is no option of a model
+        with_class_token = ("cls", "mean", "cls_mean") if both else ("cls", "mean")
+        pools = cast(
+            "Sequence[FeaturePool]", with_class_token if config.readout.has_class_token else ("mean",)
+        )
+        beside = [OWN] if layers is None and own.pool not in POOLS else []
+    else:
+        beside = []
+    places = (last, round(EARLIER * config.depth) - 1) if layers is None else layers
+    found = [FeatureSpec(*pair).resolved(config) for pair in itertools.product(places, pools)]
+    return list(dict.fromkeys([*beside, *(OWN if spec == own else spec for spec in found)]))
+
+
+def headed(
+    config: ModelConfig, spec: FeatureSpec, class_names: tuple[str, ...], outputs: Outputs
+) -> ModelConfig:
+    """The configuration of a body up to a resolved representation, with a linear head of some classes.
+
+    Raises:
+        UserError: a pooling that no model with this body has.
+    """
+    options = {
+        "num_classes": len(class_names),
+        "class_names": class_names,
+        "outputs": outputs,
+        "thresholds": (),
+    }
+    if not isinstance(config, ViTConfig):
+        return config.replace(**options)
+    options["head"] = "linear"
+    if spec.layer is not None:
+        options |= {"depth": spec.layer + 1, "pool": spec.pool}
+        options["class_token"] = config.readout.has_class_token
+    return config.replace(**options)
+
+
+def with_head(model: VisionModel, config: ModelConfig, weight: Floats, bias: Floats) -> VisionModel:
+    """The model of `headed`: the weights of a body and a linear head, weight (K, D) and bias (K,)."""
+    found = build(config)
+    body = model.state_dict()
+    state = {
+        name: value if name.startswith("head.") else body[name] for name, value in found.state_dict().items()
+    }
+    found.load_state_dict(state)
+    layers = output_layers(cast("nn.Module", found.head))
+    # A distilled head has a layer for each of two tokens, and averages their logits.
+    for layer, part in zip(layers, np.split(len(layers) * weight, len(layers), axis=1), strict=True):
+        with torch.no_grad():
+            layer.weight.copy_(torch.from_numpy(part))
+            layer.bias.copy_(torch.from_numpy(np.clip(bias, -LARGEST_BIAS, LARGEST_BIAS)))
+    found.preprocess = preprocess_of(model)
+    return found.eval()
+
+
+def sharpness(targets: Targets, held_out: npt.NDArray[np.floating]) -> float:
+    """The factor of the logits with the highest likelihood of images that the classifier did not see.
+
+    Its inverse is the temperature of Guo et al. (2017, section 4.2). It changes no order of classes. Of
+    probabilities (N, K); a class that is certainly absent has no part.
+    """
+    shares, exclusive = membership(targets), isinstance(targets, ClassIndices)
+    if exclusive:
+        with np.errstate(divide="ignore"):
+            logits = np.maximum(np.log(held_out.astype(np.float64)), -LARGEST_BIAS)
+    else:
+        logits = logit(np.clip(held_out.astype(np.float64), 1e-12, 1 - 1e-12))
+
+    def loss(log_factor: float) -> float:
+        scaled = np.exp(log_factor) * logits
+        if exclusive:
+            return -float((log_softmax(scaled, axis=1) * shares).sum())
+        return float(np.logaddexp(0, np.where(shares > 0, -scaled, scaled)).sum())
+
+    limit = np.log(SHARPEST)
+    return float(np.exp(minimize_scalar(loss, bounds=(-limit, limit), method="bounded").x))
+
+
+def sharpened(probabilities: npt.NDArray[np.floating], factor: float, *, exclusive: bool) -> Floats:
+    """The probabilities (N, K) of logits that are multiplied by a factor."""
+    with np.errstate(divide="ignore"):
+        if exclusive:
+            found: Floats = softmax(factor * np.log(probabilities.astype(np.float64)), axis=1)
+        else:
+            found = expit(factor * logit(probabilities.astype(np.float64)))
+    return found

@@ -1,0 +1,204 @@
+"""`probe.html`: the comparison of a probe, its learning curve, and what is hard, on one page."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, NullFormatter, PercentFormatter
+
+from vitascope.data.preprocess import Framed
+from vitascope.data.splits import ImageSet
+from vitascope.data.targets import Targets
+from vitascope.explain.plots import GREY, SERIES, plain
+from vitascope.formatting import counted
+from vitascope.model.vision_model import VisionModel
+from vitascope.probing.classifiers import Floats
+from vitascope.probing.curve import TIMES, LearningCurve
+from vitascope.probing.head import sharpened, sharpness
+from vitascope.probing.selection import SCORES_HEAD, ProbeSelection, in_words, value_of
+from vitascope.probing.typical import ClassExamples, Suspect, class_examples, confused, suspects
+from vitascope.report.page import render, sure
+from vitascope.report.svg import blank_figure, embed
+from vitascope.report.thumbnails import name_of_image, read_pictures
+from vitascope.run.average_precision import Z
+from vitascope.run.environment import without_home
+from vitascope.run.run import Run
+from vitascope.storage import replacing
+
+PAGE = "probe.html"
+ROWS = 12
+"""Rows of the table that are not folded."""
+CLASSES, EXAMPLES = 12, 4
+"""Classes with pictures, those with the most mistakes; typical and untypical pictures of each."""
+SUSPECTS, PAIRS = 24, 10
+
+
+def write_page(
+    run: Run,
+    selection: ProbeSelection,
+    curve: LearningCurve,
+    known: ImageSet,
+    model: VisionModel,
+    lines: Sequence[str],
+) -> Path:
+    """Write the page of a probe into its run; returns its path.
+
+    Args:
+        known: the images to fit on, in the order of the selection's.
+        model: whose preprocessing frames the pictures.
+        lines: one about each body.
+    """
+    targets, best = selection.train.targets, selection.best
+    factor = sharpness(targets, best.held_out)
+    held_out = sharpened(best.held_out, factor, exclusive=not selection.several)  # (N, K)
+    doubtful = suspects(targets, held_out, SUSPECTS)
+    examples = _hardest(targets, held_out)
+    wanted = [each.image for each in doubtful]
+    wanted += [index for each in examples for index in (*each.most.tolist(), *each.least.tolist())]
+    pictures = read_pictures(known, wanted, model)
+    rows = selection.rows()
+    sections: dict[str, dict[str, Any] | None] = {
+        "scores": {
+            "head": SCORES_HEAD,
+            "rows": rows[:ROWS],
+            "rest": rows[ROWS:],
+            "measure": _measure(selection),
+            "folds": int(selection.folds.max()) + 1,
+            "bodies": lines,
+        },
+        "more": _more(selection, curve),
+        "hard": _hard(selection),
+        "typical": {
+            "examples": [
+                {
+                    "name": each.name,
+                    "most": _cards(known, each.most, pictures, held_out[:, k]),
+                    "least": _cards(known, each.least, pictures, held_out[:, k]),
+                }
+                for each in examples
+                for k in [targets.class_names.index(each.name)]
+            ],
+            "others": int((targets.counts > 0).sum()) - len(examples),
+        },
+        "doubtful": {
+            "listed": [_card(known, each.image, pictures) | {"words": _in_words(each)} for each in doubtful]
+        }
+        if doubtful
+        else None,
+    }
+    page = run.path / PAGE
+    with replacing(page) as aside:
+        aside.write_text(render(_header(run, selection, curve), sections), encoding="utf-8")
+    return page
+
+
+def _measure(selection: ProbeSelection) -> str:
+    return "mAP" if selection.several else "accuracy"
+
+
+def _header(run: Run, selection: ProbeSelection, curve: LearningCurve) -> dict[str, Any]:
+    """The best classifier in one sentence, and the most important numbers."""
+    best, measure = selection.best, _measure(selection)
+    value, low, high = value_of(best.tested)
+    tiles = [(f"{value:.1%}", f"test {measure}; 95% interval {low:.1%} to {high:.1%}")]
+    tiles += [
+        (f"{each.value:.1%}", f"with {TIMES[each.factor]}: {each.low:.1%} to {each.high:.1%}")
+        for each in curve.forecasts
+    ]
+    tiles.append((f"{len(selection.train.targets):,}", "images to fit and select on"))
+    tiles.append((f"{len(selection.test.targets):,}", "images to test on"))
+    data = without_home(str(run.config["data"]))
+    return {
+        "name": f"Probe of {Path(data).name or data}",
+        "result": f"The best of {counted(len(selection.scores), 'classifier')} is {best.name} on "
+        f"{best.candidate.place}: {measure} {in_words(best.tested)} on the test images.",
+        "resume": None,
+        "measured_on_val": False,
+        "warning": "",
+        "tiles": tiles,
+    }
+
+
+def _more(selection: ProbeSelection, curve: LearningCurve) -> dict[str, Any]:
+    """The learning curve with its forecasts."""
+    measure = _measure(selection)
+    alt = f"cross-validated {measure} by the number of training images: {'; '.join(curve.lines())}"
+    drawing = embed(partial(draw_curve, curve, measure), "learning-curve", alt, width=620)
+    return {"drawing": drawing, "lines": curve.lines(), "measure": measure, "forecast": bool(curve.forecasts)}
+
+
+def draw_curve(curve: LearningCurve, measure: str) -> Figure:
+    """The measured values with 95% intervals, and the forecasts."""
+    figure = blank_figure(6.2, 3.2)
+    axes = figure.subplots()
+    bars: dict[str, Any] = {"capsize": 2, "linewidth": 1.6, "elinewidth": 1, "marker": "o", "markersize": 3.5}
+    axes.errorbar(
+        curve.sizes, curve.values, Z * curve.deviations, color=SERIES[0], label="cross-validated", **bars
+    )
+    if curve.forecasts:
+        images = [each.factor * curve.images for each in curve.forecasts]
+        values = np.array([each.value for each in curve.forecasts])
+        below = values - [each.low for each in curve.forecasts]
+        above = [each.high for each in curve.forecasts] - values
+        bars |= {"linestyle": "none", "marker": "D"}
+        axes.errorbar(images, values, [below, above], color=SERIES[1], label="forecast", **bars)
+    axes.axvline(curve.images, color=GREY, linestyle=":", linewidth=1, label=f"all {curve.images:,} images")
+    plain(axes, xlabel="training images", ylabel=measure)
+    axes.set_xscale("log", base=2)
+    ticks = sorted({int(size) for size in curve.sizes} | {f.factor * curve.images for f in curve.forecasts})
+    axes.set_xticks(ticks)
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:,.0f}"))
+    axes.xaxis.set_minor_formatter(NullFormatter())
+    axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
+    axes.legend(fontsize=8, facecolor="white", edgecolor="none", framealpha=0.75, loc="lower right")
+    return figure
+
+
+def _hard(selection: ProbeSelection) -> dict[str, Any] | None:
+    """The classes that are confused; None without mistakes."""
+    targets = selection.train.targets
+    pairs = confused(targets, selection.best.held_out, PAIRS)
+    if not pairs:
+        return None
+    names, counts = targets.class_names, targets.counts
+    return {
+        "rows": [
+            (names[p.first], names[p.second], f"{p.count:,}", f"{p.count / counts[p.first]:.1%}")
+            for p in pairs
+        ],
+        "several": selection.several,
+    }
+
+
+def _hardest(targets: Targets, held_out: Floats) -> list[ClassExamples]:
+    """The examples of the classes whose images have the lowest mean probability of their class."""
+    means = {
+        targets.class_names[k]: held_out[images, k].mean()
+        for k, images in enumerate(targets.by_class())
+        if len(images)
+    }
+    found = class_examples(targets, held_out, EXAMPLES)
+    return sorted(found, key=lambda each: float(means[each.name]))[:CLASSES]
+
+
+def _card(known: ImageSet, index: int, pictures: Mapping[int, Framed]) -> dict[str, Any]:
+    return {"picture": pictures.get(index), "name": name_of_image(known, index)}
+
+
+def _cards(
+    known: ImageSet, indices: npt.NDArray[np.int64], pictures: Mapping[int, Framed], probabilities: Floats
+) -> list[dict[str, Any]]:
+    return [
+        _card(known, index, pictures) | {"probability": sure(float(probabilities[index]))}
+        for index in indices.tolist()
+    ]
+
+
+def _in_words(suspect: Suspect) -> dict[str, str | None]:
+    return {"given": suspect.given, "suggested": suspect.suggested, "margin": f"{suspect.margin:.0%}"}

@@ -1,0 +1,463 @@
+"""`probe`: from bodies and labelled images to the best classifier on frozen features, as a finished run."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import shlex
+import shutil
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, cast
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from tqdm import tqdm
+
+from vitascope.arguments import checked
+from vitascope.data.contents import first_of_content
+from vitascope.data.datasets import open_data
+from vitascope.data.decoding import ImageSource, source_name
+from vitascope.data.feature_cache import Features
+from vitascope.data.frames import DataFrame, stored
+from vitascope.data.splits import ImageSet, Splits
+from vitascope.data.table_options import TableOptions
+from vitascope.data.targets import ClassIndices, ClassSets, Targets
+from vitascope.errors import UserError
+from vitascope.evaluation.measure import Evaluation, data_frame, html_table
+from vitascope.formatting import counted, duration, listed
+from vitascope.model.config import ViTConfig
+from vitascope.model.hardware import reuse_freed_memory
+from vitascope.model.options import Outputs
+from vitascope.model.sizes import ModelConfig, architecture_of, record_of
+from vitascope.model.vision_model import VisionModel, left_as_it_was
+from vitascope.predict.embed import BATCH_SIZE, MEMORY_GB
+from vitascope.predict.engine import TorchEngine
+from vitascope.predict.feature_stream import FeatureStream, Indices
+from vitascope.predict.features import FeaturePool, FeatureSpec
+from vitascope.predict.predictor import check_workers
+from vitascope.predict.runtimes import name_of
+from vitascope.probing.classifiers import Floats, LinearFit, Neighbors
+from vitascope.probing.curve import LearningCurve, learning_curve
+from vitascope.probing.folds import FOLDS, Division
+from vitascope.probing.head import headed, representations, sharpened, sharpness, with_head
+from vitascope.probing.page import write_page
+from vitascope.probing.selection import (
+    SCORES_HEAD,
+    Candidate,
+    LabelledPart,
+    ProbeScore,
+    ProbeSelection,
+    in_words,
+    select,
+)
+from vitascope.report.figures import draw_figures
+from vitascope.report.write import write_report
+from vitascope.run.label_measures import best_thresholds
+from vitascope.run.run import Run, lasting_path
+from vitascope.storage import explaining_failure, write_json
+from vitascope.weights.identification import is_model
+from vitascope.weights.loading import from_pretrained
+from vitascope.weights.saving import save_pretrained
+
+if TYPE_CHECKING:
+    import pandas
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, repr=False, eq=False)
+class ProbeResult:
+    """A finished probe, and the run of its model."""
+
+    run: Path
+    """The run folder: the model, its predictions and report, and `probe.html`."""
+    model: VisionModel
+    """The body of the best linear classifier, up to its layer, with this classifier as its head."""
+    selection: ProbeSelection
+    """All classifiers, the best first."""
+    curve: LearningCurve
+    """Of the best one, with the forecast for more labels."""
+    evaluation: Evaluation
+    """Of the model, on the test images."""
+    lines: list[str]
+    """For each body, the number of representations and the time for their features."""
+    seconds: float
+    page: Path
+    report: Path
+
+    @property
+    def best(self) -> ProbeScore:
+        """The classifier of the highest cross-validated accuracy, or mAP."""
+        return self.selection.best
+
+    def to_dataframe(self) -> pandas.DataFrame:
+        """All scores as text, one row each, the best first; UserError without pandas."""
+        return data_frame(dict(zip(SCORES_HEAD, zip(*self.selection.rows(), strict=True), strict=True)))
+
+    def __repr__(self) -> str:
+        return f"ProbeResult({str(self.run)!r}, {self.best.name}: {in_words(self.best.tested)})"
+
+    def _repr_html_(self) -> str:
+        found = {"run": self.run, "best": self.best.name, "test": in_words(self.best.tested)}
+        return html_table(found | {"labels": "; ".join(self.curve.lines()), "page": self.page})
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Body:
+    """A model whose representations are compared.
+
+    Attributes:
+        name: in the table, different from those of other bodies.
+        reference: the MODEL argument; empty for a model of the caller's.
+        representations: resolved, or the body's own.
+        heads: the configuration of the model that each makes with a head.
+    """
+
+    name: str
+    reference: str
+    model: VisionModel
+    representations: list[FeatureSpec]
+    heads: list[ModelConfig]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Place:
+    """A candidate with its origin."""
+
+    candidate: Candidate
+    body: Body
+    head: ModelConfig
+
+
+@checked
+def probe(
+    models: VisionModel | str | os.PathLike[str] | Sequence[VisionModel | str | os.PathLike[str]],
+    data: DataFrame | str | os.PathLike[str],
+    *,
+    run: str | os.PathLike[str] | None = None,
+    layers: Sequence[int] | None = None,
+    pools: Sequence[FeaturePool] | None = None,
+    folds: int = FOLDS,
+    columns: Mapping[str, str] | Sequence[str] = (),
+    images: str | os.PathLike[str] | None = None,
+    labels: Literal["one", "several"] | None = None,
+    label_separator: str | None = None,
+    seed: int = 0,
+    batch_size: int = BATCH_SIZE,
+    workers: int | None = None,
+    precision: str = "auto",
+    device: str = "auto",
+    cache: bool = True,
+) -> ProbeResult:
+    """Find the best classifier on frozen features, as `vitascope probe` does.
+
+    For each body, some layers and poolings, classifiers are compared by cross-validation on the training and
+    validation images. The test images are measured once, after the choice; data without a test split are
+    tested on their validation images. Images that cannot be read are left out.
+
+    Args:
+        models: one or several bodies: MODEL arguments or models, with or without classes.
+        data: a DATA argument with labels, or a DataFrame, which the run keeps.
+        run: the new run folder; None names it after the data, in runs/.
+        layers: to compare, in 0 to depth - 1; negative ones count from the last. None: the last one, and the
+            one at two thirds of the depth.
+        pools: to compare, of `cls`, `mean` and `cls_mean`; None: all that a body has.
+        folds: of cross-validation, at most; a class of fewer images or groups has as many folds as these.
+        columns, images, labels, label_separator: how a table is read, as for `train`.
+        seed: of the splits that the data do not have, and of the folds.
+        batch_size, workers, precision, device, cache: of the features, as for `embed`.
+
+    Raises:
+        UserError: no such model, data, layer or pool; a run folder that exists; one class, or one with fewer
+            images than two folds need; features that are not finite, or too many for the memory.
+    """
+    began = time.monotonic()
+    if batch_size < 1:
+        raise UserError(f"batch_size must be at least 1, not {batch_size}")
+    check_workers(workers)
+    if isinstance(data, str | os.PathLike) and is_model(data):
+        raise UserError(f"{os.fspath(data)} is a model, and no images: models come first, then the data")
+    table = TableOptions(
+        columns=cast("tuple[str, ...]", columns),  # it takes a mapping as well
+        images=None if images is None else os.fspath(images),
+        labels=labels,
+        label_separator=label_separator,
+    )
+    given = [models] if isinstance(models, VisionModel | str | os.PathLike) else list(models)
+    if not given:
+        raise UserError("no body to probe: give at least one model")
+    reuse_freed_memory()
+    options = {
+        "task": "probe",
+        "run": None if run is None else os.fspath(run),
+        "layers": layers and list(layers),
+        "pools": pools and list(pools),
+        "folds": folds,
+        **dataclasses.asdict(table),
+        "columns": list(table.columns),
+        "seed": seed,
+        "batch_size": batch_size,
+        "precision": precision,
+        "device": device,
+    }
+    with ExitStack() as left, stored(data, table) as place:
+        splits = fitting(open_data(place, seed=seed, labelled=True, table=table).identified())
+        _division(splits.train).fold_count(folds)  # an error comes before anything that takes time
+        for model in given:
+            left.enter_context(left_as_it_was(model))
+        bodies = _opened(given, layers, pools, splits.train.truth)
+        where = {"data": place, "weights": None, "bodies": [lasting_path(body.reference) for body in bodies]}
+        made = Run.create({**options, **where}, keep_data=isinstance(data, DataFrame))
+        try:
+            with made.lock():
+                made.record_split(splits)
+                how = _Features(batch_size, workers, precision, device, cache)
+                return _probed(made, splits, bodies, how, folds=folds, seed=seed, began=began)
+        except BaseException:
+            if not made.finished:
+                shutil.rmtree(made.path)
+            raise
+
+
+def fitting(splits: Splits) -> Splits:
+    """The same images with one part to fit on: cross-validation needs no validation images beside a test."""
+    if splits.test is None:
+        return splits
+    train = dataclasses.replace(splits.train.followed_by(splits.val), name="train")
+    return dataclasses.replace(splits, train=train, val=splits.val.subset("val", np.arange(0)))
+
+
+def _opened(
+    given: Sequence[VisionModel | str | os.PathLike[str]],
+    layers: Sequence[int] | None,
+    pools: Sequence[FeaturePool] | None,
+    truth: Targets,
+) -> list[Body]:
+    """The bodies, with the representations of each and the models that these would make."""
+    outputs: Outputs = "independent" if isinstance(truth, ClassSets) else "exclusive"
+    found: list[Body] = []
+    for number, each in enumerate(given, 1):
+        if isinstance(each, str | os.PathLike):
+            model, reference = from_pretrained(each), os.fspath(each)
+            name = name_of(reference)
+        else:
+            model, reference = each, ""
+            name = architecture_of(model.config) or f"model {number}"
+        if name in (body.name for body in found):
+            name = reference or f"{name}, model {number}"
+        with naming(name):
+            specs = representations(model.config, layers, pools)
+            heads = [headed(model.config, spec, truth.class_names, outputs) for spec in specs]
+        found.append(Body(name, reference, model, specs, heads))
+    return found
+
+
+@contextmanager
+def naming(body: str) -> Iterator[None]:
+    """Name the body in errors about it."""
+    try:
+        yield
+    except UserError as error:
+        raise UserError(f"{body}: {error}") from error
+
+
+@dataclasses.dataclass(frozen=True)
+class _Features:
+    """How features are computed."""
+
+    batch_size: int
+    workers: int | None
+    precision: str
+    device: str
+    cache: bool
+
+    def of(
+        self, body: Body, sources: Sequence[ImageSource], room: float
+    ) -> tuple[Indices, list[Features], FeatureStream]:
+        """The images that can be read, their features of each representation, and where these come from.
+
+        Raises:
+            UserError: more than `room` GB of features; features that are not finite.
+        """
+        engine = TorchEngine(body.model, precision=self.precision, device=self.device)
+        stream = FeatureStream(
+            engine,
+            body.representations,
+            sources,
+            batch_size=self.batch_size,
+            workers=self.workers,
+            cached=self.cache,
+        )
+        blocks = []
+        with (
+            naming(body.name),
+            closing(iter(stream)) as rows,
+            tqdm(
+                total=len(sources), unit=" images", desc=body.name, delay=3, leave=False, disable=None
+            ) as bar,
+        ):
+            for block in rows:
+                width = sum(features.shape[1] for features in block.features)
+                if (size := 4e-9 * len(sources) * width) > room:
+                    raise UserError(
+                        f"{len(body.representations)} representations of {len(sources):,} images take "
+                        f"{size:,.1f} GB, and {room:,.1f} of {MEMORY_GB:g} GB are left: name fewer layers, "
+                        "pools or bodies, or give fewer images"
+                    )
+                blocks.append(block)
+                bar.update(len(block.indices))
+        if not blocks:
+            raise UserError(f"no image can be read: {listed(list(stream.unreadable.values()))}")
+        indices = np.concatenate([block.indices for block in blocks])
+        columns = zip(*(block.features for block in blocks), strict=True)
+        return indices, [np.concatenate(column) for column in columns], stream
+
+
+def _probed(
+    run: Run, splits: Splits, bodies: Sequence[Body], how: _Features, *, folds: int, seed: int, began: float
+) -> ProbeResult:
+    """Compute the features, choose, and write the run."""
+    places, known, tested, notes = _places(bodies, splits, how)
+    division = _division(known)
+    selection = select(
+        [place.candidate for place in places],
+        LabelledPart(known.truth, [source_name(source) for source in known.sources], division.sets),
+        LabelledPart(tested.truth, [source_name(source) for source in tested.sources]),
+        folds=folds,
+        seed=seed,
+    )
+    best = selection.best
+    curve = learning_curve(best.classifier, best.candidate.train, division, selection.folds, seed=seed)
+    linear = next(each for each in selection.scores if not isinstance(each.classifier, Neighbors))
+    place = next(place for place in places if place.candidate is linear.candidate)
+    model, probabilities = _model(linear, place, known.truth)
+    evaluation = Evaluation(
+        split=tested.name,
+        indices=notes.tested,
+        targets=tested.truth,
+        probabilities=probabilities.astype(np.float32),
+        thresholds=np.array(model.config.thresholds, np.float32) if selection.several else None,
+        loss=_loss(tested.truth, probabilities),
+        unreadable=tuple(notes.unreadable.values()),
+    )
+    seconds = time.monotonic() - began
+    advice = "make room, then run the same command again; the features in the cache are kept"
+    with explaining_failure(run.path, "the finished model", advice):
+        run.record_options(weights=lasting_path(place.body.reference) or place.body.name)
+        write_json(run.plan_file, _plan(linear, selection, model))
+        writer = run.write_metrics()
+        writer.record("test", 0, {**evaluation.summary(), "seconds": round(seconds, 2)})
+        writer.close()
+        run.save_predictions(evaluation)
+        save_pretrained(model, run.model_folder)
+    later = f"the model is saved: make room, then run `vitascope report {shlex.quote(str(run.path))}`"
+    with explaining_failure(run.path, "the figures and pages", later):
+        page = write_page(run, selection, curve, known, model, notes.lines)
+        draw_figures(run, model, tested, evaluation)
+        report = write_report(run, splits=splits, device=how.device)
+    return ProbeResult(
+        run=run.path,
+        model=model.cpu(),
+        selection=selection,
+        curve=curve,
+        evaluation=evaluation,
+        lines=notes.lines,
+        seconds=seconds,
+        page=page,
+        report=report,
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class _Notes:
+    """What the features leave behind beside the candidates."""
+
+    tested: Indices
+    """The readable images among the test images."""
+    unreadable: dict[int, str]
+    lines: list[str]
+    """For each body the number of representations and the time for their features."""
+
+
+def _places(
+    bodies: Sequence[Body], splits: Splits, how: _Features
+) -> tuple[list[_Place], ImageSet, ImageSet, _Notes]:
+    """The features of all bodies, and the images that could be read: to fit on, and to test on."""
+    train, test = splits.train, splits.measured
+    sources = [*train.sources, *test.sources]
+    places: list[_Place] = []
+    readable, unreadable, lines, room = np.arange(0), dict[int, str](), list[str](), MEMORY_GB
+    for number, body in enumerate(bodies):
+        started = time.monotonic()
+        indices, found, stream = how.of(body, sources, room)
+        if number == 0:
+            readable, unreadable = indices, stream.unreadable
+        elif not np.array_equal(indices, readable):
+            raise UserError(
+                f"{body.name} can read {len(indices):,} of the images, {bodies[0].name} {len(readable):,}: "
+                "leave out the images that not all bodies can read"
+            )
+        room -= sum(each.nbytes for each in found) / 1e9
+        known = readable < len(train)
+        for spec, head, each in zip(body.representations, body.heads, found, strict=True):
+            candidate = Candidate(body.name, *_in_table(body.model.config, spec), each[known], each[~known])
+            places.append(_Place(candidate, body, head))
+        lines.append(
+            f"{body.name}: {counted(len(found), 'representation')} of {counted(len(readable), 'image')}, "
+            f"{stream.computed:,} computed now, {duration(time.monotonic() - started)}"
+        )
+    tested = readable[~known] - len(train)
+    parts = train.subset("train", readable[known]), test.subset(test.name, tested)
+    return places, *parts, _Notes(tested, unreadable, lines)
+
+
+def _in_table(config: ModelConfig, spec: FeatureSpec) -> tuple[str, str]:
+    """A representation's layer and pooling."""
+    if not isinstance(config, ViTConfig):
+        return "", "own"
+    if spec.layer is None:
+        return str(config.depth - 1), config.readout.pool
+    return str(spec.layer), str(spec.pool)
+
+
+def _division(images: ImageSet) -> Division:
+    """The images with those that stay together: of a group, or with equal contents."""
+    return Division.of(images.truth, images.groups, first_of_content(images.contents))
+
+
+def _model(score: ProbeScore, place: _Place, truth: Targets) -> tuple[VisionModel, Floats]:
+    """The model with a linear classifier as its head, and its probabilities of the test images, (M, K).
+
+    Its logits are scaled, see `sharpness`: least squares and class means have no confidence of their own.
+    """
+    fitted = cast("LinearFit", score.classifier.fit(place.candidate.train, truth))
+    ((weight, bias),) = fitted.maps
+    factor = sharpness(truth, score.held_out)
+    config = place.head
+    if not fitted.exclusive:
+        held_out = sharpened(score.held_out, factor, exclusive=False)
+        config = config.replace(thresholds=best_thresholds(truth.labels, held_out).tolist())
+    model = with_head(place.body.model, config, factor * weight, factor * bias)
+    return model, sharpened(score.probabilities, factor, exclusive=fitted.exclusive)
+
+
+def _loss(truth: Targets, probabilities: Floats) -> float:
+    """The mean cross-entropy of probabilities (M, K), as of any model; binary where any class may apply."""
+    found, labels = torch.from_numpy(probabilities), torch.from_numpy(truth.labels)
+    if isinstance(truth, ClassIndices):
+        return float(F.nll_loss(found.log().clamp(min=-100), labels))
+    return float(F.binary_cross_entropy(found, labels.double()))
+
+
+def _plan(score: ProbeScore, selection: ProbeSelection, model: VisionModel) -> dict[str, Any]:
+    """For the run's `plan.json`: the model, and what the data have chosen."""
+    return {
+        "asked": {},
+        "model": record_of(model.config),
+        "chosen": {"representation": score.candidate.place, "classifier": score.name},
+        "reason": f"the best cross-validated linear classifier of {len(selection.scores)}, "
+        f"{in_words(score.validated)}",
+        "note": "",
+    }
