@@ -1,12 +1,14 @@
 """ProbeSelection uses only training images, and says what it measured."""
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 from tests.probing.digits import DIGITS, PIXELS, PROPERTIES, drawn
 from vitascope.data.targets import ClassIndices, ClassSets
 from vitascope.errors import UserError
 from vitascope.probing.classifiers import ClassMeans, LeastSquares, LogisticRegression, Neighbors
+from vitascope.probing import selection
 from vitascope.probing.selection import (
     SCORES_HEAD,
     Candidate,
@@ -16,7 +18,7 @@ from vitascope.probing.selection import (
     select,
     value_of,
 )
-from vitascope.run.label_measures import mean_average_precision, paired_difference
+from vitascope.run.average_precision import mean_average_precision, paired_difference
 from vitascope.run.measures import drop_interval, mcnemar
 
 ORDER = drawn(0)
@@ -62,7 +64,7 @@ def test_the_setting_is_the_best_out_of_fold() -> None:
     truth = DIGITS.take(TRAIN)
     for score in found.scores:
         (kind,) = (each for each in FAST if each.name == score.classifier.name)
-        held_out = out_of_fold(kind, score.candidate.train, truth, found.folds)
+        held_out = np.stack(list(out_of_fold(kind, score.candidate.train, truth, found.folds)))
         right = (held_out.argmax(axis=2) == truth.labels).mean(axis=1)
         assert score.classifier.settings[0] == kind.settings[int(right.argmax())]
         assert value_of(score.validated)[0] == pytest.approx(right.max())
@@ -103,15 +105,15 @@ def test_each_row_of_the_table_has_its_numbers() -> None:
     first, *others = found.rows()
     assert len(first) == len(SCORES_HEAD)
     value, low, high = value_of(found.best.tested)
-    assert first[7:9] == (f"{value:.1%}", f"{low:.1%} to {high:.1%}")
-    assert first[9] == ""
-    assert all(" to " in row[9] for row in others)
+    assert first[6] == f"{100 * value:.1f}% ({100 * low:.1f} to {100 * high:.1f})"
+    assert first[7] == ""
+    assert all(" to " in row[7] for row in others)
 
 
 def test_nan_features_name_the_image() -> None:
     wrong = PIXELS[TEST].copy()
     wrong[17, 3] = np.nan
-    broken = Candidate("body", "layer 3", "mean", PIXELS[TRAIN], wrong)
+    broken = Candidate("body", "3", "mean", PIXELS[TRAIN], wrong)
     names = [f"{index}.png" for index in range(len(TEST))]
     with pytest.raises(
         UserError, match=r"body, layer 3, mean, test: NaN .* 1 of 300 images, .* 17 \(17.png\)"
@@ -149,6 +151,22 @@ def test_intervals_cover_the_accuracy_on_the_remaining_images() -> None:
         _, low, high = value_of(found.best.tested)
         covered.append(low <= (probabilities.argmax(axis=1) == DIGITS.labels[rest]).mean() <= high)
     assert np.mean(covered) > 0.85
+
+
+def test_settings_after_a_clear_fall_are_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One neighbour is best, all images are as bad as a constant answer."""
+    tried = []
+    measure = selection.quality
+
+    def counted(targets: ClassIndices, probabilities: npt.NDArray[np.floating]) -> float:
+        tried.append(measure(targets, probabilities))
+        return tried[-1]
+
+    monkeypatch.setattr(selection, "quality", counted)
+    train, test = LabelledPart(DIGITS.take(TRAIN)), LabelledPart(DIGITS.take(TEST))
+    found = select(candidates()[1:], train, test, (Neighbors((1, 200, 2), temperature=100),))
+    assert len(tried) == 2 and tried[1] < tried[0]
+    assert found.best.name == "nearest neighbours, k = 1"
 
 
 def test_regressions_are_selected_with_the_rough_path_and_fitted_exactly() -> None:

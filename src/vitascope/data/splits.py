@@ -122,12 +122,15 @@ class ImageSet:
     def followed_by(self, others: ImageSet) -> ImageSet:
         """These images and others of the same classes; what is known of one part only is left out."""
         name, sources = f"{self.name} and {others.name}", [*self.sources, *others.sources]
-        found = ImageSet(name, sources, self.truth.joined(others.truth))
-        for field in ("contents", "groups"):
-            both = np.concatenate([getattr(self, field), getattr(others, field)])
-            if len(both) == len(sources):
-                found = dataclasses.replace(found, **{field: both})
-        return found
+        contents = np.concatenate([self.contents, others.contents])
+        groups = np.concatenate([self.groups, others.groups])
+        return ImageSet(
+            name,
+            sources,
+            self.truth.joined(others.truth),
+            contents if len(contents) == len(sources) else _not_read(),
+            groups if len(groups) == len(sources) else _no_groups(),
+        )
 
     def in_classes(self, class_names: tuple[str, ...], where: str) -> ImageSet:
         """The same images, with their labels in another list of class names."""

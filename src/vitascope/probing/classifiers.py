@@ -3,7 +3,7 @@
 A classifier has one or several settings of one hyper-parameter, in order. `fit` shares the work of all
 settings: one search of neighbours, one eigen-decomposition, warm starts. Features are floats (N, D); where
 images have one class each (`ClassIndices`), probabilities are those of exclusive classes, where they have any
-number of them (`ClassSets`), those of each class alone. A class that no training image has gets probability 0.
+number of them (`ClassSets`), those of each class alone. A class without training images gets probability 0.
 """
 
 from __future__ import annotations

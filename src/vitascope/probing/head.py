@@ -11,7 +11,6 @@ import numpy.typing as npt
 import torch
 from scipy.optimize import minimize_scalar
 from scipy.special import expit, log_softmax, logit, softmax
-from torch import nn
 
 from vitascope.data.targets import ClassIndices, Targets
 from vitascope.model.config import ViTConfig
@@ -92,7 +91,7 @@ def with_head(model: VisionModel, config: ModelConfig, weight: Floats, bias: Flo
         name: value if name.startswith("head.") else body[name] for name, value in found.state_dict().items()
     }
     found.load_state_dict(state)
-    layers = output_layers(cast("nn.Module", found.head))
+    layers = output_layers(found.head)
     # A distilled head has a layer for each of two tokens, and averages their logits.
     for layer, part in zip(layers, np.split(len(layers) * weight, len(layers), axis=1), strict=True):
         with torch.no_grad():
