@@ -59,7 +59,7 @@ HELP_SOURCES = [
     ROOT / "options" / "groups.py",
     *(ROOT / "cli" / f"{name}.py" for name in ("checkpoints", "compare", "compress", "export", "pack")),
     *(ROOT / "cli" / f"{name}.py" for name in ("bench", "embed", "evaluate", "predict", "report")),
-    ROOT / "cli" / "similar.py",
+    *(ROOT / "cli" / f"{name}.py" for name in ("probe", "similar")),
     *(ROOT / "cli" / f"{name}.py" for name in ("serve", "train")),
     ROOT / "deploy" / "server" / "settings.py",
 ]
@@ -69,6 +69,7 @@ POSITIONAL = {
     "predict": {"model", "images"},
     "embed": {"model", "data"},
     "similar": {"model", "picture", "data"},
+    "probe": {"models"},
     "explain": {"model", "data"},
     "report": {"run"},
     "compare": {"runs"},

@@ -25,6 +25,9 @@ FROZEN = {
     "nearest": "(model, picture, data, *, k=12, layer=None, pool=None, columns=(), images=None, labels=None, "
     "label_separator=None, batch_size=64, workers=None, precision='auto', device='auto', cache=True)",
     "pretrain": "(config=None, *, recipe=None, **options)",
+    "probe": "(models, data, *, run=None, layers=None, pools=None, folds=5, columns=(), images=None, "
+    "labels=None, label_separator=None, seed=0, batch_size=64, workers=None, precision='auto', "
+    "device='auto', cache=True)",
     "push_to_hub": "(model, repo_id, *, private=False, token=None, format='vitascope')",
     "quantize": "(model, path=None, *, format='onnx', input='pictures', dynamic_resolution=False, data=None, "
     "calibration=None, calibration_images=300, max_drop=0.01)",

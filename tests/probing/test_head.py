@@ -127,5 +127,6 @@ def test_sharpness_takes_certain_probabilities_and_changes_no_order() -> None:
         exclusive = isinstance(targets, ClassIndices)
         factor = sharpness(targets, given)
         found = sharpened(given, factor, exclusive=exclusive)
-        assert np.isfinite(found).all() and 0 < factor < 1
+        assert np.isfinite(found).all()
+        assert 0 < factor < 1
         assert np.array_equal(found[2:].argsort(axis=1), given[2:].argsort(axis=1))

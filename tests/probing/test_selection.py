@@ -7,8 +7,8 @@ import pytest
 from tests.probing.digits import DIGITS, PIXELS, PROPERTIES, drawn
 from vitascope.data.targets import ClassIndices, ClassSets
 from vitascope.errors import UserError
-from vitascope.probing.classifiers import ClassMeans, LeastSquares, LogisticRegression, Neighbors
 from vitascope.probing import selection
+from vitascope.probing.classifiers import ClassMeans, LeastSquares, LogisticRegression, Neighbors
 from vitascope.probing.selection import (
     SCORES_HEAD,
     Candidate,
@@ -165,7 +165,8 @@ def test_settings_after_a_clear_fall_are_not_tried(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(selection, "quality", counted)
     train, test = LabelledPart(DIGITS.take(TRAIN)), LabelledPart(DIGITS.take(TEST))
     found = select(candidates()[1:], train, test, (Neighbors((1, 200, 2), temperature=100),))
-    assert len(tried) == 2 and tried[1] < tried[0]
+    assert len(tried) == 2
+    assert tried[1] < tried[0]
     assert found.best.name == "nearest neighbours, k = 1"
 
 

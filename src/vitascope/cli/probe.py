@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import sys
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
-from vitascope.cli.exits import exit_stopped
+from vitascope.cli.exits import exit_if_left_out, exiting_if_stopped, state_of_features
 from vitascope.cli.parsing import Device, Flag, Json, MaybePath, Precision, Workers
 from vitascope.data.table_options import TableOptions
-from vitascope.errors import printable
 from vitascope.formatting import aligned, counted
 
 if TYPE_CHECKING:
@@ -26,8 +24,10 @@ ROWS = 12
 class Probe:
     """Find the best classifier on the features of frozen bodies.
 
-    Cross-validation on the training images compares bodies, layers, poolings and classifiers; the test images
-    are measured once. The run folder has the best body with its linear head as a model, a report, and
+    Cross-validation on the training images compares bodies, layers, poolings
+    and classifiers; the test images are measured once, after the choice.
+
+    The run folder has the best linear classifier as a model, a report, and
     probe.html: the comparison, a forecast for more labels, and what is hard.
 
     Computed features are cached: a repeated command continues an interrupted one.
@@ -64,24 +64,14 @@ class Probe:
 
     def call(self) -> None:
         """Compare, write the run, and print the comparison."""
-        from vitascope.training.signals import Stop, interruptible
-
-        stop = Stop()
-        try:
-            with interruptible(stop):
-                found = self._probe()
-        except KeyboardInterrupt:
-            if not stop.signum:  # it came before the handler of the signals
-                raise
-            kept = "repeat the command to continue with the cached features"
-            exit_stopped(stop.signum, "nothing is kept" if self.no_cache else kept)
+        with exiting_if_stopped(state_of_features(cached=not self.no_cache)):
+            found = self._probe()
         if self.json:
             print(json.dumps(as_json(found)))
-            return
-        for line in lines(found):
-            print(line)
-        for reason in found.evaluation.unreadable:
-            print(f"not read: {printable(reason)}", file=sys.stderr)
+        else:
+            print("\n".join(lines(found)))
+        images = len(found.selection.train.targets) + len(found.selection.test.targets)
+        exit_if_left_out(images, found.evaluation.unreadable)
 
     def _probe(self) -> ProbeResult:
         from vitascope.probing.probe import probe

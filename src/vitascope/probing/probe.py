@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 import numpy as np
 import torch
 import torch.nn.functional as F
-from tqdm import tqdm
 
 from vitascope.arguments import checked
 from vitascope.data.contents import first_of_content
@@ -28,13 +27,13 @@ from vitascope.data.table_options import TableOptions
 from vitascope.data.targets import ClassIndices, ClassSets, Targets
 from vitascope.errors import UserError
 from vitascope.evaluation.measure import Evaluation, data_frame, html_table
-from vitascope.formatting import counted, duration, listed
+from vitascope.formatting import counted, duration
 from vitascope.model.config import ViTConfig
 from vitascope.model.hardware import reuse_freed_memory
 from vitascope.model.options import Outputs
 from vitascope.model.sizes import ModelConfig, architecture_of, record_of
 from vitascope.model.vision_model import VisionModel, left_as_it_was
-from vitascope.predict.embed import BATCH_SIZE, MEMORY_GB
+from vitascope.predict.embed import BATCH_SIZE, MEMORY_GB, with_progress
 from vitascope.predict.engine import TorchEngine
 from vitascope.predict.feature_stream import FeatureStream, Indices
 from vitascope.predict.features import FeaturePool, FeatureSpec
@@ -57,8 +56,8 @@ from vitascope.probing.selection import (
 from vitascope.report.figures import draw_figures
 from vitascope.report.write import write_report
 from vitascope.run.label_measures import best_thresholds
-from vitascope.run.run import Run, lasting_path
-from vitascope.storage import explaining_failure, write_json
+from vitascope.run.run import Run, check_new, lasting_path
+from vitascope.storage import explaining_failure
 from vitascope.weights.identification import is_model
 from vitascope.weights.loading import from_pretrained
 from vitascope.weights.saving import save_pretrained
@@ -187,38 +186,36 @@ def probe(
     )
     given = [models] if isinstance(models, VisionModel | str | os.PathLike) else list(models)
     if not given:
-        raise UserError("no body to probe: give at least one model")
+        raise UserError("no body to probe: give at least one MODEL")
+    if run is not None:
+        check_new(Path(run))  # an error comes before anything that takes time
     reuse_freed_memory()
-    options = {
-        "task": "probe",
-        "run": None if run is None else os.fspath(run),
-        "layers": layers and list(layers),
-        "pools": pools and list(pools),
-        "folds": folds,
-        **dataclasses.asdict(table),
-        "columns": list(table.columns),
-        "seed": seed,
-        "batch_size": batch_size,
-        "precision": precision,
-        "device": device,
-    }
     with ExitStack() as left, stored(data, table) as place:
         splits = fitting(open_data(place, seed=seed, labelled=True, table=table).identified())
-        _division(splits.train).fold_count(folds)  # an error comes before anything that takes time
+        _division(splits.train).fold_count(folds)
         for model in given:
             left.enter_context(left_as_it_was(model))
         bodies = _opened(given, layers, pools, splits.train.truth)
-        where = {"data": place, "weights": None, "bodies": [lasting_path(body.reference) for body in bodies]}
-        made = Run.create({**options, **where}, keep_data=isinstance(data, DataFrame))
-        try:
-            with made.lock():
-                made.record_split(splits)
-                how = _Features(batch_size, workers, precision, device, cache)
-                return _probed(made, splits, bodies, how, folds=folds, seed=seed, began=began)
-        except BaseException:
-            if not made.finished:
-                shutil.rmtree(made.path)
-            raise
+        how = _Features(batch_size, workers, precision, device, cache)
+        found = _compared(bodies, splits, how, folds=folds, seed=seed)
+        options = {
+            "task": "probe",
+            "data": place,
+            "bodies": [lasting_path(body.reference) or body.name for body in bodies],
+            "weights": lasting_path(found.place.body.reference) or found.place.body.name,
+            "run": None if run is None else os.fspath(run),
+            "layers": layers and list(layers),
+            "pools": pools and list(pools),
+            "folds": folds,
+            **dataclasses.asdict(table),
+            "columns": list(table.columns),
+            "seed": seed,
+            "batch_size": batch_size,
+            "precision": precision,
+            "device": device,
+        }
+        made = Run.create(options, _plan(found), keep_data=isinstance(data, DataFrame))
+    return _written(made, found, splits, device=device, seconds=time.monotonic() - began)
 
 
 def fitting(splits: Splits) -> Splits:
@@ -291,13 +288,7 @@ class _Features:
             cached=self.cache,
         )
         blocks = []
-        with (
-            naming(body.name),
-            closing(iter(stream)) as rows,
-            tqdm(
-                total=len(sources), unit=" images", desc=body.name, delay=3, leave=False, disable=None
-            ) as bar,
-        ):
+        with naming(body.name), closing(with_progress(stream)) as rows:
             for block in rows:
                 width = sum(features.shape[1] for features in block.features)
                 if (size := 4e-9 * len(sources) * width) > room:
@@ -307,18 +298,35 @@ class _Features:
                         "pools or bodies, or give fewer images"
                     )
                 blocks.append(block)
-                bar.update(len(block.indices))
-        if not blocks:
-            raise UserError(f"no image can be read: {listed(list(stream.unreadable.values()))}")
         indices = np.concatenate([block.indices for block in blocks])
         columns = zip(*(block.features for block in blocks), strict=True)
         return indices, [np.concatenate(column) for column in columns], stream
 
 
-def _probed(
-    run: Run, splits: Splits, bodies: Sequence[Body], how: _Features, *, folds: int, seed: int, began: float
-) -> ProbeResult:
-    """Compute the features, choose, and write the run."""
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Found:
+    """The comparison and the model that it has chosen.
+
+    Attributes:
+        known, tested: the images that can be read, to fit on and to test on.
+        linear: the best linear classifier.
+        place: its body and layer.
+        lines: one about each body.
+    """
+
+    selection: ProbeSelection
+    curve: LearningCurve
+    known: ImageSet
+    tested: ImageSet
+    linear: ProbeScore
+    place: _Place
+    model: VisionModel
+    evaluation: Evaluation
+    lines: list[str]
+
+
+def _compared(bodies: Sequence[Body], splits: Splits, how: _Features, *, folds: int, seed: int) -> _Found:
+    """Compute the features, and choose."""
     places, known, tested, notes = _places(bodies, splits, how)
     division = _division(known)
     selection = select(
@@ -329,7 +337,6 @@ def _probed(
         seed=seed,
     )
     best = selection.best
-    curve = learning_curve(best.classifier, best.candidate.train, division, selection.folds, seed=seed)
     linear = next(each for each in selection.scores if not isinstance(each.classifier, Neighbors))
     place = next(place for place in places if place.candidate is linear.candidate)
     model, probabilities = _model(linear, place, known.truth)
@@ -342,28 +349,36 @@ def _probed(
         loss=_loss(tested.truth, probabilities),
         unreadable=tuple(notes.unreadable.values()),
     )
-    seconds = time.monotonic() - began
-    advice = "make room, then run the same command again; the features in the cache are kept"
-    with explaining_failure(run.path, "the finished model", advice):
-        run.record_options(weights=lasting_path(place.body.reference) or place.body.name)
-        write_json(run.plan_file, _plan(linear, selection, model))
-        writer = run.write_metrics()
-        writer.record("test", 0, {**evaluation.summary(), "seconds": round(seconds, 2)})
-        writer.close()
-        run.save_predictions(evaluation)
-        save_pretrained(model, run.model_folder)
+    curve = learning_curve(best.classifier, best.candidate.train, division, selection.folds, seed=seed)
+    return _Found(selection, curve, known, tested, linear, place, model, evaluation, notes.lines)
+
+
+def _written(run: Run, found: _Found, splits: Splits, *, device: str, seconds: float) -> ProbeResult:
+    """Write the run: first the model, then figures and pages."""
+    try:
+        advice = "make room, then run the same command again; the features in the cache are kept"
+        with explaining_failure(run.path, "the finished model", advice):
+            run.record_split(splits)
+            writer = run.write_metrics()
+            writer.record("test", 0, {**found.evaluation.summary(), "seconds": round(seconds, 2)})
+            writer.close()
+            run.save_predictions(found.evaluation)
+            save_pretrained(found.model, run.model_folder)
+    except BaseException:
+        shutil.rmtree(run.path)
+        raise
     later = f"the model is saved: make room, then run `vitascope report {shlex.quote(str(run.path))}`"
     with explaining_failure(run.path, "the figures and pages", later):
-        page = write_page(run, selection, curve, known, model, notes.lines)
-        draw_figures(run, model, tested, evaluation)
-        report = write_report(run, splits=splits, device=how.device)
+        page = write_page(run, found.selection, found.curve, found.known, found.model, found.lines)
+        draw_figures(run, found.model, found.tested, found.evaluation)
+        report = write_report(run, splits=splits, device=device)
     return ProbeResult(
         run=run.path,
-        model=model.cpu(),
-        selection=selection,
-        curve=curve,
-        evaluation=evaluation,
-        lines=notes.lines,
+        model=found.model.cpu(),
+        selection=found.selection,
+        curve=found.curve,
+        evaluation=found.evaluation,
+        lines=found.lines,
         seconds=seconds,
         page=page,
         report=report,
@@ -451,13 +466,14 @@ def _loss(truth: Targets, probabilities: Floats) -> float:
     return float(F.binary_cross_entropy(found, labels.double()))
 
 
-def _plan(score: ProbeScore, selection: ProbeSelection, model: VisionModel) -> dict[str, Any]:
+def _plan(found: _Found) -> dict[str, Any]:
     """For the run's `plan.json`: the model, and what the data have chosen."""
+    linear = found.linear
     return {
         "asked": {},
-        "model": record_of(model.config),
-        "chosen": {"representation": score.candidate.place, "classifier": score.name},
-        "reason": f"the best cross-validated linear classifier of {len(selection.scores)}, "
-        f"{in_words(score.validated)}",
+        "model": record_of(found.model.config),
+        "chosen": {"representation": linear.candidate.place, "classifier": linear.name},
+        "reason": f"the best cross-validated linear classifier of {len(found.selection.scores)}, "
+        f"{in_words(linear.validated)}",
         "note": "",
     }

@@ -526,12 +526,22 @@ def _new_folder(path: Path, *, numbered: bool) -> Path:
             return folder
         except FileExistsError as error:
             if not numbered:
-                raise UserError(
-                    f"{path} exists, and a run is never overwritten; choose another folder, or continue the "
-                    f"run with `vitascope train --resume {path}`"
-                ) from error
+                raise _exists(path) from error
         number += 1
         folder = path.with_name(f"{path.name}-{number}")
+
+
+def check_new(path: Path) -> None:
+    """Reject a run folder that exists."""
+    if path.exists():
+        raise _exists(path)
+
+
+def _exists(path: Path) -> UserError:
+    return UserError(
+        f"{path} exists, and a run is never overwritten; choose another folder, or continue the run with "
+        f"`vitascope train --resume {path}`"
+    )
 
 
 def lasting_paths(config: Mapping[str, Any]) -> dict[str, str]:

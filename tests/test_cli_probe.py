@@ -1,0 +1,135 @@
+"""`vitascope probe`: its output, exit status and errors."""
+
+import json
+import os
+import signal
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from tests.forked import ending, fork
+from tests.test_cli import error_line, here, place  # noqa: F401 - fixtures
+from vitascope.cli import main
+from vitascope.probing import probe as module
+from vitascope.run.run import Run
+
+QUICK = ["--device", "cpu", "--workers", "0", "--precision", "fp32"]
+
+
+@pytest.fixture(autouse=True)
+def _quick(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cache of its own, and no figures, report and page; tests/probing tests these."""
+    monkeypatch.setenv("VITASCOPE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(module, "draw_figures", lambda *_: {})
+    monkeypatch.setattr(module, "write_report", lambda run, **_: run.report)
+    monkeypatch.setattr(module, "write_page", lambda run, *_: run.path / "probe.html")
+
+
+def probe(*argv: object) -> int:
+    """The exit status, returned or raised."""
+    try:
+        return main(["probe", *map(str, argv), *QUICK])
+    except SystemExit as stop:
+        return int(stop.code or 0)
+
+
+def test_table_forecast_and_paths_are_printed(
+    here: SimpleNamespace,  # noqa: F811
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    run = tmp_path / "probe"
+    assert probe("runs/tiny", "cifar10", "--data", "data", "--run", run) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "data    18 images to fit and select on, 2 to test on, 2 classes"
+    assert lines[1].startswith("body    tiny: ")
+    assert lines[2].startswith("body    cifar10: 2 representations of 20 images, 20 computed now, ")
+    head = lines[4].split()
+    assert head[:4] == ["body", "layer", "pooling", "classifier"]
+    table = lines[5 : lines.index("", 5)]
+    assert len(table) == 13
+    assert table[-1].startswith("and ")
+    words = {line.split()[0] for line in lines[lines.index("", 5) + 1 :]}
+    assert words == {"best", "test", "labels", "model", "probe", "report"}
+    assert lines[-1] == f"report  {run}/report.html"
+    assert Run.open(run).finished
+    assert main(["evaluate", str(run), "--device", "cpu"]) == 0
+
+
+def test_json_has_every_classifier(
+    here: SimpleNamespace,  # noqa: F811
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    argv = ["--data", "data", "--run", tmp_path / "p", "--layers", "-1", "--pools", "mean", "--json"]
+    assert probe("runs/tiny", *argv) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["run"] == str(tmp_path / "p")
+    assert len(found["scores"]) == 4
+    assert {each["layer"] for each in found["scores"]} == {"0"}
+    assert {each["pooling"] for each in found["scores"]} == {"mean"}
+    assert all(low <= value <= high for each in found["scores"] for value, low, high in [each["test"]])
+
+
+def test_unreadable_images_are_named_with_status_1(
+    here: SimpleNamespace,  # noqa: F811
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for name in ("red", "blue"):
+        (tmp_path / "photos" / name).mkdir(parents=True)
+        for picture in (here.root / "data" / name).iterdir():
+            (tmp_path / "photos" / name / picture.name).write_bytes(picture.read_bytes())
+    (tmp_path / "photos" / "red" / "3.png").write_bytes(b"broken")
+    assert probe("runs/tiny", "--data", tmp_path / "photos", "--run", tmp_path / "p") == 1
+    err = capsys.readouterr().err.splitlines()
+    assert err[0] == "1 of 20 images could not be read:"
+    assert "3.png" in err[1]
+
+
+@pytest.mark.parametrize(
+    ("argv", "reason"),
+    [
+        (["data", "--data", "runs/tiny"], "runs/tiny is a model, and no images"),
+        (["data", "--data", "other"], "data: not a model"),
+        (["runs/tiny"], "--data"),
+        (["--data", "data"], "MODEL"),
+        (["runs/tiny", "--data", "nowhere"], "nowhere"),
+        (["runs/tiny", "--data", "data", "--layers", "1"], "tiny: "),
+        (["runs/tiny", "--data", "data", "--pools", "map"], "--pools"),
+        (["runs/tiny", "--data", "data", "--folds", "1"], "folds: 1; cross-validation needs 2 or more"),
+        (["runs/tiny", "--data", "data", "--run", "data"], "data exists, and a run is never overwritten"),
+    ],
+)
+def test_bad_input_is_one_line(
+    argv: list[str],
+    reason: str,
+    here: SimpleNamespace,  # noqa: F811
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert reason in error_line(["probe", *argv], capsys)
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_stopped_command_leaves_no_run_and_continues_with_the_cached_features(
+    here: SimpleNamespace,  # noqa: F811
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    signum: signal.Signals,
+) -> None:
+    argv = ["runs/tiny", "--data", "data", "--run", tmp_path / "p"]
+
+    def stopped() -> int:
+        def select(*_: object, **__: object) -> None:
+            os.kill(os.getpid(), signum)
+
+        module.select = select  # type: ignore[assignment]
+        return probe(*argv)
+
+    assert ending(fork(stopped)) == 128 + signum
+    err = capfd.readouterr().err
+    assert f"stopped by {signum.name}; repeat the command to continue with the cached features" in err
+    assert [path.name for path in tmp_path.iterdir()] == ["cache"]
+    assert probe(*argv) == 0
+    assert " of 20 images, 0 computed now" in capfd.readouterr().out
