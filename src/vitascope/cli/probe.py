@@ -24,11 +24,11 @@ ROWS = 12
 class Probe:
     """Find the best classifier on the features of frozen bodies.
 
-    Cross-validation on the training images compares bodies, layers, poolings
-    and classifiers; the test images are measured once, after the choice.
+    Cross-validation chooses; the test images are measured once, afterwards.
 
-    The run folder has the best linear classifier as a model, a report, and
-    probe.html: the comparison, a forecast for more labels, and what is hard.
+    The run has the best linear classifier as its model, a report, and probe.html:
+
+    the comparison, a forecast for more labels, and what is hard.
 
     Computed features are cached: a repeated command continues an interrupted one.
     """
