@@ -23,7 +23,7 @@ def _quick(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VITASCOPE_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(module, "draw_figures", lambda *_: {})
     monkeypatch.setattr(module, "write_report", lambda run, **_: run.report)
-    monkeypatch.setattr(module, "write_page", lambda run, *_: run.path / "probe.html")
+    monkeypatch.setattr(module, "write_page", lambda run, *_: run.probe)
 
 
 def probe(*argv: object) -> int:

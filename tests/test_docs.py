@@ -64,10 +64,14 @@ def blocks(page: Path, language: str) -> list[str]:
 
 @pytest.fixture
 def readers_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where a reader of a page stands: a folder with photos of two classes, and a cache of its own."""
+    """Where a reader of a page stands: photos of two classes in folders, the same with their classes in the
+    names, and a cache."""
     folder = tmp_path / "reader"
     monkeypatch.setenv("VITASCOPE_CACHE", str(tmp_path / "cache"))
     take_photos(folder / "photos")
+    (folder / "pets").mkdir()
+    for photo in (folder / "photos").rglob("*.jpg"):
+        shutil.copy(photo, folder / "pets" / f"{photo.parent.name}_{photo.name}")
     monkeypatch.chdir(folder)
     monkeypatch.setitem(RECIPES, "digits", RECIPES["digits"].replace(epochs=DIGITS_EPOCHS))
     monkeypatch.setattr("vitascope.training.loop.TimeBudget", short_budget)

@@ -33,7 +33,7 @@ def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without figures, report and page, which take most of the time."""
     monkeypatch.setattr(module, "draw_figures", lambda *_: {})
     monkeypatch.setattr(module, "write_report", lambda run, **_: run.report)
-    monkeypatch.setattr(module, "write_page", lambda run, *_: run.path / "probe.html")
+    monkeypatch.setattr(module, "write_page", lambda run, *_: run.probe)
 
 
 def take_coloured(root: Path, count: int, *, seed: int = 0) -> Path:
@@ -278,7 +278,7 @@ def test_an_interrupted_probe_leaves_no_run_and_keeps_its_features(
     assert not list((tmp_path / "runs").glob("*"))
     monkeypatch.setattr(module, "draw_figures", lambda *_: {})
     monkeypatch.setattr(module, "write_report", lambda run, **_: run.report)
-    monkeypatch.setattr(module, "write_page", lambda run, *_: run.path / "probe.html")
+    monkeypatch.setattr(module, "write_page", lambda run, *_: run.probe)
     assert ", 0 computed now" in probe(body(), photos, **HERE).lines[0]
 
 

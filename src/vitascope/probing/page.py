@@ -31,7 +31,6 @@ from vitascope.run.environment import without_home
 from vitascope.run.run import Run
 from vitascope.storage import replacing
 
-PAGE = "probe.html"
 ROWS = 12
 """Rows of the table that are not folded."""
 CLASSES, EXAMPLES = 12, 4
@@ -92,10 +91,9 @@ def write_page(
         if doubtful
         else None,
     }
-    page = run.path / PAGE
-    with replacing(page) as aside:
+    with replacing(run.probe) as aside:
         aside.write_text(render(_header(run, selection, curve), sections), encoding="utf-8")
-    return page
+    return run.probe
 
 
 def _measure(selection: ProbeSelection) -> str:

@@ -17,6 +17,7 @@
     figures/          PNGs
     explain/          figures of `vitascope explain`
     report.html       all of this on one page
+    probe.html        of a probe: what was compared
     .lock             held while a process trains here
 """
 
@@ -38,6 +39,7 @@ PREDICTIONS = "predictions.npz"
 FIGURES = "figures"
 EXPLANATIONS = "explain"
 REPORT = "report.html"
+PROBE = "probe.html"
 LOCK = ".lock"
 
 

@@ -94,6 +94,7 @@ class Run:
         model_folder: the folder of the finished model.
         figures: the folder of the figures.
         report: the report, a page of HTML.
+        probe: the page of a probe.
     """
 
     path: Path
@@ -109,6 +110,7 @@ class Run:
         self.model_folder = self.path / layout.MODEL
         self.figures = self.path / layout.FIGURES
         self.report = self.path / layout.REPORT
+        self.probe = self.path / layout.PROBE
         self._tracker: Tracker | None = None
 
     def __repr__(self) -> str:
