@@ -4,9 +4,9 @@
 
 For each seed, `--images` training images are drawn, and every command learns from the same ones: a probe, the
 head alone on cached features, LoRA, full fine-tuning with two recipes, and training from scratch. Each is
-measured on all test images. A body is first trained on half of the classes; the commands learn the other half,
-of which it has seen no image, or all classes with `--weights`, a body of your own. Commands run one after the
-other, each in its own process, from the start to the finished report.
+measured on all test images. A body is first trained on half of the classes; the commands learn the other
+half, of which it has seen no image. With `--weights`, a body of your own, they learn all classes. Commands
+run one after the other, each in its own process, from the start to the finished report.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def measured(arguments: argparse.Namespace, runs: Path) -> list[tuple[str, ...]]
         drawn(arguments.data, learned, arguments.images, seed, runs / name / f"{arguments.images}-{seed}")
         for seed in range(arguments.seeds)
     ]
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for label, command in COMMANDS.items():
         shares, seconds, memory = [], [], []
         for seed, data in enumerate(folders):
