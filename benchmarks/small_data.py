@@ -60,6 +60,7 @@ def drawn(data: str, classes: tuple[str, ...], count: int, seed: int, folder: Pa
     """Write `count` random training images, as many of each class, and all test images of some classes."""
     if folder.exists():
         return str(folder)
+    folder.parent.mkdir(exist_ok=True)
     whole = write_classes(data, dict.fromkeys(classes), folder.with_name("all"))
     splits = open_data(whole)
     train = splits.train.followed_by(splits.val)  # `val` was drawn from the training images

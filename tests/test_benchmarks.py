@@ -11,6 +11,7 @@ import itertools
 import math
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -553,6 +554,42 @@ def test_few_images_are_of_classes_that_the_body_has_not_seen(tmp_path: Path, mo
     assert {len(list(Path(scratch.data, "train", name).iterdir())) for name in ("b", "d")} == {5}
     assert {config.optimization.epochs for config in (scratch, *tuned)} == {7}
     assert rows == [("10", "7", *3 * ["75.0 (30.1 to 95.4; 1)"])]
+
+
+small_data = load("small_data")
+
+
+def test_small_data_commands_learn_the_same_images_of_classes_that_the_body_has_not_seen(
+    tmp_path: Path, monkeypatch
+) -> None:
+    for part, per_class in (("train", 20), ("test", 2)):
+        write_folder(tmp_path / "data" / part, per_class=per_class, side=8, classes=("a", "b", "c", "d"))
+    commands = []
+
+    def timed(command: str) -> tuple[float, float]:
+        commands.append(shlex.split(command))
+        return float(len(commands)), 100.0
+
+    monkeypatch.setattr(small_data, "timed", timed)
+    monkeypatch.setattr(small_data, "train", lambda name, config: SimpleNamespace(path=config.run))
+    monkeypatch.setattr(small_data, "tested", lambda run: {"accuracy": 0.5 + 0.1 * int(run.path.name[-1])})
+    monkeypatch.setenv("VITASCOPE_CACHE", "")
+    given = ["--data", str(tmp_path / "data"), "--images", "10", "--seeds", "2"]
+    rows = small_data.measured(small_data.parse(given), tmp_path)
+    assert len(commands) == 2 * len(rows) == 2 * len(small_data.COMMANDS)
+    for number, words in enumerate(commands):
+        data = Path(words[words.index("--data") + 1])
+        assert data.name == f"10-{number % 2}"
+        assert {path.name: len(list(path.iterdir())) for path in (data / "train").iterdir()} == {
+            "b": 5,
+            "d": 5,
+        }
+    first, second = (
+        {path.name for path in (tmp_path / "unseen" / f"10-{seed}" / "train" / "b").iterdir()}
+        for seed in (0, 1)
+    )
+    assert len(first) == len(second) == 5
+    assert rows[0] == ("`probe`", "55.0 (50.0 to 60.0)", "2", "100")
 
 
 def test_runs_on_uneven_classes_differ_in_their_balance_alone() -> None:

@@ -187,7 +187,7 @@ def test_figures_show_right_wrong_and_missed_classes(tmp_path: Path, monkeypatch
     run.config_file.write_text("task: classify\ndata: digits\nseed: 0\nkeep: best\n")
     with coarse():
         made = draw_figures(run, model, pictures(), predictions())
-    assert set(made) == {"curves", "precision_recall", "predictions", "attention", "positions", "filters"}
+    assert set(made) == {"precision_recall", "predictions", "attention", "positions", "filters"}
     third = next(caption for caption in captions if [name for name, _ in caption.wrong] == ["<a>"])
     assert ([name for name, _ in third.right], [name for name, _ in third.missed]) == (["b"], ["c"])
 

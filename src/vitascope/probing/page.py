@@ -136,9 +136,9 @@ def draw_curve(curve: LearningCurve, measure: str) -> Figure:
     figure = blank_figure(6.2, 3.2)
     axes = figure.subplots()
     bars: dict[str, Any] = {"capsize": 2, "linewidth": 1.6, "elinewidth": 1, "marker": "o", "markersize": 3.5}
-    axes.errorbar(
-        curve.sizes, curve.values, Z * curve.deviations, color=SERIES[0], label="cross-validated", **bars
-    )
+    error = Z * curve.deviations
+    ends = np.minimum(error, curve.values), np.minimum(error, 1 - curve.values)  # within 0 and 1
+    axes.errorbar(curve.sizes, curve.values, ends, color=SERIES[0], label="cross-validated", **bars)
     if curve.forecasts:
         images = [each.factor * curve.images for each in curve.forecasts]
         values = np.array([each.value for each in curve.forecasts])
