@@ -227,6 +227,9 @@ class Optimization(OptionGroup):
     lr_batch: Annotated[MaybeInt, COUNT] = None
     """Batch size that --lr belongs to: the learning rate scales linearly with the batch size.
     Default: no scaling."""
+    lr_width: Annotated[MaybeInt, COUNT] = None
+    """Width (embed_dim) that --lr belongs to: wider models have a rate that is smaller in proportion (Yang et
+    al. 2022). Default: no scaling."""
     schedule: Literal["cosine", "linear", "constant"] = "cosine"
     """Learning rate schedule after the warm-up; cosine and linear end at 0."""
     warmup_epochs: Annotated[MaybeFloat, AMOUNT] = None

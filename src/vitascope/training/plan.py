@@ -183,6 +183,8 @@ def plan(asked: TrainConfig, facts: Facts) -> Plan:
         "patch_size": model.patch_hw if isinstance(model, ViTConfig) else None,
         "epochs": _epochs(length, facts.images),
         "batch_size": _batch_size(length, facts.images),
+        "lr": length.lr if length.lr_width is None else length.lr * length.lr_width / model.embed_dim,
+        "lr_width": None,
         **_augmentation(asked.augmentation, facts),
     }
     if asked.task == "masked":
