@@ -92,6 +92,17 @@ def test_differences_are_paired_by_image() -> None:
         assert difference.p == mcnemar(lost, won)
 
 
+def test_a_body_that_was_trained_on_the_training_images_is_doubted() -> None:
+    """Its features of these images tell the labels; those of others do not."""
+    truth = DIGITS.labels[TRAIN]
+    known = np.concatenate([PIXELS[TRAIN], 100 * np.eye(10)[truth]], axis=1)
+    unseen = np.concatenate([PIXELS[TEST], np.zeros((len(TEST), 10))], axis=1)
+    parts = LabelledPart(DIGITS.take(TRAIN)), LabelledPart(DIGITS.take(TEST))
+    found = select([Candidate("body", "", "", known, unseen)], *parts, FAST)
+    assert "worse on the test images" in found.doubt
+    assert selected(DIGITS, DIGITS.take(TEST)).doubt == ""
+
+
 def test_several_classes_are_chosen_by_map() -> None:
     found = selected(PROPERTIES, PROPERTIES.take(TEST))
     labels = PROPERTIES.labels[TEST]

@@ -243,6 +243,22 @@ def test_a_patch_that_no_tokenizer_layer_ends_at_is_rejected(data) -> None:
         planned(config, open_data(str(data)))
 
 
+def test_rate_belongs_to_a_width_and_is_recorded_for_that_of_the_model(data) -> None:
+    splits = open_data(str(data))
+    options = {"data": str(data), "lr": 1e-3, "lr_width": 64, "embed_dim": 32, "num_heads": 2}
+    config, model = planned(TrainConfig().replace(**options), splits)
+    assert model.embed_dim == 32
+    assert (config.optimization.lr, config.optimization.lr_width) == (pytest.approx(2e-3), None)
+    again, _ = planned(config, splits)
+    assert again.optimization.lr == config.optimization.lr
+
+
+def test_named_rate_is_that_of_any_width() -> None:
+    assert TrainConfig.from_recipe("finetune", lr=1e-3).optimization.lr_width is None
+    assert TrainConfig.from_recipe("finetune", lr=1e-3, lr_width=768).optimization.lr_width == 768
+    assert TrainConfig.from_recipe("finetune").optimization.lr_width == 128
+
+
 # Recipes
 
 FROM_WEIGHTS = ("finetune", "linear-probe", "lora", "paper-finetune")

@@ -112,6 +112,7 @@ def lines(found: ProbeResult) -> list[str]:
         "",
         f"best    {best.candidate.place}: {best.name}",
         f"test    {in_words(best.tested)}, measured once, after the choice",
+        *([f"        {selection.doubt}"] if selection.doubt else []),
         *(f"labels  {line}" for line in found.curve.lines()),
         f"model   {found.run / 'model'}",
         f"probe   {found.page}",

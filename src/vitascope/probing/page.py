@@ -118,7 +118,7 @@ def _header(run: Run, selection: ProbeSelection, curve: LearningCurve) -> dict[s
         f"{best.candidate.place}: {measure} {in_words(best.tested)} on the test images.",
         "resume": None,
         "measured_on_val": False,
-        "warning": "",
+        "warning": selection.doubt,
         "tiles": tiles,
     }
 

@@ -154,6 +154,20 @@ class ProbeSelection:
         """The choice of cross-validation."""
         return self.scores[0]
 
+    @property
+    def doubt(self) -> str:
+        """Why the cross-validated values are too good, in words; empty if the test images agree with them."""
+        (value, low, _), (tested, _, high) = (
+            value_of(score) for score in (self.best.validated, self.best.tested)
+        )
+        if high >= low:
+            return ""
+        return (
+            f"worse on the test images, {tested:.1%}, than in cross-validation, {value:.1%}: the body was "
+            "trained on these training images, or the test images are of another kind; the selection and the "
+            "forecast then are too good"
+        )
+
     def difference(self, score: ProbeScore) -> PairedDifference:
         """The test accuracy or mAP of a score minus that of the best, with its 95% interval."""
         targets = self.test.targets
