@@ -245,12 +245,13 @@ def test_a_patch_that_no_tokenizer_layer_ends_at_is_rejected(data) -> None:
 
 def test_rate_belongs_to_a_width_and_is_recorded_for_that_of_the_model(data) -> None:
     splits = open_data(str(data))
-    options = {"data": str(data), "lr": 1e-3, "lr_width": 64, "embed_dim": 32, "num_heads": 2}
-    config, model = planned(TrainConfig().replace(**options), splits)
-    assert model.embed_dim == 32
-    assert (config.optimization.lr, config.optimization.lr_width) == (pytest.approx(2e-3), None)
-    again, _ = planned(config, splits)
-    assert again.optimization.lr == config.optimization.lr
+    options = {"data": str(data), "lr": 1e-3, "embed_dim": 32, "num_heads": 2}
+    for width, rate in ((16, 5e-4), (32, 1e-3), (64, 1e-3)):
+        config, model = planned(TrainConfig().replace(**options, lr_width=width), splits)
+        assert model.embed_dim == 32
+        assert (config.optimization.lr, config.optimization.lr_width) == (rate, None)
+        again, _ = planned(config, splits)
+        assert again.optimization.lr == rate
 
 
 def test_named_rate_is_that_of_any_width() -> None:

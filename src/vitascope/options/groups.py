@@ -229,7 +229,7 @@ class Optimization(OptionGroup):
     Default: no scaling."""
     lr_width: Annotated[MaybeInt, COUNT] = None
     """Width (embed_dim) that --lr belongs to: wider models have a rate that is smaller in proportion (Yang et
-    al. 2022). Default: no scaling."""
+    al. 2022), narrower ones this rate. Default: no scaling."""
     schedule: Literal["cosine", "linear", "constant"] = "cosine"
     """Learning rate schedule after the warm-up; cosine and linear end at 0."""
     warmup_epochs: Annotated[MaybeFloat, AMOUNT] = None

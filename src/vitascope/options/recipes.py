@@ -230,11 +230,11 @@ RECIPES["distill"] = RECIPES["small-data"].replace(pool="cls")
 RECIPES["cnn"] = RECIPES["small-data"].replace(model=None, model_options={})
 
 # vitascope train --data FOLDER --weights MODEL
-# A trained body with a new head: a short run with small steps, smaller ones in early layers. The rate is 3.3e-4
-# for ViT-B; masked autoencoders and BEiT are fine-tuned at 1.3e-4 to 5e-4 for as large batches. At width 128 it
-# is the best of five, from 1e-4 to 4e-3, on 500 images of five classes of CIFAR-10, from a body of `small-data`
-# trained on the other five; 1e-4 was 18 points worse. Without the warm-up, rates from 1e-3 on destroy the body
-# in some runs (1,500 test images, two seeds).
+# A trained body with a new head: a short run with small steps, smaller ones in early layers. The rate is
+# 3.3e-4 for ViT-B; masked autoencoders and BEiT are fine-tuned at 1.3e-4 to 5e-4 for as large batches. At
+# width 128 it is the best of five, from 1e-4 to 4e-3, on 500 images of five classes of CIFAR-10, from a body
+# of `small-data` trained on the other five; 1e-4 was 18 points worse (1,500 test images, two seeds). Without
+# the warm-up, rates from 1e-3 on destroy the body in some runs.
 RECIPES["finetune"] = BASE.replace(
     epochs=20, lr=2e-3, lr_width=128, warmup_epochs=5, layer_decay=0.75, crop_scale=0.7
 )

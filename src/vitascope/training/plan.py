@@ -183,7 +183,7 @@ def plan(asked: TrainConfig, facts: Facts) -> Plan:
         "patch_size": model.patch_hw if isinstance(model, ViTConfig) else None,
         "epochs": _epochs(length, facts.images),
         "batch_size": _batch_size(length, facts.images),
-        "lr": length.lr if length.lr_width is None else length.lr * length.lr_width / model.embed_dim,
+        "lr": length.lr * min(1.0, (length.lr_width or model.embed_dim) / model.embed_dim),
         "lr_width": None,
         **_augmentation(asked.augmentation, facts),
     }
