@@ -19,9 +19,8 @@ QUICK = ["--device", "cpu", "--workers", "0", "--precision", "fp32"]
 
 @pytest.fixture(autouse=True)
 def _quick(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A cache of its own, and no figures, report and page; tests/probing tests these."""
+    """A cache of its own, and no report and page; tests/probing tests these."""
     monkeypatch.setenv("VITASCOPE_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(module, "draw_figures", lambda *_: {})
     monkeypatch.setattr(module, "write_report", lambda run, **_: run.report)
     monkeypatch.setattr(module, "write_page", lambda run, *_: run.probe)
 

@@ -30,8 +30,7 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without figures, report and page, which take most of the time."""
-    monkeypatch.setattr(module, "draw_figures", lambda *_: {})
+    """Without report and page, which take most of the time."""
     monkeypatch.setattr(module, "write_report", lambda run, **_: run.report)
     monkeypatch.setattr(module, "write_page", lambda run, *_: run.probe)
 
@@ -276,7 +275,6 @@ def test_an_interrupted_probe_leaves_no_run_and_keeps_its_features(
         with pytest.raises(KeyboardInterrupt):
             probe(body(), photos, **HERE)
     assert not list((tmp_path / "runs").glob("*"))
-    monkeypatch.setattr(module, "draw_figures", lambda *_: {})
     monkeypatch.setattr(module, "write_report", lambda run, **_: run.report)
     monkeypatch.setattr(module, "write_page", lambda run, *_: run.probe)
     assert ", 0 computed now" in probe(body(), photos, **HERE).lines[0]

@@ -85,12 +85,14 @@ def headed(
 
 def with_head(model: VisionModel, config: ModelConfig, weight: Floats, bias: Floats) -> VisionModel:
     """The model of `headed`: the weights of a body and a linear head, weight (K, D) and bias (K,)."""
-    found = build(config)
-    body = model.state_dict()
+    with torch.device("meta"):  # drawing random weights takes longer than all else here
+        found = build(config)
+    own, body = found.state_dict(), model.state_dict()
     state = {
-        name: value if name.startswith("head.") else body[name] for name, value in found.state_dict().items()
+        name: torch.empty(value.shape) if name.startswith("head.") else body[name].cpu().float().clone()
+        for name, value in own.items()
     }
-    found.load_state_dict(state)
+    found.load_state_dict(state, assign=True)
     layers = output_layers(found.head)
     # A distilled head has a layer for each of two tokens, and averages their logits.
     for layer, part in zip(layers, np.split(len(layers) * weight, len(layers), axis=1), strict=True):

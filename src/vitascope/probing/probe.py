@@ -39,7 +39,7 @@ from vitascope.predict.feature_stream import FeatureStream, Indices
 from vitascope.predict.features import FeaturePool, FeatureSpec
 from vitascope.predict.predictor import check_workers
 from vitascope.predict.runtimes import name_of
-from vitascope.probing.classifiers import Floats, LinearFit, Neighbors
+from vitascope.probing.classifiers import Floats
 from vitascope.probing.curve import LearningCurve, learning_curve
 from vitascope.probing.folds import FOLDS, Division
 from vitascope.probing.head import headed, representations, sharpened, sharpness, with_head
@@ -53,7 +53,6 @@ from vitascope.probing.selection import (
     in_words,
     select,
 )
-from vitascope.report.figures import draw_figures
 from vitascope.report.write import write_report
 from vitascope.run.label_measures import best_thresholds
 from vitascope.run.run import Run, check_new, lasting_path
@@ -337,7 +336,7 @@ def _compared(bodies: Sequence[Body], splits: Splits, how: _Features, *, folds: 
         seed=seed,
     )
     best = selection.best
-    linear = next(each for each in selection.scores if not isinstance(each.classifier, Neighbors))
+    linear = next(each for each in selection.scores if each.head is not None)
     place = next(place for place in places if place.candidate is linear.candidate)
     model, probabilities = _model(linear, place, known.truth)
     evaluation = Evaluation(
@@ -354,7 +353,7 @@ def _compared(bodies: Sequence[Body], splits: Splits, how: _Features, *, folds: 
 
 
 def _written(run: Run, found: _Found, splits: Splits, *, device: str, seconds: float) -> ProbeResult:
-    """Write the run: first the model, then figures and pages."""
+    """Write the run: first the model, then the pages."""
     try:
         advice = "make room, then run the same command again; the features in the cache are kept"
         with explaining_failure(run.path, "the finished model", advice):
@@ -368,9 +367,8 @@ def _written(run: Run, found: _Found, splits: Splits, *, device: str, seconds: f
         shutil.rmtree(run.path)
         raise
     later = f"the model is saved: make room, then run `vitascope report {shlex.quote(str(run.path))}`"
-    with explaining_failure(run.path, "the figures and pages", later):
+    with explaining_failure(run.path, "the pages", later):
         page = write_page(run, found.selection, found.curve, found.known, found.model, found.lines)
-        draw_figures(run, found.model, found.tested, found.evaluation)
         report = write_report(run, splits=splits, device=device)
     return ProbeResult(
         run=run.path,
@@ -447,15 +445,15 @@ def _model(score: ProbeScore, place: _Place, truth: Targets) -> tuple[VisionMode
 
     Its logits are scaled, see `sharpness`: least squares and class means have no confidence of their own.
     """
-    fitted = cast("LinearFit", score.classifier.fit(place.candidate.train, truth))
-    ((weight, bias),) = fitted.maps
-    factor = sharpness(truth, score.held_out)
+    assert score.head is not None
+    weight, bias = score.head
+    exclusive, factor = isinstance(truth, ClassIndices), sharpness(truth, score.held_out)
     config = place.head
-    if not fitted.exclusive:
+    if not exclusive:
         held_out = sharpened(score.held_out, factor, exclusive=False)
         config = config.replace(thresholds=best_thresholds(truth.labels, held_out).tolist())
     model = with_head(place.body.model, config, factor * weight, factor * bias)
-    return model, sharpened(score.probabilities, factor, exclusive=fitted.exclusive)
+    return model, sharpened(score.probabilities, factor, exclusive=exclusive)
 
 
 def _loss(truth: Targets, probabilities: Floats) -> float:

@@ -19,7 +19,9 @@ from vitascope.probing.classifiers import (
     Classifier,
     ClassMeans,
     Features,
+    Floats,
     LeastSquares,
+    LinearFit,
     LogisticRegression,
     Neighbors,
 )
@@ -98,6 +100,7 @@ class ProbeScore:
             (`benchmarks/probe_coverage.py`): the best of many is a little too good, fits on fewer images are
             a little worse.
         tested: measured once on the test images, after the choice.
+        head: of a linear classifier, fitted on all training images: weight (K, D) and bias (K,).
         held_out: probabilities of the training images by classifiers that did not see them, float32 (N, K).
         probabilities: of the test images, (M, K).
         seconds: of cross-validation, fit and test.
@@ -107,6 +110,7 @@ class ProbeScore:
     classifier: Classifier
     validated: Score | LabelScore
     tested: Score | LabelScore
+    head: tuple[Floats, Floats] | None
     held_out: npt.NDArray[np.float32]
     probabilities: npt.NDArray[np.float64]
     seconds: float
@@ -286,7 +290,7 @@ def _score(
 ) -> ProbeScore:
     """Choose the setting of a classifier, then fit it on all training images and score it.
 
-    Settings are in order: those after one that is worse than the best by a standard error are not tried.
+    Settings are in order: those after one that is worse than the best by half a standard error are not tried.
     """
     began = time.perf_counter()
     best, value = np.empty(0, dtype=np.float32), -1.0
@@ -295,15 +299,21 @@ def _score(
         found = quality(train, held_out)
         if found > value:
             best, value, chosen = held_out, found, number
-        elif found < value - np.sqrt(value * (1 - value) / len(train)):
+        elif found < value - 0.5 * np.sqrt(value * (1 - value) / len(train)):
             break
     one = classifier.only(chosen)
-    (probabilities,) = one.fit(candidate.train, train).probabilities(candidate.test)
+    fitted = one.fit(candidate.train, train)
+    head = None
+    if isinstance(fitted, LinearFit):
+        (head,) = fitted.maps
+        fitted = dataclasses.replace(fitted, maps=[head])
+    (probabilities,) = fitted.probabilities(candidate.test)
     return ProbeScore(
         candidate,
         one,
         measured(train, best),
         measured(test, probabilities),
+        head,
         best,
         probabilities,
         time.perf_counter() - began,
