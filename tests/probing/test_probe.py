@@ -295,3 +295,14 @@ def test_the_plan_names_what_was_chosen(photos: Path, undrawn: None) -> None:
     plan = json.loads((result.run / "plan.json").read_text())
     assert plan["chosen"]["representation"] == f"{NAME}, layer 2, cls"
     assert plan["reason"].startswith("the best cross-validated linear classifier of 4, ")
+
+
+def test_a_probe_is_compared_with_a_training(photos: Path, tmp_path: Path, undrawn: None) -> None:
+    probed = probe(body(), photos, run="runs/probed", **HERE).run
+    config = {
+        name: value for name, value in Run.open(probed).config.items() if name not in ("bodies", "folds")
+    }
+    other = Run.create({**config, "task": "classify", "run": "runs/trained", "epochs": 3, "lr": 0.1})
+    comparison = vs.compare([probed, other.path])
+    assert "task" in comparison.options
+    assert comparison.options.keys() & {"epochs", "lr"} == set()

@@ -301,7 +301,7 @@ class RunComparison:
         leaders = _leaders(compared)
         return cls(
             runs=compared,
-            options=_differences([_set(run.config) for run in runs], {"run"}),
+            options=_differences([_set(run.config) for run in runs], {"run"} | _of_trainings_alone(runs)),
             environment=_differences([run.environment for run in runs], _MOMENT),
             groups=tuple(_seed_groups(compared)),
             leaders=leaders,
@@ -424,6 +424,12 @@ def _differences(records: Sequence[Mapping[str, Any]], left_out: set[str]) -> di
     names = dict.fromkeys(name for record in records for name in record if name not in left_out)
     values = {name: tuple(record.get(name) for record in records) for name in names}
     return {name: found for name, found in values.items() if any(value != found[0] for value in found)}
+
+
+def _of_trainings_alone(runs: Sequence[Run]) -> set[str]:
+    """The options of a training that a probe among the runs does not have."""
+    probed = [set(run.config) for run in runs if run.probes]
+    return {name for run in runs for name in run.config} - set.union(*probed) if probed else set()
 
 
 def _set(options: Mapping[str, Any]) -> dict[str, Any]:
