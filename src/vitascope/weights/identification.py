@@ -23,13 +23,14 @@ from vitascope.weights.families.jax import Jax
 from vitascope.weights.families.library import Library
 from vitascope.weights.families.own import Vitascope
 from vitascope.weights.families.timm import Timm
+from vitascope.weights.families.timm_beit import TimmBeit
 from vitascope.weights.families.timm_eva import TimmEva
 from vitascope.weights.families.torchvision import Torchvision
 from vitascope.weights.files import CheckpointError, described, read_json, read_weights, rejection
 from vitascope.weights.hub import CONFIG, PREPROCESSOR, weights_name
 from vitascope.weights.mapping import Family, Source, check_claims, misfit
 
-TIMM = Library("timm", (Timm(), TimmEva()))
+TIMM = Library("timm", (Timm(), TimmEva(), TimmBeit()))
 FAMILIES: dict[str, Family] = {
     family.name: family
     for family in (Vitascope(), TIMM, HuggingFace(), Torchvision(), Jax(), Dinov3(), Dinov2(), Deit())

@@ -126,17 +126,13 @@ class TimmEva(timm.Timm):
         rotated together half a head apart."""
         source = source.renamed(lambda name: name.removeprefix("timm_model."))
         if not source.config:
-            raise CheckpointError(
-                f"{source.name}: a model of timm's eva.py without its config.json, which has the "
-                "preprocessing; timm.models.save_for_hf(model, FOLDER) writes both"
-            )
+            raise without_settings(source, "eva.py")
         tensors = dict(source.tensors)
         for index in range(source.count("blocks.{i}.norm1.weight")):
             join(tensors, f"blocks.{index}.attn.qkv.weight", f"blocks.{index}.attn.{{}}_proj.weight", "qkv")
             for part in "qv":
                 join(tensors, f"blocks.{index}.attn.{part}_bias", f"blocks.{index}.attn.{{}}_proj.bias", part)
-            for part in ("weight", "bias"):
-                join(tensors, f"blocks.{index}.mlp.fc1.{part}", f"blocks.{index}.mlp.fc1_{{}}.{part}", "gx")
+        join_gates(tensors)
         source = dataclasses.replace(source, tensors=tensors)
         args = _arguments(source)
         if not args["use_rot_pos_emb"]:
@@ -209,8 +205,22 @@ def join(tensors: State, whole: str, parts: str, letters: str) -> None:
         tensors[whole] = torch.cat([tensors.pop(name) for name in names])
 
 
+def join_gates(tensors: State) -> None:
+    """Gate and values in one matrix, the gate first."""
+    for name in [name for name in tensors if ".mlp.fc1_g." in name]:
+        join(tensors, name.replace("fc1_g", "fc1"), name.replace("fc1_g", "fc1_{}"), "gx")
+
+
+def without_settings(source: Source, module: str) -> CheckpointError:
+    """The error for weights alone."""
+    return CheckpointError(
+        f"{source.name}: a model of timm's {module} without its config.json, which has the preprocessing; "
+        "timm.models.save_for_hf(model, FOLDER) writes both"
+    )
+
+
 def split_gates(state: State) -> None:
-    """Each gate in a matrix of its own, the inverse of `join`."""
+    """The inverse of `join_gates`."""
     for name in [name for name in state if ".mlp.fc1." in name]:
         for letter, part in zip("gx", state.pop(name).chunk(2), strict=True):
             state[name.replace(".fc1.", f".fc1_{letter}.")] = part.contiguous()
