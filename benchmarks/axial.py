@@ -45,7 +45,7 @@ from vitascope.explain.plots import GREY, RIGHT, SERIES, new_figure, plain, save
 from vitascope.model.config import ViTConfig
 from vitascope.model.encoder import Block
 from vitascope.model.hardware import reuse_freed_memory
-from vitascope.model.positions import position_embedding
+from vitascope.model.relations import position_embedding
 
 Grid = tuple[int, int]
 

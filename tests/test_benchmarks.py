@@ -44,6 +44,7 @@ from vitascope.model.options import (
     EmbeddingOptions,
     ReadoutOptions,
     Regularization,
+    RotaryOptions,
     TokenizerOptions,
 )
 from vitascope.model.sizes import named_config
@@ -56,7 +57,7 @@ ROOT = Path(__file__).parent.parent
 OPTIONS_PAGE = ROOT / "docs" / "options.md"
 CONDITIONS = {"machine": "a CPU", "versions": "torch", "date": "2026-01-02", "command": "python x"}
 
-GROUPS = (EmbeddingOptions, TokenizerOptions, BlockOptions, ReadoutOptions, Regularization)
+GROUPS = (EmbeddingOptions, RotaryOptions, TokenizerOptions, BlockOptions, ReadoutOptions, Regularization)
 CHOICES = {
     name: get_args(kind)
     for group in GROUPS
@@ -153,7 +154,7 @@ def test_base_of_the_ablation_is_the_recipe_digits(configs) -> None:
 def test_only_selects_names_that_contain_the_text() -> None:
     assert [change.name for change in ablation.selected(["positions="])] == [
         f"positions={kind}" for kind in CHOICES["positions"] if kind != "learned"
-    ]
+    ] + ["positions=rotary absolute=patches", "positions=rotary absolute=all"]
 
 
 def test_a_change_is_trained_and_timed() -> None:

@@ -60,10 +60,27 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "rotary_rounded": True,
         "resample": "huggingface",
     },
+    "relative by block": {"positions": "relative_by_block", "absolute": "all"},
+    "relative by block without prefix, window": {
+        "positions": "relative_by_block",
+        "pool": "mean",
+        "attention": "window",
+        "window": 2,
+    },
+    "rotary by row and column": {"positions": "rotary_axial", "rotary_base": 50.0, "absolute": "all"},
+    "rotary, stretched": {"positions": "rotary_axial", "rotary_grid": (3, 5), "rotary_offset": 1.0},
+    "rotary with learned frequencies": {
+        "positions": "rotary_mixed",
+        "absolute": "patches",
+        "num_registers": 1,
+    },
     "embedding norm": {"embedding_norm": True},
     # Equations 2 and 3
     "post-norm": {"norm": "post"},
     "post-norm, mean": {"norm": "post", "pool": "mean", "norm_eps": 1e-3},
+    "norm of branches": {"norm": "branch", "layer_scale": 0.5},
+    "norm inside the MLP": {"inner_norm": "mlp", "mlp": "swiglu"},
+    "norms inside": {"inner_norm": "all", "pool": "map"},
     "axial": {"attention": "axial"},
     "axial, relative, mean": {"attention": "axial", "positions": "relative", "pool": "mean"},
     "window": {"attention": "window", "window": 2},
@@ -89,6 +106,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "mean": {"pool": "mean", "class_token": False},
     "mean, then norm": {"pool": "mean", "pool_norm": "after"},
     "class token, then norm": {"pool_norm": "after"},
+    "no last norm": {"pool_norm": "none", "pool": "mean"},
     "class token and mean": {"pool": "cls_mean"},
     "map": {"pool": "map", "resample": "dinov2"},
     "map, swiglu, registers, mlp head": {"pool": "map", "mlp": "swiglu", "num_registers": 2, "head": "mlp"},
@@ -115,6 +133,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "dropout": {"dropout": 0.2, "attention_dropout": 0.2, "drop_path": 0.2},
     "patch dropout": {"patch_dropout": 0.25},
     "patch dropout, rotary": {"patch_dropout": 0.5, "positions": "rotary"},
+    "patch dropout, learned frequencies": {"patch_dropout": 0.5, "positions": "rotary_mixed"},
 }
 """Options of a small model, by name; `test_every_value_of_every_option_is_in_a_variant` keeps it complete."""
 
@@ -235,12 +254,16 @@ def valid_configs(draw: st.DrawFn) -> ViTConfig:
         "sincos_2d",
         "sincos_2d_big_vision",
         "relative",
+        "relative_by_block",
         "rotary",
+        "rotary_axial",
+        "rotary_mixed",
     )
+    related = positions.startswith(("relative", "rotary"))
     init = one_of("paper", "mimetic", "timm")
-    waves = positions == "rotary" or positions.startswith("sincos") or init == "mimetic"
+    waves = positions.startswith("rotary") or positions.startswith("sincos") or init == "mimetic"
     head_dim = 4 * small(2) if waves else small(6)
-    mergeable = attention == "global" and positions not in ("relative", "rotary")
+    mergeable = attention == "global" and not related
     merging = draw(st.integers(0, 5)) if mergeable else 0
     distilled = draw(st.booleans())
     pool = "cls" if distilled else one_of("cls", "mean", "cls_mean", "map", "sequence")
@@ -269,11 +292,15 @@ def valid_configs(draw: st.DrawFn) -> ViTConfig:
             "tokenizer_widths": widths,
             "positions": positions,
             "position_prefix": draw(st.booleans()),
+            "absolute": one_of("none", "patches", "all") if related else "none",
             "resample": one_of("timm", "huggingface", "torchvision", "jax", "dinov2"),
             "rotary_base": one_of(10.0, 100.0),
             "rotary_rounded": draw(st.booleans()),
+            "rotary_grid": one_of(None, (3, 2)),
+            "rotary_offset": one_of(0.0, 1.0),
             "embedding_norm": draw(st.booleans()),
-            "norm": "pre" if merging else one_of("pre", "post"),
+            "norm": "pre" if merging else one_of("pre", "post", "branch"),
+            "inner_norm": one_of("none", "mlp", "all"),
             "norm_eps": one_of(1e-12, 1e-6, 1e-5),
             "attention": attention,
             "window": window,
@@ -286,13 +313,15 @@ def valid_configs(draw: st.DrawFn) -> ViTConfig:
             "distillation_token": distilled,
             "num_registers": draw(st.integers(0, 3)),
             "pool": pool,
-            "pool_norm": "after" if after else "before",
+            "pool_norm": "after" if after else one_of("before", "none"),
             "head": one_of("linear", "none") if distilled else one_of("linear", "mlp", "pre_logits", "none"),
             "init": init,
             "head_init": one_of("init", "zero"),
             "dropout": one_of(0.0, 0.1),
             "attention_dropout": one_of(0.0, 0.1),
             "drop_path": one_of(0.0, 0.1),
-            "patch_dropout": one_of(0.0, 0.3) if attention == "global" and positions != "relative" else 0.0,
+            "patch_dropout": one_of(0.0, 0.3)
+            if attention == "global" and "relative" not in positions
+            else 0.0,
         }
     )

@@ -24,11 +24,13 @@ from vitascope.model.options import (
     EmbeddingOptions,
     ReadoutOptions,
     Regularization,
+    RotaryOptions,
     TokenizerOptions,
 )
 
 GROUPS = {
     "embedding": EmbeddingOptions,
+    "rotary": RotaryOptions,
     "tokenizer": TokenizerOptions,
     "block": BlockOptions,
     "readout": ReadoutOptions,

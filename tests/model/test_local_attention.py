@@ -10,7 +10,8 @@ from tests.model import by_loops, law, law_of_models, random_images, randomize, 
 from vitascope.model.attention import SelfAttention
 from vitascope.model.config import ViTConfig
 from vitascope.model.local_attention import LocalAttention, join_windows, split_windows
-from vitascope.model.positions import Layout, Positions, position_embedding
+from vitascope.model.positions import Layout, Positions
+from vitascope.model.relations import position_embedding
 from vitascope.model.trace import Trace
 
 SMALL = st.integers(1, 4)
@@ -55,7 +56,7 @@ def attention_maps(
         for head in range(2):
             q, k = qkv[image, :, 0, head], qkv[image, :, 1, head]
             if config.embedding.positions == "rotary":
-                q, k = (by_loops.rotate(each, grid, config.embedding.rotary_base, P) for each in (q, k))
+                q, k = (by_loops.rotate(each, grid, config.rotary.rotary_base, P) for each in (q, k))
             scores = q @ k.T / q.shape[1] ** 0.5 + (bias if isinstance(bias, float) else bias[head])
             product = np.eye(tokens.shape[1])
             for window in steps[config.block.attention]:

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.model import by_loops, law, law_of_models, random_images, randomize, small_config, small_model
+from vitascope.errors import UserError
 from vitascope.model.attention import rotate
 from vitascope.model.encoder import PatchDropout
 from vitascope.model.options import Positions as Kind
@@ -16,13 +17,12 @@ from vitascope.model.patches import patchify, unpatchify
 from vitascope.model.positions import (
     Layout,
     Positions,
-    position_embedding,
     resample_grid,
     resample_positions,
-    rotary_table,
     sincos_table,
     workplace,
 )
+from vitascope.model.relations import position_embedding, rotary_table
 
 KINDS, RULES = get_args(Kind), get_args(Resample)
 SINCOS = ("sincos_1d", "sincos_2d", "sincos_2d_big_vision")
@@ -341,14 +341,83 @@ def test_rows_and_columns_turn_by_the_same_frequencies() -> None:
     turned_cos, turned_sin = rotary_table((5, 3), 16, 100.0)
     transposed = [column * 3 + row for row in range(3) for column in range(5)]
     axes_exchanged = [4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11]
-    assert torch.equal(turned_cos[transposed][:, axes_exchanged], cos)
-    assert torch.equal(turned_sin[transposed][:, axes_exchanged], sin)
+    assert torch.equal(turned_cos[transposed][..., axes_exchanged], cos)
+    assert torch.equal(turned_sin[transposed][..., axes_exchanged], sin)
 
 
 @pytest.mark.parametrize("head_dim", [4, 12, 20, 64, 80, 196, 412])
 def test_every_head_width_divisible_by_4_has_angles(head_dim: int) -> None:
     cos, sin = rotary_table((2, 3), head_dim, 100.0)
-    assert cos.shape == sin.shape == (6, head_dim)
+    assert cos.shape == sin.shape == (6, 1, head_dim)
+
+
+@law
+@given(grid=SMALL_GRIDS, stretched=st.sampled_from([None, (3, 5), 4]), offset=st.sampled_from([0.0, 1.0]))
+def test_axial_angles_are_the_number_of_the_row_and_of_the_column(
+    grid: tuple[int, int], stretched: Any, offset: float
+) -> None:
+    options = {"rotary_base": 50.0, "rotary_grid": stretched, "rotary_offset": offset}
+    layer = position_embedding(small_config(positions="rotary_axial", embed_dim=24, **options))
+    cos, sin = layer.layout(grid, CPU).rotation
+    sides = {None: grid, 4: (4, 4)}.get(stretched, stretched)
+    for patch, (row, column) in enumerate(by_loops.places(grid)):
+        y, x = (row + offset) * sides[0] / grid[0], (column + offset) * sides[1] / grid[1]
+        angles = np.array([place * 50.0 ** (-k / 3) for place in (y, x) for k in range(3)] * 2)
+        np.testing.assert_allclose(cos[patch, 0].numpy(), np.cos(angles), atol=1e-5)
+        np.testing.assert_allclose(sin[patch, 0].numpy(), np.sin(angles), atol=1e-5)
+
+
+def test_mixed_angles_are_a_sum_over_both_axes_in_each_block_and_head() -> None:
+    layer = embedding("rotary_mixed", (2, 3))
+    columns, rows = layer.frequencies.detach().numpy()
+    layout = layer.layout((2, 3), CPU)
+    for block in range(3):
+        cos, sin = layout.of_block(block).rotation
+        for patch, (row, column) in enumerate(by_loops.places((2, 3))):
+            angles = column * columns[block] + row * rows[block]  # (heads, hd / 2)
+            np.testing.assert_allclose(cos[patch].detach().numpy(), np.tile(np.cos(angles), 2), atol=1e-6)
+            np.testing.assert_allclose(sin[patch].detach().numpy(), np.tile(np.sin(angles), 2), atol=1e-6)
+
+
+def test_mixed_frequencies_start_as_axial_ones_turned_by_one_angle_per_head() -> None:
+    layer = position_embedding(small_config(positions="rotary_mixed", embed_dim=32, rotary_base=10.0))
+    layer.start()
+    x, y = layer.frequencies.detach()  # (L, heads, hd / 2) each
+    lengths = torch.tensor([1.0, 10**-0.25, 10**-0.5, 10**-0.75]).repeat(2)
+    torch.testing.assert_close((x**2 + y**2).sqrt(), lengths.expand_as(x))
+    torch.testing.assert_close(
+        (x * x.roll(4, -1) + y * y.roll(4, -1)), torch.zeros_like(x), atol=1e-6, rtol=0
+    )
+    assert (x / lengths)[..., :4].std(dim=2).max() < 1e-6
+    assert (x / lengths)[..., 0].unique().numel() == 6
+
+
+@pytest.mark.parametrize("kind", ["relative_by_block", "rotary_mixed"])
+def test_each_block_has_positions_of_its_own(kind: str) -> None:
+    model, images = small_model(positions=kind, pool="mean"), random_images(2, 3, 32, 32)
+    expected = model(images)
+    (parameter,) = [
+        it for name, it in model.positions.named_parameters() if name in ("offsets", "frequencies")
+    ]
+    axis = 0 if kind == "relative_by_block" else 1
+    for block in range(3):
+        kept = parameter.detach().clone()
+        parameter.data.select(axis, block).add_(random_images(*parameter.select(axis, block).shape))
+        assert (model(images) - expected).abs().max() > 1e-4
+        parameter.data.copy_(kept)
+
+
+@pytest.mark.parametrize("kind", ["rotary_axial", "relative"])
+def test_absolute_positions_are_added_beside_relative_or_rotary_ones(kind: str) -> None:
+    model, images = small_model(positions=kind, absolute="patches"), random_images(2, 3, 32, 32)
+    bare = small_model(positions=kind)
+    weights = {name: value for name, value in model.state_dict().items() if name != "positions.weight"}
+    bare.load_state_dict(weights)
+    traces = [each.trace(images)["embeddings"] for each in (model, bare)]
+    torch.testing.assert_close(traces[0][:, 1:] - traces[1][:, 1:], model.positions.weight.expand(2, -1, -1))
+    assert torch.equal(traces[0][:, :1], traces[1][:, :1])
+    with pytest.raises(UserError, match="absolute 'all' adds learned positions to relative or rotary ones"):
+        small_config(positions="learned", absolute="all")
 
 
 # Relative

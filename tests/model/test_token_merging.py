@@ -172,7 +172,7 @@ def test_only_blocks_from_the_first_on_can_be_run() -> None:
         ({"attention": "window", "window": 2}, "attention 'window'"),
         ({"attention": "axial", "positions": "relative"}, "attention 'axial' and positions 'relative'"),
         ({"positions": "rotary"}, "positions 'rotary'"),
-        ({"norm": "post"}, 'norm "post"'),
+        ({"norm": "post"}, "norm 'post'"),
     ],
 )
 def test_options_that_exclude_merging_are_rejected(options: dict[str, Any], named: str) -> None:

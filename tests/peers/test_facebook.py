@@ -18,7 +18,7 @@ from tests.model import random_images, randomize, small_config, small_model
 from tests.peers.comparison import relative_error
 from tests.uninitialized import uninitialized
 from vitascope.model.config import ViTConfig
-from vitascope.model.positions import RotaryPositions
+from vitascope.model.relations import RotaryPositions
 from vitascope.model.sizes import named_config
 from vitascope.model.vit import VisionTransformer
 from vitascope.storage import WriteError
@@ -616,11 +616,11 @@ def test_duplicate_block_in_two_chunks_is_rejected() -> None:
 def test_rotary_periods_of_the_file_are_the_models(rounded: bool) -> None:
     stored = periods(16).bfloat16() if rounded else periods(16)
     config = DINOV3.read_config(altered(DINOV3, rope_embed__periods=stored))
-    assert config.embedding.rotary_rounded == rounded
+    assert config.rotary.rotary_rounded == rounded
     places = (torch.arange(0.5, 3) / 3 * 2 - 1)[:, None, None].expand(3, 2, 1)  # of the rows of a 3x2 grid
     rows = (2 * torch.pi * places / stored.float()).flatten(0, 1)  # (6, 16): facebook's formula
     cos, _ = RotaryPositions(config).layout((3, 2), torch.device("cpu")).rotation
-    torch.testing.assert_close(cos[:, :16], rows.cos(), rtol=0, atol=1e-6)
+    torch.testing.assert_close(cos[:, 0, :16], rows.cos(), rtol=0, atol=1e-6)
     assert torch.equal(
         DINOV3.before_writing({"cls_token": torch.zeros(1, 1, 64)}, config)["rope_embed.periods"],
         stored.float(),

@@ -216,7 +216,7 @@ def test_nothing_is_overwritten(tmp_path: Path) -> None:
 
 def test_options_unknown_to_the_other_library_are_rejected_before_writing(tmp_path: Path) -> None:
     save_pretrained(small_model(attention="axial", positions="rotary"), tmp_path / "ours")
-    with pytest.raises(UserError, match="timm has no model with positions 'rotary', attention 'axial'"):
+    with pytest.raises(UserError, match="timm has no model with attention 'axial'"):
         convert(tmp_path / "ours", tmp_path / "theirs", format="timm")
     assert not (tmp_path / "theirs").exists()
     with pytest.raises(UserError, match="nearest: timm"):

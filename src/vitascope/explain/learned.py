@@ -88,7 +88,10 @@ def _distances_of_rows(weights: Tensor, between: Tensor, num_prefix_tokens: int)
 _WITHOUT_TABLE = {
     "none": "this model has no positions at all",
     "relative": "relative positions add a number per offset to the attention scores",
+    "relative_by_block": "relative positions add a number per offset to the attention scores",
     "rotary": "rotary positions rotate queries and keys",
+    "rotary_axial": "rotary positions rotate queries and keys",
+    "rotary_mixed": "rotary positions rotate queries and keys",
 }
 
 

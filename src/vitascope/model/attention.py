@@ -119,7 +119,7 @@ def rotate(qkv: Tensor, layout: Layout) -> Tensor:
     """Apply the layout's rotary embedding to queries and keys: (B, T, 3, heads, hd) -> the same shape."""
     if layout.rotation is None:
         return qkv
-    cos, sin = (table.unsqueeze(-2).unsqueeze(-2) for table in layout.rotation)  # (N, 1, 1, hd)
+    cos, sin = (table.unsqueeze(-3) for table in layout.rotation)  # (N, 1, 1 or heads, hd)
     P = layout.num_prefix_tokens
     qk, v = qkv[:, P:, :2], qkv[:, P:, 2:]
     left, right = qk.chunk(2, dim=-1)
@@ -150,6 +150,8 @@ class SelfAttention(nn.Module):
         # U_qkv of every head, equation 5
         keyless = bias == "no_key"
         self.qkv = KeylessLinear(D, inner) if keyless else nn.Linear(D, 3 * inner, bias=bias == "all")
+        normalizes = config.block.inner_norm == "all"
+        self.norm = nn.LayerNorm(inner, eps=config.block.norm_eps) if normalizes else nn.Identity()
         self.proj = nn.Linear(inner, D)  # U_msa
         self.dropout = nn.Dropout(config.regularization.dropout)
 
@@ -168,7 +170,7 @@ class SelfAttention(nn.Module):
             weights = self.weights(q, k, layout)[:, :, queries]  # (B, heads, Q, T)
             trace.keep_attention(layout.expand_weights(weights))
             mixed = join_heads(F.dropout(weights, rate) @ v)  # equation 7
-        return self.dropout(self.proj(mixed))  # (B, Q, D)
+        return self.dropout(self.proj(self.norm(mixed)))  # (B, Q, D)
 
     def bias(self, k: Tensor, layout: Layout) -> Tensor | None:
         """The numbers to add to the scores, for keys (B, heads, T, hd); see `attention`."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from typing import Annotated, ClassVar, NamedTuple
+from typing import Annotated, ClassVar, Literal, NamedTuple
 
 from vitascope.arguments import Range
 from vitascope.errors import UserError
@@ -21,6 +21,7 @@ from vitascope.model.options import (
     ReadoutOptions,
     Regularization,
     Role,
+    RotaryOptions,
     TokenizerOptions,
     pair,
 )
@@ -59,6 +60,8 @@ class ViTConfig(ImageOptions):
     """Attention heads per block, k in the paper."""
     embedding: EmbeddingOptions = dataclasses.field(default_factory=EmbeddingOptions)
     """Equation 1."""
+    rotary: RotaryOptions = dataclasses.field(default_factory=RotaryOptions)
+    """The rotary positions of equation 1."""
     tokenizer: TokenizerOptions = dataclasses.field(default_factory=TokenizerOptions)
     """The stem "tokenizer" of equation 1."""
     block: BlockOptions = dataclasses.field(default_factory=BlockOptions)
@@ -81,12 +84,12 @@ class ViTConfig(ImageOptions):
                 f"num_heads {self.num_heads} does not divide embed_dim {self.embed_dim}; nearest: {best}"
             )
         embedding, training, positions = self.embedding, self.regularization, self.embedding.positions
-        if positions == "rotary" and self.head_dim % 4:
+        if embedding.rotary and self.head_dim % 4:
             raise UserError(f"rotary positions need a head width that 4 divides, not {self.head_dim}")
-        waves = positions.startswith("sincos") or (positions == "learned" and training.init == "mimetic")
+        waves = positions.startswith("sincos") or (embedding.learned != "none" and training.init == "mimetic")
         if waves and self.embed_dim % 4:
             raise UserError(f"sine-cosine positions need an embed_dim that 4 divides, not {self.embed_dim}")
-        if training.patch_dropout and (self.block.attention != "global" or positions == "relative"):
+        if training.patch_dropout and (self.block.attention != "global" or embedding.relative):
             raise UserError("patch_dropout breaks up the grid that axial, window and relative attention need")
         if self.readout.pool == "map" and self.embed_dim % self.head_dim:
             raise UserError(
@@ -96,8 +99,8 @@ class ViTConfig(ImageOptions):
         # With token merging, a merged token has no place and blocks have no way back.
         against = {
             f"attention {self.block.attention!r}": self.block.attention != "global",
-            f"positions {positions!r}": positions in ("relative", "rotary"),
-            'norm "post"': self.block.norm == "post",
+            f"positions {positions!r}": embedding.relative or embedding.rotary,
+            f"norm {self.block.norm!r}": self.block.norm != "pre",
         }
         found = " and ".join(name for name, applies in against.items() if applies)
         if self.block.token_merging and found:
@@ -207,6 +210,11 @@ class ViTConfig(ImageOptions):
         return round(self.embed_dim * self.block.mlp_ratio)
 
     @property
+    def final_norm(self) -> Literal["before", "after", "none"]:
+        """Where the last LayerNorm is, relative to the pooling; a post-norm block ends in one of its own."""
+        return "none" if self.block.norm == "post" else self.readout.pool_norm
+
+    @property
     def gives_classes(self) -> bool:
         """Whether the head's outputs are classes, not features."""
         return self.readout.head in ("linear", "mlp") and self.outputs != "embedding"
@@ -225,17 +233,22 @@ class ViTConfig(ImageOptions):
         """Number of trainable parameters."""
         D, embedding, (gh, gw), prefix = self.embed_dim, self.embedding, self.grid, self.num_prefix_tokens
         linear = sum(layer.inputs * layer.outputs + layer.biases for layer in self._linear_layers())
-        norms = 2 * self.depth + (self.block.norm == "pre")  # a post-norm block ends in one of its own
+        norms = 2 * self.depth + (self.final_norm != "none")
         norms += embedding.embedding_norm + (self.readout.pool == "map")
+        heads = {"none": 0, "mlp": self.mlp_dim, "all": self.mlp_dim + self.attention_dim}
+        inner = 2 * self.depth * heads[self.block.inner_norm]
         scales = 0 if self.block.layer_scale is None else 2 * self.depth
         vectors = prefix + 2 * norms + scales + (self.readout.pool == "map")  # the query
+        bias = self.num_heads * ((2 * gh - 1) * (2 * gw - 1) + (3 if prefix else 0))
         positions = {
-            "learned": D * (gh * gw + prefix * embedding.position_prefix),
             "learned_2d": D * (gh + gw),
-            "relative": self.num_heads * ((2 * gh - 1) * (2 * gw - 1) + (3 if prefix else 0)),
+            "relative": bias,
+            "relative_by_block": self.depth * bias,
+            "rotary_mixed": self.depth * self.attention_dim,  # two frequencies for each pair of channels
         }
+        learned = {"none": 0, "patches": gh * gw, "all": gh * gw + prefix}[embedding.learned]
         resnet = self.stem_resnet.feature_parameters if embedding.stem == "resnet" else 0
-        return linear + D * vectors + positions.get(embedding.positions, 0) + resnet
+        return linear + D * (vectors + learned) + inner + positions.get(embedding.positions, 0) + resnet
 
     @property
     def flops(self) -> int:

@@ -67,9 +67,12 @@ class QuickGELU(nn.Module):
 
 
 class MLP(nn.Module):
-    """Two linear layers with a GELU between, for each token by itself: (B, T, D) -> (B, T, D)."""
+    """Two linear layers with a GELU between, for each token by itself: (B, T, D) -> (B, T, D).
 
-    def __init__(self, config: ViTConfig) -> None:
+    With `normalizes`, a LayerNorm precedes the second layer.
+    """
+
+    def __init__(self, config: ViTConfig, normalizes: bool = False) -> None:
         super().__init__()
         self.fc1 = nn.Linear(config.embed_dim, config.mlp_dim)
         self.activation = {
@@ -77,25 +80,27 @@ class MLP(nn.Module):
             "gelu_tanh": nn.GELU(approximate="tanh"),
             "quick_gelu": QuickGELU(),
         }[config.block.mlp]
+        self.norm = nn.LayerNorm(config.mlp_dim, eps=config.block.norm_eps) if normalizes else nn.Identity()
         self.fc2 = nn.Linear(config.mlp_dim, config.embed_dim)
         self.dropout = nn.Dropout(config.regularization.dropout)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        return self.dropout(self.fc2(self.dropout(self.activation(self.fc1(tokens)))))
+        return self.dropout(self.fc2(self.norm(self.dropout(self.activation(self.fc1(tokens))))))
 
 
 class SwiGLU(nn.Module):
     """A linear layer times the SiLU of another (Shazeer 2020); one matrix holds both, the gate first."""
 
-    def __init__(self, config: ViTConfig) -> None:
+    def __init__(self, config: ViTConfig, normalizes: bool = False) -> None:
         super().__init__()
         self.fc1 = nn.Linear(config.embed_dim, 2 * config.mlp_dim)
+        self.norm = nn.LayerNorm(config.mlp_dim, eps=config.block.norm_eps) if normalizes else nn.Identity()
         self.fc2 = nn.Linear(config.mlp_dim, config.embed_dim)
         self.dropout = nn.Dropout(config.regularization.dropout)
 
     def forward(self, tokens: Tensor) -> Tensor:
         gate, value = self.fc1(tokens).chunk(2, dim=-1)
-        return self.dropout(self.fc2(self.dropout(F.silu(gate) * value)))
+        return self.dropout(self.fc2(self.norm(self.dropout(F.silu(gate) * value))))
 
 
 class LayerScale(nn.Module):
@@ -122,7 +127,8 @@ class Block(nn.Module):
         self.attention = MergingAttention(config) if options.token_merging else kind(config)
         self.scale1 = nn.Identity() if scale is None else LayerScale(D, scale)
         self.norm2 = nn.LayerNorm(D, eps=options.norm_eps)
-        self.mlp = SwiGLU(config) if options.mlp == "swiglu" else MLP(config)
+        mlp = SwiGLU if options.mlp == "swiglu" else MLP
+        self.mlp = mlp(config, normalizes=options.inner_norm != "none")
         self.scale2 = nn.Identity() if scale is None else LayerScale(D, scale)
         self.drop_path = DropPath(drop_path)
 
@@ -147,6 +153,17 @@ class PostNormBlock(Block):
         return self.norm2(tokens + self.drop_path(self.scale2(self.mlp(tokens))))
 
 
+class BranchNormBlock(Block):
+    """A block that normalizes each branch's result (Liu et al. 2022, Swin V2, "res-post-norm")."""
+
+    def forward(
+        self, tokens: Tensor, layout: Layout, trace: Trace | None = None, queries: slice = EVERY_TOKEN
+    ) -> Tensor:
+        mixed = self.scale1(self.norm1(self.attention(tokens, layout, trace, queries)))
+        tokens = tokens[:, queries] + self.drop_path(mixed)
+        return tokens + self.drop_path(self.scale2(self.norm2(self.mlp(tokens))))
+
+
 class Encoder(nn.Module):
     """L blocks in sequence; if they merge tokens, the output has all tokens again."""
 
@@ -155,7 +172,7 @@ class Encoder(nn.Module):
 
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
-        block = PostNormBlock if config.block.norm == "post" else Block
+        block = {"pre": Block, "post": PostNormBlock, "branch": BranchNormBlock}[config.block.norm]
         last = max(1, config.depth - 1)
         rates = [config.regularization.drop_path * index / last for index in range(config.depth)]
         self.blocks = nn.ModuleList(block(config, rate) for rate in rates)
@@ -184,7 +201,7 @@ class Encoder(nn.Module):
         last = len(self.blocks) - 1
         for index in range(last + 1) if blocks is None else blocks:
             block = self.blocks[index]
-            arguments = (tokens, layout, trace, queries if index == last else EVERY_TOKEN)
+            arguments = (tokens, layout.of_block(index), trace, queries if index == last else EVERY_TOKEN)
             tokens = checkpoint(block, *arguments, use_reentrant=False) if recompute else block(*arguments)
             if trace is not None:
                 trace.keep(f"block{index}", layout.expand(tokens))

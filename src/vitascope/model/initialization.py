@@ -11,7 +11,8 @@ from vitascope.model.attention import SelfAttention
 from vitascope.model.encoder import MLP, LayerScale, SwiGLU
 from vitascope.model.heads import AttentionPool, PreLogits, SequencePool, output_layers
 from vitascope.model.patches import ConvPatches, HybridPatches, TokenizerLayer
-from vitascope.model.positions import LearnedPositions, RelativeBias, sincos_table
+from vitascope.model.positions import LearnedPositions, sincos_table
+from vitascope.model.relations import MixedRotary
 
 
 @torch.no_grad()
@@ -26,6 +27,8 @@ def initialize(model: nn.Module, init: str, head_init: str) -> None:
         elif isinstance(module, TokenizerLayer):  # as in CCT's code, whatever the scheme
             nn.init.kaiming_normal_(module.conv.weight, nonlinearity="relu")
             zero_(module.conv.bias)
+        elif isinstance(module, MixedRotary):
+            module.start()
     tokens = dict(model.named_parameters(recurse=False))
     if "registers" in tokens:
         nn.init.normal_(tokens["registers"], std=1e-6)
@@ -85,10 +88,8 @@ def initialize_paper(model: nn.Module) -> None:
             nn.init.zeros_(module.pre_logits.bias)
     zero_output(model)
     # A relative bias starts at the size of the scores: from 0.02, short trainings never used positions.
-    positions = model.get_submodule("positions")
-    std = 1.0 if isinstance(positions, RelativeBias) else 0.02
-    for weight in positions.parameters():
-        nn.init.normal_(weight, std=std)
+    for name, weight in model.get_submodule("positions").named_parameters():
+        nn.init.normal_(weight, std=1.0 if name in ("offsets", "prefix") else 0.02)
 
 
 def initialize_mimetic(model: nn.Module) -> None:
@@ -99,7 +100,7 @@ def initialize_mimetic(model: nn.Module) -> None:
     """
     initialize_paper(model)
     positions = model.get_submodule("positions")
-    if isinstance(positions, LearnedPositions):
+    if isinstance(positions, LearnedPositions) and positions.weight is not None:
         table = sincos_table("sincos_2d", positions.grid, positions.weight.shape[2])  # (1, N, D)
         positions.weight[:, positions.covered_prefix :] = table.to(positions.weight)
     for module in model.modules():

@@ -5,14 +5,16 @@ from __future__ import annotations
 import dataclasses
 import enum
 from collections.abc import Iterable, Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from vitascope.arguments import Range, check_value
 from vitascope.errors import UserError
 from vitascope.model.configuration import Configuration, check_fields
 
 SinCos = Literal["sincos_1d", "sincos_2d", "sincos_2d_big_vision"]
-Positions = Literal["none", "learned", "learned_2d", SinCos, "relative", "rotary"]
+Relative = Literal["relative", "relative_by_block"]
+Rotary = Literal["rotary", "rotary_axial", "rotary_mixed"]
+Positions = Literal["none", "learned", "learned_2d", SinCos, Relative, Rotary]
 Resample = Literal["timm", "huggingface", "torchvision", "jax", "dinov2"]
 Activation = Literal["gelu", "gelu_tanh", "quick_gelu", "swiglu"]
 Outputs = Literal["exclusive", "independent", "embedding"]
@@ -26,10 +28,15 @@ MAX_TOKENIZER_LAYERS = 8
 
 @dataclasses.dataclass(frozen=True)
 class AppliesWith:
-    """An option that applies only if another one has a certain value."""
+    """An option that applies only if another one has a certain value, or one of several."""
 
     option: str
     value: str
+    others: tuple[str, ...] = ()
+
+    def holds(self, value: Any) -> bool:
+        """Whether the option applies with this value of the other."""
+        return value == self.value or value in self.others
 
 
 class Role(enum.Enum):
@@ -122,12 +129,10 @@ class EmbeddingOptions:
     """The position embedding; see `model/positions.py`."""
     position_prefix: Annotated[bool, AppliesWith("positions", "learned"), Role.FREE] = True
     """Whether learned positions cover the class, distillation and register tokens too."""
+    absolute: Literal["none", "patches", "all"] = "none"
+    """Learned positions beside relative or rotary ones: none, those of patches, or of all tokens (EVA-02)."""
     resample: Annotated[Resample, Role.FREE] = "timm"
     """The library whose rule interpolates learned positions to another grid."""
-    rotary_base: Annotated[float, Range(gt=0), AppliesWith("positions", "rotary")] = 100.0
-    """Base of the rotary frequencies."""
-    rotary_rounded: Annotated[bool, AppliesWith("positions", "rotary")] = False
-    """Whether rotary periods are rounded to bfloat16, as in DINOv3's published files."""
     embedding_norm: bool = False
     """A LayerNorm between equation 1 and the encoder (CLIP's)."""
 
@@ -138,6 +143,51 @@ class EmbeddingOptions:
             object.__setattr__(self, "stride", pair(self.stride))
             if self.stem != "overlap":
                 raise UserError(f'stride belongs to stem "overlap", not to {self.stem!r}')
+        if self.absolute != "none" and not (self.relative or self.rotary):
+            raise UserError(
+                f"absolute {self.absolute!r} adds learned positions to relative or rotary ones, not to "
+                f"positions {self.positions!r}"
+            )
+
+    @property
+    def relative(self) -> bool:
+        """Whether a learned number is added to each score of attention."""
+        return self.positions in get_args(Relative)
+
+    @property
+    def rotary(self) -> bool:
+        """Whether queries and keys are rotated."""
+        return self.positions in get_args(Rotary)
+
+    @property
+    def learned(self) -> Literal["none", "patches", "all"]:
+        """The tokens that learned positions are added to."""
+        if self.positions != "learned":
+            return self.absolute
+        return "all" if self.position_prefix else "patches"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RotaryOptions:
+    """The rotary positions of equation 1."""
+
+    rotary_base: Annotated[
+        float, Range(gt=0), AppliesWith("positions", "rotary", ("rotary_axial", "rotary_mixed"))
+    ] = 100.0
+    """Base of the rotary frequencies; of `rotary_mixed`, those that training starts from."""
+    rotary_rounded: Annotated[bool, AppliesWith("positions", "rotary")] = False
+    """Whether rotary periods are rounded to bfloat16, as in DINOv3's published files."""
+    rotary_grid: Annotated[tuple[int, int] | int | None, AppliesWith("positions", "rotary_axial")] = None
+    """Rows and columns that every grid is stretched to, so that angles stay as in pre-training (EVA-02)."""
+    rotary_offset: Annotated[float, AppliesWith("positions", "rotary_axial")] = 0.0
+    """Number of the first row and the first column (Perception Encoder's is 1)."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if self.rotary_grid is not None:
+            object.__setattr__(self, "rotary_grid", pair(self.rotary_grid))
+            if min(pair(self.rotary_grid)) < 1:
+                raise UserError(f"rotary_grid {self.rotary_grid} has no patches")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -167,8 +217,12 @@ class TokenizerOptions:
 class BlockOptions:
     """Equations 2 and 3: the blocks of the encoder."""
 
-    norm: Literal["pre", "post"] = "pre"
-    """LayerNorm before each residual branch, or after each sum as in the Transformer of 2017."""
+    norm: Literal["pre", "post", "branch"] = "pre"
+    """LayerNorm before each residual branch, after each sum as in the Transformer of 2017, or of each
+    branch's result, before the sum (Liu et al. 2022, Swin V2)."""
+    inner_norm: Literal["none", "mlp", "all"] = "none"
+    """A further LayerNorm inside the branches, before their last layer: in none, in the MLP, or in attention
+    too (EVA-02's)."""
     norm_eps: Annotated[float, Range(ge=0), Role.FREE] = 1e-6
     """Epsilon of every LayerNorm."""
     attention: Literal["global", "axial", "window"] = "global"
@@ -206,8 +260,8 @@ class ReadoutOptions:
     pool: Literal["cls", "mean", "cls_mean", "map", "sequence"] = "cls"
     """The head's input: the class token, the mean of the patches, both concatenated, the patches that one
     learned query attends to, or their sum under the softmax of one learned score (Hassani et al. 2021)."""
-    pool_norm: Literal["before", "after"] = "before"
-    """The last LayerNorm: of every token before pooling, or of the pooled vector (timm's `fc_norm`)."""
+    pool_norm: Literal["before", "after", "none"] = "before"
+    """The last LayerNorm: of every token before pooling, of the pooled vector (timm's `fc_norm`), or none."""
     head: Annotated[Literal["linear", "mlp", "pre_logits", "none"], Role.FREE] = "linear"
     """A linear layer; the pre-training MLP with a hidden tanh layer; that hidden layer alone; or none, for
     features."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
@@ -106,22 +105,6 @@ def sincos(places: Tensor, dim: int, last: int) -> tuple[Tensor, ...]:
     return angles.sin(), angles.cos()
 
 
-@cached
-def rotary_table(
-    grid: Grid, head_dim: int, base: float, rounded: bool = False, device: torch.device = CPU
-) -> tuple[Tensor, Tensor]:
-    """Cosines and sines of every patch of a grid, float32 (N, hd); see `RotaryPositions`."""
-    count = head_dim // 4  # for some widths, rounding of the step gives one more
-    where = workplace(device)
-    with torch.inference_mode(False):
-        periods = base ** torch.arange(0, 1, 4 / head_dim, dtype=torch.float32, device=where)[:count]
-        frequencies = 1 / (periods.bfloat16().float() if rounded else periods)
-        centres = [torch.arange(0.5, side, dtype=torch.float32, device=where) / side * 2 - 1 for side in grid]
-        places = torch.stack(torch.meshgrid(*centres, indexing="ij"), dim=-1).flatten(0, 1)  # (N, 2)
-        angles = (2 * math.pi * places[:, :, None] * frequencies).flatten(1).tile(2)  # (N, hd)
-        return angles.cos().to(device), angles.sin().to(device)
-
-
 @dataclasses.dataclass
 class Layout:
     """Where the tokens of a sequence lie in the image, for attention."""
@@ -131,9 +114,15 @@ class Layout:
     num_prefix_tokens: int
     """Tokens before the patches."""
     rotation: tuple[Tensor, Tensor] | None = None
-    """Cosines and sines for the patches' queries and keys, float32 (N, hd) or (B, N, hd)."""
+    """Cosines and sines for the patches' queries and keys, float32 ([B,] N, heads or 1, hd)."""
     biases: dict[Grid, Tensor] = dataclasses.field(default_factory=dict)
     """By window: numbers to add to the scores in it and its prefix, (1, heads, P + n, P + n)."""
+    by_block: tuple[Layout, ...] = ()
+    """Layouts that differ by block, one for each; empty if all blocks share this one."""
+
+    def of_block(self, index: int) -> Layout:
+        """The layout of one block."""
+        return self.by_block[index] if self.by_block else self
 
     def bias(self, window: Grid) -> Tensor | None:
         """The numbers to add to the scores in a window; while exporting its size may be a symbol."""
@@ -153,10 +142,11 @@ class Layout:
 
     def select(self, visible: Tensor) -> Layout:
         """The layout of some patches of each image, by their indices (B, N')."""
+        blocks = tuple(layout.select(visible) for layout in self.by_block)
         if self.rotation is None:
-            return self
+            return dataclasses.replace(self, by_block=blocks) if blocks else self
         cos, sin = self.rotation
-        return dataclasses.replace(self, rotation=(cos[visible], sin[visible]))
+        return dataclasses.replace(self, rotation=(cos[visible], sin[visible]), by_block=blocks)
 
 
 class Positions(nn.Module):
@@ -210,15 +200,19 @@ class LearnedPositions(Positions):
 
     def __init__(self, config: ViTConfig) -> None:
         super().__init__(config)
-        self.covered_prefix = config.num_prefix_tokens if config.embedding.position_prefix else 0
+        self.covered_prefix = config.num_prefix_tokens if config.embedding.learned == "all" else 0
         length = self.covered_prefix + self.grid[0] * self.grid[1]
-        self.weight = nn.Parameter(torch.zeros(1, length, config.embed_dim))
+        exists = config.embedding.learned != "none"  # attention may have positions of its own
+        self.weight = nn.Parameter(torch.zeros(1, length, config.embed_dim)) if exists else None
 
-    def table(self, grid: Grid) -> Tensor:
+    def table(self, grid: Grid) -> Tensor | None:
+        if self.weight is None:
+            return None
         return resample_positions(self.weight, self.grid, grid, self.covered_prefix, self.rule)
 
     def interpolated(self, grid: Grid) -> dict[str, Tensor]:
-        return {"weight": self.table(grid)}
+        table = self.table(grid)
+        return {} if table is None else {"weight": table}
 
 
 class LearnedAxes(Positions):
@@ -257,74 +251,3 @@ class SinCosPositions(Positions):
 
     def table_for(self, tokens: Tensor, grid: Grid) -> Tensor:
         return sincos_table(self.kind, grid, self.embed_dim, tokens.device, tokens.dtype)  # cached there
-
-
-class RotaryPositions(Positions):
-    """DINOv3's rotary embeddings in 2-D (Su et al. 2021; Siméoni et al. 2025, section 3.2).
-
-    Rotates queries and keys of patches by angles 2 pi p / base^(4 k / hd), p being the patch's centre in
-    [-1, 1] along an axis: the row gives the first half of the angles, the column the second.
-    """
-
-    def __init__(self, config: ViTConfig) -> None:
-        super().__init__(config)
-        self.head_dim = config.head_dim
-        self.base = config.embedding.rotary_base
-        self.rounded = config.embedding.rotary_rounded
-
-    def layout(self, grid: Grid, device: torch.device) -> Layout:
-        tables = rotary_table(grid, self.head_dim, self.base, self.rounded, device)
-        return Layout(grid, self.num_prefix_tokens, rotation=tables)
-
-
-class RelativeBias(Positions):
-    """A learned number per head and offset between two patches, added to their score in all blocks.
-
-    Paper, appendix D.4; Raffel et al. 2020. Scores with the prefix have three numbers of their own: prefix to
-    patch, patch to prefix, prefix to prefix (as in BEiT).
-    """
-
-    def __init__(self, config: ViTConfig) -> None:
-        super().__init__(config)
-        gh, gw = self.grid
-        self.windows_of = config.windows_of
-        self.offsets = nn.Parameter(torch.zeros(config.num_heads, 2 * gh - 1, 2 * gw - 1))
-        self.prefix = nn.Parameter(torch.zeros(config.num_heads, 3)) if self.num_prefix_tokens else None
-
-    def layout(self, grid: Grid, device: torch.device) -> Layout:
-        offsets = self.offsets if grid == self.grid else self.interpolated(grid)["offsets"]
-        biases = {window: self.bias(offsets, grid, window)[None] for window in self.windows_of(grid)}
-        return Layout(grid, self.num_prefix_tokens, biases=biases)
-
-    def interpolated(self, grid: Grid) -> dict[str, Tensor]:
-        size = (2 * grid[0] - 1, 2 * grid[1] - 1)
-        return {"offsets": resample_grid(self.offsets[None], size, self.rule)[0]}
-
-    def bias(self, offsets: Tensor, grid: Grid, window: Grid) -> Tensor:
-        """The numbers to add to the scores in a window with its prefix: (heads, P + n, P + n)."""
-        (gh, gw), (wh, ww), P = grid, window, self.num_prefix_tokens
-        y = torch.arange(wh, device=offsets.device).repeat_interleave(ww)  # (n,)
-        x = torch.arange(ww, device=offsets.device).repeat(wh)
-        between = offsets[:, gh - 1 + y[:, None] - y, gw - 1 + x[:, None] - x]  # (heads, n, n)
-        if self.prefix is None:
-            return between
-        n = wh * ww
-        to_patch, to_prefix, within = (score[:, None, None] for score in self.prefix.unbind(1))
-        above = torch.cat([within.expand(-1, P, P), to_patch.expand(-1, P, n)], dim=2)
-        below = torch.cat([to_prefix.expand(-1, n, P), between], dim=2)
-        return torch.cat([above, below], dim=1)
-
-
-def position_embedding(config: ViTConfig) -> Positions:
-    """Create the kind `config.embedding.positions`."""
-    kinds = {
-        "none": Positions,
-        "learned": LearnedPositions,
-        "learned_2d": LearnedAxes,
-        "sincos_1d": SinCosPositions,
-        "sincos_2d": SinCosPositions,
-        "sincos_2d_big_vision": SinCosPositions,
-        "relative": RelativeBias,
-        "rotary": RotaryPositions,
-    }
-    return kinds[config.embedding.positions](config)

@@ -50,3 +50,10 @@ class Trace:
     def __repr__(self) -> str:
         shapes = ", ".join(f"{name} {tuple(value.shape)}" for name, value in self.values.items())
         return f"Trace({shapes})"
+
+
+def keep(trace: Trace | None, **intermediates: Tensor) -> None:
+    """Record intermediates by name, if there is a trace."""
+    if trace is not None:
+        for name, value in intermediates.items():
+            trace.keep(name, value)

@@ -14,9 +14,9 @@ from vitascope.model.encoder import Encoder, PatchDropout, keep_patches
 from vitascope.model.heads import classification_head, pooling
 from vitascope.model.initialization import initialize
 from vitascope.model.patches import patch_embedding
-from vitascope.model.positions import position_embedding
 from vitascope.model.preprocess import Resizable, check_images
-from vitascope.model.trace import Trace
+from vitascope.model.relations import position_embedding
+from vitascope.model.trace import Trace, keep
 
 
 class VisionTransformer(nn.Module):
@@ -50,10 +50,9 @@ class VisionTransformer(nn.Module):
         self.patch_dropout = PatchDropout(config.regularization.patch_dropout)
         self.embedding_norm = norm(config.embedding.embedding_norm)
         self.encoder = Encoder(config)
-        pre_norm = config.block.norm == "pre"  # a post-norm encoder ends in a norm of its own
-        self.norm = norm(pre_norm and readout.pool_norm == "before")
+        self.norm = norm(config.final_norm == "before")
         self.pool = pooling(config)
-        self.pool_norm = norm(pre_norm and readout.pool_norm == "after")
+        self.pool_norm = norm(config.final_norm == "after")
         self.head = classification_head(config)
         initialize(self, config.regularization.init, config.regularization.head_init)
 
@@ -101,17 +100,14 @@ class VisionTransformer(nn.Module):
         """
         z0 = self.prepare_tokens(images, trace)
         features = self.norm(self.encode(z0, self.grid_of(images), trace, queries))
-        if trace is not None:
-            trace.keep("features", features)
+        keep(trace, features=features)
         return features
 
     def forward_head(self, features: Tensor, trace: Trace | None = None) -> Tensor:
         """The logits of `forward_features`' tokens: (B, T, D) -> (B, K)."""
         pooled = self.pool_features(features)
         logits = self.head(pooled)
-        if trace is not None:
-            trace.keep("pooled", pooled)
-            trace.keep("logits", logits)
+        keep(trace, pooled=pooled, logits=logits)
         return logits
 
     def prepare_tokens(
@@ -123,11 +119,8 @@ class VisionTransformer(nn.Module):
         prefix = [self.class_token, self.distillation_token, self.registers]
         B, parts = patches.shape[0], [part.to(patches.dtype) for part in prefix if part is not None]
         tokens = torch.cat([*(part.expand(B, -1, -1) for part in parts), patches], dim=1)
-        z0 = self.positions(tokens, grid)  # (B, T, D)
-        z0 = self.embedding_norm(self.dropout(z0))
-        if trace is not None:
-            trace.keep("patch_embeddings", patches)
-            trace.keep("embeddings", z0)
+        z0 = self.embedding_norm(self.dropout(self.positions(tokens, grid)))  # (B, T, D)
+        keep(trace, patch_embeddings=patches, embeddings=z0)
         return z0
 
     def encode(

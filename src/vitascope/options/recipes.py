@@ -425,7 +425,7 @@ def merged_options(base: Mapping[str, Any], given: Mapping[str, Any]) -> dict[st
     """A given model option replaces that of the recipe, and the recipe's that depend on it."""
     kept = dict(base)
     for name, needs in traits(ViTConfig, AppliesWith).items():
-        if given.get(needs.option, needs.value) != needs.value:
+        if not needs.holds(given.get(needs.option, needs.value)):
             kept.pop(name, None)
     return {**kept, **given}
 

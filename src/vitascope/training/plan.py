@@ -289,7 +289,7 @@ def _model(asked: TrainConfig, facts: Facts) -> tuple[ModelConfig, str | None]:
             )
         for option in wanted.model_options:
             needs = traits(ViTConfig, AppliesWith).get(option)
-            if needs is not None and model.option(needs.option) != needs.value:
+            if needs is not None and not needs.holds(model.option(needs.option)):
                 raise UserError(
                     f"model_options: {option} has no effect with {needs.option}="
                     f"{model.option(needs.option)}; add {needs.option}={needs.value}, or leave it out"

@@ -20,16 +20,20 @@ from vitascope.weights.families.facebook import Deit, Dinov2, Dinov3
 from vitascope.weights.families.huggingface import HuggingFace
 from vitascope.weights.families.huggingface_settings import readable_instead
 from vitascope.weights.families.jax import Jax
+from vitascope.weights.families.library import Library
 from vitascope.weights.families.own import Vitascope
 from vitascope.weights.families.timm import Timm
+from vitascope.weights.families.timm_beit import TimmBeit
+from vitascope.weights.families.timm_eva import TimmEva
 from vitascope.weights.families.torchvision import Torchvision
 from vitascope.weights.files import CheckpointError, described, read_json, read_weights, rejection
 from vitascope.weights.hub import CONFIG, PREPROCESSOR, weights_name
 from vitascope.weights.mapping import Family, Source, check_claims, misfit
 
+TIMM = Library("timm", (Timm(), TimmEva(), TimmBeit()))
 FAMILIES: dict[str, Family] = {
     family.name: family
-    for family in (Vitascope(), Timm(), HuggingFace(), Torchvision(), Jax(), Dinov3(), Dinov2(), Deit())
+    for family in (Vitascope(), TIMM, HuggingFace(), Torchvision(), Jax(), Dinov3(), Dinov2(), Deit())
 }
 """By name, in the order in which `identify` tries them."""
 # Options that no tensor shows. They can be named between a family and its file.
@@ -45,12 +49,13 @@ def identify(
         family, options, ref = split_ref(os.fspath(ref))
     if family is not None:
         check_choice("family", family, FAMILIES)  # before anything is fetched
-        kind = FAMILIES[family]
         source = dataclasses.replace(open_source(ref, revision), options=options)
+        kind = FAMILIES[family].reader(source)
         return kind.before_reading(source), kind
     source = open_source(ref, revision)
     for kind in FAMILIES.values():
         if kind.recognizes(source):
+            kind = kind.reader(source)
             return kind.before_reading(source), kind
     raise _unknown(ref, source)
 

@@ -136,6 +136,14 @@ class Family(abc.ABC):
     def recognizes(self, source: Source) -> bool:
         """Whether a checkpoint belongs to this family, by its tensors' names and its configuration."""
 
+    def reads(self, source: Source) -> bool:
+        """Whether a checkpoint of this library is one of this class; see `families/library.py`."""
+        return self.recognizes(source)
+
+    def reader(self, source: Source) -> Family:
+        """The class that reads a checkpoint of this library."""
+        return self
+
     @abc.abstractmethod
     def read_config(self, source: Source) -> ModelConfig:
         """The architecture, from their configuration and the shapes."""
@@ -306,7 +314,7 @@ def misfit(family: Family, config: ModelConfig) -> str:
         if free or option == "resample":
             continue
         needs = traits(ViTConfig, AppliesWith).get(option)
-        if needs is not None and config.option(needs.option) != needs.value:
+        if needs is not None and not needs.holds(config.option(needs.option)):
             continue
         value = config.option(option)
         allowed = family.supports.get(option, (default.option(option),))

@@ -19,7 +19,7 @@ from vitascope.training.tasks.masked import body_config
 SELECTABLE = {
     name: options
     for name, options in TRAINABLE.items()
-    if options.get("attention", "global") == "global" and options.get("positions") != "relative"
+    if options.get("attention", "global") == "global" and "relative" not in options.get("positions", "")
 }
 
 

@@ -213,7 +213,7 @@ def check_dynamic(model: VisionModel, input: InputMode, format: str) -> None:
         raise UserError("a ResNet pads depending on the picture's size, so its graph has one resolution")
     if config.block.attention != "global":
         raise UserError(f"{config.block.attention} attention needs a graph for each resolution")
-    if config.embedding.positions == "relative":
+    if config.embedding.relative:
         raise UserError("relative positions need a graph for each resolution")
 
 

@@ -63,10 +63,16 @@ def pruned_config(config: ViTConfig, num_heads: int | None, mlp_ratio: float | N
     if mlp_ratio is not None and mlp_ratio > config.block.mlp_ratio:
         raise UserError(f"the model has mlp_ratio {config.block.mlp_ratio:g}, so it cannot be {mlp_ratio:g}")
     fewer = num_heads is not None and num_heads < config.num_heads
-    if fewer and config.embedding.positions == "relative":
+    if fewer and (config.embedding.relative or config.embedding.positions == "rotary_mixed"):
         raise UserError(
-            "relative positions give each head parameters that all layers share, so that layers cannot keep "
-            "different heads; prune the MLPs alone"
+            f"{config.embedding.positions} positions give each head parameters in one tensor of all layers, "
+            "so that layers cannot keep different heads; prune the MLPs alone"
+        )
+    inner = config.block.inner_norm
+    if (fewer and inner == "all") or (mlp_ratio is not None and inner != "none"):
+        raise UserError(
+            f"inner_norm {inner!r} normalizes all {'heads' if fewer else 'neurons'} of a block together, so "
+            "none can be left out: merge tokens instead"
         )
     if fewer:
         config = config.replace(num_heads=num_heads, head_dim=config.head_dim)

@@ -94,7 +94,7 @@ def check_encoder(config: ViTConfig) -> None:
         )
     positions, attention = config.embedding.positions, config.block.attention
     found = f"{attention} attention" if attention != "global" else f"{positions} positions"
-    if attention != "global" or positions == "relative":
+    if attention != "global" or config.embedding.relative:
         raise UserError(
             f"with {found}, the encoder needs every patch, and a masked autoencoder leaves out most of "
             "them: use global attention and other positions, or another target"

@@ -209,7 +209,7 @@ class Dinov3(pth.PthFamily):
     def before_writing(self, state: State, config: ViTConfig) -> State:
         """Add the periods, the mask token, and in the 7B model the norm of local crops."""
         periods = _exact_periods(config.head_dim // 4)
-        rounded = config.embedding.rotary_rounded
+        rounded = config.rotary.rotary_rounded
         state = {**state, "rope_embed.periods": periods.bfloat16().float() if rounded else periods}
         state["mask_token"] = torch.zeros_like(state["cls_token"][0])
         if config.embed_dim == 4096:

@@ -369,7 +369,7 @@ def written_config(config: ViTConfig) -> dict[str, Any]:
     if kind == "dinov3_vit":
         biases = {ours: theirs for theirs, ours in _QKV_BIAS.items()}[block.qkv_bias]
         values |= dict(zip(_BIASES, biases, strict=True))
-        values |= {"rope_theta": float(config.embedding.rotary_base), "use_gated_mlp": swiglu}
+        values |= {"rope_theta": float(config.rotary.rotary_base), "use_gated_mlp": swiglu}
     else:
         values["qkv_bias"] = block.qkv_bias == "all"
     if kind not in ("vit", "deit"):

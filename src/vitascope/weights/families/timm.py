@@ -76,8 +76,7 @@ class Timm(Family):
 
     name = "timm"
     supports = PLAIN_VIT | supporting(
-        "patch_bias position_prefix embedding_norm layer_scale class_token distillation_token num_registers "
-        "pool_norm",
+        "patch_bias position_prefix embedding_norm layer_scale class_token distillation_token num_registers",
         stem=("conv", "resnet"),
         resnet_layers=tuple(ARCHITECTURES),
         resnet_width=(64,),
@@ -87,6 +86,7 @@ class Timm(Family):
         qkv_bias=("all", "none"),
         mlp=("gelu", "gelu_tanh", "quick_gelu", "swiglu"),
         pool=("cls", "mean", "map"),
+        pool_norm=("before", "after"),
         head=("linear", "none"),
         outputs=("exclusive", "independent", "embedding"),
     )
@@ -126,7 +126,7 @@ class Timm(Family):
 
     def before_reading(self, source: Source) -> Source:
         """Without the prefix of transformers' `TimmWrapper`; rejects other models with the same tensors."""
-        for name in _names(source):
+        for name in names(source):
             if timm_settings.is_whole(name) and (reason := timm_settings.unreadable(name)):
                 raise CheckpointError(f"{source.name}: {reason}")
         return source.renamed(lambda name: name.removeprefix("timm_model."))
@@ -137,7 +137,7 @@ class Timm(Family):
         return {**(HYBRID if config.embedding.resnet_layers else ROOT_ONLY), **ATTENTION_POOL, **BODY}
 
     def read_config(self, source: Source) -> ViTConfig:
-        name, args = _architecture(source), _arguments(source)
+        name, args = architecture_name(source), given_arguments(source, _ARGUMENTS)
         options = body_options(source)
         if options["head"] == "linear":
             options |= mapping.outputs_options(source)
@@ -150,18 +150,15 @@ class Timm(Family):
             "num_heads": args.get("num_heads") or heads(source, options["embed_dim"], name),
             "mlp": _activation(source, name, options["mlp"], args.get("act_layer")),
             "norm_eps": 1e-5 if "_clip_" in name or (not name and options["embedding_norm"]) else 1e-6,
-            "pool": _pool(source, args),
+            "pool": read_pool(source, args.get("global_pool", source.config.get("global_pool"))),
             "pool_norm": "after" if source.has("fc_norm.weight") else "before",
-            "class_names": _class_names(source, options.get("num_classes", 0)),
+            "class_names": class_names(source, options.get("num_classes", 0)),
         }
-        if "outputs" not in options and _is_projection(source, name, options):
+        if "outputs" not in options and is_projection(source, name, options):
             options["outputs"] = "embedding"
-        given_size = args.get("img_size") or source.training.get("img_size") or _input_hw(source)
+        given_size = args.get("img_size") or source.training.get("img_size") or input_hw(source)
         options |= place_options(source, options, given_size)
-        try:
-            return ViTConfig.from_dict(options)
-        except UserError as error:
-            raise CheckpointError(f"{source.name}: {error}") from error
+        return checked_config(source, options)
 
     def guessed(self, source: Source, config: ViTConfig) -> str:
         if source.config or _named(source):
@@ -179,7 +176,7 @@ class Timm(Family):
         if not (isinstance(given["crop_pct"], int | float) and 0.01 <= given["crop_pct"] <= 100):
             raise CheckpointError(f"{source.name}: crop_pct {given['crop_pct']!r} is not a valid share")
         is_resizable = _section(source, "model_args").get("dynamic_img_size")
-        image_size = (_input_hw(source) if is_resizable else None) or config.image_hw
+        image_size = (input_hw(source) if is_resizable else None) or config.image_hw
         if not all(isinstance(side, int) for side in image_size):
             raise CheckpointError(f"{source.name}: input_size {image_size!r} is not a height and width")
         return Preprocess(
@@ -196,7 +193,7 @@ class Timm(Family):
         return [weights, write_json(folder / CONFIG, timm_settings.settings(config, preprocess))]
 
 
-def _architecture(source: Source) -> str:
+def architecture_name(source: Source) -> str:
     """The architecture's name without its tag; empty if there are no settings at all."""
     if source.config:
         name = str(source.config.get("architecture")).partition(".")[0]
@@ -215,14 +212,22 @@ def _architecture(source: Source) -> str:
     return ""
 
 
+def checked_config(source: Source, options: Mapping[str, Any]) -> ViTConfig:
+    """The configuration of these options; options that contradict each other are the file's fault."""
+    try:
+        return ViTConfig.from_dict(dict(options))
+    except UserError as error:
+        raise CheckpointError(f"{source.name}: {error}") from error
+
+
 def _named(source: Source) -> str:
     """The architecture named by a training checkpoint, the file or its folder."""
     return next(
-        (name for name in _names(source) if PLAIN.fullmatch(name) and timm_settings.is_whole(name)), ""
+        (name for name in names(source) if PLAIN.fullmatch(name) and timm_settings.is_whole(name)), ""
     )
 
 
-def _names(source: Source) -> list[str]:
+def names(source: Source) -> list[str]:
     """Candidates for an architecture's name, without their tags."""
     given = [source.config.get("architecture"), source.training.get("arch"), source.file]
     return [re.split(r"[.-]", str(name).rpartition("/")[2])[0] for name in (*given, Path(source.name).name)]
@@ -238,15 +243,16 @@ def _fits(source: Source) -> bool:
     return True
 
 
-def _arguments(source: Source) -> Mapping[str, Any]:
-    """`model_args`: the arguments of timm's constructor beside those of the architecture."""
+def given_arguments(source: Source, known: re.Pattern[str]) -> Mapping[str, Any]:
+    """`model_args`: the arguments of timm's constructor beside those of the architecture; rejects others than
+    the `known` ones."""
     if source.config:
         args = dict(_section(source, "model_args"))
     else:  # the arguments that timm's training script saved
         saved, pool = source.training.get("model_kwargs"), source.training.get("gp")
         args = (dict(saved) if isinstance(saved, Mapping) else {}) | ({"global_pool": pool} if pool else {})
     for name, value in args.items():
-        if value not in (None, False) and not _ARGUMENTS.fullmatch(name):
+        if value not in (None, False) and not known.fullmatch(name):
             raise CheckpointError(f"{source.name}: vitascope has no model with timm's {name} {value!r}")
     if "embed_dim" in args and "num_heads" not in args:  # then they are as many as at the name's own width
         raise CheckpointError(f"{source.name}: model_args has an embed_dim without num_heads; {GIVE_CONFIG}")
@@ -266,7 +272,7 @@ def _pretrained(source: Source) -> Mapping[str, Any]:
     return _section(source, "pretrained_cfg") or source.config
 
 
-def _input_hw(source: Source) -> tuple[int, int] | None:
+def input_hw(source: Source) -> tuple[int, int] | None:
     """Height and width of the pictures, if `pretrained_cfg` has them."""
     size = _pretrained(source).get("input_size")
     return (size[1], size[2]) if isinstance(size, list | tuple) and len(size) == 3 else None
@@ -287,18 +293,17 @@ def _activation(source: Source, name: str, found: str, given: Any) -> str:
     return "gelu_tanh" if _GELU_TANH.match(name) else "gelu"
 
 
-def _pool(source: Source, args: Mapping[str, Any]) -> str:
-    """The pooling, by the settings or by tensors that only one kind has."""
-    given = args.get("global_pool", source.config.get("global_pool"))
+def read_pool(source: Source, given: object) -> str:
+    """The pooling, by the settings (`given`) or by tensors that only one kind has."""
     if given is None:
         reads_class_token = source.has("cls_token") and not source.has("fc_norm.weight")
         given = "map" if source.has("attn_pool.latent") else "token" if reads_class_token else "avg"
-    if given not in list(POOLS):
+    if not isinstance(given, str) or given not in POOLS:
         raise CheckpointError(f"{source.name}: global_pool {given!r} is none of {', '.join(POOLS)}")
     return POOLS[given]
 
 
-def _is_projection(source: Source, name: str, options: Mapping[str, Any]) -> bool:
+def is_projection(source: Source, name: str, options: Mapping[str, Any]) -> bool:
     """Whether the head projects into CLIP's space of images and texts, so that its outputs are no classes.
 
     CLIP's projection has no bias, and timm's file of it has one of zeros, which no trained classifier has.
@@ -308,7 +313,7 @@ def _is_projection(source: Source, name: str, options: Mapping[str, Any]) -> boo
     return is_clip and bias is not None and not options["class_names"] and not bias.any()
 
 
-def _class_names(source: Source, count: int) -> tuple[str, ...]:
+def class_names(source: Source, count: int) -> tuple[str, ...]:
     """`label_names`, if each class has one (not LABEL_0 and so on), or ImageNet-1k's by the tag."""
     given = source.config.get("label_names") or _pretrained(source).get("label_names")
     if names := mapping.class_names(given, count):

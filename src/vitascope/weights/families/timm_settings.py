@@ -29,9 +29,9 @@ _WHOLE = re.compile(r"patch\d|flexivit|test_vit|_r\d*_s\d|beit")
 # The meaning of words in the names of models that have a ViT's tensors or most of them.
 _OTHERS = {
     "rpn": "the norm after each branch (res-post-norm)",
-    r"s?relpos|beit(v2)?": "relative positions in a layout of its own",
-    r"rope|pe|eva02|lingbot|sapiens2": "rotary positions in a layout of its own",
-    r"dinov3": "rotary positions in timm's layout; DINOv3 is read from facebook's and transformers' files",
+    r"s?relpos": "relative positions in a layout of its own",
+    r"sapiens2": "an RMSNorm, normalized queries and keys, and keys that heads share",
+    r"pe_core": "attention pooling over every token, with heads of its own",
 }
 # Some names that are read, to suggest the nearest.
 _EXAMPLES = """
@@ -42,7 +42,7 @@ _EXAMPLES = """
     vit_small_r26_s32_224 deit_small_patch16_224 deit_base_distilled_patch16_224 deit3_base_patch16_224
     flexivit_base
 """
-_FAMILIES = "vit_*, deit_*, deit3_* and flexivit_*"
+_FAMILIES = "vit_*, deit_*, deit3_*, flexivit_*, eva_*, eva02_*, beit_* and beitv2_*"
 
 
 def is_readable(name: str) -> bool:
@@ -166,12 +166,19 @@ def only_one_of(config: ViTConfig) -> list[str]:
 
 
 def settings(config: ViTConfig, preprocess: Preprocess) -> dict[str, Any]:
-    """The content of `config.json`."""
-    args, pretrained = _arguments(config), _pretrained(config, preprocess)
+    """The content of `config.json` for a model of `vision_transformer.py`."""
+    return described(config, preprocess, _architecture(config), _arguments(config))
+
+
+def described(
+    config: ViTConfig, preprocess: Preprocess, architecture: str, args: dict[str, Any]
+) -> dict[str, Any]:
+    """The content of `config.json`: a function of timm, and the arguments with which it builds the model."""
+    pretrained = _pretrained(config, preprocess)
     if not pretrained["fixed_input_size"]:
-        args["dynamic_img_size"] = True
+        args = {**args, "dynamic_img_size": True}
     values = {
-        "architecture": _architecture(config),
+        "architecture": architecture,
         "num_classes": pretrained["num_classes"],
         "num_features": config.embed_dim,
         "global_pool": args["global_pool"],
@@ -194,6 +201,12 @@ def _architecture(config: ViTConfig) -> str:
     return "vit_base_patch16_clip_224" if config.block.norm_eps == 1e-5 else "vit_base_patch16_224"
 
 
+def written_ratio(hidden: int, embed_dim: int) -> float:
+    """The `mlp_ratio` of a hidden layer; timm cuts where we round."""
+    exact = hidden / embed_dim
+    return exact if int(embed_dim * exact) == hidden else (hidden + 0.5) / embed_dim
+
+
 def _arguments(config: ViTConfig) -> dict[str, Any]:
     """`model_args`: the arguments with which that function builds this model."""
     (ph, pw), layers, scale = config.patch_hw, config.embedding.resnet_layers, config.block.layer_scale
@@ -206,8 +219,7 @@ def _arguments(config: ViTConfig) -> dict[str, Any]:
         "embed_dim": D,
         "depth": config.depth,
         "num_heads": config.num_heads,
-        # timm cuts where we round.
-        "mlp_ratio": hidden / D if int(D * (hidden / D)) == hidden else (hidden + 0.5) / D,
+        "mlp_ratio": written_ratio(hidden, D),
         "qkv_bias": config.block.qkv_bias == "all",
         # Not None, which timm takes for its function's own choice; 0 is none, so a start at 0 needs another.
         "init_values": 0.0 if scale is None else scale or 1e-5,

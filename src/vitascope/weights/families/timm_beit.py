@@ -1,0 +1,160 @@
+"""timm's models of `beit.py`: BEiT and BEiT v2.
+
+Facts: timm 1.0.31, `models/beit.py`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from pathlib import Path
+from typing import Any
+
+from vitascope.data.preprocess import Preprocess
+from vitascope.model.config import ViTConfig
+from vitascope.storage import write_json
+from vitascope.weights import mapping
+from vitascope.weights.families import timm, timm_eva, timm_settings
+from vitascope.weights.families.relative_tables import (
+    OFFSETS,
+    TABLE,
+    join_tables,
+    relative_names,
+    split_tables,
+)
+from vitascope.weights.families.timm_body import body_options, heads, place_options
+from vitascope.weights.families.timm_settings import POOLS
+from vitascope.weights.files import CheckpointError, write_safetensors
+from vitascope.weights.hub import CONFIG
+from vitascope.weights.mapping import PLAIN_VIT, Source, State, Table, supporting
+
+NAME = re.compile(r"beit(v2)?_(base|large)_patch\d+_\d+")
+_BLOCK, _SHARED = "blocks.{}.attn.", "rel_pos_bias."
+_ARGUMENTS = re.compile(
+    "img_size|patch_size|in_chans|num_classes|global_pool|embed_dim|depth|num_heads|qkv_bias|mlp_ratio|swiglu_mlp|"
+    "scale_mlp|init_values|use_abs_pos_emb|use_rel_pos_bias|use_shared_rel_pos_bias|head_init_scale|use_fc_norm|"
+    ".*_rate"
+)
+
+
+class TimmBeit(timm.Timm):
+    """timm's Beit."""
+
+    supports = PLAIN_VIT | supporting(
+        "layer_scale",
+        positions=("relative", "relative_by_block", "learned", "none"),
+        absolute=("none", "all"),
+        inner_norm=("none", "mlp"),
+        qkv_bias=("no_key", "none"),
+        mlp=("gelu", "swiglu"),
+        pool=("cls", "mean"),
+        pool_norm=("before", "after"),
+        head=("linear", "none"),
+        outputs=("exclusive", "independent", "embedding"),
+    )
+    ignored = ("mask_token", "*relative_position_index")
+
+    def fixed_there(self, config: ViTConfig) -> ViTConfig:
+        return config.replace(norm_eps=1e-6, resample="timm")
+
+    def conflicts(self, config: ViTConfig) -> list[str]:
+        return [] if config.readout.has_class_token else ["class_token False"]
+
+    def recognizes(self, source: Source) -> bool:
+        return super().recognizes(source) and self.reads(source)
+
+    def reads(self, source: Source) -> bool:
+        return _name(source) != ""
+
+    def before_reading(self, source: Source) -> Source:
+        """One matrix for gate and values, and each table of relative positions in two parts."""
+        source = source.renamed(lambda name: name.removeprefix("timm_model."))
+        if not source.config:
+            raise timm_eva.without_settings(source, "beit.py")
+        tensors = dict(source.tensors)
+        timm_eva.join_gates(tensors)
+        split_tables(tensors, _grid(source))
+        return dataclasses.replace(source, tensors=tensors)
+
+    def before_writing(self, state: State, config: ViTConfig) -> State:
+        state = dict(state)
+        join_tables(state)
+        if config.block.mlp == "swiglu":
+            timm_eva.split_gates(state)
+        return state
+
+    def table(self, config: ViTConfig) -> Table:
+        by_block = config.embedding.positions == "relative_by_block"
+        keyless = timm_eva.NO_KEY if config.block.qkv_bias == "no_key" else {}
+        return {**relative_names(by_block, config.depth, _BLOCK, _SHARED), **keyless, **timm_eva.EVA}
+
+    def read_config(self, source: Source) -> ViTConfig:
+        args, name = timm.given_arguments(source, _ARGUMENTS), _name(source)
+        options = body_options(source)
+        if options["head"] == "linear":
+            options |= mapping.outputs_options(source)
+        by_block, shared = source.has(f"{_BLOCK.format(0)}{OFFSETS}"), source.has(_SHARED + OFFSETS)
+        if by_block and shared:
+            raise CheckpointError(
+                f"{source.name}: relative positions of all blocks beside those of each: vitascope has no "
+                "model with both"
+            )
+        options |= {
+            "num_heads": args.get("num_heads") or heads(source, options["embed_dim"], name),
+            "inner_norm": timm_eva.inner_norm(source),
+            "layer_scale": 1e-5 if source.has("blocks.0.gamma_1") else None,
+            "pool": timm.read_pool(source, args.get("global_pool", source.config.get("global_pool", "avg"))),
+            "pool_norm": timm_eva.last_norm(source),
+            "class_names": timm.class_names(source, options.get("num_classes", 0)),
+        }
+        if source.has("blocks.0.attn.q_bias"):
+            options["qkv_bias"] = "no_key"
+        options |= place_options(source, options, args.get("img_size") or timm.input_hw(source))
+        if by_block or shared:
+            options["absolute"] = "all" if source.has("pos_embed") else "none"
+            options["positions"] = "relative_by_block" if by_block else "relative"
+            options["position_prefix"] = True
+        return timm.checked_config(source, options)
+
+    def guessed(self, source: Source, config: ViTConfig) -> str:
+        return ""
+
+    def write(self, config: ViTConfig, state: State, preprocess: Preprocess, folder: Path) -> list[Path]:
+        embedding, block, scale = config.embedding, config.block, config.block.layer_scale
+        args: dict[str, Any] = {
+            "img_size": list(config.image_hw),
+            "patch_size": list(config.patch_hw),
+            "in_chans": config.in_channels,
+            "embed_dim": config.embed_dim,
+            "depth": config.depth,
+            "num_heads": config.num_heads,
+            "qkv_bias": block.qkv_bias == "no_key",
+            "mlp_ratio": timm_settings.written_ratio(config.mlp_dim, config.embed_dim),
+            "swiglu_mlp": block.mlp == "swiglu",
+            "scale_mlp": block.inner_norm == "mlp",
+            "init_values": 0.0 if scale is None else float(scale) or 1e-5,  # 0 is none there
+            "use_abs_pos_emb": embedding.learned == "all",
+            "use_rel_pos_bias": embedding.positions == "relative_by_block",
+            "use_shared_rel_pos_bias": embedding.positions == "relative",
+            "use_fc_norm": config.readout.pool_norm == "after",
+            "global_pool": {ours: theirs for theirs, ours in POOLS.items()}[config.readout.pool],
+        }
+        content = timm_settings.described(config, preprocess, "beit_base_patch16_224", args)
+        content["model_args"].pop("dynamic_img_size", None)  # it has none: its size is that of the table
+        weights = write_safetensors(folder / "model.safetensors", state)
+        return [weights, write_json(folder / CONFIG, content)]
+
+
+def _name(source: Source) -> str:
+    return next((name for name in timm.names(source) if NAME.fullmatch(name)), "")
+
+
+def _grid(source: Source) -> tuple[int, int] | None:
+    """The grid of patches that the settings give."""
+    size = timm.given_arguments(source, _ARGUMENTS).get("img_size") or timm.input_hw(source)
+    height, width = (size, size) if isinstance(size, int) else tuple(size or (0, 0))
+    ph, pw = source.shape("patch_embed.proj.weight", 4)[2:]
+    grid = (int(height) // ph, int(width) // pw)
+    counts = {tensor.shape[0] - 3 for name, tensor in source.tensors.items() if name.endswith(TABLE)}
+    fits = counts <= {(2 * grid[0] - 1) * (2 * grid[1] - 1)}
+    return grid if fits else None

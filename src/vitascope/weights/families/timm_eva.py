@@ -1,0 +1,363 @@
+"""timm's models of `eva.py`: EVA, EVA-02, DINOv3, RoPE-ViT, LingBot and most of Perception Encoder.
+
+Facts: timm 1.0.31, `models/eva.py`, `layers/pos_embed_sincos.py`, `layers/mlp.py`.
+
+The functions of timm have options that no tensor shows (heads, rotary positions, epsilon). They are read from
+the architecture's name here, and `model_args` come before them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vitascope.data.preprocess import Preprocess
+from vitascope.model.config import ViTConfig
+from vitascope.storage import write_json
+from vitascope.weights import mapping
+from vitascope.weights.families import timm, timm_settings
+from vitascope.weights.families.timm_body import BODY, body_options, heads, place_options
+from vitascope.weights.families.timm_settings import POOLS
+from vitascope.weights.files import CheckpointError, write_safetensors
+from vitascope.weights.hub import CONFIG
+from vitascope.weights.mapping import PLAIN_VIT, Source, State, Table, stacked, supporting
+
+_BLOCK, _THEIRS = "encoder.blocks.{i}.", "blocks.{i}."
+EVA: Table = {
+    _BLOCK + "attention.norm.*": _THEIRS + "attn.norm.*",
+    _BLOCK + "mlp.norm.*": _THEIRS + "mlp.norm.*",
+    _BLOCK + "scale{n}.gamma": _THEIRS + "gamma_{n}",
+    "positions.frequencies": "rope.freqs",
+    **BODY,
+}
+NO_KEY: Table = {_BLOCK + "attention.qkv.bias": stacked(_THEIRS + "attn.q_bias", _THEIRS + "attn.v_bias")}
+
+# The arguments of its functions that no tensor shows, by the architecture's name: the first that matches.
+_ANY: dict[str, Any] = {"use_rot_pos_emb": False, "rope_type": "cat", "rope_grid_offset": 0.0}
+_ANY |= {"rope_grid_indexing": "ij", "rope_temperature": 10000.0, "rope_rotate_half": False}
+_ANY |= {"ref_feat_shape": None, "use_post_norm": False, "global_pool": "avg"}
+_ROTARY = {"use_rot_pos_emb": True}
+_EVA02 = {**_ROTARY, "ref_feat_shape": (16, 16)}
+_NAVER = {**_ROTARY, "rope_grid_indexing": "xy", "rope_temperature": 100.0, "global_pool": "token"}
+_PE = {**_ROTARY, "rope_grid_indexing": "xy", "ref_feat_shape": (32, 32)}
+_DINOV3 = {**_ROTARY, "rope_type": "dinov3", "rope_temperature": 100.0, "rope_rotate_half": True}
+FUNCTIONS: tuple[tuple[str, dict[str, Any]], ...] = (
+    (r"eva_giant_patch14_\d+", {}),
+    (r"eva_giant_patch14_clip_\d+", {"global_pool": "token"}),
+    (r"eva02_(tiny|small|base|large)_patch14_\d+", _EVA02),
+    (r"eva02_(base|large)_patch\d+_clip_\d+", {**_EVA02, "global_pool": "token"}),
+    (r"eva02_enormous_patch14_clip_\d+", {"use_post_norm": True, "global_pool": "token"}),
+    (r"vit_(medium|mediumd|betwixt|base)_patch16_rope_reg\d_gap_\d+", _EVA02),
+    (r"vit_(small|base|large)_patch16_rope(_ape)?_\d+", _NAVER),
+    (
+        r"vit_(small|base|large)_patch16_rope_mixed(_ape)?_\d+",
+        {**_NAVER, "rope_type": "mixed", "rope_temperature": 10.0},
+    ),
+    (r"vit_pe_(lang|spatial)_gigantic_patch14_\d+", _PE),
+    (r"vit_pe_(lang|spatial)_(tiny|small|base|large)_patch\d+_\d+", {**_PE, "rope_grid_offset": 1.0}),
+    (r"vit_(tiny|small|small_plus|base|large|huge_plus|7b)_patch16_dinov3(_qkvb)?", _DINOV3),
+    (r"vit_(small|base|large|giant)_patch16_lingbot", {**_DINOV3, "global_pool": "token"}),
+)
+_COARSE = re.compile(r"vit_pe_|.*_(dinov3|lingbot)")  # an epsilon of 1e-5
+_HEADS = {"eva02_enormous": 16, "eva_giant": 16, "7b": 32, "pe_lang_gigantic": 16, "pe_spatial_gigantic": 16}
+# Arguments that are read here, or that tensors show, or that change no output in evaluation.
+_ARGUMENTS = re.compile(
+    "img_size|patch_size|in_chans|num_classes|embed_dim|depth|num_heads|qkv_bias|qkv_fused|mlp_ratio|swiglu_mlp|"
+    "swiglu_align_to|scale_mlp|scale_attn_inner|attn_type|init_values|class_token|num_reg_tokens|no_embed_class|"
+    "use_abs_pos_emb|use_pre_transformer_norm|use_post_transformer_norm|use_fc_norm|dynamic_img_size|"
+    "head_init_scale|rope_(shift|jitter|rescale)_coords|.*_rate|" + "|".join(_ANY)
+)
+_POSITIONS = {"cat": "rotary_axial", "mixed": "rotary_mixed", "dinov3": "rotary"}
+
+
+class TimmEva(timm.Timm):
+    """timm's Eva."""
+
+    supports = PLAIN_VIT | supporting(
+        "patch_bias position_prefix absolute rotary_base rotary_grid rotary_offset embedding_norm inner_norm "
+        "layer_scale class_token num_registers pool_norm",
+        positions=("learned", "none", "rotary", "rotary_axial", "rotary_mixed"),
+        norm=("pre", "branch"),
+        norm_eps=(1e-6, 1e-5),
+        qkv_bias=("all", "no_key", "none"),
+        mlp=("gelu", "swiglu"),
+        pool=("cls", "mean"),
+        head=("linear", "none"),
+        outputs=("exclusive", "independent", "embedding"),
+    )
+
+    def fixed_there(self, config: ViTConfig) -> ViTConfig:
+        """Norms have an epsilon of 1e-6 or 1e-5; rotary periods are exact."""
+        fixed: dict[str, Any] = {}
+        if config.block.norm_eps not in (1e-6, 1e-5):
+            fixed["norm_eps"] = 1e-6
+        if config.embedding.positions == "rotary":
+            fixed["rotary_rounded"] = False
+        if config.embedding.learned != "none":
+            fixed["resample"] = "timm"
+        return config.replace(**fixed)
+
+    def conflicts(self, config: ViTConfig) -> list[str]:
+        embedding, block = config.embedding, config.block
+        own_grid = embedding.positions == "rotary_axial" and config.rotary.rotary_grid is None
+        reasons = {
+            "patch_bias and embedding_norm both on or both off": embedding.patch_bias
+            == embedding.embedding_norm,
+            'norm "branch" and layer_scale': block.norm == "branch" and block.layer_scale is not None,
+            'norm_eps 1e-05, positions "rotary_axial" and no rotary_grid': block.norm_eps == 1e-5
+            and own_grid,
+        }
+        return [what for what, found in reasons.items() if found]
+
+    def recognizes(self, source: Source) -> bool:
+        return super().recognizes(source) and self.reads(source)
+
+    def reads(self, source: Source) -> bool:
+        return _name(source) != ""
+
+    def before_reading(self, source: Source) -> Source:
+        """One matrix for queries, keys and values, and one for gate and values; pairs of channels that are
+        rotated together half a head apart."""
+        source = source.renamed(lambda name: name.removeprefix("timm_model."))
+        if not source.config:
+            raise without_settings(source, "eva.py")
+        tensors = dict(source.tensors)
+        for index in range(source.count("blocks.{i}.norm1.weight")):
+            join(tensors, f"blocks.{index}.attn.qkv.weight", f"blocks.{index}.attn.{{}}_proj.weight", "qkv")
+            for part in "qv":
+                join(tensors, f"blocks.{index}.attn.{part}_bias", f"blocks.{index}.attn.{{}}_proj.bias", part)
+        join_gates(tensors)
+        source = dataclasses.replace(source, tensors=tensors)
+        args = _arguments(source)
+        if not args["use_rot_pos_emb"]:
+            return source
+        if args["rope_grid_indexing"] == "ij" and "rope.freqs" in tensors:
+            tensors["rope.freqs"] = tensors["rope.freqs"].flip(0)
+        exchanged = args["rope_grid_indexing"] == "xy" and args["rope_type"] != "mixed"
+        if not args["rope_rotate_half"] or exchanged:
+            D = source.shape("patch_embed.proj.weight", 4)[0]
+            count = _heads(source, args, D)
+            order = channels(D // max(1, count), bool(args["rope_rotate_half"]), exchanged)
+            reorder(tensors, count, order)
+        return source
+
+    def before_writing(self, state: State, config: ViTConfig) -> State:
+        """Pairs of channels as timm rotates them, side by side but in DINOv3; beside a norm, two matrices for
+        gate and values."""
+        state = dict(state)
+        if config.block.mlp == "swiglu" and config.block.inner_norm != "none":
+            split_gates(state)
+        if config.embedding.positions in ("rotary_axial", "rotary_mixed"):
+            reorder(
+                state, config.num_heads, channels(config.head_dim, halves=False, exchanged=False).argsort()
+            )
+        return state
+
+    def table(self, config: ViTConfig) -> Table:
+        return {**NO_KEY, **EVA} if config.block.qkv_bias == "no_key" else EVA
+
+    def read_config(self, source: Source) -> ViTConfig:
+        args, name = _arguments(source), _name(source)
+        options = body_options(source)
+        if options["head"] == "linear":
+            options |= mapping.outputs_options(source)
+        options |= {
+            "num_heads": _heads(source, args, options["embed_dim"]),
+            "norm": "branch" if args["use_post_norm"] else "pre",
+            "norm_eps": 1e-5 if _COARSE.match(name) else 1e-6,
+            "inner_norm": inner_norm(source),
+            "layer_scale": 1e-5 if source.has("blocks.0.gamma_1") else None,
+            "pool": timm.read_pool(source, args["global_pool"]),
+            "pool_norm": last_norm(source),
+            "class_names": timm.class_names(source, options.get("num_classes", 0)),
+        }
+        if source.has("blocks.0.attn.q_bias"):
+            options["qkv_bias"] = "no_key"
+        if "outputs" not in options and timm.is_projection(source, name, options):
+            options["outputs"] = "embedding"
+        options |= place_options(source, options, args.get("img_size") or timm.input_hw(source))
+        if args["use_rot_pos_emb"]:
+            options |= _rotary_options(source, args, options)
+        return timm.checked_config(source, options)
+
+    def guessed(self, source: Source, config: ViTConfig) -> str:
+        return ""
+
+    def write(self, config: ViTConfig, state: State, preprocess: Preprocess, folder: Path) -> list[Path]:
+        function = (
+            "vit_pe_spatial_tiny_patch16_512" if config.block.norm_eps == 1e-5 else "eva_giant_patch14_224"
+        )
+        content = timm_settings.described(config, preprocess, function, _written_arguments(config))
+        weights = write_safetensors(folder / "model.safetensors", state)
+        return [weights, write_json(folder / CONFIG, content)]
+
+
+def join(tensors: State, whole: str, parts: str, letters: str) -> None:
+    """Put the matrices of a layer that some models split, named by letters, into one, if their shapes fit."""
+    names = [parts.format(letter) for letter in letters]
+    if all(name in tensors for name in names) and len({tensors[name].shape for name in names}) == 1:
+        tensors[whole] = torch.cat([tensors.pop(name) for name in names])
+
+
+def join_gates(tensors: State) -> None:
+    """Gate and values in one matrix, the gate first."""
+    for name in [name for name in tensors if ".mlp.fc1_g." in name]:
+        join(tensors, name.replace("fc1_g", "fc1"), name.replace("fc1_g", "fc1_{}"), "gx")
+
+
+def without_settings(source: Source, module: str) -> CheckpointError:
+    """The error for weights alone."""
+    return CheckpointError(
+        f"{source.name}: a model of timm's {module} without its config.json, which has the preprocessing; "
+        "timm.models.save_for_hf(model, FOLDER) writes both"
+    )
+
+
+def split_gates(state: State) -> None:
+    """The inverse of `join_gates`."""
+    for name in [name for name in state if ".mlp.fc1." in name]:
+        for letter, part in zip("gx", state.pop(name).chunk(2), strict=True):
+            state[name.replace(".fc1.", f".fc1_{letter}.")] = part.contiguous()
+
+
+def channels(head_dim: int, halves: bool, exchanged: bool) -> Tensor:
+    """The number that each channel of a head of ours has in theirs, (hd,).
+
+    Ours rotate channels half a head apart, first by the row, then by the column. Theirs are side by side
+    (unless in `halves`), and by the column first if `exchanged`.
+    """
+    count = head_dim // 2
+    angle = torch.arange(count)
+    if exchanged:
+        angle = (angle + count // 2) % count
+    return torch.cat([angle, angle + count] if halves else [2 * angle, 2 * angle + 1])
+
+
+def reorder(tensors: State, num_heads: int, order: Tensor) -> None:
+    """Put the channels of each head's queries and keys into another order: its scores stay the same."""
+    for name, tensor in tensors.items():
+        found = re.fullmatch(r"blocks\.\d+\.attn\.(qkv\.weight|qkv\.bias|q_bias)", name)
+        if not found:
+            continue
+        parts = 1 if found[1] == "q_bias" else 3
+        if tensor.shape[0] != parts * num_heads * len(order):
+            raise CheckpointError(
+                f"{name} {tuple(tensor.shape)} does not fit {num_heads} heads of {len(order)} channels"
+            )
+        split = tensor.unflatten(0, (parts, num_heads, len(order)))
+        tensors[name] = torch.cat([split[:2, :, order], split[2:]]).flatten(0, 2)
+
+
+def inner_norm(source: Source) -> str:
+    """The option `inner_norm`, by the tensors."""
+    if source.has("blocks.0.attn.norm.weight"):
+        return "all"
+    return "mlp" if source.has("blocks.0.mlp.norm.weight") else "none"
+
+
+def last_norm(source: Source) -> str:
+    """The option `pool_norm`, by the tensors."""
+    if source.has("fc_norm.weight"):
+        return "after"
+    return "before" if source.has("norm.weight") else "none"
+
+
+def _name(source: Source) -> str:
+    """The architecture's name, if it is one of `FUNCTIONS`; else it is empty."""
+    return next((name for name in timm.names(source) if _function(name) is not None), "")
+
+
+def _function(name: str) -> dict[str, Any] | None:
+    """The arguments of a function of timm's; None if it is none of `FUNCTIONS`."""
+    found = (args for pattern, args in FUNCTIONS if re.fullmatch(pattern, name))
+    return next(({**_ANY, **args} for args in found), None)
+
+
+def _arguments(source: Source) -> dict[str, Any]:
+    """The arguments of timm's constructor: those of the function, and over them `model_args`."""
+    given = timm.given_arguments(source, _ARGUMENTS)
+    found = _function(_name(source))
+    assert found is not None, "recognized"
+    args = {**found, **{key: value for key, value in given.items() if value is not None}}
+    if "global_pool" in source.config and "global_pool" not in given:
+        args["global_pool"] = source.config["global_pool"]
+    known = {"rope_type": tuple(_POSITIONS), "rope_grid_indexing": ("ij", "xy")}
+    for key, values in known.items():
+        if args[key] not in values:
+            raise CheckpointError(f"{source.name}: {key} {args[key]!r} is none of {', '.join(values)}")
+    return args
+
+
+def _heads(source: Source, args: Mapping[str, Any], embed_dim: int) -> int:
+    if given := args.get("num_heads"):
+        return int(given)
+    name = _name(source)
+    named = next((count for part, count in _HEADS.items() if part in name), None)
+    return named or heads(source, embed_dim)
+
+
+def _rotary_options(source: Source, args: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
+    kind = _POSITIONS[args["rope_type"]]
+    learned = source.has("pos_embed")
+    found: dict[str, Any] = {"positions": kind, "rotary_base": float(args["rope_temperature"])}
+    found["absolute"] = ("all" if options["position_prefix"] else "patches") if learned else "none"
+    found["position_prefix"] = True
+    if kind == "rotary_axial":
+        found |= {"rotary_grid": args["ref_feat_shape"], "rotary_offset": float(args["rope_grid_offset"])}
+    elif kind == "rotary" and args["rope_grid_offset"]:
+        raise CheckpointError(
+            f"{source.name}: vitascope has no model with timm's rope_type 'dinov3' and rope_grid_offset "
+            f"{args['rope_grid_offset']!r}"
+        )
+    return found
+
+
+def _written_arguments(config: ViTConfig) -> dict[str, Any]:
+    """`model_args`: the arguments with which the function builds this model."""
+    embedding, block, readout = config.embedding, config.block, config.readout
+    D, scale, grid = config.embed_dim, block.layer_scale, config.rotary.rotary_grid
+    args: dict[str, Any] = {
+        "img_size": list(config.image_hw),
+        "patch_size": list(config.patch_hw),
+        "in_chans": config.in_channels,
+        "embed_dim": D,
+        "depth": config.depth,
+        "num_heads": config.num_heads,
+        "qkv_bias": block.qkv_bias != "none",
+        "attn_type": "rope" if block.qkv_bias == "all" else "eva",
+        "mlp_ratio": timm_settings.written_ratio(config.mlp_dim, D),
+        "swiglu_mlp": block.mlp == "swiglu",
+        "scale_mlp": block.inner_norm != "none",
+        "scale_attn_inner": block.inner_norm == "all",
+        "class_token": readout.has_class_token,
+        "num_reg_tokens": readout.num_registers,
+        "no_embed_class": embedding.learned == "patches",
+        "use_abs_pos_emb": embedding.learned != "none",
+        "use_rot_pos_emb": embedding.rotary,
+        "use_post_norm": block.norm == "branch",
+        "use_pre_transformer_norm": embedding.embedding_norm,
+        "use_post_transformer_norm": readout.pool_norm == "before",
+        "use_fc_norm": readout.pool_norm == "after",
+        "global_pool": {ours: theirs for theirs, ours in POOLS.items()}[readout.pool],
+    }
+    if scale is not None:
+        args["init_values"] = float(scale)
+    if embedding.rotary:
+        args |= {
+            "rope_type": {ours: theirs for theirs, ours in _POSITIONS.items()}[embedding.positions],
+            "rope_temperature": float(config.rotary.rotary_base),
+            "rope_grid_indexing": "xy" if embedding.positions == "rotary_mixed" else "ij",
+            "rope_grid_offset": float(config.rotary.rotary_offset)
+            if embedding.positions == "rotary_axial"
+            else 0.0,
+            "rope_rotate_half": embedding.positions == "rotary",
+        }
+    if grid is not None and embedding.positions == "rotary_axial":
+        args["ref_feat_shape"] = [grid, grid] if isinstance(grid, int) else list(grid)
+    return args
