@@ -20,7 +20,7 @@ from torch import Tensor
 from vitascope.data.preprocess import Preprocess
 from vitascope.model.config import OPTIONS, ViTConfig
 from vitascope.model.configuration import traits
-from vitascope.model.options import AppliesWith
+from vitascope.model.options import AppliesWith, pair
 from vitascope.model.resnet_config import ResNetConfig
 from vitascope.model.sizes import ModelConfig
 from vitascope.model.vision_model import VisionModel, build
@@ -227,6 +227,12 @@ def class_names(listed: object, count: int) -> tuple[str, ...]:
     return () if nameless or None in names or len(names) != count else tuple(map(str, names))
 
 
+def remainder(options: Mapping[str, Any]) -> str:
+    """The option `remainder` of a library whose convolution cuts what its patches do not tile."""
+    sides = zip(pair(options["image_size"]), pair(options["patch_size"]), strict=True)
+    return "cut" if any(side % patch for side, patch in sides) else "rejected"
+
+
 def outputs_options(source: Source) -> dict[str, Any]:
     """The options `outputs` and `thresholds`, from transformers' `problem_type` and from our own fields in a
     `config.json`; rejects a regression."""
@@ -302,7 +308,7 @@ def misfit(family: Family, config: ModelConfig) -> str:
         return "" if family.supports_resnets else f"{family.name} has no ResNet like this one"
     config, default, reasons = run_there(family, config), ViTConfig(), []
     for option, group in OPTIONS.items():
-        free = group in (None, "regularization") and option != "outputs"
+        free = group in (None, "regularization") and option not in ("outputs", "remainder")
         if free or option == "resample":
             continue
         needs = traits(ViTConfig, AppliesWith).get(option)

@@ -89,6 +89,7 @@ class Timm(Family):
         pool=("cls", "mean", "map"),
         head=("linear", "none"),
         outputs=("exclusive", "independent", "embedding"),
+        remainder=("rejected", "cut"),
     )
     ignored = ("mask_token",)
 
@@ -158,6 +159,8 @@ class Timm(Family):
             options["outputs"] = "embedding"
         given_size = args.get("img_size") or source.training.get("img_size") or _input_hw(source)
         options |= place_options(source, options, given_size)
+        if not args.get("dynamic_img_size"):  # else timm rejects such images
+            options["remainder"] = mapping.remainder(options)
         try:
             return ViTConfig.from_dict(options)
         except UserError as error:
