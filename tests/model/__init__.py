@@ -188,7 +188,8 @@ def randomize(module: AnyModule, seed: int = 0) -> AnyModule:
         elif parameter.ndim == 3:  # tokens, positions
             parameter.copy_(0.5 * noise)
         else:
-            parameter.copy_(noise / parameter[0].numel() ** 0.5)
+            inputs = parameter[0].numel() if parameter.ndim else 1
+            parameter.copy_(noise / inputs**0.5)
     return module
 
 

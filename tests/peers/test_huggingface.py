@@ -20,7 +20,7 @@ from vitascope.errors import UserError
 from vitascope.model.config import ViTConfig
 from vitascope.model.vit import VisionTransformer
 from vitascope.predict.engine import TorchEngine
-from vitascope.weights.families.huggingface import HuggingFace
+from vitascope.weights.families.huggingface.family import HuggingFace
 from vitascope.weights.files import CheckpointError
 from vitascope.weights.loading import from_pretrained
 from vitascope.weights.mapping import Source, changes, from_family, to_family
@@ -172,12 +172,14 @@ def preprocess_of(config: ViTConfig) -> Preprocess:
 
 def loaded_by_peer(config: ViTConfig, folder: Path) -> nn.Module:
     """Load with transformers' automatic classes; every weight must be found and none left over."""
+    written = json.loads((folder / "config.json").read_text())
     automatic, options = transformers.AutoModelForImageClassification, {}
     if config.readout.head in ("none", "pre_logits"):
         automatic = transformers.AutoModel
-        written = json.loads((folder / "config.json").read_text())["model_type"]
-        if written in ("vit", "deit"):
+        if written["model_type"] in ("vit", "deit"):
             options = {"add_pooling_layer": config.readout.head == "pre_logits"}
+    elif config.outputs == "embedding":  # no automatic class has the projection
+        automatic = getattr(transformers, written["architectures"][0])
     peer, report = automatic.from_pretrained(
         folder, output_loading_info=True, attn_implementation="eager", **options
     )
@@ -320,21 +322,24 @@ REFUSED = {
     "embedding_norm True": {"embedding_norm": True},
     "norm 'post'": {"norm": "post"},
     "attention 'axial'": {"attention": "axial"},
-    "pool 'mean'": {"pool": "mean"},
-    "pool 'map'": {"pool": "map"},
+    "class_token True (ijepa)": {"pool": "mean", "class_token": True},
+    "pool 'map' and head 'linear'": {"pool": "map"},
     "pool_norm 'after'": {"pool_norm": "after"},
     "head 'mlp'": {"head": "mlp"},
-    "qkv_bias 'no_key' without rotary": {"qkv_bias": "no_key"},
-    "head 'linear' and rotary positions": {"positions": "rotary"},
-    "head 'pre_logits' in a dinov2 model": {"layer_scale": 0.1, "head": "pre_logits"},
+    "qkv_bias 'no_key'": {"qkv_bias": "no_key"},
+    "positions 'rotary' (vit) or head 'linear' (dinov3_vit)": {"positions": "rotary"},
+    "layer_scale 0.1 (vit) or head 'pre_logits' (dinov2)": {"layer_scale": 0.1, "head": "pre_logits"},
     "pool 'cls_mean' without a linear head": {"pool": "cls_mean", "head": "none"},
-    "mlp_ratio 1.5 in a dinov2 model": {"layer_scale": 0.1, "mlp_ratio": 1.5},
-    "mlp_ratio 2.7 in a dinov2 model": {"mlp": "swiglu", "mlp_ratio": 2.7},
-    "image_size (32, 16) in a dinov2 model": {"layer_scale": 0.1, "image_size": (32, 16)},
-    "a distillation token beside 2 registers": {"distillation_token": True, "num_registers": 2},
-    "a distillation token and rotary": {"distillation_token": True, "positions": "rotary"},
-    "a distillation token and layer_scale": {"distillation_token": True, "layer_scale": 0.1},
-    "a distillation token and mlp 'swiglu'": {"distillation_token": True, "mlp": "swiglu"},
+    "layer_scale 0.1 (vit) or mlp_ratio 1.5 (dinov2)": {"layer_scale": 0.1, "mlp_ratio": 1.5},
+    "mlp 'swiglu' (vit) or mlp_ratio 2.7 (dinov2)": {"mlp": "swiglu", "mlp_ratio": 2.7},
+    "image_size (32, 16) (dinov2)": {"layer_scale": 0.1, "image_size": (32, 16)},
+    "distillation_token True": {"distillation_token": True, "num_registers": 2},
+    "positions 'rotary'": {"distillation_token": True, "positions": "rotary"},
+    "layer_scale 0.1 (deit) or distillation_token True (dinov2)": {
+        "distillation_token": True,
+        "layer_scale": 0.1,
+    },
+    "mlp 'swiglu' (deit)": {"distillation_token": True, "mlp": "swiglu"},
     "a distillation token and head 'none'": {"distillation_token": True, "head": "none"},
 }
 

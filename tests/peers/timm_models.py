@@ -48,6 +48,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         "vit_tiny_patch16_224",
         {**TINY, "global_pool": "map", "reg_tokens": 2},
     ),
+    "SigLIP, cut": ("vit_base_patch16_siglip_224", {**SMALL, "img_size": (70, 90)}),
     "CLIP": ("vit_base_patch16_clip_224", SMALL),
     "CLIP of quick GELU": ("vit_base_patch16_clip_quickgelu_224", SMALL),
     "norm before the encoder, not CLIP's": ("vit_tiny_patch16_224", {**TINY, "pre_norm": True}),

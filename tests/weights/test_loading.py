@@ -397,16 +397,16 @@ def test_a_model_of_an_unknown_type_is_rejected_by_its_type(folder: Path) -> Non
 @pytest.mark.parametrize(
     ("model_type", "instead"),
     [
-        ("siglip_vision_model", "timm/vit_base_patch16_siglip_224.webli"),
-        ("clip", "timm/vit_base_patch16_clip_224.openai"),
-        ("swin", "dinov3_vit of transformers"),
+        ("siglip2", "timm/vit_base_patch16_siglip_224.v2_webli"),
+        ("swin", "its windows shift; its classifiers can teach a model, --teacher transformers:MODEL"),
+        ("vit_of_tomorrow", "vitascope reads vit, deit, dinov2, .* of transformers"),
     ],
 )
 def test_supported_alternatives_to_an_unknown_type_are_named(
     folder: Path, model_type: str, instead: str
 ) -> None:
     edit_config(folder, model_type=model_type)
-    with pytest.raises(CheckpointError, match=f"vitascope reads vit, deit, dinov2, .*{instead}$"):
+    with pytest.raises(CheckpointError, match=f"its model_type is '{model_type}'; .*{instead}$"):
         from_pretrained(folder)
 
 

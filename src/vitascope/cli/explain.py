@@ -24,6 +24,7 @@ from vitascope.cli.parsing import (
     MaybeText,
 )
 from vitascope.errors import UserError
+from vitascope.model.config import ViTConfig
 from vitascope.model.options import pair
 from vitascope.storage import explaining_failure
 from vitascope.weights.builtin import DEFAULT, built_in, in_words
@@ -132,7 +133,10 @@ class Explain:
         out = None if self.compare else self._checked_out()
         model = from_pretrained(self.model, device=self.device)
         if self.image_size is not None:
-            model.preprocess = preprocess_of(model).at_size(pair(self.image_size))
+            size = pair(self.image_size)
+            if isinstance(model.config, ViTConfig):
+                model.config.at_size(size)  # rejects a size that patches do not tile
+            model.preprocess = preprocess_of(model).at_size(size)
         if out is None:
             comparison = self._compare(model)
             print(json.dumps(comparison.to_dict()) if self.json else self._signed(comparison.text()))

@@ -65,6 +65,13 @@ class Framed(NamedTuple):
         picture = pixels if picture is None else picture
         return cls(pixels, picture, (0.0, 0.0, float(picture.shape[2]), float(picture.shape[1])))
 
+    def top_left(self, height: int, width: int) -> Framed:
+        """The same with the first rows and columns of the model's input alone, if a model cuts the rest."""
+        left, top, right, bottom = self.box
+        _, H, W = self.pixels.shape
+        box = (left, top, left + (right - left) * width / W, top + (bottom - top) * height / H)
+        return Framed(np.ascontiguousarray(self.pixels[:, :height, :width]), self.picture, box)
+
 
 def _whole(start: float, end: float, size: int) -> tuple[int, int]:
     """A part of a side in whole pixels, one at least."""

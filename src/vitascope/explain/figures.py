@@ -19,7 +19,7 @@ from vitascope.errors import UserError, printable
 from vitascope.explain import learned, plots
 from vitascope.explain.attention import attending, head_maps, patch_attention
 from vitascope.explain.forward import pooled_and_logits
-from vitascope.explain.inputs import normalized
+from vitascope.explain.inputs import normalized, seen_hw
 from vitascope.explain.methods import DEFAULT_METHOD, METHODS, Method, check_settings, heatmap, methods_for
 from vitascope.explain.pictures import FloatArray, Picture, beside_itself, to_picture
 from vitascope.explain.targets import ClassDifference, FeatureCosine, TargetLike
@@ -121,13 +121,14 @@ def _read(
     """The pictures, without those of several that cannot be read; only the model's pixels if they are not
     shown, because thousands of photographs may not fit into memory."""
     preprocess = preprocess_of(model)
+    seen = seen_hw(model, preprocess.image_size)
     sources = preprocess.as_pictures(pictures)
     limit = () if len(sources) == 1 else (ONE_OF_SEVERAL,)
     read = []
     for index, source in enumerate(sources):
         try:
             if are_shown:
-                pixels, picture, box = preprocess.framed(source, *limit)
+                pixels, picture, box = preprocess.framed(source, *limit).top_left(*seen)
                 shown = Picture.of_channels(picture, box)
             else:
                 pixels = preprocess.pixels(source)
@@ -180,9 +181,9 @@ def _draw_patch(
     heads = "all heads" if head is None else f"head {head}"
     title = f"Attention of the patch in row {row}, column {column}: layer {layer}, {heads}"
     figure = plots.draw_explanation(picture.shown, heat, title)
-    framed = np.zeros((gh, gw), dtype=bool)
-    framed[row, column] = True
-    plots.frame_patches(figure.axes[0], framed, plots.SERIES[1], picture.shown.box)
+    marked = np.zeros((gh, gw), dtype=bool)
+    marked[row, column] = True
+    plots.frame_patches(figure.axes[0], marked, plots.SERIES[1], picture.shown.box)
     return figure
 
 

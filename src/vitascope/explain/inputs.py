@@ -12,6 +12,7 @@ from torch import Tensor
 from vitascope.arguments import Range
 from vitascope.errors import UserError
 from vitascope.model.vision_model import VisionModel
+from vitascope.model.vit import VisionTransformer
 from vitascope.weights.preprocess import preprocess_of
 
 T = TypeVar("T")
@@ -20,15 +21,24 @@ Images: TypeAlias = Tensor | Any
 """Normalized floats (B, C, H, W), or one or many pictures: paths, bytes, Pillow images, uint8 arrays."""
 
 
+def seen_hw(model: VisionModel, size: tuple[int, int]) -> tuple[int, int]:
+    """Height and width, from the top left, of what a model sees of an image: what its patches tile."""
+    return model.config.tiled_hw(size) if isinstance(model, VisionTransformer) else size
+
+
 def as_images(model: VisionModel, images: Images) -> Tensor:
-    """Normalized floats (B, C, H, W): a tensor unchanged; pictures on the model's device, in its dtype."""
+    """Normalized floats (B, C, H, W), the part that the model sees: pictures on its device, in its dtype."""
     if isinstance(images, Tensor):
-        return images
+        if images.ndim != 4:
+            return images  # the model rejects it
+        size = images.shape[2], images.shape[3]
+        height, width = seen_hw(model, size)
+        return images if (height, width) == size else images[:, :, :height, :width]
     preprocess = preprocess_of(model)
     pixels = [preprocess.pixels(picture) for picture in preprocess.as_pictures(images)]
     if not pixels:
         raise UserError("no pictures: give at least one")
-    return normalized(model, torch.from_numpy(np.stack(pixels)))
+    return as_images(model, normalized(model, torch.from_numpy(np.stack(pixels))))
 
 
 def normalized(model: VisionModel, pixels: Tensor) -> Tensor:

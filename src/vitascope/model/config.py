@@ -52,6 +52,9 @@ class ViTConfig(ImageOptions):
 
     patch_size: Annotated[tuple[int, int] | int, Role.SHAPE] = 16
     """Height and width of a patch, P in the paper."""
+    remainder: Annotated[Literal["rejected", "cut"], Role.FREE] = "rejected"
+    """Images with pixels at the right or the bottom that fill no patch are rejected, or these pixels are cut:
+    the rule of checkpoints such as SigLIP's at 384 pixels in patches of 14."""
     embed_dim: Annotated[int, Range(ge=1), Role.SHAPE] = 768
     """Width of a token, D in the paper."""
     depth: Annotated[int, Range(ge=1), Role.SHAPE] = 12
@@ -108,6 +111,10 @@ class ViTConfig(ImageOptions):
                 f"token_merging does not go with {found}: it needs global attention, positions that are "
                 "added to the tokens, and pre-norm blocks"
             )
+        if self.remainder == "cut" and embedding.stem not in ("conv", "overlap"):
+            raise UserError(
+                f'remainder "cut" is the rule of a convolution, not of the stem {embedding.stem!r}'
+            )
         (ph, pw), (sh, sw) = self.patch_hw, self.patch_stride
         if embedding.stem == "overlap" and not (1 <= sh <= ph and 1 <= sw <= pw):
             raise UserError(f"stride {sh}x{sw} leaves gaps between patches of {ph}x{pw}")
@@ -130,7 +137,7 @@ class ViTConfig(ImageOptions):
     def grid_of(self, image: tuple[int, int]) -> tuple[int, int]:
         """Rows and columns of patches in an image of (height, width); `UserError` if they do not tile it."""
         patch, step = self.patch_hw, self.patch_stride
-        check_tiling(image, patch, step)
+        check_tiling(self.tiled_hw(image), patch, step)
         grid = ((image[0] - patch[0]) // step[0] + 1, (image[1] - patch[1]) // step[1] + 1)
         window = pair(self.block.window)
         if self.block.attention == "window" and (grid[0] % window[0] or grid[1] % window[1]):
@@ -139,6 +146,19 @@ class ViTConfig(ImageOptions):
                 f"{window[0]}x{window[1]}"
             )
         return grid
+
+    def at_size(self, image_size: tuple[int, int] | int) -> ViTConfig:
+        """The same for another image size, which patches must tile; only a checkpoint's own may be cut."""
+        if pair(image_size) == self.image_hw:
+            return self
+        return self.replace(image_size=image_size, remainder="rejected")
+
+    def tiled_hw(self, image: tuple[int, int]) -> tuple[int, int]:
+        """Height and width, from the top left, of what the patches tile in an image of (height, width)."""
+        (ph, pw), (sh, sw) = self.patch_hw, self.patch_stride
+        if self.remainder == "rejected" or image[0] < ph or image[1] < pw:
+            return image
+        return (image[0] - ph) // sh * sh + ph, (image[1] - pw) // sw * sw + pw
 
     @property
     def patch_hw(self) -> tuple[int, int]:

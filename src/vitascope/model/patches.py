@@ -13,14 +13,14 @@ from vitascope.model.resnet import ResNetFeatures
 
 
 def patchify(images: Tensor, patch: tuple[int, int]) -> Tensor:
-    """Cut images into flat patches, row by row: (B, C, H, W) -> (B, N, C*ph*pw).
+    """Cut images into flat patches, row by row, and leave out the rest: (B, C, H, W) -> (B, N, C*ph*pw).
 
     A patch is ordered by channel, row, column, as a kernel: the patch embedding is a matrix product of these.
     """
-    B, C, H, W = images.shape
-    ph, pw = patch
-    tiles = images.reshape(B, C, H // ph, ph, W // pw, pw)
-    return tiles.permute(0, 2, 4, 1, 3, 5).reshape(B, (H // ph) * (W // pw), C * ph * pw)
+    (B, C, H, W), (ph, pw) = images.shape, patch
+    gh, gw = H // ph, W // pw
+    tiles = images[:, :, : gh * ph, : gw * pw].reshape(B, C, gh, ph, gw, pw)
+    return tiles.permute(0, 2, 4, 1, 3, 5).reshape(B, gh * gw, C * ph * pw)
 
 
 def unpatchify(patches: Tensor, grid: tuple[int, int], patch: tuple[int, int]) -> Tensor:

@@ -149,7 +149,7 @@ class VisionTransformer(nn.Module):
 
     def resize(self, image_size: int | tuple[int, int]) -> None:
         """Set the model's image size: positions are interpolated, and the preprocessing follows."""
-        self.config = self.config.replace(image_size=image_size)
+        self.config = self.config.at_size(image_size)
         self.positions.resize(self.config.grid)
         if self.preprocess is not None:
             self.preprocess = self.preprocess.at_size(self.config.image_hw)

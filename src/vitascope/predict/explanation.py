@@ -15,6 +15,7 @@ from PIL import Image, ImageDraw
 from vitascope.data.preprocess import Framed, Pixels
 from vitascope.errors import UserError
 from vitascope.explain.forward import pooled_and_logits
+from vitascope.explain.inputs import seen_hw
 from vitascope.explain.methods import DEFAULT_METHOD, METHODS, check_settings, methods_for
 from vitascope.explain.targets import class_index
 from vitascope.model.heads import predicted
@@ -112,6 +113,7 @@ def explain_framed(
     if lacking := chosen.lacking(model):
         known = ", ".join(methods_for(model))
         raise UserError(f"{method} needs {lacking}, which this model lacks; methods for it: {known}")
+    framed = framed.top_left(*seen_hw(model, engine.preprocess.image_size))
     images = engine.preprocess.normalize(torch.from_numpy(framed.pixels)[None]).to(
         engine.device
     )  # (1, C, H, W)

@@ -428,8 +428,8 @@ def _differences(records: Sequence[Mapping[str, Any]], left_out: set[str]) -> di
 
 def _of_trainings_alone(runs: Sequence[Run]) -> set[str]:
     """The options of a training that a probe among the runs does not have."""
-    probed = [set(run.config) for run in runs if run.probes]
-    return {name for run in runs for name in run.config} - set.union(*probed) if probed else set()
+    probed = {name for run in runs if run.probes for name in run.config}
+    return {name for run in runs for name in run.config} - probed if probed else set()
 
 
 def _set(options: Mapping[str, Any]) -> dict[str, Any]:

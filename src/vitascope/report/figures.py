@@ -20,13 +20,12 @@ from vitascope.model.patches import ConvPatches
 from vitascope.model.vision_model import VisionModel
 from vitascope.model.vit import VisionTransformer
 from vitascope.report.charts import draw_confusion, draw_curves, draw_precision_recall, kept_place
-from vitascope.report.thumbnails import Pixels, attention_over, picture_of
+from vitascope.report.thumbnails import Pixels, attention_over, framed, picture_of
 from vitascope.run.label_measures import LabelScore, mistake_confidences
 from vitascope.run.measures import surest
 from vitascope.run.predictions import Predictions
 from vitascope.run.run import Run
 from vitascope.storage import replacing
-from vitascope.weights.preprocess import preprocess_of
 
 HIDDEN = "#d4d4d4"
 """Colour of [mask]."""
@@ -58,14 +57,13 @@ def draw_figures(run: Run, model: VisionModel, images: ImageSet, predictions: Pr
         confidences, meaning = predictions.confidences, ""
         figures["confusion"] = draw_confusion(predictions.confusion, images.class_names, new=new)
 
-    preprocess = preprocess_of(model)
     chosen = choose_shown(predictions.correct, confidences).tolist()
-    framed = {index: preprocess.framed(images.sources[index], TILE) for index in chosen}
+    pictured = {index: framed(model, images.sources[index], TILE) for index in chosen}
     captions = _captions(predictions, chosen)
-    pictures = [shown(picture_of(each)) for each in framed.values()]
+    pictures = [shown(picture_of(each)) for each in pictured.values()]
     figures["predictions"] = plots.draw_grid(pictures, captions, f"{images.name} predictions{meaning}")
     if isinstance(model, VisionTransformer):
-        seen = list(attention_over(model, framed).values())
+        seen = list(attention_over(model, pictured).values())
         figures["attention"] = plots.draw_grid(seen, captions, "the same under attention rollout")
         figures |= draw_embedding(model)
     return _save(run, figures)

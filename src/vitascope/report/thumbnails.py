@@ -13,11 +13,11 @@ import torch
 from markupsafe import Markup
 from PIL import Image
 
-from vitascope.data.decoding import ImageError, source_name
+from vitascope.data.decoding import ImageError, ImageSource, source_name
 from vitascope.data.preprocess import Framed
 from vitascope.data.splits import ImageSet
 from vitascope.explain import rollout
-from vitascope.explain.inputs import normalized
+from vitascope.explain.inputs import normalized, seen_hw
 from vitascope.explain.pictures import Picture, overlay, shown
 from vitascope.model.vision_model import VisionModel
 from vitascope.model.vit import VisionTransformer
@@ -32,6 +32,12 @@ COARSE = 64
 _BATCH = 4  # attention is large
 
 
+def framed(model: VisionModel, source: ImageSource, longest: int) -> Framed:
+    """A picture as a model sees it, and as people see it; raises as `Preprocess.pixels`."""
+    preprocess = preprocess_of(model)
+    return preprocess.framed(source, longest).top_left(*seen_hw(model, preprocess.image_size))
+
+
 def read_pictures(
     images: ImageSet, indices: Iterable[int], model: VisionModel, longest: int = SIDE
 ) -> dict[int, Framed]:
@@ -40,7 +46,7 @@ def read_pictures(
     found = {}
     for index in dict.fromkeys(int(index) for index in indices):
         try:
-            found[index] = preprocess_of(model).framed(images.sources[index], longest)
+            found[index] = framed(model, images.sources[index], longest)
         except ImageError:
             continue  # the caller reports missing ones
     return found

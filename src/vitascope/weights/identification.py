@@ -17,8 +17,7 @@ from vitascope.model.sizes import ModelConfig
 from vitascope.run import layout
 from vitascope.weights import builtin, hub
 from vitascope.weights.families.facebook import Deit, Dinov2, Dinov3
-from vitascope.weights.families.huggingface import HuggingFace
-from vitascope.weights.families.huggingface_settings import readable_instead
+from vitascope.weights.families.huggingface.family import HuggingFace, readable_instead
 from vitascope.weights.families.jax import Jax
 from vitascope.weights.families.library import Library
 from vitascope.weights.families.own import Vitascope

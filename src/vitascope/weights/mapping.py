@@ -20,7 +20,7 @@ from torch import Tensor
 from vitascope.data.preprocess import Preprocess
 from vitascope.model.config import OPTIONS, ViTConfig
 from vitascope.model.configuration import traits
-from vitascope.model.options import AppliesWith
+from vitascope.model.options import AppliesWith, pair
 from vitascope.model.resnet_config import ResNetConfig
 from vitascope.model.sizes import ModelConfig
 from vitascope.model.vision_model import VisionModel, build
@@ -160,6 +160,31 @@ class Family(abc.ABC):
     def write(self, config: ViTConfig, state: State, preprocess: Preprocess, folder: Path) -> list[Path]:
         """Write the files that the other library loads and return them; `state` has their names."""
 
+    def of(self, source: Source) -> Family:
+        """The part of this family that a checkpoint belongs to, if it has several."""
+        return self
+
+    def holding(self, config: ViTConfig) -> Family:
+        """The part of this family that a model is written as: the one that lacks least."""
+        return self
+
+    def reasons(self, config: ViTConfig) -> list[str]:
+        """The options of `fixed_there(config)` that the library cannot run; none if it holds the model."""
+        reasons, default = [], ViTConfig()
+        config = run_there(self, config)
+        for option, group in OPTIONS.items():
+            free = group in (None, "regularization") and option not in ("outputs", "remainder")
+            if free or option == "resample":
+                continue
+            needs = traits(ViTConfig, AppliesWith).get(option)
+            if needs is not None and not needs.holds(config.option(needs.option)):
+                continue
+            value = config.option(option)
+            allowed = self.supports.get(option, (default.option(option),))
+            if allowed and value not in allowed:
+                reasons.append(f"{option} {value!r}")
+        return reasons + self.conflicts(config)
+
     def guessed(self, source: Source, config: ViTConfig) -> str:
         """The options that `read_config` assumed because the checkpoint does not contain them, in words."""
         return ""
@@ -185,6 +210,7 @@ class Family(abc.ABC):
 def from_family(family: Family, source: Source, config: ModelConfig) -> State:
     """Our tensors after `before_reading`; an error lists every tensor that does not fit."""
     check_claims(source, config)
+    family = family.of(source)
     state: State = {}
     used: set[str] = set()
     faults = []
@@ -235,6 +261,12 @@ def class_names(listed: object, count: int) -> tuple[str, ...]:
     return () if nameless or None in names or len(names) != count else tuple(map(str, names))
 
 
+def remainder(options: Mapping[str, Any]) -> str:
+    """The option `remainder` of a library whose convolution cuts what its patches do not tile."""
+    sides = zip(pair(options["image_size"]), pair(options["patch_size"]), strict=True)
+    return "cut" if any(side % patch for side, patch in sides) else "rejected"
+
+
 def outputs_options(source: Source) -> dict[str, Any]:
     """The options `outputs` and `thresholds`, from transformers' `problem_type` and from our own fields in a
     `config.json`; rejects a regression."""
@@ -259,6 +291,7 @@ def to_family(family: Family, model: VisionModel, preprocess: Preprocess, folder
     """Write a model as a family's library loads it; rejects a model that the library cannot run."""
     if reason := misfit(family, model.config):
         raise CheckpointError(reason)
+    family = family.holding(cast("ViTConfig", model.config))
     config = run_there(family, cast("ViTConfig", model.config))  # our own family takes a ResNet's too
     ours = {name: tensor.detach().cpu() for name, tensor in model.state_dict().items()}
     state: State = {}
@@ -298,6 +331,7 @@ def _move_in(files: Sequence[Path], folder: Path) -> list[Path]:
 def run_there(family: Family, config: ViTConfig) -> ViTConfig:
     """`Family.fixed_there`, and exclusive classes in files that cannot say that any number may apply: the
     logits are the same, and their meaning is left to the caller."""
+    family = family.holding(config)
     config, known = family.fixed_there(config), family.supports.get("outputs", ("exclusive",))
     if config.outputs == "independent" and known and config.outputs not in known:
         return config.replace(outputs="exclusive", thresholds=())
@@ -308,19 +342,7 @@ def misfit(family: Family, config: ModelConfig) -> str:
     """The reason why a family's library cannot run a model exactly, in words; empty if it can."""
     if isinstance(config, ResNetConfig):
         return "" if family.supports_resnets else f"{family.name} has no ResNet like this one"
-    config, default, reasons = run_there(family, config), ViTConfig(), []
-    for option, group in OPTIONS.items():
-        free = group in (None, "regularization") and option != "outputs"
-        if free or option == "resample":
-            continue
-        needs = traits(ViTConfig, AppliesWith).get(option)
-        if needs is not None and not needs.holds(config.option(needs.option)):
-            continue
-        value = config.option(option)
-        allowed = family.supports.get(option, (default.option(option),))
-        if allowed and value not in allowed:
-            reasons.append(f"{option} {value!r}")
-    reasons += family.conflicts(config)
+    reasons = family.reasons(config)
     return f"{family.name} has no model with {', '.join(reasons)}" if reasons else ""
 
 

@@ -97,6 +97,8 @@ def adapted(source: ModelConfig, name: str | None, weights: str, overrides: dict
     if options.get("num_classes", source.num_classes) != source.num_classes:
         options.setdefault("class_names", ())
         options.setdefault("thresholds", ())
+    if isinstance(source, ViTConfig) and "image_size" in options and "remainder" not in options:
+        source = source.at_size(options["image_size"])
     other_head = isinstance(source, ViTConfig) and source.readout.head != "linear"
     if "num_classes" in options and other_head:
         options.setdefault("head", "linear")

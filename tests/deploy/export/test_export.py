@@ -400,6 +400,16 @@ def test_dynamic_resolution_matches_the_model_at_other_sizes(tmp_path: Path) -> 
         torch.testing.assert_close(engine.answers(pixels)[0], wanted, atol=1e-4, rtol=1e-4)
 
 
+def test_model_that_cuts_images_is_exported_for_its_own_size(tmp_path: Path) -> None:
+    for library in NEEDED["onnx"]:
+        pytest.importorskip(library, reason=f"{library} is not installed (vitascope[onnx])")
+    model = small_model(depth=1, image_size=38, patch_size=7, remainder="cut")
+    fit = dataclasses.replace(fit_for(3), image_size=(38, 38))
+    assert export(with_preprocess(model, fit), tmp_path / "m.onnx", images=pictures()).agreement.is_rounding
+    with pytest.raises(UserError, match=r"38x38.*35x35.*model.resize\(\(35, 35\)\)"):
+        export(model, tmp_path / "other.onnx", **DYNAMIC)
+
+
 def test_unsupported_operation_is_rejected_in_one_line(tmp_path: Path) -> None:
     pytest.importorskip("openvino", reason="OpenVINO is not installed (vitascope[openvino])")
     model = small_model(depth=1)  # its learned positions are resampled against aliasing

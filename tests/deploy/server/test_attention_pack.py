@@ -95,6 +95,17 @@ def test_pooled_attention_and_rollout_match_the_library(options: dict[str, Any])
         torch.testing.assert_close(rows[0], tensors["rollout_answer"], atol=float(rows.max()) / 255, rtol=0)
 
 
+def test_pixels_that_the_model_cuts_are_left_out() -> None:
+    model = small_model(image_size=(38, 45), patch_size=(7, 8), remainder="cut")
+    model.preprocess = Preprocess(image_size=(38, 45), resize="squash")
+    pixels = picture(model)
+    tensors, about = unpacked(pack_picture(engine_of(model), pixels))
+    assert about["grid"] == [5, 5]
+    assert about["framing"]["image_size"] == [38, 45]
+    assert np.array_equal(tensors["pixels"].numpy(), pixels[:, :35, :40])
+    assert tensors["heatmaps"].shape[1:] == (5, 5)
+
+
 def test_prediction_and_class_maps_match_the_library() -> None:
     model = small_model(num_classes=5)
     engine, pixels = engine_of(model), picture(model)

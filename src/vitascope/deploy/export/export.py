@@ -211,6 +211,12 @@ def check_dynamic(model: VisionModel, input: InputMode, format: str) -> None:
     config = model.config
     if isinstance(config, ResNetConfig) or config.embedding.stem == "resnet":
         raise UserError("a ResNet pads depending on the picture's size, so its graph has one resolution")
+    if config.remainder == "cut":
+        (height, width), (rows, columns) = config.image_hw, config.tiled_hw(config.image_hw)
+        raise UserError(
+            f"of images of {height}x{width} the model cuts all but {rows}x{columns}, and a graph of other "
+            f"resolutions needs images that patches tile: model.resize(({rows}, {columns})) before the export"
+        )
     if config.block.attention != "global":
         raise UserError(f"{config.block.attention} attention needs a graph for each resolution")
     if config.embedding.relative:

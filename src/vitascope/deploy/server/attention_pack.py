@@ -6,7 +6,7 @@ grid of (gh, gw) patches:
 
 | tensor | content |
 |---|---|
-| `pixels` | uint8 (C, H, W): the model's input before normalization |
+| `pixels` | uint8 (C, H, W): the model's input before normalization, as far as patches tile it |
 | `probabilities` | float32 (K,); absent without a head |
 | `thresholds` | float32 (K,): from which on a class applies; absent where one class applies |
 | `attention`, `attention_scale` | uint8 (L, H, T, T), float32 (L, H, T): each row is a query and sums to 1 |
@@ -35,6 +35,7 @@ from vitascope.data.preprocess import Pixels
 from vitascope.errors import UserError
 from vitascope.explain.attention import check_head, layer_attention, read_rows, stream_attention
 from vitascope.explain.heatmaps import grid_of
+from vitascope.explain.inputs import as_images
 from vitascope.explain.methods import METHODS, methods_for
 from vitascope.explain.rollout import next_flow
 from vitascope.model.config import ViTConfig, check_layer
@@ -77,6 +78,7 @@ def pack_picture(engine: Engine, pixels: Pixels, budget: int = BUDGET) -> bytes:
     if not isinstance(engine, TorchEngine):
         return _file(tensors, {**about, "missing": EXPORTED})
     model, images = _model_input(engine, pixels)
+    tensors["pixels"] = tensors["pixels"][:, : images.shape[2], : images.shape[3]]
     about["grid"] = list(grid_of(model, images))
     if engine.num_classes:
         top = tensors["probabilities"].topk(min(EXPLAINED, engine.num_classes)).indices
@@ -171,10 +173,11 @@ def class_methods(model: VisionModel) -> dict[str, str]:
 
 
 def _model_input(engine: Engine, pixels: Pixels) -> tuple[VisionModel, Tensor]:
-    """The model, and pixels uint8 (C, H, W) as its input, float32 (1, C, H, W), on its device."""
+    """The model, and what it sees of pixels uint8 (C, H, W), float32 (1, C, H', W'), on its device."""
     if not isinstance(engine, TorchEngine):
         raise UserError("an exported file returns only its outputs: serve the model that it was made from")
-    return engine.model, engine.preprocess.normalize(torch.from_numpy(pixels)[None].to(engine.device))
+    images = engine.preprocess.normalize(torch.from_numpy(pixels)[None].to(engine.device))
+    return engine.model, as_images(engine.model, images)
 
 
 def _attention(model: VisionTransformer, images: Tensor, carried: Carried) -> dict[str, Tensor]:

@@ -43,6 +43,7 @@ class MaskedAutoencoder(nn.Module):
         config = ViTConfig(
             image_size=body.config.image_size,
             patch_size=body.config.patch_size,
+            remainder=body.config.remainder,
             embed_dim=d,
             depth=masking.decoder_depth,
             num_heads=d // DECODER_HEAD,

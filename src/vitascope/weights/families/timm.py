@@ -89,8 +89,9 @@ class Timm(Family):
         pool_norm=("before", "after"),
         head=("linear", "none"),
         outputs=("exclusive", "independent", "embedding"),
+        remainder=("rejected", "cut"),
     )
-    ignored = ("mask_token",)
+    ignored: ClassVar[tuple[str, ...]] = ("mask_token",)
 
     def fixed_there(self, config: ViTConfig) -> ViTConfig:
         """Norms have an epsilon of 1e-6, or CLIP's 1e-5 in a plain ViT; a ResNet has its own."""
@@ -158,6 +159,8 @@ class Timm(Family):
             options["outputs"] = "embedding"
         given_size = args.get("img_size") or source.training.get("img_size") or input_hw(source)
         options |= place_options(source, options, given_size)
+        if not args.get("dynamic_img_size"):  # else timm rejects such images
+            options["remainder"] = mapping.remainder(options)
         return checked_config(source, options)
 
     def guessed(self, source: Source, config: ViTConfig) -> str:

@@ -31,7 +31,9 @@ export async function photograph(picture, seen, framing) {
   } catch {
     return null; // a format that Pillow reads and browsers do not
   }
-  const box = seenBox(bitmap.width, bitmap.height, H, W, framing);
+  const [rows, columns] = framing.image_size; // more than H and W, where patches do not tile the image
+  const whole = seenBox(bitmap.width, bitmap.height, rows, columns, framing);
+  const box = { ...whole, width: (whole.width * W) / columns, height: (whole.height * H) / rows };
   if (Math.max(box.width / W, box.height / H) <= 1) return null;
   const { shown, size } = extent(bitmap, box, H, W);
   const canvas = newCanvas(...size);

@@ -1,0 +1,1 @@
+"""The models of Hugging Face's transformers, one file for each."""

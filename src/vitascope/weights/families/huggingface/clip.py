@@ -1,0 +1,130 @@
+"""transformers' CLIP and MetaCLIP 2: the vision model, alone, with its projection, or of a whole model.
+
+Facts: transformers 5.23.0, `models/{clip,metaclip_2}`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from vitascope.model.config import ViTConfig
+from vitascope.weights.families.huggingface.model_type import BASE, BLOCK, ModelType
+from vitascope.weights.files import CheckpointError
+from vitascope.weights.mapping import (
+    PLAIN_VIT,
+    Source,
+    State,
+    Table,
+    reshaped,
+    stacked,
+    supporting,
+)
+
+LAYER = "encoder.layers.{i}."
+POSITIONS = "embeddings.position_embedding.weight"
+VISION: Table = {
+    "patch_embedding.*": "embeddings.patch_embedding.*",
+    "positions.weight": reshaped(POSITIONS, lambda ours: ours[0], lambda theirs: theirs[None]),
+    BLOCK + "norm{n}.*": LAYER + "layer_norm{n}.*",
+    BLOCK + "attention.qkv.*": stacked(*(f"{LAYER}self_attn.{part}_proj.*" for part in "qkv")),
+    BLOCK + "attention.proj.*": LAYER + "self_attn.out_proj.*",
+    BLOCK + "mlp.*": LAYER + "mlp.*",
+    "norm.*": "post_layernorm.*",
+}
+"""What CLIP and SigLIP have in common."""
+CLIP: Table = {
+    **VISION,
+    "class_token": reshaped(
+        "embeddings.class_embedding", lambda ours: ours[0, 0], lambda theirs: theirs[None, None]
+    ),
+    "embedding_norm.*": "pre_layrnorm.*",
+    "head.*": "visual_projection.*",
+}
+TEXT = ("text_model.*", "text_projection.*", "logit_scale", "logit_bias", "embeddings.position_ids")
+"""The tensors of whole models that the vision model does not need."""
+
+
+class VisionOfWhole(ModelType):
+    """A vision model that whole models of images and texts contain: square images, and `vision_config`."""
+
+    defaults: ClassVar[Mapping[str, Any]] = BASE
+    spellings = ((r"^vision_model\.", ""),)
+    position_table = POSITIONS
+    ignored = TEXT
+
+    def before_reading(self, source: Source) -> Source:
+        """The configuration of the vision model, with what the whole model has beside it."""
+        source, nested = super().before_reading(source), source.config.get("vision_config")
+        if nested is None:
+            return source
+        if not isinstance(nested, Mapping):
+            raise CheckpointError(f"{source.name}: vision_config in its config.json is {nested!r}, no object")
+        kind = {"model_type": source.config["model_type"]}
+        return dataclasses.replace(source, config={**source.config, **nested, **kind})
+
+    def conflicts(self, config: ViTConfig) -> list[str]:
+        oblong = config.image_hw[0] != config.image_hw[1] or config.patch_hw[0] != config.patch_hw[1]
+        return ["images or patches that are not square"] if oblong else []
+
+
+class Clip(VisionOfWhole):
+    """transformers' CLIP; with a projection its outputs are an embedding."""
+
+    kinds = ("clip_vision_model", "clip", "metaclip_2_vision_model", "metaclip_2")
+    defaults: ClassVar[Mapping[str, Any]] = {
+        **BASE,
+        "patch_size": 32,
+        "hidden_act": "quick_gelu",
+        "layer_norm_eps": 1e-5,
+    }
+    body, classifier = "CLIPVisionModel", "CLIPVisionModelWithProjection"
+    prefix = "vision_model."
+    names = CLIP
+    processor, evaluation = "CLIP", "CLIP's"
+    supports = PLAIN_VIT | supporting(
+        "norm_eps",
+        patch_bias=(False,),
+        embedding_norm=(True,),
+        mlp=("gelu", "gelu_tanh", "quick_gelu"),
+        head=("linear", "none"),
+        outputs=("exclusive", "embedding"),
+        remainder=("rejected", "cut"),
+    )
+
+    def conflicts(self, config: ViTConfig) -> list[str]:
+        classifies = config.readout.head == "linear" and config.outputs != "embedding"
+        return super().conflicts(config) + ["classes and embedding_norm True"] * classifies
+
+    def change(self, tensors: State) -> None:
+        """The projection has no bias."""
+        if "visual_projection.weight" in tensors:
+            weight = tensors["visual_projection.weight"]
+            tensors["visual_projection.bias"] = weight.new_zeros(weight.shape[:1])
+
+    def own_options(self, source: Source, values: Mapping[str, Any]) -> dict[str, Any]:
+        if source.has("classifier.weight"):
+            raise CheckpointError(
+                f"{source.name}: its classifier reads the mean of the patches without the last norm, and "
+                "pool_norm is before or after. The body loads, from the folder that transformers writes with "
+                "CLIPVisionModel.from_pretrained(MODEL).save_pretrained(FOLDER)"
+            )
+        options: dict[str, Any] = {"patch_bias": False, "embedding_norm": True, "head": "none"}
+        if source.has("visual_projection.weight"):
+            width = source.shape("visual_projection.weight", 2)[0]
+            options |= {"head": "linear", "num_classes": width, "outputs": "embedding"}
+        return options
+
+    def before_writing(self, state: State, config: ViTConfig) -> State:
+        state = dict(state)
+        bias = state.pop("visual_projection.bias", None)
+        if bias is not None and bias.any():
+            raise CheckpointError(
+                "huggingface has no CLIP whose projection has a bias; this model's is not zero"
+            )
+        return super().before_writing(state, config)
+
+    def own_config(self, config: ViTConfig) -> dict[str, Any]:
+        width = {"projection_dim": config.num_classes} if config.readout.head == "linear" else {}
+        return {"intermediate_size": config.mlp_dim, **width}

@@ -1,0 +1,110 @@
+"""Hugging Face's transformers: folders that `save_pretrained` writes, and the hub's.
+
+The family is its model types, one file each. A checkpoint belongs to the one of its `model_type`; a model is
+written as the first that holds it.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from vitascope.data.preprocess import Preprocess
+from vitascope.model.config import ViTConfig
+from vitascope.weights.families.huggingface import elsewhere
+from vitascope.weights.families.huggingface.clip import Clip
+from vitascope.weights.families.huggingface.deit import DeiT
+from vitascope.weights.families.huggingface.dinov2 import Dinov2ViT, Dinov2WithRegisters
+from vitascope.weights.families.huggingface.dinov3_vit import Dinov3ViT
+from vitascope.weights.families.huggingface.ijepa import IJepa
+from vitascope.weights.families.huggingface.model_type import ModelType
+from vitascope.weights.families.huggingface.siglip import Siglip
+from vitascope.weights.families.huggingface.vit import ViT, ViTMAE, ViTMSN
+from vitascope.weights.files import CheckpointError
+from vitascope.weights.mapping import Family, Source, State, Table
+
+TYPES: tuple[ModelType, ...] = (
+    *(ViT(), DeiT(), Dinov2ViT(), Dinov2WithRegisters(), Dinov3ViT()),
+    *(IJepa(), Clip(), Siglip(), ViTMAE(), ViTMSN()),
+)
+"""In the order in which they are tried for writing."""
+KINDS = tuple(kind for each in TYPES for kind in each.kinds)
+"""The values of `model_type` that are read."""
+
+
+class HuggingFace(Family):
+    """The models of transformers."""
+
+    name = "huggingface"
+    supports = ViT.supports
+
+    def of(self, source: Source) -> Family:
+        kind = source.config.get("model_type")
+        return next((each for each in TYPES if kind in each.kinds), self)
+
+    def holding(self, config: ViTConfig) -> Family:
+        return min(TYPES, key=lambda each: len(each.reasons(config)))  # the first of several
+
+    def reasons(self, config: ViTConfig) -> list[str]:
+        """Of the types that lack least: what they lack, or none if one holds the model."""
+        found = {each.kinds[0]: each.reasons(config) for each in TYPES}
+        fewest = min(map(len, found.values()))
+        lacking: dict[str, str] = {}
+        for kind, reasons in found.items():
+            if len(reasons) == fewest:
+                lacking.setdefault(", ".join(reasons), kind)
+        if len(lacking) > 1:
+            return [" or ".join(f"{reasons} ({kind})" for reasons, kind in lacking.items())]
+        return [reasons for reasons in lacking if reasons]
+
+    def recognizes(self, source: Source) -> bool:
+        if source.config:
+            return self.of(source) is not self
+        return any(re.search(r"(^|\.)embeddings\.patch_embeddings?\.", key) for key in source.tensors)
+
+    def before_reading(self, source: Source) -> Source:
+        return self._shown_by(source).before_reading(source)
+
+    def read_config(self, source: Source) -> ViTConfig:
+        kind = self.of(source)
+        if isinstance(kind, ModelType):
+            return kind.read_config(source)
+        raise CheckpointError(
+            f"{source.name}: no config.json with a model_type of {', '.join(KINDS)}, and no shape shows the "
+            "number of heads; give the architecture: from_pretrained(..., config=ViTConfig(...))"
+        )
+
+    def read_preprocess(self, source: Source, config: ViTConfig) -> Preprocess:
+        kind = self.of(source)
+        return (self.holding(config) if kind is self else kind).read_preprocess(source, config)
+
+    def table(self, config: ViTConfig) -> Table:
+        return self.holding(config).table(config)
+
+    def fixed_there(self, config: ViTConfig) -> ViTConfig:
+        return self.holding(config).fixed_there(config)
+
+    def write(self, config: ViTConfig, state: State, preprocess: Preprocess, folder: Path) -> list[Path]:
+        return self.holding(config).write(config, state, preprocess, folder)
+
+    def _shown_by(self, source: Source) -> Family:
+        """The type of a checkpoint; without `config.json`, the one whose tensors it has."""
+        kind = self.of(source)
+        if kind is not self:
+            return kind
+        words = {
+            r"(^|\.)register_tokens$": Dinov3ViT()
+            if source.has("layer.0.norm1.weight")
+            else Dinov2WithRegisters(),
+            r"layer_scale1\.": Dinov2ViT(),
+            r"embeddings\.position_embedding\.": Clip() if source.has_any("pre_layrnorm.") else Siglip(),
+        }
+        return next(
+            (each for word, each in words.items() if any(re.search(word, name) for name in source.tensors)),
+            ViT(),
+        )
+
+
+def readable_instead(kind: str) -> str:
+    """The models of transformers that are read, and why another is not."""
+    return elsewhere.reason(kind) or f"vitascope reads {', '.join(KINDS)} of transformers"
