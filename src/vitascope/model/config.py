@@ -209,7 +209,7 @@ class ViTConfig(ImageOptions):
     @property
     def gives_classes(self) -> bool:
         """Whether the head's outputs are classes, not features."""
-        return self.readout.head in ("linear", "mlp") and self.outputs != "embedding"
+        return self.readout.head in ("linear", "mlp", "cosine") and self.outputs != "embedding"
 
     @property
     def summary(self) -> str:
@@ -235,7 +235,8 @@ class ViTConfig(ImageOptions):
             "relative": self.num_heads * ((2 * gh - 1) * (2 * gw - 1) + (3 if prefix else 0)),
         }
         resnet = self.stem_resnet.feature_parameters if embedding.stem == "resnet" else 0
-        return linear + D * vectors + positions.get(embedding.positions, 0) + resnet
+        cosine = 2 if self.readout.head == "cosine" else 0  # its scale and bias
+        return linear + D * vectors + positions.get(embedding.positions, 0) + resnet + cosine
 
     @property
     def flops(self) -> int:
@@ -289,6 +290,10 @@ class ViTConfig(ImageOptions):
         if self.readout.distillation_token:
             shapes["linear"] = [(D, K), (D, K)]
         last = [LinearLayer(1, inputs, outputs, outputs) for inputs, outputs in shapes.get(head, ())]
+        if head == "cosine":
+            width = self.readout.projection
+            last = [LinearLayer(1, pooled, width, width)] if width else []
+            last.append(LinearLayer(1, width or pooled, K, 0))
         return layers + last
 
     def _patch_embedding(self) -> list[LinearLayer]:

@@ -16,10 +16,12 @@ from vitascope.model.config import ViTConfig
 from vitascope.model.sizes import ModelConfig
 from vitascope.run import layout
 from vitascope.weights import builtin, hub
+from vitascope.weights.families.clip import HuggingFaceClip
 from vitascope.weights.families.facebook import Deit, Dinov2, Dinov3
 from vitascope.weights.families.huggingface import HuggingFace
 from vitascope.weights.families.huggingface_settings import readable_instead
 from vitascope.weights.families.jax import Jax
+from vitascope.weights.families.openclip import OpenClip
 from vitascope.weights.families.own import Vitascope
 from vitascope.weights.families.timm import Timm
 from vitascope.weights.families.torchvision import Torchvision
@@ -29,7 +31,10 @@ from vitascope.weights.mapping import Family, Source, check_claims, misfit
 
 FAMILIES: dict[str, Family] = {
     family.name: family
-    for family in (Vitascope(), Timm(), HuggingFace(), Torchvision(), Jax(), Dinov3(), Dinov2(), Deit())
+    for family in (
+        *(Vitascope(), Timm(), HuggingFace(), HuggingFaceClip(), OpenClip(), Torchvision(), Jax()),
+        *(Dinov3(), Dinov2(), Deit()),
+    )
 }
 """By name, in the order in which `identify` tries them."""
 # Options that no tensor shows. They can be named between a family and its file.
@@ -49,9 +54,15 @@ def identify(
         source = dataclasses.replace(open_source(ref, revision), options=options)
         return kind.before_reading(source), kind
     source = open_source(ref, revision)
+    kind = recognized(ref, source)
+    return kind.before_reading(source), kind
+
+
+def recognized(ref: str | os.PathLike[str], source: Source) -> Family:
+    """The family of an opened checkpoint; a CheckpointError names what is known."""
     for kind in FAMILIES.values():
         if kind.recognizes(source):
-            return kind.before_reading(source), kind
+            return kind
     raise _unknown(ref, source)
 
 
@@ -115,10 +126,11 @@ def open_source(ref: str | os.PathLike[str], revision: str | None = None) -> Sou
         belong = belong or weights_name(path.name, names) == path.name
     settings = {}
     if belong:
-        for key, name in (("config", CONFIG), ("preprocessor", PREPROCESSOR)):
+        config = hub.OPEN_CLIP_CONFIG if path.name in hub.OPEN_CLIP else CONFIG
+        for key, name in (("config", config), ("preprocessor", PREPROCESSOR)):
             settings[key] = read_json(path.with_name(name)) if name in names else {}
-        if CONFIG in names and not settings["config"]:
-            raise rejection(path.with_name(CONFIG), "an empty object; it should describe the architecture")
+        if config in names and not settings["config"]:
+            raise rejection(path.with_name(config), "an empty object; it should describe the architecture")
     weights = read_weights(path)
     return Source(
         name=str(ref),
