@@ -66,6 +66,7 @@ def test_prompts_are_a_template_several_or_a_named_set() -> None:
     assert templates("a {} here") == ("a {} here",)
     assert templates(["{}", "a {}"]) == ("{}", "a {}")
     assert templates("photos") == PROMPTS["photos"]
+    assert templates(["photos", "a {}"]) == (*PROMPTS["photos"], "a {}")
     assert all(template.count("{}") == 1 for each in PROMPTS.values() for template in each)
 
 

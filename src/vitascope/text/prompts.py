@@ -30,14 +30,13 @@ MAX_TEMPLATES = 1_000
 
 
 def templates(prompts: str | Sequence[str] | None) -> tuple[str, ...]:
-    """The templates of a name in `PROMPTS`, of one template or of several; None is `ONE`.
+    """One or several templates, or names in `PROMPTS` of several; None is `ONE`.
 
     Raises:
         UserError: none, too many, or one without exactly one `{}`.
     """
     given = (ONE,) if prompts is None else (prompts,) if isinstance(prompts, str) else tuple(prompts)
-    if len(given) == 1 and given[0] in PROMPTS:
-        return PROMPTS[given[0]]
+    given = tuple(template for one in given for template in PROMPTS.get(one, (one,)))
     if not 0 < len(given) <= MAX_TEMPLATES:
         raise UserError(f"{len(given)} prompts: give 1 to {MAX_TEMPLATES}, such as {ONE!r}")
     for template in given:

@@ -83,8 +83,8 @@ def zero_shot(
         model: a MODEL with a text model and a tokenizer: CLIP, SigLIP or SigLIP 2, as transformers or
             OpenCLIP writes it.
         classes: their names.
-        prompts: a template in which `{}` stands for the name, several, whose vectors are averaged, or the
-            name of a set: `name`, `photo`, `photos`. None is "a photo of {}."
+        prompts: a template in which `{}` stands for the name, or several, whose vectors are averaged; also
+            the names of sets: `name`, `photo`, `photos`. None is "a photo of {}."
         outputs: `exclusive`, one class applies (a softmax over the classes), or `independent`, any may (a
             sigmoid for each). None is what the model was trained with: exclusive for CLIP, independent for
             SigLIP.
