@@ -18,6 +18,7 @@ ALLOWED = {
     "model": set(),
     "data": set(),
     "weights": {"model", "data.decoding", "data.preprocess", "run.layout"},
+    "text": {"model", "weights"},
     "options": {"model", "data.table_options"},
     "run": {"data", "weights", "model", "options"},
     "explain": {"model", "weights.preprocess"},

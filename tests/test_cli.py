@@ -74,6 +74,7 @@ POSITIONAL = {
     "report": {"run"},
     "compare": {"runs"},
     "convert": {"model", "out"},
+    "zero-shot": {"model", "out"},
     "export": {"model"},
     "compress": {"model", "out"},
     "serve": {"model"},

@@ -13,6 +13,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import nullcontext
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ import vitascope as vs
 from tests.deploy.server.served import listening
 from tests.local_hub import local_hub
 from tests.test_walkthrough import HAN, stated_shapes, take_photos, without_docstrings
+from tests.text import write_clip
 from tests.trackers import install
 from tests.training import undrawn
 from vitascope.cli import main
@@ -72,6 +74,8 @@ def readers_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (folder / "pets").mkdir()
     for photo in (folder / "photos").rglob("*.jpg"):
         shutil.copy(photo, folder / "pets" / f"{photo.parent.name}_{photo.name}")
+    if find_spec("tokenizers") is not None:
+        write_clip(folder / "clip")
     monkeypatch.chdir(folder)
     monkeypatch.setitem(RECIPES, "digits", RECIPES["digits"].replace(epochs=DIGITS_EPOCHS))
     monkeypatch.setattr("vitascope.training.loop.TimeBudget", short_budget)
@@ -287,6 +291,8 @@ def test_page_runs_from_top_to_bottom(page: Path, readers_folder, monkeypatch, c
     text = page.read_text(encoding="utf-8")
     if "from datasets import" in text:
         pytest.importorskip("datasets", reason="datasets is not installed (vitascope[datasets])")
+    if "vs.zero_shot" in text:
+        pytest.importorskip("tokenizers", reason="tokenizers is not installed (vitascope[text])")
     if "import pyarrow" in text:
         pytest.importorskip("pyarrow", reason="pyarrow is not installed (vitascope[parquet])")
     tracked = [install(monkeypatch, name) for name in TRACKERS if f"--tracker {name}" in text]

@@ -34,6 +34,7 @@ FROZEN = {
     "resume": "(run, *, missing='error', **execution)",
     "save_pretrained": "(model, folder, *, format='vitascope')",
     "train": "(config=None, *, recipe=None, **options)",
+    "zero_shot": "(model, classes, *, prompts=None, outputs=None, revision=None, device='auto')",
     "Predictor.__init__": "(model, *, precision='auto', device='auto', batch_size=32)",
     "Predictor.from_pretrained": "(ref, *, revision=None, precision='auto', device='auto', batch_size=32)",
     "Predictor.__call__": "(images, top_k=None, *, threshold=None)",

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from vitascope.probing.probe import ProbeResult, probe
     from vitascope.report.comparison_page import compare
     from vitascope.run.run import Run
+    from vitascope.text.zero_shot import zero_shot
     from vitascope.training.train import pretrain, resume, train
     from vitascope.weights.convert import convert
     from vitascope.weights.loading import from_pretrained
@@ -70,6 +71,7 @@ _HOMES = {
     "resume": "training.train",
     "save_pretrained": "weights.saving",
     "train": "training.train",
+    "zero_shot": "text.zero_shot",
 }
 
 __all__ = [
@@ -105,6 +107,7 @@ __all__ = [
     "resume",
     "save_pretrained",
     "train",
+    "zero_shot",
 ]
 
 

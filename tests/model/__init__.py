@@ -124,6 +124,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "zero head": {"head_init": "zero"},
     "mlp head": {"head": "mlp"},
     "pre_logits": {"head": "pre_logits"},
+    "cosine head": {"head": "cosine"},
+    "cosine head of a projection": {"head": "cosine", "projection": 7},
     "no head": {"head": "none"},
     "independent classes": {"outputs": "independent"},
     "embedding": {"outputs": "embedding"},
@@ -315,7 +317,9 @@ def valid_configs(draw: st.DrawFn) -> ViTConfig:
             "num_registers": draw(st.integers(0, 3)),
             "pool": pool,
             "pool_norm": "after" if after else one_of("before", "none"),
-            "head": one_of("linear", "none") if distilled else one_of("linear", "mlp", "pre_logits", "none"),
+            "head": one_of("linear", "none")
+            if distilled
+            else one_of("linear", "mlp", "pre_logits", "cosine", "none"),
             "init": init,
             "head_init": one_of("init", "zero"),
             "dropout": one_of(0.0, 0.1),

@@ -10,6 +10,7 @@ from vitascope.model.heads import (
     AttentionPool,
     ClassMeanPool,
     ClassTokenPool,
+    CosineHead,
     DistilledHead,
     MeanPool,
     MLPHead,
@@ -177,6 +178,21 @@ def test_the_distilled_head_is_the_mean_of_two_classifiers() -> None:
         torch.testing.assert_close(ours, expected)
     torch.testing.assert_close(head(pooled), (by_label + by_teacher) / 2)
     assert (by_label - by_teacher).abs().min() > 0
+
+
+@pytest.mark.parametrize("projection", [None, 7])
+@torch.no_grad()
+def test_cosine_head_compares_directions(projection: int | None) -> None:
+    config = small_config(head="cosine", projection=projection, num_classes=5)
+    head = randomize(classification_head(config))
+    assert isinstance(head, CosineHead)
+    pooled = random_images(3, 16)
+    features = head.projection(pooled)
+    cosines = torch.cosine_similarity(features[:, None], head.classes[None], dim=-1)  # (3, 5)
+    torch.testing.assert_close(head(pooled), cosines * head.scale.exp() + head.bias)
+    before = head(pooled)
+    head.classes *= torch.arange(1, 6)[:, None]
+    torch.testing.assert_close(head(pooled), before)
 
 
 @pytest.mark.parametrize("options", READOUTS.values(), ids=READOUTS)

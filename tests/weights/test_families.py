@@ -85,7 +85,7 @@ CARRIED: dict[str, tuple[str, dict[str, object]]] = {
 }
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [name for name, family in FAMILIES.items() if not family.read_only])
 def test_loading_and_saving_again_keeps_the_preprocessing(tmp_path: Path, family: str) -> None:
     name, options = CARRIED[family]
     model = small_model(**MODELS[name])

@@ -27,6 +27,7 @@ from vitascope.cli.report import Report
 from vitascope.cli.serve import Serve
 from vitascope.cli.similar import Similar
 from vitascope.cli.train import Pretrain, Train, parse_run
+from vitascope.cli.zero_shot import ZeroShot
 from vitascope.errors import Interrupted, UserError, nearest, printable
 
 COMMANDS: dict[str, type[Any]] = {
@@ -43,6 +44,7 @@ COMMANDS: dict[str, type[Any]] = {
     "export": Export,
     "serve": Serve,
     "convert": Convert,
+    "zero-shot": ZeroShot,
     "compress": Compress,
     "models": Models,
     "bench": Bench,

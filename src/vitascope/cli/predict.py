@@ -15,12 +15,14 @@ import tyro
 
 from vitascope.cli.exits import exit_if_unreadable, exit_stopped
 from vitascope.cli.parsing import Device, Flag, MaybeFloat, MaybeInt, MaybePath, Model, Precision, Workers
+from vitascope.cli.zero_shot import Classes, Prompts
 from vitascope.errors import UserError, printable
 from vitascope.formatting import counted
 
 if TYPE_CHECKING:
     from tqdm import tqdm
 
+    from vitascope.model.vit import VisionTransformer
     from vitascope.predict.predictor import ImageResult, Predictor
     from vitascope.predict.result_file import ResultFile, Tally
 
@@ -35,6 +37,9 @@ class Predict:
         Annotated[tuple[str, ...], tyro.conf.arg(metavar="IMAGE ...", help_behavior_hint="(required)")]
     ]
     """Image files of any format and size, or folders of them."""
+    classes: Classes = ()
+    """Of a CLIP or SigLIP: the names of the classes to tell apart, such as "a cat" "a dog"."""
+    prompts: Prompts = ()
     out: MaybePath = None
     """Write to FILE.jsonl, one line of JSON per image, to FILE.parquet, or to FILE.csv: image, label, score.
     Default: print."""
@@ -57,12 +62,7 @@ class Predict:
 
     def call(self) -> None:
         """Predict, and print or write."""
-        if not self.images:
-            raise UserError("no images given: vitascope predict MODEL IMAGE [IMAGE ...]")
-        if self.resume and self.out is None:
-            raise UserError("--resume needs the file to resume: --out FILE")
-        if self.probabilities and self.out is None and not self.json:
-            raise UserError("--probabilities needs --out FILE or --json")
+        self._check()
         from vitascope.model.hardware import reuse_freed_memory
         from vitascope.predict.predictor import Predictor, check_workers, find_images
         from vitascope.predict.result_file import ResultFile, check_out
@@ -79,7 +79,7 @@ class Predict:
             check_out(self.out, resume=self.resume)
         reuse_freed_memory()
         predictor = Predictor(
-            self.model, precision=self.precision, device=self.device, batch_size=self.batch_size
+            self._model(), precision=self.precision, device=self.device, batch_size=self.batch_size
         )
         if self.out is not None:
             with ResultFile(
@@ -94,6 +94,26 @@ class Predict:
             self._stream(predictor, None)
         else:
             self._print_files(predictor)
+
+    def _check(self) -> None:
+        """Reject options that need others."""
+        if not self.images:
+            before = ", before --classes, which takes every word after it" if self.classes else ""
+            raise UserError(f"no images given: vitascope predict MODEL IMAGE [IMAGE ...]{before}")
+        if self.resume and self.out is None:
+            raise UserError("--resume needs the file to resume: --out FILE")
+        if self.probabilities and self.out is None and not self.json:
+            raise UserError("--probabilities needs --out FILE or --json")
+        if self.prompts and not self.classes:
+            raise UserError("--prompts needs the names that stand in them: --classes NAME NAME")
+
+    def _model(self) -> str | VisionTransformer:
+        """The MODEL, or its classifier of the classes that are named."""
+        if not self.classes:
+            return self.model
+        from vitascope.text.zero_shot import zero_shot
+
+        return zero_shot(self.model, self.classes, prompts=self.prompts or None, device=self.device)
 
     def _print_files(self, predictor: Predictor) -> None:
         """Predict image files, and print when all are predicted."""

@@ -237,7 +237,7 @@ class ViTConfig(ImageOptions):
     @property
     def gives_classes(self) -> bool:
         """Whether the head's outputs are classes, not features."""
-        return self.readout.head in ("linear", "mlp") and self.outputs != "embedding"
+        return self.readout.head in ("linear", "mlp", "cosine") and self.outputs != "embedding"
 
     @property
     def summary(self) -> str:
@@ -268,7 +268,9 @@ class ViTConfig(ImageOptions):
         }
         learned = {"none": 0, "patches": gh * gw, "all": gh * gw + prefix}[embedding.learned]
         resnet = self.stem_resnet.feature_parameters if embedding.stem == "resnet" else 0
-        return linear + D * (vectors + learned) + inner + positions.get(embedding.positions, 0) + resnet
+        cosine = 2 if self.readout.head == "cosine" else 0  # its scale and bias
+        vectors = D * (vectors + learned)
+        return linear + vectors + inner + positions.get(embedding.positions, 0) + resnet + cosine
 
     @property
     def flops(self) -> int:
@@ -322,6 +324,10 @@ class ViTConfig(ImageOptions):
         if self.readout.distillation_token:
             shapes["linear"] = [(D, K), (D, K)]
         last = [LinearLayer(1, inputs, outputs, outputs) for inputs, outputs in shapes.get(head, ())]
+        if head == "cosine":
+            width = self.readout.projection
+            last = [LinearLayer(1, pooled, width, width)] if width else []
+            last.append(LinearLayer(1, width or pooled, K, 0))
         return layers + last
 
     def _patch_embedding(self) -> list[LinearLayer]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitascope.errors import UserError
@@ -123,6 +124,29 @@ class DistilledHead(nn.Module):
         return (by_label + by_teacher) / 2
 
 
+class CosineHead(nn.Module):
+    """exp(scale) cos(P y, t_k) + bias: features against one vector per class, as CLIP compares an image with
+    texts (Radford et al. 2021, figure 3): (B, D) -> (B, K).
+
+    Args:
+        inputs: D.
+        projection: the width of P y and of t_k; None compares y itself.
+        num_classes: K.
+    """
+
+    def __init__(self, inputs: int, projection: int | None, num_classes: int) -> None:
+        super().__init__()
+        self.projection = nn.Linear(inputs, projection) if projection else nn.Identity()  # P
+        self.classes = nn.Parameter(torch.randn(num_classes, projection or inputs))  # t_k, of any length
+        self.scale = nn.Parameter(torch.zeros(1))
+        self.bias = nn.Parameter(torch.zeros(1))
+
+    def forward(self, pooled: Tensor) -> Tensor:
+        features, classes = self.projection(pooled), self.classes.to(pooled.dtype)
+        cosines = F.linear(F.normalize(features, dim=-1), F.normalize(classes, dim=-1))  # (B, K)
+        return self.scale.exp() * cosines + self.bias
+
+
 Pool = ClassTokenPool | MeanPool
 
 
@@ -146,6 +170,8 @@ def classification_head(config: ViTConfig) -> nn.Module:
         return MLPHead(inputs, D, K)
     if head == "pre_logits":
         return PreLogits(inputs, D)
+    if head == "cosine":
+        return CosineHead(inputs, config.readout.projection, K)
     return nn.Linear(inputs, K)
 
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from vitascope.model.attention import SelfAttention
 from vitascope.model.encoder import MLP, LayerScale, SwiGLU
-from vitascope.model.heads import AttentionPool, PreLogits, SequencePool, output_layers
+from vitascope.model.heads import AttentionPool, CosineHead, PreLogits, SequencePool, output_layers
 from vitascope.model.patches import ConvPatches, HybridPatches, TokenizerLayer
 from vitascope.model.positions import LearnedPositions, sincos_table
 from vitascope.model.relations import MixedRotary
@@ -86,6 +86,9 @@ def initialize_paper(model: nn.Module) -> None:
         elif isinstance(module, PreLogits):
             lecun_normal_(module.pre_logits.weight)
             nn.init.zeros_(module.pre_logits.bias)
+        elif isinstance(module, CosineHead) and isinstance(module.projection, nn.Linear):
+            lecun_normal_(module.projection.weight)
+            nn.init.zeros_(module.projection.bias)
     zero_output(model)
     # A relative bias starts at the size of the scores: from 0.02, short trainings never used positions.
     for name, weight in model.get_submodule("positions").named_parameters():

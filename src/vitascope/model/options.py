@@ -262,9 +262,11 @@ class ReadoutOptions:
     learned query attends to, or their sum under the softmax of one learned score (Hassani et al. 2021)."""
     pool_norm: Literal["before", "after", "none"] = "before"
     """The last LayerNorm: of every token before pooling, of the pooled vector (timm's `fc_norm`), or none."""
-    head: Annotated[Literal["linear", "mlp", "pre_logits", "none"], Role.FREE] = "linear"
-    """A linear layer; the pre-training MLP with a hidden tanh layer; that hidden layer alone; or none, for
-    features."""
+    head: Annotated[Literal["linear", "mlp", "pre_logits", "cosine", "none"], Role.FREE] = "linear"
+    """A linear layer; the pre-training MLP with a hidden tanh layer; that hidden layer alone; the cosine with
+    one vector per class, which `zero_shot` makes of texts; or none, for features."""
+    projection: Annotated[int | None, Range(ge=1), AppliesWith("head", "cosine"), Role.FREE] = None
+    """Width of the linear projection before the cosine; by default there is none."""
 
     def __post_init__(self) -> None:
         check_fields(self)

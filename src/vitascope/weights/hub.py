@@ -31,7 +31,20 @@ HUB_URL = "https://huggingface.co"
 MAX_ID = 96  # characters: a rule of the hub that not every version of its client checks
 SETTINGS = CONFIG, PREPROCESSOR = "config.json", "preprocessor_config.json"
 INDEX = ".index.json"  # of a checkpoint in several files
-WEIGHTS = ("model.safetensors", f"model.safetensors{INDEX}", "pytorch_model.bin", f"pytorch_model.bin{INDEX}")
+OPEN_CLIP = (
+    "open_clip_model.safetensors",
+    "open_clip_pytorch_model.safetensors",
+    "open_clip_pytorch_model.bin",
+)
+OPEN_CLIP_CONFIG = "open_clip_config.json"
+_HUGGING_FACE = (
+    "model.safetensors",
+    f"model.safetensors{INDEX}",
+    "pytorch_model.bin",
+    f"pytorch_model.bin{INDEX}",
+)
+WEIGHTS = (*_HUGGING_FACE, *OPEN_CLIP)
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt")  # of a text model
 # transformers' `save_pretrained(..., variant="fp16")`, in one file
 VARIANT = re.compile(r"(pytorch_)?model\.(?!.*-of-)[\w-]+\.(safetensors|bin)")
 _OF_TIMM = re.compile("^hf[-_]hub:")  # how timm marks a name of the hub
@@ -135,6 +148,9 @@ def _download(repo_id: str, revision: str, commit: str, sizes: Mapping[str, int 
     for name in SETTINGS:
         with contextlib.suppress(RemoteEntryNotFoundError):  # the cache notes that there is none
             fetch(name)
+    for name in (OPEN_CLIP_CONFIG, *TOKENIZER_FILES):
+        if name in sizes:
+            fetch(name, sizes[name])
     path = fetch(weights, sizes[weights])
     if weights.endswith(INDEX):
         for shard in sorted(set(shard_files(path).values())):

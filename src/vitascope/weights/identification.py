@@ -20,6 +20,7 @@ from vitascope.weights.families.facebook import Deit, Dinov2, Dinov3
 from vitascope.weights.families.huggingface.family import HuggingFace, readable_instead
 from vitascope.weights.families.jax import Jax
 from vitascope.weights.families.library import Library
+from vitascope.weights.families.openclip import OpenClip
 from vitascope.weights.families.own import Vitascope
 from vitascope.weights.families.timm import Timm
 from vitascope.weights.families.timm_beit import TimmBeit
@@ -32,7 +33,10 @@ from vitascope.weights.mapping import Family, Source, check_claims, misfit
 TIMM = Library("timm", (Timm(), TimmEva(), TimmBeit()))
 FAMILIES: dict[str, Family] = {
     family.name: family
-    for family in (Vitascope(), TIMM, HuggingFace(), Torchvision(), Jax(), Dinov3(), Dinov2(), Deit())
+    for family in (
+        *(Vitascope(), TIMM, HuggingFace(), OpenClip(), Torchvision(), Jax()),
+        *(Dinov3(), Dinov2(), Deit()),
+    )
 }
 """By name, in the order in which `identify` tries them."""
 # Options that no tensor shows. They can be named between a family and its file.
@@ -52,10 +56,15 @@ def identify(
         kind = FAMILIES[family].reader(source)
         return kind.before_reading(source), kind
     source = open_source(ref, revision)
+    kind = recognized(ref, source)
+    return kind.before_reading(source), kind
+
+
+def recognized(ref: str | os.PathLike[str], source: Source) -> Family:
+    """The family of an opened checkpoint; a CheckpointError names what is known."""
     for kind in FAMILIES.values():
         if kind.recognizes(source):
-            kind = kind.reader(source)
-            return kind.before_reading(source), kind
+            return kind.reader(source)
     raise _unknown(ref, source)
 
 
@@ -119,10 +128,11 @@ def open_source(ref: str | os.PathLike[str], revision: str | None = None) -> Sou
         belong = belong or weights_name(path.name, names) == path.name
     settings = {}
     if belong:
-        for key, name in (("config", CONFIG), ("preprocessor", PREPROCESSOR)):
+        config = hub.OPEN_CLIP_CONFIG if path.name in hub.OPEN_CLIP else CONFIG
+        for key, name in (("config", config), ("preprocessor", PREPROCESSOR)):
             settings[key] = read_json(path.with_name(name)) if name in names else {}
-        if CONFIG in names and not settings["config"]:
-            raise rejection(path.with_name(CONFIG), "an empty object; it should describe the architecture")
+        if config in names and not settings["config"]:
+            raise rejection(path.with_name(config), "an empty object; it should describe the architecture")
     weights = read_weights(path)
     return Source(
         name=str(ref),

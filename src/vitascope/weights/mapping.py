@@ -10,7 +10,7 @@ import abc
 import dataclasses
 import re
 import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, cast
 
@@ -130,6 +130,7 @@ class Family(abc.ABC):
     supports: ClassVar[Mapping[str, tuple[Any, ...]]]
     """For each option that may differ from `ViTConfig()`, the possible values; an empty tuple means any."""
     supports_resnets: ClassVar[bool] = False
+    read_only: ClassVar[bool] = False  # whether files are read only, not written
     ignored: ClassVar[tuple[str, ...]] = ()  # patterns of their tensors that a classifier does not need
 
     @abc.abstractmethod
@@ -211,10 +212,18 @@ def from_family(family: Family, source: Source, config: ModelConfig) -> State:
     """Our tensors after `before_reading`; an error lists every tensor that does not fit."""
     check_claims(source, config)
     family = family.of(source)
+    what = f"{source.name}: not a complete {family.name} checkpoint of this architecture"
+    return assemble(source, rows(family, config), family.ignored, what)
+
+
+def assemble(
+    source: Source, rows: Iterable[tuple[str, tuple[int, ...], Stored]], ignored: Sequence[str], what: str
+) -> State:
+    """Our tensors by the rows of a table; an error, which begins with `what`, lists all that do not fit."""
     state: State = {}
     used: set[str] = set()
     faults = []
-    for ours, shape, stored in rows(family, config):
+    for ours, shape, stored in rows:
         used |= set(stored.names)
         missing = [name for name in stored.names if not source.has(name)]
         if missing:
@@ -231,11 +240,11 @@ def from_family(family: Family, source: Source, config: ModelConfig) -> State:
             faults.append(f"{', '.join(stored.names)} in {tensor.dtype}, not floating-point numbers")
         else:
             state[ours] = tensor
-    ignored = [_regex(pattern) for pattern in family.ignored]
+    patterns = [_regex(pattern) for pattern in ignored]
     for name in sorted(source.tensors.keys() - used):
-        if not any(pattern.match(name) for pattern in ignored):
+        if not any(pattern.match(name) for pattern in patterns):
             faults.append(f"extra {name} {source.shape(name)}")
-    reject(faults, f"{source.name}: not a complete {family.name} checkpoint of this architecture")
+    reject(faults, what)
     return state
 
 
@@ -342,6 +351,8 @@ def misfit(family: Family, config: ModelConfig) -> str:
     """The reason why a family's library cannot run a model exactly, in words; empty if it can."""
     if isinstance(config, ResNetConfig):
         return "" if family.supports_resnets else f"{family.name} has no ResNet like this one"
+    if family.read_only:
+        return f"{family.name} files are read, not written"
     reasons = family.reasons(config)
     return f"{family.name} has no model with {', '.join(reasons)}" if reasons else ""
 
@@ -360,22 +371,27 @@ def rows(family: Family, config: ModelConfig) -> Iterable[tuple[str, tuple[int, 
     """The name and the shape of each of our tensors, and how the family stores it."""
     with torch.device("meta"):
         expected = build(config).state_dict()
-    table = [
+    return placed(expected, family.table(cast("ViTConfig", config)), family.name)
+
+
+def placed(expected: State, table: Table, name: str) -> Iterator[tuple[str, tuple[int, ...], Stored]]:
+    """The name and the shape of each expected tensor, and its place by a table; `name` is the table's."""
+    patterns = [
         (_regex(ours), stored if isinstance(stored, Stored) else Stored((stored,)))
-        for ours, stored in family.table(cast("ViTConfig", config)).items()
+        for ours, stored in table.items()
     ]
-    for name, tensor in expected.items():
-        for pattern, stored in table:
-            match = pattern.match(name)
+    for ours, tensor in expected.items():
+        for pattern, stored in patterns:
+            match = pattern.match(ours)
             if match:
                 found = match.groupdict()
                 theirs = tuple(
                     part.replace("*", found.get("rest") or "").format(**found) for part in stored.names
                 )
-                yield name, tuple(tensor.shape), dataclasses.replace(stored, names=theirs)
+                yield ours, tuple(tensor.shape), dataclasses.replace(stored, names=theirs)
                 break
         else:
-            raise CheckpointError(f"{family.name} has no place for {name}")
+            raise CheckpointError(f"{name} has no place for {ours}")
 
 
 def _regex(pattern: str) -> re.Pattern[str]:

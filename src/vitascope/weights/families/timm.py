@@ -15,7 +15,7 @@ import dataclasses
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from vitascope.data.preprocess import Preprocess
 from vitascope.errors import UserError

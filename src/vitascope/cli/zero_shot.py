@@ -1,0 +1,55 @@
+"""`vitascope zero-shot`, and the options of classes that are named."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+
+from vitascope.cli.parsing import Device, Folder, Model
+
+Classes = Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME ...", help_behavior_hint="")]
+Prompts = Annotated[
+    tuple[str, ...],
+    tyro.conf.arg(
+        metavar="PROMPT ...",
+        help_behavior_hint="",
+        help="Texts with {} for the name, whose vectors are averaged, or the sets `name`, `photo` (a photo "
+        'of a {}.) and `photos`, ten texts. Default: "a photo of {}."',
+    ),
+]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ZeroShot:
+    """Write a classifier of classes that are named, without training.
+
+    Needs an extra: pip install 'vitascope[text]'.
+    """
+
+    model: Model
+    """A CLIP or SigLIP with its text model and tokenizer: a folder, or a hub id."""
+    out: Folder
+    """The new model folder, which every command takes."""
+    classes: Classes
+    """The names of the classes, such as "a cat" "a dog"."""
+    prompts: Prompts = ()
+    outputs: Annotated[Literal["exclusive", "independent"] | None, tyro.conf.arg(help_behavior_hint="")] = (
+        None
+    )
+    """One class applies, or any may. Default: exclusive for CLIP, independent for SigLIP."""
+    device: Device = "auto"
+
+    def call(self) -> None:
+        """Make the classifier and write it."""
+        from vitascope.text.zero_shot import zero_shot
+        from vitascope.weights.saving import save_pretrained
+
+        model = zero_shot(
+            self.model, self.classes, prompts=self.prompts or None, outputs=self.outputs, device=self.device
+        )
+        folder: Path = save_pretrained(model, self.out)
+        count = len(self.classes)
+        print(f"{count:,} {'class' if count == 1 else 'classes'}, {model.config.outputs}: {folder}")

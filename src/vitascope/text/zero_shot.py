@@ -1,0 +1,170 @@
+"""`zero_shot`: a classifier for classes that are given by their names, without training."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vitascope.arguments import checked
+from vitascope.errors import UserError, printable
+from vitascope.model.config import ViTConfig
+from vitascope.model.hardware import resolve_device
+from vitascope.model.vision_model import build
+from vitascope.model.vit import VisionTransformer
+from vitascope.text.prompts import templates
+from vitascope.text.tokenizer import read_tokenizer
+from vitascope.text.towers import read_tower
+from vitascope.weights.files import CheckpointError
+from vitascope.weights.identification import open_source, recognized
+from vitascope.weights.loading import load_source
+
+MAX_TEXTS = 1_000_000
+BATCH = 64
+
+
+class ImagesAndWords:
+    """A model of images and a model of texts with one space for both: CLIP or SigLIP.
+
+    Args:
+        ref: a folder or a file of transformers' or OpenCLIP's, or a hub id.
+        revision: branch, tag or commit of a hub id.
+        device: where texts are computed.
+    """
+
+    def __init__(
+        self, ref: str | os.PathLike[str], revision: str | None = None, device: str = "auto"
+    ) -> None:
+        source = open_source(ref, revision)
+        self.name = source.name
+        self.tower = read_tower(source)  # first: its error says what is missing
+        self.tokenizer = read_tokenizer(source, self.tower.config)
+        family = recognized(ref, source)
+        model = load_source(family.before_reading(source), family)
+        if not isinstance(model, VisionTransformer):
+            raise CheckpointError(f"{self.name}: no ViT, which words are compared with")
+        self.model = model
+        self._device = resolve_device(device)
+        config, shared = model.config, self.tower.config.embed_dim
+        self.projection = model.head if isinstance(model.head, nn.Linear) else None
+        width = config.num_classes if self.projection else config.embed_dim * config.readout.num_pooled
+        if width != shared or config.gives_classes:
+            raise CheckpointError(f"{self.name}: images have {width} features, and texts {shared}")
+
+    @torch.inference_mode()
+    def vectors(self, tokens: Tensor) -> Tensor:
+        """Unit vectors of texts, from their tokens: int64 (B, T) -> float32 (B, P), on the CPU."""
+        tower = self.tower.to(self._device)
+        parts = [tower(part.to(self._device)).cpu() for part in tokens.split(BATCH)]
+        return F.normalize(torch.cat(parts), dim=1)
+
+
+@checked
+def zero_shot(
+    model: str | os.PathLike[str],
+    classes: Sequence[str],
+    *,
+    prompts: str | Sequence[str] | None = None,
+    outputs: Literal["exclusive", "independent"] | None = None,
+    revision: str | None = None,
+    device: str = "auto",
+) -> VisionTransformer:
+    """A classifier of the classes that are named, without training.
+
+    Its head compares an image with one vector per class: the mean of the unit vectors of the class's prompts,
+    of length 1. The result is a model like others, in evaluation mode and on the CPU: `Predictor`,
+    `save_pretrained`, `export`, `evaluate` and explanations take it, and need no text.
+
+    Args:
+        model: a MODEL with a text model and a tokenizer: CLIP, SigLIP or SigLIP 2, as transformers or
+            OpenCLIP writes it.
+        classes: their names.
+        prompts: a template in which `{}` stands for the name, or several, whose vectors are averaged; also
+            the names of sets: `name`, `photo`, `photos`. None is "a photo of {}."
+        outputs: `exclusive`, one class applies (a softmax over the classes), or `independent`, any may (a
+            sigmoid for each). None is what the model was trained with: exclusive for CLIP, independent for
+            SigLIP.
+        revision: branch, tag or commit of a hub id.
+        device: where the texts are computed, `auto` or a torch device.
+
+    Raises:
+        CheckpointError: no such model, no text model or tokenizer beside it, or one of another vocabulary.
+        UserError: no classes, empty names, or names that are the same for this tokenizer; a prompt without
+            `{}`; the library `tokenizers` is missing.
+    """
+    names, used = check_names(classes), templates(prompts)
+    if len(names) * len(used) > MAX_TEXTS:
+        raise UserError(f"{len(names)} classes times {len(used)} prompts; the limit is {MAX_TEXTS} texts")
+    both = ImagesAndWords(model, revision, device)
+    outputs = outputs or ("independent" if both.tower.config.independent else "exclusive")
+    if outputs == "exclusive" and len(names) == 1:
+        raise UserError(
+            f"one class, {names[0]!r}, of which one applies would always apply: give two or more, or outputs="
+            "'independent' (--outputs independent)"
+        )
+    texts = [template.replace("{}", name) for name in names for template in used]
+    tokens = both.tokenizer(texts)
+    _check_distinct(names, tokens.unflatten(0, (len(names), -1)))
+    vectors = both.vectors(tokens).unflatten(0, (len(names), -1))  # (K, templates, P)
+    return with_classes(both, names, F.normalize(vectors.mean(dim=1), dim=1), outputs)
+
+
+def with_classes(
+    both: ImagesAndWords, names: tuple[str, ...], vectors: Tensor, outputs: str
+) -> VisionTransformer:
+    """The model of images with a cosine head for classes of these vectors (K, P)."""
+    projection = both.projection
+    config: ViTConfig = both.model.config.replace(
+        head="cosine",
+        projection=None if projection is None else projection.out_features,
+        num_classes=len(names),
+        class_names=names,
+        outputs=outputs,
+    )
+    state = {name: value for name, value in both.model.state_dict().items() if not name.startswith("head.")}
+    if projection is not None:
+        state |= {f"head.projection.{name}": value for name, value in projection.state_dict().items()}
+    bias = both.tower.bias
+    state |= {
+        "head.classes": vectors.clone(),  # no inference tensor: it may be trained
+        "head.scale": both.tower.scale.detach().cpu(),
+        "head.bias": torch.zeros(1) if bias is None else bias.detach().cpu(),
+    }
+    with torch.device("meta"):
+        model = build(config)
+    assert isinstance(model, VisionTransformer)
+    model.load_state_dict(state, strict=True, assign=True)
+    model.preprocess = both.model.preprocess
+    return model.eval()
+
+
+def check_names(classes: Sequence[str]) -> tuple[str, ...]:
+    """The names of classes; rejects none, empty ones and duplicates."""
+    if isinstance(classes, str):
+        raise UserError(f"classes is a list of names, not the text {classes!r}")
+    names = tuple(classes)
+    if not names:
+        raise UserError("no classes given: name them, such as 'a cat' 'a dog'")
+    for place, name in enumerate(names):
+        if not name.strip():
+            raise UserError(f"class {place + 1} of {len(names)} has an empty name")
+    twice = sorted({name for name in names if names.count(name) > 1}) if len(set(names)) < len(names) else []
+    if twice:
+        raise UserError(f"class {printable(twice[0], 80)!r} is given more than once")
+    return names
+
+
+def _check_distinct(names: Sequence[str], tokens: Tensor) -> None:
+    """Reject two classes of the same tokens (K, templates, T), such as `cat` and `Cat`."""
+    seen: dict[tuple[int, ...], str] = {}
+    for name, row in zip(names, tokens.flatten(1).tolist(), strict=True):
+        other = seen.setdefault(tuple(row), name)
+        if other is not name:
+            raise UserError(
+                f"classes {printable(other, 80)!r} and {printable(name, 80)!r} are the same text for "
+                "this model"
+            )

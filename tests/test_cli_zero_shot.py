@@ -1,0 +1,72 @@
+"""`vitascope zero-shot` and `vitascope predict --classes`."""
+
+import json
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+import vitascope as vs
+from tests.data import noise
+from tests.text import write_clip
+from vitascope.cli import main
+
+pytest.importorskip("tokenizers", reason="tokenizers is not installed (vitascope[text])")
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the commands run: a CLIP and a picture."""
+    monkeypatch.chdir(tmp_path)
+    write_clip(tmp_path / "clip")
+    Image.fromarray(noise(50, 40)).save(tmp_path / "cat.jpg")
+    return tmp_path
+
+
+def predicted(capsys: pytest.CaptureFixture[str], *words: str) -> list[tuple[str, float]]:
+    assert main(["predict", *words, "--json", "--precision", "fp32"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)
+    return [(guess["label"], guess["score"]) for guess in row["predictions"]]
+
+
+def test_named_classes_are_predicted_as_by_the_written_model(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--classes", "a cat", "a dog", "--prompts", "photo", "{} here"]
+    assert main(["zero-shot", "clip", "pets", *words]) == 0
+    assert capsys.readouterr().out == "2 classes, exclusive: pets\n"
+    found = predicted(capsys, "clip", "cat.jpg", *words)
+    assert {label for label, _ in found} == {"a cat", "a dog"}
+    again = predicted(capsys, "pets", "cat.jpg")
+    assert [label for label, _ in again] == [label for label, _ in found]
+    assert dict(again) == pytest.approx(dict(found), abs=1e-5)
+    default = predicted(capsys, "clip", "cat.jpg", "--classes", "a cat", "a dog")
+    assert dict(default) != pytest.approx(dict(found), abs=1e-4)
+
+
+def test_outputs_are_chosen(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["zero-shot", "clip", "cats", "--classes", "a cat", "--outputs", "independent"]) == 0
+    assert capsys.readouterr().out == "1 class, independent: cats\n"
+    assert vs.from_pretrained("cats").config.outputs == "independent"
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (["predict", "clip", "cat.jpg", "--prompts", "{}"], "--prompts needs the names that stand in them"),
+        (
+            ["predict", "clip", "--classes", "a", "cat.jpg"],
+            "before --classes, which takes every word",
+        ),
+        (["predict", "clip", "cat.jpg", "--classes", "a", "a"], "class 'a' is given more than once"),
+        (["predict", "cifar10", "cat.jpg", "--classes", "a", "b"], "no text model, which words need"),
+        (["zero-shot", "clip", "x", "--classes", "a", "b", "--prompts", "x"], "has not one {} for the name"),
+        (["zero-shot", "clip", "x"], "--classes"),
+    ],
+)
+def test_requests_that_do_not_fit_are_one_line(
+    capsys: pytest.CaptureFixture[str], words: list[str], reason: str, folder: Path
+) -> None:
+    assert main(words) == 2
+    error = capsys.readouterr().err
+    assert reason in error
+    assert error.count("\n") == 1
+    assert not (folder / "x").exists()

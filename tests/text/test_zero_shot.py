@@ -1,0 +1,209 @@
+import json
+import logging
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from PIL import Image
+from safetensors.torch import load_file, save_file
+
+import vitascope as vs
+from tests.text import CONTEXT, SHARED, SIDE, write_clip
+from vitascope.text.prompts import PROMPTS, templates
+from vitascope.text.tokenizer import read_tokenizer
+from vitascope.text.towers import read_tower
+from vitascope.weights.files import CheckpointError
+from vitascope.weights.identification import open_source
+
+pytest.importorskip("tokenizers", reason="tokenizers is not installed (vitascope[text])")
+ANIMALS = ("a cat", "a dog", "a red photo")
+
+
+@pytest.fixture
+def clip(tmp_path: Path) -> Path:
+    return write_clip(tmp_path / "clip")
+
+
+def change_config(folder: Path, part: str | None = None, **values: object) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    (config if part is None else config[part]).update(values)
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+def vectors_of(folder: Path, texts: list[str]) -> torch.Tensor:
+    source = open_source(folder)
+    tower = read_tower(source)
+    with torch.no_grad():
+        return F.normalize(tower(read_tokenizer(source, tower.config)(texts)), dim=1)
+
+
+def test_logits_are_scaled_cosines_of_images_and_texts(clip: Path) -> None:
+    images, body = torch.randn(3, 3, SIDE, SIDE), vs.from_pretrained(clip)
+    model = vs.zero_shot(clip, ANIMALS, prompts="a photo of {}")
+    texts = vectors_of(clip, [f"a photo of {name}" for name in ANIMALS])
+    scale = load_file(clip / "model.safetensors")["logit_scale"].exp()
+    with torch.no_grad():
+        expected = scale * F.normalize(body(images), dim=1) @ texts.T
+        torch.testing.assert_close(model(images), expected, rtol=0, atol=1e-5)
+    assert model.config.class_names == ANIMALS
+    assert model.config.outputs == "exclusive"
+    assert model.config.gives_classes
+    assert model.preprocess == body.preprocess
+
+
+def test_vectors_of_several_prompts_are_averaged_to_unit_length(clip: Path) -> None:
+    model = vs.zero_shot(clip, ANIMALS, prompts=["{}", "a photo of {}"])
+    plain, photo = vectors_of(clip, [*ANIMALS]), vectors_of(clip, [f"a photo of {it}" for it in ANIMALS])
+    torch.testing.assert_close(model.head.classes, F.normalize(plain + photo, dim=1), rtol=0, atol=1e-6)
+    assert model.head.classes.shape == (len(ANIMALS), SHARED)
+
+
+def test_prompts_are_a_template_several_or_a_named_set() -> None:
+    assert templates(None) == ("a photo of {}.",)
+    assert templates("a {} here") == ("a {} here",)
+    assert templates(["{}", "a {}"]) == ("{}", "a {}")
+    assert templates("photos") == PROMPTS["photos"]
+    assert templates(["photos", "a {}"]) == (*PROMPTS["photos"], "a {}")
+    assert all(template.count("{}") == 1 for each in PROMPTS.values() for template in each)
+
+
+@pytest.mark.parametrize(
+    ("prompts", "reason"),
+    [
+        ("a photo", "has not one {} for the name"),
+        ("{} and {}", "has not one {} for the name"),
+        ("photoz", "for the name of a class; nearest: photo"),
+        ([], "0 prompts: give 1"),
+    ],
+)
+def test_prompts_that_do_not_fit_are_rejected(prompts: str | list[str], reason: str) -> None:
+    with pytest.raises(vs.UserError, match=re.escape(reason)):
+        templates(prompts)
+
+
+@pytest.mark.parametrize(
+    ("classes", "reason"),
+    [
+        ((), "no classes given"),
+        (("a cat", "  "), "class 2 of 2 has an empty name"),
+        (("a cat", "a dog", "a cat"), "'a cat' is given more than once"),
+        (("a cat", "A  Cat"), "'a cat' and 'A  Cat' are the same text for this model"),
+        (("a cat",), "would always apply"),
+        (("a cat", "a" * 20_000), "a text of 200.. characters"),
+    ],
+)
+def test_classes_that_are_none_are_rejected(clip: Path, classes: tuple[str, ...], reason: str) -> None:
+    with pytest.raises(vs.UserError, match=reason):
+        vs.zero_shot(clip, classes)
+
+
+def test_classes_as_one_text_are_rejected(clip: Path) -> None:
+    with pytest.raises(vs.UserError, match="classes is a list of names, not the text 'cat'"):
+        vs.zero_shot(clip, "cat")
+
+
+def test_one_class_may_apply_or_not(clip: Path) -> None:
+    model = vs.zero_shot(clip, ["a cat"], outputs="independent")
+    assert model.config.outputs == "independent"
+    assert model(torch.randn(2, 3, SIDE, SIDE)).shape == (2, 1)
+
+
+def test_longer_texts_are_cut_and_said_once(clip: Path, caplog: pytest.LogCaptureFixture) -> None:
+    long, longer = "cat " * CONTEXT, "dog " * CONTEXT
+    with caplog.at_level(logging.WARNING):
+        vs.zero_shot(clip, [long, longer], prompts="{}")
+    (message,) = [record.getMessage() for record in caplog.records]
+    assert message.startswith(f"longer than {CONTEXT} tokens, and cut: 'cat cat")
+
+
+def test_result_is_a_model_like_others(clip: Path, tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    picture = Image.fromarray(rng.integers(0, 256, (40, 60, 3), dtype=np.uint8))
+    model = vs.zero_shot(clip, ANIMALS)
+    folder = vs.save_pretrained(model, tmp_path / "zero-shot")
+    loaded = vs.from_pretrained(folder)
+    images = torch.randn(2, 3, SIDE, SIDE)
+    assert torch.equal(loaded(images), model(images))
+    scores = [guess.score for guess in vs.Predictor(folder)(picture)]
+    assert sum(scores) == pytest.approx(1, abs=1e-6)
+    assert vs.explain.heatmap(loaded, picture).shape == (1, 4, 4)
+    with pytest.raises(vs.UserError, match="timm has no model with head 'cosine'"):
+        vs.save_pretrained(model, tmp_path / "timm", format="timm")
+    model.head.classes.sum().backward()  # it may be trained
+    assert model.head.classes.grad is not None
+
+
+def test_result_is_exported(clip: Path, tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime", reason="onnxruntime is not installed (vitascope[onnx])")
+    folder = vs.save_pretrained(vs.zero_shot(clip, ANIMALS), tmp_path / "zero-shot")
+    exported = vs.export(folder, tmp_path / "clip.onnx")
+    assert exported is not None
+    pictures = [Image.new("RGB", (50, 40), color) for color in ("red", "white")]
+    ours, theirs = (vs.Predictor(each)(pictures) for each in (folder, tmp_path / "clip.onnx"))
+    for first, second in zip(ours, theirs, strict=True):
+        assert [guess.label for guess in first] == [guess.label for guess in second]
+
+
+def test_model_without_texts_is_rejected() -> None:
+    with pytest.raises(CheckpointError, match="cifar10: no text model, which words need"):
+        vs.zero_shot("cifar10", ANIMALS)
+
+
+def test_missing_tokenizer_is_named(clip: Path) -> None:
+    (clip / "merges.txt").unlink()
+    with pytest.raises(CheckpointError, match=r"no tokenizer\.json, or vocab\.json and merges\.txt"):
+        vs.zero_shot(clip, ANIMALS)
+
+
+def test_missing_library_is_named(clip: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "tokenizers", None)
+    with pytest.raises(vs.UserError, match=r"pip install 'vitascope\[text\]'"):
+        vs.zero_shot(clip, ANIMALS)
+
+
+def test_tokenizer_of_another_vocabulary_is_rejected(clip: Path) -> None:
+    words = json.loads((clip / "vocab.json").read_text())
+    words["more"] = len(words)
+    (clip / "vocab.json").write_text(json.dumps(words))
+    with pytest.raises(CheckpointError, match=rf"a tokenizer of {len(words)} tokens for a text model of"):
+        vs.zero_shot(clip, ANIMALS)
+
+
+@pytest.mark.parametrize("content", ["", "{}", '{"model": {"type": "Evil"}}', "[1, 2"])
+def test_broken_tokenizer_is_one_line(clip: Path, content: str) -> None:
+    (clip / "tokenizer.json").write_text(content)
+    with pytest.raises(CheckpointError, match=r"tokenizer\.json: not a tokenizer") as caught:
+        vs.zero_shot(clip, ANIMALS)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("part", "values", "reason"),
+    [
+        ("text_config", {"hidden_act": "relu"}, "hidden_act 'relu' is none of"),
+        ("text_config", {"vocab_size": 10**9}, "claims more than any has|not a complete text model"),
+        ("text_config", {"num_hidden_layers": 10**9}, "claims more than any has"),
+        ("text_config", {"num_hidden_layers": 1}, "not a complete text model .*extra text_model.encoder"),
+        ("text_config", {"num_attention_heads": "2"}, "num_heads '2' of the text model is not a positive"),
+        ("text_config", {"eos_token_id": [1, 2]}, r"eos_token_id \[1, 2\]"),
+        ("text_config", {"eos_token_id": 5}, "ends no text with eos_token_id 5"),
+        (None, {"text_config": 3}, "text_config in config.json is not an object"),
+    ],
+)
+def test_configurations_that_do_not_fit_are_rejected(
+    clip: Path, part: str | None, values: dict[str, object], reason: str
+) -> None:
+    change_config(clip, part, **values)
+    with pytest.raises(CheckpointError, match=reason):
+        vs.zero_shot(clip, ANIMALS)
+
+
+def test_missing_tensor_of_the_text_model_is_named(clip: Path) -> None:
+    state = load_file(clip / "model.safetensors")
+    del state["text_projection.weight"]
+    save_file(state, clip / "model.safetensors")
+    with pytest.raises(CheckpointError, match=r"missing text_projection\.weight"):
+        vs.zero_shot(clip, ANIMALS)

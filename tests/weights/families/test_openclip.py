@@ -1,0 +1,268 @@
+"""OpenCLIP's files, against its forward pass written out with PyTorch's own attention."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from safetensors.torch import save_file
+from torch import Tensor
+
+import vitascope as vs
+from tests.text import write_words
+from vitascope.text.towers import read_tower
+from vitascope.weights.files import CheckpointError
+from vitascope.weights.identification import open_source
+
+WIDTH, SHARED, DEPTH, CONTEXT, SIDE, PATCH, TOKENS = 128, 12, 2, 10, 32, 8, 40
+VISION: dict[str, Any] = {
+    "layers": DEPTH,
+    "width": WIDTH,
+    "patch_size": PATCH,
+    "image_size": SIDE,
+    "mlp_ratio": 0.3,
+}
+TEXT: dict[str, Any] = {
+    "layers": DEPTH,
+    "width": 24,
+    "heads": 3,
+    "context_length": CONTEXT,
+    "vocab_size": TOKENS,
+}
+State = dict[str, Tensor]
+
+
+def random_state(shapes: dict[str, tuple[int, ...]]) -> State:
+    generator = torch.Generator().manual_seed(0)
+    return {
+        name: torch.randn(shape, generator=generator) / math.sqrt(shape[-1] if shape else 1)
+        + ("ln_" in name and name.endswith("weight"))  # of norms
+        for name, shape in shapes.items()
+    }
+
+
+def transformer(prefix: str, width: int, hidden: int, scaled: bool) -> dict[str, tuple[int, ...]]:
+    shapes: dict[str, tuple[int, ...]] = {}
+    for layer in range(DEPTH):
+        place = f"{prefix}transformer.resblocks.{layer}."
+        shapes |= {f"{place}ln_{n}.{kind}": (width,) for n in (1, 2) for kind in ("weight", "bias")}
+        shapes |= {f"{place}ls_{n}.gamma": (width,) for n in (1, 2) if scaled}
+        linear = {"attn.in_proj_": (3 * width, width), "attn.out_proj.": (width, width)}
+        linear |= {"mlp.c_fc.": (hidden, width), "mlp.c_proj.": (width, hidden)}
+        for name, shape in linear.items():
+            shapes |= {f"{place}{name}weight": shape, f"{place}{name}bias": shape[:1]}
+    return shapes
+
+
+def write(folder: Path, *, vision: dict[str, Any], text: dict[str, Any], **model: Any) -> State:
+    """Write a file of OpenCLIP's with random weights; returns them."""
+    vision, text = VISION | vision, TEXT | text
+    custom = "text." if model.get("custom_text") else ""
+    width, patches = text["width"], (SIDE // PATCH) ** 2
+    shapes: dict[str, tuple[int, ...]] = {
+        "visual.class_embedding": (WIDTH,),
+        "visual.positional_embedding": (1 + patches, WIDTH),
+        "visual.conv1.weight": (WIDTH, 3, PATCH, PATCH),
+        "visual.proj": (WIDTH, SHARED),
+        f"{custom}token_embedding.weight": (text["vocab_size"], width),
+        f"{custom}positional_embedding": (CONTEXT, width),
+        "logit_scale": (),
+    }
+    norms = [f"{custom}ln_final", "visual.ln_post", *(["visual.ln_pre"] * (not vision.get("no_ln_pre")))]
+    for norm in norms:
+        shapes |= {f"{norm}.{kind}": (WIDTH if "visual" in norm else width,) for kind in ("weight", "bias")}
+    if text.get("proj_bias"):
+        shapes |= {
+            f"{custom}text_projection.weight": (SHARED, width),
+            f"{custom}text_projection.bias": (SHARED,),
+        }
+    else:
+        shapes[f"{custom}text_projection"] = (width, SHARED)
+    if "init_logit_bias" in model:
+        shapes["logit_bias"] = ()
+    hidden = int(WIDTH * vision["mlp_ratio"])
+    shapes |= transformer("visual.", WIDTH, hidden, bool(vision.get("ls_init_value")))
+    shapes |= transformer(custom, width, 4 * width, bool(text.get("ls_init_value")))
+    state = random_state(shapes)
+    folder.mkdir(exist_ok=True)
+    save_file(state, folder / "open_clip_model.safetensors")
+    config = {"model_cfg": {"embed_dim": SHARED, "vision_cfg": vision, "text_cfg": text, **model}}
+    config["preprocess_cfg"] = {"mean": [0.5, 0.4, 0.3], "std": [0.2, 0.3, 0.4]}
+    (folder / "open_clip_config.json").write_text(json.dumps(config))
+    return {name: tensor.double() for name, tensor in state.items()}
+
+
+def normed(state: State, name: str, x: Tensor, eps: float) -> Tensor:
+    return F.layer_norm(x, x.shape[-1:], state[f"{name}.weight"], state[f"{name}.bias"], eps)
+
+
+def blocks(
+    state: State, prefix: str, x: Tensor, heads: int, act: Any, eps: float, mask: Tensor | None
+) -> Tensor:
+    """The residual blocks, with PyTorch's `multi_head_attention_forward`: (B, T, D) -> (B, T, D)."""
+    for layer in range(DEPTH):
+        place = f"{prefix}transformer.resblocks.{layer}."
+        one: Any = state.get(f"{place}ls_1.gamma", 1.0)
+        two: Any = state.get(f"{place}ls_2.gamma", 1.0)
+        y = normed(state, f"{place}ln_1", x, eps).transpose(0, 1)
+        inward, outward = ([state[f"{place}attn.{name}{kind}"] for kind in ("weight", "bias")]
+                           for name in ("in_proj_", "out_proj."))  # fmt: skip
+        mixed, _ = F.multi_head_attention_forward(
+            *(y, y, y, y.shape[-1], heads, *inward, None, None, False, 0.0, *outward),
+            need_weights=False,
+            attn_mask=mask,
+        )
+        x = x + mixed.transpose(0, 1) * one
+        y = normed(state, f"{place}ln_2", x, eps)
+        y = act(F.linear(y, state[f"{place}mlp.c_fc.weight"], state[f"{place}mlp.c_fc.bias"]))
+        x = x + F.linear(y, state[f"{place}mlp.c_proj.weight"], state[f"{place}mlp.c_proj.bias"]) * two
+    return x
+
+
+def image_vectors(state: State, images: Tensor, act: Any, eps: float, pool: str) -> Tensor:
+    patches = F.conv2d(images, state["visual.conv1.weight"], stride=PATCH).flatten(2).transpose(1, 2)
+    token = state["visual.class_embedding"].expand(len(images), 1, -1)
+    x = torch.cat([token, patches], dim=1) + state["visual.positional_embedding"]
+    x = normed(state, "visual.ln_pre", x, eps) if "visual.ln_pre.weight" in state else x
+    x = blocks(state, "visual.", x, WIDTH // 64, act, eps, None)
+    if pool == "mean, then norm":
+        return normed(state, "visual.ln_post", x[:, 1:].mean(dim=1), eps) @ state["visual.proj"]
+    x = normed(state, "visual.ln_post", x, eps)
+    return (x[:, 0] if pool == "class" else x[:, 1:].mean(dim=1)) @ state["visual.proj"]
+
+
+def text_vectors(
+    state: State,
+    tokens: Tensor,
+    act: Any,
+    *,
+    prefix: str = "",
+    eps: float = 1e-5,
+    causal: bool = True,
+    last: bool = False,
+) -> Tensor:
+    x = state[f"{prefix}token_embedding.weight"][tokens] + state[f"{prefix}positional_embedding"]
+    mask = torch.full((CONTEXT, CONTEXT), -torch.inf, dtype=x.dtype).triu(1) if causal else None
+    x = normed(state, f"{prefix}ln_final", blocks(state, prefix, x, 3, act, eps, mask), eps)
+    x = x[:, -1] if last else x[torch.arange(len(x)), tokens.argmax(dim=1)]
+    if f"{prefix}text_projection" in state:
+        return x @ state[f"{prefix}text_projection"]
+    return F.linear(x, state[f"{prefix}text_projection.weight"], state[f"{prefix}text_projection.bias"])
+
+
+def quick_gelu(x: Tensor) -> Tensor:
+    return x * torch.sigmoid(1.702 * x)
+
+
+def tanh_gelu(x: Tensor) -> Tensor:
+    return F.gelu(x, approximate="tanh")
+
+
+TANH = {"act_kwargs": {"approximate": "tanh"}, "norm_kwargs": {"eps": 1e-6}}
+CASES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
+    "plain": ({}, {}, {}),
+    "quick GELU": ({}, {}, {"quick_gelu": True}),
+    "tanh, another epsilon": (TANH, TANH, {}),
+    "scales, no first norm": ({"ls_init_value": 0.1, "no_ln_pre": True}, {"ls_init_value": 0.1}, {}),
+    "mean": ({"pool_type": "avg"}, {}, {}),
+    "mean, then norm": ({"pool_type": "avg", "final_ln_after_pool": True}, {}, {}),
+    "SigLIP's texts": (
+        {},
+        {"no_causal_mask": True, "proj_bias": True, "pool_type": "last", **TANH},
+        {"custom_text": True, "init_logit_bias": -10},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+@torch.no_grad()
+def test_vectors_are_those_of_the_written_out_forward_pass(tmp_path: Path, name: str) -> None:
+    vision, text, options = CASES[name]
+    state = write(tmp_path / "clip", vision=vision, text=text, **options)
+    images = torch.randn(3, 3, SIDE, SIDE, dtype=torch.float64)
+    tokens = torch.randint(0, TOKENS, (4, CONTEXT))
+    act = quick_gelu if options.get("quick_gelu") else F.gelu
+    model = vs.from_pretrained(tmp_path / "clip").double()
+    pool = name if name.startswith("mean") else "class"
+    acts = [tanh_gelu if "act_kwargs" in each else act for each in (vision, text)]
+    eps = [1e-6 if "norm_kwargs" in each else 1e-5 for each in (vision, text)]
+    expected = image_vectors(state, images, acts[0], eps[0], pool)
+    torch.testing.assert_close(model(images), expected, rtol=0, atol=1e-10)
+    tower = read_tower(open_source(tmp_path / "clip")).double()
+    siglip = bool(options) and "custom_text" in options
+    theirs = text_vectors(
+        state, tokens, acts[1], prefix="text." * siglip, eps=eps[1], causal=not siglip, last=siglip
+    )
+    torch.testing.assert_close(tower(tokens), theirs, rtol=0, atol=1e-10)
+    assert tower.config.independent == siglip
+    assert tower.scale.item() == state["logit_scale"].item()
+
+
+def test_outputs_are_an_embedding_with_the_preprocessing_of_the_file(tmp_path: Path) -> None:
+    write(tmp_path / "clip", vision={}, text={})
+    model = vs.from_pretrained(tmp_path / "clip")
+    assert model.config.outputs == "embedding"
+    assert model.config.num_classes == SHARED
+    assert model.preprocess == vs.Preprocess(
+        image_size=(SIDE, SIDE), resize_to=(SIDE, SIDE), mean=(0.5, 0.4, 0.3), std=(0.2, 0.3, 0.4)
+    )
+
+
+def test_zero_shot_classifier_of_a_file_with_clips_tokenizer(tmp_path: Path) -> None:
+    pytest.importorskip("tokenizers", reason="tokenizers is not installed (vitascope[text])")
+    tokens = write_words(tmp_path / "clip")
+    write(tmp_path / "clip", vision={}, text={"vocab_size": tokens})
+    model = vs.zero_shot(tmp_path / "clip", ["cat", "dog"])
+    assert model(torch.randn(1, 3, SIDE, SIDE)).shape == (1, 2)
+
+
+@pytest.mark.parametrize(
+    ("vision", "reason"),
+    [
+        ({"attentional_pool": True}, "attentional_pool True in vision_cfg; only False is read"),
+        ({"layers": [3, 4, 6, 3]}, "a ResNet: only ViTs are read"),
+        ({"qk_norm": True}, "unknown qk_norm True in vision_cfg"),
+        ({"pool_type": "none"}, "pool_type 'none' is none of tok, avg"),
+        ({"act_kwargs": {"x": 1}}, "act_kwargs"),
+        ({"norm_kwargs": {"x": 1}}, "norm_kwargs"),
+        ({"timm_model_name": "vit_base_patch16_224"}, "only those with timm_pool 'map'"),
+        ({"width": "128"}, "width '128' in vision_cfg is not a number"),
+        ({"width": 0}, "width 0 is not a positive whole number"),
+        ({"head_width": 1.5}, "head_width 1.5 is not a positive whole number"),
+    ],
+)
+def test_vision_models_that_are_not_read_are_rejected(
+    tmp_path: Path, vision: dict[str, Any], reason: str
+) -> None:
+    write(tmp_path / "clip", vision={}, text={})
+    path = tmp_path / "clip" / "open_clip_config.json"
+    config = json.loads(path.read_text())
+    config["model_cfg"]["vision_cfg"].update(vision)
+    path.write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match=reason):
+        vs.from_pretrained(tmp_path / "clip")
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ({"hf_model_name": "roberta-base"}, "hf_model_name 'roberta-base' in text_cfg; only None is read"),
+        ({"embed_cls": True}, "embed_cls True in text_cfg; only False is read"),
+        ({"pool_type": "mean"}, "pool_type 'mean' is none of"),
+        ({"layers": 1}, "not a complete text model"),
+        ({"surprise": 1}, "unknown surprise 1 in text_cfg"),
+    ],
+)
+def test_text_models_that_are_not_read_are_rejected(
+    tmp_path: Path, text: dict[str, Any], reason: str
+) -> None:
+    write(tmp_path / "clip", vision={}, text={})
+    path = tmp_path / "clip" / "open_clip_config.json"
+    config = json.loads(path.read_text())
+    config["model_cfg"]["text_cfg"].update(text)
+    path.write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match=reason):
+        read_tower(open_source(tmp_path / "clip"))
