@@ -183,7 +183,7 @@ def test_broken_tokenizer_is_one_line(clip: Path, content: str) -> None:
 @pytest.mark.parametrize(
     ("part", "values", "reason"),
     [
-        ("text_config", {"hidden_act": "relu"}, "hidden_act 'relu' is none of"),
+        ("text_config", {"hidden_act": "relu"}, "hidden_act 'relu' of an MLP is none of"),
         ("text_config", {"vocab_size": 10**9}, "claims more than any has|not a complete text model"),
         ("text_config", {"num_hidden_layers": 10**9}, "claims more than any has"),
         ("text_config", {"num_hidden_layers": 1}, "not a complete text model .*extra text_model.encoder"),
