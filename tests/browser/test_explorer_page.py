@@ -22,7 +22,7 @@ from tests.browser import Visit, browser_path, launched, visiting
 from tests.data import noise, write_picture
 from tests.explain import MODELS
 from tests.model import labelling_model, small_model, small_resnet
-from vitascope.data.preprocess import Preprocess
+from vitascope.data.preprocess import Framed, Preprocess
 from vitascope.deploy.server.app import create_app
 from vitascope.deploy.server.explorer import samples_for
 from vitascope.deploy.server.settings import Settings
@@ -283,6 +283,19 @@ def test_sharp_picture_is_aligned_with_the_models_pixels(visit: Visit) -> None:
     raw = visit.drawing()
     assert sharp != raw
     assert alike(sharp, raw, most=16)
+
+
+@pytest.mark.parametrize("rule", [{}, {"resize": "squash"}, {"resize_to": (44, 50)}])
+def test_sharp_picture_leaves_out_what_the_model_cuts(visit: Visit, rule: dict[str, Any]) -> None:
+    fit = Preprocess(image_size=(38, 45), **rule)
+    blank = np.zeros((3, 38, 45), dtype=np.uint8)
+    found = visit.page.evaluate(
+        "async (given) => (await import('/web/sharp.js')).tiledBox(...given)",
+        [500, 333, 35, 40, fit.to_dict()],
+    )
+    left, top, right, bottom = Framed(blank, blank, fit.box(500, 333)).top_left(35, 40).box
+    expected = {"left": left, "top": top, "width": right - left, "height": bottom - top}
+    assert found == pytest.approx(expected)
 
 
 def test_sharp_picture_follows_the_preprocessing(visit: Visit) -> None:

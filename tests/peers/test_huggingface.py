@@ -702,6 +702,11 @@ def test_equal_statistics_apply_to_one_channel() -> None:
         ("dinov2", "crop", (73, 73), "bicubic", 0.485),
         ("dinov2_with_registers", "crop", (73, 73), "bicubic", 0.485),
         ("dinov3_vit", "squash", None, "bilinear", 0.485),
+        ("clip", "crop", (64, 64), "bicubic", 0.48145466),
+        ("siglip_vision_model", "squash", None, "bicubic", 0.5),
+        ("vit_mae", "crop", (73, 73), "bicubic", 0.485),
+        ("vit_msn", "crop", (73, 73), "bicubic", 0.485),
+        ("ijepa", "crop", (73, 73), "bicubic", 0.485),
     ],
 )
 def test_published_preprocessing_is_the_default_without_a_file(

@@ -26,6 +26,7 @@ from vitascope.weights.files import CheckpointError
 from vitascope.weights.identification import identify
 from vitascope.weights.loading import from_pretrained
 from vitascope.weights.mapping import Source, misfit, to_family
+from vitascope.weights.saving import save_pretrained
 
 transformers = pytest.importorskip(
     "transformers", minversion="5", reason="transformers 5 is not installed (vitascope[peers])"
@@ -300,6 +301,8 @@ def test_models_of_another_kind_are_rejected_by_name(kind: str, tmp_path: Path) 
         ({"vision_config": {"hidden_act": "relu"}}, "hidden_act 'relu'"),
         ({"vision_config": {"hidden_act": ["gelu"]}}, "hidden_act"),
         ({"vision_config": {"image_size": None}}, "not a size"),
+        ({"vision_config": {"hidden_size": float("inf")}}, "hidden_size inf"),
+        ({"vision_config_dict": "B/16"}, "vision_config_dict"),
         ({"vision_config": {"num_attention_heads": "two"}}, "num_heads"),
     ],
 )
@@ -319,3 +322,50 @@ def test_whole_model_is_loaded_with_its_preprocessing(tmp_path: Path) -> None:
     assert model.preprocess.mean[0] == 0.48145466
     assert (model.preprocess.resize, model.preprocess.interpolation) == ("crop", "bicubic")
     assert not model.config.gives_classes
+
+
+def test_parts_of_a_whole_model_do_not_overrule_what_describes_the_whole(tmp_path: Path) -> None:
+    names = {str(index): name for index, name in enumerate("abcdef")}
+    peer_model("SiglipForImageClassification").save_pretrained(tmp_path)
+    source = read_folder(tmp_path)
+    repeated = {"id2label": {"0": "LABEL_0", "1": "LABEL_1"}, "problem_type": "regression"}
+    vision = {**source.config["vision_config"], **repeated}
+    config = {**source.config, "id2label": names, "vision_config": vision}
+    ours = ours_from(Source(name="version 4", tensors=source.tensors, config=config))
+    assert ours.config.class_names == tuple("abcdef")
+    to_family(FAMILY, ours, preprocess_of(ours.config), tmp_path / "back")
+    assert loaded_by_peer(ours.config, tmp_path / "back").config.id2label == dict(enumerate("abcdef"))
+
+
+def test_an_older_description_of_the_vision_model_overrules_the_newer_as_in_transformers(
+    tmp_path: Path,
+) -> None:
+    peer_model("CLIPModel").save_pretrained(tmp_path)
+    source = read_folder(tmp_path)
+    vision = source.config["vision_config"]
+    old = {key: vision[key] for key in vision if key not in ("hidden_act", "layer_norm_eps")}
+    newer = {**vision, "layer_norm_eps": 0.1, "num_hidden_layers": 7}
+    config = {**source.config, "vision_config": newer, "vision_config_dict": old}
+    expected = transformers.CLIPConfig(**config).vision_config
+    ours = ours_from(Source(name="older", tensors=source.tensors, config=config)).config
+    assert (ours.depth, ours.block.norm_eps) == (expected.num_hidden_layers, expected.layer_norm_eps)
+
+
+@pytest.mark.parametrize(
+    "name", ["CLIPVisionModelWithProjection", "SiglipVisionModel", "IJepaForImageClassification"]
+)
+@torch.no_grad()
+def test_conversion_to_timm_and_back_is_bitwise(name: str, tmp_path: Path) -> None:
+    peer_model(name, seed=2).save_pretrained(tmp_path / "theirs")
+    ours = from_pretrained(tmp_path / "theirs")
+    ours.config = ours.config.replace(norm_eps=1e-5 if name.startswith("CLIP") else 1e-6)  # timm's
+    images = random_images(2, 3, *ours.config.image_hw)
+    save_pretrained(ours, tmp_path / "timm", format="timm")
+    between = from_pretrained(tmp_path / "timm")
+    assert between.config.remainder == ours.config.remainder == "cut"
+    assert between.config.outputs == ours.config.outputs
+    save_pretrained(between, tmp_path / "back", format="huggingface")
+    back = from_pretrained(tmp_path / "back")
+    assert torch.equal(back(images), between(images))
+    for key, tensor in back.state_dict().items():
+        assert torch.equal(tensor, ours.state_dict()[key]), key

@@ -143,7 +143,22 @@ PROCESSORS: dict[str, tuple[str, str, dict[str, Any]]] = {
         "BitImageProcessorPil",
         {"size": {"shortest_edge": 75}, "crop_size": {"height": 98, "width": 84}},
     ),
-    "siglip": ("vit", "SiglipImageProcessorPil", {}),
+    "siglip": ("siglip", "SiglipImageProcessorPil", {}),
+    "siglip, 384": (
+        "siglip_vision_model",
+        "SiglipImageProcessorPil",
+        {"size": {"height": 384, "width": 384}},
+    ),
+    "clip": ("clip", "CLIPImageProcessorPil", {}),
+    "clip, odd": (
+        "clip_vision_model",
+        "CLIPImageProcessorPil",
+        {"size": {"shortest_edge": 75}, "crop_size": {"height": 70, "width": 42}},
+    ),
+    "clip in ViT's": ("metaclip_2", "ViTImageProcessorPil", {}),
+    "vit_mae": ("vit_mae", "ViTImageProcessorPil", {"resample": 3}),
+    "vit_msn": ("vit_msn", "ViTImageProcessorPil", {"resample": 3}),
+    "ijepa": ("ijepa", "ViTImageProcessorPil", {}),
 }
 
 

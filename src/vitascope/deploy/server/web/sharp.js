@@ -31,9 +31,7 @@ export async function photograph(picture, seen, framing) {
   } catch {
     return null; // a format that Pillow reads and browsers do not
   }
-  const [rows, columns] = framing.image_size; // more than H and W, where patches do not tile the image
-  const whole = seenBox(bitmap.width, bitmap.height, rows, columns, framing);
-  const box = { ...whole, width: (whole.width * W) / columns, height: (whole.height * H) / rows };
+  const box = tiledBox(bitmap.width, bitmap.height, H, W, framing);
   if (Math.max(box.width / W, box.height / H) <= 1) return null;
   const { shown, size } = extent(bitmap, box, H, W);
   const canvas = newCanvas(...size);
@@ -97,7 +95,14 @@ export function seenBox(width, height, H, W, framing) {
   };
 }
 
-/** The same by the rule of whole pixels; it may reach beyond the picture, into a border. */
+/** The same where patches tile only the first H rows and W columns of the model's input. */
+export function tiledBox(width, height, H, W, framing) {
+  const [rows, columns] = framing.image_size;
+  const whole = seenBox(width, height, rows, columns, framing);
+  return { ...whole, width: (whole.width * W) / columns, height: (whole.height * H) / rows };
+}
+
+/** `seenBox` by the rule of whole pixels; it may reach beyond the picture, into a border. */
 function wholeBox(width, height, H, W, { resize, resize_to, side_rounding, crop_rounding }) {
   let [rows, columns] = resize_to;
   const round = side_rounding === "down" ? Math.floor : Math.round;

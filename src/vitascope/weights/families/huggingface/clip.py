@@ -44,6 +44,8 @@ CLIP: Table = {
 }
 TEXT = ("text_model.*", "text_projection.*", "logit_scale", "logit_bias", "embeddings.position_ids")
 """The tensors of whole models that the vision model does not need."""
+OF_WHOLE = ("model_type", "architectures", "id2label", "label2id", "problem_type", "outputs", "thresholds")
+"""Values of `config.json` that describe a whole model, also where its parts repeat them."""
 
 
 class VisionOfWhole(ModelType):
@@ -56,13 +58,17 @@ class VisionOfWhole(ModelType):
 
     def before_reading(self, source: Source) -> Source:
         """The configuration of the vision model, with what the whole model has beside it."""
-        source, nested = super().before_reading(source), source.config.get("vision_config")
-        if nested is None:
-            return source
-        if not isinstance(nested, Mapping):
-            raise CheckpointError(f"{source.name}: vision_config in its config.json is {nested!r}, no object")
-        kind = {"model_type": source.config["model_type"]}
-        return dataclasses.replace(source, config={**source.config, **nested, **kind})
+        source = super().before_reading(source)
+        told: dict[str, Any] = {}
+        for part in ("vision_config", "vision_config_dict"):  # older files have the second, which overrules
+            nested = source.config.get(part)
+            if nested is None:
+                continue
+            if not isinstance(nested, Mapping):
+                raise CheckpointError(f"{source.name}: {part} in its config.json is {nested!r}, no object")
+            told |= {**(self.defaults if told else {}), **nested}
+        own = {name: value for name, value in told.items() if name not in OF_WHOLE}
+        return dataclasses.replace(source, config={**source.config, **own})
 
     def conflicts(self, config: ViTConfig) -> list[str]:
         oblong = config.image_hw[0] != config.image_hw[1] or config.patch_hw[0] != config.patch_hw[1]

@@ -176,7 +176,7 @@ class ModelType(Family):
 def number(source: Source, values: Mapping[str, Any], name: str, least: float = 0) -> float:
     """A number of `config.json`."""
     value = values[name]
-    if isinstance(value, bool) or not isinstance(value, int | float) or not value >= least:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value < 1e18:
         raise CheckpointError(f"{source.name}: {name} {value!r} in config.json is not a number >= {least:g}")
     return value
 

@@ -13,7 +13,7 @@ import torch
 
 from vitascope.data.preprocess import Preprocess
 from vitascope.model.config import ViTConfig
-from vitascope.weights.families.huggingface.clip import VISION, VisionOfWhole
+from vitascope.weights.families.huggingface.clip import OF_WHOLE, VISION, VisionOfWhole
 from vitascope.weights.families.huggingface.model_type import BASE, classifier_options
 from vitascope.weights.mapping import PLAIN_VIT, Source, State, Table, supporting
 
@@ -91,9 +91,8 @@ class Siglip(VisionOfWhole):
         values = super().written_config(config)
         if config.readout.head != "linear":
             return values
-        outer = ("architectures", "id2label", "label2id", "problem_type", "thresholds")
-        vision = {name: value for name, value in values.items() if name not in outer}
-        whole = {name: values[name] for name in outer if name in values}
+        vision = {name: value for name, value in values.items() if name not in OF_WHOLE}
+        whole = {name: values[name] for name in OF_WHOLE if name in values}
         return {**whole, "model_type": "siglip", "vision_config": vision}
 
     def own_config(self, config: ViTConfig) -> dict[str, Any]:

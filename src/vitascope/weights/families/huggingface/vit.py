@@ -104,10 +104,7 @@ class ViTMAE(ViT):
 
 
 def pooler_options(source: Source, values: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of a pooler: a hidden tanh layer without a classifier after it. Empty without a pooler.
-
-    One without an activation is a linear head, whose outputs are an embedding.
-    """
+    """The options of a pooler: a hidden tanh layer without a classifier after it. Empty without a pooler."""
     if not source.has("pooler.dense.weight"):
         return {}
     width, size = source.shape("pooler.dense.weight", 2)[0], values.get("pooler_output_size")
