@@ -398,7 +398,7 @@ def test_a_model_of_an_unknown_type_is_rejected_by_its_type(folder: Path) -> Non
     ("model_type", "instead"),
     [
         ("siglip_vision_model", "timm/vit_base_patch16_siglip_224.webli"),
-        ("clip", "timm/vit_base_patch16_clip_224.openai"),
+        ("clip_vision_model", "timm/vit_base_patch16_clip_224.openai"),
         ("swin", "dinov3_vit of transformers"),
     ],
 )

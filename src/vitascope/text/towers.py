@@ -13,8 +13,16 @@ import torch
 from vitascope.errors import UserError
 from vitascope.model.config import ViTConfig
 from vitascope.text.tower import Readout, TextConfig, TextTower
-from vitascope.weights.families.clip import ACTIVATIONS, settings_of
-from vitascope.weights.families.openclip import activation, blocks, epsilon, known, section, transposed
+from vitascope.weights.families.openclip import (
+    ACTIVATIONS,
+    activation,
+    blocks,
+    epsilon,
+    known,
+    section,
+    settings_of,
+    transposed,
+)
 from vitascope.weights.files import CheckpointError
 from vitascope.weights.mapping import (
     MAX_BLOCKS,

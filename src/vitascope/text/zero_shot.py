@@ -52,7 +52,7 @@ class ImagesAndWords:
         config, shared = model.config, self.tower.config.embed_dim
         self.projection = model.head if isinstance(model.head, nn.Linear) else None
         width = config.num_classes if self.projection else config.embed_dim * config.readout.num_pooled
-        if width != shared or config.outputs != "embedding":
+        if width != shared or (self.projection and config.outputs != "embedding"):
             raise CheckpointError(f"{self.name}: images have {width} features, and texts {shared}")
 
     @torch.inference_mode()

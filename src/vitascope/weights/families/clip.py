@@ -16,10 +16,10 @@ from vitascope.data.preprocess import Preprocess
 from vitascope.errors import UserError
 from vitascope.model.config import ViTConfig
 from vitascope.weights.families.huggingface_settings import read_processor, sides
+from vitascope.weights.families.openclip import ACTIVATIONS, check_sizes, settings_of
 from vitascope.weights.files import CheckpointError
 from vitascope.weights.mapping import Family, Source, State, Table, reshaped, stacked
 
-ACTIVATIONS = {"quick_gelu": "quick_gelu", "gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh"}
 VISION, _LAYER = "vision_model.", "vision_model.encoder.layers.{i}."
 _BLOCK = "encoder.blocks.{i}."
 TABLE: Table = {
@@ -127,18 +127,3 @@ class HuggingFaceClip(Family):
 
     def write(self, config: ViTConfig, state: State, preprocess: Preprocess, folder: Path) -> list[Path]:
         raise NotImplementedError  # `read_only`
-
-
-def check_sizes(source: Source, values: Mapping[str, Any], *names: str) -> None:
-    """Reject options that are not positive whole numbers."""
-    for name in names:
-        if type(values[name]) is not int or values[name] < 1:
-            raise CheckpointError(f"{source.name}: {name} {values[name]!r} is not a positive whole number")
-
-
-def settings_of(source: Source, part: str) -> Mapping[str, Any]:
-    """A part of config.json, `vision_config` or `text_config`; empty where it is null."""
-    values = source.config.get(part) or {}
-    if not isinstance(values, Mapping):
-        raise CheckpointError(f"{source.name}: {part} in config.json is not an object")
-    return values

@@ -14,7 +14,6 @@ from typing import Any
 from vitascope.data.preprocess import Preprocess
 from vitascope.errors import UserError
 from vitascope.model.config import ViTConfig
-from vitascope.weights.families.clip import check_sizes
 from vitascope.weights.families.timm import Timm
 from vitascope.weights.files import CheckpointError
 from vitascope.weights.mapping import Family, Source, State, Stored, Table, reshaped
@@ -46,6 +45,8 @@ def with_first_axes(name: str, count: int) -> Stored:
     return reshaped(name, lambda ours: ours.flatten(0, count), lambda theirs: theirs[(None,) * count])
 
 
+ACTIVATIONS = {"quick_gelu": "quick_gelu", "gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh"}
+"""The option `mlp` of transformers' `hidden_act`."""
 TABLE: Table = {
     "patch_embedding.*": "visual.conv1.*",
     "class_token": with_first_axes("visual.class_embedding", 2),
@@ -242,3 +243,18 @@ def epsilon(source: Source, values: Mapping[str, Any]) -> float:
     if arguments.keys() - {"eps"} or not isinstance(eps, int | float):
         raise CheckpointError(f"{source.name}: norm_kwargs {arguments!r}; only eps is read")
     return float(eps)
+
+
+def check_sizes(source: Source, values: Mapping[str, Any], *names: str) -> None:
+    """Reject options that are not positive whole numbers."""
+    for name in names:
+        if type(values[name]) is not int or values[name] < 1:
+            raise CheckpointError(f"{source.name}: {name} {values[name]!r} is not a positive whole number")
+
+
+def settings_of(source: Source, part: str) -> Mapping[str, Any]:
+    """A part of config.json, `vision_config` or `text_config`; empty where it is null."""
+    values = source.config.get(part) or {}
+    if not isinstance(values, Mapping):
+        raise CheckpointError(f"{source.name}: {part} in config.json is not an object")
+    return values
