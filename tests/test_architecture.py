@@ -23,7 +23,7 @@ ALLOWED = {
     "run": {"data", "weights", "model", "options"},
     "explain": {"model", "weights.preprocess"},
     "report": {"explain", "data", "weights", "model", "options", "run"},
-    "predict": {"model", "weights", "data", "explain"},
+    "predict": {"model", "weights", "data", "explain", "text"},
     "evaluation": {"predict", "model", "weights", "data", "run"},
     "probing": {"evaluation", "predict", "report", "explain", "data", "weights", "model", "run"},
     "training": {"evaluation", "predict", "model", "weights", "data", "options", "report", "run"},

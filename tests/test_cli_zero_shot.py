@@ -3,13 +3,16 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 import vitascope as vs
 from tests.data import noise
 from tests.text import write_clip
 from vitascope.cli import main
+from vitascope.predict.engine import TorchEngine
 
 pytest.importorskip("tokenizers", reason="tokenizers is not installed (vitascope[text])")
 
@@ -48,6 +51,43 @@ def test_outputs_are_chosen(capsys: pytest.CaptureFixture[str]) -> None:
     assert vs.from_pretrained("cats").config.outputs == "independent"
 
 
+def test_images_are_found_by_words(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
+    (folder / "photos").mkdir()
+    for number in range(4):
+        Image.fromarray(noise(50 + number, 40)).save(folder / "photos" / f"{number}.png")
+    assert main(["similar", "clip", "a red car", "photos", "--json", "--out", "found.png"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["picture"] == "a red car"
+    assert (folder / "found.png").is_file()
+    model = vs.zero_shot("clip", ["a red car"], prompts="name", outputs="independent")
+    model.head.scale.data.zero_()
+    pixels = [model.preprocess.pixels(folder / "photos" / f"{number}.png") for number in range(4)]
+    images = model.preprocess.normalize(torch.from_numpy(np.stack(pixels)))
+    with torch.no_grad():
+        cosines = model(images)[:, 0].tolist()
+    for row in found["nearest"]:
+        assert row["similarity"] == pytest.approx(cosines[row["index"]], abs=1e-4)
+    values = [row["similarity"] for row in found["nearest"]]
+    assert values == sorted(values, reverse=True)
+
+
+def test_words_search_features_that_are_computed(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
+    (folder / "photos").mkdir()
+    Image.fromarray(noise(50, 40)).save(folder / "photos" / "one.png")
+    assert main(["embed", "clip", "photos", "--out", "features.npz"]) == 0
+    found = vs.nearest("clip", "a red car", "features.npz")
+    assert found.is_words
+    assert len(found) == 1
+    both = vs.nearest("clip", ["a red car", "a dog"], "features.npz")
+    assert [each.picture for each in both] == ["a red car", "a dog"]
+    assert both[0].similarities == pytest.approx(found.similarities)
+
+
+def test_classifier_of_words_shares_cached_features_with_its_model() -> None:
+    body = TorchEngine(vs.from_pretrained("clip"))
+    assert TorchEngine(vs.zero_shot("clip", ["a", "b"])).body_digest == body.body_digest
+
+
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
@@ -60,6 +100,10 @@ def test_outputs_are_chosen(capsys: pytest.CaptureFixture[str]) -> None:
         (["predict", "cifar10", "cat.jpg", "--classes", "a", "b"], "no text model, which words need"),
         (["zero-shot", "clip", "x", "--classes", "a", "b", "--prompts", "x"], "has not one {} for the name"),
         (["zero-shot", "clip", "x"], "--classes"),
+        (["similar", "clip", "a red car", ".", "--layer", "0"], "leave out layer and pool"),
+        (["similar", "clip", "missing.png", "."], "missing.png: no such file"),
+        (["similar", "clip", "photos/missing", "."], "photos/missing: no such file"),
+        (["similar", "cifar10", "a cat", "."], "'a cat': no such file; as words: cifar10: no text model"),
     ],
 )
 def test_requests_that_do_not_fit_are_one_line(

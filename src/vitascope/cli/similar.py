@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Similar:
-    """Find the images that are most similar to a picture.
+    """Find the images that are most similar to a picture, or to words.
 
     The similarity is the cosine of their features, from -1 to 1.
 
@@ -33,7 +33,7 @@ class Similar:
     model: Model
     """A run folder, a model folder or file, or a hub id."""
     picture: tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="PICTURE")]]
-    """An image file."""
+    """An image file; with a CLIP or SigLIP, also words, such as "a red car"."""
     data: tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="DATA")]]
     """A folder of images, a table, another DATA, or a file of `vitascope embed`."""
     k: Annotated[int, tyro.conf.arg(aliases=["-k"])] = 12

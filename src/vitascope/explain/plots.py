@@ -152,13 +152,14 @@ def draw_grid(
 
 
 def draw_similar(
-    picture: Uint8Array,
+    picture: Uint8Array | None,
     name: str,
     similar: Sequence[Uint8Array | None],
     captions: Sequence[tuple[str, str]],
     title: str,
 ) -> Figure:
-    """A picture over its name, beside a grid of similar ones, each over its similarity and its label.
+    """A picture over its name, beside a grid of similar ones, each over its similarity and its label; without
+    the picture the grid alone.
 
     Pictures are (h, w) or (h, w, 3); None leaves a place empty.
     """
@@ -168,7 +169,7 @@ def draw_similar(
     columns = math.ceil(len(similar) / rows)
     width, height, text_height = 1.45 * min(2.0, max(1.0, ratio)), 1.45, 0.5  # inches
     times = min(2, rows)  # as large is the picture
-    start = times * width + 0.25
+    start = times * width + 0.25 if picture is not None else 0.0
     letters = name + "".join(text for _, text in captions)
     write = writer(letters)
     across, down = start + width * columns, (height + text_height) * rows
@@ -176,9 +177,10 @@ def draw_similar(
     lines = figure.get_suptitle().count("\n") + 1
     figure.set_figheight(down + 0.2 * lines + (0.6 if without_font(letters) else 0.2))
     axes = figure.subplots()
-    axes.axvline(start - 0.15, color=GREY, linewidth=0.75)
-    side = min(times * width - 0.06, times * height + text_height) if times > 1 else height
-    _place_above(axes, picture, (0, 0, times * width - 0.06, side), [CaptionLine(name=name)], write)
+    if picture is not None:
+        axes.axvline(start - 0.15, color=GREY, linewidth=0.75)
+        side = min(times * width - 0.06, times * height + text_height) if times > 1 else height
+        _place_above(axes, picture, (0, 0, times * width - 0.06, side), [CaptionLine(name=name)], write)
     for index, (tile, (similarity, label)) in enumerate(zip(similar, captions, strict=True)):
         row, column = divmod(index, columns)
         box = (start + column * width, row * (height + text_height), width - 0.06, height)

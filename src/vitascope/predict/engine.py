@@ -27,7 +27,7 @@ from vitascope.predict.features import OWN, FeatureSpec, features_of
 from vitascope.weights.preprocess import preprocess_of
 
 _OPTIONS_OF_HEAD = {
-    *("num_classes", "class_names", "outputs", "thresholds", "head", "init"),
+    *("num_classes", "class_names", "outputs", "thresholds", "head", "projection", "init"),
     *("head_init", "dropout", "attention_dropout", "drop_path", "patch_dropout"),
 }
 """Options that features do not depend on: those of the head and of training."""

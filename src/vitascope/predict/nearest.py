@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
 import io
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, Unpack, ca
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from vitascope.arguments import checked
 from vitascope.data.all_images import AllImages
@@ -46,6 +48,8 @@ from vitascope.predict.feature_stream import BLOCK, FeatureStream, Indices
 from vitascope.predict.features import FeaturePool, FeatureSpec
 from vitascope.predict.predictor import check_workers
 from vitascope.predict.runtimes import as_engine
+from vitascope.text.zero_shot import ImagesAndWords, check_names
+from vitascope.weights.files import CheckpointError
 from vitascope.weights.identification import is_model
 
 if TYPE_CHECKING:
@@ -71,7 +75,7 @@ class Nearest:
     """The k pictures that are most similar to one picture, most similar first; a notebook shows them."""
 
     picture: str
-    """The path of the picture, or its type where it has none."""
+    """The path of the picture, or its type where it has none; or the words."""
     similarities: Similarities
     """The cosine of the features of each and of the picture, in [-1, 1]: (k,)."""
     indices: Indices
@@ -85,7 +89,9 @@ class Nearest:
     unreadable: tuple[str, ...] = ()
     """Why pictures in the data could not be read."""
     sources: tuple[ImageSource, ...]
-    """The picture, and then each of the similar ones, to be drawn."""
+    """The picture or the words, and then each of the similar pictures, to be drawn."""
+    is_words: bool = False
+    """Whether `picture` is words."""
     levels: Levels | None = None
     """The levels of grey of more than 8 bits, as in `Preprocess`."""
 
@@ -139,10 +145,12 @@ class Nearest:
             (f"{value:z.3f}", printable(label, 80))
             for value, label in zip(self.similarities[:count].tolist(), labels, strict=False)
         ]
-        name = printable(Path(self.picture).name, 80)
-        title = f"{count} of {counted(self.compared, 'image')}, the most similar to {name}"
+        name = printable(self.picture if self.is_words else Path(self.picture).name, 80)
+        asked = f'"{name}"' if self.is_words else name
+        title = f"{count} of {counted(self.compared, 'image')}, the most similar to {asked}"
         picture, *similar = self.sources[: count + 1]
-        tile, tiles = _tile(picture, self.levels), _readable_tiles(similar, self.levels)
+        tile = None if self.is_words else _tile(picture, self.levels)
+        tiles = _readable_tiles(similar, self.levels)
         return draw_similar(tile, name, tiles, captions, title)
 
     def _repr_png_(self) -> bytes | None:
@@ -234,7 +242,7 @@ def nearest(
     device: str = "auto",
     cache: bool = True,
 ) -> Nearest | list[Nearest]:
-    """Find the pictures that are most similar to one picture, as `vitascope similar` does.
+    """Find the pictures that are most similar to one picture, or to words, as `vitascope similar` does.
 
     The similarity is the cosine of the features. Of equally similar pictures, the earlier one comes first. A
     picture that is in the data too, and its copies there, are found with similarity 1, without the cache up
@@ -242,7 +250,8 @@ def nearest(
 
     Args:
         model: as for `embed`.
-        picture: one picture, or an iterable of pictures.
+        picture: one picture, or an iterable of pictures. With a MODEL that has a text model too (see
+            `zero_shot`), also words, such as "a red car": a text that is no file and does not look like one.
         data: as for `embed`, or computed features of this model: `Embeddings`, or their file.
         k: the most pictures to find.
         layer, pool: as for `embed`; None with computed features: as these.
@@ -264,7 +273,11 @@ def nearest(
         raise UserError(f"batch_size must be at least 1, not {batch_size}")
     check_workers(workers)
     pictures = as_pictures(picture)
-    _check_pictures(pictures)
+    words = _are_words(model, pictures)
+    if words and (layer, pool) != (None, None):
+        raise UserError("words are compared with the model's own features: leave out layer and pool")
+    if not words:
+        _check_pictures(pictures)
     table = TableOptions(
         columns=cast("tuple[str, ...]", columns),  # it takes a mapping as well
         images=None if images is None else os.fspath(images),
@@ -274,19 +287,56 @@ def nearest(
     data = _opened(data, table)
     stream_of = functools.partial(FeatureStream, batch_size=batch_size, workers=workers, cached=cache)
     reuse_freed_memory()
+    asked = _TextQueries.of(cast("str", model), pictures, device) if words else None
+    model = model if asked is None else asked.model
     with left_as_it_was(model):
         # Before the data are opened, which may be downloaded: it may be the data that were given first.
         engine = as_engine(model, precision=_precision_for(data, model, precision), device=device)
         if isinstance(data, Embeddings):
             spec = _spec_as(data, engine, FeatureSpec(layer, pool))
-            best = _Best.to(stream_of(engine, [spec], pictures), k)
+            best = asked.best(k) if asked else _Best.to(stream_of(engine, [spec], pictures), k)
             found = _among_features(data, pictures, best, engine)
         else:
             spec = engine.resolved(FeatureSpec(layer, pool))
             with opened_images(data, table) as everything:
-                best = _Best.to(stream_of(engine, [spec], pictures), k)
+                best = asked.best(k) if asked else _Best.to(stream_of(engine, [spec], pictures), k)
                 found = _among_images(everything, pictures, best, stream_of(engine, [spec], everything))
+    found = [dataclasses.replace(each, is_words=words) for each in found]
     return found[0] if is_one_picture(picture) else found
+
+
+def _are_words(model: Model, pictures: Sequence[ImageSource]) -> bool:
+    """Whether what is asked for is words: texts that are no files, and have no ending and no folder."""
+    texts = [each for each in pictures if isinstance(each, str)]
+    return (
+        isinstance(model, str | os.PathLike)
+        and 0 < len(texts) == len(pictures)
+        and not any(os.path.exists(text) or os.sep in text or Path(text).suffix for text in texts)
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class _TextQueries:
+    """Words, as vectors in the space of a model of images."""
+
+    model: VisionModel
+    vectors: Features
+    """(Q, P)."""
+    projection: torch.nn.Linear | None
+    """From the features of images to that space, where they are another one."""
+
+    @classmethod
+    def of(cls, ref: str | os.PathLike[str], words: Sequence[ImageSource], device: str) -> _TextQueries:
+        texts = cast("Sequence[str]", words)
+        try:
+            both = ImagesAndWords(ref, device=device)
+        except CheckpointError as error:
+            raise UserError(f"{printable(texts[0], 80)!r}: no such file; as words: {error}") from error
+        return cls(both.model, both.vectors(both.tokenizer(check_names(texts))).numpy(), both.projection)
+
+    def best(self, k: int) -> _Best:
+        """For these words, the k most similar pictures."""
+        return _Best(self.vectors, k, self.projection)
 
 
 def _check_pictures(pictures: Sequence[ImageSource]) -> None:
@@ -343,12 +393,14 @@ class _Best:
     """For each of Q pictures the k most similar ones, of features that come in parts.
 
     Args:
-        features: of the Q pictures, (Q, D).
+        features: of the Q pictures, (Q, D); or vectors (Q, P) of words.
         k: the most to keep.
+        projection: from the features of pictures, D, to the space of words, P.
     """
 
-    def __init__(self, features: Features, k: int) -> None:
+    def __init__(self, features: Features, k: int, projection: torch.nn.Linear | None = None) -> None:
         self._queries, self._k = _unit(features), k
+        self._projection = None if projection is None else copy.deepcopy(projection).cpu().double()
         self.similarities: Similarities = np.empty((len(features), 0), np.float32)
         """(Q, at most k), descending, once `settle` is called."""
         self.indices: Indices = np.empty((len(features), 0), np.int64)
@@ -367,12 +419,15 @@ class _Best:
     @property
     def width(self) -> int:
         """D."""
-        return self._queries.shape[1]
+        return self._queries.shape[1] if self._projection is None else self._projection.in_features
 
     def add(self, indices: Indices, features: Features) -> None:
         """Take the features (n, D) of pictures; their indices (n,) are beyond all before."""
         # In double precision and then rounded, so that equal features have equal similarities wherever they
         # stand in a matrix product, and a picture has 1 to itself.
+        if self._projection is not None:
+            with torch.inference_mode():
+                features = self._projection(torch.from_numpy(features.astype(np.float64))).numpy()
         similarities = (self._queries @ _unit(features).T).astype(np.float32)  # (Q, n)
         self._waiting.append((similarities, indices))
         self.compared += len(indices)

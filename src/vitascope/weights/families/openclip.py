@@ -45,6 +45,7 @@ def with_first_axes(name: str, count: int) -> Stored:
     return reshaped(name, lambda ours: ours.flatten(0, count), lambda theirs: theirs[(None,) * count])
 
 
+"""The option `mlp` of transformers' `hidden_act`."""
 TABLE: Table = {
     "patch_embedding.*": "visual.conv1.*",
     "class_token": with_first_axes("visual.class_embedding", 2),
