@@ -229,6 +229,20 @@ def test_settings_and_one_form_of_the_weights_are_fetched(fake: FakeHub) -> None
     assert (folder / "model.safetensors").read_bytes() == b"new"
 
 
+def test_the_tokenizer_beside_the_weights_is_fetched(fake: FakeHub) -> None:
+    fake.commits[NEW] = {
+        "config.json": b"{}",
+        "open_clip_config.json": b"{}",
+        "open_clip_pytorch_model.bin": b"less safe",
+        "open_clip_model.safetensors": b"new",
+        "tokenizer.json": b"{}",
+        "tokenizer_config.json": b"{}",
+        "spiece.model": b"not read",
+    }
+    folder = fetch_hub("o/n")
+    assert names_in(folder) == fake.commits[NEW].keys() - {"open_clip_pytorch_model.bin", "spiece.model"}
+
+
 @pytest.mark.parametrize("revision", [None, "main", NEW])
 def test_fetched_files_are_used_without_the_hub(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, revision: str | None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Sequence
 from typing import Literal
 
@@ -152,9 +153,9 @@ def check_names(classes: Sequence[str]) -> tuple[str, ...]:
     for place, name in enumerate(names):
         if not name.strip():
             raise UserError(f"class {place + 1} of {len(names)} has an empty name")
-    twice = sorted({name for name in names if names.count(name) > 1}) if len(set(names)) < len(names) else []
-    if twice:
-        raise UserError(f"class {printable(twice[0], 80)!r} is given more than once")
+    twice = next((name for name, count in Counter(names).items() if count > 1), None)
+    if twice is not None:
+        raise UserError(f"class {printable(twice, 80)!r} is given more than once")
     return names
 
 

@@ -12,10 +12,13 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 import vitascope as vs
+from tests.model import randomize
 from tests.text import write_words
 from vitascope.text.towers import read_tower
+from vitascope.weights.families.timm import Timm
 from vitascope.weights.files import CheckpointError
 from vitascope.weights.identification import open_source
+from vitascope.weights.mapping import rows
 
 WIDTH, SHARED, DEPTH, CONTEXT, SIDE, PATCH, TOKENS = 128, 12, 2, 10, 32, 8, 40
 VISION: dict[str, Any] = {
@@ -209,6 +212,37 @@ def test_outputs_are_an_embedding_with_the_preprocessing_of_the_file(tmp_path: P
     assert model.preprocess == vs.Preprocess(
         image_size=(SIDE, SIDE), resize_to=(SIDE, SIDE), mean=(0.5, 0.4, 0.3), std=(0.2, 0.3, 0.4)
     )
+
+
+def test_vision_models_of_timm_have_timms_names(tmp_path: Path) -> None:
+    state = write(tmp_path / "clip", vision={}, text={}, init_logit_bias=-10)
+    config = vs.ViTConfig(
+        **{"image_size": SIDE, "patch_size": PATCH, "embed_dim": 64, "num_heads": 1, "depth": 2},
+        **{"pool": "map", "head": "none", "outputs": "embedding"},
+    )
+    trunk = randomize(vs.VisionTransformer(config).eval())
+    weights = {name: tensor.float() for name, tensor in state.items() if not name.startswith("visual.")}
+    for ours, _, stored in rows(Timm(), config):
+        parts = stored.split(trunk.state_dict()[ours])
+        weights |= {
+            f"visual.trunk.{name}": part.contiguous() for name, part in zip(stored.names, parts, strict=True)
+        }
+    save_file(weights, tmp_path / "clip" / "open_clip_model.safetensors")
+    path = tmp_path / "clip" / "open_clip_config.json"
+    content = json.loads(path.read_text())
+    content["model_cfg"]["vision_cfg"] = {
+        "timm_model_name": "vit_base_patch16_siglip_224",
+        "timm_model_pretrained": False,
+        "timm_pool": "map",
+        "timm_proj": "none",
+        "image_size": SIDE,
+    }
+    content["preprocess_cfg"] |= {"resize_mode": "squash"}
+    path.write_text(json.dumps(content))
+    model, images = vs.from_pretrained(tmp_path / "clip"), torch.randn(2, 3, SIDE, SIDE)
+    assert model.config.outputs == "embedding"
+    assert model.preprocess.resize == "squash"
+    assert torch.equal(model(images), trunk(images))
 
 
 def test_zero_shot_classifier_of_a_file_with_clips_tokenizer(tmp_path: Path) -> None:
