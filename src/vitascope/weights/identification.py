@@ -18,6 +18,7 @@ from vitascope.run import layout
 from vitascope.weights import builtin, hub
 from vitascope.weights.families.facebook import Deit, Dinov2, Dinov3
 from vitascope.weights.families.huggingface import HuggingFace
+from vitascope.weights.families.huggingface_beit import HuggingFaceBeit
 from vitascope.weights.families.huggingface_settings import readable_instead
 from vitascope.weights.families.jax import Jax
 from vitascope.weights.families.library import Library
@@ -31,9 +32,10 @@ from vitascope.weights.hub import CONFIG, PREPROCESSOR, weights_name
 from vitascope.weights.mapping import Family, Source, check_claims, misfit
 
 TIMM = Library("timm", (Timm(), TimmEva(), TimmBeit()))
+HUGGING_FACE = Library("huggingface", (HuggingFace(), HuggingFaceBeit()))
 FAMILIES: dict[str, Family] = {
     family.name: family
-    for family in (Vitascope(), TIMM, HuggingFace(), Torchvision(), Jax(), Dinov3(), Dinov2(), Deit())
+    for family in (Vitascope(), TIMM, HUGGING_FACE, Torchvision(), Jax(), Dinov3(), Dinov2(), Deit())
 }
 """By name, in the order in which `identify` tries them."""
 # Options that no tensor shows. They can be named between a family and its file.

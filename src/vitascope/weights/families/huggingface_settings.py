@@ -31,9 +31,10 @@ _PROCESSORS: dict[str, dict[str, Any]] = {
     "Bit": {**_CROP, "image_mean": _CLIP_MEAN, "image_std": _CLIP_STD, "size": {"shortest_edge": 224}},
     "DINOv3ViT": {**_SQUASH, "image_mean": IMAGENET_MEAN, "image_std": IMAGENET_STD},
     "Siglip": {**_SQUASH, "resample": 3},
+    "Beit": {**_SQUASH, "resample": 3},
 }
 _OF_MODEL = {"vit": "ViT", "deit": "DeiT", "dinov2": "Bit", "dinov2_with_registers": "Bit"}
-_OF_MODEL["dinov3_vit"] = "DINOv3ViT"
+_OF_MODEL |= {"dinov3_vit": "DINOv3ViT", "beit": "Beit"}
 _Interpolation = Literal["nearest", "bilinear", "bicubic", "lanczos"]
 _RESAMPLE: dict[int, _Interpolation] = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}
 
@@ -245,11 +246,11 @@ def read_options(source: Source) -> dict[str, Any]:
             "shows the number of heads; give the architecture: from_pretrained(..., config=ViTConfig(...))"
         )
     values = {**_DEFAULTS[kind], **source.config}
-    embed_dim = int(_number(source, values, "hidden_size", least=1))
+    embed_dim = int(number(source, values, "hidden_size", least=1))
     if "mlp_ratio" in _DEFAULTS[kind]:
-        hidden = _hidden(embed_dim, _number(source, values, "mlp_ratio"), values["use_swiglu_ffn"])
+        hidden = _hidden(embed_dim, number(source, values, "mlp_ratio"), values["use_swiglu_ffn"])
     else:
-        hidden = int(_number(source, values, "intermediate_size"))
+        hidden = int(number(source, values, "intermediate_size"))
     options: dict[str, Any] = {
         "image_size": sides(values["image_size"], source.name),
         "patch_size": sides(values["patch_size"], source.name),
@@ -257,16 +258,16 @@ def read_options(source: Source) -> dict[str, Any]:
         "embed_dim": embed_dim,
         "depth": values["num_hidden_layers"],
         "num_heads": values["num_attention_heads"],
-        "norm_eps": _number(source, values, "layer_norm_eps"),
+        "norm_eps": number(source, values, "layer_norm_eps"),
         "qkv_bias": _qkv_bias(source, values),
-        "mlp": _activation(source, values),
+        "mlp": activation(source, values),
         "mlp_ratio": hidden / embed_dim,
-        "layer_scale": _number(source, values, "layerscale_value") if "layerscale_value" in values else None,
+        "layer_scale": number(source, values, "layerscale_value") if "layerscale_value" in values else None,
         "num_registers": values.get("num_register_tokens", 0),
         "resample": rule(kind),
     }
     if kind == "dinov3_vit":
-        options |= {"positions": "rotary", "rotary_base": _number(source, values, "rope_theta")}
+        options |= {"positions": "rotary", "rotary_base": number(source, values, "rope_theta")}
     elif source.has("embeddings.position_embeddings"):  # without the prefix, see `HuggingFace.before_reading`
         (height, width), (ph, pw) = options["image_size"], options["patch_size"]
         length = source.shape("embeddings.position_embeddings")[1]
@@ -283,7 +284,7 @@ def _readout(source: Source, values: Mapping[str, Any], kind: str) -> dict[str, 
         count = source.shape(head)[0]
         names = class_names(source.config.get("id2label"), count)
         options |= {"head": "linear", "num_classes": count, "class_names": names, **outputs_options(source)}
-        both = source.shape(head)[1] == 2 * _number(source, values, "hidden_size")
+        both = source.shape(head)[1] == 2 * number(source, values, "hidden_size")
         return options | ({"pool": "cls_mean"} if both else {})
     if not source.has("pooler.dense.weight"):
         return options | {"head": "none"}
@@ -306,7 +307,8 @@ def whole_ratio(config: ViTConfig) -> int | None:
     return next(fits, None)
 
 
-def _number(source: Source, values: Mapping[str, Any], name: str, least: float = 0) -> float:
+def number(source: Source, values: Mapping[str, Any], name: str, least: float = 0) -> float:
+    """A number of `config.json`."""
     value = values[name]
     if isinstance(value, bool) or not isinstance(value, int | float) or not value >= least:
         raise CheckpointError(f"{source.name}: {name} {value!r} in config.json is not a number >= {least:g}")
@@ -324,7 +326,8 @@ def _qkv_bias(source: Source, values: Mapping[str, Any]) -> str:
     return _QKV_BIAS[given]
 
 
-def _activation(source: Source, values: Mapping[str, Any]) -> str:
+def activation(source: Source, values: Mapping[str, Any]) -> str:
+    """The option `mlp`."""
     if values.get("use_swiglu_ffn"):  # DINOv2's gate is SiLU, independent of hidden_act
         return "swiglu"
     given, gated = str(values["hidden_act"]), values.get("use_gated_mlp")
@@ -352,8 +355,8 @@ def written_config(config: ViTConfig) -> dict[str, Any]:
         "num_attention_heads": config.num_heads,
         "hidden_act": {"swiglu": "silu", "gelu_tanh": "gelu_pytorch_tanh"}.get(block.mlp, block.mlp),
         "layer_norm_eps": float(block.norm_eps),
-        "image_size": _one_or_two(config.image_hw),
-        "patch_size": _one_or_two(config.patch_hw),
+        "image_size": one_or_two(config.image_hw),
+        "patch_size": one_or_two(config.patch_hw),
         "num_channels": config.in_channels,
         "id2label": {str(index): name for index, name in enumerate(names)},
         "label2id": {name: index for index, name in enumerate(names)},
@@ -379,6 +382,6 @@ def written_config(config: ViTConfig) -> dict[str, Any]:
     return values
 
 
-def _one_or_two(size: tuple[int, int]) -> int | list[int]:
+def one_or_two(size: tuple[int, int]) -> int | list[int]:
     """The side of a square: their ViT divides by it."""
     return size[0] if size[0] == size[1] else list(size)
