@@ -326,7 +326,6 @@ REFUSED = {
     "pool 'map' and head 'linear'": {"pool": "map"},
     "pool_norm 'after'": {"pool_norm": "after"},
     "head 'mlp'": {"head": "mlp"},
-    "qkv_bias 'no_key'": {"qkv_bias": "no_key"},
     "positions 'rotary' (vit) or head 'linear' (dinov3_vit)": {"positions": "rotary"},
     "layer_scale 0.1 (vit) or head 'pre_logits' (dinov2)": {"layer_scale": 0.1, "head": "pre_logits"},
     "pool 'cls_mean' without a linear head": {"pool": "cls_mean", "head": "none"},
@@ -416,7 +415,7 @@ def test_a_pooler_beside_a_classifier_is_not_read(saved: Saved) -> None:
         ("dinov2", {"image_size": [32, 16]}, "32x16"),
         ("dinov3", {"value_bias": False}, "query_bias, key_bias and value_bias"),
         ("dinov3, gated", {"hidden_act": "gelu"}, "hidden_act 'gelu' of a gated MLP"),
-        ("vit", {"model_type": "beit"}, "model_type"),
+        ("vit", {"model_type": "swin"}, "model_type"),
     ],
 )
 def test_unsupported_configuration_is_rejected(
@@ -444,7 +443,7 @@ def test_without_config_json_the_architecture_must_be_given(saved: Saved) -> Non
 
 
 def test_other_models_are_not_recognized() -> None:
-    for config in ({"model_type": "beit"}, {"architecture": "vit_base_patch16_224"}, {"model_type": ["vit"]}):
+    for config in ({"model_type": "swin"}, {"architecture": "vit_base_patch16_224"}, {"model_type": ["vit"]}):
         assert not FAMILY.recognizes(Source(name="other", tensors={}, config=config))
     assert not FAMILY.recognizes(Source(name="timm's", tensors={"patch_embed.proj.weight": torch.zeros(1)}))
 

@@ -155,10 +155,7 @@ REFUSED = {
     "rotary by row and column": "positions 'rotary_axial', absolute 'all', rotary_base 50.0",
     "rotary, stretched": "positions 'rotary_axial', rotary_grid (3, 5), rotary_offset 1.0",
     "rotary with learned frequencies": "positions 'rotary_mixed', absolute 'patches'",
-    "norm of branches": "norm 'branch'",
-    "norm inside the MLP": "inner_norm 'mlp'",
-    "norms inside": "inner_norm 'all'",
-    "no last norm": "pool_norm 'none'",
+    "norm of branches": 'norm "branch" and layer_scale',
     "patch dropout, learned frequencies": "positions 'rotary_mixed'",
     "rotary": "positions 'rotary', rotary_base 50.0",
     "rotary with registers": "positions 'rotary'",
@@ -184,6 +181,7 @@ REFUSED = {
 }
 """What timm has no model for, of the variants of our tests, and the options that are named."""
 MORE: dict[str, dict[str, Any]] = {
+    "norm of branches alone": {"norm": "branch", "pool": "mean"},
     "norm before the encoder": {"embedding_norm": True, "patch_bias": False},
     "CLIP": {"embedding_norm": True, "patch_bias": False, "norm_eps": 1e-5, "mlp": "quick_gelu"},
     "CLIP's epsilon alone": {"norm_eps": 1e-5},

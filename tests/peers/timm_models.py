@@ -62,6 +62,9 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         "vit_giant_patch14_dinov2",
         {"depth": 2, "img_size": 56, "embed_dim": 96, "num_heads": 4},
     ),
+    "norm of branches": ("vit_base_patch16_rpn_224", SMALL),
+    "BEiT-3": ("beit3_base_patch16_224", SMALL),
+    "InternViT": ("vit_intern300m_patch14_448", {**SMALL, "img_size": 56}),
     "any size of image": ("vit_tiny_patch16_224", {**TINY, "dynamic_img_size": True}),
 }
 HYBRIDS: dict[str, tuple[str, dict[str, Any]]] = {

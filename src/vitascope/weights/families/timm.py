@@ -65,6 +65,7 @@ _BY_SHAPE = {
     (1536, 40, 16, 256): "vit_giantopt_patch16_siglip_gap_256",
     (1536, 40, 16, 576): "vit_giantopt_patch16_siglip_gap_384",
 }
+_PROJECTIONS = (384, 512, 640, 768, 1024, 1152, 1280)  # widths of CLIP's space of images and texts
 # timm's defaults for a `pretrained_cfg`, and those of its ViTs, for a file without any.
 _TIMM_DEFAULTS: dict[str, Any] = {"mean": IMAGENET_MEAN, "std": IMAGENET_STD, "crop_pct": 0.875}
 _TIMM_DEFAULTS |= {"interpolation": "bicubic", "crop_mode": "center"}
@@ -82,11 +83,13 @@ class Timm(Family):
         resnet_width=(64,),
         resnet_dialect=("timm",),
         positions=("learned", "none"),
+        norm=("pre", "branch"),
+        inner_norm=("none", "mlp", "all"),
         norm_eps=(1e-6, 1e-5),
         qkv_bias=("all", "none"),
         mlp=("gelu", "gelu_tanh", "quick_gelu", "swiglu"),
         pool=("cls", "mean", "map"),
-        pool_norm=("before", "after"),
+        pool_norm=("before", "after", "none"),
         head=("linear", "none"),
         outputs=("exclusive", "independent", "embedding"),
         remainder=("rejected", "cut"),
@@ -110,6 +113,8 @@ class Timm(Family):
         reasons = {
             "patch_bias and embedding_norm both on or both off": not one_bias,
             " and ".join(special): len(special) > 1,
+            'norm "branch" and layer_scale': config.block.norm == "branch"
+            and config.block.layer_scale is not None,
             'pool "map" and mlp "swiglu"': readout.pool == "map" and config.block.mlp == "swiglu",
         }
         if readout.distillation_token:
@@ -150,9 +155,13 @@ class Timm(Family):
         options |= {
             "num_heads": args.get("num_heads") or heads(source, options["embed_dim"], name),
             "mlp": _activation(source, name, options["mlp"], args.get("act_layer")),
-            "norm_eps": 1e-5 if "_clip_" in name or (not name and options["embedding_norm"]) else 1e-6,
+            "norm": "branch" if "_rpn_" in name else "pre",
+            "inner_norm": inner_norm(source),
+            "norm_eps": 1e-5
+            if "_clip_" in name or "beit3" in name or (not name and options["embedding_norm"])
+            else 1e-6,
             "pool": read_pool(source, args.get("global_pool", source.config.get("global_pool"))),
-            "pool_norm": "after" if source.has("fc_norm.weight") else "before",
+            "pool_norm": last_norm(source),
             "class_names": class_names(source, options.get("num_classes", 0)),
         }
         if "outputs" not in options and is_projection(source, name, options):
@@ -310,10 +319,30 @@ def is_projection(source: Source, name: str, options: Mapping[str, Any]) -> bool
     """Whether the head projects into CLIP's space of images and texts, so that its outputs are no classes.
 
     CLIP's projection has no bias, and timm's file of it has one of zeros, which no trained classifier has.
+    EVA-CLIP's has one, so its tag tells: one of pre-training, such as "laion2b" and not "laion2b_ft_in1k",
+    with as many outputs as a published projection.
     """
     is_clip = "_clip_" in name or options["embedding_norm"]
     bias = source.tensors.get("head.bias")
-    return is_clip and bias is not None and not options["class_names"] and not bias.any()
+    if not is_clip or bias is None or options["class_names"]:
+        return False
+    tag = str(_pretrained(source).get("tag") or "")
+    pretrained = bool(tag) and re.search("(^|_)ft(_|$)", tag) is None
+    return not bias.any() or (pretrained and options["num_classes"] in _PROJECTIONS)
+
+
+def last_norm(source: Source) -> str:
+    """The option `pool_norm`, by the tensors."""
+    if source.has("fc_norm.weight"):
+        return "after"
+    return "before" if source.has("norm.weight") else "none"
+
+
+def inner_norm(source: Source) -> str:
+    """The option `inner_norm`, by the tensors."""
+    if source.has("blocks.0.attn.norm.weight"):
+        return "all"
+    return "mlp" if source.has("blocks.0.mlp.norm.weight") else "none"
 
 
 def class_names(source: Source, count: int) -> tuple[str, ...]:

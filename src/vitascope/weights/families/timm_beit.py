@@ -101,10 +101,10 @@ class TimmBeit(timm.Timm):
             )
         options |= {
             "num_heads": args.get("num_heads") or heads(source, options["embed_dim"], name),
-            "inner_norm": timm_eva.inner_norm(source),
+            "inner_norm": timm.inner_norm(source),
             "layer_scale": 1e-5 if source.has("blocks.0.gamma_1") else None,
             "pool": timm.read_pool(source, args.get("global_pool", source.config.get("global_pool", "avg"))),
-            "pool_norm": timm_eva.last_norm(source),
+            "pool_norm": timm.last_norm(source),
             "class_names": timm.class_names(source, options.get("num_classes", 0)),
         }
         if source.has("blocks.0.attn.q_bias"):
@@ -156,5 +156,4 @@ def _grid(source: Source) -> tuple[int, int] | None:
     ph, pw = source.shape("patch_embed.proj.weight", 4)[2:]
     grid = (int(height) // ph, int(width) // pw)
     counts = {tensor.shape[0] - 3 for name, tensor in source.tensors.items() if name.endswith(TABLE)}
-    fits = counts <= {(2 * grid[0] - 1) * (2 * grid[1] - 1)}
-    return grid if fits else None
+    return grid if (2 * grid[0] - 1) * (2 * grid[1] - 1) in counts else None

@@ -30,8 +30,6 @@ from vitascope.weights.mapping import PLAIN_VIT, Source, State, Table, stacked, 
 
 _BLOCK, _THEIRS = "encoder.blocks.{i}.", "blocks.{i}."
 EVA: Table = {
-    _BLOCK + "attention.norm.*": _THEIRS + "attn.norm.*",
-    _BLOCK + "mlp.norm.*": _THEIRS + "mlp.norm.*",
     _BLOCK + "scale{n}.gamma": _THEIRS + "gamma_{n}",
     "positions.frequencies": "rope.freqs",
     **BODY,
@@ -171,10 +169,10 @@ class TimmEva(timm.Timm):
             "num_heads": _heads(source, args, options["embed_dim"]),
             "norm": "branch" if args["use_post_norm"] else "pre",
             "norm_eps": 1e-5 if _COARSE.match(name) else 1e-6,
-            "inner_norm": inner_norm(source),
+            "inner_norm": timm.inner_norm(source),
             "layer_scale": 1e-5 if source.has("blocks.0.gamma_1") else None,
             "pool": timm.read_pool(source, args["global_pool"]),
-            "pool_norm": last_norm(source),
+            "pool_norm": timm.last_norm(source),
             "class_names": timm.class_names(source, options.get("num_classes", 0)),
         }
         if source.has("blocks.0.attn.q_bias"):
@@ -252,20 +250,6 @@ def reorder(tensors: State, num_heads: int, order: Tensor) -> None:
             )
         split = tensor.unflatten(0, (parts, num_heads, len(order)))
         tensors[name] = torch.cat([split[:2, :, order], split[2:]]).flatten(0, 2)
-
-
-def inner_norm(source: Source) -> str:
-    """The option `inner_norm`, by the tensors."""
-    if source.has("blocks.0.attn.norm.weight"):
-        return "all"
-    return "mlp" if source.has("blocks.0.mlp.norm.weight") else "none"
-
-
-def last_norm(source: Source) -> str:
-    """The option `pool_norm`, by the tensors."""
-    if source.has("fc_norm.weight"):
-        return "after"
-    return "before" if source.has("norm.weight") else "none"
 
 
 def _name(source: Source) -> str:

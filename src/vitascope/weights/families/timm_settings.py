@@ -19,17 +19,24 @@ from vitascope.model.sizes import NAMED_SIZES
 # tensors: `rpn` normalizes after each branch, `pe` has rotary positions. The words of the last line stand
 # behind a dot since 2023.
 PLAIN = re.compile(
-    r"(test_vit2?|vit|deit3?|flexivit|eva_large)(_("
+    r"(test_vit2?|vit|deit3?|flexivit|eva_large|beit3)(_("
     r"tiny|wee|little|xsmall|small|medium|mediumd|betwixt|base|large|huge|giant|giantopt|gigantic|"
     r"so150m|so150m2|so400m|plus|36x1|patch\d+|\d+|reg\d+|gap|map|clip|quickgelu|siglip|"
-    r"dinov2|tipsv2|miil|distilled|r|r26|r50|s16|s32|p8|"
+    r"dinov2|tipsv2|miil|rpn|intern300m|radio_v\d|distilled|r|r26|r50|s16|s32|p8|"
     r"in21k|in21ft1k|sam|dino|laion2b))*"
 )
 _WHOLE = re.compile(r"patch\d|flexivit|test_vit|_r\d*_s\d|beit")
 # The meaning of words in the names of models that have a ViT's tensors or most of them.
 _OTHERS = {
-    "rpn": "the norm after each branch (res-post-norm)",
     r"s?relpos": "relative positions in a layout of its own",
+    r"aimv2|vit4": "an RMSNorm in place of LayerNorm",
+    r"xp|\d+x2|d?pwee": "branches in parallel",
+    r"d(little|wee)": "differential attention",
+    r"cait": "heads that are mixed before and after the softmax (talking heads)",
+    r"naflexvit": "patches of any number in a batch, under names of its own",
+    r"mci": "a convolutional stem of its own",
+    r"\w+26d|\w+50d": "a ResNet-D as its stem",
+    r"vit3": "attention pooling over every token",
     r"sapiens2": "an RMSNorm, normalized queries and keys, and keys that heads share",
     r"pe_core": "attention pooling over every token, with heads of its own",
 }
@@ -66,6 +73,8 @@ def unreadable(name: str) -> str | None:
 
 def unknown(name: str) -> str:
     """The reason to reject a name that is not a plain ViT's."""
+    if reason := unreadable(name):
+        return f"{name} is not a plain ViT: {reason}"
     similar = nearest(name, _EXAMPLES.split()) if re.match("vit|deit|flexivit", name) else ""
     return f"{name} is not a plain ViT of timm's; vitascope reads {_FAMILIES}{similar}"
 
@@ -161,6 +170,7 @@ def only_one_of(config: ViTConfig) -> list[str]:
         'stem "resnet"': config.embedding.stem == "resnet",
         'mlp "swiglu"': config.block.mlp == "swiglu",
         "distillation_token": config.readout.distillation_token,
+        'norm "branch"': config.block.norm == "branch",
     }
     return [name for name, found in special.items() if found]
 
@@ -198,6 +208,8 @@ def _architecture(config: ViTConfig) -> str:
         return ARCHITECTURES[config.embedding.resnet_layers]
     if config.block.mlp == "swiglu":
         return "vit_giant_patch14_dinov2"
+    if config.block.norm == "branch":
+        return "vit_base_patch16_rpn_224"
     return "vit_base_patch16_clip_224" if config.block.norm_eps == 1e-5 else "vit_base_patch16_224"
 
 
@@ -224,6 +236,9 @@ def _arguments(config: ViTConfig) -> dict[str, Any]:
         # Not None, which timm takes for its function's own choice; 0 is none, so a start at 0 needs another.
         "init_values": 0.0 if scale is None else scale or 1e-5,
         "global_pool": {ours: theirs for theirs, ours in POOLS.items()}[config.readout.pool],
+        "scale_attn_norm": config.block.inner_norm == "all",
+        "scale_mlp_norm": config.block.inner_norm != "none",
+        "final_norm": config.readout.pool_norm != "none",
         "fc_norm": config.readout.pool_norm == "after",
         "class_token": config.readout.has_class_token,
         "no_embed_class": not config.embedding.position_prefix,

@@ -17,7 +17,6 @@ _REASONS = {
     ),
     r"aimv2(_vision_model)?": "it has RMS norms, also before its positions",
     r"mlcd(_vision_model)?": "its rotary positions have a layout of their own, with one for the class token",
-    r"beit|data2vec-vision": "it has relative positions in a layout of its own",
     r"vitdet|sam(2|_hq)?(_vision_model)?": "some of its blocks attend within windows, others to all patches",
 }
 # The same models in timm's layout, which is read.
@@ -27,7 +26,7 @@ _IN_TIMM = {
 }
 _CLASSIFIERS = re.compile(
     r"swin|swinv2|hiera|pvt|pvt_v2|cvt|focalnet|poolformer|swiftformer|segformer|dinat|levit|mobilevit|mobilevitv2|"
-    r"convnext|convnextv2|resnet|regnet|bit|efficientnet|mobilenet_v[12]|beit|data2vec-vision"
+    r"convnext|convnextv2|resnet|regnet|bit|efficientnet|mobilenet_v[12]"
 )
 """Those that `AutoModelForImageClassification` opens."""
 

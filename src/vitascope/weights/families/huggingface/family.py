@@ -12,6 +12,7 @@ from pathlib import Path
 from vitascope.data.preprocess import Preprocess
 from vitascope.model.config import ViTConfig
 from vitascope.weights.families.huggingface import elsewhere
+from vitascope.weights.families.huggingface.beit import Beit
 from vitascope.weights.families.huggingface.clip import Clip
 from vitascope.weights.families.huggingface.deit import DeiT
 from vitascope.weights.families.huggingface.dinov2 import Dinov2ViT, Dinov2WithRegisters
@@ -25,7 +26,7 @@ from vitascope.weights.mapping import Family, Source, State, Table
 
 TYPES: tuple[ModelType, ...] = (
     *(ViT(), DeiT(), Dinov2ViT(), Dinov2WithRegisters(), Dinov3ViT()),
-    *(IJepa(), Clip(), Siglip(), ViTMAE(), ViTMSN()),
+    *(IJepa(), Clip(), Siglip(), Beit(), ViTMAE(), ViTMSN()),
 )
 """In the order in which they are tried for writing."""
 KINDS = tuple(kind for each in TYPES for kind in each.kinds)

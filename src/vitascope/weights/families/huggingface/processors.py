@@ -1,6 +1,6 @@
 """Hugging Face's `preprocessor_config.json`, read and written.
 
-Facts: transformers 5.23.0, `image_processing_pil_{vit,deit,bit,clip,siglip}.py` and
+Facts: transformers 5.23.0, `image_processing_pil_{vit,deit,bit,clip,siglip,beit}.py` and
 `image_processing_dinov3_vit.py`.
 """
 
@@ -30,6 +30,7 @@ _PROCESSORS: dict[str, dict[str, Any]] = {
     "Bit": {**_CROP, "image_mean": _CLIP_MEAN, "image_std": _CLIP_STD, "size": {"shortest_edge": 224}},
     "DINOv3ViT": {**_SQUASH, "image_mean": IMAGENET_MEAN, "image_std": IMAGENET_STD},
     "Siglip": {**_SQUASH, "resample": 3},
+    "Beit": {**_SQUASH, "resample": 3},
 }
 _PROCESSORS["CLIP"] = _PROCESSORS["Bit"]
 Evaluation = Literal["squash to [-1, 1]", "squash", "crop", "CLIP's"]
