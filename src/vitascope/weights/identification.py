@@ -53,7 +53,7 @@ def identify(
     if family is not None:
         check_choice("family", family, FAMILIES)  # before anything is fetched
         source = dataclasses.replace(open_source(ref, revision), options=options)
-        kind = FAMILIES[family].reader(source)
+        kind = FAMILIES[family].of(source)
         return kind.before_reading(source), kind
     source = open_source(ref, revision)
     kind = recognized(ref, source)
@@ -64,7 +64,7 @@ def recognized(ref: str | os.PathLike[str], source: Source) -> Family:
     """The family of an opened checkpoint; a CheckpointError names what is known."""
     for kind in FAMILIES.values():
         if kind.recognizes(source):
-            return kind.reader(source)
+            return kind.of(source)
     raise _unknown(ref, source)
 
 

@@ -137,13 +137,14 @@ class Family(abc.ABC):
     def recognizes(self, source: Source) -> bool:
         """Whether a checkpoint belongs to this family, by its tensors' names and its configuration."""
 
-    def reads(self, source: Source) -> bool:
-        """Whether a checkpoint of this library is one of this class; see `families/library.py`."""
-        return self.recognizes(source)
+    @property
+    def label(self) -> str:
+        """Of a part of a library, in messages."""
+        return self.name
 
-    def reader(self, source: Source) -> Family:
-        """The class that reads a checkpoint of this library."""
-        return self
+    def reads(self, source: Source) -> bool:
+        """Whether a checkpoint of this library is one of this part; see `families/library.py`."""
+        return self.recognizes(source)
 
     @abc.abstractmethod
     def read_config(self, source: Source) -> ModelConfig:

@@ -76,6 +76,8 @@ class Timm(Family):
     """timm's VisionTransformer, its hybrids and its distilled DeiT."""
 
     name = "timm"
+    module: ClassVar[str] = "vision_transformer.py"
+    """Of timm."""
     supports = PLAIN_VIT | supporting(
         "patch_bias position_prefix embedding_norm layer_scale class_token distillation_token num_registers",
         stem=("conv", "resnet"),
@@ -95,6 +97,10 @@ class Timm(Family):
         remainder=("rejected", "cut"),
     )
     ignored: ClassVar[tuple[str, ...]] = ("mask_token",)
+
+    @property
+    def label(self) -> str:
+        return self.module
 
     def fixed_there(self, config: ViTConfig) -> ViTConfig:
         """Norms have an epsilon of 1e-6, or CLIP's 1e-5 in a plain ViT; a ResNet has its own."""

@@ -40,6 +40,7 @@ _ARGUMENTS = re.compile(
 class TimmBeit(timm.Timm):
     """timm's Beit."""
 
+    module = "beit.py"
     supports = PLAIN_VIT | supporting(
         "layer_scale",
         positions=("relative", "relative_by_block", "learned", "none"),

@@ -77,6 +77,7 @@ _POSITIONS = {"cat": "rotary_axial", "mixed": "rotary_mixed", "dinov3": "rotary"
 class TimmEva(timm.Timm):
     """timm's Eva."""
 
+    module = "eva.py"
     supports = PLAIN_VIT | supporting(
         "patch_bias position_prefix absolute rotary_base rotary_grid rotary_offset embedding_norm inner_norm "
         "layer_scale class_token num_registers pool_norm",

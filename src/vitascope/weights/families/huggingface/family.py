@@ -7,7 +7,6 @@ written as the first that holds it.
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 from vitascope.data.preprocess import Preprocess
 from vitascope.model.config import ViTConfig
@@ -21,8 +20,9 @@ from vitascope.weights.families.huggingface.ijepa import IJepa
 from vitascope.weights.families.huggingface.model_type import ModelType
 from vitascope.weights.families.huggingface.siglip import Siglip
 from vitascope.weights.families.huggingface.vit import ViT, ViTMAE, ViTMSN
+from vitascope.weights.families.library import Library
 from vitascope.weights.files import CheckpointError
-from vitascope.weights.mapping import Family, Source, State, Table
+from vitascope.weights.mapping import Family, Source
 
 TYPES: tuple[ModelType, ...] = (
     *(ViT(), DeiT(), Dinov2ViT(), Dinov2WithRegisters(), Dinov3ViT()),
@@ -33,30 +33,15 @@ KINDS = tuple(kind for each in TYPES for kind in each.kinds)
 """The values of `model_type` that are read."""
 
 
-class HuggingFace(Family):
+class HuggingFace(Library):
     """The models of transformers."""
 
-    name = "huggingface"
-    supports = ViT.supports
+    def __init__(self) -> None:
+        super().__init__("huggingface", TYPES)
 
     def of(self, source: Source) -> Family:
         kind = source.config.get("model_type")
         return next((each for each in TYPES if kind in each.kinds), self)
-
-    def holding(self, config: ViTConfig) -> Family:
-        return min(TYPES, key=lambda each: len(each.reasons(config)))  # the first of several
-
-    def reasons(self, config: ViTConfig) -> list[str]:
-        """Of the types that lack least: what they lack, or none if one holds the model."""
-        found = {each.kinds[0]: each.reasons(config) for each in TYPES}
-        fewest = min(map(len, found.values()))
-        lacking: dict[str, str] = {}
-        for kind, reasons in found.items():
-            if len(reasons) == fewest:
-                lacking.setdefault(", ".join(reasons), kind)
-        if len(lacking) > 1:
-            return [" or ".join(f"{reasons} ({kind})" for reasons, kind in lacking.items())]
-        return [reasons for reasons in lacking if reasons]
 
     def recognizes(self, source: Source) -> bool:
         if source.config:
@@ -78,15 +63,6 @@ class HuggingFace(Family):
     def read_preprocess(self, source: Source, config: ViTConfig) -> Preprocess:
         kind = self.of(source)
         return (self.holding(config) if kind is self else kind).read_preprocess(source, config)
-
-    def table(self, config: ViTConfig) -> Table:
-        return self.holding(config).table(config)
-
-    def fixed_there(self, config: ViTConfig) -> ViTConfig:
-        return self.holding(config).fixed_there(config)
-
-    def write(self, config: ViTConfig, state: State, preprocess: Preprocess, folder: Path) -> list[Path]:
-        return self.holding(config).write(config, state, preprocess, folder)
 
     def _shown_by(self, source: Source) -> Family:
         """The type of a checkpoint; without `config.json`, the one whose tensors it has."""

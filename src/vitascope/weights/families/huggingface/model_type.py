@@ -66,6 +66,10 @@ class ModelType(Family):
     evaluation: ClassVar[Evaluation] = "crop"
     """The preprocessing of folders without that file."""
 
+    @property
+    def label(self) -> str:
+        return self.kinds[0]
+
     def recognizes(self, source: Source) -> bool:
         return source.config.get("model_type") in self.kinds
 
