@@ -369,3 +369,13 @@ def test_conversion_to_timm_and_back_is_bitwise(name: str, tmp_path: Path) -> No
     assert torch.equal(back(images), between(images))
     for key, tensor in back.state_dict().items():
         assert torch.equal(tensor, ours.state_dict()[key]), key
+
+
+@pytest.mark.parametrize("name", ENCODERS)
+def test_weights_without_config_json_load_with_a_given_architecture(name: str, tmp_path: Path) -> None:
+    peer_model(name).save_pretrained(tmp_path)
+    ours = from_pretrained(tmp_path)
+    (tmp_path / "config.json").unlink()
+    bare = from_pretrained(tmp_path / "model.safetensors", config=ours.config)
+    for key, tensor in bare.state_dict().items():
+        assert torch.equal(tensor, ours.state_dict()[key]), key

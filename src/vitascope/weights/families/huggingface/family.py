@@ -31,6 +31,17 @@ TYPES: tuple[ModelType, ...] = (
 """In the order in which they are tried for writing."""
 KINDS = tuple(kind for each in TYPES for kind in each.kinds)
 """The values of `model_type` that are read."""
+SHOWN_BY: dict[str, ModelType] = {
+    r"rope_embed|^(model\.)?layer\.\d": Dinov3ViT(),
+    r"register_tokens$": Dinov2WithRegisters(),
+    r"layer_scale1\.": Dinov2ViT(),
+    r"lambda_1$|relative_position_bias_table$": Beit(),
+    r"distillation_token$": DeiT(),
+    r"pre_layrnorm\.": Clip(),
+    r"embeddings\.position_embedding\.": Siglip(),
+    r"^decoder\.decoder_embed\.": ViTMAE(),
+}
+"""Tensors that only one type has, or one of those that follow: the first pattern that is found counts."""
 
 
 class HuggingFace(Library):
@@ -40,8 +51,14 @@ class HuggingFace(Library):
         super().__init__("huggingface", TYPES)
 
     def of(self, source: Source) -> Family:
-        kind = source.config.get("model_type")
-        return next((each for each in TYPES if kind in each.kinds), self)
+        """The type of a checkpoint's `model_type`; without `config.json`, the one whose tensors it has."""
+        if source.config:
+            kind = source.config.get("model_type")
+            return next((each for each in TYPES if kind in each.kinds), self)
+        shown = (
+            each for word, each in SHOWN_BY.items() if any(re.search(word, name) for name in source.tensors)
+        )
+        return next(shown, ViT())
 
     def recognizes(self, source: Source) -> bool:
         if source.config:
@@ -49,11 +66,12 @@ class HuggingFace(Library):
         return any(re.search(r"(^|\.)embeddings\.patch_embeddings?\.", key) for key in source.tensors)
 
     def before_reading(self, source: Source) -> Source:
-        return self._shown_by(source).before_reading(source)
+        kind = self.of(source)
+        return source if kind is self else kind.before_reading(source)
 
     def read_config(self, source: Source) -> ViTConfig:
         kind = self.of(source)
-        if isinstance(kind, ModelType):
+        if source.config and isinstance(kind, ModelType):
             return kind.read_config(source)
         raise CheckpointError(
             f"{source.name}: no config.json with a model_type of {', '.join(KINDS)}, and no shape shows the "
@@ -63,23 +81,6 @@ class HuggingFace(Library):
     def read_preprocess(self, source: Source, config: ViTConfig) -> Preprocess:
         kind = self.of(source)
         return (self.holding(config) if kind is self else kind).read_preprocess(source, config)
-
-    def _shown_by(self, source: Source) -> Family:
-        """The type of a checkpoint; without `config.json`, the one whose tensors it has."""
-        kind = self.of(source)
-        if kind is not self:
-            return kind
-        words = {
-            r"(^|\.)register_tokens$": Dinov3ViT()
-            if source.has("layer.0.norm1.weight")
-            else Dinov2WithRegisters(),
-            r"layer_scale1\.": Dinov2ViT(),
-            r"embeddings\.position_embedding\.": Clip() if source.has_any("pre_layrnorm.") else Siglip(),
-        }
-        return next(
-            (each for word, each in words.items() if any(re.search(word, name) for name in source.tensors)),
-            ViT(),
-        )
 
 
 def readable_instead(kind: str) -> str:
