@@ -229,7 +229,9 @@ def build_transformers(config_name: str, model_name: str, options: dict[str, Any
 def transformers_outputs(peer: Any, images: Tensor) -> Outputs:
     peer.set_attn_implementation("eager")  # which shows the weights, and has a softmax in float32
     attentions = peer(images, output_attentions=True).get("attentions") or ()
-    found = {f"{SINGLE}attention{index}": value for index, value in enumerate(attentions)}
+    # Data2VecVision shows none once its class is built for another kernel.
+    shown = {f"{SINGLE}attention{index}": value for index, value in enumerate(attentions)}
+    found = {name: value for name, value in shown.items() if value is not None}
     peer.set_attn_implementation("sdpa")
     result = peer(images, output_hidden_states=True)
     if result.get("hidden_states") is not None:
