@@ -143,6 +143,8 @@ REFUSED = {
     "tokenizer that pools in two of three layers": "stem 'tokenizer', tokenizer_widths (6, 4)",
     "sequence": "pool 'sequence'",
     "sequence beside a class token, then norm": "pool 'sequence'",
+    "cosine head": "head 'cosine'",
+    "cosine head of a projection": "head 'cosine', projection 7",
     "no patch bias": "patch_bias and embedding_norm",
     "rows and columns": "positions 'learned_2d'",
     "sincos 1d": "positions 'sincos_1d'",

@@ -79,10 +79,8 @@ def is_plain(peer: nn.Module) -> bool:
     """Whether vitascope supports timm's model, judged by its layers."""
     if not all(LAYERS.fullmatch(type(module).__name__) for module in peer.modules()):
         return False
-    sides = zip(peer.patch_embed.img_size, pixels_a_patch(peer), strict=True)
     return (
-        all(side % step == 0 for side, step in sides)
-        and all(isinstance(block.attn.q_norm, nn.Identity) for block in peer.blocks)
+        all(isinstance(block.attn.q_norm, nn.Identity) for block in peer.blocks)
         and nn.Identity in (type(peer.norm), type(peer.fc_norm))
         and not peer.pool_include_prefix
     )
@@ -350,7 +348,6 @@ def test_arguments_override_the_name(name: str, args: dict[str, Any]) -> None:
         ("vit_base_patch16_224", {"qk_norm": True}, r"extra blocks\.0\.attn\.k_norm\.bias"),
         ("vit_base_patch16_224", {"proj_bias": False}, r"missing blocks\.0\.attn\.proj\.bias"),
         ("vit_base_patch16_siglip_224", {"fc_norm": True}, 'pool_norm "after" goes with one pooled token'),
-        ("vit_base_patch16_224", {"img_size": 72}, "image 72x72 is not a multiple of patch 16"),
     ],
 )
 def test_unsupported_arguments_are_rejected(name: str, args: dict[str, Any], reason: str) -> None:
