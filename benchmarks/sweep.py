@@ -106,7 +106,7 @@ def randomize(model: nn.Module) -> nn.Module:
 def our_outputs(model: VisionTransformer, images: Tensor) -> Outputs:
     trace = model.trace(images, attention=True)
     assert trace.attention is not None
-    names = ["features", "logits", *(f"block{index}" for index in range(model.config.depth))]
+    names = ["features", "pooled", "logits", *(f"block{index}" for index in range(model.config.depth))]
     attention = {f"attention{index}": weights for index, weights in enumerate(trace.attention)}
     return {name: trace[name] for name in names} | attention
 
@@ -228,15 +228,20 @@ def build_transformers(config_name: str, model_name: str, options: dict[str, Any
 
 def transformers_outputs(peer: Any, images: Tensor) -> Outputs:
     peer.set_attn_implementation("eager")  # which shows the weights, and has a softmax in float32
-    attentions = peer(images, output_attentions=True).get("attentions") or ()
+    # Masked autoencoders sort their patches by noise, also where they keep all.
+    order = {"noise": torch.arange(16).expand(len(images), -1)} if peer.config.model_type == "vit_mae" else {}
+    attentions = peer(images, output_attentions=True, **order).get("attentions") or ()
     # Data2VecVision shows none once its class is built for another kernel.
     shown = {f"{SINGLE}attention{index}": value for index, value in enumerate(attentions)}
     found = {name: value for name, value in shown.items() if value is not None}
     peer.set_attn_implementation("sdpa")
-    result = peer(images, output_hidden_states=True)
+    result = peer(images, output_hidden_states=True, **order)
     if result.get("hidden_states") is not None:
         found |= {f"block{index}": value for index, value in enumerate(result.hidden_states[1:])}
-    for ours, theirs in (("logits", "logits"), ("logits", "image_embeds"), ("features", "last_hidden_state")):
+    # CLIP's last norm is applied to the pooled token alone.
+    last = "pooler_output" if peer.config.model_type == "clip_vision_model" else "last_hidden_state"
+    pooled = {"pooler_output": "pooled", "last_hidden_state": "features"}
+    for ours, theirs in (("logits", "logits"), ("logits", "image_embeds"), (pooled[last], last)):
         if result.get(theirs) is not None:
             found[ours] = result[theirs]
     if "Model" in type(peer).__name__ and "features" in found:  # without a head, ours are pooled features

@@ -499,3 +499,13 @@ def test_blocks_after_the_last_layer_that_is_asked_for_are_not_run() -> None:
 def test_intermediates_of_a_layer_that_does_not_exist_are_rejected(layer: int) -> None:
     with pytest.raises(UserError, match=rf"no layer {layer}: the model has 3, 0 to 2 \(or -3 to -1\)"):
         small_model().forward_intermediates(random_images(1, 3, 32, 32), [layer])
+
+
+def test_feature_map_has_each_patch_at_its_place() -> None:
+    model = small_model(image_size=(24, 16), patch_size=8, num_registers=2).eval()
+    images = torch.randn(2, 3, 24, 16)
+    tokens = model.forward_features(images)
+    found = model.feature_map(images)
+    assert found.shape == (2, model.config.embed_dim, 3, 2)
+    assert torch.equal(found[:, :, 2, 1], tokens[:, -1])
+    assert torch.equal(found[:, :, 0, 1], tokens[:, model.config.num_prefix_tokens + 1])

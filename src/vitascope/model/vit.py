@@ -75,14 +75,8 @@ class VisionTransformer(nn.Module):
     ) -> list[Tensor]:
         """The outputs of some blocks, (B, T, D) each; the blocks after the last of them are not run.
 
-        Args:
-            images: (B, C, H, W), normalized.
-            layers: numbers of blocks, in 0 to depth - 1; negative counts from the last.
-            norm: apply the final norm to each, as `forward_features` does to the last block's. This changes
-                nothing where that norm follows the pooling, or where each block ends in a norm of its own.
-
-        Raises:
-            UserError: no such layer.
+        Blocks are numbered from 0, and from the last by negative numbers; `UserError` for others. With `norm`
+        each output gets the final norm, where that is not part of the blocks or after the pooling.
         """
         numbers = [check_layer(self.config, layer) for layer in layers]
         trace = Trace(names=[f"block{number}" for number in numbers])
@@ -102,6 +96,11 @@ class VisionTransformer(nn.Module):
         features = self.norm(self.encode(z0, self.grid_of(images), trace, queries))
         keep(trace, features=features)
         return features
+
+    def feature_map(self, images: Tensor) -> Tensor:
+        """The patches of `forward_features` as a map: (B, C, H, W) -> (B, D, grid_h, grid_w)."""
+        patches = self.forward_features(images)[:, self.config.num_prefix_tokens :]  # (B, N, D)
+        return patches.mT.unflatten(2, self.grid_of(images))
 
     def forward_head(self, features: Tensor, trace: Trace | None = None) -> Tensor:
         """The logits of `forward_features`' tokens: (B, T, D) -> (B, K)."""
