@@ -67,7 +67,7 @@ CHOICES = {
 NOT_TRAINED = {
     "resample": {"huggingface", "torchvision", "jax", "dinov2"},  # the digits have one size
     "resnet_dialect": {"timm"},  # epsilons
-    "head": {"pre_logits", "none"},  # no classes
+    "head": {"pre_logits", "none", "cosine"},  # no classes, or those of texts
     "outputs": {"independent", "embedding"},  # not for one class per image
 }
 

@@ -444,12 +444,13 @@ def test_drop_of_accuracy_that_int8_allows_is_as_stated() -> None:
     assert "at most 1% of the test images (`--max-drop`)" in words_of(ROOT / "README.md")
 
 
-def test_families_of_timm_in_the_readme_are_those_of_the_page_of_checkpoints() -> None:
+def test_modules_of_timm_in_the_readme_are_those_of_the_page_of_checkpoints() -> None:
     (families,) = (row[1] for row in table(ROOT / "docs" / "checkpoints.md", "name") if row[0] == "`timm`")
-    stated = re.findall(r"`(\w+_\*)`", families)
+    stated = re.findall(r"`(\w+\.py)`", families)
     assert stated
     for page in READMES:
-        assert re.findall(r"`(\w+_\*)`", words_of(page)) == stated
+        (said,) = re.findall(r"timm ?[(（](.*?)[)）]", words_of(page))
+        assert re.findall(r"`(\w+\.py)`", said) == stated
 
 
 def augmentation_table() -> str:
