@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import io
+import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import UnionType
 from typing import IO
 
 import numpy as np
@@ -94,23 +96,33 @@ def _opened(source: ImageSource) -> Iterator[tuple[IO[bytes], int, int]]:
 
 def contents_of(sources: Sequence[ImageSource]) -> npt.NDArray[np.bytes_]:
     """`content_of` each source, (N,), with a bar if that takes long."""
-    with ThreadPoolExecutor(_THREADS) as pool:  # on a network drive, each file waits
-        in_memory = len(sources) and isinstance(sources[0], np.ndarray)
-        alone = in_memory or len(sources) <= _THREADS
-        found = map(content_of, sources) if alone else pool.map(content_of, sources)
-        bar = tqdm(found, "images identified", len(sources), delay=3, leave=False, disable=None)
-        return np.array(list(bar), dtype=np.bytes_)
+    found = _of_each(content_of, sources, in_memory=np.ndarray)
+    bar = tqdm(found, "images identified", len(sources), delay=3, leave=False, disable=None)
+    return np.array(list(bar), dtype=np.bytes_)
 
 
 def digests_of(sources: Sequence[ImageSource]) -> npt.NDArray[np.bytes_]:
     """`digest_of` each source, (N,)."""
-    read_from_disk = len(sources) and not isinstance(sources[0], np.ndarray | bytes)
-    if read_from_disk and len(sources) > _THREADS:
-        with ThreadPoolExecutor(_THREADS) as pool:
-            found = list(pool.map(digest_of, sources))
-    else:
-        found = list(map(digest_of, sources))
-    return np.array(found, dtype=f"S{DIGEST}")
+    found = _of_each(digest_of, sources, in_memory=np.ndarray | bytes)
+    return np.array(list(found), dtype=f"S{DIGEST}")
+
+
+def _of_each(
+    identity: Callable[[ImageSource], bytes], sources: Sequence[ImageSource], in_memory: type | UnionType
+) -> Iterator[bytes]:
+    """The identity of each source; those that are not in memory are read by threads, because on a network
+    drive each file waits."""
+    if not len(sources) or len(sources) <= _THREADS or isinstance(sources[0], in_memory):
+        yield from map(identity, sources)
+        return
+    step = min(32, math.ceil(len(sources) / _THREADS))  # a task for each small file would take as long as it
+
+    def part(start: int) -> list[bytes]:
+        return [identity(source) for source in sources[start : start + step]]
+
+    with ThreadPoolExecutor(_THREADS) as pool:
+        for some in pool.map(part, range(0, len(sources), step)):
+            yield from some
 
 
 def first_of_content(contents: npt.NDArray[np.bytes_]) -> npt.NDArray[np.int64]:
