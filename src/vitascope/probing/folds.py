@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from sklearn.model_selection import StratifiedKFold
 
 from vitascope.data.draws import bound_sets, draw_share
 from vitascope.data.targets import ClassIndices, Targets
@@ -97,14 +96,13 @@ class Division:
             UserError: as in `fold_count`.
         """
         count, found = self.fold_count(most), np.zeros(len(self.targets), dtype=np.int64)
+        generator = np.random.default_rng([seed, count])
         if isinstance(self.targets, ClassIndices) and not self.grouped:
-            division = StratifiedKFold(count, shuffle=True, random_state=seed)
-            parts = division.split(self.targets.labels, self.targets.labels)
-            for fold, (_, held) in enumerate(parts):
-                found[held] = fold
+            order = generator.permutation(len(self.targets))
+            order = order[np.argsort(self.targets.labels[order], kind="stable")]  # class by class
+            found[order] = np.arange(len(order)) % count
             return found
         rest = np.arange(len(self.targets))
-        generator = np.random.default_rng([seed, count])
         for fold in range(count - 1):
             part, share = self.take(rest), 1 / (count - fold)
             taken = draw_share(part.membership, part.sets, share, generator, every_class=True)
