@@ -33,7 +33,8 @@ COMMANDS = {
     "`probe`": "probe {body} --data {data}",
     "head alone (`--freeze`)": "train --data {data} --weights {body} --freeze",
     "LoRA (`--lora 8`)": "train --data {data} --weights {body} --lora 8",
-    "full fine-tuning (`finetune`)": "train --data {data} --weights {body} --recipe finetune",
+    "full fine-tuning (`finetune`, 2e-3)": "train --data {data} --weights {body} --recipe finetune --lr 2e-3 "
+    "--warmup-epochs 5",
     "full fine-tuning (`small-finetune`)": "train --data {data} --weights {body} --recipe small-finetune",
     "from scratch (`small-data`)": "train --data {data} --weights none --recipe small-data",
 }

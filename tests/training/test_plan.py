@@ -255,9 +255,9 @@ def test_rate_belongs_to_a_width_and_is_recorded_for_that_of_the_model(data) -> 
 
 
 def test_named_rate_is_that_of_any_width() -> None:
-    assert TrainConfig.from_recipe("finetune", lr=1e-3).optimization.lr_width is None
-    assert TrainConfig.from_recipe("finetune", lr=1e-3, lr_width=768).optimization.lr_width == 768
-    assert TrainConfig.from_recipe("finetune").optimization.lr_width == 128
+    assert TrainConfig.from_recipe("lora", lr=1e-3).optimization.lr_width is None
+    assert TrainConfig.from_recipe("lora", lr=1e-3, lr_width=768).optimization.lr_width == 768
+    assert TrainConfig.from_recipe("lora").optimization.lr_width == 128
 
 
 # Recipes

@@ -230,20 +230,16 @@ RECIPES["distill"] = RECIPES["small-data"].replace(pool="cls")
 RECIPES["cnn"] = RECIPES["small-data"].replace(model=None, model_options={})
 
 # vitascope train --data FOLDER --weights MODEL
-# A trained body with a new head: a short run with small steps, smaller ones in early layers. The rate is
-# 3.3e-4 for ViT-B; masked autoencoders and BEiT are fine-tuned at 1.3e-4 to 5e-4 for as large batches. At
-# width 128 it is the best of five, from 1e-4 to 4e-3, on 500 images of five classes of CIFAR-10, from a body
-# of `small-data` trained on the other five; 1e-4 was 18 points worse (1,500 test images, two seeds). Without
-# the warm-up, rates from 1e-3 on destroy the body in some runs.
-RECIPES["finetune"] = BASE.replace(
-    epochs=20, lr=2e-3, lr_width=128, warmup_epochs=5, layer_decay=0.75, crop_scale=0.7
-)
+# A trained body with a new head: a short run with small steps, smaller ones in early layers. They are for large
+# bodies, and for few images of classes that the body knows. Small bodies learn new classes faster with
+# 2e-3 and 5 epochs of warm-up (docs/small-data.md).
+RECIPES["finetune"] = BASE.replace(epochs=20, lr=1e-4, layer_decay=0.75, crop_scale=0.7)
 
 # vitascope train --data FOLDER --weights MODEL --lora 8
 # Low-rank changes of a trained body (Hu et al. 2021), and a new head. The rate is the best of six, from 5e-4
 # to 1.6e-2, on 500 images of five classes of CIFAR-10, from a body of `small-data` trained on the other five;
 # half of it was 3 points worse, twice of it 1 point (1,500 test images, one seed).
-RECIPES["lora"] = RECIPES["finetune"].replace(lora=8, lr=4e-3, layer_decay=1.0)
+RECIPES["lora"] = RECIPES["finetune"].replace(lora=8, lr=4e-3, lr_width=128, warmup_epochs=5, layer_decay=1.0)
 
 # vitascope train --data FOLDER --weights cifar10 --recipe small-finetune
 # `small-data` from the weights of a small model, with smaller steps: the default for a few hundred images, on
@@ -261,7 +257,6 @@ RECIPES["linear-probe"] = RECIPES["finetune"].replace(
     freeze=True,
     epochs=100,
     lr=1e-2,
-    lr_width=None,
     layer_decay=1.0,
     warmup_epochs=0.0,
     weight_decay=0.0,
