@@ -230,8 +230,8 @@ RECIPES["distill"] = RECIPES["small-data"].replace(pool="cls")
 RECIPES["cnn"] = RECIPES["small-data"].replace(model=None, model_options={})
 
 # vitascope train --data FOLDER --weights MODEL
-# A trained body with a new head: a short run with small steps, smaller ones in early layers. They are for large
-# bodies, and for few images of classes that the body knows. Small bodies learn new classes faster with
+# A trained body with a new head: a short run with small steps, smaller ones in early layers. They are for
+# large bodies, and for few images of classes that the body knows. Small bodies learn new classes faster with
 # 2e-3 and 5 epochs of warm-up (docs/small-data.md).
 RECIPES["finetune"] = BASE.replace(epochs=20, lr=1e-4, layer_decay=0.75, crop_scale=0.7)
 
