@@ -53,8 +53,3 @@ def exiting_if_stopped(state: str) -> Iterator[None]:
         if not stop.signum:  # it came before the handler of the signals
             raise
         exit_stopped(stop.signum, state)
-
-
-def state_of_features(*, cached: bool) -> str:
-    """What is left of features when their computation is stopped."""
-    return "repeat the command to continue with the cached features" if cached else "nothing is kept"

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
-from vitascope.cli.exits import exit_if_left_out, exiting_if_stopped, state_of_features
-from vitascope.cli.parsing import Device, Flag, Json, MaybePath, Precision, Workers
+from vitascope.cli.exits import exit_if_left_out
+from vitascope.cli.features import Computation
+from vitascope.cli.parsing import Json, MaybePath
 from vitascope.data.table_options import TableOptions
 from vitascope.formatting import aligned, counted
 
@@ -26,14 +27,16 @@ class Probe:
 
     Cross-validation chooses; the test images are measured once, afterwards.
 
-    The run has the best linear classifier as its model, a report, and probe.html:
-
-    the comparison, a forecast for more labels, and what is hard.
+    The run has the best linear classifier as its model, a report and probe.html.
 
     Computed features are cached: a repeated command continues an interrupted one.
     """
 
-    models: tyro.conf.Positional[Annotated[tuple[str, ...], tyro.conf.arg(metavar="MODEL [MODEL ...]")]]
+    models: tyro.conf.Positional[
+        Annotated[
+            tuple[str, ...], tyro.conf.arg(metavar="MODEL [MODEL ...]", help_behavior_hint="(required)")
+        ]
+    ]
     """Bodies to compare: run folders, model folders or files, hub ids."""
     data: str
     """A folder with <class>/ or train/<class>/ and test/<class>/, a table, or another DATA with labels."""
@@ -49,22 +52,17 @@ class Probe:
     """The class token, the mean of the patches, or both. Default: all that a body has."""
     folds: int = 5
     """Of cross-validation, at most."""
-    no_cache: Flag = False
-    """Compute all features, and keep none in the cache."""
-    table: TableOptions = dataclasses.field(default_factory=TableOptions)
-    """How a table is read."""
     seed: int = 0
     """Of the folds, and of the splits that the data do not have."""
-    batch_size: int = 64
-    """Images per batch."""
-    workers: Workers = None
-    precision: Precision = "auto"
-    device: Device = "auto"
     json: Json = False
+    table: TableOptions = dataclasses.field(default_factory=TableOptions)
+    """How a table is read."""
+    computation: Computation = dataclasses.field(default_factory=Computation)
+    """How images are read and features computed."""
 
     def call(self) -> None:
         """Compare, write the run, and print the comparison."""
-        with exiting_if_stopped(state_of_features(cached=not self.no_cache)):
+        with self.computation.exiting_if_stopped():
             found = self._probe()
         if self.json:
             print(json.dumps(as_json(found)))
@@ -83,13 +81,9 @@ class Probe:
             layers=self.layers,
             pools=self.pools,
             folds=self.folds,
-            **dataclasses.asdict(self.table),
             seed=self.seed,
-            batch_size=self.batch_size,
-            workers=self.workers,
-            precision=self.precision,
-            device=self.device,
-            cache=not self.no_cache,
+            **dataclasses.asdict(self.table),
+            **self.computation.options(),
         )
 
 

@@ -6,12 +6,13 @@ import dataclasses
 import json
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from vitascope.cli.exits import exit_if_left_out, exiting_if_stopped, state_of_features
-from vitascope.cli.parsing import Device, Flag, Json, MaybeInt, MaybePath, Model, Precision, Workers
+from vitascope.cli.exits import exit_if_left_out
+from vitascope.cli.features import Computation, Representation
+from vitascope.cli.parsing import Json, MaybePath, Model
 from vitascope.data.table_options import TableOptions
 from vitascope.errors import UserError, printable
 from vitascope.formatting import aligned, counted
@@ -40,31 +41,19 @@ class Similar:
     """The most images to find."""
     out: MaybePath = None
     """Draw the picture and the images that are found, in this PNG; an existing file is replaced."""
-    layer: MaybeInt = None
-    """The layer, from 0, whose output is compared; -1 is the last.
-    Default: the result of the model's own pooling."""
-    pool: Annotated[
-        Literal["cls", "mean", "cls_mean"] | None,
-        tyro.conf.arg(metavar="{cls,mean,cls_mean}", help_behavior_hint=""),
-    ] = None
-    """The class token, the mean of the patches, or both.
-    Default with --layer: that of the model, else `mean`."""
-    no_cache: Flag = False
-    """Compute all features, and keep none in the cache."""
+    json: Json = False
+    representation: Representation = dataclasses.field(default_factory=Representation)
+    """What is read of the model."""
     table: TableOptions = dataclasses.field(default_factory=TableOptions)
     """How a table is read."""
-    batch_size: int = 64
-    """Images per batch."""
-    workers: Workers = None
-    precision: Precision = "auto"
-    device: Device = "auto"
-    json: Json = False
+    computation: Computation = dataclasses.field(default_factory=Computation)
+    """How images are read and features computed."""
 
     def call(self) -> None:
         """Search, print the table, and draw."""
         if self.out is not None:
             self._check(self.out)
-        with exiting_if_stopped(state_of_features(cached=not self.no_cache)):
+        with self.computation.exiting_if_stopped():
             found = self._nearest()
         if self.out is not None:
             from vitascope.explain.plots import save_figure
@@ -86,21 +75,17 @@ class Similar:
     def _nearest(self) -> Nearest:
         from vitascope.predict.nearest import nearest
 
-        found = nearest(
+        options = dataclasses.asdict(self.representation) | dataclasses.asdict(self.table)
+        options |= self.computation.options()
+        return nearest(
             self.model,
             self.picture,
             self.data,
             k=self.k,
-            layer=self.layer,
-            pool=self.pool,
+            **dataclasses.asdict(self.representation),
             **dataclasses.asdict(self.table),
-            batch_size=self.batch_size,
-            workers=self.workers,
-            precision=self.precision,
-            device=self.device,
-            cache=not self.no_cache,
+            **self.computation.options(),
         )
-        return found
 
     def _values(self, found: Nearest) -> dict[str, object]:
         counts = {

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
-from typing import Annotated, Literal, get_type_hints
+import os
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Literal, cast, get_type_hints
 
 import tyro
 
@@ -34,6 +35,22 @@ class TableOptions:
     """Number of classes per image. Default: by the cells."""
     label_separator: Annotated[str | None, tyro.conf.arg(metavar="STR", help_behavior_hint="")] = None
     """Text between the classes in a cell. Default: by the cells."""
+
+    @classmethod
+    def of(
+        cls,
+        columns: Mapping[str, str] | Sequence[str],
+        images: str | os.PathLike[str] | None,
+        labels: Literal["one", "several"] | None,
+        label_separator: str | None,
+    ) -> TableOptions:
+        """From the arguments of a function, which may be a mapping and a path."""
+        return cls(
+            columns=cast("tuple[str, ...]", columns),
+            images=None if images is None else os.fspath(images),
+            labels=labels,
+            label_separator=label_separator,
+        )
 
     def __post_init__(self) -> None:
         """Check the options; a mapping of columns becomes ROLE=COLUMN each."""

@@ -7,7 +7,7 @@ import logging
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Literal, cast
+from typing import Literal
 
 from vitascope.arguments import checked
 from vitascope.data.datasets import open_for_evaluation
@@ -60,12 +60,7 @@ def evaluate(
     """
     if batch_size < 1:
         raise UserError(f"batch_size must be at least 1, not {batch_size}")
-    table = TableOptions(
-        columns=cast("tuple[str, ...]", columns),  # it takes a mapping as well
-        images=None if images is None else os.fspath(images),
-        labels=labels,
-        label_separator=label_separator,
-    )
+    table = TableOptions.of(columns, images, labels, label_separator)
     reuse_freed_memory()
     ref = Path(model) if isinstance(model, str | os.PathLike) else None
     with left_as_it_was(model):

@@ -8,7 +8,7 @@ import os
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -238,12 +238,7 @@ def embed(
     if batch_size < 1:
         raise UserError(f"batch_size must be at least 1, not {batch_size}")
     check_workers(workers)
-    table = TableOptions(
-        columns=cast("tuple[str, ...]", columns),  # it takes a mapping as well
-        images=None if images is None else os.fspath(images),
-        labels=labels,
-        label_separator=label_separator,
-    )
+    table = TableOptions.of(columns, images, labels, label_separator)
     path = None if out is None else Path(out)
     if path is not None:
         check_out(path)

@@ -278,12 +278,7 @@ def nearest(
         raise UserError("words are compared with the model's own features: leave out layer and pool")
     if not words:
         _check_pictures(pictures)
-    table = TableOptions(
-        columns=cast("tuple[str, ...]", columns),  # it takes a mapping as well
-        images=None if images is None else os.fspath(images),
-        labels=labels,
-        label_separator=label_separator,
-    )
+    table = TableOptions.of(columns, images, labels, label_separator)
     data = _opened(data, table)
     stream_of = functools.partial(FeatureStream, batch_size=batch_size, workers=workers, cached=cache)
     reuse_freed_memory()

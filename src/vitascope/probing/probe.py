@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
@@ -177,12 +177,7 @@ def probe(
     check_workers(workers)
     if isinstance(data, str | os.PathLike) and is_model(data):
         raise UserError(f"{os.fspath(data)} is a model, and no images: models come first, then the data")
-    table = TableOptions(
-        columns=cast("tuple[str, ...]", columns),  # it takes a mapping as well
-        images=None if images is None else os.fspath(images),
-        labels=labels,
-        label_separator=label_separator,
-    )
+    table = TableOptions.of(columns, images, labels, label_separator)
     given = [models] if isinstance(models, VisionModel | str | os.PathLike) else list(models)
     if not given:
         raise UserError("no body to probe: give at least one MODEL")

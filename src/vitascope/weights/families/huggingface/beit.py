@@ -20,6 +20,7 @@ from vitascope.weights.families.huggingface.model_type import (
     classifier_options,
 )
 from vitascope.weights.families.huggingface.processors import sides
+from vitascope.weights.families.huggingface.vit import LAYER, SPELLINGS, VIT
 from vitascope.weights.families.relative_tables import (
     OFFSETS,
     join_tables,
@@ -29,35 +30,20 @@ from vitascope.weights.families.relative_tables import (
 from vitascope.weights.files import CheckpointError
 from vitascope.weights.mapping import PLAIN_VIT, Source, State, Table, stacked, supporting
 
-_LAYER = "encoder.layer.{i}."
-_ATTENTION = _LAYER + "attention.attention."
 _OWN = "encoder.layer.{}.attention.attention.relative_position_bias."
 _SHARED = "encoder.relative_position_bias."
 BEIT: Table = {
-    "patch_embedding.*": "embeddings.patch_embeddings.projection.*",
-    "class_token": "embeddings.cls_token",
-    "positions.weight": "embeddings.position_embeddings",
-    BLOCK + "norm1.*": _LAYER + "layernorm_before.*",
-    BLOCK + "attention.qkv.bias": stacked(*(f"{_LAYER}attention.attention.{part}.bias" for part in QKV[::2])),
-    BLOCK + "attention.qkv.weight": stacked(*(f"{_LAYER}attention.attention.{part}.weight" for part in QKV)),
-    BLOCK + "attention.proj.*": _LAYER + "attention.output.dense.*",
-    BLOCK + "scale{n}.gamma": _LAYER + "lambda_{n}",
-    BLOCK + "norm2.*": _LAYER + "layernorm_after.*",
-    BLOCK + "mlp.fc1.*": _LAYER + "intermediate.dense.*",
-    BLOCK + "mlp.fc2.*": _LAYER + "output.dense.*",
-    "norm.*": "layernorm.*",
+    BLOCK + "attention.qkv.bias": stacked(*(f"{LAYER}attention.attention.{part}.bias" for part in QKV[::2])),
+    BLOCK + "scale{n}.gamma": LAYER + "lambda_{n}",
     "pool_norm.*": "pooler.layernorm.*",
-    "head.*": "classifier.*",
+    **VIT,
 }
+"""Keys have no bias."""
 _SPELLINGS = (
     (r"^(beit|data2vec_vision)\.", ""),
     (r"^shared_position_bias\.", _SHARED),
     (r"^layers\.(\d+)\.relative_position_bias\.", _OWN.format(r"\1")),
-    (r"^layers\.(\d+)\.mlp\.fc1\.", r"encoder.layer.\1.intermediate.dense."),
-    (r"^layers\.(\d+)\.mlp\.fc2\.", r"encoder.layer.\1.output.dense."),
-    (r"^layers\.", "encoder.layer."),
-    *((rf"^(encoder\..*\.attention)\.{it[0]}_proj\.", rf"\1.attention.{it}.") for it in QKV),
-    (r"^(encoder\..*\.attention)\.o_proj\.", r"\1.output.dense."),
+    *SPELLINGS,
 )
 
 
