@@ -361,7 +361,10 @@ def _written(run: Run, found: _Found, splits: Splits, *, device: str, seconds: f
     except BaseException:
         shutil.rmtree(run.path)
         raise
-    later = f"the model is saved: make room, then run `vitascope report {shlex.quote(str(run.path))}`"
+    later = (
+        f"the model is saved: make room, then run `vitascope report {shlex.quote(str(run.path))}`, or the same "
+        "command with another --run for probe.html too"
+    )
     with explaining_failure(run.path, "the pages", later):
         page = write_page(run, found.selection, found.curve, found.known, found.model, found.lines)
         report = write_report(run, splits=splits, device=device)
