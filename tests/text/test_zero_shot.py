@@ -1,3 +1,4 @@
+import dataclasses
 import json
 import logging
 import re
@@ -207,3 +208,40 @@ def test_missing_tensor_of_the_text_model_is_named(clip: Path) -> None:
     save_file(state, clip / "model.safetensors")
     with pytest.raises(CheckpointError, match=r"missing text_projection\.weight"):
         vs.zero_shot(clip, ANIMALS)
+
+
+@pytest.mark.parametrize(
+    ("part", "values"),
+    [
+        (None, {"model_type": ["clip"]}),
+        ("text_config", {"eos_token_id": 10**30}),
+        ("text_config", {"intermediate_size": 1e308}),
+        ("vision_config", {"hidden_size": {}}),
+        (None, {"text_config_dict": 5}),
+    ],
+)
+def test_settings_of_an_unexpected_type_or_size_are_one_line(
+    clip: Path, part: str | None, values: dict[str, object]
+) -> None:
+    change_config(clip, part, **values)
+    with pytest.raises(vs.UserError) as caught:
+        vs.zero_shot(clip, ["a cat", "a dog"], device="cpu")
+    assert "\n" not in str(caught.value)
+
+
+def test_text_config_dict_overrules_as_in_transformers(clip: Path) -> None:
+    whole = json.loads((clip / "config.json").read_text())["text_config"]
+    before = vs.zero_shot(clip, ["a cat", "a dog"], device="cpu").head.classes
+    change_config(clip, None, text_config_dict={**whole, "hidden_act": "gelu"})
+    overruled = vs.zero_shot(clip, ["a cat", "a dog"], device="cpu").head.classes
+    change_config(clip, None, text_config_dict=None)
+    change_config(clip, "text_config", hidden_act="gelu")
+    assert torch.equal(overruled, vs.zero_shot(clip, ["a cat", "a dog"], device="cpu").head.classes)
+    assert not torch.equal(overruled, before)
+
+
+def test_tokens_outside_of_the_vocabulary_are_rejected(clip: Path) -> None:
+    source = open_source(clip)
+    tokenizer = dataclasses.replace(read_tokenizer(source, read_tower(source).config), vocabulary=5)
+    with pytest.raises(CheckpointError, match=r"gives the token \d+ for a text model of 5"):
+        tokenizer(["a cat"])

@@ -77,6 +77,8 @@ class TextTokenizer:
     """The id to add to each text, where `pipeline` does not."""
     padding: int
     """The id that fills the rest."""
+    vocabulary: int
+    """The number of tokens that the text model knows."""
     pads_left: bool
 
     def __call__(self, texts: Sequence[str]) -> Tensor:
@@ -90,6 +92,11 @@ class TextTokenizer:
             if len(text) > MAX_CHARACTERS:
                 raise UserError(f"a text of {len(text)} characters; the limit is {MAX_CHARACTERS}")
             tokens, whole = self._tokens(text)
+            wrong = [each for each in tokens if type(each) is not int or not 0 <= each < self.vocabulary]
+            if wrong:
+                raise CheckpointError(
+                    f"a tokenizer that gives the token {wrong[0]!r} for a text model of {self.vocabulary}"
+                )
             rows.append(tokens)
             cut += [] if whole else [f"'{printable(text, 60)}'"]
         if cut:
@@ -125,7 +132,7 @@ def read_tokenizer(source: Source, config: TextConfig) -> TextTokenizer:
     made = (_of_open_clip if "model_cfg" in source.config else _of_transformers)(source, settings, pipeline)
     pipeline.no_padding()
     pipeline.enable_truncation(config.context)
-    tokenizer = TextTokenizer(pipeline=pipeline, context=config.context, **made)
+    tokenizer = TextTokenizer(pipeline=pipeline, context=config.context, vocabulary=config.vocabulary, **made)
     if config.readout == "eos" and config.eos_id not in tokenizer(["a"])[0]:
         raise CheckpointError(
             f"{source.name}: its tokenizer ends no text with eos_token_id {config.eos_id}, where the text "

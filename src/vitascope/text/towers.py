@@ -92,7 +92,7 @@ _READOUTS: dict[str, Readout] = {"argmax": "largest", "last": "last", "first": "
 
 def has_text(source: Source) -> bool:
     """Whether there is a text model of a known kind beside that of images."""
-    return source.config.get("model_type") in _DEFAULTS or "model_cfg" in source.config
+    return source.config.get("model_type") in [*_DEFAULTS] or "model_cfg" in source.config
 
 
 def read_tower(source: Source) -> TextTower:
@@ -121,7 +121,7 @@ def read_tower(source: Source) -> TextTower:
 
 def _transformers(source: Source) -> tuple[TextConfig, Table]:
     kind = str(source.config["model_type"])
-    values = {**_DEFAULTS[kind], **_text_config(source)}
+    values = _text_config(source, kind)
     act = values["hidden_act"]
     clip, eos = kind == "clip", values["eos_token_id"]
     if clip and type(eos) is not int:
@@ -205,9 +205,18 @@ def _checked(source: Source, options: Mapping[str, Any], *, hidden: int, **numbe
     return TextConfig(blocks=config, **numbers)
 
 
-def _text_config(source: Source) -> Mapping[str, Any]:
-    """`text_config` of config.json; empty where it is null, for the defaults."""
-    values = source.config.get("text_config") or {}
-    if not isinstance(values, Mapping):
-        raise CheckpointError(f"{source.name}: text_config in config.json is not an object")
+def _text_config(source: Source, kind: str) -> Mapping[str, Any]:
+    """`text_config` of config.json over the defaults of `kind`.
+
+    `text_config_dict` of older CLIP files overrules it as in transformers, missing keys included.
+    """
+    defaults = _DEFAULTS[kind]
+    values = dict(defaults)
+    for part in ("text_config", "text_config_dict") if kind == "clip" else ("text_config",):
+        nested = source.config.get(part)
+        if nested is None:
+            continue
+        if not isinstance(nested, Mapping):
+            raise CheckpointError(f"{source.name}: {part} in config.json is not an object")
+        values |= {**defaults, **nested}
     return values

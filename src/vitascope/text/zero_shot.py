@@ -20,7 +20,7 @@ from vitascope.model.vit import VisionTransformer
 from vitascope.text.prompts import templates
 from vitascope.text.tokenizer import read_tokenizer
 from vitascope.text.towers import read_tower
-from vitascope.weights.files import CheckpointError
+from vitascope.weights.files import CheckpointError, explaining_settings
 from vitascope.weights.identification import open_source, recognized
 from vitascope.weights.loading import load_source
 
@@ -42,10 +42,13 @@ class ImagesAndWords:
     ) -> None:
         source = open_source(ref, revision)
         self.name = source.name
-        self.tower = read_tower(source)  # first: its error says what is missing
-        self.tokenizer = read_tokenizer(source, self.tower.config)
+        with explaining_settings(self.name):
+            self.tower = read_tower(source)  # first: its error says what is missing
+            self.tokenizer = read_tokenizer(source, self.tower.config)
         family = recognized(ref, source)
-        model = load_source(family.before_reading(source), family)
+        with explaining_settings(self.name):
+            whole = family.before_reading(source)
+        model = load_source(whole, family)
         if not isinstance(model, VisionTransformer):
             raise CheckpointError(f"{self.name}: no ViT, which words are compared with")
         self.model = model

@@ -24,7 +24,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from vitascope.errors import UserError
+from vitascope.errors import UserError, printable
 from vitascope.pickles import scan_pickle
 from vitascope.serialization import parse_json
 from vitascope.storage import WriteError, replacing
@@ -71,6 +71,18 @@ ZIP_MAGIC = b"PK\x03\x04"
 
 class CheckpointError(UserError):
     """A checkpoint is missing or broken, or does not fit."""
+
+
+@contextmanager
+def explaining_settings(name: str) -> Iterator[None]:
+    """Turn whatever settings of an unexpected type or size lead to into one line about the checkpoint."""
+    try:
+        yield
+    except UserError:
+        raise
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        reason = printable(f"{type(error).__name__}: {error}", 200)
+        raise CheckpointError(f"{name}: its settings do not describe a model ({reason})") from error
 
 
 def rejection(place: object, reason: object) -> CheckpointError:

@@ -26,7 +26,14 @@ from vitascope.weights.families.timm import Timm
 from vitascope.weights.families.timm_beit import TimmBeit
 from vitascope.weights.families.timm_eva import TimmEva
 from vitascope.weights.families.torchvision import Torchvision
-from vitascope.weights.files import CheckpointError, described, read_json, read_weights, rejection
+from vitascope.weights.files import (
+    CheckpointError,
+    described,
+    explaining_settings,
+    read_json,
+    read_weights,
+    rejection,
+)
 from vitascope.weights.hub import CONFIG, PREPROCESSOR, weights_name
 from vitascope.weights.mapping import Family, Source, check_claims, misfit
 
@@ -57,7 +64,8 @@ def identify(
         return kind.before_reading(source), kind
     source = open_source(ref, revision)
     kind = recognized(ref, source)
-    return kind.before_reading(source), kind
+    with explaining_settings(source.name):
+        return kind.before_reading(source), kind
 
 
 def recognized(ref: str | os.PathLike[str], source: Source) -> Family:
@@ -102,7 +110,8 @@ def split_ref(ref: str) -> tuple[str | None, dict[str, Any], str]:
 
 def read_config(source: Source, family: Family) -> ModelConfig:
     """The architecture of an identified checkpoint."""
-    config = family.read_config(source)
+    with explaining_settings(source.name):
+        config = family.read_config(source)
     config = config.replace(**source.options) if source.options else config
     check_claims(source, config)
     return config

@@ -14,6 +14,7 @@ from vitascope.model.config import ViTConfig
 from vitascope.model.hardware import resolve_device
 from vitascope.model.sizes import ModelConfig
 from vitascope.model.vision_model import VisionModel, build
+from vitascope.weights.files import explaining_settings
 from vitascope.weights.identification import identify, read_config
 from vitascope.weights.mapping import Family, Source, from_family
 from vitascope.weights.preprocess import check_preprocess
@@ -69,6 +70,7 @@ def load_source(source: Source, family: Family, config: ModelConfig | None = Non
     with torch.device("meta"):
         model = build(found)
     model.load_state_dict(state, strict=True, assign=True)
-    model.preprocess = family.read_preprocess(source, cast("ViTConfig", found))
+    with explaining_settings(source.name):
+        model.preprocess = family.read_preprocess(source, cast("ViTConfig", found))
     check_preprocess(model.preprocess, source.name, found.image_hw)
     return model.eval().float()
