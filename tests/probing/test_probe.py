@@ -224,6 +224,11 @@ def few(root: Path) -> Path:
         ({"models": []}, "no body"),
         ({"data": "runs/other"}, "is a model, and no images"),
         ({"models": ["photos"]}, "photos"),
+        ({"models": ["runs/other", "./runs/other"]}, "runs/other is given more than once"),
+        ({"layers": []}, "layers: none given"),
+        ({"pools": []}, "pools: none given"),
+        ({"seed": -1}, "seed must be in"),
+        ({"seed": 2**64}, "seed must be in"),
         ({"layers": [3]}, "layer"),
         ({"pools": ["map"]}, "pool 'map'"),
         ({"folds": 1}, "folds: 1"),
@@ -264,14 +269,15 @@ def test_features_that_are_not_finite_name_the_image(photos: Path, monkeypatch: 
         probe(model, photos, **HERE)
 
 
+@pytest.mark.parametrize("during", ["select", "save_pretrained", "write_page"])
 def test_an_interrupted_probe_leaves_no_run_and_keeps_its_features(
-    photos: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    photos: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, during: str
 ) -> None:
     def interrupt(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(module, "select", interrupt)
+        patch.setattr(module, during, interrupt)
         with pytest.raises(KeyboardInterrupt):
             probe(body(), photos, **HERE)
     assert not list((tmp_path / "runs").glob("*"))

@@ -91,7 +91,7 @@ def lines(found: ProbeResult) -> list[str]:
     """The comparison as text."""
     from vitascope.probing.selection import SCORES_HEAD, in_words
 
-    selection, best = found.selection, found.best
+    selection, best, linear = found.selection, found.best, found.selection.linear
     train, test = selection.train.targets, selection.test.targets
     rows = [SCORES_HEAD, *selection.rows()]
     table = list(aligned(rows, left=range(5)))
@@ -109,6 +109,7 @@ def lines(found: ProbeResult) -> list[str]:
         *([f"        {selection.doubt}"] if selection.doubt else []),
         *(f"labels  {line}" for line in found.curve.lines()),
         f"model   {found.run / 'model'}",
+        *([] if linear is best else [f"head    {linear.name}: test {in_words(linear.tested)}"]),
         f"probe   {found.page}",
         f"report  {found.report}",
     ]

@@ -174,6 +174,8 @@ def probe(
     began = time.monotonic()
     if batch_size < 1:
         raise UserError(f"batch_size must be at least 1, not {batch_size}")
+    if not 0 <= seed < 2**63:
+        raise UserError(f"seed must be in [0, 2**63), not {seed}")
     check_workers(workers)
     if isinstance(data, str | os.PathLike) and is_model(data):
         raise UserError(f"{os.fspath(data)} is a model, and no images: models come first, then the data")
@@ -227,11 +229,19 @@ def _opened(
     truth: Targets,
 ) -> list[Body]:
     """The bodies, with the representations of each and the models that these would make."""
+    for option, values in (("layers", layers), ("pools", pools)):
+        if values is not None and not len(values):
+            raise UserError(f"{option}: none given; name some, or leave the option out")
     outputs: Outputs = "independent" if isinstance(truth, ClassSets) else "exclusive"
     found: list[Body] = []
+    places: set[str] = set()
     for number, each in enumerate(given, 1):
         if isinstance(each, str | os.PathLike):
-            model, reference = from_pretrained(each), os.fspath(each)
+            reference = os.fspath(each)
+            if (place := lasting_path(reference)) in places:
+                raise UserError(f"{reference} is given more than once; give each body once")
+            places.add(place)
+            model = from_pretrained(each)
             name = name_of(reference)
         else:
             model, reference = each, ""
@@ -331,7 +341,7 @@ def _compared(bodies: Sequence[Body], splits: Splits, how: _Features, *, folds: 
         seed=seed,
     )
     best = selection.best
-    linear = next(each for each in selection.scores if each.head is not None)
+    linear = selection.linear
     place = next(place for place in places if place.candidate is linear.candidate)
     model, probabilities = _model(linear, place, known.truth)
     evaluation = Evaluation(
@@ -362,12 +372,16 @@ def _written(run: Run, found: _Found, splits: Splits, *, device: str, seconds: f
         shutil.rmtree(run.path)
         raise
     later = (
-        f"the model is saved: make room, then run `vitascope report {shlex.quote(str(run.path))}`, or the same "
-        "command with another --run for probe.html too"
+        f"the model is saved: make room, then run `vitascope report {shlex.quote(str(run.path))}`, or the "
+        "same command with another --run for probe.html too"
     )
     with explaining_failure(run.path, "the pages", later):
-        page = write_page(run, found.selection, found.curve, found.known, found.model, found.lines)
-        report = write_report(run, splits=splits, device=device)
+        try:
+            page = write_page(run, found.selection, found.curve, found.known, found.model, found.lines)
+            report = write_report(run, splits=splits, device=device)
+        except KeyboardInterrupt:
+            shutil.rmtree(run.path)  # so that the same command, with the cached features, makes it whole
+            raise
     return ProbeResult(
         run=run.path,
         model=found.model.cpu(),

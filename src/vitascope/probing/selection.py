@@ -159,6 +159,11 @@ class ProbeSelection:
         return self.scores[0]
 
     @property
+    def linear(self) -> ProbeScore:
+        """The best linear classifier, which is the head of the saved model."""
+        return next(each for each in self.scores if each.head is not None)
+
+    @property
     def doubt(self) -> str:
         """Why the cross-validated values are too good, in words; empty if the test images agree with them."""
         (value, low, _), (tested, _, high) = (

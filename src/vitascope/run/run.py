@@ -166,7 +166,7 @@ class Run:
                 if plan is not None:
                     write_json(run.plan_file, dict(plan))
                 write_json(path / layout.ENVIRONMENT, environment)
-            except OSError:
+            except BaseException:  # Ctrl-C too: what is left would refuse the same command
                 shutil.rmtree(path, ignore_errors=True)
                 raise
         return run
@@ -541,8 +541,8 @@ def check_new(path: Path) -> None:
 
 def _exists(path: Path) -> UserError:
     return UserError(
-        f"{path} exists, and a run is never overwritten; choose another folder, or continue the run with "
-        f"`vitascope train --resume {path}`"
+        f"{path} exists, and a run is never overwritten; choose another folder, or continue a training "
+        f"with `vitascope train --resume {shlex.quote(str(path))}`"
     )
 
 
