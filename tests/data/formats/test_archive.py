@@ -388,7 +388,8 @@ def test_changed_content_is_found_by_the_checksum(tmp_path: Path, cache: Path, s
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
     path.write_bytes(content)
-    check_rejected(path, cache, "cannot be read")
+    # What the times of the files make of the compressed bytes decides which of the two readers finds it.
+    check_rejected(path, cache, "cannot be read|damaged or cut short")
 
 
 @pytest.mark.parametrize("suffix", MODES)
