@@ -35,8 +35,12 @@ MAX_UNPACKED_BYTES = 1 << 30  # an .npz may always unpack to this much,
 MAX_UNPACKED_RATIO = 20  # and beyond it to so many times its size: trained weights hardly compress
 MAX_SHARED_RATIO = 4  # a pickle's tensors may share storage; together they take at most so much of the file
 
-# Where training scripts put the state: DeiT in "model" (its "model_ema" after it), DINO in "teacher".
-WRAPPERS = ("model", "state_dict", "model_state_dict", "module", "teacher", "model_ema")
+# Where training scripts put the state: DeiT in "model" (its "model_ema" after it), DINO in "teacher", MSN and
+# I-JEPA in "target_encoder".
+WRAPPERS = (
+    *("model", "state_dict", "model_state_dict", "module"),
+    *("teacher", "target_encoder", "model_ema"),
+)
 # Of DataParallel, torch.compile, DINO; Lightning's is the attribute that holds the model, of any name.
 MAX_PREFIXES = 4  # `model.module._orig_mod.backbone.`
 

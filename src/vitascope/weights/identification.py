@@ -17,6 +17,7 @@ from vitascope.model.sizes import ModelConfig
 from vitascope.run import layout
 from vitascope.weights import builtin, hub
 from vitascope.weights.families.facebook import Deit, Dinov2, Dinov3
+from vitascope.weights.families.facebook_pretraining import Dino, IJepaEncoder, Mae, Msn
 from vitascope.weights.families.huggingface.family import HuggingFace, readable_instead
 from vitascope.weights.families.jax import Jax
 from vitascope.weights.families.library import Library
@@ -42,7 +43,7 @@ FAMILIES: dict[str, Family] = {
     family.name: family
     for family in (
         *(Vitascope(), TIMM, HuggingFace(), OpenClip(), Torchvision(), Jax()),
-        *(Dinov3(), Dinov2(), Deit()),
+        *(Mae(), Msn(), IJepaEncoder(), Dinov3(), Dinov2(), Dino(), Deit()),
     )
 }
 """By name, in the order in which `identify` tries them."""
@@ -157,7 +158,7 @@ def is_model(ref: str | os.PathLike[str]) -> bool:
     """Whether a path is a run folder, a model folder or a file of weights, by the names of its files."""
     path = Path(ref).expanduser()
     if not os.path.isdir(path):
-        return os.path.isfile(path) and path.suffix in hub.FILE_ENDINGS and path.suffix != ".json"
+        return os.path.isfile(path) and path.name.endswith(hub.FILE_ENDINGS) and path.suffix != ".json"
     return (
         layout.is_run(path) or layout.has_model(path) or any((path / name).exists() for name in hub.WEIGHTS)
     )
@@ -220,7 +221,7 @@ def _unknown(ref: str | os.PathLike[str], source: Source) -> CheckpointError:
     if source.has("blocks.0.attn.qkv.weight"):
         return CheckpointError(
             f"{ref}: timm's tensor names without timm's config.json, so the preprocessing is unknown; name "
-            f"the family: timm:{ref} (mean and std of 0.5) or deit:{ref} (ImageNet's)"
+            f"the family: timm:{ref} (mean and std of 0.5) or deit:{ref} (ImageNet's, as dino, ijepa and mae)"
         )
     for prefix in sorted({name.partition(".")[0] + "." for name in source.tensors}):
         part = {k.removeprefix(prefix): v for k, v in source.tensors.items() if k.startswith(prefix)}

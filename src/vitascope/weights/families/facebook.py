@@ -20,8 +20,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -29,7 +28,7 @@ from torch import Tensor
 from vitascope.data.preprocess import Preprocess
 from vitascope.model.config import ViTConfig
 from vitascope.weights.families import pth
-from vitascope.weights.families.timm_body import BODY, body_options, heads, place_options
+from vitascope.weights.families.timm_body import BODY, body_options, place_options
 from vitascope.weights.files import CheckpointError
 from vitascope.weights.mapping import PLAIN_VIT, Source, State, Stored, Table, stacked, supporting
 
@@ -88,7 +87,7 @@ class Deit(pth.PthFamily):
         options = body_options(pth.with_timms_names(source))
         covers_prefix = options["layer_scale"] is None  # DeiT-III adds positions before the class token joins
         prefix = 1 + options["distillation_token"] if covers_prefix else 0
-        return self.fixed_there(ViTConfig.from_dict(options | _grid_options(source, options, prefix)))
+        return self.fixed_there(ViTConfig.from_dict(options | pth.grid_options(source, options, prefix)))
 
     def read_preprocess(self, source: Source, config: ViTConfig) -> Preprocess:
         """The evaluation of `main.py`: a crop of 0.875, for DeiT-III (README_revenge.md) of 1."""
@@ -153,7 +152,7 @@ class Dinov2(pth.PthFamily):
     def read_config(self, source: Source) -> ViTConfig:
         options = body_options(pth.with_timms_names(source))
         prefix = 0 if options["num_registers"] else 1  # see `before_reading`
-        return self.fixed_there(ViTConfig.from_dict(options | _grid_options(source, options, prefix)))
+        return self.fixed_there(ViTConfig.from_dict(options | pth.grid_options(source, options, prefix)))
 
     def read_preprocess(self, source: Source, config: ViTConfig) -> Preprocess:
         """The preprocessing of its evaluation, at 224 pixels; the positions are those of 518 pixels."""
@@ -250,15 +249,6 @@ class Dinov3(pth.PthFamily):
 
     def guessed(self, source: Source, config: ViTConfig) -> str:
         return ""  # the periods show the heads
-
-
-def _grid_options(source: Source, options: Mapping[str, Any], prefix: int) -> dict[str, Any]:
-    """The options that a square grid of positions, of which the prefix has some, and the width show."""
-    return {
-        "image_size": pth.square_size(source, "pos_embed", prefix, options["patch_size"]),
-        "num_heads": heads(source, options["embed_dim"]),
-        "position_prefix": bool(prefix),
-    }
 
 
 def _exact_periods(count: int) -> Tensor:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from vitascope.data.preprocess import Preprocess
 from vitascope.model.config import ViTConfig
-from vitascope.weights.families.timm_body import GIVE_CONFIG, default_heads, guessed_heads
+from vitascope.weights.families.timm_body import GIVE_CONFIG, default_heads, guessed_heads, heads
 from vitascope.weights.files import CheckpointError
 from vitascope.weights.mapping import Family, Source, State, respelled
 
@@ -45,9 +45,12 @@ class PthFamily(Family):
 
     def guessed(self, source: Source, config: ViTConfig) -> str:
         """The heads, unless the file or the training script has a name of this family."""
+        return "" if self.is_named(source) else guessed_heads(source, config)
+
+    def is_named(self, source: Source) -> bool:
+        """Whether the name of the file, or of a training script's model, begins with this family's."""
         names = (str(source.training.get("arch", "")), source.file, Path(source.name).name)
-        is_named = any(re.match(rf"{self.name}(?![a-z])", name) for name in names)
-        return "" if is_named else guessed_heads(source, config)
+        return any(re.match(rf"{self.name}(?![a-z])", name) for name in names)
 
 
 def imagenet(config: ViTConfig, **options: Any) -> Preprocess:
@@ -95,6 +98,15 @@ def square_size(source: Source, key: str, prefix: int, patch: tuple[int, int]) -
             f"grid; {GIVE_CONFIG}"
         )
     return side * patch[0], side * patch[1]
+
+
+def grid_options(source: Source, options: Mapping[str, Any], prefix: int) -> dict[str, Any]:
+    """The options that a square grid of positions, of which the prefix has some, and the width show."""
+    return {
+        "image_size": square_size(source, "pos_embed", prefix, options["patch_size"]),
+        "num_heads": heads(source, options["embed_dim"]),
+        "position_prefix": bool(prefix),
+    }
 
 
 def hidden_options(config: ViTConfig) -> list[str]:
