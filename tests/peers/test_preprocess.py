@@ -4,13 +4,14 @@ import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from PIL import Image
+from torch import Tensor
 
 from tests.model import small_model, with_preprocess
 from tests.peers.comparison import relative_error
+from tests.peers.pictures import OF_ANY_MODE, PICTURES, picture
 from vitascope.data.preprocess import Preprocess
 from vitascope.model.config import ViTConfig
 from vitascope.model.sizes import named_config
@@ -23,23 +24,7 @@ from vitascope.weights.saving import save_pretrained
 timm = pytest.importorskip("timm", reason="timm is not installed (vitascope[peers])")
 torchvision = pytest.importorskip("torchvision", reason="torchvision is not installed (vitascope[peers])")
 transformers = pytest.importorskip("transformers", reason="transformers is not installed (vitascope[peers])")
-
-SIZES = [
-    *((333, 500), (500, 333), (224, 224), (224, 225), (225, 224), (223, 224), (41, 37), (37, 41)),
-    *((100, 1000), (301, 77), (256, 256), (257, 256), (255, 258), (480, 640), (97, 97), (127, 129)),
-    *((1, 1), (3, 2), (64, 63), (511, 250)),
-]
-"""Height and width: photographs' and odd ones."""
-
-
-def picture(height: int, width: int) -> Image.Image:
-    """A gradient under noise: it reveals a shift by a pixel and another filter."""
-    noise = np.random.default_rng(height * 1000 + width).integers(0, 120, (height, width, 3))
-    down, across = np.linspace(0, 100, height)[:, None, None], np.linspace(0, 35, width)[None, :, None]
-    return Image.fromarray((noise + down + across).astype(np.uint8))
-
-
-PICTURES = [picture(*size) for size in SIZES]
+to_rgb = transformers.image_transforms.convert_to_rgb
 
 
 def assert_same(ours: Preprocess, theirs: Any, pictures: list[Image.Image] = PICTURES) -> None:
@@ -55,12 +40,11 @@ def assert_same(ours: Preprocess, theirs: Any, pictures: list[Image.Image] = PIC
 # --- timm
 
 
-def read_timm(told: dict[str, Any], **options: Any) -> Preprocess:
+def read_timm(told: dict[str, Any], architecture: str = "vit_base") -> Preprocess:
     size = told["input_size"][1:]
-    config = ViTConfig.from_dict({"image_size": size, "patch_size": size, **options})
-    return FAMILIES["timm"].read_preprocess(
-        Source(name="x", tensors={}, config={"architecture": "vit_base", "pretrained_cfg": told}), config
-    )
+    config = ViTConfig.from_dict({"image_size": size, "patch_size": size})
+    settings = {"architecture": architecture, "pretrained_cfg": told}
+    return FAMILIES["timm"].read_preprocess(Source(name="x", tensors={}, config=settings), config)
 
 
 def timm_transform(told: dict[str, Any]) -> Any:
@@ -98,11 +82,32 @@ def test_filters_equal_timm(interpolation: str) -> None:
         "vit_base_patch16_siglip_224.webli",
         "vit_base_patch16_224.augreg_in21k",
         "vit_base_patch16_clip_384.laion2b_ft_in12k_in1k",
+        "vit_so400m_patch14_siglip_384.webli",
+        "vit_pe_spatial_base_patch16_512.fb",
+        "vit_pe_core_large_patch14_336.fb",
+        "vit_small_patch16_dinov3.lvd1689m",
+        "vit_large_patch16_dinov3.sat493m",
+        "vit_small_patch16_rope_224.naver_in1k",
+        "eva02_base_patch14_448.mim_in22k_ft_in22k_in1k",
+        "eva02_large_patch14_clip_336.merged2b",
+        "beit_base_patch16_384.in22k_ft_in22k_in1k",
+        "beitv2_base_patch16_224.in1k_ft_in22k",
     ],
 )
 def test_preprocessing_of_published_timm_models_is_equal(name: str) -> None:
     told = timm.get_pretrained_cfg(name).to_dict()
-    assert_same(read_timm(told), timm_transform(told), PICTURES[:8])
+    ours, theirs = read_timm(told, name.partition(".")[0]), timm_transform(told)
+    assert_same(ours, theirs)
+    opaque = [one for one in OF_ANY_MODE if not one.has_transparency_data]
+    assert_same(ours, lambda one: theirs(one.convert("RGB")), opaque)  # as timm's data sets
+
+
+def test_transparent_pictures_are_on_white_not_as_in_timm() -> None:
+    """timm's data sets drop the alpha channel, and show the colours that it hides."""
+    hidden = Image.new("RGBA", (9, 9), (10, 20, 30, 0))
+    told = {"input_size": (3, 9, 9), "crop_pct": 1.0}
+    assert (read_timm(told).pixels(hidden) == 255).all()
+    assert timm_transform(told)(hidden.convert("RGB")).max() < 0
 
 
 def test_very_long_strip_is_resized_as_in_timm() -> None:
@@ -156,6 +161,14 @@ PROCESSORS: dict[str, tuple[str, str, dict[str, Any]]] = {
         {"size": {"shortest_edge": 75}, "crop_size": {"height": 70, "width": 42}},
     ),
     "clip in ViT's": ("metaclip_2", "ViTImageProcessorPil", {}),
+    "beit": ("beit", "BeitImageProcessorPil", {}),
+    "beit, cropped": (
+        "beit",
+        "BeitImageProcessorPil",
+        {"size": 256, "do_center_crop": True, "crop_size": {"height": 224, "width": 224}},
+    ),
+    "data2vec": ("data2vec-vision", "BeitImageProcessorPil", {}),
+    "dinov2 with registers": ("dinov2_with_registers", "BitImageProcessorPil", {}),
     "vit_mae": ("vit_mae", "ViTImageProcessorPil", {"resample": 3}),
     "vit_msn": ("vit_msn", "ViTImageProcessorPil", {"resample": 3}),
     "ijepa": ("ijepa", "ViTImageProcessorPil", {}),
@@ -168,11 +181,30 @@ def test_preprocessing_equals_transformers_processors(case: str, tmp_path: Path)
     processor = getattr(transformers, name)(**options)
     processor.save_pretrained(tmp_path)
     automatic = transformers.AutoImageProcessor.from_pretrained(tmp_path, backend="pil")
-    assert_same(
-        read_processor(tmp_path, kind),
-        lambda one: automatic(one, return_tensors="pt")["pixel_values"][0],
-        [one for one in PICTURES if min(one.size) > 3],  # below, theirs confuses channels and pixels
-    )
+    ours = read_processor(tmp_path, kind)
+
+    def theirs(one: Image.Image) -> Tensor:
+        # Some leave the conversion to their caller; this is the function that the others call.
+        plain = one if automatic.do_convert_rgb else Image.fromarray(to_rgb(one, return_numpy=True))
+        return automatic(plain, return_tensors="pt")["pixel_values"][0]
+
+    for pictures in (PICTURES, OF_ANY_MODE):
+        # Below four pixels, theirs confuses channels and pixels.
+        assert_same(ours, theirs, [one for one in pictures if min(one.size) > 3])
+
+
+@pytest.mark.parametrize("size", [{}, {"size": {"height": 96, "width": 70}}])
+def test_dinov3s_processor_which_rounds_nothing_differs_by_our_two_roundings(
+    size: dict[str, Any], tmp_path: Path
+) -> None:
+    processor = transformers.DINOv3ViTImageProcessor(**size)
+    processor.save_pretrained(tmp_path)
+    ours = read_processor(tmp_path, "dinov3_vit")
+    for one in OF_ANY_MODE[:16]:
+        plain = Image.fromarray(to_rgb(one, return_numpy=True))
+        expected = processor(plain, return_tensors="pt")["pixel_values"][0]
+        found = ours.normalize(torch.from_numpy(ours.pixels(one)))
+        assert (found - expected).abs().max() * 255 * max(ours.std) < 1.1, (one.size, one.mode)
 
 
 # --- torchvision, and facebook's repositories, which use its transforms
@@ -201,6 +233,10 @@ def test_preprocessing_equals_torchvisions_presets(weights: Any) -> None:
         ("deit", "deit_s16", {"image_size": 384}, 438),
         ("dinov2", "dinov2_s14", {}, 256),
         ("dinov3", "dinov3_s16", {}, 256),
+        ("dino", "vit_s16", {}, 256),
+        ("mae", "vit_b16", {}, 256),
+        ("mae", "vit_b16", {"image_size": 384}, 384),
+        ("msn", "vit_s16", {}, 256),
     ],
 )
 def test_preprocessing_equals_facebooks_evaluation(
@@ -211,7 +247,7 @@ def test_preprocessing_equals_facebooks_evaluation(
     transforms = torchvision.transforms
     theirs = transforms.Compose(
         [
-            transforms.Resize(resized, interpolation=transforms.InterpolationMode.BICUBIC),
+            transforms.Resize(resized, transforms.InterpolationMode[ours.interpolation.upper()]),
             transforms.CenterCrop(ours.image_size),
             transforms.ToTensor(),
             transforms.Normalize(ours.mean, ours.std),
