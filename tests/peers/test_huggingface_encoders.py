@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,12 @@ TEXT |= {"num_hidden_layers": 1, "num_attention_heads": 2, "bos_token_id": 1, "e
 ENCODERS: dict[str, dict[str, Any]] = {
     "CLIPVisionModel": {"embedding_norm": True, "patch_bias": False, "head": "none", "mlp": "quick_gelu"},
     "CLIPVisionModelWithProjection": {"outputs": "embedding", "head": "linear", "num_classes": 6},
+    "CLIPForImageClassification": {
+        "pool": "mean",
+        "pool_norm": "none",
+        "class_token": True,
+        "num_classes": 6,
+    },
     "CLIPModel": {"outputs": "embedding", "head": "linear", "num_classes": 6, "norm_eps": 1e-5},
     "MetaClip2VisionModelWithProjection": {"outputs": "embedding", "num_classes": 6},
     "MetaClip2Model": {"outputs": "embedding", "num_classes": 6},
@@ -234,10 +241,58 @@ def test_siglip_without_its_head_pools_by_the_mean(tmp_path: Path) -> None:
         assert relative_error(ours(images), expected) < 1e-5
 
 
-def test_clips_classifier_is_rejected_with_the_option_that_does_not_fit(tmp_path: Path) -> None:
-    peer_model("CLIPForImageClassification").save_pretrained(tmp_path)
-    with pytest.raises(CheckpointError, match=r"without the last norm.*pool_norm.*CLIPVisionModel"):
-        ours_from(read_folder(tmp_path))
+@torch.no_grad()
+def in_patches(peer: nn.Module, images: Tensor) -> Any:
+    """SigLIP 2's outputs of images (B, C, H, W), which its processor cuts into patches."""
+    vision = getattr(peer.config, "vision_config", peer.config)
+    patch, (B, _, height, width) = vision.patch_size, images.shape
+    grid = height // patch, width // patch
+    cut = images.unflatten(2, (grid[0], patch)).unflatten(4, (grid[1], patch))
+    patches = cut.permute(0, 2, 4, 3, 5, 1).flatten(3).flatten(1, 2)  # (B, N, rows columns C)
+    shapes = torch.tensor([grid]).expand(B, -1)
+    mask = torch.ones(patches.shape[:2], dtype=torch.int64)
+    return peer(patches, pixel_attention_mask=mask, spatial_shapes=shapes)
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"vision_use_head": False}, {"hidden_act": "gelu", "num_channels": 1}]
+)
+@torch.no_grad()
+def test_siglip_2_of_any_proportions_is_a_siglip_at_its_square(
+    options: dict[str, Any], tmp_path: Path
+) -> None:
+    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24}
+    config = transformers.Siglip2VisionConfig(**sizes, patch_size=6, num_patches=9, **options)
+    peer = randomize(transformers.Siglip2VisionModel(config), 1).eval()
+    peer.save_pretrained(tmp_path / "theirs")
+    transformers.Siglip2ImageProcessorPil(patch_size=6, max_num_patches=9).save_pretrained(
+        tmp_path / "theirs"
+    )
+    ours = from_pretrained(tmp_path / "theirs")
+    assert (ours.preprocess.image_size, ours.preprocess.resize) == ((18, 18), "squash")
+    images = random_images(2, config.num_channels, 18, 18)
+    expected = in_patches(peer.double(), images.double())
+    tokens = expected.last_hidden_state
+    outputs = tokens.mean(dim=1) if "vision_use_head" in options else expected.pooler_output
+    ours.double()
+    assert relative_error(ours.forward_features(images.double()), tokens) < 1e-10
+    assert relative_error(ours(images.double()), outputs) < 1e-10
+
+    save_pretrained(ours.float(), tmp_path / "back", format="huggingface")
+    back: Any = loaded_by_peer(ours.config, tmp_path / "back").double()
+    back.set_attn_implementation("sdpa")
+    assert relative_error(back(images.double()).last_hidden_state, tokens) < 1e-10
+
+
+@torch.no_grad()
+def test_classifier_of_siglip_2_equals_transformers(tmp_path: Path) -> None:
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 24}
+    vision = {**sizes, "patch_size": 6, "num_patches": 9}
+    config = transformers.Siglip2Config(vision_config=vision, text_config=TEXT, num_labels=6)
+    peer = randomize(transformers.Siglip2ForImageClassification(config), 1).eval()
+    peer.save_pretrained(tmp_path)
+    images = random_images(2, 3, 18, 18)
+    assert relative_error(from_pretrained(tmp_path)(images), in_patches(peer, images).logits) < 1e-5
 
 
 def test_projection_with_a_bias_is_not_written(tmp_path: Path) -> None:
@@ -251,9 +306,17 @@ def test_projection_with_a_bias_is_not_written(tmp_path: Path) -> None:
     assert_equal(ours, loaded_by_peer(ours.config, tmp_path / "written"))
 
 
-def test_a_clip_with_classes_is_not_written() -> None:
-    ours = small_model(embedding_norm=True, patch_bias=False)
-    assert "classes and embedding_norm True" in misfit(FAMILY, ours.config)
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({}, "pool 'cls', pool_norm 'before', class_token True with classes"),
+        ({"pool": "mean", "pool_norm": "none"}, "pool_norm 'none', class_token False with classes"),
+        ({"pool": "mean", "class_token": True, "head": "none"}, "pool 'mean'.* without classes"),
+    ],
+)
+def test_clips_with_another_readout_are_not_written(options: dict[str, Any], reason: str) -> None:
+    ours = small_model(embedding_norm=True, patch_bias=False, **options)
+    assert re.search(reason, misfit(FAMILY, ours.config))
 
 
 @pytest.mark.parametrize(
@@ -278,9 +341,7 @@ def test_pooler_of_i_jepa_is_rejected(tmp_path: Path) -> None:
         ours_from(read_folder(tmp_path))
 
 
-@pytest.mark.parametrize(
-    "kind", ["swin", "hiera", "levit", "mobilevit", "pvt", "convnext", "siglip2", "aimv2", "mlcd"]
-)
+@pytest.mark.parametrize("kind", ["swin", "hiera", "levit", "mobilevit", "pvt", "convnext", "aimv2", "mlcd"])
 def test_models_of_another_kind_are_rejected_by_name(kind: str, tmp_path: Path) -> None:
     assert kind not in KINDS
     peer_model("ViTModel").save_pretrained(tmp_path)

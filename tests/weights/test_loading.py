@@ -397,7 +397,7 @@ def test_a_model_of_an_unknown_type_is_rejected_by_its_type(folder: Path) -> Non
 @pytest.mark.parametrize(
     ("model_type", "instead"),
     [
-        ("siglip2", "timm/vit_base_patch16_siglip_224.v2_webli"),
+        ("vit-hybrid", "timm/vit_base_r50_s16_384.orig_in21k_ft_in1k"),
         ("swin", "its windows shift; its classifiers can teach a model, --teacher transformers:MODEL"),
         ("vit_of_tomorrow", "vitascope reads vit, deit, dinov2, .* of transformers"),
     ],

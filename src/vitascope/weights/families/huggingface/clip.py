@@ -1,4 +1,5 @@
-"""transformers' CLIP and MetaCLIP 2: the vision model, alone, with its projection, or of a whole model.
+"""transformers' CLIP and MetaCLIP 2: the vision model, alone, with its projection, of a whole model, or the
+classifier of the patches' mean.
 
 Facts: transformers 5.23.0, `models/{clip,metaclip_2}`.
 """
@@ -9,8 +10,10 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
+import torch
+
 from vitascope.model.config import ViTConfig
-from vitascope.weights.families.huggingface.model_type import BASE, BLOCK, ModelType
+from vitascope.weights.families.huggingface.model_type import BASE, BLOCK, ModelType, classifier_options
 from vitascope.weights.files import CheckpointError
 from vitascope.weights.mapping import (
     PLAIN_VIT,
@@ -42,6 +45,7 @@ CLIP: Table = {
     "embedding_norm.*": "pre_layrnorm.*",
     "head.*": "visual_projection.*",
 }
+CLASSIFIER: Table = {**CLIP, "head.*": "classifier.*"}
 TEXT = ("text_model.*", "text_projection.*", "logit_scale", "logit_bias", "embeddings.position_ids")
 """The tensors of whole models that the vision model does not need."""
 OF_WHOLE = ("model_type", "architectures", "id2label", "label2id", "problem_type", "outputs", "thresholds")
@@ -76,7 +80,10 @@ class VisionOfWhole(ModelType):
 
 
 class Clip(VisionOfWhole):
-    """transformers' CLIP; with a projection its outputs are an embedding."""
+    """transformers' CLIP; with a projection its outputs are an embedding.
+
+    Its classifier reads the mean of the patches without the last norm, which its files have all the same.
+    """
 
     kinds = ("clip_vision_model", "clip", "metaclip_2_vision_model", "metaclip_2")
     defaults: ClassVar[Mapping[str, Any]] = {
@@ -85,7 +92,7 @@ class Clip(VisionOfWhole):
         "hidden_act": "quick_gelu",
         "layer_norm_eps": 1e-5,
     }
-    body, classifier = "CLIPVisionModel", "CLIPVisionModelWithProjection"
+    body, classifier = "CLIPVisionModel", "CLIPForImageClassification"
     prefix = "vision_model."
     names = CLIP
     processor, evaluation = "CLIP", "CLIP's"
@@ -95,31 +102,41 @@ class Clip(VisionOfWhole):
         embedding_norm=(True,),
         mlp=("gelu", "gelu_tanh", "quick_gelu"),
         head=("linear", "none"),
-        outputs=("exclusive", "embedding"),
+        pool=("cls", "mean"),
+        pool_norm=("before", "none"),
+        outputs=("exclusive", "independent", "embedding"),
         remainder=("rejected", "cut"),
     )
 
     def conflicts(self, config: ViTConfig) -> list[str]:
-        classifies = config.readout.head == "linear" and config.outputs != "embedding"
-        return super().conflicts(config) + ["classes and embedding_norm True"] * classifies
+        readout, reasons = config.readout, super().conflicts(config)
+        found = readout.pool, readout.pool_norm, readout.has_class_token
+        if found != (("mean", "none", True) if _classifies(config) else ("cls", "before", True)):
+            told = dict(zip(("pool", "pool_norm", "class_token"), found, strict=True))
+            listed = ", ".join(f"{name} {value!r}" for name, value in told.items())
+            reasons.append(f"{listed} {'with' if _classifies(config) else 'without'} classes")
+        return reasons
+
+    def table(self, config: ViTConfig) -> Table:
+        return CLASSIFIER if _classifies(config) else CLIP
 
     def change(self, tensors: State) -> None:
-        """The projection has no bias."""
+        """The classifier does without the last norm, and the projection without a bias."""
+        if "classifier.weight" in tensors:
+            for name in [name for name in tensors if name.startswith("post_layernorm.")]:
+                del tensors[name]
         if "visual_projection.weight" in tensors:
             weight = tensors["visual_projection.weight"]
             tensors["visual_projection.bias"] = weight.new_zeros(weight.shape[:1])
 
     def own_options(self, source: Source, values: Mapping[str, Any]) -> dict[str, Any]:
-        if source.has("classifier.weight"):
-            raise CheckpointError(
-                f"{source.name}: its classifier reads the mean of the patches without the last norm, and "
-                "pool_norm is before or after. The body loads, from the folder that transformers writes with "
-                "CLIPVisionModel.from_pretrained(MODEL).save_pretrained(FOLDER)"
-            )
         options: dict[str, Any] = {"patch_bias": False, "embedding_norm": True, "head": "none"}
         if source.has("visual_projection.weight"):
             width = source.shape("visual_projection.weight", 2)[0]
-            options |= {"head": "linear", "num_classes": width, "outputs": "embedding"}
+            return options | {"head": "linear", "num_classes": width, "outputs": "embedding"}
+        if source.has("classifier.weight"):
+            options |= {"pool": "mean", "pool_norm": "none", "class_token": True}
+            options |= classifier_options(source)
         return options
 
     def before_writing(self, state: State, config: ViTConfig) -> State:
@@ -129,8 +146,30 @@ class Clip(VisionOfWhole):
             raise CheckpointError(
                 "huggingface has no CLIP whose projection has a bias; this model's is not zero"
             )
+        if _classifies(config):
+            width = config.embed_dim
+            state |= {"post_layernorm.weight": torch.ones(width), "post_layernorm.bias": torch.zeros(width)}
         return super().before_writing(state, config)
 
+    def class_there(self, config: ViTConfig) -> str:
+        projects = config.outputs == "embedding"
+        return "CLIPVisionModelWithProjection" if projects else super().class_there(config)
+
     def own_config(self, config: ViTConfig) -> dict[str, Any]:
-        width = {"projection_dim": config.num_classes} if config.readout.head == "linear" else {}
+        width = {"projection_dim": config.num_classes} if config.outputs == "embedding" else {}
         return {"intermediate_size": config.mlp_dim, **width}
+
+    def written_config(self, config: ViTConfig) -> dict[str, Any]:
+        values = super().written_config(config)
+        return nested(values, "clip") if _classifies(config) else values
+
+
+def nested(values: Mapping[str, Any], kind: str) -> dict[str, Any]:
+    """The configuration of a vision model in that of a whole model, which classifiers have."""
+    vision = {name: value for name, value in values.items() if name not in OF_WHOLE}
+    whole = {name: values[name] for name in OF_WHOLE if name in values}
+    return {**whole, "model_type": kind, "vision_config": vision}
+
+
+def _classifies(config: ViTConfig) -> bool:
+    return config.readout.head == "linear" and config.outputs != "embedding"

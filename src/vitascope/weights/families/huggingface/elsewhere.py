@@ -12,16 +12,12 @@ _REASONS = {
     r"convnext|convnextv2|dinov3_convnext|resnet|regnet|bit|efficientnet|mobilenet_v[12]|vit[-_]hybrid": (
         "it is a convolutional network, or begins with one in a layout of its own"
     ),
-    r"siglip2(_vision_model)?": (
-        "it takes patches of images of any proportions (NaFlex); SigLIP 2 of a fixed resolution loads"
-    ),
     r"aimv2(_vision_model)?": "it has RMS norms, also before its positions",
-    r"mlcd(_vision_model)?": "its rotary positions have a layout of their own, with one for the class token",
+    r"mlcd(_vision_model)?": "the queries and keys of its class token are rotated by learned angles",
     r"vitdet|sam(2|_hq)?(_vision_model)?": "some of its blocks attend within windows, others to all patches",
 }
 # The same models in timm's layout, which is read.
 _IN_TIMM = {
-    r"siglip2(_vision_model)?": "timm/vit_base_patch16_siglip_224.v2_webli",
     r"vit[-_]hybrid": "timm/vit_base_r50_s16_384.orig_in21k_ft_in1k",
 }
 _CLASSIFIERS = re.compile(

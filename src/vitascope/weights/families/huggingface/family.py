@@ -18,7 +18,7 @@ from vitascope.weights.families.huggingface.dinov2 import Dinov2ViT, Dinov2WithR
 from vitascope.weights.families.huggingface.dinov3_vit import Dinov3ViT
 from vitascope.weights.families.huggingface.ijepa import IJepa
 from vitascope.weights.families.huggingface.model_type import ModelType
-from vitascope.weights.families.huggingface.siglip import Siglip
+from vitascope.weights.families.huggingface.siglip import Siglip, Siglip2
 from vitascope.weights.families.huggingface.vit import ViT, ViTMAE, ViTMSN
 from vitascope.weights.families.library import Library
 from vitascope.weights.files import CheckpointError
@@ -26,7 +26,7 @@ from vitascope.weights.mapping import Family, Source
 
 TYPES: tuple[ModelType, ...] = (
     *(ViT(), DeiT(), Dinov2ViT(), Dinov2WithRegisters(), Dinov3ViT()),
-    *(IJepa(), Clip(), Siglip(), Beit(), ViTMAE(), ViTMSN()),
+    *(IJepa(), Clip(), Siglip(), Beit(), ViTMAE(), ViTMSN(), Siglip2()),
 )
 """In the order in which they are tried for writing."""
 KINDS = tuple(kind for each in TYPES for kind in each.kinds)

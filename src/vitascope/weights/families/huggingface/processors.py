@@ -1,6 +1,6 @@
 """Hugging Face's `preprocessor_config.json`, read and written.
 
-Facts: transformers 5.23.0, `image_processing_pil_{vit,deit,bit,clip,siglip,beit}.py` and
+Facts: transformers 5.23.0, `image_processing_pil_{vit,deit,bit,clip,siglip,siglip2,beit}.py` and
 `image_processing_dinov3_vit.py`.
 """
 
@@ -33,6 +33,8 @@ _PROCESSORS: dict[str, dict[str, Any]] = {
     "Beit": {**_SQUASH, "resample": 3},
 }
 _PROCESSORS["CLIP"] = _PROCESSORS["Bit"]
+# Of any proportions there; here the square of the model's positions.
+_PROCESSORS["Siglip2"] = {name: value for name, value in _SQUASH.items() if name != "size"}
 Evaluation = Literal["squash to [-1, 1]", "squash", "crop", "CLIP's"]
 """A resize of the whole picture, or a crop after the shorter side's, with ImageNet's statistics or others."""
 _Interpolation = Literal["nearest", "bilinear", "bicubic", "lanczos"]
@@ -96,7 +98,7 @@ def _geometry(name: str, values: Mapping[str, Any], config: ViTConfig) -> dict[s
             raise CheckpointError(f"{name}: a processor that crops but does not resize")
         # A picture of the right size stays as it is.
         return {"image_size": config.image_hw, "resize": "squash"}
-    size = values["size"]
+    size = values.get("size", config.image_hw)
     keeps_proportions = isinstance(size, Mapping) and "shortest_edge" in size
     if keeps_proportions:
         if size.get("longest_edge"):

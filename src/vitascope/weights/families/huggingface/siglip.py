@@ -1,11 +1,12 @@
-"""transformers' SigLIP, and SigLIP 2 of a fixed resolution: the vision model, alone or of a whole model.
+"""transformers' SigLIP and SigLIP 2: the vision model, alone or of a whole model, or the classifier.
 
-Facts: transformers 5.23.0, `models/siglip`.
+Facts: transformers 5.23.0, `models/{siglip,siglip2}`.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
@@ -13,11 +14,12 @@ import torch
 
 from vitascope.data.preprocess import Preprocess
 from vitascope.model.config import ViTConfig
-from vitascope.weights.families.huggingface.clip import OF_WHOLE, VISION, VisionOfWhole
-from vitascope.weights.families.huggingface.model_type import BASE, classifier_options
+from vitascope.weights.families.huggingface.clip import VISION, VisionOfWhole, nested
+from vitascope.weights.families.huggingface.model_type import BASE, classifier_options, number
 from vitascope.weights.mapping import PLAIN_VIT, Source, State, Table, supporting
 
 _POOL = "head.attention.in_proj"
+_LINEAR = "embeddings.patch_embedding.weight"
 SIGLIP: Table = {
     **VISION,
     "pool.query": "head.probe",
@@ -89,11 +91,36 @@ class Siglip(VisionOfWhole):
     def written_config(self, config: ViTConfig) -> dict[str, Any]:
         """Flat, or nested in the configuration of a whole model, which their classifier has."""
         values = super().written_config(config)
-        if config.readout.head != "linear":
-            return values
-        vision = {name: value for name, value in values.items() if name not in OF_WHOLE}
-        whole = {name: values[name] for name in OF_WHOLE if name in values}
-        return {**whole, "model_type": "siglip", "vision_config": vision}
+        return nested(values, "siglip") if config.readout.head == "linear" else values
 
     def own_config(self, config: ViTConfig) -> dict[str, Any]:
         return {"intermediate_size": config.mlp_dim, "vision_use_head": config.readout.pool == "map"}
+
+
+class Siglip2(Siglip):
+    """transformers' SigLIP 2 of any proportions (NaFlex), at the square of its positions: a SigLIP.
+
+    Its class takes images that are cut into patches, which a linear layer embeds. SigLIP 2 of a fixed
+    resolution is `siglip`; our models are written as that.
+    """
+
+    kinds = ("siglip2_vision_model", "siglip2")
+    body, classifier = "Siglip2VisionModel", "Siglip2ForImageClassification"
+    processor = "Siglip2"
+    defaults: ClassVar[Mapping[str, Any]] = {
+        **{name: value for name, value in Siglip.defaults.items() if name != "image_size"},
+        "num_patches": 256,
+    }
+
+    def before_reading(self, source: Source) -> Source:
+        """The linear layer as a convolution, and the size of the square."""
+        source = super().before_reading(source)
+        values = {**self.defaults, **source.config}
+        patch, channels = (int(number(source, values, it, least=1)) for it in ("patch_size", "num_channels"))
+        side = math.isqrt(int(number(source, values, "num_patches", least=1)))
+        tensors = dict(source.tensors)
+        linear = tensors.get(_LINEAR)
+        if linear is not None and linear.shape[1:] == (patch * patch * channels,):
+            tensors[_LINEAR] = linear.reshape(-1, patch, patch, channels).permute(0, 3, 1, 2).contiguous()
+        config = {**source.config, "image_size": side * patch}
+        return dataclasses.replace(source, tensors=tensors, config=config)
