@@ -264,6 +264,10 @@ def test_zero_shot_classifier_of_a_file_with_clips_tokenizer(tmp_path: Path) -> 
         ({"norm_kwargs": {"x": 1}}, "norm_kwargs"),
         ({"timm_model_name": "vit_base_patch16_224"}, "only those with timm_pool 'map'"),
         ({"width": "128"}, "width '128' in vision_cfg is not a number"),
+        ({"norm_kwargs": [1]}, r"norm_kwargs \[1\] in vision_cfg is not an object"),
+        ({"act_kwargs": "tanh"}, "act_kwargs 'tanh' in vision_cfg is not an object"),
+        ({"pool_type": ["tok"]}, r"pool_type \['tok'\] in vision_cfg is not a text"),
+        ({"no_ln_pre": "no"}, "no_ln_pre 'no' in vision_cfg is not true or false"),
         ({"width": 0}, "width 0 is not a positive whole number"),
         ({"head_width": 1.5}, "head_width 1.5 is not a positive whole number"),
     ],
@@ -281,6 +285,28 @@ def test_vision_models_that_are_not_read_are_rejected(
 
 
 @pytest.mark.parametrize(
+    ("preprocess", "reason"),
+    [
+        ([0.5], r"preprocess_cfg \[0.5\] in open_clip_config.json is no object"),
+        ({"mean": 0.5}, "mean 0.5 in preprocess_cfg is not a list"),
+        ({"mean": ["a"]}, "mean is a list of numbers, not"),
+        ({"size": "32"}, "size '32' in preprocess_cfg is not a number or a list"),
+        ({"size": ["a"]}, r"preprocess_cfg: \['a'\] is not a size"),
+        ({"resize_mode": []}, r"resize_mode \[\] in preprocess_cfg is not a text"),
+        ({"interpolation": "area"}, "interpolation 'area'"),
+    ],
+)
+def test_preprocessing_that_is_none_is_rejected_by_its_key(
+    tmp_path: Path, preprocess: Any, reason: str
+) -> None:
+    write(tmp_path / "clip", vision={}, text={})
+    path = tmp_path / "clip" / "open_clip_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"preprocess_cfg": preprocess}))
+    with pytest.raises(vs.UserError, match=reason):
+        vs.from_pretrained(tmp_path / "clip")
+
+
+@pytest.mark.parametrize(
     ("text", "reason"),
     [
         ({"hf_model_name": "roberta-base"}, "hf_model_name 'roberta-base' in text_cfg; only None is read"),
@@ -288,6 +314,8 @@ def test_vision_models_that_are_not_read_are_rejected(
         ({"pool_type": "mean"}, "pool_type 'mean' is none of"),
         ({"layers": 1}, "not a complete text model"),
         ({"surprise": 1}, "unknown surprise 1 in text_cfg"),
+        ({"tokenizer_kwargs": "lower"}, "tokenizer_kwargs 'lower' in text_cfg is not an object"),
+        ({"pool_type": [1]}, r"pool_type \[1\] in text_cfg is not a text"),
     ],
 )
 def test_text_models_that_are_not_read_are_rejected(

@@ -14,6 +14,7 @@ from typing import Any
 from vitascope.data.preprocess import Preprocess
 from vitascope.errors import UserError
 from vitascope.model.config import ViTConfig
+from vitascope.weights.families.huggingface.processors import sides
 from vitascope.weights.families.timm import Timm
 from vitascope.weights.files import CheckpointError
 from vitascope.weights.mapping import Family, Source, State, Stored, Table, reshaped
@@ -45,7 +46,6 @@ def with_first_axes(name: str, count: int) -> Stored:
     return reshaped(name, lambda ours: ours.flatten(0, count), lambda theirs: theirs[(None,) * count])
 
 
-"""The option `mlp` of transformers' `hidden_act`."""
 TABLE: Table = {
     "patch_embedding.*": "visual.conv1.*",
     "class_token": with_first_axes("visual.class_embedding", 2),
@@ -65,7 +65,7 @@ VISION: dict[str, Any] = {
     "attn_pooler_queries": 256, "attn_pooler_heads": 8,
 }  # fmt: skip
 _FIXED = {"attentional_pool": False, "pos_embed_type": "learnable", "timm_model_name": None}
-_SEVERAL = ("layers", "image_size", "patch_size")  # numbers that may be lists
+_SEVERAL = ("layers", "image_size", "patch_size", "size")  # numbers that may be lists
 _OF_TIMM = {"timm_model_pretrained", "timm_drop", "timm_drop_path", "timm_pool", "timm_proj"}
 _OF_TIMM |= {"timm_proj_bias", "timm_model_name", "image_size"}
 
@@ -139,8 +139,7 @@ class OpenClip(Family):
         defaults = {"size": config.image_hw, "mode": "RGB", "mean": MEAN, "std": STD, "fill_color": 0}
         defaults |= {"interpolation": "bicubic", "resize_mode": "shortest"}
         values = known(source, "preprocess_cfg", source.config.get("preprocess_cfg") or {}, defaults, {})
-        size = values["size"]
-        size = (size, size) if isinstance(size, int) else tuple(size)
+        size = sides(values["size"], f"{source.name}, preprocess_cfg")
         modes: dict[str, dict[str, Any]] = {
             "shortest": {"resize": "crop", "resize_to": size},
             "squash": {"resize": "squash"},
@@ -209,6 +208,8 @@ def known(
     fixed: Mapping[str, Any],
 ) -> dict[str, Any]:
     """The options of a section; rejects unknown ones, those that differ from `fixed`, and other types."""
+    if not isinstance(given, Mapping):
+        raise CheckpointError(f"{source.name}: {where} {given!r} in open_clip_config.json is no object")
     values = {**defaults, **{name: value for name, value in given.items() if value is not None}}
     for name, value in values.items():
         if name in fixed:
@@ -218,11 +219,27 @@ def known(
                 )
         elif name not in defaults:
             raise CheckpointError(f"{source.name}: unknown {name} {value!r} in {where}")
-        elif isinstance(defaults[name], int | float) and not isinstance(
-            value, int | float | list if name in _SEVERAL else int | float
-        ):
-            raise CheckpointError(f"{source.name}: {name} {value!r} in {where} is not a number")
+        elif value is not None:
+            words, types = _accepted(name, defaults[name])
+            if not isinstance(value, types):
+                raise CheckpointError(f"{source.name}: {name} {value!r} in {where} is not {words}")
     return values
+
+
+def _accepted(name: str, default: Any) -> tuple[str, tuple[type, ...]]:
+    """The values that an option may have, in words, and their types."""
+    if name.endswith("_kwargs"):
+        return "an object", (Mapping,)
+    if name in _SEVERAL:
+        return "a number or a list", (int, float, list, tuple)
+    kinds: dict[type, tuple[str, tuple[type, ...]]] = {
+        bool: ("true or false", (bool,)),
+        int: ("a number", (int, float)),
+        float: ("a number", (int, float)),
+        str: ("a text", (str,)),
+        tuple: ("a list", (list, tuple)),
+    }
+    return kinds.get(type(default), ("known", (object,)))
 
 
 def activation(source: Source, model: Mapping[str, Any], values: Mapping[str, Any]) -> str:
