@@ -140,7 +140,7 @@ def test_files_equal_timm_and_transformers(case: str, tmp_path: Path) -> None:
     if "fine-tuned" not in case:
         assert relative_error(ours.forward_features(images), peer.forward_features(images)) < 1e-5
     assert_same_attention(ours, images, timm_attention(peer, images))
-    assert ours.config.block.norm_eps == 1e-6
+    assert ours.config.option("norm_eps") == 1e-6
     if not kind:
         return
     names = transformers_names(peer.state_dict(), TO_TRANSFORMERS)
