@@ -15,7 +15,7 @@ _REASONS = {
     r"siglip2(_vision_model)?": (
         "it takes patches of images of any proportions (NaFlex); SigLIP 2 of a fixed resolution loads"
     ),
-    r"aimv2(_vision_model)?": "it has RMS norms, also before its positions",
+    r"aimv2": "its pooling has no MLP; its vision model loads without the pooling (use_head=False)",
     r"mlcd(_vision_model)?": "its rotary positions have a layout of their own, with one for the class token",
     r"vitdet|sam(2|_hq)?(_vision_model)?": "some of its blocks attend within windows, others to all patches",
 }
