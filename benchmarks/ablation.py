@@ -95,9 +95,12 @@ CHANGES = (
     Change(("stem=resnet", "resnet_layers=[1]", "resnet_width=16")),
     Change(("stem=tokenizer", "tokenizer_widths=[32, 64]")),
     Change(("embedding_norm=true",)),
+    Change(("patch_norm=true",)),
     # Equations 2 and 3
     Change(("norm=post",)),
     Change(("norm=branch",)),
+    Change(("norm_type=rms",)),
+    Change(("qk_norm=true",)),
     Change(("inner_norm=mlp",)),
     Change(("inner_norm=all",)),
     Change(("layer_scale=0.1",)),
@@ -107,6 +110,7 @@ CHANGES = (
     Change(("mlp=swiglu", "mlp_ratio=2.667")),
     Change(("qkv_bias=none",)),
     Change(("qkv_bias=no_key",)),
+    Change(("linear_bias=false",)),
     Change(("attention=axial",)),
     Change(("attention=window", "window=2")),
     # Equation 4
@@ -118,6 +122,7 @@ CHANGES = (
     Change(pool="cls_mean"),
     Change(pool="sequence"),
     Change(pool="map"),
+    Change(("pool_prefix=true", "class_token=true"), pool="map"),
     Change(("head=mlp",)),
     # The paper's initialization starts every head at zero, so `head_init` only matters with timm's.
     Change(("init=mimetic",)),

@@ -48,7 +48,9 @@ def grown_config(small: ViTConfig, size: str) -> ViTConfig:
     large = named_config(size, in_channels=small.in_channels, **classes)
     if not isinstance(large, ViTConfig):
         raise ValueError(f"{size} is no Vision Transformer")
-    if any(getattr(small, part) != getattr(large, part) for part in ("embedding", "block", "readout")):
+    if any(
+        getattr(small, part) != getattr(large, part) for part in ("embedding", "block", "norms", "readout")
+    ):
         raise ValueError("only a ViT with every option at its default grows")
     sizes = {
         "width": (small.embed_dim, large.embed_dim),

@@ -42,6 +42,7 @@ from vitascope.model.config import OPTIONS, ViTConfig
 from vitascope.model.options import (
     BlockOptions,
     EmbeddingOptions,
+    NormOptions,
     ReadoutOptions,
     Regularization,
     RotaryOptions,
@@ -57,7 +58,15 @@ ROOT = Path(__file__).parent.parent
 OPTIONS_PAGE = ROOT / "docs" / "options.md"
 CONDITIONS = {"machine": "a CPU", "versions": "torch", "date": "2026-01-02", "command": "python x"}
 
-GROUPS = (EmbeddingOptions, RotaryOptions, TokenizerOptions, BlockOptions, ReadoutOptions, Regularization)
+GROUPS = (
+    EmbeddingOptions,
+    RotaryOptions,
+    TokenizerOptions,
+    BlockOptions,
+    NormOptions,
+    ReadoutOptions,
+    Regularization,
+)
 CHOICES = {
     name: get_args(kind)
     for group in GROUPS

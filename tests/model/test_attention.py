@@ -66,6 +66,19 @@ def test_fused_attention_equals_the_explicit_equations(B: int, T: int, seed: int
     torch.testing.assert_close(weights.sum(-1), torch.ones(B, 2, T))
 
 
+@pytest.mark.parametrize("norm_type", ["layer", "rms"])
+def test_normalized_queries_and_keys_have_scores_independent_of_their_size(norm_type: str) -> None:
+    layer, tokens = attention(qk_norm=True, norm_type=norm_type, norm_eps=0.0), random_images(2, 5, 16)
+    before = layer(tokens, sequence(5))
+    with torch.no_grad():
+        layer.qkv.weight[:32] *= 100
+        layer.qkv.bias[:32] *= 100
+    torch.testing.assert_close(layer(tokens, sequence(5)), before, rtol=1e-4, atol=1e-4)
+    with torch.no_grad():
+        layer.qkv.weight[32:] *= 100
+    assert not torch.allclose(layer(tokens, sequence(5)), before, rtol=0.1)
+
+
 def test_fused_and_explicit_attention_have_the_same_gradients() -> None:
     gradients = []
     for trace in (None, Trace(attention=True)):

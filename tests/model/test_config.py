@@ -22,6 +22,7 @@ from vitascope.model.config import OPTIONS, ViTConfig, check_tiling
 from vitascope.model.options import (
     BlockOptions,
     EmbeddingOptions,
+    NormOptions,
     ReadoutOptions,
     Regularization,
     RotaryOptions,
@@ -33,6 +34,7 @@ GROUPS = {
     "rotary": RotaryOptions,
     "tokenizer": TokenizerOptions,
     "block": BlockOptions,
+    "norms": NormOptions,
     "readout": ReadoutOptions,
     "regularization": Regularization,
 }

@@ -30,6 +30,7 @@ READOUTS: dict[str, dict[str, Any]] = {
     "class token and mean": {"pool": "cls_mean", "num_registers": 1},
     "map": {"pool": "map"},
     "map beside registers": {"pool": "map", "num_registers": 3},
+    "map of every token": {"pool": "map", "num_registers": 3, "pool_prefix": True},
 }
 
 
@@ -82,6 +83,17 @@ def test_map_is_the_multi_head_attention_of_torch_with_one_query(mlp: str, regis
     expected = attended + pool.mlp(pool.norm(attended))
     torch.testing.assert_close(pool(tokens), expected[:, 0], rtol=1e-5, atol=1e-5)
     assert isinstance(pool.mlp, SwiGLU) == (mlp == "swiglu")
+
+
+def test_map_may_attend_to_every_token_with_heads_and_an_mlp_of_its_own() -> None:
+    options = {"pool": "map", "num_registers": 2, "pool_prefix": True, "pool_heads": 8, "pool_mlp_ratio": 1.5}
+    pool, tokens = randomize(pooling(small_config(**options))).eval(), random_images(2, 9, 16)
+    others = randomize(pooling(small_config(pool="map", pool_heads=8, pool_mlp_ratio=1.5))).eval()
+    assert pool.mlp.fc1.out_features == 24
+    torch.testing.assert_close(pool(tokens), others(tokens))  # the same weights, where all tokens are patches
+    changed = tokens.clone()
+    changed[:, 0] += 1  # a register
+    assert not torch.allclose(pool(changed), pool(tokens), atol=1e-3)
 
 
 def test_map_is_independent_of_the_order_of_patches() -> None:

@@ -230,7 +230,7 @@ def starts(options: dict[str, Any]) -> Iterator[tuple[str, torch.Tensor, str]]:
     rules = [  # the first that matches
         (r"scale[12]\.gamma$", "layer scale"),
         (r"resnet\.stages.*\.norm3\.weight$", "zero"),
-        (r"norm[123]?\.weight$", "one"),
+        (r"norm[123]?(\.[qk])?\.weight$", "one"),
         (r"^head\.(linear\.|distillation\.)?weight$", "zero" if zero_head else "random"),
         (r"^class_token$", "zero" if paper else "random"),
         (r"^distillation_token$", "random"),

@@ -32,7 +32,7 @@ def equations_1_to_4(model: VisionTransformer, image: np.ndarray) -> np.ndarray:
     """The paper's equations for one image (C, H, W), in NumPy: from pixels to logits."""
     w = {name: value.detach().numpy() for name, value in model.state_dict().items()}
     config = model.config
-    (ph, pw), eps, k = config.patch_hw, config.block.norm_eps, config.num_heads
+    (ph, pw), eps, k = config.patch_hw, config.norms.norm_eps, config.num_heads
 
     E = w["patch_embedding.weight"].reshape(config.embed_dim, -1).T
     patches = [

@@ -422,7 +422,7 @@ def test_published_shapes_are_recognized_as_the_named_models(ours: str, theirs: 
     assert config == family.fixed_there(expected).replace(class_token=True, mlp_ratio=config.block.mlp_ratio)
     assert config.mlp_dim == expected.mlp_dim
     assert config.num_heads == model.blocks[0].attn.num_heads
-    assert config.block.norm_eps == model.norm.eps
+    assert config.norms.norm_eps == model.norm.eps
 
 
 @pytest.mark.parametrize("name", ["dinov3_s16", "dinov3_s16_plus", "dinov3_h16_plus", "dinov3_7b16"])

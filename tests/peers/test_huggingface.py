@@ -459,7 +459,7 @@ def test_empty_configuration_means_the_defaults_of_its_class(case: str, saved: S
     assert config.num_heads == defaults.num_attention_heads
     assert config.image_size == (defaults.image_size,) * 2
     assert config.patch_size == (defaults.patch_size,) * 2
-    assert config.block.norm_eps == defaults.layer_norm_eps
+    assert config.norms.norm_eps == defaults.layer_norm_eps
     assert config.block.layer_scale == getattr(defaults, "layerscale_value", None)
     assert config.block.qkv_bias == ("no_key" if case == "dinov3" else "all")
     assert config.mlp_dim == getattr(defaults, "intermediate_size", 4 * defaults.hidden_size)

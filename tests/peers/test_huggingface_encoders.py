@@ -52,6 +52,7 @@ ENCODERS: dict[str, dict[str, Any]] = {
     "SiglipVisionModel": {"pool": "map", "head": "none", "mlp": "gelu_tanh", "norm_eps": 1e-6},
     "SiglipModel": {"pool": "map", "position_prefix": False},
     "SiglipForImageClassification": {"pool": "mean", "head": "linear", "num_classes": 6},
+    "Aimv2VisionModel": {"norm_type": "rms", "patch_norm": True, "linear_bias": False, "pool": "mean"},
     "ViTMAEModel": {"head": "none", "norm_eps": 1e-12},
     "ViTMAEForPreTraining": {"head": "none", "position_prefix": True},
     "ViTMSNModel": {"head": "none", "norm_eps": 1e-6},
@@ -89,6 +90,8 @@ def peer_model(name: str, seed: int = 0, **changes: Any) -> nn.Module:
         config = cls.config_class(vision_config=sizes, text_config=text, **options)
     else:
         config = cls.config_class(**sizes, **options)
+    if name == "Aimv2VisionModel":
+        config.use_head, config.is_native = False, seed == 2
     if name.endswith("Modeling"):
         config.encoder_stride = config.patch_size
     if "MAE" in name:
@@ -122,7 +125,7 @@ def peer_outputs(peer: nn.Module, images: Tensor) -> dict[str, Any]:
             found["outputs"] = result.pooler_output
         if found["outputs"] is None:
             last = result.last_hidden_state
-            found["outputs"] = last.mean(dim=1) if name.startswith("IJepa") else last[:, 0]
+            found["outputs"] = last.mean(dim=1) if name.startswith(("IJepa", "Aimv2")) else last[:, 0]
     return {**found, "tokens": result.hidden_states, "attention": result.attentions}
 
 
@@ -133,8 +136,9 @@ def assert_equal(ours: VisionTransformer, peer: nn.Module) -> None:
     ours, peer = ours.double(), peer.double()
     peer.set_attn_implementation("sdpa")
     found = peer_outputs(peer, images)
-    rounded = ("DINOv3", "Dinov2WithRegisters")  # angles, and the class token plus its position, in float32
-    exact = 1e-7 if type(peer).__name__.startswith(rounded) else 1e-10
+    # Angles, the class token plus its position, and RMS norms are in float32 there.
+    rounded = ("DINOv3", "Dinov2WithRegisters", "Aimv2")
+    exact = 1e-6 if type(peer).__name__.startswith(rounded) else 1e-10
     if "feature_map" in found:
         patches = ours.forward_features(images)[:, ours.config.num_prefix_tokens :]  # (B, N, D)
         assert relative_error(patches, found["feature_map"].flatten(2).mT) < exact
@@ -226,7 +230,7 @@ def test_empty_configuration_means_the_defaults_of_its_class(name: str, tmp_path
     assert (config.num_heads, config.mlp_dim) == (defaults.num_attention_heads, defaults.intermediate_size)
     assert config.image_hw == (defaults.image_size,) * 2
     assert config.patch_hw == (defaults.patch_size,) * 2
-    assert config.block.norm_eps == defaults.layer_norm_eps
+    assert config.norms.norm_eps == defaults.layer_norm_eps
     expected = {"quick_gelu": "quick_gelu", "gelu_pytorch_tanh": "gelu_tanh", "gelu": "gelu"}
     assert config.block.mlp == expected[defaults.hidden_act]
 
@@ -409,7 +413,7 @@ def test_an_older_description_of_the_vision_model_overrules_the_newer_as_in_tran
     config = {**source.config, "vision_config": newer, "vision_config_dict": old}
     expected = transformers.CLIPConfig(**config).vision_config
     ours = ours_from(Source(name="older", tensors=source.tensors, config=config)).config
-    assert (ours.depth, ours.block.norm_eps) == (expected.num_hidden_layers, expected.layer_norm_eps)
+    assert (ours.depth, ours.norms.norm_eps) == (expected.num_hidden_layers, expected.layer_norm_eps)
 
 
 @pytest.mark.parametrize(

@@ -44,6 +44,11 @@ EVA: dict[str, tuple[str, dict[str, Any]]] = {
     "PE spatial": ("vit_pe_spatial_small_patch16_512", {}),
     "PE lang": ("vit_pe_lang_large_patch14_448", {}),
     "PE lang without class token": ("vit_pe_lang_gigantic_patch14_448", {}),
+    "PE core": ("vit_pe_core_small_patch16_384", {"num_heads": 3}),
+    "PE core without class token": ("vit_pe_core_gigantic_patch14_448", {}),
+    "Sapiens2": ("vit_base_patch16_sapiens2", {"num_kv_heads": 3}),
+    "Sapiens2 of shared keys": ("vit_large_patch16_sapiens2", {"num_kv_heads": (3, 1)}),
+    "norms of queries and keys": ("eva02_small_patch14_224", {"qk_norm": True}),
     "arguments": (
         "vit_small_patch16_rope_mixed_224",
         {"rope_grid_indexing": "ij", "no_embed_class": False, "use_abs_pos_emb": True, "num_reg_tokens": 2},
@@ -146,6 +151,8 @@ OURS: dict[str, dict[str, Any]] = {
     "no key bias": {"qkv_bias": "no_key"},
     "norm of branches": {"norm": "branch", "pool": "mean", "pool_norm": "after"},
     "norms inside": {"inner_norm": "all", "mlp": "swiglu", "mlp_ratio": 8 / 3},
+    "RMS norms": {"norm_type": "rms", "layer_scale": 0.1, "qk_norm": True, "positions": "rotary"},
+    "attention pooling": {"positions": "rotary", "pool": "map", "pool_prefix": True, "pool_mlp_ratio": 2.0},
     "no last norm": {"pool_norm": "none", "qkv_bias": "none", "embedding_norm": True, "patch_bias": False},
     "CLIP's epsilon": {
         "positions": "rotary",
@@ -174,7 +181,10 @@ def test_our_models_have_equal_outputs_in_timm(case: str, tmp_path: Path) -> Non
         ({"norm": "branch", "layer_scale": 0.1}, 'norm "branch" and layer_scale'),
         ({"positions": "rotary_axial", "norm_eps": 1e-5}, "no rotary_grid"),
         ({"positions": "rotary", "mlp": "gelu_tanh"}, "mlp 'gelu_tanh'"),
-        ({"positions": "rotary", "pool": "map"}, "pool 'map'"),
+        ({"positions": "rotary", "pool": "map", "num_registers": 1}, 'pool "map" and pool_prefix False'),
+        ({"positions": "rotary", "pool": "map", "mlp": "swiglu"}, 'pool "map" and mlp "swiglu"'),
+        ({"positions": "rotary", "norm": "branch", "qk_norm": True}, 'norm "branch" and qk_norm'),
+        ({"positions": "rotary", "norm_type": "rms"}, 'norm_type "rms" without layer_scale'),
     ],
 )
 def test_what_timm_has_not_is_rejected_with_the_option(options: dict[str, Any], reason: str) -> None:
@@ -186,13 +196,6 @@ def test_what_timm_has_not_is_rejected_with_the_option(options: dict[str, Any], 
 @pytest.mark.parametrize(
     ("name", "args", "reason"),
     [
-        (
-            "vit_base_patch16_sapiens2",
-            {"embed_dim": 48, "num_heads": 12},
-            "an RMSNorm, normalized queries and keys",
-        ),
-        ("vit_pe_core_tiny_patch16_384", {"depth": 1}, "attention pooling over every token"),
-        ("eva02_tiny_patch14_224", {"depth": 1, "qk_norm": True}, "timm's qk_norm True"),
         ("eva02_tiny_patch14_224", {"depth": 1, "rope_type": "mrope"}, "rope_type 'mrope' is none of"),
         ("vit_small_patch16_dinov3", {"depth": 1, "rope_grid_offset": 0.5}, "rope_grid_offset 0.5"),
         (

@@ -155,7 +155,7 @@ def test_published_files_have_torchvisions_models_and_preprocessing(weights: Any
         ours, image_size=size, resample="torchvision", class_names=config.class_names
     )
     assert config.num_heads == model.encoder.layers[0].self_attention.num_heads
-    assert config.block.norm_eps == model.encoder.ln.eps
+    assert config.norms.norm_eps == model.encoder.ln.eps
 
     published, found = weights.transforms(), FAMILY.read_preprocess(source, config)
     assert [size, size] == [*found.image_size] == published.crop_size * 2

@@ -143,7 +143,7 @@ def test_every_family_that_holds_a_model_keeps_its_logits(
     assert len(folders) > 1
     for family, folder in folders.items():
         loaded = from_pretrained(folder, family=family)
-        loaded.config = loaded.config.replace(norm_eps=config.block.norm_eps)
+        loaded.config = loaded.config.replace(norm_eps=config.norms.norm_eps)
         if FAMILIES[family].fixed_there(config) == config:
             assert torch.equal(loaded(images), expected), family
         else:  # the other library fixes the epsilon

@@ -86,7 +86,7 @@ class Picky(Toy):
     }
 
     def fixed_there(self, config: ViTConfig) -> ViTConfig:
-        return config if config.block.norm_eps in (1e-6, 1e-5) else config.replace(norm_eps=1e-6)
+        return config if config.norms.norm_eps in (1e-6, 1e-5) else config.replace(norm_eps=1e-6)
 
     def conflicts(self, config: ViTConfig) -> list[str]:
         return ["registers of odd number"] if config.readout.num_registers % 2 else []
@@ -331,7 +331,7 @@ def test_an_option_fixed_by_the_library_is_reported_and_written(tmp_path: Path) 
     assert changes(family, small_config(norm_eps=1e-5)) == []
     written(family, model, tmp_path)
     assert family.written[0][0] == model.config.replace(norm_eps=1e-6)
-    assert model.config.block.norm_eps == 1e-12
+    assert model.config.norms.norm_eps == 1e-12
 
 
 @law

@@ -18,6 +18,7 @@ from torch.autograd.function import once_differentiable
 
 from vitascope.model.config import ViTConfig
 from vitascope.model.hardware import bf16_units
+from vitascope.model.norms import norm_of
 from vitascope.model.positions import Layout
 from vitascope.model.trace import Trace
 
@@ -139,6 +140,22 @@ class KeylessLinear(nn.Linear):
         return F.linear(tokens, self.weight, torch.cat([q, torch.zeros_like(q), v]))
 
 
+class QueryKeyNorm(nn.Module):
+    """Norms of each head's queries and keys, which bound the scores (Dehghani et al. 2023, ViT-22B).
+
+    (B, T, 3, heads, hd) -> the same shape; the values stay.
+    """
+
+    def __init__(self, config: ViTConfig) -> None:
+        super().__init__()
+        self.q = norm_of(config, config.head_dim)
+        self.k = norm_of(config, config.head_dim)
+
+    def forward(self, qkv: Tensor) -> Tensor:
+        q, k, v = qkv.unbind(2)
+        return torch.stack([self.q(q).to(v.dtype), self.k(k).to(v.dtype), v], dim=2)
+
+
 class SelfAttention(nn.Module):
     """MSA(z) = [SA_1(z); ...; SA_k(z)] U_msa, equation 8: (B, T, D) -> (B, Q, D), for Q `queries`."""
 
@@ -150,16 +167,18 @@ class SelfAttention(nn.Module):
         # U_qkv of every head, equation 5
         keyless = bias == "no_key"
         self.qkv = KeylessLinear(D, inner) if keyless else nn.Linear(D, 3 * inner, bias=bias == "all")
-        normalizes = config.block.inner_norm == "all"
-        self.norm = nn.LayerNorm(inner, eps=config.block.norm_eps) if normalizes else nn.Identity()
-        self.proj = nn.Linear(inner, D)  # U_msa
+        normalizes = config.norms.inner_norm == "all"
+        self.norm = norm_of(config, inner) if normalizes else nn.Identity()
+        self.qk_norm = QueryKeyNorm(config) if config.norms.qk_norm else nn.Identity()
+        self.proj = nn.Linear(inner, D, bias=config.block.linear_bias)  # U_msa
         self.dropout = nn.Dropout(config.regularization.dropout)
 
     def forward(
         self, tokens: Tensor, layout: Layout, trace: Trace | None = None, queries: slice = EVERY_TOKEN
     ) -> Tensor:
         rate = self.attention_dropout if self.training else 0.0
-        qkv = rotate(self.qkv(tokens).unflatten(-1, (3, self.num_heads, -1)), layout)  # (B, T, 3, heads, hd)
+        qkv = self.qkv(tokens).unflatten(-1, (3, self.num_heads, -1))  # (B, T, 3, heads, hd)
+        qkv = rotate(self.qk_norm(qkv), layout)
         if trace is not None:
             trace.keep_attended(layout.expand(tokens))
         if trace is None or trace.attention is None:

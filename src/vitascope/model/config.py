@@ -18,6 +18,7 @@ from vitascope.model.options import (
     BlockOptions,
     EmbeddingOptions,
     ImageOptions,
+    NormOptions,
     ReadoutOptions,
     Regularization,
     Role,
@@ -69,6 +70,8 @@ class ViTConfig(ImageOptions):
     """The stem "tokenizer" of equation 1."""
     block: BlockOptions = dataclasses.field(default_factory=BlockOptions)
     """Equations 2 and 3."""
+    norms: NormOptions = dataclasses.field(default_factory=NormOptions)
+    """The norms of equations 1 to 4."""
     readout: ReadoutOptions = dataclasses.field(default_factory=ReadoutOptions)
     """Equation 4."""
     regularization: Regularization = dataclasses.field(default_factory=Regularization)
@@ -78,8 +81,9 @@ class ViTConfig(ImageOptions):
         object.__setattr__(self, "patch_size", pair(self.patch_size))
         self.check_images_and_classes()
         check_fields(self)
-        if self.mlp_dim < 1:
-            raise UserError(f"mlp_ratio {self.block.mlp_ratio} gives an MLP without a hidden layer")
+        for name, hidden in {"mlp_ratio": self.mlp_dim, "pool_mlp_ratio": self.pool_mlp_dim}.items():
+            if hidden < 1:
+                raise UserError(f"{name} {self.option(name)} gives an MLP without a hidden layer")
         if self.block.head_dim is None and self.embed_dim % self.num_heads:
             fits = [heads for heads in range(1, self.embed_dim + 1) if self.embed_dim % heads == 0]
             best = min(fits, key=lambda heads: abs(heads - self.num_heads))
@@ -94,7 +98,10 @@ class ViTConfig(ImageOptions):
             raise UserError(f"sine-cosine positions need an embed_dim that 4 divides, not {self.embed_dim}")
         if training.patch_dropout and (self.block.attention != "global" or embedding.relative):
             raise UserError("patch_dropout breaks up the grid that axial, window and relative attention need")
-        if self.readout.pool == "map" and self.embed_dim % self.head_dim:
+        pool_heads = self.readout.pool_heads
+        if pool_heads is not None and self.embed_dim % pool_heads:
+            raise UserError(f"pool_heads {pool_heads} does not divide embed_dim {self.embed_dim}")
+        if self.readout.pool == "map" and pool_heads is None and self.embed_dim % self.head_dim:
             raise UserError(
                 f'pool "map" has heads of the same width, and head_dim {self.head_dim} does not divide '
                 f"embed_dim {self.embed_dim}"
@@ -215,6 +222,11 @@ class ViTConfig(ImageOptions):
         return self.grid[0] * self.grid[1] + self.num_prefix_tokens
 
     @property
+    def num_pooled_tokens(self) -> int:
+        """The number of tokens that pooling by attention or by scores sums up."""
+        return self.num_tokens - (0 if self.readout.pool_prefix else self.num_prefix_tokens)
+
+    @property
     def head_dim(self) -> int:
         """Width of an attention head."""
         return self.block.head_dim or self.embed_dim // self.num_heads
@@ -228,6 +240,12 @@ class ViTConfig(ImageOptions):
     def mlp_dim(self) -> int:
         """Width of the MLP's hidden layer."""
         return round(self.embed_dim * self.block.mlp_ratio)
+
+    @property
+    def pool_mlp_dim(self) -> int:
+        """Width of the hidden layer of attention pooling's MLP."""
+        ratio = self.readout.pool_mlp_ratio
+        return self.mlp_dim if ratio is None else round(self.embed_dim * ratio)
 
     @property
     def final_norm(self) -> Literal["before", "after", "none"]:
@@ -254,11 +272,12 @@ class ViTConfig(ImageOptions):
         D, embedding, (gh, gw), prefix = self.embed_dim, self.embedding, self.grid, self.num_prefix_tokens
         linear = sum(layer.inputs * layer.outputs + layer.biases for layer in self._linear_layers())
         norms = 2 * self.depth + (self.final_norm != "none")
-        norms += embedding.embedding_norm + (self.readout.pool == "map")
+        norms += embedding.embedding_norm + embedding.patch_norm + (self.readout.pool == "map")
         heads = {"none": 0, "mlp": self.mlp_dim, "all": self.mlp_dim + self.attention_dim}
-        inner = 2 * self.depth * heads[self.block.inner_norm]
+        of_norm = 1 if self.norms.norm_type == "rms" else 2  # its weight, and LayerNorm's bias
+        inner = of_norm * self.depth * (heads[self.norms.inner_norm] + 2 * self.head_dim * self.norms.qk_norm)
         scales = 0 if self.block.layer_scale is None else 2 * self.depth
-        vectors = prefix + 2 * norms + scales + (self.readout.pool == "map")  # the query
+        vectors = prefix + of_norm * norms + scales + (self.readout.pool == "map")  # the query
         bias = self.num_heads * ((2 * gh - 1) * (2 * gw - 1) + (3 if prefix else 0))
         positions = {
             "learned_2d": D * (gh + gw),
@@ -285,7 +304,7 @@ class ViTConfig(ImageOptions):
                 total += left * (T - left) * self.embed_dim
         # one query attends to the patches; or they are summed by their score
         products = {"map": 2, "sequence": 1}.get(self.readout.pool, 0)
-        total += products * (self.num_tokens - self.num_prefix_tokens) * self.embed_dim
+        total += products * self.num_pooled_tokens * self.embed_dim
         if self.embedding.stem == "resnet":
             total += self.stem_resnet.feature_multiply_adds
         return 2 * total
@@ -312,11 +331,12 @@ class ViTConfig(ImageOptions):
         layers = self._patch_embedding()
         qkv_biases = {"all": 3 * inner, "no_key": 2 * inner, "none": 0}[self.block.qkv_bias]
         for T, left in self.tokens_by_block():
-            layers += [LinearLayer(T, D, 3 * inner, qkv_biases), LinearLayer(T, inner, D, D)]
-            layers += self._mlp(left)
+            layers += [LinearLayer(T, D, 3 * inner, qkv_biases)]
+            layers += [LinearLayer(T, inner, D, D * self.block.linear_bias)]
+            layers += self._mlp(left, self.mlp_dim)
         if self.readout.pool == "map":
-            layers += [LinearLayer(1, D, D, D), LinearLayer(gh * gw, D, 2 * D, 2 * D)]
-            layers += [LinearLayer(1, D, D, D), *self._mlp(1)]
+            layers += [LinearLayer(1, D, D, D), LinearLayer(self.num_pooled_tokens, D, 2 * D, 2 * D)]
+            layers += [LinearLayer(1, D, D, D), *self._mlp(1, self.pool_mlp_dim)]
         if self.readout.pool == "sequence":
             layers.append(LinearLayer(gh * gw, D, 1, 1))
         pooled, head = D * self.readout.num_pooled, self.readout.head
@@ -347,10 +367,10 @@ class ViTConfig(ImageOptions):
         D = self.embed_dim
         return [LinearLayer(gh * gw, channels * ph * pw, D, D * embedding.patch_bias)]
 
-    def _mlp(self, rows: int) -> list[LinearLayer]:
-        D, hidden = self.embed_dim, self.mlp_dim
+    def _mlp(self, rows: int, hidden: int) -> list[LinearLayer]:
+        D, biases = self.embed_dim, self.block.linear_bias
         wide = 2 * hidden if self.block.mlp == "swiglu" else hidden
-        return [LinearLayer(rows, D, wide, wide), LinearLayer(rows, hidden, D, D)]
+        return [LinearLayer(rows, D, wide, wide * biases), LinearLayer(rows, hidden, D, D * biases)]
 
 
 OPTIONS = ViTConfig.groups()

@@ -11,6 +11,7 @@ from vitascope.errors import UserError
 from vitascope.model.attention import EVERY_TOKEN, SelfAttention
 from vitascope.model.config import ViTConfig
 from vitascope.model.local_attention import LocalAttention
+from vitascope.model.norms import norm_of
 from vitascope.model.patches import take
 from vitascope.model.positions import Layout
 from vitascope.model.token_merging import MergingAttention, MergingLayout
@@ -69,19 +70,20 @@ class QuickGELU(nn.Module):
 class MLP(nn.Module):
     """Two linear layers with a GELU between, for each token by itself: (B, T, D) -> (B, T, D).
 
-    With `normalizes`, a LayerNorm precedes the second layer.
+    With `normalizes`, a norm precedes the second layer.
     """
 
     def __init__(self, config: ViTConfig, normalizes: bool = False) -> None:
         super().__init__()
-        self.fc1 = nn.Linear(config.embed_dim, config.mlp_dim)
+        bias = config.block.linear_bias
+        self.fc1 = nn.Linear(config.embed_dim, config.mlp_dim, bias=bias)
         self.activation = {
             "gelu": nn.GELU(),
             "gelu_tanh": nn.GELU(approximate="tanh"),
             "quick_gelu": QuickGELU(),
         }[config.block.mlp]
-        self.norm = nn.LayerNorm(config.mlp_dim, eps=config.block.norm_eps) if normalizes else nn.Identity()
-        self.fc2 = nn.Linear(config.mlp_dim, config.embed_dim)
+        self.norm = norm_of(config, config.mlp_dim) if normalizes else nn.Identity()
+        self.fc2 = nn.Linear(config.mlp_dim, config.embed_dim, bias=bias)
         self.dropout = nn.Dropout(config.regularization.dropout)
 
     def forward(self, tokens: Tensor) -> Tensor:
@@ -93,9 +95,10 @@ class SwiGLU(nn.Module):
 
     def __init__(self, config: ViTConfig, normalizes: bool = False) -> None:
         super().__init__()
-        self.fc1 = nn.Linear(config.embed_dim, 2 * config.mlp_dim)
-        self.norm = nn.LayerNorm(config.mlp_dim, eps=config.block.norm_eps) if normalizes else nn.Identity()
-        self.fc2 = nn.Linear(config.mlp_dim, config.embed_dim)
+        bias = config.block.linear_bias
+        self.fc1 = nn.Linear(config.embed_dim, 2 * config.mlp_dim, bias=bias)
+        self.norm = norm_of(config, config.mlp_dim) if normalizes else nn.Identity()
+        self.fc2 = nn.Linear(config.mlp_dim, config.embed_dim, bias=bias)
         self.dropout = nn.Dropout(config.regularization.dropout)
 
     def forward(self, tokens: Tensor) -> Tensor:
@@ -123,12 +126,12 @@ class Block(nn.Module):
         D, options = config.embed_dim, config.block
         scale = options.layer_scale
         kind = SelfAttention if options.attention == "global" else LocalAttention
-        self.norm1 = nn.LayerNorm(D, eps=options.norm_eps)
+        self.norm1 = norm_of(config, D)
         self.attention = MergingAttention(config) if options.token_merging else kind(config)
         self.scale1 = nn.Identity() if scale is None else LayerScale(D, scale)
-        self.norm2 = nn.LayerNorm(D, eps=options.norm_eps)
+        self.norm2 = norm_of(config, D)
         mlp = SwiGLU if options.mlp == "swiglu" else MLP
-        self.mlp = mlp(config, normalizes=options.inner_norm != "none")
+        self.mlp = mlp(config, normalizes=config.norms.inner_norm != "none")
         self.scale2 = nn.Identity() if scale is None else LayerScale(D, scale)
         self.drop_path = DropPath(drop_path)
 

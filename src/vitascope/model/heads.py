@@ -10,6 +10,7 @@ from vitascope.errors import UserError
 from vitascope.model.attention import fused_attention, join_heads
 from vitascope.model.config import ViTConfig
 from vitascope.model.encoder import MLP, SwiGLU
+from vitascope.model.norms import norm_of
 from vitascope.model.options import Outputs
 
 
@@ -58,24 +59,29 @@ class SequencePool(MeanPool):
 
 
 class AttentionPool(MeanPool):
-    """Multi-head attention pooling: one learned query attends to the patches (Zhai et al. 2022, MAP)."""
+    """Multi-head attention pooling: one learned query attends to the patches (Zhai et al. 2022, MAP).
+
+    With `pool_prefix` it attends to all tokens, as in Perception Encoder.
+    """
 
     def __init__(self, config: ViTConfig) -> None:
         super().__init__(config)
-        D = config.embed_dim
-        self.num_heads = D // config.head_dim  # those of the blocks may be pruned
+        D, readout = config.embed_dim, config.readout
+        self.first = 0 if readout.pool_prefix else config.num_prefix_tokens
+        self.num_heads = readout.pool_heads or D // config.head_dim  # those of the blocks may be pruned
         self.query = nn.Parameter(torch.zeros(1, 1, D))
         self.q = nn.Linear(D, D)
         self.kv = nn.Linear(D, 2 * D)
         self.proj = nn.Linear(D, D)
-        self.norm = nn.LayerNorm(D, eps=config.block.norm_eps)
-        self.mlp = SwiGLU(config) if config.block.mlp == "swiglu" else MLP(config)
+        self.norm = norm_of(config, D)
+        wide = config if readout.pool_mlp_ratio is None else config.replace(mlp_ratio=readout.pool_mlp_ratio)
+        self.mlp = SwiGLU(wide) if config.block.mlp == "swiglu" else MLP(wide)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        patches = tokens[:, self.num_prefix_tokens :]  # (B, N, D)
+        attended = tokens[:, self.first :]  # (B, N, D)
         query = self.query.to(tokens.dtype).expand(tokens.shape[0], -1, -1)
         q = self.q(query).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)  # (B, heads, 1, hd)
-        kv = self.kv(patches).unflatten(-1, (2, self.num_heads, -1))  # (B, N, 2, heads, hd)
+        kv = self.kv(attended).unflatten(-1, (2, self.num_heads, -1))  # (B, N, 2, heads, hd)
         k, v = kv.permute(2, 0, 3, 1, 4)  # (B, heads, N, hd)
         pooled = self.proj(join_heads(fused_attention(q, k, v)))  # (B, 1, D)
         return (pooled + self.mlp(self.norm(pooled)))[:, 0]

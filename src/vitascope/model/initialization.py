@@ -70,11 +70,12 @@ def initialize_paper(model: nn.Module) -> None:
                 nn.init.xavier_uniform_(part)
             zero_(module.qkv.bias)
             nn.init.xavier_uniform_(module.proj.weight)
-            nn.init.zeros_(module.proj.bias)
+            zero_(module.proj.bias)
         elif isinstance(module, MLP | SwiGLU):
             for layer in (module.fc1, module.fc2):
                 nn.init.xavier_uniform_(layer.weight)
-                nn.init.normal_(layer.bias, std=1e-6)
+                if layer.bias is not None:
+                    nn.init.normal_(layer.bias, std=1e-6)
         elif isinstance(module, AttentionPool):
             for part in (module.query[0], module.q.weight, *module.kv.weight.chunk(2), module.proj.weight):
                 nn.init.xavier_uniform_(part)

@@ -134,7 +134,9 @@ class EmbeddingOptions:
     resample: Annotated[Resample, Role.FREE] = "timm"
     """The library whose rule interpolates learned positions to another grid."""
     embedding_norm: bool = False
-    """A LayerNorm between equation 1 and the encoder (CLIP's)."""
+    """A norm between equation 1 and the encoder (CLIP's)."""
+    patch_norm: Annotated[bool, AppliesWith("stem", "conv", ("overlap",))] = False
+    """A norm of the patches before positions are added to them (AIMv2's)."""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -218,13 +220,8 @@ class BlockOptions:
     """Equations 2 and 3: the blocks of the encoder."""
 
     norm: Literal["pre", "post", "branch"] = "pre"
-    """LayerNorm before each residual branch, after each sum as in the Transformer of 2017, or of each
+    """The norm before each residual branch, after each sum as in the Transformer of 2017, or of each
     branch's result, before the sum (Liu et al. 2022, Swin V2)."""
-    inner_norm: Literal["none", "mlp", "all"] = "none"
-    """A further LayerNorm inside the branches, before their last layer: in none, in the MLP, or in attention
-    too (EVA-02's)."""
-    norm_eps: Annotated[float, Range(ge=0), Role.FREE] = 1e-6
-    """Epsilon of every LayerNorm."""
     attention: Literal["global", "axial", "window"] = "global"
     """The patches that a patch attends to: all; its row, then its column; or its window."""
     window: Annotated[tuple[int, int] | int, Range(ge=1), AppliesWith("attention", "window")] = 7
@@ -235,6 +232,8 @@ class BlockOptions:
     """Pairs of the most similar patches that every block merges (Bolya et al. 2023, ToMe)."""
     qkv_bias: Literal["all", "none", "no_key"] = "all"
     """Biases of queries, keys and values; DINOv3 has none for the keys."""
+    linear_bias: bool = True
+    """Biases of the other linear layers of the blocks; AIMv2 has none."""
     mlp: Activation = "gelu"
     """The MLP: GELU, its tanh approximation (JAX's default), x sigmoid(1.702 x), or SwiGLU."""
     mlp_ratio: Annotated[float, Role.SHAPE] = 4.0
@@ -245,6 +244,24 @@ class BlockOptions:
     def __post_init__(self) -> None:
         check_fields(self)
         object.__setattr__(self, "window", pair(self.window))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class NormOptions:
+    """The norms of equations 1 to 4."""
+
+    norm_type: Literal["layer", "rms"] = "layer"
+    """Every norm: LayerNorm, or RMSNorm, which has no mean and no bias (Zhang and Sennrich 2019)."""
+    inner_norm: Literal["none", "mlp", "all"] = "none"
+    """A further norm inside the branches, before their last layer: in none, in the MLP, or in attention
+    too (EVA-02's)."""
+    norm_eps: Annotated[float, Range(ge=0), Role.FREE] = 1e-6
+    """Epsilon of every norm."""
+    qk_norm: bool = False
+    """Norms of each head's queries and keys (Dehghani et al. 2023, ViT-22B)."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -260,8 +277,14 @@ class ReadoutOptions:
     pool: Literal["cls", "mean", "cls_mean", "map", "sequence"] = "cls"
     """The head's input: the class token, the mean of the patches, both concatenated, the patches that one
     learned query attends to, or their sum under the softmax of one learned score (Hassani et al. 2021)."""
+    pool_heads: Annotated[int | None, Range(ge=1), AppliesWith("pool", "map")] = None
+    """Heads of the pooling query; by default of the width of the blocks' heads."""
+    pool_mlp_ratio: Annotated[float | None, Range(gt=0), AppliesWith("pool", "map")] = None
+    """Width of the hidden layer of the pooling's MLP over `embed_dim`; by default that of the blocks."""
+    pool_prefix: Annotated[bool, AppliesWith("pool", "map")] = False
+    """Whether the query attends to all tokens, not to the patches alone (Perception Encoder's)."""
     pool_norm: Literal["before", "after", "none"] = "before"
-    """The last LayerNorm: of every token before pooling, of the pooled vector (timm's `fc_norm`), or none."""
+    """The last norm: of every token before pooling, of the pooled vector (timm's `fc_norm`), or none."""
     head: Annotated[Literal["linear", "mlp", "pre_logits", "cosine", "none"], Role.FREE] = "linear"
     """A linear layer; the pre-training MLP with a hidden tanh layer; that hidden layer alone; the cosine with
     one vector per class, which `zero_shot` makes of texts; or none, for features."""

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitascope.model.config import ViTConfig
+from vitascope.model.norms import norm_of
 from vitascope.model.resnet import ResNetFeatures
 
 
@@ -45,14 +46,18 @@ def put(tokens: Tensor, places: Tensor, others: Tensor) -> Tensor:
 
 
 class ConvPatches(nn.Conv2d):
-    """Patch embedding as a convolution, for "overlap" of smaller stride: (B, C, H, W) -> (B, N, D)."""
+    """Patch embedding as a convolution, for "overlap" of smaller stride: (B, C, H, W) -> (B, N, D).
+
+    With `patch_norm`, a norm of each patch follows.
+    """
 
     def __init__(self, config: ViTConfig) -> None:
         step, bias = config.patch_stride, config.embedding.patch_bias
         super().__init__(config.in_channels, config.embed_dim, config.patch_hw, stride=step, bias=bias)
+        self.norm = norm_of(config, config.embed_dim) if config.embedding.patch_norm else nn.Identity()
 
     def forward(self, images: Tensor) -> Tensor:
-        return super().forward(images).flatten(2).transpose(1, 2)  # (B, D, gh, gw) -> (B, N, D)
+        return self.norm(super().forward(images).flatten(2).transpose(1, 2))  # (B, D, gh, gw) -> (B, N, D)
 
 
 class HybridPatches(nn.Module):

@@ -13,6 +13,7 @@ from vitascope.model.config import ViTConfig, check_layer
 from vitascope.model.encoder import Encoder, PatchDropout, keep_patches
 from vitascope.model.heads import classification_head, pooling
 from vitascope.model.initialization import initialize
+from vitascope.model.norms import norm_of
 from vitascope.model.patches import patch_embedding
 from vitascope.model.preprocess import Resizable, check_images
 from vitascope.model.relations import position_embedding
@@ -33,13 +34,13 @@ class VisionTransformer(nn.Module):
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
         self.config = config
-        D, eps, readout = config.embed_dim, config.block.norm_eps, config.readout
+        D, readout = config.embed_dim, config.readout
 
         def tokens(count: int) -> nn.Parameter | None:
             return nn.Parameter(torch.zeros(1, count, D)) if count else None
 
         def norm(exists: bool) -> nn.Module:
-            return nn.LayerNorm(D, eps=eps) if exists else nn.Identity()
+            return norm_of(config, D) if exists else nn.Identity()
 
         self.patch_embedding = patch_embedding(config)  # E
         self.class_token = tokens(readout.has_class_token)  # x_class

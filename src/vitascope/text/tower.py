@@ -49,7 +49,7 @@ class TextTower(nn.Module):
     def __init__(self, config: TextConfig) -> None:
         super().__init__()
         self.config = config
-        D, eps = config.blocks.embed_dim, config.blocks.block.norm_eps
+        D, eps = config.blocks.embed_dim, config.blocks.norms.norm_eps
         self.token_embedding = nn.Embedding(config.vocabulary, D)
         self.positions = nn.Parameter(torch.zeros(config.context, D))
         self.encoder = Encoder(config.blocks)

@@ -25,6 +25,7 @@ PRUNABLE: dict[str, dict[str, Any]] = {
     "rotary, no key bias": {"positions": "rotary", "qkv_bias": "no_key", "head_dim": 8},
     "no bias, distillation": {"qkv_bias": "none", "distillation_token": True},
     "axial, layer scale": {"attention": "axial", "layer_scale": 0.5},
+    "norm of queries and keys": {"qk_norm": True, "norm_type": "rms"},
 }
 prunable = pytest.mark.parametrize("options", PRUNABLE.values(), ids=PRUNABLE)
 
@@ -104,6 +105,20 @@ def test_pruning_nothing_changes_nothing(options: dict[str, Any]) -> None:
     pruned = prune(model, examples(), num_heads=4, mlp_ratio=4)
     assert pruned.config == model.config
     assert torch.equal(pruned(images), model(images))
+
+
+def test_pruning_gives_a_model_without_biases_the_means_as_biases() -> None:
+    model, images = four_heads(linear_bias=False, mlp="swiglu"), random_images(3, 3, 32, 32, seed=5)
+    pruned = prune(model, examples(), num_heads=2, mlp_ratio=1.5)
+    assert pruned.config.block.linear_bias
+    torch.testing.assert_close(pruned(images), masked(model, 2, 24)(images), rtol=1e-4, atol=1e-4)
+
+
+def test_the_mlp_of_attention_pooling_keeps_a_width_of_its_own() -> None:
+    model, images = four_heads(pool="map", pool_mlp_ratio=2.0), random_images(3, 3, 32, 32)
+    pruned = prune(model, examples(), mlp_ratio=1.5)
+    assert (pruned.config.mlp_dim, pruned.pool.mlp.fc1.out_features) == (24, 32)
+    assert pruned(images).isfinite().all()
 
 
 def test_pruning_does_not_change_the_original_model() -> None:

@@ -50,8 +50,14 @@ def prune(
         raise UserError("this model has no classes, and so no loss to rank heads and neurons by")
     watched = watch(model, examples)
     state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    if not config.block.linear_bias:  # the mean of what is left out becomes one
+        config, like = config.replace(linear_bias=True), next(model.parameters())
+        with torch.device("meta"):
+            biased = VisionTransformer(model.config.replace(linear_bias=True)).state_dict()
+        state |= {name: like.new_zeros(it.shape) for name, it in biased.items() if name not in state}
     for name, channels in watched.items():
-        kept = channels.best(config.num_heads if channels.into == "qkv" else config.mlp_dim)
+        neurons = config.pool_mlp_dim if name.startswith("pool.") else config.mlp_dim
+        kept = channels.best(config.num_heads if channels.into == "qkv" else neurons)
         narrow(state, name, channels, kept)
     return with_state(model, config, state, training=False)
 
@@ -68,7 +74,7 @@ def pruned_config(config: ViTConfig, num_heads: int | None, mlp_ratio: float | N
             f"{config.embedding.positions} positions give each head parameters in one tensor of all layers, "
             "so that layers cannot keep different heads; prune the MLPs alone"
         )
-    inner = config.block.inner_norm
+    inner = config.norms.inner_norm
     if (fewer and inner == "all") or (mlp_ratio is not None and inner != "none"):
         raise UserError(
             f"inner_norm {inner!r} normalizes all {'heads' if fewer else 'neurons'} of a block together, so "

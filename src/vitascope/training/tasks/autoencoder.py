@@ -47,14 +47,14 @@ class MaskedAutoencoder(nn.Module):
             embed_dim=d,
             depth=masking.decoder_depth,
             num_heads=d // DECODER_HEAD,
-            norm_eps=body.config.block.norm_eps,
+            norm_eps=body.config.norms.norm_eps,
         )
         self.body = body
         self.decoder_embedding = nn.Linear(body.config.embed_dim, d)
         self.mask_token = nn.Parameter(torch.zeros(1, 1, d))
         self.decoder = Encoder(config)
         self.decoder.checkpointing = body.encoder.checkpointing
-        self.decoder_norm = nn.LayerNorm(d, eps=config.block.norm_eps)
+        self.decoder_norm = nn.LayerNorm(d, eps=config.norms.norm_eps)
         self.head = nn.Linear(d, outputs)
         nn.init.normal_(self.mask_token, std=0.02)
         for part in (self.decoder_embedding, self.decoder, self.head):

@@ -24,8 +24,24 @@ from vitascope.storage import write_json
 from vitascope.weights import mapping
 from vitascope.weights.families import timm_settings
 from vitascope.weights.families.pth import IMAGENET_MEAN, IMAGENET_STD
-from vitascope.weights.families.timm_body import BODY, GIVE_CONFIG, body_options, heads, place_options
-from vitascope.weights.families.timm_settings import ARCHITECTURES, CROP_MODES, PLAIN, POOLS, only_one_of
+from vitascope.weights.families.timm_body import (
+    BODY,
+    GIVE_CONFIG,
+    body_options,
+    heads,
+    join_gates,
+    place_options,
+    split_gates,
+)
+from vitascope.weights.families.timm_settings import (
+    ARCHITECTURES,
+    CROP_MODES,
+    NORMS,
+    PLAIN,
+    POOLS,
+    is_aimv2,
+    only_one_of,
+)
 from vitascope.weights.files import CheckpointError, write_safetensors
 from vitascope.weights.hub import CONFIG
 from vitascope.weights.imagenet import imagenet_classes, is_imagenet
@@ -44,7 +60,7 @@ ROOT_ONLY: Table = {**HYBRID, "patch_embedding.resnet.root.*": "patch_embed.back
 # Arguments that are read here, or that tensors show, or that change no output.
 _ARGUMENTS = re.compile(
     "img_size|patch_size|in_chans|num_classes|global_pool|embed_dim|depth|num_heads|mlp_ratio|qkv_bias|"
-    "qk_norm|scale_attn_norm|scale_mlp_norm|proj_bias|init_values|class_token|pos_embed|no_embed_class|"
+    "qk_norm|pool_include_prefix|norm_layer|embed_norm_layer|scale_attn_norm|scale_mlp_norm|proj_bias|init_values|class_token|pos_embed|no_embed_class|"
     "reg_tokens|pre_norm|final_norm|fc_norm|act_layer|dynamic_img_size|strict_img_size|"
     "weight_init|fix_init|.*_rate"
 )
@@ -79,18 +95,21 @@ class Timm(Family):
     module: ClassVar[str] = "vision_transformer.py"
     """Of timm."""
     supports = PLAIN_VIT | supporting(
-        "patch_bias position_prefix embedding_norm layer_scale class_token distillation_token num_registers",
+        "patch_bias patch_norm position_prefix embedding_norm qk_norm linear_bias layer_scale class_token "
+        "distillation_token num_registers",
         stem=("conv", "resnet"),
         resnet_layers=tuple(ARCHITECTURES),
         resnet_width=(64,),
         resnet_dialect=("timm",),
         positions=("learned", "none"),
         norm=("pre", "branch"),
+        norm_type=("layer", "rms"),
         inner_norm=("none", "mlp", "all"),
         norm_eps=(1e-6, 1e-5),
         qkv_bias=("all", "none"),
         mlp=("gelu", "gelu_tanh", "quick_gelu", "swiglu"),
         pool=("cls", "mean", "map"),
+        pool_prefix=(False, True),
         pool_norm=("before", "after", "none"),
         head=("linear", "none"),
         outputs=("exclusive", "independent", "embedding"),
@@ -103,9 +122,12 @@ class Timm(Family):
         return self.module
 
     def fixed_there(self, config: ViTConfig) -> ViTConfig:
-        """Norms have an epsilon of 1e-6, or CLIP's 1e-5 in a plain ViT; a ResNet has its own."""
+        """Norms have an epsilon of 1e-6, or CLIP's and AIMv2's 1e-5; a ResNet has its own."""
         fixed: dict[str, Any] = {}
-        if config.block.norm_eps != 1e-6 and (config.block.norm_eps != 1e-5 or only_one_of(config)):
+        coarse = not only_one_of(config) and config.norms.norm_type == "layer"
+        if config.norms.norm_eps != 1e-6 and not (
+            config.norms.norm_eps == 1e-5 and (coarse or is_aimv2(config))
+        ):
             fixed["norm_eps"] = 1e-6
         if config.embedding.stem == "resnet":
             fixed["resnet_dialect"] = "timm"
@@ -121,6 +143,7 @@ class Timm(Family):
             " and ".join(special): len(special) > 1,
             'norm "branch" and layer_scale': config.block.norm == "branch"
             and config.block.layer_scale is not None,
+            'pool "map" and linear_bias False': readout.pool == "map" and not config.block.linear_bias,
             'pool "map" and mlp "swiglu"': readout.pool == "map" and config.block.mlp == "swiglu",
         }
         if readout.distillation_token:
@@ -141,7 +164,17 @@ class Timm(Family):
         for name in names(source):
             if timm_settings.is_whole(name) and (reason := timm_settings.unreadable(name)):
                 raise CheckpointError(f"{source.name}: {reason}")
-        return source.renamed(lambda name: name.removeprefix("timm_model."))
+        source = source.renamed(lambda name: name.removeprefix("timm_model."))
+        tensors = dict(source.tensors)
+        join_gates(tensors)
+        return dataclasses.replace(source, tensors=tensors)
+
+    def before_writing(self, state: State, config: ViTConfig) -> State:
+        """In AIMv2's function, two matrices for gate and values."""
+        state = dict(state)
+        if is_aimv2(config):
+            split_gates(state)
+        return state
 
     def table(self, config: ViTConfig) -> Table:
         if config.embedding.stem != "resnet":
@@ -150,6 +183,11 @@ class Timm(Family):
 
     def read_config(self, source: Source) -> ViTConfig:
         name, args = architecture_name(source), given_arguments(source, _ARGUMENTS)
+        for key in ("norm_layer", "embed_norm_layer"):
+            if args.get(key) not in (None, *NORMS.values()):
+                raise CheckpointError(
+                    f"{source.name}: {key} {args[key]!r} is none of {', '.join(NORMS.values())}"
+                )
         options = body_options(source)
         if options["head"] == "linear":
             options |= mapping.outputs_options(source)
@@ -164,12 +202,21 @@ class Timm(Family):
             "norm": "branch" if "_rpn_" in name else "pre",
             "inner_norm": inner_norm(source),
             "norm_eps": 1e-5
-            if "_clip_" in name or "beit3" in name or (not name and options["embedding_norm"])
+            if "_clip_" in name
+            or "beit3" in name
+            or "aimv2" in name
+            or (not name and options["embedding_norm"])
             else 1e-6,
             "pool": read_pool(source, args.get("global_pool", source.config.get("global_pool"))),
+            "pool_prefix": bool(args.get("pool_include_prefix", name == "test_vit3")),
             "pool_norm": last_norm(source),
             "class_names": class_names(source, options.get("num_classes", 0)),
         }
+        if options["pool_prefix"] and options["pool"] != "map":
+            raise CheckpointError(
+                f"{source.name}: vitascope has no model with timm's pool_include_prefix True "
+                f"and global_pool {args.get('global_pool')!r}"
+            )
         if "outputs" not in options and is_projection(source, name, options):
             options["outputs"] = "embedding"
         given_size = args.get("img_size") or source.training.get("img_size") or input_hw(source)

@@ -22,7 +22,7 @@ from vitascope.weights.families.relative_tables import (
     relative_names,
     split_tables,
 )
-from vitascope.weights.families.timm_body import body_options, heads, place_options
+from vitascope.weights.families.timm_body import body_options, heads, join_gates, place_options, split_gates
 from vitascope.weights.families.timm_settings import POOLS
 from vitascope.weights.files import CheckpointError, write_safetensors
 from vitascope.weights.hub import CONFIG
@@ -73,7 +73,7 @@ class TimmBeit(timm.Timm):
         if not source.config:
             raise timm_eva.without_settings(source, "beit.py")
         tensors = dict(source.tensors)
-        timm_eva.join_gates(tensors)
+        join_gates(tensors)
         split_tables(tensors, _grid(source))
         return dataclasses.replace(source, tensors=tensors)
 
@@ -81,7 +81,7 @@ class TimmBeit(timm.Timm):
         state = dict(state)
         join_tables(state)
         if config.block.mlp == "swiglu":
-            timm_eva.split_gates(state)
+            split_gates(state)
         return state
 
     def table(self, config: ViTConfig) -> Table:
@@ -132,7 +132,7 @@ class TimmBeit(timm.Timm):
             "qkv_bias": block.qkv_bias == "no_key",
             "mlp_ratio": timm_settings.written_ratio(config.mlp_dim, config.embed_dim),
             "swiglu_mlp": block.mlp == "swiglu",
-            "scale_mlp": block.inner_norm == "mlp",
+            "scale_mlp": config.norms.inner_norm == "mlp",
             "init_values": 0.0 if scale is None else float(scale) or 1e-5,  # 0 is none there
             "use_abs_pos_emb": embedding.learned == "all",
             "use_rel_pos_bias": embedding.positions == "relative_by_block",

@@ -5,14 +5,17 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import torch
+
 from vitascope.model.config import ViTConfig
 from vitascope.model.resnet_config import ResNetConfig
 from vitascope.weights.files import CheckpointError
-from vitascope.weights.mapping import Source, Table
+from vitascope.weights.mapping import Source, State, Table
 
 BODY: Table = {
     "patch_embedding.weight": "patch_embed.proj.weight",
     "patch_embedding.bias": "patch_embed.proj.bias",
+    "patch_embedding.norm.*": "patch_embed.norm.*",
     "class_token": "cls_token",
     "distillation_token": "dist_token",
     "registers": "reg_token",
@@ -22,6 +25,8 @@ BODY: Table = {
     "encoder.blocks.{i}.attention.qkv.*": "blocks.{i}.attn.qkv.*",
     "encoder.blocks.{i}.attention.proj.*": "blocks.{i}.attn.proj.*",
     "encoder.blocks.{i}.attention.norm.*": "blocks.{i}.attn.norm.*",
+    "encoder.blocks.{i}.attention.qk_norm.q.*": "blocks.{i}.attn.q_norm.*",
+    "encoder.blocks.{i}.attention.qk_norm.k.*": "blocks.{i}.attn.k_norm.*",
     "encoder.blocks.{i}.scale1.gamma": "blocks.{i}.ls1.gamma",
     "encoder.blocks.{i}.norm2.*": "blocks.{i}.norm2.*",
     "encoder.blocks.{i}.mlp.fc1.*": "blocks.{i}.mlp.fc1.*",
@@ -37,7 +42,7 @@ BODY: Table = {
 GIVE_CONFIG = "give the architecture: from_pretrained(..., config=ViTConfig(...))"
 
 # Heads whose width is not 64: by a part of the architecture's name, and by the width of a token.
-_HEADS_BY_NAME = {"base_patch16_gap_224": 16, "giantopt": 16, "test_vit": 2}
+_HEADS_BY_NAME = {"base_patch16_gap_224": 16, "giantopt": 16, "test_vit3": 3, "test_vit4": 3, "test_vit": 2}
 _HEADS_BY_WIDTH = {1152: 16, 1280: 16, 1408: 16, 1664: 16}
 
 
@@ -52,8 +57,12 @@ def body_options(source: Source) -> dict[str, Any]:
     options |= {
         "depth": source.count("blocks.{i}.norm1.weight"),
         "patch_bias": source.has("patch_embed.proj.bias"),
+        "patch_norm": source.has("patch_embed.norm.weight"),
         "embedding_norm": source.has("norm_pre.weight"),
+        "norm_type": "layer" if source.has("blocks.0.norm1.bias") else "rms",
         "qkv_bias": "all" if source.has("blocks.0.attn.qkv.bias") else "none",
+        "qk_norm": source.has("blocks.0.attn.q_norm.weight"),
+        "linear_bias": source.has("blocks.0.attn.proj.bias"),
         "mlp": "swiglu" if wide == 2 * hidden else "gelu",
         "mlp_ratio": hidden / D,
         "layer_scale": 1e-5 if source.has("blocks.0.ls1.gamma") else None,
@@ -66,6 +75,26 @@ def body_options(source: Source) -> dict[str, Any]:
     if options["head"] == "linear":
         options["num_classes"] = source.shape("head.weight", 2)[0]
     return options
+
+
+def join(tensors: State, whole: str, parts: str, letters: str) -> None:
+    """Put the matrices of a layer that some models split, named by letters, into one, if their shapes fit."""
+    names = [parts.format(letter) for letter in letters]
+    if all(name in tensors for name in names) and len({tensors[name].shape for name in names}) == 1:
+        tensors[whole] = torch.cat([tensors.pop(name) for name in names])
+
+
+def join_gates(tensors: State) -> None:
+    """Gate and values of SwiGLU in one matrix, the gate first."""
+    for name in [name for name in tensors if ".mlp.fc1_g." in name]:
+        join(tensors, name.replace("fc1_g", "fc1"), name.replace("fc1_g", "fc1_{}"), "gx")
+
+
+def split_gates(state: State) -> None:
+    """The inverse of `join_gates`."""
+    for name in [name for name in state if ".mlp.fc1." in name]:
+        for letter, part in zip("gx", state.pop(name).chunk(2), strict=True):
+            state[name.replace(".fc1.", f".fc1_{letter}.")] = part.contiguous()
 
 
 def _resnet_options(source: Source, patch: tuple[int, int]) -> dict[str, Any]:
@@ -90,6 +119,8 @@ def _resnet_options(source: Source, patch: tuple[int, int]) -> dict[str, Any]:
 
 def default_heads(embed_dim: int, name: str = "") -> int | None:
     """Attention heads of 64 channels, except in published models; None for a width without any."""
+    if "aimv2" in name:
+        return embed_dim // 128
     for part, count in _HEADS_BY_NAME.items():
         if part in name:
             return count

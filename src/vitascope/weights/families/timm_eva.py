@@ -1,4 +1,4 @@
-"""timm's models of `eva.py`: EVA, EVA-02, DINOv3, RoPE-ViT, LingBot and most of Perception Encoder.
+"""timm's models of `eva.py`: EVA, EVA-02, DINOv3, RoPE-ViT, LingBot, Perception Encoder and Sapiens2.
 
 Facts: timm 1.0.31, `models/eva.py`, `layers/pos_embed_sincos.py`, `layers/mlp.py`.
 
@@ -22,7 +22,15 @@ from vitascope.model.config import ViTConfig
 from vitascope.storage import write_json
 from vitascope.weights import mapping
 from vitascope.weights.families import timm, timm_settings
-from vitascope.weights.families.timm_body import BODY, body_options, heads, place_options
+from vitascope.weights.families.timm_body import (
+    BODY,
+    body_options,
+    heads,
+    join,
+    join_gates,
+    place_options,
+    split_gates,
+)
 from vitascope.weights.families.timm_settings import POOLS
 from vitascope.weights.files import CheckpointError, write_safetensors
 from vitascope.weights.hub import CONFIG
@@ -32,6 +40,7 @@ _BLOCK, _THEIRS = "encoder.blocks.{i}.", "blocks.{i}."
 EVA: Table = {
     _BLOCK + "scale{n}.gamma": _THEIRS + "gamma_{n}",
     "positions.frequencies": "rope.freqs",
+    **timm.ATTENTION_POOL,
     **BODY,
 }
 NO_KEY: Table = {_BLOCK + "attention.qkv.bias": stacked(_THEIRS + "attn.q_bias", _THEIRS + "attn.v_bias")}
@@ -40,10 +49,12 @@ NO_KEY: Table = {_BLOCK + "attention.qkv.bias": stacked(_THEIRS + "attn.q_bias",
 _ANY: dict[str, Any] = {"use_rot_pos_emb": False, "rope_type": "cat", "rope_grid_offset": 0.0}
 _ANY |= {"rope_grid_indexing": "ij", "rope_temperature": 10000.0, "rope_rotate_half": False}
 _ANY |= {"ref_feat_shape": None, "use_post_norm": False, "global_pool": "avg"}
+_ANY |= {"attn_pool_num_heads": None, "attn_pool_mlp_ratio": None}
 _ROTARY = {"use_rot_pos_emb": True}
 _EVA02 = {**_ROTARY, "ref_feat_shape": (16, 16)}
 _NAVER = {**_ROTARY, "rope_grid_indexing": "xy", "rope_temperature": 100.0, "global_pool": "token"}
 _PE = {**_ROTARY, "rope_grid_indexing": "xy", "ref_feat_shape": (32, 32)}
+_PE_CORE = {**_PE, "global_pool": "map", "attn_pool_num_heads": 8, "attn_pool_mlp_ratio": 4.0}
 _DINOV3 = {**_ROTARY, "rope_type": "dinov3", "rope_temperature": 100.0, "rope_rotate_half": True}
 FUNCTIONS: tuple[tuple[str, dict[str, Any]], ...] = (
     (r"eva_giant_patch14_\d+", {}),
@@ -59,17 +70,29 @@ FUNCTIONS: tuple[tuple[str, dict[str, Any]], ...] = (
     ),
     (r"vit_pe_(lang|spatial)_gigantic_patch14_\d+", _PE),
     (r"vit_pe_(lang|spatial)_(tiny|small|base|large)_patch\d+_\d+", {**_PE, "rope_grid_offset": 1.0}),
+    (r"vit_pe_core_gigantic_patch14_\d+", _PE_CORE),
+    (
+        r"vit_pe_core_base_patch16_\d+",
+        {**_PE_CORE, "rope_grid_offset": 1.0, "ref_feat_shape": (14, 14)},
+    ),
+    (
+        r"vit_pe_core_(tiny|small|large)_patch\d+_\d+",
+        {**_PE_CORE, "rope_grid_offset": 1.0, "ref_feat_shape": (24, 24)},
+    ),
     (r"vit_(tiny|small|small_plus|base|large|huge_plus|7b)_patch16_dinov3(_qkvb)?", _DINOV3),
+    (r"vit_(base|large|huge|giant|5b)_patch16_sapiens2", {**_DINOV3, "global_pool": "token"}),
     (r"vit_(small|base|large|giant)_patch16_lingbot", {**_DINOV3, "global_pool": "token"}),
 )
 _COARSE = re.compile(r"vit_pe_|.*_(dinov3|lingbot)")  # an epsilon of 1e-5
-_HEADS = {"eva02_enormous": 16, "eva_giant": 16, "7b": 32, "pe_lang_gigantic": 16, "pe_spatial_gigantic": 16}
+_HEADS = {"eva02_enormous": 16, "eva_giant": 16, "7b": 32, "5b": 32, "pe_lang_gigantic": 16}
+_HEADS |= {"pe_spatial_gigantic": 16, "pe_core_gigantic": 16}
 # Arguments that are read here, or that tensors show, or that change no output in evaluation.
 _ARGUMENTS = re.compile(
     "img_size|patch_size|in_chans|num_classes|embed_dim|depth|num_heads|qkv_bias|qkv_fused|mlp_ratio|swiglu_mlp|"
     "swiglu_align_to|scale_mlp|scale_attn_inner|attn_type|init_values|class_token|num_reg_tokens|no_embed_class|"
     "use_abs_pos_emb|use_pre_transformer_norm|use_post_transformer_norm|use_fc_norm|dynamic_img_size|"
-    "head_init_scale|rope_(shift|jitter|rescale)_coords|.*_rate|" + "|".join(_ANY)
+    "head_init_scale|qk_norm|num_kv_heads|attn_only_layer_scale|rope_(shift|jitter|rescale)_coords|.*_rate|"
+    + "|".join(_ANY)
 )
 _POSITIONS = {"cat": "rotary_axial", "mixed": "rotary_mixed", "dinov3": "rotary"}
 
@@ -80,13 +103,15 @@ class TimmEva(timm.Timm):
     module = "eva.py"
     supports = PLAIN_VIT | supporting(
         "patch_bias position_prefix absolute rotary_base rotary_grid rotary_offset embedding_norm inner_norm "
-        "layer_scale class_token num_registers pool_norm",
+        "qk_norm layer_scale class_token num_registers pool_heads pool_mlp_ratio pool_norm",
         positions=("learned", "none", "rotary", "rotary_axial", "rotary_mixed"),
         norm=("pre", "branch"),
+        norm_type=("layer", "rms"),
         norm_eps=(1e-6, 1e-5),
         qkv_bias=("all", "no_key", "none"),
         mlp=("gelu", "swiglu"),
-        pool=("cls", "mean"),
+        pool=("cls", "mean", "map"),
+        pool_prefix=(False, True),
         head=("linear", "none"),
         outputs=("exclusive", "independent", "embedding"),
     )
@@ -94,7 +119,7 @@ class TimmEva(timm.Timm):
     def fixed_there(self, config: ViTConfig) -> ViTConfig:
         """Norms have an epsilon of 1e-6 or 1e-5; rotary periods are exact."""
         fixed: dict[str, Any] = {}
-        if config.block.norm_eps not in (1e-6, 1e-5):
+        if config.norms.norm_eps not in (1e-6, 1e-5) or config.norms.norm_type == "rms":
             fixed["norm_eps"] = 1e-6
         if config.embedding.positions == "rotary":
             fixed["rotary_rounded"] = False
@@ -103,13 +128,28 @@ class TimmEva(timm.Timm):
         return config.replace(**fixed)
 
     def conflicts(self, config: ViTConfig) -> list[str]:
-        embedding, block = config.embedding, config.block
+        embedding, block, readout = config.embedding, config.block, config.readout
+        special = [
+            name
+            for name, found in {
+                "qk_norm": config.norms.qk_norm,
+                "rms": config.norms.norm_type == "rms",
+            }.items()
+            if found
+        ]
         own_grid = embedding.positions == "rotary_axial" and config.rotary.rotary_grid is None
         reasons = {
             "patch_bias and embedding_norm both on or both off": embedding.patch_bias
             == embedding.embedding_norm,
             'norm "branch" and layer_scale': block.norm == "branch" and block.layer_scale is not None,
-            'norm_eps 1e-05, positions "rotary_axial" and no rotary_grid': block.norm_eps == 1e-5
+            'norm "branch" and ' + " and ".join(special): block.norm == "branch" and bool(special),
+            'norm_type "rms" without layer_scale': config.norms.norm_type == "rms"
+            and block.layer_scale is None,
+            'pool "map" and mlp "swiglu"': readout.pool == "map" and block.mlp == "swiglu",
+            'pool "map" and pool_prefix False': readout.pool == "map"
+            and not readout.pool_prefix
+            and config.num_prefix_tokens > 0,
+            'norm_eps 1e-05, positions "rotary_axial" and no rotary_grid': config.norms.norm_eps == 1e-5
             and own_grid,
         }
         return [what for what, found in reasons.items() if found]
@@ -122,13 +162,15 @@ class TimmEva(timm.Timm):
 
     def before_reading(self, source: Source) -> Source:
         """One matrix for queries, keys and values, and one for gate and values; pairs of channels that are
-        rotated together half a head apart."""
+        rotated together half a head apart; keys and values for each head, and a scale for each branch."""
         source = source.renamed(lambda name: name.removeprefix("timm_model."))
         if not source.config:
             raise without_settings(source, "eva.py")
         tensors = dict(source.tensors)
         for index in range(source.count("blocks.{i}.norm1.weight")):
+            repeat_shared(tensors, f"blocks.{index}.")
             join(tensors, f"blocks.{index}.attn.qkv.weight", f"blocks.{index}.attn.{{}}_proj.weight", "qkv")
+            join(tensors, f"blocks.{index}.attn.qkv.bias", f"blocks.{index}.attn.{{}}_proj.bias", "qkv")
             for part in "qv":
                 join(tensors, f"blocks.{index}.attn.{part}_bias", f"blocks.{index}.attn.{{}}_proj.bias", part)
         join_gates(tensors)
@@ -150,7 +192,7 @@ class TimmEva(timm.Timm):
         """Pairs of channels as timm rotates them, side by side but in DINOv3; beside a norm, two matrices for
         gate and values."""
         state = dict(state)
-        if config.block.mlp == "swiglu" and config.block.inner_norm != "none":
+        if config.block.mlp == "swiglu" and config.norms.inner_norm != "none":
             split_gates(state)
         if config.embedding.positions in ("rotary_axial", "rotary_mixed"):
             reorder(
@@ -178,6 +220,12 @@ class TimmEva(timm.Timm):
         }
         if source.has("blocks.0.attn.q_bias"):
             options["qkv_bias"] = "no_key"
+        if options["pool"] == "map":
+            options |= {
+                "pool_heads": args["attn_pool_num_heads"],
+                "pool_mlp_ratio": args["attn_pool_mlp_ratio"],
+                "pool_prefix": True,
+            }
         if "outputs" not in options and timm.is_projection(source, name, options):
             options["outputs"] = "embedding"
         options |= place_options(source, options, args.get("img_size") or timm.input_hw(source))
@@ -189,25 +237,35 @@ class TimmEva(timm.Timm):
         return ""
 
     def write(self, config: ViTConfig, state: State, preprocess: Preprocess, folder: Path) -> list[Path]:
-        function = (
-            "vit_pe_spatial_tiny_patch16_512" if config.block.norm_eps == 1e-5 else "eva_giant_patch14_224"
-        )
+        function = "eva_giant_patch14_224"
+        if config.norms.norm_type == "rms":
+            function = "vit_base_patch16_sapiens2"
+        elif config.norms.norm_eps == 1e-5:
+            function = "vit_pe_spatial_tiny_patch16_512"
         content = timm_settings.described(config, preprocess, function, _written_arguments(config))
         weights = write_safetensors(folder / "model.safetensors", state)
         return [weights, write_json(folder / CONFIG, content)]
 
 
-def join(tensors: State, whole: str, parts: str, letters: str) -> None:
-    """Put the matrices of a layer that some models split, named by letters, into one, if their shapes fit."""
-    names = [parts.format(letter) for letter in letters]
-    if all(name in tensors for name in names) and len({tensors[name].shape for name in names}) == 1:
-        tensors[whole] = torch.cat([tensors.pop(name) for name in names])
+def repeat_shared(tensors: State, block: str) -> None:
+    """Give each head its own copy of keys and values that several share, and the MLP's branch a scale of one.
 
-
-def join_gates(tensors: State) -> None:
-    """Gate and values in one matrix, the gate first."""
-    for name in [name for name in tensors if ".mlp.fc1_g." in name]:
-        join(tensors, name.replace("fc1_g", "fc1"), name.replace("fc1_g", "fc1_{}"), "gx")
+    The function stays the same. Grouped-query attention (Ainslie et al. 2023) is Sapiens2's, as is a scale of
+    attention alone.
+    """
+    gamma = tensors.get(block + "gamma_1")
+    if gamma is not None:
+        tensors.setdefault(block + "gamma_2", torch.ones_like(gamma))
+    queries, width = tensors.get(block + "attn.q_proj.weight"), tensors.get(block + "attn.q_norm.weight")
+    if queries is None or width is None:
+        return
+    for name in (f"{block}attn.{part}_proj.{kind}" for part in "kv" for kind in ("weight", "bias")):
+        shared = tensors.get(name)
+        if shared is not None and len(shared) < len(queries) and len(shared) % len(width) == 0:
+            heads_of_each = len(queries) // len(shared)
+            tensors[name] = (
+                shared.unflatten(0, (-1, len(width))).repeat_interleave(heads_of_each, 0).flatten(0, 1)
+            )
 
 
 def without_settings(source: Source, module: str) -> CheckpointError:
@@ -216,13 +274,6 @@ def without_settings(source: Source, module: str) -> CheckpointError:
         f"{source.name}: a model of timm's {module} without its config.json, which has the preprocessing; "
         "timm.models.save_for_hf(model, FOLDER) writes both"
     )
-
-
-def split_gates(state: State) -> None:
-    """The inverse of `join_gates`."""
-    for name in [name for name in state if ".mlp.fc1." in name]:
-        for letter, part in zip("gx", state.pop(name).chunk(2), strict=True):
-            state[name.replace(".fc1.", f".fc1_{letter}.")] = part.contiguous()
 
 
 def channels(head_dim: int, halves: bool, exchanged: bool) -> Tensor:
@@ -241,15 +292,17 @@ def channels(head_dim: int, halves: bool, exchanged: bool) -> Tensor:
 def reorder(tensors: State, num_heads: int, order: Tensor) -> None:
     """Put the channels of each head's queries and keys into another order: its scores stay the same."""
     for name, tensor in tensors.items():
-        found = re.fullmatch(r"blocks\.\d+\.attn\.(qkv\.weight|qkv\.bias|q_bias)", name)
+        found = re.fullmatch(r"blocks\.\d+\.attn\.(qkv\.weight|qkv\.bias|q_bias|[qk]_norm\.\w+)", name)
         if not found:
             continue
-        parts = 1 if found[1] == "q_bias" else 3
-        if tensor.shape[0] != parts * num_heads * len(order):
+        parts, count = 3, num_heads
+        if not found[1].startswith("qkv"):
+            parts, count = 1, 1 if "norm" in found[1] else num_heads  # heads share a norm
+        if tensor.shape[0] != parts * count * len(order):
             raise CheckpointError(
                 f"{name} {tuple(tensor.shape)} does not fit {num_heads} heads of {len(order)} channels"
             )
-        split = tensor.unflatten(0, (parts, num_heads, len(order)))
+        split = tensor.unflatten(0, (parts, count, len(order)))
         tensors[name] = torch.cat([split[:2, :, order], split[2:]]).flatten(0, 2)
 
 
@@ -315,11 +368,12 @@ def _written_arguments(config: ViTConfig) -> dict[str, Any]:
         "depth": config.depth,
         "num_heads": config.num_heads,
         "qkv_bias": block.qkv_bias != "none",
+        "qk_norm": config.norms.qk_norm,
         "attn_type": "rope" if block.qkv_bias == "all" else "eva",
         "mlp_ratio": timm_settings.written_ratio(config.mlp_dim, D),
         "swiglu_mlp": block.mlp == "swiglu",
-        "scale_mlp": block.inner_norm != "none",
-        "scale_attn_inner": block.inner_norm == "all",
+        "scale_mlp": config.norms.inner_norm != "none",
+        "scale_attn_inner": config.norms.inner_norm == "all",
         "class_token": readout.has_class_token,
         "num_reg_tokens": readout.num_registers,
         "no_embed_class": embedding.learned == "patches",
@@ -333,6 +387,13 @@ def _written_arguments(config: ViTConfig) -> dict[str, Any]:
     }
     if scale is not None:
         args["init_values"] = float(scale)
+    if config.norms.norm_type == "rms":  # the function's own choices for these are Sapiens2's
+        args |= {"qkv_fused": True, "num_kv_heads": config.num_heads, "attn_only_layer_scale": False}
+    if readout.pool == "map":
+        args |= {
+            "attn_pool_num_heads": readout.pool_heads,
+            "attn_pool_mlp_ratio": readout.pool_mlp_ratio,
+        }
     if embedding.rotary:
         args |= {
             "rope_type": {ours: theirs for theirs, ours in _POSITIONS.items()}[embedding.positions],

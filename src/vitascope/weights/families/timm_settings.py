@@ -19,26 +19,22 @@ from vitascope.model.sizes import NAMED_SIZES
 # tensors: `rpn` normalizes after each branch, `pe` has rotary positions. The words of the last line stand
 # behind a dot since 2023.
 PLAIN = re.compile(
-    r"(test_vit2?|vit|deit3?|flexivit|eva_large|beit3)(_("
+    r"(test_vit[234]?|vit|deit3?|flexivit|eva_large|beit3|aimv2)(_("
     r"tiny|wee|little|xsmall|small|medium|mediumd|betwixt|base|large|huge|giant|giantopt|gigantic|"
     r"so150m|so150m2|so400m|plus|36x1|patch\d+|\d+|reg\d+|gap|map|clip|quickgelu|siglip|"
     r"dinov2|tipsv2|miil|rpn|intern300m|radio_v\d|distilled|r|r26|r50|s16|s32|p8|"
-    r"in21k|in21ft1k|sam|dino|laion2b))*"
+    r"1b|3b|in21k|in21ft1k|sam|dino|laion2b))*"
 )
 _WHOLE = re.compile(r"patch\d|flexivit|test_vit|_r\d*_s\d|beit")
 # The meaning of words in the names of models that have a ViT's tensors or most of them.
 _OTHERS = {
     r"s?relpos": "relative positions in a layout of its own",
-    r"aimv2|vit4": "an RMSNorm in place of LayerNorm",
     r"xp|\d+x2|d?pwee": "branches in parallel",
     r"d(little|wee)": "differential attention",
     r"cait": "heads that are mixed before and after the softmax (talking heads)",
     r"naflexvit": "patches of any number in a batch, under names of its own",
     r"mci": "a convolutional stem of its own",
     r"\w+26d|\w+50d": "a ResNet-D as its stem",
-    r"vit3": "attention pooling over every token",
-    r"sapiens2": "an RMSNorm, normalized queries and keys, and keys that heads share",
-    r"pe_core": "attention pooling over every token, with heads of its own",
 }
 # Some names that are read, to suggest the nearest.
 _EXAMPLES = """
@@ -119,6 +115,8 @@ def from_timm_name(name: str) -> tuple[str, dict[str, Any]] | None:
 
 
 POOLS = {"token": "cls", "avg": "mean", "map": "map"}  # our names of timm's `global_pool`
+NORMS = {"layer": "layernorm", "rms": "rmsnorm"}
+"""timm's names of our norms."""
 ARCHITECTURES = {
     (2, 2, 2, 2): "vit_small_r26_s32_224",
     (3, 4, 6, 3): "vit_large_r50_s32_224",
@@ -175,6 +173,12 @@ def only_one_of(config: ViTConfig) -> list[str]:
     return [name for name, found in special.items() if found]
 
 
+def is_aimv2(config: ViTConfig) -> bool:
+    """Whether a model is of AIMv2's kind, whose function splits SwiGLU and has an epsilon of 1e-5."""
+    kind = (config.norms.norm_type, config.norms.norm_eps, config.block.mlp, config.embedding.patch_norm)
+    return kind == ("rms", 1e-5, "swiglu", True)
+
+
 def settings(config: ViTConfig, preprocess: Preprocess) -> dict[str, Any]:
     """The content of `config.json` for a model of `vision_transformer.py`."""
     return described(config, preprocess, _architecture(config), _arguments(config))
@@ -206,11 +210,13 @@ def _architecture(config: ViTConfig) -> str:
         return "deit_base_distilled_patch16_224"
     if config.embedding.stem == "resnet":
         return ARCHITECTURES[config.embedding.resnet_layers]
+    if is_aimv2(config):
+        return "aimv2_1b_patch14_224"
     if config.block.mlp == "swiglu":
         return "vit_giant_patch14_dinov2"
     if config.block.norm == "branch":
         return "vit_base_patch16_rpn_224"
-    return "vit_base_patch16_clip_224" if config.block.norm_eps == 1e-5 else "vit_base_patch16_224"
+    return "vit_base_patch16_clip_224" if config.norms.norm_eps == 1e-5 else "vit_base_patch16_224"
 
 
 def written_ratio(hidden: int, embed_dim: int) -> float:
@@ -223,7 +229,8 @@ def _arguments(config: ViTConfig) -> dict[str, Any]:
     """`model_args`: the arguments with which that function builds this model."""
     (ph, pw), layers, scale = config.patch_hw, config.embedding.resnet_layers, config.block.layer_scale
     step = ResNetConfig(layers=layers).stride if config.embedding.stem == "resnet" else 1
-    D, hidden = config.embed_dim, config.mlp_dim * (2 if config.block.mlp == "swiglu" else 1)  # gate, value
+    packed = config.block.mlp == "swiglu" and not is_aimv2(config)  # gate and value in one matrix
+    D, hidden = config.embed_dim, config.mlp_dim * (2 if packed else 1)
     args: dict[str, Any] = {
         "img_size": list(config.image_hw),
         "patch_size": [ph // step, pw // step],  # on a ResNet's feature map
@@ -233,11 +240,14 @@ def _arguments(config: ViTConfig) -> dict[str, Any]:
         "num_heads": config.num_heads,
         "mlp_ratio": written_ratio(hidden, D),
         "qkv_bias": config.block.qkv_bias == "all",
+        "qk_norm": config.norms.qk_norm,
+        "proj_bias": config.block.linear_bias,
         # Not None, which timm takes for its function's own choice; 0 is none, so a start at 0 needs another.
         "init_values": 0.0 if scale is None else scale or 1e-5,
         "global_pool": {ours: theirs for theirs, ours in POOLS.items()}[config.readout.pool],
-        "scale_attn_norm": config.block.inner_norm == "all",
-        "scale_mlp_norm": config.block.inner_norm != "none",
+        "pool_include_prefix": config.readout.pool_prefix,
+        "scale_attn_norm": config.norms.inner_norm == "all",
+        "scale_mlp_norm": config.norms.inner_norm != "none",
         "final_norm": config.readout.pool_norm != "none",
         "fc_norm": config.readout.pool_norm == "after",
         "class_token": config.readout.has_class_token,
@@ -246,6 +256,10 @@ def _arguments(config: ViTConfig) -> dict[str, Any]:
         "pre_norm": config.embedding.embedding_norm,
         "pos_embed": "learn" if config.embedding.positions == "learned" else "none",
     }
+    if config.norms.norm_type == "rms" and not is_aimv2(config):
+        args["norm_layer"] = NORMS["rms"]
+    if config.embedding.patch_norm and not is_aimv2(config):
+        args["embed_norm_layer"] = NORMS[config.norms.norm_type]
     return args | ({} if config.block.mlp == "swiglu" else {"act_layer": config.block.mlp})
 
 

@@ -12,7 +12,7 @@ _REASONS = {
     r"convnext|convnextv2|dinov3_convnext|resnet|regnet|bit|efficientnet|mobilenet_v[12]|vit[-_]hybrid": (
         "it is a convolutional network, or begins with one in a layout of its own"
     ),
-    r"aimv2(_vision_model)?": "it has RMS norms, also before its positions",
+    r"aimv2": "its pooling has no MLP; its vision model loads without the pooling (use_head=False)",
     r"mlcd(_vision_model)?": "the queries and keys of its class token are rotated by learned angles",
     r"vitdet|sam(2|_hq)?(_vision_model)?": "some of its blocks attend within windows, others to all patches",
 }

@@ -11,6 +11,7 @@ import re
 from vitascope.data.preprocess import Preprocess
 from vitascope.model.config import ViTConfig
 from vitascope.weights.families.huggingface import elsewhere
+from vitascope.weights.families.huggingface.aimv2 import Aimv2
 from vitascope.weights.families.huggingface.beit import Beit
 from vitascope.weights.families.huggingface.clip import Clip
 from vitascope.weights.families.huggingface.deit import DeiT
@@ -26,7 +27,7 @@ from vitascope.weights.mapping import Family, Source
 
 TYPES: tuple[ModelType, ...] = (
     *(ViT(), DeiT(), Dinov2ViT(), Dinov2WithRegisters(), Dinov3ViT()),
-    *(IJepa(), Clip(), Siglip(), Beit(), ViTMAE(), ViTMSN(), Siglip2()),
+    *(IJepa(), Clip(), Siglip(), Aimv2(), Beit(), ViTMAE(), ViTMSN(), Siglip2()),
 )
 """In the order in which they are tried for writing."""
 KINDS = tuple(kind for each in TYPES for kind in each.kinds)
@@ -38,6 +39,7 @@ SHOWN_BY: dict[str, ModelType] = {
     r"lambda_1$|relative_position_bias_table$": Beit(),
     r"distillation_token$": DeiT(),
     r"pre_layrnorm\.": Clip(),
+    r"embeddings\.rms_norm\.": Aimv2(),
     r"embeddings\.position_embedding\.": Siglip(),
     r"^decoder\.decoder_embed\.": ViTMAE(),
 }
@@ -63,7 +65,7 @@ class HuggingFace(Library):
     def recognizes(self, source: Source) -> bool:
         if source.config:
             return self.of(source) is not self
-        return any(re.search(r"(^|\.)embeddings\.patch_embeddings?\.", key) for key in source.tensors)
+        return any(re.search(r"(^|\.)embeddings\.patch_embed(ding)?s?\.", key) for key in source.tensors)
 
     def before_reading(self, source: Source) -> Source:
         kind = self.of(source)

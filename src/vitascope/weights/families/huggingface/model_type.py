@@ -59,6 +59,8 @@ class ModelType(Family):
     """Patterns of other names for its tensors, with the names in the table."""
     names: ClassVar[Table]
     position_table: ClassVar[str] = "embeddings.position_embeddings"
+    epsilon: ClassVar[str] = "layer_norm_eps"
+    """The name of the epsilon of its norms."""
     rule: ClassVar[str] = "huggingface"
     """Its interpolation of positions."""
     processor: ClassVar[str] = "ViT"
@@ -98,7 +100,7 @@ class ModelType(Family):
             "embed_dim": embed_dim,
             "depth": values["num_hidden_layers"],
             "num_heads": values["num_attention_heads"],
-            "norm_eps": number(source, values, "layer_norm_eps"),
+            "norm_eps": number(source, values, self.epsilon),
             "qkv_bias": "all" if values.get("qkv_bias", True) else "none",
             "mlp": self.mlp(source, values),
             "resample": self.rule,
@@ -157,7 +159,7 @@ class ModelType(Family):
             "num_hidden_layers": config.depth,
             "num_attention_heads": config.num_heads,
             "hidden_act": {"swiglu": "silu", "gelu_tanh": "gelu_pytorch_tanh"}.get(block.mlp, block.mlp),
-            "layer_norm_eps": float(block.norm_eps),
+            self.epsilon: float(config.norms.norm_eps),
             "image_size": _one_or_two(config.image_hw),
             "patch_size": _one_or_two(config.patch_hw),
             "num_channels": config.in_channels,
