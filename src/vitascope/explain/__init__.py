@@ -14,11 +14,10 @@ Common to all methods that give heatmaps:
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from vitascope.explain.attention import attention, head_maps, patch_attention
-from vitascope.explain.faithfulness.compare import compare
-from vitascope.explain.faithfulness.results import Comparison
 from vitascope.explain.gradcam import grad_cam
 from vitascope.explain.integrated_gradients import integrated_gradients
 from vitascope.explain.learned import attention_distance, feature_colours, patch_filters, position_similarity
@@ -28,7 +27,12 @@ from vitascope.explain.rollout import gradient_rollout, rollout
 from vitascope.explain.targets import ClassDifference, ClassScore, FeatureCosine, Target
 
 if TYPE_CHECKING:
+    from vitascope.explain.faithfulness.compare import compare
+    from vitascope.explain.faithfulness.results import Comparison
     from vitascope.explain.figures import draw
+
+# Imported on first use (PEP 562): SciPy and matplotlib take longer than one prediction.
+_HOMES = {"compare": "faithfulness.compare", "Comparison": "faithfulness.results", "draw": "figures"}
 
 __all__ = [
     "DEFAULT_METHOD",
@@ -57,10 +61,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name == "draw":
-        from vitascope.explain.figures import draw  # imports matplotlib, which takes a second
-
-        return draw
+    if name in _HOMES:
+        return getattr(import_module(f"vitascope.explain.{_HOMES[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
