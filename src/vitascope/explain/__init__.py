@@ -14,7 +14,6 @@ Common to all methods that give heatmaps:
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from vitascope.explain.attention import attention, head_maps, patch_attention
@@ -30,9 +29,6 @@ if TYPE_CHECKING:
     from vitascope.explain.faithfulness.compare import compare
     from vitascope.explain.faithfulness.results import Comparison
     from vitascope.explain.figures import draw
-
-# Imported on first use (PEP 562): SciPy and matplotlib take longer than one prediction.
-_HOMES = {"compare": "faithfulness.compare", "Comparison": "faithfulness.results", "draw": "figures"}
 
 __all__ = [
     "DEFAULT_METHOD",
@@ -61,8 +57,19 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        return getattr(import_module(f"vitascope.explain.{_HOMES[name]}"), name)
+    # On first use (PEP 562): SciPy and matplotlib take longer to import than a picture to predict.
+    if name == "compare":
+        from vitascope.explain.faithfulness.compare import compare
+
+        return compare
+    if name == "Comparison":
+        from vitascope.explain.faithfulness.results import Comparison
+
+        return Comparison
+    if name == "draw":
+        from vitascope.explain.figures import draw
+
+        return draw
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

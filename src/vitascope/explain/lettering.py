@@ -86,7 +86,7 @@ def lay_out(figure: Figure) -> None:
     """Place the parts of a finished figure, which `savefig` does by drawing everything once more."""
     if isinstance(figure, LiteralFigure):
         figure.prepare_texts()
-    if (engine := figure.get_layout_engine()) is not None:
+    if figure.axes and (engine := figure.get_layout_engine()) is not None:
         engine.execute(figure)
         figure.set_layout_engine("none")
 

@@ -33,7 +33,7 @@ class Digits(DataFormat):
 
 
 def _file() -> Path:
-    """The file that `sklearn.datasets.load_digits` reads; importing scikit-learn takes longer than training."""
+    """What `sklearn.datasets.load_digits` reads; importing scikit-learn takes longer than training."""
     package = importlib.util.find_spec("sklearn")
     assert package is not None, "a dependency"
     assert package.submodule_search_locations, "a package"
