@@ -1,10 +1,16 @@
 import copy
 import math
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from tests.forked import in_group
 from vitascope.training import muon
 from vitascope.training.muon import Muon, orthogonal
 
@@ -45,13 +51,16 @@ def test_a_matrix_gets_the_update_of_torchs_muon(monkeypatch) -> None:
     ours = [nn.Parameter(torch.randn(16, 24)), nn.Parameter(torch.randn(24, 16))]
     theirs = copy.deepcopy(ours)
     monkeypatch.setattr(
+        muon, "has_bf16", lambda device: False
+    )  # ours multiplies the transposed of a tall one
+    monkeypatch.setattr(
         torch.optim._muon, "_zeropower_via_newtonschulz", lambda update, *_: orthogonal(update[None])[0]
     )
     steps(Muon([group(ours, 1)], lr=0.05), ours)
     peer = torch.optim.Muon(theirs, lr=0.05, weight_decay=0.1, momentum=0.95, adjust_lr_fn="match_rms_adamw")
     steps(peer, theirs)
     for mine, other in zip(ours, theirs, strict=True):
-        torch.testing.assert_close(mine, other)
+        torch.testing.assert_close(mine, other, rtol=1e-5, atol=1e-6)
 
 
 def test_newton_schulz_agrees_with_torchs_within_bfloat16(monkeypatch) -> None:
@@ -71,6 +80,80 @@ def test_an_optimizer_that_loads_the_state_of_another_goes_on_as_it_would() -> N
     steps(first, ours)
     steps(second, theirs)
     assert all(torch.equal(mine, other) for mine, other in zip(ours, theirs, strict=True))
+
+
+# Of a block: two stacks, a tall and a wide matrix, and one with fewer rows than there are processes.
+SHAPES = {(24, 8): 3, (32, 8): 1, (8, 32): 1, (16, 8): 2, (3, 8): 1}
+
+
+def grouped(parameters: list[nn.Parameter]) -> Muon:
+    """A Muon of parameters of `SHAPES`, in groups by the number of stacked matrices."""
+    by_stack: dict[int, list[nn.Parameter]] = {}
+    for parameter, stacked in zip(parameters, SHAPES.values(), strict=True):
+        by_stack.setdefault(stacked, []).append(parameter)
+    return Muon([group(found, stacked) for stacked, found in by_stack.items()], lr=0.05)
+
+
+def test_the_number_of_operations_does_not_grow_with_the_number_of_layers() -> None:
+    counts = []
+    for layers in (1, 6):
+        parameters = [nn.Parameter(torch.randn(shape)) for shape in SHAPES for _ in range(layers)]
+        stacked = [each for each in SHAPES.values() for _ in range(layers)]
+        optimizer = Muon([group([one], each) for one, each in zip(parameters, stacked, strict=True)], lr=0.05)
+        steps(optimizer, parameters, count=1)
+        with Products() as products:
+            steps(optimizer, parameters, count=1)
+        counts.append(products.count)
+    assert counts[0] == counts[1] == 3 * muon.ITERATIONS * 3  # of sides 8x8, 8x32 and 3x8
+
+
+class Products(TorchDispatchMode):
+    """Counts batched matrix products."""
+
+    count = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += function in (torch.ops.aten.bmm.default, torch.ops.aten.baddbmm.default)
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("world", [2, 4])
+def test_processes_divide_the_matrices_of_sharded_parameters(
+    world: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(muon, "has_bf16", lambda device: False)
+    start = [torch.randn(shape) for shape in SHAPES]
+    alone = [nn.Parameter(each.clone()) for each in start]
+    steps(grouped(alone), alone)
+
+    def work() -> None:
+        mesh = init_device_mesh("cpu", (world,))
+        computed = 0
+
+        def counted(matrices: Tensor) -> Tensor:
+            nonlocal computed
+            computed += matrices.numel()
+            return orthogonal(matrices)
+
+        muon.orthogonal = counted
+        ours = [nn.Parameter(distribute_tensor(each, mesh, [Shard(0)])) for each in start]
+        optimizer, generator = grouped(ours), torch.Generator().manual_seed(1)
+        for _ in range(3):
+            for parameter in ours:
+                gradient = torch.randn(parameter.shape, generator=generator)
+                parameter.grad = distribute_tensor(gradient, mesh, [Shard(0)])
+            optimizer.step()
+        whole = [parameter.full_tensor() for parameter in ours]
+        torch.save((computed, whole), tmp_path / f"{torch.distributed.get_rank()}.pt")
+
+    assert in_group(world, work, tmp_path / "meeting") == [0] * world
+    found = [torch.load(tmp_path / f"{rank}.pt") for rank in range(world)]
+    everything = 3 * sum(each.numel() for each in start)
+    assert sum(computed for computed, _ in found) == everything
+    assert max(computed for computed, _ in found) < 0.6 * everything
+    for _, whole in found:
+        for mine, expected in zip(whole, alone, strict=True):
+            torch.testing.assert_close(mine, expected.detach(), rtol=1e-6, atol=1e-6)
 
 
 def updated(weight: Tensor, stacked: int) -> Tensor:

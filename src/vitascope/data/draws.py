@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import numpy.typing as npt
-from scipy.sparse import coo_array
-from scipy.sparse.csgraph import connected_components
 
 
 def bound_sets(*keys: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     """The set of each image, (N,), 0 to G - 1: two images of the same key, in any of the keys (N,), are in
     the same set, and so are images that a chain of such pairs connects."""
+    from scipy.sparse import coo_array
+    from scipy.sparse.csgraph import connected_components
+
     N = len(keys[0])
     columns = np.concatenate(
         [np.unique(key, return_inverse=True)[1] + N * (1 + n) for n, key in enumerate(keys)]

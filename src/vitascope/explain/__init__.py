@@ -17,8 +17,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from vitascope.explain.attention import attention, head_maps, patch_attention
-from vitascope.explain.faithfulness.compare import compare
-from vitascope.explain.faithfulness.results import Comparison
 from vitascope.explain.gradcam import grad_cam
 from vitascope.explain.integrated_gradients import integrated_gradients
 from vitascope.explain.learned import attention_distance, feature_colours, patch_filters, position_similarity
@@ -28,6 +26,8 @@ from vitascope.explain.rollout import gradient_rollout, rollout
 from vitascope.explain.targets import ClassDifference, ClassScore, FeatureCosine, Target
 
 if TYPE_CHECKING:
+    from vitascope.explain.faithfulness.compare import compare
+    from vitascope.explain.faithfulness.results import Comparison
     from vitascope.explain.figures import draw
 
 __all__ = [
@@ -57,8 +57,17 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    # On first use (PEP 562): SciPy and matplotlib take longer to import than a picture to predict.
+    if name == "compare":
+        from vitascope.explain.faithfulness.compare import compare
+
+        return compare
+    if name == "Comparison":
+        from vitascope.explain.faithfulness.results import Comparison
+
+        return Comparison
     if name == "draw":
-        from vitascope.explain.figures import draw  # imports matplotlib, which takes a second
+        from vitascope.explain.figures import draw
 
         return draw
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -59,6 +59,11 @@ class LiteralFigure(Figure):
 
     def draw(self, renderer: RendererBase) -> None:
         """Prepare the texts, then draw."""
+        self.prepare_texts()
+        super().draw(renderer)
+
+    def prepare_texts(self) -> None:
+        """Make every text literal, with fonts for all of its characters."""
         axes = [axis for each in self.axes for axis in (each.xaxis, each.yaxis)]
         ticks = {axis: [label.get_text() for label in axis.get_ticklabels()] for axis in axes}
         texts = [text for text in self.findobj(Text) if isinstance(text, Text)]
@@ -75,7 +80,15 @@ class LiteralFigure(Figure):
                 text.set_fontweight("normal")  # the only weight that all of them have
         if missing and not self.get_supxlabel():
             self.supxlabel(note_on(missing, self.get_figwidth()), fontsize=NOTE_SIZE)
-        super().draw(renderer)
+
+
+def lay_out(figure: Figure) -> None:
+    """Place the parts of a finished figure, which `savefig` does by drawing everything once more."""
+    if isinstance(figure, LiteralFigure):
+        figure.prepare_texts()
+    if figure.axes and (engine := figure.get_layout_engine()) is not None:
+        engine.execute(figure)
+        figure.set_layout_engine("none")
 
 
 def writer(letters: str) -> Callable[[str], str]:

@@ -18,7 +18,7 @@ from matplotlib.image import AxesImage
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
 
-from vitascope.explain.lettering import LiteralFigure, fitted, width_of, without_font, writer
+from vitascope.explain.lettering import LiteralFigure, fitted, lay_out, width_of, without_font, writer
 from vitascope.explain.pictures import Box, FloatArray, Picture, Uint8Array, overlay, shown
 
 RIGHT, WRONG, INK, GREY = "#1a7f4b", "#c2352b", "#222222", "#8a8a8a"
@@ -49,6 +49,7 @@ def new_figure(width: float, height: float, title: str = "") -> Figure:
 def save_figure(figure: Figure, path: Path) -> Path:
     """Write a PNG."""
     path.parent.mkdir(parents=True, exist_ok=True)
+    lay_out(figure)
     figure.savefig(path)
     return path
 

@@ -13,6 +13,7 @@ from markupsafe import Markup
 from matplotlib.figure import Figure
 
 from vitascope.explain import plots
+from vitascope.explain.lettering import lay_out
 from vitascope.report.charts import TITLE
 
 COLOURS = {
@@ -61,6 +62,7 @@ def embed(
     with matplotlib.rc_context(PAGE_STYLE | {"svg.hashsalt": name}), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing")  # the browser has its own fonts
         figure = draw()
+        lay_out(figure)
         figure.savefig(written, format="svg", transparent=True, metadata=_NO_METADATA, dpi=144)
     text = re.sub(r"<!--.*?-->\s*", "", written.getvalue(), flags=re.DOTALL).strip()
     view = re.search(r'<svg [^>]*viewBox="([^"]+)"[^>]*>(.*)</svg>', text, flags=re.DOTALL)

@@ -6,12 +6,12 @@ https://kellerjordan.github.io/posts/muon
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.tensor import DTensor, Replicate
 
 from vitascope.model.hardware import has_bf16
 
@@ -42,54 +42,180 @@ class Muon(torch.optim.AdamW):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Update all parameters; the gradients of those with Muon are released."""
+        """Update all parameters; the gradients of those with Muon are overwritten and released."""
         loss = None if closure is None else torch.enable_grad()(closure)()
-        for group in self.param_groups:
-            if group["stacked"]:
-                self._step_matrices(group)
+        self._step_matrices()
         super().step()  # skips parameters without a gradient
         return loss
 
-    def _step_matrices(self, group: dict[str, Any]) -> None:
-        """Update the parameters of a group; matrices of the same shape are multiplied together."""
-        by_shape: dict[tuple[int, int], list[tuple[Tensor, Tensor]]] = {}
-        for parameter in group["params"]:
-            if parameter.grad is None:
-                continue
-            state = self.state[parameter]
-            if not state:
-                state["momentum_buffer"] = torch.zeros_like(parameter)
-            buffer = state["momentum_buffer"].lerp_(parameter.grad, 1 - MOMENTUM)
-            update = parameter.grad.lerp(buffer, MOMENTUM)  # Nesterov's
-            # of sharded parameters (FSDP2), each process gathers the whole matrices and computes all updates
-            whole = update.full_tensor() if isinstance(update, DTensor) else update
-            matrices = whole.reshape(group["stacked"], len(whole) // group["stacked"], -1)
-            by_shape.setdefault((matrices.shape[1], matrices.shape[2]), []).append((parameter, matrices))
+    def _step_matrices(self) -> None:
+        """Update the parameters with Muon, of all groups together: few operations, however many there are."""
+        groups = [
+            (group, [parameter for parameter in group["params"] if parameter.grad is not None])
+            for group in self.param_groups
+            if group["stacked"]
+        ]
+        parameters = [parameter for _, found in groups for parameter in found]
+        if not parameters:
+            return
+        for parameter in parameters:
+            if not self.state[parameter]:
+                self.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+        buffers = [local(self.state[parameter]["momentum_buffer"]) for parameter in parameters]
+        momenta = [local(parameter.grad) for parameter in parameters]
+        torch._foreach_lerp_(buffers, momenta, 1 - MOMENTUM)
+        torch._foreach_lerp_(momenta, buffers, MOMENTUM)  # Nesterov's
+        stacked = [group["stacked"] for group, found in groups for _ in found]
+
+        def updates_of(wholes: list[Tensor], numbers: list[int]) -> list[Tensor]:
+            return orthogonal_updates(wholes, [stacked[number] for number in numbers])
+
+        shards = sharding_of(parameters[0])
+        if shards is None:
+            updates = updates_of(momenta, list(range(len(momenta))))
+        else:
+            shapes = [parameter.shape for parameter in parameters]
+            updates = divided(momenta, shapes, shards, updates_of)
+        for group, found in groups:
+            mine, updates = updates[: len(found)], updates[len(found) :]
+            weights = [local(parameter) for parameter in found]
+            torch._foreach_mul_(weights, 1 - group["lr"] * group["weight_decay"])
+            torch._foreach_add_(weights, mine, alpha=-group["lr"])
+        for parameter in parameters:
             parameter.grad = None
-        for (rows, columns), found in by_shape.items():
-            updates = orthogonal(torch.cat([matrices for _, matrices in found]))
-            size = 0.2 * math.sqrt(max(rows, columns))  # AdamW's root mean square of about 0.2 to 0.4
-            for (parameter, _), update in zip(found, updates.split(group["stacked"]), strict=True):
-                parameter.mul_(1 - group["lr"] * group["weight_decay"])
-                update = update.reshape(parameter.shape)
-                if isinstance(parameter, DTensor):
-                    update = DTensor.from_local(update, parameter.device_mesh, [Replicate()])
-                parameter.add_(update, alpha=-group["lr"] * size)
+
+
+def orthogonal_updates(wholes: Sequence[Tensor], stacked: Sequence[int]) -> list[Tensor]:
+    """Orthogonal matrices of AdamW's size in place of parameters (rows, ...) of stacked matrices, one below
+    the other. Matrices with the same sides are multiplied together, wide and tall ones alike."""
+    by_shape: dict[tuple[int, int], list[tuple[int, Tensor]]] = {}
+    for number, (whole, count) in enumerate(zip(wholes, stacked, strict=True)):
+        matrices = whole.reshape(count, len(whole) // count, -1)  # (n, rows, columns)
+        by_shape.setdefault((matrices.shape[1], matrices.shape[2]), []).append((number, matrices))
+    found: dict[int, Tensor] = {}
+    for short, long in sorted({(min(shape), max(shape)) for shape in by_shape}):
+        parts = [by_shape.get((short, long), []), by_shape.get((long, short), []) if short < long else []]
+        wide, tall = ([matrices for _, matrices in part] for part in parts)
+        batch = [torch.cat(wide)] if wide else []
+        batch += [torch.cat(tall).mT] if tall else []
+        size = 0.2 * math.sqrt(long)  # AdamW's root mean square of about 0.2 to 0.4
+        made = orthogonal(torch.cat(batch)).mul_(size)
+        num_wide = sum(map(len, wide))
+        for part, own in zip(parts, (made[:num_wide], made[num_wide:].mT.contiguous()), strict=True):
+            lengths = [len(matrices) for _, matrices in part]
+            for (number, _), update in zip(part, own.split(lengths) if part else (), strict=True):
+                found[number] = update.reshape(wholes[number].shape)
+    return [found[number] for number in range(len(wholes))]
 
 
 def orthogonal(matrices: Tensor) -> Tensor:
     """Replace the singular values of matrices (n, rows, columns) by about 1, by Newton-Schulz iterations.
 
-    Computed in bfloat16 where the device multiplies it, else in float32; returned in the dtype given.
+    Computed in bfloat16 where the device multiplies it, else in float32; returned in the dtype given. It is
+    fastest for matrices with at most as many rows as columns.
     """
-    dtype = torch.bfloat16 if has_bf16(matrices.device) else torch.float32
-    X = matrices.to(dtype)
-    tall = X.shape[1] > X.shape[2]
-    if tall:
-        X = X.mT
+    X = matrices.to(torch.bfloat16 if has_bf16(matrices.device) else torch.float32)
     X = X / X.norm(dim=(1, 2), keepdim=True).clamp(min=1e-7)  # no singular value above 1
     a, b, c = COEFFICIENTS
     for _ in range(ITERATIONS):
-        A = X @ X.mT  # (n, r, r) with r the smaller side
-        X = a * X + (b * A + c * A @ A) @ X
-    return (X.mT if tall else X).to(matrices.dtype)
+        A = X @ X.mT  # (n, rows, rows)
+        B = torch.baddbmm(A, A, A, beta=b, alpha=c)  # b A + c A^2
+        X = torch.baddbmm(X, B, X, beta=a)  # a X + B X
+    return X.to(matrices.dtype)
+
+
+# Sharded parameters (FSDP2): each process has some rows of each, and computes the updates of some matrices.
+
+
+def local(tensor: Tensor) -> Tensor:
+    """The rows of a sharded tensor that this process has; another tensor as it is."""
+    own: Tensor = tensor if sharding_of(tensor) is None else tensor.to_local()  # type: ignore[attr-defined]
+    return own
+
+
+def sharding_of(tensor: Tensor) -> dist.ProcessGroup | None:
+    """The processes that a tensor's rows are divided among; None for a plain one.
+
+    By its attributes, because importing its class takes a second.
+    """
+    mesh = getattr(tensor, "device_mesh", None)
+    if mesh is None:
+        return None
+    placements: Sequence[Any] = tensor.placements  # type: ignore[attr-defined]
+    found: dist.ProcessGroup = mesh.get_group(
+        next(dim for dim, placement in enumerate(placements) if placement.is_shard())
+    )
+    return found
+
+
+def divided(
+    shards: Sequence[Tensor],
+    shapes: Sequence[torch.Size],
+    group: dist.ProcessGroup,
+    compute: Callable[[list[Tensor], list[int]], list[Tensor]],
+) -> list[Tensor]:
+    """This process's rows of what `compute` makes of whole tensors, each computed by one process only.
+
+    Args:
+        shards: the rows that this process has of each tensor.
+        shapes: of the whole tensors; process r of W has the r-th of W chunks of ceil(rows / W) rows.
+        group: the processes.
+        compute: whole tensors, with their numbers, to tensors of the same shapes.
+    """
+    world, rank = dist.get_world_size(group), dist.get_rank(group)
+    rows = [chunks(shape[0], world) for shape in shapes]
+    owners = owners_of([shape.numel() for shape in shapes], world)
+    numbers = [[n for n, owner in enumerate(owners) if owner == other] for other in range(world)]
+
+    def sizes(which: list[int], holder: int) -> list[int]:
+        return [rows[n][holder] * shapes[n][1:].numel() for n in which]
+
+    mine, others = numbers[rank], range(world)
+    received = exchange(
+        [[shards[n] for n in numbers[other]] for other in others],
+        [sizes(mine, other) for other in others],
+        group,
+    )
+    wholes = [
+        torch.cat(parts).view(shapes[n]) for n, parts in zip(mine, zip(*received, strict=True), strict=True)
+    ]
+    results = [made.split(rows[n]) for n, made in zip(mine, compute(wholes, mine), strict=True)]
+    returned = exchange(
+        [[parts[other] for parts in results] for other in others],
+        [sizes(numbers[other], rank) for other in others],
+        group,
+    )
+    found = {
+        n: part
+        for which, parts in zip(numbers, returned, strict=True)
+        for n, part in zip(which, parts, strict=True)
+    }
+    return [found[n].view(shard.shape) for n, shard in enumerate(shards)]
+
+
+def chunks(rows: int, world: int) -> list[int]:
+    """The rows of each of W processes, as FSDP2 divides them."""
+    size = -(-rows // world)
+    return [min(size, max(0, rows - rank * size)) for rank in range(world)]
+
+
+def owners_of(sizes: Sequence[int], world: int) -> list[int]:
+    """The process of each tensor: the largest first, each for the process with the least so far."""
+    loads, owners = [0] * world, [0] * len(sizes)
+    for number in sorted(range(len(sizes)), key=lambda number: -sizes[number]):
+        owners[number] = loads.index(min(loads))
+        loads[owners[number]] += sizes[number]
+    return owners
+
+
+def exchange(
+    sent: Sequence[Sequence[Tensor]], expected: Sequence[Sequence[int]], group: dist.ProcessGroup
+) -> list[tuple[Tensor, ...]]:
+    """Send tensors to each process, and receive flat ones of the expected sizes from each."""
+    pieces = [piece.reshape(-1) for own in sent for piece in own]
+    flat = torch.cat(pieces)
+    to_each = [sum(piece.numel() for piece in own) for own in sent]
+    from_each = [sum(own) for own in expected]
+    received = flat.new_empty(sum(from_each))
+    dist.all_to_all_single(received, flat, from_each, to_each, group=group)
+    return [part.split(list(own)) for part, own in zip(received.split(from_each), expected, strict=True)]
