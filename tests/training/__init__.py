@@ -10,13 +10,17 @@ import pytest
 import torch
 from PIL import Image
 
+from vitascope.data.datasets import open_data
 from vitascope.data.splits import Splits
 from vitascope.model.sizes import ModelConfig
 from vitascope.options.recipes import TrainConfig
 from vitascope.report import write
+from vitascope.run.run import Run
 from vitascope.training import train
+from vitascope.training.loop import Trainer
 from vitascope.training.plan import Decided
 from vitascope.training.tasks import classify, masked
+from vitascope.training.train import build_trainer, prepare
 
 
 def write_folder(
@@ -63,6 +67,12 @@ def planned(config: TrainConfig, splits: Splits) -> tuple[Decided, ModelConfig]:
     """The options and the model of a plan."""
     found = train.prepare(config, splits).plan
     return found.options, found.model
+
+
+def trainer_of(config: TrainConfig) -> Trainer:
+    """A run's trainer, on the CPU, before its first step."""
+    splits = open_data(config.data, seed=config.seed)
+    return build_trainer(Run(Path(config.run or "run")), prepare(config, splits), torch.device("cpu"))
 
 
 @contextlib.contextmanager

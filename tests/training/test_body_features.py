@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from tests.model import small_model
-from tests.training import assert_bitwise, tiny_config, undrawn, write_folder, write_uneven
+from tests.training import assert_bitwise, tiny_config, trainer_of, undrawn, write_folder, write_uneven
 from tests.training.test_several_labels import write_table
 from vitascope.cli import main
 from vitascope.data.datasets import open_data
@@ -29,7 +29,6 @@ from vitascope.training.checkpoint.folders import checkpoints, load_checkpoint
 from vitascope.training.loop import Trainer
 from vitascope.training.tasks.classify import Classify
 from vitascope.training.tasks.classify_features import ClassifyFeatures
-from vitascope.training.train import build_trainer, prepare
 from vitascope.weights.loading import from_pretrained
 from vitascope.weights.preprocess import default_preprocess
 from vitascope.weights.saving import save_pretrained
@@ -68,11 +67,6 @@ def body(tmp_path_factory) -> Path:
 
 def probe(data: Path, body: Path, **options: Any) -> TrainConfig:
     return tiny_config(data, **{"weights": str(body)} | PROBE | options)
-
-
-def trainer_of(config: TrainConfig) -> Trainer:
-    splits = open_data(config.data, seed=config.seed)
-    return build_trainer(Run(Path(config.run or "run")), prepare(config, splits), torch.device("cpu"))
 
 
 def trained(config: TrainConfig, run: Path) -> train.TrainResult:

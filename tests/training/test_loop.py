@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.training import assert_bitwise, tiny_config, undrawn, write_folder, write_uneven
+from tests.training import assert_bitwise, tiny_config, trainer_of, undrawn, write_folder, write_uneven
 from vitascope.cli import main
 from vitascope.data.augment import Augmentation
 from vitascope.data.datasets import open_data
@@ -22,7 +22,6 @@ from vitascope.training.checkpoint.folders import checkpoints, load_checkpoint, 
 from vitascope.training.loop import Trainer
 from vitascope.training.optim import layer_of
 from vitascope.training.tasks.classify import Classify
-from vitascope.training.train import build_trainer, prepare
 from vitascope.weights.loading import from_pretrained
 
 EXACT: dict[str, Any] = {"precision": "fp32", "optimizer": "sgd", "lr": 0.1, "warmup_epochs": 0.0, "ema": 0.0}
@@ -48,11 +47,6 @@ def _undrawn() -> Iterator[None]:
 def streamed(monkeypatch) -> None:
     """No split fits into memory: images are read again in every epoch."""
     monkeypatch.setitem(Loader.__init__.__kwdefaults__, "memory_budget", 0)
-
-
-def trainer_of(config: TrainConfig) -> Trainer:
-    splits = open_data(config.data, seed=config.seed)
-    return build_trainer(Run(Path(config.run or "run")), prepare(config, splits), torch.device("cpu"))
 
 
 def steps(trainer: Trainer, epoch: int = 0) -> list[float]:
@@ -261,6 +255,30 @@ def test_compiled_model_trains_to_the_same_loss_and_keeps_parameter_names(
     )
 
 
+@pytest.mark.parametrize("ema", [0.0, 0.9])
+def test_each_size_of_full_batches_is_compiled_once_and_nothing_else(
+    data, tmp_path, monkeypatch, ema: float
+) -> None:
+    """With shorter last batches, smaller images in the first half, and validations."""
+    graphs: list[tuple[int, ...]] = []
+    compile_module = torch.nn.Module.compile
+
+    def record(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Any:
+        graphs.extend(tuple(each.shape) for each in inputs if each.ndim == 4 and not each.requires_grad)
+        return graph.forward
+
+    monkeypatch.setattr(
+        torch.nn.Module, "compile", lambda self, **options: compile_module(self, backend=record, **options)
+    )
+    options = {"progressive": 0.5, "image_size": 32, "batch_size": 6, "epochs": 4, "depth": 1, "ema": ema}
+    config = tiny_config(data, run=str(tmp_path / "run"), compile=True, **options)
+    with undrawn():
+        train.train(config)
+    assert len(graphs) == 2
+    assert {shape[0] for shape in graphs} == {6}
+    assert len({shape[2:] for shape in graphs}) == 2
+
+
 # fp16
 
 
@@ -373,9 +391,11 @@ def test_a_run_ends_after_epochs_without_a_lower_validation_loss(
     assert step == 30
     last = all(torch.equal(value, state["model"][name]) for name, value in result.model.state_dict().items())
     assert last == (keep == "last")
-    best = from_pretrained(result.run / "checkpoints" / "best").state_dict()
-    kept = all(torch.equal(value, best[name]) for name, value in result.model.state_dict().items())
-    assert kept == (keep == "best")
+    folder = result.run / "checkpoints" / "best"
+    assert folder.exists() == (keep == "best")
+    if keep == "best":
+        best = from_pretrained(folder).state_dict()
+        assert all(torch.equal(value, best[name]) for name, value in result.model.state_dict().items())
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.training import assert_bitwise, tiny_config, undrawn, write_folder
+from tests.training import assert_bitwise, tiny_config, trainer_of, undrawn, write_folder
 from vitascope.cli import main
 from vitascope.errors import Interrupted, UserError
 from vitascope.options.recipes import TrainConfig
@@ -51,7 +51,7 @@ def last_state(run: Path) -> tuple[int, dict[str, object]]:
 
 
 def test_the_time_sets_the_number_of_steps_and_the_schedule_ends_with_it(data, tmp_path, monkeypatch) -> None:
-    clock(monkeypatch)
+    clock(monkeypatch, tick=0.01)
     run = Run(train.train(config_for(data, tmp_path / "run")).run)
     lengths = run.config["lengths"]
     assert run.config["epochs"] is None
@@ -128,6 +128,29 @@ def test_a_time_too_short_for_a_step_is_rejected_and_leaves_no_folder(data, tmp_
     with pytest.raises(UserError, match=r"minutes=1e-05 is too short: .* set minutes to at least 0\.\d"):
         train.train(config_for(data, tmp_path / "run", minutes=1e-5))
     assert not (tmp_path / "run").exists()
+
+
+def test_measured_steps_are_whole_ones_of_every_size_and_their_time_counts(data, monkeypatch) -> None:
+    seconds = iter(itertools.count())
+    monkeypatch.setattr(loop, "time", SimpleNamespace(monotonic=lambda: next(seconds)))
+    sizes, update = [], Trainer._update
+
+    def counted(self: Trainer) -> None:
+        sizes.append(self.small)
+        update(self)
+
+    monkeypatch.setattr(Trainer, "_update", counted)
+    monkeypatch.setattr(Trainer, "_set_length", lambda *_: None)  # which a run would record
+    trainer = trainer_of(tiny_config(data, minutes=1000.0, epochs=None, progressive=0.5, optimizer="muon"))
+    before = {name: value.clone() for name, value in trainer.module.state_dict().items()}
+    trainer.start_budget(minutes=1000.0, spent=7.0)
+    assert sizes == [False] * 3 + [True] * 3
+    looks = next(seconds) - 1  # of one second each, from the first to the last
+    assert trainer.budget is not None
+    rest = 60_000 - 7 - looks
+    assert trainer.budget.seconds == pytest.approx(rest, abs=1.5)  # less the final test, as estimated
+    assert_bitwise(before, dict(trainer.module.state_dict()))
+    assert not trainer.optimizer.state
 
 
 @pytest.mark.parametrize("minutes", ["0", "-1"])

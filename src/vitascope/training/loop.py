@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import functools
+import itertools
 import math
 import shutil
 import time
@@ -18,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitascope.data.augment import Augmentation
-from vitascope.data.loading import Batch, KeptFeatures, Loader
+from vitascope.data.loading import Batch, KeptFeatures, Loader, even_cuts
 from vitascope.data.mixing import Mixing
 from vitascope.data.randaugment import RandAugment
 from vitascope.data.randomness import step_seed
@@ -93,7 +94,7 @@ class Trainer:
         if self.average is not None and self.parallel is self.module and distributed.world_size() > 1:
             distributed.shard(self.average, device)
         if execution.compile:
-            self.module.compile()
+            self.module.compile(dynamic=False)
         self.optimizer = optimizer_of(self.module, options)
         self.augmentation, self.mixing = augmentation_of(config.augmentation)
 
@@ -148,10 +149,12 @@ class Trainer:
             over, validations = self.schedule.progress(self.step), self.schedule.validations
             self.budget = TimeBudget(60 * minutes - spent, 0.0, validations=validations, progress=over)
             return
+        began, progressive = time.monotonic(), self.config.optimization.progressive
         with self._one_thread_if_small(), torch.random.fork_rng(devices=[]):
-            first = self._measured_step()
-        whole = first / self.schedule.cost(0)  # a step on whole images
-        per_step = whole * self.schedule.rest_cost(0)
+            whole = self._measured_step()
+            small = self._measured_step(small=True) if progressive else whole
+        spent += time.monotonic() - began  # with compilation, where there is any
+        per_step = progressive * small + (1 - progressive) * whole
         forward = whole / 3 / self.batch_size  # the backward pass takes twice the time
         whole_forward = forward if self.features is None else self.features.seconds_per_image
         validation, test = forward * len(self.splits.val), whole_forward * len(self.splits.measured)
@@ -168,18 +171,22 @@ class Trainer:
         self.schedule = dataclasses.replace(self.schedule, validations=self.budget.validations)
         self._set_length(0, self.budget.first_length(per_step))
 
-    def _measured_step(self) -> float:
-        """Seconds of a training step without its update; nothing changes. The first one warms up."""
+    def _measured_step(self, *, small: bool = False) -> float:
+        """Seconds of a training step; nothing changes. The first one warms up, and compiles."""
         train_mode(self.module, frozen=self.config.optimization.freeze)
-        self.small = self.config.optimization.progressive > 0
+        self.small, self.rate = small, 0.0  # a rate of zero updates no weight
         times = []
         for batch, _ in zip(self.train_loader.epoch(0), range(3), strict=False):
             began = time.monotonic()
             torch.manual_seed(self.config.seed)
-            for part, weight in self._parts(batch):
-                float(self._backward(part, weight, 0))  # waits for the device
+            losses = [self._backward(part, weight, 0) for part, weight in self._parts(batch)]
+            self._update()
+            float(sum(losses) + next(self.module.parameters()).sum())  # waits for the device
             times.append(time.monotonic() - began)
-        self.optimizer.zero_grad()
+        self.optimizer = optimizer_of(self.module, self.config.optimization)  # without moments
+        self.scaler.load_state_dict(
+            torch.amp.GradScaler(self.device.type, enabled=self.scaler.is_enabled()).state_dict()
+        )
         self.sums = {}
         return min(times[1:] or times)
 
@@ -323,13 +330,29 @@ class Trainer:
     def _backward(self, part: Batch, weight: float, epoch: int) -> Tensor:
         """Add a part's gradients, weighted by its share of the global batch; returns the weighted loss."""
         examples = self._examples(part, epoch)
-        with torch.autocast(self.device.type, self.precision, enabled=self.precision != torch.float32):
+        with (
+            self._graphs(part),
+            torch.autocast(self.device.type, self.precision, enabled=self.precision != torch.float32),
+        ):
             loss, sums = self.task.loss(self.parallel, examples)
         # The gradients are averaged over the processes, hence the factor.
         self.scaler.scale(loss * (weight * distributed.world_size())).backward()
         images = 1.0 if weight else 0.0
         self.sums = {name: self.sums.get(name, 0.0) + images * value for name, value in sums.items()}
         return loss.detach() * weight
+
+    @functools.cached_property
+    def _full_parts(self) -> frozenset[int]:
+        """The numbers of images in this process's parts of a full batch."""
+        cuts = even_cuts(self.batch_size, distributed.world_size())
+        share = cuts[distributed.rank() + 1] - cuts[distributed.rank()]
+        return frozenset(end - start for start, end in itertools.pairwise(even_cuts(share, self.parts)))
+
+    def _graphs(self, part: Batch | None) -> AbstractContextManager[None]:
+        """Run what `compile` compiled; parts of other sizes, which would be compiled too, eagerly."""
+        if not self.config.execution.compile or (part is not None and len(part.indices) in self._full_parts):
+            return nullcontext()
+        return torch.compiler.set_stance("force_eager")
 
     def _examples(self, part: Batch, epoch: int) -> Examples:
         """Augment, a function of (seed, epoch, index), mix, a function of (seed, step), and resize."""
@@ -388,7 +411,8 @@ class Trainer:
         self._check_finite(means["loss"])
         began = time.monotonic()
         try:
-            with interruptible(stop) if distributed.world_size() == 1 else nullcontext():
+            alone = interruptible(stop) if distributed.world_size() == 1 else nullcontext()
+            with alone, self._graphs(None):
                 val = self.task.validate(self.trained, self.val_loader, self.precision)
         except KeyboardInterrupt as error:
             if not stop.signum:
@@ -417,7 +441,8 @@ class Trainer:
         (value,) = distributed.largest(val[monitor.name])  # rounding may differ, and all must decide alike
         if monitor.better(value, self.best_value):
             self.best_value, self.best_step = value, self.step
-            self.save_model(self.run.best)
+            if self.config.optimization.keep != "last":
+                self.save_model(self.run.best)
         if self.out_of_patience and self.step < self.schedule.total(self.step):
             self._report_early_stop(epoch, recorder, progress)
 
