@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -21,6 +20,7 @@ from vitascope.data.preprocess import Pixels, Preprocess
 from vitascope.data.reading import ImageReader, ReadingPool, read_here
 from vitascope.data.sampling import balanced_order
 from vitascope.data.splits import ImageSet, check_every_class
+from vitascope.data.threads import usable_cores
 from vitascope.errors import UserError
 
 MEMORY_BUDGET = 2**30
@@ -94,7 +94,7 @@ class Loader:
         self.batch_size = batch_size
         self.seed = seed
         self.device = torch.device(device)
-        self.workers = (os.cpu_count() or 1) if workers is None else workers
+        self.workers = usable_cores() if workers is None else workers
         self.part = part
         self.repeats = repeats if seed is not None else 1
         self.unreadable: dict[str, str] = {}

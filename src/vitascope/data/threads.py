@@ -13,9 +13,15 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 
+def usable_cores() -> int:
+    """The cores that this process may use, at least 1; torchrun's processes on a machine share them."""
+    found = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, found // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+
+
 def in_threads(function: Callable[[T], R], items: Iterable[T], *, most: int | None = None) -> Iterator[R]:
     """Results in the order of the items, a few of them ahead, by at most so many threads."""
-    threads = min(os.cpu_count() or 1, most or sys.maxsize)
+    threads = min(usable_cores(), most or sys.maxsize)
     ahead: collections.deque[Future[R]] = collections.deque()
     with ThreadPoolExecutor(threads) as pool:
         for item in items:

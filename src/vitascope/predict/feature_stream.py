@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import os
 from collections import deque
 from collections.abc import Generator, Iterator, Sequence
 from typing import Any
@@ -20,6 +19,7 @@ from vitascope.data.feature_cache import Contents, FeatureCache, Features
 from vitascope.data.loading import delivered
 from vitascope.data.preprocess import Pixels
 from vitascope.data.reading import ImageReader, ReadingPool, read_here
+from vitascope.data.threads import usable_cores
 from vitascope.errors import UserError
 from vitascope.predict.engine import WHOLE_PICTURES, Engine, TorchEngine
 from vitascope.predict.features import FeatureSpec
@@ -75,7 +75,7 @@ class FeatureStream:
         self.specs = [engine.resolved(spec) for spec in specs]
         self.sources = sources
         self.batch_size = min(batch_size, WHOLE_PICTURES) if engine.own_pixels else batch_size
-        self.workers = (os.cpu_count() or 1) if workers is None else workers
+        self.workers = usable_cores() if workers is None else workers
         self.unreadable: dict[int, str] = {}
         self.computed = 0
         self._cached = cached

@@ -20,6 +20,7 @@ from vitascope.data.decoding import ImageError, ImageSource, Levels, as_pictures
 from vitascope.data.listing import is_image, visible_files
 from vitascope.data.preprocess import Pixels, Preprocess
 from vitascope.data.reading import file_pool
+from vitascope.data.threads import usable_cores
 from vitascope.errors import UserError
 from vitascope.explain.methods import DEFAULT_METHOD
 from vitascope.model.vision_model import VisionModel
@@ -297,7 +298,7 @@ class Predictor:
         self, paths: Iterator[str], selection: ClassSelection, workers: int | None
     ) -> Generator[ImageResult, None, None]:
         batches = iter(lambda: list(itertools.islice(paths, self.batch_size)), [])
-        workers = (os.cpu_count() or 1) if workers is None else workers
+        workers = usable_cores() if workers is None else workers
         if not workers or self.engine.own_pixels:
             for batch in batches:
                 yield from self._results(batch, *self.engine.read(batch), selection)

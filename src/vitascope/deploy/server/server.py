@@ -19,6 +19,7 @@ from multiprocessing.process import BaseProcess
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
+from vitascope.data.threads import usable_cores
 from vitascope.deploy.server import check_installed
 from vitascope.deploy.server.settings import TOKEN, Settings
 from vitascope.errors import UserError
@@ -47,8 +48,7 @@ def serve(ref: str, settings: Settings, *, precision: str = "auto", device: str 
     token = read_token(settings)
     with listen(settings) as port:
         announce(ref, settings, port, token)
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        threads = settings.threads or max(1, cores // settings.workers)
+        threads = settings.threads or max(1, usable_cores() // settings.workers)
         opening = functools.partial(open_for_serving, ref, precision, device, threads)
         if settings.workers == 1:
             http_server.run(opening, settings, token, port)
