@@ -365,7 +365,7 @@ def test_new_images_are_ignored_and_changed_or_missing_ones_are_rejected(tmp_pat
 
 def test_run_without_some_images_is_resumed_on_request_and_from_then_on_bitwise(tmp_path) -> None:
     folder = write_folder(tmp_path / "data")
-    options = {"epochs": 4, "checkpoint_seconds": 0.0, "keep": "last"}
+    options = {"epochs": 4, "checkpoint_seconds": 0.0, "keep": "best"}
     with undrawn():
         run = killed(tiny_config(folder, run=str(tmp_path / "run"), **options))
         record = SplitRecord.read(run / "split.jsonl.gz")

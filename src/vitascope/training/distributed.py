@@ -152,6 +152,13 @@ def shard(module: nn.Module, device: torch.device) -> None:
     fully_shard(module, mesh=mesh)
 
 
+def reshard(module: nn.Module) -> None:
+    """Leave a sharded module its shards alone: after a forward pass without a backward one it is whole."""
+    for part in module.modules():
+        if isinstance(part, FSDPModule):
+            part.reshard()
+
+
 @contextmanager
 def reducing(module: nn.Module, wanted: bool) -> Iterator[None]:
     """Within the context, a backward pass averages gradients over the processes if `wanted`."""

@@ -419,6 +419,7 @@ class Trainer:
                 raise
             self.save()
             raise Interrupted(self.run.path, stop.signum) from error
+        distributed.reshard(self.trained)
         self.sums, self.validated = {}, self.step
         validated = time.monotonic() - began
         if self.budget is not None:
