@@ -73,7 +73,8 @@ class Muon(torch.optim.AdamW):
                 parameter.mul_(1 - group["lr"] * group["weight_decay"])
                 update = update.reshape(parameter.shape)
                 if isinstance(parameter, DTensor):
-                    update = DTensor.from_local(update, parameter.device_mesh, [Replicate()])
+                    mesh = parameter.device_mesh
+                    update = DTensor.from_local(update, mesh, [Replicate()] * mesh.ndim)
                 parameter.add_(update, alpha=-group["lr"] * size)
 
 
