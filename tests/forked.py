@@ -53,10 +53,15 @@ def in_group(count: int, work: Callable[[], object], meeting: Path) -> list[int]
 def torchrun(
     count: int, output: Path, work: Callable[..., object], *arguments: object, restarts: int = 0
 ) -> int:
-    """Run `work(*arguments)` in processes as torchrun does, forked from this one; returns the exit status.
+    """Run `work(*arguments)` in processes as torchrun does, forked from this one, each within two minutes;
+    returns the exit status.
 
     What all of them print is in the file `output`.
     """
+
+    def bounded(*arguments: object) -> None:
+        signal.alarm(120)
+        work(*arguments)
 
     def launch() -> None:
         descriptor = os.open(output, os.O_WRONLY | os.O_CREAT)
@@ -74,6 +79,6 @@ def torchrun(
             start_method="fork",
             monitor_interval=0.1,
         )
-        elastic_launch(config, work)(*arguments)
+        elastic_launch(config, bounded)(*arguments)
 
     return ending(fork(launch))

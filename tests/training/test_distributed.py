@@ -2,6 +2,7 @@
 
 import os
 import signal
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,9 @@ from tests.training import tiny_config, two_processes, undrawn, write_uneven
 from vitascope.errors import UserError
 from vitascope.options.recipes import TrainConfig
 from vitascope.run.run import Run
-from vitascope.training import loop, muon, train
+from vitascope.training import distributed, loop, muon, train
 from vitascope.training.checkpoint.folders import checkpoints, save_checkpoint
-from vitascope.training.distributed import by_first, gather, largest, sum_over_processes
+from vitascope.training.distributed import _meeting, by_first, gather, largest, sum_over_processes
 from vitascope.weights.loading import from_pretrained
 
 # 20 training images in batches of 6: the last of an epoch has 2, so that one process gets none. The rate
@@ -179,6 +180,29 @@ def test_run_resumes_with_another_number_of_processes(place, begun: str, layout:
     assert [loss for _, loss in losses(run)] == pytest.approx([loss for _, loss in losses(whole)], rel=1e-6)
     for name, tensor in from_pretrained(whole).state_dict().items():
         torch.testing.assert_close(from_pretrained(run).state_dict()[name], tensor, rtol=1e-4, atol=1e-5)
+
+
+# The start
+
+
+def test_processes_meet_apart_from_those_before_a_restart() -> None:
+    store = dist.HashStore()
+    for key in ("name-0", "name-1", "answer-of-a-dead-process"):
+        store.set(f"vitascope/{key}", "of-a-dead-process")
+    with ThreadPoolExecutor(3) as pool:
+        second, third, first = pool.map(lambda rank: _meeting(store, rank, 3), (1, 2, 0))
+    first.set("address", "here")
+    assert (second.get("address"), third.get("address")) == (b"here", b"here")
+    assert not store.check(["address"])
+
+
+@pytest.mark.parametrize(("rank", "absent"), [(0, 1), (1, 0)])
+def test_process_that_does_not_start_is_named(monkeypatch, rank: int, absent: int) -> None:
+    monkeypatch.setattr(distributed, "MEETING_SECONDS", 0.05)
+    monkeypatch.setenv("RANK", str(rank))
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    with pytest.raises(UserError, match=rf"process {rank} of 3 has waited .* such as process {absent}: "):
+        _meeting(dist.HashStore(), rank, 3)
 
 
 # A process that dies
