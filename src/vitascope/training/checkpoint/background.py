@@ -7,6 +7,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from vitascope.training.checkpoint.folders import start_checkpoint
 from vitascope.training.distributed import group_of_a_thread
 
@@ -23,6 +25,7 @@ class CheckpointWriter:
         self._group = group_of_a_thread()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._writing: Future[None] | None = None
+        self._copies: dict[str, Tensor] = {}
 
     @property
     def failed(self) -> bool:
@@ -32,7 +35,9 @@ class CheckpointWriter:
     def save(self, step: int, state: Mapping[str, Any]) -> None:
         """Begin to write a checkpoint; waits for the one before, and raises its error."""
         self.wait()
-        finish = start_checkpoint(self._run, step, state, keep=self._keep, group=self._group)
+        finish = start_checkpoint(
+            self._run, step, state, keep=self._keep, group=self._group, copies=self._copies
+        )
         self._writing = self._thread.submit(finish)
 
     def wait(self) -> None:

@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from vitascope.errors import UserError
 from vitascope.run.layout import CHECKPOINTS
@@ -54,16 +55,17 @@ def start_checkpoint(
     *,
     keep: int = 2,
     group: dist.ProcessGroup | None = None,
+    copies: dict[str, Tensor] | None = None,
 ) -> Callable[[], None]:
     """Copy the state; returns the function that writes the checkpoint, perhaps in a thread.
 
-    This function communicates in `group`.
+    This function communicates in `group`. Once it has ended, the memory of `copies` can be used again.
     """
     folder = _folder(run, step)
     aside = by_first(lambda: _begin(folder))
     if aside is None:
         return lambda: None
-    whole, shards = split_shards(state)
+    whole, shards = split_shards(state, {} if copies is None else copies)
     written = start_writing(aside, shards, group)
 
     def finish() -> None:

@@ -64,16 +64,27 @@ def file_record(path: Path) -> FileRecord:
         return {"bytes": os.fstat(file.fileno()).st_size, "sha256": digest}
 
 
-def split_shards(state: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, DTensor]]:
-    """A copy of the state on the CPU with its DTensors replaced by placeholders on "meta", and the DTensors
-    by their path."""
+def split_shards(
+    state: Mapping[str, Any], copies: dict[str, Tensor]
+) -> tuple[dict[str, Any], dict[str, DTensor]]:
+    """The state with its DTensors replaced by placeholders on "meta", and the DTensors by their path.
+
+    In the first process, which writes them, the other tensors are copied to the CPU: into `copies`, by path,
+    where one of the same kind is there already, because new memory takes longer than the copy.
+    """
     shards: dict[str, DTensor] = {}
 
     def split(path: str, tensor: Tensor) -> Tensor:
-        if not isinstance(tensor, DTensor):
-            return tensor.detach().to("cpu", copy=True)
-        shards[path] = tensor
-        return torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
+        if isinstance(tensor, DTensor):
+            shards[path] = tensor
+            return torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
+        if not is_first():
+            return tensor
+        copy = copies.get(path)
+        if copy is None or (copy.shape, copy.dtype) != (tensor.shape, tensor.dtype):
+            copy = torch.empty_like(tensor, device="cpu", requires_grad=False, pin_memory=tensor.is_cuda)
+            copies[path] = copy
+        return copy.copy_(tensor.detach())
 
     return _map_tensors(state, split), shards
 
