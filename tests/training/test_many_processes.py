@@ -52,6 +52,7 @@ def config_of(place: Path, data: str, name: str, **options: Any) -> TrainConfig:
     shared: dict[str, Any] = {"batch_size": 6, "epochs": 2, "precision": "fp32", "lr": 1e-3, "ema": 0.9}
     shared |= {"warmup_epochs": 5.0, "mixup": 0.8, "randaugment": 2, "optimizer": "muon"}
     shared["model_options"] = {"qkv_bias": "no_key"}  # whose gradient is only rounding
+    shared["streams"] = 2  # each from its own shards
     return tiny_config(place / data, run=str(place / "runs" / f"{data}-{name}"), **shared | options)
 
 

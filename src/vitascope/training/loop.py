@@ -133,6 +133,7 @@ class Trainer:
             repeats=augmentation.repeats,
             balanced=seed is not None and self.config.balance.sampling == "balanced",
             features=features,
+            streams=self.config.streams or 1,
         )
 
     @functools.cached_property
