@@ -21,7 +21,7 @@ import torch
 
 from conditions import Conditions
 from contest import positive
-from reports import markdown_table, publish
+from reports import fill_in, markdown_table, publish
 from vitascope.model.config import ViTConfig
 from vitascope.model.sizes import named_config
 from vitascope.model.vision_model import build
@@ -87,12 +87,14 @@ def table(config: ViTConfig, name: str, cluster: Cluster) -> str:
         row(state, *(numbers * FP32 * N / count / 1e9 for count in shards.values()), unit="GB")
     gathered = [0 if count == 1 else 2 * 2 * FP32 * parameters_of_block for count in shards.values()]
     row("two whole blocks and their gradients", *(size / 1e9 for size in gathered), unit="GB", digits=2)
+    sent = [FP32 * N if count == 1 else 0 for count in shards.values()]
+    row("copies of the gradients that are sent", *(size / 1e9 for size in sent), unit="GB")
     row("bf16 copies of the weights", *[BF16 * N / 1e9] * 3, unit="GB")
     row(f"activations of {images:.0f} images", *[kept / 1e9] * 3, unit="GB")
     row("the same with --gradient-checkpointing", *[recomputed / 1e9] * 3, unit="GB")
     fixed = [
-        sum(STATES.values()) * FP32 * N / count + extra + BF16 * N
-        for count, extra in zip(shards.values(), gathered, strict=True)
+        sum(STATES.values()) * FP32 * N / count + blocks + copies + BF16 * N
+        for count, blocks, copies in zip(shards.values(), gathered, sent, strict=True)
     ]
     row("sum of a GPU", *((it + kept) / 1e9 for it in fixed), unit="GB")
     row("sum of a GPU, with --gradient-checkpointing", *((it + recomputed) / 1e9 for it in fixed), unit="GB")
@@ -104,7 +106,7 @@ def table(config: ViTConfig, name: str, cluster: Cluster) -> str:
         "hsdp": 2 * (nodes - 1) / nodes * model,
     }
     inside = PAYLOAD["hsdp"][1] * (cluster.gpus - 1) / cluster.gpus * model
-    row("sent by a machine in a step", *(sent / 1e9 for sent in between.values()), unit="GB")
+    row("sent by a machine in a step", *(size / 1e9 for size in between.values()), unit="GB")
     row(
         "sent by a GPU within its machine",
         between["ddp"] / 1e9,
@@ -176,6 +178,9 @@ def main() -> None:
     parser.add_argument("--batch", type=positive, default=4096, help="images of a step, over all GPUs")
     parser.add_argument("--megabytes", type=positive, default=512, help="of the checkpoint that is timed")
     parser.add_argument("--out", action="store_true", help="write the report to benchmarks/results")
+    parser.add_argument(
+        "--docs", type=Path, metavar="PAGE", help="replace the tables of a page, docs/scale.md"
+    )
     arguments = parser.parse_args()
     cluster = Cluster(nodes=arguments.nodes, gpus=arguments.gpus, batch=arguments.batch)
     conditions = Conditions.now()
@@ -194,6 +199,13 @@ def main() -> None:
         assumed=f"{USED:.0%} of the FLOP/s; rings over all GPUs; fp32 in all collective operations",
     )
     publish("cluster", "\n\n".join([heading, *tables, times]), arguments)
+    if arguments.docs is not None:
+        stated = (
+            f"{cluster.batch:,} images of 224 pixels per step. Sources: {'; '.join(sources)}. Assumed: "
+            f"{USED:.0%} of these FLOP/s; rings over all GPUs. Collective operations are in fp32. "
+            f"Measured on {conditions.machine.split(',')[0]}, {conditions.date}: activations, checkpoints."
+        )
+        fill_in(arguments.docs, "cluster", "\n\n".join([*tables, times, stated]))
 
 
 def _config(name: str) -> ViTConfig:

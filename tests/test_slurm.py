@@ -58,8 +58,8 @@ def test_torchrun_and_vitascope_take_the_options_of_the_script(tmp_path: Path, r
     if requeued:
         assert request.resume == str(run)
     else:
-        assert (request.data, request.run) == (str(data), str(run))
-        assert (request.execution.parallel, request.execution.gradient_checkpointing) == ("hsdp", True)
+        assert (request.data, request.run, request.streams) == (str(data), str(run), 3)
+        assert (request.execution.parallel, request.execution.compile) == ("hsdp", True)
 
 
 def test_script_without_data_names_the_variable(tmp_path: Path) -> None:
