@@ -9,6 +9,7 @@ from datetime import timedelta
 from pathlib import Path
 
 import torch.distributed as dist
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 
 def fork(work: Callable[[], object]) -> int:
@@ -47,3 +48,37 @@ def in_group(count: int, work: Callable[[], object], meeting: Path) -> list[int]
 
     children = [fork(lambda number=number: one(number)) for number in range(count)]
     return [ending(child) for child in children]
+
+
+def torchrun(
+    count: int, output: Path, work: Callable[..., object], *arguments: object, restarts: int = 0
+) -> int:
+    """Run `work(*arguments)` in processes as torchrun does, forked from this one, each within two minutes;
+    returns the exit status.
+
+    What all of them print is in the file `output`.
+    """
+
+    def bounded(*arguments: object) -> None:
+        signal.alarm(120)
+        work(*arguments)
+
+    def launch() -> None:
+        descriptor = os.open(output, os.O_WRONLY | os.O_CREAT)
+        os.dup2(descriptor, 1)
+        os.dup2(descriptor, 2)
+        sys.stdout = sys.stderr = open(2, "w", closefd=False)  # noqa: SIM115 - until the process ends
+        config = LaunchConfig(
+            min_nodes=1,
+            max_nodes=1,
+            nproc_per_node=count,
+            rdzv_backend="c10d",
+            rdzv_endpoint="localhost:0",
+            run_id=output.parent.name,
+            max_restarts=restarts,
+            start_method="fork",
+            monitor_interval=0.1,
+        )
+        elastic_launch(config, bounded)(*arguments)
+
+    return ending(fork(launch))

@@ -79,6 +79,7 @@ _SYNONYMS = {
     "embed_dim": "d_model dim hidden_dim hidden_size width",
     "ema": "ema_decay model_ema model_ema_decay",
     "epochs": "max_epochs n_epochs num_epochs num_train_epochs",
+    "gradient_checkpointing": "activation_checkpointing grad_checkpointing recompute",
     "image_size": "image_res img img_size imgsz input_size resolution size",
     "label_smoothing": "label_smoothing_factor smoothing",
     "lr": "base_lr learning_rate max_lr",

@@ -13,8 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.data import noise, read_tree, write_picture, write_tree
+from tests.model import law
 from vitascope.data import loading
-from vitascope.data.loading import Batch, KeptFeatures, Loader, even_cuts
+from vitascope.data.formats.shards import ShardMembers
+from vitascope.data.loading import Batch, KeptFeatures, Loader, even_cuts, woven
 from vitascope.data.preprocess import Preprocess
 from vitascope.data.randomness import epoch_order
 from vitascope.data.splits import ImageSet
@@ -315,6 +317,56 @@ def test_parts_of_all_processes_are_the_batches_of_one(
 def test_parts_with_workers_and_an_empty_slice_cover_every_image(images: ImageSet) -> None:
     parts = [Loader(images, FIT, 6, seed=0, workers=2, memory_budget=0, part=(r, 3)) for r in range(3)]
     assert sorted(index for part in parts for index in order(part)) == list(range(13))
+
+
+@pytest.mark.parametrize("processes", [4, 2])
+def test_each_machine_reads_its_own_shards_and_all_batches_are_those_of_one_process(processes: int) -> None:
+    shards, streams, N = np.repeat(np.arange(6, dtype=np.int32), 10), 2, 60
+    zeros = np.zeros(N, np.int64)
+    members = ShardMembers(tuple("abcdef"), shards, zeros, zeros, np.full(N, b"a"))
+    data = ImageSet("train", members, ClassIndices(np.arange(N) % 2, ("a", "b")))
+    features = KeptFeatures(torch.arange(N, dtype=torch.float32)[:, None], {})
+    loaders = [
+        Loader(data, FIT, 12, seed=3, part=part, features=features, streams=streams)
+        for part in ((0, 1), *((rank, processes) for rank in range(processes)))
+    ]
+    own = set()
+    for epoch in range(3):
+        whole, *parts = (list(loader.epoch(epoch)) for loader in loaders)
+        for batch, *pieces in zip(whole, *parts, strict=True):
+            np.testing.assert_array_equal(np.concatenate([part.indices for part in pieces]), batch.indices)
+        assert sorted(index for batch in whole for index in batch.indices) == list(range(N))
+        machines = np.array_split(np.array(parts, dtype=object), 2)
+        own.add(
+            tuple(
+                tuple(
+                    sorted(
+                        {int(shards[index]) for part in machine for batch in part for index in batch.indices}
+                    )
+                )
+                for machine in machines
+            )
+        )
+    assert own == {((0, 2, 4), (1, 3, 5))}
+
+
+@law
+@given(
+    lengths=st.lists(st.integers(0, 40), min_size=1, max_size=4),
+    pairs=st.integers(4, 9),
+)
+def test_woven_order_has_every_image_once_and_equal_parts_until_one_order_ends(
+    lengths: list[int], pairs: int
+) -> None:
+    ends = np.cumsum([0, *lengths])
+    orders = [np.arange(first, last) for first, last in itertools.pairwise(ends)]
+    order = woven(orders, 2 * pairs)
+    assert sorted(order.tolist()) == list(range(ends[-1]))
+    cuts = even_cuts(2 * pairs, len(orders))
+    whole = min(length // (b - a) for length, (a, b) in zip(lengths, itertools.pairwise(cuts), strict=True))
+    for batch in order[: whole * 2 * pairs].reshape(whole, 2 * pairs):
+        for number, (a, b) in enumerate(itertools.pairwise(cuts)):
+            assert all(ends[number] <= index < ends[number + 1] for index in batch[a:b])
 
 
 @pytest.mark.parametrize(("count", "parts", "sizes"), [(13, 3, [4, 4, 5]), (3, 4, [2, 1]), (0, 2, [0])])

@@ -2,7 +2,7 @@
 
 import os
 import signal
-import sys
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,16 +10,15 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-from tests.forked import ending, fork, in_group
+from tests.forked import in_group, torchrun
 from tests.training import tiny_config, two_processes, undrawn, write_uneven
 from vitascope.errors import UserError
 from vitascope.options.recipes import TrainConfig
 from vitascope.run.run import Run
-from vitascope.training import loop, muon, train
+from vitascope.training import distributed, loop, muon, train
 from vitascope.training.checkpoint.folders import checkpoints, save_checkpoint
-from vitascope.training.distributed import by_first, gather, largest, sum_over_processes
+from vitascope.training.distributed import _meeting, by_first, gather, largest, sum_over_processes
 from vitascope.weights.loading import from_pretrained
 
 # 20 training images in batches of 6: the last of an epoch has 2, so that one process gets none. The rate
@@ -109,7 +108,8 @@ def place(tmp_path_factory) -> Path:
         for layout in LAYOUTS:
             write_config(two, f"stopped-{layout}", "mixed", parallel=layout)
             stop_in_one_process(write_config(two, f"resumed-{layout}", "mixed", parallel=layout))
-        run_two_processes(two)
+        output = two / "output.txt"
+        assert torchrun(2, output, two_processes.main, two) == 0, output.read_text()[-4000:]
         for layout in LAYOUTS:
             assert len(checkpoints(two / "runs" / f"stopped-{layout}")) == 1
             train.resume(two / "runs" / f"stopped-{layout}")
@@ -123,30 +123,6 @@ def stop_in_one_process(config: TrainConfig) -> None:
         two_processes.stop_in_the_middle(config)
     finally:
         two_processes.rank = rank
-
-
-def run_two_processes(folder: Path) -> None:
-    """Launch two processes as torchrun does, forked from this one."""
-
-    def launch() -> None:
-        output = os.open(folder / "output.txt", os.O_WRONLY | os.O_CREAT)
-        os.dup2(output, 1)
-        os.dup2(output, 2)
-        sys.stdout = sys.stderr = open(2, "w", closefd=False)  # noqa: SIM115 - until the process ends
-        two = LaunchConfig(
-            min_nodes=1,
-            max_nodes=1,
-            nproc_per_node=2,
-            rdzv_backend="c10d",
-            rdzv_endpoint="localhost:0",
-            run_id=folder.name,
-            max_restarts=0,
-            start_method="fork",
-            monitor_interval=0.1,
-        )
-        elastic_launch(two, two_processes.main)(folder)
-
-    assert ending(fork(launch)) == 0, (folder / "output.txt").read_text()[-4000:]
 
 
 def losses(run: Path) -> list[tuple[int, float]]:
@@ -206,6 +182,29 @@ def test_run_resumes_with_another_number_of_processes(place, begun: str, layout:
         torch.testing.assert_close(from_pretrained(run).state_dict()[name], tensor, rtol=1e-4, atol=1e-5)
 
 
+# The start
+
+
+def test_processes_meet_apart_from_those_before_a_restart() -> None:
+    store = dist.HashStore()
+    for key in ("name-0", "name-1", "answer-of-a-dead-process"):
+        store.set(f"vitascope/{key}", "of-a-dead-process")
+    with ThreadPoolExecutor(3) as pool:
+        second, third, first = pool.map(lambda rank: _meeting(store, rank, 3), (1, 2, 0))
+    first.set("address", "here")
+    assert (second.get("address"), third.get("address")) == (b"here", b"here")
+    assert not store.check(["address"])
+
+
+@pytest.mark.parametrize(("rank", "absent"), [(0, 1), (1, 0)])
+def test_process_that_does_not_start_is_named(monkeypatch, rank: int, absent: int) -> None:
+    monkeypatch.setattr(distributed, "MEETING_SECONDS", 0.05)
+    monkeypatch.setenv("RANK", str(rank))
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    with pytest.raises(UserError, match=rf"process {rank} of 3 has waited .* such as process {absent}: "):
+        _meeting(dist.HashStore(), rank, 3)
+
+
 # A process that dies
 
 
@@ -223,8 +222,11 @@ def lose_the_second(run: Path) -> int:
     return 0
 
 
-@pytest.mark.parametrize("saved", ["nothing", "checkpoint", "model"])
-def test_survivors_of_a_dead_process_explain_how_to_resume(tmp_path, capfd, saved: str) -> None:
+@pytest.mark.parametrize("saved", ["nothing", "checkpoint", "restarts left", "model"])
+def test_survivors_of_a_dead_process_explain_how_to_resume(tmp_path, capfd, monkeypatch, saved: str) -> None:
+    if saved == "restarts left":
+        monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+        monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", "2")
     if saved == "checkpoint":
         save_checkpoint(tmp_path, 12, {"weights": torch.zeros(1)})
     elif saved == "model":
@@ -239,6 +241,7 @@ def test_survivors_of_a_dead_process_explain_how_to_resume(tmp_path, capfd, save
     expected = {
         "nothing": f"{resume}no checkpoint was saved yet",
         "checkpoint": f"{resume}it continues from step-00000012",
+        "restarts left": "torchrun starts all processes again: no checkpoint was saved yet",
         "model": f"the model is saved; `vitascope report {tmp_path}` draws",
     }
     assert expected[saved] in message

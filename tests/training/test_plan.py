@@ -1,3 +1,4 @@
+import dataclasses
 import math
 import os
 import re
@@ -21,7 +22,7 @@ from vitascope.options.groups import Balance
 from vitascope.options.recipes import RECIPES, Asked, TrainConfig
 from vitascope.run.run import Run
 from vitascope.training.loop import Trainer, augmentation_of
-from vitascope.training.plan import Plan, default_batch_size
+from vitascope.training.plan import Facts, Plan, default_batch_size, inspect, plan
 from vitascope.training.schedule import Schedule
 from vitascope.training.train import prepare, pretrain, resume, train
 from vitascope.weights.saving import save_pretrained
@@ -90,6 +91,27 @@ def test_given_options_are_kept(data) -> None:
     assert config.to_dict() == named.replace(loss="cross_entropy").to_dict()
     assert (model.embed_dim, model.patch_hw, model.readout.pool) == (384, (32, 32), "mean")
     assert model.class_names == ("dark", "light")
+
+
+@pytest.fixture
+def facts(data) -> Facts:
+    return dataclasses.replace(inspect(open_data(str(data))), images=1000, shards=12)
+
+
+@pytest.mark.parametrize(
+    ("options", "shards", "message"),
+    [
+        ({"streams": 13}, 12, "in 12 shards, in batches of 128: set it to 12 or less"),
+        ({"streams": 5, "batch_size": 8}, 12, "in 12 shards, in batches of 8: set it to 4 or less"),
+        ({"streams": 2}, 0, "in files of their own: leave it out"),
+        ({"streams": 2, "repeats": 3}, 12, "leave out one of them"),
+    ],
+)
+def test_streams_that_the_shards_do_not_allow_are_rejected(
+    facts, options: dict[str, Any], shards: int, message: str
+) -> None:
+    with pytest.raises(UserError, match=rf"^streams={options['streams']} .*{message}"):
+        plan(TrainConfig(**options), dataclasses.replace(facts, shards=shards))
 
 
 def test_size_that_patches_do_not_tile_is_rejected(data) -> None:

@@ -87,6 +87,7 @@ class Loader:
         repeats: int = 1,
         balanced: bool = False,  # with a `seed`; see `sampling.balanced_order`
         features: KeptFeatures | None = None,  # of the images, which are then not read; kept on the device
+        streams: int = 1,  # with a `seed`: parts of every batch, each from shards of its own; see `woven`
     ) -> None:
         self.images = images
         self._labels = np.empty((len(images), 0)) if images.targets is None else images.targets.labels
@@ -97,6 +98,7 @@ class Loader:
         self.workers = usable_cores() if workers is None else workers
         self.part = part
         self.repeats = repeats if seed is not None else 1
+        self.streams = streams if seed is not None else 1
         self.unreadable: dict[str, str] = {}
         size = preprocess.channels * math.prod(preprocess.image_size)
         streamed = features is None and len(images) * size > memory_budget
@@ -144,8 +146,10 @@ class Loader:
         if self.balanced:
             assert self.seed is not None
             return balanced_order(self.images, self._readable_indices(), self.seed, epoch)
-        order = np.arange(len(self.images)) if self.seed is None else self.images.order(self.seed, epoch)
-        order = order[self._rows[order] >= 0]
+        if self.seed is None:
+            return self._readable_indices()
+        orders = self.images.streams(self.seed, epoch, self.streams)
+        order = woven([order[self._rows[order] >= 0] for order in orders], self.batch_size)
         return order if self.repeats == 1 else self._repeated(order)
 
     def _repeated(self, order: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
@@ -256,6 +260,20 @@ def check_unreadable(count: int, images: int, name: str, reasons: Sequence[str])
             f"more than {MAX_UNREADABLE:.0%} of the {images} images of the {name} set cannot be read: "
             f"{'; '.join(reasons[:3])}; remove or repair them"
         )
+
+
+def woven(orders: Sequence[npt.NDArray[np.int64]], batch_size: int) -> npt.NDArray[np.int64]:
+    """One order, of which each batch has a part of each of several, one after the other, as machines cut it.
+
+    At the end, where one of them has no whole part left, it has what is left of all of them.
+    """
+    parts = np.diff(even_cuts(batch_size, len(orders)))
+    batches = min(len(order) // part for order, part in zip(orders, parts, strict=True))
+    whole = [
+        order[: batches * part].reshape(batches, part) for order, part in zip(orders, parts, strict=True)
+    ]
+    rest = [order[batches * part :] for order, part in zip(orders, parts, strict=True)]
+    return np.concatenate([np.concatenate(whole, axis=1).ravel(), *rest])
 
 
 def even_cuts(count: int, parts: int) -> list[int]:

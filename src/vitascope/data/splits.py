@@ -46,6 +46,16 @@ class LazySources(Sequence[Encoded]):
         """The order of an epoch: a permutation of range(len(self))."""
         return epoch_order(seed, epoch, len(self))
 
+    def streams(self, seed: int, epoch: int, count: int) -> list[npt.NDArray[np.int64]]:
+        """The images of an epoch in orders that different machines can read; one order where images are not
+        in shards."""
+        return [self.order(seed, epoch)]
+
+    @property
+    def shard_files(self) -> int:
+        """The number of shards that the images are in; 0 for files of their own."""
+        return 0
+
     @overload
     def __getitem__(self, index: int) -> Encoded: ...
     @overload
@@ -118,6 +128,17 @@ class ImageSet:
         if isinstance(self.sources, LazySources):
             return self.sources.order(seed, epoch)
         return epoch_order(seed, epoch, len(self))
+
+    def streams(self, seed: int, epoch: int, count: int) -> list[npt.NDArray[np.int64]]:
+        """The images of an epoch in `count` orders of different shards; one order for files of their own."""
+        if isinstance(self.sources, LazySources):
+            return self.sources.streams(seed, epoch, count)
+        return [self.order(seed, epoch)]
+
+    @property
+    def shard_files(self) -> int:
+        """The number of shards that the images are in; 0 for files of their own."""
+        return self.sources.shard_files if isinstance(self.sources, LazySources) else 0
 
     def followed_by(self, others: ImageSet) -> ImageSet:
         """These images and others of the same classes; what is known of one part only is left out."""

@@ -22,6 +22,7 @@ from vitascope.options.groups import (
     Distillation,
     ExecutionOptions,
     Masking,
+    MaybeInt,
     MaybeLevels,
     MaybeText,
     Optimization,
@@ -69,6 +70,9 @@ class TrainConfig(Configuration):
     that comes with vitascope."""
     seed: Annotated[int, SEED] = 0
     """Seed of the validation split, the initialization, the order and the augmentation."""
+    streams: Annotated[MaybeInt, Range(ge=2, lt=2**16)] = None
+    """Parts of every batch, each from shards of its own: with one part per machine, a machine reads its own
+    shards only. Default: the whole batch is from the same shards."""
     table: TableOptions = dataclasses.field(default_factory=TableOptions)
     """How a table is read."""
     architecture: Architecture = dataclasses.field(default_factory=Architecture)

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import os
 import re
+import time
+import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar, cast
@@ -14,6 +16,7 @@ from typing import Any, TypeVar, cast
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.nn.parallel import DistributedDataParallel
@@ -21,8 +24,12 @@ from torch.nn.parallel import DistributedDataParallel
 from vitascope.errors import UserError
 from vitascope.model.encoder import Block
 from vitascope.model.hardware import resolve_device
+from vitascope.options.groups import ExecutionOptions
 
 T = TypeVar("T")
+
+MEETING_SECONDS = 300.0
+"""Time for all processes to start, of which importing torch over a network may take minutes."""
 
 
 def join_processes(device: str) -> torch.device:
@@ -38,8 +45,58 @@ def join_processes(device: str) -> torch.device:
         torch.cuda.set_device(resolved)
     if not dist.is_initialized():
         # Never destroyed: with a sharded model, gloo's threads sometimes abort the program at its end.
-        dist.init_process_group("cpu:gloo,cuda:nccl" if resolved.type == "cuda" else "gloo")
+        backend = "cpu:gloo,cuda:nccl" if resolved.type == "cuda" else "gloo"
+        store = agents_store()
+        if store is None:  # the first process has it
+            dist.init_process_group(backend)
+        else:
+            rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+            met = _meeting(store, rank, world_size)
+            dist.init_process_group(backend, store=met, rank=rank, world_size=world_size)
     return resolved
+
+
+def agents_store() -> Store | None:
+    """The store of torchrun's agents, which survives a restart of the processes; None if there is none."""
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        return None
+    return TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
+
+
+def _meeting(store: Store, rank: int, world_size: int) -> Store:
+    """A part of the store for these processes alone, once all of them are there.
+
+    torch itself reads the keys of the processes before a restart, whose addresses are dead, and hangs
+    (https://github.com/pytorch/pytorch/issues/135712). So each process shows a random name, the first one
+    answers the names that it sees with its own, and waits until each process has confirmed this one.
+    """
+    mine, until = uuid.uuid4().hex, time.monotonic() + MEETING_SECONDS
+    store.set(f"vitascope/name-{rank}", mine)
+    answer = f"vitascope/answer-{mine}"
+    if rank:
+        while not store.check([answer]):
+            _pause(until, {0})
+        first = store.get(answer).decode()
+        store.set(f"{first}/here-{rank}", "")
+        return PrefixStore(first, store)
+    absent = set(range(1, world_size))
+    while absent := {other for other in absent if not store.check([f"{mine}/here-{other}"])}:
+        _pause(until, absent)
+        for other in absent:
+            shown = f"vitascope/name-{other}"
+            if store.check([shown]):  # perhaps still that of a process before a restart
+                store.set(f"vitascope/answer-{store.get(shown).decode()}", mine)
+    return PrefixStore(mine, store)
+
+
+def _pause(until: float, absent: set[int]) -> None:
+    """Wait a moment for absent processes; UserError once their time is over."""
+    if time.monotonic() > until:
+        raise UserError(
+            f"process {os.environ['RANK']} of {os.environ['WORLD_SIZE']} has waited {MEETING_SECONDS:.0f} s "
+            f"for {len(absent)} other(s), such as process {min(absent)}: the cause is in its output"
+        )
+    time.sleep(0.02)
 
 
 def rank() -> int:
@@ -72,23 +129,26 @@ def print_first(text: str) -> None:
         print(text, flush=True)
 
 
-def by_all(make: Callable[[], T]) -> T:
-    """Call a function that does not communicate in every process; a UserError of one is raised in all."""
+def by_all(make: Callable[[], T], group: dist.ProcessGroup | None = None) -> T:
+    """Call a function that does not communicate in every process; a UserError of one is raised in all.
+
+    Threads that communicate at the same time need a `group` each.
+    """
     value, fault = None, None
     try:
         value = make()
     except UserError as error:
         fault = error
-    for found in gather(fault):
+    for found in gather(fault, group):
         if found is not None:
             found.printed_elsewhere = not is_first()  # the first process prints it
             raise found
     return cast("T", value)
 
 
-def by_first(make: Callable[[], T]) -> T:
+def by_first(make: Callable[[], T], group: dist.ProcessGroup | None = None) -> T:
     """Call a function in the first process alone; all processes get its (pickled) value, or its UserError."""
-    return cast("T", gather(by_all(lambda: make() if is_first() else None))[0])
+    return cast("T", gather(by_all(lambda: make() if is_first() else None, group), group)[0])
 
 
 def lost_connection(error: RuntimeError) -> bool:
@@ -98,12 +158,17 @@ def lost_connection(error: RuntimeError) -> bool:
     return isinstance(error, dist.DistError) or re.search("gloo|nccl", str(error), re.IGNORECASE) is not None
 
 
-def gather(value: T) -> list[T]:
+def group_of_a_thread() -> dist.ProcessGroup | None:
+    """A group of all processes for a thread that communicates beside the others; None of one process."""
+    return dist.new_group(backend="gloo") if world_size() > 1 else None
+
+
+def gather(value: T, group: dist.ProcessGroup | None = None) -> list[T]:
     """The values of all processes, by rank, in every process."""
     if world_size() == 1:
         return [value]
     values: list[Any] = [None] * world_size()
-    dist.all_gather_object(values, value)
+    dist.all_gather_object(values, value, group)
     return values
 
 
@@ -133,19 +198,23 @@ def largest(*values: float) -> tuple[float, ...]:
     return tuple(flags.tolist())
 
 
-def spread(module: nn.Module, parallel: str, device: torch.device) -> nn.Module:
+def spread(module: nn.Module, execution: ExecutionOptions, device: torch.device) -> nn.Module:
     """Wrap or shard a module, so that its gradients are averaged over the processes."""
     if world_size() == 1:
         return module
-    if parallel == "fsdp":
-        shard(module, device)
-        return module
-    return DistributedDataParallel(module, device_ids=[device.index] if device.type == "cuda" else None)
+    if execution.parallel == "ddp":
+        return DistributedDataParallel(module, device_ids=[device.index] if device.type == "cuda" else None)
+    shard(module, execution, device)
+    return module
 
 
-def shard(module: nn.Module, device: torch.device) -> None:
-    """Shard each block of a module and then the rest, in place."""
+def shard(module: nn.Module, execution: ExecutionOptions, device: torch.device) -> None:
+    """Shard each block of a module and then the rest, in place: over all processes, or those of a copy."""
     mesh = init_device_mesh(device.type, (world_size(),))
+    if execution.parallel == "hsdp":
+        shards = shards_of_copy(execution.shard_size)
+        shape = (world_size() // shards, shards)
+        mesh = init_device_mesh(device.type, shape, mesh_dim_names=("copies", "shards"))
     for part in module.modules():
         if isinstance(part, Block):
             fully_shard(part, mesh=mesh)
@@ -157,6 +226,19 @@ def reshard(module: nn.Module) -> None:
     for part in module.modules():
         if isinstance(part, FSDPModule):
             part.reshard()
+
+
+def shards_of_copy(asked: int | None) -> int:
+    """The number of processes, with consecutive ranks, that hold a copy of the model together."""
+    shards = asked
+    if shards is None:  # machines may have different numbers of processes, which all have to reject
+        (shards,) = map(int, largest(int(os.environ.get("LOCAL_WORLD_SIZE", world_size()))))
+    if world_size() % shards:
+        raise UserError(
+            f"hsdp divides {world_size()} processes into copies of the model of {shards} each, which leaves "
+            f"{world_size() % shards}; set shard_size to a divisor of {world_size()}, or parallel=fsdp"
+        )
+    return shards
 
 
 @contextmanager

@@ -33,7 +33,8 @@ from vitascope.run.run import Run
 from vitascope.storage import explaining_failure
 from vitascope.training import distributed
 from vitascope.training.body_features import BodyFeatures
-from vitascope.training.checkpoint.folders import checkpoints, save_checkpoint, to_resume
+from vitascope.training.checkpoint.background import CheckpointWriter
+from vitascope.training.checkpoint.folders import checkpoints, to_resume
 from vitascope.training.checkpoint.state import (
     all_finite,
     check_identity,
@@ -90,9 +91,9 @@ class Trainer:
         self.average = copy.deepcopy(self.module).requires_grad_(False).eval() if options.ema != 0 else None
         if options.freeze:
             freeze_body(model)
-        self.parallel = distributed.spread(self.module, execution.parallel, device)
+        self.parallel = distributed.spread(self.module, execution, device)
         if self.average is not None and self.parallel is self.module and distributed.world_size() > 1:
-            distributed.shard(self.average, device)
+            distributed.shard(self.average, execution, device)
         if execution.compile:
             self.module.compile(dynamic=False)
         self.optimizer = optimizer_of(self.module, options)
@@ -107,6 +108,7 @@ class Trainer:
         self.schedule = Schedule.of(options, self.batch_size, self.steps_per_epoch)
         self.budget: TimeBudget | None = None
         self.small, self.small_size = False, small_size(model.config)
+        self.checkpoint_writer = CheckpointWriter(run.path, execution.keep_checkpoints)
         self.identity = run_identity(config, self.model_config, splits.train)
         self.step, self.seconds = 0, 0.0
         self.validated, self.best_step, self.best_value = 0, 0, task.monitor.worst
@@ -132,6 +134,7 @@ class Trainer:
             repeats=augmentation.repeats,
             balanced=seed is not None and self.config.balance.sampling == "balanced",
             features=features,
+            streams=self.config.streams or 1,
         )
 
     @functools.cached_property
@@ -233,6 +236,7 @@ class Trainer:
             with self._one_thread_if_small(), torch.random.fork_rng(devices=[]), stopping as stop:
                 self._loop(recorder, progress, stop)
         finally:
+            self.checkpoint_writer.close()
             progress.close()
             if recorder is not None:
                 recorder.close()
@@ -264,15 +268,18 @@ class Trainer:
                 if self.budget is not None and not ended:
                     self._keep_to_budget(self.budget, stepped, progress)
                 due = now - saved >= self.config.execution.checkpoint_seconds
-                save, signum = distributed.largest(due, stop.signum)
+                failed = self.checkpoint_writer.failed
+                save, signum = distributed.largest(due or failed, stop.signum)
                 if save or signum:
                     self.save()
                     saved = time.monotonic()
                 if signum:
+                    self.checkpoint_writer.wait()
                     raise Interrupted(self.run.path, int(signum))
                 if ended or self.out_of_patience:
                     break
         self.save()
+        self.checkpoint_writer.wait()
         if self.budget is not None and self.seconds > 1.1 * self.budget.seconds:
             distributed.print_first(
                 f"training took {self.seconds / 60:.1f} instead of {self.budget.seconds / 60:.1f} minutes: "
@@ -418,6 +425,7 @@ class Trainer:
             if not stop.signum:
                 raise
             self.save()
+            self.checkpoint_writer.wait()
             raise Interrupted(self.run.path, stop.signum) from error
         distributed.reshard(self.trained)
         self.sums, self.validated = {}, self.step
@@ -476,7 +484,7 @@ class Trainer:
             save_pretrained(model, folder)
 
     def save(self) -> None:
-        """Write a checkpoint with everything that the next step depends on."""
+        """Begin to write a checkpoint with everything that the next step depends on."""
         (broken,) = distributed.largest(not all_finite(self.module))
         if broken:
             self._check_finite(math.nan, "a weight")
@@ -492,7 +500,7 @@ class Trainer:
             "validated": self.validated,
             "seconds": self.seconds,
         }
-        save_checkpoint(self.run.path, self.step, state, keep=self.config.execution.keep_checkpoints)
+        self.checkpoint_writer.save(self.step, state)
 
     def restore(self, found: tuple[int, dict[str, Any]] | None) -> None:
         """Continue from a checkpoint (step, state), if there is one."""

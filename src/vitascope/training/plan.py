@@ -74,6 +74,8 @@ class Facts:
     """Whether an image may have several of the classes."""
     weights: ModelConfig | None
     """The configuration of the weights; None for random ones."""
+    shards: int = 0
+    """The number of shards of the training images; 0 for files of their own."""
 
     def __str__(self) -> str:
         return f"{counted(self.images, 'image')} of about {self.height}x{self.width} pixels"
@@ -98,6 +100,7 @@ def inspect(data: Splits, weights: ModelConfig | None = None, *, levels: bool = 
         greatest=greatest_value(data.train) if levels else None,
         several=isinstance(data.train.targets, ClassSets),
         weights=weights,
+        shards=data.train.shard_files,
     )
 
 
@@ -171,6 +174,7 @@ def plan(asked: TrainConfig, facts: Facts) -> Plan:
         UserError: options that contradict each other, the task, the data or the weights.
     """
     _check_task(asked, facts)
+    _check_streams(asked, facts)
     model, name = _model(asked, facts)
     length = asked.optimization
     levels = asked.levels
@@ -347,6 +351,25 @@ def _augmentation(asked: AugmentationOptions, facts: Facts) -> dict[str, float]:
         "erase": 0.25 if few else 0.0,
     }
     return {name: value if (own := getattr(asked, name)) is None else own for name, value in values.items()}
+
+
+def _check_streams(asked: TrainConfig, facts: Facts) -> None:
+    """Reject streams of images that are in too few shards, or that have an order of their own."""
+    if asked.streams is None:
+        return
+    if asked.augmentation.repeats > 1 or asked.balance.sampling == "balanced":
+        raise UserError(
+            f"streams={asked.streams} keeps the order of the images in their shards, and repeats and "
+            "sampling=balanced have one of their own: leave out one of them"
+        )
+    size = _batch_size(asked.optimization, facts.images)
+    most = min(facts.shards, size // 2)  # each part has pairs, which mixup mixes
+    if asked.streams > most:
+        where = f"{facts.shards:,} shards, in batches of {size:,}" if facts.shards else "files of their own"
+        advice = f"set it to {most:,} or less" if most > 1 else "leave it out"
+        raise UserError(
+            f"streams={asked.streams} divides shards, and the training images are in {where}: {advice}"
+        )
 
 
 def _epochs(length: Optimization, images: int) -> int | None:

@@ -36,11 +36,12 @@ from vitascope.model.vision_model import VisionModel, build
 from vitascope.model.vit import VisionTransformer
 from vitascope.options.recipes import BUILT_IN, FEW_TO_START, GROUP_OF, Asked, TrainConfig
 from vitascope.report.write import write_report
-from vitascope.run.layout import DATA, has_model
+from vitascope.run.layout import DATA, has_model, is_run
 from vitascope.run.run import Run, RunData, lasting_paths
 from vitascope.run.trackers import check_tracker
 from vitascope.storage import explaining_failure
 from vitascope.training import distributed
+from vitascope.training.agreement import check_plan_and_data, check_versions
 from vitascope.training.announcement import announce_data, announce_run, other_starts
 from vitascope.training.baseline import digits_baseline
 from vitascope.training.body_features import body_features, trains_on_features
@@ -51,6 +52,7 @@ from vitascope.training.loop import Trainer
 from vitascope.training.memory import Placement, place
 from vitascope.training.optim import freeze_body
 from vitascope.training.plan import Decided, Plan, inspect, plan
+from vitascope.training.restarts import Launch, restarts_left
 from vitascope.training.schedule import Schedule
 from vitascope.training.selection import Selection, select
 from vitascope.training.signals import stopped_at_once
@@ -184,19 +186,43 @@ def resume(
     for name in execution:
         if GROUP_OF.get(name) != "execution":
             raise UserError(f"{name!r} cannot change when a run is resumed; only execution options can")
-    if found.finished:
-        named = shlex.quote(str(found.path))
+    config = _recorded_options(found).replace(**execution)
+    device = distributed.join_processes(config.execution.device)
+    check_versions()
+    launch = Launch()
+    if distributed.by_first(lambda: launch.begun) is not None:
+        checkpoint = None  # restarted by torchrun: the newest checkpoint is of this launch
+    distributed.by_first(lambda: launch.note(found.path))
+    return _continue(found, checkpoint, config, device, missing=missing, started=started)
+
+
+def _recorded_options(run: Run) -> TrainConfig:
+    """The options of an unfinished run."""
+    if run.finished:
+        named = shlex.quote(str(run.path))
         raise UserError(
-            f"{found.path}: this run has finished; `vitascope train --weights {named} --data DATA` trains "
+            f"{run.path}: this run has finished; `vitascope train --weights {named} --data DATA` trains "
             f"its model further, in a new run; `vitascope evaluate {named}` evaluates it"
         )
-    with options_of(found.config_file):
-        config = TrainConfig.from_dict(found.config).replace(**execution)
-    device = distributed.join_processes(config.execution.device)
+    with options_of(run.config_file):
+        return TrainConfig.from_dict(run.config)
+
+
+def _continue(
+    found: Run,
+    checkpoint: Path | None,
+    config: TrainConfig,
+    device: torch.device,
+    *,
+    missing: str,
+    started: float,
+) -> TrainResult | PretrainResult:
+    """Restore a run from a checkpoint, or from its newest one, and train to its end."""
     with _locked(found), explaining_memory():
         if missing == "skip":
             config = distributed.by_first(lambda: _skip_missing(found, config))
         opened, data = distributed.by_all(lambda: _open_again(config, found))
+        check_plan_and_data(opened.plan, opened.splits)
         trainer = build_trainer(found, opened, device)
         trainer.restore(_checkpoint(found, checkpoint, data, trainer.identity))
         if checkpoint is not None and distributed.is_first():
@@ -224,18 +250,36 @@ class Opened:
 
 
 def _run(asked: Asked, task: str) -> TrainResult | PretrainResult:
-    """Create a run, train and finish it; a run that cannot start leaves no folder."""
+    """Create a run, train and finish it; a run that cannot start leaves no folder.
+
+    Processes that torchrun has restarted go on with the run that those before them created.
+    """
     started = time.monotonic()
     data = asked.options.get("data")
-    if isinstance(data, DataFrame):
+    frame = data if isinstance(data, DataFrame) else None
+    if frame is not None:
         others = {name: value for name, value in asked.options.items() if name != "data"}
-        table = dataclasses.replace(asked, options=others).before_data().table
-        with stored(data, table) as place:
-            run, opened, device = _create(
-                dataclasses.replace(asked, options={**others, "data": place}), task, True
-            )
+        asked = dataclasses.replace(asked, options=others)
+    first = asked.before_data()
+    if first.task != task:
+        what = "this configuration" if asked.recipe is None else f"the recipe {asked.recipe}"
+        other = "pretrain" if first.task == "masked" else "train"
+        raise UserError(f"{what} is for `vitascope {other}`, in Python `{other}`")
+    device = distributed.join_processes(first.execution.device)
+    check_versions()
+    launch = Launch()
+    begun = distributed.by_first(lambda: _begun(launch))
+    if begun is not None:
+        run = Run(begun)
+        config = distributed.by_all(lambda: _recorded_options(run))
+        return _continue(run, None, config, device, missing="error", started=started)
+    if frame is None:
+        run, opened = _create(asked, False)
     else:
-        run, opened, device = _create(asked, task, False)
+        with stored(frame, first.table) as place:
+            with_place = dataclasses.replace(asked, options={**asked.options, "data": place})
+            run, opened = _create(with_place, True)
+    distributed.by_first(lambda: launch.note(run.path))
     options = opened.plan.options
     with _locked(run), explaining_memory():
         try:
@@ -260,15 +304,22 @@ def _run(asked: Asked, task: str) -> TrainResult | PretrainResult:
         return _finish(trainer)
 
 
-def _create(asked: Asked, task: str, keep_data: bool) -> tuple[Run, Opened, torch.device]:
+def _begun(launch: Launch) -> Path | None:
+    """The run that this launch began before torchrun restarted its processes, if there is one; a run that was
+    not complete enough to be resumed is removed, and begins anew."""
+    begun = launch.begun
+    if begun is None or not is_run(begun):
+        return None
+    if Run(begun).split_record() is None:
+        shutil.rmtree(begun)
+        return None
+    return begun
+
+
+def _create(asked: Asked, keep_data: bool) -> tuple[Run, Opened]:
     """Open the data and create the run folder, which perhaps takes the file of the data."""
-    first = asked.before_data()
-    if first.task != task:
-        what = "this configuration" if asked.recipe is None else f"the recipe {asked.recipe}"
-        other = "pretrain" if first.task == "masked" else "train"
-        raise UserError(f"{what} is for `vitascope {other}`, in Python `{other}`")
-    device = distributed.join_processes(first.execution.device)
     opened = distributed.by_all(lambda: _open(asked))
+    check_plan_and_data(opened.plan, opened.splits)
     plan, config = opened.plan, opened.plan.options.to_dict()
     places = lasting_paths(config) | ({"data": DATA} if keep_data else {})
     recorded = {"asked": asked.record(places), **plan.to_dict()}
@@ -276,7 +327,7 @@ def _create(asked: Asked, task: str, keep_data: bool) -> tuple[Run, Opened, torc
     run = distributed.by_first(lambda: Run.create(config, recorded, processes=processes, keep_data=keep_data))
     if keep_data:
         plan = dataclasses.replace(plan, options=plan.options.replace(data=run.config["data"]))
-    return run, dataclasses.replace(opened, plan=plan), device
+    return run, dataclasses.replace(opened, plan=plan)
 
 
 def _open(asked: Asked) -> Opened:
@@ -364,7 +415,11 @@ def _locked(run: Run) -> Iterator[None]:
                 raise
             named, saved = shlex.quote(str(run.path)), folders.checkpoints(run.path)
             where = f"it continues from {saved[-1].name}" if saved else "no checkpoint was saved yet"
-            advice = f"start all processes again with `train --resume {named}`: {where}"
+            advice = (
+                f"torchrun starts all processes again: {where}"
+                if restarts_left()
+                else f"start all processes again with `train --resume {named}`: {where}"
+            )
             if run.finished:
                 advice = f"the model is saved; `vitascope report {named}` draws its figures and report"
             reason = re.sub(r"^\[.*?\] *", "", str(error)).partition(". ")[0].partition("\n")[0][:200]

@@ -16,7 +16,7 @@ from tests.data import sets_of, splits_of, write_tree
 from tests.data.test_tars import write_tar
 from tests.model import law
 from vitascope.data.decoding import ImageError, read_image
-from vitascope.data.formats.shards import Shards, shard_order
+from vitascope.data.formats.shards import Shards, shard_streams
 from vitascope.data.pack import pack
 from vitascope.errors import UserError
 
@@ -55,7 +55,7 @@ def packed(tmp_path: Path) -> Path:
 def test_order_is_a_permutation_that_reads_a_group_of_shards_to_its_end(
     counts: list[int], seed: int, epoch: int, group: int
 ) -> None:
-    order = shard_order(seed, epoch, np.array(counts, dtype=np.int64), group)
+    order = shard_streams(seed, epoch, np.array(counts, dtype=np.int64), group=group)[0]
     assert order.dtype == np.int64
     assert sorted(order.tolist()) == list(range(sum(counts)))
     shards = np.repeat(np.arange(len(counts)), counts)[order]
@@ -65,12 +65,32 @@ def test_order_is_a_permutation_that_reads_a_group_of_shards_to_its_end(
 
 def test_order_depends_only_on_seed_and_epoch_and_mixes_within_a_group() -> None:
     counts = np.full(8, 20)
-    first = shard_order(1, 2, counts)
-    np.testing.assert_array_equal(first, shard_order(1, 2, counts))
-    for other in (shard_order(1, 3, counts), shard_order(2, 2, counts)):
+    first = shard_streams(1, 2, counts)[0]
+    np.testing.assert_array_equal(first, shard_streams(1, 2, counts)[0])
+    for other in (shard_streams(1, 3, counts)[0], shard_streams(2, 2, counts)[0]):
         assert set(first[:80] // 20) != set(other[:80] // 20)  # other shards first
     assert len(set(first[:12] // 20)) > 1
     assert (np.diff(first) < 0).any()
+
+
+@law
+@given(
+    counts=st.lists(st.integers(0, 30), max_size=12),
+    epochs=st.tuples(st.integers(0, 9), st.integers(0, 9)),
+    streams=st.integers(1, 5),
+)
+def test_streams_share_no_shard_and_keep_theirs_in_every_epoch(
+    counts: list[int], epochs: tuple[int, int], streams: int
+) -> None:
+    shard = np.repeat(np.arange(len(counts)), counts)
+    dealt = []
+    for epoch in epochs:
+        orders = shard_streams(0, epoch, np.array(counts, dtype=np.int64), streams)
+        assert sorted(np.concatenate(orders).tolist()) == list(range(sum(counts)))
+        assert max(map(len, orders)) - min(map(len, orders)) <= max(counts, default=0)
+        dealt.append([set(shard[order].tolist()) for order in orders])
+    assert dealt[0] == dealt[1]
+    assert sum(map(len, dealt[0])) == sum(count > 0 for count in counts)
 
 
 def test_few_shards_are_read_at_a_time_in_any_order_of_images(tmp_path: Path) -> None:

@@ -133,25 +133,44 @@ class ShardMembers(LazySources):
             self.paths, self.shards[indices], self.offsets[indices], self.sizes[indices], self.names[indices]
         )
 
+    @property
+    def shard_files(self) -> int:
+        return len(np.unique(self.shards))
+
     def order(self, seed: int, epoch: int) -> npt.NDArray[np.int64]:
         """The order of an epoch, which reads a few shards at a time: a permutation of range(len(self))."""
+        return self.streams(seed, epoch, 1)[0]
+
+    def streams(self, seed: int, epoch: int, count: int) -> list[npt.NDArray[np.int64]]:
+        """The images of an epoch in `count` orders of about the same length, each of the same shards in every
+        epoch, and all of different ones."""
         by_shard = np.argsort(self.shards, kind="stable")
-        return by_shard[shard_order(seed, epoch, np.bincount(self.shards, minlength=len(self.paths)))]
+        counts = np.bincount(self.shards, minlength=len(self.paths))
+        return [by_shard[order] for order in shard_streams(seed, epoch, counts, count)]
 
 
-def shard_order(
-    seed: int, epoch: int, counts: npt.NDArray[np.int64], group: int = GROUP
-) -> npt.NDArray[np.int64]:
-    """An epoch's order, a permutation of range(sum(counts)): the shards are permuted, cut into groups, and
-    the images permuted inside each group, so that only `group` files are read at a time, end to end."""
-    generator = np.random.default_rng([seed, epoch])
-    ends = np.cumsum(counts)
-    shards = generator.permutation(len(counts))
-    parts = []
-    for cut in range(0, len(shards), group):
-        members = [np.arange(ends[s] - counts[s], ends[s]) for s in shards[cut : cut + group]]
-        parts.append(generator.permutation(np.concatenate(members)))
-    return np.concatenate(parts) if parts else np.empty(0, np.int64)
+def shard_streams(
+    seed: int, epoch: int, counts: npt.NDArray[np.int64], streams: int = 1, group: int = GROUP
+) -> list[npt.NDArray[np.int64]]:
+    """An epoch's orders, together a permutation of range(sum(counts)).
+
+    Each shard is dealt to the shortest stream so far. In a stream, the shards are permuted, cut into groups,
+    and the images permuted inside each group, so that only `group` files are read at a time, end to end.
+    """
+    dealt: list[list[int]] = [[] for _ in range(streams)]
+    lengths = [0] * streams
+    for shard, images in enumerate(counts.tolist()):
+        shortest = lengths.index(min(lengths))
+        dealt[shortest].append(shard)
+        lengths[shortest] += images
+    generator, ends, orders = np.random.default_rng([seed, epoch]), np.cumsum(counts), []
+    for own in dealt:
+        shards, parts = np.array(own, np.int64)[generator.permutation(len(own))], []
+        for cut in range(0, len(shards), group):
+            members = [np.arange(ends[s] - counts[s], ends[s]) for s in shards[cut : cut + group]]
+            parts.append(generator.permutation(np.concatenate(members)))
+        orders.append(np.concatenate(parts) if parts else np.empty(0, np.int64))
+    return orders
 
 
 def numbered_classes(largest: int, place: str) -> tuple[str, ...]:

@@ -14,12 +14,14 @@ import re
 import shlex
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
+from torch import Tensor
 
 from vitascope.errors import UserError
 from vitascope.run.layout import CHECKPOINTS
@@ -30,7 +32,7 @@ from vitascope.training.checkpoint.shards import (
     fill_shards,
     loading,
     split_shards,
-    write_shards,
+    start_writing,
 )
 from vitascope.training.distributed import by_first, is_first
 from vitascope.weights.files import read_json
@@ -42,29 +44,55 @@ _ASIDE = re.compile(r"\.step-\d{8,}\.(\d+|old)")
 
 def save_checkpoint(run: Path, step: int, state: Mapping[str, Any], *, keep: int = 2) -> Path:
     """Write a checkpoint, unless a valid one of this step is there, and remove older ones but `keep` - 1."""
-    folder = run / CHECKPOINTS / f"step-{step:08d}"
+    start_checkpoint(run, step, state, keep=keep)()
+    return _folder(run, step)
+
+
+def start_checkpoint(
+    run: Path,
+    step: int,
+    state: Mapping[str, Any],
+    *,
+    keep: int = 2,
+    group: dist.ProcessGroup | None = None,
+    copies: dict[str, Tensor] | None = None,
+) -> Callable[[], None]:
+    """Copy the state; returns the function that writes the checkpoint, perhaps in a thread.
+
+    This function communicates in `group`. Once it has ended, the memory of `copies` can be used again.
+    """
+    folder = _folder(run, step)
     aside = by_first(lambda: _begin(folder))
     if aside is None:
-        return folder
-    try:
-        whole, shards = split_shards(state)
-        with _writing(folder):
-            records = write_shards(aside, shards) if shards else {}
-        by_first(lambda: _commit(aside, folder, step, whole, records))
-    except UserError:
+        return lambda: None
+    whole, shards = split_shards(state, {} if copies is None else copies)
+    written = start_writing(aside, shards, group)
+
+    def finish() -> None:
+        try:
+            with _writing(folder):
+                records = written()
+            by_first(lambda: _commit(aside, folder, step, whole, records), group)
+        except UserError:
+            if is_first():
+                shutil.rmtree(aside, ignore_errors=True)  # the next save removes the rest
+            raise
         if is_first():
-            shutil.rmtree(aside, ignore_errors=True)  # the next save removes the rest
-        raise
-    if is_first():
-        older = [other for other in checkpoints(run) if _step(other) < step]
-        for other in older[: max(0, len(older) - (keep - 1))]:
-            try:
-                os.replace(other, other.with_name(f".{other.name}.old"))
-            except OSError as error:
-                print(f"vitascope: {other} is old and cannot be removed: {error.strerror}", file=sys.stderr)
-        for rest in _leftovers(folder.parent):
-            _remove(rest)
-    return folder
+            _remove_older(folder, keep)
+
+    return finish
+
+
+def _remove_older(folder: Path, keep: int) -> None:
+    """Remove the checkpoints before this one but `keep` - 1, and the remains of interrupted saves."""
+    older = [other for other in checkpoints(folder.parent.parent) if _step(other) < _step(folder)]
+    for other in older[: max(0, len(older) - (keep - 1))]:
+        try:
+            os.replace(other, other.with_name(f".{other.name}.old"))
+        except OSError as error:
+            print(f"vitascope: {other} is old and cannot be removed: {error.strerror}", file=sys.stderr)
+    for rest in _leftovers(folder.parent):
+        _remove(rest)
 
 
 def load_checkpoint(run: Path) -> tuple[int, dict[str, Any]] | None:
@@ -142,6 +170,10 @@ def _is_record(name: str, values: object) -> bool:
 def _numbered(run: Path) -> list[Path]:
     folders = (run / CHECKPOINTS).glob("step-*")
     return sorted((path for path in folders if _NAME.fullmatch(path.name) and path.is_dir()), key=_step)
+
+
+def _folder(run: Path, step: int) -> Path:
+    return run / CHECKPOINTS / f"step-{step:08d}"
 
 
 def _step(folder: Path) -> int:

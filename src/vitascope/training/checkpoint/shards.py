@@ -13,16 +13,18 @@ import os
 import pickle
 import warnings
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, TypedDict, cast
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.checkpoint import filesystem, metadata
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_loader import load
-from torch.distributed.checkpoint.state_dict_saver import save
+from torch.distributed.checkpoint.state_dict_saver import async_save
 from torch.distributed.tensor import DTensor
 
 from vitascope.errors import UserError
@@ -62,36 +64,61 @@ def file_record(path: Path) -> FileRecord:
         return {"bytes": os.fstat(file.fileno()).st_size, "sha256": digest}
 
 
-def split_shards(state: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, DTensor]]:
-    """The state with its DTensors replaced by placeholders on "meta", and the DTensors by their path."""
+def split_shards(
+    state: Mapping[str, Any], copies: dict[str, Tensor]
+) -> tuple[dict[str, Any], dict[str, DTensor]]:
+    """The state with its DTensors replaced by placeholders on "meta", and the DTensors by their path.
+
+    In the first process, which writes them, the other tensors are copied to the CPU: into `copies`, by path,
+    where one of the same kind is there already, because new memory takes longer than the copy.
+    """
     shards: dict[str, DTensor] = {}
 
     def split(path: str, tensor: Tensor) -> Tensor:
-        if not isinstance(tensor, DTensor):
+        if isinstance(tensor, DTensor):
+            shards[path] = tensor
+            return torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
+        if not is_first():
             return tensor
-        shards[path] = tensor
-        return torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
+        copy = copies.get(path)
+        if copy is None or (copy.shape, copy.dtype) != (tensor.shape, tensor.dtype):
+            copy = torch.empty_like(tensor, device="cpu", requires_grad=False, pin_memory=tensor.is_cuda)
+            copies[path] = copy
+        return copy.copy_(tensor.detach())
 
     return _map_tensors(state, split), shards
 
 
-def write_shards(folder: Path, shards: Mapping[str, DTensor]) -> dict[str, FileRecord]:
-    """Write and flush the shards; all processes call it, and get the records of all files."""
-    failure, files = None, {}
-    try:
-        save(dict(shards), storage_writer=_Writer(folder))
-        mine = [*folder.glob(f"__{rank()}_*"), *([folder / METADATA] if is_first() else [])]
-        files = {path.name: file_record(path) for path in sorted(mine)}
-    except CheckpointException as error:  # raised in every process, whichever it happened in
-        number, (cause, _) = min(error.failures.items(), key=lambda item: item[0])
-        failure = f"{_reason(cause)}, in process {number}"
-    except OSError as error:
-        failure = f"{_reason(error)}, in process {rank()}"
-    outcomes = gather((failure, files))
-    for failure, _ in outcomes:
-        if failure is not None:
-            raise OSError(failure)
-    return {name: values for _, files in outcomes for name, values in files.items()}
+def start_writing(
+    folder: Path, shards: Mapping[str, DTensor], group: dist.ProcessGroup | None = None
+) -> Callable[[], dict[str, FileRecord]]:
+    """Copy the shards and begin to write them in a thread; all processes call it.
+
+    Returns a function that waits until the files are written, and returns the records of all of them; it
+    communicates in `group`, as the thread does.
+    """
+    if not shards:
+        return dict
+    written = cast("Future[Any]", async_save({**shards}, storage_writer=_Writer(folder), process_group=group))
+
+    def finish() -> dict[str, FileRecord]:
+        failure, files = None, {}
+        try:
+            written.result()
+            mine = [*folder.glob(f"__{rank()}_*"), *([folder / METADATA] if is_first() else [])]
+            files = {path.name: file_record(path) for path in sorted(mine)}
+        except CheckpointException as error:  # raised in every process, whichever it happened in
+            number, (cause, _) = min(error.failures.items(), key=lambda item: item[0])
+            failure = f"{_reason(cause)}, in process {number}"
+        except OSError as error:
+            failure = f"{_reason(error)}, in process {rank()}"
+        outcomes = gather((failure, files), group)
+        for failure, _ in outcomes:
+            if failure is not None:
+                raise OSError(failure)
+        return {name: values for _, files in outcomes for name, values in files.items()}
+
+    return finish
 
 
 def fill_shards(folder: Path, state: Mapping[str, Any]) -> dict[str, Any]:

@@ -67,21 +67,25 @@ def all_finite(module: nn.Module) -> bool:
 
 def run_identity(options: TrainConfig, model: ModelConfig, images: ImageSet) -> dict[str, Any]:
     """Everything that must stay the same: images, model, and all options but execution options and paths."""
-    names = [source_name(source).replace("\\", "/").rsplit("/", 1)[-1] for source in images.sources]
-    targets = images.targets
-    # Earlier versions gave images without labels one class, and their checkpoints are still continued.
-    labels = [0] * len(images) if targets is None else targets.to_json()
-    content = json.dumps([names, labels]).encode()
     # Files may be moved, and a run with minutes records its lengths and validations as it goes.
     left_out = {"run", *traits(TrainConfig, NamesFile), *traits(TrainConfig, Recorded)}
     compared = [name for name, group in GROUP_OF.items() if group != "execution" and name not in left_out]
     return {
         _COUNT: len(images),
         "classes": list(images.class_names or FORMER_UNLABELLED),
-        _NAMES: hashlib.sha256(content).hexdigest()[:16],
+        _NAMES: names_and_labels(images),
         **{f"{_MODEL}{name}": value for name, value in model.to_dict().items() if name != "class_names"},
         **{name: options.option(name) for name in compared},
     }
+
+
+def names_and_labels(images: ImageSet) -> str:
+    """The SHA-256 of the names and the labels of all images, 16 digits."""
+    names = [source_name(source).replace("\\", "/").rsplit("/", 1)[-1] for source in images.sources]
+    targets = images.targets
+    # Earlier versions gave images without labels one class, and their checkpoints are still continued.
+    labels = [0] * len(images) if targets is None else targets.to_json()
+    return hashlib.sha256(json.dumps([names, labels]).encode()).hexdigest()[:16]
 
 
 def with_images_of(state: dict[str, Any], identity: dict[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,51 @@
+"""Checkpoints that are written while training continues."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from vitascope.training.checkpoint.folders import start_checkpoint
+from vitascope.training.distributed import group_of_a_thread
+
+
+class CheckpointWriter:
+    """Writes the checkpoints of a run in a thread, one at a time.
+
+    `save` returns once the state is copied to the CPU's memory. The folder gets its name when all files are
+    on the disk, as for any checkpoint. All processes make a writer and call its methods at the same steps.
+    """
+
+    def __init__(self, run: Path, keep: int) -> None:
+        self._run, self._keep = run, keep
+        self._group = group_of_a_thread()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._writing: Future[None] | None = None
+        self._copies: dict[str, Tensor] = {}
+
+    @property
+    def failed(self) -> bool:
+        """Whether writing the last checkpoint has failed in this process; `wait` raises the error."""
+        return self._writing is not None and self._writing.done() and self._writing.exception() is not None
+
+    def save(self, step: int, state: Mapping[str, Any]) -> None:
+        """Begin to write a checkpoint; waits for the one before, and raises its error."""
+        self.wait()
+        finish = start_checkpoint(
+            self._run, step, state, keep=self._keep, group=self._group, copies=self._copies
+        )
+        self._writing = self._thread.submit(finish)
+
+    def wait(self) -> None:
+        """Wait until the last checkpoint is complete; UserError if it could not be written."""
+        writing, self._writing = self._writing, None
+        if writing is not None:
+            writing.result()
+
+    def close(self) -> None:
+        """Wait until the last checkpoint is complete or has failed, and end the thread."""
+        self._thread.shutdown()
