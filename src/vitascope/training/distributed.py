@@ -34,25 +34,27 @@ MEETING_SECONDS = 300.0
 
 def join_processes(device: str) -> torch.device:
     """Join torchrun's process group, if it started this process; returns the device, by local rank."""
-    resolved = resolve_device(device)
     if not dist.is_torchelastic_launched():
-        return resolved
+        return resolve_device(device)
+    local, gpus = int(os.environ["LOCAL_RANK"]), torch.cuda.device_count()
+    if local < gpus:  # before anything else touches CUDA, which would take memory of the first GPU
+        torch.cuda.set_device(local)
+    resolved = resolve_device(device)
     if resolved.type == "cuda":
-        local, gpus = int(os.environ["LOCAL_RANK"]), torch.cuda.device_count()
         if local >= gpus:
             raise UserError(f"process {local} has no GPU: this machine has {gpus}; start {gpus} processes")
         resolved = torch.device("cuda", local)
-        torch.cuda.set_device(resolved)
     if not dist.is_initialized():
         # Never destroyed: with a sharded model, gloo's threads sometimes abort the program at its end.
         backend = "cpu:gloo,cuda:nccl" if resolved.type == "cuda" else "gloo"
+        device_id = resolved if resolved.type == "cuda" else None  # else NCCL guesses it from the rank
         store = agents_store()
         if store is None:  # the first process has it
-            dist.init_process_group(backend)
+            dist.init_process_group(backend, device_id=device_id)
         else:
             rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
             met = _meeting(store, rank, world_size)
-            dist.init_process_group(backend, store=met, rank=rank, world_size=world_size)
+            dist.init_process_group(backend, store=met, rank=rank, world_size=world_size, device_id=device_id)
     return resolved
 
 
