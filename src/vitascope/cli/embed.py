@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
+from vitascope.cli.cluster import Cluster
 from vitascope.cli.exits import exit_if_left_out
 from vitascope.cli.features import Computation, Representation
 from vitascope.cli.parsing import Json, Model
@@ -41,14 +42,15 @@ class Embed:
     """How a table is read."""
     computation: Computation = dataclasses.field(default_factory=Computation)
     """How images are read and features computed."""
+    cluster: Cluster = dataclasses.field(default_factory=Cluster)
+    """Where features are computed."""
 
     def call(self) -> None:
         """Compute, write and print a summary."""
+        self.cluster.check()
         started = time.monotonic()
         from vitascope.predict.embed import embed
 
-        options = dataclasses.asdict(self.representation) | dataclasses.asdict(self.table)
-        options |= self.computation.options()
         with self.computation.exiting_if_stopped():
             found = embed(
                 self.model,
@@ -57,6 +59,7 @@ class Embed:
                 **dataclasses.asdict(self.representation),
                 **dataclasses.asdict(self.table),
                 **self.computation.options(),
+                **dataclasses.asdict(self.cluster),
             )
         if self.json:
             counts = {"images": len(found), "unreadable": len(found.unreadable), "computed": found.computed}

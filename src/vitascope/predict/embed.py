@@ -27,6 +27,7 @@ from vitascope.errors import UserError
 from vitascope.formatting import counted
 from vitascope.model.hardware import reuse_freed_memory
 from vitascope.model.vision_model import VisionModel, left_as_it_was
+from vitascope.predict.bulk import embed_in_parts, open_engine_of_job
 from vitascope.predict.embedding_file import (
     EmbeddingColumns,
     Part,
@@ -40,6 +41,8 @@ from vitascope.predict.embedding_file import (
 from vitascope.predict.engine import Engine
 from vitascope.predict.feature_stream import BLOCK, FeatureRows, FeatureStream, Indices
 from vitascope.predict.features import FeaturePool, FeatureSpec
+from vitascope.predict.on_ray import compute_on_ray, connected
+from vitascope.predict.parts import parts_folder
 from vitascope.predict.predictor import check_workers
 from vitascope.predict.result_formats import escaped
 from vitascope.predict.runtimes import as_engine
@@ -207,6 +210,8 @@ def embed(
     precision: str = "auto",
     device: str = "auto",
     cache: bool = True,
+    engine: Literal["local", "ray"] = "local",
+    ray_address: str | None = None,
 ) -> Embeddings:
     """Compute the features of images, as `vitascope embed` does.
 
@@ -230,10 +235,15 @@ def embed(
         precision: `auto`, `fp32` or `bf16`.
         device: `auto`, or a torch device.
         cache: take features from the cache, and keep them there.
+        engine: `ray` computes on the workers of Ray, into `out`, in parts that a repeated call continues, and
+            without the cache.
+        ray_address: with `ray`, `auto` for the cluster of this machine, or `HOST:PORT`; None for Ray on this
+            machine alone.
 
     Raises:
         UserError: no such model, data, layer or pool; a file that exists or cannot be written; more features
-            than fit into memory; features that are not finite; no image that can be read.
+            than fit into memory; features that are not finite; no image that can be read; with `ray`, images
+            that are no files, no cluster, or no Ray.
     """
     if batch_size < 1:
         raise UserError(f"batch_size must be at least 1, not {batch_size}")
@@ -244,12 +254,36 @@ def embed(
         check_out(path)
     if isinstance(data, str | os.PathLike) and is_model(data):
         raise UserError(f"{os.fspath(data)} is a model, and no images: the model comes first, then the data")
+    if engine == "ray":
+        if path is None or isinstance(model, Engine):
+            raise UserError(
+                "on Ray, features are written to a file, out, and the model is a MODEL or in torch"
+            )
+        with connected(ray_address), left_as_it_was(model), opened_images(data, table) as everything:
+            return _embed_on_ray(
+                model if isinstance(model, VisionModel) else os.fspath(model),
+                everything,
+                path,
+                FeatureSpec(layer, pool),
+                batch_size=batch_size,
+                workers=workers,
+                precision=precision,
+                device=device,
+            )
+    if ray_address is not None:
+        raise UserError("ray_address needs engine 'ray'")
+    if path is not None and parts_folder(path).exists():
+        raise UserError(f"{parts_folder(path)} exists: continue it on Ray, remove it, or choose another file")
     reuse_freed_memory()
     with left_as_it_was(model), opened_images(data, table) as everything:
-        engine = as_engine(model, precision=precision, device=device)
         spec = FeatureSpec(layer, pool)
         stream = FeatureStream(
-            engine, [spec], everything, batch_size=batch_size, workers=workers, cached=cache
+            as_engine(model, precision=precision, device=device),
+            [spec],
+            everything,
+            batch_size=batch_size,
+            workers=workers,
+            cached=cache,
         )
         made = _made(stream, everything)
         # Closed at once after a failure to write too, so that the cache gets what was computed.
@@ -262,6 +296,45 @@ def embed(
                     write_embeddings(path, parts, len(everything), made)
                 found = Embeddings.load(path)
     return dataclasses.replace(found, unreadable=tuple(stream.unreadable.values()), computed=stream.computed)
+
+
+def _embed_on_ray(
+    model: VisionModel | str,
+    everything: AllImages,
+    out: Path,
+    spec: FeatureSpec,
+    *,
+    batch_size: int,
+    workers: int | None,
+    precision: str,
+    device: str,
+) -> Embeddings:
+    """As `embed`, on the cluster that this process is connected to."""
+    wrong = next(
+        (index for index, one in enumerate(everything) if not isinstance(one, str | os.PathLike)), None
+    )
+    if wrong is not None:
+        raise UserError(
+            f"{everything.names[wrong]} is no image file, and on Ray images are files: unpack them, or embed "
+            "on one machine"
+        )
+    engine = open_engine_of_job(model, precision)
+    stream = FeatureStream(engine, [spec], [], batch_size=batch_size, cached=False)
+    unreadable, computed = embed_in_parts(
+        *(model, engine, stream.specs[0], functools.partial(_listed, everything), out, compute_on_ray),
+        made=_made(stream, everything),
+        batch_size=batch_size,
+        workers=workers,
+        precision=precision,
+        device=device,
+    )
+    return dataclasses.replace(Embeddings.load(out), unreadable=tuple(unreadable), computed=computed)
+
+
+def _listed(everything: AllImages) -> Iterator[tuple[str, ...]]:
+    """Of each image its path, its label where there are labels, and its split."""
+    labels = [] if everything.labels is None else [map(escaped, everything.labels)]
+    return zip(everything.names, *labels, everything.splits, strict=True)
 
 
 @contextmanager
