@@ -328,9 +328,10 @@ def predict_in_parts(
         tally = Tally()
         with explaining_failure(out, "the predictions", "the parts are kept and can be resumed"):
             values = parts.about["fingerprint"]
-            if out.suffix != ".parquet":
-                write_json(fingerprint_file(out), values)
-            write_whole(out, counted_lines(parts, tally), rows, json.dumps(values))
+            kept = write_json(fingerprint_file(out), values)
+            write_whole(out, counted_lines(parts, tally), rows, kept.read_text(encoding="utf-8"))
+            if out.suffix == ".parquet":
+                kept.unlink()
             parts.remove()
     return tally, sum(map(parts.count, computed))
 

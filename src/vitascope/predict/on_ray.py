@@ -67,7 +67,7 @@ def connected(address: str | None) -> Iterator[None]:
     with open(os.devnull, "w", encoding="utf-8") as nowhere, redirect_stdout(nowhere):
         try:
             ray.init(address=address or "local", logging_level="ERROR", log_to_driver=False, **local)
-        except (ConnectionError, RuntimeError, ValueError, OSError) as error:
+        except (ray.exceptions.RayError, RuntimeError, ValueError, OSError) as error:
             raise UserError(f"Ray at {address or 'this machine'}: {in_one_line(error)}") from error
         try:
             if threading.current_thread() is threading.main_thread():  # only it may set them

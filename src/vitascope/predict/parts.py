@@ -7,7 +7,7 @@
 | `images` | the texts of each image (its path, maybe its label and split) in order, NUL after each |
 | `job.json` | where each part begins in `images`, and what the results depend on; written last |
 | `00042.jsonl` | the result of a part, whole or absent |
-| `00042.tries` | a byte for each process that began the part and has not ended it |
+| `00042.tries` | a line for each process that began the part and has not ended it: its number and node |
 
 So the state of 10^8 images in memory is one number per part, a lost process costs the parts that it was
 computing, and a later command continues with the parts that are absent.
@@ -20,6 +20,7 @@ import json
 import os
 import secrets
 import shutil
+import socket
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -166,14 +167,15 @@ class Parts:
         return self.folder / f"{part:05}{self.suffix}"
 
     def tries(self, part: int) -> Path:
-        """A file with a byte for each process that began a part and has not ended it."""
+        """A file with a line for each process that began a part and has not ended it."""
         return self.folder / f"{part:05}.tries"
 
     def begin(self, part: int) -> int:
         """Note that this process begins a part; the number of those that died at it."""
-        with open(self.tries(part), "ab") as file:
-            died = file.tell()
-            file.write(b".")
+        with open(self.tries(part), "a+", encoding="utf-8") as file:
+            file.seek(0)
+            died = sum(1 for _ in file)
+            file.write(f"{os.getpid()} {socket.gethostname()}\n")
         return died
 
     def forgive(self) -> None:
