@@ -15,7 +15,8 @@ class Cluster:
     """Where a command on many images computes."""
 
     engine: Annotated[Literal["local", "ray"], tyro.conf.arg(metavar="{local,ray}")] = "local"
-    """`local` computes in this process. `ray` computes on the workers of Ray, in parts, into --out; it needs
+    """`local` computes in this process. `ray` computes on the workers of Ray, in parts, into --out; --workers
+    are then the readers of each: by default none, beside a GPU its cores. It needs
     pip install 'vitascope[ray]'."""
     ray_address: Annotated[str | None, tyro.conf.arg(metavar="ADDRESS", help_behavior_hint="")] = None
     """With --engine ray: `auto` for the cluster that this machine belongs to, or HOST:PORT of its head.
