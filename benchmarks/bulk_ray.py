@@ -57,7 +57,7 @@ def parse() -> argparse.Namespace:
     )
     parser.add_argument("--data", type=Path, required=True, help="folder of images")
     parser.add_argument("--models", nargs="+", default=["cifar10"], help="MODEL arguments")
-    parser.add_argument("--rounds", type=positive, default=3, help="interleaved rounds (default 3)")
+    parser.add_argument("--rounds", type=positive, default=5, help="interleaved rounds (default 5)")
     parser.add_argument("--out", action="store_true", help="also write the report to benchmarks/results")
     return parser.parse_args()
 

@@ -181,6 +181,20 @@ def test_another_job_does_not_resume(here: Path, tmp_path: Path, options: dict, 
     assert in_parts(out, resume=True) == (11, 1, 7)
 
 
+def test_options_are_checked_before_anything_is_written(here: Path, tmp_path: Path) -> None:
+    for options, message in (
+        ({"batch_size": 0}, "batch_size must be at least 1, not 0"),
+        ({"workers": -1}, "workers must not be negative"),
+        ({"selection": ClassSelection(threshold=0.5)}, "a threshold is for models"),
+        ({"model": small_model(num_classes=0)}, "no head for classes"),
+    ):
+        with pytest.raises(UserError, match=message):
+            in_parts(tmp_path / "out.jsonl", **options)
+    with pytest.raises(UserError, match=r"ends in \.jsonl"):
+        in_parts(tmp_path / "out.txt")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_one_machine_and_parts_do_not_resume_each_other(here: Path, tmp_path: Path) -> None:
     alone(small_model(), tmp_path / "one.jsonl")
     for resume in (False, True):

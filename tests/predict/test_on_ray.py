@@ -78,18 +78,27 @@ def test_address_of_another_kind_is_rejected(address: str) -> None:
         check_reachable(address)
 
 
-def test_worker_without_this_package_is_explained() -> None:
+@pytest.mark.parametrize(
+    "reason",
+    [
+        "No module named 'vitascope'",
+        "No module named 'vitascope.predict.on_ray'",
+        "Can't get attribute 'RayPartWorker' on <module 'vitascope.predict.on_ray'",
+    ],
+)
+def test_worker_of_another_version_is_explained(reason: str) -> None:
     exceptions = pytest.importorskip("ray.exceptions", reason="ray is not installed (vitascope[ray])")
-    error = exceptions.RayActorError(error_msg="\nModuleNotFoundError: No module named 'vitascope'\n\nadvice")
+    error = exceptions.RayActorError(error_msg=f"\n\x1b[36mray::MapWorker\x1b[39m\nError: {reason} from x\n")
     found = explained(error)
     assert isinstance(found, UserError)
-    assert "install the same version on all nodes" in str(found)
-    assert "\n" not in str(found)
+    assert str(found) == f"a worker cannot load vitascope ({reason}): install the same version on all nodes"
 
 
 def test_other_failure_of_ray_is_one_line() -> None:
     exceptions = pytest.importorskip("ray.exceptions", reason="ray is not installed (vitascope[ray])")
-    found = explained(exceptions.RayActorError(error_msg="The actor died.\nIts node was lost.\n"))
+    found = explained(
+        exceptions.RayActorError(error_msg="The \x1b[36mactor\x1b[39m died.\nIts node was lost.\n")
+    )
     assert isinstance(found, UserError)
     assert "Ray failed: The actor died. Its node was lost.; the parts that are done are kept" in str(found)
 

@@ -139,3 +139,10 @@ def test_removed_job_is_gone(tmp_path: Path) -> None:
     assert json.loads((parts.folder / "job.json").read_text())["about"] == {"top_k": 3}
     parts.remove()
     assert not parts.folder.exists()
+
+
+def test_results_of_a_job_whose_removal_was_interrupted_are_not_taken(tmp_path: Path) -> None:
+    parts = listed(tmp_path, names(19))
+    parts.file(0).write_text("old")
+    (tmp_path / "job.json").unlink()
+    assert listed(tmp_path, names(12)).missing() == [0, 1]

@@ -161,11 +161,8 @@ class EmbedTask(PartTask):
         with open(path, "wb") as file:
             np.savez(
                 file,
-                allow_pickle=False,
                 rows=np.concatenate([np.zeros(0, np.int64), *(each.indices for each in found)]),
-                features=np.concatenate([each.features[0] for each in found])
-                if found
-                else np.zeros((0, 0), "f4"),
+                features=np.concatenate([each.features[0] for each in found]) if found else np.zeros((0, 0)),
                 errors=np.array([escaped(reason) for reason in stream.unreadable.values()], np.str_),
                 precision=np.array(engine.precision_for(stream.batch_size), np.str_),
             )
@@ -291,6 +288,8 @@ def predict_in_parts(
     """
     check_out_in_parts(out, resume=resume)
     check_workers(workers)
+    if batch_size < 1:
+        raise UserError(f"batch_size must be at least 1, not {batch_size}")
     selection = selection or ClassSelection()
     folder = parts_folder(out)
     with ExitStack() as opened:

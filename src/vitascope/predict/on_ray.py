@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import os
+import re
 import signal
 import socket
 import threading
@@ -20,6 +21,9 @@ from vitascope.predict.parts import Parts
 
 CONNECT_SECONDS = 5.0
 AUTO = "auto"
+_NOT_THERE = re.compile(
+    r"No module named 'vitascope[\w.]*'|Can't get attribute '\w+' on <module 'vitascope[\w.]*'"
+)
 
 
 class RayPartWorker:
@@ -61,7 +65,7 @@ def connected(address: str | None) -> Iterator[None]:
     # Ray would report its use to its makers, and Ray Data log on any actor that Ray may restart.
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
-    logging.getLogger("ray.data").setLevel(logging.ERROR)
+    logging.getLogger("ray.data").setLevel(logging.CRITICAL)  # what it raises, `explained` explains
     local: dict[str, Any] = {"include_dashboard": False} if address is None else {}
     signals = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     with open(os.devnull, "w", encoding="utf-8") as nowhere, redirect_stdout(nowhere):
@@ -102,7 +106,8 @@ def check_reachable(address: str | None) -> None:
 
 def in_one_line(error: BaseException) -> str:
     """The message of one of Ray's exceptions, without its advice on further lines."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    plain = re.sub(r"\x1b\[[\d;]*m", "", str(error))
+    lines = [line.strip() for line in plain.splitlines() if line.strip()]
     return " ".join(lines[:3]) or type(error).__name__
 
 
@@ -173,11 +178,9 @@ def explained(error: Exception) -> Exception:
     """What a user can do about an exception of Ray; a fault in our own code keeps its traceback."""
     from ray.exceptions import RayTaskError
 
-    text = str(error)
-    if "No module named 'vitascope" in text or "cannot import name" in text or "Can't get attribute" in text:
+    if missing := _NOT_THERE.search(str(error)):
         return UserError(
-            "a worker has no vitascope, or another version of it: install the same version on all nodes "
-            f"({in_one_line(error)})"
+            f"a worker cannot load vitascope ({missing.group()}): install the same version on all nodes"
         )
     if isinstance(error, RayTaskError):
         return error

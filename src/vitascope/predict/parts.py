@@ -88,6 +88,8 @@ class Parts:
         starts, end, count, fields = array("q"), 0, 0, 0
         with explaining_failure(folder, "the list of images", "choose another file"):
             make_folder(folder)
+            for left in folder.glob(f"*{suffix}"):  # of a job whose removal was interrupted
+                left.unlink()
             with replacing(folder / IMAGES) as aside, open(aside, "wb") as file:
                 for count, texts in enumerate(images, 1):
                     if count % unit == 1 or unit == 1:
