@@ -42,6 +42,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("bulk")
     write_tree(root / "pictures", {"a": 6, "b": 5})
     (root / "pictures" / "a" / "002.png").write_bytes(b"text")
+    rows = [f"pictures/{name}/00{number}.png,{name};day" for name in "ab" for number in (4, 1, 2)]
+    (root / "labels.csv").write_text("\n".join(["path,labels", *rows]))
     save_pretrained(small_model(), root / "model")
     return root
 
@@ -186,7 +188,7 @@ def test_options_are_checked_before_anything_is_written(here: Path, tmp_path: Pa
         ({"batch_size": 0}, "batch_size must be at least 1, not 0"),
         ({"workers": -1}, "workers must not be negative"),
         ({"selection": ClassSelection(threshold=0.5)}, "a threshold is for models"),
-        ({"model": small_model(num_classes=0)}, "no head for classes"),
+        ({"model": small_model(head="none")}, "no head for classes"),
     ):
         with pytest.raises(UserError, match=message):
             in_parts(tmp_path / "out.jsonl", **options)
@@ -285,7 +287,7 @@ def embedded_in_parts(monkeypatch: pytest.MonkeyPatch) -> Callable[[bulk.Compute
     return use
 
 
-@pytest.mark.parametrize("data", ["pictures", "pictures/b"])  # with and without labels
+@pytest.mark.parametrize("data", ["pictures", "pictures/b", "labels.csv"])  # without labels: pictures/b
 @pytest.mark.parametrize("suffix", [".npz", ".npy", ".parquet"])
 def test_features_are_bitwise_those_of_one_process(
     here: Path, tmp_path: Path, embedded_in_parts: Callable, data: str, suffix: str

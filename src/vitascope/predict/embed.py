@@ -42,7 +42,7 @@ from vitascope.predict.engine import Engine
 from vitascope.predict.feature_stream import BLOCK, FeatureRows, FeatureStream, Indices
 from vitascope.predict.features import FeaturePool, FeatureSpec
 from vitascope.predict.on_ray import compute_on_ray, connected
-from vitascope.predict.parts import parts_folder
+from vitascope.predict.parts import job_exists, parts_folder
 from vitascope.predict.predictor import check_workers
 from vitascope.predict.result_formats import escaped
 from vitascope.predict.runtimes import as_engine
@@ -272,7 +272,7 @@ def embed(
             )
     if ray_address is not None:
         raise UserError("ray_address needs engine 'ray'")
-    if path is not None and parts_folder(path).exists():
+    if path is not None and job_exists(path):
         raise UserError(f"{parts_folder(path)} exists: continue it on Ray, remove it, or choose another file")
     reuse_freed_memory()
     with left_as_it_was(model), opened_images(data, table) as everything:

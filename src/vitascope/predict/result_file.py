@@ -14,7 +14,7 @@ from pathlib import Path
 from vitascope.errors import UserError
 from vitascope.predict.engine import Engine
 from vitascope.predict.fingerprint import Fingerprint
-from vitascope.predict.parts import parts_folder
+from vitascope.predict.parts import job_exists, parts_folder
 from vitascope.predict.predictor import ImageResult
 from vitascope.predict.result_formats import (
     Rows,
@@ -97,7 +97,7 @@ def check_columns(out: Path, engine: Engine, selection: ClassSelection) -> None:
 def check_out(out: Path, *, resume: bool) -> None:
     """Reject a file that cannot be written, and an existing one unless it is resumed."""
     check_place(out)
-    if parts_folder(out).exists():
+    if job_exists(out):
         raise UserError(f"{parts_folder(out)} exists: continue it on Ray, remove it, or choose another file")
     for path in (out, lines_file(out)):
         if path.is_dir():
