@@ -34,15 +34,9 @@ from conditions import Conditions
 from contest import positive
 from reports import markdown_table, note, publish
 from vitascope.predict import parts as parts_module
-from vitascope.predict.bulk import (
-    Compute,
-    PartDone,
-    PartTask,
-    PartWorker,
-    compute_missing,
-    counted_lines,
-)
+from vitascope.predict.bulk import Compute, compute_missing, counted_lines
 from vitascope.predict.on_ray import compute_on_ray, connected
+from vitascope.predict.part_worker import PartDone, PartTask, PartWorker
 from vitascope.predict.parts import Parts
 from vitascope.predict.result_file import Tally, write_whole
 from vitascope.predict.result_formats import Rows

@@ -19,9 +19,10 @@ from vitascope.model.vision_model import VisionModel
 from vitascope.predict import bulk
 from vitascope.predict import embed as embed_module
 from vitascope.predict import parts as parts_module
-from vitascope.predict.bulk import PartDone, PartTask, PartWorker, compute_here, predict_in_parts
+from vitascope.predict.bulk import compute_here, predict_in_parts
 from vitascope.predict.embed import Embeddings, embed
 from vitascope.predict.engine import TorchEngine
+from vitascope.predict.part_worker import PartDone, PartTask, PartWorker
 from vitascope.predict.parts import MOST_DEATHS, Parts, parts_folder
 from vitascope.predict.predictor import ImageResult, Predictor, find_images
 from vitascope.predict.result_file import ResultFile

@@ -15,8 +15,8 @@ from tests.data import write_tree
 from tests.model import small_model
 from vitascope.cli import main
 from vitascope.errors import UserError
-from vitascope.predict.bulk import PredictTask
 from vitascope.predict.on_ray import Share, check_reachable, explained, share_of
+from vitascope.predict.part_worker import PredictTask
 from vitascope.predict.selection import ClassSelection
 from vitascope.weights.saving import save_pretrained
 

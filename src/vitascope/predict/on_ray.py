@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from vitascope.errors import UserError
-from vitascope.predict.bulk import PartDone, PartTask, PartWorker
+from vitascope.predict.part_worker import PartDone, PartTask, PartWorker
 from vitascope.predict.parts import Parts
 
 CONNECT_SECONDS = 5.0
