@@ -6,7 +6,7 @@ killed by SIGKILL when it has written half of it. In the middle the driver stops
 --resume. The memory is the largest that the driver had so far.
 
     python benchmarks/bulk_parts.py --scratch /tmp --out                         # 10^8 images, 1,000 deaths
-    python benchmarks/bulk_parts.py --images 1000000 --deaths 20 --workers ray   # the workers of Ray
+    python benchmarks/bulk_parts.py --scratch /tmp --workers ray --deaths 250    # the workers of Ray
 
 `--workers processes` (the default) are two forked ones, which start at once, so that 1,000 of them can die.
 """

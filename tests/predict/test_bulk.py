@@ -14,6 +14,7 @@ import pytest
 from tests.data import write_tree
 from tests.forked import ending, fork
 from tests.model import labelling_model, small_model
+from vitascope.cli import main
 from vitascope.errors import UserError
 from vitascope.model.vision_model import VisionModel
 from vitascope.predict import bulk
@@ -43,6 +44,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("bulk")
     write_tree(root / "pictures", {"a": 6, "b": 5})
     (root / "pictures" / "a" / "002.png").write_bytes(b"text")
+    write_tree(root / "divided" / "train", {"cat": 3, "ant": 4})
+    write_tree(root / "divided" / "test", {"ant": 2})
     rows = [f"pictures/{name}/00{number}.png,{name};day" for name in "ab" for number in (4, 1, 2)]
     (root / "labels.csv").write_text("\n".join(["path,labels", *rows]))
     save_pretrained(small_model(), root / "model")
@@ -288,7 +291,7 @@ def embedded_in_parts(monkeypatch: pytest.MonkeyPatch) -> Callable[[bulk.Compute
     return use
 
 
-@pytest.mark.parametrize("data", ["pictures", "pictures/b", "labels.csv"])  # without labels: pictures/b
+@pytest.mark.parametrize("data", ["pictures", "pictures/b", "labels.csv", "divided"])
 @pytest.mark.parametrize("suffix", [".npz", ".npy", ".parquet"])
 def test_features_are_bitwise_those_of_one_process(
     here: Path, tmp_path: Path, embedded_in_parts: Callable, data: str, suffix: str
@@ -304,6 +307,22 @@ def test_features_are_bitwise_those_of_one_process(
         assert np.array_equal(getattr(found, column), getattr(one, column))
     assert (found.unreadable, found.computed) == (one.unreadable, one.computed)
     assert not parts_folder(tmp_path / f"out{suffix}").exists()
+
+
+def test_command_embeds_on_ray(here: Path, tmp_path: Path, embedded_in_parts: Callable, capsys) -> None:
+    out = tmp_path / "f.npz"
+    argv = ["embed", "model", "pictures", "--out", str(out), "--device", "cpu", "--precision", "fp32"]
+    with pytest.raises(SystemExit, match="1"):  # of the image that cannot be read
+        main([*argv, "--batch-size", "2", "--engine", "ray", "--json"])
+    assert json.loads(capsys.readouterr().out) == {
+        "out": str(out),
+        "images": 10,
+        "unreadable": 1,
+        "computed": 10,
+    }
+    assert len(Embeddings.load(out)) == 10
+    assert main([*argv, "--engine", "ray"]) == 2
+    assert "is not overwritten" in capsys.readouterr().err
 
 
 def test_repeated_embed_continues_and_other_options_are_rejected(
@@ -353,7 +372,7 @@ def test_what_cannot_travel_to_workers_is_rejected(
     out = tmp_path / "f.npz"
     with pytest.raises(UserError, match="is no image file"):
         embed("model", "digits", out=out, engine="ray", **HERE)
-    with pytest.raises(UserError, match="written to a file"):
+    with pytest.raises(UserError, match="features go into a file"):
         embed("model", "pictures", engine="ray", **HERE)
     with pytest.raises(UserError, match="needs engine 'ray'"):
         embed("model", "pictures", out=out, ray_address="auto", **HERE)

@@ -19,7 +19,7 @@ from vitascope.data.table_options import TableOptions
 from vitascope.formatting import counted, speed
 
 if TYPE_CHECKING:
-    pass
+    from vitascope.predict.embed import EmbeddedFile, Embeddings
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -49,18 +49,8 @@ class Embed:
         """Compute, write and print a summary."""
         self.cluster.check()
         started = time.monotonic()
-        from vitascope.predict.embed import embed
-
         with self.computation.exiting_if_stopped():
-            found = embed(
-                self.model,
-                self.data,
-                out=self.out,
-                **dataclasses.asdict(self.representation),
-                **dataclasses.asdict(self.table),
-                **self.computation.options(),
-                **dataclasses.asdict(self.cluster),
-            )
+            found = self._on_ray() if self.cluster.engine == "ray" else self._here()
         if self.json:
             counts = {"images": len(found), "unreadable": len(found.unreadable), "computed": found.computed}
             print(json.dumps({"out": os.fspath(self.out), **counts}))
@@ -70,3 +60,30 @@ class Embed:
                 f"{speed(len(found) / (time.monotonic() - started))}"
             )
         exit_if_left_out(len(found), found.unreadable)
+
+    def _here(self) -> Embeddings:
+        """Compute in this process."""
+        from vitascope.predict.embed import embed
+
+        return embed(
+            self.model,
+            self.data,
+            out=self.out,
+            **dataclasses.asdict(self.representation),
+            **dataclasses.asdict(self.table),
+            **self.computation.options(),
+        )
+
+    def _on_ray(self) -> EmbeddedFile:
+        """Compute on the workers of Ray; the file is not read, because it may be larger than the memory."""
+        from vitascope.predict.embed import embed_on_ray
+        from vitascope.predict.features import FeatureSpec
+
+        options = self.computation.options()
+        del options["cache"]  # the parts are what a repeated command continues with
+        return embed_on_ray(
+            *(self.model, self.data, self.out, self.cluster.ray_address),
+            spec=FeatureSpec(**dataclasses.asdict(self.representation)),
+            table=self.table,
+            **options,
+        )

@@ -9,7 +9,7 @@ import json
 import logging
 import os
 import zipfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -243,7 +243,7 @@ def embed_in_parts(
     model: str | VisionModel,
     engine: Engine,
     spec: FeatureSpec,
-    listed: Callable[[], Iterable[Sequence[str]]],
+    listed: Callable[[], Iterator[tuple[str, ...]]],
     out: Path,
     compute: Compute,
     *,
@@ -252,7 +252,7 @@ def embed_in_parts(
     workers: int | None,
     precision: str,
     device: str,
-) -> tuple[list[str], int]:
+) -> tuple[list[str], int, int]:
     """Write the features of image files to a file, in parts, and join them; a job that exists is continued.
 
     Args:
@@ -266,7 +266,8 @@ def embed_in_parts(
         batch_size, workers, precision, device: as for `predict_in_parts`.
 
     Returns:
-        The reasons for the images that could not be read, and the number of images that were computed now.
+        The reasons for the images that could not be read, the number of images in the file, and that of the
+        images that were computed now.
 
     Raises:
         UserError: a job of other images or features; no image that can be read; parts in several precisions.
@@ -298,7 +299,9 @@ def embed_in_parts(
         with explaining_failure(out, "the features", "the parts are kept: repeat the command"):
             write_embeddings(out, feature_parts(parts), parts.images, {**made, "precision": found})
             parts.remove()
-    return list(itertools.chain(*reasons)), sum(parts.count(part) - len(reasons[part]) for part in computed)
+    unreadable = list(itertools.chain(*reasons))
+    now = sum(parts.count(part) - len(reasons[part]) for part in computed)
+    return unreadable, parts.images - len(unreadable), now
 
 
 def check_same_features(parts: Parts, about: Mapping[str, Any]) -> None:

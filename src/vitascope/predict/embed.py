@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import os
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, Literal
@@ -18,6 +18,7 @@ from tqdm import tqdm
 from vitascope._version import __version__
 from vitascope.arguments import check_value, checked
 from vitascope.data.all_images import SEPARATOR, AllImages, all_images
+from vitascope.data.datasets import stream_of_folder
 from vitascope.data.decoding import ImageSource
 from vitascope.data.feature_cache import Features
 from vitascope.data.frames import DataFrame, stored
@@ -245,31 +246,23 @@ def embed(
             than fit into memory; features that are not finite; no image that can be read; with `ray`, images
             that are no files, no cluster, or no Ray.
     """
-    if batch_size < 1:
-        raise UserError(f"batch_size must be at least 1, not {batch_size}")
-    check_workers(workers)
     table = TableOptions.of(columns, images, labels, label_separator)
     path = None if out is None else Path(out)
-    if path is not None:
-        check_out(path)
-    if isinstance(data, str | os.PathLike) and is_model(data):
-        raise UserError(f"{os.fspath(data)} is a model, and no images: the model comes first, then the data")
+    _check(data, path, batch_size, workers)
     if engine == "ray":
         if path is None or isinstance(model, Engine):
-            raise UserError(
-                "on Ray, features are written to a file, out, and the model is a MODEL or in torch"
-            )
-        with connected(ray_address), left_as_it_was(model), opened_images(data, table) as everything:
-            return _embed_on_ray(
-                model if isinstance(model, VisionModel) else os.fspath(model),
-                everything,
-                path,
-                FeatureSpec(layer, pool),
-                batch_size=batch_size,
-                workers=workers,
-                precision=precision,
-                device=device,
-            )
+            raise UserError("on Ray, features go into a file, out, and the model is a MODEL or in torch")
+        counts = embed_on_ray(
+            *(model, data, path, ray_address),
+            spec=FeatureSpec(layer, pool),
+            table=table,
+            batch_size=batch_size,
+            workers=workers,
+            precision=precision,
+            device=device,
+        )
+        found = Embeddings.load(path)
+        return dataclasses.replace(found, unreadable=counts.unreadable, computed=counts.computed)
     if ray_address is not None:
         raise UserError("ray_address needs engine 'ray'")
     if path is not None and job_exists(path):
@@ -298,43 +291,99 @@ def embed(
     return dataclasses.replace(found, unreadable=tuple(stream.unreadable.values()), computed=stream.computed)
 
 
-def _embed_on_ray(
-    model: VisionModel | str,
-    everything: AllImages,
+def _check(data: object, out: Path | None, batch_size: int, workers: int | None) -> None:
+    """Reject what is wrong before a model is loaded."""
+    if batch_size < 1:
+        raise UserError(f"batch_size must be at least 1, not {batch_size}")
+    check_workers(workers)
+    if out is not None:
+        check_out(out)
+    if isinstance(data, str | os.PathLike) and is_model(data):
+        raise UserError(f"{os.fspath(data)} is a model, and no images: the model comes first, then the data")
+
+
+@dataclasses.dataclass(frozen=True)
+class EmbeddedFile:
+    """What a file of features came to, which may have more images than fit into memory."""
+
+    images: int
+    """In the file."""
+    unreadable: tuple[str, ...]
+    """Why images could not be read, which are left out."""
+    computed: int
+    """The number of images whose features were computed now."""
+
+    def __len__(self) -> int:
+        return self.images
+
+
+def embed_on_ray(
+    model: VisionModel | str | os.PathLike[str],
+    data: DataFrame | str | os.PathLike[str] | Sequence[ImageSource],
     out: Path,
-    spec: FeatureSpec,
+    address: str | None,
     *,
+    spec: FeatureSpec,
+    table: TableOptions,
     batch_size: int,
     workers: int | None,
     precision: str,
     device: str,
-) -> Embeddings:
-    """As `embed`, on the cluster that this process is connected to."""
-    wrong = next(
-        (index for index, one in enumerate(everything) if not isinstance(one, str | os.PathLike)), None
-    )
-    if wrong is not None:
-        raise UserError(
-            f"{everything.names[wrong]} is no image file, and on Ray images are files: unpack them, or embed "
-            "on one machine"
+) -> EmbeddedFile:
+    """As `embed`, in parts on the workers of Ray; a folder of class folders needs no memory per image."""
+    _check(data, out, batch_size, workers)
+    with connected(address), left_as_it_was(model), _listed(data, table) as listed:
+        where = model if isinstance(model, VisionModel) else os.fspath(model)
+        engine = open_engine_of_job(where, precision)
+        stream = FeatureStream(engine, [spec], [], batch_size=batch_size, cached=False)
+        unreadable, images, computed = embed_in_parts(
+            *(where, engine, stream.specs[0], listed.texts, out, compute_on_ray),
+            made=_made(stream, listed),
+            batch_size=batch_size,
+            workers=workers,
+            precision=precision,
+            device=device,
         )
-    engine = open_engine_of_job(model, precision)
-    stream = FeatureStream(engine, [spec], [], batch_size=batch_size, cached=False)
-    unreadable, computed = embed_in_parts(
-        *(model, engine, stream.specs[0], functools.partial(_listed, everything), out, compute_on_ray),
-        made=_made(stream, everything),
-        batch_size=batch_size,
-        workers=workers,
-        precision=precision,
-        device=device,
-    )
-    return dataclasses.replace(Embeddings.load(out), unreadable=tuple(unreadable), computed=computed)
+    return EmbeddedFile(images, tuple(unreadable), computed)
 
 
-def _listed(everything: AllImages) -> Iterator[tuple[str, ...]]:
+@dataclasses.dataclass(frozen=True)
+class ListedImages:
+    """Image files that can be listed several times."""
+
+    texts: Callable[[], Iterator[tuple[str, ...]]]
     """Of each image its path, its label where there are labels, and its split."""
-    labels = [] if everything.labels is None else [map(escaped, everything.labels)]
-    return zip(everything.names, *labels, everything.splits, strict=True)
+    class_names: tuple[str, ...]
+    several: bool = False
+    """Whether an image may have several classes."""
+
+
+@contextmanager
+def _listed(
+    data: DataFrame | str | os.PathLike[str] | Sequence[ImageSource], table: TableOptions
+) -> Iterator[ListedImages]:
+    """Image files for workers; those of a folder of class folders are listed as they are taken."""
+    if isinstance(data, str | os.PathLike) and not table.given:
+        place = os.fspath(data)
+        found = stream_of_folder(place) if os.path.isdir(os.path.expanduser(place)) else None
+        if found is not None:
+            yield ListedImages(
+                lambda: ((path, escaped(name), split) for path, name, split in found), found.class_names
+            )
+            return
+    with opened_images(data, table) as everything:
+        for number, source in enumerate(everything):
+            if not isinstance(source, str | os.PathLike):
+                raise UserError(
+                    f"{everything.names[number]} is no image file, and on Ray images are files: unpack them, "
+                    "or embed on one machine"
+                )
+        labels = [] if everything.labels is None else [list(map(escaped, everything.labels))]
+        yield ListedImages(
+            lambda: zip(everything.names, *labels, everything.splits, strict=True),
+            everything.class_names,
+            everything.several,
+        )
 
 
 @contextmanager
@@ -349,7 +398,7 @@ def opened_images(
         yield all_images(data)
 
 
-def _made(stream: FeatureStream, everything: AllImages) -> dict[str, Any]:
+def _made(stream: FeatureStream, everything: AllImages | ListedImages) -> dict[str, Any]:
     """How the features of one representation are made, see `Embeddings.made`."""
     return {
         "model": escaped(stream.engine.name),
