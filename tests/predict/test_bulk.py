@@ -267,6 +267,22 @@ def test_worker_that_is_not_like_the_others_stops_the_job_in_one_line(
     assert str(caught.value).startswith(f"{os.uname().nodename}: ")
 
 
+def test_images_that_a_node_does_not_see_are_not_taken_for_unreadable(here: Path, tmp_path: Path) -> None:
+    write_tree(tmp_path / "photos", {"a": 9})
+
+    def compute(parts: Parts, task: PartTask, wanted: Sequence[int]) -> Iterator[PartDone]:
+        (tmp_path / "photos" / "a" / "001.png").unlink()  # one that has vanished
+        yield from compute_here(parts, task, wanted[:1])
+        (tmp_path / "photos").rename(tmp_path / "elsewhere")
+        yield from compute_here(parts, task, wanted[1:])
+
+    out = tmp_path / "out.jsonl"
+    with pytest.raises(UserError, match=r"none of the images from .*004\.png to .*007\.png is here"):
+        in_parts(out, compute, places=[str(tmp_path / "photos")])
+    (tmp_path / "elsewhere").rename(tmp_path / "photos")
+    assert in_parts(out, places=[str(tmp_path / "photos")], resume=True) == (9, 1, 5)
+
+
 def test_lines_with_an_error_are_known_whatever_stands_in_names(here: Path, tmp_path: Path) -> None:
     folder = tmp_path / 'a", "error": "b'
     write_tree(folder, {"c": 2})

@@ -97,10 +97,11 @@ class PredictTask(PartTask):
 
     def write(self, engine: Engine, images: Sequence[tuple[str, ...]], path: Path) -> None:
         """As `PartTask.write`; `images` have a path."""
+        names = paths_here(images)
         predictor = Predictor(engine, batch_size=self.batch_size)
         rows = Rows.of(engine, probabilities=self.probabilities)
         results = predictor.stream(
-            [name for (name,) in images],
+            names,
             self.selection.top_k,
             threshold=self.selection.threshold,
             workers=self.workers,
@@ -124,7 +125,7 @@ class EmbedTask(PartTask):
         stream = FeatureStream(
             engine,
             [FeatureSpec(self.layer, self.pool)],
-            [texts[0] for texts in images],
+            paths_here(images),
             batch_size=self.batch_size,
             workers=self.workers,
             cached=False,
@@ -181,3 +182,15 @@ class PartWorker:
         except UserError as error:
             return PartDone(part, died, f"{socket.gethostname()}: {error}")
         return PartDone(part, died)
+
+
+def paths_here(images: Sequence[tuple[str, ...]]) -> list[str]:
+    """The paths of images. Single ones may have vanished, which is their error; a UserError if this process
+    sees none of them."""
+    paths = [texts[0] for texts in images]
+    if not any("://" in path or os.path.exists(path) for path in paths):
+        raise UserError(
+            f"none of the images from {paths[0]} to {paths[-1]} is here: they must be in a folder that all "
+            "nodes share; if they were removed, begin again"
+        )
+    return paths
