@@ -293,6 +293,8 @@ def test_page_runs_from_top_to_bottom(page: Path, readers_folder, monkeypatch, c
         pytest.importorskip("datasets", reason="datasets is not installed (vitascope[datasets])")
     if "vs.zero_shot" in text:
         pytest.importorskip("tokenizers", reason="tokenizers is not installed (vitascope[text])")
+    if "--engine ray" in text:
+        pytest.importorskip("ray", reason="ray is not installed (vitascope[ray])")
     if "import pyarrow" in text:
         pytest.importorskip("pyarrow", reason="pyarrow is not installed (vitascope[parquet])")
     tracked = [install(monkeypatch, name) for name in TRACKERS if f"--tracker {name}" in text]

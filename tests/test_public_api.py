@@ -15,7 +15,8 @@ FROZEN = {
     "convert": "(ref, folder, *, format='vitascope', revision=None, images=())",
     "create_model": "(name, *, weights=None, **overrides)",
     "embed": "(model, data, *, out=None, layer=None, pool=None, columns=(), images=None, labels=None, "
-    "label_separator=None, batch_size=64, workers=None, precision='auto', device='auto', cache=True)",
+    "label_separator=None, batch_size=64, workers=None, precision='auto', device='auto', cache=True, "
+    "engine='local', ray_address=None)",
     "evaluate": "(model, data=None, *, rename=None, columns=(), images=None, labels=None, "
     "label_separator=None, batch_size=128, precision='auto', device='auto')",
     "export": "(model, path=None, *, format='onnx', input='pictures', dynamic_resolution=False, images=None, "

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
+from vitascope.cli.cluster import Cluster
 from vitascope.cli.exits import exit_if_left_out
 from vitascope.cli.features import Computation, Representation
 from vitascope.cli.parsing import Json, Model
@@ -18,7 +19,7 @@ from vitascope.data.table_options import TableOptions
 from vitascope.formatting import counted, speed
 
 if TYPE_CHECKING:
-    pass
+    from vitascope.predict.embed import EmbeddedFile, Embeddings
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -41,23 +42,15 @@ class Embed:
     """How a table is read."""
     computation: Computation = dataclasses.field(default_factory=Computation)
     """How images are read and features computed."""
+    cluster: Cluster = dataclasses.field(default_factory=Cluster)
+    """Where features are computed."""
 
     def call(self) -> None:
         """Compute, write and print a summary."""
+        self.cluster.check()
         started = time.monotonic()
-        from vitascope.predict.embed import embed
-
-        options = dataclasses.asdict(self.representation) | dataclasses.asdict(self.table)
-        options |= self.computation.options()
         with self.computation.exiting_if_stopped():
-            found = embed(
-                self.model,
-                self.data,
-                out=self.out,
-                **dataclasses.asdict(self.representation),
-                **dataclasses.asdict(self.table),
-                **self.computation.options(),
-            )
+            found = self._on_ray() if self.cluster.engine == "ray" else self._here()
         if self.json:
             counts = {"images": len(found), "unreadable": len(found.unreadable), "computed": found.computed}
             print(json.dumps({"out": os.fspath(self.out), **counts}))
@@ -67,3 +60,30 @@ class Embed:
                 f"{speed(len(found) / (time.monotonic() - started))}"
             )
         exit_if_left_out(len(found), found.unreadable)
+
+    def _here(self) -> Embeddings:
+        """Compute in this process."""
+        from vitascope.predict.embed import embed
+
+        return embed(
+            self.model,
+            self.data,
+            out=self.out,
+            **dataclasses.asdict(self.representation),
+            **dataclasses.asdict(self.table),
+            **self.computation.options(),
+        )
+
+    def _on_ray(self) -> EmbeddedFile:
+        """Compute on the workers of Ray; the file is not read, because it may be larger than the memory."""
+        from vitascope.predict.embed import embed_on_ray
+        from vitascope.predict.features import FeatureSpec
+
+        options = self.computation.options()
+        del options["cache"]  # the parts are what a repeated command continues with
+        return embed_on_ray(
+            *(self.model, self.data, self.out, self.cluster.ray_address),
+            spec=FeatureSpec(**dataclasses.asdict(self.representation)),
+            table=self.table,
+            **options,
+        )

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import tyro
 
-from vitascope.cli.exits import exit_if_unreadable, exit_stopped
+from vitascope.cli.cluster import Cluster
+from vitascope.cli.exits import exit_if_unreadable, exit_stopped, exiting_if_stopped
 from vitascope.cli.parsing import Device, Flag, MaybeFloat, MaybeInt, MaybePath, Model, Precision, Workers
 from vitascope.cli.zero_shot import Classes, Prompts
 from vitascope.errors import UserError, printable
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from vitascope.model.vit import VisionTransformer
     from vitascope.predict.predictor import ImageResult, Predictor
     from vitascope.predict.result_file import ResultFile, Tally
+    from vitascope.predict.selection import ClassSelection
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -59,6 +61,8 @@ class Predict:
     device: Device = "auto"
     json: Flag = False
     """Print JSON: a list for files, one line per image for folders, the counts with --out."""
+    cluster: Cluster = dataclasses.field(default_factory=Cluster)
+    """Where predictions are computed."""
 
     def call(self) -> None:
         """Predict, and print or write."""
@@ -75,6 +79,9 @@ class Predict:
                 raise UserError(f"{place}: no such file")
         if next(find_images(self.images), None) is None:
             raise UserError(f"{', '.join(self.images)}: no images found")
+        if self.cluster.engine == "ray":
+            self._on_ray(selection)
+            return
         if self.out is not None:
             check_out(self.out, resume=self.resume)
         reuse_freed_memory()
@@ -106,6 +113,9 @@ class Predict:
             raise UserError("--probabilities needs --out FILE or --json")
         if self.prompts and not self.classes:
             raise UserError("--prompts needs the names that stand in them: --classes NAME NAME")
+        self.cluster.check()
+        if self.cluster.engine == "ray" and self.out is None:
+            raise UserError("--engine ray writes a file: --out FILE")
 
     def _model(self) -> str | VisionTransformer:
         """The MODEL, or its classifier of the classes that are named."""
@@ -114,6 +124,28 @@ class Predict:
         from vitascope.text.zero_shot import zero_shot
 
         return zero_shot(self.model, self.classes, prompts=self.prompts or None, device=self.device)
+
+    def _on_ray(self, selection: ClassSelection) -> None:
+        """Predict in parts on the workers of Ray, into the file."""
+        from vitascope.predict.bulk import check_out_in_parts, predict_in_parts
+        from vitascope.predict.on_ray import compute_on_ray, connected
+
+        assert self.out is not None
+        check_out_in_parts(self.out, resume=self.resume)
+        started = time.monotonic()
+        state = "the parts that are done are kept; repeat the command with --resume to continue"
+        with exiting_if_stopped(state), connected(self.cluster.ray_address):
+            tally, computed = predict_in_parts(
+                *(self._model(), self.images, self.out, compute_on_ray),
+                selection=selection,
+                probabilities=self.probabilities,
+                batch_size=self.batch_size,
+                workers=self.workers,
+                precision=self.precision,
+                device=self.device,
+                resume=self.resume,
+            )
+        self._summarize(tally, computed, time.monotonic() - started)
 
     def _print_files(self, predictor: Predictor) -> None:
         """Predict image files, and print when all are predicted."""

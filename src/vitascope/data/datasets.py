@@ -16,7 +16,7 @@ from vitascope.data.decoding import ImageError, ImageSource, greatest_integer, h
 from vitascope.data.formats import digits
 from vitascope.data.formats.archive import Archive
 from vitascope.data.formats.cifar import Cifar
-from vitascope.data.formats.folder import Folder
+from vitascope.data.formats.folder import Folder, FolderStream
 from vitascope.data.formats.format import DataFormat, DataPackage
 from vitascope.data.formats.hub import HubDataset, looks_like_hub_id
 from vitascope.data.formats.idx import Idx
@@ -141,6 +141,13 @@ def read_data(data: str, table: TableOptions = AS_RECOGNIZED) -> Inventory:
     elif table.given:
         raise UserError(f"{table.given[0]} is about a table, and {data} is none")
     return format.read(place)
+
+
+def stream_of_folder(data: str) -> FolderStream | None:
+    """The images of a folder of class folders, which need not fit into memory; None for other data."""
+    format, place = _find(data)
+    found = FolderStream(Path(place)) if isinstance(format, Folder) else None
+    return found if found is not None and found.has_folders_of_classes else None
 
 
 def _joins(images: ImageSet, split: str) -> bool:

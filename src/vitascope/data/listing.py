@@ -24,10 +24,13 @@ def suffix_of(name: str) -> str:
 
 
 def visible_files(
-    folder: str | os.PathLike[str], failed: Callable[[str, OSError], None] = lambda folder, error: None
+    folder: str | os.PathLike[str],
+    failed: Callable[[str, OSError], None] = lambda folder, error: None,
+    *,
+    as_paths: bool = False,
 ) -> Iterator[os.DirEntry[str]]:
     """Everything below a folder but folders and hidden entries: a folder's files first, then its folders,
-    each by name.
+    each by name; or `as_paths`, in the order of their paths.
 
     Links to folders are entered, except those that lead to a folder in which they lie themselves.
 
@@ -41,11 +44,14 @@ def visible_files(
     except OSError as error:
         failed(os.fspath(folder), error)
         return iter(())
-    return _below(os.fspath(folder), above, failed)
+    return _below(os.fspath(folder), above, failed, as_paths)
 
 
 def _below(
-    folder: str, entered: frozenset[tuple[int, int]], failed: Callable[[str, OSError], None]
+    folder: str,
+    entered: frozenset[tuple[int, int]],
+    failed: Callable[[str, OSError], None],
+    as_paths: bool,
 ) -> Iterator[os.DirEntry[str]]:  # only the names in one folder and in its parents are in memory
     files: list[os.DirEntry[str]] = []
     folders: list[os.DirEntry[str]] = []
@@ -56,16 +62,21 @@ def _below(
                     (folders if _leads_to(entry.is_dir) else files).append(entry)
     except OSError as error:
         failed(folder, error)
-    yield from sorted(files, key=lambda entry: entry.name)
-    del files
-    for entry in sorted(folders, key=lambda entry: entry.name):
+    first, second = ([], [*files, *folders]) if as_paths else (files, folders)
+    is_folder = {entry.name for entry in folders}
+    yield from sorted(first, key=lambda entry: entry.name)
+    del files, folders, first
+    for entry in sorted(second, key=lambda entry: entry.name):
+        if entry.name not in is_folder:
+            yield entry
+            continue
         try:
             found = _identity(entry.stat())
         except OSError as error:
             failed(entry.path, error)
             continue
         if found not in entered:
-            yield from _below(entry.path, entered | {found}, failed)
+            yield from _below(entry.path, entered | {found}, failed, as_paths)
 
 
 def _leads_to(is_kind: Callable[[], bool]) -> bool:

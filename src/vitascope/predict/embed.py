@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import os
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, Literal
@@ -18,6 +18,7 @@ from tqdm import tqdm
 from vitascope._version import __version__
 from vitascope.arguments import check_value, checked
 from vitascope.data.all_images import SEPARATOR, AllImages, all_images
+from vitascope.data.datasets import stream_of_folder
 from vitascope.data.decoding import ImageSource
 from vitascope.data.feature_cache import Features
 from vitascope.data.frames import DataFrame, stored
@@ -27,6 +28,7 @@ from vitascope.errors import UserError
 from vitascope.formatting import counted
 from vitascope.model.hardware import reuse_freed_memory
 from vitascope.model.vision_model import VisionModel, left_as_it_was
+from vitascope.predict.bulk import embed_in_parts, open_engine_of_job
 from vitascope.predict.embedding_file import (
     EmbeddingColumns,
     Part,
@@ -40,6 +42,8 @@ from vitascope.predict.embedding_file import (
 from vitascope.predict.engine import Engine
 from vitascope.predict.feature_stream import BLOCK, FeatureRows, FeatureStream, Indices
 from vitascope.predict.features import FeaturePool, FeatureSpec
+from vitascope.predict.on_ray import compute_on_ray, connected
+from vitascope.predict.parts import job_exists, parts_folder
 from vitascope.predict.predictor import check_workers
 from vitascope.predict.result_formats import escaped
 from vitascope.predict.runtimes import as_engine
@@ -207,6 +211,8 @@ def embed(
     precision: str = "auto",
     device: str = "auto",
     cache: bool = True,
+    engine: Literal["local", "ray"] = "local",
+    ray_address: str | None = None,
 ) -> Embeddings:
     """Compute the features of images, as `vitascope embed` does.
 
@@ -230,26 +236,47 @@ def embed(
         precision: `auto`, `fp32` or `bf16`.
         device: `auto`, or a torch device.
         cache: take features from the cache, and keep them there.
+        engine: `ray` computes on the workers of Ray, into `out`, in parts that a repeated call continues, and
+            without the cache.
+        ray_address: with `ray`, `auto` for the cluster of this machine, or `HOST:PORT`; None for Ray on this
+            machine alone.
 
     Raises:
         UserError: no such model, data, layer or pool; a file that exists or cannot be written; more features
-            than fit into memory; features that are not finite; no image that can be read.
+            than fit into memory; features that are not finite; no image that can be read; with `ray`, images
+            that are no files, no cluster, or no Ray.
     """
-    if batch_size < 1:
-        raise UserError(f"batch_size must be at least 1, not {batch_size}")
-    check_workers(workers)
     table = TableOptions.of(columns, images, labels, label_separator)
     path = None if out is None else Path(out)
-    if path is not None:
-        check_out(path)
-    if isinstance(data, str | os.PathLike) and is_model(data):
-        raise UserError(f"{os.fspath(data)} is a model, and no images: the model comes first, then the data")
+    _check(data, path, batch_size, workers)
+    if engine == "ray":
+        if path is None or isinstance(model, Engine):
+            raise UserError("on Ray, features go into a file, out, and the model is a MODEL or in torch")
+        counts = embed_on_ray(
+            *(model, data, path, ray_address),
+            spec=FeatureSpec(layer, pool),
+            table=table,
+            batch_size=batch_size,
+            workers=workers,
+            precision=precision,
+            device=device,
+        )
+        found = Embeddings.load(path)
+        return dataclasses.replace(found, unreadable=counts.unreadable, computed=counts.computed)
+    if ray_address is not None:
+        raise UserError("ray_address needs engine 'ray'")
+    if path is not None and job_exists(path):
+        raise UserError(f"{parts_folder(path)} exists: continue it on Ray, remove it, or choose another file")
     reuse_freed_memory()
     with left_as_it_was(model), opened_images(data, table) as everything:
-        engine = as_engine(model, precision=precision, device=device)
         spec = FeatureSpec(layer, pool)
         stream = FeatureStream(
-            engine, [spec], everything, batch_size=batch_size, workers=workers, cached=cache
+            as_engine(model, precision=precision, device=device),
+            [spec],
+            everything,
+            batch_size=batch_size,
+            workers=workers,
+            cached=cache,
         )
         made = _made(stream, everything)
         # Closed at once after a failure to write too, so that the cache gets what was computed.
@@ -264,6 +291,101 @@ def embed(
     return dataclasses.replace(found, unreadable=tuple(stream.unreadable.values()), computed=stream.computed)
 
 
+def _check(data: object, out: Path | None, batch_size: int, workers: int | None) -> None:
+    """Reject what is wrong before a model is loaded."""
+    if batch_size < 1:
+        raise UserError(f"batch_size must be at least 1, not {batch_size}")
+    check_workers(workers)
+    if out is not None:
+        check_out(out)
+    if isinstance(data, str | os.PathLike) and is_model(data):
+        raise UserError(f"{os.fspath(data)} is a model, and no images: the model comes first, then the data")
+
+
+@dataclasses.dataclass(frozen=True)
+class EmbeddedFile:
+    """What a file of features came to, which may have more images than fit into memory."""
+
+    images: int
+    """In the file."""
+    unreadable: tuple[str, ...]
+    """Why images could not be read, which are left out."""
+    computed: int
+    """The number of images whose features were computed now."""
+
+    def __len__(self) -> int:
+        return self.images
+
+
+def embed_on_ray(
+    model: VisionModel | str | os.PathLike[str],
+    data: DataFrame | str | os.PathLike[str] | Sequence[ImageSource],
+    out: Path,
+    address: str | None,
+    *,
+    spec: FeatureSpec,
+    table: TableOptions,
+    batch_size: int,
+    workers: int | None,
+    precision: str,
+    device: str,
+) -> EmbeddedFile:
+    """As `embed`, in parts on the workers of Ray; a folder of class folders needs no memory per image."""
+    _check(data, out, batch_size, workers)
+    with connected(address), left_as_it_was(model), _listed(data, table) as listed:
+        where = model if isinstance(model, VisionModel) else os.fspath(model)
+        engine = open_engine_of_job(where, precision)
+        stream = FeatureStream(engine, [spec], [], batch_size=batch_size, cached=False)
+        unreadable, images, computed = embed_in_parts(
+            *(where, engine, stream.specs[0], listed.texts, out, compute_on_ray),
+            made=_made(stream, listed),
+            batch_size=batch_size,
+            workers=workers,
+            precision=precision,
+            device=device,
+        )
+    return EmbeddedFile(images, tuple(unreadable), computed)
+
+
+@dataclasses.dataclass(frozen=True)
+class ListedImages:
+    """Image files that can be listed several times."""
+
+    texts: Callable[[], Iterator[tuple[str, ...]]]
+    """Of each image its path, its label where there are labels, and its split."""
+    class_names: tuple[str, ...]
+    several: bool = False
+    """Whether an image may have several classes."""
+
+
+@contextmanager
+def _listed(
+    data: DataFrame | str | os.PathLike[str] | Sequence[ImageSource], table: TableOptions
+) -> Iterator[ListedImages]:
+    """Image files for workers; those of a folder of class folders are listed as they are taken."""
+    if isinstance(data, str | os.PathLike) and not table.given:
+        place = os.fspath(data)
+        found = stream_of_folder(place) if os.path.isdir(os.path.expanduser(place)) else None
+        if found is not None:
+            yield ListedImages(
+                lambda: ((path, escaped(name), split) for path, name, split in found), found.class_names
+            )
+            return
+    with opened_images(data, table) as everything:
+        for number, source in enumerate(everything):
+            if not isinstance(source, str | os.PathLike):
+                raise UserError(
+                    f"{everything.names[number]} is no image file, and on Ray images are files: unpack them, "
+                    "or embed on one machine"
+                )
+        labels = [] if everything.labels is None else [list(map(escaped, everything.labels))]
+        yield ListedImages(
+            lambda: zip(everything.names, *labels, everything.splits, strict=True),
+            everything.class_names,
+            everything.several,
+        )
+
+
 @contextmanager
 def opened_images(
     data: DataFrame | str | os.PathLike[str] | Sequence[ImageSource], table: TableOptions
@@ -276,7 +398,7 @@ def opened_images(
         yield all_images(data)
 
 
-def _made(stream: FeatureStream, everything: AllImages) -> dict[str, Any]:
+def _made(stream: FeatureStream, everything: AllImages | ListedImages) -> dict[str, Any]:
     """How the features of one representation are made, see `Embeddings.made`."""
     return {
         "model": escaped(stream.engine.name),

@@ -14,6 +14,7 @@ from pathlib import Path
 from vitascope.errors import UserError
 from vitascope.predict.engine import Engine
 from vitascope.predict.fingerprint import Fingerprint
+from vitascope.predict.parts import job_exists, parts_folder
 from vitascope.predict.predictor import ImageResult
 from vitascope.predict.result_formats import (
     Rows,
@@ -23,7 +24,7 @@ from vitascope.predict.result_formats import (
     read_fingerprint,
 )
 from vitascope.predict.selection import ClassSelection
-from vitascope.storage import explaining_failure, flush, hold, write_json
+from vitascope.storage import explaining_failure, flush, hold, replacing, write_json
 
 FORMATS = (".jsonl", ".parquet", ".csv")
 NAMED = 10
@@ -54,8 +55,25 @@ def lines_file(out: Path) -> Path:
     return out if out.suffix == ".jsonl" else out.with_name(f"{out.name}.partial.jsonl")
 
 
-def check_out(out: Path, *, resume: bool) -> None:
-    """Reject a file that cannot be written, and an existing one unless it is resumed."""
+def fingerprint_file(out: Path) -> Path:
+    """The file of the fingerprint, for Parquet until the file is complete, which contains it then."""
+    keeper = lines_file(out) if out.suffix == ".parquet" else out
+    return keeper.with_name(f"{keeper.name}.fingerprint.json")
+
+
+def write_whole(out: Path, lines: Iterable[str], rows: Rows, fingerprint: str) -> None:
+    """Write a result file from all its lines of JSON; it is complete or absent."""
+    if out.suffix == ".csv":
+        rows.write_csv(lines, out)
+    elif out.suffix == ".parquet":
+        rows.write_parquet(lines, out, fingerprint)
+    else:
+        with replacing(out) as aside, open(aside, "w", encoding="utf-8", newline="\n") as to:
+            to.writelines(lines)
+
+
+def check_place(out: Path) -> None:
+    """Reject a file of a format or in a folder in which none can be written."""
     if out.suffix not in FORMATS:
         raise UserError(f"{out}: a result file ends in {', '.join(FORMATS[:-1])} or {FORMATS[-1]}")
     if out.suffix == ".parquet" and importlib.util.find_spec("pyarrow") is None:
@@ -64,6 +82,23 @@ def check_out(out: Path, *, resume: bool) -> None:
         )
     if not out.parent.is_dir():
         raise UserError(f"{out.parent}: no such folder")
+
+
+def check_columns(out: Path, engine: Engine, selection: ClassSelection) -> None:
+    """Reject a selection of classes that a model does not have, or that a CSV file does not show."""
+    selection.check(engine)
+    if out.suffix == ".csv" and not engine.several and selection.top_k not in (None, 1):
+        raise UserError(
+            f"{out}: a .csv file has the most probable class of each image: leave out top_k, and "
+            "ask for all probabilities to get the other classes"
+        )
+
+
+def check_out(out: Path, *, resume: bool) -> None:
+    """Reject a file that cannot be written, and an existing one unless it is resumed."""
+    check_place(out)
+    if job_exists(out):
+        raise UserError(f"{parts_folder(out)} exists: continue it on Ray, remove it, or choose another file")
     for path in (out, lines_file(out)):
         if path.is_dir():
             raise UserError(f"{path} is a folder")
@@ -102,18 +137,12 @@ class ResultFile:
         self.out = Path(out)
         check_out(self.out, resume=resume)
         selection = selection or ClassSelection()
-        selection.check(engine)
-        if self.out.suffix == ".csv" and not engine.several and selection.top_k not in (None, 1):
-            raise UserError(
-                f"{self.out}: a .csv file has the most probable class of each image: leave out top_k, and "
-                "ask for all probabilities to get the other classes"
-            )
+        check_columns(self.out, engine, selection)
         self.tally = Tally()
         """Of all images in the file, those of earlier runs included."""
         self._rows = Rows.of(engine, probabilities=probabilities)
         self._lines = lines_file(self.out)
-        keeper = self._lines if self.out.suffix == ".parquet" else self.out
-        self._fingerprint_file = keeper.with_name(f"{keeper.name}.fingerprint.json")
+        self._fingerprint_file = fingerprint_file(self.out)
         self._done: Counter[str] = Counter()
         self._finished = self.out != self._lines and self.out.exists() and not self._lines.exists()
         if self._finished:
@@ -199,12 +228,13 @@ class ResultFile:
         with explaining_failure(self.out, "predictions", "those written are kept and can be resumed"):
             self._file.flush()
             flush(self._lines)
-            if self.out.suffix == ".csv":
-                self._rows.write_csv(self._lines, self.out)
-                self._lines.unlink()
+            if self.out == self._lines:
+                return
+            fingerprint = self._fingerprint_file.read_text("utf-8")
+            with open(self._lines, encoding="utf-8") as lines:
+                write_whole(self.out, lines, self._rows, fingerprint)
+            self._lines.unlink()
             if self.out.suffix == ".parquet":
-                self._rows.write_parquet(self._lines, self.out, self._fingerprint_file.read_text("utf-8"))
-                self._lines.unlink()
                 self._fingerprint_file.unlink()
 
     def __enter__(self) -> ResultFile:

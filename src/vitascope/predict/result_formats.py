@@ -17,7 +17,7 @@ import csv
 import dataclasses
 import itertools
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -87,15 +87,11 @@ class Rows:
             raise ValueError("its values are not those of a prediction")
         return row["image"], row.get("error")
 
-    def write_csv(self, lines: Path, out: Path) -> None:
-        """Convert a file of JSON lines; `out` is complete or absent."""
-        with (
-            replacing(out) as aside,
-            open(lines, encoding="utf-8") as file,
-            open(aside, "w", encoding="utf-8", newline="") as to,
-        ):
+    def write_csv(self, lines: Iterable[str], out: Path) -> None:
+        """Convert lines of JSON; `out` is complete or absent."""
+        with replacing(out) as aside, open(aside, "w", encoding="utf-8", newline="") as to:
             to.write(_csv_line([*CSV_COLUMNS, *map(escaped, self.columns)]))
-            for line in file:
+            for line in lines:
                 to.write(_csv_line(self._cells(json.loads(line, object_hook=_without_surrogates))))
 
     def _cells(self, row: dict[str, Any]) -> list[str]:
@@ -109,8 +105,8 @@ class Rows:
         # The shortest text that is the same number in float32, which the model computed.
         return [row["image"], label, *(str(np.float32(number)) for number in numbers)]
 
-    def write_parquet(self, lines: Path, out: Path, fingerprint: str) -> None:
-        """Convert a file of JSON lines; `out` is complete or absent."""
+    def write_parquet(self, lines: Iterable[str], out: Path, fingerprint: str) -> None:
+        """Convert lines of JSON; `out` is complete or absent."""
         import pyarrow as pa
         import pyarrow.parquet as pq
 
@@ -123,12 +119,9 @@ class Rows:
             *((escaped(name), pa.float32()) for name in self.columns),
         ]
         schema = pa.schema(fields, metadata={_METADATA: fingerprint})
-        with (
-            replacing(out) as aside,
-            open(lines, encoding="utf-8") as file,
-            pq.ParquetWriter(aside, schema) as to,
-        ):
-            while group := list(itertools.islice(file, PARQUET_ROWS)):
+        remaining = iter(lines)
+        with replacing(out) as aside, pq.ParquetWriter(aside, schema) as to:
+            while group := list(itertools.islice(remaining, PARQUET_ROWS)):
                 rows = [json.loads(line, object_hook=_without_surrogates) for line in group]
                 flat = [row | row.pop("probabilities", {}) for row in rows]
                 to.write_table(pa.Table.from_pylist(flat, schema=schema))

@@ -91,6 +91,61 @@ class Folder(DataFormat):
         return Inventory(tuple(sets), 3, root, (*unused, *without), notes, unlabelled)
 
 
+class FolderStream:
+    """The images that `Folder.read` finds, in its order, listed anew by each iteration: the path of each, its
+    class ("" for none) and its split. Only the names of the classes, and of the files in one folder, are in
+    memory. Images outside the folders of splits are left out.
+
+    Attributes:
+        class_names: of all splits, in the order in which they appear.
+
+    Raises:
+        UserError: a folder that cannot be listed, also in an iteration.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.root, depth = root, len(root.parts)
+        places: dict[tuple[str, ...], None] = {}  # the first two folders of images' paths
+        for entry in visible_files(root, _unlisted):
+            if is_image(entry):
+                *folders, _ = entry.path.removeprefix("./").split(os.sep)[depth:]
+                places[tuple(folders[:2])] = None
+        self._splits = _splits(root, {place[0] for place in places if place})
+        self._classes: dict[str, set[str]] = {}
+        for place in places:
+            split, folder = _place([*place, "image"], self._splits)
+            self._classes.setdefault(split, set()).add(folder)
+        names = (sorted(self._classes.get(split, ())) for split in self._splits.values() or ("all",))
+        self.class_names = tuple(dict.fromkeys(name for each in names for name in each if name))
+
+    @property
+    def has_folders_of_classes(self) -> bool:
+        """Whether the folders tell the classes; otherwise `Folder.read` looks for them in all names."""
+        split = "train" if "train" in self._classes else "all"
+        return bool(self.class_names) and self._classes.get(split) != {""}
+
+    def __iter__(self) -> Iterator[tuple[str, str, str]]:
+        for folder, split in self._splits.items() or {"": "all"}.items():
+            place = self.root / folder
+            for name in sorted(self._classes.get(split, set()) - {""}):
+                for entry in visible_files(place / name, _unlisted, as_paths=True):
+                    if is_image(entry):
+                        yield entry.path, name, split
+            if "" in self._classes.get(split, ()):
+                yield from ((path, "", split) for path in _images_in(place))
+
+
+def _images_in(folder: Path) -> list[str]:
+    """The paths of the visible images in a folder, but not in folders below it."""
+    with os.scandir(folder) as entries:
+        shown = [entry for entry in entries if not entry.name.startswith(".") and is_image(entry)]
+    return sorted(entry.path.removeprefix("./") for entry in shown)
+
+
+def _unlisted(folder: str, error: OSError) -> None:
+    raise UserError(f"{folder}: cannot be listed: {error.strerror or error}") from error
+
+
 def _splits(root: Path, with_images: set[str]) -> dict[str, str]:
     """The folders of splits in a folder, by name: if one is of `train`, or if there are images in no other
     folder. Else they may be classes."""

@@ -1,0 +1,215 @@
+"""Bulk work on Ray: what it is given, what is wrong in one line, and once the whole with a killed worker."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.data import write_tree
+from tests.model import small_model
+from vitascope.cli import main
+from vitascope.errors import UserError
+from vitascope.predict.on_ray import Share, check_reachable, explained, share_of
+from vitascope.predict.part_worker import PredictTask
+from vitascope.predict.selection import ClassSelection
+from vitascope.weights.saving import save_pretrained
+
+SECONDS = 120
+"""After which a wait is given up."""
+QUICK = ["--device", "cpu", "--precision", "fp32", "--batch-size", "2"]
+
+
+def task(device: str = "auto", workers: int | None = None) -> PredictTask:
+    options = {"model": "m", "digest": "", "precision": "auto", "batch_size": 64}
+    return PredictTask(
+        **options, device=device, workers=workers, selection=ClassSelection(), probabilities=False
+    )
+
+
+HEAD, SMALL, LARGE = {"CPU": 8.0}, {"CPU": 16.0, "GPU": 2.0}, {"CPU": 64.0, "GPU": 8.0}
+
+
+@pytest.mark.parametrize(
+    ("asked", "nodes", "share"),
+    [
+        (task(), [HEAD, {"CPU": 4.0}], Share(1, 0, 12)),  # a worker per core, which reads by itself
+        (task(workers=2), [HEAD, {"CPU": 4.0}, {"memory": 1.0}], Share(3, 0, 3)),
+        (task(), [HEAD, LARGE, LARGE], Share(8, 1, 16)),  # a worker per GPU, and its cores to read with
+        (task("cuda", workers=3), [HEAD, SMALL], Share(4, 1, 2)),
+        (task("cuda"), [SMALL, {"CPU": 2.0, "GPU": 1.0}], Share(2, 1, 3)),
+        (task("cpu"), [SMALL], Share(1, 0, 16)),
+    ],
+)
+def test_worker_takes_a_cpu_or_a_gpu_with_its_cores(
+    asked: PredictTask, nodes: list[dict[str, float]], share: Share
+) -> None:
+    assert share_of(asked, nodes) == share
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        (task("cuda"), "no node of Ray has the 1 CPUs and the GPU of a worker: they have 8 CPUs and 0 GPUs"),
+        (task(workers=8), "the 9 CPUs of a worker"),
+    ],
+)
+def test_worker_that_fits_nowhere_is_rejected_instead_of_waited_for(asked: PredictTask, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        share_of(asked, [HEAD])
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "no-host.invalid:6379", "127.0.0.1:99999"])
+def test_address_without_ray_is_rejected_at_once(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for given in (address, "auto"):
+        monkeypatch.setenv("RAY_ADDRESS", address)
+        with pytest.raises(UserError, match=f"Ray at {address} cannot be reached"):
+            check_reachable(given)
+
+
+@pytest.mark.parametrize("address", ["ray://head:10001", "head", "head:", "http://head:8265"])
+def test_address_of_another_kind_is_rejected(address: str) -> None:
+    with pytest.raises(UserError, match=r"auto or HOST:PORT, .*`ray job submit`"):
+        check_reachable(address)
+
+
+@pytest.mark.parametrize(
+    "reason",
+    [
+        "No module named 'vitascope'",
+        "No module named 'vitascope.predict.on_ray'",
+        "Can't get attribute 'RayPartWorker' on <module 'vitascope.predict.on_ray'",
+    ],
+)
+def test_worker_of_another_version_is_explained(reason: str) -> None:
+    exceptions = pytest.importorskip("ray.exceptions", reason="ray is not installed (vitascope[ray])")
+    error = exceptions.RayActorError(error_msg=f"\n\x1b[36mray::MapWorker\x1b[39m\nError: {reason} from x\n")
+    found = explained(error)
+    assert isinstance(found, UserError)
+    assert str(found) == f"a worker cannot load vitascope ({reason}): install the same version on all nodes"
+
+
+def test_other_failure_of_ray_is_one_line() -> None:
+    exceptions = pytest.importorskip("ray.exceptions", reason="ray is not installed (vitascope[ray])")
+    found = explained(
+        exceptions.RayActorError(error_msg="The \x1b[36mactor\x1b[39m died.\nIts node was lost.\n")
+    )
+    assert isinstance(found, UserError)
+    assert "Ray failed: The actor died. Its node was lost.; the parts that are done are kept" in str(found)
+
+
+def test_fault_in_our_own_code_keeps_its_traceback() -> None:
+    exceptions = pytest.importorskip("ray.exceptions", reason="ray is not installed (vitascope[ray])")
+    error = exceptions.RayTaskError("write", "a traceback", ValueError("ours"))
+    assert explained(error) is error
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["predict", "model", "pictures", "--engine", "ray"], "--engine ray writes a file: --out FILE"),
+        (["predict", "model", "pictures", "--ray-address", "auto"], "--ray-address needs --engine ray"),
+        (["embed", "model", "pictures", "--out", "f.npz", "--ray-address", "auto"], "needs --engine ray"),
+        (["predict", "model", "pictures", "--out", "p.jsonl", "--engine", "dask"], "'dask'"),
+        (
+            [
+                "embed",
+                "model",
+                "pictures",
+                "--out",
+                "f.npz",
+                "--engine",
+                "ray",
+                "--ray-address",
+                "127.0.0.1:1",
+            ],
+            "cannot be reached",
+        ),
+    ],
+)
+def test_command_says_in_one_line_what_is_wrong(
+    argv: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
+) -> None:
+    if "127.0.0.1:1" in argv:
+        pytest.importorskip("ray", reason="ray is not installed (vitascope[ray])")
+    monkeypatch.chdir(tmp_path)
+    write_tree(tmp_path / "pictures", {"a": 1})
+    assert main(argv) == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert message in err
+    assert [path.name for path in tmp_path.iterdir()] == ["pictures"]
+
+
+@pytest.mark.parametrize("command", ["predict", "embed"])
+def test_missing_ray_names_the_extra(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
+) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    write_tree(tmp_path / "pictures", {"a": 1})
+    out = tmp_path / ("o.jsonl" if command == "predict" else "o.npz")
+    assert main([command, "cifar10", str(tmp_path / "pictures"), "--out", str(out), "--engine", "ray"]) == 2
+    assert "pip install 'vitascope[ray]'" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["pictures"]
+
+
+def test_two_workers_one_of_them_killed_give_the_file_of_one_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The worker waits for a picture, which is a pipe, when it is killed; the one after it finds a file."""
+    pytest.importorskip("ray", reason="ray is not installed (vitascope[ray])")
+    monkeypatch.chdir(tmp_path)
+    write_tree(tmp_path / "pictures", {"a": 6, "b": 5})
+    (tmp_path / "pictures" / "a" / "002.png").write_bytes(b"text")
+    save_pretrained(small_model(), tmp_path / "model")
+    os.mkfifo(tmp_path / "pipe.png")
+    argv = ["predict", "model", "pictures", "pipe.png", *QUICK, "--json", "--out"]
+    process = subprocess.Popen(
+        [sys.executable, "-c", STARTED, *argv, "ray.jsonl", "--engine", "ray"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "HOME": str(tmp_path), "OMP_NUM_THREADS": "1"},  # Ray keeps a token there
+    )
+    parts = tmp_path / "ray.jsonl.parts"
+    try:
+        wait_for(lambda: (parts / "00002.tries").exists() and (parts / "00001.jsonl").exists(), process)
+        worker = int((parts / "00002.tries").read_text().split()[0])
+        shutil.copy(tmp_path / "pictures" / "b" / "004.png", tmp_path / "file.png")
+        os.replace(tmp_path / "file.png", tmp_path / "pipe.png")
+        os.kill(worker, signal.SIGKILL)
+        out, err = process.communicate(timeout=SECONDS)
+    finally:
+        process.kill()
+    assert process.returncode == 1, err
+    assert json.loads(out) == {"out": "ray.jsonl", "pictures": 12, "unreadable": 1}
+    assert "1 worker died at part 3 of 3" in err
+    assert "002.png: not a picture that Pillow can read" in err
+    assert not parts.exists()
+    with pytest.raises(SystemExit):  # with 1, because of the picture that cannot be read
+        main([*argv, "one.jsonl", "--workers", "0"])
+    assert Path("ray.jsonl").read_bytes() == Path("one.jsonl").read_bytes()
+
+
+STARTED = """
+import sys
+from vitascope.predict import parts
+from vitascope.cli import main
+
+parts.UNIT_IMAGES = 4  # several parts of a few pictures
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def wait_for(condition, process: subprocess.Popen[str]) -> None:
+    """Wait until a condition holds while a process runs."""
+    end = time.monotonic() + SECONDS
+    while not condition():
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < end
+        time.sleep(0.02)
