@@ -63,7 +63,8 @@ def validations(run: Path) -> list[float]:
 
 
 def resumed_steps(output: Path) -> list[int]:
-    """The steps that the run `killed` was resumed from: the last checkpoint is perhaps incomplete."""
+    """The steps that the run `killed` was resumed from: at most every second step of two processes has a
+    checkpoint, and the last one is perhaps incomplete."""
     return [int(step) for step in re.findall(r"killed: .* from step (\d+),", output.read_text())]
 
 
@@ -74,7 +75,7 @@ def test_run_killed_twice_restarts_by_itself_and_ends_bitwise_as_an_undisturbed_
     assert_bitwise(final_state(killed), final_state(whole))
     assert validations(killed) == validations(whole)
     first, second = resumed_steps(output)
-    assert (first in (2, 3), second in (7, 8)) == (True, True)
+    assert (first in (1, 2, 3), second in (6, 7, 8)) == (True, True)
 
 
 def resume_chosen(chosen: Path) -> None:

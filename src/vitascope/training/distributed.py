@@ -200,6 +200,32 @@ def largest(*values: float) -> tuple[float, ...]:
     return tuple(flags.tolist())
 
 
+class Agreement:
+    """The largest of the processes' numbers, which are exchanged while the next step runs."""
+
+    def __init__(self) -> None:
+        self._pending: tuple[dist.Work, Tensor] | None = None
+
+    def exchange(self, *values: float) -> tuple[float, ...]:
+        """Send numbers, and return the largest of those sent last, zeros at first (one process: its own)."""
+        if world_size() == 1:
+            return values
+        found = (0.0,) * len(values)
+        if self._pending is not None:
+            work, flags = self._pending
+            work.wait()
+            found = tuple(flags.tolist())
+        flags = torch.tensor(values, dtype=torch.float64)
+        self._pending = dist.all_reduce(flags, op=dist.ReduceOp.MAX, async_op=True), flags
+        return found
+
+    def forget(self) -> None:
+        """Leave what was sent last unanswered, in all processes alike."""
+        if self._pending is not None:
+            self._pending[0].wait()
+            self._pending = None
+
+
 def spread(module: nn.Module, execution: ExecutionOptions, device: torch.device) -> nn.Module:
     """Wrap or shard a module, so that its gradients are averaged over the processes."""
     if world_size() == 1:
