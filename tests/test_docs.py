@@ -28,11 +28,12 @@ from tests.test_walkthrough import HAN, stated_shapes, take_photos, without_docs
 from tests.text import write_clip
 from tests.trackers import install
 from tests.training import undrawn
+from vitascope.cache import cache_folder
 from vitascope.cli import main
 from vitascope.cli.export import Export
 from vitascope.cli.parsing import parse
 from vitascope.cli.serve import Serve
-from vitascope.data import datasets, download, listing, loading, pack, reading, splits, tars
+from vitascope.data import datasets, listing, loading, pack, reading, splits, tars
 from vitascope.data.formats import folder, hub, published, shards, table_columns
 from vitascope.model.sizes import named_config
 from vitascope.options.groups import AugmentationOptions
@@ -392,11 +393,11 @@ def test_numbers_and_names_of_the_data_page_are_those_of_the_code(monkeypatch) -
         assert phrase in text, phrase
     monkeypatch.setenv("VITASCOPE_CACHE", "/own")
     monkeypatch.setenv("XDG_CACHE_HOME", "/general")
-    assert download.cache_folder() == Path("/own")
+    assert cache_folder() == Path("/own")
     monkeypatch.delenv("VITASCOPE_CACHE")
-    assert download.cache_folder() == Path("/general/vitascope")
+    assert cache_folder() == Path("/general/vitascope")
     monkeypatch.delenv("XDG_CACHE_HOME")
-    assert download.cache_folder() == Path("~/.cache/vitascope").expanduser()
+    assert cache_folder() == Path("~/.cache/vitascope").expanduser()
 
 
 def words_of(page: Path) -> str:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import time
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import tyro
 
@@ -16,9 +14,6 @@ from vitascope.cli.features import Computation, Representation
 from vitascope.cli.parsing import Json, Model
 from vitascope.data.table_options import TableOptions
 from vitascope.formatting import counted, speed
-
-if TYPE_CHECKING:
-    pass
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -32,8 +27,8 @@ class Embed:
     """A run folder, a model folder or file, a hub id, or a file of `export --features`."""
     data: tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="DATA")]]
     """A folder of images, with or without labels, a table, or another DATA."""
-    out: Path
-    """New file: FILE.npz, FILE.npy (with FILE.npy.json beside it) or FILE.parquet."""
+    out: Annotated[str, tyro.conf.arg(metavar="FILE")]
+    """New file: FILE.npz, FILE.npy (with FILE.npy.json beside it) or FILE.parquet, also in a store (s3://...)."""
     json: Json = False
     representation: Representation = dataclasses.field(default_factory=Representation)
     """What is read of the model."""
@@ -60,7 +55,7 @@ class Embed:
             )
         if self.json:
             counts = {"images": len(found), "unreadable": len(found.unreadable), "computed": found.computed}
-            print(json.dumps({"out": os.fspath(self.out), **counts}))
+            print(json.dumps({"out": self.out, **counts}))
         else:
             print(
                 f"{counted(len(found), 'image')} in {self.out}, {found.computed:,} of them computed now; "

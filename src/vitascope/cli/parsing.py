@@ -28,6 +28,7 @@ T = TypeVar("T", bound="DataclassInstance")
 _MISFIT = re.compile(r"Error parsing (--[\w-]+): no type matching (.+) could be instantiated from \[(.*)\]")
 
 MaybePath = Annotated[Path | None, tyro.conf.arg(metavar="PATH", help_behavior_hint="")]
+MaybeFile = Annotated[str | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="")]
 Model = tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="MODEL")]]
 MaybeModel = tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="[MODEL]", help_behavior_hint="")]]
 Folder = tyro.conf.Positional[Annotated[Path, tyro.conf.arg(metavar="FOLDER")]]

@@ -31,6 +31,7 @@ from PIL.JpegImagePlugin import JpegImageFile
 from vitascope.data.jpeg import without_end
 from vitascope.data.tiff import check_channels
 from vitascope.errors import UserError
+from vitascope.remote.stores import StoreError
 
 if TYPE_CHECKING:
     import torch
@@ -116,7 +117,7 @@ def image_errors(source: ImageSource) -> Iterator[None]:
     name = source_name(source)
     try:
         yield
-    except ImageError:
+    except (ImageError, StoreError):  # the latter is about all images in a store
         raise
     except FileNotFoundError as error:
         raise ImageError(f"{name}: no such file") from error

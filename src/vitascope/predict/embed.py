@@ -43,6 +43,7 @@ from vitascope.predict.features import FeaturePool, FeatureSpec
 from vitascope.predict.predictor import check_workers
 from vitascope.predict.result_formats import escaped
 from vitascope.predict.runtimes import as_engine
+from vitascope.remote.outputs import Output
 from vitascope.storage import explaining_failure
 from vitascope.weights.identification import is_model
 
@@ -219,7 +220,7 @@ def embed(
         data: a DATA argument, with or without labels, all its images; an image file, a list of pictures, or a
             DataFrame.
         out: a new file that ends in `.npz`, `.npy` (with a `.json` beside it) or `.parquet`, for any number
-            of images. None returns up to 4 GB of features in memory.
+            of images, or its URL in a store. None returns up to 4 GB of features in memory.
         layer: whose output is read, under the model's final norm, in 0 to depth - 1; negative counts from
             the last.
         pool: `cls`, the class token; `mean`, the mean of the patches; `cls_mean`, both. None with a layer:
@@ -239,9 +240,10 @@ def embed(
         raise UserError(f"batch_size must be at least 1, not {batch_size}")
     check_workers(workers)
     table = TableOptions.of(columns, images, labels, label_separator)
-    path = None if out is None else Path(out)
-    if path is not None:
-        check_out(path)
+    output = None if out is None else Output(out, afresh=True)
+    if output is not None:
+        with output.named():
+            check_out(output.path)
     if isinstance(data, str | os.PathLike) and is_model(data):
         raise UserError(f"{os.fspath(data)} is a model, and no images: the model comes first, then the data")
     reuse_freed_memory()
@@ -253,15 +255,19 @@ def embed(
         )
         made = _made(stream, everything)
         # Closed at once after a failure to write too, so that the cache gets what was computed.
-        with closing(_parts(stream, everything, in_memory=path is None)) as parts:
-            if path is None:
+        with closing(_parts(stream, everything, in_memory=output is None)) as parts:
+            if output is None:
                 found = Embeddings.of_parts(list(parts), made)
             else:
                 kept = "the features in the cache are kept" if cache else "nothing is kept"
-                with explaining_failure(path, "the features", f"choose a file on another disk; {kept}"):
-                    write_embeddings(path, parts, len(everything), made)
-                found = Embeddings.load(path)
-    return dataclasses.replace(found, unreadable=tuple(stream.unreadable.values()), computed=stream.computed)
+                advice = f"choose a file on another disk; {kept}"
+                with output.named(), explaining_failure(output.path, "the features", advice):
+                    write_embeddings(output.path, parts, len(everything), made)
+                found = Embeddings.load(output.path)
+    found = dataclasses.replace(found, unreadable=tuple(stream.unreadable.values()), computed=stream.computed)
+    if output is not None:
+        output.publish(found)
+    return found
 
 
 @contextmanager
