@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import mimetypes
+import shutil
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -53,18 +56,20 @@ class Server:
             self.cut -= cuts
         time.sleep(self.seconds)
         if self.gone:
+            environ["werkzeug.socket"].shutdown(socket.SHUT_RDWR)
             raise ConnectionAbortedError
         if self.expired:
             return Response(EXPIRED, 403, mimetype="application/xml")(environ, start_response)
         if fails:
             return Response("the server is out of order", 500)(environ, start_response)
         answer = self._application(environ, start_response)
-        return _half(answer) if cuts else answer
+        return _half(answer, environ["werkzeug.socket"]) if cuts else answer
 
 
-def _half(answer: Iterable[bytes]) -> Iterator[bytes]:
+def _half(answer: Iterable[bytes], connection: socket.socket) -> Iterator[bytes]:
     content = b"".join(answer)
     yield content[: len(content) // 2]
+    connection.shutdown(socket.SHUT_RDWR)
     raise ConnectionAbortedError
 
 
@@ -91,45 +96,79 @@ def serving(application: Application) -> Iterator[Server]:
         listening.server_close()
 
 
-@contextmanager
-def s3_server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Server]:
+@dataclasses.dataclass
+class Store:
+    """A store with a folder, beside a local folder of the same files."""
+
+    server: Server
+    url: str
+    folder: Path
+    put: Callable[[Path, str], None]
+    """Write a file into the store, by its name there."""
+
+    def add(self, name: str) -> str:
+        """Copy a file or a folder to the store; returns its URL."""
+        for path in sorted([self.folder / name, *(self.folder / name).rglob("*")]):
+            if path.is_file():
+                self.put(path, path.relative_to(self.folder).as_posix())
+        return f"{self.url}/{name}"
+
+
+@pytest.fixture(params=["http", "s3"])
+def store(request: pytest.FixtureRequest) -> Store:
+    """A web server, and S3."""
+    found: Store = request.getfixturevalue("web_store" if request.param == "http" else "s3_store")
+    return found
+
+
+@pytest.fixture
+def web_store(tmp_path: Path, _quick: None) -> Iterator[Store]:
+    """A web server, which is read only."""
+    pytest.importorskip("aiohttp")
+    root = tmp_path / "web"
+
+    def put(path: Path, name: str) -> None:
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(path, root / name)
+
+    with serving(files_of(root)) as server:
+        yield Store(server, server.url, tmp_path, put)
+
+
+@pytest.fixture
+def s3_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, _quick: None) -> Iterator[Store]:
     """moto's S3 with an empty bucket, and an environment that leads there."""
-    pytest.importorskip("s3fs")
+    s3fs = pytest.importorskip("s3fs")
     moto = pytest.importorskip("moto.server")
-    application = moto.DomainDispatcherApplication(moto.create_backend_app)
-    with serving(application) as server:
+    monkeypatch.setattr("botocore.retries.standard.ExponentialBackoff.delay_amount", lambda *_: 0.01)
+    with serving(moto.DomainDispatcherApplication(moto.create_backend_app)) as server:
         for name, value in {
             "AWS_ENDPOINT_URL": server.url,
             "AWS_ACCESS_KEY_ID": "key",
             "AWS_SECRET_ACCESS_KEY": "secret",
             "AWS_DEFAULT_REGION": "us-east-1",
+            "AWS_EC2_METADATA_DISABLED": "true",
             "AWS_CONFIG_FILE": str(tmp_path / "none"),
             "AWS_SHARED_CREDENTIALS_FILE": str(tmp_path / "none"),
         }.items():
             monkeypatch.setenv(name, value)
-        client = s3_client()
+        s3fs.S3FileSystem.clear_instance_cache()  # those of another server
+        client = pytest.importorskip("boto3").client("s3")
         client.create_bucket(Bucket=BUCKET)
-        yield server
-        for each in client.list_objects_v2(Bucket=BUCKET).get("Contents", ()):
-            client.delete_object(Bucket=BUCKET, Key=each["Key"])
-        client.delete_bucket(Bucket=BUCKET)
+
+        def put(path: Path, name: str) -> None:
+            client.put_object(Bucket=BUCKET, Key=f"files/{name}", Body=path.read_bytes())
+
+        yield Store(server, f"s3://{BUCKET}/files", tmp_path, put)
+        pytest.importorskip("moto.backends").get_backend("s3").reset()
+    s3fs.S3FileSystem.clear_instance_cache()
 
 
-def s3_client() -> Any:
-    """boto3's client of the server in the environment."""
-    boto3 = pytest.importorskip("boto3")
-    return boto3.client("s3")
-
-
-def put(folder: Path, url: str) -> str:
-    """Copy the files below a folder to a folder of the bucket, whose URL is returned."""
-    client, prefix = s3_client(), url.removeprefix(f"s3://{BUCKET}/")
-    for path in sorted(folder.rglob("*")):
-        if path.is_file():
-            client.put_object(
-                Bucket=BUCKET, Key=f"{prefix}/{path.relative_to(folder)}", Body=path.read_bytes()
-            )
-    return url
+@pytest.fixture
+def _quick(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cache of the test's own, and short pauses before a request is repeated."""
+    monkeypatch.setenv("VITASCOPE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("vitascope.remote.stores.PAUSE", 0.01)
 
 
 def files_of(root: Path, *, ranges: bool = True, versions: bool = True) -> Application:

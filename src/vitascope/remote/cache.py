@@ -277,11 +277,12 @@ class _Room:
             self._left -= size
 
 
-_ROOMS: dict[int, _Room] = {}  # by process, because a fork has reserved nothing
+_ROOMS: dict[tuple[int, Path, float], _Room] = {}
 
 
 def _room() -> _Room:
-    return _ROOMS.setdefault(os.getpid(), _Room())
+    """What this process has reserved in this cache; a fork has reserved nothing."""
+    return _ROOMS.setdefault((os.getpid(), _root(), limit_bytes()), _Room())
 
 
 def _reserve(size: float) -> float:

@@ -27,7 +27,7 @@ PAUSE = 0.2
 """Seconds before the second attempt; each further pause is twice as long."""
 CONNECT_SECONDS = 10.0
 """Time to connect."""
-READ_SECONDS = 20.0
+READ_SECONDS = 15.0
 """Time without a byte after which a connection counts as broken."""
 CONNECTIONS = 32
 """Simultaneous connections of a process."""
@@ -35,6 +35,8 @@ CONNECTIONS = 32
 _URL = re.compile(r"(s3|gs|hf|https?)://(?=.)")
 _VERSIONS = ("generation", "ETag", "etag", "blob_id", "Last-Modified")
 """Names of an object's version in the libraries' answers; the first that is there counts."""
+_CUT = ("ClientPayloadError", "IncompleteRead", "IncompleteReadError", "ResponseStreamingError")
+"""Names of errors for answers that break off."""
 _NO_CREDENTIALS = re.compile(r"\w*(NoCredentials|PartialCredentials|CredentialRetrieval|SSOToken)\w*")
 """Names of errors before any request is sent."""
 
@@ -276,12 +278,14 @@ def _asked(url: str, call: Callable[[Any], T]) -> T:
     while True:
         try:
             return call(files)
-        except (FileNotFoundError, ChangedError, StoreError):
+        except (ChangedError, StoreError):
             raise
-        except Exception as error:
-            may_pass = isinstance(error, _CutError) or not (store.retries_itself or _is_final(error))
-            if attempt == ATTEMPTS or not may_pass:
-                raise StoreError(f"{url}: {_reason(error, store, attempt)}") from error
+        except Exception as error:  # each library has its own, also for answers of other forms
+            reason = _hidden(error)
+            if isinstance(reason, FileNotFoundError):
+                raise
+            if attempt == ATTEMPTS or not _may_pass(reason, store):
+                raise StoreError(f"{url}: {_reason(reason, store, attempt)}") from error
         time.sleep(PAUSE * 2 ** (attempt - 1))
         attempt += 1
 
@@ -296,32 +300,41 @@ def _file_system(url: str) -> Any:
     # Without fsspec's own listings, which would hide changes.
     files = fsspec.filesystem(scheme, use_listings_cache=False, **store.options())
     if scheme == "s3":
-        files.retries = 2  # for answers that break off; botocore repeats failed requests
+        files.retries = 1  # botocore repeats failed requests, and we those whose answers break off
     return files
 
 
-def _status(error: Exception) -> int | None:
+def _status(error: BaseException) -> int | None:
     """The HTTP status of an error, if it has one."""
     return getattr(error, "status", None) or getattr(getattr(error, "response", None), "status_code", None)
 
 
-def _lacks_access(error: Exception) -> bool:
+def _lacks_access(error: BaseException) -> bool:
     named = _NO_CREDENTIALS.fullmatch(type(error).__name__) is not None
     return named or isinstance(error, PermissionError) or _status(error) in (401, 403)
 
 
-def _is_final(error: Exception) -> bool:
-    """Whether the same request would fail again."""
+def _hidden(error: Exception) -> BaseException:
+    """The failure of a web server that fsspec reports as a missing file; other errors as they are."""
+    cause = error.__cause__
+    if not isinstance(error, FileNotFoundError) or cause is None or _status(cause) in (404, 410):
+        return error
+    is_of_web = type(cause).__module__.partition(".")[0] == "aiohttp" or isinstance(cause, TimeoutError)
+    return cause if is_of_web else error
+
+
+def _may_pass(error: BaseException, store: Store) -> bool:
+    """Whether the same request may succeed when it is repeated by us."""
+    if isinstance(error, _CutError) or type(error).__name__ in _CUT:
+        return True
     status = _status(error)
     by_status = status is not None and 400 <= status < 500 and status not in (408, 429)
-    return by_status or _lacks_access(error) or isinstance(error, NotImplementedError)
+    return not (store.retries_itself or by_status or _lacks_access(error))
 
 
-def _reason(error: Exception, store: Store, attempts: int) -> str:
+def _reason(error: BaseException, store: Store, attempts: int) -> str:
     said = " ".join(str(error).split())[:200] or type(error).__name__
     if _lacks_access(error):
         return f"no access: {said}; {store.login}"
-    if isinstance(error, NotImplementedError):
-        return "this store cannot be written to"
     tried = f" after {attempts} attempts" if attempts > 1 else ""
     return f"the store does not answer as it should{tried}: {said}; try again"
