@@ -12,8 +12,8 @@ from tests.stores import Store, _quick, s3_store, store, web_store  # noqa: F401
 from vitascope.data.contents import image_name
 from vitascope.data.datasets import open_data, open_pictures, read_data
 from vitascope.data.decoding import ImageError, read_image, source_name
-from vitascope.data.formats.shards import Shards
 from vitascope.data.formats.shard_files import open_shard
+from vitascope.data.formats.shards import Shards
 from vitascope.data.pack import pack
 from vitascope.data.splits import Splits
 from vitascope.data.stored import StoredImage, hub_id, stored_images
@@ -126,7 +126,7 @@ def test_shard_that_changed_stops_the_run(web_store: Store) -> None:  # noqa: F8
     for path in (web_store.folder / "shards").glob("*.tar"):
         path.write_bytes(path.read_bytes() + bytes(10240))
     web_store.add("shards")
-    with pytest.raises(StoreError, match="changed since it was listed.*list the shards again"):
+    with pytest.raises(StoreError, match=r"changed since it was listed.*list the shards again"):
         read_image(images.sources[0])
 
 
@@ -137,7 +137,9 @@ def test_shard_that_the_index_does_not_fit_is_named_by_its_url(web_store: Store)
     index["splits"]["train"][0]["bytes"] += 512
     (web_store.folder / "shards" / "index.json").write_text(json.dumps(index))
     url = web_store.add("shards")
-    with pytest.raises(UserError, match=rf"^{url}/train-.*\.tar: .* bytes, index\.json has .*; copy it again"):
+    with pytest.raises(
+        UserError, match=rf"^{url}/train-.*\.tar: .* bytes, index\.json has .*; copy it again"
+    ):
         read_data(url)
 
 

@@ -1,4 +1,4 @@
-"""The cache of remote data: bytes as in the store, bounded, whole files only, and one fetch for all processes."""
+"""The cache of remote data: bytes as in the store, bounded, whole files, one fetch for all processes."""
 
 import os
 import threading
@@ -26,7 +26,7 @@ def content(size: int, seed: int = 0) -> bytes:
     return bytes((seed + number * number) % 251 for number in range(size))
 
 
-def stored(store: Store, size: int = 3500, seed: int = 0, name: str = "a.bin") -> RemoteObject:  # noqa: F811
+def stored(store: Store, size: int = 3500, seed: int = 0, name: str = "a.bin") -> RemoteObject:
     (store.folder / name).write_bytes(content(size, seed))
     found = find_object(store.add(name))
     assert found is not None

@@ -20,7 +20,7 @@ from vitascope.storage import explaining_failure
 class Output:
     """A file to write, perhaps with others beside it whose names begin with its name.
 
-    For a URL, `path` is in `$VITASCOPE_CACHE/remote/outputs/`, until `publish` has uploaded it. An interrupted
+    For a URL, `path` is in `$VITASCOPE_CACHE/remote/outputs/` until `publish` has uploaded it. An interrupted
     job leaves it there, to be resumed on this machine.
 
     Args:
