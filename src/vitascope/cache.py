@@ -10,6 +10,10 @@ from pathlib import Path
 from vitascope.storage import explaining_failure, locked
 
 
+CACHE_VARIABLES = ("VITASCOPE_CACHE", "XDG_CACHE_HOME")
+"""The variables of the environment that `cache_folder` reads."""
+
+
 def cache_folder() -> Path:
     """`$VITASCOPE_CACHE`, else `$XDG_CACHE_HOME/vitascope`, else `~/.cache/vitascope`."""
     if own := os.environ.get("VITASCOPE_CACHE"):

@@ -67,6 +67,18 @@ def test_shards_without_an_index_have_the_names_beside_them(store: Store) -> Non
     assert_same(open_data(url), open_data(str(store.folder / "shards")))
 
 
+def test_shards_that_are_known_are_opened_without_reading_them(web_store: Store) -> None:  # noqa: F811
+    write_tree(web_store.folder / "photos", {"cat": 9, "dog": 9})
+    pack(str(web_store.folder / "photos"), web_store.folder / "shards")
+    url = web_store.add("shards")
+    first = read_data(url).by_name["train"]
+    before = len(web_store.server.requests)
+    again = read_data(url).by_name["train"]
+    assert not any(".tar" in each for each in web_store.server.requests[before:] if each.startswith("GET"))
+    assert list(again.sources) == list(first.sources)
+    assert np.array_equal(again.labels, first.labels)
+
+
 @pytest.mark.parametrize("place", ["beside", "elsewhere"])
 def test_table_is_read_like_a_local_one(store: Store, place: str) -> None:  # noqa: F811
     write_tree(store.folder / "data" / "images", {"cat": 6, "dog": 6})

@@ -12,6 +12,7 @@ portions reach the limit. What is removed while it is read is fetched again.
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import io
 import os
@@ -24,7 +25,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
-from vitascope.cache import cache_folder, writing_to_cache
+from vitascope.cache import CACHE_VARIABLES, cache_folder, writing_to_cache
 from vitascope.errors import UserError
 from vitascope.remote.stores import ChangedError, RemoteObject, StoreError, name_in, read_range
 from vitascope.storage import check_room, explaining_failure, locked, replacing
@@ -75,6 +76,22 @@ def read(object: RemoteObject, start: int = 0, size: int | None = None) -> bytes
     except UserError as error:  # it is about all objects, and none of them is to be left out
         raise StoreError(error) from error
     return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def kept(object: RemoteObject, kind: str, make: Callable[[], bytes]) -> bytes:
+    """What `make` returns for an object, of the disk if it was kept there like the blocks; errors as `make`'s.
+
+    `kind` names what it is, and the version of its form.
+    """
+    path = _path_of(object, kind)
+    with contextlib.suppress(FileNotFoundError):
+        content = path.read_bytes()
+        os.utime(path)
+        return content
+    content = make()
+    with _lock(path, "block"):
+        _write(path, content)
+    return content
 
 
 class ObjectReader(io.RawIOBase):
@@ -225,8 +242,7 @@ def _explaining(folder: Path) -> contextlib.AbstractContextManager[None]:
 
 def _part(object: RemoteObject, number: int, start: int, size: int) -> bytes:
     """Some bytes of a block."""
-    key = _key(f"{object.url}\0{object.size}\0{object.version}\0{number}")
-    path = _root() / "blocks" / key[:2] / key
+    path = _path_of(object, str(number))
     whole = min(BLOCK, object.size - number * BLOCK)
     found = _read_block(path, whole, start, size)
     if found is not None:
@@ -236,11 +252,26 @@ def _part(object: RemoteObject, number: int, start: int, size: int) -> bytes:
         if found is not None:
             return found
         content = read_range(object, number * BLOCK, number * BLOCK + whole)
-        with _explaining(path.parent):
-            _room().take(whole)
-            with replacing(path) as aside:
-                aside.write_bytes(content)
+        _write(path, content)
     return content[start : start + size]
+
+
+def _path_of(object: RemoteObject, part: str) -> Path:
+    """The file of a block, or of what is kept of an object."""
+    return _path_in(*map(os.environ.get, CACHE_VARIABLES), object, part)
+
+
+@functools.lru_cache(maxsize=2**12)  # naming a block takes longer than reading a small picture from it
+def _path_in(own: str | None, general: str | None, object: RemoteObject, part: str) -> Path:
+    key = _key(f"{object.url}\0{object.size}\0{object.version}\0{part}")
+    return _root() / "blocks" / key[:2] / key
+
+
+def _write(path: Path, content: bytes) -> None:
+    with _explaining(path.parent):
+        _room().take(len(content))
+        with replacing(path) as aside:
+            aside.write_bytes(content)
 
 
 def _read_block(path: Path, whole: int, start: int, size: int) -> bytes | None:

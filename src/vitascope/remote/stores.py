@@ -141,8 +141,8 @@ def find_object(url: str) -> RemoteObject | None:
 
     def found(files: Any) -> RemoteObject | None:
         info = files.info(files._strip_protocol(url))
-        is_page = info.get("mimetype") == "text/html" and not Path(url).suffix
-        if info["type"] == "directory" or (url.startswith("http") and (url.endswith("/") or is_page)):
+        is_page = store_of(url) is _WEB and (url.endswith("/") or info.get("mimetype") == "text/html")
+        if info["type"] == "directory" or is_page:
             return None
         return _object(url, info)
 
@@ -214,7 +214,7 @@ def _described(url: str, entry: Mapping[str, Any]) -> RemoteObject:
 def _object(url: str, info: Mapping[str, Any]) -> RemoteObject:
     version = next((str(info[name]) for name in _VERSIONS if info.get(name)), None)
     if version is None or info.get("size") is None:
-        lacks = "a size" if version else "an ETag or a date of its last change"
+        lacks = "size" if version else "ETag or date of its last change"
         raise StoreError(f"{url}: the server gives no {lacks}, so changes would go unnoticed: download it")
     return RemoteObject(url, int(info["size"]), version)
 

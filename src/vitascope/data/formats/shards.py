@@ -34,6 +34,8 @@ from vitascope.data.splits import ImageSet, Inventory, LazySources
 from vitascope.data.targets import ClassIndices
 from vitascope.data.tars import archive_errors, open_plain_tar, tar_fault, tar_members
 from vitascope.errors import UserError
+from vitascope.remote import cache
+from vitascope.remote.stores import RemoteObject
 
 MAX_PICTURE = 2**30
 """Limit of bytes of an encoded picture, which is read into memory."""
@@ -215,7 +217,15 @@ class _Part(NamedTuple):
 
 def samples(shard: ShardFile) -> list[ShardSample]:
     """The labelled pictures of a shard, by WebDataset's rule: neighbours with one key are a sample. Only
-    headers and labels are read; other members (captions, notes) are skipped."""
+    headers and labels are read; other members (captions, notes) are skipped. Those of an object are kept in
+    the cache, because reading all headers fetches the whole object."""
+    if not isinstance(shard, RemoteObject):
+        return _samples(shard)
+    found = cache.kept(shard, "samples 1", lambda: json.dumps(_samples(shard)).encode())
+    return [ShardSample(*each) for each in json.loads(found)]
+
+
+def _samples(shard: ShardFile) -> list[ShardSample]:
     found, path = [], str(shard)
     with (
         archive_errors(path),
