@@ -1,9 +1,9 @@
 """Compare reading the pictures of shards over HTTP, with a warm cache, with reading them from the disk.
 
-Another process of this machine serves the shards. Pictures are read one after the other in the order of an epoch,
-encoded (nothing but reading is measured), and decoded, as training reads them. Rounds are interleaved (disk, cache,
-disk, cache, ...), and the share is computed within each round, so a change in the machine's speed affects both.
-Then the shards are read with a cache that is smaller than they are.
+Another process of this machine serves the shards. Pictures are read one after the other in the order of an
+epoch, encoded (nothing but reading is measured), and decoded, as training reads them. Rounds are interleaved
+(disk, cache, disk, cache, ...), and the share is computed within each round, so a change in the machine's speed
+affects both. Then the shards are read with a cache that is smaller than they are.
 
     python benchmarks/remote_shards.py SHARDS --out        # SHARDS of `vitascope pack`; a file in results/
 """
@@ -24,7 +24,6 @@ from typing import Any, cast
 
 import reports
 from conditions import Conditions
-
 from vitascope.data.datasets import read_data
 from vitascope.data.decoding import Encoded, ImageSource, read_image
 from vitascope.data.splits import ImageSet
@@ -130,8 +129,8 @@ def main() -> None:
             "",
             f"- opening: {opened:.1f} s with an empty cache (all shards are fetched), {again:.2f} s again",
             f"- cache: {whole:,.0f} MB",
-            f"- an epoch with a cache of at most {options.small_cache_gb * 1e3:,.0f} MB: {small:,.0f} encoded "
-            f"pictures per s, {largest:,.0f} MB on the disk afterwards",
+            f"- an epoch with a cache of at most {options.small_cache_gb * 1e3:,.0f} MB: {small:,.0f} "
+            f"encoded pictures per s, {largest:,.0f} MB on the disk afterwards",
             f"- memory of the process, at most: {memory:,.0f} MB",
         ]
     )

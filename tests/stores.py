@@ -157,9 +157,9 @@ def s3_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, _quick: None) -> I
         client.create_bucket(Bucket=BUCKET)
 
         def put(path: Path, name: str) -> None:
-            client.put_object(Bucket=BUCKET, Key=f"files/{name}", Body=path.read_bytes())
+            client.put_object(Bucket=BUCKET, Key=f"team/{name}", Body=path.read_bytes())
 
-        yield Store(server, f"s3://{BUCKET}/files", tmp_path, put)
+        yield Store(server, f"s3://{BUCKET}/team", tmp_path, put)
         pytest.importorskip("moto.backends").get_backend("s3").reset()
     s3fs.S3FileSystem.clear_instance_cache()
 

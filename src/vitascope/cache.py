@@ -9,7 +9,6 @@ from pathlib import Path
 
 from vitascope.storage import explaining_failure, locked
 
-
 CACHE_VARIABLES = ("VITASCOPE_CACHE", "XDG_CACHE_HOME")
 """The variables of the environment that `cache_folder` reads."""
 

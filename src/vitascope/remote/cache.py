@@ -79,7 +79,7 @@ def read(object: RemoteObject, start: int = 0, size: int | None = None) -> bytes
 
 
 def kept(object: RemoteObject, kind: str, make: Callable[[], bytes]) -> bytes:
-    """What `make` returns for an object, of the disk if it was kept there like the blocks; errors as `make`'s.
+    """What `make` returns for an object, from the disk if it was kept there like a block; errors as `make`'s.
 
     `kind` names what it is, and the version of its form.
     """
