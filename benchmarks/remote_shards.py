@@ -2,8 +2,8 @@
 
 Another process of this machine serves the shards. Pictures are read one after the other in the order of an
 epoch, encoded (nothing but reading is measured), and decoded, as training reads them. Rounds are interleaved
-(disk, cache, disk, cache, ...), and the share is computed within each round, so a change in the machine's speed
-affects both. Then the shards are read with a cache that is smaller than they are.
+(disk, cache, disk, cache, ...), and the share is computed within each round, so a change in the machine's
+speed affects both. Then the shards are read with a cache that is smaller than they are.
 
     python benchmarks/remote_shards.py SHARDS --out        # SHARDS of `vitascope pack`; a file in results/
 """

@@ -100,7 +100,11 @@ def test_archive_is_read_like_a_local_one(store: Store, kind: str) -> None:  # n
 def test_one_picture_is_shown(store: Store) -> None:  # noqa: F811
     write_picture(store.folder / "a.png")
     (picture,) = open_pictures(store.add("a.png"))
-    assert np.array_equal(np.asarray(read_image(picture)), np.asarray(read_image(store.folder / "a.png")))
+    expected = np.asarray(read_image(store.folder / "a.png"))
+    assert np.array_equal(np.asarray(read_image(picture)), expected)
+    assert np.array_equal(np.asarray(read_image(f"{store.url}/a.png")), expected)
+    with pytest.raises(StoreError, match=r"no such object, folder or bucket$"):
+        read_image(f"{store.url}/b.png")
 
 
 def test_every_third_failing_request_changes_nothing(store: Store) -> None:  # noqa: F811

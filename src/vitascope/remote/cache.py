@@ -27,7 +27,7 @@ from typing import Any, TypeVar
 
 from vitascope.cache import CACHE_VARIABLES, cache_folder, writing_to_cache
 from vitascope.errors import UserError
-from vitascope.remote.stores import ChangedError, RemoteObject, StoreError, name_in, read_range
+from vitascope.remote.stores import ChangedError, RemoteObject, StoreError, find_object, name_in, read_range
 from vitascope.storage import check_room, explaining_failure, locked, replacing
 
 T = TypeVar("T")
@@ -76,6 +76,14 @@ def read(object: RemoteObject, start: int = 0, size: int | None = None) -> bytes
     except UserError as error:  # it is about all objects, and none of them is to be left out
         raise StoreError(error) from error
     return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def fetched(url: str) -> bytes:
+    """The object of this URL as it is now; errors as `read` and `find_object`."""
+    found = find_object(url)
+    if found is None:
+        raise StoreError(f"{url}: a folder, and no file")
+    return read(found)
 
 
 def kept(object: RemoteObject, kind: str, make: Callable[[], bytes]) -> bytes:
