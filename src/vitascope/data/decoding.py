@@ -56,8 +56,8 @@ if TYPE_CHECKING:
     ImageSource: TypeAlias = (
         str | os.PathLike[str] | bytes | Encoded | Image.Image | np.ndarray[Any, Any] | torch.Tensor
     )
-    """A path or the URL of an object in a store, an encoded file's bytes or their place, a Pillow image, or the
-    pixels of one picture: uint8, or floats in [0, 1]; (H, W), (H, W, C) or (C, H, W)."""
+    """A path or the URL of an object in a store, an encoded file's bytes or their place, a Pillow image, or
+    the pixels of one picture: uint8, or floats in [0, 1]; (H, W), (H, W, C) or (C, H, W)."""
 else:  # the decoder processes import no torch
     ImageSource = str | os.PathLike[str] | bytes | Encoded | Image.Image | np.ndarray
 

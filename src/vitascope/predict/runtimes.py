@@ -326,14 +326,14 @@ def open_engine(
     device: str = "auto",
 ) -> Engine:
     """Open a MODEL reference, an exported model, or a folder with one; `revision` is that of a hub id."""
-    name, ref = name_of(ref), local_model(ref)
+    asked, ref = ref, local_model(ref)
     file = exported_file_at(ref)
     engine: Engine
     if file is not None:
         engine = open_exported(file, precision=precision, device=device)
     else:
         engine = TorchEngine(from_pretrained(ref, revision), precision=precision, device=device)
-    engine.name = name
+    engine.name = name_of(asked)
     return engine
 
 

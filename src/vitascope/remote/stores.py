@@ -21,10 +21,13 @@ from vitascope.formatting import counted
 
 T = TypeVar("T")
 
-ATTEMPTS = 5
+ATTEMPTS = 10
 """Requests for one thing that may fail, before the error is reported."""
+ATTEMPTS_ITSELF = 5
+"""Those of a library that repeats failed requests itself."""
 PAUSE = 0.2
-"""Seconds before the second attempt; each further pause is twice as long."""
+"""Seconds before the second attempt; each further pause is twice as long, up to `LONGEST_PAUSE`."""
+LONGEST_PAUSE = 2.0
 CONNECT_SECONDS = 10.0
 """Time to connect."""
 READ_SECONDS = 15.0
@@ -67,7 +70,7 @@ class Store:
 
 
 def _s3_options() -> Mapping[str, Any]:
-    retries = {"mode": "standard", "max_attempts": ATTEMPTS}
+    retries = {"mode": "standard", "max_attempts": ATTEMPTS_ITSELF}
     seconds = {"connect_timeout": CONNECT_SECONDS, "read_timeout": READ_SECONDS}
     return {"config_kwargs": {"retries": retries, "max_pool_connections": CONNECTIONS, **seconds}}
 
@@ -230,21 +233,30 @@ def read_range(object: RemoteObject, start: int, stop: int) -> bytes:
         return b""
 
     def read(files: Any) -> bytes:
-        place = files._strip_protocol(object.url)
-        content: bytes = files.cat_file(place, start=start, end=stop)
-        now = _object(object.url, files.info(place))
-        if now != object:
-            raise ChangedError(f"changed since it was listed ({object.size:,} bytes then, {now.size:,} now)")
+        try:
+            content: bytes = files.cat_file(files._strip_protocol(object.url), start=start, end=stop)
+        except Exception as error:  # of any library
+            if _status(error) != 416:  # it ends before this range
+                raise
+            content = b""
         if len(content) == object.size and 0 < stop - start < object.size:
             raise StoreError(f"{object.url}: the server sends no parts of files: download it")
         if len(content) != stop - start:
+            check(files)
             raise _CutError(f"{len(content):,} of {stop - start:,} bytes arrived")
         return content
 
+    def check(files: Any) -> None:
+        now = _object(object.url, files.info(files._strip_protocol(object.url)))
+        if now != object:
+            raise ChangedError(f"changed since it was listed ({object.size:,} bytes then, {now.size:,} now)")
+
     try:
-        return _asked(object.url, read)
+        content = _asked(object.url, read)
+        _asked(object.url, check)  # on its own, because either request may fail
     except FileNotFoundError as error:
         raise ChangedError("it was listed, and is gone") from error
+    return content
 
 
 def upload(path: Path, url: str) -> None:
@@ -286,7 +298,7 @@ def _asked(url: str, call: Callable[[Any], T]) -> T:
                 raise
             if attempt == ATTEMPTS or not _may_pass(reason, store):
                 raise StoreError(f"{url}: {_reason(reason, store, attempt)}") from error
-        time.sleep(PAUSE * 2 ** (attempt - 1))
+        time.sleep(min(PAUSE * 2 ** (attempt - 1), LONGEST_PAUSE))
         attempt += 1
 
 
@@ -305,8 +317,15 @@ def _file_system(url: str) -> Any:
 
 
 def _status(error: BaseException) -> int | None:
-    """The HTTP status of an error, if it has one."""
-    return getattr(error, "status", None) or getattr(getattr(error, "response", None), "status_code", None)
+    """The HTTP status of an error or of its cause, if it has one."""
+    for each in filter(None, (error, error.__cause__)):
+        answer = getattr(each, "response", None)  # of botocore an object of JSON
+        found = getattr(each, "status", None) or getattr(answer, "status_code", None)
+        if isinstance(answer, Mapping):
+            found = answer.get("ResponseMetadata", {}).get("HTTPStatusCode")
+        if found is not None:
+            return int(found)
+    return None
 
 
 def _lacks_access(error: BaseException) -> bool:
@@ -328,8 +347,9 @@ def _may_pass(error: BaseException, store: Store) -> bool:
     if isinstance(error, _CutError) or type(error).__name__ in _CUT:
         return True
     status = _status(error)
-    by_status = status is not None and 400 <= status < 500 and status not in (408, 429)
-    return not (store.retries_itself or by_status or _lacks_access(error))
+    if status is not None and status not in (408, 429) and status < 500:
+        return False
+    return not _lacks_access(error) and (status is not None or not store.retries_itself)
 
 
 def _reason(error: BaseException, store: Store, attempts: int) -> str:
