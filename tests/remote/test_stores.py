@@ -81,6 +81,21 @@ def test_server_that_is_gone_is_one_line(store: Store) -> None:  # noqa: F811
         assert len(store.server.requests) - before <= 4 * stores.ATTEMPTS
 
 
+def test_server_that_hangs_is_one_line(
+    web_store: Store,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    url = filled(web_store)
+    monkeypatch.setattr(stores, "READ_SECONDS", 0.2)
+    monkeypatch.setattr(stores, "PATIENCE", 0.3)
+    web_store.server.seconds = 2.0
+    before = len(web_store.server.requests)
+    with pytest.raises(StoreError, match="Timeout on reading"):
+        find_object(f"{url}/b.txt")
+    assert len(web_store.server.requests) - before <= 6
+    web_store.server.seconds = 0.0
+
+
 def test_object_that_changed_is_not_read(store: Store) -> None:  # noqa: F811
     url = filled(store)
     found = find_object(f"{url}/b.txt")

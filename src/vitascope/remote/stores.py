@@ -28,6 +28,8 @@ ATTEMPTS_ITSELF = 5
 PAUSE = 0.2
 """Seconds before the second attempt; each further pause is twice as long, up to `LONGEST_PAUSE`."""
 LONGEST_PAUSE = 2.0
+PATIENCE = 60.0
+"""Seconds after which nothing is repeated."""
 CONNECT_SECONDS = 10.0
 """Time to connect."""
 READ_SECONDS = 15.0
@@ -285,7 +287,7 @@ def _asked(url: str, call: Callable[[Any], T]) -> T:
         FileNotFoundError, ChangedError: as the call.
         StoreError: any other failure.
     """
-    store, attempt = store_of(url), 1
+    store, attempt, began = store_of(url), 1, time.monotonic()
     files = _file_system(url)
     while True:
         try:
@@ -296,7 +298,8 @@ def _asked(url: str, call: Callable[[Any], T]) -> T:
             reason = _hidden(error)
             if isinstance(reason, FileNotFoundError):
                 raise
-            if attempt == ATTEMPTS or not _may_pass(reason, store):
+            is_last = attempt == ATTEMPTS or time.monotonic() - began > PATIENCE
+            if is_last or not _may_pass(reason, store):
                 raise StoreError(f"{url}: {_reason(reason, store, attempt)}") from error
         time.sleep(min(PAUSE * 2 ** (attempt - 1), LONGEST_PAUSE))
         attempt += 1
