@@ -226,3 +226,25 @@ def test_run_in_a_store_is_evaluated_on_its_own_images(store: Store, photos: str
     assert np.array_equal(there.confusion, here.confusion)
     weights = from_pretrained(f"{store.url}/run/model/model.safetensors")
     assert_bitwise(weights.state_dict(), from_pretrained(run).state_dict())
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["train", "--data", "digits", "--run", "s3://bucket/run"],
+        ["export", "cifar10", "--out", "s3://bucket/x.onnx"],
+        ["explain", "cifar10", "--out", "https://host/x.png"],
+        ["pack", "digits", "gs://bucket/shards"],
+    ],
+    ids=lambda command: command[0],
+)
+def test_commands_that_write_local_files_alone_reject_urls(
+    command: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(command) == 2
+    assert "this is written to local files only" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
