@@ -32,6 +32,7 @@ from conditions import Conditions
 from contest import positive, rate
 from reports import markdown_table, note, publish
 from vitascope.data.reading import file_pool
+from vitascope.data.stored import ImageFile
 from vitascope.model.hardware import reuse_freed_memory
 from vitascope.predict.engine import Engine, TorchEngine
 from vitascope.predict.predictor import Predictor, find_images
@@ -99,7 +100,7 @@ def whole_seconds(engine: Engine, folder: Path, images: int, arguments: argparse
     return seconds
 
 
-def reading_seconds(engine: Engine, paths: Sequence[str], arguments: argparse.Namespace) -> float:
+def reading_seconds(engine: Engine, paths: Sequence[ImageFile], arguments: argparse.Namespace) -> float:
     start = time.perf_counter()
     pool = file_pool(engine.preprocess, arguments.batch_size, arguments.workers or os.cpu_count() or 1)
     size = arguments.batch_size

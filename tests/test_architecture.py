@@ -40,9 +40,11 @@ ALLOWED = {
     "formatting": {"errors"},
     "intervals": set(),
     "network": set(),
+    "cache": set(),
+    "remote": set(),
 }
 FOR_ALL = {"errors", "arguments", "formatting", "intervals", "network", "pickles"}
-FOR_ALL |= {"serialization", "storage", "_version"}
+FOR_ALL |= {"cache", "remote", "serialization", "storage", "_version"}
 
 
 def module_of(path: Path) -> str:

@@ -24,15 +24,17 @@ from torch.utils.flop_counter import FlopCounterMode
 import vitascope as vs
 from tests.deploy.server.served import listening
 from tests.local_hub import local_hub
+from tests.stores import Store, _quick, s3_store  # noqa: F401 - fixtures
 from tests.test_walkthrough import HAN, stated_shapes, take_photos, without_docstrings
 from tests.text import write_clip
 from tests.trackers import install
 from tests.training import undrawn
+from vitascope.cache import cache_folder
 from vitascope.cli import main
 from vitascope.cli.export import Export
 from vitascope.cli.parsing import parse
 from vitascope.cli.serve import Serve
-from vitascope.data import datasets, download, listing, loading, pack, reading, splits, tars
+from vitascope.data import datasets, listing, loading, pack, reading, splits, tars
 from vitascope.data.formats import folder, hub, published, shards, table_columns
 from vitascope.model.sizes import named_config
 from vitascope.options.groups import AugmentationOptions
@@ -56,8 +58,11 @@ BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 NUMBER = re.compile(r"[-+−±]?\d+(?:[.,]\d+)*%?")
 DIGITS_EPOCHS = 5
 """Of the recipe's 60: enough to see that it learns."""
-NOT_RUN = {"tensorboard", "pip"}
-"""Programs that a page may name: a server that never ends, an installation."""
+NOT_RUN = {"tensorboard", "pip", "aws"}
+"""Programs that a page may name: a server that never ends, an installation, copies to a bucket, which
+`fill` makes."""
+STORED = ("photos", "shards", "runs/stored")
+"""Folders of the reader that a page has copied to the bucket."""
 
 
 def blocks(page: Path, language: str) -> list[str]:
@@ -287,8 +292,10 @@ def curl(line: str, served: Serve) -> None:
 
 
 @pytest.mark.parametrize("page", RUN_HERE, ids=lambda page: page.name)
-def test_page_runs_from_top_to_bottom(page: Path, readers_folder, monkeypatch, capsys) -> None:
+def test_page_runs_from_top_to_bottom(page: Path, readers_folder, monkeypatch, capsys, request) -> None:
     text = page.read_text(encoding="utf-8")
+    has_bucket = "s3://" in text and all(map(find_spec, ("s3fs", "moto")))
+    bucket = request.getfixturevalue("s3_store") if has_bucket else None
     if "from datasets import" in text:
         pytest.importorskip("datasets", reason="datasets is not installed (vitascope[datasets])")
     if "vs.zero_shot" in text:
@@ -313,7 +320,11 @@ def test_page_runs_from_top_to_bottom(page: Path, readers_folder, monkeypatch, c
             elif program == "curl":
                 assert served is not None, f"{step!r} stands before the server is started"
                 curl(step, served)
+            elif program == "vitascope" and "s3://" in step and bucket is None:
+                continue  # s3fs or moto is not installed
             elif program == "vitascope":
+                if bucket is not None:
+                    fill(bucket, readers_folder)
                 assert main(shlex.split(step, comments=True)[1:]) == 0, f"{step}\n{capsys.readouterr().err}"
                 said[step] = capsys.readouterr().out
             elif program == "torchrun":
@@ -326,6 +337,13 @@ def test_page_runs_from_top_to_bottom(page: Path, readers_folder, monkeypatch, c
     if page == DEPLOY_PAGE:
         files = {path.name for path in Path("runs/small/export").iterdir()}
         assert set(re.findall(r"`(model\.\w+)`", text)) == files == {"model.xml", "model.bin"}
+
+
+def fill(bucket: Store, folder: Path) -> None:
+    """Copy what a page has copied to the bucket so far."""
+    bucket.folder = folder
+    for name in STORED:
+        bucket.add(name)
 
 
 def assert_broken_files_are_counted(said: dict[str, str]) -> None:
@@ -394,11 +412,11 @@ def test_numbers_and_names_of_the_data_page_are_those_of_the_code(monkeypatch) -
         assert phrase in text, phrase
     monkeypatch.setenv("VITASCOPE_CACHE", "/own")
     monkeypatch.setenv("XDG_CACHE_HOME", "/general")
-    assert download.cache_folder() == Path("/own")
+    assert cache_folder() == Path("/own")
     monkeypatch.delenv("VITASCOPE_CACHE")
-    assert download.cache_folder() == Path("/general/vitascope")
+    assert cache_folder() == Path("/general/vitascope")
     monkeypatch.delenv("XDG_CACHE_HOME")
-    assert download.cache_folder() == Path("~/.cache/vitascope").expanduser()
+    assert cache_folder() == Path("~/.cache/vitascope").expanduser()
 
 
 def words_of(page: Path) -> str:

@@ -6,6 +6,7 @@ import errno
 import fcntl
 import json
 import os
+import re
 import shutil
 import socket
 import sys
@@ -17,6 +18,7 @@ from typing import IO, Any
 
 from vitascope.errors import UserError
 
+_URL = re.compile(r"(s3|gs|hf|https?):/")
 _MANY = 100  # files; from there on, flushing everything on the disk at once is faster
 _UNSUPPORTED = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)  # some network file systems
 
@@ -25,8 +27,17 @@ class WriteError(UserError):
     """A file or folder cannot be written."""
 
 
+def check_local(path: Path) -> None:
+    """Reject a URL that has become a path, which would be a folder called `s3:`."""
+    if _URL.match(str(path)):
+        raise WriteError(
+            f"{path}: this is written to local files only: name one, and copy it to the store afterwards"
+        )
+
+
 def make_folder(folder: Path) -> None:
     """Create a folder and its parents, unless it exists; a WriteError explains a failure."""
+    check_local(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -54,6 +65,7 @@ def check_room(path: Path, size: int) -> None:
 def replacing(path: Path) -> Iterator[Path]:
     """Yield a path to write a file or a folder to; it is renamed to `path` when whole, and removed otherwise.
     A file is replaced; a folder must be empty or absent."""
+    check_local(path)
     # Each process has a path of its own, because two may write the same file: the last one to end stays.
     aside = path.with_name(f".{os.getpid()}.{path.name}")
     _remove(aside)  # of a process of the same number that was killed

@@ -13,9 +13,10 @@ from pathlib import Path
 import pytest
 
 from vitascope import network
+from vitascope.cache import cache_folder
 from vitascope.data import download
 from vitascope.data.datasets import open_data
-from vitascope.data.download import Published, cache_folder, fetch
+from vitascope.data.download import Published, fetch
 from vitascope.data.formats.published import KNOWN_SETS, PublishedSet
 from vitascope.errors import UserError
 

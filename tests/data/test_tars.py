@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from vitascope.data.tars import PIECE, archive_errors, open_tar, tar_fault, tar_members
+from vitascope.data.tars import PIECE, archive_errors, open_plain_tar, open_tar, tar_fault, tar_members
 from vitascope.errors import UserError
 
 FORMATS = {"ustar": tarfile.USTAR_FORMAT, "gnu": tarfile.GNU_FORMAT, "pax": tarfile.PAX_FORMAT}
@@ -23,7 +23,11 @@ def write_tar(path: Path, members: dict[str, bytes], *, format: int = tarfile.US
 
 def read(path: Path) -> list[tuple[str, int, int]]:
     """Name, offset and size of each file."""
-    with archive_errors(path), open_tar(path, compressed=False) as tar:
+    with (
+        archive_errors(path),
+        open(path, "rb") as file,
+        open_plain_tar(file, path.stat().st_size, path) as tar,
+    ):
         members = list(tar_members(tar, path))
     return [(member.name, member.offset_data, member.size) for member in members if member.isreg()]
 

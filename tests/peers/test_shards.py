@@ -54,6 +54,6 @@ def test_shards_of_webdataset_are_read(tmp_path: Path, how: str) -> None:
             writer.write({"__key__": f"{'folder/' * 20}{number:03}", "jpg": buffer.getvalue(), **label})
             written.append(buffer.getvalue())
     images = sets_of(Shards(), tmp_path)["all"]
-    assert len(images.sources.paths) == 3
+    assert len(images.sources.files) == 3
     assert [source.read_bytes() for source in images.sources] == written
     assert images.labels.tolist() == [number % 3 for number in range(20)]

@@ -46,7 +46,7 @@ def write_uneven(root: Path) -> Path:
     return root
 
 
-def tiny_config(data: Path, **options: Any) -> TrainConfig:
+def tiny_config(data: Path | str, **options: Any) -> TrainConfig:
     values: dict[str, Any] = {
         "data": str(data),
         "image_size": 16,

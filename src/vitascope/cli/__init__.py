@@ -134,7 +134,8 @@ def overview() -> str:
         "\nMODEL is a run folder, a model folder or file of any library, a hub id\n"
         "(owner/name), a name such as torchvision/vit_b_16, or `cifar10`, a small\n"
         "model that comes with vitascope. DATA is a folder of images, `digits`,\n"
-        "`cifar10` or another known name, an archive, shards, or a hub id."
+        "`cifar10` or another known name, an archive, shards, or a hub id. Both may be\n"
+        "URLs of a store, such as s3://bucket/photos (docs/scale.md)."
     )
     lines.append(
         "`vitascope COMMAND --help` lists a command's options; `vitascope --version`\nprints the version."

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -33,8 +32,8 @@ class Embed:
     """A run folder, a model folder or file, a hub id, or a file of `export --features`."""
     data: tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="DATA")]]
     """A folder of images, with or without labels, a table, or another DATA."""
-    out: Path
-    """New file: FILE.npz, FILE.npy (with FILE.npy.json beside it) or FILE.parquet."""
+    out: Annotated[str, tyro.conf.arg(metavar="FILE")]
+    """New file: FILE.npz, FILE.npy (with FILE.npy.json beside it) or FILE.parquet, also in a store (s3://...)."""
     json: Json = False
     representation: Representation = dataclasses.field(default_factory=Representation)
     """What is read of the model."""
@@ -53,7 +52,7 @@ class Embed:
             found = self._on_ray() if self.cluster.engine == "ray" else self._here()
         if self.json:
             counts = {"images": len(found), "unreadable": len(found.unreadable), "computed": found.computed}
-            print(json.dumps({"out": os.fspath(self.out), **counts}))
+            print(json.dumps({"out": self.out, **counts}))
         else:
             print(
                 f"{counted(len(found), 'image')} in {self.out}, {found.computed:,} of them computed now; "
@@ -82,7 +81,7 @@ class Embed:
         options = self.computation.options()
         del options["cache"]  # the parts are what a repeated command continues with
         return embed_on_ray(
-            *(self.model, self.data, self.out, self.cluster.ray_address),
+            *(self.model, self.data, Path(self.out), self.cluster.ray_address),
             spec=FeatureSpec(**dataclasses.asdict(self.representation)),
             table=self.table,
             **options,

@@ -19,6 +19,7 @@ from vitascope.options.groups import MaybeInt as MaybeInt
 from vitascope.options.groups import MaybeSize as MaybeSize
 from vitascope.options.groups import MaybeText as MaybeText
 from vitascope.run.layout import is_run
+from vitascope.storage import check_local
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -28,6 +29,7 @@ T = TypeVar("T", bound="DataclassInstance")
 _MISFIT = re.compile(r"Error parsing (--[\w-]+): no type matching (.+) could be instantiated from \[(.*)\]")
 
 MaybePath = Annotated[Path | None, tyro.conf.arg(metavar="PATH", help_behavior_hint="")]
+MaybeFile = Annotated[str | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="")]
 Model = tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="MODEL")]]
 MaybeModel = tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="[MODEL]", help_behavior_hint="")]]
 Folder = tyro.conf.Positional[Annotated[Path, tyro.conf.arg(metavar="FOLDER")]]
@@ -79,6 +81,9 @@ def parse(command: type[T], name: str, args: Sequence[str], default: Any = None)
         raise UserError(
             f"unknown option {word!r}{nearest(word.split('=')[0], fields)}; see `vitascope {name} --help`"
         )
+    for field in dataclasses.fields(parsed):
+        if isinstance(value := getattr(parsed, field.name), Path):
+            check_local(value)
     return parsed
 
 

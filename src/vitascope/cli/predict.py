@@ -9,13 +9,14 @@ import os
 import sys
 import time
 from collections.abc import Generator, Iterable
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import tyro
 
 from vitascope.cli.cluster import Cluster
 from vitascope.cli.exits import exit_if_unreadable, exit_stopped, exiting_if_stopped
-from vitascope.cli.parsing import Device, Flag, MaybeFloat, MaybeInt, MaybePath, Model, Precision, Workers
+from vitascope.cli.parsing import Device, Flag, MaybeFile, MaybeFloat, MaybeInt, Model, Precision, Workers
 from vitascope.cli.zero_shot import Classes, Prompts
 from vitascope.errors import UserError, printable
 from vitascope.formatting import counted
@@ -23,10 +24,12 @@ from vitascope.formatting import counted
 if TYPE_CHECKING:
     from tqdm import tqdm
 
+    from vitascope.data.stored import ImageFile
     from vitascope.model.vit import VisionTransformer
     from vitascope.predict.predictor import ImageResult, Predictor
     from vitascope.predict.result_file import ResultFile, Tally
     from vitascope.predict.selection import ClassSelection
+    from vitascope.remote.outputs import Output
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -38,13 +41,13 @@ class Predict:
     images: tyro.conf.Positional[
         Annotated[tuple[str, ...], tyro.conf.arg(metavar="IMAGE ...", help_behavior_hint="(required)")]
     ]
-    """Image files of any format and size, or folders of them."""
+    """Image files of any format and size, or folders of them, also in a store (s3://...)."""
     classes: Classes = ()
     """Of a CLIP or SigLIP: the names of the classes to tell apart, such as "a cat" "a dog"."""
     prompts: Prompts = ()
-    out: MaybePath = None
+    out: MaybeFile = None
     """Write to FILE.jsonl, one line of JSON per image, to FILE.parquet, or to FILE.csv: image, label, score.
-    Default: print."""
+    FILE may be in a store (s3://...). Default: print."""
     resume: Flag = False
     """Resume --out after an interruption, or start it."""
     top_k: MaybeInt = None
@@ -71,33 +74,40 @@ class Predict:
         from vitascope.predict.predictor import Predictor, check_workers, find_images
         from vitascope.predict.result_file import ResultFile, check_out
         from vitascope.predict.selection import ClassSelection
+        from vitascope.remote.outputs import Output
+        from vitascope.remote.stores import is_url
 
         selection = ClassSelection(self.top_k, self.threshold)
         check_workers(self.workers)
         for place in self.images:  # before the model is loaded
-            if not os.path.exists(place):
+            if not is_url(place) and not os.path.exists(place):
                 raise UserError(f"{place}: no such file")
         if next(find_images(self.images), None) is None:
             raise UserError(f"{', '.join(self.images)}: no images found")
         if self.cluster.engine == "ray":
             self._on_ray(selection)
             return
-        if self.out is not None:
-            check_out(self.out, resume=self.resume)
+        output = None if self.out is None else Output(self.out, resume=self.resume)
+        if output is not None:
+            with output.named():
+                check_out(output.path, resume=self.resume)
         reuse_freed_memory()
         predictor = Predictor(
             self._model(), precision=self.precision, device=self.device, batch_size=self.batch_size
         )
-        if self.out is not None:
-            with ResultFile(
-                self.out,
-                predictor.engine,
-                selection,
-                probabilities=self.probabilities,
-                resume=self.resume,
-            ) as file:
-                self._stream(predictor, file)
-        elif any(map(os.path.isdir, self.images)):
+        if output is not None:
+            with (
+                output.named(),
+                ResultFile(
+                    output.path,
+                    predictor.engine,
+                    selection,
+                    probabilities=self.probabilities,
+                    resume=self.resume,
+                ) as file,
+            ):
+                self._stream(predictor, file, output)
+        elif any(is_url(place) or os.path.isdir(place) for place in self.images):
             self._stream(predictor, None)
         else:
             self._print_files(predictor)
@@ -131,12 +141,13 @@ class Predict:
         from vitascope.predict.on_ray import compute_on_ray, connected
 
         assert self.out is not None
-        check_out_in_parts(self.out, resume=self.resume)
+        out = Path(self.out)
+        check_out_in_parts(out, resume=self.resume)
         started = time.monotonic()
         state = "the parts that are done are kept; repeat the command with --resume to continue"
         with exiting_if_stopped(state), connected(self.cluster.ray_address):
             tally, computed = predict_in_parts(
-                *(self._model(), self.images, self.out, compute_on_ray),
+                *(self._model(), self.images, out, compute_on_ray),
                 selection=selection,
                 probabilities=self.probabilities,
                 batch_size=self.batch_size,
@@ -166,8 +177,8 @@ class Predict:
             tally.add(result.error)
         exit_if_unreadable(tally)
 
-    def _stream(self, predictor: Predictor, file: ResultFile | None) -> None:
-        """Predict images one after the other, into the file or to standard output."""
+    def _stream(self, predictor: Predictor, file: ResultFile | None, output: Output | None = None) -> None:
+        """Predict images one after the other, into the file of an output or to standard output."""
         from vitascope.predict.predictor import find_images
         from vitascope.predict.result_file import Tally
         from vitascope.predict.result_formats import Rows
@@ -190,12 +201,13 @@ class Predict:
                         break
         if stop.signum:
             self._stopped(stop.signum, tally)
-        if file is not None:
+        if file is not None and output is not None:
             file.finish()
+            output.publish()
         self._summarize(tally, tally.images - before, time.monotonic() - started)
 
     def _results(
-        self, predictor: Predictor, paths: Iterable[str], workers: int | None
+        self, predictor: Predictor, paths: Iterable[ImageFile], workers: int | None
     ) -> Generator[ImageResult, None, None]:
         return predictor.stream(paths, self.top_k, threshold=self.threshold, workers=workers)
 

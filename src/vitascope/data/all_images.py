@@ -12,6 +12,7 @@ from vitascope.data.datasets import read_data
 from vitascope.data.decoding import Encoded, ImageSource, source_name
 from vitascope.data.listing import IMAGE_SUFFIXES, suffix_of
 from vitascope.data.splits import ImageSet
+from vitascope.data.stored import is_stored_image, stored_images
 from vitascope.data.table_options import AS_RECOGNIZED, TableOptions
 from vitascope.data.targets import ClassSets
 from vitascope.errors import UserError
@@ -87,6 +88,8 @@ def all_images(data: str | Sequence[ImageSource], table: TableOptions = AS_RECOG
     """
     if not isinstance(data, str):
         found, place = AllImages([ImageSet("all", data)]), "the list"
+    elif is_stored_image(data):
+        found, place = AllImages([ImageSet("all", list(stored_images(data)))]), data
     elif os.path.isfile(path := os.path.expanduser(data)) and suffix_of(path) in IMAGE_SUFFIXES:
         found, place = AllImages([ImageSet("all", [path])]), data
     else:

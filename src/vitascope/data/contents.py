@@ -136,9 +136,10 @@ def first_of_content(contents: npt.NDArray[np.bytes_]) -> npt.NDArray[np.int64]:
     return np.where(without, own, firsts[places])
 
 
-def image_name(source: ImageSource, root: Path | None) -> str:
-    """An image's path below the data's folder; empty for pixels in memory."""
+def image_name(source: ImageSource, root: Path | str | None) -> str:
+    """An image's path below the data's folder, or its URL; empty for pixels in memory."""
     if not isinstance(source, str | os.PathLike | Encoded):
         return ""
     name = source_name(source).replace("\\", "/")
-    return name if root is None else name.removeprefix(root.as_posix()).lstrip("/:")
+    prefix = root.as_posix() if isinstance(root, Path) else root or ""
+    return name.removeprefix(prefix).lstrip("/:") if prefix else name

@@ -25,10 +25,12 @@ from vitascope.data.formats.shards import Shards
 from vitascope.data.formats.table import Table, is_table
 from vitascope.data.listing import IMAGE_SUFFIXES
 from vitascope.data.splits import ImageSet, Inventory, Splits, complete_splits
+from vitascope.data.stored import Mirrored, hub_id, is_stored_image, mirrored, stored_images
 from vitascope.data.table_options import AS_RECOGNIZED, TABLE_SUFFIXES, TableOptions
 from vitascope.data.targets import ClassSets
 from vitascope.data.threads import in_threads
 from vitascope.errors import UserError, check_choice, nearest, nearest_path, printable
+from vitascope.remote.stores import is_url
 
 FORMATS: tuple[DataFormat | DataPackage, ...] = (
     *(digits.Digits(), PublishedSet(), Table(), Cifar(), Idx(), HubDataset(), Shards()),
@@ -64,7 +66,9 @@ def open_data(
             - WebDataset shards;
             - a `.zip` or tar of any of these folders, unpacked once;
             - a folder of class folders, with or without splits above them;
-            - a table of images and labels: CSV, TSV, JSON lines or Parquet.
+            - a table of images and labels: CSV, TSV, JSON lines or Parquet;
+            - the URL of a folder of images, of shards, of a table or of an archive, in a store
+              (docs/scale.md).
         seed: of the images drawn from train.
         labelled: False also accepts images without classes, or of one class: a tenth by seed is `val`, and
             there is no `test`. Images with classes are split as usual, so that test images stay unseen, and
@@ -123,6 +127,8 @@ def open_for_evaluation(
 
 def open_pictures(data: str, table: TableOptions = AS_RECOGNIZED) -> Sequence[ImageSource]:
     """The images to show: an image file, or the test split, else `val`, else all images."""
+    if is_stored_image(data):
+        return list(stored_images(data))
     path = Path(data).expanduser()
     if path.is_file() and path.suffix.lower() in IMAGE_SUFFIXES:
         return [path]
@@ -135,11 +141,24 @@ def open_pictures(data: str, table: TableOptions = AS_RECOGNIZED) -> Sequence[Im
 
 def read_data(data: str, table: TableOptions = AS_RECOGNIZED) -> Inventory:
     """All images of a data set, in the splits that it has, or in `all`; none is drawn."""
+    data = hub_id(data)
+    if not is_url(data) and not is_url(table.images):
+        return _read(data, table)
+    with mirrored(data, table) as local:
+        return local.stored(_read(local.place, local.table, local))
+
+
+def _read(data: str, table: TableOptions, mirrored: Mirrored | None = None) -> Inventory:
     format, place = _find(data)
     if isinstance(format, Table):
         format = Table(table)
     elif table.given:
         raise UserError(f"{table.given[0]} is about a table, and {data} is none")
+    if mirrored is not None and mirrored.is_listing:
+        if isinstance(format, Shards):
+            format = Shards(mirrored.file_of)
+        elif not isinstance(format, Folder):
+            raise UserError(f"{data}: files of this kind are not read from a store: copy the folder")
     return format.read(place)
 
 

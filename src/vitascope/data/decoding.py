@@ -31,6 +31,8 @@ from PIL.JpegImagePlugin import JpegImageFile
 from vitascope.data.jpeg import without_end
 from vitascope.data.tiff import check_channels
 from vitascope.errors import UserError
+from vitascope.remote import cache
+from vitascope.remote.stores import StoreError, is_url
 
 if TYPE_CHECKING:
     import torch
@@ -54,8 +56,8 @@ if TYPE_CHECKING:
     ImageSource: TypeAlias = (
         str | os.PathLike[str] | bytes | Encoded | Image.Image | np.ndarray[Any, Any] | torch.Tensor
     )
-    """A path, an encoded file's bytes or their place, a Pillow image, or the pixels of one picture: uint8, or
-    floats in [0, 1]; (H, W), (H, W, C) or (C, H, W)."""
+    """A path or the URL of an object in a store, an encoded file's bytes or their place, a Pillow image, or
+    the pixels of one picture: uint8, or floats in [0, 1]; (H, W), (H, W, C) or (C, H, W)."""
 else:  # the decoder processes import no torch
     ImageSource = str | os.PathLike[str] | bytes | Encoded | Image.Image | np.ndarray
 
@@ -116,7 +118,7 @@ def image_errors(source: ImageSource) -> Iterator[None]:
     name = source_name(source)
     try:
         yield
-    except ImageError:
+    except (ImageError, StoreError):  # the latter is about all images in a store
         raise
     except FileNotFoundError as error:
         raise ImageError(f"{name}: no such file") from error
@@ -167,6 +169,8 @@ def open_image(source: ImageSource) -> Image.Image:
         return source
     if isinstance(source, np.ndarray) or _is_tensor(source):
         return Image.fromarray(_eight_bit_pixels(source))
+    if isinstance(source, str) and is_url(source):
+        source = cache.fetched(source)
     if isinstance(source, Encoded):
         source = source.read_bytes()
     if not isinstance(source, str | os.PathLike | bytes):

@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import hashlib
 import http.client
-import os
 import sys
 import time
 import urllib.error
@@ -16,9 +15,10 @@ from pathlib import Path
 
 from tqdm import tqdm
 
+from vitascope.cache import writing_to_cache
 from vitascope.errors import UserError
 from vitascope.network import StalledError, chunks
-from vitascope.storage import explaining_failure, locked, settle
+from vitascope.storage import settle
 
 RETRIES = 4
 """Connections in a row that may drop without a new byte, before the next address is tried."""
@@ -44,24 +44,6 @@ class _DroppedError(Exception):
 
 class _MirrorError(Exception):
     """An address that does not have the file."""
-
-
-def cache_folder() -> Path:
-    """`$VITASCOPE_CACHE`, else `$XDG_CACHE_HOME/vitascope`, else `~/.cache/vitascope`."""
-    if own := os.environ.get("VITASCOPE_CACHE"):
-        return Path(own).expanduser().absolute()
-    general = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(general).expanduser().absolute() / "vitascope"
-
-
-@contextlib.contextmanager
-def writing_to_cache(folder: Path) -> Iterator[None]:
-    """Hold the lock of a folder of the cache, which is made if absent; other processes wait."""
-    advice = "make room, or set VITASCOPE_CACHE to another folder"
-    with explaining_failure(folder, "the cache", advice):
-        folder.mkdir(parents=True, exist_ok=True)
-        with locked(folder / ".lock", wait=True):
-            yield
 
 
 def fetch(file: Published, folder: Path) -> Path:

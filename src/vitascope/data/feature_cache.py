@@ -28,8 +28,8 @@ import numpy.typing as npt
 import PIL
 from safetensors.numpy import save
 
+from vitascope.cache import cache_folder, writing_to_cache
 from vitascope.data.contents import DIGEST
-from vitascope.data.download import cache_folder, writing_to_cache
 from vitascope.errors import UserError
 from vitascope.serialization import parse_json
 from vitascope.storage import check_room, replacing, write_json

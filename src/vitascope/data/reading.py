@@ -28,10 +28,11 @@ import torch
 from vitascope.data.augment import crop_draws
 from vitascope.data.decoding import ImageError, ImageSource
 from vitascope.data.preprocess import Box, Pixels, Preprocess
+from vitascope.data.stored import ImageFile
 from vitascope.errors import UserError
 
-B = TypeVar("B", npt.NDArray[np.int64], Sequence[str])
-"""A batch: the indices of its images, or their paths."""
+B = TypeVar("B", npt.NDArray[np.int64], Sequence[ImageFile])
+"""A batch: the indices of its images, or their files."""
 READ_AHEAD = 4
 """Batches in the shared memory: one in use, the others read or being read."""
 _RATIO = 4 / 3
@@ -182,15 +183,17 @@ class ReadingPool(Generic[B]):
         return answer
 
 
-def file_pool(preprocess: Preprocess, batch_size: int, workers: int) -> ReadingPool[Sequence[str]]:
-    """A pool for batches of paths, at a lower priority than the model: at equal priority, its threads would
+def file_pool(preprocess: Preprocess, batch_size: int, workers: int) -> ReadingPool[Sequence[ImageFile]]:
+    """A pool for batches of files, at a lower priority than the model: at equal priority, its threads would
     wait for the one that shares its core with a process."""
     fill = functools.partial(_fill_from_files, preprocess)
     return ReadingPool(fill, preprocess, batch_size, workers, niceness=10)
 
 
-def _fill_from_files(preprocess: Preprocess, paths: Sequence[str], _: int, pixels: Pixels) -> dict[int, str]:
-    return fill_rows(preprocess.pixels, paths, pixels)
+def _fill_from_files(
+    preprocess: Preprocess, files: Sequence[ImageFile], _: int, pixels: Pixels
+) -> dict[int, str]:
+    return fill_rows(preprocess.pixels, files, pixels)
 
 
 def _end(processes: list[BaseProcess], connections: list[Connection[Any, Any]]) -> None:

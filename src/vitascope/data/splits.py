@@ -167,7 +167,7 @@ class Splits:
     val: ImageSet
     test: ImageSet | None  # None in folders with `train/` and `val/` alone; `val` measures the result then
     channels: int
-    root: Path | None = None  # the folder of the images; None for images without one
+    root: Path | str | None = None  # the folder of the images, or its URL; None for images without one
     unused: tuple[str, ...] = ()  # descriptions of unused images, files and folders
     drawn: tuple[str, ...] = ()  # the names of the splits that were drawn from the others by seed
     notes: tuple[str, ...] = ()  # lines on what was recognized, such as the columns of a table
@@ -218,7 +218,7 @@ class Inventory:
     """Called `train`, `val` and `test`, or `all`, each with classes of its own. Images without labels beside
     labelled ones are another set of the same name; images in no split are a set of another name."""
     channels: int
-    root: Path | None  # the folder of the images; None for images without one
+    root: Path | str | None  # the folder of the images, or its URL; None for images without one
     unused: tuple[str, ...] = ()  # descriptions of files that are no images, and of folders without images
     notes: tuple[str, ...] = ()  # lines on what was recognized, such as the columns of a table
     unlabelled: str = ""  # why images have no labels, where there is a reason to name

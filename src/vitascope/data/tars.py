@@ -37,7 +37,7 @@ def is_tar(path: Path) -> bool:
 class _Metered:
     """A stream that raises an error at a bomb, or at a header larger than `PIECE`."""
 
-    def __init__(self, stream: IO[bytes], path: Path, limit: int, excess: str) -> None:
+    def __init__(self, stream: IO[bytes], path: str | Path, limit: int, excess: str) -> None:
         self._stream = stream
         self._path = path
         self._limit = limit
@@ -59,31 +59,46 @@ class _Metered:
             raise UserError(f"{self._path}: {self._excess}")
 
 
+_COMPRESSED = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ\x00")  # the first bytes of gzip, bzip2 and xz
+
+
 @contextmanager
-def open_tar(path: Path, *, compressed: bool = True) -> Iterator[tarfile.TarFile]:
-    """A tar, metered against bombs; `compressed` accepts gzip, bzip2 and xz, known by their first bytes."""
+def open_tar(path: Path) -> Iterator[tarfile.TarFile]:
+    """A tar, plain or compressed with gzip, bzip2 or xz, metered against bombs."""
     with open(path, "rb") as file:
         start = file.read(6)
         file.seek(0)
-        stream: IO[bytes] = file
-        if not compressed and start.startswith((b"\x1f\x8b", b"BZh", b"\xfd7zXZ")):
-            raise UserError(f"{path}: not a tar; a compressed one must be unpacked")
+        if not start.startswith(_COMPRESSED):
+            with open_plain_tar(file, path.stat().st_size, path) as tar:
+                yield tar
+            return
         if start.startswith(b"\x1f\x8b"):
             stream = cast(IO[bytes], gzip.GzipFile(fileobj=file))
         elif start.startswith(b"BZh"):
             stream = bz2.BZ2File(file)
-        elif start == b"\xfd7zXZ\x00":
+        else:
             stream = lzma.LZMAFile(file)  # noqa: SIM115 - closed below
-        limit = bomb_limit(path)
         excess = f"rejected: a bomb, it unpacks to more than {MAX_RATIO} times its size"
-        if stream is file:
-            limit, excess = path.stat().st_size + PIECE, "damaged or cut short: a member ends behind it"
-        metered = cast(IO[bytes], _Metered(stream, path, limit, excess))
-        with stream, tarfile.open(fileobj=metered, mode="r:") as tar:
+        with stream, _opened(stream, path, bomb_limit(path), excess) as tar:
             yield tar
 
 
-def tar_members(tar: tarfile.TarFile, path: Path) -> Iterator[tarfile.TarInfo]:
+@contextmanager
+def open_plain_tar(file: IO[bytes], size: int, name: str | Path) -> Iterator[tarfile.TarFile]:
+    """A tar of this size in an open file, which is not compressed; its name stands in messages."""
+    start = file.read(6)
+    file.seek(0)
+    if start.startswith(_COMPRESSED):
+        raise UserError(f"{name}: not a tar; a compressed one must be unpacked")
+    with _opened(file, name, size + PIECE, "damaged or cut short: a member ends behind it") as tar:
+        yield tar
+
+
+def _opened(stream: IO[bytes], name: str | Path, limit: int, excess: str) -> tarfile.TarFile:
+    return tarfile.open(fileobj=cast(IO[bytes], _Metered(stream, name, limit, excess)), mode="r:")
+
+
+def tar_members(tar: tarfile.TarFile, path: str | Path) -> Iterator[tarfile.TarInfo]:
     """The members of a tar of `open_tar`, in their order, in little memory."""
     count = 0
     while (member := tar.next()) is not None:
@@ -124,13 +139,13 @@ def bomb_limit(path: Path) -> int:
     return max(RATIO_COUNTS_FROM, MAX_RATIO * path.stat().st_size)
 
 
-def reject(archive: Path, member: str, fault: str) -> NoReturn:
+def reject(archive: str | Path, member: str, fault: str) -> NoReturn:
     """Raise the error that names the member for which a whole archive is rejected."""
     raise UserError(f"{archive}: rejected, nothing of it is used: member {member[:200]!r} is {fault}")
 
 
 @contextmanager
-def archive_errors(path: Path) -> Iterator[None]:
+def archive_errors(path: str | Path) -> Iterator[None]:
     """Turn the errors of the archive modules into a UserError that names the archive."""
     try:
         yield

@@ -22,6 +22,7 @@ from vitascope.model.vision_model import VisionModel, left_as_it_was
 from vitascope.predict.engine import Engine
 from vitascope.predict.runtimes import as_engine
 from vitascope.run.run import Run
+from vitascope.weights.stored_model import local_model
 
 log = logging.getLogger(__name__)
 
@@ -62,7 +63,7 @@ def evaluate(
         raise UserError(f"batch_size must be at least 1, not {batch_size}")
     table = TableOptions.of(columns, images, labels, label_separator)
     reuse_freed_memory()
-    ref = Path(model) if isinstance(model, str | os.PathLike) else None
+    ref = Path(local_model(model)) if isinstance(model, str | os.PathLike) else None
     with left_as_it_was(model):
         engine = as_engine(model, precision=precision, device=device)
         engine.check_classes()

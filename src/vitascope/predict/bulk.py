@@ -9,7 +9,7 @@ import json
 import logging
 import os
 import zipfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -39,7 +39,8 @@ from vitascope.predict.result_file import (
 from vitascope.predict.result_formats import Rows
 from vitascope.predict.runtimes import open_engine
 from vitascope.predict.selection import ClassSelection
-from vitascope.storage import explaining_failure, locked, write_json
+from vitascope.remote.stores import is_url
+from vitascope.storage import check_local, explaining_failure, locked, write_json
 from vitascope.weights.saving import save_pretrained
 
 MODEL = "model"
@@ -127,6 +128,7 @@ def predict_in_parts(
             no images; as `PartTask.open`, in any process.
     """
     check_out_in_parts(out, resume=resume)
+    check_files(places)
     check_workers(workers)
     if batch_size < 1:
         raise UserError(f"batch_size must be at least 1, not {batch_size}")
@@ -149,7 +151,7 @@ def predict_in_parts(
             parts = Parts.create(
                 folder,
                 PredictTask.suffix,
-                ((path,) for path in find_images(places)),
+                ((str(path),) for path in find_images(places)),
                 batch_size=batch_size,
                 about=about,
             )
@@ -175,8 +177,16 @@ def predict_in_parts(
     return tally, sum(map(parts.count, computed))
 
 
+def check_files(places: Iterable[object]) -> None:
+    """Reject URLs of stores."""
+    for place in places:
+        if isinstance(place, str) and is_url(place):
+            raise UserError(f"{place}: on Ray, images are files in a folder that all nodes share")
+
+
 def check_out_in_parts(out: Path, *, resume: bool) -> None:
     """Reject a file that cannot be written, one that exists, and parts that exist unless they are resumed."""
+    check_local(out)
     check_place(out)
     for path in {out, lines_file(out)} if not (resume and job_exists(out)) else ():
         if path.exists():

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import os
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Literal
 
@@ -28,7 +28,7 @@ from vitascope.errors import UserError
 from vitascope.formatting import counted
 from vitascope.model.hardware import reuse_freed_memory
 from vitascope.model.vision_model import VisionModel, left_as_it_was
-from vitascope.predict.bulk import embed_in_parts, open_engine_of_job
+from vitascope.predict.bulk import check_files, embed_in_parts, open_engine_of_job
 from vitascope.predict.embedding_file import (
     EmbeddingColumns,
     Part,
@@ -47,7 +47,8 @@ from vitascope.predict.parts import job_exists, parts_folder
 from vitascope.predict.predictor import check_workers
 from vitascope.predict.result_formats import escaped
 from vitascope.predict.runtimes import as_engine
-from vitascope.storage import explaining_failure
+from vitascope.remote.outputs import Output
+from vitascope.storage import check_local, explaining_failure
 from vitascope.weights.identification import is_model
 
 BATCH_SIZE = 64
@@ -225,7 +226,7 @@ def embed(
         data: a DATA argument, with or without labels, all its images; an image file, a list of pictures, or a
             DataFrame.
         out: a new file that ends in `.npz`, `.npy` (with a `.json` beside it) or `.parquet`, for any number
-            of images. None returns up to 4 GB of features in memory.
+            of images, or its URL in a store. None returns up to 4 GB of features in memory.
         layer: whose output is read, under the model's final norm, in 0 to depth - 1; negative counts from
             the last.
         pool: `cls`, the class token; `mean`, the mean of the patches; `cls_mean`, both. None with a layer:
@@ -247,11 +248,10 @@ def embed(
             that are no files, no cluster, or no Ray.
     """
     table = TableOptions.of(columns, images, labels, label_separator)
-    path = None if out is None else Path(out)
-    _check(data, path, batch_size, workers)
     if engine == "ray":
-        if path is None or isinstance(model, Engine):
+        if out is None or isinstance(model, Engine):
             raise UserError("on Ray, features go into a file, out, and the model is a MODEL or in torch")
+        path = Path(out)
         counts = embed_on_ray(
             *(model, data, path, ray_address),
             spec=FeatureSpec(layer, pool),
@@ -265,8 +265,12 @@ def embed(
         return dataclasses.replace(found, unreadable=counts.unreadable, computed=counts.computed)
     if ray_address is not None:
         raise UserError("ray_address needs engine 'ray'")
-    if path is not None and job_exists(path):
-        raise UserError(f"{parts_folder(path)} exists: continue it on Ray, remove it, or choose another file")
+    output = None if out is None else Output(out, afresh=True)
+    with nullcontext() if output is None else output.named():
+        _check(data, None if output is None else output.path, batch_size, workers)
+    if output is not None and job_exists(output.path):
+        folder = parts_folder(output.path)
+        raise UserError(f"{folder} exists: continue it on Ray, remove it, or choose another file")
     reuse_freed_memory()
     with left_as_it_was(model), opened_images(data, table) as everything:
         spec = FeatureSpec(layer, pool)
@@ -280,15 +284,19 @@ def embed(
         )
         made = _made(stream, everything)
         # Closed at once after a failure to write too, so that the cache gets what was computed.
-        with closing(_parts(stream, everything, in_memory=path is None)) as parts:
-            if path is None:
+        with closing(_parts(stream, everything, in_memory=output is None)) as parts:
+            if output is None:
                 found = Embeddings.of_parts(list(parts), made)
             else:
                 kept = "the features in the cache are kept" if cache else "nothing is kept"
-                with explaining_failure(path, "the features", f"choose a file on another disk; {kept}"):
-                    write_embeddings(path, parts, len(everything), made)
-                found = Embeddings.load(path)
-    return dataclasses.replace(found, unreadable=tuple(stream.unreadable.values()), computed=stream.computed)
+                advice = f"choose a file on another disk; {kept}"
+                with output.named(), explaining_failure(output.path, "the features", advice):
+                    write_embeddings(output.path, parts, len(everything), made)
+                found = Embeddings.load(output.path)
+    found = dataclasses.replace(found, unreadable=tuple(stream.unreadable.values()), computed=stream.computed)
+    if output is not None:
+        output.publish(found)
+    return found
 
 
 def _check(data: object, out: Path | None, batch_size: int, workers: int | None) -> None:
@@ -331,6 +339,8 @@ def embed_on_ray(
     device: str,
 ) -> EmbeddedFile:
     """As `embed`, in parts on the workers of Ray; a folder of class folders needs no memory per image."""
+    check_local(out)
+    check_files([data])
     _check(data, out, batch_size, workers)
     with connected(address), left_as_it_was(model), _listed(data, table) as listed:
         where = model if isinstance(model, VisionModel) else os.fspath(model)

@@ -20,6 +20,7 @@ from vitascope.data.decoding import ImageError, ImageSource, Levels, as_pictures
 from vitascope.data.listing import is_image, visible_files
 from vitascope.data.preprocess import Pixels, Preprocess
 from vitascope.data.reading import file_pool
+from vitascope.data.stored import ImageFile, StoredImage, fetched_ahead, stored_images
 from vitascope.data.threads import usable_cores
 from vitascope.errors import UserError
 from vitascope.explain.methods import DEFAULT_METHOD
@@ -28,6 +29,7 @@ from vitascope.predict.engine import Engine
 from vitascope.predict.explanation import Explanation, explain_framed
 from vitascope.predict.runtimes import as_engine, open_engine
 from vitascope.predict.selection import ClassSelection
+from vitascope.remote.stores import is_url
 
 THUMBNAIL = 240
 """Largest side, in pixels, of a picture in a notebook."""
@@ -275,48 +277,56 @@ class Predictor:
         Raises:
             UserError: no such folder; a reading process was killed; as for a call.
         """
-        if not os.path.isdir(folder):
+        if not is_url(folder) and not os.path.isdir(folder):
             raise UserError(f"{os.fspath(folder)}: no such folder")
         return self.stream(find_images([folder]), top_k, threshold=threshold, workers=workers)
 
     @checked
     def stream(
         self,
-        paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
+        paths: str | os.PathLike[str] | StoredImage | Iterable[str | os.PathLike[str] | StoredImage],
         top_k: int | None = None,
         *,
         threshold: float | None = None,
         workers: int | None = None,
     ) -> Generator[ImageResult, None, None]:
-        """As `predict_folder`, for one file or for the files in `paths`, taken a few batches ahead."""
+        """As `predict_folder`, for one file or for the files in `paths`, taken a few batches ahead; those in
+        a store, from `find_images`, are fetched further ahead."""
         selection = self._selection(top_k, threshold)
         check_workers(workers)
-        files = [paths] if isinstance(paths, str | os.PathLike) else paths
-        return self._stream((os.fspath(path) for path in files), selection, workers)
+        several = [paths] if isinstance(paths, str | os.PathLike | StoredImage) else paths
+        files = (file if isinstance(file, StoredImage) else os.fspath(file) for file in several)
+        return self._stream(files, selection, workers)
 
     def _stream(
-        self, paths: Iterator[str], selection: ClassSelection, workers: int | None
+        self, files: Iterator[ImageFile], selection: ClassSelection, workers: int | None
     ) -> Generator[ImageResult, None, None]:
-        batches = iter(lambda: list(itertools.islice(paths, self.batch_size)), [])
+        with contextlib.closing(fetched_ahead(files)) as fetched:
+            yield from self._of_batches(fetched, selection, workers)
+
+    def _of_batches(
+        self, files: Iterator[ImageFile], selection: ClassSelection, workers: int | None
+    ) -> Generator[ImageResult, None, None]:
+        batches = iter(lambda: list(itertools.islice(files, self.batch_size)), [])
         workers = usable_cores() if workers is None else workers
         if not workers or self.engine.own_pixels:
             for batch in batches:
                 yield from self._results(batch, *self.engine.read(batch), selection)
             return
         with contextlib.closing(file_pool(self.engine.preprocess, self.batch_size, workers)) as pool:
-            for paths_read, pixels, errors in pool.read(batches):
-                readable = [pixels[place] for place in range(len(paths_read)) if place not in errors]
-                yield from self._results(paths_read, readable, errors, selection)
+            for read, pixels, errors in pool.read(batches):
+                readable = [pixels[place] for place in range(len(read)) if place not in errors]
+                yield from self._results(read, readable, errors, selection)
 
     def _results(
         self,
-        paths: Sequence[str],
+        files: Sequence[ImageFile],
         pictures: Sequence[Pixels],
         errors: dict[int, str],
         selection: ClassSelection,
     ) -> Iterator[ImageResult]:
         predicted = self._predict(pictures, selection)
-        for place, path in enumerate(paths):
+        for place, path in enumerate(map(str, files)):
             if (error := errors.get(place)) is not None:
                 yield ImageResult(path, [], error)
             else:
@@ -351,15 +361,17 @@ def check_workers(workers: int | None) -> None:
         raise UserError(f"workers must not be negative, not {workers}")
 
 
-def find_images(places: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> Iterator[str]:
+def find_images(places: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> Iterator[ImageFile]:
     """Yield image files, and those below folders that have an image's suffix and are not hidden.
 
     A folder's files come first, then its folders, each by name. Links to folders are entered, but not those
-    that lead back to a folder above them.
+    that lead back to a folder above them. A place may be the URL of a store.
     """
     several = [places] if isinstance(places, str | os.PathLike) else places
     for place in (os.fspath(place) for place in several):
-        if os.path.isdir(place):
+        if is_url(place):
+            yield from stored_images(place)
+        elif os.path.isdir(place):
             yield from (entry.path for entry in visible_files(place, _unlisted) if is_image(entry))
         elif os.path.exists(place):
             yield place

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, nullcontext, suppress
 from pathlib import Path
 
+from vitascope.data.stored import ImageFile
 from vitascope.errors import UserError
 from vitascope.predict.engine import Engine
 from vitascope.predict.fingerprint import Fingerprint
@@ -204,14 +205,14 @@ class ResultFile:
         self._done[image] += 1
         self.tally.add(error)
 
-    def remaining(self, paths: Iterable[str]) -> Iterator[str]:
-        """The `paths` that are not in the file yet."""
-        for path in paths:
-            name = escaped(path) if self._finished else path
+    def remaining(self, files: Iterable[ImageFile]) -> Iterator[ImageFile]:
+        """The `files` that are not in the file yet."""
+        for file in files:
+            name = escaped(str(file)) if self._finished else str(file)
             if self._done[name]:
                 self._done[name] -= 1
             else:
-                yield path
+                yield file
 
     def write(self, result: ImageResult) -> None:
         """Append one image's result."""

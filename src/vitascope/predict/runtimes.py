@@ -30,8 +30,10 @@ from vitascope.model.resnet_config import ResNetConfig
 from vitascope.model.sizes import ModelConfig, architecture_of
 from vitascope.model.vision_model import VisionModel
 from vitascope.predict.engine import Engine, TorchEngine
+from vitascope.remote.stores import is_url
 from vitascope.weights.hub import CONFIG
 from vitascope.weights.loading import from_pretrained
+from vitascope.weights.stored_model import local_model
 
 SUFFIXES = (".onnx", ".xml", ".pt2")  # of exported models
 InputMode = Literal["pictures", "tensors"]
@@ -324,13 +326,14 @@ def open_engine(
     device: str = "auto",
 ) -> Engine:
     """Open a MODEL reference, an exported model, or a folder with one; `revision` is that of a hub id."""
+    asked, ref = ref, local_model(ref)
     file = exported_file_at(ref)
     engine: Engine
     if file is not None:
         engine = open_exported(file, precision=precision, device=device)
     else:
         engine = TorchEngine(from_pretrained(ref, revision), precision=precision, device=device)
-    engine.name = name_of(ref)
+    engine.name = name_of(asked)
     return engine
 
 
@@ -352,8 +355,10 @@ def as_engine(
 
 
 def name_of(ref: str | os.PathLike[str]) -> str:
-    """The name of a file or folder, without those above it, or a hub id."""
+    """The name of a file or folder, without those above it, also of one in a store, or a hub id."""
     text = os.fspath(ref)
+    if is_url(text):
+        return text.rstrip("/").rpartition("/")[2]
     for path in (Path(os.path.expanduser(part)) for part in (text, text.partition(":")[2]) if part):
         if path.exists():
             return path.resolve().name

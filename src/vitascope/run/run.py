@@ -31,7 +31,7 @@ from vitascope.run.metrics import MetricsWriter, read_metrics
 from vitascope.run.predictions import Predictions
 from vitascope.run.trackers import Tracker
 from vitascope.serialization import parse_json, read_yaml, yaml_text
-from vitascope.storage import explaining_failure, locked, replacing, write_json
+from vitascope.storage import check_local, explaining_failure, locked, replacing, write_json
 from vitascope.weights.builtin import built_in
 from vitascope.weights.loading import from_pretrained
 
@@ -154,6 +154,7 @@ class Run:
         data = os.fsencode(name).decode(errors="replace")
         default = Path("runs") / (data or "data")
         path = default if config["run"] is None else Path(config["run"])
+        check_local(path)
         if os.fsencode(path).decode(errors="replace") != str(path):
             raise UserError(f"{path}: a run folder needs a name in UTF-8, for safetensors and TensorBoard")
         with explaining_failure(path, "the run folder", "make room, or choose another folder"):

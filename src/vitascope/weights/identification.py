@@ -37,6 +37,7 @@ from vitascope.weights.files import (
 )
 from vitascope.weights.hub import CONFIG, PREPROCESSOR, weights_name
 from vitascope.weights.mapping import Family, Source, check_claims, misfit
+from vitascope.weights.stored_model import local_model
 
 TIMM = Library("timm", (Timm(), TimmEva(), TimmBeit()))
 FAMILIES: dict[str, Family] = {
@@ -174,6 +175,7 @@ def exists(ref: str | os.PathLike[str]) -> bool:
 
 def locate(ref: str, revision: str | None = None) -> Path:
     """The folder or file of a MODEL argument, downloaded if necessary."""
+    ref = os.fspath(local_model(ref))
     try:
         path = Path(ref).expanduser()
     except RuntimeError as error:  # there is no such user

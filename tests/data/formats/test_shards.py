@@ -219,7 +219,7 @@ def test_picture_is_read_and_named_like_a_file(tmp_path: Path) -> None:
     broken = dataclasses.replace(images.sources[0], size=50)
     with pytest.raises(ImageError, match=r"train-00000\.tar:00000000\.png: cannot be read"):
         read_image(broken)
-    Path(images.sources.paths[0]).write_bytes(b"")
+    Path(images.sources.files[0]).write_bytes(b"")
     with pytest.raises(ImageError, match=r"the shard ends .* bytes too early"):
         read_image(images.sources[0])
 

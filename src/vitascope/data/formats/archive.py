@@ -20,7 +20,7 @@ from typing import IO, NoReturn
 
 from tqdm import tqdm
 
-from vitascope.data.download import cache_folder, writing_to_cache
+from vitascope.cache import cache_folder, writing_to_cache
 from vitascope.data.formats.folder import inner_folder
 from vitascope.data.formats.format import DataPackage
 from vitascope.data.tars import (

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from vitascope.data.download import Published, cache_folder, fetch
+from vitascope.cache import cache_folder
+from vitascope.data.download import Published, fetch
 from vitascope.data.formats.format import DataPackage
 
 

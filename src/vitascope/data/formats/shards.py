@@ -15,7 +15,7 @@ import dataclasses
 import itertools
 import json
 import tarfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,28 +27,37 @@ import numpy.typing as npt
 from vitascope.data.decoding import Encoded
 from vitascope.data.formats.folder import files_of_splits, has_class_folders
 from vitascope.data.formats.format import DataFormat
+from vitascope.data.formats.shard_files import ShardFile, open_shard, read_at, size_of
 from vitascope.data.formats.shard_index import INDEX, read_index
 from vitascope.data.listing import IMAGE_SUFFIXES
 from vitascope.data.splits import ImageSet, Inventory, LazySources
 from vitascope.data.targets import ClassIndices
-from vitascope.data.tars import archive_errors, open_tar, tar_fault, tar_members
+from vitascope.data.tars import archive_errors, open_plain_tar, tar_fault, tar_members
 from vitascope.errors import UserError
+from vitascope.remote import cache
+from vitascope.remote.stores import RemoteObject
 
 MAX_PICTURE = 2**30
 """Limit of bytes of an encoded picture, which is read into memory."""
 MAX_LABEL = {"cls": 18, "json": 2**20}
 """Limit of bytes of a label's file, by its extension; of two labels the first in this order counts."""
+CLASSES = "classes.txt"
+"""The names of the classes, one per line, beside shards without an index."""
 GROUP = 4
 """Shards that an epoch's order mixes at a time."""
 MAX_CLASSES = 100_000
 _NAME_LENGTH = 100  # bytes of a member's name that messages show
 
 
+@dataclasses.dataclass(frozen=True)
 class Shards(DataFormat):
     """A folder of tars, or of `train/`, `val/`, `test/` with tars, without folders of images.
 
     Class names are those of `index.json`, else the lines of `classes.txt`, else the numbers.
     """
+
+    file_of: Callable[[Path], ShardFile] = str
+    """The file to read for each path in the folder."""
 
     def matches(self, data: str) -> bool:
         path = Path(data)
@@ -59,7 +68,7 @@ class Shards(DataFormat):
         path = Path(data)
         index = read_index(path)
         files = files_of_splits(path, (".tar",)) if index is None else index.checked_files(path)
-        found = {split: _read_split(paths) for split, paths in files.items() if paths}
+        found = {split: _read_split([*map(self.file_of, paths)]) for split, paths in files.items() if paths}
         if not any(len(labels) for _, labels in found.values()):
             raise UserError(f"{path}: no images in its shards; expected <key>.jpg and <key>.cls")
         for split, (_, labels) in found.items():
@@ -87,26 +96,21 @@ class Shards(DataFormat):
 class ShardMember(Encoded):
     """An encoded picture inside a shard."""
 
-    path: str  # the shard
+    file: ShardFile
     name: str
     offset: int
     size: int
 
     def __str__(self) -> str:
-        return f"{self.path}:{self.name}"
+        return f"{self.file}:{self.name}"
 
     def read_bytes(self) -> bytes:
         """The encoded picture; EOFError where the shard has become shorter."""
-        with open(self.path, "rb") as file:
-            file.seek(self.offset)
-            content = file.read(self.size)
-        if len(content) < self.size:
-            raise EOFError(f"the shard ends {self.size - len(content):,} bytes too early")
-        return content
+        return read_at(self.file, self.offset, self.size)
 
     @contextmanager
     def opened(self) -> Iterator[tuple[IO[bytes], int, int]]:
-        with open(self.path, "rb", buffering=0) as file:
+        with open_shard(self.file) as file:
             yield file, self.offset, self.size
 
 
@@ -114,7 +118,7 @@ class ShardMember(Encoded):
 class ShardMembers(LazySources):
     """Many pictures in shards."""
 
-    paths: tuple[str, ...]  # the shards
+    files: tuple[ShardFile, ...]  # the shards
     shards: npt.NDArray[np.int32]  # (N,), which shard each picture is in
     offsets: npt.NDArray[np.int64]  # (N,), bytes
     sizes: npt.NDArray[np.int64]  # (N,), bytes
@@ -125,12 +129,12 @@ class ShardMembers(LazySources):
 
     def at(self, index: int) -> ShardMember:
         name = self.names[index].decode("utf-8", "replace")
-        path = self.paths[self.shards[index]]
-        return ShardMember(path, name, int(self.offsets[index]), int(self.sizes[index]))
+        file = self.files[self.shards[index]]
+        return ShardMember(file, name, int(self.offsets[index]), int(self.sizes[index]))
 
     def take(self, indices: npt.NDArray[np.int64]) -> ShardMembers:
         return ShardMembers(
-            self.paths, self.shards[indices], self.offsets[indices], self.sizes[indices], self.names[indices]
+            self.files, self.shards[indices], self.offsets[indices], self.sizes[indices], self.names[indices]
         )
 
     @property
@@ -145,7 +149,7 @@ class ShardMembers(LazySources):
         """The images of an epoch in `count` orders of about the same length, each of the same shards in every
         epoch, and all of different ones."""
         by_shard = np.argsort(self.shards, kind="stable")
-        counts = np.bincount(self.shards, minlength=len(self.paths))
+        counts = np.bincount(self.shards, minlength=len(self.files))
         return [by_shard[order] for order in shard_streams(seed, epoch, counts, count)]
 
 
@@ -183,7 +187,7 @@ def numbered_classes(largest: int, place: str) -> tuple[str, ...]:
 
 
 def _class_names(folder: Path, largest: int) -> tuple[str, ...]:
-    path = folder / "classes.txt"
+    path = folder / CLASSES
     if not path.is_file():
         return numbered_classes(largest, str(folder))
     try:
@@ -195,14 +199,14 @@ def _class_names(folder: Path, largest: int) -> tuple[str, ...]:
     return names
 
 
-def _read_split(paths: Sequence[Path]) -> tuple[ShardMembers, npt.NDArray[np.int64]]:
+def _read_split(files: Sequence[ShardFile]) -> tuple[ShardMembers, npt.NDArray[np.int64]]:
     """The images of some shards, and their labels, (N,)."""
     with ThreadPoolExecutor(8) as pool:  # on a network drive, each seek waits
-        shards = list(pool.map(samples, paths))
+        shards = list(pool.map(samples, files))
     found = list(itertools.chain.from_iterable(shards))
     members = ShardMembers(
-        tuple(map(str, paths)),
-        np.repeat(np.arange(len(paths), dtype=np.int32), [len(shard) for shard in shards]),
+        tuple(files),
+        np.repeat(np.arange(len(files), dtype=np.int32), [len(shard) for shard in shards]),
         np.array([sample.offset for sample in found], dtype=np.int64),
         np.array([sample.size for sample in found], dtype=np.int64),
         np.array([sample.name.encode()[:_NAME_LENGTH] for sample in found], dtype=np.bytes_),
@@ -230,11 +234,23 @@ class _Part(NamedTuple):
     content: bytes  # the content of a label; else empty
 
 
-def samples(path: Path) -> list[ShardSample]:
+def samples(shard: ShardFile) -> list[ShardSample]:
     """The labelled pictures of a shard, by WebDataset's rule: neighbours with one key are a sample. Only
-    headers and labels are read; other members (captions, notes) are skipped."""
-    found = []
-    with archive_errors(path), open_tar(path, compressed=False) as tar:
+    headers and labels are read; other members (captions, notes) are skipped. Those of an object are kept in
+    the cache, because reading all headers fetches the whole object."""
+    if not isinstance(shard, RemoteObject):
+        return _samples(shard)
+    found = cache.kept(shard, "samples 1", lambda: json.dumps(_samples(shard)).encode())
+    return [ShardSample(*each) for each in json.loads(found)]
+
+
+def _samples(shard: ShardFile) -> list[ShardSample]:
+    found, path = [], str(shard)
+    with (
+        archive_errors(path),
+        open_shard(shard) as file,
+        open_plain_tar(file, size_of(shard), path) as tar,
+    ):
         for key, group in itertools.groupby(_parts(tar, path), key=lambda part: part.key):
             sample = _sample(path, key, group)
             if sample is not None:
@@ -242,7 +258,7 @@ def samples(path: Path) -> list[ShardSample]:
     return found
 
 
-def _parts(tar: tarfile.TarFile, path: Path) -> Iterator[_Part]:
+def _parts(tar: tarfile.TarFile, path: str) -> Iterator[_Part]:
     assert tar.fileobj is not None
     for member in tar_members(tar, path):
         if fault := tar_fault(member):
@@ -263,7 +279,7 @@ def _parts(tar: tarfile.TarFile, path: Path) -> Iterator[_Part]:
         yield _Part(folder + slash + stem, extension, full, member.offset_data, member.size, content)
 
 
-def _sample(path: Path, key: str, parts: Iterable[_Part]) -> ShardSample | None:
+def _sample(path: str, key: str, parts: Iterable[_Part]) -> ShardSample | None:
     pictures: list[_Part] = []
     labels: dict[str, int] = {}
     for part in parts:
@@ -284,7 +300,7 @@ def _sample(path: Path, key: str, parts: Iterable[_Part]) -> ShardSample | None:
     return ShardSample(picture.name, picture.offset, picture.size, label)
 
 
-def _label(path: Path, part: _Part) -> int | None:
+def _label(path: str, part: _Part) -> int | None:
     """The label in a member; None for a .json without one."""
     if part.extension == "cls":
         text = part.content.strip()

@@ -1,0 +1,81 @@
+"""Files that are written to a store: on the local disk first, uploaded when they are complete."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from vitascope.cache import cache_folder
+from vitascope.errors import UserError
+from vitascope.remote.cache import copied
+from vitascope.remote.stores import exists, is_url, listed, name_in, store_of, upload
+from vitascope.storage import explaining_failure
+
+
+class Output:
+    """A file to write, perhaps with others beside it whose names begin with its name.
+
+    For a URL, `path` is in `$VITASCOPE_CACHE/remote/outputs/` until `publish` has uploaded it. An interrupted
+    job leaves it there, to be resumed on this machine.
+
+    Args:
+        out: a path, or the URL of a file in a store.
+        resume: whether a file in the store may exist, which is then copied to `path` unless that exists.
+        afresh: remove what an interrupted job has left.
+
+    Raises:
+        StoreError: the store does not answer, or cannot be written to.
+        UserError: the file exists in the store.
+    """
+
+    def __init__(self, out: str | os.PathLike[str], *, resume: bool = False, afresh: bool = False) -> None:
+        self.url = out if isinstance(out, str) and is_url(out) else None
+        self.path = Path(out)
+        if self.url is None:
+            return
+        folder, _, name = self.url.rpartition("/")
+        if not store_of(self.url).writable:
+            raise UserError(
+                f"{self.url}: a web server is read only: choose a local file, s3://, gs:// or hf://"
+            )
+        if not name or "/" not in self.url.partition("://")[2]:
+            raise UserError(f"{self.url}: the name of a file is missing, such as {folder}/results.jsonl")
+        key = hashlib.sha256(self.url.encode()).hexdigest()[:16]
+        self.path = cache_folder() / "remote" / "outputs" / key / name
+        there = exists(self.url)
+        if there and not resume:
+            raise UserError(f"{self.url} exists: resume it, or choose another file")
+        with explaining_failure(self.path.parent, "the output", "set VITASCOPE_CACHE to another folder"):
+            if afresh:
+                shutil.rmtree(self.path.parent, ignore_errors=True)
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+        if there and not any(self.path.parent.iterdir()):
+            found = [each for each in listed(folder)[0] if name_in(each.url, folder).startswith(name)]
+            shutil.copytree(copied(found, folder), self.path.parent, dirs_exist_ok=True)
+
+    def publish(self, reader: object = None) -> None:
+        """Upload the file, after those beside it; the local ones last as long as what reads them."""
+        if self.url is None:
+            return
+        beside = sorted(path for path in self.path.parent.iterdir() if path != self.path)
+        for path in [*beside, self.path]:
+            upload(path, f"{self.url.rpartition('/')[0]}/{path.name}")
+        if reader is None:
+            shutil.rmtree(self.path.parent)
+        else:
+            weakref.finalize(reader, shutil.rmtree, self.path.parent)
+
+    @contextmanager
+    def named(self) -> Iterator[None]:
+        """Put the URL in place of the local path into the errors of the work on it."""
+        try:
+            yield
+        except UserError as error:
+            if self.url is not None:
+                error.args = (str(error).replace(str(self.path), self.url),)
+            raise

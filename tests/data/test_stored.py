@@ -1,0 +1,191 @@
+"""DATA in a store: the same images, labels and names as on the disk, and one line for what is not read."""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.data import write_picture, write_tree
+from tests.stores import Store, _quick, s3_store, store, web_store  # noqa: F401
+from vitascope.data.contents import image_name
+from vitascope.data.datasets import open_data, open_pictures, read_data
+from vitascope.data.decoding import ImageError, read_image, source_name
+from vitascope.data.formats.shard_files import open_shard
+from vitascope.data.formats.shards import Shards
+from vitascope.data.pack import pack
+from vitascope.data.splits import Splits
+from vitascope.data.stored import StoredImage, hub_id, stored_images
+from vitascope.data.table_options import TableOptions
+from vitascope.errors import UserError
+from vitascope.remote.stores import StoreError
+
+
+def assert_same(one: Splits, other: Splits) -> None:
+    """The same images under the same names, in the same order, with the same labels."""
+    assert one.parts.keys() == other.parts.keys()
+    for name, images in one.parts.items():
+        others = other.parts[name]
+        assert images.class_names == others.class_names
+        assert np.array_equal(images.labels, others.labels)
+        assert np.array_equal(images.identified().contents, others.identified().contents)
+        assert [image_name(source, one.root) for source in images.sources] == [
+            image_name(source, other.root) for source in others.sources
+        ]
+        for mine, theirs in zip(images.sources, others.sources, strict=True):
+            assert np.array_equal(np.asarray(read_image(mine)), np.asarray(read_image(theirs)))
+        assert np.array_equal(images.order(3, 1), others.order(3, 1))
+
+
+@pytest.mark.parametrize("splits", [("",), ("train", "val", "test")])
+def test_folder_is_read_like_a_local_one(store: Store, splits: tuple[str, ...]) -> None:  # noqa: F811
+    for split in splits:
+        write_tree(store.folder / "photos" / split, {"cat": 6, "big dog": 7})
+    (store.folder / "photos" / "notes.md").write_text("unused")
+    url = store.add("photos")
+    found, local = open_data(url, seed=1), open_data(str(store.folder / "photos"), seed=1)
+    assert_same(found, local)
+    assert found.unused == local.unused == ("1 .md",)
+    assert str(found.root) == url
+    assert source_name(found.train.sources[0]).startswith(url)
+
+
+def test_shards_are_read_like_local_ones(store: Store) -> None:  # noqa: F811
+    write_tree(store.folder / "photos", {"cat": 9, "dog": 9})
+    pack(str(store.folder / "photos"), store.folder / "shards", shard_mb=1)
+    url = store.add("shards")
+    assert_same(open_data(url), open_data(str(store.folder / "shards")))
+
+
+def test_shards_without_an_index_have_the_names_beside_them(store: Store) -> None:  # noqa: F811
+    write_tree(store.folder / "photos", {"cat": 9, "dog": 9})
+    pack(str(store.folder / "photos"), store.folder / "shards")
+    (store.folder / "shards" / "index.json").unlink()
+    (store.folder / "shards" / "classes.txt").write_text("cat\ndog\n")
+    url = store.add("shards")
+    assert_same(open_data(url), open_data(str(store.folder / "shards")))
+
+
+def test_shards_that_are_known_are_opened_without_reading_them(web_store: Store) -> None:  # noqa: F811
+    write_tree(web_store.folder / "photos", {"cat": 9, "dog": 9})
+    pack(str(web_store.folder / "photos"), web_store.folder / "shards")
+    url = web_store.add("shards")
+    first = read_data(url).by_name["train"]
+    before = len(web_store.server.requests)
+    again = read_data(url).by_name["train"]
+    assert not any(".tar" in each for each in web_store.server.requests[before:] if each.startswith("GET"))
+    assert list(again.sources) == list(first.sources)
+    assert np.array_equal(again.labels, first.labels)
+
+
+@pytest.mark.parametrize("place", ["beside", "elsewhere"])
+def test_table_is_read_like_a_local_one(store: Store, place: str) -> None:  # noqa: F811
+    write_tree(store.folder / "data" / "images", {"cat": 6, "dog": 6})
+    folder = store.folder / "data"
+    rows = [f"{path.relative_to(folder)},{path.parent.name}" for path in sorted(folder.rglob("*.png"))]
+    (folder / "labels.csv").write_text("\n".join(["image,label", *rows]))
+    url, local = store.add("data"), str(folder / "labels.csv")
+    data, images = (f"{url}/labels.csv", None) if place == "beside" else (local, url)
+    assert_same(open_data(data, table=TableOptions(images=images)), open_data(local))
+
+
+@pytest.mark.parametrize("kind", ["zip", "gztar"])
+def test_archive_is_read_like_a_local_one(store: Store, kind: str) -> None:  # noqa: F811
+    write_tree(store.folder / "photos", {"cat": 6, "dog": 6})
+    archive = Path(shutil.make_archive(str(store.folder / "photos"), kind, store.folder / "photos"))
+    assert_same(open_data(store.add(archive.name)), open_data(str(archive)))
+
+
+def test_one_picture_is_shown(store: Store) -> None:  # noqa: F811
+    write_picture(store.folder / "a.png")
+    (picture,) = open_pictures(store.add("a.png"))
+    expected = np.asarray(read_image(store.folder / "a.png"))
+    assert np.array_equal(np.asarray(read_image(picture)), expected)
+    assert np.array_equal(np.asarray(read_image(f"{store.url}/a.png")), expected)
+    with pytest.raises(StoreError, match=r"no such object, folder or bucket$"):
+        read_image(f"{store.url}/b.png")
+
+
+def test_every_third_failing_request_changes_nothing(store: Store) -> None:  # noqa: F811
+    write_tree(store.folder / "photos", {"cat": 6, "dog": 7})
+    url = store.add("photos")
+    store.server.every_third_fails = True
+    store.server.cut = 2
+    assert_same(open_data(url), open_data(str(store.folder / "photos")))
+
+
+def test_picture_that_changed_or_is_gone_is_an_unreadable_one(store: Store) -> None:  # noqa: F811
+    write_tree(store.folder / "photos", {"cat": 2})
+    url = store.add("photos")
+    first, second = stored_images(url)
+    write_picture(store.folder / "photos" / "cat" / "000.png", size=(9, 9), seed=9)
+    store.add("photos")
+    with pytest.raises(ImageError, match=rf"^{first}: cannot be read: changed since it was listed"):
+        read_image(first)
+    assert read_image(second).size
+
+
+def test_server_that_is_gone_makes_no_picture_unreadable(store: Store) -> None:  # noqa: F811
+    write_tree(store.folder / "photos", {"cat": 2})
+    first, _ = stored_images(store.add("photos"))
+    store.server.gone = True
+    with pytest.raises(StoreError, match="does not answer"):
+        read_image(first)
+
+
+def test_shard_that_changed_stops_the_run(web_store: Store) -> None:  # noqa: F811
+    write_tree(web_store.folder / "photos", {"cat": 9, "dog": 9})
+    pack(str(web_store.folder / "photos"), web_store.folder / "shards")
+    images = open_data(web_store.add("shards")).train
+    shutil.rmtree(web_store.folder / "cache")
+    for path in (web_store.folder / "shards").glob("*.tar"):
+        path.write_bytes(path.read_bytes() + bytes(10240))
+    web_store.add("shards")
+    with pytest.raises(StoreError, match=r"changed since it was listed.*list the shards again"):
+        read_image(images.sources[0])
+
+
+def test_shard_that_the_index_does_not_fit_is_named_by_its_url(web_store: Store) -> None:  # noqa: F811
+    write_tree(web_store.folder / "photos", {"cat": 9, "dog": 9})
+    pack(str(web_store.folder / "photos"), web_store.folder / "shards")
+    index = json.loads((web_store.folder / "shards" / "index.json").read_text())
+    index["splits"]["train"][0]["bytes"] += 512
+    (web_store.folder / "shards" / "index.json").write_text(json.dumps(index))
+    url = web_store.add("shards")
+    with pytest.raises(
+        UserError, match=rf"^{url}/train-.*\.tar: .* bytes, index\.json has .*; copy it again"
+    ):
+        read_data(url)
+
+
+def test_places_that_are_no_data_are_one_line(web_store: Store) -> None:  # noqa: F811
+    (web_store.folder / "a").mkdir()
+    (web_store.folder / "a" / "train-images-idx3-ubyte").write_bytes(b"0" * 100)
+    (web_store.folder / "a" / "x.bin").write_bytes(b"0")
+    url = web_store.add("a")
+    for place, reason in {
+        f"{url}/x.bin": "neither a folder, nor a table or an archive by its name",
+        f"{url}/none": "no such object, folder or bucket",
+        url: "files of this kind are not read from a store: copy the folder",
+    }.items():
+        with pytest.raises(UserError, match=f"^{place}: {reason}"):
+            read_data(place)
+
+
+def test_whole_data_set_of_the_hub_is_read_by_its_library() -> None:
+    assert hub_id("hf://datasets/owner/name") == "owner/name@main"
+    assert hub_id("hf://datasets/owner/name@v1/") == "owner/name@v1"
+    assert hub_id("hf://datasets/owner/name/photos") == "hf://datasets/owner/name/photos"
+
+
+def test_stored_pictures_and_shards_can_be_sent_to_other_processes(web_store: Store) -> None:  # noqa: F811
+    import pickle
+
+    write_tree(web_store.folder / "photos", {"cat": 2})
+    first, _ = stored_images(web_store.add("photos"))
+    assert isinstance(first, StoredImage)
+    assert pickle.loads(pickle.dumps(first)) == first  # noqa: S301
+    assert Shards().file_of(Path("a.tar")) == "a.tar"
+    with open_shard(first.object) as file:
+        assert file.read(4) == b"\x89PNG"

@@ -1,0 +1,195 @@
+"""Stores: listings, reads of one version, and one line for every fault."""
+
+import itertools
+from pathlib import Path
+
+import pytest
+
+from tests.stores import BUCKET, Store, _quick, files_of, s3_store, serving, store, web_store  # noqa: F401
+from vitascope.remote import stores
+from vitascope.remote.stores import (
+    ChangedError,
+    RemoteObject,
+    StoreError,
+    find_object,
+    is_url,
+    listed,
+    name_in,
+    read_range,
+    upload,
+    walk,
+)
+
+
+def write(path: Path, content: bytes = b"0123456789") -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content)
+    return path
+
+
+def filled(store: Store) -> str:  # noqa: F811
+    for name in ("b.txt", "a/2.txt", "a/1.txt", "a/b/3.txt", ".hidden", "c.txt", "a/.hidden/4.txt"):
+        write(store.folder / "data" / name)
+    return store.add("data")
+
+
+def test_urls_are_those_of_known_schemes() -> None:
+    assert all(map(is_url, ("s3://b/a", "gs://b", "hf://o/n", "http://h/a", "https://h")))
+    assert not any(map(is_url, ("s3:/b", "s3://", "a/b", "file:///a", "C://a", None, Path("s3://b/a"))))
+
+
+def test_walk_lists_files_before_folders_by_name_without_hidden_ones(store: Store) -> None:  # noqa: F811
+    url = filled(store)
+    names = ["b.txt", "c.txt", "a/1.txt", "a/2.txt", "a/b/3.txt"]
+    assert [name_in(each.url, url) for each in walk(url)] == names
+    assert [each.size for each in walk(url)] == [10] * 5
+    assert [each.url for each in listed(f"{url}/")[0]] == [f"{url}/b.txt", f"{url}/c.txt"]
+    assert find_object(url) is None
+    assert find_object(f"{url}/a/1.txt") in walk(url)
+
+
+def test_read_returns_a_part(store: Store) -> None:  # noqa: F811
+    found = find_object(f"{filled(store)}/b.txt")
+    assert found is not None
+    assert read_range(found, 2, 5) == b"234"
+    assert read_range(found, 0, 10) == b"0123456789"
+    assert read_range(found, 4, 4) == b""
+
+
+@pytest.mark.parametrize("fault", ["every_third_fails", "cut", "seconds"])
+def test_passing_faults_change_nothing(store: Store, fault: str) -> None:  # noqa: F811
+    url = filled(store)
+    expected = list(walk(url))
+    setattr(store.server, fault, {"every_third_fails": True, "cut": 4, "seconds": 0.05}[fault])
+    for _ in range(3):
+        assert list(walk(url)) == expected
+        assert read_range(expected[0], 1, 10) == b"123456789"
+    assert store.server.cut == 0
+
+
+def test_server_that_is_gone_is_one_line(store: Store) -> None:  # noqa: F811
+    url = filled(store)
+    found = find_object(f"{url}/b.txt")
+    assert found is not None
+    store.server.gone = True
+    for call in (lambda: find_object(url), lambda: list(walk(url)), lambda: read_range(found, 0, 4)):
+        before = len(store.server.requests)
+        with pytest.raises(StoreError, match="does not answer as it should") as caught:
+            call()
+        assert str(caught.value).startswith(url)
+        assert "\n" not in str(caught.value)
+        assert len(store.server.requests) - before <= 4 * stores.ATTEMPTS
+
+
+def test_server_that_hangs_is_one_line(
+    web_store: Store,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    url = filled(web_store)
+    monkeypatch.setattr(stores, "READ_SECONDS", 0.2)
+    monkeypatch.setattr(stores, "PATIENCE", 0.3)
+    web_store.server.seconds = 2.0
+    before = len(web_store.server.requests)
+    with pytest.raises(StoreError, match="Timeout on reading"):
+        find_object(f"{url}/b.txt")
+    assert len(web_store.server.requests) - before <= 6
+    web_store.server.seconds = 0.0
+
+
+def test_object_that_changed_is_not_read(store: Store) -> None:  # noqa: F811
+    url = filled(store)
+    found = find_object(f"{url}/b.txt")
+    assert found is not None
+    write(store.folder / "data" / "b.txt", b"abcdefghij")  # of the same size
+    store.add("data")
+    with pytest.raises(ChangedError, match="changed since it was listed"):
+        read_range(found, 0, 4)
+
+
+def test_object_that_is_gone_is_a_change(store: Store) -> None:  # noqa: F811
+    url = filled(store)
+    found = find_object(f"{url}/b.txt")
+    assert found is not None
+    gone = RemoteObject(f"{url}/d.txt", found.size, found.version)
+    with pytest.raises(ChangedError, match="it was listed, and is gone"):
+        read_range(gone, 0, 4)
+
+
+def test_missing_places_are_one_line(store: Store) -> None:  # noqa: F811
+    url = f"{filled(store)}/none"
+    with pytest.raises(StoreError, match=f"^{url}: no such object, folder or bucket$"):
+        find_object(url)
+    with pytest.raises(StoreError, match=f"^{url}: no such folder or bucket$"):
+        list(walk(url))
+
+
+def test_missing_bucket_is_one_line(s3_store: Store, tmp_path: Path) -> None:  # noqa: F811
+    with pytest.raises(StoreError, match=r"^s3://none/a: no such object, folder or bucket$"):
+        find_object("s3://none/a")
+    with pytest.raises(StoreError, match=r"^s3://none: no such folder or bucket$"):
+        list(walk("s3://none"))
+    with pytest.raises(StoreError, match=r"^s3://none/a: cannot be written: no such bucket$"):
+        upload(write(tmp_path / "a"), "s3://none/a")
+
+
+def test_expired_credentials_are_one_line(s3_store: Store) -> None:  # noqa: F811
+    url = filled(s3_store)
+    s3_store.server.expired = True
+    with pytest.raises(StoreError, match=r"no access: The provided token has expired.*set AWS_ACCESS_KEY_ID"):
+        list(walk(url))
+    with pytest.raises(StoreError, match="no access"):
+        find_object(url)
+
+
+def test_missing_credentials_are_one_line(s3_store: Store, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+    import s3fs
+
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    s3fs.S3FileSystem.clear_instance_cache()
+    with pytest.raises(StoreError, match=r"no access: Unable to locate credentials; set AWS_ACCESS_KEY_ID"):
+        find_object(f"s3://{BUCKET}/files")
+
+
+def test_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    for scheme, extra in (("s3", "s3"), ("gs", "gcs"), ("http", "http"), ("https", "http")):
+        with pytest.raises(StoreError, match=rf"needs an extra: pip install \"vitascope\[{extra}\]\"$"):
+            find_object(f"{scheme}://place/file")
+
+
+def test_server_without_versions_or_parts_is_rejected(tmp_path: Path) -> None:
+    pytest.importorskip("aiohttp")
+    write(tmp_path / "a.bin")
+    with (
+        serving(files_of(tmp_path, versions=False)) as server,
+        pytest.raises(StoreError, match="changes would go unnoticed: download it"),
+    ):
+        find_object(f"{server.url}/a.bin")
+    with serving(files_of(tmp_path, ranges=False)) as server:
+        found = find_object(f"{server.url}/a.bin")
+        assert found is not None
+        assert read_range(found, 0, 10) == b"0123456789"
+        with pytest.raises(StoreError, match="sends no parts of files"):
+            read_range(found, 0, 4)
+
+
+def test_names_that_lead_out_of_a_folder_are_rejected() -> None:
+    assert name_in("http://h/a/b%20c.jpg", "http://h/a/") == "b c.jpg"
+    assert name_in("s3://b/a/b%20c.jpg", "s3://b/a") == "b%20c.jpg"
+    for url, name in itertools.product(("http://h/a", "s3://b/a"), ("../x", "x/../../y", "", "/etc", "a//b")):
+        with pytest.raises(StoreError, match="is no path below"):
+            name_in(f"{url}/{name}", url)
+    with pytest.raises(StoreError, match="is no path below"):
+        name_in("http://h/a/%2e%2e%2fx", "http://h/a")
+
+
+def test_upload_is_whole(s3_store: Store, tmp_path: Path) -> None:  # noqa: F811
+    content = bytes(range(256)) * 1000
+    s3_store.server.every_third_fails = True
+    for number in range(3):
+        url = f"{s3_store.url}/{number}.bin"
+        upload(write(tmp_path / "a.bin", content), url)
+        found = find_object(url)
+        assert found is not None
+        assert read_range(found, 0, found.size) == content

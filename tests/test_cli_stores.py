@@ -1,0 +1,250 @@
+"""Commands on stores: the same answers as on the disk, faults of the server in one line, and resumption."""
+
+import gc
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.model import small_model
+from tests.stores import BUCKET, Store, _quick, s3_store, store, web_store  # noqa: F401
+from tests.test_cli import error_line
+from tests.training import assert_bitwise, tiny_config, undrawn, write_folder
+from vitascope.cli import main
+from vitascope.data.formats import shard_files
+from vitascope.data.loading import Loader
+from vitascope.data.pack import pack
+from vitascope.data.split_record import SplitRecord
+from vitascope.evaluation.evaluate import evaluate
+from vitascope.predict.embed import Embeddings, embed
+from vitascope.remote import cache
+from vitascope.remote.stores import StoreError, find_object, listed
+from vitascope.training.train import resume, train
+from vitascope.weights.loading import from_pretrained
+from vitascope.weights.saving import save_pretrained
+from vitascope.weights.stored_model import _copied
+
+QUICK = ["--device", "cpu", "--workers", "2", "--precision", "fp32", "--batch-size", "4"]
+
+
+@pytest.fixture(autouse=True)
+def _one_look_per_test() -> Iterator[None]:
+    yield
+    _copied.cache_clear()
+
+
+@pytest.fixture
+def photos(store: Store) -> str:  # noqa: F811
+    """A folder of images and a model beside it, on the disk and in the store; its URL."""
+    write_folder(store.folder / "photos", per_class=20)
+    save_pretrained(small_model(num_classes=2, class_names=("dark", "light")), store.folder / "model")
+    store.add("model")
+    return store.add("photos")
+
+
+def lines(path: Path) -> list[dict[str, object]]:
+    return [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_predictions_equal_those_of_local_files(store: Store, photos: str, fails: bool) -> None:  # noqa: F811
+    root = store.folder
+    assert main(["predict", f"{root}/model", f"{root}/photos", "--out", f"{root}/local.jsonl", *QUICK]) == 0
+    store.server.every_third_fails = fails
+    assert main(["predict", f"{store.url}/model", photos, "--out", f"{root}/there.jsonl", *QUICK]) == 0
+    expected = [
+        row | {"image": str(row["image"]).replace(f"{root}/photos", photos)}
+        for row in lines(root / "local.jsonl")
+    ]
+    assert len(expected) == 40
+    assert lines(root / "there.jsonl") == expected
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_features_equal_those_of_local_files(store: Store, photos: str, fails: bool) -> None:  # noqa: F811
+    local = embed(store.folder / "model", store.folder / "photos", device="cpu", cache=False)
+    store.server.every_third_fails = fails
+    there = embed(f"{store.url}/model", photos, device="cpu", cache=False)
+    assert np.array_equal(there.features, local.features)
+    assert there.made == local.made
+    assert there.labels is not None
+    assert np.array_equal(there.labels, local.labels)
+    assert there.images.tolist() == [
+        str(name).replace(f"{store.folder}/photos", photos) for name in local.images
+    ]
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_training_equals_that_on_local_files(store: Store, photos: str, fails: bool) -> None:  # noqa: F811
+    with undrawn():
+        local = train(tiny_config(store.folder / "photos", run=f"{store.folder}/local"))
+        store.server.every_third_fails = fails
+        there = train(tiny_config(photos, run=f"{store.folder}/there"))
+    one, other = (from_pretrained(result.run).state_dict() for result in (local, there))
+    assert_bitwise(one, other)
+    records = [SplitRecord.read(result.run / "split.jsonl.gz") for result in (local, there)]
+    assert records[0].parts["test"].names == records[1].parts["test"].names
+
+
+def test_training_stops_when_the_server_is_gone_and_is_resumed(
+    store: Store,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    write_folder(store.folder / "photos", per_class=20)
+    pack(str(store.folder / "photos"), store.folder / "shards")
+    data, read = store.add("shards"), cache.read
+    options = {"workers": 1, "epochs": 3}
+    monkeypatch.setitem(Loader.__init__.__kwdefaults__, "memory_budget", 0)  # images are read in every epoch
+    checkpoints = store.folder / "cut" / "checkpoints"
+
+    def gone_soon(*args: object) -> bytes:
+        if any(checkpoints.glob("step-*")):
+            store.server.gone = True
+            shutil.rmtree(store.folder / "cache", ignore_errors=True)
+        return read(*args)
+
+    with undrawn():
+        whole = train(tiny_config(data, run=f"{store.folder}/whole", **options))
+        with monkeypatch.context() as patch:
+            patch.setattr(shard_files.cache, "read", gone_soon)
+            with pytest.raises(StoreError, match="does not answer as it should"):
+                train(tiny_config(data, run=f"{store.folder}/cut", **options | {"workers": 0}))
+        store.server.gone = False
+        resumed = resume(f"{store.folder}/cut", workers=1)
+    assert_bitwise(*(from_pretrained(result.run).state_dict() for result in (whole, resumed)))
+
+
+def test_server_that_is_gone_stops_a_prediction_that_is_resumed(
+    store: Store,  # noqa: F811
+    photos: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr("vitascope.remote.cache.AHEAD", 4)
+    root = store.folder
+    command = ["predict", f"{root}/model", photos, "--out", f"{root}/p.jsonl", *QUICK]
+    answer = type(store.server).__call__
+
+    def gone_soon(self, environ, start_response):
+        self.gone = self.gone or "light/01" in environ["PATH_INFO"]
+        return answer(self, environ, start_response)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(type(store.server), "__call__", gone_soon)
+        line = error_line(command, capsys)
+    assert "does not answer as it should" in line
+    done = lines(root / "p.jsonl")
+    assert 0 < len(done) < 40
+    assert all("error" not in row for row in done)
+    store.server.gone = False
+    assert main([*command, "--resume"]) == 0
+    assert main(["predict", f"{root}/model", photos, "--out", f"{root}/q.jsonl", *QUICK]) == 0
+    assert (root / "p.jsonl").read_bytes() == (root / "q.jsonl").read_bytes()
+
+
+def test_results_are_written_to_a_store(s3_store: Store, capsys: pytest.CaptureFixture[str]) -> None:  # noqa: F811
+    root = s3_store.folder
+    write_folder(root / "photos", per_class=6)
+    save_pretrained(small_model(num_classes=2, class_names=("dark", "light")), root / "model")
+    url = f"{s3_store.url}/results/p.jsonl"
+    command = ["predict", f"{root}/model", f"{root}/photos", *QUICK, "--out"]
+    s3_store.server.every_third_fails = True
+    assert main([*command, url]) == 0
+    assert main([*command, f"{root}/local.jsonl"]) == 0
+    found, _ = listed(f"{s3_store.url}/results")
+    assert [each.url for each in found] == [url, f"{url}.fingerprint.json"]
+    assert cache.read(found[0]) == (root / "local.jsonl").read_bytes()
+    assert not list((root / "cache" / "remote" / "outputs").glob("*"))
+    assert error_line([*command, url], capsys) == (
+        f"vitascope: error: {url} exists: resume it, or choose another file\n"
+    )
+    assert main([*command, url, "--resume"]) == 0
+    assert "0 of them now" in capsys.readouterr().err
+
+
+def test_features_are_written_to_a_store(s3_store: Store) -> None:  # noqa: F811
+    root = s3_store.folder
+    write_folder(root / "photos", per_class=6)
+    for name in ("f.npz", "f.npy"):
+        url = f"{s3_store.url}/results/{name}"
+        found = embed(small_model(), root / "photos", out=url, device="cpu")
+        local = embed(small_model(), root / "photos", out=root / name, device="cpu")
+        assert np.array_equal(found.features, local.features)
+        folder = cache.copied(listed(f"{s3_store.url}/results")[0], f"{s3_store.url}/results")
+        assert np.array_equal(Embeddings.load(folder / name).features, local.features)
+    left = root / "cache" / "remote" / "outputs"
+    assert list(left.glob("*"))  # that of `found`
+    del found
+    gc.collect()
+    assert not list(left.glob("*"))
+
+
+def test_interrupted_upload_is_resumed(s3_store: Store, capsys: pytest.CaptureFixture[str]) -> None:  # noqa: F811
+    root = s3_store.folder
+    write_folder(root / "photos", per_class=6)
+    save_pretrained(small_model(num_classes=2, class_names=("dark", "light")), root / "model")
+    url = f"{s3_store.url}/p.csv"
+    command = ["predict", f"{root}/model", f"{root}/photos", *QUICK, "--out", url]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("vitascope.remote.outputs.upload", lambda *_: setattr(s3_store.server, "gone", True))
+        patch.setattr("vitascope.remote.outputs.shutil.rmtree", lambda *_: find_object(url))
+        assert "does not answer" in error_line(command, capsys)
+    s3_store.server.gone = False
+    assert error_line(command, capsys).startswith(f"vitascope: error: {url} exists: resume it")
+    assert main([*command, "--resume"]) == 0
+    assert find_object(url) is not None
+
+
+def test_outputs_that_cannot_be_written_are_one_line(
+    web_store: Store,  # noqa: F811
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    write_folder(web_store.folder / "photos", per_class=1)
+    command = ["predict", "cifar10", f"{web_store.folder}/photos", *QUICK, "--out"]
+    assert "a web server is read only" in error_line([*command, f"{web_store.url}/p.jsonl"], capsys)
+
+
+def test_missing_bucket_for_results_is_found_before_the_work(
+    s3_store: Store,  # noqa: F811
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    write_folder(s3_store.folder / "photos", per_class=1)
+    command = ["predict", "cifar10", f"{s3_store.folder}/photos", *QUICK, "--out"]
+    assert "no such bucket" in error_line([*command, "s3://none/p.jsonl"], capsys)
+    assert "the name of a file is missing" in error_line([*command, f"s3://{BUCKET}"], capsys)
+
+
+def test_run_in_a_store_is_evaluated_on_its_own_images(store: Store, photos: str) -> None:  # noqa: F811
+    with undrawn():
+        run = train(tiny_config(photos, run=f"{store.folder}/run")).run
+    here = evaluate(run, device="cpu")
+    there = evaluate(store.add("run"), device="cpu")
+    assert there.accuracy == here.accuracy
+    assert np.array_equal(there.confusion, here.confusion)
+    weights = from_pretrained(f"{store.url}/run/model/model.safetensors")
+    assert_bitwise(weights.state_dict(), from_pretrained(run).state_dict())
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["train", "--data", "digits", "--run", "s3://bucket/run"],
+        ["export", "cifar10", "--out", "s3://bucket/x.onnx"],
+        ["explain", "cifar10", "--out", "https://host/x.png"],
+        ["pack", "digits", "gs://bucket/shards"],
+    ],
+    ids=lambda command: command[0],
+)
+def test_commands_that_write_local_files_alone_reject_urls(
+    command: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(command) == 2
+    assert "this is written to local files only" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
