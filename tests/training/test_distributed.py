@@ -18,7 +18,7 @@ from vitascope.options.recipes import TrainConfig
 from vitascope.run.run import Run
 from vitascope.training import distributed, loop, muon, train
 from vitascope.training.checkpoint.folders import checkpoints, save_checkpoint
-from vitascope.training.distributed import Agreement, _meeting, by_first, gather, largest, sum_over_processes
+from vitascope.training.distributed import Exchange, _meeting, by_first, gather, largest, sum_over_processes
 from vitascope.weights.loading import from_pretrained
 
 # 20 training images in batches of 6: the last of an epoch has 2, so that one process gets none. The rate
@@ -262,13 +262,13 @@ def test_collectives_of_one_process_return_their_input() -> None:
 
 def test_processes_agree_a_step_later_without_waiting_for_each_other(tmp_path: Path) -> None:
     def work() -> None:
-        agreement, rank = Agreement(), torch.distributed.get_rank()
-        assert agreement.exchange(float(rank), 5.0) == (0.0, 0.0)
-        assert agreement.exchange(0.0, 0.0) == (1.0, 5.0)
-        agreement.forget()
-        assert agreement.exchange(0.0, 3.0) == (0.0, 0.0)
-        assert agreement.exchange(0.0, 0.0) == (0.0, 3.0)
-        agreement.forget()
+        exchange, rank = Exchange(), torch.distributed.get_rank()
+        assert exchange.largest(float(rank), 5.0) == (0.0, 0.0)
+        assert exchange.largest(0.0, 0.0) == (1.0, 5.0)
+        exchange.forget()
+        assert exchange.largest(0.0, 3.0) == (0.0, 0.0)
+        assert exchange.largest(0.0, 0.0) == (0.0, 3.0)
+        exchange.forget()
 
     assert in_group(2, work, tmp_path / "meeting") == [0, 0]
-    assert Agreement().exchange(1.0, 2.0) == (1.0, 2.0)
+    assert Exchange().largest(1.0, 2.0) == (1.0, 2.0)

@@ -200,13 +200,13 @@ def largest(*values: float) -> tuple[float, ...]:
     return tuple(flags.tolist())
 
 
-class Agreement:
+class Exchange:
     """The largest of the processes' numbers, which are exchanged while the next step runs."""
 
     def __init__(self) -> None:
         self._pending: tuple[dist.Work, Tensor] | None = None
 
-    def exchange(self, *values: float) -> tuple[float, ...]:
+    def largest(self, *values: float) -> tuple[float, ...]:
         """Send numbers, and return the largest of those sent last, zeros at first (one process: its own)."""
         if world_size() == 1:
             return values

@@ -108,7 +108,7 @@ class Trainer:
         self.schedule = Schedule.of(options, self.batch_size, self.steps_per_epoch)
         self.budget: TimeBudget | None = None
         self.small, self.small_size = False, small_size(model.config)
-        self.agreement = distributed.Agreement()
+        self.exchange = distributed.Exchange()
         self.checkpoint_writer = CheckpointWriter(run.path, execution.keep_checkpoints)
         self.identity = run_identity(config, self.model_config, splits.train)
         self.step, self.seconds = 0, 0.0
@@ -270,9 +270,9 @@ class Trainer:
                     self._keep_to_budget(self.budget, stepped, progress)
                 due = now - saved >= self.config.execution.checkpoint_seconds
                 failed = self.checkpoint_writer.failed
-                save, signum = self.agreement.exchange(due or failed, stop.signum)
+                save, signum = self.exchange.largest(due or failed, stop.signum)
                 if save or signum:
-                    self.agreement.forget()
+                    self.exchange.forget()
                     self.save()
                     saved = time.monotonic()
                 if signum:
@@ -280,7 +280,7 @@ class Trainer:
                     raise Interrupted(self.run.path, int(signum))
                 if ended or self.out_of_patience:
                     break
-        self.agreement.forget()
+        self.exchange.forget()
         self.save()
         self.checkpoint_writer.wait()
         if self.budget is not None and self.seconds > 1.1 * self.budget.seconds:
