@@ -11,6 +11,7 @@ random pixels: the recipe `small-data` with a strong augmentation, and two ViTs 
 from __future__ import annotations
 
 import argparse
+import re
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -48,6 +49,8 @@ STEPS: dict[str, dict[str, Any]] = {
     "ViT-Ti/4": {"recipe": "deit", "model": "vit_ti16", "patch_size": 4, "image_size": 32, **STRONG},
     "ViT-B/16": {"recipe": "deit", "model": "vit_b16", "image_size": 224, **STRONG},
 }
+FREE = re.compile("empty|detach|_unsafe_view|record_function")
+"""Operations that launch nothing, beside views."""
 PARTS = ("augmentation", "forward", "backward", "optimizer", "average")
 
 
@@ -62,7 +65,7 @@ class Launches(TorchDispatchMode):
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = function(*args, **(kwargs or {}))
-        if not (function.is_view or "empty" in function.__name__ or "detach" in function.__name__):
+        if not (function.is_view or FREE.search(function.__name__)):
             self.counts[self.part] += 1
             self.names.setdefault(self.part, Counter())[function.__name__] += 1
         return result
