@@ -23,7 +23,6 @@ import argparse
 import contextlib
 import dataclasses
 import datetime
-import gc
 import itertools
 import json
 import os
@@ -142,7 +141,7 @@ def training(
     """The trainer of a run on random pictures, before its first step."""
     start: dict[str, Any] = {"weights": BUILT_IN} if recipe in STARTED else {"image_size": sizes.image}
     start |= {"teacher": BUILT_IN} if recipe == "distill" else {}
-    start |= {"batch_size": sizes.batch, "epochs": 2, "warmup_steps": 1, "repeats": 1, "run": None}
+    start |= {"batch_size": sizes.batch, "epochs": 8, "warmup_steps": 1, "repeats": 1, "run": None}
     config = vs.TrainConfig.from_recipe(recipe, data="random pictures", **start | options)
     with tempfile.TemporaryDirectory() as run:
         trainer = build_trainer(Run(Path(run)), prepare(config, splits_of(sizes, batches)), device)
@@ -279,7 +278,7 @@ def agreement(device: torch.device, sizes: Sizes) -> Checks:
         )
 
     def resumed() -> Row:
-        options = {"progressive": 0.5, "precision": "fp32", **TINY}
+        options = {"epochs": 2, "progressive": 0.5, "precision": "fp32", **TINY}
         with training(device, sizes, "small-data", **options) as whole:
             train(whole, 3)
             before = flat(whole.module)
@@ -338,7 +337,7 @@ def sharded(device: torch.device, sizes: Sizes) -> Checks:
     exact_products()
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     if device.type == "cuda":
-        torch.cuda.set_device(device)
+        torch.cuda.set_device(device.index or 0)
     dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
     images = torch.from_numpy(noise(sizes.batch, sizes.image)).to(device).permute(0, 3, 1, 2) / 127.5 - 1
     labels = torch.arange(sizes.batch, device=device) % 10
@@ -460,7 +459,6 @@ def run(part: str, device: torch.device, sizes: Sizes) -> Iterator[Row]:
                 if isinstance(error, DifferenceError)
                 else f"{type(error).__name__}: {reason}"
             }
-        gc.collect()
         yield {"check": name, **row, "s": round(time.monotonic() - began, 1)}
 
 

@@ -36,10 +36,10 @@ done
 seconds() { # the limit of a part
     case $1 in
     ceilings) echo 25 ;;
-    agreement) echo 80 ;;
+    agreement) echo 65 ;;
     waits) echo 40 ;;
     sharded) echo 30 ;;
-    compilation) echo 60 ;;
+    compilation) echo 75 ;;
     throughput) echo 215 ;;
     minute) echo 150 ;;
     accuracy) echo 600 ;;
