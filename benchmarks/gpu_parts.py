@@ -31,6 +31,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +68,7 @@ from vitascope.training.optim import optimizer_of
 from vitascope.training.train import build_trainer, prepare
 
 CPU = torch.device("cpu")
-TINY = {"embed_dim": 48, "depth": 2, "num_heads": 3, "patch_size": 8}
+TINY: dict[str, Any] = {"embed_dim": 48, "depth": 2, "num_heads": 3, "patch_size": 8}
 """The model of all checks but those of speed."""
 RESNET = "resnet29_w32_cifar"
 STARTED = ("finetune", "lora", "small-finetune", "linear-probe", "paper-finetune")
@@ -237,11 +238,11 @@ def agreement(device: torch.device, sizes: Sizes) -> Checks:
         return equal_enough({"mean difference": float((ours - theirs).abs().mean())}, "mean difference", 1e-4)
 
     def steps(recipe: str) -> Row:
-        shape = {} if recipe in STARTED else {"model": RESNET} if recipe == "cnn" else TINY
+        shape: dict[str, Any] = {} if recipe in STARTED else {"model": RESNET} if recipe == "cnn" else TINY
         found = []
         for where in (CPU, device):
             # Without dropout and drop path, which draw other numbers on another device.
-            options = {"precision": "fp32", "dropout": 0.0, "drop_path": 0.0, **shape}
+            options: dict[str, Any] = {"precision": "fp32", "dropout": 0.0, "drop_path": 0.0, **shape}
             with training(where, sizes, recipe, **options) as trainer:
                 before = flat(trainer.module)
                 losses = [float(loss) for loss in train(trainer, 2)]
@@ -278,7 +279,7 @@ def agreement(device: torch.device, sizes: Sizes) -> Checks:
         )
 
     def resumed() -> Row:
-        options = {"epochs": 2, "progressive": 0.5, "precision": "fp32", **TINY}
+        options: dict[str, Any] = {"epochs": 2, "progressive": 0.5, "precision": "fp32", **TINY}
         with training(device, sizes, "small-data", **options) as whole:
             train(whole, 3)
             before = flat(whole.module)
@@ -295,11 +296,11 @@ def agreement(device: torch.device, sizes: Sizes) -> Checks:
         )
 
     for name, augmentation in augmentations.items():
-        yield f"augmentation: {name}", lambda augmentation=augmentation: augmented(augmentation)
+        yield f"augmentation: {name}", partial(augmented, augmentation)
     for recipe in RECIPES:
-        yield f"two steps of {recipe}", lambda recipe=recipe: steps(recipe)
+        yield f"two steps of {recipe}", partial(steps, recipe)
     for method in methods_for(vs.from_pretrained(BUILT_IN)):
-        yield f"heatmap: {method}", lambda method=method: heat(method)
+        yield f"heatmap: {method}", partial(heat, method)
     yield "Predictor", predictor
     yield "resumed run", resumed
 
@@ -329,7 +330,7 @@ def waits(device: torch.device, sizes: Sizes) -> Checks:
 
     for name, options in WAITING.items():
         recipe = name.partition(",")[0]
-        yield name, lambda recipe=recipe, options=options: steps(recipe, options)
+        yield name, partial(steps, recipe, options)
 
 
 def sharded(device: torch.device, sizes: Sizes) -> Checks:
@@ -338,13 +339,13 @@ def sharded(device: torch.device, sizes: Sizes) -> Checks:
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     if device.type == "cuda":
         torch.cuda.set_device(device.index or 0)
-    dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+    dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
     images = torch.from_numpy(noise(sizes.batch, sizes.image)).to(device).permute(0, 3, 1, 2) / 127.5 - 1
     labels = torch.arange(sizes.batch, device=device) % 10
 
     def start(optimizer: str, shards: bool) -> tuple[nn.Module, torch.optim.Optimizer]:
         torch.manual_seed(0)
-        shape = {"image_size": sizes.image, "num_classes": 10, **TINY}
+        shape: dict[str, Any] = {"image_size": sizes.image, "num_classes": 10, **TINY}
         model = vs.VisionTransformer(vs.ViTConfig(**shape)).to(device)
         if shards:
             distributed.shard(model, device)
@@ -381,7 +382,7 @@ def sharded(device: torch.device, sizes: Sizes) -> Checks:
 
     try:
         for optimizer in ("muon", "adamw"):
-            yield f"FSDP2 with {optimizer}", lambda optimizer=optimizer: compare(optimizer)
+            yield f"FSDP2 with {optimizer}", partial(compare, optimizer)
     finally:
         dist.destroy_process_group()
 
@@ -416,8 +417,7 @@ def compilation(device: torch.device, sizes: Sizes) -> Checks:
         }
         return equal_enough(row, "recompiled", 0)
 
-    yield "small-data, two sizes", lambda: run("small-data", progressive=0.5)
-    yield "small-data, one size", lambda: run("small-data", progressive=0.0)
+    yield "small-data", lambda: run("small-data", progressive=0.5)
     yield "deit", lambda: run("deit")
     yield "mae", lambda: run("mae", decoder_dim=32)
 
@@ -462,12 +462,16 @@ def run(part: str, device: torch.device, sizes: Sizes) -> Iterator[Row]:
         yield {"check": name, **row, "s": round(time.monotonic() - began, 1)}
 
 
+def report_of(part: str, conditions: Conditions, rows: list[Row]) -> str:
+    """The conditions, and the rows so far."""
+    return f"{conditions.heading(f'On a GPU: {part}')}\n\n{table(rows)}"
+
+
 def write(part: str, conditions: Conditions, rows: list[Row]) -> None:
     """Write the rows so far as Markdown and as JSON."""
     reports.RESULTS.mkdir(parents=True, exist_ok=True)
     path = reports.RESULTS / f"{datetime.date.today().isoformat()}-gpu_{part}"
-    text = f"{conditions.heading(f'On a GPU: {part}')}\n\n{table(rows)}\n"
-    path.with_suffix(".md").write_text(text, encoding="utf-8")
+    path.with_suffix(".md").write_text(f"{report_of(part, conditions, rows)}\n", encoding="utf-8")
     values = {**dataclasses.asdict(conditions), "rows": rows}
     path.with_suffix(".json").write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
 
@@ -492,7 +496,7 @@ def main() -> None:
         note(f"{arguments.part}: {', '.join(f'{name} {shown(value)}' for name, value in row.items())}")
         if arguments.out:  # after each check, in case the time limit ends a later one
             write(arguments.part, conditions, rows)
-    print(table(rows))
+    print(report_of(arguments.part, conditions, rows))
     sys.exit(any("failure" in row for row in rows))
 
 

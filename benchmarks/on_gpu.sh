@@ -9,13 +9,13 @@
 # accuracy:   the best of ten minutes; only if it is named; a SEED from 1 on adds to the numbers of those before
 #
 # Logs, tables as Markdown and JSON, and a table of the profiler go to $OUT, by default benchmarks/results. A
-# part that fails or reaches its limit does not stop the others: the last lines name it, and the exit status is
+# part that fails or reaches its limit does not stop the others: the last line names it, and the exit status is
 # 1. DATA is CIFAR-10 as `vitascope train` takes it; without a network, an archive of its images as files.
 # FOLDER has wheels of what this machine lacks of tyro, captum, timm and what they need. --dry takes tiny sizes
-# on a CPU, to test the script.
+# on a CPU, to test the script, by default into a new folder.
 set -u
 cd "$(dirname "$0")/.." || exit 2
-export OUT="${OUT:-benchmarks/results}" PYTHONPATH="src${PYTHONPATH:+:$PYTHONPATH}"
+export PYTHONPATH="src${PYTHONPATH:+:$PYTHONPATH}"
 data=cifar10 dry= seed=0 wheels=
 
 while [ $# -gt 0 ]; do
@@ -32,6 +32,8 @@ while [ $# -gt 0 ]; do
     shift
 done
 [ $# -gt 0 ] || set -- ceilings agreement waits sharded compilation throughput minute
+
+case $seed in '' | *[!0-9]*) echo "--seed is a number, not '$seed'" >&2; exit 2 ;; esac
 
 seconds() { # the limit of a part
     case $1 in
@@ -69,7 +71,7 @@ part() { # run one, within its limit
             batch_size=512 lr=0.004 randaugment=2 erase=0.25 cutmix=1.0 mixup=0.2 compile=true
         ;;
     minute--dry | accuracy--dry)
-        $limit benchmarks/same_minutes.py --data digits --minutes 0.1 --seeds 1 --only vitascope --out \
+        $limit benchmarks/same_minutes.py --data digits --minutes 0.08 --seeds 1 --only vitascope --out \
             device=cpu embed_dim=16 depth=1 num_heads=1
         ;;
     *--dry) $limit benchmarks/gpu_parts.py "$1" --device cpu --dry --out ;;
@@ -77,7 +79,10 @@ part() { # run one, within its limit
     esac
 }
 
+[ -n "${OUT:-}" ] || OUT=$([ -z "$dry" ] && echo benchmarks/results || mktemp -d)
+export OUT
 mkdir -p "$OUT" || exit 2
+echo "results: $OUT"
 if [ -n "$wheels" ]; then
     for package in tyro captum timm; do
         python3 -c "import $package" 2>/dev/null ||

@@ -880,7 +880,7 @@ def test_parts_on_a_gpu_have_ten_minutes_together(recorded) -> None:
     assert sum(limits) == 600
 
 
-@pytest.mark.parametrize("words", [("waits", "throughputs"), ("--wet",), ("--data",)])
+@pytest.mark.parametrize("words", [("waits", "throughputs"), ("--wet",), ("--data",), ("--seed", "x")])
 def test_on_gpu_rejects_unknown_parts_and_options(words: tuple[str, ...], recorded, tmp_path: Path) -> None:
     ended = on_gpu(recorded, *words)
     assert (ended.returncode, ended.stdout) == (2, "")
@@ -896,26 +896,37 @@ def test_wheels_are_installed_for_what_a_gpu_machine_lacks(recorded, tmp_path: P
     assert shlex.join(words).count("--no-index --find-links folder tyro") == 1
 
 
-def test_every_part_for_a_gpu_runs_at_tiny_size(tmp_path: Path) -> None:
-    env = {
-        **{**os.environ, "OUT": str(tmp_path), "OMP_NUM_THREADS": "1"},
-        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
-    }
-    ended = on_gpu(env, "--dry")
-    assert ended.returncode == 0, ended.stdout[-8000:] + ended.stderr
-    for part in gpu_parts.PARTS:
-        (path,) = tmp_path.glob(f"*-gpu_{part}.json")
-        rows = json.loads(path.read_text())["rows"]
-        assert rows
-        assert not any("failure" in row for row in rows)
-        assert path.with_suffix(".md").read_text().count("\n| ") == len(rows) + 2
+@pytest.mark.parametrize("part", ["ceilings", "agreement", "waits", "sharded", "compilation"])
+def test_every_part_for_a_gpu_passes_at_tiny_size(part: str, tmp_path: Path) -> None:
+    dry_run(part, tmp_path)
+    (path,) = tmp_path.glob(f"*-gpu_{part}.json")
+    rows = json.loads(path.read_text())["rows"]
+    assert rows
+    assert not any("failure" in row for row in rows)
+    assert path.with_suffix(".md").read_text().count("\n| ") == len(rows) + 2
+
+
+def test_throughput_for_a_gpu_runs_at_tiny_size_in_each_mode(tmp_path: Path) -> None:
+    dry_run("throughput", tmp_path)
     (path,) = tmp_path.glob("*-gpu_training.json")
     cases = json.loads(path.read_text())["cases"]
-    assert len(cases) == 3
+    assert len(cases) == 2
     for entrants in cases.values():
         assert {entrant["mode"] for entrant in entrants} == set(gpu_training.MODES)
         ours = [entrant for entrant in entrants if entrant["name"] == gpu_training.OURS]
         assert [bool(entrant["launches"]) for entrant in ours] == [True, False, False]
+
+
+def test_training_for_a_gpu_runs_at_tiny_size(tmp_path: Path) -> None:
+    dry_run("minute", tmp_path)
+    assert {path.suffix for path in tmp_path.glob("*-same_minutes.*")} == {".json", ".md", ".png"}
+
+
+def dry_run(part: str, out: Path) -> None:
+    """Run a part of on_gpu.sh on this machine's CPU, with one thread: its tensors are tiny."""
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    ended = on_gpu({**os.environ, "OUT": str(out), "OMP_NUM_THREADS": "1", "PATH": path}, "--dry", part)
+    assert ended.returncode == 0, ended.stdout[-8000:] + ended.stderr
 
 
 def test_a_failed_check_has_its_reason_and_the_next_ones_run(monkeypatch, results) -> None:
@@ -940,6 +951,30 @@ def test_a_failed_check_has_its_reason_and_the_next_ones_run(monkeypatch, result
         "KeyError: 'missing'",
         None,
     ]
+
+
+def test_a_profile_counts_launches_and_the_time_of_kernels() -> None:
+    def event(name: str, device: str, start: float, end: float, annotation: bool = False) -> object:
+        return SimpleNamespace(
+            name=name,
+            device_type=SimpleNamespace(name=device),
+            time_range=SimpleNamespace(start=start, end=end),
+            is_user_annotation=annotation,
+        )
+
+    events = [
+        event("aten::mm", "CPU", 0, 90),
+        event("cudaLaunchKernel", "CPU", 1, 2),
+        event("cuLaunchKernelEx", "CPU", 3, 4),
+        event("cudaGraphLaunch", "CPU", 5, 6),
+        event("cudaMemcpyAsync", "CPU", 7, 8),
+        event("cudaDeviceSynchronize", "CPU", 8, 90),
+        event("gemm", "CUDA", 20, 40),
+        event("copy", "CUDA", 30, 60),
+        event("Optimizer.step#AdamW.step", "CUDA", 10, 90, annotation=True),
+    ]
+    launched, busy = gpu_training.seen(events)
+    assert (launched, busy) == (4, pytest.approx(40e-6))
 
 
 def test_the_time_in_which_kernels_run_counts_overlaps_once() -> None:
