@@ -469,8 +469,11 @@ def parse(given: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--device", default="auto", help="default auto")
     parser.add_argument("--precision", choices=("bf16", "fp32"), default="bf16", help="default bf16")
     parser.add_argument("--modes", nargs="+", choices=MODES, default=list(MODES), help="default: all")
-    parser.add_argument("--batch-sizes", nargs="+", type=positive, help="of each case (default 512 1024 256)")
-    parser.add_argument("--tiny", action="store_true", help="tiny models, for a test of the script")
+    sizes = parser.add_mutually_exclusive_group()
+    sizes.add_argument(
+        "--batch-sizes", nargs=len(CASES), type=positive, help="of each case (default 512 1024 256)"
+    )
+    sizes.add_argument("--tiny", action="store_true", help="tiny models, for a test of the script")
     parser.add_argument(
         "--backend", default="inductor", help="of torch.compile (default inductor); eager generates no code"
     )
@@ -501,25 +504,26 @@ def main() -> None:
     heading = conditions.heading("Training on a GPU", method=method, device=describe_device(device))
     sections: dict[str, list[Entrant]] = {}
     failures: list[str] = []
-    cases = (tiny(TINY), tiny(BASE)) if arguments.tiny else CASES
-    for case, batch_size in zip(cases, arguments.batch_sizes or [c.batch_size for c in cases], strict=True):
-        case = dataclasses.replace(case, batch_size=batch_size)
-        title = f"{case.title}, batch {batch_size}"
-        for mode in arguments.modes:
-            try:
-                with compiling_with(arguments.backend):
-                    found = measured(case, setting, mode, names, arguments)
-            except Exception as error:  # noqa: BLE001 - the next mode may run
-                traceback.print_exc()
-                failures.append(f"{title}, {mode}: {type(error).__name__}: {str(error)[:200]}")
-                continue
-            finally:
-                gc.collect()
-                torch.compiler.reset()
-                torch.cuda.empty_cache()
-            sections.setdefault(title, []).extend(found)
-            if arguments.out:  # in case a time limit ends a later mode
-                write(report_of(heading, sections, failures, arguments, names), conditions, sections)
+    cases: tuple[Case, ...] = (tiny(TINY), tiny(BASE)) if arguments.tiny else CASES
+    if arguments.batch_sizes:
+        pairs = zip(CASES, arguments.batch_sizes, strict=True)
+        cases = tuple(dataclasses.replace(case, batch_size=size) for case, size in pairs)
+    for mode, case in itertools.product(arguments.modes, cases):  # the modes that compile for long are last
+        title = f"{case.title}, batch {case.batch_size}"
+        try:
+            with compiling_with(arguments.backend):
+                found = measured(case, setting, mode, names, arguments)
+        except Exception as error:  # noqa: BLE001 - the next one may run
+            traceback.print_exc()
+            failures.append(f"{title}, {mode}: {type(error).__name__}: {str(error)[:200]}")
+            continue
+        finally:
+            gc.collect()
+            torch.compiler.reset()
+            torch.cuda.empty_cache()
+        sections.setdefault(title, []).extend(found)
+        if arguments.out:  # in case a time limit ends a later one
+            write(report_of(heading, sections, failures, arguments, names), conditions, sections)
     publish("gpu_training", report_of(heading, sections, failures, arguments, names), arguments)
     sys.exit(bool(failures))
 

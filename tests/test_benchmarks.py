@@ -878,6 +878,7 @@ def test_parts_on_a_gpu_have_ten_minutes_together(recorded) -> None:
     limits = [int(found[1]) for line in lines if (found := re.match(r"== \w+, at most (\d+) s", line))]
     assert len(limits) == 7
     assert sum(limits) == 600
+    assert "== throughput, at most 600 s" in on_gpu(recorded, "throughput").stdout
 
 
 @pytest.mark.parametrize("words", [("waits", "throughputs"), ("--wet",), ("--data",), ("--seed", "x")])
