@@ -15,6 +15,7 @@ from typing import Self
 
 import torch
 
+import vitascope as vs
 from vitascope.model.hardware import bf16_units
 
 PEERS = ("timm", "transformers", "torchvision")
@@ -78,6 +79,8 @@ def cpu_name() -> str:
 
 def describe_versions() -> str:
     """The versions of Python, torch, Pillow, vitascope and the installed peers."""
-    names = ("vitascope", "torch", "Pillow", *installed_peers())
-    versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in names)
-    return f"Python {platform.python_version()}, {versions}"
+    versions = [
+        f"{name} {importlib.metadata.version(name)}" for name in ("torch", "Pillow", *installed_peers())
+    ]
+    # Of the package that is imported, which need not be installed.
+    return ", ".join([f"Python {platform.python_version()}", f"vitascope {vs.__version__}", *versions])

@@ -2,39 +2,53 @@
 
     python benchmarks/gpu_training.py --out
     python benchmarks/gpu_training.py --peak-tflops 989 --out
-    python benchmarks/gpu_training.py --device cpu --depth 1 --batch-sizes 4 4 --steps 1 --matmul 256
+    python benchmarks/gpu_training.py --device cpu --tiny --steps 1 --matmul 256 --backend eager
 
-ViT-S/16 at 224 pixels and ViT-Ti/4 at 32, eager and under torch.compile, in bf16 autocast. Bare steps use one
-batch in GPU memory: forward, cross-entropy, backward, fused AdamW, zero_grad. Ours and timm's differ only in
-the model. The loop's steps are those of `vitascope train` with our model, AdamW and the recipe `small-data`
-without progressive resizing: the next batch of random images in GPU memory, crop or shift, flip, RandAugment,
-random erasing, clipping, the running average, and reading the loss every tenth step. All take turns in one
-process. The third command only tests the script on a CPU. The script takes a few minutes on an H200, most of
-them for compilation.
+ViT-Ti/4 at 32 pixels in batches of 512 and of 1,024, and ViT-B/16 at 224, in bf16 autocast: eager, under
+torch.compile, and under torch.compile with CUDA graphs. Bare steps use one batch in GPU memory: forward,
+cross-entropy, backward, fused AdamW or Muon, zero_grad. Ours and timm's differ only in the model. The loop's
+steps are those of `vitascope train` with our model, AdamW and the recipe `small-data` without progressive
+resizing: the next batch of random images in GPU memory, crop or shift, flip, RandAugment, random erasing,
+clipping, the running average, and reading the loss every tenth step. All of a mode take turns in one process.
+The third command only tests the script on a CPU. With --out the numbers so far are written after each mode.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
+import datetime
+import functools
 import gc
 import importlib.util
 import itertools
+import json
+import math
+import re
 import statistics
+import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.autograd.profiler_util import FunctionEvent
+from torch.profiler import ProfilerActivity, profile
 
+import reports
 import vitascope as vs
 from conditions import Conditions
 from contest import positive, rate, ratio
 from contestants import make_torchvision_importable
+from launches import Launches
 from reports import markdown_table, note, publish
 from vitascope.data.splits import ImageSet, Splits
 from vitascope.data.targets import ClassIndices
@@ -49,7 +63,17 @@ from vitascope.training.train import build_trainer, prepare
 Step = Callable[[], object]
 
 OURS, TIMM, LOOP, MATMUL = "vitascope, bare step", "timm, bare step", "vitascope, complete loop", "matmul"
-MODES = ("eager", "compiled")
+MUON = "vitascope, bare step with Muon"
+MODES: dict[str, dict[str, Any] | None] = {
+    "eager": None,
+    "compiled": {"dynamic": False},
+    "graphs": {"dynamic": False, "mode": "reduce-overhead"},
+}
+"""The options of torch.compile; None does not compile."""
+LAUNCHING = re.compile("cu(da)?(LaunchKernel|GraphLaunch|Memcpy|Memset)")
+"""Names of the calls by which the host starts work on a GPU, as the profiler has them."""
+PROFILED = 3
+"""Steps in the profiler."""
 BATCHES_AN_EPOCH = 4
 """Batches per epoch of the loop's data, all of the same size."""
 
@@ -58,8 +82,12 @@ Medians over the rounds. The time of a round is that of all its steps, from an i
 timm": images per second over timm's in the same mode. "of the bare step": the loop's images per second over
 our bare step's. "of the ceiling": operations per second of the model's matrix products, counted for every
 token through every block, three forward passes per step, over those of the large bf16 product that took turns
-with the models. "of the data sheet": the same over --peak-tflops. "first step": with compilation; the loop's
-model is already compiled for the bare step. Random weights, random images."""
+with the models. "of the data sheet": the same over --peak-tflops. "launches": calls per step that start
+kernels, CUDA graphs or copies; on a CPU, where only eager steps are counted, operations that are no views.
+"idle": the share of a step in which no kernel runs, by the profiler's kernels and the time without it. "GB":
+the most GPU memory while the entrant is built and takes its first steps, beyond that of the entrants before
+it. "first step": with compilation; the loop's model is already compiled for the bare step. Random weights,
+random images."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -91,24 +119,30 @@ class Case:
         )
 
 
-CASES = (
-    Case(
-        title="ViT-S/16 at 224 pixels",
-        model="vit_s16",
-        image_size=224,
-        patch_size=16,
-        num_classes=1000,
-        batch_size=256,
-    ),
-    Case(
-        title="ViT-Ti/4 at 32 pixels",
-        model="vit_ti16",
-        image_size=32,
-        patch_size=4,
-        num_classes=10,
-        batch_size=1024,
-    ),
+TINY = Case(
+    title="ViT-Ti/4 at 32 pixels",
+    model="vit_ti16",
+    image_size=32,
+    patch_size=4,
+    num_classes=10,
+    batch_size=512,
 )
+BASE = Case(
+    title="ViT-B/16 at 224 pixels",
+    model="vit_b16",
+    image_size=224,
+    patch_size=16,
+    num_classes=1000,
+    batch_size=256,
+)
+CASES = (TINY, dataclasses.replace(TINY, batch_size=1024), BASE)
+
+
+def tiny(case: Case) -> Case:
+    """The same with one narrow block, four patches, and a hundredth of the batch."""
+    return dataclasses.replace(
+        case, model="vit_ti16", depth=1, image_size=2 * case.patch_size, batch_size=case.batch_size // 100
+    )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -133,6 +167,60 @@ class Setting:
         return (time.perf_counter() - begun) / count
 
 
+@contextlib.contextmanager
+def compiling_with(backend: str) -> Iterator[None]:
+    """Within the context, `Module.compile` has another backend; "eager" generates no code."""
+    compile_module = nn.Module.compile
+    with mock.patch.object(nn.Module, "compile", functools.partialmethod(compile_module, backend=backend)):
+        yield
+
+
+@dataclasses.dataclass(frozen=True)
+class Profile:
+    """What a profiler sees of a step; None where it sees nothing."""
+
+    launches: float | None
+    """Calls that start work on the device."""
+    busy: float | None
+    """Seconds in which a kernel runs."""
+    table: str = ""
+    """The operations that take longest."""
+
+
+def profiled(step: Step, setting: Setting, mode: str) -> Profile:
+    """Profile a step: on a GPU by its kernels, on a CPU by the operations of an eager step."""
+    if setting.device.type != "cuda":
+        if mode != "eager":
+            return Profile(None, None)
+        with Launches() as launches:
+            step()
+        return Profile(launches.counts.total(), None)
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as found:
+        setting.seconds(step, PROFILED)
+    launched, busy = seen(found.events() or [])
+    table = found.key_averages().table(sort_by="self_cuda_time_total", row_limit=40)
+    return Profile(launched / PROFILED, busy / PROFILED, table)
+
+
+def seen(events: Iterable[FunctionEvent]) -> tuple[int, float]:
+    """The number of calls that start work on a GPU, and the seconds in which it works."""
+    launched, spans = 0, []
+    for event in events:
+        launched += LAUNCHING.match(event.name) is not None
+        if event.device_type.name == "CUDA" and not event.is_user_annotation:
+            spans.append((event.time_range.start, event.time_range.end))  # in microseconds
+    return launched, covered(spans) / 1e6
+
+
+def covered(spans: Sequence[tuple[float, float]]) -> float:
+    """The length of the union of intervals."""
+    total, reached = 0.0, -math.inf
+    for start, end in sorted(spans):
+        total += max(0.0, end - max(start, reached))
+        reached = max(reached, end)
+    return total
+
+
 @dataclasses.dataclass(kw_only=True)
 class Entrant:
     """A competitor, and its seconds per step in each round."""
@@ -146,12 +234,22 @@ class Entrant:
     """Floating-point operations per step; a multiply-add counts as 2."""
     first: float = 0.0
     """Duration of the first step in seconds."""
+    memory: int | None = None
+    """Bytes of GPU memory at most, beyond that of the entrants before it."""
+    profile: Profile | None = None
     times: list[float] = dataclasses.field(default_factory=list)
 
     @property
     def images_per_second(self) -> float:
         """In the median round."""
         return self.images / statistics.median(self.times)
+
+    @property
+    def idle(self) -> float | None:
+        """The share of the median step in which the device has nothing to do."""
+        if self.profile is None or self.profile.busy is None:
+            return None
+        return max(0.0, 1 - self.profile.busy / statistics.median(self.times))
 
     @property
     def flops_per_second(self) -> float:
@@ -186,12 +284,23 @@ def bare_step(model: nn.Module, optimizer: torch.optim.Optimizer, case: Case, se
     return step
 
 
-def our_step(case: Case, config: ViTConfig, setting: Setting, mode: str) -> Step:
-    """Our model with the optimizer of `vitascope train`."""
-    model = VisionTransformer(config).to(setting.device).train()
-    if mode == "compiled":
-        model.compile()
-    return bare_step(model, optimizer_of(model, case.config().optimization), case, setting)
+def our_model(config: ViTConfig, setting: Setting, mode: str) -> nn.Module:
+    """Our model, compiled if the mode says so."""
+    return compiled(VisionTransformer(config).to(setting.device).train(), mode)
+
+
+def compiled(model: nn.Module, mode: str) -> nn.Module:
+    """The same model, compiled in place by its first step."""
+    options = MODES[mode]
+    if options is not None:
+        model.compile(**options)
+    return model
+
+
+def our_step(case: Case, model: nn.Module, setting: Setting, optimizer: str) -> Step:
+    """Our model with an optimizer of `vitascope train`."""
+    options = case.config().replace(optimizer=optimizer).optimization
+    return bare_step(model, optimizer_of(model, options), case, setting)
 
 
 def timm_step(case: Case, config: ViTConfig, setting: Setting, mode: str) -> Step:
@@ -215,9 +324,7 @@ def timm_step(case: Case, config: ViTConfig, setting: Setting, mode: str) -> Ste
     count = sum(parameter.numel() for parameter in model.parameters())
     if count != config.num_parameters:
         raise ValueError(f"timm's model has {count:,} parameters, ours {config.num_parameters:,}")
-    model = model.to(setting.device).train()
-    if mode == "compiled":
-        model.compile()
+    model = compiled(model.to(setting.device).train(), mode)
     options = case.config().optimization
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=options.lr, weight_decay=options.weight_decay, fused=True
@@ -254,25 +361,42 @@ def matmul(side: int, device: torch.device) -> Entrant:
     )
 
 
-def entrants(
-    case: Case, setting: Setting, modes: Sequence[str], names: Sequence[str], run: Path
-) -> list[Entrant]:
-    """Build all entrants of a case and run their first steps."""
+def entrants(case: Case, setting: Setting, mode: str, names: Sequence[str], run: Path) -> list[Entrant]:
+    """Build the entrants of a case in a mode, run their first steps and profile them."""
     splits = random_splits(case)
     config = prepare(case.config(), splits).plan.model
     assert isinstance(config, ViTConfig)
+    shared = functools.cache(lambda: our_model(config, setting, mode))  # compiled once for both optimizers
+    steps: dict[str, Callable[[], Step]] = {
+        TIMM: lambda: timm_step(case, config, setting, mode),
+        OURS: lambda: our_step(case, shared(), setting, "adamw"),
+        MUON: lambda: our_step(case, shared(), setting, "muon"),
+        LOOP: lambda: loop_step(case, splits, setting, mode, run),
+    }
     found = []
-    for mode, name in itertools.product(modes, names):
-        note(f"{case.title}: building {name}, {mode}")
-        if name == LOOP:
-            step = loop_step(case, splits, setting, mode, run)
-        else:
-            step = {OURS: our_step, TIMM: timm_step}[name](case, config, setting, mode)
+    for name in names:
+        if name == LOOP and mode == "graphs":
+            continue  # the loop has no CUDA graphs
+        note(f"{case.title}, batch {case.batch_size}: building {name}, {mode}")
+        before = memory_in_use(setting.device)
+        step = steps[name]()
         flops = 3 * config.flops * case.batch_size
         entrant = Entrant(name=name, mode=mode, step=step, images=case.batch_size, flops=flops)
         entrant.first = setting.seconds(step, 1)
+        setting.seconds(step, 2)  # CUDA graphs are captured in the second step
+        if before is not None:
+            entrant.memory = torch.cuda.max_memory_allocated(setting.device) - before
+        entrant.profile = profiled(step, setting, mode)
         found.append(entrant)
     return found
+
+
+def memory_in_use(device: torch.device) -> int | None:
+    """Bytes of a GPU that tensors take now; its maximum begins anew. None on a CPU."""
+    if device.type != "cuda":
+        return None
+    torch.cuda.reset_peak_memory_stats(device)
+    return torch.cuda.memory_allocated(device)
 
 
 def take_turns(found: Sequence[Entrant], setting: Setting, *, rounds: int, warmup: int, steps: int) -> None:
@@ -285,16 +409,18 @@ def take_turns(found: Sequence[Entrant], setting: Setting, *, rounds: int, warmu
 
 def table(found: Sequence[Entrant], peak_tflops: float | None) -> str:
     """One row per entrant; the matrix product is the ceiling."""
-    (ceiling,) = (entrant.flops_per_second for entrant in found if entrant.name == MATMUL)
+    ceiling = max(entrant.flops_per_second for entrant in found if entrant.name == MATMUL)
     models = [entrant for entrant in found if entrant.name != MATMUL]
     rates = {(entrant.name, entrant.mode): entrant.images_per_second for entrant in models}
     header = ["entrant", "mode", "images/s", "slowest to fastest round", "of timm", "of the bare step"]
     header += ["of the ceiling", *(["of the data sheet"] if peak_tflops else []), "first step"]
+    header += ["launches", "idle", "GB"]
     rows = []
     for entrant in models:
         speeds = [entrant.images / seconds for seconds in entrant.times]
         shares = [ceiling, peak_tflops * 1e12] if peak_tflops else [ceiling]
         bare = rates.get((OURS, entrant.mode)) if entrant.name == LOOP else None
+        launches = None if entrant.profile is None else entrant.profile.launches
         rows.append(
             (
                 entrant.name,
@@ -305,9 +431,20 @@ def table(found: Sequence[Entrant], peak_tflops: float | None) -> str:
                 "-" if bare is None else f"{entrant.images_per_second / bare:.1%}",
                 *(f"{entrant.flops_per_second / peak:.1%}" for peak in shares),
                 f"{entrant.first:.1f} s",
+                "-" if launches is None else f"{launches:,.0f}",
+                "-" if entrant.idle is None else f"{entrant.idle:.0%}",
+                "-" if entrant.memory is None else f"{entrant.memory / 1e9:.2f}",
             )
         )
     return f"{markdown_table(header, rows)}\n\nCeiling: {ceiling / 1e12:,.1f} TFLOP/s."
+
+
+def plain(entrant: Entrant) -> dict[str, Any]:
+    """The numbers of an entrant, for JSON."""
+    found = entrant.profile or Profile(None, None)
+    names = ("name", "mode", "images", "flops", "first", "memory", "times")
+    values = {name: getattr(entrant, name) for name in names}
+    return {**values, "launches": found.launches, "busy": found.busy}
 
 
 def describe_device(device: torch.device) -> str:
@@ -331,12 +468,14 @@ def parse(given: list[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--device", default="auto", help="default auto")
     parser.add_argument("--precision", choices=("bf16", "fp32"), default="bf16", help="default bf16")
-    parser.add_argument("--modes", nargs="+", choices=MODES, default=MODES, help="default: both")
-    parser.add_argument(
-        "--batch-sizes", nargs=len(CASES), type=positive, help="batch size per model (default 256 and 1024)"
+    parser.add_argument("--modes", nargs="+", choices=MODES, default=list(MODES), help="default: all")
+    sizes = parser.add_mutually_exclusive_group()
+    sizes.add_argument(
+        "--batch-sizes", nargs=len(CASES), type=positive, help="of each case (default 512 1024 256)"
     )
+    sizes.add_argument("--tiny", action="store_true", help="tiny models, for a test of the script")
     parser.add_argument(
-        "--depth", type=positive, help="blocks, for a test of the script (default: the models')"
+        "--backend", default="inductor", help="of torch.compile (default inductor); eager generates no code"
     )
     parser.add_argument("--rounds", type=positive, default=5, help="interleaved rounds (default 5)")
     parser.add_argument("--warmup", type=positive, default=3, help="untimed steps per round (default 3)")
@@ -354,27 +493,79 @@ def main() -> None:
     device = resolve_device(arguments.device)
     dtype = torch.bfloat16 if arguments.precision == "bf16" else torch.float32
     setting = Setting(device=device, dtype=dtype)
-    names = [OURS, LOOP] if importlib.util.find_spec("timm") is None else [TIMM, OURS, LOOP]
+    names = [OURS, MUON, LOOP]
+    if importlib.util.find_spec("timm") is not None:
+        names.insert(0, TIMM)
     method = (
         f"{arguments.precision}, one process; interleaved rounds: {arguments.rounds}; warm-up steps per "
         f"round: {arguments.warmup}; timed steps per round: {arguments.steps}; medians"
     )
-    report = (
-        Conditions.now().heading("Training on a GPU", method=method, device=describe_device(device)) + "\n"
-    )
-    for case, batch_size in zip(CASES, arguments.batch_sizes or [c.batch_size for c in CASES], strict=True):
-        case = dataclasses.replace(case, batch_size=batch_size, depth=arguments.depth)
-        with tempfile.TemporaryDirectory() as run:
-            found = entrants(case, setting, arguments.modes, names, Path(run))
-            found.append(matmul(arguments.matmul, device))
-            counts = {"rounds": arguments.rounds, "warmup": arguments.warmup, "steps": arguments.steps}
-            take_turns(found, setting, **counts)
-        report += f"\n## {case.title}, batch {batch_size}\n\n{table(found, arguments.peak_tflops)}\n"
-        found.clear()  # frees the GPU's memory for the next case
-        gc.collect()
-        torch.compiler.reset()
-    missing = "" if TIMM in names else "\nNot installed, so left out: timm.\n"
-    publish("gpu_training", f"{report}{missing}\n{NOTES}", arguments)
+    conditions = Conditions.now()
+    heading = conditions.heading("Training on a GPU", method=method, device=describe_device(device))
+    sections: dict[str, list[Entrant]] = {}
+    failures: list[str] = []
+    cases: tuple[Case, ...] = (tiny(TINY), tiny(BASE)) if arguments.tiny else CASES
+    if arguments.batch_sizes:
+        pairs = zip(CASES, arguments.batch_sizes, strict=True)
+        cases = tuple(dataclasses.replace(case, batch_size=size) for case, size in pairs)
+    for mode, case in itertools.product(arguments.modes, cases):  # the modes that compile for long are last
+        title = f"{case.title}, batch {case.batch_size}"
+        try:
+            with compiling_with(arguments.backend):
+                found = measured(case, setting, mode, names, arguments)
+        except Exception as error:  # noqa: BLE001 - the next one may run
+            traceback.print_exc()
+            failures.append(f"{title}, {mode}: {type(error).__name__}: {str(error)[:200]}")
+            continue
+        finally:
+            gc.collect()
+            torch.compiler.reset()
+            torch.cuda.empty_cache()
+        sections.setdefault(title, []).extend(found)
+        if arguments.out:  # in case a time limit ends a later one
+            write(report_of(heading, sections, failures, arguments, names), conditions, sections)
+    publish("gpu_training", report_of(heading, sections, failures, arguments, names), arguments)
+    sys.exit(bool(failures))
+
+
+def measured(
+    case: Case, setting: Setting, mode: str, names: Sequence[str], arguments: argparse.Namespace
+) -> list[Entrant]:
+    """The entrants of a case in a mode after all rounds, without their models."""
+    with tempfile.TemporaryDirectory() as run:
+        found = entrants(case, setting, mode, names, Path(run))
+        found.append(matmul(arguments.matmul, setting.device))
+        counts = {"rounds": arguments.rounds, "warmup": arguments.warmup, "steps": arguments.steps}
+        take_turns(found, setting, **counts)
+    return [dataclasses.replace(entrant, step=int) for entrant in found]  # frees the GPU's memory
+
+
+def report_of(
+    heading: str,
+    sections: dict[str, list[Entrant]],
+    failures: Sequence[str],
+    arguments: argparse.Namespace,
+    names: Sequence[str],
+) -> str:
+    """The report so far."""
+    tables = [f"## {title}\n\n{table(found, arguments.peak_tflops)}" for title, found in sections.items()]
+    failed = [f"Failed: {failure}" for failure in failures]
+    missing = [] if TIMM in names else ["Not installed, so left out: timm."]
+    return "\n\n".join([heading, *tables, *failed, *missing, NOTES])
+
+
+def write(report: str, conditions: Conditions, sections: dict[str, list[Entrant]]) -> None:
+    """Write the report, the raw numbers, and the profiler's table of the first eager step of the loop."""
+    path = reports.RESULTS / f"{datetime.date.today().isoformat()}-gpu_training"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.with_suffix(".md").write_text(f"{report}\n", encoding="utf-8")
+    cases = {title: [plain(entrant) for entrant in found] for title, found in sections.items()}
+    values = {**dataclasses.asdict(conditions), "cases": cases}
+    path.with_suffix(".json").write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
+    loops = [entrant for found in sections.values() for entrant in found if entrant.name == LOOP]
+    for entrant in loops[:1]:
+        if entrant.profile is not None and entrant.profile.table:
+            path.with_suffix(".profile.txt").write_text(entrant.profile.table, encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ import argparse
 import dataclasses
 import datetime
 import json
+import os
 import re
 import sys
 from abc import ABC, abstractmethod
@@ -16,7 +17,8 @@ from typing import Any, ClassVar, Self
 from conditions import Conditions
 from vitascope.errors import UserError
 
-RESULTS = Path(__file__).parent / "results"
+RESULTS = Path(os.environ.get("OUT") or Path(__file__).parent / "results")
+"""Where reports go: $OUT if it is set."""
 
 
 def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -35,7 +37,7 @@ def publish(name: str, report: str, arguments: argparse.Namespace) -> None:
     print(report)
     if arguments.out:
         path = RESULTS / f"{datetime.date.today().isoformat()}-{name}.md"
-        path.parent.mkdir(exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(f"{report}\n", encoding="utf-8")
         note(f"wrote {path}")
 
@@ -71,7 +73,7 @@ class Numbers(Conditions, ABC):
 
     def write(self) -> None:
         """Write all raw numbers."""
-        RESULTS.mkdir(exist_ok=True)
+        RESULTS.mkdir(parents=True, exist_ok=True)
         path = RESULTS / f"{datetime.date.today().isoformat()}-{self.name}.json"
         path.write_text(json.dumps(dataclasses.asdict(self), indent=1) + "\n", encoding="utf-8")
 

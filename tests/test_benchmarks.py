@@ -8,6 +8,7 @@ import functools
 import importlib
 import inspect
 import itertools
+import json
 import math
 import os
 import re
@@ -626,20 +627,19 @@ def test_row_of_uneven_classes_has_means_over_the_seeds() -> None:
     assert row == ("sampling", "62.5", "100.0, 25.0", "60.0", "75.0", "50.0")
 
 
-gpu_training, same_minutes = load("gpu_training"), load("same_minutes")
+gpu_parts, gpu_training, same_minutes = map(load, ("gpu_parts", "gpu_training", "same_minutes"))
 
 
 @pytest.fixture
 def tiny_case() -> object:
     """A model and images for very short training on a CPU."""
-    case = gpu_training.CASES[1]
-    return dataclasses.replace(case, image_size=8, num_classes=3, batch_size=4, depth=1)
+    return dataclasses.replace(gpu_training.TINY, image_size=8, num_classes=3, batch_size=4, depth=1)
 
 
 def test_bare_steps_and_the_loop_have_the_same_model_and_batch_size(tiny_case, tmp_path: Path) -> None:
     setting = gpu_training.Setting(device=torch.device("cpu"), dtype=torch.float32)
     names = [gpu_training.OURS, gpu_training.LOOP]
-    found = gpu_training.entrants(tiny_case, setting, ["eager"], names, tmp_path)
+    found = gpu_training.entrants(tiny_case, setting, "eager", names, tmp_path)
     assert [(entrant.name, entrant.images) for entrant in found] == [(name, 4) for name in names]
     assert len({entrant.flops for entrant in found}) == 1
     assert all(entrant.first > 0 for entrant in found)
@@ -651,7 +651,7 @@ def test_bare_steps_and_the_loop_have_the_same_model_and_batch_size(tiny_case, t
     before = [parameter.clone() for parameter in bare["model"].parameters()]
     gpu_training.take_turns(found, setting, rounds=2, warmup=1, steps=2)
     assert all(len(entrant.times) == 2 for entrant in found)
-    assert loop["trainer"].step == 7  # the first one, and three in each round
+    assert loop["trainer"].step == 10  # four to start, and three in each round
     pairs = zip(before, bare["model"].parameters(), strict=True)
     assert all(not torch.equal(old, new) for old, new in pairs)
     assert loop["trainer"].train_loader.batches_per_epoch == 4
@@ -673,6 +673,7 @@ def test_gpu_table_compares_within_a_mode_and_with_the_ceilings() -> None:
         for name, second in seconds.items()
         if (times := [factor * second, 9 * factor * second, factor * second / 2])
     ]
+    found[2].profile = gpu_training.Profile(launches=1250.0, busy=0.1)  # of 0.125 s
     ceiling = gpu_training.Entrant(
         name="matmul", mode="eager", step=int, images=0, flops=10**12, times=[0.05]
     )
@@ -689,6 +690,9 @@ def test_gpu_table_compares_within_a_mode_and_with_the_ceilings() -> None:
             "40.0%",
             "20.0%",
             "1.0 s",
+            "1,250",
+            "20%",
+            "-",
         )
     ]
     assert [row[4] for row in rows] == 2 * ["1.00", "2.00", "1.60"]
@@ -822,15 +826,33 @@ def test_same_minutes_gives_options_to_ours_alone_and_resumes(contest, results, 
         run_same_minutes(monkeypatch, "minutes=3")
 
 
-@pytest.mark.parametrize("part", ["minute", "accuracy"])
-def test_options_for_a_gpu_are_those_of_a_small_model(part: str, tmp_path: Path) -> None:
+@pytest.fixture
+def recorded(tmp_path: Path) -> dict[str, str]:
+    """An environment for on_gpu.sh in which python3 only appends its arguments to `arguments`, a line each.
+
+    It ends with $STATUS if $FAILING has its second argument.
+    """
     program = tmp_path / "python3"
-    program.write_text(f"#!/bin/sh\nprintf '%s\\n' \"$@\" > {tmp_path}/arguments\n")
+    program.write_text(
+        f"#!/bin/sh\nprintf '%s\\n' \"$@\" >> {tmp_path}/arguments\n"
+        'case " $FAILING " in *" $2 "*) exit "$STATUS" ;; esac\n'
+    )
     program.chmod(0o755)
-    env = {**os.environ, "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"}
-    subprocess.run(["sh", ROOT / "benchmarks" / "on_gpu.sh", part, "photos"], env=env, check=True)
+    path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
+    return {**os.environ, "PATH": path, "OUT": str(tmp_path / "out"), "FAILING": "", "STATUS": "1"}
+
+
+def on_gpu(env: dict[str, str], *words: str) -> subprocess.CompletedProcess[str]:
+    command = ["sh", str(ROOT / "benchmarks" / "on_gpu.sh"), *words]
+    return subprocess.run(command, env=env, capture_output=True, text=True)
+
+
+@pytest.mark.parametrize("part", ["minute", "accuracy"])
+def test_options_for_a_gpu_are_those_of_a_small_model(part: str, recorded, tmp_path: Path) -> None:
+    assert on_gpu(recorded, "--data", "photos", part).returncode == 0
     script, *given = (tmp_path / "arguments").read_text().splitlines()
     assert script == "benchmarks/same_minutes.py"
+    assert same_minutes.parse(given).data == "photos"
     words = same_minutes.parse(given).options
     config = vs.TrainConfig.from_recipe(
         "small-data", **same_minutes.named_values(words, fixed=same_minutes.FIXED)
@@ -838,6 +860,127 @@ def test_options_for_a_gpu_are_those_of_a_small_model(part: str, tmp_path: Path)
     architecture = config.architecture
     model = named_config("cct_mini", **architecture.model_options, **architecture.chosen())
     assert model.num_parameters < 6_300_000
+
+
+def test_failed_parts_on_a_gpu_are_listed_and_stop_no_others(recorded, tmp_path: Path) -> None:
+    ended = on_gpu({**recorded, "FAILING": "agreement sharded"})
+    assert ended.returncode == 1
+    assert ended.stdout.splitlines()[-1] == "failed: agreement sharded"
+    ended = on_gpu({**recorded, "FAILING": "waits", "STATUS": "124"})  # as of timeout
+    assert (ended.returncode, ended.stdout.splitlines()[-1]) == (1, "failed: waits (time limit)")
+    logs = {path.stem for path in (tmp_path / "out").iterdir()}
+    assert logs == {*gpu_parts.PARTS, "throughput", "minute"}
+    assert on_gpu(recorded, "waits", "minute").stdout.endswith("all parts passed: waits minute\n")
+
+
+def test_parts_on_a_gpu_have_ten_minutes_together(recorded) -> None:
+    lines = on_gpu(recorded).stdout.splitlines()
+    limits = [int(found[1]) for line in lines if (found := re.match(r"== \w+, at most (\d+) s", line))]
+    assert len(limits) == 7
+    assert sum(limits) == 600
+    assert "== throughput, at most 600 s" in on_gpu(recorded, "throughput").stdout
+
+
+@pytest.mark.parametrize("words", [("waits", "throughputs"), ("--wet",), ("--data",), ("--seed", "x")])
+def test_on_gpu_rejects_unknown_parts_and_options(words: tuple[str, ...], recorded, tmp_path: Path) -> None:
+    ended = on_gpu(recorded, *words)
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert len(ended.stderr.splitlines()) == 1
+    assert not (tmp_path / "arguments").exists()
+
+
+def test_wheels_are_installed_for_what_a_gpu_machine_lacks(recorded, tmp_path: Path) -> None:
+    recorded["FAILING"] = "import tyro"  # python3 -c "import tyro"
+    assert on_gpu(recorded, "--wheels", "folder", "waits").returncode == 0
+    words = (tmp_path / "arguments").read_text().split()
+    assert words.count("install") == 1
+    assert shlex.join(words).count("--no-index --find-links folder tyro") == 1
+
+
+@pytest.mark.parametrize("part", ["ceilings", "agreement", "waits", "sharded", "compilation"])
+def test_every_part_for_a_gpu_passes_at_tiny_size(part: str, tmp_path: Path) -> None:
+    dry_run(part, tmp_path)
+    (path,) = tmp_path.glob(f"*-gpu_{part}.json")
+    rows = json.loads(path.read_text())["rows"]
+    assert rows
+    assert not any("failure" in row for row in rows)
+    assert path.with_suffix(".md").read_text().count("\n| ") == len(rows) + 2
+
+
+def test_throughput_for_a_gpu_runs_at_tiny_size_in_each_mode(tmp_path: Path) -> None:
+    dry_run("throughput", tmp_path)
+    (path,) = tmp_path.glob("*-gpu_training.json")
+    cases = json.loads(path.read_text())["cases"]
+    assert len(cases) == 2
+    for entrants in cases.values():
+        assert {entrant["mode"] for entrant in entrants} == set(gpu_training.MODES)
+        ours = [entrant for entrant in entrants if entrant["name"] == gpu_training.OURS]
+        assert [bool(entrant["launches"]) for entrant in ours] == [True, False, False]
+
+
+def test_training_for_a_gpu_runs_at_tiny_size(tmp_path: Path) -> None:
+    dry_run("minute", tmp_path)
+    assert {path.suffix for path in tmp_path.glob("*-same_minutes.*")} == {".json", ".md", ".png"}
+
+
+def dry_run(part: str, out: Path) -> None:
+    """Run a part of on_gpu.sh on this machine's CPU, with one thread: its tensors are tiny."""
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    ended = on_gpu({**os.environ, "OUT": str(out), "OMP_NUM_THREADS": "1", "PATH": path}, "--dry", part)
+    assert ended.returncode == 0, ended.stdout[-8000:] + ended.stderr
+
+
+def test_a_failed_check_has_its_reason_and_the_next_ones_run(monkeypatch, results) -> None:
+    def checks(device: torch.device, sizes: object) -> object:
+        yield "unequal", lambda: gpu_parts.equal_enough({"difference": 0.5, "steps": 2}, "difference", 0.1)
+        yield "nan", lambda: gpu_parts.equal_enough({"difference": math.nan}, "difference", 0.1)
+        yield "wrong", lambda: {}["missing"]
+        yield "right", lambda: gpu_parts.equal_enough({"difference": 0.1}, "difference", 0.1)
+
+    monkeypatch.setitem(gpu_parts.PARTS, "waits", checks)
+    monkeypatch.setattr(sys, "argv", ["gpu_parts.py", "waits", "--device", "cpu", "--dry", "--out"])
+    with pytest.raises(SystemExit) as ended:
+        gpu_parts.main()
+    assert ended.value.code == 1
+    (path,) = results.glob("*-gpu_waits.json")
+    rows = json.loads(path.read_text())["rows"]
+    assert [row["check"] for row in rows] == ["unequal", "nan", "wrong", "right"]
+    assert rows[0]["steps"] == 2
+    assert [row.get("failure") for row in rows] == [
+        "difference: 0.5, more than 0.1",
+        "difference: nan, more than 0.1",
+        "KeyError: 'missing'",
+        None,
+    ]
+
+
+def test_a_profile_counts_launches_and_the_time_of_kernels() -> None:
+    def event(name: str, device: str, start: float, end: float, annotation: bool = False) -> object:
+        return SimpleNamespace(
+            name=name,
+            device_type=SimpleNamespace(name=device),
+            time_range=SimpleNamespace(start=start, end=end),
+            is_user_annotation=annotation,
+        )
+
+    events = [
+        event("aten::mm", "CPU", 0, 90),
+        event("cudaLaunchKernel", "CPU", 1, 2),
+        event("cuLaunchKernelEx", "CPU", 3, 4),
+        event("cudaGraphLaunch", "CPU", 5, 6),
+        event("cudaMemcpyAsync", "CPU", 7, 8),
+        event("cudaDeviceSynchronize", "CPU", 8, 90),
+        event("gemm", "CUDA", 20, 40),
+        event("copy", "CUDA", 30, 60),
+        event("Optimizer.step#AdamW.step", "CUDA", 10, 90, annotation=True),
+    ]
+    launched, busy = gpu_training.seen(events)
+    assert (launched, busy) == (4, pytest.approx(40e-6))
+
+
+def test_the_time_in_which_kernels_run_counts_overlaps_once() -> None:
+    assert gpu_training.covered([(5.0, 6.0), (0.0, 2.0), (1.0, 3.0), (1.5, 2.5)]) == 4.0
+    assert gpu_training.covered([]) == 0.0
 
 
 def test_our_side_of_same_minutes_has_the_curve_of_its_run(monkeypatch) -> None:

@@ -1,0 +1,504 @@
+"""Check vitascope on a GPU: what its numbers, waits, shards and graphs are there, one part after the other.
+
+    python benchmarks/gpu_parts.py ceilings --out
+    python benchmarks/gpu_parts.py agreement --device cpu --dry
+
+`benchmarks/on_gpu.sh` calls the parts, each with a time limit:
+
+- ceilings: versions, matrix products and copies of this machine;
+- agreement: the GPU beside the CPU in fp32: augmentation, two steps of each recipe, each heatmap, a
+  `Predictor`, and a resumed run;
+- waits: training steps in which waiting for the GPU is an error;
+- sharded: FSDP2 in one process with Muon, clipped gradients, saving and restoring;
+- compilation: graphs, recompilations and seconds of a compiled run.
+
+Every row is a check of its own. One that fails has its reason in the table, the others are run, and the exit
+status is 1. With --out the rows so far are in benchmarks/results, or in the folder $OUT, after each check.
+`--dry` takes tiny sizes, on a CPU gloo in place of NCCL, and no code generation.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import datetime
+import itertools
+import json
+import os
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+import reports
+import vitascope as vs
+from conditions import Conditions
+from gpu_training import Setting, compiling_with, describe_device
+from reports import markdown_table, note
+from vitascope.data.augment import Augmentation
+from vitascope.data.randaugment import RandAugment
+from vitascope.data.splits import ImageSet, Splits
+from vitascope.data.targets import ClassIndices
+from vitascope.explain.methods import heatmap, methods_for
+from vitascope.model.hardware import resolve_device
+from vitascope.options.recipes import BUILT_IN, RECIPES
+from vitascope.run.run import Run
+from vitascope.training import distributed
+from vitascope.training.checkpoint.folders import load_checkpoint, save_checkpoint
+from vitascope.training.checkpoint.state import (
+    model_state,
+    optimizer_state,
+    restore_model,
+    restore_optimizer,
+)
+from vitascope.training.loop import Trainer
+from vitascope.training.optim import optimizer_of
+from vitascope.training.train import build_trainer, prepare
+
+CPU = torch.device("cpu")
+TINY: dict[str, Any] = {"embed_dim": 48, "depth": 2, "num_heads": 3, "patch_size": 8}
+"""The model of all checks but those of speed."""
+RESNET = "resnet29_w32_cifar"
+STARTED = ("finetune", "lora", "small-finetune", "linear-probe", "paper-finetune")
+"""Recipes that start from weights, here those of the built-in model."""
+WAITING: dict[str, dict[str, Any]] = {
+    "small-data": {"randaugment": 2, "erase": 0.25, "mixup": 0.8, "cutmix": 1.0, **TINY},
+    "small-data, compiled": {"progressive": 0.0, "compile": True, **TINY},
+    "deit": {"accumulate": 2, **TINY},
+    "deit3": TINY,
+    "masked": TINY,
+    "mae": {"decoder_dim": 32, **TINY},
+}
+"""Steps of `waits`: the recipe is the first word."""
+
+
+class DifferenceError(Exception):
+    """A check found numbers that are not equal enough, with all its values."""
+
+    def __init__(self, values: Row, reason: str) -> None:
+        super().__init__(reason)
+        self.values = values
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Sizes:
+    """How much a part computes."""
+
+    matmul: int = 8192
+    """Side of the matrices."""
+    copy: int = 2**30
+    """Bytes of a copy."""
+    repeats: int = 20
+    batch: int = 64
+    image: int = 32
+    """Side of the images, as of those that the built-in model was trained on."""
+    explained: int = 8
+    """Pictures with heatmaps."""
+    steps: int = 10
+    backend: str = "inductor"
+    """Of torch.compile."""
+
+
+FULL = Sizes()
+DRY = Sizes(matmul=64, copy=2**12, repeats=2, batch=6, explained=1, steps=2, backend="eager")
+
+Row = dict[str, Any]
+Checks = Iterator[tuple[str, Callable[[], Row]]]
+
+
+# Shared by the parts
+
+
+def noise(count: int, side: int, seed: int = 0) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """Pictures of random blocks of 4 x 4 pixels, which interpolation changes less than single pixels."""
+    small = np.random.default_rng(seed).integers(0, 256, (count, side // 4, side // 4, 3), np.uint8)
+    return small.repeat(4, axis=1).repeat(4, axis=2)
+
+
+def splits_of(sizes: Sizes, batches: float) -> Splits:
+    """So many batches of random pictures, in the classes of the built-in model, and a few to validate on."""
+    count = int(batches * sizes.batch)
+    labels = ClassIndices(np.arange(count) % 10, vs.from_pretrained(BUILT_IN).config.class_names)
+    images = ImageSet("train", list(noise(count, sizes.image)), labels)
+    return Splits(images, images.subset("val", np.arange(10)), None, channels=3)
+
+
+@contextlib.contextmanager
+def training(
+    device: torch.device, sizes: Sizes, recipe: str, *, batches: float = 3, **options: Any
+) -> Iterator[Trainer]:
+    """The trainer of a run on random pictures, before its first step."""
+    start: dict[str, Any] = {"weights": BUILT_IN} if recipe in STARTED else {"image_size": sizes.image}
+    start |= {"teacher": BUILT_IN} if recipe == "distill" else {}
+    start |= {"batch_size": sizes.batch, "epochs": 8, "warmup_steps": 1, "repeats": 1, "run": None}
+    config = vs.TrainConfig.from_recipe(recipe, data="random pictures", **start | options)
+    with tempfile.TemporaryDirectory() as run:
+        trainer = build_trainer(Run(Path(run)), prepare(config, splits_of(sizes, batches)), device)
+        trainer.module.train()
+        yield trainer
+
+
+def train(trainer: Trainer, steps: int) -> list[Tensor]:
+    """Do the next steps; returns their losses, on the device."""
+    losses: list[Tensor] = []
+    while len(losses) < steps:
+        epoch, start = divmod(trainer.step, trainer.steps_per_epoch)
+        for batch in trainer.train_loader.epoch(epoch, start=start):
+            losses.append(trainer._training_step(batch, epoch))
+            if len(losses) == steps:
+                break
+    return losses
+
+
+def flat(module: nn.Module) -> Tensor:
+    """All parameters of a module in one row, float64, on the CPU."""
+    found = [parameter.detach() for parameter in module.parameters()]
+    wholes = [each.full_tensor() if isinstance(each, DTensor) else each for each in found]
+    return torch.cat([whole.double().cpu().flatten() for whole in wholes])
+
+
+def equal_enough(values: Row, name: str, limit: float) -> Row:
+    """The row itself.
+
+    Raises:
+        DifferenceError: its value of that name is above the limit, or NaN.
+    """
+    if not values[name] <= limit:
+        raise DifferenceError(values, f"{name}: {values[name]:.3g}, more than {limit:g}")
+    return values
+
+
+def exact_products() -> None:
+    """Multiply and convolve in fp32, without TF32."""
+    torch.backends.cuda.matmul.allow_tf32 = False
+    torch.backends.cudnn.allow_tf32 = False
+
+
+# The parts
+
+
+def ceilings(device: torch.device, sizes: Sizes) -> Checks:
+    """What the machine multiplies and copies."""
+    setting = Setting(device=device, dtype=torch.bfloat16)
+
+    def product(dtype: torch.dtype, tf32: bool) -> Row:
+        torch.backends.cuda.matmul.allow_tf32 = tf32
+        a, b = (torch.randn(sizes.matmul, sizes.matmul, device=device).to(dtype) for _ in range(2))
+        setting.seconds(lambda: a @ b, 2)
+        return {"TFLOP/s": 2 * sizes.matmul**3 / setting.seconds(lambda: a @ b, sizes.repeats) / 1e12}
+
+    def copy(source: torch.device, pinned: bool) -> Row:
+        given = torch.zeros(sizes.copy, dtype=torch.uint8, device=source)
+        given = given.pin_memory() if pinned and device.type == "cuda" else given
+        target = torch.empty_like(given, device=device, pin_memory=False)
+        setting.seconds(lambda: target.copy_(given, non_blocking=True), 2)
+        seconds = setting.seconds(lambda: target.copy_(given, non_blocking=True), sizes.repeats)
+        return {"GB/s": sizes.copy / seconds / 1e9}
+
+    yield "device", lambda: {"value": describe_device(device)}
+    yield "product in fp32", lambda: product(torch.float32, False)
+    yield "product in TF32", lambda: product(torch.float32, True)
+    yield "product in bf16", lambda: product(torch.bfloat16, False)
+    yield "copy within the device", lambda: copy(device, False)
+    yield "copy from pageable memory", lambda: copy(CPU, False)
+    yield "copy from pinned memory", lambda: copy(CPU, True)
+
+
+def agreement(device: torch.device, sizes: Sizes) -> Checks:
+    """The device beside the CPU, in fp32."""
+    exact_products()
+    strong = Augmentation(
+        flip=0.5, crop_scale=0.3, rotate=10, color_jitter=0.3, randaugment=RandAugment(num_ops=2), erase=0.25
+    )
+    augmentations = {
+        "shift and flip": Augmentation(flip=0.5, shift=0.125),
+        "crop, jitter, RandAugment, erase": strong,
+        "3-Augment": Augmentation(flip=0.5, crop_scale=0.3, three_augment=True),
+    }
+
+    def augmented(augmentation: Augmentation) -> Row:
+        pixels = torch.from_numpy(noise(sizes.batch, sizes.image)).permute(0, 3, 1, 2).contiguous()
+        indices = np.arange(sizes.batch)
+        theirs, ours = (
+            augmentation(pixels.to(where), indices, seed=0, epoch=1).cpu() for where in (CPU, device)
+        )
+        # The mean, because rounding before a threshold may change single pixels.
+        return equal_enough({"mean difference": float((ours - theirs).abs().mean())}, "mean difference", 1e-4)
+
+    def steps(recipe: str) -> Row:
+        shape: dict[str, Any] = {} if recipe in STARTED else {"model": RESNET} if recipe == "cnn" else TINY
+        found = []
+        for where in (CPU, device):
+            # Without dropout and drop path, which draw other numbers on another device.
+            options: dict[str, Any] = {"precision": "fp32", "dropout": 0.0, "drop_path": 0.0, **shape}
+            with training(where, sizes, recipe, **options) as trainer:
+                before = flat(trainer.module)
+                losses = [float(loss) for loss in train(trainer, 2)]
+                found.append((losses, flat(trainer.module) - before))
+        (theirs, their_update), (ours, our_update) = found
+        loss = max(abs(mine / its - 1) for mine, its in zip(ours, theirs, strict=True))
+        # Of the mean: a gradient of about 0, as of the biases of keys, has a sign by chance.
+        update = float((our_update - their_update).abs().mean() / their_update.abs().mean())
+        row = equal_enough({"of the loss": loss, "of the update": update}, "of the loss", 1e-3)
+        return equal_enough(row, "of the update", 0.1)
+
+    def heat(method: str) -> Row:
+        model = vs.from_pretrained(BUILT_IN)
+        pixels = torch.from_numpy(noise(sizes.explained, sizes.image)).permute(0, 3, 1, 2) / 127.5 - 1
+        settings = {"window": 6} if method == "occlusion" else {}
+        theirs = heatmap(model, pixels, method, batch_size=64, **settings)
+        ours = heatmap(model.to(device), pixels.to(device), method, batch_size=64, **settings).cpu()
+        difference = float((ours - theirs).abs().max() / theirs.abs().max())
+        return equal_enough({"largest difference": difference}, "largest difference", 1e-2)
+
+    def predictor() -> Row:
+        pictures = list(noise(8, sizes.image))
+        theirs, ours = (
+            torch.tensor(
+                [
+                    [probability for _, probability in sorted((each.index, each.score) for each in of)]
+                    for of in vs.Predictor(BUILT_IN, precision="fp32", device=where)(pictures, top_k=10)
+                ]
+            )
+            for where in ("cpu", str(device))
+        )
+        return equal_enough(
+            {"largest difference": float((ours - theirs).abs().max())}, "largest difference", 1e-3
+        )
+
+    def resumed() -> Row:
+        options: dict[str, Any] = {"epochs": 2, "progressive": 0.5, "precision": "fp32", **TINY}
+        with training(device, sizes, "small-data", **options) as whole:
+            train(whole, 3)
+            before = flat(whole.module)
+            whole.save()
+            saved = load_checkpoint(whole.run.path)
+            train(whole, 3)
+        with training(device, sizes, "small-data", **options) as again:
+            again.restore(saved)
+            train(again, 3)
+        update, difference = flat(whole.module) - before, flat(again.module) - flat(whole.module)
+        share = float(difference.abs().mean() / update.abs().mean())
+        return equal_enough(
+            {"of the update": share, "bitwise": not bool(difference.any())}, "of the update", 0.01
+        )
+
+    for name, augmentation in augmentations.items():
+        yield f"augmentation: {name}", partial(augmented, augmentation)
+    for recipe in RECIPES:
+        yield f"two steps of {recipe}", partial(steps, recipe)
+    for method in methods_for(vs.from_pretrained(BUILT_IN)):
+        yield f"heatmap: {method}", partial(heat, method)
+    yield "Predictor", predictor
+    yield "resumed run", resumed
+
+
+@contextlib.contextmanager
+def waiting_is_an_error(device: torch.device) -> Iterator[None]:
+    """Raise RuntimeError where the host waits for a GPU; a CPU has no such waits."""
+    if device.type != "cuda":
+        yield
+        return
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def waits(device: torch.device, sizes: Sizes) -> Checks:
+    """Steps with their batches, augmentation, optimizer and average, in which nothing may wait."""
+
+    def steps(recipe: str, options: Mapping[str, Any]) -> Row:
+        with compiling_with(sizes.backend), training(device, sizes, recipe, **options) as trainer:
+            train(trainer, 3)  # data goes to the device, and graphs are compiled, in the first epoch
+            with waiting_is_an_error(device):
+                train(trainer, sizes.steps)
+        return {"steps without a wait": sizes.steps}
+
+    for name, options in WAITING.items():
+        recipe = name.partition(",")[0]
+        yield name, partial(steps, recipe, options)
+
+
+def sharded(device: torch.device, sizes: Sizes) -> Checks:
+    """One process of FSDP2 beside the same model without it."""
+    exact_products()
+    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+    if device.type == "cuda":
+        torch.cuda.set_device(device.index or 0)
+    dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
+    images = torch.from_numpy(noise(sizes.batch, sizes.image)).to(device).permute(0, 3, 1, 2) / 127.5 - 1
+    labels = torch.arange(sizes.batch, device=device) % 10
+
+    def start(optimizer: str, shards: bool) -> tuple[nn.Module, torch.optim.Optimizer]:
+        torch.manual_seed(0)
+        shape: dict[str, Any] = {"image_size": sizes.image, "num_classes": 10, **TINY}
+        model = vs.VisionTransformer(vs.ViTConfig(**shape)).to(device)
+        if shards:
+            distributed.shard(model, device)
+        options = vs.TrainConfig.from_recipe("small-data", data="", optimizer=optimizer).optimization
+        return model, optimizer_of(model, options)
+
+    def train(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        for _ in range(sizes.steps):
+            F.cross_entropy(model(images), labels).backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+            optimizer.step()
+            optimizer.zero_grad()
+
+    def compare(optimizer: str) -> Row:
+        alone, spread = start(optimizer, False), start(optimizer, True)
+        before = flat(alone[0])
+        train(*alone)
+        train(*spread)
+        update = (flat(alone[0]) - before).abs().mean()
+        with tempfile.TemporaryDirectory() as folder:
+            state = {"model": model_state(spread[0], whole=False), "optimizer": optimizer_state(*spread)}
+            save_checkpoint(Path(folder), sizes.steps, state)
+            found = load_checkpoint(Path(folder))
+        assert found is not None
+        restored = start(optimizer, True)
+        restore_model(restored[0], found[1]["model"])
+        restore_optimizer(*restored, found[1]["optimizer"])
+        difference = float((flat(spread[0]) - flat(alone[0])).abs().mean() / update)
+        train(*spread)
+        train(*restored)
+        again = float((flat(spread[0]) - flat(restored[0])).abs().mean() / update)
+        row = {"of the update": difference, "of the restored one": again}
+        return equal_enough(equal_enough(row, "of the update", 0.01), "of the restored one", 0.01)
+
+    try:
+        for optimizer in ("muon", "adamw"):
+            yield f"FSDP2 with {optimizer}", partial(compare, optimizer)
+    finally:
+        dist.destroy_process_group()
+
+
+def compilation(device: torch.device, sizes: Sizes) -> Checks:
+    """Graphs of a run with images of two sizes and a shorter last batch, and the time to compile them."""
+    from torch._dynamo.utils import counters
+
+    def run(recipe: str, **options: Any) -> Row:
+        torch.compiler.reset()
+        counters.clear()
+        times: list[float] = []
+        graphs = [0]
+        with (
+            compiling_with(sizes.backend),
+            training(
+                device, sizes, recipe, batches=2.5, epochs=4, compile=True, **options, **TINY
+            ) as trainer,
+        ):
+            setting = Setting(device=device, dtype=trainer.precision)
+            for _ in range(4):
+                times += [setting.seconds(lambda: train(trainer, 1), 1) for _ in range(3)]
+                graphs.append(counters["stats"]["unique_graphs"])
+        new = [after - before for before, after in itertools.pairwise(graphs)]
+        usual = sorted(times)[len(times) // 2]
+        row: Row = {
+            "graphs by epoch": ", ".join(map(str, new)),
+            "graph breaks": sum(counters["graph_break"].values()),
+            "recompiled": new[1] + new[3],  # images become larger before the third of four epochs
+            "s to compile": sum(taken - usual for taken in times if taken > 2 * usual),
+            "ms a step": 1e3 * usual,
+        }
+        return equal_enough(row, "recompiled", 0)
+
+    yield "small-data", lambda: run("small-data", progressive=0.5)
+    yield "deit", lambda: run("deit")
+    yield "mae", lambda: run("mae", decoder_dim=32)
+
+
+PARTS: dict[str, Callable[[torch.device, Sizes], Checks]] = {
+    "ceilings": ceilings,
+    "agreement": agreement,
+    "waits": waits,
+    "sharded": sharded,
+    "compilation": compilation,
+}
+
+
+def shown(value: object) -> str:
+    """A cell of the table."""
+    return f"{value:.3g}" if isinstance(value, float) else "-" if value is None else str(value)
+
+
+def table(rows: list[Row]) -> str:
+    """A row per check, with a column for every name in any row."""
+    header = list(dict.fromkeys(name for row in rows for name in row))
+    cells = [[shown(row.get(name)).replace("|", "/") for name in header] for row in rows]
+    return markdown_table(header, cells)
+
+
+def run(part: str, device: torch.device, sizes: Sizes) -> Iterator[Row]:
+    """The row of each check of a part; a failed one has its reason as "failure"."""
+    for name, check in PARTS[part](device, sizes):
+        began = time.monotonic()
+        try:
+            with contextlib.redirect_stdout(sys.stderr):
+                row = check()
+        except Exception as error:  # noqa: BLE001 - the next check may tell more
+            traceback.print_exc()
+            reason = str(error).strip().partition("\n")[0][:200]
+            row = error.values if isinstance(error, DifferenceError) else {}
+            row |= {
+                "failure": reason
+                if isinstance(error, DifferenceError)
+                else f"{type(error).__name__}: {reason}"
+            }
+        yield {"check": name, **row, "s": round(time.monotonic() - began, 1)}
+
+
+def report_of(part: str, conditions: Conditions, rows: list[Row]) -> str:
+    """The conditions, and the rows so far."""
+    return f"{conditions.heading(f'On a GPU: {part}')}\n\n{table(rows)}"
+
+
+def write(part: str, conditions: Conditions, rows: list[Row]) -> None:
+    """Write the rows so far as Markdown and as JSON."""
+    reports.RESULTS.mkdir(parents=True, exist_ok=True)
+    path = reports.RESULTS / f"{datetime.date.today().isoformat()}-gpu_{part}"
+    path.with_suffix(".md").write_text(f"{report_of(part, conditions, rows)}\n", encoding="utf-8")
+    values = {**dataclasses.asdict(conditions), "rows": rows}
+    path.with_suffix(".json").write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
+
+
+def parse(given: list[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("part", choices=PARTS)
+    parser.add_argument("--device", default="cuda", help="default cuda")
+    parser.add_argument("--dry", action="store_true", help="tiny sizes, for a test of the script")
+    parser.add_argument("--out", action="store_true", help="also write to benchmarks/results, or $OUT")
+    return parser.parse_args(given)
+
+
+def main() -> None:
+    os.environ["VITASCOPE_FEATURES_GB"] = "0"  # features of one device must not be read by the other
+    arguments = parse()
+    device, conditions, rows = resolve_device(arguments.device), Conditions.now(), []
+    for row in run(arguments.part, device, DRY if arguments.dry else FULL):
+        rows.append(row)
+        note(f"{arguments.part}: {', '.join(f'{name} {shown(value)}' for name, value in row.items())}")
+        if arguments.out:  # after each check, in case the time limit ends a later one
+            write(arguments.part, conditions, rows)
+    print(report_of(arguments.part, conditions, rows))
+    sys.exit(any("failure" in row for row in rows))
+
+
+if __name__ == "__main__":
+    main()
