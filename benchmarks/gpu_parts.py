@@ -53,6 +53,7 @@ from vitascope.data.splits import ImageSet, Splits
 from vitascope.data.targets import ClassIndices
 from vitascope.explain.methods import heatmap, methods_for
 from vitascope.model.hardware import resolve_device
+from vitascope.options.groups import ExecutionOptions
 from vitascope.options.recipes import BUILT_IN, RECIPES
 from vitascope.run.run import Run
 from vitascope.training import distributed
@@ -284,6 +285,7 @@ def agreement(device: torch.device, sizes: Sizes) -> Checks:
             train(whole, 3)
             before = flat(whole.module)
             whole.save()
+            whole.checkpoint_writer.wait()
             saved = load_checkpoint(whole.run.path)
             train(whole, 3)
         with training(device, sizes, "small-data", **options) as again:
@@ -348,7 +350,7 @@ def sharded(device: torch.device, sizes: Sizes) -> Checks:
         shape: dict[str, Any] = {"image_size": sizes.image, "num_classes": 10, **TINY}
         model = vs.VisionTransformer(vs.ViTConfig(**shape)).to(device)
         if shards:
-            distributed.shard(model, device)
+            distributed.shard(model, ExecutionOptions(parallel="fsdp"), device)
         options = vs.TrainConfig.from_recipe("small-data", data="", optimizer=optimizer).optimization
         return model, optimizer_of(model, options)
 

@@ -185,7 +185,7 @@ class Trainer:
             torch.manual_seed(self.config.seed)
             losses = [self._backward(part, weight, 0) for part, weight in self._parts(batch)]
             self._update()
-            float(sum(losses) + next(self.module.parameters()).sum())  # waits for the device
+            float(sum(losses) + next(self.module.parameters()).detach().sum())  # waits for the device
             times.append(time.monotonic() - began)
         self.optimizer = optimizer_of(self.module, self.config.optimization)  # without moments
         self.scaler.load_state_dict(
@@ -397,6 +397,7 @@ class Trainer:
     def _check_finite(self, loss: float, what: str = "the loss") -> None:
         if math.isfinite(loss):
             return
+        self.checkpoint_writer.close()  # the newest one may still be on its way to the disk
         saved = checkpoints(self.run.path)
         newest = f"its newest checkpoint is {saved[-1].name}" if saved else "it has no checkpoint yet"
         raise UserError(
