@@ -25,7 +25,6 @@ import dataclasses
 import datetime
 import itertools
 import json
-import os
 import sys
 import tempfile
 import time
@@ -490,7 +489,6 @@ def parse(given: list[str] | None = None) -> argparse.Namespace:
 
 
 def main() -> None:
-    os.environ["VITASCOPE_FEATURES_GB"] = "0"  # features of one device must not be read by the other
     arguments = parse()
     device, conditions, rows = resolve_device(arguments.device), Conditions.now(), []
     for row in run(arguments.part, device, DRY if arguments.dry else FULL):

@@ -15,6 +15,7 @@
 # FOLDER has wheels of what this machine lacks of tyro, captum, timm and what they need. --dry takes tiny sizes
 # on a CPU, to test the script, by default into a new folder.
 set -u
+export VITASCOPE_FEATURES_GB=0 # features of one device must not be read by the other
 cd "$(dirname "$0")/.." || exit 2
 export PYTHONPATH="src${PYTHONPATH:+:$PYTHONPATH}"
 data=cifar10 dry= seed=0 wheels=
