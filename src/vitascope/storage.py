@@ -30,8 +30,9 @@ class WriteError(UserError):
 def check_local(path: Path) -> None:
     """Reject a URL that has become a path, which would be a folder called `s3:`."""
     if _URL.match(str(path)):
+        url = str(path).replace(":/", "://", 1)  # as it was before it became a path
         raise WriteError(
-            f"{path}: this is written to local files only: name one, and copy it to the store afterwards"
+            f"{url}: this is written to local files only: name one, and copy it to the store afterwards"
         )
 
 

@@ -15,7 +15,7 @@ from tests.data import write_tree
 from tests.model import small_model
 from vitascope.cli import main
 from vitascope.errors import UserError
-from vitascope.predict.on_ray import Share, check_reachable, explained, share_of
+from vitascope.predict.on_ray import Share, check_reachable, connected, explained, share_of
 from vitascope.predict.part_worker import PredictTask
 from vitascope.predict.selection import ClassSelection
 from vitascope.weights.saving import save_pretrained
@@ -70,6 +70,16 @@ def test_address_without_ray_is_rejected_at_once(address: str, monkeypatch: pyte
         monkeypatch.setenv("RAY_ADDRESS", address)
         with pytest.raises(UserError, match=f"Ray at {address} cannot be reached"):
             check_reachable(given)
+
+
+def test_machine_without_ray_is_named_with_the_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none(**_: object) -> None:
+        raise ConnectionError("Could not find any running Ray instance")
+
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr("ray.init", none)
+    with pytest.raises(UserError, match="no Ray runs on this machine: start it"), connected("auto"):
+        pass
 
 
 @pytest.mark.parametrize("address", ["ray://head:10001", "head", "head:", "http://head:8265"])

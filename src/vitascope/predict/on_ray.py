@@ -71,6 +71,11 @@ def connected(address: str | None) -> Iterator[None]:
     with open(os.devnull, "w", encoding="utf-8") as nowhere, redirect_stdout(nowhere):
         try:
             ray.init(address=address or "local", logging_level="ERROR", log_to_driver=False, **local)
+        except ConnectionError as error:  # of `auto`; `check_reachable` finds others
+            raise UserError(
+                "no Ray runs on this machine: start it with `ray start`, or leave out the address, for Ray "
+                "during this command alone"
+            ) from error
         except (ray.exceptions.RayError, RuntimeError, ValueError, OSError) as error:
             raise UserError(f"Ray at {address or 'this machine'}: {in_one_line(error)}") from error
         try:

@@ -45,6 +45,7 @@ from vitascope.training.checkpoint.state import (
     run_identity,
 )
 from vitascope.training.memory import Placement, images_at_once
+from vitascope.training.muon import local
 from vitascope.training.optim import freeze_body, optimizer_of, train_mode, update_average
 from vitascope.training.plan import DecidedAugmentation, Plan
 from vitascope.training.progress import Progress
@@ -185,7 +186,7 @@ class Trainer:
             torch.manual_seed(self.config.seed)
             losses = [self._backward(part, weight, 0) for part, weight in self._parts(batch)]
             self._update()
-            float(sum(losses) + next(self.module.parameters()).detach().sum())  # waits for the device
+            float(sum(losses) + local(next(self.module.parameters()).detach()).sum())  # waits for the device
             times.append(time.monotonic() - began)
         self.optimizer = optimizer_of(self.module, self.config.optimization)  # without moments
         self.scaler.load_state_dict(
