@@ -232,6 +232,185 @@ def test_everything_is_reachable_by_keyboard(visit: Visit) -> None:
     visit.page.locator("#spoken", has_text="Grad-CAM: ").wait_for(state="attached")
 
 
+def test_page_opens_with_a_sample_and_tells_screen_readers_its_prediction(visit: Visit) -> None:
+    visit.wait_for_answer(visit.page.locator(".panel").first)
+    assert visit.page.locator(".samples [aria-pressed=true]").get_attribute("data-sample") == "cat"
+    visit.page.locator("#spoken", has_text="Prediction: ").wait_for(state="attached")
+
+
+def test_address_names_the_view_and_opens_it_again(browser: Any, visit: Visit) -> None:
+    visit.open_sample(1)
+    visit.press("[", "[", ".", ".", "ArrowRight", "r")
+    visit.page.wait_for_url("**#sample=dog&mode=rollout&layer=0&head=1&patch=1%2C1")
+    with visiting(browser, visit.page.url) as other:
+        other.wait_for_answer(other.page.locator(".panel").first)
+        assert other.text(".name") == visit.text(".name")
+        assert other.text(".title") == visit.text(".title")
+        other.press("a")
+        assert other.text(".title") == "Layer 0, head 1: where the patch in row 1, column 1 looks"
+        assert other.faults == []
+
+
+@pytest.mark.parametrize(
+    ("link", "fault"),
+    [
+        ("layer=9", "layer 9, which this model does not have: they are 0 to 2"),
+        ("patch=2,x", "column x, which this model does not have: they are 0 to 3"),
+        ("query=register+7", "“register 7”, which this model does not have; it has class token"),
+        ("mode=class&method=magic", "“magic”, which this model does not have; it has gradient-rollout"),
+        ("sample=<b>cow", "the sample “<b>cow”, which this model does not have"),
+    ],
+)
+def test_link_to_what_the_model_does_not_have_says_so(
+    browser: Any, address: str, link: str, fault: str
+) -> None:
+    with visiting(browser, f"{address}#{link}") as visit:
+        visit.page.locator(".fault:not([hidden])").wait_for()
+        assert fault in visit.text(".fault span")
+        assert visit.faults == []
+
+
+def test_copied_link_is_the_address_of_the_view(browser: Any, address: str) -> None:
+    with visiting(browser, address, permissions=["clipboard-read", "clipboard-write"]) as visit:
+        visit.open_sample(1)
+        visit.press("[")
+        visit.page.click("#link")
+        visit.page.locator("#link", has_text="Copied").wait_for()
+        assert visit.page.evaluate("navigator.clipboard.readText()") == f"{address}#sample=dog&layer=0"
+        visit.page.click("#copy")
+        visit.page.locator("#copy", has_text="Copied").wait_for()
+        kinds = "navigator.clipboard.read().then(items => items.flatMap(item => item.types))"
+        assert visit.page.evaluate(kinds) == ["image/png"]
+
+
+def test_layers_are_saved_as_an_animation(visit: Visit, tmp_path: Path) -> None:
+    visit.open_sample()
+    shown = visit.text(".title")
+    with visit.page.expect_download() as download:
+        visit.page.click("#animate")
+    assert download.value.suggested_filename.endswith("-layers.png")
+    download.value.save_as(tmp_path / "layers.png")
+    frames = set()
+    with Image.open(tmp_path / "layers.png") as saved:
+        assert saved.n_frames == 3
+        for number in range(saved.n_frames):
+            saved.seek(number)
+            frames.add(saved.convert("RGB").tobytes())
+    assert len(frames) == 3
+    visit.settle()
+    assert visit.text(".title") == shown
+
+
+def test_layers_are_played_until_another_view_is_chosen(visit: Visit) -> None:
+    visit.open_sample()
+    visit.page.click("#play")
+    for layer in (0, 1, 2, 0):
+        visit.page.locator(f".title:has-text('Layer {layer}')").wait_for()
+    visit.press("r")
+    visit.page.locator("#play[aria-pressed=false]").wait_for(state="attached")
+    assert visit.text(".title").startswith("Rollout")
+
+
+def features_of_samples(count: int) -> list[np.ndarray]:
+    """The features (N, D) of the first samples' patches, from the model."""
+    engine = engine_of(small_model())
+    found = []
+    for sample in samples_for(engine_of(small_model(class_names=NAMES)))[:count]:
+        images = engine.preprocess.normalize(torch.from_numpy(engine.pixels(sample.content))[None])
+        with torch.no_grad():
+            found.append(engine.model.forward_features(images)[0, 1:].numpy())
+    return found
+
+
+def test_similarity_is_the_cosine_of_the_patches_features(visit: Visit) -> None:
+    visit.open_sample()
+    visit.press("i", "ArrowRight")  # holds row 1, column 1
+    visit.hover(0.9, 0.9)
+    place, _, cosine = visit.text(".here").partition(": ")
+    assert place == "row 3, column 3"
+    (features,) = features_of_samples(1)
+    one, other = features[5], features[15]
+    expected = one @ other / np.linalg.norm(one) / np.linalg.norm(other)
+    assert float(cosine) == pytest.approx(expected, abs=0.02)
+
+
+def test_colours_are_principal_components_of_all_shown_pictures(visit: Visit) -> None:
+    visit.open_sample(0)
+    visit.page.click("#compare")
+    visit.open_sample(1)
+    visit.press("p")
+    assert visit.text(".title").startswith("Principal components")
+    visit.page.locator("#strength").fill("1")
+    visit.settle()
+    features = features_of_samples(2)
+    rows = np.concatenate(features)
+    centred = rows - rows.mean(axis=0)
+    axes = np.linalg.svd(centred, full_matrices=False)[2][:3]
+    scores = centred @ axes.T  # (2N, 3)
+    scores *= np.where(-scores.min(axis=0) > scores.max(axis=0), -1, 1)
+    colours = 255 * (scores - scores.min(axis=0)) / np.ptp(scores, axis=0)
+    for number, expected in enumerate(np.split(colours, 2)):
+        uri = visit.drawing(number=number)
+        with Image.open(io.BytesIO(base64.b64decode(uri.partition(",")[2]))) as canvas:
+            seen = np.asarray(canvas.convert("RGB"), dtype=float)
+        height, width = seen.shape[:2]
+        left = (width - height) / 2 if width > height else 0  # the model's square
+        top = (height - width) / 2 if height > width else 0
+        side = min(height, width) / 4
+        centres = [
+            seen[int(top + (row + 0.5) * side), int(left + (column + 0.5) * side)]
+            for row in range(4)
+            for column in range(4)
+        ]
+        np.testing.assert_allclose(np.array(centres), expected, atol=6, err_msg=f"picture {number}")
+
+
+def test_uniform_row_is_a_quarter_up_the_scale(browser: Any) -> None:
+    model = small_model()
+    with torch.no_grad():
+        for block in model.encoder.blocks:  # equal scores: every row is uniform
+            block.attention.qkv.weight.zero_()
+            block.attention.qkv.bias.zero_()
+    with serving(engine_of(model)) as address, visiting(browser, address) as visit:
+        visit.open_sample()
+        assert visit.text(".high") == f"{100 * 4 / 17:.1f}%, 4.0 × uniform"
+
+
+def test_two_pictures_share_one_scale(visit: Visit) -> None:
+    visit.open_sample(0)
+    alone = visit.text(".high")
+    visit.page.click("#compare")
+    visit.open_sample(1)
+    visit.press("[", "ArrowRight")
+    scales = visit.page.locator(".high").all_text_contents()
+    assert scales[0] == scales[1]
+    assert "uniform" in alone
+
+
+def test_slow_class_map_can_be_cancelled_and_asked_for_again(visit: Visit) -> None:
+    visit.open_sample()
+    visit.page.route("**/v1/heatmap?method=occlusion**", lambda route: None)  # never answered
+    visit.press("g")
+    visit.page.select_option("#method", "occlusion")
+    visit.page.locator(".wait .seconds", has_text="1 s").wait_for()
+    visit.page.click(".wait .cancel")
+    visit.page.locator(".fault:not([hidden])").wait_for()
+    assert visit.text(".fault span") == "Cancelled: Computing occlusion."
+    assert not visit.page.locator(".wait").is_visible()
+    visit.page.unroute("**/v1/heatmap?method=occlusion**")
+    visit.page.click(".fault button")
+    visit.page.locator(".high:text-is('most')").wait_for()
+
+
+def test_controls_that_do_not_apply_are_hidden(visit: Visit) -> None:
+    visit.open_sample()
+    parts = ["#queries", "#layer-row", "#head-row", "#wall", "#class-row"]
+    for key, shown in (("a", "11110"), ("r", "10010"), ("i", "10010"), ("p", "00000"), ("g", "00001")):
+        visit.press(key)
+        assert "".join(str(int(visit.page.locator(part).is_visible())) for part in parts) == shown
+        assert visit.page.locator("#hints p:visible").count() == 1
+
+
 def test_two_pictures_follow_the_same_pointer(visit: Visit) -> None:
     visit.open_sample(0)
     visit.page.click("#compare")
@@ -328,6 +507,8 @@ def test_dark_and_light_can_be_changed(visit: Visit) -> None:
     first = paper()
     visit.page.click("#theme")
     second = paper()
+    visit.page.reload()
+    assert paper() == second  # the browser keeps the choice
     visit.page.click("#theme")
     assert paper() == first != second
 
@@ -374,9 +555,9 @@ def test_page_fits_a_phone_and_touch_moves_the_patch(browser: Any, address: str)
         visit.page.touchscreen.tap(box["x"] + 0.9 * box["width"], box["y"] + 0.1 * box["height"])
         visit.settle()
         assert "patch in row 0, column 3" in visit.text(".title")
-        chips = visit.page.locator("#queries button:visible").all_text_contents()
+        chips = visit.page.locator("#queries button:not(.hint):visible").all_text_contents()
         assert chips == ["class token", "patch in row 0, column 3 ×"]  # no pointer to follow
-        visit.page.locator("#queries button").last.click()
+        visit.page.locator("#queries button:not(.hint)").last.click()
         visit.settle()
         assert visit.text("#queries [aria-pressed=true]") == "class token"
         assert visit.page.evaluate("document.documentElement.scrollWidth") <= 390
@@ -421,7 +602,7 @@ def test_pending_class_map_is_shown_and_another_method_cancels_it(visit: Visit) 
         visit.page.select_option("#method", "occlusion")
     visit.settle()
     assert visit.page.locator(".wait").is_visible()
-    assert visit.text(".wait") == "Computing occlusion …"
+    assert visit.text(".wait .what") == "Computing occlusion …"
     with visit.page.expect_event("requestfailed") as ended:
         visit.page.select_option("#method", "hires-cam")
     assert "method=occlusion" in ended.value.url
@@ -538,7 +719,7 @@ def test_link_contains_the_token_and_the_tab_keeps_it(browser: Any) -> None:
         visiting(browser, f"{address}#token={quote(token, safe='')}") as visit,
     ):
         visit.open_sample()
-        assert visit.page.url == address
+        assert "token" not in visit.page.url
         visit.page.reload()
         visit.open_sample()
         assert not visit.page.locator("#token-dialog").is_visible()
@@ -549,10 +730,11 @@ def test_the_title_names_the_model(browser: Any) -> None:
     engine = engine_of(small_model())
     engine.name = "<b>photos</b>"
     with serving(engine) as address, visiting(browser, address) as visit:
-        visit.page.locator(".samples button").first.wait_for()
+        visit.open_sample()
         title = f"<b>photos</b> · {engine.architecture} · {engine.digest[:8]} – vitascope"
         assert visit.page.title() == title
-        assert visit.text("#model") == f"<b>photos</b> · {engine.architecture}"
+        assert visit.text("#model").startswith("<b>photos</b> · 3 layers × 2 heads · ")
+        assert visit.text("#weights").endswith(engine.digest)
 
 
 def test_model_without_a_head_shows_attention_only(browser: Any) -> None:
@@ -565,7 +747,7 @@ def test_model_without_a_head_shows_attention_only(browser: Any) -> None:
         assert "patch in row 0, column 3" in visit.text(".title")
         assert visit.drawing() != rest
         assert "no head" in visit.text("#missing")
-        assert not visit.page.locator("[data-mode=class]").is_visible()
+        assert not visit.page.locator("#modes [data-mode=class]").is_visible()
         assert not visit.page.locator(".predictions").is_visible()
         visit.press("g", "r")
         assert visit.text(".title").startswith("Rollout: ")

@@ -117,11 +117,14 @@ class AttentionStream(Trace):
 @torch.no_grad()
 def stream_attention(
     model: VisionTransformer, images: Tensor, consume: Callable[[Tensor], None], queries: slice = slice(None)
-) -> None:
-    """Pass each block's attention weights (B, heads, T, T), first block first, to `consume`; of the last
-    block only the rows `read` are computed, (B, heads, Q, T)."""
+) -> Tensor:
+    """Pass each block's attention weights (B, heads, T, T), first block first, to `consume`; return the
+    tokens after the final norm, (B, T, D).
+
+    Of the last block only the rows `queries` are computed: (B, heads, Q, T), and tokens (B, Q, D).
+    """
     with evaluation_mode(model):
-        model.forward_features(images, AttentionStream(consume), queries)
+        return model.forward_features(images, AttentionStream(consume), queries)
 
 
 def attending(model: VisionModel) -> VisionTransformer:

@@ -75,6 +75,18 @@ def test_pack_holds_the_attention_of_every_layer_and_head(options: dict[str, Any
     torch.testing.assert_close(tensors["pixels"], torch.from_numpy(pixels))
 
 
+@pytest.mark.parametrize("options", [*MODELS.values(), {"head": "none"}], ids=[*MODELS, "no head"])
+def test_pack_holds_the_features_of_the_patches(options: dict[str, Any]) -> None:
+    model = small_model(**options)
+    engine, pixels = engine_of(model), picture(model)
+    tensors = unpacked(pack_picture(engine, pixels))[0]
+    with torch.no_grad():
+        truth = model.feature_map(images_of(engine, pixels))[0].flatten(1).mT  # (N, D)
+    half_a_step = truth.abs().amax(dim=-1, keepdim=True) / 127 / 2
+    assert tensors["features"].shape == truth.shape
+    assert ((read_back(tensors, "features") - truth).abs() <= 1.001 * half_a_step + 1e-7).all()
+
+
 @pytest.mark.parametrize("options", [*MODELS.values(), NON_SQUARE], ids=[*MODELS, "non-square"])
 def test_pooled_attention_and_rollout_match_the_library(options: dict[str, Any]) -> None:
     model = small_model(**options)

@@ -1,8 +1,8 @@
 """The attention explorer's data: a picture's prediction and attention, as one safetensors file.
 
 Its metadata has one entry, `explorer`, which is JSON. Attention is stored as bytes with a scale per row:
-`value = byte * scale`, with an error of at most half a scale. Of L layers, H heads, T tokens, K classes and a
-grid of (gh, gw) patches:
+`value = byte * scale`, with an error of at most half a scale; features as signed bytes with a scale per patch.
+Of L layers, H heads, T tokens, N patches in a grid of (gh, gw), D features and K classes:
 
 | tensor | content |
 |---|---|
@@ -13,6 +13,7 @@ grid of (gh, gw) patches:
 | `answer`, `answer_scale` | uint8 (L, H, T), float32 (L, H): the mean row of the tokens that the head reads |
 | `rollout`, `rollout_scale` | uint8 (T, T), float32 (T,): `explain.rollout` for every token |
 | `rollout_answer` | float32 (T,): for the tokens that the head reads |
+| `features`, `features_scale` | int8 (N, D), float32 (N,): the patches' tokens after the final norm |
 | `heatmaps` | float32 (n, gh, gw), largest value 1: for the classes in `explained` |
 
 `attention` is larger than all others together, so it has a budget. If not all layers fit, `carried` in the
@@ -48,7 +49,7 @@ BUDGET = 24 * 2**20
 EXPLAINED = 3  # classes with a heatmap in the first response; others are requested one by one
 FIRST_METHODS = ("grad-cam", "hires-cam")
 """Methods of the first response, which has to be fast: the first that suits the model."""
-NO_HEAD = "This model has no head: it has attention, but no predictions and no class maps."
+NO_HEAD = "This model has no head: it has attention and features, but no predictions and no class maps."
 NO_ATTENTION = "A ResNet has no attention. Class maps show the evidence for a class."
 EXPORTED = "An exported file returns only its outputs. To look inside, serve the model that it was made from."
 
@@ -150,6 +151,13 @@ def quantize(rows: Tensor) -> tuple[Tensor, Tensor]:
     return levels.cpu(), scale.cpu()
 
 
+def signed(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows (N, D) of finite numbers as int8 (N, D) and float32 scales (N,), on the CPU."""
+    scale = rows.float().abs().amax(dim=-1) / 127
+    levels = rows / scale.clamp_min(torch.finfo(torch.float32).tiny)[:, None]
+    return levels.round().to(torch.int8).cpu(), scale.cpu()
+
+
 def _token_names(config: ViTConfig) -> dict[str, Any]:
     """Names for the numbers: tokens before the patches, and tokens that the head reads."""
     readout = config.readout
@@ -194,9 +202,10 @@ def _attention(model: VisionTransformer, images: Tensor, carried: Carried) -> di
             scales.append(scale)
         flow = next_flow(flow, weights.mean(dim=1))
 
-    stream_attention(model, images, add_layer)
+    tokens = stream_attention(model, images, add_layer)  # (1, T, D)
     assert flow is not None
     tensors = {"rollout_answer": read_rows(model, flow)[0].cpu()}
+    tensors["features"], tensors["features_scale"] = signed(tokens[0, model.config.num_prefix_tokens :])
     tensors["answer"], tensors["answer_scale"] = quantize(torch.stack(read))  # (L, heads, T)
     if carried == "all":
         tensors |= {"attention": torch.stack(levels), "attention_scale": torch.stack(scales)}

@@ -3,6 +3,7 @@
 // T tokens: `prefix` of them (class token, registers), then the patches, row by row. A query is a token's
 // number, or ANSWER: the mean of the tokens that the head reads.
 
+import { Features } from "./features.js";
 import { fetchAttention, fetchHeatmap } from "./server.js";
 
 export const ANSWER = "answer";
@@ -29,6 +30,7 @@ export class Answer {
     if (this.inside) {
       this.prefix = this.inside.tokens.length;
       this.tokens = this.prefix + size;
+      this.features = new Features(tensors);
     }
   }
 
@@ -130,6 +132,7 @@ export class Answer {
       return this.about.methods && !this.classMap(method, target) ? { method, target } : null;
     }
     const { carried } = this.inside;
+    if (["similarity", "pca"].includes(mode)) return null;
     if (carried === "all" || carried === "none") return null;
     const part = carried === "layer" ? { layer } : { layer, head };
     return this.parts.has(Object.values(part).join("/")) ? null : part;

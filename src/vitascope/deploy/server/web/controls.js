@@ -40,7 +40,6 @@ export class Controls {
     at("modes").querySelector("[data-mode=class]").hidden = !about.methods;
     if (!inside && answer.grid) change({ mode: "class" });
     if (!about.methods && view.mode === "class") change({ mode: "attention" });
-    for (const name of ["queries", "layer-row", "head-row", "wall-figure"]) at(name).hidden = !inside;
     document.querySelector(".looks").hidden = !answer.grid;
     const methods = Object.entries(about.methods ?? {}).map(([name, title]) => new Option(title, name));
     at("method").replaceChildren(...methods);
@@ -63,6 +62,7 @@ export class Controls {
     at("queries").replaceChildren(
       ...queries.map(([held, name]) => chip(name, { held }, () => change({ held, pointed: null }))),
       chip("", { patch: true }, () => change({ held: null })),
+      at("query-hint"),
     );
   }
 
@@ -73,17 +73,20 @@ export class Controls {
     for (const button of at("modes").children) press(button, button.dataset.mode === view.mode);
     at("class-row").hidden = !answer.grid || (view.mode !== "class" && Boolean(answer.inside));
     at("method").value = view.method;
+    const byLayer = view.mode === "attention" && Boolean(answer.inside);
+    const byQuery = Boolean(answer.inside) && ["attention", "rollout", "similarity"].includes(view.mode);
+    for (const name of ["layer-row", "head-row"]) at(name).hidden = !byLayer;
+    at("queries").hidden = !byQuery;
+    at("wall-figure").hidden = !byQuery;
+    for (const hint of at("hints").children) hint.hidden = hint.dataset.mode !== (answer.inside ? view.mode : "class");
     if (!answer.inside) return;
-    const byLayer = view.mode === "attention";
-    for (const name of ["layer-row", "head-row"]) at(name).classList.toggle("faint", !byLayer);
-    at("queries").classList.toggle("faint", view.mode === "class");
     if (Number(at("layer").value) !== view.layer) at("layer").value = view.layer;
     at("layer-value").textContent = `${view.layer} of 0–${answer.inside.depth - 1}`;
     at("unread").hidden = answer.inside.patches_read_last || view.layer < answer.inside.depth - 1 || !byLayer;
     for (const button of at("heads").children) press(button, button.choice.head === view.head);
     const held = HOVERS.matches ? view.held : (view.held ?? restOf(answer));
     const patch = view.held !== null && view.held !== ANSWER && view.held >= answer.prefix;
-    for (const button of at("queries").children) {
+    for (const button of at("queries").querySelectorAll("button:not(.hint)")) {
       if (!button.choice.patch) press(button, button.choice.held === held);
       else {
         button.hidden = !patch;

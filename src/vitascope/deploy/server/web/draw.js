@@ -74,11 +74,11 @@ export function drawNote(context, text, { x, y, width, height }, zoom) {
   context.fillText(text, across, down, width);
 }
 
-/** Draw a map {cells, most} over a box, cell by cell or smoothly. */
+/** Draw a map over a box, cell by cell or smoothly. */
 export function drawHeat(context, map, grid, { x, y, width, height }, { strength, smooth }) {
   scratch.width = grid[1];
   scratch.height = grid[0];
-  scratch.getContext("2d").putImageData(heatImage(map.cells, grid, map.most, strength), 0, 0);
+  scratch.getContext("2d").putImageData(heatImage(map, grid, strength), 0, 0);
   context.imageSmoothingEnabled = smooth;
   context.imageSmoothingQuality = "high";
   context.drawImage(scratch, x, y, width, height);

@@ -48,6 +48,8 @@ function act(key, page) {
     Escape: () => change({ held: null }),
     a: () => change({ mode: "attention" }),
     r: () => change({ mode: "rollout" }),
+    i: () => change({ mode: "similarity" }),
+    p: () => change({ mode: "pca" }),
   };
   inside[key]?.();
   return key in inside;
@@ -65,6 +67,6 @@ function movePatch({ grid: [rows, columns], prefix }, down, right) {
   change({
     held: prefix + row * columns + column,
     pointed: null,
-    mode: view.mode === "class" ? "attention" : view.mode,
+    mode: ["class", "pca"].includes(view.mode) ? "attention" : view.mode,
   });
 }

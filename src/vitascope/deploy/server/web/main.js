@@ -2,21 +2,29 @@
 
 import { Controls } from "./controls.js";
 import { listen } from "./keyboard.js";
+import { linkOf, readLink, viewOf } from "./link.js";
 import { Panel } from "./panel.js";
-import { savePng } from "./save.js";
+import { copyPng, saveAnimation, savePng } from "./save.js";
 import { fetchModel, fetchSample, fetchSamples, takeToken, useToken, whenReady } from "./server.js";
-import { change, mapOf, onChange, redraw, targetOf, view } from "./view.js";
-import { commandOf, placeOf, titleOf } from "./words.js";
+import { applyTheme, toggleTheme } from "./theme.js";
+import { change, FIRST, mapOf, onChange, redraw, share, targetOf, view } from "./view.js";
+import { commandOf, placeOf, predictionOf, titleOf } from "./words.js";
 import { Wall } from "./wall.js";
 
 const at = (id) => document.getElementById(id);
 const QUIET = 350; // milliseconds without a change before the view is announced and missing parts are fetched
+const REPORTED = 1500; // milliseconds that a button says what it did
+const FRAME = 700; // milliseconds of a layer, when all are played
+const SPOKEN = 3; // classes of a prediction
 
 const panels = [];
 let active = null;
 let samples = [];
 let model = ""; // its name
 let settled = 0;
+let link = readLink(location.hash); // to follow once there is an answer
+let news = ""; // to announce: the prediction for a new picture
+let playing = 0;
 
 const controls = new Controls();
 const wall = new Wall(at("wall"), () => {});
@@ -26,9 +34,15 @@ const events = {
     const isFirst = !controls.answer;
     active = panel;
     controls.build(panel.answer);
-    at("save").disabled = false;
+    for (const name of ["save", "copy", "link"]) at(name).disabled = false;
     at("model").textContent = describe(panel.answer);
-    if (isFirst && panel.answer.inside) change({ layer: firstLayer(panel.answer.inside) });
+    at("engine").textContent = panel.answer.about.model;
+    news = predictionOf(panel.answer, SPOKEN);
+    if (isFirst && panel.answer.inside) {
+      FIRST.layer = firstLayer(panel.answer.inside);
+      change({ layer: FIRST.layer });
+    }
+    if (link) follow(panel);
     redraw();
   },
   closed(panel) {
@@ -71,6 +85,7 @@ function arrange() {
 }
 
 function draw() {
+  share(panels.map(({ answer }) => answer).filter(Boolean));
   for (const panel of panels) panel.draw();
   fetchMissing((part) => !part || "method" in part); // layers wait until the slider rests
   controls.draw();
@@ -86,10 +101,27 @@ function draw() {
   settled = setTimeout(settle, QUIET);
 }
 
-/** After a pause: announce the view to screen readers, and fetch all missing parts. */
+/** After a pause: announce the view to screen readers, write it into the address, fetch all missing parts. */
 function settle() {
   if (view.pointed === null) announce();
+  if (active?.answer && !link) history.replaceState(null, "", addressOf(active));
   fetchMissing(() => true);
+}
+
+/** The address of the shown view; a picture of one's own is not in it. */
+function addressOf({ answer, sample }) {
+  return location.pathname + location.search + linkOf(answer, sample);
+}
+
+/** Show the view that the address names. */
+function follow(panel) {
+  const followed = link;
+  link = null;
+  try {
+    change(viewOf(followed, panel.answer));
+  } catch (error) {
+    panel.showFault(error.message);
+  }
 }
 
 /** Fetch the missing parts of the panels that are wanted now. */
@@ -104,9 +136,10 @@ function fetchMissing(isWanted) {
 function announce() {
   const map = active?.answer?.grid && mapOf(active.answer);
   if (!map) return;
-  const best = map.cells.indexOf(map.most);
+  const best = map.cells ? map.cells.indexOf(Math.max(...map.cells)) : -1;
   const most = best >= 0 ? `; most at ${placeOf(active.answer, best)}` : "";
-  at("spoken").textContent = `${titleOf(active.answer)}${most}`;
+  at("spoken").textContent = `${news}${titleOf(active.answer)}${most}`;
+  news = "";
 }
 
 /** Fetch a missing part of a picture; requests for parts that are no longer shown are aborted. */
@@ -139,12 +172,13 @@ function firstLayer({ depth, patches_read_last: readLast }) {
 }
 
 /** The model in a few words. */
-function describe({ about, inside, pixels, grid, probabilities }) {
+function describe({ inside, pixels, grid, probabilities }) {
   const [, H, W] = pixels.shape;
-  const classes = probabilities.length ? `${probabilities.length} classes` : "no head";
+  const count = probabilities.length;
+  const classes = count ? `${count.toLocaleString("en")} classes` : "no head";
   const parts = [`${W}×${H} pixels`, classes];
   if (inside) parts.unshift(`${inside.depth} layers × ${inside.heads} heads`, `${grid[0]}×${grid[1]} patches`);
-  return [model, ...parts, about.model].filter(Boolean).join(" · ");
+  return [model, ...parts].filter(Boolean).join(" · ");
 }
 
 // The model, samples, tokens, themes
@@ -169,6 +203,11 @@ async function load() {
     if (panel.again === load) panel.showFault("");
     panel.offer(samples, openSample);
   }
+  const [first] = panels;
+  if (first.answer || first.coming || !samples.length) return;
+  const asked = samples.find(({ name }) => name === link?.sample);
+  if (link?.sample && !asked) first.showFault(`The link names the sample “${link.sample}”, which this model does not have.`);
+  else openSample(first, (asked ?? samples[0]).name);
 }
 
 /** Name the model in the title and on the page. */
@@ -177,11 +216,12 @@ function introduce({ name, architecture, digest }) {
   const known = [name, architecture, digest.slice(0, 8)].filter(Boolean).join(" · ");
   document.title = `${known} – vitascope`;
   at("model").textContent = [name, architecture].filter(Boolean).join(" · ");
-  at("model").title = `${architecture}\nSHA-256 of the weights: ${digest}`;
+  at("weights").textContent = `${architecture}, SHA-256 of the weights ${digest}`;
 }
 
-function openSample(panel, name, title) {
-  panel.open(samples.find((sample) => sample.name === name).blob, title);
+function openSample(panel, name) {
+  const { blob, title } = samples.find((sample) => sample.name === name);
+  panel.open(blob, title, name);
 }
 
 function askForToken(again) {
@@ -200,11 +240,53 @@ function askForToken(again) {
   dialog.showModal();
 }
 
-function toggleTheme() {
-  const root = document.documentElement;
-  const system = matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light";
-  root.dataset.theme = (root.dataset.theme ?? system) === "dark" ? "light" : "dark";
-  redraw();
+/** Show one layer after the other, from the first, until it is stopped or another view is chosen. */
+function play() {
+  if (playing) return stop();
+  at("play").setAttribute("aria-pressed", true);
+  let layer = 0;
+  change({ mode: "attention", layer });
+  playing = setInterval(() => {
+    if (view.layer !== layer || view.mode !== "attention") return stop();
+    if (active.answer.missing(view, null)) return; // it comes
+    layer = (layer + 1) % active.answer.inside.depth;
+    change({ layer });
+  }, FRAME);
+}
+
+function stop() {
+  clearInterval(playing);
+  playing = 0;
+  at("play").setAttribute("aria-pressed", false);
+}
+
+/** Save all layers as one animated picture, and return to the shown one. */
+async function animate() {
+  stop();
+  const { mode, layer } = view;
+  await saveAnimation(shown(), FRAME, async function* () {
+    for (let each = 0; each < active.answer.inside.depth; each++) {
+      change({ mode: "attention", layer: each });
+      for (const { answer } of shown()) await answer.bring(answer.missing(view, null));
+      yield caption();
+    }
+  });
+  change({ mode, layer });
+}
+
+/** Say on a button for a moment what it did. */
+async function report(button, action, done) {
+  const name = button.textContent;
+  button.disabled = true;
+  let result = done;
+  try {
+    await action();
+  } catch (error) {
+    result = "Not allowed";
+    active.showFault(`${name}: ${error.message}`);
+  }
+  button.textContent = result;
+  setTimeout(() => Object.assign(button, { textContent: name, disabled: false }), REPORTED);
 }
 
 /** The panel for a picture that is dropped or pasted beside the panels: an empty one first. */
@@ -215,20 +297,34 @@ function target() {
 function take(transfer) {
   const file = [...transfer.files].find((one) => one.type.startsWith("image/"));
   if (file) target().open(file, file.name || "a pasted picture");
+  else if (transfer.files.length) target().showFault(`${transfer.files[0].name} is not a picture.`);
 }
 
 const help = () => at("help-dialog").showModal();
-const save = () => active?.answer && savePng(panels.filter((panel) => panel.answer));
+const shown = () => panels.filter((panel) => panel.answer);
+const caption = () => ({ model, command: active.answer.grid ? commandOf(active.answer) : "" });
+const save = () => active?.answer && savePng(shown(), caption());
 
 at("compare").addEventListener("click", () => {
   if (panels.length > 1) removePanel(panels.at(-1));
   else addPanel();
 });
 at("save").addEventListener("click", save);
-at("theme").addEventListener("click", toggleTheme);
+at("copy").addEventListener("click", () => report(at("copy"), () => copyPng(shown(), caption()), "Copied"));
+at("link").addEventListener("click", () => {
+  const address = new URL(addressOf(active), location.href).href;
+  report(at("link"), () => navigator.clipboard.writeText(address), active.sample ? "Copied" : "Copied, without picture");
+});
+for (const name of ["copy", "link"]) at(name).hidden = !navigator.clipboard; // which only https and this machine have
+at("play").addEventListener("click", play);
+at("animate").addEventListener("click", () => report(at("animate"), animate, "Saved"));
+at("theme").addEventListener("click", () => {
+  toggleTheme();
+  redraw();
+});
 at("help").addEventListener("click", help);
 at("wall-one").addEventListener("change", () => {
-  wall.oneLayer = at("wall-one").checked;
+  wall.wanted = at("wall-one").checked;
   redraw();
 });
 document.addEventListener("paste", (event) => take(event.clipboardData));
@@ -244,6 +340,7 @@ new ResizeObserver(redraw).observe(at("wall-figure"));
 onChange(draw);
 listen({ answer: () => active?.answer, controls, open: () => target().input.click(), save, help });
 window.addEventListener("hashchange", () => takeToken() && load()); // a link with a token, opened in this page
+applyTheme();
 takeToken();
 addPanel();
 load();

@@ -1,6 +1,6 @@
 // Reads the files of attention_pack.py: safetensors with a JSON text in the metadata.
 
-const ARRAYS = { U8: Uint8Array, F32: Float32Array };
+const ARRAYS = { U8: Uint8Array, I8: Int8Array, F32: Float32Array };
 
 /** A response's numbers by name, each {shape, data}, and its metadata. Nothing is copied. */
 export function unpack(buffer) {

@@ -6,7 +6,7 @@ import { drawHeat, drawNote, drawPhoto, drawRamp, fitted, outline, partOf } from
 import { fetchAttention, whenReady } from "./server.js";
 import { asCanvas, onlySeen, photograph } from "./sharp.js";
 import { change, mapOf, queryOf, redraw, targetOf, toggleHold, view } from "./view.js";
-import { guessOf, noteOf, percent, placeOf, titleOf, tokenName } from "./words.js";
+import { guessOf, highest, noteOf, percent, placeOf, titleOf, tokenName, valueOf } from "./words.js";
 
 const SHOWN = 5; // classes of a prediction
 const MOST = 12; // with those that apply, where any number of classes may
@@ -16,7 +16,8 @@ export class Panel {
   constructor(events) {
     this.events = events;
     this.answer = null;
-    this.failed = null; // the part that could not be fetched, as JSON
+    this.failed = null; // the part that could not be fetched, or was cancelled, as JSON
+    this.sample = null; // the name of the shown sample
     this.again = null; // the action of "Try again"
     this.name = "";
     this.element = document.getElementById("panel").content.firstElementChild.cloneNode(true);
@@ -40,6 +41,7 @@ export class Panel {
       this.input.value = "";
     });
     this.find(".close").addEventListener("click", () => this.events.closed(this));
+    this.find(".cancel").addEventListener("click", () => this.cancel());
     const stage = this.find(".stage");
     stage.addEventListener("dragover", (event) => {
       event.preventDefault();
@@ -61,8 +63,8 @@ export class Panel {
 
   // Opening a picture
 
-  /** Send a picture, and draw the result. */
-  async open(picture, name) {
+  /** Send a picture, and draw the result; `sample` is its name among the samples. */
+  async open(picture, name, sample = null) {
     this.coming?.abort();
     const coming = (this.coming = new AbortController());
     this.setBusy(true);
@@ -78,12 +80,13 @@ export class Panel {
       const photo = (await photograph(kept, answer.pixels, answer.about.framing)) ?? onlySeen(seen);
       if (coming.signal.aborted) return;
       this.answer?.bring(null);
-      Object.assign(this, { answer, name, seen, photo });
+      this.stopClock();
+      Object.assign(this, { answer, name, sample, seen, photo });
       this.show();
       this.events.opened(this);
     } catch (error) {
       if (error.name === "AbortError") return;
-      const again = () => this.open(kept, name);
+      const again = () => this.open(kept, name, sample);
       this.showFault(`${name}: ${error.message}`, again);
       this.events.failed(error, again);
     } finally {
@@ -95,6 +98,7 @@ export class Panel {
   leave() {
     this.coming?.abort();
     this.answer?.bring(null);
+    this.stopClock();
   }
 
   /** Show in an empty panel why the samples are not there yet. */
@@ -103,7 +107,7 @@ export class Panel {
     this.find(".coming").lastChild.textContent = waiting(reason);
   }
 
-  /** Offer samples in an empty panel. */
+  /** Offer samples. */
   offer(samples, open) {
     this.awaitSamples("");
     this.find(".or-try").hidden = !samples.length;
@@ -111,6 +115,7 @@ export class Panel {
       const button = document.createElement("button");
       button.type = "button";
       button.title = title;
+      button.dataset.sample = name;
       button.setAttribute("aria-label", `Sample: ${title}`);
       const image = document.createElement("img");
       image.src = url;
@@ -128,6 +133,9 @@ export class Panel {
     this.find(".name").textContent = this.name;
     this.find(".name").title = this.name;
     this.find(".empty").hidden = true;
+    for (const button of this.find(".samples").children) {
+      button.setAttribute("aria-pressed", button.dataset.sample === this.sample);
+    }
     this.find(".result").hidden = false;
     this.fillPredictions();
     redraw();
@@ -199,13 +207,43 @@ export class Panel {
     this.showNumbers(map);
   }
 
-  /** Show the part that is being fetched. */
+  /** Show the part that is being fetched, and for how long. */
   showWait() {
     const part = this.answer.grid && !this.failed && this.answer.missing(view, targetOf(this.answer));
     this.find(".wait").hidden = !part;
+    const name = part && JSON.stringify(part);
+    if (name === this.waiting?.name) return;
+    this.stopClock();
     if (!part) return;
-    const text = "method" in part ? `Computing ${this.answer.about.methods[part.method]} …` : `Fetching layer ${part.layer} …`;
-    if (this.find(".wait").lastChild.textContent !== text) this.find(".wait").lastChild.textContent = text;
+    const what = "method" in part ? `Computing ${this.answer.about.methods[part.method]} …` : `Fetching layer ${part.layer} …`;
+    const began = performance.now();
+    const seconds = this.find(".wait .seconds");
+    this.find(".wait .what").textContent = what;
+    seconds.textContent = "";
+    const clock = setInterval(() => {
+      seconds.textContent = `${Math.round((performance.now() - began) / 1000)} s`;
+    }, 1000);
+    this.waiting = { name, clock };
+  }
+
+  stopClock() {
+    clearInterval(this.waiting?.clock);
+    this.waiting = null;
+  }
+
+  /** Give up the part that is being fetched. */
+  cancel() {
+    const { name } = this.waiting;
+    const what = this.find(".wait .what").textContent.replace(/ …$/, "");
+    this.answer.bring(null);
+    this.failed = name;
+    this.showFault(`Cancelled: ${what}.`, () => {
+      this.failed = null;
+      this.showFault("");
+      redraw();
+    });
+    this.canvas.focus(); // the button is gone
+    redraw();
   }
 
   /** The picture at the canvas's size, scaled only when either changes, because pointer moves must be fast. */
@@ -236,23 +274,21 @@ export class Panel {
   showNumbers(map) {
     const answer = this.answer;
     this.find(".title").textContent = titleOf(answer);
-    this.find(".scale").hidden = !answer.grid;
-    this.find(".high").textContent = highest(map, answer);
+    this.find(".scale").hidden = !answer.grid || map?.kind === "colours";
+    this.find(".high").textContent = map ? highest(map) : tooMany(answer) ? "too many tokens to show" : "…";
     this.find(".here").textContent = map && view.pointed !== null ? this.weightAt(map) : "";
     this.showTokens(map);
     this.markTarget();
   }
 
   weightAt(map) {
-    const value = map.cells[view.pointed];
-    const place = placeOf(this.answer, view.pointed);
-    return `${place}: ${map.row ? percent(value) : value.toFixed(2)}`;
+    return [placeOf(this.answer, view.pointed), valueOf(map, view.pointed)].filter(Boolean).join(": ");
   }
 
   /** The shares of the patches together, and of each other token. */
   showTokens(map) {
     const list = this.find(".tokens");
-    list.hidden = !map?.row;
+    list.hidden = !map?.row || !this.answer.prefix;
     if (!map?.row) return;
     const patches = map.cells.reduce((sum, value) => sum + value, 0);
     const shares = [["all patches", patches, ""]];
@@ -340,10 +376,6 @@ async function inMemory(picture) {
   }
 }
 
-/** The label of the scale's upper end: a share of attention, or the most evidence for a class. */
-function highest(map, answer) {
-  if (!map && view.mode !== "class" && answer.inside?.carried === "none") return "too many tokens to show";
-  if (!map) return "…";
-  if (map.row) return percent(map.most);
-  return "most";
+function tooMany({ inside }) {
+  return view.mode !== "class" && inside?.carried === "none";
 }

@@ -1,10 +1,11 @@
 // The view as a picture to share: titles, maps, the scale, the predictions.
 
+import { animated } from "./apng.js";
 import { css } from "./colours.js";
 import { drawHeat, drawNote, drawPhoto, outline, partOf } from "./draw.js";
 import { ANSWER } from "./answer.js";
 import { mapOf, view } from "./view.js";
-import { guessOf, noteOf, percent, titleOf } from "./words.js";
+import { guessOf, highest, noteOf, percent, titleOf } from "./words.js";
 
 const ZOOM = 2; // pixels per unit of the layout
 const WIDTH = 460;
@@ -13,25 +14,43 @@ const LINE = 22;
 const HEAD = 3.3; // lines above a picture
 const ROWS = 5;
 
-/** Draw the panels that have an answer, and download the file. */
-export async function savePng(panels) {
-  const canvas = compose(panels.filter((panel) => panel.answer));
-  const blob = await new Promise((resolve) => canvas.toBlob(resolve, "image/png"));
+/** Draw panels over a caption {model, command}, and download the file. */
+export async function savePng(panels, caption) {
+  download(await drawn(panels, caption), panels, view.mode);
+}
+
+/** Copy the same picture to the clipboard. */
+export async function copyPng(panels, caption) {
+  await navigator.clipboard.write([new ClipboardItem({ "image/png": drawn(panels, caption) })]);
+}
+
+/** Download an animated PNG; `frames` changes the view to each frame's, and gives its caption. */
+export async function saveAnimation(panels, milliseconds, frames) {
+  const pictures = [];
+  for await (const caption of frames()) pictures.push(await drawn(panels, caption));
+  download(await animated(pictures, milliseconds), panels, "layers");
+}
+
+function drawn(panels, caption) {
+  return new Promise((resolve) => compose(panels, caption).toBlob(resolve, "image/png"));
+}
+
+function download(blob, panels, what) {
   const link = document.createElement("a");
   link.href = URL.createObjectURL(blob);
-  link.download = `${panels[0].name.replace(/\.[^.]*$/, "") || "picture"}-${view.mode}.png`;
+  link.download = `${panels[0].name.replace(/\.[^.]*$/, "") || "picture"}-${what}.png`;
   link.click();
   setTimeout(() => URL.revokeObjectURL(link.href), 10_000);
 }
 
-function compose(panels) {
+function compose(panels, { model, command }) {
   const style = getComputedStyle(document.documentElement);
   const colour = (name) => style.getPropertyValue(name).trim();
   const heights = panels.map(({ photo: { canvas } }) => (WIDTH * canvas.height) / canvas.width);
   const tallest = Math.max(...heights);
   const canvas = document.createElement("canvas");
   canvas.width = ZOOM * (EDGE + panels.length * (WIDTH + EDGE));
-  canvas.height = ZOOM * (2 * EDGE + HEAD * LINE + tallest + 2 * LINE + ROWS * LINE + LINE);
+  canvas.height = ZOOM * (2 * EDGE + HEAD * LINE + tallest + 2 * LINE + ROWS * LINE + 2 * LINE);
   const context = canvas.getContext("2d");
   context.scale(ZOOM, ZOOM);
   context.fillStyle = colour("--paper");
@@ -41,10 +60,14 @@ function compose(panels) {
     const [x, y] = [EDGE + place * (WIDTH + EDGE), EDGE + HEAD * LINE];
     drawPanel(context, panel, { x, y, width: WIDTH, height: heights[place] }, colour);
   });
-  context.font = `12px ${style.fontFamily}`;
+  const [right, bottom] = [canvas.width / ZOOM - EDGE, canvas.height / ZOOM - EDGE / 2];
   context.fillStyle = colour("--muted");
+  context.font = `12px ${style.fontFamily}`;
   context.textAlign = "right";
-  context.fillText("vitascope", canvas.width / ZOOM - EDGE, canvas.height / ZOOM - EDGE / 2);
+  context.fillText(cut(context, [model, "vitascope"].filter(Boolean).join(" · "), right - EDGE), right, bottom);
+  context.font = `11px ${colour("--mono")}`;
+  context.textAlign = "left";
+  context.fillText(cut(context, command, right - EDGE), EDGE, bottom - LINE);
   return canvas;
 }
 
@@ -71,7 +94,7 @@ function drawPanel(context, { answer, name, photo, seen }, box, colour) {
     outline(context, answer.grid, view.held - answer.prefix, part, 1);
   }
   let y = box.y + box.height + LINE;
-  if (map) drawScale(context, box, y, map, write);
+  if (map && map.kind !== "colours") drawScale(context, box, y, map, write);
   for (const index of answer.top(ROWS)) {
     y += LINE;
     context.fillStyle = colour("--bar");
@@ -88,7 +111,7 @@ function drawScale(context, box, y, map, write) {
     context.fillStyle = css(step / (width - 1));
     context.fillRect(left + step, y - 5, 1.5, 10);
   }
-  write(map.row ? percent(map.most) : "most", left + width + 8, y, { size: 12, ink: "--muted" });
+  write(highest(map), left + width + 8, y, { size: 12, ink: "--muted" });
 }
 
 /** A text, cut to fit. */

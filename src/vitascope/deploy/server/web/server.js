@@ -26,9 +26,11 @@ export function useToken(text) {
 
 /** Use the token in the address, `#token=...`, which is then removed, or else the one that this tab keeps. */
 export function takeToken() {
-  const given = new URLSearchParams(location.hash.slice(1)).get("token");
+  const parts = new URLSearchParams(location.hash.slice(1));
+  const given = parts.get("token");
   if (given) {
-    history.replaceState(null, "", location.pathname + location.search);
+    parts.delete("token");
+    history.replaceState(null, "", `${location.pathname}${location.search}${parts.size ? `#${parts}` : ""}`);
     useToken(given);
     return true;
   }

@@ -1,9 +1,14 @@
 // The view: one state for all pictures on the page, so that two of them show the same.
 
 import { ANSWER } from "./answer.js";
+import { coloursOf } from "./features.js";
 
-export const view = {
-  mode: "attention", // or "rollout", "class"
+/** The scale of attention ends at this many times the share of a uniform row, or higher. */
+export const DARKEST = 4;
+
+/** What every page begins with. */
+export const FIRST = {
+  mode: "attention", // or "rollout", "similarity", "pca", "class"
   layer: 0,
   head: "mean", // or a number
   held: null, // a token, or ANSWER; null follows the pointer
@@ -15,6 +20,9 @@ export const view = {
   sharp: true,
 };
 
+export const view = { ...FIRST };
+
+let together = []; // the answers on the page, which share one scale
 const listeners = [];
 let waiting = false;
 
@@ -40,6 +48,11 @@ export function redraw() {
   });
 }
 
+/** Set the answers whose maps share one scale. */
+export function share(answers) {
+  together = answers;
+}
+
 /** The query whose attention is shown: the held token, else the patch under the pointer, else ANSWER. */
 export function queryOf(answer) {
   if (view.held !== null) return view.held;
@@ -62,19 +75,45 @@ export function targetOf(answer) {
   return view.target ?? answer.top(1)[0];
 }
 
+/** The patch whose similarity to the others is shown; null for the mean of all. */
+export function patchOf(answer) {
+  const query = queryOf(answer);
+  return query === ANSWER || query < answer.prefix ? null : query - answer.prefix;
+}
+
 /**
- * The map over a picture: {cells, row, most}; null if it is not loaded.
+ * The map over a picture: {kind, cells, row, most}; null if it is not loaded.
  *
- * `cells` are the patches' values; `row` adds those of the other tokens, for attention and rollout.
+ * `cells` are the patches' values, from 0 to `most`, where the scale ends. `row` adds those of the other tokens, for the
+ * kind "share" (attention and rollout). The other kinds are "evidence" (class maps), "cosine" (similarity) and "colours"
+ * (principal components), which has `colours`, RGB bytes, in place of cells.
  */
 export function mapOf(answer) {
   if (view.mode === "class" || !answer.inside) {
     const cells = answer.classMap(view.method, targetOf(answer));
-    return cells && { cells, row: null, most: 1 };
+    return cells && { kind: "evidence", cells, row: null, most: 1 };
   }
-  const query = queryOf(answer);
-  const row = view.mode === "rollout" ? answer.rollout(query) : answer.weights(view.layer, view.head, query);
+  if (view.mode === "similarity") {
+    return { kind: "cosine", cells: answer.features.similarity(patchOf(answer)), row: null, most: 1 };
+  }
+  if (view.mode === "pca") {
+    const colours = coloursOf(together.map(({ features }) => features))[together.indexOf(answer)];
+    return { kind: "colours", colours, cells: null, row: null, most: 1 };
+  }
+  const row = rowOf(answer);
   if (!row) return null;
-  const cells = row.subarray(answer.prefix);
-  return { cells, row, most: cells.reduce((most, value) => Math.max(most, value), 0) };
+  const least = DARKEST / answer.tokens; // so that a row that looks everywhere is not shown as if it looked somewhere
+  return { kind: "share", cells: row.subarray(answer.prefix), row, most: Math.max(least, ...together.map(largest)) };
+}
+
+/** The shares (T) of the shown query; null if they are not loaded. */
+function rowOf(answer) {
+  const query = queryOf(answer);
+  return view.mode === "rollout" ? answer.rollout(query) : answer.weights(view.layer, view.head, query);
+}
+
+/** The largest share of a patch in the shown row of an answer. */
+function largest(answer) {
+  const row = answer.inside && rowOf(answer);
+  return row ? row.subarray(answer.prefix).reduce((most, value) => Math.max(most, value), 0) : 0;
 }

@@ -3,9 +3,10 @@
 import { ANSWER } from "./answer.js";
 import { RAMP } from "./colours.js";
 import { fitted } from "./draw.js";
-import { change, queryOf, view } from "./view.js";
+import { change, DARKEST, queryOf, view } from "./view.js";
 
 const LARGEST = 104; // a tile's longer side, CSS pixels
+const SMALLEST = 36; // of a tile on a phone
 const MARGIN = 22; // for the numbers of layers and heads
 const GAP = 3;
 const BELOW = 110; // the controls below it
@@ -17,7 +18,7 @@ const scratch = document.createElement("canvas");
 export class Wall {
   constructor(canvas, touched) {
     this.canvas = canvas;
-    this.oneLayer = false;
+    this.wanted = false; // one layer only
     this.over = null;
     canvas.addEventListener("pointermove", (event) => this.hover(this.tileAt(event)));
     canvas.addEventListener("pointerleave", () => this.hover(null));
@@ -34,6 +35,8 @@ export class Wall {
     const [, H, W] = answer.pixels.shape;
     const [longer, width] = [Math.max(H, W), this.canvas.parentElement.clientWidth - MARGIN];
     const height = this.room(width);
+    const isNarrow = !BESIDE.matches && Math.min(width / heads, width / depth) < SMALLEST;
+    this.oneLayer = this.wanted || isNarrow; // whose heads wrap
     const shapes = this.oneLayer
       ? [2, 3, 4, 6, 8].map((columns) => [Math.ceil(heads / columns), columns, false])
       : [[depth, heads, false], [heads, depth, true]];
@@ -125,7 +128,7 @@ export class Wall {
     return { x, y, width: right - x, height: bottom - y };
   }
 
-  /** All tiles side by side on the scratch canvas, one pixel per patch; each from 0 to its own largest value. */
+  /** All tiles side by side on the scratch canvas, one pixel per patch; each from 0 to the end of its own scale. */
   paint(answer) {
     const [h, w] = answer.grid;
     const query = queryOf(answer);
@@ -137,7 +140,7 @@ export class Wall {
         const found = tile && answer.row(tile.layer, tile.head, query);
         if (!found) continue;
         const cells = found.levels.subarray(answer.prefix);
-        let most = 1;
+        let most = Math.max(1, DARKEST / answer.tokens / found.scale); // as in the picture
         for (const level of cells) if (level > most) most = level;
         for (let cell = 0; cell < cells.length; cell++) {
           const at = (row * h + Math.floor(cell / w)) * image.width + column * w + (cell % w);

@@ -1,7 +1,7 @@
 // The shown map in words: for the caption, the screen reader, the saved picture and the command line.
 
 import { ANSWER } from "./answer.js";
-import { mapOf, queryOf, targetOf, view } from "./view.js";
+import { mapOf, patchOf, queryOf, targetOf, view } from "./view.js";
 
 /** `12.3%`, with the digits that matter. */
 export function percent(share) {
@@ -35,7 +35,12 @@ export function titleOf(answer) {
   if (view.mode === "class" || !answer.inside) {
     return `${answer.about.methods[view.method]}: ${evidenceOf(answer)}`;
   }
+  if (view.mode === "pca") return "Principal components: equal colours mean similar features";
   const query = queryOf(answer);
+  if (view.mode === "similarity") {
+    const patch = patchOf(answer);
+    return `Similarity to the ${patch === null ? "mean of all patches" : tokenName(answer, query)}`;
+  }
   const name = tokenName(answer, query);
   const whose = name.startsWith("all ") ? name : `the ${name}`;
   if (view.mode === "rollout") return `Rollout: flow into ${whose}, over all layers`;
@@ -55,7 +60,25 @@ export function noteOf(answer) {
 
 function isBlank(answer) {
   const map = answer.grid && mapOf(answer);
-  return Boolean(map) && !map.row && map.cells.every((value) => value === 0);
+  return map?.kind === "evidence" && map.cells.every((value) => value === 0);
+}
+
+/** A patch's value in a map; empty where colours have none. */
+export function valueOf(map, patch) {
+  if (map.kind === "colours") return "";
+  return map.kind === "share" ? percent(map.cells[patch]) : map.cells[patch].toFixed(2);
+}
+
+/** The upper end of a map's scale. */
+export function highest({ kind, most, row }) {
+  if (kind === "share") return `${percent(most)}, ${(most * row.length).toFixed(1)} × uniform`;
+  return { evidence: "most", cosine: "1", colours: "" }[kind];
+}
+
+/** The prediction as a sentence, for screen readers; empty for a model without a head. */
+export function predictionOf(answer, count) {
+  const classes = answer.top(count).map((index) => `${answer.label(index)} ${percent(answer.probabilities[index])}`);
+  return classes.length ? `Prediction: ${classes.join(", ")}. ` : "";
 }
 
 /** `head 3`, or the mean. */
@@ -70,6 +93,7 @@ export function commandOf(answer) {
     parts.push(`--method ${view.method} --target ${quoted(answer.label(targetOf(answer)))}`);
     return parts.join(" ");
   }
+  if (["similarity", "pca"].includes(view.mode)) return "";
   const query = queryOf(answer);
   const isAnswer = query === ANSWER || (query === 0 && answer.inside.reads === answer.inside.tokens[0]);
   if (view.mode === "rollout") return isAnswer ? `${parts[0]} --method rollout` : "";
