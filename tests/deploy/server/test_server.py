@@ -190,7 +190,9 @@ def test_workers_share_a_port_and_metrics_are_replaced_and_stop_together(model: 
         while replacement in children.read_text().split():
             time.sleep(0.01)
         status, err = server.end(signal.SIGTERM)  # while the server waits before it replaces the worker
-    assert (status, err) == (0, "vitascope: worker 1 ended (-9); starting another\n" * 2)
+    assert status == 0
+    # The server may be told to stop before it says that the second one ended.
+    assert set(err.splitlines()) == {"vitascope: worker 1 ended (-9); starting another"}
 
 
 @pytest.mark.parametrize("options", [(), ("--workers", "2")])

@@ -1,8 +1,8 @@
 """The attention explorer's data: a picture's prediction and attention, as one safetensors file.
 
 Its metadata has one entry, `explorer`, which is JSON. Attention is stored as bytes with a scale per row:
-`value = byte * scale`, with an error of at most half a scale; features as signed bytes with a scale per patch.
-Of L layers, H heads, T tokens, N patches in a grid of (gh, gw), D features and K classes:
+`value = byte * scale`, with an error of at most half a scale; features as signed bytes with a scale per
+patch. Of L layers, H heads, T tokens, N patches in a grid of (gh, gw), D features and K classes:
 
 | tensor | content |
 |---|---|
