@@ -61,7 +61,10 @@ export class Controls {
     for (let token = 0; token < prefix; token++) queries.push([token, inside.tokens[token]]);
     at("queries").replaceChildren(
       ...queries.map(([held, name]) => chip(name, { held }, () => change({ held, pointed: null }))),
-      chip("", { patch: true }, () => change({ held: null })),
+      chip("", { patch: true }, () => {
+        at("queries").firstElementChild.focus(); // this one disappears
+        change({ held: null });
+      }),
       at("query-hint"),
     );
   }

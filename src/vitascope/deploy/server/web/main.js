@@ -74,6 +74,7 @@ function removePanel(panel) {
   panel.leave();
   panel.element.remove();
   if (active === panel) active = panels[0];
+  at("compare").focus(); // the button that was pressed may be gone
   arrange();
 }
 
