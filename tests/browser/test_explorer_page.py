@@ -69,12 +69,14 @@ def weight_in_first_sample(layer: int, query: int, key: int) -> float:
 
 
 @contextmanager
-def serving(engine: Engine, token: str | None = None) -> Iterator[str]:
+def serving(engine: Engine, token: str | None = None, beside: Engine | None = None) -> Iterator[str]:
     """Serve an engine in a thread, and wait until it is ready; return the address."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    app = create_app(engine, Settings(max_batch=1, explain_deadline_ms=120_000, access_log=False), token)
+    app = create_app(
+        engine, Settings(max_batch=1, explain_deadline_ms=120_000, access_log=False), token, beside=beside
+    )
     server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=port, log_level="error"))
     thread = threading.Thread(target=server.run)
     thread.start()
@@ -332,6 +334,8 @@ def test_similarity_is_the_cosine_of_the_patches_features(visit: Visit) -> None:
     one, other = features[5], features[15]
     expected = one @ other / np.linalg.norm(one) / np.linalg.norm(other)
     assert float(cosine) == pytest.approx(expected, abs=0.02)
+    least = (features @ one / np.linalg.norm(features, axis=1) / np.linalg.norm(one)).min()
+    assert float(visit.text(".low")) == pytest.approx(least, abs=0.02)
 
 
 def test_colours_are_principal_components_of_all_shown_pictures(visit: Visit) -> None:
@@ -385,6 +389,45 @@ def test_two_pictures_share_one_scale(visit: Visit) -> None:
     scales = visit.page.locator(".high").all_text_contents()
     assert scales[0] == scales[1]
     assert "uniform" in alone
+
+
+def test_two_models_show_the_same_place_layer_and_class_of_one_picture(browser: Any) -> None:
+    one = engine_of(small_model(class_names=NAMES))  # 3 layers, 4 x 4 patches
+    two = engine_of(small_model(depth=2, patch_size=4, pool="mean", class_names=tuple(reversed(NAMES))))
+    one.name, two.name = "one", "two"
+    with serving(one, beside=two) as address, visiting(browser, address) as visit:
+        visit.open_sample(1)
+        visit.page.click("#compare")
+        visit.wait_for_answer(visit.page.locator(".panel").last)
+        assert visit.page.locator(".name").all_text_contents() == 2 * [visit.text(".name")]
+        panels = [visit.page.locator(".panel").nth(number) for number in range(2)]
+        assert [panel.locator(".which").input_value() for panel in panels] == ["", "beside/"]
+
+        def titles() -> list[str]:
+            return visit.page.locator(".title").all_text_contents()
+
+        visit.hover(0.9, 0.1, number=0)
+        assert "row 0, column 3" in titles()[0]
+        assert "row 1, column 7" in titles()[1]
+        visit.page.mouse.move(5, 5)
+        visit.press("]", "c")
+        assert titles() == [
+            "Layer 2, mean of the heads: where the class token looks",
+            "Layer 1, mean of the heads: where all patches look",
+        ]
+        uniform = [text.split(", ")[1] for text in visit.page.locator(".high").all_text_contents()]
+        assert uniform[0] == uniform[1]
+        panels[0].locator(".predictions button", has_text="cat").click()
+        visit.settle()
+        assert all("“cat”" in title for title in titles())
+        visit.hover(0.5, 0.5, number=1)  # the controls become those of the other model
+        visit.press("a")
+        assert visit.page.locator("#layer").get_attribute("max") == "1"
+        assert visit.text("#model").startswith("two · 2 layers")
+        panels[1].locator(".which").select_option("")
+        visit.wait_for_answer(panels[1])
+        assert visit.text("#model").startswith("one · 3 layers")
+        assert visit.faults == []
 
 
 def test_slow_class_map_can_be_cancelled_and_asked_for_again(visit: Visit) -> None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Annotated
+
+import tyro
 
 from vitascope.cli.parsing import Device, MaybeModel, Precision
 from vitascope.deploy.server.settings import Settings
@@ -22,6 +25,8 @@ class Serve:
 
     model: MaybeModel = DEFAULT
     """A run folder, a model folder or file, a hub id, or an exported file. Default: the built-in cifar10."""
+    beside: Annotated[str | None, tyro.conf.arg(metavar="MODEL", help_behavior_hint="")] = None
+    """Another model, which the explorer compares with this one on the same picture."""
     precision: Precision = "auto"
     device: Device = "auto"
     settings: Settings = dataclasses.field(default_factory=Settings)
@@ -30,4 +35,4 @@ class Serve:
         """Serve until SIGTERM or Ctrl-C."""
         from vitascope.deploy.server.server import serve
 
-        serve(self.model, self.settings, precision=self.precision, device=self.device)
+        serve(self.model, self.settings, beside=self.beside, precision=self.precision, device=self.device)

@@ -20,6 +20,7 @@ from vitascope.deploy.server.app import create_app
 from vitascope.deploy.server.attention_pack import pack_attention, pack_heatmap, pack_picture
 from vitascope.deploy.server.explorer import MEDIA_TYPES, samples_for, web_files
 from vitascope.deploy.server.settings import Settings
+from vitascope.errors import UserError
 from vitascope.predict.engine import TorchEngine
 
 NAMES = ("<img src=x onerror=alert(1)>", "Dogs", "sports car, sport car", "catalog", "e")
@@ -30,10 +31,14 @@ def engine_of(**options: Any) -> TorchEngine:
     return TorchEngine(model, precision="fp32", device="cpu")
 
 
-def client_of(engine: TorchEngine, token: str | None = None) -> Iterator[TestClient]:
-    app = create_app(engine, Settings(max_batch=1), token)
+def client_of(
+    engine: TorchEngine, token: str | None = None, beside: TorchEngine | None = None
+) -> Iterator[TestClient]:
+    app = create_app(engine, Settings(max_batch=1), token, beside=beside)
     with TestClient(app, base_url="http://localhost") as client:
         while client.get("/readyz").status_code != 200:
+            time.sleep(0.01)
+        while beside and client.get("/beside/v1/model").status_code == 503:
             time.sleep(0.01)
         yield client
 
@@ -227,3 +232,40 @@ def test_the_page_opens_without_the_token_and_pictures_need_it(engine: TorchEngi
         assert client.get("/v1/samples").status_code == 401
         allowed = client.get("/v1/samples", headers={"Authorization": "Bearer secret"})
         assert allowed.status_code == 200
+
+
+def test_model_beside_answers_the_explorer_alone(engine: TorchEngine) -> None:
+    other = engine_of(depth=1, num_heads=1)
+    for client in client_of(engine, beside=other):
+        assert client.get("/v1/model").json()["beside"]
+        assert client.get("/beside/v1/model").json()["digest"] == other.digest != engine.digest
+        found = load(client.post("/beside/v1/attention", content=encoded()).content)
+        expected = load(pack_picture(other, other.pixels(encoded())))
+        for name in expected:
+            np.testing.assert_array_equal(found[name], expected[name])
+        unknown = client.post("/beside/v1/attention?depth=1", content=encoded())
+        assert (unknown.status_code, "unknown query parameter" in unknown.text) == (422, True)
+        assert client.post("/beside/v1/predict", content=encoded()).status_code == 404
+
+
+def test_model_beside_needs_the_token_too(engine: TorchEngine) -> None:
+    app = create_app(engine, Settings(max_batch=1), "secret", beside=engine)
+    with TestClient(app, base_url="http://localhost") as client:
+        assert client.get("/beside/v1/model").status_code == 401
+        assert client.post("/beside/v1/attention", content=encoded()).status_code == 401
+
+
+def test_server_ends_with_the_reason_if_the_model_beside_cannot_be_loaded(engine: TorchEngine) -> None:
+    def broken() -> TorchEngine:
+        raise UserError("no such model")
+
+    app = create_app(engine, Settings(max_batch=1), beside=broken)
+    with TestClient(app, base_url="http://localhost"):
+        while app.state.service.fault is None:
+            time.sleep(0.01)
+        assert str(app.state.service.fault) == "no such model"
+
+
+def test_without_a_model_beside_there_is_none(client: TestClient) -> None:
+    assert not client.get("/v1/model").json()["beside"]
+    assert client.get("/beside/v1/model").status_code == 404

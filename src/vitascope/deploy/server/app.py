@@ -29,7 +29,7 @@ from vitascope.deploy.server import explorer, openapi
 from vitascope.deploy.server.batcher import Work
 from vitascope.deploy.server.middleware import REQUEST_ID_KEY, RequestMiddleware
 from vitascope.deploy.server.rejections import SECURITY, Rejection, response_to
-from vitascope.deploy.server.service import Service
+from vitascope.deploy.server.service import BESIDE, COMPUTED, Service
 from vitascope.deploy.server.settings import Settings
 from vitascope.deploy.server.uploads import Upload
 from vitascope.errors import UserError, nearest
@@ -58,14 +58,17 @@ def create_app(
     settings: Settings,
     token: str | None = None,
     *,
+    beside: Engine | Callable[[], Engine] | None = None,
     wait_for_model: bool = False,
 ) -> FastAPI:
     """The server as an ASGI application; its `state.service` is the `Service`.
 
     A function opens the engine in the background, so the server is alive meanwhile; with `wait_for_model`, it
-    starts only when the model is loaded. `token` is the bearer token that clients must send, if any.
+    starts only when the model is loaded. `token` is the bearer token that clients must send, if any. The
+    explorer compares the model with the one `beside` it.
     """
-    service = Service(engine if callable(engine) else lambda: engine, settings)
+    other = None if beside is None else Service(beside if callable(beside) else lambda: beside, settings)
+    service = Service(engine if callable(engine) else lambda: engine, settings, other)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -85,12 +88,18 @@ def create_app(
     app.state.service = service
     routers = [
         public(app, service, secured=token is not None),
+        description(service),
         predictions(service),
         explorer.router(service),
     ]
     for router in routers:
         app.include_router(router, dependencies=[Depends(check_parameters)])
     routes = {str(getattr(route, "path", "")) for router in routers for route in router.routes}
+    if other is not None:
+        for router in (description(other), explorer.router(other)):
+            app.include_router(
+                router, prefix=BESIDE, include_in_schema=False, dependencies=[Depends(check_parameters)]
+            )
     app.add_middleware(RequestMiddleware, service=service, token=token, routes=routes)
     _handle_errors(app, service)
     return app
@@ -98,7 +107,7 @@ def create_app(
 
 async def check_parameters(request: Request) -> None:
     """Reject query parameters that a route of the model does not know, or that are given twice (422)."""
-    if not request.scope["path"].startswith("/v1/"):
+    if not request.scope["path"].startswith(COMPUTED):
         return
     known = {field.alias for field in request.scope["route"].dependant.query_params}
     given = request.query_params.multi_items()
@@ -139,7 +148,7 @@ def public(app: FastAPI, service: Service, *, secured: bool) -> APIRouter:
         return openapi.describe_api(app, service.settings, secured=secured)
 
     @routes.get("/openapi.json", include_in_schema=False)
-    async def description() -> Response:
+    async def openapi_json() -> Response:
         return _json(document())
 
     @routes.get("/docs", include_in_schema=False)
@@ -151,8 +160,8 @@ def public(app: FastAPI, service: Service, *, secured: bool) -> APIRouter:
     return routes
 
 
-def predictions(service: Service) -> APIRouter:
-    """The routes of the model."""
+def description(service: Service) -> APIRouter:
+    """The route of what is served."""
     routes = APIRouter(tags=["model"])
 
     @routes.get("/v1/model", responses=openapi.responses({"model": openapi.ModelDescription}, 503))
@@ -172,10 +181,17 @@ def predictions(service: Service) -> APIRouter:
                 "thresholds": list(engine.thresholds),
                 "preprocess": engine.preprocess.to_dict(),
                 "limits": limits,
+                "beside": service.beside is not None,
                 "version": __version__,
             }
         )
 
+    return routes
+
+
+def predictions(service: Service) -> APIRouter:
+    """The routes of the model."""
+    routes = APIRouter(tags=["model"])
     predicted = {"model": openapi.Predictions | openapi.Form[openapi.NamedPredictions]}
     embedded = {"model": openapi.Embedding | openapi.Form[openapi.NamedEmbedding]}
     explained = {"model": openapi.Heatmap, "content": {"image/png": openapi.BINARY}}

@@ -352,6 +352,7 @@ def run(
     token: str | None,
     port: socket.socket,
     *,
+    beside: OpenEngine | None = None,
     parent: int | None = None,
     wait_for_model: bool = False,
 ) -> None:
@@ -361,7 +362,7 @@ def run(
     sys.setswitchinterval(SWITCH_INTERVAL)
     logging.basicConfig(format="%(asctime)s %(message)s", level=logging.WARNING)
     logging.getLogger("vitascope.access").setLevel(logging.INFO)
-    app = create_app(open_engine, settings, token, wait_for_model=wait_for_model)
+    app = create_app(open_engine, settings, token, beside=beside, wait_for_model=wait_for_model)
     service: Service = app.state.service
     server = server_of(app, parent)
     if heeds_hangup():

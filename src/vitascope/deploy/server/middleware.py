@@ -13,7 +13,7 @@ from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from vitascope.deploy.server.rejections import SECURITY_FIELDS, Rejection, response_to
-from vitascope.deploy.server.service import Service
+from vitascope.deploy.server.service import COMPUTED, Service
 
 PUBLIC_PATHS = ("/", "/livez", "/readyz", "/docs", "/openapi.json")
 """Paths that need no token, beside those in `/web/`: health, and pages that are the same for every model."""
@@ -70,7 +70,7 @@ class RequestMiddleware:
                 message = {**message, "body": b""}
             await send(message)
 
-        computes = method == "POST" and path.startswith("/v1/")
+        computes = method == "POST" and path.startswith(COMPUTED)
         try:
             self._check(method, path, headers)
             if computes:

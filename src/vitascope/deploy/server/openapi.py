@@ -191,6 +191,7 @@ class ModelDescription(Schema):
     thresholds: list[float] = Field(description="of each class, if any number may apply; else empty")
     preprocess: dict[str, Any]
     limits: Limits
+    beside: bool = Field(description="whether the explorer has another model to compare with")
     version: str
 
 

@@ -33,10 +33,13 @@ PAUSE = 1.0  # seconds before a worker that died is replaced
 STOP = b""  # the message of a signal; a worker whose model cannot be loaded sends the reason
 
 
-def serve(ref: str, settings: Settings, *, precision: str = "auto", device: str = "auto") -> None:
+def serve(
+    ref: str, settings: Settings, *, beside: str | None = None, precision: str = "auto", device: str = "auto"
+) -> None:
     """Serve a model until a signal, then answer the accepted requests, and return.
 
-    `ref` is a run folder, a model folder or file, a hub id, or an exported file.
+    `ref` is a run folder, a model folder or file, a hub id, or an exported file; so is `beside`, a model
+    that the explorer compares it with.
     """
     check_installed()
     from vitascope.deploy.server import http_server
@@ -50,10 +53,13 @@ def serve(ref: str, settings: Settings, *, precision: str = "auto", device: str 
         announce(ref, settings, port, token)
         threads = settings.threads or max(1, usable_cores() // settings.workers)
         opening = functools.partial(open_for_serving, ref, precision, device, threads)
+        other = None
+        if beside is not None:
+            other = functools.partial(open_for_serving, beside, precision, device, threads)
         if settings.workers == 1:
-            http_server.run(opening, settings, token, port)
+            http_server.run(opening, settings, token, port, beside=other)
         else:
-            supervise(opening, settings, token, port)
+            supervise(opening, settings, token, port, other)
 
 
 def open_for_serving(ref: str, precision: str, device: str, threads: int) -> Engine:
@@ -115,7 +121,13 @@ def read_token(settings: Settings) -> str | None:
     return token.strip()
 
 
-def supervise(open_engine: OpenEngine, settings: Settings, token: str | None, port: socket.socket) -> None:
+def supervise(
+    open_engine: OpenEngine,
+    settings: Settings,
+    token: str | None,
+    port: socket.socket,
+    beside: OpenEngine | None = None,
+) -> None:
     """Run `settings.workers` processes until a signal, which is forwarded, and replace those that die.
 
     Raises `UserError` if the model cannot be loaded.
@@ -131,7 +143,7 @@ def supervise(open_engine: OpenEngine, settings: Settings, token: str | None, po
     kill_at, failure = math.inf, b""
 
     def start(number: int, *, wait_for_model: bool) -> None:
-        arguments = (sender, os.getpid(), wait_for_model, open_engine, settings, token, port)
+        arguments = (sender, os.getpid(), wait_for_model, beside, open_engine, settings, token, port)
         process = spawn.Process(target=work, args=arguments)
         process.start()
         processes[number] = process
@@ -173,11 +185,17 @@ def supervise(open_engine: OpenEngine, settings: Settings, token: str | None, po
         raise UserError(failure.decode("utf-8", "replace"))
 
 
-def work(reasons: Connection[bytes, bytes], parent: int, wait_for_model: bool, *arguments: Any) -> None:
+def work(
+    reasons: Connection[bytes, bytes],
+    parent: int,
+    wait_for_model: bool,
+    beside: OpenEngine | None,
+    *arguments: Any,
+) -> None:
     """Serve in a worker process; `arguments` are those of `supervise`."""
     from vitascope.deploy.server.http_server import run
 
     try:
-        run(*arguments, parent=parent, wait_for_model=wait_for_model)
+        run(*arguments, beside=beside, parent=parent, wait_for_model=wait_for_model)
     except UserError as error:
         reasons.send_bytes(str(error).encode()[:4000])  # more might be mixed with another worker's

@@ -33,6 +33,10 @@ if TYPE_CHECKING:
     from vitascope.predict.engine import Engine, TorchEngine
 
 R = TypeVar("R")
+BESIDE = "/beside"
+"""Before the paths of the model that the explorer shows beside the server's own."""
+COMPUTED = ("/v1/", f"{BESIDE}/v1/")
+"""The beginnings of paths that need a model."""
 REQUEST_ID = re.compile(rb"[0-9A-Za-z._~:/+=@-]{1,128}")
 """The accepted form of X-Request-ID: nothing that could break a line of the log."""
 SPARE = 5.0  # seconds beyond the deadline after which a decoder process ends itself
@@ -46,10 +50,16 @@ access_log = logging.getLogger("vitascope.access")
 
 
 class Service:
-    """A model behind a queue; `open_engine` is called once, in the model's thread."""
+    """A model behind a queue; `open_engine` is called once, in the model's thread.
 
-    def __init__(self, open_engine: Callable[[], Engine], settings: Settings) -> None:
+    A service `beside` starts and ends with this one, which counts its requests.
+    """
+
+    def __init__(
+        self, open_engine: Callable[[], Engine], settings: Settings, beside: Service | None = None
+    ) -> None:
         self.settings = settings
+        self.beside = beside  # another model, for the explorer alone
         self.metrics = Metrics()
         self.arriving = ArrivingBodies()
         self.draining = False  # whether the server is stopping: new requests get 503
@@ -80,11 +90,15 @@ class Service:
         self.batcher.start()
         self.decoders.start()
         self._tasks = [loop.create_task(self._load()), loop.create_task(self._measure_lag())]
+        if self.beside:
+            await self.beside.start(wait_for_model=wait_for_model)
         while wait_for_model and not (self._engine or self.fault or self.draining):
             await asyncio.sleep(0.05)
 
     async def stop(self) -> None:
         """Drop everything that is not done."""
+        if self.beside:
+            await self.beside.stop()
         for task in self._tasks:
             task.cancel()
         await self.batcher.stop()
@@ -95,12 +109,16 @@ class Service:
         if self._given_up is not None and not self._given_up.done():
             self.unanswered = self.in_flight
             self._given_up.set_result(None)
+        if self.beside:
+            self.beside.give_up()
 
     @property
     def fault(self) -> BaseException | None:
         """The exception that loading the model raised."""
         loading = self._tasks[0] if self._tasks else None
-        return loading.exception() if loading and loading.done() and not loading.cancelled() else None
+        if loading and loading.done() and not loading.cancelled() and loading.exception():
+            return loading.exception()
+        return self.beside.fault if self.beside else None
 
     @property
     def engine(self) -> Engine:

@@ -10,8 +10,10 @@ export const ANSWER = "answer";
 const KEPT_PARTS = 4;
 
 export class Answer {
-  constructor({ tensors, about }, picture) {
+  /** @param source the model that was asked: "" or the prefix of its addresses. */
+  constructor({ tensors, about }, picture, source = "") {
     this.picture = picture;
+    this.source = source;
     this.about = about;
     this.inside = about.inside ?? null;
     this.pixels = tensors.pixels;
@@ -22,16 +24,14 @@ export class Answer {
     this.parts = new Map(); // "layer" or "layer/head" -> {levels, scales}
     this.maps = new Map(); // "method class" -> Float32Array of the patches
     this.coming = null; // the part that is being fetched: {name, controller, done}
+    this.prefix = this.inside?.tokens.length ?? 0;
+    this.tokens = this.prefix + this.cells;
     const size = this.cells;
     about.explained?.classes.forEach((target, place) => {
       const map = tensors.heatmaps.data.subarray(place * size, (place + 1) * size);
       this.maps.set(`${about.explained.method} ${target}`, map);
     });
-    if (this.inside) {
-      this.prefix = this.inside.tokens.length;
-      this.tokens = this.prefix + size;
-      this.features = new Features(tensors);
-    }
+    this.features = tensors.features ? new Features(tensors) : null;
   }
 
   /** Patches of a ViT, places of a ResNet's last feature map. */
@@ -125,10 +125,10 @@ export class Answer {
   /**
    * The part to fetch before a view can be drawn; null if everything is loaded.
    *
-   * @param view {mode, layer, head, method}, and `target`, the class of its map.
+   * @param view the view of this answer, from `viewIn`.
    */
-  missing({ mode, layer, head, method }, target) {
-    if (mode === "class" || !this.inside) {
+  missing({ mode, layer, head, method, target }) {
+    if (mode === "class") {
       return this.about.methods && !this.classMap(method, target) ? { method, target } : null;
     }
     const { carried } = this.inside;
@@ -158,11 +158,11 @@ export class Answer {
 
   async fetch(part, signal) {
     if ("method" in part) {
-      const { tensors } = await fetchHeatmap(this.picture, part, signal);
+      const { tensors } = await fetchHeatmap(this.picture, part, signal, this.source);
       this.maps.set(`${part.method} ${part.target}`, tensors.heatmaps.data);
       return;
     }
-    const { tensors } = await fetchAttention(this.picture, part, signal);
+    const { tensors } = await fetchAttention(this.picture, part, signal, this.source);
     this.parts.set(Object.values(part).join("/"), {
       levels: tensors.attention.data,
       scales: tensors.attention_scale.data,

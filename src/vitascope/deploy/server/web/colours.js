@@ -12,15 +12,15 @@ export function css(value) {
   return `rgb(${RAMP[place]} ${RAMP[place + 1]} ${RAMP[place + 2]})`;
 }
 
-/** A map, its cells from 0 to `most` or its own colours, as ImageData (h, w) with an opacity. */
-export function heatImage({ cells, colours, most }, [h, w], strength) {
+/** A map, its cells from `least` to `most` or its own colours, as ImageData (h, w) with an opacity. */
+export function heatImage({ cells, colours, least, most }, [h, w], strength) {
   const image = new ImageData(w, h);
   for (let cell = 0; colours && cell < h * w; cell++) {
     image.data.set([...colours.subarray(3 * cell, 3 * cell + 3), 255 * strength], 4 * cell);
   }
-  const scale = most > 0 ? 1 / most : 0;
+  const scale = most > least ? 1 / (most - least) : 0;
   for (let cell = 0; cells && cell < cells.length; cell++) {
-    const value = Math.min(1, Math.max(0, cells[cell] * scale));
+    const value = Math.min(1, Math.max(0, (cells[cell] - least) * scale));
     const place = 3 * Math.round(255 * value);
     image.data.set(RAMP.subarray(place, place + 3), 4 * cell);
     image.data[4 * cell + 3] = 255 * strength * (0.62 + 0.38 * value); // places without attention become dark

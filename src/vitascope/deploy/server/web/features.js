@@ -29,16 +29,22 @@ export class Features {
   }
 }
 
-let painted = { of: [], colours: [] };
+const painted = []; // {of, colours}: the last ones
+const KEPT = 2; // a page has at most two models
 
 /**
  * The colours of each picture's patches, RGB bytes (N * 3): the first three principal components of all patches of
  * all pictures, each from its least to its largest value, so that equal colours mean similar features.
  */
 export function coloursOf(pictures) {
-  const isSame = pictures.length === painted.of.length && pictures.every((one, at) => one === painted.of[at]);
-  if (!isSame) painted = { of: pictures, colours: paint(pictures) };
-  return painted.colours;
+  const isSame = ({ of }) => pictures.length === of.length && pictures.every((one, at) => one === of[at]);
+  let found = painted.find(isSame);
+  if (!found) {
+    found = { of: pictures, colours: paint(pictures) };
+    painted.unshift(found);
+    painted.length = Math.min(painted.length, KEPT);
+  }
+  return found.colours;
 }
 
 function paint(pictures) {

@@ -7,20 +7,21 @@ import { Panel } from "./panel.js";
 import { copyPng, saveAnimation, savePng } from "./save.js";
 import { fetchModel, fetchSample, fetchSamples, takeToken, useToken, whenReady } from "./server.js";
 import { applyTheme, toggleTheme } from "./theme.js";
-import { change, FIRST, mapOf, onChange, redraw, share, targetOf, view } from "./view.js";
+import { change, FIRST, mapOf, onChange, redraw, share, use, view, viewIn } from "./view.js";
 import { commandOf, placeOf, predictionOf, titleOf } from "./words.js";
 import { Wall } from "./wall.js";
 
 const at = (id) => document.getElementById(id);
 const QUIET = 350; // milliseconds without a change before the view is announced and missing parts are fetched
 const REPORTED = 1500; // milliseconds that a button says what it did
+const BESIDE = "beside/"; // before the addresses of the second model
 const FRAME = 700; // milliseconds of a layer, when all are played
 const SPOKEN = 3; // classes of a prediction
 
 const panels = [];
 let active = null;
 let samples = [];
-let model = ""; // its name
+let models = []; // {source, name, architecture, digest}: the server's, and the one beside it
 let settled = 0;
 let link = readLink(location.hash); // to follow once there is an answer
 let news = ""; // to announce: the prediction for a new picture
@@ -32,11 +33,8 @@ const wall = new Wall(at("wall"), () => {});
 const events = {
   opened(panel) {
     const isFirst = !controls.answer;
-    active = panel;
-    controls.build(panel.answer);
+    activate(panel);
     for (const name of ["save", "copy", "link"]) at(name).disabled = false;
-    at("model").textContent = describe(panel.answer);
-    at("engine").textContent = panel.answer.about.model;
     news = predictionOf(panel.answer, SPOKEN);
     if (isFirst && panel.answer.inside) {
       FIRST.layer = firstLayer(panel.answer.inside);
@@ -49,10 +47,7 @@ const events = {
     removePanel(panel);
   },
   touched(panel) {
-    if (panel.answer && panel !== active) {
-      active = panel;
-      redraw();
-    }
+    if (panel.answer && panel !== active) activate(panel);
   },
   failed(error, again) {
     if (error.status === 401) askForToken(again);
@@ -65,15 +60,44 @@ function addPanel() {
   active ??= panel;
   at("panels").append(panel.element);
   panel.offer(samples, openSample);
+  panel.offerModels(models);
   arrange();
   return panel;
+}
+
+/** Make a panel the one that the controls belong to. */
+function activate(panel) {
+  const { answer } = panel;
+  active = panel;
+  use(answer);
+  if (controls.answer?.source !== answer.source) controls.build(answer);
+  at("model").textContent = describe(answer);
+  const { architecture = "", digest = "" } = modelOf(answer) ?? {};
+  at("weights").textContent = `${architecture}, SHA-256 of the weights ${digest}`;
+  at("engine").textContent = answer.about.model;
+  redraw();
+}
+
+/** A second panel: of the same picture where there is a second model, else for another picture. */
+function compare() {
+  const { answer, name, sample } = active;
+  const panel = addPanel();
+  if (models.length < 2 || !answer) return;
+  panel.source = models.find(({ source }) => source !== answer.source).source;
+  panel.offerModels(models);
+  panel.open(answer.picture, name, sample);
+}
+
+function modelOf(answer) {
+  return models.find(({ source }) => source === answer.source);
 }
 
 function removePanel(panel) {
   panels.splice(panels.indexOf(panel), 1);
   panel.leave();
   panel.element.remove();
-  if (active === panel) active = panels[0];
+  if (active === panel && panels[0].answer) activate(panels[0]);
+  else if (active === panel) active = panels[0];
   at("compare").focus(); // the button that was pressed may be gone
   arrange();
 }
@@ -111,6 +135,7 @@ function settle() {
 
 /** The address of the shown view; a picture of one's own is not in it. */
 function addressOf({ answer, sample }) {
+  if (answer.source) return location.href; // whose layers and heads are not those of the model that a link opens
   return location.pathname + location.search + linkOf(answer, sample);
 }
 
@@ -129,7 +154,7 @@ function follow(panel) {
 function fetchMissing(isWanted) {
   for (const panel of panels) {
     if (!panel.answer?.grid) continue;
-    const part = panel.answer.missing(view, targetOf(panel.answer));
+    const part = panel.answer.missing(viewIn(panel.answer));
     if (isWanted(part)) bring(panel, part);
   }
 }
@@ -173,13 +198,14 @@ function firstLayer({ depth, patches_read_last: readLast }) {
 }
 
 /** The model in a few words. */
-function describe({ inside, pixels, grid, probabilities }) {
+function describe(answer) {
+  const { inside, pixels, grid, probabilities } = answer;
   const [, H, W] = pixels.shape;
   const count = probabilities.length;
   const classes = count ? `${count.toLocaleString("en")} classes` : "no head";
   const parts = [`${W}×${H} pixels`, classes];
   if (inside) parts.unshift(`${inside.depth} layers × ${inside.heads} heads`, `${grid[0]}×${grid[1]} patches`);
-  return [model, ...parts].filter(Boolean).join(" · ");
+  return [modelOf(answer)?.name, ...parts].filter(Boolean).join(" · ");
 }
 
 // The model, samples, tokens, themes
@@ -187,7 +213,10 @@ function describe({ inside, pixels, grid, probabilities }) {
 async function load() {
   try {
     const wait = (reason) => panels.forEach((panel) => panel.awaitSamples(reason));
-    introduce(await whenReady(fetchModel, wait));
+    const first = await whenReady(fetchModel, wait);
+    const beside = first.beside ? [await whenReady(() => fetchModel(BESIDE), wait)] : [];
+    models = [first, ...beside].map((one, at) => ({ ...one, source: at ? BESIDE : "" }));
+    introduce(first);
     const listed = await whenReady(fetchSamples, wait);
     samples = await Promise.all(
       listed.map(async ({ name, title }) => {
@@ -203,21 +232,26 @@ async function load() {
   for (const panel of panels) {
     if (panel.again === load) panel.showFault("");
     panel.offer(samples, openSample);
+    panel.offerModels(models);
   }
+  if (!panels[0].answer && !panels[0].coming) visit();
+}
+
+/** Open the sample that the address names, or the first one; its view follows. */
+function visit() {
   const [first] = panels;
-  if (first.answer || first.coming || !samples.length) return;
   const asked = samples.find(({ name }) => name === link?.sample);
-  if (link?.sample && !asked) first.showFault(`The link names the sample “${link.sample}”, which this model does not have.`);
-  else openSample(first, (asked ?? samples[0]).name);
+  if (link?.sample && !asked) {
+    first.showFault(`The link names the sample “${link.sample}”, which this model does not have.`);
+  } else if (asked || (samples.length && !first.answer)) openSample(first, (asked ?? samples[0]).name);
+  else if (first.answer) follow(first);
 }
 
 /** Name the model in the title and on the page. */
 function introduce({ name, architecture, digest }) {
-  model = name;
   const known = [name, architecture, digest.slice(0, 8)].filter(Boolean).join(" · ");
   document.title = `${known} – vitascope`;
   at("model").textContent = [name, architecture].filter(Boolean).join(" · ");
-  at("weights").textContent = `${architecture}, SHA-256 of the weights ${digest}`;
 }
 
 function openSample(panel, name) {
@@ -249,7 +283,7 @@ function play() {
   change({ mode: "attention", layer });
   playing = setInterval(() => {
     if (view.layer !== layer || view.mode !== "attention") return stop();
-    if (active.answer.missing(view, null)) return; // it comes
+    if (active.answer.missing(viewIn(active.answer))) return; // it comes
     layer = (layer + 1) % active.answer.inside.depth;
     change({ layer });
   }, FRAME);
@@ -268,7 +302,7 @@ async function animate() {
   await saveAnimation(shown(), FRAME, async function* () {
     for (let each = 0; each < active.answer.inside.depth; each++) {
       change({ mode: "attention", layer: each });
-      for (const { answer } of shown()) await answer.bring(answer.missing(view, null));
+      for (const { answer } of shown()) await answer.bring(answer.missing(viewIn(answer)));
       yield caption();
     }
   });
@@ -302,13 +336,14 @@ function take(transfer) {
 }
 
 const help = () => at("help-dialog").showModal();
+const names = () => [...new Set(shown().map(({ answer }) => modelOf(answer)?.name))].filter(Boolean).join(" and ");
 const shown = () => panels.filter((panel) => panel.answer);
-const caption = () => ({ model, command: active.answer.grid ? commandOf(active.answer) : "" });
+const caption = () => ({ model: names(), command: active.answer.grid ? commandOf(active.answer) : "" });
 const save = () => active?.answer && savePng(shown(), caption());
 
 at("compare").addEventListener("click", () => {
   if (panels.length > 1) removePanel(panels.at(-1));
-  else addPanel();
+  else compare();
 });
 at("save").addEventListener("click", save);
 at("copy").addEventListener("click", () => report(at("copy"), () => copyPng(shown(), caption()), "Copied"));
@@ -340,7 +375,11 @@ new ResizeObserver(redraw).observe(at("wall-figure"));
 
 onChange(draw);
 listen({ answer: () => active?.answer, controls, open: () => target().input.click(), save, help });
-window.addEventListener("hashchange", () => takeToken() && load()); // a link with a token, opened in this page
+window.addEventListener("hashchange", () => {
+  link = readLink(location.hash);
+  if (takeToken()) load();
+  else visit();
+});
 applyTheme();
 takeToken();
 addPanel();

@@ -1,12 +1,12 @@
 // One picture: from choosing and sending it to its maps and prediction.
 
-import { Answer, ANSWER } from "./answer.js";
+import { Answer } from "./answer.js";
 import { css } from "./colours.js";
 import { drawHeat, drawNote, drawPhoto, drawRamp, fitted, outline, partOf } from "./draw.js";
 import { fetchAttention, whenReady } from "./server.js";
 import { asCanvas, onlySeen, photograph } from "./sharp.js";
-import { change, mapOf, queryOf, redraw, targetOf, toggleHold, view } from "./view.js";
-import { guessOf, highest, noteOf, percent, placeOf, titleOf, tokenName, valueOf } from "./words.js";
+import { change, mapOf, redraw, toggleHold, view, viewIn } from "./view.js";
+import { guessOf, highest, lowest, noteOf, percent, placeOf, titleOf, tokenName, valueOf } from "./words.js";
 
 const SHOWN = 5; // classes of a prediction
 const MOST = 12; // with those that apply, where any number of classes may
@@ -18,6 +18,7 @@ export class Panel {
     this.answer = null;
     this.failed = null; // the part that could not be fetched, or was cancelled, as JSON
     this.sample = null; // the name of the shown sample
+    this.source = ""; // the model to ask
     this.again = null; // the action of "Try again"
     this.name = "";
     this.element = document.getElementById("panel").content.firstElementChild.cloneNode(true);
@@ -73,9 +74,9 @@ export class Panel {
     let kept = picture;
     try {
       kept = await inMemory(picture);
-      const request = () => fetchAttention(kept, {}, coming.signal);
+      const request = () => fetchAttention(kept, {}, coming.signal, this.source);
       const reply = await whenReady(request, (reason) => this.setBusy(true, reason), coming.signal);
-      const answer = new Answer(reply, kept);
+      const answer = new Answer(reply, kept, this.source);
       const seen = asCanvas(answer.pixels);
       const photo = (await photograph(kept, answer.pixels, answer.about.framing)) ?? onlySeen(seen);
       if (coming.signal.aborted) return;
@@ -105,6 +106,18 @@ export class Panel {
   awaitSamples(reason) {
     this.find(".coming").hidden = !reason;
     this.find(".coming").lastChild.textContent = waiting(reason);
+  }
+
+  /** Offer models, {source, name}, if there is a choice. */
+  offerModels(models) {
+    const select = this.find(".which");
+    select.replaceChildren(...models.map(({ source, name }) => new Option(name, source)));
+    select.value = this.source;
+    select.hidden = models.length < 2;
+    select.onchange = () => {
+      this.source = select.value;
+      if (this.answer) this.open(this.answer.picture, this.name, this.sample);
+    };
   }
 
   /** Offer samples. */
@@ -209,7 +222,7 @@ export class Panel {
 
   /** Show the part that is being fetched, and for how long. */
   showWait() {
-    const part = this.answer.grid && !this.failed && this.answer.missing(view, targetOf(this.answer));
+    const part = this.answer.grid && !this.failed && this.answer.missing(viewIn(this.answer));
     this.find(".wait").hidden = !part;
     const name = part && JSON.stringify(part);
     if (name === this.waiting?.name) return;
@@ -262,12 +275,10 @@ export class Panel {
   }
 
   drawPatches(context, box, zoom) {
-    const { grid, prefix } = this.answer;
-    const held = view.held === null || view.held === ANSWER ? -1 : view.held - prefix;
-    if (view.mode !== "class" && held >= 0) outline(context, grid, held, box, zoom);
-    if (view.pointed !== null && view.pointed !== held) {
-      outline(context, grid, view.pointed, box, zoom, held >= 0 || view.held !== null);
-    }
+    const { grid } = this.answer;
+    const { mode, held, pointed } = viewIn(this.answer);
+    if (mode !== "class" && held !== null) outline(context, grid, held, box, zoom);
+    if (pointed !== null && pointed !== held) outline(context, grid, pointed, box, zoom, view.held !== null);
   }
 
   /** The numbers beside the map. */
@@ -275,14 +286,13 @@ export class Panel {
     const answer = this.answer;
     this.find(".title").textContent = titleOf(answer);
     this.find(".scale").hidden = !answer.grid || map?.kind === "colours";
-    this.find(".high").textContent = map ? highest(map) : tooMany(answer) ? "too many tokens to show" : "…";
-    this.find(".here").textContent = map && view.pointed !== null ? this.weightAt(map) : "";
+    this.find(".low").textContent = map && map.kind !== "colours" ? lowest(map) : "0";
+    this.find(".high").textContent = map && map.kind !== "colours" ? highest(map) : tooMany(answer) ? "too many tokens to show" : "…";
+    const { pointed } = viewIn(answer);
+    const here = map && pointed !== null ? [placeOf(answer, pointed), valueOf(map, pointed)] : [];
+    this.find(".here").textContent = here.filter(Boolean).join(": ");
     this.showTokens(map);
     this.markTarget();
-  }
-
-  weightAt(map) {
-    return [placeOf(this.answer, view.pointed), valueOf(map, view.pointed)].filter(Boolean).join(": ");
   }
 
   /** The shares of the patches together, and of each other token. */
@@ -315,8 +325,9 @@ export class Panel {
   fillPredictions() {
     const { thresholds } = this.answer;
     const shown = this.answer.shown(SHOWN, MOST);
-    if (view.target !== null && !shown.includes(view.target)) shown.push(view.target);
-    this.filledFor = view.target;
+    const { target } = viewIn(this.answer);
+    if (target !== undefined && !shown.includes(target)) shown.push(target);
+    this.filledFor = target;
     const items = shown.map((index) => {
       const [item, button] = ["li", "button"].map((tag) => document.createElement(tag));
       const [bar, label, number] = ["i", "span", "b"].map((tag) => document.createElement(tag));
@@ -348,17 +359,12 @@ export class Panel {
   }
 
   markTarget() {
-    if (this.filledFor !== view.target) this.fillPredictions();
-    const isClassMap = this.answer.grid && (view.mode === "class" || !this.answer.inside);
-    const shown = isClassMap ? targetOf(this.answer) : null;
+    const { mode, target } = viewIn(this.answer);
+    if (this.filledFor !== target) this.fillPredictions();
+    const shown = this.answer.grid && mode === "class" ? target : null;
     for (const button of this.find(".predictions").querySelectorAll("button")) {
       button.setAttribute("aria-pressed", Number(button.dataset.index) === shown);
     }
-  }
-
-  /** The query whose attention is shown, for the wall. */
-  get query() {
-    return queryOf(this.answer);
   }
 }
 

@@ -3,9 +3,8 @@
 import { animated } from "./apng.js";
 import { css } from "./colours.js";
 import { drawHeat, drawNote, drawPhoto, outline, partOf } from "./draw.js";
-import { ANSWER } from "./answer.js";
-import { mapOf, view } from "./view.js";
-import { guessOf, highest, noteOf, percent, titleOf } from "./words.js";
+import { mapOf, view, viewIn } from "./view.js";
+import { guessOf, highest, lowest, noteOf, percent, titleOf } from "./words.js";
 
 const ZOOM = 2; // pixels per unit of the layout
 const WIDTH = 460;
@@ -89,9 +88,9 @@ function drawPanel(context, { answer, name, photo, seen }, box, colour) {
   if (map) drawHeat(context, map, answer.grid, part, view);
   drawNote(context, noteOf(answer), part, 1);
   context.textBaseline = "middle";
-  const holdsPatch = view.held !== null && view.held !== ANSWER && view.held >= answer.prefix;
-  if (map && answer.inside && view.mode !== "class" && holdsPatch) {
-    outline(context, answer.grid, view.held - answer.prefix, part, 1);
+  const { mode, held } = viewIn(answer);
+  if (map && mode !== "class" && held !== null) {
+    outline(context, answer.grid, held, part, 1);
   }
   let y = box.y + box.height + LINE;
   if (map && map.kind !== "colours") drawScale(context, box, y, map, write);
@@ -105,8 +104,8 @@ function drawPanel(context, { answer, name, photo, seen }, box, colour) {
 }
 
 function drawScale(context, box, y, map, write) {
-  const [left, width] = [box.x + 18, 180];
-  write("0", box.x, y, { size: 12, ink: "--muted" });
+  const [left, width] = [box.x + 36, 180];
+  write(lowest(map), box.x, y, { size: 12, ink: "--muted" });
   for (let step = 0; step < width; step++) {
     context.fillStyle = css(step / (width - 1));
     context.fillRect(left + step, y - 5, 1.5, 10);

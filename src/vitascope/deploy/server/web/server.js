@@ -56,19 +56,23 @@ export async function whenReady(request, report, signal) {
   }
 }
 
-/** A picture's prediction and attention, or one layer's attention if `part` names one. */
-export async function fetchAttention(picture, part = {}, signal) {
-  return unpack(await (await post("v1/attention", picture, part, signal)).arrayBuffer());
+/**
+ * A picture's prediction and attention, or one layer's attention if `part` names one.
+ *
+ * Here and below, `source` is "" for the server's model, or the prefix of the addresses of the one beside it.
+ */
+export async function fetchAttention(picture, part = {}, signal = undefined, source = "") {
+  return unpack(await (await post(`${source}v1/attention`, picture, part, signal)).arrayBuffer());
 }
 
 /** The map of a class: `part` is {method, target}. */
-export async function fetchHeatmap(picture, part, signal) {
-  return unpack(await (await post("v1/heatmap", picture, part, signal)).arrayBuffer());
+export async function fetchHeatmap(picture, part, signal = undefined, source = "") {
+  return unpack(await (await post(`${source}v1/heatmap`, picture, part, signal)).arrayBuffer());
 }
 
 /** The model: its name, architecture and digest, its classes, the server's limits. */
-export async function fetchModel() {
-  return (await ask("v1/model")).json();
+export async function fetchModel(source = "") {
+  return (await ask(`${source}v1/model`)).json();
 }
 
 /** The names and titles of the samples. */

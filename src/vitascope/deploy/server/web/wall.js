@@ -3,7 +3,7 @@
 import { ANSWER } from "./answer.js";
 import { RAMP } from "./colours.js";
 import { fitted } from "./draw.js";
-import { change, DARKEST, queryOf, view } from "./view.js";
+import { change, DARKEST, view, viewIn } from "./view.js";
 
 const LARGEST = 104; // a tile's longer side, CSS pixels
 const SMALLEST = 36; // of a tile on a phone
@@ -62,7 +62,7 @@ export class Wall {
   /** The order of the tiles, and whether some are not loaded. */
   get caption() {
     const { carried } = this.answer.inside;
-    const isWhole = carried === "all" || queryOf(this.answer) === ANSWER;
+    const isWhole = carried === "all" || viewIn(this.answer).query === ANSWER;
     const rest = isWhole ? "" : carried === "layer" ? "; choose a layer to load it" : "; not all fit into a response";
     if (this.oneLayer) return `layer ${view.layer}${rest}`;
     return `${this.turned ? "layers across, heads down" : "layers down, heads across"}${rest}`;
@@ -131,7 +131,7 @@ export class Wall {
   /** All tiles side by side on the scratch canvas, one pixel per patch; each from 0 to the end of its own scale. */
   paint(answer) {
     const [h, w] = answer.grid;
-    const query = queryOf(answer);
+    const { query } = viewIn(answer);
     const image = new ImageData(this.columns * w, this.rows * h);
     const pixels = new Uint32Array(image.data.buffer);
     for (let row = 0; row < this.rows; row++) {

@@ -1,7 +1,7 @@
 // The shown map in words: for the caption, the screen reader, the saved picture and the command line.
 
 import { ANSWER } from "./answer.js";
-import { mapOf, patchOf, queryOf, targetOf, view } from "./view.js";
+import { mapOf, viewIn } from "./view.js";
 
 /** `12.3%`, with the digits that matter. */
 export function percent(share) {
@@ -32,25 +32,21 @@ export function tokenName(answer, query) {
 /** The title of the shown map. */
 export function titleOf(answer) {
   if (!answer.grid) return "Prediction";
-  if (view.mode === "class" || !answer.inside) {
-    return `${answer.about.methods[view.method]}: ${evidenceOf(answer)}`;
-  }
-  if (view.mode === "pca") return "Principal components: equal colours mean similar features";
-  const query = queryOf(answer);
-  if (view.mode === "similarity") {
-    const patch = patchOf(answer);
-    return `Similarity to the ${patch === null ? "mean of all patches" : tokenName(answer, query)}`;
-  }
+  const { mode, layer, head, method, query, patch } = viewIn(answer);
+  if (mode === "class") return `${answer.about.methods[method]}: ${evidenceOf(answer)}`;
+  if (mode === "pca") return "Principal components: equal colours mean similar features";
   const name = tokenName(answer, query);
+  if (mode === "similarity") return `Similarity to the ${patch === null ? "mean of all patches" : name}`;
   const whose = name.startsWith("all ") ? name : `the ${name}`;
-  if (view.mode === "rollout") return `Rollout: flow into ${whose}, over all layers`;
+  if (mode === "rollout") return `Rollout: flow into ${whose}, over all layers`;
   const isOne = query !== ANSWER || name === answer.inside.tokens[0];
-  return `Layer ${view.layer}, ${headName()}: where ${whose} ${isOne ? "looks" : "look"}`;
+  const whichHead = head === "mean" ? "mean of the heads" : `head ${head}`;
+  return `Layer ${layer}, ${whichHead}: where ${whose} ${isOne ? "looks" : "look"}`;
 }
 
 /** A class map's content, `evidence for “dog”` or `no evidence for “dog”`. */
 function evidenceOf(answer) {
-  return `${isBlank(answer) ? "no " : ""}evidence for “${answer.label(targetOf(answer))}”`;
+  return `${isBlank(answer) ? "no " : ""}evidence for “${answer.label(viewIn(answer).target)}”`;
 }
 
 /** The note across a class map that is zero everywhere; empty for any other map. */
@@ -69,10 +65,15 @@ export function valueOf(map, patch) {
   return map.kind === "share" ? percent(map.cells[patch]) : map.cells[patch].toFixed(2);
 }
 
+/** The lower end of a map's scale. */
+export function lowest({ kind, least }) {
+  return kind === "cosine" ? least.toFixed(2) : "0";
+}
+
 /** The upper end of a map's scale. */
 export function highest({ kind, most, row }) {
   if (kind === "share") return `${percent(most)}, ${(most * row.length).toFixed(1)} × uniform`;
-  return { evidence: "most", cosine: "1", colours: "" }[kind];
+  return { evidence: "most", cosine: "1.00" }[kind];
 }
 
 /** The prediction as a sentence, for screen readers; empty for a model without a head. */
@@ -81,30 +82,21 @@ export function predictionOf(answer, count) {
   return classes.length ? `Prediction: ${classes.join(", ")}. ` : "";
 }
 
-/** `head 3`, or the mean. */
-export function headName() {
-  return view.head === "mean" ? "mean of the heads" : `head ${view.head}`;
-}
-
 /** The command that draws the same map; empty if there is none. */
 export function commandOf(answer) {
+  const { mode, layer, head, method, target, query, patch } = viewIn(answer);
   const parts = ["vitascope explain MODEL PICTURE"];
-  if (view.mode === "class" || !answer.inside) {
-    parts.push(`--method ${view.method} --target ${quoted(answer.label(targetOf(answer)))}`);
-    return parts.join(" ");
-  }
-  if (["similarity", "pca"].includes(view.mode)) return "";
-  const query = queryOf(answer);
+  if (mode === "class") return [...parts, `--method ${method} --target ${quoted(answer.label(target))}`].join(" ");
+  if (["similarity", "pca"].includes(mode)) return "";
   const isAnswer = query === ANSWER || (query === 0 && answer.inside.reads === answer.inside.tokens[0]);
-  if (view.mode === "rollout") return isAnswer ? `${parts[0]} --method rollout` : "";
-  if (!isAnswer && query < answer.prefix) return "";
-  const patch = query - answer.prefix;
+  if (mode === "rollout") return isAnswer ? `${parts[0]} --method rollout` : "";
+  if (!isAnswer && patch === null) return "";
   const columns = answer.grid[1];
   parts.push(
     isAnswer ? "--method attention" : `--method patch --patch ${Math.floor(patch / columns)} ${patch % columns}`,
   );
-  parts.push(`--layer ${view.layer}`);
-  if (view.head !== "mean") parts.push(`--head ${view.head}`);
+  parts.push(`--layer ${layer}`);
+  if (head !== "mean") parts.push(`--head ${head}`);
   return parts.join(" ");
 }
 
