@@ -231,7 +231,7 @@ def test_run_in_a_store_is_evaluated_on_its_own_images(store: Store, photos: str
 @pytest.mark.parametrize(
     "command",
     [
-        ["train", "--data", "digits", "--run", "s3://bucket/run"],
+        ["report", "s3://bucket/run"],
         ["export", "cifar10", "--out", "s3://bucket/x.onnx"],
         ["explain", "cifar10", "--out", "https://host/x.png"],
         ["pack", "digits", "gs://bucket/shards"],

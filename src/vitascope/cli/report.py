@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import tyro
 
 from vitascope.cli.parsing import Device, MaybeText
+from vitascope.storage import check_local
 
 RunFolder = tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="RUN")]]
 
@@ -35,6 +37,7 @@ class Report:
         from vitascope.report.write import rewrite_report
         from vitascope.run.run import Run
 
+        check_local(Path(self.run))  # its pages are written into it
         report, missing = rewrite_report(Run.open(self.run), data=self.data, device=self.device)
         if missing:
             print(f"vitascope: {missing}", file=sys.stderr)

@@ -184,12 +184,13 @@ def copied(objects: Sequence[RemoteObject], folder: str) -> Path:
                 with replacing(target) as aside:
                     aside.mkdir()
                     for each in objects:
-                        _write_whole(each, aside / name_in(each.url, folder))
+                        download(each, aside / name_in(each.url, folder))
         os.utime(target)
     return target
 
 
-def _write_whole(object: RemoteObject, path: Path) -> None:
+def download(object: RemoteObject, path: Path) -> None:
+    """Write a whole object to a file, past the cache; a StoreError if it changes meanwhile."""
     path.parent.mkdir(parents=True, exist_ok=True)
     starts = range(0, object.size, BLOCK)
 
