@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TypeAlias, TypeVar
 
 from vitascope.data.decoding import Encoded, ImageSource
-from vitascope.data.formats.shard_index import INDEX
+from vitascope.data.formats.shard_index import INDEX, SAMPLES
 from vitascope.data.formats.shards import CLASSES
 from vitascope.data.formats.table import is_table
 from vitascope.data.listing import IMAGE_SUFFIXES, suffix_of
@@ -88,7 +88,7 @@ class Mirror:
             self._objects[name] = found
             path = folder / name
             path.parent.mkdir(parents=True, exist_ok=True)
-            if name in (INDEX, CLASSES):
+            if name in (INDEX, SAMPLES, CLASSES):
                 path.write_bytes(cache.read(found))
             else:
                 path.touch()
