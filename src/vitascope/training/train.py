@@ -195,6 +195,7 @@ def resume(
             raise UserError(f"{name!r} cannot change when a run is resumed; only execution options can")
     config = _recorded_options(found).replace(**execution)
     device = distributed.join_processes(config.execution.device)
+    distributed.check_shard_size(execution.get("shard_size"))  # a recorded one may be of more processes
     check_versions()
     launch = Launch()
     if distributed.by_first(lambda: launch.begun) is not None:
@@ -270,6 +271,7 @@ def _run(asked: Asked, task: str) -> TrainResult | PretrainResult:
         other = "pretrain" if first.task == "masked" else "train"
         raise UserError(f"{what} is for `vitascope {other}`, in Python `{other}`")
     device = distributed.join_processes(first.execution.device)
+    distributed.check_shard_size(first.execution.shard_size)
     check_versions()
     launch = Launch()
     begun = distributed.by_first(lambda: _begun(launch))
