@@ -47,6 +47,21 @@ ImageFile: TypeAlias = str | StoredImage
 """A path, or a picture in a store."""
 
 
+def as_text(file: ImageFile) -> str:
+    """An image file as text, which `from_text` reads in any process; of an object with size and version."""
+    if isinstance(file, str):
+        return file
+    return "\t".join((file.object.url, str(file.object.size), file.object.version))
+
+
+def from_text(text: str) -> ImageFile:
+    """The image file of `as_text`."""
+    if not is_url(text):
+        return text
+    url, size, version = text.rsplit("\t", 2)
+    return StoredImage(RemoteObject(url, int(size), version))
+
+
 def stored_images(url: str) -> Iterator[StoredImage]:
     """The object of this URL, or the images below this folder, in the order of `visible_files`.
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import unquote
 
-from vitascope.errors import UserError, nearest
+from vitascope.errors import UserError
 from vitascope.formatting import counted
 
 T = TypeVar("T")
@@ -129,7 +129,7 @@ def store_of(url: str) -> Store:
     scheme = url.partition("://")[0]
     if scheme not in STORES:
         raise StoreError(
-            f"{url}: unknown scheme {scheme}://{nearest(scheme, STORES)}; URLs begin with "
+            f"{url}: unknown scheme {scheme}://; URLs begin with "
             f"{', '.join(f'{each}://' for each in STORES)}, and local paths have none"
         )
     return STORES[scheme]

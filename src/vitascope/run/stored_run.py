@@ -233,7 +233,7 @@ class StoredRun:
         if "/" in name:  # replaced as a whole, if at all
             upload(path, f"{self.url}/{name}")
             return
-        snapshot = path.with_name(f".upload.{name}")  # training appends to the metrics
+        snapshot = self.path.with_name(".upload")  # training appends to the metrics
         try:
             shutil.copyfile(path, snapshot)
             upload(snapshot, f"{self.url}/{name}")
