@@ -25,6 +25,7 @@ from reports import fill_in, markdown_table, publish
 from vitascope.model.config import ViTConfig
 from vitascope.model.sizes import named_config
 from vitascope.model.vision_model import build
+from vitascope.run.run import Run
 from vitascope.training.checkpoint.background import CheckpointWriter
 from vitascope.training.checkpoint.folders import save_checkpoint
 from vitascope.training.memory import bytes_per_image
@@ -143,7 +144,7 @@ def checkpoint_times(megabytes: int, rounds: int) -> str:
     state = {"model": {str(number): torch.rand(2**18) for number in range(megabytes)}}
     waiting, stopped, whole = [], [], []
     with tempfile.TemporaryDirectory() as folder:
-        writer = CheckpointWriter(Path(folder), keep=2)
+        writer = CheckpointWriter(Run(folder), keep=2)
         for number in range(rounds):
             os.sync()
             began = time.monotonic()

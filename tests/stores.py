@@ -86,7 +86,7 @@ def serving(application: Application) -> Iterator[Server]:
     server = Server(application, "")
     listening = make_server("127.0.0.1", 0, server, threaded=True, request_handler=_Quiet)
     server.url = f"http://127.0.0.1:{listening.port}"
-    thread = threading.Thread(target=listening.serve_forever, daemon=True)
+    thread = threading.Thread(target=listening.serve_forever, args=(0.01,), daemon=True)  # ends soon
     thread.start()
     try:
         yield server

@@ -231,13 +231,16 @@ def test_run_in_a_store_is_evaluated_on_its_own_images(store: Store, photos: str
 @pytest.mark.parametrize(
     "command",
     [
-        ["train", "--data", "digits", "--run", "s3://bucket/run"],
         ["export", "cifar10", "--out", "s3://bucket/x.onnx"],
         ["explain", "cifar10", "--out", "https://host/x.png"],
         ["pack", "digits", "gs://bucket/shards"],
     ],
     ids=lambda command: command[0],
 )
+def test_report_of_a_run_in_a_store_is_rejected(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "copy it to a local folder" in error_line(["report", "s3://bucket/run"], capsys)
+
+
 def test_commands_that_write_local_files_alone_reject_urls(
     command: list[str],
     tmp_path: Path,

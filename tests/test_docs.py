@@ -61,7 +61,7 @@ DIGITS_EPOCHS = 5
 NOT_RUN = {"tensorboard", "pip", "aws"}
 """Programs that a page may name: a server that never ends, an installation, copies to a bucket, which
 `fill` makes."""
-STORED = ("photos", "shards", "runs/stored")
+STORED = ("photos", "shards")
 """Folders of the reader that a page has copied to the bucket."""
 
 

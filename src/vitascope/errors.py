@@ -49,7 +49,7 @@ class Interrupted(Exception):  # noqa: N818 - a stop, not an error
     """Training was stopped by a signal, after saving a checkpoint or the finished model.
 
     Args:
-        run: the run folder.
+        run: the run folder, or its URL.
         signum: the signal.
         finished: the model is saved, and only figures or the report are missing.
 
@@ -57,11 +57,12 @@ class Interrupted(Exception):  # noqa: N818 - a stop, not an error
         command: the command that continues the run.
     """
 
-    def __init__(self, run: Path, signum: int, *, finished: bool = False) -> None:
-        saved = f"the model is saved in {run / 'model'}" if finished else "everything is saved"
+    def __init__(self, run: Path | str, signum: int, *, finished: bool = False) -> None:
+        saved = f"the model is saved in {run}/model" if finished else "everything is saved"
         super().__init__(f"stopped by {signal.Signals(signum).name}; {saved}")
         self.run = run
         self.signum = signum
+        self.finished = finished
         folder = shlex.quote(str(run))
         self.command = f"vitascope report {folder}" if finished else f"vitascope train --resume {folder}"
 

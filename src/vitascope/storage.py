@@ -18,7 +18,7 @@ from typing import IO, Any
 
 from vitascope.errors import UserError
 
-_URL = re.compile(r"(s3|gs|hf|https?):/")
+_URL = re.compile(r"[A-Za-z][\w+.-]+:/")
 _MANY = 100  # files; from there on, flushing everything on the disk at once is faster
 _UNSUPPORTED = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)  # some network file systems
 

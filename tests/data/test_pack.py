@@ -8,6 +8,7 @@ import json
 import tarfile
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -248,10 +249,10 @@ def test_full_disk_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     data = pictures(tmp_path)
     add = packing._Tar.add
 
-    def fill(tar: packing._Tar, sample: bytes) -> None:
+    def fill(tar: packing._Tar, *sample: Any) -> None:
         if tar.path.name.startswith("val"):
             raise OSError(errno.ENOSPC, "No space left on device")
-        add(tar, sample)
+        add(tar, *sample)
 
     monkeypatch.setattr(packing._Tar, "add", fill)
     with pytest.raises(UserError, match=r"No space left on device .* MB are free there"):

@@ -1,5 +1,6 @@
 """DATA in a store: the same images, labels and names as on the disk, and one line for what is not read."""
 
+import hashlib
 import json
 import shutil
 from pathlib import Path
@@ -67,16 +68,59 @@ def test_shards_without_an_index_have_the_names_beside_them(store: Store) -> Non
     assert_same(open_data(url), open_data(str(store.folder / "shards")))
 
 
-def test_shards_that_are_known_are_opened_without_reading_them(web_store: Store) -> None:  # noqa: F811
+def requested_tars(store: Store, before: int) -> list[str]:  # noqa: F811
+    """The shards of which something was read."""
+    return [each for each in store.server.requests[before:] if ".tar" in each and each.startswith("GET")]
+
+
+def test_packed_shards_are_opened_without_reading_them(web_store: Store) -> None:  # noqa: F811
+    write_tree(web_store.folder / "photos", {"cat": 9, "dog": 9})
+    pack(str(web_store.folder / "photos"), web_store.folder / "shards", shard_mb=1)
+    url = web_store.add("shards")
+    found, local = (read_data(place).by_name for place in (url, str(web_store.folder / "shards")))
+    assert not requested_tars(web_store, 0)
+    for split, images in local.items():
+        assert np.array_equal(found[split].labels, images.labels)
+        for source, theirs in zip(found[split].sources, images.sources, strict=True):
+            assert (source.name, source.offset, source.size) == (theirs.name, theirs.offset, theirs.size)
+
+
+def test_headers_of_other_shards_are_read_once(web_store: Store) -> None:  # noqa: F811
     write_tree(web_store.folder / "photos", {"cat": 9, "dog": 9})
     pack(str(web_store.folder / "photos"), web_store.folder / "shards")
+    folder = web_store.folder / "shards"
+    index = json.loads((folder / "index.json").read_text())
+    (folder / "index.json").write_text(json.dumps({name: index[name] for name in index if name != "samples"}))
     url = web_store.add("shards")
     first = read_data(url).by_name["train"]
     before = len(web_store.server.requests)
+    assert requested_tars(web_store, 0)
     again = read_data(url).by_name["train"]
-    assert not any(".tar" in each for each in web_store.server.requests[before:] if each.startswith("GET"))
+    assert not requested_tars(web_store, before)
     assert list(again.sources) == list(first.sources)
     assert np.array_equal(again.labels, first.labels)
+
+
+@pytest.mark.parametrize("damage", ["lost", "changed", "of other shards"])
+def test_places_of_pictures_that_do_not_belong_to_the_index_are_rejected(
+    web_store: Store,  # noqa: F811
+    damage: str,
+) -> None:
+    write_tree(web_store.folder / "photos", {"cat": 9, "dog": 9})
+    pack(str(web_store.folder / "photos"), web_store.folder / "shards")
+    places, index = (web_store.folder / "shards" / name for name in ("samples.npz", "index.json"))
+    if damage == "lost":
+        places.unlink()
+    elif damage == "changed":
+        places.write_bytes(places.read_bytes()[:-1])
+    else:
+        with np.load(places) as arrays:
+            changed = dict(arrays)
+        np.savez(places, **changed | {"offsets": changed["offsets"] + 10**6})
+        digest = hashlib.sha256(places.read_bytes()).hexdigest()
+        index.write_text(json.dumps(json.loads(index.read_text()) | {"samples": digest}))
+    with pytest.raises(UserError, match=r"/shards/samples\.npz: .* (copy it|pack them) again"):
+        read_data(web_store.add("shards"))
 
 
 @pytest.mark.parametrize("place", ["beside", "elsewhere"])

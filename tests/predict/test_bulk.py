@@ -4,6 +4,7 @@ import dataclasses
 import json
 import logging
 import os
+import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 from tests.data import write_tree
 from tests.forked import ending, fork
 from tests.model import labelling_model, small_model
+from tests.stores import Store, _quick, web_store  # noqa: F401
 from vitascope.cli import main
 from vitascope.errors import UserError
 from vitascope.model.vision_model import VisionModel
@@ -28,6 +30,7 @@ from vitascope.predict.parts import MOST_DEATHS, Parts, parts_folder
 from vitascope.predict.predictor import ImageResult, Predictor, find_images
 from vitascope.predict.result_file import ResultFile
 from vitascope.predict.selection import ClassSelection
+from vitascope.weights.loading import from_pretrained
 from vitascope.weights.saving import save_pretrained
 
 HERE = {"device": "cpu", "workers": 0, "precision": "fp32", "batch_size": 2}
@@ -380,6 +383,38 @@ def test_features_of_no_readable_image_are_an_error(
     (tmp_path / "broken" / "a.png").write_bytes(b"text")
     with pytest.raises(UserError, match=r"none of 1 image can be read: .*a\.png"):
         embed("model", str(tmp_path / "broken"), out=tmp_path / "f.npz", engine="ray", **HERE)
+
+
+def test_pictures_in_a_store_are_those_that_were_listed(
+    here: Path,
+    web_store: Store,  # noqa: F811
+    embedded_in_parts: Callable,
+) -> None:
+    shutil.copytree("pictures", web_store.folder / "pictures")
+    url, out = web_store.add("pictures"), web_store.folder / "results"
+    out.mkdir()
+    engine = TorchEngine(from_pretrained("model"), precision="fp32", device="cpu")
+    with ResultFile(out / "one.jsonl", engine) as file:
+        for result in Predictor(engine, batch_size=2).stream(find_images([url]), workers=0):
+            file.write(result)
+        file.finish()
+    assert in_parts(out / "parts.jsonl", places=[url]) == (11, 1, 11)
+    assert (out / "parts.jsonl").read_bytes() == (out / "one.jsonl").read_bytes()
+    one = embed("model", url, out=out / "one.npz", cache=False, **HERE)
+    found = embed("model", url, out=out / "parts.npz", engine="ray", **HERE)
+    assert np.array_equal(found.features, one.features)
+    assert found.images.tolist() == one.images.tolist()
+    assert found.images[0].startswith(url)
+
+    def changed_in_between(parts: Parts, task: PartTask, wanted: Sequence[int]) -> Iterator[PartDone]:
+        changed = web_store.folder / "pictures" / "a" / "001.png"
+        changed.write_bytes((web_store.folder / "pictures" / "b" / "001.png").read_bytes())
+        web_store.add("pictures")
+        shutil.rmtree(web_store.folder / "cache")
+        return compute_here(parts, task, wanted)
+
+    assert in_parts(out / "changed.jsonl", changed_in_between, places=[url]) == (11, 2, 11)
+    assert "changed since it was listed" in (out / "changed.jsonl").read_text()
 
 
 def test_what_cannot_travel_to_workers_is_rejected(

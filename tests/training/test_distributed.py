@@ -198,11 +198,25 @@ def test_processes_meet_apart_from_those_before_a_restart() -> None:
 
 @pytest.mark.parametrize(("rank", "absent"), [(0, 1), (1, 0)])
 def test_process_that_does_not_start_is_named(monkeypatch, rank: int, absent: int) -> None:
-    monkeypatch.setattr(distributed, "MEETING_SECONDS", 0.05)
+    monkeypatch.setenv("VITASCOPE_MEETING_SECONDS", "0.05")
     monkeypatch.setenv("RANK", str(rank))
     monkeypatch.setenv("WORLD_SIZE", "3")
     with pytest.raises(UserError, match=rf"process {rank} of 3 has waited .* such as process {absent}: "):
         _meeting(dist.HashStore(), rank, 3)
+
+
+@pytest.mark.parametrize("text", ["soon", "0", "-1", "nan"])
+def test_time_for_all_processes_to_start_is_a_number_of_seconds(monkeypatch, text: str) -> None:
+    monkeypatch.setenv("VITASCOPE_MEETING_SECONDS", text)
+    with pytest.raises(
+        UserError, match=f"VITASCOPE_MEETING_SECONDS is a number of seconds above 0, not '{text}'"
+    ):
+        distributed.meeting_seconds()
+
+
+def test_number_of_shards_is_rejected_in_one_process(tmp_path) -> None:
+    with pytest.raises(UserError, match="shard_size=2 has no effect in one process: start several"):
+        train.train(data=str(tmp_path), parallel="hsdp", shard_size=2)
 
 
 # A process that dies

@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import signal
 from pathlib import Path
 from typing import Any
@@ -10,13 +11,16 @@ import pytest
 import torch
 
 from tests.forked import torchrun
+from tests.stores import _quick, s3_store  # noqa: F401
 from tests.training import assert_bitwise, tiny_config, undrawn
+from vitascope.cache import cache_folder
 from vitascope.errors import UserError
 from vitascope.options.recipes import TrainConfig
 from vitascope.run.run import Run
 from vitascope.training import loop, train
 from vitascope.training.checkpoint.folders import checkpoints, load_checkpoint_at
 from vitascope.training.distributed import rank
+from vitascope.weights.loading import from_pretrained
 
 OPTIONS: dict[str, Any] = {
     **{"ema": 0.9, "dropout": 0.1, "mixup": 0.8, "randaugment": 2, "checkpoint_seconds": 0.0},
@@ -107,6 +111,34 @@ def test_restart_continues_from_the_newest_checkpoint_not_from_the_one_first_cho
     assert_bitwise(final_state(run), whole)
     output = tmp_path / "rejected.txt"
     assert torchrun(1, output, reject_existing, config, restarts=1) == 0, output.read_text()[-4000:]
+
+
+def train_in_a_store(config: TrainConfig, folder: Path) -> None:
+    """The first attempt loses its machine: the first process is killed, and the cache is gone."""
+    torch.set_num_threads(1)
+    step = loop.Trainer._training_step
+
+    def or_die(self: loop.Trainer, *arguments):
+        if self.run.url is not None and (self.step, rank(), attempt()) == (8, 0, 0):
+            self.checkpoint_writer.wait()
+            shutil.rmtree(cache_folder())
+            os.kill(os.getpid(), signal.SIGKILL)
+        return step(self, *arguments)
+
+    loop.Trainer._training_step = or_die
+    with undrawn():
+        train.train(config)
+        train.train(config.replace(run=str(folder / "whole")))
+
+
+def test_run_in_a_store_restarts_on_another_machine_bitwise(data, tmp_path, s3_store) -> None:  # noqa: F811
+    url, output = f"{s3_store.url}/run", tmp_path / "output.txt"
+    config = tiny_config(data, run=url, **OPTIONS | {"epochs": 2})
+    assert torchrun(2, output, train_in_a_store, config, tmp_path, restarts=1) == 0, output.read_text()[
+        -4000:
+    ]
+    assert f"run    {url}: 2 epochs of 5 steps, from step 8," in output.read_text()
+    assert_bitwise(from_pretrained(url).state_dict(), from_pretrained(tmp_path / "whole").state_dict())
 
 
 def die_before_the_run_is_complete(config: TrainConfig) -> None:

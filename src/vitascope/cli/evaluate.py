@@ -44,6 +44,7 @@ class Evaluate:
         """Measure and print."""
         from vitascope.evaluation.evaluate import evaluate
         from vitascope.run.run import Run
+        from vitascope.weights.stored_model import local_model
 
         evaluation = evaluate(
             self.model,
@@ -57,7 +58,7 @@ class Evaluate:
         if self.json:
             print(json.dumps(as_json(evaluation)))
         else:
-            run = Run(self.model)
+            run = Run(local_model(self.model))
             print("\n".join(lines(evaluation, run.better_start if run.exists else "")))
 
 

@@ -10,7 +10,7 @@ import tyro
 
 from vitascope.cli.exits import exit_if_left_out
 from vitascope.cli.features import Computation
-from vitascope.cli.parsing import Json, MaybePath
+from vitascope.cli.parsing import Json, MaybeText
 from vitascope.data.table_options import TableOptions
 from vitascope.formatting import aligned, counted
 
@@ -40,8 +40,8 @@ class Probe:
     """Bodies to compare: run folders, model folders or files, hub ids."""
     data: str
     """A folder with <class>/ or train/<class>/ and test/<class>/, a table, or another DATA with labels."""
-    run: MaybePath = None
-    """New folder of the run. Default: runs/ and the name of the data."""
+    run: MaybeText = None
+    """New folder of the run, or its URL. Default: runs/ and the name of the data."""
     layers: Annotated[tuple[int, ...] | None, tyro.conf.arg(metavar="INT ...", help_behavior_hint="")] = None
     """Layers to compare, from 0; -1 is the last.
     Default: the last, and the one at two thirds of the depth."""
@@ -67,7 +67,7 @@ class Probe:
         if self.json:
             print(json.dumps(as_json(found)))
         else:
-            print("\n".join(lines(found)))
+            print("\n".join(lines(found)).replace(str(found.run), found.url or str(found.run)))
         images = len(found.selection.train.targets) + len(found.selection.test.targets)
         exit_if_left_out(images, found.evaluation.unreadable)
 
@@ -131,4 +131,9 @@ def as_json(found: ProbeResult) -> dict[str, object]:
         for score in found.selection.scores
     ]
     forecasts = [dataclasses.asdict(each) for each in found.curve.forecasts]
-    return {"run": str(found.run), "scores": scores, "forecasts": forecasts, "page": str(found.page)}
+    return {
+        "run": found.url or str(found.run),
+        "scores": scores,
+        "forecasts": forecasts,
+        "page": str(found.page).replace(str(found.run), found.url or str(found.run)),
+    }

@@ -9,6 +9,8 @@ from typing import Annotated
 import tyro
 
 from vitascope.cli.parsing import Device, MaybeText
+from vitascope.errors import UserError
+from vitascope.remote.stores import is_url
 
 RunFolder = tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="RUN")]]
 
@@ -35,6 +37,8 @@ class Report:
         from vitascope.report.write import rewrite_report
         from vitascope.run.run import Run
 
+        if is_url(self.run):
+            raise UserError(f"{self.run}: pages are written into local runs only: copy it to a local folder")
         report, missing = rewrite_report(Run.open(self.run), data=self.data, device=self.device)
         if missing:
             print(f"vitascope: {missing}", file=sys.stderr)

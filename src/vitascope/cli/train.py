@@ -28,7 +28,7 @@ class RunCommand(TrainConfig):
     config: Annotated[str | None, tyro.conf.arg(metavar="PATH", help_behavior_hint="")] = None
     """config.yaml of a run that provides the defaults instead of a recipe: repeats that run."""
     resume: MaybeText = None
-    """Run to resume, one of its checkpoints, or `auto`; only execution options may change."""
+    """Run to resume, its URL, one of its checkpoints, or `auto`; only execution options may change."""
     missing: Literal["error", "skip"] = "error"
     """What `--resume` does where images of the run are missing or changed.
     `skip` goes on without them, which is recorded."""
@@ -59,12 +59,12 @@ class RunCommand(TrainConfig):
             result = start(config, recipe=self.recipe, **named)
         if not is_first():
             return
-        print(f"model  {result.run / 'model'}")
-        for path in result.figures.values():
-            print(f"figure {path}")
-        print(f"report {result.report}")
+        lines = [f"model  {result.run / 'model'}"]
+        lines += [f"figure {path}" for path in result.figures.values()]
+        lines.append(f"report {result.report}")
         if isinstance(result, PretrainResult):
-            print(f"next   vitascope train --weights {result.run} --data FOLDER")
+            lines.append(f"next   vitascope train --weights {result.run} --data FOLDER")
+        print("\n".join(lines).replace(str(result.run), result.url or str(result.run)))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, init=False, repr=False)

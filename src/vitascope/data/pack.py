@@ -11,6 +11,7 @@ import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 from PIL import Image
 from tqdm import tqdm
 
@@ -25,7 +26,7 @@ from vitascope.data.decoding import (
     open_image,
     source_name,
 )
-from vitascope.data.formats.shard_index import Index, Shard
+from vitascope.data.formats.shard_index import Index, SamplePlaces, Shard
 from vitascope.data.listing import IMAGE_SUFFIXES
 from vitascope.data.loading import check_unreadable
 from vitascope.data.randomness import epoch_order
@@ -61,7 +62,7 @@ def pack(
     seed: int = 0,
     table: TableOptions = AS_RECOGNIZED,
 ) -> Packed:
-    """Write the splits of a data set as tar shards: `train-00000.tar`, ..., and `index.json`.
+    """Write the splits of a data set as tar shards: `train-00000.tar`, ..., `index.json` and `samples.npz`.
 
     Each image is a sample of `<number>.cls` and `<number>.jpg` (or the file's suffix), in an order by seed.
     Files keep their bytes; arrays become PNG. Pictures whose shorter side is longer than `image_size` are
@@ -87,7 +88,12 @@ def pack(
     ):
         folder.mkdir()
         shards = {name: packer.write_split(folder, name, images) for name, images in splits.parts.items()}
-        index = Index(class_names=splits.train.class_names, channels=splits.channels, splits=shards)
+        index = Index(
+            class_names=splits.train.class_names,
+            channels=splits.channels,
+            splits=shards,
+            samples=packer.places().write(folder),
+        )
         index.write(folder)
     return Packed(folder=out, index=index, unreadable=packer.unreadable)
 
@@ -100,20 +106,39 @@ class _Packer:
         self.image_size = image_size
         self.seed = seed
         self.unreadable: dict[str, str] = {}
+        self._shards: list[_Tar] = []
+
+    def places(self) -> SamplePlaces:
+        """The places of all pictures so far."""
+        shards = self._shards
+        rows = [row for shard in shards for row in shard.samples]
+        names, offsets, sizes, labels = zip(*rows, strict=True)
+        return SamplePlaces(
+            files=np.array([shard.path.name for shard in shards], np.bytes_),
+            shards=np.repeat(
+                np.arange(len(shards), dtype=np.int32), [len(shard.samples) for shard in shards]
+            ),
+            offsets=np.array(offsets, np.int64),
+            sizes=np.array(sizes, np.int64),
+            names=np.array(names, np.bytes_),
+            labels=np.array(labels, np.int64),
+        )
 
     def write_split(self, folder: Path, name: str, images: ImageSet) -> tuple[Shard, ...]:
         """Write one split to `<name>-00000.tar` and so on."""
         shards: list[_Tar] = []
         with contextlib.ExitStack() as open_files:
             for key, suffix, content, label in self._samples(name, images):
-                sample = _member(f"{key}.cls", b"%d" % label) + _member(f"{key}.{suffix}", content)
+                picture, own = f"{key}.{suffix}", _member(f"{key}.cls", b"%d" % label)
+                sample = own + _member(picture, content)
                 if not shards or shards[-1].size + len(sample) > self.limit:
                     open_files.close()
                     shards.append(_Tar(folder / f"{name}-{len(shards):05}.tar"))
                     open_files.enter_context(shards[-1])
-                shards[-1].add(sample)
+                shards[-1].add(sample, (picture, len(own) + tarfile.BLOCKSIZE, len(content), label))
         if not shards:
             raise UserError(f"no image of the {name} set can be read: {'; '.join(self.unreadable.values())}")
+        self._shards += shards
         return tuple(shard.line() for shard in shards)
 
     def _samples(self, name: str, images: ImageSet) -> Iterator[tuple[str, str, bytes, int]]:
@@ -187,19 +212,21 @@ class _Tar:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.size = len(_END)
-        self._count = 0
+        self.samples: list[tuple[str, int, int, int]] = []
+        """Name, offset, size and label of each picture."""
         self._sha256 = hashlib.sha256()
         self._file = open(path, "xb")  # noqa: SIM115 - closed by `__exit__`
 
     def __enter__(self) -> _Tar:
         return self
 
-    def add(self, sample: bytes) -> None:
-        """Append the members of a sample."""
+    def add(self, sample: bytes, picture: tuple[str, int, int, int]) -> None:
+        """Append the members of a sample: its picture's name, offset in them, size, and label."""
+        name, offset, size, label = picture
+        self.samples.append((name, self.size - len(_END) + offset, size, label))
         self._file.write(sample)
         self._sha256.update(sample)
         self.size += len(sample)
-        self._count += 1
 
     def __exit__(self, *failure: object) -> None:
         with self._file:
@@ -208,4 +235,6 @@ class _Tar:
 
     def line(self) -> Shard:
         """The finished shard in the index."""
-        return Shard(file=self.path.name, count=self._count, bytes=self.size, sha256=self._sha256.hexdigest())
+        return Shard(
+            file=self.path.name, count=len(self.samples), bytes=self.size, sha256=self._sha256.hexdigest()
+        )

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TypeAlias, TypeVar
 
 from vitascope.data.decoding import Encoded, ImageSource
-from vitascope.data.formats.shard_index import INDEX
+from vitascope.data.formats.shard_index import INDEX, SAMPLES
 from vitascope.data.formats.shards import CLASSES
 from vitascope.data.formats.table import is_table
 from vitascope.data.listing import IMAGE_SUFFIXES, suffix_of
@@ -45,6 +45,21 @@ class StoredImage(Encoded):
 
 ImageFile: TypeAlias = str | StoredImage
 """A path, or a picture in a store."""
+
+
+def as_text(file: ImageFile) -> str:
+    """An image file as text, which `from_text` reads in any process; of an object with size and version."""
+    if isinstance(file, str):
+        return file
+    return "\t".join((file.object.url, str(file.object.size), file.object.version))
+
+
+def from_text(text: str) -> ImageFile:
+    """The image file of `as_text`."""
+    if not is_url(text):
+        return text
+    url, size, version = text.rsplit("\t", 2)
+    return StoredImage(RemoteObject(url, int(size), version))
 
 
 def stored_images(url: str) -> Iterator[StoredImage]:
@@ -88,7 +103,7 @@ class Mirror:
             self._objects[name] = found
             path = folder / name
             path.parent.mkdir(parents=True, exist_ok=True)
-            if name in (INDEX, CLASSES):
+            if name in (INDEX, SAMPLES, CLASSES):
                 path.write_bytes(cache.read(found))
             else:
                 path.touch()

@@ -63,7 +63,7 @@ class TrainConfig(Configuration):
     """The values of 16-bit grey images that become black and white, such as 0 4095 for 12 bits; the model
     keeps them. Default: those of --weights, else 0 and the greatest value in the training images."""
     run: MaybeText = None
-    """Run folder; must not exist. Default: runs/<name of the data>."""
+    """Run folder, or its URL in a store; must not exist. Default: runs/<name of the data>."""
     weights: Annotated[MaybeText, NamesFile()] = None
     """Trained model to start from: a run folder, a model folder or file, a hub id, or `none` for random
     weights. Default: none; of a run on few images without --recipe and model options, cifar10, a small model

@@ -9,7 +9,7 @@ import json
 import logging
 import os
 import zipfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
+from vitascope.data.stored import as_text, from_text
 from vitascope.errors import UserError
 from vitascope.formatting import counted
 from vitascope.model.vision_model import VisionModel
@@ -39,7 +40,6 @@ from vitascope.predict.result_file import (
 from vitascope.predict.result_formats import Rows
 from vitascope.predict.runtimes import open_engine
 from vitascope.predict.selection import ClassSelection
-from vitascope.remote.stores import is_url
 from vitascope.storage import check_local, explaining_failure, locked, write_json
 from vitascope.weights.saving import save_pretrained
 
@@ -111,7 +111,7 @@ def predict_in_parts(
 
     Args:
         model: a MODEL, or a model with its preprocessing.
-        places: image files, and folders of them.
+        places: image files, and folders of them, also in stores.
         out: the file, which is complete or absent; `OUT.parts` beside it has the state of the job.
         compute: computes the parts.
         selection, probabilities: as for `ResultFile`.
@@ -128,7 +128,6 @@ def predict_in_parts(
             no images; as `PartTask.open`, in any process.
     """
     check_out_in_parts(out, resume=resume)
-    check_files(places)
     check_workers(workers)
     if batch_size < 1:
         raise UserError(f"batch_size must be at least 1, not {batch_size}")
@@ -151,7 +150,7 @@ def predict_in_parts(
             parts = Parts.create(
                 folder,
                 PredictTask.suffix,
-                ((str(path),) for path in find_images(places)),
+                ((as_text(file),) for file in find_images(places)),
                 batch_size=batch_size,
                 about=about,
             )
@@ -175,13 +174,6 @@ def predict_in_parts(
                 kept.unlink()
             parts.remove()
     return tally, sum(map(parts.count, computed))
-
-
-def check_files(places: Iterable[object]) -> None:
-    """Reject URLs of stores."""
-    for place in places:
-        if isinstance(place, str) and is_url(place):
-            raise UserError(f"{place}: on Ray, images are files in a folder that all nodes share")
 
 
 def check_out_in_parts(out: Path, *, resume: bool) -> None:
@@ -269,7 +261,7 @@ def embed_in_parts(
         model: a MODEL, or a model with its preprocessing.
         engine: its engine on the CPU, which computes nothing.
         spec: the representation, resolved.
-        listed: for each image its path, its label where there are labels, and its split; called twice.
+        listed: for each image its `as_text`, its label where there are labels, and its split; called twice.
         out: the file, which is complete or absent; `OUT.parts` beside it has the state of the job.
         compute: computes the parts.
         made: how the features are made, as `Embeddings.made`; the precision is that of the processes.
@@ -357,7 +349,7 @@ def feature_parts(parts: Parts) -> Iterator[Part]:
             if own.any():
                 names, *labels, splits = zip(*(texts[row] for row in rows[own].tolist()), strict=True)
                 columns = EmbeddingColumns(
-                    images=np.array(names, np.str_),
+                    images=np.array([str(from_text(name)) for name in names], np.str_),
                     labels=np.array(labels[0], np.str_) if labels else None,
                     splits=np.array(splits, np.str_),
                 )

@@ -22,13 +22,14 @@ from vitascope.data.datasets import stream_of_folder
 from vitascope.data.decoding import ImageSource
 from vitascope.data.feature_cache import Features
 from vitascope.data.frames import DataFrame, stored
+from vitascope.data.stored import StoredImage, as_text
 from vitascope.data.table_options import TableOptions
 from vitascope.data.targets import ClassIndices, ClassSets, Targets
 from vitascope.errors import UserError
 from vitascope.formatting import counted
 from vitascope.model.hardware import reuse_freed_memory
 from vitascope.model.vision_model import VisionModel, left_as_it_was
-from vitascope.predict.bulk import check_files, embed_in_parts, open_engine_of_job
+from vitascope.predict.bulk import embed_in_parts, open_engine_of_job
 from vitascope.predict.embedding_file import (
     EmbeddingColumns,
     Part,
@@ -340,7 +341,6 @@ def embed_on_ray(
 ) -> EmbeddedFile:
     """As `embed`, in parts on the workers of Ray; a folder of class folders needs no memory per image."""
     check_local(out)
-    check_files([data])
     _check(data, out, batch_size, workers)
     with connected(address), left_as_it_was(model), _listed(data, table) as listed:
         where = model if isinstance(model, VisionModel) else os.fspath(model)
@@ -362,7 +362,7 @@ class ListedImages:
     """Image files that can be listed several times."""
 
     texts: Callable[[], Iterator[tuple[str, ...]]]
-    """Of each image its path, its label where there are labels, and its split."""
+    """Of each image its `as_text`, its label where there are labels, and its split."""
     class_names: tuple[str, ...]
     several: bool = False
     """Whether an image may have several classes."""
@@ -383,14 +383,18 @@ def _listed(
             return
     with opened_images(data, table) as everything:
         for number, source in enumerate(everything):
-            if not isinstance(source, str | os.PathLike):
+            if not isinstance(source, str | os.PathLike | StoredImage):
                 raise UserError(
                     f"{everything.names[number]} is no image file, and on Ray images are files: unpack them, "
                     "or embed on one machine"
                 )
         labels = [] if everything.labels is None else [list(map(escaped, everything.labels))]
+        files = [
+            as_text(source) if isinstance(source, StoredImage) else name
+            for source, name in zip(everything, everything.names, strict=True)
+        ]
         yield ListedImages(
-            lambda: zip(everything.names, *labels, everything.splits, strict=True),
+            lambda: zip(files, *labels, everything.splits, strict=True),
             everything.class_names,
             everything.several,
         )

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from vitascope._version import __version__
+from vitascope.data.stored import ImageFile, StoredImage, from_text
 from vitascope.errors import UserError
 from vitascope.model.hardware import reuse_freed_memory
 from vitascope.predict.engine import Engine
@@ -96,12 +97,12 @@ class PredictTask(PartTask):
     suffix = ".jsonl"
 
     def write(self, engine: Engine, images: Sequence[tuple[str, ...]], path: Path) -> None:
-        """As `PartTask.write`; `images` have a path."""
-        names = paths_here(images)
+        """As `PartTask.write`; `images` have their `as_text`."""
+        files = files_here(images)
         predictor = Predictor(engine, batch_size=self.batch_size)
         rows = Rows.of(engine, probabilities=self.probabilities)
         results = predictor.stream(
-            names,
+            files,
             self.selection.top_k,
             threshold=self.selection.threshold,
             workers=self.workers,
@@ -121,11 +122,11 @@ class EmbedTask(PartTask):
     suffix = ".npz"
 
     def write(self, engine: Engine, images: Sequence[tuple[str, ...]], path: Path) -> None:
-        """As `PartTask.write`; `images` have a path first."""
+        """As `PartTask.write`; `images` have their `as_text` first."""
         stream = FeatureStream(
             engine,
             [FeatureSpec(self.layer, self.pool)],
-            paths_here(images),
+            files_here(images),
             batch_size=self.batch_size,
             workers=self.workers,
             cached=False,
@@ -174,7 +175,8 @@ class PartWorker:
                     died = self.parts.begin(part)
                     if died >= MOST_DEATHS:
                         raise UserError(
-                            f"{died} workers died at the images from {images[0][0]} to {images[-1][0]}: "
+                            f"{died} workers died at the images from {from_text(images[0][0])} to "
+                            f"{from_text(images[-1][0])}: "
                             "memory may have run out, or a picture is malformed; use a smaller batch size, "
                             "or find the picture with `vitascope predict` on these; other parts are kept"
                         )
@@ -184,13 +186,13 @@ class PartWorker:
         return PartDone(part, died)
 
 
-def paths_here(images: Sequence[tuple[str, ...]]) -> list[str]:
-    """The paths of images. Single ones may have vanished, which is their error; a UserError if this process
+def files_here(images: Sequence[tuple[str, ...]]) -> list[ImageFile]:
+    """The files of images. Single ones may have vanished, which is their error; a UserError if this process
     sees none of them."""
-    paths = [texts[0] for texts in images]
-    if not any("://" in path or os.path.exists(path) for path in paths):
+    files = [from_text(texts[0]) for texts in images]
+    if not any(isinstance(file, StoredImage) or os.path.exists(file) for file in files):
         raise UserError(
-            f"none of the images from {paths[0]} to {paths[-1]} is here: they must be in a folder that all "
+            f"none of the images from {files[0]} to {files[-1]} is here: they must be in a folder that all "
             "nodes share; if they were removed, begin again"
         )
-    return paths
+    return files

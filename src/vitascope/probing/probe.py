@@ -55,7 +55,7 @@ from vitascope.probing.selection import (
 )
 from vitascope.report.write import write_report
 from vitascope.run.label_measures import best_thresholds
-from vitascope.run.run import Run, check_new, lasting_path
+from vitascope.run.run import Run, lasting_path, new_run
 from vitascope.storage import explaining_failure
 from vitascope.weights.identification import is_model
 from vitascope.weights.loading import from_pretrained
@@ -84,6 +84,8 @@ class ProbeResult:
     seconds: float
     page: Path
     report: Path
+    url: str | None = None
+    """Of a run in a store, where it is there; the local copy lasts as long as this result."""
 
     @property
     def best(self) -> ProbeScore:
@@ -95,10 +97,10 @@ class ProbeResult:
         return data_frame(dict(zip(SCORES_HEAD, zip(*self.selection.rows(), strict=True), strict=True)))
 
     def __repr__(self) -> str:
-        return f"ProbeResult({str(self.run)!r}, {self.best.name}: {in_words(self.best.tested)})"
+        return f"ProbeResult({self.url or str(self.run)!r}, {self.best.name}: {in_words(self.best.tested)})"
 
     def _repr_html_(self) -> str:
-        found = {"run": self.run, "best": self.best.name, "test": in_words(self.best.tested)}
+        found = {"run": self.url or self.run, "best": self.best.name, "test": in_words(self.best.tested)}
         return html_table(found | {"labels": "; ".join(self.curve.lines()), "page": self.page})
 
 
@@ -158,7 +160,7 @@ def probe(
     Args:
         models: one or several bodies: MODEL arguments or models, with or without classes.
         data: a DATA argument with labels, or a DataFrame, which the run keeps.
-        run: the new run folder; None names it after the data, in runs/.
+        run: the new run folder, or its URL; None names it after the data, in runs/.
         layers: to compare, in 0 to depth - 1; negative ones count from the last. None: the last one, and the
             one at two thirds of the depth.
         pools: to compare, of `cls`, `mean` and `cls_mean`; None: all that a body has.
@@ -184,7 +186,7 @@ def probe(
     if not given:
         raise UserError("no body to probe: give at least one MODEL")
     if run is not None:
-        check_new(Path(run))  # an error comes before anything that takes time
+        new_run(run)  # an error comes before anything that takes time
     reuse_freed_memory()
     with ExitStack() as left, stored(data, table) as place:
         splits = fitting(open_data(place, seed=seed, labelled=True, table=table).identified())
@@ -375,14 +377,16 @@ def _written(run: Run, found: _Found, splits: Splits, *, device: str, seconds: f
         f"the model is saved: make room, then run `vitascope report {shlex.quote(str(run.path))}`, or the "
         "same command with another --run for probe.html too"
     )
-    with explaining_failure(run.path, "the pages", later):
+    with run.named(), explaining_failure(run.path, "the pages", later):
         try:
             page = write_page(run, found.selection, found.curve, found.known, found.model, found.lines)
             report = write_report(run, splits=splits, device=device)
+            if run.store is not None:
+                run.store.finish("copy it there, or run the same command with another --run")
         except KeyboardInterrupt:
             shutil.rmtree(run.path)  # so that the same command, with the cached features, makes it whole
             raise
-    return ProbeResult(
+    result = ProbeResult(
         run=run.path,
         model=found.model.cpu(),
         selection=found.selection,
@@ -392,7 +396,11 @@ def _written(run: Run, found: _Found, splits: Splits, *, device: str, seconds: f
         seconds=seconds,
         page=page,
         report=report,
+        url=run.url,
     )
+    if run.store is not None:
+        run.store.remove_with(result)
+    return result
 
 
 @dataclasses.dataclass(frozen=True)

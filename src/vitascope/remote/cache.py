@@ -92,13 +92,20 @@ def kept(object: RemoteObject, kind: str, make: Callable[[], bytes]) -> bytes:
     `kind` names what it is, and the version of its form.
     """
     path = _path_of(object, kind)
-    with contextlib.suppress(FileNotFoundError):
+    if (content := _kept(path)) is None:
+        with _lock(path, "kept"):  # one process makes it, the others wait for it
+            if (content := _kept(path)) is None:
+                content = make()
+                _write(path, content)
+    return content
+
+
+def _kept(path: Path) -> bytes | None:
+    try:
         content = path.read_bytes()
         os.utime(path)
-        return content
-    content = make()
-    with _lock(path, "block"):
-        _write(path, content)
+    except FileNotFoundError:
+        return None
     return content
 
 
@@ -184,12 +191,13 @@ def copied(objects: Sequence[RemoteObject], folder: str) -> Path:
                 with replacing(target) as aside:
                     aside.mkdir()
                     for each in objects:
-                        _write_whole(each, aside / name_in(each.url, folder))
+                        download(each, aside / name_in(each.url, folder))
         os.utime(target)
     return target
 
 
-def _write_whole(object: RemoteObject, path: Path) -> None:
+def download(object: RemoteObject, path: Path) -> None:
+    """Write a whole object to a file, past the cache; a StoreError if it changes meanwhile."""
     path.parent.mkdir(parents=True, exist_ok=True)
     starts = range(0, object.size, BLOCK)
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from vitascope.cache import cache_folder
 from vitascope.errors import UserError
 from vitascope.remote.cache import copied
-from vitascope.remote.stores import exists, is_url, listed, name_in, store_of, upload
+from vitascope.remote.stores import check_writable, exists, is_url, listed, name_in, upload
 from vitascope.storage import explaining_failure
 
 
@@ -39,10 +39,7 @@ class Output:
         if self.url is None:
             return
         folder, _, name = self.url.rpartition("/")
-        if not store_of(self.url).writable:
-            raise UserError(
-                f"{self.url}: a web server is read only: choose a local file, s3://, gs:// or hf://"
-            )
+        check_writable(self.url)
         if not name or "/" not in self.url.partition("://")[2]:
             raise UserError(f"{self.url}: the name of a file is missing, such as {folder}/results.jsonl")
         key = hashlib.sha256(self.url.encode()).hexdigest()[:16]

@@ -6,6 +6,7 @@ compares both afterwards, so that no two versions are mixed. A fault is one line
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib.util
 import re
@@ -37,7 +38,7 @@ READ_SECONDS = 15.0
 CONNECTIONS = 32
 """Simultaneous connections of a process."""
 
-_URL = re.compile(r"(s3|gs|hf|https?)://(?=.)")
+_URL = re.compile(r"[A-Za-z][\w+.-]+://(?=.)")
 _VERSIONS = ("generation", "ETag", "etag", "blob_id", "Last-Modified")
 """Names of an object's version in the libraries' answers; the first that is there counts."""
 _CUT = ("ClientPayloadError", "IncompleteRead", "IncompleteReadError", "ResponseStreamingError")
@@ -119,13 +120,25 @@ class RemoteObject:
 
 
 def is_url(ref: object) -> bool:
-    """Whether an argument is the URL of a store or a web server, and no local path."""
+    """Whether an argument is a URL, perhaps of an unknown kind of store, and no local path."""
     return isinstance(ref, str) and _URL.match(ref) is not None
 
 
 def store_of(url: str) -> Store:
-    """The kind of store of a URL."""
-    return STORES[url.partition("://")[0]]
+    """The kind of store of a URL; a StoreError for one that is unknown."""
+    scheme = url.partition("://")[0]
+    if scheme not in STORES:
+        raise StoreError(
+            f"{url}: unknown scheme {scheme}://; URLs begin with "
+            f"{', '.join(f'{each}://' for each in STORES)}, and local paths have none"
+        )
+    return STORES[scheme]
+
+
+def check_writable(url: str) -> None:
+    """Reject the URL of a web server."""
+    if not store_of(url).writable:
+        raise UserError(f"{url}: a web server is read only: choose a local file, s3://, gs:// or hf://")
 
 
 def name_in(url: str, folder: str) -> str:
@@ -274,6 +287,12 @@ def upload(path: Path, url: str) -> None:
         _asked(url, write)
     except FileNotFoundError as error:
         raise StoreError(f"{url}: cannot be written: no such bucket") from error
+
+
+def remove(url: str) -> None:
+    """Remove an object, or a folder with everything below it, if it is there; raises as `find_object`."""
+    with contextlib.suppress(FileNotFoundError):
+        _asked(url, lambda files: files.rm(files._strip_protocol(url), recursive=True))
 
 
 class _CutError(OSError):

@@ -143,7 +143,7 @@ class ComparedRun:
         measures = ("balanced_accuracy", "map", "map_low", "map_high", "macro_f1_tuned")
         return {
             "run": self.name,
-            "path": str(self.run.path),
+            "path": self.run.ref,
             "finished": self.run.finished,
             "epochs": self.epochs[-1]["epoch"] if self.epochs else 0,
             "planned_epochs": self.run.planned_epochs,
@@ -280,22 +280,22 @@ class RunComparison:
         places = [run.path.resolve() for run in runs]
         for place, run in zip(places, runs, strict=True):
             if places.count(place) > 1:
-                raise UserError(f"{run.path} is given more than once; give each run once")
+                raise UserError(f"{run.ref} is given more than once; give each run once")
         kinds = {run.classifies: run for run in reversed(runs)}
         if len(kinds) > 1:
             raise UserError(
-                f"{kinds[True].path} is a classifier and {kinds[False].path} a pre-training, which have no "
+                f"{kinds[True].ref} is a classifier and {kinds[False].ref} a pre-training, which have no "
                 "common measure; compare runs of one kind"
             )
-        short = [place.name for place in places]
-        names = short if len(set(short)) == len(short) else [without_home(str(run.path)) for run in runs]
+        short = [run.name for run in runs]
+        names = short if len(set(short)) == len(short) else [without_home(run.ref) for run in runs]
         pairs = zip(runs, names, strict=True)
         compared = tuple(ComparedRun.read(run, printable(name)) for run, name in pairs)
         measures = {each.measure: each.run for each in reversed(compared) if each.measure is not None}
         if len(measures) > 1:
             raise UserError(
-                f"the images of {measures['accuracy'].path} have one class each, those of "
-                f"{measures['mAP'].path} may have several, so the runs have no common measure; compare runs "
+                f"the images of {measures['accuracy'].ref} have one class each, those of "
+                f"{measures['mAP'].ref} may have several, so the runs have no common measure; compare runs "
                 "of one kind"
             )
         leaders = _leaders(compared)

@@ -19,10 +19,13 @@
     report.html       all of this on one page
     probe.html        of a probe: what was compared
     .lock             held while a process trains here
+
+A checkpoint, `checkpoints/step-00001234/`, is complete if it has its manifest, which is written last.
 """
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 CONFIG = "config.yaml"
@@ -33,6 +36,7 @@ DATA = "data.jsonl"
 METRICS = "metrics.jsonl"
 TRACKER = "tracker.json"
 CHECKPOINTS = "checkpoints"
+MANIFEST = "manifest.json"
 BEST = f"{CHECKPOINTS}/best"
 MODEL = "model"
 PREDICTIONS = "predictions.npz"
@@ -41,6 +45,18 @@ EXPLANATIONS = "explain"
 REPORT = "report.html"
 PROBE = "probe.html"
 LOCK = ".lock"
+_STEP = re.compile(r"step-(\d{8,})")
+
+
+def step_of(name: str) -> int | None:
+    """The step of a checkpoint folder of this name; None for other names."""
+    found = _STEP.fullmatch(name)
+    return None if found is None else int(found[1])
+
+
+def step_name(step: int) -> str:
+    """The name of the folder of a checkpoint."""
+    return f"step-{step:08d}"
 
 
 def is_run(folder: Path) -> bool:

@@ -20,20 +20,23 @@ from vitascope.data.formats.table import is_table
 from vitascope.data.split_record import Restored, SplitRecord, record_of, restore
 from vitascope.data.splits import ImageSet, Splits
 from vitascope.data.table_options import TABLE_SUFFIXES, TableOptions
-from vitascope.errors import UserError
+from vitascope.errors import Interrupted, UserError
 from vitascope.model.configuration import options_of, traits
 from vitascope.model.vision_model import VisionModel
 from vitascope.options.groups import SetsLength
 from vitascope.options.recipes import TrainConfig, current_options
+from vitascope.remote.stores import StoreError, is_url
 from vitascope.run import layout
 from vitascope.run.environment import describe_environment
 from vitascope.run.metrics import MetricsWriter, read_metrics
 from vitascope.run.predictions import Predictions
+from vitascope.run.stored_run import StoredRun
 from vitascope.run.trackers import Tracker
 from vitascope.serialization import parse_json, read_yaml, yaml_text
 from vitascope.storage import check_local, explaining_failure, locked, replacing, write_json
 from vitascope.weights.builtin import built_in
 from vitascope.weights.loading import from_pretrained
+from vitascope.weights.stored_model import local_model
 
 log = logging.getLogger(__name__)
 
@@ -95,6 +98,8 @@ class Run:
         figures: the folder of the figures.
         report: the report, a page of HTML.
         probe: the page of a probe.
+        ref: the run as an argument: its folder, or its URL.
+        store: what connects the local copy to a store, of a run that is worked on there.
     """
 
     path: Path
@@ -102,6 +107,8 @@ class Run:
     @checked
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
+        self.ref = str(path)
+        self.store: StoredRun | None = None
         self.config_file = self.path / layout.CONFIG
         self.plan_file = self.path / layout.PLAN
         self.metrics_file = self.path / layout.METRICS
@@ -119,11 +126,34 @@ class Run:
     @classmethod
     @checked
     def open(cls, folder: str | os.PathLike[str]) -> Run:
-        """An existing run; another folder is a `UserError`."""
-        run = cls(folder)
+        """An existing run, to read; another folder is a `UserError`. Of a URL, its files are copied."""
+        run = cls(local_model(folder))
+        run.ref = str(folder)
         if not run.exists:
             raise UserError(f"{folder}: not a run folder (it has no {layout.CONFIG})")
         return run
+
+    @classmethod
+    def stored(cls, url: str) -> Run:
+        """The run of a URL, to work on, by its local copy, which may be absent."""
+        store = StoredRun(url)
+        run = cls(store.path)
+        run.ref, run.store = store.url, store
+        return run
+
+    @property
+    def url(self) -> str | None:
+        """The URL of a run that is worked on in a store."""
+        return None if self.store is None else self.store.url
+
+    @property
+    def name(self) -> str:
+        """The name of its folder."""
+        return (
+            self.path.resolve().name
+            if self.ref == str(self.path)
+            else self.ref.rstrip("/").rpartition("/")[2]
+        )
 
     @classmethod
     @checked
@@ -139,7 +169,8 @@ class Run:
 
         Args:
             config: every option by name. `run` is the folder; None takes `runs/<data>`, with the first free
-                number if that exists. Paths are written as `lasting_path` gives them.
+                number if that exists. Of a URL, the local copy is created, and uploaded with the first
+                checkpoint. Paths are written as `lasting_path` gives them.
             plan: see `plan`.
             processes: that train together.
             keep_data: move the file of the data into the folder.
@@ -153,13 +184,14 @@ class Run:
         name = place.stem if place.suffix.lower() in TABLE_SUFFIXES else place.name
         data = os.fsencode(name).decode(errors="replace")
         default = Path("runs") / (data or "data")
-        path = default if config["run"] is None else Path(config["run"])
-        check_local(path)
+        run = cls(default) if config["run"] is None else new_run(config["run"])
+        path = run.path
         if os.fsencode(path).decode(errors="replace") != str(path):
             raise UserError(f"{path}: a run folder needs a name in UTF-8, for safetensors and TensorBoard")
         with explaining_failure(path, "the run folder", "make room, or choose another folder"):
-            path = _new_folder(path, numbered=config["run"] is None)
-            run = cls(path)
+            path = _new_folder(run, numbered=config["run"] is None)
+            if config["run"] is None:
+                run = cls(path)
             try:
                 if keep_data:
                     config = {**config, "data": shutil.move(config["data"], path / layout.DATA)}
@@ -187,11 +219,14 @@ class Run:
         """The run to resume, and its checkpoint if `ref` is one.
 
         Args:
-            ref: a run folder, `RUN/checkpoints/step-N`, or `auto` for the newest unfinished run in runs/.
+            ref: a run folder, `RUN/checkpoints/step-N`, or `auto` for the newest unfinished run in runs/. Of
+                a URL, the local copy is made as new as the store.
 
         Raises:
             UserError: no run there.
         """
+        if isinstance(ref, str) and is_url(ref):
+            return cls._find_stored(ref.rstrip("/"))
         path = Path(ref)
         if str(ref) == "auto":
             found = [cls(config.parent) for config in Path("runs").glob(f"*/{layout.CONFIG}")]
@@ -208,6 +243,18 @@ class Run:
             return cls(path.parent.parent), path
         return cls.open(path), None
 
+    @classmethod
+    def _find_stored(cls, url: str) -> tuple[Run, Path | None]:
+        above, _, name = url.rpartition("/")
+        step = layout.step_of(name) if above.endswith(f"/{layout.CHECKPOINTS}") else None
+        run = cls.stored(url if step is None else above.removesuffix(f"/{layout.CHECKPOINTS}"))
+        assert run.store is not None
+        run.store.fetch(step)
+        run.check_unfinished()
+        if not run.exists:
+            raise UserError(f"{run.ref}: not a run folder (it has no {layout.CONFIG})")
+        return run, None if step is None else run.checkpoints / name
+
     @property
     def exists(self) -> bool:
         """Whether this is a run folder."""
@@ -215,8 +262,31 @@ class Run:
 
     @property
     def finished(self) -> bool:
-        """Whether the finished model is saved, the last file that training needs to write."""
-        return layout.is_finished(self.path)
+        """Whether the finished model is saved, the last file that training needs to write; in a store, if the
+        run is there."""
+        return layout.is_finished(self.path) if self.store is None else self.store.complete
+
+    def check_unfinished(self) -> None:
+        """Reject to resume a run that has finished."""
+        if self.finished:
+            named = shlex.quote(self.ref)
+            raise UserError(
+                f"{self.ref}: this run has finished; `vitascope train --weights {named} --data DATA` trains "
+                f"its model further, in a new run; `vitascope evaluate {named}` evaluates it"
+            )
+
+    @contextmanager
+    def named(self) -> Iterator[None]:
+        """Put the URL of a run in a store in place of its local copy into the errors of the work on it."""
+        try:
+            yield
+        except StoreError:  # it names both
+            raise
+        except UserError as error:
+            error.args = (str(error).replace(str(self.path), self.ref),)
+            raise
+        except Interrupted as stop:
+            raise Interrupted(self.ref, stop.signum, finished=stop.finished) from stop
 
     @contextmanager
     def lock(self) -> Iterator[None]:
@@ -397,7 +467,10 @@ class Run:
     def record_split(self, splits: Splits) -> None:
         """Write which image is in which split."""
         data = Path(self.config["data"]).expanduser()
-        from_run = os.path.relpath(data, self.path) if splits.root is not None and data.exists() else ""
+        is_beside = splits.root is not None and data.exists()
+        if self.store is not None:  # whose local copy is in different places
+            is_beside = is_beside and data.is_relative_to(self.path.absolute())
+        from_run = os.path.relpath(data, self.path) if is_beside else ""
         self._write_split(record_of(splits, from_run))
 
     def _write_split(self, record: SplitRecord) -> None:
@@ -520,30 +593,39 @@ def load_with_run(model: VisionModel | str | os.PathLike[str]) -> tuple[VisionMo
     return from_pretrained(model), run if run.exists else None
 
 
-def _new_folder(path: Path, *, numbered: bool) -> Path:
+def _new_folder(run: Run, *, numbered: bool) -> Path:
     """Create the folder; if it exists and may be numbered, with the first free number."""
-    folder, number = path, 1
+    path = folder = run.path
+    number = 1
     while True:
         try:
             folder.mkdir(parents=True)
             return folder
         except FileExistsError as error:
             if not numbered:
-                raise _exists(path) from error
+                raise _exists(run.ref) from error
         number += 1
         folder = path.with_name(f"{path.name}-{number}")
 
 
-def check_new(path: Path) -> None:
-    """Reject a run folder that exists."""
-    if path.exists():
-        raise _exists(path)
+def new_run(ref: str | os.PathLike[str]) -> Run:
+    """The run of a folder or URL that is not created yet; a UserError if anything is there."""
+    if isinstance(ref, str) and is_url(ref):
+        run = Run.stored(ref)
+        is_new = run.store is None or run.store.is_new()
+    else:
+        run = Run(ref)
+        check_local(run.path)
+        is_new = True
+    if not is_new or run.path.exists():
+        raise _exists(run.ref)
+    return run
 
 
-def _exists(path: Path) -> UserError:
+def _exists(ref: str) -> UserError:
     return UserError(
-        f"{path} exists, and a run is never overwritten; choose another folder, or continue a training "
-        f"with `vitascope train --resume {shlex.quote(str(path))}`"
+        f"{ref} exists, and a run is never overwritten; choose another folder, or continue a training "
+        f"with `vitascope train --resume {shlex.quote(ref)}`"
     )
 
 

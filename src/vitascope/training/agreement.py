@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import socket
 from collections.abc import Mapping
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -16,6 +17,7 @@ from vitascope.data.splits import ImageSet, Splits
 from vitascope.errors import UserError
 from vitascope.model.configuration import traits
 from vitascope.options.recipes import GROUP_OF, TrainConfig
+from vitascope.run import layout
 from vitascope.training.checkpoint.state import names_and_labels
 from vitascope.training.distributed import gather, is_first, world_size
 from vitascope.training.plan import Plan
@@ -47,6 +49,16 @@ def check_plan_and_data(plan: Plan, splits: Splits) -> None:
     }
     shown = {name: repr(value) for name, value in {**images, **options, **model}.items()}
     _check_equal(shown, "give every process the same command and the same data")
+
+
+def check_folder_is_shared(folder: Path) -> None:
+    """Reject processes whose run folder of this path is not that of the first one, which holds its lock."""
+    if world_size() == 1:
+        return
+    lock = folder / layout.LOCK
+    holder = {"the holder of the run folder": lock.read_text("utf-8") if lock.is_file() else "none"}
+    advice = f"set VITASCOPE_CACHE to a folder that all machines share: it has the local copy, {folder}"
+    _check_equal(holder, advice)
 
 
 def _facts(images: ImageSet) -> dict[str, object]:

@@ -49,7 +49,7 @@ def announce_run(trainer: Trainer) -> None:
     parts = trainer.parts
     in_parts = f", each batch of {trainer.batch_size:,} images in {parts} parts" if parts > 1 else ""
     distributed.print_first(
-        f"run    {trainer.run.path}: {_length(trainer)}"
+        f"run    {trainer.run.ref}: {_length(trainer)}"
         f"{start}, {str(trainer.precision).removeprefix('torch.')} on {trainer.device}{several}{in_parts}"
     )
 

@@ -28,8 +28,9 @@ from vitascope.options.groups import ExecutionOptions
 
 T = TypeVar("T")
 
-MEETING_SECONDS = 300.0
-"""Time for all processes to start, of which importing torch over a network may take minutes."""
+MEETING_SECONDS = 120.0
+"""Time for all processes to start, of which importing torch over a network takes most, where
+`VITASCOPE_MEETING_SECONDS` sets no other."""
 
 
 def join_processes(device: str) -> torch.device:
@@ -72,7 +73,7 @@ def _meeting(store: Store, rank: int, world_size: int) -> Store:
     (https://github.com/pytorch/pytorch/issues/135712). So each process shows a random name, the first one
     answers the names that it sees with its own, and waits until each process has confirmed this one.
     """
-    mine, until = uuid.uuid4().hex, time.monotonic() + MEETING_SECONDS
+    mine, until = uuid.uuid4().hex, time.monotonic() + meeting_seconds()
     store.set(f"vitascope/name-{rank}", mine)
     answer = f"vitascope/answer-{mine}"
     if rank:
@@ -91,12 +92,25 @@ def _meeting(store: Store, rank: int, world_size: int) -> Store:
     return PrefixStore(mine, store)
 
 
+def meeting_seconds() -> float:
+    """The time for all processes to start; a UserError if the variable is no number of seconds."""
+    text = os.environ.get("VITASCOPE_MEETING_SECONDS") or str(MEETING_SECONDS)
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not seconds > 0:  # so that NaN fails too
+        raise UserError(f"VITASCOPE_MEETING_SECONDS is a number of seconds above 0, not {text!r}")
+    return seconds
+
+
 def _pause(until: float, absent: set[int]) -> None:
     """Wait a moment for absent processes; UserError once their time is over."""
     if time.monotonic() > until:
         raise UserError(
-            f"process {os.environ['RANK']} of {os.environ['WORLD_SIZE']} has waited {MEETING_SECONDS:.0f} s "
-            f"for {len(absent)} other(s), such as process {min(absent)}: the cause is in its output"
+            f"process {os.environ['RANK']} of {os.environ['WORLD_SIZE']} has waited {meeting_seconds():g} s "
+            f"for {len(absent)} other(s), such as process {min(absent)}: the cause is in its output; if it "
+            "starts slowly, raise VITASCOPE_MEETING_SECONDS"
         )
     time.sleep(0.02)
 
@@ -224,6 +238,14 @@ class Exchange:
         if self._pending is not None:
             self._pending[0].wait()
             self._pending = None
+
+
+def check_shard_size(asked: int | None) -> None:
+    """Reject a number of shards in one process, which holds the whole model."""
+    if asked is not None and world_size() == 1:
+        raise UserError(
+            f"shard_size={asked} has no effect in one process: start several with torchrun, or leave it out"
+        )
 
 
 def spread(module: nn.Module, execution: ExecutionOptions, device: torch.device) -> nn.Module:

@@ -110,7 +110,7 @@ class Trainer:
         self.budget: TimeBudget | None = None
         self.small, self.small_size = False, small_size(model.config)
         self.exchange = distributed.Exchange()
-        self.checkpoint_writer = CheckpointWriter(run.path, execution.keep_checkpoints)
+        self.checkpoint_writer = CheckpointWriter(run, execution.keep_checkpoints)
         self.identity = run_identity(config, self.model_config, splits.train)
         self.step, self.seconds = 0, 0.0
         self.validated, self.best_step, self.best_value = 0, 0, task.monitor.worst

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import itertools
 import os
-from pathlib import Path
 
+from vitascope.run.run import Run
 from vitascope.training.distributed import agents_store
 
 _NUMBERS = itertools.count()
@@ -24,18 +24,19 @@ class Launch:
         self._key = f"vitascope/{launch}/run-{next(_NUMBERS)}"
 
     @property
-    def begun(self) -> Path | None:
-        """The run folder that the processes before a restart noted; None without any."""
+    def begun(self) -> str | None:
+        """The run folder or URL that the processes before a restart noted; None without any."""
         store = agents_store()
         if store is None or not store.check([self._key]):
             return None
-        return Path(os.fsdecode(bytes.fromhex(store.get(self._key).decode())))
+        return os.fsdecode(bytes.fromhex(store.get(self._key).decode()))
 
-    def note(self, run: Path) -> None:
-        """Note the folder of the run that this launch has begun or resumed."""
+    def note(self, run: Run) -> None:
+        """Note the run that this launch has begun or resumed."""
         store = agents_store()
         if store is not None:
-            store.set(self._key, os.fsencode(run.absolute()).hex())  # the store takes UTF-8 only
+            ref = run.path.absolute() if run.store is None else run.ref
+            store.set(self._key, os.fsencode(ref).hex())  # the store takes UTF-8 only
 
 
 def restarts_left() -> bool:

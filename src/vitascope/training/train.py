@@ -35,13 +35,18 @@ from vitascope.model.lora import add_adapters
 from vitascope.model.vision_model import VisionModel, build
 from vitascope.model.vit import VisionTransformer
 from vitascope.options.recipes import BUILT_IN, FEW_TO_START, GROUP_OF, Asked, TrainConfig
+from vitascope.remote.stores import is_url
 from vitascope.report.write import write_report
-from vitascope.run.layout import DATA, has_model, is_run
-from vitascope.run.run import Run, RunData, lasting_paths
+from vitascope.run.layout import DATA, has_model
+from vitascope.run.run import Run, RunData, lasting_paths, new_run
 from vitascope.run.trackers import check_tracker
 from vitascope.storage import explaining_failure
 from vitascope.training import distributed
-from vitascope.training.agreement import check_plan_and_data, check_versions
+from vitascope.training.agreement import (
+    check_folder_is_shared,
+    check_plan_and_data,
+    check_versions,
+)
 from vitascope.training.announcement import announce_data, announce_run, other_starts
 from vitascope.training.baseline import digits_baseline
 from vitascope.training.body_features import body_features, trains_on_features
@@ -80,7 +85,7 @@ class RunResult:
     """A finished run."""
 
     run: Path
-    """The run folder."""
+    """The run folder; of a run in a store its local copy, which lasts as long as this result."""
     model: VisionModel
     """The finished model, in evaluation mode, on the CPU."""
     evaluation: Any
@@ -90,6 +95,8 @@ class RunResult:
     figures: dict[str, Path]
     """Paths of the figures, by name."""
     report: Path
+    url: str | None = None
+    """Of a run in a store, where it is there."""
 
     def to_dataframe(self) -> pandas.DataFrame:
         """The metrics of the run, one row per epoch; UserError without pandas."""
@@ -97,10 +104,10 @@ class RunResult:
 
     def __repr__(self) -> str:
         words = self.evaluation.in_words()
-        return f"{type(self).__name__}({str(self.run)!r}, {words}, {self.seconds:.1f} s)"
+        return f"{type(self).__name__}({self.url or str(self.run)!r}, {words}, {self.seconds:.1f} s)"
 
     def _repr_html_(self) -> str:
-        return html_table({"run": self.run, **self.evaluation.summary(), "seconds": self.seconds})
+        return html_table({"run": self.url or self.run, **self.evaluation.summary(), "seconds": self.seconds})
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
@@ -170,8 +177,8 @@ def resume(
     that it is resumed bitwise from then on.
 
     Args:
-        run: a run folder, for its newest valid checkpoint, or its start if it has none; one of its
-            checkpoints, `RUN/checkpoints/step-N`; or `auto` for the newest unfinished run in runs/.
+        run: a run folder or its URL, for its newest valid checkpoint, or its start if it has none; one of
+            its checkpoints, `RUN/checkpoints/step-N`; or `auto` for the newest unfinished run in runs/.
         missing: `skip` resumes the run without the images that are missing or changed, from now on; `error`
             rejects data in which there are any.
         **execution: changes of execution options, such as `device="cuda"`.
@@ -188,22 +195,18 @@ def resume(
             raise UserError(f"{name!r} cannot change when a run is resumed; only execution options can")
     config = _recorded_options(found).replace(**execution)
     device = distributed.join_processes(config.execution.device)
+    distributed.check_shard_size(execution.get("shard_size"))  # a recorded one may be of more processes
     check_versions()
     launch = Launch()
     if distributed.by_first(lambda: launch.begun) is not None:
         checkpoint = None  # restarted by torchrun: the newest checkpoint is of this launch
-    distributed.by_first(lambda: launch.note(found.path))
+    distributed.by_first(lambda: launch.note(found))
     return _continue(found, checkpoint, config, device, missing=missing, started=started)
 
 
 def _recorded_options(run: Run) -> TrainConfig:
     """The options of an unfinished run."""
-    if run.finished:
-        named = shlex.quote(str(run.path))
-        raise UserError(
-            f"{run.path}: this run has finished; `vitascope train --weights {named} --data DATA` trains "
-            f"its model further, in a new run; `vitascope evaluate {named}` evaluates it"
-        )
+    run.check_unfinished()
     with options_of(run.config_file):
         return TrainConfig.from_dict(run.config)
 
@@ -227,6 +230,8 @@ def _continue(
         trainer.restore(_checkpoint(found, checkpoint, data, trainer.identity))
         if checkpoint is not None and distributed.is_first():
             folders.discard_newer(checkpoint)
+            if found.store is not None:  # so that no other machine resumes from them
+                found.store.try_to_upload()
         distributed.by_first(lambda: found.start_tracker(config.execution.tracker))
         if config.optimization.minutes is not None:
             trainer.start_budget(config.optimization.minutes, time.monotonic() - started)
@@ -266,20 +271,23 @@ def _run(asked: Asked, task: str) -> TrainResult | PretrainResult:
         other = "pretrain" if first.task == "masked" else "train"
         raise UserError(f"{what} is for `vitascope {other}`, in Python `{other}`")
     device = distributed.join_processes(first.execution.device)
+    distributed.check_shard_size(first.execution.shard_size)
     check_versions()
     launch = Launch()
     begun = distributed.by_first(lambda: _begun(launch))
     if begun is not None:
-        run = Run(begun)
+        run, _ = distributed.by_all(lambda: Run.find(begun))
         config = distributed.by_all(lambda: _recorded_options(run))
         return _continue(run, None, config, device, missing="error", started=started)
+    if first.run is not None:  # an error comes before anything that takes time
+        distributed.by_first(lambda: new_run(str(first.run)))
     if frame is None:
         run, opened = _create(asked, False)
     else:
         with stored(frame, first.table) as place:
             with_place = dataclasses.replace(asked, options={**asked.options, "data": place})
             run, opened = _create(with_place, True)
-    distributed.by_first(lambda: launch.note(run.path))
+    distributed.by_first(lambda: launch.note(run))
     options = opened.plan.options
     with _locked(run), explaining_memory():
         try:
@@ -292,6 +300,7 @@ def _run(asked: Asked, task: str) -> TrainResult | PretrainResult:
             if distributed.is_first():
                 run.record_options(accumulate=trainer.parts)
                 run.record_split(opened.splits)
+            distributed.by_first(lambda: None if run.store is None else run.store.upload())
             distributed.by_first(lambda: run.start_tracker(options.execution.tracker))
         except (UserError, KeyboardInterrupt):
             if distributed.is_first():
@@ -304,14 +313,19 @@ def _run(asked: Asked, task: str) -> TrainResult | PretrainResult:
         return _finish(trainer)
 
 
-def _begun(launch: Launch) -> Path | None:
+def _begun(launch: Launch) -> str | None:
     """The run that this launch began before torchrun restarted its processes, if there is one; a run that was
     not complete enough to be resumed is removed, and begins anew."""
     begun = launch.begun
-    if begun is None or not is_run(begun):
+    if begun is None:
         return None
-    if Run(begun).split_record() is None:
-        shutil.rmtree(begun)
+    run = Run.stored(begun) if is_url(begun) else Run(begun)
+    if run.store is not None:
+        run.store.fetch()
+    if not run.exists:
+        return None
+    if run.split_record() is None:
+        shutil.rmtree(run.path)
         return None
     return begun
 
@@ -406,8 +420,10 @@ def _checkpoint(
 @contextmanager
 def _locked(run: Run) -> Iterator[None]:
     """Hold the run folder, and explain lost connections to other processes in one line."""
-    with run.lock() if distributed.is_first() else nullcontext():
+    with run.named(), run.lock() if distributed.is_first() else nullcontext():
         distributed.by_first(lambda: None)
+        if run.store is not None:
+            check_folder_is_shared(run.path)
         try:
             yield
         except RuntimeError as error:
@@ -525,9 +541,14 @@ def _finish(trainer: Trainer) -> TrainResult | PretrainResult:
             distributed.print_first(f"       {digits_baseline():.2%} scikit-learn's SVC() on the same split")
         distributed.by_first(lambda: _save(trainer, model, kept, tested))
         figures, report = distributed.by_first(lambda: _draw(trainer, finished, tested))
+        if run.store is not None:
+            distributed.by_first(lambda: _upload(run))
     made: dict[str, Any] = {"run": run.path, "model": model.cpu(), "seconds": trainer.seconds}
-    made |= {"figures": figures, "report": report}
-    return (TrainResult if config.task == "classify" else PretrainResult)(evaluation=tested, **made)
+    made |= {"figures": figures, "report": report, "url": run.url}
+    result = (TrainResult if config.task == "classify" else PretrainResult)(evaluation=tested, **made)
+    if run.store is not None and distributed.is_first():
+        run.store.remove_with(result)
+    return result
 
 
 def _save(
@@ -543,7 +564,14 @@ def _save(
         if isinstance(tested, Evaluation):
             run.save_predictions(tested)
         save_pretrained(model, run.model_folder)
-    remove_checkpoints(run.path)
+    if run.store is None:  # otherwise, an upload that fails is repeated from the last one
+        remove_checkpoints(run.path)
+
+
+def _upload(run: Run) -> None:
+    """Upload the finished run."""
+    assert run.store is not None
+    run.store.finish(f"`vitascope train --resume {shlex.quote(run.ref)}` on this machine uploads it")
 
 
 def _draw(trainer: Trainer, finished: Finished, tested: Any) -> tuple[dict[str, Path], Path]:

@@ -14,6 +14,7 @@ from torch.distributed.tensor import distribute_tensor
 
 from tests.forked import ending, fork, in_group
 from vitascope.errors import UserError
+from vitascope.run.run import Run
 from vitascope.training.checkpoint import folders
 from vitascope.training.checkpoint.background import CheckpointWriter
 from vitascope.training.checkpoint.folders import checkpoints, load_checkpoint
@@ -35,7 +36,7 @@ def test_checkpoint_has_the_state_of_its_step_while_training_changes_the_weights
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     allowed, weights = begun(monkeypatch), torch.zeros(100)
-    writer = CheckpointWriter(tmp_path, keep=2)
+    writer = CheckpointWriter(Run(tmp_path), keep=2)
     writer.save(1, {"model": {"weights": weights}})
     weights.add_(1)
     assert checkpoints(tmp_path) == []
@@ -52,7 +53,7 @@ def test_checkpoint_has_the_state_of_its_step_while_training_changes_the_weights
 def test_failure_in_the_thread_is_raised_once_and_older_checkpoints_stay(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    writer = CheckpointWriter(tmp_path, keep=2)
+    writer = CheckpointWriter(Run(tmp_path), keep=2)
     writer.save(1, {"weights": torch.zeros(3)})
     writer.wait()
     monkeypatch.setattr(
@@ -72,7 +73,7 @@ def test_process_killed_while_the_thread_writes_leaves_the_older_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def write_and_die() -> None:
-        writer = CheckpointWriter(tmp_path, keep=2)
+        writer = CheckpointWriter(Run(tmp_path), keep=2)
         writer.save(1, {"weights": torch.zeros(3)})
         writer.wait()
         settle = folders.settle
@@ -88,7 +89,7 @@ def write_shards_beside_other_communication(run: Path) -> None:
     """What each process does: training communicates while the thread writes, and changes the shards."""
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     weights = distribute_tensor(torch.arange(7.0), mesh)
-    writer = CheckpointWriter(run, keep=2)
+    writer = CheckpointWriter(Run(run), keep=2)
     for step in range(1, 4):
         writer.save(step, {"weights": weights})
         for _ in range(20):
@@ -112,7 +113,7 @@ def test_shards_are_those_of_their_step_while_training_communicates(tmp_path: Pa
 
 def test_failure_in_the_thread_of_one_process_is_raised_in_all(tmp_path: Path) -> None:
     def work() -> None:
-        writer = CheckpointWriter(tmp_path / "run", keep=2)
+        writer = CheckpointWriter(Run(tmp_path / "run"), keep=2)
         if dist.get_rank() == 0:
             folders.settle = lambda *_: (_ for _ in ()).throw(OSError(5, "Input/output error"))
         writer.save(1, {"weights": torch.zeros(3)})

@@ -1,17 +1,24 @@
-"""`index.json`, which `vitascope pack` writes beside its shards."""
+"""`index.json` and `samples.npz`, which `vitascope pack` writes beside its shards: what is where."""
 
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import io
 import itertools
 import json
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from vitascope.data.formats.folder import SPLIT_FOLDERS
 from vitascope.errors import UserError
 
-INDEX = "index.json"
+INDEX, SAMPLES = "index.json", "samples.npz"
 INDEX_VERSION = 1
 
 
@@ -33,6 +40,7 @@ class Index:
     class_names: tuple[str, ...]
     channels: int  # 1 where all pictures are grey, else 3
     splits: Mapping[str, tuple[Shard, ...]]
+    samples: str = ""  # the SHA-256 of `samples.npz`; empty where an earlier version wrote none
 
     def images(self, split: str) -> int:
         """The number of images in a split."""
@@ -53,6 +61,63 @@ class Index:
         (folder / INDEX).write_text(json.dumps(dataclasses.asdict(self), indent=1) + "\n", "utf-8")
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class SamplePlaces:
+    """The places of all pictures in the shards of a folder, in order, and their labels.
+
+    Attributes:
+        files: (S,), the names of the shards.
+        shards: (N,), which of them each picture is in.
+        offsets, sizes: (N,), bytes.
+        names: (N,), of the pictures, UTF-8.
+        labels: (N,)
+    """
+
+    files: npt.NDArray[np.bytes_]
+    shards: npt.NDArray[np.int32]
+    offsets: npt.NDArray[np.int64]
+    sizes: npt.NDArray[np.int64]
+    names: npt.NDArray[np.bytes_]
+    labels: npt.NDArray[np.int64]
+
+    def write(self, folder: Path) -> str:
+        """Write `samples.npz`; returns its SHA-256. The same places give the same bytes."""
+        content = io.BytesIO()
+        np.savez_compressed(content, **vars(self))
+        (folder / SAMPLES).write_bytes(content.getvalue())
+        return hashlib.sha256(content.getvalue()).hexdigest()
+
+    @classmethod
+    def read(cls, folder: Path, index: Index) -> SamplePlaces:
+        """The places that belong to an index; a UserError if they are damaged, or of other shards."""
+        path = folder / SAMPLES
+        content = path.read_bytes() if path.is_file() else b""
+        if hashlib.sha256(content).hexdigest() != index.samples:
+            raise UserError(f"{path}: missing, or not that of {INDEX}; copy it again")
+        try:
+            with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
+                found = cls(**arrays)
+            lines = {
+                line.file.encode(): line for line in itertools.chain.from_iterable(index.splits.values())
+            }
+            ends = np.array([lines[name].bytes for name in found.files.tolist()])[found.shards]
+            rows: list[npt.NDArray[Any]] = [
+                found.shards,
+                found.offsets,
+                found.sizes,
+                found.names,
+                found.labels,
+            ]
+            whole = all(each.shape == ends.shape for each in rows) and bool(
+                (np.stack(rows[:3]).min(initial=0) >= 0) & (found.offsets + found.sizes <= ends).all()
+            )
+        except (ValueError, TypeError, KeyError, IndexError, OSError, zipfile.BadZipFile):
+            whole = False
+        if not whole:
+            raise UserError(f"{path}: not the places in the shards of {INDEX}; pack them again")
+        return found
+
+
 def read_index(folder: Path) -> Index | None:
     """The index of a folder, or None."""
     path = folder / INDEX
@@ -68,10 +133,15 @@ def read_index(folder: Path) -> Index | None:
             for split in SPLIT_FOLDERS
             if split in values["splits"]
         }
-        index = Index(class_names=tuple(values["class_names"]), channels=values["channels"], splits=splits)
+        index = Index(
+            class_names=tuple(values["class_names"]),
+            channels=values["channels"],
+            splits=splits,
+            samples=values.get("samples", ""),
+        )
         lines = list(itertools.chain.from_iterable(splits.values()))
         whole = len(index.class_names) > 1 and index.channels in (1, 3) and bool(lines)
-        named = all(isinstance(name, str) for name in index.class_names)
+        named = all(isinstance(name, str) for name in (*index.class_names, index.samples))
         plain = all(line.file == Path(line.file).name and line.count + line.bytes > 0 for line in lines)
     except (KeyError, TypeError, AttributeError, RecursionError, json.JSONDecodeError, UnicodeDecodeError):
         whole = named = plain = False

@@ -2,7 +2,8 @@
 
 A sample is a picture (`000123.jpg`) and its class as an ASCII integer (`000123.cls`), or a `000123.json`
 with "label", one after the other. `vitascope pack` writes an `index.json` beside its shards, with the class
-names and the size of every shard; other shards are found by their names.
+names and the size of every shard, and a `samples.npz` with the places of all pictures; other shards are found
+by their names, and read header by header.
 
 Once the headers are read, a shard set is an `ImageSet` like any other: its sources are places in files, its
 order a function of (seed, epoch). So a run resumes in mid-epoch, and processes share an epoch, by cutting
@@ -28,7 +29,7 @@ from vitascope.data.decoding import Encoded
 from vitascope.data.formats.folder import files_of_splits, has_class_folders
 from vitascope.data.formats.format import DataFormat
 from vitascope.data.formats.shard_files import ShardFile, open_shard, read_at, size_of
-from vitascope.data.formats.shard_index import INDEX, read_index
+from vitascope.data.formats.shard_index import INDEX, SamplePlaces, read_index
 from vitascope.data.listing import IMAGE_SUFFIXES
 from vitascope.data.splits import ImageSet, Inventory, LazySources
 from vitascope.data.targets import ClassIndices
@@ -68,7 +69,18 @@ class Shards(DataFormat):
         path = Path(data)
         index = read_index(path)
         files = files_of_splits(path, (".tar",)) if index is None else index.checked_files(path)
-        found = {split: _read_split([*map(self.file_of, paths)]) for split, paths in files.items() if paths}
+        shards = {split: [*map(self.file_of, paths)] for split, paths in files.items() if paths}
+        in_store = any(
+            isinstance(each, RemoteObject) for each in itertools.chain.from_iterable(shards.values())
+        )
+        if index is not None and index.samples and in_store:  # reading all headers would fetch everything
+            places = SamplePlaces.read(path, index)
+            found = {
+                split: _placed(places, [line.file for line in index.splits[split]], paths)
+                for split, paths in shards.items()
+            }
+        else:
+            found = {split: _read_split(paths) for split, paths in shards.items()}
         if not any(len(labels) for _, labels in found.values()):
             raise UserError(f"{path}: no images in its shards; expected <key>.jpg and <key>.cls")
         for split, (_, labels) in found.items():
@@ -197,6 +209,22 @@ def _class_names(folder: Path, largest: int) -> tuple[str, ...]:
     if len(names) < 2 or len(set(names)) < len(names):
         raise UserError(f"{path}: {len(names)} lines, {len(set(names))} different; expected one per line")
     return names
+
+
+def _placed(
+    places: SamplePlaces, names: Sequence[str], files: Sequence[ShardFile]
+) -> tuple[ShardMembers, npt.NDArray[np.int64]]:
+    """The images of some shards, by their names and as files, and their labels, (N,)."""
+    numbers = np.full(len(places.files), -1, np.int32)
+    for number, name in enumerate(names):
+        numbers[places.files == name.encode()] = number
+    shards = numbers[places.shards]
+    own = np.flatnonzero(shards >= 0)
+    own = own[np.argsort(shards[own], kind="stable")]
+    members = ShardMembers(
+        tuple(files), shards[own], places.offsets[own], places.sizes[own], places.names[own]
+    )
+    return members, places.labels[own]
 
 
 def _read_split(files: Sequence[ShardFile]) -> tuple[ShardMembers, npt.NDArray[np.int64]]:

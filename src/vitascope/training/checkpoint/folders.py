@@ -24,7 +24,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from vitascope.errors import UserError
-from vitascope.run.layout import CHECKPOINTS
+from vitascope.run.layout import CHECKPOINTS, MANIFEST, step_name, step_of
 from vitascope.storage import explaining_failure, flush, settle
 from vitascope.training.checkpoint.shards import (
     FileRecord,
@@ -37,8 +37,7 @@ from vitascope.training.checkpoint.shards import (
 from vitascope.training.distributed import by_first, is_first
 from vitascope.weights.files import read_json
 
-STATE, MANIFEST = "state.pt", "manifest.json"
-_NAME = re.compile(r"step-(\d{8,})")
+STATE = "state.pt"
 _ASIDE = re.compile(r"\.step-\d{8,}\.(\d+|old)")
 
 
@@ -136,7 +135,7 @@ def checkpoints(run: Path) -> list[Path]:
 
 def verify(folder: Path) -> None:
     """Check a checkpoint's manifest, the size of every file, then the checksums."""
-    if not (folder / MANIFEST).is_file() or not _NAME.fullmatch(folder.name):
+    if not (folder / MANIFEST).is_file() or step_of(folder.name) is None:
         raise UserError(f"{folder}: not a checkpoint, which is a folder step-00001234 with a {MANIFEST}")
     manifest = read_json(folder / MANIFEST)
     records = manifest.get("files")
@@ -169,11 +168,11 @@ def _is_record(name: str, values: object) -> bool:
 
 def _numbered(run: Path) -> list[Path]:
     folders = (run / CHECKPOINTS).glob("step-*")
-    return sorted((path for path in folders if _NAME.fullmatch(path.name) and path.is_dir()), key=_step)
+    return sorted((path for path in folders if step_of(path.name) is not None and path.is_dir()), key=_step)
 
 
 def _folder(run: Path, step: int) -> Path:
-    return run / CHECKPOINTS / f"step-{step:08d}"
+    return run / CHECKPOINTS / step_name(step)
 
 
 def _step(folder: Path) -> int:

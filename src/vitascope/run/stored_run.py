@@ -1,0 +1,274 @@
+"""A run folder in a store: the local copy in which the run is worked on, and what of it is uploaded.
+
+The copy is in `$VITASCOPE_CACHE/remote/runs/`. The store has whole files only. A checkpoint's manifest is
+uploaded last and removed first, and the configuration of the finished model comes after everything else.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import sys
+import weakref
+from collections.abc import Iterator
+from pathlib import Path
+
+from vitascope.cache import cache_folder
+from vitascope.errors import UserError
+from vitascope.remote.cache import download, fetched
+from vitascope.remote.stores import (
+    RemoteObject,
+    StoreError,
+    check_writable,
+    exists,
+    find_object,
+    listed,
+    name_in,
+    remove,
+    upload,
+    walk,
+)
+from vitascope.run import layout
+from vitascope.storage import check_room, explaining_failure, locked, replacing
+
+_FINISHED = f"{layout.MODEL}/config.json"
+
+
+class StoredRun:
+    """The run folder of a URL.
+
+    Attributes:
+        url: the folder in the store.
+        path: the local copy.
+        complete: whether the store has the finished run, as far as this process knows.
+
+    Raises:
+        UserError: a URL without the name of a folder, or of a web server.
+    """
+
+    def __init__(self, url: str) -> None:
+        check_writable(url)
+        self.url = url.rstrip("/")
+        place, _, name = self.url.partition("://")[2].rpartition("/")
+        if not place:
+            raise UserError(f"{url}: the name of a run folder is missing, such as {self.url}/run")
+        key = hashlib.sha256(self.url.encode()).hexdigest()[:16]
+        self.path = cache_folder() / "remote" / "runs" / key / name
+        self.complete = False
+        self._uploaded: dict[str, tuple[int, int]] = {}
+        """Size and time of change, by name, of the local files that the store has."""
+        self._steps: set[int] = set()
+        """The checkpoints that the store has, complete or not."""
+
+    def is_new(self) -> bool:
+        """Whether the store has nothing at this URL; raises as `find_object`."""
+        return not exists(self.url)
+
+    def fetch(self, step: int | None = None) -> None:
+        """Make the local copy as new as the store, with its newest complete checkpoint, or that of a step.
+
+        A copy whose newest checkpoint is as new stays as it is. Processes of a machine wait for each other.
+
+        Raises:
+            StoreError: the store does not answer.
+            UserError: the local copy is of another run, or in use; no room on the disk.
+        """
+        with explaining_failure(self.path, "the run", "make room, or set VITASCOPE_CACHE to another folder"):
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with locked(self.path.parent / layout.LOCK, wait=True):
+                self._fetch(step)
+
+    def _fetch(self, step: int | None) -> None:
+        objects, folders = ([], []) if self.is_new() else listed(self.url)
+        files = {name_in(each.url, self.url): each for each in objects}
+        if layout.CONFIG not in files:
+            return
+        self.complete = f"{self.url}/{layout.MODEL}" in folders and exists(f"{self.url}/{_FINISHED}")
+        if self.complete:
+            return
+        if layout.is_run(self.path):
+            self._check_same(files.get(layout.ENVIRONMENT))
+        checkpoints = f"{self.url}/{layout.CHECKPOINTS}"
+        saved = listed(checkpoints)[1] if checkpoints in folders else []
+        complete = dict(self._complete_steps(saved))
+        local = self._local_steps()
+        for each in local & complete.keys():
+            folder = f"{layout.CHECKPOINTS}/{layout.step_name(each)}"
+            if (self.path / folder / layout.MANIFEST).read_bytes() == complete[each]:
+                self._note(name for name in self._names() if name.startswith(f"{folder}/"))
+        newest = max(complete, default=-1)
+        if layout.is_run(self.path) and (
+            step in local if step is not None else max(local, default=-1) >= newest
+        ):
+            return
+        if step is None:
+            step = newest if complete else None
+        elif step not in complete:
+            raise UserError(
+                f"{self.url}/{layout.CHECKPOINTS}/{layout.step_name(step)}: not a complete checkpoint"
+            )
+        for model in saved:
+            if layout.step_of(model.rpartition("/")[2]) is None:
+                files |= {name_in(each.url, self.url): each for each in walk(model)}
+        if step is not None:
+            files |= self._files_of(step, complete[step])
+        self._replace(files)
+
+    def _check_same(self, environment: RemoteObject | None) -> None:
+        """Reject a local copy of another run, by the record of its start."""
+        own = self.path / layout.ENVIRONMENT
+        if environment is not None and own.is_file() and fetched(environment.url) != own.read_bytes():
+            raise UserError(
+                f"{self.url} is another run than the one in {self.path}, which was interrupted here: move "
+                "this folder away, or remove it"
+            )
+
+    def _complete_steps(self, folders: list[str]) -> Iterator[tuple[int, bytes]]:
+        """The complete ones of the checkpoints in the store, with their manifests; all are noted."""
+        for folder in folders:
+            step = layout.step_of(folder.rpartition("/")[2])
+            if step is None:
+                continue
+            self._steps.add(step)
+            if exists(f"{folder}/{layout.MANIFEST}"):
+                yield step, fetched(f"{folder}/{layout.MANIFEST}")
+
+    def _files_of(self, step: int, manifest: bytes) -> dict[str, RemoteObject]:
+        """The files of a checkpoint, as its manifest lists them: `listed` leaves out hidden ones."""
+        folder = f"{layout.CHECKPOINTS}/{layout.step_name(step)}"
+        try:
+            names = [str(name) for name in json.loads(manifest)["files"]]
+        except (ValueError, KeyError, TypeError) as error:
+            raise UserError(f"{self.url}/{folder}/{layout.MANIFEST} is broken: it lists no files") from error
+        if any("/" in name or name in ("", ".", "..") for name in names):
+            raise UserError(
+                f"{self.url}/{folder}/{layout.MANIFEST} is broken: it names files of other folders"
+            )
+        found = {}
+        for name in (*names, layout.MANIFEST):
+            each = find_object(f"{self.url}/{folder}/{name}")
+            if each is not None:
+                found[f"{folder}/{name}"] = each
+        return found
+
+    def _replace(self, files: dict[str, RemoteObject]) -> None:
+        """Make these the files of the local copy, which is older."""
+        former = self.path.with_name(f".former.{self.path.name}")
+        check_room(self.path, sum(each.size for each in files.values()))
+        with replacing(self.path) as aside:
+            for name, each in files.items():
+                download(each, aside / name)
+            if self.path.exists():
+                with locked(self.path / layout.LOCK):  # by no process that trains
+                    shutil.rmtree(former, ignore_errors=True)
+                    os.replace(self.path, former)
+        shutil.rmtree(former, ignore_errors=True)
+        self._uploaded = {}
+        self._note(files)
+
+    def upload(self) -> None:
+        """Upload what has changed, and remove the checkpoints that are not here any more.
+
+        Raises:
+            StoreError: the store does not answer, or cannot be written to; the next call continues.
+        """
+        self._upload(self._names())
+        local = self._local_steps()
+        for step in sorted(self._steps - local):
+            folder = f"{self.url}/{layout.CHECKPOINTS}/{layout.step_name(step)}"
+            remove(f"{folder}/{layout.MANIFEST}")
+            remove(folder)
+            self._steps.discard(step)
+
+    def try_to_upload(self) -> None:
+        """As `upload`; a store that does not answer is one printed line."""
+        try:
+            self.upload()
+        except StoreError as error:
+            print(
+                f"vitascope: not uploaded: {error}; everything is in {self.path}, and the next checkpoint "
+                "uploads what is missing",
+                file=sys.stderr,
+            )
+
+    def finish(self, again: str) -> None:
+        """Upload the finished run without its checkpoints, and remove those in the store.
+
+        Raises:
+            StoreError: as `upload`; it says that `again` uploads the rest.
+        """
+        try:
+            self._upload(name for name in self._names() if not name.startswith(f"{layout.CHECKPOINTS}/"))
+        except StoreError as error:
+            raise StoreError(f"{error}; the finished run is in {self.path}: {again}") from error
+        self.complete = True
+        try:
+            remove(f"{self.url}/{layout.CHECKPOINTS}")
+        except StoreError as error:
+            print(f"vitascope: the checkpoints of the finished run stay: {error}", file=sys.stderr)
+
+    def remove_with(self, result: object) -> None:
+        """Remove the local copy of a run that is uploaded, together with the result that reads it."""
+        weakref.finalize(result, shutil.rmtree, self.path.parent, ignore_errors=True)
+
+    def _upload(self, names: Iterator[str]) -> None:
+        for name in sorted(names, key=lambda name: (_rank(name), name)):
+            path = self.path / name
+            try:
+                stamp = _stamp(path)
+                if self._uploaded.get(name) == stamp:
+                    continue
+                if (step := layout.step_of(path.parent.name)) is not None:
+                    self._steps.add(step)
+                self._upload_file(path, name)
+            except (StoreError, FileNotFoundError):
+                if path.exists():
+                    raise
+                continue  # training writes this model anew
+            self._uploaded[name] = stamp
+
+    def _upload_file(self, path: Path, name: str) -> None:
+        if "/" in name:  # replaced as a whole, if at all
+            upload(path, f"{self.url}/{name}")
+            return
+        snapshot = self.path.with_name(".upload")  # training appends to the metrics
+        try:
+            shutil.copyfile(path, snapshot)
+            upload(snapshot, f"{self.url}/{name}")
+        finally:
+            snapshot.unlink(missing_ok=True)
+
+    def _names(self) -> Iterator[str]:
+        """The local files by their paths in the run folder, without locks and what is being written."""
+        for folder, folders, names in os.walk(self.path):
+            folders[:] = [each for each in folders if not each.startswith(".")]
+            in_checkpoint = layout.step_of(Path(folder).name) is not None
+            for name in names:
+                if in_checkpoint or not name.startswith("."):
+                    yield os.path.relpath(os.path.join(folder, name), self.path)
+
+    def _local_steps(self) -> set[int]:
+        """The complete checkpoints of the local copy."""
+        found = self.path.glob(f"{layout.CHECKPOINTS}/*/{layout.MANIFEST}")
+        return {step for path in found if (step := layout.step_of(path.parent.name)) is not None}
+
+    def _note(self, names: Iterator[str] | dict[str, RemoteObject]) -> None:
+        """Note that the store has these files."""
+        self._uploaded |= {name: _stamp(self.path / name) for name in names}
+
+
+def _stamp(path: Path) -> tuple[int, int]:
+    status = path.stat()
+    return status.st_size, status.st_mtime_ns
+
+
+def _rank(name: str) -> int:
+    """The place of a file in an upload: what makes others complete comes after them."""
+    if name == _FINISHED:
+        return 3
+    folder, _, file = name.rpartition("/")
+    if layout.step_of(folder.rpartition("/")[2]) is None:
+        return 0
+    return 2 if file == layout.MANIFEST else 1
