@@ -249,6 +249,11 @@ def shard(module: nn.Module, execution: ExecutionOptions, device: torch.device) 
     fully_shard(module, mesh=mesh)
 
 
+def is_sharded(module: nn.Module) -> bool:
+    """Whether `shard` has sharded a module."""
+    return isinstance(module, FSDPModule)
+
+
 def reshard(module: nn.Module) -> None:
     """Leave a sharded module its shards alone: after a forward pass without a backward one it is whole."""
     for part in module.modules():

@@ -31,7 +31,7 @@ from vitascope.model.vision_model import VisionModel, build
 from vitascope.run.metrics import MetricsWriter
 from vitascope.run.run import Run
 from vitascope.storage import explaining_failure
-from vitascope.training import distributed
+from vitascope.training import compilation, distributed
 from vitascope.training.body_features import BodyFeatures
 from vitascope.training.checkpoint.background import CheckpointWriter
 from vitascope.training.checkpoint.folders import checkpoints, to_resume
@@ -95,8 +95,6 @@ class Trainer:
         self.parallel = distributed.spread(self.module, execution, device)
         if self.average is not None and self.parallel is self.module and distributed.world_size() > 1:
             distributed.shard(self.average, execution, device)
-        if execution.compile:
-            self.module.compile(dynamic=False)
         self.optimizer = optimizer_of(self.module, options)
         self.augmentation, self.mixing = augmentation_of(config.augmentation)
 
@@ -107,6 +105,12 @@ class Trainer:
         self.val_loader = self.loader(splits.val, features=of_val)
         self.steps_per_epoch = self.train_loader.batches_per_epoch
         self.schedule = Schedule.of(options, self.batch_size, self.steps_per_epoch)
+        asked = execution.compile
+        if features is not None and asked == "auto":  # a head is too small
+            asked = "off"
+        seconds = self._seconds_without_compilation()
+        self.compilation = compilation.choose(asked, device, seconds=seconds, parts=self.parts)
+        self.compilation.apply(self.module)
         self.budget: TimeBudget | None = None
         self.small, self.small_size = False, small_size(model.config)
         self.exchange = distributed.Exchange()
@@ -138,6 +142,14 @@ class Trainer:
             features=features,
             streams=self.config.streams or 1,
         )
+
+    def _seconds_without_compilation(self) -> float:
+        """The length of the run: the given minutes, or an estimate of its steps."""
+        minutes = self.config.optimization.minutes
+        if minutes is not None:
+            return 60 * minutes
+        images = math.ceil(self.batch_size / distributed.world_size())
+        return compilation.estimated_seconds(self.model_config, steps=self.schedule.total(0), images=images)
 
     @functools.cached_property
     def val_images(self) -> Loader:
@@ -342,7 +354,7 @@ class Trainer:
         """Add a part's gradients, weighted by its share of the global batch; returns the weighted loss."""
         examples = self._examples(part, epoch)
         with (
-            self._graphs(part),
+            self.compilation.step(full=len(part.indices) in self._full_parts),
             torch.autocast(self.device.type, self.precision, enabled=self.precision != torch.float32),
         ):
             loss, sums = self.task.loss(self.parallel, examples)
@@ -358,12 +370,6 @@ class Trainer:
         cuts = even_cuts(self.batch_size, distributed.world_size())
         share = cuts[distributed.rank() + 1] - cuts[distributed.rank()]
         return frozenset(end - start for start, end in itertools.pairwise(even_cuts(share, self.parts)))
-
-    def _graphs(self, part: Batch | None) -> AbstractContextManager[None]:
-        """Run what `compile` compiled; parts of other sizes, which would be compiled too, eagerly."""
-        if not self.config.execution.compile or (part is not None and len(part.indices) in self._full_parts):
-            return nullcontext()
-        return torch.compiler.set_stance("force_eager")
 
     def _examples(self, part: Batch, epoch: int) -> Examples:
         """Augment, a function of (seed, epoch, index), mix, a function of (seed, step), and resize."""
@@ -424,7 +430,7 @@ class Trainer:
         began = time.monotonic()
         try:
             alone = interruptible(stop) if distributed.world_size() == 1 else nullcontext()
-            with alone, self._graphs(None):
+            with alone, self.compilation.step(full=False):
                 val = self.task.validate(self.trained, self.val_loader, self.precision)
         except KeyboardInterrupt as error:
             if not stop.signum:
