@@ -343,7 +343,7 @@ def sharded(device: torch.device, sizes: Sizes) -> Checks:
         shape: dict[str, Any] = {"image_size": sizes.image, "num_classes": 10, **TINY}
         model = vs.VisionTransformer(vs.ViTConfig(**shape)).to(device)
         if shards:
-            distributed.shard(model, ExecutionOptions(parallel="fsdp"), device)
+            distributed.shard(model, ExecutionOptions(parallel="fsdp"), device, torch.float32)
         options = vs.TrainConfig.from_recipe("small-data", data="", optimizer=optimizer).optimization
         return model, optimizer_of(model, options)
 

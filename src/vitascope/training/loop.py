@@ -92,9 +92,9 @@ class Trainer:
         self.average = copy.deepcopy(self.module).requires_grad_(False).eval() if options.ema != 0 else None
         if options.freeze:
             freeze_body(model)
-        self.parallel = distributed.spread(self.module, execution, device)
+        self.parallel = distributed.spread(self.module, execution, device, precision)
         if self.average is not None and self.parallel is self.module and distributed.world_size() > 1:
-            distributed.shard(self.average, execution, device)
+            distributed.shard(self.average, execution, device, precision)
         self.optimizer = optimizer_of(self.module, options)
         self.augmentation, self.mixing = augmentation_of(config.augmentation)
 
