@@ -241,7 +241,7 @@ class Optimization(OptionGroup):
     a step and the length in steps from there on. Recorded, so that the run can be repeated."""
     validations: tyro.conf.Suppress[Annotated[int, AMOUNT, Recorded()]] = 0
     """Number of validations that --minutes has led to, at equal shares of the schedule; recorded as well.
-    0 validates after each epoch."""
+    0 validates after whole epochs."""
     weight_decay: Annotated[float, AMOUNT] = 0.05
     """Weight decay of matrices; biases, norms, tokens and positions have none."""
     layer_decay: Annotated[float, PART] = 1.0

@@ -9,6 +9,7 @@ import itertools
 import math
 import shutil
 import time
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,7 @@ from vitascope.run.metrics import MetricsWriter
 from vitascope.run.run import Run
 from vitascope.storage import explaining_failure
 from vitascope.training import compilation, distributed
+from vitascope.training.best_weights import BestWeights
 from vitascope.training.body_features import BodyFeatures
 from vitascope.training.checkpoint.background import CheckpointWriter
 from vitascope.training.checkpoint.folders import checkpoints, to_resume
@@ -104,7 +106,12 @@ class Trainer:
             self.augmentation = self.augmentation.without_crop()
         self.val_loader = self.loader(splits.val, features=of_val)
         self.steps_per_epoch = self.train_loader.batches_per_epoch
-        self.schedule = Schedule.of(options, self.batch_size, self.steps_per_epoch)
+        self.schedule = Schedule.of(
+            options,
+            self.batch_size,
+            self.steps_per_epoch,
+            epochs_per_validation=max(1, math.ceil(len(splits.val) / len(splits.train))),
+        )
         asked = execution.compile
         if features is not None and asked == "auto":  # a head is too small
             asked = "off"
@@ -114,6 +121,7 @@ class Trainer:
         self.budget: TimeBudget | None = None
         self.small, self.small_size = False, small_size(model.config)
         self.exchange = distributed.Exchange()
+        self.best_weights = BestWeights(functools.partial(self._write_model, run.best))
         self.checkpoint_writer = CheckpointWriter(run.path, execution.keep_checkpoints)
         self.identity = run_identity(config, self.model_config, splits.train)
         self.step, self.seconds = 0, 0.0
@@ -254,6 +262,7 @@ class Trainer:
             progress.close()
             if recorder is not None:
                 recorder.close()
+            self.best_weights.write()
 
     def _loop(self, recorder: MetricsWriter | None, progress: Progress, stop: Stop) -> None:
         """All steps, with validations and checkpoints."""
@@ -441,8 +450,6 @@ class Trainer:
         distributed.reshard(self.trained)
         self.sums, self.validated = {}, self.step
         validated = time.monotonic() - began
-        if self.budget is not None:
-            self.budget.validation = validated
         self._check_finite(val["loss"], "the validation loss")
         progress.left_out(self._unreadable())
         if self.step < self.schedule.total(self.step):
@@ -461,8 +468,10 @@ class Trainer:
         (value,) = distributed.largest(val[monitor.name])  # rounding may differ, and all must decide alike
         if monitor.better(value, self.best_value):
             self.best_value, self.best_step = value, self.step
-            if self.config.optimization.keep != "last":
-                self.save_model(self.run.best)
+            if self.config.optimization.keep != "last" and (state := self._whole_state()) is not None:
+                self.best_weights.take(state)
+        if self.budget is not None:
+            self.budget.validation = time.monotonic() - began
         if self.out_of_patience and self.step < self.schedule.total(self.step):
             self._report_early_stop(epoch, recorder, progress)
 
@@ -483,9 +492,16 @@ class Trainer:
 
     def save_model(self, folder: Path) -> None:
         """Save the trained model to a model folder, also if it is sharded or has adapters."""
+        if (state := self._whole_state()) is not None:
+            self._write_model(folder, state)
+
+    def _whole_state(self) -> Mapping[str, Tensor] | None:
+        """The trained weights in the first process, from all of them; None in the others."""
         state = model_state(self.trained) if distributed.world_size() > 1 else self.trained.state_dict()
-        if not distributed.is_first():
-            return
+        return state if distributed.is_first() else None
+
+    def _write_model(self, folder: Path, state: Mapping[str, Tensor]) -> None:
+        """Write a model folder of trained weights."""
         with torch.device("meta"):  # drawing random weights takes longer than an epoch on features
             model = build(self.model_config)
         model.preprocess = self.preprocess
@@ -499,6 +515,7 @@ class Trainer:
         (broken,) = distributed.largest(not all_finite(self.module))
         if broken:
             self._check_finite(math.nan, "a weight")
+        self.best_weights.write()  # which the checkpoint refers to
         state: dict[str, Any] = {
             "identity": self.identity,
             "model": model_state(self.module, whole=False),
