@@ -51,7 +51,7 @@ from vitascope.data.randaugment import RandAugment
 from vitascope.data.splits import ImageSet, Splits
 from vitascope.data.targets import ClassIndices
 from vitascope.explain.methods import heatmap, methods_for
-from vitascope.model.hardware import resolve_device
+from vitascope.model.hardware import resolve_device, without_tf32
 from vitascope.options.groups import ExecutionOptions
 from vitascope.options.recipes import BUILT_IN, RECIPES
 from vitascope.run.run import Run
@@ -180,12 +180,6 @@ def equal_enough(values: Row, name: str, limit: float) -> Row:
     return values
 
 
-def exact_products() -> None:
-    """Multiply and convolve in fp32, without TF32."""
-    torch.backends.cuda.matmul.allow_tf32 = False
-    torch.backends.cudnn.allow_tf32 = False
-
-
 # The parts
 
 
@@ -218,7 +212,7 @@ def ceilings(device: torch.device, sizes: Sizes) -> Checks:
 
 def agreement(device: torch.device, sizes: Sizes) -> Checks:
     """The device beside the CPU, in fp32."""
-    exact_products()
+    without_tf32(device)
     strong = Augmentation(
         flip=0.5, crop_scale=0.3, rotate=10, color_jitter=0.3, randaugment=RandAugment(num_ops=2), erase=0.25
     )
@@ -336,7 +330,7 @@ def waits(device: torch.device, sizes: Sizes) -> Checks:
 
 def sharded(device: torch.device, sizes: Sizes) -> Checks:
     """One process of FSDP2 beside the same model without it."""
-    exact_products()
+    without_tf32(device)
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     if device.type == "cuda":
         torch.cuda.set_device(device.index or 0)
@@ -349,7 +343,7 @@ def sharded(device: torch.device, sizes: Sizes) -> Checks:
         shape: dict[str, Any] = {"image_size": sizes.image, "num_classes": 10, **TINY}
         model = vs.VisionTransformer(vs.ViTConfig(**shape)).to(device)
         if shards:
-            distributed.shard(model, ExecutionOptions(parallel="fsdp"), device)
+            distributed.shard(model, ExecutionOptions(parallel="fsdp"), device, torch.float32)
         options = vs.TrainConfig.from_recipe("small-data", data="", optimizer=optimizer).optimization
         return model, optimizer_of(model, options)
 

@@ -14,6 +14,7 @@ from vitascope.model.hardware import (
     resolve_precision,
     reuse_freed_memory,
     suitable_threads,
+    without_tf32,
 )
 
 CPU = torch.device("cpu")
@@ -196,3 +197,24 @@ def test_memory_of_a_cpu_is_at_most_the_limit_of_its_container(
     assert machine is not None
     hardware.CONTAINER_LIMIT.write_text(f"{limit}\n")
     assert hardware.memory_of(CPU) == (2**20 if counts else machine)
+
+
+def test_fp32_on_a_gpu_is_without_tf32_in_products_and_convolutions() -> None:
+    convolutions = torch.backends.cudnn.allow_tf32
+    try:
+        torch.set_float32_matmul_precision("high")
+        torch.backends.cudnn.allow_tf32 = True
+        without_tf32(CPU)
+        assert torch.backends.cudnn.allow_tf32
+        without_tf32(torch.device("cuda"))
+        assert torch.get_float32_matmul_precision() == "highest"
+        assert not torch.backends.cuda.matmul.allow_tf32
+        assert not torch.backends.cudnn.allow_tf32
+        # PyTorch's other interface agrees, so that both can be read.
+        assert "tf32" not in (
+            torch.backends.cuda.matmul.fp32_precision,
+            torch.backends.cudnn.conv.fp32_precision,  # type: ignore[attr-defined]
+        )
+    finally:
+        torch.set_float32_matmul_precision("highest")
+        torch.backends.cudnn.allow_tf32 = convolutions

@@ -115,7 +115,7 @@ class LayerScale(nn.Module):
         self.gamma = nn.Parameter(torch.full((embed_dim,), float(start)))
 
     def forward(self, branch: Tensor) -> Tensor:
-        return branch * self.gamma
+        return branch * self.gamma.to(branch.dtype)  # float32 would spread to all tokens
 
 
 class Block(nn.Module):

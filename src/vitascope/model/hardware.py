@@ -1,4 +1,15 @@
-"""Devices, the fastest precision on them, threads and memory."""
+"""Devices, the fastest precision on them, threads and memory.
+
+The precisions of a model, in training and prediction:
+
+- fp32 is float32 throughout: on a GPU, matrix products and convolutions do without TF32 (`without_tf32`).
+  PyTorch's default is TF32 for convolutions alone.
+- bf16 in training is autocast over float32 weights, moments and losses. All tokens between the layers, the
+  residual stream, are bf16 on every device; norms take and return bf16, and compute in float32 inside.
+  FSDP gathers bf16 weights instead, and adds up gradients in float32.
+- bf16 in prediction is a model of bf16 weights.
+- fp16 is as bf16, with scaled losses.
+"""
 
 from __future__ import annotations
 
@@ -57,6 +68,15 @@ def resolve_precision(
     # Training also converts weights and gradients, which takes longer than the products on AMX.
     pays = work >= 2**23 and tokens >= 256 if training and units == "AMX" else work >= 2**21
     return torch.bfloat16 if pays else torch.float32
+
+
+def without_tf32(device: torch.device) -> None:
+    """Compute float32 as float32 on a GPU, for the whole process. TF32 keeps 10 bits of its factors, and who
+    asks for fp32 there, where `auto` is bf16, wants exact numbers."""
+    if device.type == "cuda":
+        # These set both interfaces of PyTorch, which fail to read each other's settings if these differ.
+        torch.set_float32_matmul_precision("highest")
+        torch.backends.cudnn.allow_tf32 = False
 
 
 def has_bf16(device: torch.device) -> bool:

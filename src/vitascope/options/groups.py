@@ -241,7 +241,7 @@ class Optimization(OptionGroup):
     a step and the length in steps from there on. Recorded, so that the run can be repeated."""
     validations: tyro.conf.Suppress[Annotated[int, AMOUNT, Recorded()]] = 0
     """Number of validations that --minutes has led to, at equal shares of the schedule; recorded as well.
-    0 validates after each epoch."""
+    0 validates after whole epochs."""
     weight_decay: Annotated[float, AMOUNT] = 0.05
     """Weight decay of matrices; biases, norms, tokens and positions have none."""
     layer_decay: Annotated[float, PART] = 1.0
@@ -409,8 +409,9 @@ class ExecutionOptions(OptionGroup):
     """`auto`, `cpu`, `cuda`, `cuda:1`, `mps`."""
     workers: Annotated[MaybeInt, AMOUNT] = None
     """Processes that read images if they do not fit in memory. Default: one per core."""
-    compile: Flag = False
-    """Compile the model with torch.compile: slow to start, faster on GPUs."""
+    compile: Literal["auto", "on", "off", "graphs"] = "auto"
+    """Compile the model with torch.compile, which takes about a minute. `auto` does so on a GPU if the run is
+    long enough; `graphs` also replays each step as CUDA graphs, for small models."""
     accumulate: Annotated[MaybeInt, COUNT] = None
     """Parts in which a batch is computed, one after the other. Default: as many as the memory needs."""
     gradient_checkpointing: Flag = False
@@ -429,6 +430,8 @@ class ExecutionOptions(OptionGroup):
 
     def __post_init__(self) -> None:
         """Check the options, also against each other."""
+        if isinstance(self.compile, bool):  # in older files, and how YAML reads a plain `on` or `off`
+            object.__setattr__(self, "compile", "on" if self.compile else "off")
         super().__post_init__()
         if self.shard_size is not None and self.parallel != "hsdp":
             raise UserError(

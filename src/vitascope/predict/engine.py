@@ -17,7 +17,7 @@ from torch import Tensor
 from vitascope.data.decoding import ImageError, ImageSource
 from vitascope.data.preprocess import Pixels, Preprocess
 from vitascope.errors import UserError
-from vitascope.model.hardware import resolve_device, resolve_precision
+from vitascope.model.hardware import resolve_device, resolve_precision, without_tf32
 from vitascope.model.heads import scores
 from vitascope.model.options import Outputs
 from vitascope.model.packed import predicting_copy
@@ -202,6 +202,7 @@ class TorchEngine(Engine):
         self.meaning, self.thresholds = model.config.outputs, model.config.decision_thresholds
         self.precision = precision
         self.device = resolve_device(device)
+        without_tf32(self.device)
         self.description = f"torch, {precision} precision, on {self.device}"
         self.model = model.eval().to(self.device, torch.float32)
         self._in_dtype: dict[torch.dtype, VisionModel] = {torch.float32: self.model}

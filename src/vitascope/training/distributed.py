@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from vitascope.errors import UserError
@@ -248,18 +248,29 @@ def check_shard_size(asked: int | None) -> None:
         )
 
 
-def spread(module: nn.Module, execution: ExecutionOptions, device: torch.device) -> nn.Module:
+def spread(
+    module: nn.Module, execution: ExecutionOptions, device: torch.device, precision: torch.dtype
+) -> nn.Module:
     """Wrap or shard a module, so that its gradients are averaged over the processes."""
     if world_size() == 1:
         return module
     if execution.parallel == "ddp":
         return DistributedDataParallel(module, device_ids=[device.index] if device.type == "cuda" else None)
-    shard(module, execution, device)
+    shard(module, execution, device, precision)
     return module
 
 
-def shard(module: nn.Module, execution: ExecutionOptions, device: torch.device) -> None:
-    """Shard each block of a module and then the rest, in place: over all processes, or those of a copy."""
+def shard(
+    module: nn.Module, execution: ExecutionOptions, device: torch.device, precision: torch.dtype
+) -> None:
+    """Shard each block of a module and then the rest, in place: over all processes, or those of a copy.
+
+    For bf16, each process casts its shard and sends half the bytes, in place of autocast's casts of whole
+    weights. Gradients are added up in float32, the dtype of the shards.
+    """
+    policy = MixedPrecisionPolicy()
+    if precision == torch.bfloat16:
+        policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     mesh = init_device_mesh(device.type, (world_size(),))
     if execution.parallel == "hsdp":
         shards = shards_of_copy(execution.shard_size)
@@ -267,8 +278,13 @@ def shard(module: nn.Module, execution: ExecutionOptions, device: torch.device) 
         mesh = init_device_mesh(device.type, shape, mesh_dim_names=("copies", "shards"))
     for part in module.modules():
         if isinstance(part, Block):
-            fully_shard(part, mesh=mesh)
-    fully_shard(module, mesh=mesh)
+            fully_shard(part, mesh=mesh, mp_policy=policy)
+    fully_shard(module, mesh=mesh, mp_policy=policy)
+
+
+def is_sharded(module: nn.Module) -> bool:
+    """Whether `shard` has sharded a module."""
+    return isinstance(module, FSDPModule)
 
 
 def reshard(module: nn.Module) -> None:

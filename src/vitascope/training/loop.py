@@ -9,6 +9,7 @@ import itertools
 import math
 import shutil
 import time
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,8 @@ from vitascope.model.vision_model import VisionModel, build
 from vitascope.run.metrics import MetricsWriter
 from vitascope.run.run import Run
 from vitascope.storage import explaining_failure
-from vitascope.training import distributed
+from vitascope.training import compilation, distributed
+from vitascope.training.best_weights import BestWeights
 from vitascope.training.body_features import BodyFeatures
 from vitascope.training.checkpoint.background import CheckpointWriter
 from vitascope.training.checkpoint.folders import checkpoints, to_resume
@@ -92,11 +94,9 @@ class Trainer:
         self.average = copy.deepcopy(self.module).requires_grad_(False).eval() if options.ema != 0 else None
         if options.freeze:
             freeze_body(model)
-        self.parallel = distributed.spread(self.module, execution, device)
+        self.parallel = distributed.spread(self.module, execution, device, precision)
         if self.average is not None and self.parallel is self.module and distributed.world_size() > 1:
-            distributed.shard(self.average, execution, device)
-        if execution.compile:
-            self.module.compile(dynamic=False)
+            distributed.shard(self.average, execution, device, precision)
         self.optimizer = optimizer_of(self.module, options)
         self.augmentation, self.mixing = augmentation_of(config.augmentation)
 
@@ -106,10 +106,22 @@ class Trainer:
             self.augmentation = self.augmentation.without_crop()
         self.val_loader = self.loader(splits.val, features=of_val)
         self.steps_per_epoch = self.train_loader.batches_per_epoch
-        self.schedule = Schedule.of(options, self.batch_size, self.steps_per_epoch)
+        self.schedule = Schedule.of(
+            options,
+            self.batch_size,
+            self.steps_per_epoch,
+            epochs_per_validation=max(1, math.ceil(len(splits.val) / len(splits.train))),
+        )
+        asked = execution.compile
+        if features is not None and asked == "auto":  # a head is too small
+            asked = "off"
+        seconds = self._seconds_without_compilation()
+        self.compilation = compilation.choose(asked, device, seconds=seconds, parts=self.parts)
+        self.compilation.apply(self.module)
         self.budget: TimeBudget | None = None
         self.small, self.small_size = False, small_size(model.config)
         self.exchange = distributed.Exchange()
+        self.best_weights = BestWeights(functools.partial(self._write_model, run.best))
         self.checkpoint_writer = CheckpointWriter(run, execution.keep_checkpoints)
         self.identity = run_identity(config, self.model_config, splits.train)
         self.step, self.seconds = 0, 0.0
@@ -138,6 +150,14 @@ class Trainer:
             features=features,
             streams=self.config.streams or 1,
         )
+
+    def _seconds_without_compilation(self) -> float:
+        """The length of the run: the given minutes, or an estimate of its steps."""
+        minutes = self.config.optimization.minutes
+        if minutes is not None:
+            return 60 * minutes
+        images = math.ceil(self.batch_size / distributed.world_size())
+        return compilation.estimated_seconds(self.model_config, steps=self.schedule.total(0), images=images)
 
     @functools.cached_property
     def val_images(self) -> Loader:
@@ -242,6 +262,7 @@ class Trainer:
             progress.close()
             if recorder is not None:
                 recorder.close()
+            self.best_weights.write()
 
     def _loop(self, recorder: MetricsWriter | None, progress: Progress, stop: Stop) -> None:
         """All steps, with validations and checkpoints."""
@@ -342,7 +363,7 @@ class Trainer:
         """Add a part's gradients, weighted by its share of the global batch; returns the weighted loss."""
         examples = self._examples(part, epoch)
         with (
-            self._graphs(part),
+            self.compilation.step(full=len(part.indices) in self._full_parts),
             torch.autocast(self.device.type, self.precision, enabled=self.precision != torch.float32),
         ):
             loss, sums = self.task.loss(self.parallel, examples)
@@ -358,12 +379,6 @@ class Trainer:
         cuts = even_cuts(self.batch_size, distributed.world_size())
         share = cuts[distributed.rank() + 1] - cuts[distributed.rank()]
         return frozenset(end - start for start, end in itertools.pairwise(even_cuts(share, self.parts)))
-
-    def _graphs(self, part: Batch | None) -> AbstractContextManager[None]:
-        """Run what `compile` compiled; parts of other sizes, which would be compiled too, eagerly."""
-        if not self.config.execution.compile or (part is not None and len(part.indices) in self._full_parts):
-            return nullcontext()
-        return torch.compiler.set_stance("force_eager")
 
     def _examples(self, part: Batch, epoch: int) -> Examples:
         """Augment, a function of (seed, epoch, index), mix, a function of (seed, step), and resize."""
@@ -424,7 +439,7 @@ class Trainer:
         began = time.monotonic()
         try:
             alone = interruptible(stop) if distributed.world_size() == 1 else nullcontext()
-            with alone, self._graphs(None):
+            with alone, self.compilation.step(full=False):
                 val = self.task.validate(self.trained, self.val_loader, self.precision)
         except KeyboardInterrupt as error:
             if not stop.signum:
@@ -435,8 +450,6 @@ class Trainer:
         distributed.reshard(self.trained)
         self.sums, self.validated = {}, self.step
         validated = time.monotonic() - began
-        if self.budget is not None:
-            self.budget.validation = validated
         self._check_finite(val["loss"], "the validation loss")
         progress.left_out(self._unreadable())
         if self.step < self.schedule.total(self.step):
@@ -455,8 +468,10 @@ class Trainer:
         (value,) = distributed.largest(val[monitor.name])  # rounding may differ, and all must decide alike
         if monitor.better(value, self.best_value):
             self.best_value, self.best_step = value, self.step
-            if self.config.optimization.keep != "last":
-                self.save_model(self.run.best)
+            if self.config.optimization.keep != "last" and (state := self._whole_state()) is not None:
+                self.best_weights.take(state)
+        if self.budget is not None:
+            self.budget.validation = time.monotonic() - began
         if self.out_of_patience and self.step < self.schedule.total(self.step):
             self._report_early_stop(epoch, recorder, progress)
 
@@ -477,9 +492,16 @@ class Trainer:
 
     def save_model(self, folder: Path) -> None:
         """Save the trained model to a model folder, also if it is sharded or has adapters."""
+        if (state := self._whole_state()) is not None:
+            self._write_model(folder, state)
+
+    def _whole_state(self) -> Mapping[str, Tensor] | None:
+        """The trained weights in the first process, from all of them; None in the others."""
         state = model_state(self.trained) if distributed.world_size() > 1 else self.trained.state_dict()
-        if not distributed.is_first():
-            return
+        return state if distributed.is_first() else None
+
+    def _write_model(self, folder: Path, state: Mapping[str, Tensor]) -> None:
+        """Write a model folder of trained weights."""
         with torch.device("meta"):  # drawing random weights takes longer than an epoch on features
             model = build(self.model_config)
         model.preprocess = self.preprocess
@@ -493,6 +515,7 @@ class Trainer:
         (broken,) = distributed.largest(not all_finite(self.module))
         if broken:
             self._check_finite(math.nan, "a weight")
+        self.best_weights.write()  # which the checkpoint refers to
         state: dict[str, Any] = {
             "identity": self.identity,
             "model": model_state(self.module, whole=False),

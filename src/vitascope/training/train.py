@@ -30,7 +30,7 @@ from vitascope.errors import UserError
 from vitascope.evaluation.measure import Evaluation, data_frame, html_table
 from vitascope.formatting import counted
 from vitascope.model.configuration import options_of
-from vitascope.model.hardware import explaining_memory, reuse_freed_memory
+from vitascope.model.hardware import explaining_memory, reuse_freed_memory, without_tf32
 from vitascope.model.lora import add_adapters
 from vitascope.model.vision_model import VisionModel, build
 from vitascope.model.vit import VisionTransformer
@@ -449,6 +449,7 @@ def _locked(run: Run) -> Iterator[None]:
 def build_trainer(run: Run, opened: Opened, device: torch.device) -> Trainer:
     """The trainer of a run before its first step."""
     reuse_freed_memory()
+    without_tf32(device)
     plan, splits = opened.plan, opened.splits
     model = start_model(opened).to(device)
     on_features = trains_on_features(plan.options, model, splits)

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from vitascope.errors import UserError
 from vitascope.model.config import ViTConfig
 from vitascope.model.encoder import Encoder
+from vitascope.model.norms import LayerNorm
 from vitascope.model.positions import Layout, sincos_table
 from vitascope.model.vit import VisionTransformer
 from vitascope.options.groups import DECODER_HEAD, Masking
@@ -54,7 +55,7 @@ class MaskedAutoencoder(nn.Module):
         self.mask_token = nn.Parameter(torch.zeros(1, 1, d))
         self.decoder = Encoder(config)
         self.decoder.checkpointing = body.encoder.checkpointing
-        self.decoder_norm = nn.LayerNorm(d, eps=config.norms.norm_eps)
+        self.decoder_norm = LayerNorm(d, eps=config.norms.norm_eps)
         self.head = nn.Linear(d, outputs)
         nn.init.normal_(self.mask_token, std=0.02)
         for part in (self.decoder_embedding, self.decoder, self.head):

@@ -1,0 +1,44 @@
+"""The weights of the best validation so far, in memory until it is time to write them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+
+from torch import Tensor
+
+WRITE_SECONDS = 10.0
+"""The least time between two best weights that are written, apart from those that a checkpoint refers to."""
+
+
+class BestWeights:
+    """Keeps the newest best weights of a run, and writes them at most every `WRITE_SECONDS`.
+
+    Writing a model takes a fraction of a second, in which a small run does several epochs. A checkpoint names
+    the step of the best weights, so `write` precedes each checkpoint. What a crash loses was found after the
+    newest checkpoint, and the resumed run finds it again.
+
+    Args:
+        save: writes a state dict to its folder.
+    """
+
+    def __init__(self, save: Callable[[Mapping[str, Tensor]], None]) -> None:
+        self._save = save
+        self._waiting: dict[str, Tensor] | None = None
+        self._written: float | None = None
+
+    def take(self, state: Mapping[str, Tensor]) -> None:
+        """Write these weights in place of those before, or copy them to the CPU's memory to be written."""
+        if self._written is None or time.monotonic() - self._written >= WRITE_SECONDS:
+            self._write(state)
+        else:
+            self._waiting = {name: value.detach().to("cpu", copy=True) for name, value in state.items()}
+
+    def write(self) -> None:
+        """Write the weights that are still in memory, if there are any."""
+        if self._waiting is not None:
+            self._write(self._waiting)
+
+    def _write(self, state: Mapping[str, Tensor]) -> None:
+        self._save(state)
+        self._waiting, self._written = None, time.monotonic()
