@@ -9,13 +9,14 @@ import functools
 import hashlib
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
 from vitascope.data.decoding import ImageError, ImageSource
 from vitascope.data.preprocess import Pixels, Preprocess
+from vitascope.data.transfer import to_device
 from vitascope.errors import UserError
 from vitascope.model.hardware import resolve_device, resolve_precision
 from vitascope.model.heads import scores
@@ -176,13 +177,15 @@ WHOLE_PICTURES = 32
 """The most pictures of their own size in memory at once: a photograph takes 36 MB."""
 
 
-def stacks(pictures: Sequence[Pixels]) -> Iterator[tuple[list[int], Tensor]]:
+def stacks(pictures: Sequence[Pixels]) -> list[tuple[list[int], Tensor]]:
     """Batches of pictures that may differ in size: the places of those of one size, and their pixels."""
     by_shape: dict[tuple[int, ...], list[int]] = {}
     for place, picture in enumerate(pictures):
         by_shape.setdefault(picture.shape, []).append(place)
-    for places in by_shape.values():
-        yield places, torch.stack([torch.from_numpy(pictures[place]) for place in places])  # (b, C, H, W)
+    return [
+        (places, torch.stack([torch.from_numpy(pictures[place]) for place in places]))  # (b, C, H, W)
+        for places in by_shape.values()
+    ]
 
 
 class TorchEngine(Engine):
@@ -263,7 +266,7 @@ class TorchEngine(Engine):
         dtype = self._dtype(len(pixels) if batch_size is None else batch_size)
         if dtype not in self._in_dtype:  # a copy in another precision is made once and kept
             self._in_dtype[dtype] = predicting_copy(self.model, dtype)
-        return self._in_dtype[dtype], self.preprocess.normalize(pixels.to(self.device)).to(dtype)
+        return self._in_dtype[dtype], self.preprocess.normalize(to_device(pixels, self.device)).to(dtype)
 
 
 def _digest(model: VisionModel, without: str | None = None) -> str:
