@@ -19,6 +19,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from vitascope.data import transfer
+from vitascope.predict import engine
 
 GPU = torch.device("meta")
 aten = torch.ops.aten
@@ -123,6 +124,10 @@ class PretendedGPU(TorchDispatchMode):
 
     def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
+        with self:  # operations of inference tensors come here before they are taken apart
+            parts = operation.decompose(*args, **kwargs)
+        if parts is not NotImplemented:
+            return parts
         if operation is aten._pin_memory.default:
             return self.pinned(args[0].clone())
         if kwargs.pop("pin_memory", None):
@@ -186,7 +191,8 @@ def pretended_gpu() -> Iterator[PretendedGPU]:
         gpu.log.append(f"memory is used in {stream.name}")
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(transfer, "is_asynchronous", lambda device: device == GPU)
+        for module in (transfer, engine):
+            patch.setattr(module, "is_asynchronous", lambda device: device == GPU)
         patch.setattr(torch.cuda, "Stream", gpu.new_stream)
         patch.setattr(torch.cuda, "current_stream", lambda device: gpu.current)
         patch.setattr(torch.cuda, "stream", gpu.within)

@@ -87,6 +87,7 @@ class Fetched:
         """The tensors on the CPU, once they have arrived."""
         if self._arrived is not None:
             self._arrived.synchronize()
+            self._arrived = None
         return self._tensors
 
 

@@ -16,9 +16,9 @@ from torch import Tensor
 
 from vitascope.data.decoding import ImageError, ImageSource
 from vitascope.data.preprocess import Pixels, Preprocess
-from vitascope.data.transfer import to_device
+from vitascope.data.transfer import is_asynchronous, to_device
 from vitascope.errors import UserError
-from vitascope.model.hardware import resolve_device, resolve_precision
+from vitascope.model.hardware import images_per_batch, resolve_device, resolve_precision
 from vitascope.model.heads import scores
 from vitascope.model.options import Outputs
 from vitascope.model.packed import predicting_copy
@@ -118,6 +118,16 @@ class Engine(ABC):
     def precision_for(self, batch_size: int) -> str:
         """The precision of a batch of this size: `fp32`, `bf16`, or an exported model's own."""
         return self.description
+
+    def batch_size(self, asked: int | None, on_cpu: int) -> int:
+        """The number of images per batch: the one that is asked for, or one that suits the device."""
+        return on_cpu if asked is None else asked
+
+    def warm_up(self, batch_size: int) -> None:
+        """Have a GPU classify black images, so that it loads what it needs; does not wait for it."""
+        if is_asynchronous(self.device):
+            shape = (batch_size, self.preprocess.channels, *self.preprocess.image_size)
+            self.answers(torch.zeros(shape, dtype=torch.uint8, device=self.device))
 
     def resolved(self, spec: FeatureSpec) -> FeatureSpec:
         """A representation with its defaults filled in for this model.
@@ -227,6 +237,10 @@ class TorchEngine(Engine):
     def precision_for(self, batch_size: int) -> str:
         """`fp32` or `bf16`, by the hardware, the shape and the batch with precision `auto`."""
         return {torch.float32: "fp32", torch.bfloat16: "bf16"}[self._dtype(batch_size)]
+
+    def batch_size(self, asked: int | None, on_cpu: int) -> int:
+        """As `Engine.batch_size`, by `images_per_batch`."""
+        return images_per_batch(self.config, self.device, on_cpu) if asked is None else asked
 
     def resolved(self, spec: FeatureSpec) -> FeatureSpec:
         """As `FeatureSpec.resolved`."""

@@ -23,6 +23,8 @@ from vitascope.errors import UserError
 from vitascope.predict.engine import WHOLE_PICTURES, Engine, TorchEngine
 from vitascope.predict.features import FeatureSpec
 
+BATCH_SIZE = 64
+"""On a CPU."""
 BLOCK = 512
 """Images that are looked up together, and whose features come together."""
 
@@ -50,7 +52,7 @@ class FeatureStream:
         engine: a model that has these representations.
         specs: the representations, which are computed in one forward pass.
         sources: the images.
-        batch_size: images per forward pass.
+        batch_size: images per forward pass; by default `BATCH_SIZE`, and on a GPU as many as keep it busy.
         workers: processes that read; 0 reads in this process, None means one per core.
         cached: take features from the cache, and keep them there.
 
@@ -66,14 +68,15 @@ class FeatureStream:
         specs: Sequence[FeatureSpec],
         sources: Sequence[ImageSource],
         *,
-        batch_size: int,
+        batch_size: int | None = None,
         workers: int | None = None,
         cached: bool = True,
     ) -> None:
         self.engine = engine
         self.specs = [engine.resolved(spec) for spec in specs]
         self.sources = sources
-        self.batch_size = min(batch_size, WHOLE_PICTURES) if engine.own_pixels else batch_size
+        size = engine.batch_size(batch_size, BATCH_SIZE)
+        self.batch_size = min(size, WHOLE_PICTURES) if engine.own_pixels else size
         self.workers = usable_cores() if workers is None else workers
         self.unreadable: dict[int, str] = {}
         self.computed = 0

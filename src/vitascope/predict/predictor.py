@@ -35,6 +35,8 @@ from vitascope.predict.selection import ClassSelection
 from vitascope.remote.stores import is_url
 
 T = TypeVar("T")
+BATCH_SIZE = 32
+"""On a CPU."""
 THUMBNAIL = 240
 """Largest side, in pixels, of a picture in a notebook."""
 
@@ -137,7 +139,8 @@ class Predictor:
             `preprocess`, or an `Engine`.
         precision: `auto`, `fp32` or `bf16`; `auto` chooses by hardware, shape and batch.
         device: `auto`, or a torch device.
-        batch_size: pictures per batch.
+        batch_size: pictures per batch; by default 32, and on a GPU as many as keep it busy, see
+            `model.hardware.images_per_batch`.
 
     Raises:
         CheckpointError: as `from_pretrained`.
@@ -152,13 +155,13 @@ class Predictor:
         *,
         precision: str = "auto",
         device: str = "auto",
-        batch_size: int = 32,
+        batch_size: int | None = None,
     ) -> None:
-        if batch_size < 1:
-            raise UserError(f"batch_size must be at least 1, not {batch_size}")
+        check_batch_size(batch_size)
         self.engine = as_engine(model, precision=precision, device=device)
         self.engine.check_classes()
-        self.batch_size = batch_size
+        self.batch_size = self.engine.batch_size(batch_size, BATCH_SIZE)
+        self.engine.warm_up(self.batch_size)
 
     @classmethod
     @checked
@@ -169,7 +172,7 @@ class Predictor:
         revision: str | None = None,
         precision: str = "auto",
         device: str = "auto",
-        batch_size: int = 32,
+        batch_size: int | None = None,
     ) -> Predictor:
         """`Predictor(ref)`, with the revision of a hub id."""
         engine = open_engine(ref, revision=revision, precision=precision, device=device)
@@ -394,6 +397,12 @@ class Predictor:
 
     def _named(self, index: int, score: float) -> Prediction:
         return Prediction(self.engine.label(index), index, score)
+
+
+def check_batch_size(batch_size: int | None) -> None:
+    """Reject batches without images."""
+    if batch_size is not None and batch_size < 1:
+        raise UserError(f"batch_size must be at least 1, not {batch_size}")
 
 
 def check_workers(workers: int | None) -> None:
