@@ -131,7 +131,7 @@ def test_stopped_command_continues_with_the_cached_features(
     assert f"stopped by {signum.name}; repeat the command to continue with the cached features" in err
     assert [path.name for path in tmp_path.iterdir()] == ["cache"]
     assert embed(*argv) == 0
-    assert json.loads(capfd.readouterr().out)["computed"] == 12
+    assert json.loads(capfd.readouterr().out)["computed"] == 8  # of the 20, three batches were complete
 
 
 def test_killed_process_leaves_a_cache_that_the_next_one_uses(

@@ -15,19 +15,19 @@ FROZEN = {
     "convert": "(ref, folder, *, format='vitascope', revision=None, images=())",
     "create_model": "(name, *, weights=None, **overrides)",
     "embed": "(model, data, *, out=None, layer=None, pool=None, columns=(), images=None, labels=None, "
-    "label_separator=None, batch_size=64, workers=None, precision='auto', device='auto', cache=True, "
+    "label_separator=None, batch_size=None, workers=None, precision='auto', device='auto', cache=True, "
     "engine='local', ray_address=None)",
     "evaluate": "(model, data=None, *, rename=None, columns=(), images=None, labels=None, "
-    "label_separator=None, batch_size=128, precision='auto', device='auto')",
+    "label_separator=None, batch_size=None, precision='auto', device='auto')",
     "export": "(model, path=None, *, format='onnx', input='pictures', dynamic_resolution=False, images=None, "
     "features=False)",
     "from_pretrained": "(ref, revision=None, *, family=None, config=None, dtype=None, device=None)",
     "list_models": "()",
     "nearest": "(model, picture, data, *, k=12, layer=None, pool=None, columns=(), images=None, labels=None, "
-    "label_separator=None, batch_size=64, workers=None, precision='auto', device='auto', cache=True)",
+    "label_separator=None, batch_size=None, workers=None, precision='auto', device='auto', cache=True)",
     "pretrain": "(config=None, *, recipe=None, **options)",
     "probe": "(models, data, *, run=None, layers=None, pools=None, folds=5, columns=(), images=None, "
-    "labels=None, label_separator=None, seed=0, batch_size=64, workers=None, precision='auto', "
+    "labels=None, label_separator=None, seed=0, batch_size=None, workers=None, precision='auto', "
     "device='auto', cache=True)",
     "push_to_hub": "(model, repo_id, *, private=False, token=None, format='vitascope')",
     "quantize": "(model, path=None, *, format='onnx', input='pictures', dynamic_resolution=False, data=None, "
@@ -36,8 +36,8 @@ FROZEN = {
     "save_pretrained": "(model, folder, *, format='vitascope')",
     "train": "(config=None, *, recipe=None, **options)",
     "zero_shot": "(model, classes, *, prompts=None, outputs=None, revision=None, device='auto')",
-    "Predictor.__init__": "(model, *, precision='auto', device='auto', batch_size=32)",
-    "Predictor.from_pretrained": "(ref, *, revision=None, precision='auto', device='auto', batch_size=32)",
+    "Predictor.__init__": "(model, *, precision='auto', device='auto', batch_size=None)",
+    "Predictor.from_pretrained": "(ref, *, revision=None, precision='auto', device='auto', batch_size=None)",
     "Predictor.__call__": "(images, top_k=None, *, threshold=None)",
     "Predictor.explain": "(images, *, method='integrated-gradients', target=None)",
     "Predictor.predict_folder": "(folder, top_k=None, *, threshold=None, workers=None)",

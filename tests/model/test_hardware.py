@@ -10,6 +10,7 @@ from vitascope.errors import UserError
 from vitascope.model import hardware
 from vitascope.model.config import ViTConfig
 from vitascope.model.hardware import (
+    images_per_batch,
     resolve_device,
     resolve_precision,
     reuse_freed_memory,
@@ -218,3 +219,17 @@ def test_fp32_on_a_gpu_is_without_tf32_in_products_and_convolutions() -> None:
     finally:
         torch.set_float32_matmul_precision("highest")
         torch.backends.cudnn.allow_tf32 = convolutions
+
+
+@pytest.mark.parametrize(
+    ("shape", "images"),
+    [
+        ({"image_size": 224, "patch_size": 16}, 256),  # of 197 tokens each
+        ({"image_size": 32, "patch_size": 8}, 1024),
+        ({"image_size": 4096, "patch_size": 8}, 1),
+    ],
+)
+def test_default_batches_suit_a_gpu_and_stay_as_they_are_on_a_cpu(shape: dict[str, int], images: int) -> None:
+    config = ViTConfig(embed_dim=12, num_heads=1, depth=1, **shape)
+    assert images_per_batch(config, torch.device("cuda"), 64) == images
+    assert images_per_batch(config, torch.device("cpu"), 64) == 64

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from tests.data import noise, write_picture
 from tests.model import law_of_models, small_model
+from tests.pretended_gpu import GPU, pretended_gpu
 from vitascope.data.decoding import ImageSource
 from vitascope.errors import UserError
 from vitascope.predict import feature_stream
@@ -139,7 +140,7 @@ def test_features_of_a_block_that_was_interrupted_are_kept(monkeypatch: pytest.M
             list(stream(sources))
     again = stream(sources)
     _, whole = collect(again)
-    assert again.computed == 16 - (4 + 4 + 3)  # the fourth batch had not been checked yet
+    assert again.computed == 1  # of the batch that was interrupted
     _, fresh = collect(stream(sources, cached=False))
     for mine, theirs in zip(whole, fresh, strict=True):
         np.testing.assert_allclose(mine, theirs, atol=1e-5)
@@ -184,3 +185,21 @@ def test_no_cache_neither_reads_nor_writes(tmp_path: Path) -> None:
     found = stream(pictures(3), cached=False)
     collect(found)
     assert found.computed == 3
+
+
+def test_a_gpu_computes_a_batch_while_the_last_is_fetched() -> None:
+    with pretended_gpu() as gpu:
+        made = TorchEngine(small_model().to(GPU), precision="fp32", device=str(GPU))
+        options = {"batch_size": 2, "workers": 0, "cached": False}
+        list(FeatureStream(made, [OWN], pictures(2), **options))  # moves constants to the device
+        found = FeatureStream(made, [OWN], pictures(5), **options)
+        gpu.log.clear()
+        with gpu.watched():
+            rows = list(found)
+    assert [row.indices.tolist() for row in rows] == [[0, 1, 2, 3, 4]]
+    seen = [entry for entry in gpu.log if entry.startswith(("copy", "process"))]
+    copied, fetched = "copy to the GPU in side1", "copy from the GPU in main"
+    assert seen == [
+        *(copied, copied, fetched, copied, fetched, "process waits for main 2"),
+        *(fetched, "process waits for main 3", "process waits for main 4"),
+    ]

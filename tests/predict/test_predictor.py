@@ -17,6 +17,7 @@ from PIL import Image
 
 from tests.data import noise, write_picture, write_tree
 from tests.model import labelling_model, small_model, small_resnet, with_preprocess
+from tests.pretended_gpu import GPU, pretended_gpu
 from vitascope.data.decoding import ImageError, ImageSource
 from vitascope.data.preprocess import Pixels, Preprocess
 from vitascope.data.reading import READ_AHEAD
@@ -457,3 +458,27 @@ def test_missing_folder_and_invalid_options_are_rejected_immediately(tmp_path: P
         predictor().stream([], workers=-1)
     with pytest.raises(UserError, match=r"gone\.png: no such file"):
         list(find_images([tmp_path / "gone.png"]))
+
+
+def test_a_gpu_computes_a_batch_while_the_next_is_read_and_the_last_is_fetched() -> None:
+    with pretended_gpu() as gpu:
+        predict = Predictor(small_model().to(GPU), precision="fp32", device=str(GPU), batch_size=2)
+        reading = predict.engine.pixels
+
+        def pixels(picture: ImageSource) -> Pixels:
+            gpu.log.append("read")
+            return reading(picture)
+
+        predict.engine.pixels = pixels  # type: ignore[method-assign]
+        gpu.log.clear()
+        with gpu.watched():
+            found = predict([noise(32, 32)] * 6, top_k=1)
+    assert len(found) == 6
+    batch = ["read", "read", "copy to the GPU in side1"]
+    computed = ["memory is used in main", "copy from the GPU in main"]
+    assert gpu.log == [
+        "side1 waits for main",
+        *(*batch, *batch, "main waits for side1 1", *computed),
+        *(*batch, "main waits for side1 2", *computed, "process waits for main 1"),
+        *("main waits for side1 3", *computed, "process waits for main 2", "process waits for main 3"),
+    ]

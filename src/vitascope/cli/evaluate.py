@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from vitascope.cli.parsing import Device, Json, MaybeText, Model, Precision
+from vitascope.cli.parsing import Device, Json, MaybeInt, MaybeText, Model, Precision
 from vitascope.data.table_options import TableOptions
 from vitascope.errors import UserError, printable
 from vitascope.formatting import aligned, counted
@@ -34,8 +34,8 @@ class Evaluate:
     """Classes of --data that have another name in the model, such as `--rename birds=bird`."""
     table: TableOptions = dataclasses.field(default_factory=TableOptions)
     """How a table is read."""
-    batch_size: int = 128
-    """Images per batch."""
+    batch_size: MaybeInt = None
+    """Images per batch. Default: 128; on a GPU as many as keep it busy."""
     precision: Precision = "auto"
     device: Device = "auto"
     json: Json = False

@@ -33,8 +33,8 @@ class Computation:
 
     no_cache: Flag = False
     """Compute all features, and keep none in the cache."""
-    batch_size: int = 64
-    """Images per batch."""
+    batch_size: MaybeInt = None
+    """Images per batch. Default: 64; on a GPU as many as keep it busy."""
     workers: Workers = None
     precision: Precision = "auto"
     device: Device = "auto"

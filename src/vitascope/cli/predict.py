@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from vitascope.predict.selection import ClassSelection
     from vitascope.remote.outputs import Output
 
+BATCH_SIZE = 64
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Predict:
@@ -57,8 +59,8 @@ class Predict:
     Default: the model's own threshold of each class."""
     probabilities: Flag = False
     """With --out and --json: the probability of every class too, as always with several classes per image."""
-    batch_size: int = 64
-    """Images per batch."""
+    batch_size: MaybeInt = None
+    """Images per batch. Default: 64; on a GPU as many as keep it busy."""
     workers: Workers = None
     precision: Precision = "auto"
     device: Device = "auto"
@@ -71,14 +73,16 @@ class Predict:
         """Predict, and print or write."""
         self._check()
         from vitascope.model.hardware import reuse_freed_memory
-        from vitascope.predict.predictor import Predictor, check_workers, find_images
+        from vitascope.predict.predictor import Predictor, check_batch_size, check_workers, find_images
         from vitascope.predict.result_file import ResultFile, check_out
+        from vitascope.predict.runtimes import as_engine
         from vitascope.predict.selection import ClassSelection
         from vitascope.remote.outputs import Output
         from vitascope.remote.stores import is_url
 
         selection = ClassSelection(self.top_k, self.threshold)
         check_workers(self.workers)
+        check_batch_size(self.batch_size)
         for place in self.images:  # before the model is loaded
             if not is_url(place) and not os.path.exists(place):
                 raise UserError(f"{place}: no such file")
@@ -92,9 +96,8 @@ class Predict:
             with output.named():
                 check_out(output.path, resume=self.resume)
         reuse_freed_memory()
-        predictor = Predictor(
-            self._model(), precision=self.precision, device=self.device, batch_size=self.batch_size
-        )
+        engine = as_engine(self._model(), precision=self.precision, device=self.device)
+        predictor = Predictor(engine, batch_size=engine.batch_size(self.batch_size, BATCH_SIZE))
         if output is not None:
             with (
                 output.named(),
@@ -150,7 +153,7 @@ class Predict:
                 *(self._model(), self.images, out, compute_on_ray),
                 selection=selection,
                 probabilities=self.probabilities,
-                batch_size=self.batch_size,
+                batch_size=BATCH_SIZE if self.batch_size is None else self.batch_size,
                 workers=self.workers,
                 precision=self.precision,
                 device=self.device,
@@ -163,7 +166,7 @@ class Predict:
         from vitascope.predict.result_file import Tally
         from vitascope.predict.result_formats import Rows
 
-        workers = 0 if self.workers is None and len(self.images) <= self.batch_size else self.workers
+        workers = 0 if self.workers is None and len(self.images) <= predictor.batch_size else self.workers
         results = list(self._results(predictor, self.images, workers))
         if self.json:
             rows = Rows.of(predictor.engine, probabilities=self.probabilities)

@@ -11,9 +11,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vitascope.data.randaugment import RandAugment, to_device
+from vitascope.data.randaugment import RandAugment
 from vitascope.data.randomness import uniform
 from vitascope.data.three_augment import DRAWS, luma_weights, three_augment
+from vitascope.data.transfer import to_device
 
 _FIXED_DRAWS = 15
 """Random numbers per image before RandAugment's: 4 crop, 1 rotation, 1 flip, 3 colours, 6 erasing. After them

@@ -9,7 +9,7 @@ import dataclasses
 import itertools
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +21,7 @@ from vitascope.data.reading import ImageReader, ReadingPool, read_here
 from vitascope.data.sampling import balanced_order
 from vitascope.data.splits import ImageSet, check_every_class
 from vitascope.data.threads import usable_cores
+from vitascope.data.transfer import copied_ahead, to_device
 from vitascope.errors import UserError
 
 MEMORY_BUDGET = 2**30
@@ -131,15 +132,24 @@ class Loader:
         for begin, count in zip(begins, planned, strict=True):
             cuts = even_cuts(count, world)
             batches.append(order[begin + cuts[rank] : begin + cuts[rank + 1]])
+        parts: Iterable[tuple[Pixels | None, npt.NDArray[np.int64]]] = (
+            (None, indices) for indices in batches
+        )
         if self._cached is None:
-            for (pixels, indices), count in zip(self._streamed(batches, epoch), planned, strict=True):
-                targets = delivered(self._labels[indices % len(self.images)], self.device)
-                yield Batch(delivered(pixels, self.device), targets, indices, count)
-            return
-        for indices, count in zip(batches, planned, strict=True):
-            images = indices % len(self.images)
-            rows = delivered(self._rows[images], self.device)
-            yield Batch(self._cached[rows], delivered(self._labels[images], self.device), indices, count)
+            parts = self._streamed(batches, epoch)
+        moved = zip(copied_ahead(parts, self._moved, self.device), planned, strict=True)
+        for ((_, indices), (pixels, targets)), count in moved:
+            yield Batch(pixels, targets, indices, count)
+
+    def _moved(self, part: tuple[Pixels | None, npt.NDArray[np.int64]]) -> tuple[Tensor, Tensor]:
+        """The pixels or features of images, and their targets, on the device."""
+        pixels, indices = part
+        images = indices % len(self.images)
+        targets = to_device(self._labels[images], self.device)
+        if pixels is not None:
+            return to_device(pixels, self.device, reused=True), targets
+        assert self._cached is not None
+        return self._cached[to_device(self._rows[images], self.device)], targets
 
     def _order(self, epoch: int) -> npt.NDArray[np.int64]:
         """The indices of an epoch in its order, without those of images that are known to be unreadable."""
@@ -243,14 +253,6 @@ class Loader:
         self.unreadable[str(self.images.sources[index])] = reason
         reasons = list(self.unreadable.values())
         check_unreadable(len(reasons), len(self.images), self.images.name, reasons)
-
-
-def delivered(array: npt.NDArray[np.generic], device: torch.device) -> Tensor:
-    """A copy of an array on a device; a GPU copies it from pinned memory while it computes."""
-    host = torch.from_numpy(array)
-    if device.type != "cuda":
-        return host.to(device, copy=True)
-    return torch.empty_like(host, pin_memory=True).copy_(host).to(device, non_blocking=True)
 
 
 def check_unreadable(count: int, images: int, name: str, reasons: Sequence[str]) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from vitascope.data.transfer import to_device
 from vitascope.errors import UserError
 
 _Floats: TypeAlias = npt.NDArray[np.float64]
@@ -113,12 +114,6 @@ def apply_operations(levels: Tensor, operations: npt.NDArray[np.int64], argument
         theta = affine_matrices(operations[ends[-1] :], arguments[ends[-1] :], height, width)
         changed.append(_warp(ordered[ends[-1] :], to_device(theta.astype(np.float32), levels.device)))
     return torch.cat(changed).index_select(0, back)
-
-
-def to_device(array: npt.NDArray[Any], device: torch.device) -> Tensor:
-    """A copy on the device; with CUDA it is asynchronous, from page-locked memory."""
-    tensor = torch.from_numpy(array)
-    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
 
 # The operations take levels (B, C, H, W) and an argument for each image (B,).

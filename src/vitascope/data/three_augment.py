@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vitascope.data.randaugment import to_device
+from vitascope.data.transfer import to_device
 
 DRAWS = 2
 """Uniform numbers per image: choice, width of the blur."""

@@ -16,10 +16,11 @@ from vitascope.data.splits import ImageSet, UnknownClassesError
 from vitascope.data.table_options import TableOptions
 from vitascope.errors import UserError
 from vitascope.evaluation.images import without_training_images
-from vitascope.evaluation.measure import BATCH_SIZE, Evaluation, batches_of, measure
+from vitascope.evaluation.measure import Evaluation, batches_of, measure
 from vitascope.model.hardware import reuse_freed_memory
 from vitascope.model.vision_model import VisionModel, left_as_it_was
 from vitascope.predict.engine import Engine
+from vitascope.predict.predictor import check_batch_size
 from vitascope.predict.runtimes import as_engine
 from vitascope.run.run import Run
 from vitascope.weights.stored_model import local_model
@@ -37,7 +38,7 @@ def evaluate(
     images: str | os.PathLike[str] | None = None,
     labels: Literal["one", "several"] | None = None,
     label_separator: str | None = None,
-    batch_size: int = BATCH_SIZE,
+    batch_size: int | None = None,
     precision: str = "auto",
     device: str = "auto",
 ) -> Evaluation:
@@ -52,15 +53,14 @@ def evaluate(
         rename: the model's names of classes that have other names in `data`: `{"birds": "bird"}`. Class
             folders of a run's own data are recognized by their contents.
         columns, images, labels, label_separator: how a table is read, as for `train`.
-        batch_size: images per batch.
+        batch_size: images per batch; by default 128, and on a GPU as many as keep it busy.
         precision: `auto`, `fp32` or `bf16`.
         device: `auto`, or a torch device.
 
     Raises:
         UserError: no such model or data, no classes, unknown classes, or no data for a model that is no run.
     """
-    if batch_size < 1:
-        raise UserError(f"batch_size must be at least 1, not {batch_size}")
+    check_batch_size(batch_size)
     table = TableOptions.of(columns, images, labels, label_separator)
     reuse_freed_memory()
     ref = Path(local_model(model)) if isinstance(model, str | os.PathLike) else None

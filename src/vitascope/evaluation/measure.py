@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 BATCH_SIZE = 128
+"""On a CPU."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
@@ -130,8 +131,9 @@ class WholePictures:
                 yield Batch(pixels, targets, start + rows, len(rows))
 
 
-def batches_of(engine: Engine, images: ImageSet, batch_size: int = BATCH_SIZE) -> Loader | WholePictures:
+def batches_of(engine: Engine, images: ImageSet, batch_size: int | None = None) -> Loader | WholePictures:
     """The batches of a split, in its order, with an engine's pixels on its device."""
+    batch_size = engine.batch_size(batch_size, BATCH_SIZE)
     if engine.own_pixels:
         return WholePictures(engine, images, min(batch_size, WHOLE_PICTURES))
     return Loader(images, engine.preprocess, batch_size, device=engine.device)

@@ -14,6 +14,7 @@ The precisions of a model, in training and prediction:
 from __future__ import annotations
 
 import ctypes
+import math
 import os
 import re
 import sys
@@ -29,6 +30,8 @@ from vitascope.model.sizes import ModelConfig
 PRECISIONS = ("auto", "fp32", "bf16")
 TRAINING_PRECISIONS = (*PRECISIONS, "fp16")
 """Only training scales its losses for the narrow range of fp16."""
+GPU_TOKENS = 2**16
+"""Tokens of a batch that keep a GPU busy."""
 CONTAINER_LIMIT = Path("/sys/fs/cgroup/memory.max")
 """The memory in bytes that a container may use, or `max` (cgroup v2)."""
 
@@ -107,6 +110,17 @@ def memory_of(device: torch.device) -> int | None:
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     limit = CONTAINER_LIMIT.read_text().strip() if CONTAINER_LIMIT.is_file() else "max"
     return min(memory, int(limit)) if limit.isdigit() else memory
+
+
+def images_per_batch(config: ModelConfig, device: torch.device, on_cpu: int) -> int:
+    """The default number of images per batch where a model predicts, `on_cpu` on a CPU.
+
+    On a GPU it is the largest power of two with at most `GPU_TOKENS` tokens, and at most 1,024: 256 images of
+    224 pixels for a ViT-B/16. Larger batches take memory.
+    """
+    if device.type != "cuda":
+        return on_cpu
+    return min(2 ** int(math.log2(max(1, GPU_TOKENS // config.num_tokens))), 1024)
 
 
 @contextmanager

@@ -28,7 +28,7 @@ from vitascope.predict.features import FeatureSpec
 from vitascope.predict.fingerprint import Fingerprint
 from vitascope.predict.part_worker import EmbedTask, PartDone, PartTask, PartWorker, PredictTask
 from vitascope.predict.parts import Parts, job_exists, parts_folder
-from vitascope.predict.predictor import check_workers, find_images
+from vitascope.predict.predictor import check_batch_size, check_workers, find_images
 from vitascope.predict.result_file import (
     Tally,
     check_columns,
@@ -129,8 +129,7 @@ def predict_in_parts(
     """
     check_out_in_parts(out, resume=resume)
     check_workers(workers)
-    if batch_size < 1:
-        raise UserError(f"batch_size must be at least 1, not {batch_size}")
+    check_batch_size(batch_size)
     selection = selection or ClassSelection()
     folder = parts_folder(out)
     with ExitStack() as opened:

@@ -41,18 +41,17 @@ from vitascope.predict.embedding_file import (
     write_embeddings,
 )
 from vitascope.predict.engine import Engine
-from vitascope.predict.feature_stream import BLOCK, FeatureRows, FeatureStream, Indices
+from vitascope.predict.feature_stream import BATCH_SIZE, BLOCK, FeatureRows, FeatureStream, Indices
 from vitascope.predict.features import FeaturePool, FeatureSpec
 from vitascope.predict.on_ray import compute_on_ray, connected
 from vitascope.predict.parts import job_exists, parts_folder
-from vitascope.predict.predictor import check_workers
+from vitascope.predict.predictor import check_batch_size, check_workers
 from vitascope.predict.result_formats import escaped
 from vitascope.predict.runtimes import as_engine
 from vitascope.remote.outputs import Output
 from vitascope.storage import check_local, explaining_failure
 from vitascope.weights.identification import is_model
 
-BATCH_SIZE = 64
 MEMORY_GB = 4.0
 """Features that are held in memory; more have to go into a file."""
 
@@ -208,7 +207,7 @@ def embed(
     images: str | os.PathLike[str] | None = None,
     labels: Literal["one", "several"] | None = None,
     label_separator: str | None = None,
-    batch_size: int = BATCH_SIZE,
+    batch_size: int | None = None,
     workers: int | None = None,
     precision: str = "auto",
     device: str = "auto",
@@ -233,7 +232,7 @@ def embed(
         pool: `cls`, the class token; `mean`, the mean of the patches; `cls_mean`, both. None with a layer:
             that of the model where it is one of these, else `mean`.
         columns, images, labels, label_separator: how a table is read, as for `train`.
-        batch_size: images per batch.
+        batch_size: images per batch; by default 64, and on a GPU without Ray as many as keep it busy.
         workers: processes that read; 0 reads in this process, None means one per core.
         precision: `auto`, `fp32` or `bf16`.
         device: `auto`, or a torch device.
@@ -257,7 +256,7 @@ def embed(
             *(model, data, path, ray_address),
             spec=FeatureSpec(layer, pool),
             table=table,
-            batch_size=batch_size,
+            batch_size=BATCH_SIZE if batch_size is None else batch_size,
             workers=workers,
             precision=precision,
             device=device,
@@ -300,10 +299,9 @@ def embed(
     return found
 
 
-def _check(data: object, out: Path | None, batch_size: int, workers: int | None) -> None:
+def _check(data: object, out: Path | None, batch_size: int | None, workers: int | None) -> None:
     """Reject what is wrong before a model is loaded."""
-    if batch_size < 1:
-        raise UserError(f"batch_size must be at least 1, not {batch_size}")
+    check_batch_size(batch_size)
     check_workers(workers)
     if out is not None:
         check_out(out)

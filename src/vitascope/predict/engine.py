@@ -9,15 +9,16 @@ import functools
 import hashlib
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
 from vitascope.data.decoding import ImageError, ImageSource
 from vitascope.data.preprocess import Pixels, Preprocess
+from vitascope.data.transfer import is_asynchronous, to_device
 from vitascope.errors import UserError
-from vitascope.model.hardware import resolve_device, resolve_precision, without_tf32
+from vitascope.model.hardware import images_per_batch, resolve_device, resolve_precision, without_tf32
 from vitascope.model.heads import scores
 from vitascope.model.options import Outputs
 from vitascope.model.packed import predicting_copy
@@ -118,6 +119,16 @@ class Engine(ABC):
         """The precision of a batch of this size: `fp32`, `bf16`, or an exported model's own."""
         return self.description
 
+    def batch_size(self, asked: int | None, on_cpu: int) -> int:
+        """The number of images per batch: the one that is asked for, or one that suits the device."""
+        return on_cpu if asked is None else asked
+
+    def warm_up(self, batch_size: int) -> None:
+        """Have a GPU classify black images, so that it loads what it needs; does not wait for it."""
+        if is_asynchronous(self.device):
+            shape = (batch_size, self.preprocess.channels, *self.preprocess.image_size)
+            self.answers(torch.zeros(shape, dtype=torch.uint8, device=self.device))
+
     def resolved(self, spec: FeatureSpec) -> FeatureSpec:
         """A representation with its defaults filled in for this model.
 
@@ -176,13 +187,15 @@ WHOLE_PICTURES = 32
 """The most pictures of their own size in memory at once: a photograph takes 36 MB."""
 
 
-def stacks(pictures: Sequence[Pixels]) -> Iterator[tuple[list[int], Tensor]]:
+def stacks(pictures: Sequence[Pixels]) -> list[tuple[list[int], Tensor]]:
     """Batches of pictures that may differ in size: the places of those of one size, and their pixels."""
     by_shape: dict[tuple[int, ...], list[int]] = {}
     for place, picture in enumerate(pictures):
         by_shape.setdefault(picture.shape, []).append(place)
-    for places in by_shape.values():
-        yield places, torch.stack([torch.from_numpy(pictures[place]) for place in places])  # (b, C, H, W)
+    return [
+        (places, torch.stack([torch.from_numpy(pictures[place]) for place in places]))  # (b, C, H, W)
+        for places in by_shape.values()
+    ]
 
 
 class TorchEngine(Engine):
@@ -226,6 +239,10 @@ class TorchEngine(Engine):
         """`fp32` or `bf16`, by the hardware, the shape and the batch with precision `auto`."""
         return {torch.float32: "fp32", torch.bfloat16: "bf16"}[self._dtype(batch_size)]
 
+    def batch_size(self, asked: int | None, on_cpu: int) -> int:
+        """As `Engine.batch_size`, by `images_per_batch`."""
+        return images_per_batch(self.config, self.device, on_cpu) if asked is None else asked
+
     def resolved(self, spec: FeatureSpec) -> FeatureSpec:
         """As `FeatureSpec.resolved`."""
         return spec.resolved(self.config)
@@ -264,7 +281,7 @@ class TorchEngine(Engine):
         dtype = self._dtype(len(pixels) if batch_size is None else batch_size)
         if dtype not in self._in_dtype:  # a copy in another precision is made once and kept
             self._in_dtype[dtype] = predicting_copy(self.model, dtype)
-        return self._in_dtype[dtype], self.preprocess.normalize(pixels.to(self.device)).to(dtype)
+        return self._in_dtype[dtype], self.preprocess.normalize(to_device(pixels, self.device)).to(dtype)
 
 
 def _digest(model: VisionModel, without: str | None = None) -> str:

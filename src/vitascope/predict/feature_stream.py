@@ -5,25 +5,26 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections import deque
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from torch import Tensor
 
 from vitascope.data.contents import digests_of
 from vitascope.data.decoding import ImageSource, source_name
 from vitascope.data.feature_cache import Contents, FeatureCache, Features
-from vitascope.data.loading import delivered
 from vitascope.data.preprocess import Pixels
 from vitascope.data.reading import ImageReader, ReadingPool, read_here
 from vitascope.data.threads import usable_cores
+from vitascope.data.transfer import Fetched, copied_ahead, one_late, to_device
 from vitascope.errors import UserError
 from vitascope.predict.engine import WHOLE_PICTURES, Engine, TorchEngine
 from vitascope.predict.features import FeatureSpec
 
+BATCH_SIZE = 64
+"""On a CPU."""
 BLOCK = 512
 """Images that are looked up together, and whose features come together."""
 
@@ -51,7 +52,7 @@ class FeatureStream:
         engine: a model that has these representations.
         specs: the representations, which are computed in one forward pass.
         sources: the images.
-        batch_size: images per forward pass.
+        batch_size: images per forward pass; by default `BATCH_SIZE`, and on a GPU as many as keep it busy.
         workers: processes that read; 0 reads in this process, None means one per core.
         cached: take features from the cache, and keep them there.
 
@@ -67,14 +68,15 @@ class FeatureStream:
         specs: Sequence[FeatureSpec],
         sources: Sequence[ImageSource],
         *,
-        batch_size: int,
+        batch_size: int | None = None,
         workers: int | None = None,
         cached: bool = True,
     ) -> None:
         self.engine = engine
         self.specs = [engine.resolved(spec) for spec in specs]
         self.sources = sources
-        self.batch_size = min(batch_size, WHOLE_PICTURES) if engine.own_pixels else batch_size
+        size = engine.batch_size(batch_size, BATCH_SIZE)
+        self.batch_size = min(size, WHOLE_PICTURES) if engine.own_pixels else size
         self.workers = usable_cores() if workers is None else workers
         self.unreadable: dict[int, str] = {}
         self.computed = 0
@@ -129,48 +131,37 @@ class FeatureStream:
 
     def _computed(self) -> Iterator[_Batch]:
         """The missing images in batches; an accelerator computes one while the next is read and copied."""
-        if self.engine.own_pixels:
-            yield from self._computed_from_whole_pictures()
-            return
-        before: _Batch | None = None
-        for indices, pixels, faults in self._read():
-            self.unreadable |= {int(indices[row]): reason for row, reason in faults.items()}
-            readable = np.array([row not in faults for row in range(len(indices))], np.bool_)
-            now = _Batch(indices, readable, *self._started(pixels[readable] if faults else pixels))
-            if before is not None:
-                yield self._checked(before)
-            before = now
-        if before is not None:
-            yield self._checked(before)
+        device = self.engine.device
+        started = self._started_from_whole_pictures() if self.engine.own_pixels else self._started()
+        yield from map(self._checked, one_late(started, device))
 
-    def _computed_from_whole_pictures(self) -> Iterator[_Batch]:
+    def _started(self) -> Iterator[_Batch]:
+        """The missing images in batches whose features are on the way to the CPU."""
+        device = self.engine.device
+
+        def send(read: tuple[Indices, Pixels, dict[int, str]]) -> tuple[Tensor]:
+            indices, pixels, faults = read
+            return (to_device(pixels[_readable(indices, faults)] if faults else pixels, device),)
+
+        for (indices, _, faults), (pixels,) in copied_ahead(self._read(), send, device):
+            self.unreadable |= {int(indices[row]): reason for row, reason in faults.items()}
+            self.computed += len(pixels)
+            found = (
+                self.engine.features(pixels, self.specs, batch_size=self.batch_size) if len(pixels) else []
+            )
+            yield _Batch(indices, _readable(indices, faults), Fetched(found))
+
+    def _started_from_whole_pictures(self) -> Iterator[_Batch]:
         """The missing images in batches, for an exported model that crops and resizes them."""
         for indices in self._missing():
             pictures, faults = self.engine.read([self.sources[index] for index in indices.tolist()])
             self.unreadable |= {int(indices[row]): reason for row, reason in faults.items()}
             self.computed += len(pictures)
-            readable = np.array([row not in faults for row in range(len(indices))], np.bool_)
             found = self.engine.features_of_pictures(pictures, self.specs) if pictures else []
-            yield self._checked(_Batch(indices, readable, found, None))
-
-    def _started(self, pixels: Pixels) -> tuple[list[Tensor], torch.cuda.Event | None]:
-        """The features of pixels, on the way to the CPU, and the event that they have arrived."""
-        if not len(pixels):
-            return [], None
-        self.computed += len(pixels)
-        device = self.engine.device
-        found = self.engine.features(delivered(pixels, device), self.specs, batch_size=self.batch_size)
-        if device.type != "cuda":
-            return [features.cpu() for features in found], None
-        on_cpu = [features.to("cpu", non_blocking=True) for features in found]
-        arrived = torch.cuda.Event()
-        arrived.record()
-        return on_cpu, arrived
+            yield _Batch(indices, _readable(indices, faults), Fetched(found))
 
     def _checked(self, batch: _Batch) -> _Batch:
         """A batch whose features have arrived, and are finite."""
-        if batch.arrived is not None:
-            batch.arrived.synchronize()
         for spec, features in zip(self.specs, batch.features, strict=False):
             wrong = np.flatnonzero(~np.isfinite(features.numpy()).all(axis=1))
             if len(wrong):
@@ -195,8 +186,12 @@ class _Batch:
 
     indices: Indices  # (n,)
     readable: Mask  # (n,)
-    features: list[Tensor]  # for each representation (m, D), of the m readable ones; empty if there are none
-    arrived: torch.cuda.Event | None  # before which the features must not be read
+    fetched: Fetched
+
+    @property
+    def features(self) -> list[Tensor]:
+        """For each representation (m, D), of the m readable ones, on the CPU; empty if there are none."""
+        return self.fetched.wait()
 
 
 class _Block:
@@ -252,6 +247,11 @@ class _Block:
             rows[missing], rows[~missing] = np.split(joined, [int(missing.sum())])
             found.append(rows)
         return found
+
+
+def _readable(indices: Indices, faults: Mapping[int, str]) -> Mask:
+    """Whether each of some images could be read, (n,)."""
+    return np.array([row not in faults for row in range(len(indices))], np.bool_)
 
 
 def _origin_of(engine: Engine, spec: FeatureSpec, batch_size: int) -> dict[str, Any]:

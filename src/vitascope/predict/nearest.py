@@ -36,7 +36,6 @@ from vitascope.formatting import counted, listed, pandas_library
 from vitascope.model.hardware import PRECISIONS, reuse_freed_memory
 from vitascope.model.vision_model import VisionModel, left_as_it_was
 from vitascope.predict.embed import (
-    BATCH_SIZE,
     Embeddings,
     columns_of,
     opened_images,
@@ -46,7 +45,7 @@ from vitascope.predict.embedding_file import EmbeddingColumns, Text, is_embeddin
 from vitascope.predict.engine import Engine
 from vitascope.predict.feature_stream import BLOCK, FeatureStream, Indices
 from vitascope.predict.features import FeaturePool, FeatureSpec
-from vitascope.predict.predictor import check_workers
+from vitascope.predict.predictor import check_batch_size, check_workers
 from vitascope.predict.runtimes import as_engine
 from vitascope.text.zero_shot import ImagesAndWords, check_names
 from vitascope.weights.files import CheckpointError
@@ -204,7 +203,7 @@ class _Options(TypedDict, total=False):
     images: str | os.PathLike[str] | None
     labels: Literal["one", "several"] | None
     label_separator: str | None
-    batch_size: int
+    batch_size: int | None
     workers: int | None
     precision: str
     device: str
@@ -236,7 +235,7 @@ def nearest(
     images: str | os.PathLike[str] | None = None,
     labels: Literal["one", "several"] | None = None,
     label_separator: str | None = None,
-    batch_size: int = BATCH_SIZE,
+    batch_size: int | None = None,
     workers: int | None = None,
     precision: str = "auto",
     device: str = "auto",
@@ -269,8 +268,7 @@ def nearest(
     """
     if k < 1:
         raise UserError(f"k must be at least 1, not {k}")
-    if batch_size < 1:
-        raise UserError(f"batch_size must be at least 1, not {batch_size}")
+    check_batch_size(batch_size)
     check_workers(workers)
     pictures = as_pictures(picture)
     words = _are_words(model, pictures)

@@ -9,28 +9,34 @@ import html
 import io
 import itertools
 import os
-from collections.abc import Generator, Iterable, Iterator, Sequence
-from typing import overload
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from typing import Generic, TypeAlias, TypeVar, overload
 
 import numpy as np
 import numpy.typing as npt
+import torch
+from torch import Tensor
 
 from vitascope.arguments import checked
 from vitascope.data.decoding import ImageError, ImageSource, Levels, as_pictures, is_one_picture, read_image
 from vitascope.data.listing import is_image, visible_files
-from vitascope.data.preprocess import Pixels, Preprocess
+from vitascope.data.preprocess import Preprocess
 from vitascope.data.reading import file_pool
 from vitascope.data.stored import ImageFile, StoredImage, fetched_ahead, stored_images
 from vitascope.data.threads import usable_cores
+from vitascope.data.transfer import Fetched, copied_ahead, one_late, to_device
 from vitascope.errors import UserError
 from vitascope.explain.methods import DEFAULT_METHOD
 from vitascope.model.vision_model import VisionModel
-from vitascope.predict.engine import Engine
+from vitascope.predict.engine import Engine, stacks
 from vitascope.predict.explanation import Explanation, explain_framed
 from vitascope.predict.runtimes import as_engine, open_engine
 from vitascope.predict.selection import ClassSelection
 from vitascope.remote.stores import is_url
 
+T = TypeVar("T")
+BATCH_SIZE = 32
+"""On a CPU."""
 THUMBNAIL = 240
 """Largest side, in pixels, of a picture in a notebook."""
 
@@ -110,6 +116,21 @@ class ImageResult:
     """Of every class, (K,); None if the file could not be read."""
 
 
+_Predicted: TypeAlias = tuple[list[Prediction], Prediction, npt.NDArray[np.float32]]
+"""The predictions of a picture, its most probable class, and the probabilities, (K,)."""
+
+
+@dataclasses.dataclass(frozen=True)
+class _Read(Generic[T]):
+    """A batch of pictures."""
+
+    images: Sequence[T]
+    stacks: Sequence[tuple[list[int], Tensor]]
+    """Of the readable pictures of each size: their places among the readable, and their pixels."""
+    errors: Mapping[int, str] = dataclasses.field(default_factory=dict)
+    """The reason for each of the others, by its place."""
+
+
 class Predictor:
     """Predicts the classes of pictures.
 
@@ -118,7 +139,8 @@ class Predictor:
             `preprocess`, or an `Engine`.
         precision: `auto`, `fp32` or `bf16`; `auto` chooses by hardware, shape and batch.
         device: `auto`, or a torch device.
-        batch_size: pictures per batch.
+        batch_size: pictures per batch; by default 32, and on a GPU as many as keep it busy, see
+            `model.hardware.images_per_batch`.
 
     Raises:
         CheckpointError: as `from_pretrained`.
@@ -133,13 +155,13 @@ class Predictor:
         *,
         precision: str = "auto",
         device: str = "auto",
-        batch_size: int = 32,
+        batch_size: int | None = None,
     ) -> None:
-        if batch_size < 1:
-            raise UserError(f"batch_size must be at least 1, not {batch_size}")
+        check_batch_size(batch_size)
         self.engine = as_engine(model, precision=precision, device=device)
         self.engine.check_classes()
-        self.batch_size = batch_size
+        self.batch_size = self.engine.batch_size(batch_size, BATCH_SIZE)
+        self.engine.warm_up(self.batch_size)
 
     @classmethod
     @checked
@@ -150,7 +172,7 @@ class Predictor:
         revision: str | None = None,
         precision: str = "auto",
         device: str = "auto",
-        batch_size: int = 32,
+        batch_size: int | None = None,
     ) -> Predictor:
         """`Predictor(ref)`, with the revision of a hub id."""
         engine = open_engine(ref, revision=revision, precision=precision, device=device)
@@ -204,14 +226,14 @@ class Predictor:
                 per image.
         """
         selection = self._selection(top_k, threshold)
-        pictures = as_pictures(images)
-        found: list[PicturePredictions] = []
-        for start in range(0, len(pictures), self.batch_size):
-            batch = [pictures[at] for at in range(start, min(start + self.batch_size, len(pictures)))]
-            predicted = self._predict([self.engine.pixels(picture) for picture in batch], selection)
+        pictures, found = as_pictures(images), list[PicturePredictions]()
+        numbers = range(len(pictures))  # a sequence of pictures need not have slices
+        batches = (numbers[start : start + self.batch_size] for start in numbers[:: self.batch_size])
+        read = (self._read_pictures([pictures[number] for number in batch]) for batch in batches)
+        for batch, predicted in self._predicted(read, selection):
             found += [
                 PicturePredictions(predictions, picture, best, probabilities, self.preprocess.levels)
-                for picture, (predictions, best, probabilities) in zip(batch, predicted, strict=True)
+                for picture, (predictions, best, probabilities) in zip(batch.images, predicted, strict=True)
             ]
         return found[0] if is_one_picture(images) else found
 
@@ -307,44 +329,66 @@ class Predictor:
     def _of_batches(
         self, files: Iterator[ImageFile], selection: ClassSelection, workers: int | None
     ) -> Generator[ImageResult, None, None]:
+        with contextlib.closing(self._read(files, workers)) as read:
+            for batch, predicted in self._predicted(read, selection):
+                for place, path in enumerate(map(str, batch.images)):
+                    if (error := batch.errors.get(place)) is not None:
+                        yield ImageResult(path, [], error)
+                    else:
+                        predictions, best, probabilities = next(predicted)
+                        yield ImageResult(path, predictions, None, best, probabilities)
+
+    def _read(
+        self, files: Iterator[ImageFile], workers: int | None
+    ) -> Generator[_Read[ImageFile], None, None]:
+        """The files in batches, read by workers where the pixels do not depend on the engine."""
         batches = iter(lambda: list(itertools.islice(files, self.batch_size)), [])
         workers = usable_cores() if workers is None else workers
         if not workers or self.engine.own_pixels:
             for batch in batches:
-                yield from self._results(batch, *self.engine.read(batch), selection)
+                pictures, errors = self.engine.read(batch)
+                yield _Read(batch, stacks(pictures), errors)
             return
         with contextlib.closing(file_pool(self.engine.preprocess, self.batch_size, workers)) as pool:
             for read, pixels, errors in pool.read(batches):
-                readable = [pixels[place] for place in range(len(read)) if place not in errors]
-                yield from self._results(read, readable, errors, selection)
+                readable = [place for place in range(len(read)) if place not in errors]
+                together = torch.from_numpy(pixels[readable] if errors else pixels)
+                yield _Read(read, [([*range(len(readable))], together)] if readable else [], errors)
 
-    def _results(
-        self,
-        files: Sequence[ImageFile],
-        pictures: Sequence[Pixels],
-        errors: dict[int, str],
-        selection: ClassSelection,
-    ) -> Iterator[ImageResult]:
-        predicted = self._predict(pictures, selection)
-        for place, path in enumerate(map(str, files)):
-            if (error := errors.get(place)) is not None:
-                yield ImageResult(path, [], error)
-            else:
-                predictions, best, probabilities = next(predicted)
-                yield ImageResult(path, predictions, None, best, probabilities)
+    def _read_pictures(self, pictures: Sequence[ImageSource]) -> _Read[ImageSource]:
+        """A batch of pictures; ImageError if one cannot be read."""
+        return _Read(pictures, stacks([self.engine.pixels(picture) for picture in pictures]))
 
     def _selection(self, top_k: int | None, threshold: float | None) -> ClassSelection:
         selection = ClassSelection(top_k, threshold)
         selection.check(self.engine)
         return selection
 
-    def _predict(
-        self, pictures: Sequence[Pixels], selection: ClassSelection
-    ) -> Iterator[tuple[list[Prediction], Prediction, npt.NDArray[np.float32]]]:
-        """The predictions of each picture, its most probable class, and the probabilities, (K,)."""
-        if not pictures:
+    def _predicted(
+        self, read: Iterable[_Read[T]], selection: ClassSelection
+    ) -> Iterator[tuple[_Read[T], Iterator[_Predicted]]]:
+        """Batches with the predictions of their readable pictures; a GPU computes the next ones meanwhile."""
+        device = self.engine.device
+
+        def send(batch: _Read[T]) -> tuple[Tensor, ...]:
+            return tuple(to_device(pixels, device) for _, pixels in batch.stacks)
+
+        started = (
+            (batch, Fetched([self.engine.answers(pixels)[1] for pixels in on_device]))
+            for batch, on_device in copied_ahead(read, send, device)
+        )
+        for batch, fetched in one_late(started, device):
+            yield batch, self._described(batch, fetched.wait(), selection)
+
+    def _described(
+        self, batch: _Read[T], found: Sequence[Tensor], selection: ClassSelection
+    ) -> Iterator[_Predicted]:
+        """The predictions of each picture, from the probabilities (b, K) of each stack."""
+        if not found:
             return
-        probabilities = self.engine.predict(pictures)  # (B, K)
+        probabilities = torch.empty(sum(map(len, found)), self.engine.num_classes)  # (B, K)
+        for (places, _), part in zip(batch.stacks, found, strict=True):
+            probabilities[places] = part
         chosen = selection.of(self.engine, probabilities)
         for classes, score, index, row in zip(
             chosen, *(each.tolist() for each in probabilities.max(dim=1)), probabilities.numpy(), strict=True
@@ -353,6 +397,12 @@ class Predictor:
 
     def _named(self, index: int, score: float) -> Prediction:
         return Prediction(self.engine.label(index), index, score)
+
+
+def check_batch_size(batch_size: int | None) -> None:
+    """Reject batches without images."""
+    if batch_size is not None and batch_size < 1:
+        raise UserError(f"batch_size must be at least 1, not {batch_size}")
 
 
 def check_workers(workers: int | None) -> None:

@@ -33,11 +33,11 @@ from vitascope.model.hardware import reuse_freed_memory
 from vitascope.model.options import Outputs
 from vitascope.model.sizes import ModelConfig, architecture_of, record_of
 from vitascope.model.vision_model import VisionModel, left_as_it_was
-from vitascope.predict.embed import BATCH_SIZE, MEMORY_GB, with_progress
+from vitascope.predict.embed import MEMORY_GB, with_progress
 from vitascope.predict.engine import TorchEngine
 from vitascope.predict.feature_stream import FeatureStream, Indices
 from vitascope.predict.features import FeaturePool, FeatureSpec
-from vitascope.predict.predictor import check_workers
+from vitascope.predict.predictor import check_batch_size, check_workers
 from vitascope.predict.runtimes import name_of
 from vitascope.probing.classifiers import Floats
 from vitascope.probing.curve import LearningCurve, learning_curve
@@ -145,7 +145,7 @@ def probe(
     labels: Literal["one", "several"] | None = None,
     label_separator: str | None = None,
     seed: int = 0,
-    batch_size: int = BATCH_SIZE,
+    batch_size: int | None = None,
     workers: int | None = None,
     precision: str = "auto",
     device: str = "auto",
@@ -174,8 +174,7 @@ def probe(
             images than two folds need; features that are not finite, or too many for the memory.
     """
     began = time.monotonic()
-    if batch_size < 1:
-        raise UserError(f"batch_size must be at least 1, not {batch_size}")
+    check_batch_size(batch_size)
     if not 0 <= seed < 2**63:
         raise UserError(f"seed must be in [0, 2**63), not {seed}")
     check_workers(workers)
@@ -270,7 +269,7 @@ def naming(body: str) -> Iterator[None]:
 class _Features:
     """How features are computed."""
 
-    batch_size: int
+    batch_size: int | None
     workers: int | None
     precision: str
     device: str

@@ -12,9 +12,8 @@ from vitascope.data.loading import KeptFeatures, check_unreadable
 from vitascope.data.splits import ImageSet, Splits
 from vitascope.formatting import counted
 from vitascope.model.vision_model import VisionModel, evaluation_mode
-from vitascope.predict.embed import BATCH_SIZE
 from vitascope.predict.engine import Engine
-from vitascope.predict.feature_stream import FeatureStream
+from vitascope.predict.feature_stream import BATCH_SIZE, FeatureStream
 from vitascope.predict.features import OWN
 from vitascope.training import distributed
 from vitascope.training.memory import Placement
@@ -70,7 +69,9 @@ def body_features(options: Decided, model: VisionModel, splits: Splits, placemen
         UserError: too many unreadable images; features that are not finite.
     """
     engine = engine_of(model, options)
-    batch_size = min(BATCH_SIZE, max(1, options.optimization.batch_size // placement.parts))
+    batch_size = min(
+        engine.batch_size(None, BATCH_SIZE), max(1, options.optimization.batch_size // placement.parts)
+    )
     workers, width = options.execution.workers, width_of(model)
     found, computed, images = [], 0, 0
     for part in (splits.train, splits.val):

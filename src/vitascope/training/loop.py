@@ -53,12 +53,13 @@ from vitascope.training.plan import DecidedAugmentation, Plan
 from vitascope.training.progress import Progress
 from vitascope.training.schedule import Schedule, TimeBudget, small_size
 from vitascope.training.signals import Stop, interruptible, stop_signals
+from vitascope.training.step_losses import StepLosses
 from vitascope.training.tasks.task import Examples, Sums, Task
 from vitascope.weights.preprocess import preprocess_of
 from vitascope.weights.saving import save_pretrained
 
 RECORD_EVERY = 10
-"""Steps between two recorded losses: reading a loss makes a GPU wait."""
+"""Steps between two recorded losses; all processes add up theirs."""
 
 
 class Trainer:
@@ -127,6 +128,8 @@ class Trainer:
         self.step, self.seconds = 0, 0.0
         self.validated, self.best_step, self.best_value = 0, 0, task.monitor.worst
         self.sums: Sums = {}
+        self.recorder: MetricsWriter | None = None
+        self.losses = StepLosses(self._record_loss)
 
     def loader(
         self, images: ImageSet, seed: int | None = None, features: KeptFeatures | None = None
@@ -252,7 +255,7 @@ class Trainer:
         )
         self._plan(progress)
         progress.left_out(self._unreadable())
-        recorder = self.run.write_metrics(self.step) if distributed.is_first() else None
+        recorder = self.recorder = self.run.write_metrics(self.step) if distributed.is_first() else None
         stopping = stop_signals(patient=distributed.world_size() > 1)
         try:
             with self._one_thread_if_small(), torch.random.fork_rng(devices=[]), stopping as stop:
@@ -275,11 +278,9 @@ class Trainer:
             for batch in self.train_loader.epoch(epoch, start=start):
                 loss = self._training_step(batch, epoch)
                 progress.advance(batch.planned)
+                self.losses.read()  # of the step before, if it is recorded
                 if self.step % RECORD_EVERY == 0:
-                    value = float(distributed.sum_over_processes({"loss": loss})["loss"])
-                    self._check_finite(value)
-                    if recorder is not None:
-                        recorder.record("step", self.step, {"loss": value, "lr": self.rate})
+                    self.losses.add(self.step, self.rate, loss)
                 now = time.monotonic()
                 stepped, clock = now - clock, now
                 self.seconds += stepped
@@ -410,14 +411,25 @@ class Trainer:
         if self.average is not None:
             update_average(self.average, self.module, self.schedule.average_decay, self.step)
 
-    def _check_finite(self, loss: float, what: str = "the loss") -> None:
+    def _record_loss(self, step: int, rate: float, loss: Tensor) -> None:
+        """Check and record the loss of a step, this process's share of it."""
+        value = float(distributed.sum_over_processes({"loss": loss})["loss"])
+        self._check_finite(value, step=step, rate=rate)
+        if self.recorder is not None:
+            self.recorder.record("step", step, {"loss": value, "lr": rate})
+
+    def _check_finite(
+        self, loss: float, what: str = "the loss", *, step: int | None = None, rate: float | None = None
+    ) -> None:
+        """Reject a value that is not finite, of the last step unless another is given."""
         if math.isfinite(loss):
             return
+        step, rate = self.step if step is None else step, self.rate if rate is None else rate
         self.checkpoint_writer.close()  # the newest one may still be on its way to the disk
         saved = checkpoints(self.run.path)
         newest = f"its newest checkpoint is {saved[-1].name}" if saved else "it has no checkpoint yet"
         raise UserError(
-            f"{what} is {loss} at step {self.step:,}, with learning rate {self.rate:.3g}: training has "
+            f"{what} is {loss} at step {step:,}, with learning rate {rate:.3g}: training has "
             f"diverged; try a lower lr than {self.config.optimization.lr:g}, a longer warmup_epochs, "
             f"clip_grad=1 or precision=fp32. The run so far is in {self.run.path}; {newest}"
         )
@@ -432,6 +444,7 @@ class Trainer:
 
         A signal stops at once, with a checkpoint; the resumed run begins with this validation.
         """
+        self.losses.read()
         epoch = self.epoch_of(self.step)
         sums = distributed.sum_over_processes(self.sums)
         means = {name: float(total / sums["count"]) for name, total in sums.items() if name != "count"}
@@ -512,6 +525,7 @@ class Trainer:
 
     def save(self) -> None:
         """Begin to write a checkpoint with everything that the next step depends on."""
+        self.losses.read()
         (broken,) = distributed.largest(not all_finite(self.module))
         if broken:
             self._check_finite(math.nan, "a weight")

@@ -187,13 +187,13 @@ def _probabilities(
     advance: Callable[[int], None],
 ) -> Tensor:
     """The probability of one class in any number of images (C, H, W): float64 (n,), on the CPU."""
-    scored, left = [], iter(variants)
+    scored, left, chosen = [], iter(variants), int(about.classes)
     while batch := list(itertools.islice(left, batch_size)):
         logits = pooled_and_logits(model, torch.stack(batch))[1].float()  # (B, K)
         probabilities = scores(logits, model.config.outputs)
-        scored.append(probabilities[:, int(about.classes)].double().cpu())
+        scored.append(probabilities[:, chosen].double())
         advance(len(batch))
-    return torch.cat(scored)
+    return torch.cat(scored).cpu()  # not batch by batch: the device would wait for the next one
 
 
 def _scores(rows: list[list[float]], images: int) -> Scores:

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import scipy.sparse as sparse
 import torch
+import torch.nn.functional as F
 from scipy.sparse.linalg import splu
 from torch import Tensor
 
@@ -27,6 +28,10 @@ NOISE = 0.01
 """Standard deviation of the noise on imputed pixels, in normalized values."""
 DIRECT, DIAGONAL = 1 / 6, 1 / 12
 """Weights of a pixel's four direct and four diagonal neighbours; their sum is 1."""
+TOLERANCE = 1e-10
+"""Of conjugate gradients: the residual's norm as a share of the right-hand side's."""
+CHECKED_EVERY = 32
+"""Their steps between two looks at it, for which the device has to wait."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -85,10 +90,12 @@ class Perturbation:
             yield torch.where(rank < count, 0.0, self.image)
         for count in between:
             yield torch.where(rank < count, self.image, self._blurred)
-        for count in self.plan.imputed:
-            yield impute(self.image, rank >= self.plan.cells - count, self._noise)
-        for count in self.plan.imputed:
-            yield impute(self.image, rank < count, self._noise)
+        least = [rank >= self.plan.cells - count for count in self.plan.imputed]
+        most = [rank < count for count in self.plan.imputed]
+        if self.image.device.type == "cpu":  # where a direct solution is faster, above all of small images
+            yield from (impute(self.image, removed, self._noise) for removed in (*least, *most))
+        else:
+            yield from impute_together(self.image, torch.stack([*least, *most]), self._noise)
 
 
 def areas(plan: PerturbationPlan, ends: Tensor, variants: Tensor) -> tuple[float, float, float, float]:
@@ -142,6 +149,39 @@ def impute(image: Tensor, removed: Tensor, noise: Tensor | float = 0.0) -> Tenso
     filled[unknown] = factors.solve(-(rows[:, known] @ pixels[known]))
     means = torch.from_numpy(filled.T).reshape(C, H, W).to(image)
     return torch.where(removed.to(image.device), means + noise, image)
+
+
+def impute_together(image: Tensor, removed: Tensor, noise: Tensor | float = 0.0) -> Tensor:
+    """As `impute`, of an image (C, H, W) without the pixels of each mask, bool (n, H, W): (n, C, H, W).
+
+    All are solved at once by conjugate gradients in float64, where the image is; the relative difference is
+    below 1e-5. No mask removes all pixels.
+    """
+    gone = removed[:, None]  # (n, 1, H, W)
+    pixels = image.detach().double()
+    ring = [[DIAGONAL, DIRECT, DIAGONAL], [DIRECT, 0.0, DIRECT], [DIAGONAL, DIRECT, DIAGONAL]]
+    weights = torch.tensor(ring, dtype=torch.float64, device=image.device)[None, None]
+
+    def around(values: Tensor) -> Tensor:
+        """The weighted sum of each pixel's neighbours, as far as they are removed, (n, C, H, W)."""
+        summed = F.conv2d(values.flatten(0, 1)[:, None], weights, padding=1)
+        return torch.where(gone, summed.view(values.shape), 0.0)
+
+    total = F.conv2d(torch.ones_like(pixels[:1])[None], weights, padding=1)  # (1, 1, H, W)
+    residual = around(torch.where(gone, 0.0, pixels))  # (n, C, H, W), the right-hand side
+    means, direction = torch.zeros_like(residual), residual
+    squares = residual.square().sum((2, 3), keepdim=True)  # (n, C, 1, 1)
+    enough = squares * TOLERANCE**2
+    for step in range(removed[0].numel()):
+        if step % CHECKED_EVERY == 0 and bool((squares <= enough).all()):
+            break
+        product = total * direction - around(direction)
+        curvature = (direction * product).sum((2, 3), keepdim=True)
+        length = torch.where(squares > 0, squares / curvature, 0.0)
+        means, residual = means + length * direction, residual - length * product
+        before, squares = squares, residual.square().sum((2, 3), keepdim=True)
+        direction = residual + torch.where(before > 0, squares / before, 0.0) * direction
+    return torch.where(gone, means.to(image) + noise, image)
 
 
 @functools.lru_cache(maxsize=4)

@@ -62,7 +62,8 @@ def restore_optimizer(module: nn.Module, optimizer: torch.optim.Optimizer, state
 def all_finite(module: nn.Module) -> bool:
     """Whether all parameters in this process are finite."""
     local = [p.to_local() if hasattr(p, "to_local") else p for p in module.parameters()]
-    return all(bool(torch.isfinite(parameter).all()) for parameter in local)
+    finite = [torch.isfinite(parameter).all() for parameter in local]
+    return bool(torch.stack(finite).all())  # one wait for the device
 
 
 def run_identity(options: TrainConfig, model: ModelConfig, images: ImageSet) -> dict[str, Any]:

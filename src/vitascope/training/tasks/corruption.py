@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from vitascope.data.randomness import uniform
+from vitascope.data.transfer import to_device
 from vitascope.errors import UserError
 
 MASKED, REPLACED = 0.8, 0.1
@@ -50,7 +51,7 @@ class RandomMask(NamedTuple):
 
 def on_device(drawn: Corruption | RandomMask, device: torch.device) -> Corruption | RandomMask:
     """The same on a device."""
-    return type(drawn)(*(field.to(device, non_blocking=True) for field in drawn))
+    return type(drawn)(*(to_device(field, device) for field in drawn))
 
 
 def num_corrupted(num_patches: int, share: float) -> int:
