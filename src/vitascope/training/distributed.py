@@ -11,20 +11,22 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from vitascope.errors import UserError
 from vitascope.model.encoder import Block
 from vitascope.model.hardware import resolve_device
 from vitascope.options.groups import ExecutionOptions
+
+if TYPE_CHECKING:
+    from torch.distributed.fsdp import FSDPModule
 
 T = TypeVar("T")
 
@@ -238,6 +240,8 @@ def spread(module: nn.Module, execution: ExecutionOptions, device: torch.device)
 
 def shard(module: nn.Module, execution: ExecutionOptions, device: torch.device) -> None:
     """Shard each block of a module and then the rest, in place: over all processes, or those of a copy."""
+    from torch.distributed.fsdp import fully_shard  # takes half a second, which one process does not need
+
     mesh = init_device_mesh(device.type, (world_size(),))
     if execution.parallel == "hsdp":
         shards = shards_of_copy(execution.shard_size)
@@ -249,11 +253,16 @@ def shard(module: nn.Module, execution: ExecutionOptions, device: torch.device) 
     fully_shard(module, mesh=mesh)
 
 
+def is_sharded(module: nn.Module) -> bool:
+    """Whether a module is sharded; by its attributes, because importing its class takes half a second."""
+    return hasattr(module, "reshard")
+
+
 def reshard(module: nn.Module) -> None:
     """Leave a sharded module its shards alone: after a forward pass without a backward one it is whole."""
     for part in module.modules():
-        if isinstance(part, FSDPModule):
-            part.reshard()
+        if is_sharded(part):
+            cast("FSDPModule", part).reshard()
 
 
 def shards_of_copy(asked: int | None) -> int:
@@ -276,6 +285,6 @@ def reducing(module: nn.Module, wanted: bool) -> Iterator[None]:
         with module.no_sync():
             yield
         return
-    if isinstance(module, FSDPModule):
-        module.set_requires_gradient_sync(wanted)
+    if is_sharded(module):
+        cast("FSDPModule", module).set_requires_gradient_sync(wanted)
     yield
