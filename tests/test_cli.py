@@ -28,6 +28,7 @@ from vitascope.cli.parsing import fields_of
 from vitascope.cli.train import Train, parse_run
 from vitascope.model.sizes import NAMED_SIZES, list_models, named_config
 from vitascope.options.recipes import RECIPES
+from vitascope.report import write
 from vitascope.training import train
 from vitascope.weights.saving import save_pretrained
 
@@ -520,9 +521,7 @@ def test_convert_overwrites_nothing(
 def test_model_options_are_trained_saved_and_reproduced(
     here: SimpleNamespace, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        train, "write_report", lambda run, **_: run.report
-    )  # figures are looked at, it is not
+    monkeypatch.setattr(write, "write_report", lambda run, **_: run.report)  # figures are looked at
     options = ["positions=rotary", "attention=axial", "num_registers=2", "mlp=swiglu", "head_init=zero"]
     argv = ["train", "--data", "data", "--run", "runs/other", *SHAPE, *SHORT, "--num-heads", "4"]
     assert main([*argv, "--model-options", *options]) == 0

@@ -6,7 +6,7 @@ import dataclasses
 
 import numpy as np
 import numpy.typing as npt
-from scipy.special import stdtrit
+import scipy  # whose parts are imported when they are used
 
 CONFIDENCE = 0.95
 
@@ -26,7 +26,7 @@ class Interval:
         if len(numbers) < 2:
             return cls(float(numbers.mean()), None)
         error = numbers.std(ddof=1) / len(numbers) ** 0.5
-        quantile = stdtrit(len(numbers) - 1, (1 + CONFIDENCE) / 2)
+        quantile = scipy.special.stdtrit(len(numbers) - 1, (1 + CONFIDENCE) / 2)
         return cls(float(numbers.mean()), float(quantile * error))
 
     @property

@@ -14,12 +14,12 @@ from vitascope.data.datasets import open_data
 from vitascope.data.splits import Splits
 from vitascope.model.sizes import ModelConfig
 from vitascope.options.recipes import TrainConfig
-from vitascope.report import write
+from vitascope.report import figures, write
 from vitascope.run.run import Run
 from vitascope.training import train
 from vitascope.training.loop import Trainer
 from vitascope.training.plan import Decided
-from vitascope.training.tasks import classify, masked
+from vitascope.training.tasks import masked
 from vitascope.training.train import build_trainer, prepare
 
 
@@ -84,10 +84,10 @@ def undrawn() -> Iterator[None]:
     Checkpoints are kept, because tests compare their states; test_train_finish tests their removal.
     """
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(classify, "draw_figures", lambda *_: {})
+        patch.setattr(figures, "draw_figures", lambda *_: {})
         patch.setattr(masked, "draw_masked", lambda *_: {})
         patch.setattr(write, "redraw_figures", lambda *_: None)
-        patch.setattr(train, "write_report", lambda run, **_: run.report)
+        patch.setattr(write, "write_report", lambda run, **_: run.report)
         patch.setattr(train, "remove_checkpoints", lambda run: None)
         yield
 

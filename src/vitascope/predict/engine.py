@@ -39,8 +39,6 @@ class Engine(ABC):
 
     name = ""
     """Name of the model's file or folder, or its hub id; empty for a model that was not opened by a name."""
-    architecture = ""
-    """Its named size, or a phrase; empty if unknown."""
     description: str
     """The runtime, precision and device, for people: `torch, auto precision, on cpu`."""
     preprocess: Preprocess
@@ -57,6 +55,11 @@ class Engine(ABC):
     """Where it computes."""
     own_pixels = False
     """Whether `pixels` differs from `preprocess.pixels`, which other processes can run too."""
+
+    @functools.cached_property
+    def architecture(self) -> str:
+        """Its named size, or a phrase; empty if unknown."""
+        return ""
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.name or self.architecture}: {self.description})"
@@ -209,7 +212,6 @@ class TorchEngine(Engine):
         gives_classes = model.config.gives_classes
         self.preprocess = preprocess_of(model)
         self.config = model.config
-        self.architecture = architecture_of(model.config)
         self.class_names = model.config.class_names if gives_classes else ()
         self.num_classes = model.config.num_classes if gives_classes else 0
         self.meaning, self.thresholds = model.config.outputs, model.config.decision_thresholds
@@ -219,6 +221,11 @@ class TorchEngine(Engine):
         self.description = f"torch, {precision} precision, on {self.device}"
         self.model = model.eval().to(self.device, torch.float32)
         self._in_dtype: dict[torch.dtype, VisionModel] = {torch.float32: self.model}
+
+    @functools.cached_property
+    def architecture(self) -> str:
+        """As `architecture_of`, which compares the model with every named size."""
+        return architecture_of(self.config)
 
     @functools.cached_property
     def digest(self) -> str:

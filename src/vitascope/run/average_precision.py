@@ -11,7 +11,7 @@ import dataclasses
 
 import numpy as np
 import numpy.typing as npt
-from scipy.special import expit, logit, ndtr, stdtrit
+import scipy  # whose parts are imported when they are used
 
 from vitascope.errors import UserError
 from vitascope.formatting import counted
@@ -171,7 +171,7 @@ class ResampledPrecision:
         known = variances > 0
         own, freedom = variances[known], self.freedom[known]
         together = own.sum() ** 2 / (own**2 / freedom).sum() if known.any() else 1.0
-        quantile = float(stdtrit(together, (1 + CONFIDENCE) / 2))  # Student's t
+        quantile = float(scipy.special.stdtrit(together, (1 + CONFIDENCE) / 2))  # Student's t
         mean, means = mean_of_known(self.values), mean_of_known(samples)
         found = share_limits(mean, means, self.total, quantile)
         return float(found[0]), float(found[1])
@@ -183,7 +183,7 @@ class ResampledPrecision:
         """
         value = self.mean - other.mean
         error = float(deviation(mean_of_known(self.samples - other.samples)))
-        p = 1.0 if value == 0 else 0.0 if error == 0 else float(2 * ndtr(-abs(value) / error))
+        p = 1.0 if value == 0 else 0.0 if error == 0 else float(2 * scipy.special.ndtr(-abs(value) / error))
         return PairedDifference(value, value - Z * error, value + Z * error, p)
 
 
@@ -290,11 +290,11 @@ def share_limits(
     """
     least = 1 / (4 * total)
     # Log odds stay in (0, 1), and their distribution is nearly symmetric, unlike that of the shares.
-    drawn = logit(np.clip(samples, least, 1 - least))
+    drawn = scipy.special.logit(np.clip(samples, least, 1 - least))
     # Samples exceed the value as much as the value the truth: average precision grows with repetitions.
-    centre = 2 * logit(np.clip(value, least, 1 - least)) - mean_of_known(drawn.T).T
+    centre = 2 * scipy.special.logit(np.clip(value, least, 1 - least)) - mean_of_known(drawn.T).T
     half = quantile * deviation(drawn)
-    low, high = expit(np.stack([centre - half, centre + half]))
+    low, high = scipy.special.expit(np.stack([centre - half, centre + half]))
     found = np.stack([np.minimum(low, value), np.maximum(high, value)])
     known = np.maximum(total if counts is None else counts, 1)
     wilson = np.stack(

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
-from scipy.special import bdtr
+import scipy  # whose parts are imported when they are used
 
 from vitascope.formatting import counted
 
@@ -34,7 +34,9 @@ def mcnemar(only_first: int, only_second: int) -> float:
     Of the same images, `only_first` are right for the first classifier alone, `only_second` for the second
     alone. If both are equally good, either number is binomial with probability 1/2.
     """
-    return min(1.0, 2 * float(bdtr(min(only_first, only_second), only_first + only_second, 0.5)))
+    return min(
+        1.0, 2 * float(scipy.special.bdtr(min(only_first, only_second), only_first + only_second, 0.5))
+    )
 
 
 def drop_interval(lost: int, won: int, total: int, z: float = 1.959964) -> tuple[float, float]:

@@ -11,20 +11,22 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from vitascope.errors import UserError
 from vitascope.model.encoder import Block
 from vitascope.model.hardware import resolve_device
 from vitascope.options.groups import ExecutionOptions
+
+if TYPE_CHECKING:
+    from torch.distributed.fsdp import FSDPModule
 
 T = TypeVar("T")
 
@@ -268,6 +270,9 @@ def shard(
     For bf16, each process casts its shard and sends half the bytes, in place of autocast's casts of whole
     weights. Gradients are added up in float32, the dtype of the shards.
     """
+    # The import takes half a second, which one process does not need.
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
     policy = MixedPrecisionPolicy()
     if precision == torch.bfloat16:
         policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
@@ -283,15 +288,15 @@ def shard(
 
 
 def is_sharded(module: nn.Module) -> bool:
-    """Whether `shard` has sharded a module."""
-    return isinstance(module, FSDPModule)
+    """Whether a module is sharded; by its attributes, because importing its class takes half a second."""
+    return hasattr(module, "reshard")
 
 
 def reshard(module: nn.Module) -> None:
     """Leave a sharded module its shards alone: after a forward pass without a backward one it is whole."""
     for part in module.modules():
-        if isinstance(part, FSDPModule):
-            part.reshard()
+        if is_sharded(part):
+            cast("FSDPModule", part).reshard()
 
 
 def shards_of_copy(asked: int | None) -> int:
@@ -314,6 +319,6 @@ def reducing(module: nn.Module, wanted: bool) -> Iterator[None]:
         with module.no_sync():
             yield
         return
-    if isinstance(module, FSDPModule):
-        module.set_requires_gradient_sync(wanted)
+    if is_sharded(module):
+        cast("FSDPModule", module).set_requires_gradient_sync(wanted)
     yield

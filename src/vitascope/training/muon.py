@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from vitascope.model.hardware import has_bf16
+from vitascope.training.optimizers import AdamW
 
 MOMENTUM = 0.95
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
@@ -21,7 +22,7 @@ COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 ITERATIONS = 5
 
 
-class Muon(torch.optim.AdamW):
+class Muon(AdamW):
     """Muon for hidden matrices, AdamW for all other parameters.
 
     A group with `stacked` >= 1 has Muon: its parameters (rows, ...) consist of that many matrices, one below

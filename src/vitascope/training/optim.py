@@ -14,6 +14,7 @@ from vitascope.model.encoder import SwiGLU
 from vitascope.model.heads import AttentionPool
 from vitascope.options.groups import Optimization
 from vitascope.training.muon import Muon
+from vitascope.training.optimizers import SGD, AdamW
 
 # Parameters that are tokens or positions, which have no weight decay.
 _TOKENS = ("class_token", "distillation_token", "registers", "mask_token", "positions.", "pool.query")
@@ -55,8 +56,8 @@ def optimizer_of(module: nn.Module, options: Optimization) -> torch.optim.Optimi
         return Muon(parameters, lr=options.lr)
     if options.optimizer == "sgd":
         # foreach, because fused does not support shards
-        return torch.optim.SGD(parameters, lr=options.lr, momentum=MOMENTUM, foreach=True)
-    return torch.optim.AdamW(parameters, lr=options.lr, fused=True)
+        return SGD(parameters, lr=options.lr, momentum=MOMENTUM, foreach=True)
+    return AdamW(parameters, lr=options.lr, fused=True)
 
 
 def hidden_matrices(module: nn.Module) -> dict[str, int]:

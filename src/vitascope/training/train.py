@@ -36,7 +36,6 @@ from vitascope.model.vision_model import VisionModel, build
 from vitascope.model.vit import VisionTransformer
 from vitascope.options.recipes import BUILT_IN, FEW_TO_START, GROUP_OF, Asked, TrainConfig
 from vitascope.remote.stores import is_url
-from vitascope.report.write import write_report
 from vitascope.run.layout import DATA, has_model
 from vitascope.run.run import Run, RunData, lasting_paths, new_run
 from vitascope.run.trackers import check_tracker
@@ -48,7 +47,7 @@ from vitascope.training.agreement import (
     check_versions,
 )
 from vitascope.training.announcement import announce_data, announce_run, other_starts
-from vitascope.training.baseline import digits_baseline
+from vitascope.training.baseline import DIGITS_BASELINE
 from vitascope.training.body_features import body_features, trains_on_features
 from vitascope.training.checkpoint import folders
 from vitascope.training.checkpoint.folders import remove_checkpoints, to_resume
@@ -539,7 +538,7 @@ def _finish(trainer: Trainer) -> TrainResult | PretrainResult:
         distributed.print_first(f"evaluating {counted(len(final), f'{final.name} image')}")
         tested = trainer.task.test(finished)
         if config.task == "classify" and config.data == "digits" and final.name == "test":
-            distributed.print_first(f"       {digits_baseline():.2%} scikit-learn's SVC() on the same split")
+            distributed.print_first(f"       {DIGITS_BASELINE:.2%} scikit-learn's SVC() on the same split")
         distributed.by_first(lambda: _save(trainer, model, kept, tested))
         figures, report = distributed.by_first(lambda: _draw(trainer, finished, tested))
         if run.store is not None:
@@ -577,6 +576,8 @@ def _upload(run: Run) -> None:
 
 def _draw(trainer: Trainer, finished: Finished, tested: Any) -> tuple[dict[str, Path], Path]:
     """Draw the figures and write the report; once the model is saved, a later command can repeat both."""
+    from vitascope.report.write import write_report  # matplotlib delays the start of training
+
     run = trainer.run
     later = f"make room, then run `vitascope report {shlex.quote(str(run.path))}`"
     advice = f"the model is saved in {run.model_folder}: {later}"

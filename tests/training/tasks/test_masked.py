@@ -12,9 +12,9 @@ from tests.training.tasks import TRAINABLE, examples, masked_task, noisy_set, pi
 from vitascope.data.loading import Loader
 from vitascope.errors import UserError
 from vitascope.model.vit import VisionTransformer
+from vitascope.report import figures
 from vitascope.report.figures import draw_masked_patches
 from vitascope.run.run import Run
-from vitascope.training.tasks import masked
 from vitascope.training.tasks.masked import MaskedPatchModel, body_config, draw_masked
 from vitascope.weights.loading import from_pretrained
 from vitascope.weights.saving import save_pretrained
@@ -258,7 +258,7 @@ def test_figure_shows_hidden_patches_and_predictions(
         drawn.extend(arguments)
         return draw_masked_patches(*arguments)
 
-    monkeypatch.setattr(masked, "draw_masked_patches", spy)
+    monkeypatch.setattr(figures, "draw_masked_patches", spy)
     found = draw_masked(Run(tmp_path), task, small_module(task), images)
     assert found == {"masked": tmp_path / "figures" / "masked.png"}
     with Image.open(found["masked"]) as figure:

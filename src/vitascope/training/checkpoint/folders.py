@@ -29,10 +29,9 @@ from vitascope.storage import explaining_failure, flush, settle
 from vitascope.training.checkpoint.shards import (
     FileRecord,
     file_record,
-    fill_shards,
     loading,
     split_shards,
-    start_writing,
+    without_placeholders,
 )
 from vitascope.training.distributed import by_first, is_first
 from vitascope.weights.files import read_json
@@ -65,7 +64,11 @@ def start_checkpoint(
     if aside is None:
         return lambda: None
     whole, shards = split_shards(state, {} if copies is None else copies)
-    written = start_writing(aside, shards, group)
+    written: Callable[[], dict[str, FileRecord]] = dict
+    if shards:
+        from vitascope.training.checkpoint.shard_files import start_writing  # takes half a second
+
+        written = start_writing(aside, shards, group)
 
     def finish() -> None:
         try:
@@ -200,7 +203,12 @@ def _read(folder: Path) -> dict[str, Any]:
         state = torch.load(folder / STATE, map_location="cpu", weights_only=True)
     if not isinstance(state, dict):
         raise UserError(f"{folder / STATE}: contains a {type(state).__name__}, not the state of a run")
-    return fill_shards(folder, state)
+    whole, missing = without_placeholders(state)
+    if missing:
+        from vitascope.training.checkpoint.shard_files import read_shards  # takes half a second
+
+        read_shards(folder, missing)
+    return whole
 
 
 def _begin(folder: Path) -> Path | None:

@@ -1,53 +1,27 @@
-"""Sharded states (FSDP2): each process writes its shards, and any process can read all of them.
+"""A state as it is saved: in `state.pt`, and beside it the shards of several processes (`shard_files.py`).
 
-torch.distributed.checkpoint writes the DTensors of a state. In `state.pt` they are placeholders on the "meta"
-device with shape and dtype. Loading needs no communication and returns whole tensors, so that a run can be
-resumed with any number of processes.
+In `state.pt` sharded tensors are placeholders on the "meta" device with shape and dtype. Loading needs no
+communication and returns whole tensors, so that a run can be resumed with any number of processes.
 """
 
 from __future__ import annotations
 
 import hashlib
-import math
 import os
 import pickle
-import warnings
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypedDict, cast
+from typing import TYPE_CHECKING, Any, TypedDict, cast
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.checkpoint import filesystem, metadata
-from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.state_dict_loader import load
-from torch.distributed.checkpoint.state_dict_saver import async_save
-from torch.distributed.tensor import DTensor
 
 from vitascope.errors import UserError
-from vitascope.pickles import load_pickle
-from vitascope.training.distributed import gather, is_first, rank
+from vitascope.training.distributed import is_first
 
-METADATA = ".metadata"
-
-# The names in a pickled `.metadata` of tensors. BytesStorageMetadata is not admitted: torch would unpickle
-# the shard of such an entry without any restriction.
-_ADMITTED: dict[str, Any] = {
-    "torch.Size": torch.Size,
-    "torch.serialization._get_layout": torch.serialization._get_layout,
-    "torch.distributed.checkpoint.filesystem._StorageInfo": filesystem._StorageInfo,
-    **{
-        f"torch.distributed.checkpoint.metadata.{name}": getattr(metadata, name)
-        for name in (
-            *("Metadata", "MetadataIndex", "TensorStorageMetadata", "ChunkStorageMetadata"),
-            *("TensorProperties", "_MEM_FORMAT_ENCODING"),
-        )
-    },
-    **{str(value): value for value in vars(torch).values() if isinstance(value, torch.dtype)},
-}
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
 
 
 class FileRecord(TypedDict):
@@ -75,8 +49,8 @@ def split_shards(
     shards: dict[str, DTensor] = {}
 
     def split(path: str, tensor: Tensor) -> Tensor:
-        if isinstance(tensor, DTensor):
-            shards[path] = tensor
+        if hasattr(tensor, "placements"):  # a DTensor, whose import takes half a second
+            shards[path] = cast("DTensor", tensor)
             return torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
         if not is_first():
             return tensor
@@ -89,40 +63,8 @@ def split_shards(
     return _map_tensors(state, split), shards
 
 
-def start_writing(
-    folder: Path, shards: Mapping[str, DTensor], group: dist.ProcessGroup | None = None
-) -> Callable[[], dict[str, FileRecord]]:
-    """Copy the shards and begin to write them in a thread; all processes call it.
-
-    Returns a function that waits until the files are written, and returns the records of all of them; it
-    communicates in `group`, as the thread does.
-    """
-    if not shards:
-        return dict
-    written = cast("Future[Any]", async_save({**shards}, storage_writer=_Writer(folder), process_group=group))
-
-    def finish() -> dict[str, FileRecord]:
-        failure, files = None, {}
-        try:
-            written.result()
-            mine = [*folder.glob(f"__{rank()}_*"), *([folder / METADATA] if is_first() else [])]
-            files = {path.name: file_record(path) for path in sorted(mine)}
-        except CheckpointException as error:  # raised in every process, whichever it happened in
-            number, (cause, _) = min(error.failures.items(), key=lambda item: item[0])
-            failure = f"{_reason(cause)}, in process {number}"
-        except OSError as error:
-            failure = f"{_reason(error)}, in process {rank()}"
-        outcomes = gather((failure, files), group)
-        for failure, _ in outcomes:
-            if failure is not None:
-                raise OSError(failure)
-        return {name: values for _, files in outcomes for name, values in files.items()}
-
-    return finish
-
-
-def fill_shards(folder: Path, state: Mapping[str, Any]) -> dict[str, Any]:
-    """The state with its placeholders replaced by whole tensors on the CPU."""
+def without_placeholders(state: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """The state with its placeholders replaced by new tensors on the CPU, and these by their path."""
     missing: dict[str, Tensor] = {}
 
     def allocate(path: str, tensor: Tensor) -> Tensor:
@@ -131,30 +73,7 @@ def fill_shards(folder: Path, state: Mapping[str, Any]) -> dict[str, Any]:
         missing[path] = torch.empty_like(tensor, device="cpu")
         return missing[path]
 
-    whole = _map_tensors(state, allocate)
-    if not missing:
-        return whole
-    with loading(folder / METADATA):
-        described = load_pickle((folder / METADATA).read_bytes(), _ADMITTED.get)
-        if not isinstance(described, metadata.Metadata):
-            raise ValueError(f"contains a {type(described).__name__}")
-        for path, tensor in missing.items():
-            found = described.state_dict_metadata.get(path)
-            if not isinstance(found, metadata.TensorStorageMetadata) or found.size != tensor.shape:
-                raise ValueError(f"does not describe {path}, of shape {tuple(tensor.shape)}")
-            # Parts without a shard would keep whatever the memory contained before.
-            if sum(math.prod(chunk.sizes) for chunk in found.chunks) != tensor.numel():
-                raise ValueError(f"lists an incomplete set of shards of {path}")
-        for stored in described.storage_data.values():
-            if "/" in stored.relative_path:
-                raise ValueError(f"names {stored.relative_path!r}, which is not in this folder")
-    with loading(folder), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "torch.distributed is disabled")
-        try:
-            load(missing, storage_reader=_Reader(folder, described), no_dist=True)
-        except CheckpointException as error:
-            raise next(iter(error.failures.values()))[0] from error
-    return whole
+    return _map_tensors(state, allocate), missing
 
 
 def _map_tensors(
@@ -169,25 +88,6 @@ def _map_tensors(
             value = change(f"{prefix}{key}", value)
         changed[key] = value
     return changed
-
-
-class _Writer(filesystem.FileSystemWriter):
-    """Writes no record of itself, which would contain a path of this machine."""
-
-    def storage_meta(self) -> None:
-        """Return None: no record."""
-
-
-class _Reader(filesystem.FileSystemReader):
-    """Reads shards by metadata that are checked already; torch's reader would unpickle them unchecked."""
-
-    def __init__(self, folder: Path, described: metadata.Metadata) -> None:
-        super().__init__(folder)
-        self._described = described
-
-    def read_metadata(self, *args: Any, **kwargs: Any) -> metadata.Metadata:
-        """The checked metadata."""
-        return self._described
 
 
 # Raised by torch for a file with a valid checksum that is not a state of ours.
@@ -206,11 +106,12 @@ def loading(path: Path) -> Iterator[None]:
         raise
     except _FAULTS as error:
         raise UserError(
-            f"{path}: complete, but this run cannot load it; nothing was executed: {_reason(error)}"
+            f"{path}: complete, but this run cannot load it; nothing was executed: {reason_of(error)}"
         ) from error
 
 
-def _reason(error: BaseException) -> str:
+def reason_of(error: BaseException) -> str:
+    """The reason of an error in one line."""
     if isinstance(error, pickle.UnpicklingError) and error.__context__ is not None:
         error = error.__context__  # torch wraps it in advice to load the file unsafely
     text = getattr(error, "strerror", None) or str(error).strip() or type(error).__name__

@@ -8,13 +8,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.checkpoint.state_dict import (
-    StateDictOptions,
-    get_model_state_dict,
-    get_optimizer_state_dict,
-    set_model_state_dict,
-    set_optimizer_state_dict,
-)
 
 from vitascope.arguments import NamesFile
 from vitascope.data.decoding import source_name
@@ -30,19 +23,32 @@ from vitascope.training.distributed import world_size
 
 _COUNT, _NAMES = "training images", "names and labels of the training images, SHA-256"
 _MODEL = "model: "
-_WHOLE = StateDictOptions(full_state_dict=True, strict=True)
 
 
 def model_state(module: nn.Module, *, whole: bool = True) -> dict[str, Any]:
-    """Tensors by the names of the unwrapped module."""
-    offload = whole and world_size() > 1
-    return get_model_state_dict(module, options=StateDictOptions(full_state_dict=whole, cpu_offload=offload))
+    """Tensors by the names of the module, which is not wrapped; with shards, whole ones are on the CPU."""
+    if not whole or world_size() == 1:
+        return module.state_dict()
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+
+    return get_model_state_dict(module, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
 
 
 def optimizer_state(module: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """The state by parameter name, with each process's own shards; empty before the first step."""
-    # Before it, torch would take a step to create the state, which would be counted.
-    return {**get_optimizer_state_dict(module, optimizer)} if optimizer.state else {}
+    """The state by parameter name, with each process's own shards; empty before the first step.
+
+    As `get_optimizer_state_dict` of torch.distributed.checkpoint, whose import takes half a second.
+    """
+    if not optimizer.state:
+        return {}
+    names: dict[torch.Tensor, str] = {parameter: name for name, parameter in module.named_parameters()}
+    return {
+        "state": {names[parameter]: state for parameter, state in optimizer.state.items()},
+        "param_groups": [
+            group | {"params": [names[parameter] for parameter in group["params"]]}
+            for group in optimizer.param_groups
+        ],
+    }
 
 
 def restore_model(module: nn.Module, state: dict[str, Any]) -> None:
@@ -50,13 +56,18 @@ def restore_model(module: nn.Module, state: dict[str, Any]) -> None:
     missing = sorted(module.state_dict().keys() - state.keys())
     if missing:
         raise UserError(f"the checkpoint has no {', '.join(missing)}; start a new run")
-    set_model_state_dict(module, state, options=_WHOLE)
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
+
+    set_model_state_dict(module, state, options=StateDictOptions(full_state_dict=True, strict=True))
 
 
 def restore_optimizer(module: nn.Module, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
     """Load the full state into an optimizer; an empty state leaves it as it is."""
     if state:
-        set_optimizer_state_dict(module, optimizer, state, options=_WHOLE)
+        from torch.distributed.checkpoint.state_dict import StateDictOptions, set_optimizer_state_dict
+
+        whole = StateDictOptions(full_state_dict=True, strict=True)
+        set_optimizer_state_dict(module, optimizer, state, options=whole)
 
 
 def all_finite(module: nn.Module) -> bool:

@@ -24,7 +24,6 @@ from vitascope.model.vit import VisionTransformer
 from vitascope.options.groups import Distillation
 from vitascope.options.recipes import TrainConfig
 from vitascope.predict.engine import Engine, TorchEngine
-from vitascope.report.figures import draw_figures
 from vitascope.run.average_precision import mean_average_precision
 from vitascope.run.label_measures import best_thresholds
 from vitascope.run.measures import score_of
@@ -187,6 +186,8 @@ class Classify:
 
     def draw(self, finished: Finished, tested: Evaluation) -> dict[str, Path]:
         """Draw the figures of a classifier."""
+        from vitascope.report.figures import draw_figures  # matplotlib delays the start of training
+
         images = finished.loader.images.subset(tested.split, tested.indices)
         print_first("drawing the figures")
         return draw_figures(finished.run, finished.model, images, tested)

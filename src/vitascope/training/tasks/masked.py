@@ -29,7 +29,6 @@ from vitascope.model.patches import patchify, put, take, unpatchify
 from vitascope.model.vision_model import evaluation_mode
 from vitascope.model.vit import VisionTransformer
 from vitascope.options.groups import Masking
-from vitascope.report.figures import draw_masked_patches
 from vitascope.run.run import Run
 from vitascope.storage import explaining_failure
 from vitascope.training.checkpoint.folders import to_resume
@@ -220,6 +219,8 @@ def draw_masked(
     )
 
     def draw() -> dict[str, Path]:
+        from vitascope.report.figures import draw_masked_patches  # matplotlib delays the start of training
+
         with explaining_failure(run.path, "the figures", to_resume(run.path)):
             return draw_masked_patches(run, rows, *marks)
 
