@@ -1,4 +1,4 @@
-"""Affine maps of pictures: one interpolation per image, at points that are sums of a column's and a row's part."""
+"""Affine maps of pictures: one interpolation per image, at sums of a column's and a row's part."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ _Floats = npt.NDArray[np.float64]
 def sampling_lines(
     matrices: _Floats, height: int, width: int
 ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
-    """The two parts of the points at which affine maps (B, 2, 3) read: of the columns (B, 2, 1, W), and of the
-    rows (B, 2, H, 1). x and y run from -1 to 1 along each side, also in the maps, from output to input."""
+    """The parts of the points (x, y) that affine maps read: of columns (B, 2, 1, W), of rows (B, 2, H, 1).
+
+    The maps (B, 2, 3) lead from output to input. x and y run from -1 to 1 along each side.
+    """
     x, y = ((2 * np.arange(side) + 1) / side - 1 for side in (width, height))  # the pixels' centres
     by_x, by_y, shift = np.moveaxis(matrices[..., None, None], 2, 0)  # (B, 2, 1, 1) each
     return (by_x * x + shift).astype(np.float32), (by_y * y[:, None]).astype(np.float32)

@@ -67,8 +67,8 @@ class Augmentation:
         return apply_changes(pixels, changes)
 
     def _move(self, draws: _Floats, shape: Sequence[int]) -> Change:
-        """Shift each image by up to a share of its sides, in whole pixels, and fill up by reflection: a random
-        crop of the padded image; and flip it. `draws` (B, 4) are x, y, rotation and flip."""
+        """Shift each image by up to a share of its sides, in whole pixels, filled up by reflection (a random
+        crop of the padded image), and flip it. `draws` (B, 4) are x, y, rotation and flip."""
         _, C, height, width = shape
         mirrored = draws[:, 3] < self.flip
         if not self.shift:
@@ -150,7 +150,7 @@ def _erase(draws: _Floats, probability: float, shape: Sequence[int]) -> list[Cha
     height, width = shape[-2:]
     top, left, bottom, right = _rectangles(draws[chosen, 1:5], height, width)  # (b, 1, 1, 1) each
     y, x = np.arange(height)[:, None], np.arange(width)
-    keys = (draws[chosen, 5:] * 2**32).astype(np.int64)  # (b, 1)
+    keys = (draws[chosen, 5:] * 2**32).astype(np.uint32).view(np.int32)  # (b, 1)
 
     def apply(images: Tensor, rows: Tensor, keys: Tensor, inside_y: Tensor, inside_x: Tensor) -> Tensor:
         noise = _noise(keys, images.shape[1:])
@@ -178,17 +178,17 @@ def _rectangles(draws: _Floats, height: int, width: int) -> npt.NDArray[np.int64
 
 
 def _noise(keys: Tensor, shape: Sequence[int]) -> Tensor:
-    """Uniform numbers in [0, 1], (B, *shape), as a hash of each key in [0, 2^32), (B, 1), and the position, so
-    that an image's noise does not depend on the rest of the batch."""
-    # Both are well mixed already, so that one multiplication spreads a difference over the high bits.
-    bits = (_positions(math.prod(shape), keys.device) ^ keys).mul_(_FACTOR).bitwise_and_(0xFFFFFFFF)
-    return (bits / 2**32).view(-1, *shape)
+    """Uniform numbers in [0, 1], (B, *shape), as a hash of a key for each image, int32 (B, 1), and of the
+    position, so that an image's noise does not depend on the rest of the batch."""
+    # Both are well mixed already, so that one multiplication, modulo 2^32, is enough.
+    bits = (_positions(math.prod(shape), keys.device) ^ keys).mul_(_FACTOR)
+    return torch.rsub(bits, 0.5, alpha=2.0**-32).view(-1, *shape)
 
 
 @functools.lru_cache(maxsize=8)
 def _positions(count: int, device: torch.device) -> Tensor:
-    """A hash in [0, 2^32) of the positions 0 to count - 1, int64 (count,)."""
+    """A 32-bit hash of the positions 0 to count - 1, int32 (count,)."""
     bits = torch.arange(count, device=device)
     for shift, factor in ((16, _FACTOR), (15, 0x735A2D97)):
         bits = ((bits ^ (bits >> shift)) * factor) & 0xFFFFFFFF
-    return bits ^ (bits >> 15)
+    return (bits ^ (bits >> 15)).int()

@@ -32,7 +32,7 @@ class Change:
 
 
 def apply_changes(images: Tensor, changes: Sequence[Change]) -> Tensor:
-    """Images (B, ...) after all changes, one after the other; their arrays are copied to the device together."""
+    """Images (B, ...) after all changes, in turn; the arrays are copied to the device together."""
     device = images.device
     arrays = [array for change in changes for array in change.arrays]
     # A CPU's tensors are the arrays themselves.

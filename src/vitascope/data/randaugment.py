@@ -136,14 +136,14 @@ def _layer(
     places: npt.NDArray[np.int64], operations: npt.NDArray[np.int64], arguments: _Floats, shape: Sequence[int]
 ) -> Change:
     """One operation for each of the images at `places`, given in `_ORDER`; they stay in this order."""
-    (C, height, width), ranks = shape, _PLACES[operations]
+    C, height, width = shape
     names = ("Solarize", "AutoContrast", "Equalize", "Contrast", "Color", "Sharpness", "Rotate")
-    begins = np.searchsorted(ranks, [_ORDER.index(name) for name in names]).tolist()
-    tables, contrasts, equalized, contrast, color, sharpness, moved = begins
+    begins = np.searchsorted(_PLACES[operations], [_ORDER.index(name) for name in names])
+    tables, contrasts, equalized, contrast, color, sharpness, moved = begins.tolist()
     given = _given_tables(operations[tables:contrasts], arguments[tables:contrasts])
     matrices = affine_matrices(operations[moved:], arguments[moved:], height, width)
     factors = arguments[contrast:moved].astype(np.float32).reshape(-1, 1, 1, 1)
-    spreads = _spreads(equalized - contrasts, contrast - equalized)
+    spreads = _spreads(equalized - contrasts, contrast - equalized, C)
     lines = sampling_lines(matrices, height, width)
 
     def apply(
@@ -189,10 +189,12 @@ def _given_tables(operations: npt.NDArray[np.int64], arguments: _Floats) -> npt.
     return np.select(chosen, list(tables.values())).astype(np.float32)[:, None]
 
 
-def _spreads(contrasts: int, equalized: int) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
-    """For `_contrast_tables`: what each level adds to the measure, before counting, (n, 1, 257), and the shares
-    of a step at which the new levels 1 to 255 begin, (n, 1, 255)."""
-    steps = np.zeros((contrasts + equalized, 1, 257), np.float32)
+def _spreads(
+    contrasts: int, equalized: int, channels: int
+) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
+    """For `_contrast_tables`: what each level adds to the measure, before counting, (n, C, 257), and the
+    numbers of steps at which the new levels 1 to 255 begin, (n, 1, 255)."""
+    steps = np.zeros((contrasts + equalized, channels, 257), np.float32)
     steps[:contrasts, :, 1:] = 255
     shares = np.tile(np.arange(1, 256, dtype=np.float32), (len(steps), 1, 1))
     shares[contrasts:] -= 0.5
@@ -202,32 +204,33 @@ def _spreads(contrasts: int, equalized: int) -> tuple[npt.NDArray[np.float32], n
 def _contrast_tables(index: Tensor, steps: Tensor, shares: Tensor, scale: Tensor, equalized: int) -> Tensor:
     """The tables of AutoContrast and, from the image `equalized` on, of PIL's ImageOps.equalize: (n, C, 257).
 
-    Both divide a measure of the levels into 255 equal steps between the darkest and the brightest level of a
-    channel, and a new level is a number of steps: AutoContrast's measure is the level, Equalize's the number of
-    pixels below it. Steps are whole numbers, of 255ths of a level in AutoContrast, which are rounded down; only
-    Equalize rounds to the nearest step. Where the step is 0, levels stay.
+    Both divide a measure of the levels into 255 steps, from the darkest level of a channel to its brightest.
+    A new level is a number of steps. Equalize measures a level by the number of pixels below it, and rounds
+    to the nearest step. AutoContrast measures it by itself, in 255ths, and rounds down. Steps are whole
+    numbers. Where they are 0, levels stay.
 
     Args:
         index: each channel's levels, int64 (n, C, P).
-        steps, shares: of `_spreads`.
+        steps, shares: of `_spreads`; `steps` are overwritten.
         scale: the numbers 0 to 256, float32.
     """
-    measure = steps.expand(-1, index.shape[1], -1).clone(memory_format=torch.contiguous_format)  # (n, C, 257)
     counted = index[equalized:]
     if len(counted):
-        measure[equalized:, :, 1:].scatter_add_(2, counted, scale[1].expand(counted.shape))
-    measure = measure.cumsum(2)  # float32 has whole numbers up to 2^24: pictures of 16 million pixels
-    ends = measure.gather(2, torch.cat(index.aminmax(dim=2, keepdim=True), 2))
-    start, end = ends.split(1, 2)  # (n, C, 1) each, at the darkest and at the brightest level
+        steps[equalized:, :, 1:].scatter_add_(2, counted, scale[1].expand(counted.shape))
+    measure = steps.cumsum(2)  # (n, C, 257), in float32: exact for pictures of up to 2^24 pixels
+    start, end = measure.gather(2, index).aminmax(dim=2, keepdim=True)  # (n, C, 1) each
     step = torch.div(end - start, 255, rounding_mode="floor")
     begins = torch.addcmul(start, shares, step)  # (n, C, 255)
     return torch.where(step > 0, torch.searchsorted(begins, measure, right=True), scale)
 
 
 def _blend(levels: Tensor, factors: Tensor, luma: Tensor, color: int, sharpness: int) -> None:
-    """Move levels (n, C, H, W) in place on the line from another picture through theirs, by a factor for each:
-    from the mean luma (Contrast), from the image `color` on from each pixel's luma (Color), and from
-    `sharpness` on from the smoothed picture (Sharpness)."""
+    """Move levels (n, C, H, W) in place along the line from another picture through theirs.
+
+    `factors` (n, 1, 1, 1) are the new distances, as shares of the old ones. The other picture is the mean
+    luma (Contrast), from the image number `color` on each pixel's luma (Color), and from `sharpness` on the
+    smoothed picture (Sharpness).
+    """
     other = torch.empty_like(levels)
     if sharpness:
         grey = levels[:sharpness].flatten(2)  # (n, C, H * W)
