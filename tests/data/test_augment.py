@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from tests.model import law
 from vitascope.data.augment import Augmentation, _erase, _rectangles, crop_draws
+from vitascope.data.changes import apply_changes
 from vitascope.data.randaugment import RandAugment
 from vitascope.data.randomness import uniform
 
@@ -232,7 +233,8 @@ def test_each_option_has_its_own_draws() -> None:
     draws = uniform(3, 4, indices, 15 + change.draws)
     options = {"seed": 3, "epoch": 4}
     assert torch.equal(augment(pixels, **options, randaugment=change), change(pixels / 255, draws[:, 15:]))
-    assert torch.equal(augment(pixels, **options, erase=0.4), _erase(pixels / 255, draws[:, 9:15], 0.4))
+    erased = apply_changes(pixels / 255, _erase(draws[:, 9:15], 0.4, pixels.shape))
+    assert torch.equal(augment(pixels, **options, erase=0.4), erased)
     np.testing.assert_array_equal(crop_draws(3, 4, indices), draws[:, :4])
 
 

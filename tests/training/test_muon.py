@@ -18,20 +18,20 @@ from vitascope.training.muon import Muon, orthogonal
 @pytest.mark.parametrize(("bf16", "off_diagonal"), [(False, 1e-3), (True, 0.05)])
 @pytest.mark.parametrize("shape", [(1, 8, 8), (2, 16, 64), (3, 64, 16)])
 def test_all_singular_values_become_about_one_and_the_directions_stay(
-    shape: tuple[int, int, int], bf16: bool, off_diagonal: float, monkeypatch
+    shape: tuple[int, int, int], bf16: bool, off_diagonal: float
 ) -> None:
     """In the precision of either kind of CPU; bfloat16 has 8 bits."""
-    monkeypatch.setattr(muon, "has_bf16", lambda device: bf16)
     matrices = torch.randn(shape, generator=torch.Generator().manual_seed(0))
     U, _, Vh = torch.linalg.svd(matrices, full_matrices=False)
-    inner = U.mT @ orthogonal(matrices) @ Vh.mT  # diagonal, if the directions stay
+    [found] = orthogonal([matrices.bfloat16() if bf16 else matrices])
+    inner = U.mT @ found.float() @ Vh.mT  # diagonal, if the directions stay
     values = inner.diagonal(dim1=1, dim2=2)
     assert ((values > 0.5) & (values < 1.3)).float().mean() > 0.9
     assert (inner - torch.diag_embed(values)).abs().max() < off_diagonal
 
 
 def test_zero_gradients_give_zero_updates() -> None:
-    assert torch.equal(orthogonal(torch.zeros(2, 4, 6)), torch.zeros(2, 4, 6))
+    assert torch.equal(orthogonal([torch.zeros(2, 4, 6)])[0], torch.zeros(2, 4, 6))
 
 
 def steps(optimizer: torch.optim.Optimizer, parameters: list[nn.Parameter], count: int = 3) -> None:
@@ -54,7 +54,7 @@ def test_a_matrix_gets_the_update_of_torchs_muon(monkeypatch) -> None:
         muon, "has_bf16", lambda device: False
     )  # ours multiplies the transposed of a tall one
     monkeypatch.setattr(
-        torch.optim._muon, "_zeropower_via_newtonschulz", lambda update, *_: orthogonal(update[None])[0]
+        torch.optim._muon, "_zeropower_via_newtonschulz", lambda update, *_: orthogonal([update[None]])[0][0]
     )
     steps(Muon([group(ours, 1)], lr=0.05), ours)
     peer = torch.optim.Muon(theirs, lr=0.05, weight_decay=0.1, momentum=0.95, adjust_lr_fn="match_rms_adamw")
@@ -66,7 +66,9 @@ def test_a_matrix_gets_the_update_of_torchs_muon(monkeypatch) -> None:
 def test_newton_schulz_agrees_with_torchs_within_bfloat16(monkeypatch) -> None:
     update = torch.randn(12, 20)
     peer = torch.optim._muon._zeropower_via_newtonschulz(update, muon.COEFFICIENTS, muon.ITERATIONS, 1e-7)
-    torch.testing.assert_close(orthogonal(update[None])[0], peer.float(), atol=0.03, rtol=0.05)
+    torch.testing.assert_close(
+        orthogonal([update[None].bfloat16()])[0][0].float(), peer.float(), atol=0.03, rtol=0.05
+    )
 
 
 def test_an_optimizer_that_loads_the_state_of_another_goes_on_as_it_would() -> None:
@@ -104,7 +106,8 @@ def test_the_number_of_operations_does_not_grow_with_the_number_of_layers() -> N
         with Products() as products:
             steps(optimizer, parameters, count=1)
         counts.append(products.count)
-    assert counts[0] == counts[1] == 3 * muon.ITERATIONS * 3  # of sides 8x8, 8x32 and 3x8
+    # A and X of sides 8x8, 8x32 and 3x8, and B of 8 rows and of 3.
+    assert counts[0] == counts[1] == (2 * 3 + 2) * muon.ITERATIONS
 
 
 class Products(TorchDispatchMode):
@@ -113,8 +116,12 @@ class Products(TorchDispatchMode):
     count = 0
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.count += function in (torch.ops.aten.bmm.default, torch.ops.aten.baddbmm.default)
+        self.count += function in (torch.ops.aten.bmm.out, torch.ops.aten.baddbmm.default)
         return function(*args, **(kwargs or {}))
+
+
+def test_a_process_without_matrices_has_no_updates() -> None:
+    assert muon.orthogonal_updates([], []) == []
 
 
 @pytest.mark.parametrize("world", [2, 4])
@@ -130,10 +137,10 @@ def test_processes_divide_the_matrices_of_sharded_parameters(
         mesh = init_device_mesh("cpu", (world,))
         computed = 0
 
-        def counted(matrices: Tensor) -> Tensor:
+        def counted(batches: list[Tensor]) -> list[Tensor]:
             nonlocal computed
-            computed += matrices.numel()
-            return orthogonal(matrices)
+            computed += sum(matrices.numel() for matrices in batches)
+            return orthogonal(batches)
 
         muon.orthogonal = counted
         ours = [nn.Parameter(distribute_tensor(each, mesh, [Shard(0)])) for each in start]

@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
+from vitascope.data.affine import sample, sampling_lines
+from vitascope.data.changes import Change, apply_changes
 from vitascope.data.randaugment import RandAugment
 from vitascope.data.randomness import uniform
-from vitascope.data.three_augment import DRAWS, luma_weights, three_augment
-from vitascope.data.transfer import to_device
+from vitascope.data.three_augment import DRAWS, luma_weights, three_augment_change
+
+_Floats = npt.NDArray[np.float64]
 
 _FIXED_DRAWS = 15
 """Random numbers per image before RandAugment's: 4 crop, 1 rotation, 1 flip, 3 colours, 6 erasing. After them
 come 3-Augment's."""
+_FACTOR = 0x21F0AAAD
+"""A constant of T. Ettinger's 32-bit hash, below 2^31, so that no int64 product overflows."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -40,31 +46,48 @@ class Augmentation:
 
     def __call__(self, pixels: Tensor, indices: npt.NDArray[np.int64], *, seed: int, epoch: int) -> Tensor:
         """uint8 (B, C, H, W) and the images' indices in the data set -> floats in [0, 1], (B, C, H, W)."""
-        fixed, operations = _FIXED_DRAWS, self.randaugment.draws if self.randaugment else 0
-        drawn = uniform(seed, epoch, indices, fixed + operations + DRAWS)  # in [0, 1)
-        draws, for_operations, for_three = np.split(drawn, [fixed, fixed + operations], axis=1)
+        shape, operations = pixels.shape, self.randaugment.draws if self.randaugment else 0
+        drawn = uniform(seed, epoch, indices, _FIXED_DRAWS + operations + DRAWS)  # in [0, 1)
+        draws, for_operations, for_three = np.split(drawn, [_FIXED_DRAWS, _FIXED_DRAWS + operations], axis=1)
         warps = self.crop_scale < 1 or self.rotate
-        if self.shift and not warps:
-            pixels = _shift(pixels, draws[:, 2:4], self.shift)
-        if self.flip and not warps:  # needs no interpolation
-            rows = to_device(np.flatnonzero(draws[:, 5] < self.flip), pixels.device)
-            pixels = pixels.index_copy(0, rows, pixels.index_select(0, rows).flip(-1))
-        images = pixels / 255
+        changes = []
+        if not warps and (self.shift or self.flip):  # needs no interpolation
+            changes.append(self._move(draws[:, 2:6], shape))
+        changes.append(Change((), lambda pixels: pixels / 255))
         if warps:
-            images = self._warp(images, draws[:, :6])
+            changes.append(self._warp(draws[:, :6], shape))
         if self.three_augment:
-            images = three_augment(images, for_three)
+            changes.append(three_augment_change(for_three, shape[1]))
         if self.color_jitter:
-            images = self._jitter(images, draws[:, 6:9])
+            changes.append(self._jitter(draws[:, 6:9], shape[1]))
         if self.randaugment:
-            images = self.randaugment(images, for_operations)
+            changes += self.randaugment.changes(for_operations, shape)
         if self.erase:
-            images = _erase(images, draws[:, 9:], self.erase)
-        return images
+            changes += _erase(draws[:, 9:], self.erase, shape)
+        return apply_changes(pixels, changes)
 
-    def _warp(self, images: Tensor, draws: npt.NDArray[np.float64]) -> Tensor:
+    def _move(self, draws: _Floats, shape: Sequence[int]) -> Change:
+        """Shift each image by up to a share of its sides, in whole pixels, filled up by reflection (a random
+        crop of the padded image), and flip it. `draws` (B, 4) are x, y, rotation and flip."""
+        _, C, height, width = shape
+        mirrored = draws[:, 3] < self.flip
+        if not self.shift:
+            return Change((np.flatnonzero(mirrored),), _flip)
+        columns, rows = (
+            _reflected(draw, side, self.shift)
+            for draw, side in zip(draws.T[:2], (width, height), strict=True)
+        )
+        columns[mirrored] = columns[mirrored, ::-1]
+
+        def apply(pixels: Tensor, starts: Tensor, columns: Tensor) -> Tensor:
+            places = (starts + columns).flatten(2).expand(-1, C, -1)  # (B, C, H * W)
+            return pixels.flatten(2).gather(2, places).view_as(pixels)
+
+        return Change(((rows * width)[:, None, :, None], columns[:, None, None]), apply)
+
+    def _warp(self, draws: _Floats, shape: Sequence[int]) -> Change:
         """Crop, shift, rotate and flip by one affine map, so that each image is interpolated once."""
-        height, width = images.shape[-2:]
+        height, width = shape[-2:]
         area, ratio, x, y, turn, mirror = draws.T  # (B,) each
         side = np.sqrt(1 - area * (1 - self.crop_scale))  # of the crop, as a share
         reach = np.minimum(math.log(4 / 3) / 2, -np.log(side))  # of log(width / height) / 2, inside the image
@@ -77,66 +100,69 @@ class Augmentation:
         row_y = [sign * crop_w * np.sin(angle) * width / height, crop_h * np.cos(angle)]
         row_x.append((2 * x - 1) * (1 - crop_w + 2 * self.shift))
         row_y.append((2 * y - 1) * (1 - crop_h + 2 * self.shift))
-        matrices = np.stack([row_x, row_y]).transpose(2, 0, 1)
-        theta = to_device(matrices.astype(np.float32), images.device)  # (B, 2, 3)
-        grid = F.affine_grid(theta, list(images.shape), align_corners=False)  # (B, H, W, 2)
-        return F.grid_sample(images, grid, padding_mode="reflection", align_corners=False)
+        lines = sampling_lines(np.stack([row_x, row_y]).transpose(2, 0, 1), height, width)
+        return Change(lines, functools.partial(sample, padding="reflection"))
 
-    def _jitter(self, images: Tensor, draws: npt.NDArray[np.float64]) -> Tensor:
+    def _jitter(self, draws: _Floats, channels: int) -> Change:
         """Change brightness, contrast (about the image's mean luma) and saturation (about each pixel's), each
-        by a factor around 1, by one 3x3 matrix per image."""
-        C = images.shape[1]
-        device = images.device
-        luma = luma_weights(C, device)  # (C,)
+        by a factor around 1, by one matrix per image."""
+        luma = luma_weights(channels)  # (C,)
         factors = 1 + (2 * draws - 1) * self.color_jitter  # (B, 3)
-        brightness, contrast, saturation = to_device(factors.astype(np.float32), device).T
-        grey = luma.expand(C, C)
-        mix = torch.lerp(grey, torch.eye(C, device=device), saturation.view(-1, 1, 1))  # (B, C, C)
-        mean = images.mean(dim=(2, 3)) @ luma  # (B,)
-        offset = (brightness * (1 - contrast) * mean).view(-1, 1, 1)
-        scaled = (brightness * contrast).view(-1, 1, 1) * mix
-        return (scaled @ images.flatten(2) + offset).clamp(0, 1).view_as(images)
+        brightness, contrast, saturation = factors.T[..., None, None]  # (B, 1, 1) each
+        mix = luma + saturation * (np.eye(channels) - luma)  # (B, C, C)
+        scaled = (brightness * contrast * mix).astype(np.float32)
+        of_mean = (brightness * (1 - contrast) * luma).astype(np.float32)  # (B, 1, C)
+
+        def apply(images: Tensor, scaled: Tensor, of_mean: Tensor) -> Tensor:
+            offset = of_mean @ images.mean(dim=(2, 3)).unsqueeze(2)  # (B, 1, 1)
+            return torch.baddbmm(offset, scaled, images.flatten(2)).clamp_(0, 1).view_as(images)
+
+        return Change((scaled, of_mean), apply)
 
 
-def crop_draws(seed: int, epoch: int, indices: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+def crop_draws(seed: int, epoch: int, indices: npt.NDArray[np.int64]) -> _Floats:
     """The draws of an `Augmentation` for crops: area, ratio, x and y, uniform in [0, 1), (B, 4)."""
     return uniform(seed, epoch, indices, 4)
 
 
-def _shift(pixels: Tensor, draws: npt.NDArray[np.float64], reach: float) -> Tensor:
-    """Shift each image by up to a share `reach` of its sides, in whole pixels, and fill up by reflection: a
-    random crop of the padded image. `draws` (B, 2) are x and y."""
-    B, C, height, width = pixels.shape
-    places = []  # the column, and the row, from which each pixel is read
-    for draw, side in zip(draws.T, (width, height), strict=True):
-        most = round(reach * side)
-        shift = np.floor(draw * (2 * most + 1)).astype(np.int64) - most  # (B,)
-        place = np.abs(shift[:, None] + np.arange(side)) % max(1, 2 * side - 2)  # reflection has this period
-        places.append(np.minimum(place, 2 * side - 2 - place))  # (B, side)
-    columns, rows = (to_device(place, pixels.device) for place in places)
-    rows = rows.view(B, 1, height, 1).expand(-1, C, -1, width)
-    return pixels.gather(2, rows).gather(3, columns.view(B, 1, 1, width).expand(-1, C, height, -1))
+def _flip(pixels: Tensor, rows: Tensor) -> Tensor:
+    """Mirror the images with these numbers, (b,)."""
+    return pixels.index_copy(0, rows, pixels.index_select(0, rows).flip(-1))
 
 
-def _erase(images: Tensor, draws: npt.NDArray[np.float64], probability: float) -> Tensor:
+def _reflected(draws: _Floats, side: int, reach: float) -> npt.NDArray[np.int64]:
+    """The places along a side at which images are read that are shifted by up to a share `reach` of it: (B,
+    side) for draws (B,). Places outside are reflected."""
+    most = round(reach * side)
+    shift = np.floor(draws * (2 * most + 1)).astype(np.int64) - most  # (B,)
+    place = np.abs(shift[:, None] + np.arange(side)) % max(1, 2 * side - 2)  # reflection has this period
+    found: npt.NDArray[np.int64] = np.minimum(place, 2 * side - 2 - place)
+    return found
+
+
+def _erase(draws: _Floats, probability: float, shape: Sequence[int]) -> list[Change]:
     """Random erasing (Zhong et al. 2020) with DeiT's numbers: 2 to 33% of the area, aspect 0.3 to 3.3."""
     # `draws` (B, 6) are chance, area, aspect, y, x and the noise's key. The noise is uniform in [0, 1]: valid
     # values of a picture, and after normalization about as wide as DeiT's standard normal noise.
     chosen = np.flatnonzero(draws[:, 0] < probability)  # (b,)
     if not len(chosen):
-        return images
-    device, (height, width) = images.device, images.shape[-2:]
-    edges = _rectangles(draws[chosen, 1:5], height, width)
-    top, left, bottom, right = to_device(edges, device)  # (b, 1, 1, 1) each
-    y = torch.arange(height, device=device).unsqueeze(1)  # (H, 1)
-    x = torch.arange(width, device=device)  # (W,)
-    inside = (y >= top) & (y < bottom) & (x >= left) & (x < right)  # (b, 1, H, W)
-    noise = _noise(to_device((draws[chosen, 5] * 2**32).astype(np.int64), device), images.shape[1:])
-    rows = to_device(chosen, device)
-    return images.index_copy(0, rows, torch.where(inside, noise, images.index_select(0, rows)))
+        return []
+    height, width = shape[-2:]
+    top, left, bottom, right = _rectangles(draws[chosen, 1:5], height, width)  # (b, 1, 1, 1) each
+    y, x = np.arange(height)[:, None], np.arange(width)
+    keys = (draws[chosen, 5:] * 2**32).astype(np.uint32).view(np.int32)  # (b, 1)
+
+    def apply(images: Tensor, rows: Tensor, keys: Tensor, inside_y: Tensor, inside_x: Tensor) -> Tensor:
+        noise = _noise(keys, images.shape[1:])
+        # In place: before it come changes that make new images.
+        return images.index_copy_(
+            0, rows, torch.where(inside_y & inside_x, noise, images.index_select(0, rows))
+        )
+
+    return [Change((chosen, keys, (y >= top) & (y < bottom), (x >= left) & (x < right)), apply)]
 
 
-def _rectangles(draws: npt.NDArray[np.float64], height: int, width: int) -> npt.NDArray[np.int64]:
+def _rectangles(draws: _Floats, height: int, width: int) -> npt.NDArray[np.int64]:
     """Top, left, bottom and right of rectangles: (4, B, 1, 1, 1). Zhong et al. draw again if a rectangle does
     not fit into the picture; here the aspect is drawn from those that fit."""
     area, aspect, y, x = draws.T  # (B,) each
@@ -151,17 +177,18 @@ def _rectangles(draws: npt.NDArray[np.float64], height: int, width: int) -> npt.
     return np.stack([top, left, top + rows, left + columns]).astype(np.int64)[..., None, None, None]
 
 
-def _noise(keys: Tensor, shape: torch.Size) -> Tensor:
-    """Uniform numbers in [0, 1], (B, *shape), as a hash of each key in [0, 2^32) and the position, so that an
-    image's noise does not depend on the rest of the batch."""
-    positions = _mix(torch.arange(shape.numel(), device=keys.device))
-    bits = _mix(positions ^ keys.unsqueeze(1))  # (B, C * H * W)
-    return (bits >> 8).float().div(2**24 - 1).view(-1, *shape)
+def _noise(keys: Tensor, shape: Sequence[int]) -> Tensor:
+    """Uniform numbers in [0, 1], (B, *shape), as a hash of a key for each image, int32 (B, 1), and of the
+    position, so that an image's noise does not depend on the rest of the batch."""
+    # Both are well mixed already, so that one multiplication, modulo 2^32, is enough.
+    bits = (_positions(math.prod(shape), keys.device) ^ keys).mul_(_FACTOR)
+    return torch.rsub(bits, 0.5, alpha=2.0**-32).view(-1, *shape)
 
 
-def _mix(bits: Tensor) -> Tensor:
-    """32 bits to 32 well-mixed ones: xorshift and multiply (constants: T. Ettinger). Both factors are below
-    2^31, so no int64 product overflows."""
-    for shift, factor in ((16, 0x21F0AAAD), (15, 0x735A2D97)):
+@functools.lru_cache(maxsize=8)
+def _positions(count: int, device: torch.device) -> Tensor:
+    """A 32-bit hash of the positions 0 to count - 1, int32 (count,)."""
+    bits = torch.arange(count, device=device)
+    for shift, factor in ((16, _FACTOR), (15, 0x735A2D97)):
         bits = ((bits ^ (bits >> shift)) * factor) & 0xFFFFFFFF
-    return bits ^ (bits >> 15)
+    return (bits ^ (bits >> 15)).int()

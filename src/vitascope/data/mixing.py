@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from vitascope.data.randomness import step_seed
+from vitascope.data.transfer import to_device
 from vitascope.errors import UserError
 
 
@@ -47,11 +48,12 @@ class Mixing:
         share, box = self._draw(seed, step, *images.shape[2:])
         if share == 1:
             return images, targets
+        shares = to_device(np.array([[share, 1 - share], [1 - share, share]], np.float32), images.device)
         if box is None:
-            return _mix(images, share), _mix(targets, share)
-        partners, pasted = _partners(images), images.clone()  # CutMix: the partner's pixels inside the box
-        pasted[: len(partners), :, *box] = partners[..., *box]
-        return pasted, _mix(targets, share)
+            return _mix(images, shares), _mix(targets, shares)
+        paired, pasted = 2 * (len(images) // 2), images.clone()  # CutMix: the partner's pixels inside the box
+        pasted[:paired, :, *box] = _pairs(images[..., *box]).flip(1).flatten(0, 1)
+        return pasted, _mix(targets, shares)
 
     def _draw(
         self, seed: int, step: int, height: int, width: int
@@ -77,14 +79,14 @@ def _interval(centre: float, length: int, share: float) -> slice:
     return slice(max(middle - size // 2, 0), min(middle + (size + 1) // 2, length))
 
 
-def _partners(values: Tensor) -> Tensor:
-    """Each even pair of neighbours changes places; the last of an odd batch is left out."""
+def _pairs(values: Tensor) -> Tensor:
+    """The pairs of neighbours, (B // 2, 2, ...); the last of an odd batch is left out."""
     pairs = len(values) // 2
-    return values[: 2 * pairs].unflatten(0, (pairs, 2)).flip(1).flatten(0, 1)
+    return values[: 2 * pairs].unflatten(0, (pairs, 2))
 
 
-def _mix(values: Tensor, share: float) -> Tensor:
-    """Mixup: lambda x + (1 - lambda) x', of images and of targets."""
-    partners = _partners(values)
-    mixed = share * values[: len(partners)] + (1 - share) * partners
-    return torch.cat([mixed, values[len(partners) :]])
+def _mix(values: Tensor, shares: Tensor) -> Tensor:
+    """Mixup: lambda x + (1 - lambda) x', of images and of targets, by a product with `shares` (2, 2)."""
+    pairs = _pairs(values)
+    mixed = torch.bmm(shares.expand(len(pairs), -1, -1), pairs.flatten(2)).view(-1, *values.shape[1:])
+    return torch.cat([mixed, values[-1:]]) if len(values) % 2 else mixed

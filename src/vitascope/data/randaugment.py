@@ -1,25 +1,41 @@
 """RandAugment (Cubuk et al. 2020) of whole batches on the device, level for level equal to PIL's.
 
-The operations of an image and their strengths are drawn on the host from given numbers; images are sorted by
-operation, so that each operation runs once per layer, however large the batch.
+The operations of an image and their strengths are drawn on the host from given numbers. Images are sorted by
+operation, so that each kind of operation runs once per layer, however large the batch: a table of the 256
+levels, a blend with another picture, or an interpolation.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from vitascope.data.transfer import to_device
+from vitascope.data.affine import sample, sampling_lines
+from vitascope.data.changes import Change, apply_changes
 from vitascope.errors import UserError
 
 _Floats: TypeAlias = npt.NDArray[np.float64]
+_Choice: TypeAlias = tuple[npt.NDArray[np.int64], _Floats]
+"""Indices into OPERATIONS and arguments of `operation_arguments`, (B,) each."""
+
+OPERATIONS = (
+    *("Identity", "AutoContrast", "Equalize", "Solarize", "Posterize", "Color", "Contrast", "Brightness"),
+    *("Sharpness", "Rotate", "ShearX", "ShearY", "TranslateX", "TranslateY"),
+)
+"""The paper's list. The order is that of the draws."""
+
+_ORDER = (
+    *("Identity", "Solarize", "Posterize", "Brightness", "AutoContrast", "Equalize"),
+    *("Contrast", "Color", "Sharpness", "Rotate", "ShearX", "ShearY", "TranslateX", "TranslateY"),
+)
+"""The operations in the order of sorted images: nothing, tables, blends, and interpolations."""
+_PLACES = np.array([_ORDER.index(name) for name in OPERATIONS])
 
 DRAWS_PER_OPERATION = 3
 """Uniform numbers per operation: choice, strength, sign."""
@@ -60,14 +76,17 @@ class RandAugment:
 
     def __call__(self, images: Tensor, draws: _Floats) -> Tensor:
         """Floats in [0, 1], (B, C, H, W), and uniform numbers (B, `self.draws`) -> floats in [0, 1]."""
-        # Each operation takes and returns 256 levels, as in 8-bit pictures: Posterize and Equalize need them.
-        levels = (images * 255).round()  # (B, C, H, W)
-        for layer in np.split(draws, self.num_ops, axis=1):
-            levels = apply_operations(levels, *self._choose(layer))
-        return levels / 255
+        return apply_changes(images, self.changes(draws, images.shape))
 
-    def _choose(self, draws: _Floats) -> tuple[npt.NDArray[np.int64], _Floats]:
-        """Uniform numbers (B, 3) -> indices into OPERATIONS and their arguments, (B,) each."""
+    def changes(self, draws: _Floats, shape: Sequence[int]) -> list[Change]:
+        """The changes of floats in [0, 1] of a shape (B, C, H, W), by uniform numbers (B, `self.draws`)."""
+        layers = [self._choose(layer) for layer in np.split(draws, self.num_ops, axis=1)]
+        # Each operation takes and returns 256 levels, as in 8-bit pictures: Posterize and Equalize need them.
+        to_levels = Change((), lambda images: (images * 255).round_())
+        return [to_levels, *operation_changes(layers, shape), Change((), lambda levels: levels.div_(255))]
+
+    def _choose(self, draws: _Floats) -> _Choice:
+        """Uniform numbers (B, 3) -> the operations of one layer."""
         which, strength, sign = draws.T
         # Below the probability, `which` is uniform again, and chooses the operation.
         chosen = (which / self.probability * len(OPERATIONS)).astype(np.int64)
@@ -99,82 +118,143 @@ def operation_arguments(operations: npt.NDArray[np.int64], magnitude: _Floats, s
 def apply_operations(levels: Tensor, operations: npt.NDArray[np.int64], arguments: _Floats) -> Tensor:
     """Apply to each image's levels, whole numbers from 0 to 255 as floats (B, C, H, W), one of OPERATIONS,
     given by its index, (B,), with an argument of `operation_arguments`, (B,)."""
-    order = np.argsort(operations, kind="stable")
-    operations, arguments = operations[order], arguments[order]
-    there, back = to_device(np.stack([order, np.argsort(order)]), levels.device)  # (B,) each
-    ordered = levels.index_select(0, there)
-    on_device = to_device(arguments.astype(np.float32), levels.device)
-    changed = []
-    ends = np.searchsorted(operations, np.arange(len(_VALUE_OPERATIONS)), side="right").tolist()
-    for start, end, function in zip([0, *ends], ends, _VALUE_OPERATIONS.values(), strict=False):
-        if start < end:
-            changed.append(function(ordered[start:end], on_device[start:end]))
-    if ends[-1] < len(order):  # the rest moves pixels: one interpolation for all of them
-        height, width = levels.shape[-2:]
-        theta = affine_matrices(operations[ends[-1] :], arguments[ends[-1] :], height, width)
-        changed.append(_warp(ordered[ends[-1] :], to_device(theta.astype(np.float32), levels.device)))
-    return torch.cat(changed).index_select(0, back)
+    return apply_changes(levels, operation_changes([(operations, arguments)], levels.shape))
 
 
-# The operations take levels (B, C, H, W) and an argument for each image (B,).
+def operation_changes(layers: Sequence[_Choice], shape: Sequence[int]) -> list[Change]:
+    """The changes of levels, floats of a shape (B, C, H, W), by one operation per image in each layer."""
+    changes = []
+    places = np.arange(shape[0])  # of the images among the sorted ones
+    for operations, arguments in layers:
+        order = np.argsort(_PLACES[operations], kind="stable")
+        changes.append(_layer(places[order], operations[order], arguments[order], shape[1:]))
+        places = np.argsort(order)
+    return [*changes, Change((places,), lambda levels, back: levels.index_select(0, back))]
 
 
-def _auto_contrast(levels: Tensor, _: Tensor) -> Tensor:
-    """Stretch each channel to the range from 0 to 255."""
-    low, high = levels.amin((2, 3), keepdim=True), levels.amax((2, 3), keepdim=True)  # (B, C, 1, 1)
-    stretched = ((levels - low) * 255 / (high - low).clamp(min=1)).floor()
-    return torch.where(high > low, stretched, levels)
+def _layer(
+    places: npt.NDArray[np.int64], operations: npt.NDArray[np.int64], arguments: _Floats, shape: Sequence[int]
+) -> Change:
+    """One operation for each of the images at `places`, given in `_ORDER`; they stay in this order."""
+    C, height, width = shape
+    names = ("Solarize", "AutoContrast", "Equalize", "Contrast", "Color", "Sharpness", "Rotate")
+    begins = np.searchsorted(_PLACES[operations], [_ORDER.index(name) for name in names])
+    tables, contrasts, equalized, contrast, color, sharpness, moved = begins.tolist()
+    given = _given_tables(operations[tables:contrasts], arguments[tables:contrasts])
+    matrices = affine_matrices(operations[moved:], arguments[moved:], height, width)
+    factors = arguments[contrast:moved].astype(np.float32).reshape(-1, 1, 1, 1)
+    spreads = _spreads(equalized - contrasts, contrast - equalized, C)
+    lines = sampling_lines(matrices, height, width)
+
+    def apply(
+        levels: Tensor, order: Tensor, given: Tensor, steps: Tensor, shares: Tensor, scale: Tensor,
+        factors: Tensor, luma: Tensor, columns: Tensor, rows: Tensor,
+    ) -> Tensor:  # fmt: skip
+        levels = levels.index_select(0, order)  # new, so that the rest may overwrite it
+        if tables < contrast:
+            pixels = levels[tables:contrast].flatten(2)  # (n, C, H * W), a view
+            index, own = pixels.long(), contrasts - tables
+            if own:
+                torch.gather(given.expand(-1, C, -1), 2, index[:own], out=pixels[:own])
+            if contrasts < contrast:
+                made = _contrast_tables(index[own:], steps, shares, scale, equalized - contrasts)
+                torch.gather(made, 2, index[own:], out=pixels[own:])
+        if contrast < moved:
+            _blend(levels[contrast:moved], factors, luma, color - contrast, sharpness - contrast)
+        if moved < len(levels):
+            # PIL's bilinear interpolation rounds halves up, as floor after adding 1/2 does.
+            whole = levels[moved:]
+            torch.add(sample(whole - _GREY, columns, rows, padding="zeros"), _GREY + 0.5, out=whole)
+        if contrast < len(levels):
+            levels[contrast:].clamp_(0, 255).floor_()
+        return levels
+
+    scale = np.arange(257, dtype=np.float32)
+    return Change((places, given, *spreads, scale, factors, _luma(C), *lines), apply)
 
 
-def _equalize(levels: Tensor, _: Tensor) -> Tensor:
-    """Make each channel's levels about equally frequent, as PIL's ImageOps.equalize: a level's new value is
-    the number of pixels below it, in steps; a step is a 255th of those below the brightest level."""
-    pixels = levels.flatten(0, 1).flatten(1).long()  # (B * C, H * W)
-    counts = pixels.new_zeros(len(pixels), 256).scatter_add_(1, pixels, torch.ones_like(pixels))
-    brightest = pixels.amax(dim=1, keepdim=True)  # (B * C, 1)
-    step = (pixels.shape[1] - counts.gather(1, brightest)) // 255
-    below = counts.cumsum(dim=1) - counts  # (B * C, 256)
-    table = ((below + step // 2) // step.clamp(min=1)).clamp(max=255)
-    table = torch.where(step > 0, table, torch.arange(256, device=levels.device))
-    return table.gather(1, pixels).view_as(levels).to(levels.dtype)
+# Tables have 257 entries, one more than levels, because counts of the pixels below each level have as many.
 
 
-def _posterize(levels: Tensor, bits: Tensor) -> Tensor:
-    step = torch.bitwise_left_shift(1, 8 - bits.int()).view(-1, 1, 1, 1)
-    return (levels / step).floor() * step
+def _given_tables(operations: npt.NDArray[np.int64], arguments: _Floats) -> npt.NDArray[np.float32]:
+    """The new values of all levels by Solarize, Posterize and Brightness: (B, 1, 257)."""
+    levels, amounts = np.arange(257, dtype=np.float32), arguments.astype(np.float32)[:, None]
+    bits = 2.0 ** (8 - np.trunc(amounts.clip(0, 8)))
+    tables = {
+        "Solarize": np.where(levels < amounts, levels, 255 - levels),
+        "Posterize": np.floor(levels / bits) * bits,
+        "Brightness": np.floor(np.clip(amounts * levels, 0, 255)),
+    }
+    chosen = [operations[:, None] == OPERATIONS.index(name) for name in tables]
+    return np.select(chosen, list(tables.values())).astype(np.float32)[:, None]
 
 
-def _contrast(levels: Tensor, factor: Tensor) -> Tensor:
-    """Move levels away from the mean grey of the picture, or towards it."""
-    luma = _luma(levels)
-    pixels = luma[0].numel()
-    total = luma.long().sum(dim=(1, 2, 3))  # in integers: independent of the order
-    mean = (2 * total + pixels) // (2 * pixels)  # rounded
-    return _blend(mean.to(levels.dtype).view(-1, 1, 1, 1), levels, factor)
+def _spreads(
+    contrasts: int, equalized: int, channels: int
+) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
+    """For `_contrast_tables`: what each level adds to the measure, before counting, (n, C, 257), and the
+    numbers of steps at which the new levels 1 to 255 begin, (n, 1, 255)."""
+    steps = np.zeros((contrasts + equalized, channels, 257), np.float32)
+    steps[:contrasts, :, 1:] = 255
+    shares = np.tile(np.arange(1, 256, dtype=np.float32), (len(steps), 1, 1))
+    shares[contrasts:] -= 0.5
+    return steps, shares
 
 
-def _sharpness(levels: Tensor, factor: Tensor) -> Tensor:
-    """Move levels away from a smoothed picture, or towards it: 3x3, centre weight 5, the border stays."""
-    rows = levels[..., :-2, :] + levels[..., 1:-1, :] + levels[..., 2:, :]
-    total = rows[..., :-2] + rows[..., 1:-1] + rows[..., 2:]  # (B, C, H - 2, W - 2)
-    inside = levels[..., 1:-1, 1:-1]
-    smooth = levels.clone()
-    smooth[..., 1:-1, 1:-1] = ((total + 4 * inside) / 13).round()
-    return _blend(smooth, levels, factor)
+def _contrast_tables(index: Tensor, steps: Tensor, shares: Tensor, scale: Tensor, equalized: int) -> Tensor:
+    """The tables of AutoContrast and, from the image `equalized` on, of PIL's ImageOps.equalize: (n, C, 257).
+
+    Both divide a measure of the levels into 255 steps, from the darkest level of a channel to its brightest.
+    A new level is a number of steps. Equalize measures a level by the number of pixels below it, and rounds
+    to the nearest step. AutoContrast measures it by itself, in 255ths, and rounds down. Steps are whole
+    numbers. Where they are 0, levels stay.
+
+    Args:
+        index: each channel's levels, int64 (n, C, P).
+        steps, shares: of `_spreads`; `steps` are overwritten.
+        scale: the numbers 0 to 256, float32.
+    """
+    counted = index[equalized:]
+    if len(counted):
+        steps[equalized:, :, 1:].scatter_add_(2, counted, scale[1].expand(counted.shape))
+    measure = steps.cumsum(2)  # (n, C, 257), in float32: exact for pictures of up to 2^24 pixels
+    start, end = measure.gather(2, index).aminmax(dim=2, keepdim=True)  # (n, C, 1) each
+    step = torch.div(end - start, 255, rounding_mode="floor")
+    begins = torch.addcmul(start, shares, step)  # (n, C, 255)
+    return torch.where(step > 0, torch.searchsorted(begins, measure, right=True), scale)
 
 
-def _luma(levels: Tensor) -> Tensor:
-    """Each pixel's luma (ITU-R 601, PIL's whole numbers): (B, 1, H, W)."""
-    if levels.shape[1] != 3:
-        return levels.mean(dim=1, keepdim=True).round()
-    red, green, blue = levels.unbind(1)
-    weighted = 19595 * red + 38470 * green + 7471 * blue + 32768  # below 2^24, so exact in float32
-    return (weighted / 65536).floor().unsqueeze(1)
+def _blend(levels: Tensor, factors: Tensor, luma: Tensor, color: int, sharpness: int) -> None:
+    """Move levels (n, C, H, W) in place along the line from another picture through theirs.
+
+    `factors` (n, 1, 1, 1) are the new distances, as shares of the old ones. The other picture is the mean
+    luma (Contrast), from the image number `color` on each pixel's luma (Color), and from `sharpness` on the
+    smoothed picture (Sharpness).
+    """
+    other = torch.empty_like(levels)
+    if sharpness:
+        grey = levels[:sharpness].flatten(2)  # (n, C, H * W)
+        torch.bmm(luma.expand(len(grey), -1, -1), grey, out=other[:sharpness].flatten(2))
+    if sharpness < len(levels):  # 3x3 with the centre weight 5; the border stays
+        sharp = levels[sharpness:]
+        other[sharpness:] = sharp
+        if min(levels.shape[2:]) > 2:
+            total = sharp.unfold(2, 3, 1).sum(-1).unfold(3, 3, 1).sum(-1)  # (n, C, H - 2, W - 2)
+            total.add_(sharp[..., 1:-1, 1:-1], alpha=4)
+            torch.div(total, 13, out=other[sharpness:, :, 1:-1, 1:-1])
+    other.add_(0.5).floor_()
+    if color:  # in float64: exact, and so independent of the order
+        mean = other[:color].mean((1, 2, 3), keepdim=True, dtype=torch.float64)
+        other[:color] = mean.add_(0.5).floor_()
+    levels.sub_(other).mul_(factors).add_(other)
 
 
-def _blend(start: Tensor, levels: Tensor, factor: Tensor) -> Tensor:
-    """A point on the line from `start` through the picture; PIL rounds down."""
-    return (start + factor.view(-1, 1, 1, 1) * (levels - start)).clamp(0, 255).floor()
+def _luma(channels: int) -> npt.NDArray[np.float32]:
+    """The share of each channel in the luma (ITU-R 601, PIL's whole numbers of 65536ths, so that float32 is
+    exact), in a row for each channel: (C, C). Equal shares unless the channels are RGB."""
+    even = [65536 // channels + (channel < 65536 % channels) for channel in range(channels)]
+    weights = np.array([19595, 38470, 7471] if channels == 3 else even, np.float32) / 65536
+    return np.tile(weights, (channels, 1))
 
 
 def affine_matrices(
@@ -191,30 +271,3 @@ def affine_matrices(
     row_x = [np.cos(angle), shear_x - np.sin(angle) * height / width, shear_x + 2 * amount("TranslateX")]
     row_y = [shear_y + np.sin(angle) * width / height, np.cos(angle), shear_y + 2 * amount("TranslateY")]
     return np.stack([row_x, row_y]).transpose(2, 0, 1)
-
-
-def _warp(levels: Tensor, theta: Tensor) -> Tensor:
-    """Each image read at the points of its matrix, (B, 2, 3), with grey outside."""
-    height, width = levels.shape[-2:]
-    # Not F.affine_grid: its matrix product may round differently for one image than for a batch.
-    x = (2 * torch.arange(width, device=levels.device) + 1) / width - 1  # (W,), the pixels' centres
-    y = ((2 * torch.arange(height, device=levels.device) + 1) / height - 1).unsqueeze(1)  # (H, 1)
-    by_x, by_y, shift = theta[..., None, None].unbind(2)  # (B, 2, 1, 1) each
-    grid = (by_x * x + by_y * y + shift).permute(0, 2, 3, 1)  # (B, H, W, 2)
-    return (F.grid_sample(levels - _GREY, grid, align_corners=False) + _GREY).round()
-
-
-_VALUE_OPERATIONS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-    "Identity": lambda levels, _: levels,
-    "AutoContrast": _auto_contrast,
-    "Equalize": _equalize,
-    "Solarize": lambda levels, at: torch.where(levels < at.view(-1, 1, 1, 1), levels, 255 - levels),
-    "Posterize": _posterize,
-    "Color": lambda levels, factor: _blend(_luma(levels), levels, factor),  # nothing in grey pictures
-    "Contrast": _contrast,
-    "Brightness": lambda levels, factor: _blend(torch.zeros_like(levels), levels, factor),
-    "Sharpness": _sharpness,
-}
-
-OPERATIONS = (*_VALUE_OPERATIONS, "Rotate", "ShearX", "ShearY", "TranslateX", "TranslateY")
-"""The paper's list: operations on values first, then those that move pixels."""

@@ -10,7 +10,7 @@ from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
-import torch.nn.functional as F
+import torch
 from torch import Tensor
 
 UNEVEN = 3
@@ -125,7 +125,8 @@ class ClassIndices(Targets):
         return np.bincount(self.labels * K + classes, minlength=K * K).reshape(K, K)
 
     def shares(self, rows: Tensor) -> Tensor:
-        return F.one_hot(rows, len(self.class_names)).float()
+        shares = torch.zeros(len(rows), len(self.class_names), device=rows.device)
+        return shares.scatter_(1, rows.unsqueeze(1), 1.0)  # as one_hot, in fewer operations
 
     def to_json(self) -> list[Any]:
         return self.labels.tolist()

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vitascope.data.transfer import to_device
+from vitascope.data.changes import Change, apply_changes
 
 DRAWS = 2
 """Uniform numbers per image: choice, width of the blur."""
@@ -30,43 +30,56 @@ def three_augment(images: Tensor, draws: _Floats) -> Tensor:
 
     Floats in [0, 1], (B, C, H, W), and uniform numbers (B, DRAWS) -> floats in [0, 1], (B, C, H, W).
     """
+    return apply_changes(images, [three_augment_change(draws, images.shape[1])])
+
+
+def three_augment_change(draws: _Floats, channels: int) -> Change:
+    """The change of images with C channels, by uniform numbers (B, DRAWS)."""
     which, width = draws.T
-    for number, operation in enumerate((_greyscale, _solarize, _blur)):
-        chosen = np.flatnonzero(np.floor(3 * which) == number)  # (b,)
-        if len(chosen):  # each image depends on its own draws only, so that it is the same in any batch
-            rows = to_device(chosen, images.device)
-            changed = operation(images.index_select(0, rows), width[chosen])
-            images = images.index_copy(0, rows, changed)
-    return images
+    chosen = [np.flatnonzero(np.floor(3 * which) == number) for number in range(3)]  # (b,) each
+    low, high = DEVIATIONS
+    deviation = low + width[chosen[2]] * (high - low)  # (b,)
+    taps = np.exp(-0.5 * (np.arange(-_REACH, _REACH + 1) / deviation[:, None]) ** 2)  # (b, 13)
+    taps /= taps.sum(axis=1, keepdims=True)
+
+    def apply(
+        images: Tensor, grey: Tensor, solarized: Tensor, blurred: Tensor, luma: Tensor, taps: Tensor
+    ) -> Tensor:
+        changed = images
+        for rows, operation, number in (
+            (grey, _greyscale, luma),
+            (solarized, _solarize, luma),
+            (blurred, _blur, taps),
+        ):
+            if len(rows):  # each image depends on its own draws only, so that it is the same in any batch
+                changed = changed.index_copy(0, rows, operation(images.index_select(0, rows), number))
+        return changed
+
+    columns = taps.T.astype(np.float32)[..., None, None, None]  # (13, b, 1, 1, 1)
+    luma = luma_weights(channels).astype(np.float32)[:, None, None]
+    return Change((*chosen, luma, np.ascontiguousarray(columns)), apply)
 
 
-def luma_weights(channels: int, device: torch.device) -> Tensor:
+def luma_weights(channels: int) -> _Floats:
     """The share of each channel in the luma, (C,); equal ones unless the channels are RGB."""
-    return to_device(np.array(_LUMA if channels == 3 else [1 / channels] * channels, np.float32), device)
+    return np.array(_LUMA if channels == 3 else [1 / channels] * channels)
 
 
-def _greyscale(images: Tensor, _: _Floats) -> Tensor:
-    weights = luma_weights(images.shape[1], images.device).view(-1, 1, 1)
-    return (images * weights).sum(dim=1, keepdim=True).expand_as(images)
+def _greyscale(images: Tensor, luma: Tensor) -> Tensor:
+    return (images * luma).sum(dim=1, keepdim=True).expand_as(images)
 
 
-def _solarize(images: Tensor, _: _Floats) -> Tensor:
+def _solarize(images: Tensor, _: Tensor) -> Tensor:
     """Invert values above one half: levels from 128 on."""
     return torch.minimum(images, 1 - images)
 
 
-def _blur(images: Tensor, width: _Floats) -> Tensor:
+def _blur(images: Tensor, taps: Tensor) -> Tensor:
     """Gaussian blur, along columns and then along rows; the picture's border is repeated outside of it."""
-    low, high = DEVIATIONS
-    deviation = low + width * (high - low)  # (B,)
-    offsets = np.arange(-_REACH, _REACH + 1)
-    taps = np.exp(-0.5 * (offsets / deviation[:, None]) ** 2)  # (B, 13)
-    taps /= taps.sum(axis=1, keepdims=True)
-    columns = to_device(taps.T.astype(np.float32), images.device)[..., None, None, None]  # (13, B, 1, 1, 1)
     for _ in range(2):
         padded = F.pad(images.mT, (_REACH, _REACH, 0, 0), mode="replicate")  # (B, C, W, H + 12)
         shifted = padded.unfold(-1, images.shape[-2], 1).unbind(-2)  # 13 of (B, C, W, H)
         images = torch.zeros_like(shifted[0])
-        for tap, neighbours in zip(columns, shifted, strict=True):
+        for tap, neighbours in zip(taps, shifted, strict=True):
             images.addcmul_(tap, neighbours)
     return images.clamp(0, 1)

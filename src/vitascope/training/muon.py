@@ -5,6 +5,7 @@ https://kellerjordan.github.io/posts/muon
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -77,52 +78,81 @@ class Muon(AdamW):
         else:
             shapes = [parameter.shape for parameter in parameters]
             updates = divided(momenta, shapes, shards, updates_of)
+        # Groups that differ only in how many matrices a parameter stacks are updated together.
+        alike: dict[tuple[float, float], tuple[list[Tensor], list[Tensor]]] = {}
         for group, found in groups:
             mine, updates = updates[: len(found)], updates[len(found) :]
-            weights = [local(parameter) for parameter in found]
-            torch._foreach_mul_(weights, 1 - group["lr"] * group["weight_decay"])
-            torch._foreach_add_(weights, mine, alpha=-group["lr"])
+            weights, changes = alike.setdefault((group["lr"], group["weight_decay"]), ([], []))
+            weights += [local(parameter) for parameter in found]
+            changes += mine
+        for (lr, weight_decay), (weights, changes) in alike.items():
+            torch._foreach_mul_(weights, 1 - lr * weight_decay)
+            torch._foreach_add_(weights, changes, alpha=-lr)
         for parameter in parameters:
             parameter.grad = None
 
 
 def orthogonal_updates(wholes: Sequence[Tensor], stacked: Sequence[int]) -> list[Tensor]:
     """Orthogonal matrices of AdamW's size in place of parameters (rows, ...) of stacked matrices, one below
-    the other. Matrices with the same sides are multiplied together, wide and tall ones alike."""
-    by_shape: dict[tuple[int, int], list[tuple[int, Tensor]]] = {}
-    for number, (whole, count) in enumerate(zip(wholes, stacked, strict=True)):
-        matrices = whole.reshape(count, len(whole) // count, -1)  # (n, rows, columns)
-        by_shape.setdefault((matrices.shape[1], matrices.shape[2]), []).append((number, matrices))
-    found: dict[int, Tensor] = {}
-    for short, long in sorted({(min(shape), max(shape)) for shape in by_shape}):
-        parts = [by_shape.get((short, long), []), by_shape.get((long, short), []) if short < long else []]
-        wide, tall = ([matrices for _, matrices in part] for part in parts)
-        batch = [torch.cat(wide)] if wide else []
-        batch += [torch.cat(tall).mT] if tall else []
-        size = 0.2 * math.sqrt(long)  # AdamW's root mean square of about 0.2 to 0.4
-        made = orthogonal(torch.cat(batch)).mul_(size)
-        num_wide = sum(map(len, wide))
-        for part, own in zip(parts, (made[:num_wide], made[num_wide:].mT.contiguous()), strict=True):
-            lengths = [len(matrices) for _, matrices in part]
-            for (number, _), update in zip(part, own.split(lengths) if part else (), strict=True):
-                found[number] = update.reshape(wholes[number].shape)
-    return [found[number] for number in range(len(wholes))]
+    the other. Matrices with the same sides are multiplied together, wide and tall ones alike.
 
-
-def orthogonal(matrices: Tensor) -> Tensor:
-    """Replace the singular values of matrices (n, rows, columns) by about 1, by Newton-Schulz iterations.
-
-    Computed in bfloat16 where the device multiplies it, else in float32; returned in the dtype given. It is
-    fastest for matrices with at most as many rows as columns.
+    Computed in bfloat16 where the device multiplies it, else in float32; returned in the dtype given.
     """
-    X = matrices.to(torch.bfloat16 if has_bf16(matrices.device) else torch.float32)
-    X = X / X.norm(dim=(1, 2), keepdim=True).clamp(min=1e-7)  # no singular value above 1
+    if not wholes:  # of a process, where there are more processes than matrices
+        return []
+    shapes = [(len(whole) // count, whole[0].numel()) for whole, count in zip(wholes, stacked, strict=True)]
+    order = sorted(range(len(wholes)), key=lambda number: shapes[number])
+    runs = [list(run) for _, run in itertools.groupby(order, key=lambda number: shapes[number])]
+    flat = torch.cat([wholes[number].reshape(-1) for number in order])
+    dtype = torch.bfloat16 if has_bf16(flat.device) else torch.float32
+    lengths = [sum(wholes[number].numel() for number in run) for run in runs]
+    by_sides: dict[
+        tuple[int, int], list[tuple[list[int], Tensor]]
+    ] = {}  # numbers, and matrices with few rows
+    for run, values in zip(runs, flat.to(dtype).split(lengths), strict=True):
+        rows, columns = shapes[run[0]]
+        matrices = values.view(-1, rows, columns)
+        alike = by_sides.setdefault((min(rows, columns), max(rows, columns)), [])
+        alike.append((run, matrices.mT if rows > columns else matrices))
+    batches = [
+        torch.cat([matrices for _, matrices in alike]) if len(alike) > 1 else alike[0][1]
+        for alike in by_sides.values()
+    ]
+    found: dict[int, Tensor] = {}
+    for batch, alike in zip(orthogonal(batches), by_sides.values(), strict=True):
+        for (run, _), made in zip(alike, batch.split([len(matrices) for _, matrices in alike]), strict=True):
+            own = made if made.shape[1:] == shapes[run[0]] else made.mT
+            own = own.to(flat.dtype, memory_format=torch.contiguous_format)
+            updates = own.split([stacked[number] for number in run])
+            found |= {n: update.view(wholes[n].shape) for n, update in zip(run, updates, strict=True)}
+    ordered = [found[number] for number in range(len(wholes))]
+    sizes = [0.2 * math.sqrt(max(shape)) for shape in shapes]  # AdamW's root mean square of about 0.2 to 0.4
+    torch._foreach_mul_(ordered, sizes)
+    return ordered
+
+
+def orthogonal(batches: Sequence[Tensor]) -> list[Tensor]:
+    """Replace the singular values of matrices by about 1, by Newton-Schulz iterations.
+
+    Each batch (n, rows, columns) has at most as many rows as columns. The small square products of batches
+    with as many rows are multiplied together.
+    """
+    norms = [batch.norm(dim=(1, 2), keepdim=True) for batch in batches]
+    torch._foreach_clamp_min_(norms, 1e-7)
+    found = [batch / norm for batch, norm in zip(batches, norms, strict=True)]  # no singular value above 1
     a, b, c = COEFFICIENTS
-    for _ in range(ITERATIONS):
-        A = X @ X.mT  # (n, rows, rows)
-        B = torch.baddbmm(A, A, A, beta=b, alpha=c)  # b A + c A^2
-        X = torch.baddbmm(X, B, X, beta=a)  # a X + B X
-    return X.to(matrices.dtype)
+    for rows in {batch.shape[1] for batch in batches}:
+        which = [number for number, batch in enumerate(batches) if batch.shape[1] == rows]
+        counts = [len(batches[number]) for number in which]
+        A = batches[which[0]].new_empty(sum(counts), rows, rows)
+        for _ in range(ITERATIONS):
+            for number, product in zip(which, A.split(counts), strict=True):
+                torch.bmm(found[number], found[number].mT, out=product)
+            B = torch.baddbmm(A, A, A, beta=b, alpha=c)  # b A + c A^2
+            for number, factor in zip(which, B.split(counts), strict=True):
+                X = found[number]
+                found[number] = torch.baddbmm(X, factor, X, beta=a)  # a X + B X
+    return found
 
 
 # Sharded parameters (FSDP2): each process has some rows of each, and computes the updates of some matrices.
