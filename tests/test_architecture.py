@@ -27,6 +27,7 @@ ALLOWED = {
     "evaluation": {"predict", "model", "weights", "data", "run"},
     "probing": {"evaluation", "predict", "report", "explain", "data", "weights", "model", "run"},
     "training": {"evaluation", "predict", "model", "weights", "data", "options", "report", "run"},
+    "learn": {"model", "data"},
     "deploy": set(),
     "deploy.model_card": {"model", "weights", "data", "run"},
     "deploy.export": {"evaluation", "predict", "model", "weights", "data", "run"},

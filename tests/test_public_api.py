@@ -45,7 +45,7 @@ FROZEN = {
     "VisionTransformer.forward": "(images)",
     "VisionTransformer.forward_features": "(images, trace=None, queries=slice(None, None, None))",
     "VisionTransformer.forward_intermediates": "(images, layers, *, norm=True)",
-    "VisionTransformer.feature_map": "(images)",
+    "VisionTransformer.feature_map": "(images, layers=None, *, norm=True)",
     "VisionTransformer.forward_head": "(features, trace=None)",
     "VisionTransformer.embed": "(images)",
     "VisionTransformer.trace": "(images, attention=False)",

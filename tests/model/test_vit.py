@@ -509,3 +509,15 @@ def test_feature_map_has_each_patch_at_its_place() -> None:
     assert found.shape == (2, model.config.embed_dim, 3, 2)
     assert torch.equal(found[:, :, 2, 1], tokens[:, -1])
     assert torch.equal(found[:, :, 0, 1], tokens[:, model.config.num_prefix_tokens + 1])
+
+
+@pytest.mark.parametrize("norm", [True, False])
+def test_feature_maps_of_layers_are_the_patches_of_the_intermediates(norm: bool) -> None:
+    model = small_model(image_size=(24, 16), patch_size=8, num_registers=2).eval()
+    images = torch.randn(2, 3, 24, 16)
+    maps = model.feature_map(images, [0, -1], norm=norm)
+    assert isinstance(maps, list)
+    for found, tokens in zip(maps, model.forward_intermediates(images, [0, -1], norm=norm), strict=True):
+        assert torch.equal(found.flatten(2).mT, tokens[:, model.config.num_prefix_tokens :])
+        assert found.shape == (2, model.config.embed_dim, 3, 2)
+    assert torch.equal(model.feature_map(images, [-1])[0], model.feature_map(images))

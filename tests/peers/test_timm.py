@@ -383,3 +383,10 @@ def test_intermediates_equal_timms(case: str, tmp_path: Path) -> None:
     (mine,) = ours.forward_intermediates(images, [0], norm=False)
     ((patches, others),) = theirs
     assert relative_error(mine, torch.cat([others, patches], dim=1)) < 1e-5
+    for norm in (True, False):
+        maps = peer.forward_intermediates(
+            images, indices=[0, 1], output_fmt="NCHW", norm=norm, intermediates_only=True
+        )
+        for mine, other in zip(ours.feature_map(images, [0, 1], norm=norm), maps, strict=True):
+            assert mine.shape == other.shape
+            assert relative_error(mine, other) < 1e-5

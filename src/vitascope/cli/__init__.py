@@ -20,6 +20,7 @@ from vitascope.cli.embed import Embed
 from vitascope.cli.evaluate import Evaluate
 from vitascope.cli.explain import Explain
 from vitascope.cli.export import Export
+from vitascope.cli.learn import Learn
 from vitascope.cli.pack import Pack
 from vitascope.cli.parsing import parse
 from vitascope.cli.predict import Predict
@@ -50,6 +51,7 @@ COMMANDS: dict[str, type[Any]] = {
     "models": Models,
     "bench": Bench,
     "pack": Pack,
+    "learn": Learn,
 }
 
 ADDRESS_SPACE = defaultdict(lambda: 900, train=2400, pretrain=2400, models=0)

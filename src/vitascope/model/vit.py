@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import overload
 
 import torch
 from torch import Tensor, nn
@@ -98,9 +99,25 @@ class VisionTransformer(nn.Module):
         keep(trace, features=features)
         return features
 
-    def feature_map(self, images: Tensor) -> Tensor:
-        """The patches of `forward_features` as a map: (B, C, H, W) -> (B, D, grid_h, grid_w)."""
-        patches = self.forward_features(images)[:, self.config.num_prefix_tokens :]  # (B, N, D)
+    @overload
+    def feature_map(self, images: Tensor, layers: None = None) -> Tensor: ...
+    @overload
+    def feature_map(self, images: Tensor, layers: Sequence[int], *, norm: bool = True) -> list[Tensor]: ...
+    def feature_map(
+        self, images: Tensor, layers: Sequence[int] | None = None, *, norm: bool = True
+    ) -> Tensor | list[Tensor]:
+        """The patches of `forward_features` as a map: (B, C, H, W) -> (B, D, grid_h, grid_w).
+
+        With `layers`, a list of maps instead, of the tokens of `forward_intermediates` for the same arguments.
+        Class token, distillation token and registers are left out.
+        """
+        if layers is None:
+            return self._as_map(self.forward_features(images), images)
+        return [self._as_map(z, images) for z in self.forward_intermediates(images, layers, norm=norm)]
+
+    def _as_map(self, tokens: Tensor, images: Tensor) -> Tensor:
+        """The patches of tokens (B, T, D) in their places: (B, D, grid_h, grid_w)."""
+        patches = tokens[:, self.config.num_prefix_tokens :]  # (B, N, D)
         return patches.mT.unflatten(2, self.grid_of(images))
 
     def forward_head(self, features: Tensor, trace: Trace | None = None) -> Tensor:

@@ -1,0 +1,89 @@
+"""`vitascope learn`: exercises, checked in the model."""
+
+from __future__ import annotations
+
+import dataclasses
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import tyro
+
+from vitascope.cli.parsing import Flag, MaybeText
+from vitascope.errors import UserError, check_choice
+
+if TYPE_CHECKING:
+    from vitascope.learn.faults import Function
+
+ExerciseFolder = tyro.conf.Positional[
+    Annotated[Path, tyro.conf.arg(metavar="[FOLDER]", help_behavior_hint="")]
+]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Learn:
+    """Build a ViT equation by equation, with hints.
+
+    The first call writes eight exercises into FOLDER, one equation each. Every further call checks your
+    answers in the place of ours in the model, and prints a hint for each wrong one.
+
+    docs/learn has the lesson that belongs to them.
+    """
+
+    folder: ExerciseFolder = Path("learn")
+    """The folder of the exercises. Default: learn."""
+    train: Flag = False
+    """Train a small model on the digits, with your right answers and ours for the rest: a minute on a CPU."""
+    solution: MaybeText = None
+    """Print our answer to one exercise, such as `attention`."""
+
+    def call(self) -> None:
+        """Write the exercises, or check them; train or print a solution if requested."""
+        from vitascope.learn.exercises import NAMES, solution_text, write_exercises
+
+        if self.solution is not None:
+            if self.train:
+                raise UserError("give --train or --solution, not both")
+            check_choice("exercise", self.solution, NAMES)
+            print(solution_text(self.solution), end="")
+            return
+        written = write_exercises(self.folder)
+        for path in written:
+            print(f"wrote {path}")
+        if len(written) == len(NAMES) and not self.train:
+            print(f"\nOpen the first, write its equation, and run `{self._command()}` again.")
+            return
+        self._check()
+
+    def _command(self) -> str:
+        """This command without options."""
+        folder = "" if self.folder == Path("learn") else f" {shlex.quote(str(self.folder))}"
+        return f"vitascope learn{folder}"
+
+    def _check(self) -> None:
+        """Check every exercise, and train if requested."""
+        from vitascope.learn.checking import check
+        from vitascope.learn.exercises import NAMES, path_of
+
+        answers = [check(self.folder, name) for name in NAMES]
+        for number, answer in enumerate(answers, start=1):
+            print(f"{number} {answer.name:<11} {answer.state}")
+            for line in answer.hint.splitlines():
+                print(f"    {line}")
+        right = {answer.name: answer.function for answer in answers if answer.function is not None}
+        if self.train:
+            self._train(right)
+            return
+        if len(right) == len(NAMES):
+            print(f"\nThe model is yours now. `{self._command()} --train` trains it.")
+            return
+        first = next(answer.name for answer in answers if answer.state != "right")
+        print(f"\nNext: {path_of(self.folder, first)}")
+
+    def _train(self, functions: dict[str, Function]) -> None:
+        """Train, and print the course and the result."""
+        from vitascope.learn.practice import practice
+
+        print(f"\ntraining with {len(functions)} of your parts: {', '.join(functions) or 'none'}")
+        accuracy = practice(functions, print)
+        print(f"{accuracy:.1%} of 360 test images are right")

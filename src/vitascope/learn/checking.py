@@ -1,0 +1,268 @@
+"""Check an answer in the model, and find the hint for a wrong one."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+import runpy
+import traceback
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vitascope.learn.exercises import TO_WRITE, path_of
+from vitascope.learn.faults import FAULTS, Function
+from vitascope.learn.places import OPTIONS, place
+from vitascope.learn.solutions import SOLUTIONS
+from vitascope.model.config import ViTConfig
+from vitascope.model.vit import VisionTransformer
+
+TOLERANCE = 1e-5
+"""Largest difference from our output, as a share of its largest number, that rounding explains."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Answer:
+    """A reader's answer to one exercise.
+
+    Attributes:
+        state: `right`, `wrong`, or `to do`.
+        hint: what is wrong, in one or more lines; empty for the others.
+        function: the reader's function, if it is right.
+    """
+
+    name: str
+    state: str
+    hint: str = ""
+    function: Function | None = None
+
+
+class WrongAnswer(Exception):  # noqa: N818 - it is no error of the program
+    """An answer is wrong; the message is the hint."""
+
+
+def check(folder: Path, name: str) -> Answer:
+    """Run a reader's file, and compare its function with ours, by itself and in the model."""
+    path = path_of(folder, name)
+    if TO_WRITE in path.read_text(encoding="utf-8"):
+        return Answer(name, "to do")
+    try:
+        function = function_in(path, name)
+        check_function(path, name, function)
+    except WrongAnswer as wrong:
+        return Answer(name, "wrong", str(wrong))
+    return Answer(name, "right", function=function)
+
+
+def function_in(path: Path, name: str) -> Function:
+    """The function of a reader's file."""
+    try:
+        names = runpy.run_path(str(path))
+    except Exception as error:  # noqa: BLE001 - whatever a reader's file raises
+        raise WrongAnswer(own_error(error, path)) from None
+    if not callable(names.get(name)):
+        raise WrongAnswer(f"{path} has no function `{name}`: keep its name")
+    return names[name]
+
+
+def check_function(path: Path, name: str, function: Function) -> None:
+    """Compare a function with ours, on the inputs that it gets in the model and then in the model."""
+    inputs = inputs_of(name)
+    given = [one.clone() if isinstance(one, Tensor) else one for one in inputs]
+    yours = called(function, given, path, name)
+    ours = SOLUTIONS[name](*inputs)
+    compare(name, inputs, yours, ours)
+    for parameter, before, after in zip(parameters(name), inputs, given, strict=True):
+        if isinstance(before, Tensor) and not torch.equal(before, after):
+            raise WrongAnswer(
+                f"your function changes its input {parameter}, which others may need: write "
+                f"`{parameter} = {parameter} + ...`, not `{parameter} += ...`"
+            )
+    check_gradients(name, function, inputs)
+    check_in_model(path, name, function)
+
+
+def called(function: Function, inputs: list[Any], path: Path, name: str) -> Any:
+    """The output of a reader's function."""
+    try:
+        return function(*inputs)
+    except Exception as error:  # noqa: BLE001 - whatever a reader's file raises
+        shapes = ", ".join(
+            f"{parameter} {tuple(one.shape)}" if isinstance(one, Tensor) else f"{parameter} = {one}"
+            for parameter, one in zip(parameters(name), inputs, strict=True)
+            if isinstance(one, Tensor | int)
+        )
+        raise WrongAnswer(f"{own_error(error, path)}\nThe inputs were {shapes}.") from None
+
+
+def own_error(error: Exception, path: Path) -> str:
+    """An error in a reader's file, with the line in that file where it happened."""
+    message = str(error).strip().splitlines()[0] if str(error).strip() else ""
+    said = f"{type(error).__name__}: {message}" if message else type(error).__name__
+    if isinstance(error, SyntaxError) and error.filename == str(path):
+        return (
+            f"{path}, line {error.lineno}: {(error.text or '').strip()}\n{type(error).__name__}: {error.msg}"
+        )
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
+    if not frames:  # such as a function of too few arguments
+        return f"{path}: {said}"
+    return f"{path}, line {frames[-1].lineno}: {frames[-1].line}\n{said}"
+
+
+def compare(name: str, inputs: list[Any], yours: Any, ours: Tensor) -> None:
+    """Raise the hint for an output that is not ours."""
+    if yours is None:
+        raise WrongAnswer("your function returns nothing: is `return` missing?")
+    if not isinstance(yours, Tensor):
+        raise WrongAnswer(
+            f"your function returns a {type(yours).__name__}; it should return a tensor of shape "
+            f"{tuple(ours.shape)}"
+        )
+    if equal(yours, ours):
+        return
+    found = next((fault.hint for fault in FAULTS[name] if equal(yours, fault.function(*inputs))), None)
+    if yours.shape != ours.shape:
+        shapes = f"your output has shape {tuple(yours.shape)}, expected {tuple(ours.shape)}"
+        raise WrongAnswer(f"{shapes}: {found or guess(name, inputs, yours, ours)}")
+    raise WrongAnswer(found or difference(yours, ours))
+
+
+def equal(yours: Tensor, ours: Tensor) -> bool:
+    """Whether outputs are the same but for rounding."""
+    if yours.shape != ours.shape:
+        return False
+    return bool((yours.double() - ours.double()).abs().max() <= TOLERANCE * ours.double().abs().max())
+
+
+def guess(name: str, inputs: list[Any], yours: Tensor, ours: Tensor) -> str:
+    """A hint for a shape, if the values are none that we know."""
+    for fault in FAULTS[name]:
+        if fault.function(*inputs).shape == yours.shape:
+            return f"perhaps {fault.hint}"
+    if sorted(yours.shape) == sorted(ours.shape):
+        return "the axes are in another order, and the values differ too"
+    return "see the shapes in the docstring"
+
+
+def difference(yours: Tensor, ours: Tensor) -> str:
+    """Where an output of the right shape differs from ours."""
+    if not yours.is_floating_point():
+        return f"your output has integers ({yours.dtype}); expected {ours.dtype}"
+    if not yours.isfinite().all():
+        kind = "nan" if yours.isnan().any() else "inf"
+        return f"your output contains {kind}: something overflows, or zero is divided by zero"
+    ratio = float((yours * ours).sum() / (ours * ours).sum())
+    if equal(yours, ratio * ours) and ratio:
+        return f"your numbers are {ratio:.4g} times the expected ones: a factor is wrong"
+    gap = (yours - ours).abs()
+    place = tuple(int(one) for one in torch.unravel_index(gap.argmax(), gap.shape))
+    text = f"the shape is right, the values are not: at {list(place)} yours is {yours[place]:.4g}, "
+    text += f"expected {ours[place]:.4g}"
+    if ours.ndim == 3:
+        right = gap.amax(dim=(0, 2)) <= TOLERANCE * ours.abs().max()  # by token
+        if right.any():
+            wrong = ", ".join(str(int(token)) for token in (~right).nonzero())
+            text += f". Only these tokens are wrong: {wrong}"
+    return text
+
+
+def check_gradients(name: str, function: Function, inputs: list[Any]) -> None:
+    """Raise a hint if training could not learn through the function."""
+    for parameter, reached, expected in zip(
+        parameters(name), gradients(function, inputs), gradients(SOLUTIONS[name], inputs), strict=True
+    ):
+        if expected is None:
+            continue
+        if reached is None or not equal(reached, expected):
+            share = "no" if reached is None else "a wrong"
+            raise WrongAnswer(
+                f"the values are right, but {share} gradient reaches {parameter}, so training cannot "
+                "learn through "
+                "it: leave out `detach`, `data`, `no_grad`, `item` and copies such as `torch.tensor(...)`"
+            )
+
+
+def gradients(function: Function, inputs: list[Any]) -> list[Tensor | None]:
+    """The gradient of a fixed weighted sum of the output, for each input; None where there is none."""
+    leaves = [
+        one.detach().clone().requires_grad_() if isinstance(one, Tensor) and one.is_floating_point() else one
+        for one in inputs
+    ]
+    output = function(*leaves)
+    if output.requires_grad:
+        weights = torch.randn(output.shape, generator=torch.Generator().manual_seed(0))
+        (output * weights).sum().backward()
+    return [one.grad if isinstance(one, Tensor) else None for one in leaves]
+
+
+def check_in_model(path: Path, name: str, function: Function) -> None:
+    """Compare logits and loss of the model with the reader's function and with ours, for other images."""
+    model, images, labels = model_and_images(batch=2, image_hw=(12, 8))
+    expected = run(model, {}, images, labels)
+    at_fault = (
+        "It is right for 3 images of 8 by 16 pixels, but not for 2 of 12 by 8: take sizes from the inputs"
+    )
+    try:
+        yours = run(model, {name: function}, images, labels)
+    except Exception as error:  # noqa: BLE001 - whatever a reader's file raises
+        raise WrongAnswer(f"{own_error(error, path)}\n{at_fault}") from None
+    if not all(map(equal, yours, expected)):
+        raise WrongAnswer(at_fault)
+    if name == "loss":
+        large = [1000 * torch.eye(5)[1:3], torch.tensor([0, 1])]
+        found = called(function, large, path, name)
+        if not equal(found, SOLUTIONS[name](*large)):
+            raise WrongAnswer(
+                f"for logits of 1000 your loss is {float(found):.4g}, expected 1000: use "
+                "`log_softmax`, which does "
+                "not overflow, and not the logarithm of the softmax"
+            )
+
+
+def run(
+    model: VisionTransformer, functions: Mapping[str, Function], images: Tensor, labels: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The logits and the loss, with functions in the places of ours."""
+    place(model, functions)
+    logits = model(images)
+    return logits, functions.get("loss", F.cross_entropy)(logits, labels)
+
+
+def model_and_images(batch: int, image_hw: tuple[int, int]) -> tuple[VisionTransformer, Tensor, Tensor]:
+    """A small model with random numbers in all its parameters, so that none is without effect."""
+    config = ViTConfig(
+        **{"image_size": (8, 16), "patch_size": 4, "embed_dim": 24, "depth": 2, "num_heads": 4},
+        **{"mlp_ratio": 1.5, "num_classes": 5},
+        **OPTIONS,
+    )
+    random = torch.Generator().manual_seed(0)
+    model = VisionTransformer(config).eval()
+    for parameter in model.parameters():
+        width = parameter[0].numel() if parameter.ndim == 2 else 4
+        nn.init.normal_(parameter, mean=float(parameter.ndim == 1), std=width**-0.5, generator=random)
+    images = torch.randn(batch, 3, *image_hw, generator=random)
+    return model.requires_grad_(False), images, torch.randint(0, 5, (batch,), generator=random)
+
+
+@functools.cache
+def inputs_of(name: str) -> list[Any]:
+    """The inputs of an exercise's function when the model calls it for the first time."""
+    found: list[list[Any]] = []
+
+    def record(*inputs: Any) -> Tensor:
+        found.append([one.clone() if isinstance(one, Tensor) else one for one in inputs])
+        return SOLUTIONS[name](*inputs)
+
+    model, images, labels = model_and_images(batch=3, image_hw=(8, 16))
+    run(model, {name: record}, images, labels)
+    return found[0]
+
+
+def parameters(name: str) -> list[str]:
+    """The names of the inputs of an exercise's function."""
+    return list(inspect.signature(SOLUTIONS[name]).parameters)

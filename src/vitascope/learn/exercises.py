@@ -1,0 +1,51 @@
+"""The files of the exercises."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+from vitascope.errors import UserError
+from vitascope.learn import solutions
+
+NAMES = tuple(solutions.SOLUTIONS)
+"""The exercises in their order; each is a function of this name, in a file of this name."""
+TO_WRITE = "    ...  # write the equation here, and return its result\n"
+
+
+def solution_text(name: str) -> str:
+    """The file of a solved exercise."""
+    return Path(solutions.__path__[0], f"{name}.py").read_text(encoding="utf-8")
+
+
+def exercise_text(name: str) -> str:
+    """The file of an exercise: the solved one, without the body of its function."""
+    text = solution_text(name)
+    (function,) = (node for node in ast.parse(text).body if isinstance(node, ast.FunctionDef))
+    docstring, last = function.body[0], function.body[-1]
+    assert docstring.end_lineno is not None
+    assert last.end_lineno is not None
+    lines = text.splitlines(keepends=True)
+    return "".join([*lines[: docstring.end_lineno], TO_WRITE, *lines[last.end_lineno :]])
+
+
+def path_of(folder: Path, name: str) -> Path:
+    """The reader's file of an exercise."""
+    return folder / f"{NAMES.index(name) + 1}_{name}.py"
+
+
+def write_exercises(folder: Path) -> list[Path]:
+    """Write the exercises that a folder does not have; return their files.
+
+    Raises:
+        UserError: it is a file, or a folder of other files without an exercise.
+    """
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"{folder} is a file; the exercises need a folder")
+    missing = [name for name in NAMES if not path_of(folder, name).exists()]
+    if len(missing) == len(NAMES) and folder.exists() and any(folder.iterdir()):
+        raise UserError(f"{folder} has files, and none of them is an exercise: name a new folder")
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in missing:
+        path_of(folder, name).write_text(exercise_text(name), encoding="utf-8")
+    return [path_of(folder, name) for name in missing]

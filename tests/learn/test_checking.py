@@ -1,0 +1,180 @@
+"""Wrong answers get the hint that names their fault: mutants of our own answers, and errors in a file."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from vitascope.learn.checking import check, check_function, equal, inputs_of
+from vitascope.learn.exercises import NAMES, TO_WRITE, exercise_text, path_of, solution_text
+from vitascope.learn.faults import FAULTS
+from vitascope.learn.solutions import SOLUTIONS
+
+MUTANTS = [
+    # exercise, what of our answer is replaced, by what, and a part of the hint
+    ("patches", "permute(0, 2, 4, 1, 3, 5)", "permute(0, 1, 2, 3, 4, 5)", "a reshape alone does not cut"),
+    ("patches", "permute(0, 2, 4, 1, 3, 5)", "permute(0, 4, 2, 1, 3, 5)", "numbered column by column"),
+    ("patches", "permute(0, 2, 4, 1, 3, 5)", "permute(0, 2, 4, 3, 5, 1)", "the channels come last"),
+    ("patches", "permute(0, 2, 4, 1, 3, 5)", "permute(0, 2, 4, 1, 5, 3)", "are transposed"),
+    ("patches", "x_p @ E", "x_p", "shape (3, 8, 48), expected (3, 8, 24): these are the patches"),
+    ("patches", "x_p @ E", "(x_p @ E).transpose(1, 2)", "swap the axes of patches and channels"),
+    ("patches", "reshape(B, -1,", "reshape(B, H // P, W // P,", "join the rows and columns of patches"),
+    ("patches", "reshape(B, -1,", "reshape(B, 8,", "take sizes from the inputs"),
+    ("positions", "[x_class.expand(B, -1, -1), embedded]", "[embedded]", "[embedded]"),
+    (
+        "positions",
+        "torch.cat([x_class.expand(B, -1, -1), embedded], dim=1) + E_pos",
+        "embedded + E_pos[:, 1:]",
+        "shape (3, 8, 24), expected (3, 9, 24): the class token is missing",
+    ),
+    ("positions", " + E_pos", "", "position embeddings are missing"),
+    ("positions", " + E_pos", " * E_pos", "added, not multiplied"),
+    ("positions", "), embedded]", "), embedded + E_pos[:, 1:]]", None),
+    (
+        "positions",
+        "[x_class.expand(B, -1, -1), embedded]",
+        "[embedded, x_class.expand(B, -1, -1)]",
+        "put it first",
+    ),
+    ("positions", "x_class.expand", "torch.zeros_like(x_class).expand", "the first token is empty"),
+    ("positions", "expand(B", "expand(3", "take sizes from the inputs"),
+    ("attention", " / q.shape[-1] ** 0.5", "", "the scale is missing"),
+    ("attention", " ** 0.5", "", "divide them by its square root"),
+    ("attention", "/ q.shape[-1]", "/ q.shape[-2]", "the root of the number of tokens"),
+    ("attention", "/ q.shape[-1]", "* q.shape[-1]", "are multiplied by sqrt(D_h)"),
+    ("attention", "softmax(dim=-1)", "softmax(dim=-2)", "sum to 1 over the queries, not over the keys"),
+    ("attention", "softmax(dim=-1)", "softmax(dim=1)", "sum to 1 over the heads"),
+    ("attention", ".softmax(dim=-1)", "", "the softmax is missing"),
+    ("attention", "q @ k.mT", "k @ q.mT", "queries and keys are swapped"),
+    ("attention", "A @ v", "A", "expected (3, 4, 9, 6): these are the weights A"),
+    ("attention", "A @ v", "A.mT @ v", "transposed before the product with the values"),
+    ("attention", "A @ v", "A.detach() @ v", "no gradient reaches q"),
+    ("multi_head", ".flatten(2) @ U_msa", ".flatten(2)", "the multiplication by U_msa is missing"),
+    ("multi_head", "transpose(1, 2).flatten(2)", "reshape(z.shape)", "joined in the wrong order"),
+    (
+        "multi_head",
+        "(3, heads, -1)).permute(2, 0, 3, 1, 4)",
+        "(heads, 3, -1)).permute(3, 0, 2, 1, 4)",
+        "by head first",
+    ),
+    ("multi_head", "q, k, v = ", "k, q, v = ", "mixed up"),
+    ("multi_head", "(3, heads, -1)", "(3, 1, -1)", "one head of width D"),
+    ("multi_head", "attention(q, k, v)", "v", "call `attention(q, k, v)`"),
+    ("mlp", "F.gelu(z @ W_1) @ W_2", "z @ W_1 @ W_2", "the GELU is missing"),
+    ("mlp", "F.gelu", "F.relu", "this is a ReLU"),
+    ("mlp", "z @ W_1)", 'z @ W_1, approximate="tanh")', "the tanh approximation"),
+    ("mlp", "F.gelu(z @ W_1) @ W_2", "F.gelu(z @ W_1 @ W_2)", "comes after the second matrix"),
+    ("mlp", "@ W_2", "@ W_2 + z", "do not add z here"),
+    ("block", "z = MSA(LN_1(z)) + z", "z = MSA(LN_1(z))", "of the first half is missing"),
+    ("block", "return MLP(LN_2(z)) + z", "return MLP(LN_2(z))", "of the second half is missing"),
+    ("block", "z = MSA(LN_1(z)) + z", "z = LN_1(MSA(z) + z)", None),
+    ("block", "MLP(LN_2(z))", "MLP(LN_1(z))", "use LN_2"),
+    ("block", "MSA(LN_1(z))", "MSA(z)", "LN_1, is missing"),
+    ("block", "z = MSA(LN_1(z)) + z", "z += MSA(LN_1(z))", "changes its input z"),
+    ("block", "z = MSA", "y = MSA", "attention is missing, or its result is lost"),
+    ("pool", "LN(z[:, 0])", "LN(z).mean(dim=1)", "the mean of all tokens"),
+    ("pool", "LN(z[:, 0])", "z[:, 0]", "the layer norm is missing"),
+    ("pool", "z[:, 0]", "z[:, -1]", "this is the last token"),
+    ("pool", "z[:, 0]", "z[0]", "this is the first image"),
+    ("pool", "z[:, 0]", "z[:, :1]", "expected (3, 24): remove the axis of tokens"),
+    ("loss", "-logits", "logits", "the sign is wrong"),
+    ("loss", ".mean()", ".sum()", "this is the sum over the images"),
+    ("loss", ".mean()", "", "expected (): take the mean"),
+    ("loss", "log_softmax", "softmax", "the logarithm is missing"),
+    ("loss", "log_softmax(dim=-1)", "log_softmax(dim=0)", "over the images, not over the classes"),
+    ("loss", "log_softmax(dim=-1)", "softmax(dim=-1).log()", "for logits of 1000 your loss is inf"),
+    ("loss", "[images, labels]", "[:, labels]", "takes the labels of all images from every row"),
+    (
+        "loss",
+        "    return -logits",
+        "    with torch.no_grad():\n        return -logits",
+        "no gradient reaches logits",
+    ),
+]
+"""Small edits of our own answers. None: the values differ, and the hint says where."""
+
+
+def hint_for(folder: Path, name: str, text: str) -> str:
+    path_of(folder, name).write_text(text, encoding="utf-8")
+    answer = check(folder, name)
+    assert answer.state == "wrong"
+    assert answer.function is None
+    return answer.hint
+
+
+@pytest.mark.parametrize(("name", "old", "new", "hint"), MUTANTS)
+def test_mutant_gets_the_hint_that_names_its_fault(
+    name: str, old: str, new: str, hint: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer = solution_text(name)
+    body = answer[len(exercise_text(name)) - len(TO_WRITE) :]
+    assert body.count(old) == 1, f"{old!r} is not once in {body!r}"
+    monkeypatch.chdir(tmp_path)
+    found = hint_for(Path(), name, answer[: -len(body)] + body.replace(old, new))
+    assert (hint or "the shape is right, the values are not") in found
+    assert len(found) < 330
+
+
+def test_every_answer_of_ours_is_right() -> None:
+    for name in NAMES:
+        check_function(Path(f"{name}.py"), name, SOLUTIONS[name])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_fault_computes_the_same_as_ours_or_as_one_of_another_hint(name: str) -> None:
+    inputs = inputs_of(name)
+    found: dict[str, list[torch.Tensor]] = {"": [SOLUTIONS[name](*inputs)]}
+    for fault in FAULTS[name]:
+        output = fault.function(*inputs)
+        assert not [
+            hint
+            for hint, known in found.items()
+            for one in known
+            if hint != fault.hint and equal(output, one)
+        ]
+        found.setdefault(fault.hint, []).append(output)
+
+
+def test_exercise_that_is_not_begun_is_to_do(tmp_path: Path) -> None:
+    path_of(tmp_path, "mlp").write_text(exercise_text("mlp"))
+    assert check(tmp_path, "mlp").state == "to do"
+
+
+ERRORS = [
+    (
+        "return F.gelu(z @ W_1) @ W_2",
+        "return F.gelu(z @ W_1 @ W_2",
+        "line {}: return F.gelu(z @ W_1 @ W_2\nSyntaxError:",
+    ),
+    (
+        "return F.gelu(z @ W_1) @ W_2",
+        "return G.gelu(z @ W_1) @ W_2",
+        "line {}: return G.gelu(z @ W_1) @ W_2\nNameError:",
+    ),
+    ("z @ W_1", "W_1 @ z", "return F.gelu(W_1 @ z) @ W_2\nRuntimeError:"),
+    (
+        "def mlp(z: Tensor, W_1: Tensor, W_2: Tensor)",
+        "def mlp(z: Tensor)",
+        "takes 1 positional argument but 3 were",
+    ),
+    ("def mlp", "def my_mlp", "5_mlp.py has no function `mlp`: keep its name"),
+    ("return ", "result = ", "returns nothing: is `return` missing?"),
+    ("return ", "return 1, ", "returns a tuple; it should return a tensor of shape (3, 9, 24)"),
+    ("@ W_2", "@ W_2 * float('nan')", "contains nan"),
+    ("@ W_2", "@ W_2 * 3", "3 times the expected ones"),
+    ("@ W_2", "@ W_2[:, :7]", "shape (3, 9, 7), expected (3, 9, 24): see the shapes in the docstring"),
+    ("z @ W_1", "z.data @ W_1", "no gradient reaches z"),
+]
+
+
+@pytest.mark.parametrize(("old", "new", "hint"), ERRORS)
+def test_error_in_a_file_is_shown_with_its_line_and_without_ours(
+    old: str, new: str, hint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = solution_text("mlp").replace(old, new)
+    line = next((place for place, code in enumerate(text.splitlines(), 1) if new in code), 0)
+    found = hint_for(Path(), "mlp", text)
+    assert hint.format(line) in found
+    assert "Traceback" not in found
+    assert "vitascope" not in found

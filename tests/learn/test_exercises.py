@@ -1,0 +1,89 @@
+"""The files of the exercises, and the place of their functions in the model."""
+
+import ast
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.model import small_model
+from vitascope.errors import UserError
+from vitascope.learn.checking import inputs_of, model_and_images, run
+from vitascope.learn.exercises import NAMES, TO_WRITE, exercise_text, path_of, solution_text, write_exercises
+from vitascope.learn.places import place
+from vitascope.learn.practice import practice
+from vitascope.learn.solutions import SOLUTIONS
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_exercise_is_the_solution_without_the_body_of_its_function(name: str) -> None:
+    exercise, solution = exercise_text(name), solution_text(name)
+    start = exercise.index(TO_WRITE)
+    assert exercise[:start] == solution[:start]
+    assert exercise.endswith(TO_WRITE)
+    ours, theirs = (ast.parse(text).body[-1] for text in (solution, exercise))
+    assert isinstance(ours, ast.FunctionDef)
+    assert isinstance(theirs, ast.FunctionDef)
+    assert (ours.name, ast.dump(ours.args)) == (name, ast.dump(theirs.args))
+
+
+def test_exercises_that_exist_are_not_written_again(tmp_path: Path) -> None:
+    folder = tmp_path / "new" / "learn"
+    written = write_exercises(folder)
+    assert written == [path_of(folder, name) for name in NAMES] == sorted(folder.iterdir())
+    written[0].write_text("mine")
+    written[1].unlink()
+    assert write_exercises(folder) == [written[1]]
+    assert written[0].read_text() == "mine"
+
+
+def test_folder_of_other_files_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "thesis.txt").touch()
+    with pytest.raises(UserError, match="none of them is an exercise: name a new folder"):
+        write_exercises(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
+
+
+@pytest.mark.parametrize("names", [*((name,) for name in NAMES), NAMES], ids="+".join)
+def test_functions_in_their_places_give_the_logits_and_the_loss_of_the_model(names: tuple[str, ...]) -> None:
+    model, images, labels = model_and_images(batch=2, image_hw=(8, 16))
+    before = run(model, {}, images, labels)
+    keys = list(model.state_dict())
+    calls = []
+
+    def counted(name):
+        return lambda *inputs: calls.append(name) or SOLUTIONS[name](*inputs)
+
+    after = run(model, {name: counted(name) for name in names}, images, labels)
+    assert set(calls) == set(names)
+    assert list(model.state_dict()) == keys
+    for ours, theirs in zip(before, after, strict=True):
+        torch.testing.assert_close(theirs, ours, rtol=1e-5, atol=1e-5)
+
+
+def test_other_models_keep_their_parts() -> None:
+    model, other = small_model().eval(), small_model().eval()
+    images = torch.randn(2, 3, *model.config.image_hw)
+    before = other(images)
+    place(model, {"mlp": lambda z, W_1, W_2: 1 / 0})
+    with pytest.raises(ZeroDivisionError):
+        model(images)
+    assert torch.equal(other(images), before)
+
+
+def test_inputs_are_those_of_the_first_call() -> None:
+    assert [tuple(one.shape) for one in inputs_of("attention")] == [(3, 4, 9, 6)] * 3
+
+
+def test_practice_trains_a_model_with_the_functions() -> None:
+    calls = []
+
+    def loss(logits, labels):
+        calls.append(len(labels))
+        return SOLUTIONS["loss"](logits, labels)
+
+    lines = []
+    accuracy = practice({"loss": loss}, lines.append, epochs=2)
+    assert calls == [64] * 2 * (1293 // 64)
+    assert len(lines) == 2
+    assert accuracy > 0.1
