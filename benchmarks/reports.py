@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
+from chinese import in_chinese
 from conditions import Conditions
 from vitascope.errors import UserError
 
@@ -99,7 +100,14 @@ def between(text: str, marker: str) -> str:
 
 
 def fill_in(page: Path, marker: str, content: str) -> None:
-    """Replace the text between the markers of a page."""
+    """Replace the text between the markers of a page, and of the Chinese page beside it."""
+    _replace(page, marker, content)
+    chinese = page.with_suffix(".zh.md")
+    if chinese.is_file():
+        _replace(chinese, marker, in_chinese(content).rstrip())
+
+
+def _replace(page: Path, marker: str, content: str) -> None:
     text = page.read_text(encoding="utf-8")
     old = f"<!-- {marker} -->\n{between(text, marker)}"
     page.write_text(text.replace(old, f"<!-- {marker} -->\n{content}\n"), encoding="utf-8")

@@ -2,6 +2,7 @@
 
 import functools
 import gc
+import os
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,6 +19,7 @@ LONGEST = (
 )
 
 
+os.environ["LC_ALL"] = "C.UTF-8"  # the help and the reports are English, whatever the developer's language
 gc.disable()  # while 8,500 tests are collected; `pytest_collection_finish` enables it
 
 

@@ -39,12 +39,14 @@ ALLOWED = {
     "arguments": set(),
     "_version": set(),
     "formatting": {"errors"},
+    "language": {"chinese"},
+    "chinese": set(),
     "intervals": set(),
     "network": set(),
     "cache": set(),
     "remote": set(),
 }
-FOR_ALL = {"errors", "arguments", "formatting", "intervals", "network", "pickles"}
+FOR_ALL = {"errors", "arguments", "formatting", "intervals", "language", "network", "pickles"}
 FOR_ALL |= {"cache", "remote", "serialization", "storage", "_version"}
 
 

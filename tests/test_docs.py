@@ -25,7 +25,7 @@ import vitascope as vs
 from tests.deploy.server.served import listening
 from tests.local_hub import local_hub
 from tests.stores import Store, _quick, s3_store  # noqa: F401 - fixtures
-from tests.test_walkthrough import HAN, stated_shapes, take_photos, without_docstrings
+from tests.test_walkthrough import take_photos
 from tests.text import write_clip
 from tests.trackers import install
 from tests.training import undrawn
@@ -48,9 +48,9 @@ ROOT = Path(__file__).parent.parent
 DOCS = sorted((ROOT / "docs").glob("*.md"))
 READMES = (ROOT / "README.md", ROOT / "README.zh.md")
 PAGES = [*READMES, ROOT / "CONTRIBUTING.md", *DOCS]
-CHINESE_PAGES = [page for page in PAGES if page.name.endswith(".zh.md")]
-RUN_HERE = [page for page in DOCS if not page.name.startswith("walkthrough")]
-"""Pages of the docs whose steps this file runs; test_walkthrough.py runs the others."""
+RUN_HERE = [page for page in DOCS if page.suffixes == [".md"] and page.stem != "walkthrough"]
+"""Pages whose steps this file runs. test_walkthrough.py runs the others, and the Chinese pages have the steps
+of the English ones (test_docs_chinese.py)."""
 DATA_PAGE = ROOT / "docs" / "data.md"
 PERFORMANCE_PAGE = ROOT / "docs" / "performance.md"
 DEPLOY_PAGE = ROOT / "docs" / "deploy.md"
@@ -139,94 +139,9 @@ def assert_the_digits_are_learned(out: str) -> None:
     assert all(Path(path).is_file() for path in paths)
 
 
-def commands(page: Path) -> list[list[str]]:
-    lines = "".join(blocks(page, "sh")).replace("\\\n", " ").splitlines()
-    return [shlex.split(line, comments=True) for line in lines]
-
-
-def test_both_readmes_have_the_same_commands_and_code() -> None:
-    english, chinese = READMES
-    assert commands(chinese) == commands(english)
-    for code in (without_docstrings, stated_shapes):
-        assert list(map(code, blocks(chinese, "python"))) == list(map(code, blocks(english, "python")))
-    trees = [[line.split()[:1] for line in "".join(blocks(page, "")).splitlines()] for page in READMES]
-    assert trees[0] == trees[1]
-
-
-def outline(page: Path) -> list[str]:
-    """Headings by their level, blocks of code by their language, and pictures, in order."""
-    parts = re.compile(r"^```(\w*)\n.*?^```|^(#+) |!\[[^\]]*\]\(([^)]+)\)", re.MULTILINE | re.DOTALL)
-    return ["".join(found) for found in parts.findall(page.read_text(encoding="utf-8"))]
-
-
-def links(page: Path) -> list[str]:
-    return re.findall(r"\]\(([^)]+)\)", page.read_text(encoding="utf-8"))
-
-
-def in_chinese(target: str) -> str:
-    """Where the Chinese page leads to when the English one leads to `target`."""
-    if target == "README.zh.md":
-        return "README.md"
-    chinese = f"{target.removesuffix('.md')}.zh.md"
-    return chinese if (ROOT / chinese).is_file() else target
-
-
-def test_both_readmes_have_the_same_headings_pictures_and_links() -> None:
-    english, chinese = READMES
-    assert outline(chinese) == outline(english)
-    assert sorted(links(chinese)) == sorted(map(in_chinese, links(english)))
-
-
-def numbers_in(text: str) -> list[str]:
-    """The numbers of a text, alike in both languages: 1.00 M is 100 万, and a loss of 1% is 1 个百分点."""
-    text = re.sub(r"([\d.]+) M\b", lambda millions: f"{float(millions[1]) * 100:g} 万", text)
-    return NUMBER.findall(text.replace(" 个百分点", "%"))
-
-
-def numbers_of_cells(page: Path) -> list[list[list[str]]]:
-    """By row of every table, and by cell."""
-    rows = re.findall(r"^\|(.*)\|$", page.read_text(encoding="utf-8"), re.MULTILINE)
-    return [[numbers_in(cell) for cell in row.split("|")] for row in rows]
-
-
 def numbers_of_sections(page: Path) -> list[list[str]]:
-    """Sorted, because another language has another order of words."""
     sections = re.split(r"^##+ ", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
-    return [sorted(numbers_in(section)) for section in sections]
-
-
-def test_both_readmes_have_the_same_numbers() -> None:
-    english, chinese = READMES
-    assert numbers_of_cells(chinese) == numbers_of_cells(english)
-    assert numbers_of_sections(chinese) == numbers_of_sections(english)
-
-
-UNIDIOMATIC = (
-    r"在笔记本中",  # a notebook of paper, or a laptop
-    r"类别令牌|寄存器令牌|标记序列",  # class token, register token and token stay English
-    r"\d M\b",  # 100 万
-    r"可以是一次运行|一次运行的",  # of a run folder
-    r"长度由.{0,4}机器|最多增加 1%",
-    r"期限和限额|混淆情况|看清内部|无状态的顺序|最有把握的错误|没有谁再读|得到回报",
-)
-"""Word-by-word translations that Chinese engineers do not use."""
-
-
-@pytest.mark.parametrize("page", CHINESE_PAGES, ids=lambda page: page.name)
-def test_chinese_pages_have_no_word_by_word_translations(page: Path) -> None:
-    assert re.findall("|".join(UNIDIOMATIC), page.read_text(encoding="utf-8")) == []
-
-
-@pytest.mark.parametrize("page", CHINESE_PAGES, ids=lambda page: page.name)
-def test_alternative_texts_of_pictures_on_chinese_pages_are_chinese(page: Path) -> None:
-    texts = re.findall(r"!\[([^\]]*)\]", page.read_text(encoding="utf-8"))
-    assert texts
-    assert [text for text in texts if not HAN.search(text)] == []
-
-
-@pytest.mark.parametrize("page", CHINESE_PAGES, ids=lambda page: page.name)
-def test_chinese_pages_name_the_fonts_of_their_pictures(page: Path) -> None:
-    assert "fonts-noto-cjk" in words_of(page)
+    return [NUMBER.findall(section) for section in sections]
 
 
 def test_mirror_of_the_hub_that_the_chinese_readme_names_is_used() -> None:

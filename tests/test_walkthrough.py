@@ -152,69 +152,6 @@ def test_pictures_are_small(picture: Path) -> None:
     assert 600 <= read_image(picture).width <= 1100
 
 
-def without_docstrings(code: str) -> str:
-    tree = ast.parse(code)
-    for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef) and ast.get_docstring(node) is not None:
-            del node.body[0]
-    return ast.unparse(tree)
-
-
-class Strings(ast.NodeTransformer):
-    """Empties the strings of some code, and keeps them in `found`; values in f-strings stay in the code."""
-
-    def __init__(self) -> None:
-        self.found: list[str] = []
-
-    def visit_Constant(self, node: ast.Constant) -> ast.Constant:
-        if not isinstance(node.value, str):
-            return node
-        self.found.append(node.value)
-        return ast.Constant("")
-
-    def visit_JoinedStr(self, node: ast.JoinedStr) -> ast.JoinedStr:
-        parts = [part.value for part in node.values if isinstance(part, ast.Constant)]
-        self.found.append("".join(map(str, parts)))
-        return ast.JoinedStr(
-            [self.visit(part) for part in node.values if isinstance(part, ast.FormattedValue)]
-        )
-
-
-def code_and_strings(code: str) -> tuple[str, list[str]]:
-    """Some code with empty strings and without docstrings, and its strings."""
-    strings = Strings()
-    tree = strings.visit(ast.parse(without_docstrings(code)))
-    return ast.unparse(tree), strings.found
-
-
-def test_both_languages_have_the_same_code_apart_from_words() -> None:
-    english, chinese = (blocks(page, "python") for page in PAGES)
-    assert list(map(stated_shapes, chinese)) == list(map(stated_shapes, english))
-    for original, translation in zip(english, chinese, strict=True):
-        (code, words), (translated_code, translated_words) = map(code_and_strings, (original, translation))
-        assert translated_code == code
-        for ours, translated in zip(words, translated_words, strict=True):
-            assert translated == ours or HAN.search(translated)
-
-
-def test_both_languages_have_the_same_equations() -> None:
-    assert blocks(CHINESE, "math") == blocks(ENGLISH, "math")
-
-
-def test_both_languages_print_the_same_numbers() -> None:
-    english, chinese = (blocks(page, "text") for page in PAGES)
-    numbers = re.compile(r"[\d.]+")
-    assert list(map(numbers.findall, chinese)) == list(map(numbers.findall, english))
-
-
-def test_both_languages_have_the_same_parts() -> None:
-    english, chinese = (page.read_text(encoding="utf-8") for page in PAGES)
-    for part in (r"^#+ (?:\d\.)?", r"^```\w*$", r"^!\[", r"^\|.*\|$"):
-        count = [len(re.findall(part, text, re.MULTILINE)) for text in (english, chinese)]
-        assert count[0] == count[1] > 0, part
-    assert pictures(CHINESE) == pictures(ENGLISH) != []
-
-
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links_within_a_page_lead_to_its_headings(page: Path) -> None:
     text = page.read_text(encoding="utf-8")

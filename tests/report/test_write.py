@@ -125,6 +125,23 @@ def test_one_epoch_is_singular(run, quick) -> None:
     assert "1 epochs" not in shown_text
 
 
+def test_report_is_in_the_language_of_the_reader(run, quick, monkeypatch) -> None:
+    monkeypatch.setenv("LC_ALL", "zh_CN.UTF-8")
+    page = read(write_report(Run(run)))
+    assert ("html", {"lang": "zh-CN"}) in page.elements
+    for words in (
+        "混淆矩阵",
+        " 张测试图像的准确率为",
+        "置信度最高的错误预测",
+        "平衡准确率",
+        "2 个 epoch，批大小",
+    ):
+        assert words in page.text
+    titles = re.findall(r"<h2>(.*?)</h2>", run.joinpath("report.html").read_text(encoding="utf-8"))
+    assert len(titles) == len(sections(run / "report.html"))
+    assert [title for title in titles if re.search("[A-Za-z]{2}", title)] == []
+
+
 def test_report_needs_no_other_files(made) -> None:
     text = (made / "run" / "report.html").read_text(encoding="utf-8")
     places = {"src", "href", "xlink:href", "srcset", "data", "action", "poster", "background"}

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from vitascope.data.preprocess import Framed
 from vitascope.data.splits import ImageSet
 from vitascope.explain.lettering import short
+from vitascope.language import say
 from vitascope.model.vision_model import VisionModel
 from vitascope.report.charts import MAX_CLASSES, CalibrationWords, draw_calibration, draw_confusion
 from vitascope.report.page import sure
@@ -74,7 +75,7 @@ def pictured(
         {
             "name": name_of_image(images, int(predictions.indices[place]))
             if images is not None
-            else f"{predictions.split} image {predictions.indices[place]}",
+            else say("{split} image {number}", split=predictions.split, number=predictions.indices[place]),
             "picture": pictures.get(place),
             "attention": attention.get(place),
         }
@@ -112,8 +113,8 @@ def _classes(predictions: Predictions, confusion: npt.NDArray[np.int64]) -> dict
                 names[k],
                 f"{totals[k]:,}",
                 f"{correct[k] / totals[k]:.1%}",
-                f"{low:.0%} to {high:.0%}",
-                f"{correct[k] / predicted[k]:.1%}" if predicted[k] else "never predicted",
+                say("{low:.0%} to {high:.0%}", low=low, high=high),
+                f"{correct[k] / predicted[k]:.1%}" if predicted[k] else say("never predicted"),
                 f"{2 * correct[k] / (totals[k] + predicted[k]):.1%}",
                 f"{names[worst]} ({others[worst]})" if others[worst] else "",
             )

@@ -18,6 +18,7 @@ from vitascope.data.splits import ImageSet
 from vitascope.explain.inputs import normalized
 from vitascope.explain.learned import attention_distance, uniform_distance
 from vitascope.explain.plots import draw_attention_distance
+from vitascope.language import say
 from vitascope.model.vision_model import VisionModel
 from vitascope.model.vit import VisionTransformer
 from vitascope.report.figures import draw_embedding
@@ -36,11 +37,11 @@ def attention(model: VisionModel, images: ImageSet | None) -> dict[str, Any] | N
     if not isinstance(model, VisionTransformer):
         return None
     if images is None:
-        return {"missing": "The images cannot be found."}
+        return {"missing": say("The images cannot be found.")}
     spread = np.unique(np.linspace(0, len(images) - 1, min(FOR_DISTANCE, len(images))).astype(int))
     pictures = read_pictures(images, spread, model)
     if not pictures:
-        return {"missing": "None of the images can be read any more."}
+        return {"missing": say("None of the images can be read any more.")}
     examples = dict(list(pictures.items())[:: max(1, len(pictures) // EXAMPLES)][:EXAMPLES])
     seen = attention_over(model, examples)
     return {

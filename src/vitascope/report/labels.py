@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from vitascope.data.splits import ImageSet
+from vitascope.language import say
 from vitascope.model.vision_model import VisionModel
 from vitascope.report.charts import EXTREMES, PAIR_WORDS, draw_precision_recall, extreme_classes
 from vitascope.report.classification import WORST_CLASSES, calibrated, pictured, pictures_of
@@ -41,7 +42,10 @@ def labels(
     score = predictions.score
     assert isinstance(score, LabelScore)
     return {
-        "measures": {"head": ESTIMATES_HEAD, "rows": score.rows()},
+        "measures": {
+            "head": list(map(say, ESTIMATES_HEAD)),
+            "rows": [_said((say(name), *cells)) for name, *cells in score.rows()],
+        },
         "labels": _classes(predictions, score),
         "precision_recall": _precision_recall(predictions, score),
         "pairs": _pairs(predictions),
@@ -55,16 +59,21 @@ def labels(
 
 def _classes(predictions: Predictions, score: LabelScore) -> dict[str, Any]:
     """The measures of each class, the lowest average precision first."""
-    rows = score.class_rows(predictions.class_names)
+    rows = list(map(_said, score.class_rows(predictions.class_names)))
     absent = len(predictions.class_names) - len(rows)
     return {
-        "head": CLASSES_HEAD,
+        "head": list(map(say, CLASSES_HEAD)),
         "rows": rows[:WORST_CLASSES],
         "rest": rows[WORST_CLASSES:],
         "absent": absent,
         "split": predictions.split,
         "unreadable": predictions.unreadable,
     }
+
+
+def _said(row: tuple[str, ...]) -> tuple[str, ...]:
+    """A row with its intervals in the reader's language."""
+    return row[0], *(cell.replace(" to ", say(" to ")) for cell in row[1:])
 
 
 def _precision_recall(predictions: Predictions, score: LabelScore) -> dict[str, Any]:
@@ -129,5 +138,5 @@ def _named(
     probabilities, some = predictions.probabilities[place], np.flatnonzero(which)
     order = some[np.argsort(probabilities[some] if lowest else -probabilities[some], kind="stable")]
     named = [f"{predictions.class_names[k]} ({sure(probabilities[k])})" for k in order[:NAMED]]
-    more = [f"{len(order) - NAMED} more"] if len(order) > NAMED else []
-    return ", ".join([*named, *more]) or "no class"
+    more = [say("{count} more", count=len(order) - NAMED)] if len(order) > NAMED else []
+    return ", ".join([*named, *more]) or say("no class")

@@ -13,7 +13,8 @@ from matplotlib.figure import Figure
 from vitascope.data.datasets import class_counts
 from vitascope.data.splits import Splits
 from vitascope.data.targets import ClassSets
-from vitascope.formatting import counted, duration
+from vitascope.formatting import duration
+from vitascope.language import counted, say
 from vitascope.model.vision_model import VisionModel
 from vitascope.report.charts import curve_names, kept_place, plot_curve, values_of
 from vitascope.report.svg import blank_figure, embed
@@ -40,9 +41,27 @@ def header(run: Run, model: VisionModel | None) -> dict[str, Any]:
             and run.classifies
             and not run.probes
         ),
-        "warning": "" if score is None else score.warning(run.better_start),
+        "warning": _warning(run, score),
         "tiles": _tiles(run, model, score),
     }
+
+
+def _warning(run: Run, score: Score | LabelScore | None) -> str:
+    """The `warning` of a score, in the reader's language."""
+    if score is None or not score.no_better:
+        return ""
+    if isinstance(score, LabelScore):
+        text = say(
+            "This model is no better than the same answer for every image, as far as {total:,} images show",
+            total=score.total,
+        )
+    else:
+        text = say(
+            "This model is no better than always guessing the most frequent class, as far as {total:,} "
+            "images show",
+            total=score.total,
+        )
+    return f"{text}; {run.better_start}" if run.better_start else text
 
 
 def _command(run: Run) -> str:
@@ -56,47 +75,65 @@ def _quoted(path: object) -> str:
 def _result(run: Run) -> str:
     epochs, tests = run.records("epoch"), run.records("test")
     data = without_home(str(run.config["data"]))
-    what = f"A classifier of {data}" if run.classifies else f"A body, pre-trained by masked patches of {data}"
+    if run.classifies:
+        what = say("A classifier of {data}", data=data)
+    else:
+        what = say("A body, pre-trained by masked patches of {data}", data=data)
     if not run.finished or not tests:
-        return f"{what}: trained for {epochs[-1]['epoch'] if epochs else 0:g} of {_planned_epochs(run)}."
+        done = epochs[-1]["epoch"] if epochs else 0
+        return say(
+            "{what}: trained for {done:g} of {planned}.", what=what, done=done, planned=_planned_epochs(run)
+        )
     test = tests[-1]
     images = counted(test["images"], f"{test['split']} image")
     if not run.classifies:
-        return f"{what}: loss {test['loss']:.3f} for hidden patches of {images}."
+        loss = test["loss"]
+        return say(
+            "{what}: loss {loss:.3f} for hidden patches of {images}.", what=what, loss=loss, images=images
+        )
     score = _score(run)
     if isinstance(score, LabelScore):
         found = score.estimates["map"]
-        return (
-            f"{what}: mAP {found.value:.2%} of {images}. A constant answer would reach {found.constant:.2%}."
-        )
-    compared = (
-        "" if score is None else f" Always guessing the most frequent class would reach {score.majority:.2%}."
-    )
-    return f"{what}: {test['accuracy']:.2%} of {images} correct.{compared}"
+        measured = say("{what}: mAP {map:.2%} of {images}.", what=what, map=found.value, images=images)
+        compared = say("A constant answer would reach {map:.2%}.", map=found.constant)
+        return f"{measured} {compared}"
+    accuracy = test["accuracy"]
+    measured = say("{what}: {accuracy:.2%} of {images} correct.", what=what, accuracy=accuracy, images=images)
+    if score is None:
+        return measured
+    compared = say("Always guessing the most frequent class would reach {share:.2%}.", share=score.majority)
+    return f"{measured} {compared}"
 
 
 def _kept(run: Run) -> str:
     kept = run.records("kept")
     if kept:
-        return f"those of epoch {kept[-1]['epoch']:g}: {kept[-1]['reason']}"
-    words = {"best": "those of the lowest validation loss", "last": "the last ones"}  # of an older run
-    return words.get(str(run.config.get("keep")), "not decided yet")
+        return say("those of epoch {epoch:g}: {reason}", epoch=kept[-1]["epoch"], reason=kept[-1]["reason"])
+    words = {
+        "best": say("those of the lowest validation loss"),
+        "last": say("the last ones"),
+    }  # of an older run
+    return words.get(str(run.config.get("keep")), say("not decided yet"))
 
 
 def _planned_epochs(run: Run) -> str:
     """The length of the run: "20 epochs"."""
     planned = run.planned_epochs
     if planned is None:
-        return "an unknown number of epochs"
-    return f"{planned:g} epoch{'' if planned == 1 else 's'}"
+        return say("an unknown number of epochs")
+    return say("{number:g} epoch", number=1) if planned == 1 else say("{number:g} epochs", number=planned)
 
 
 def _length(run: Run) -> str:
     """The length of the run, and what has set it if that was not a number of epochs."""
     config, epochs = run.config, _planned_epochs(run)
     if config.get("minutes"):
-        return f"{epochs} in {config['minutes']:g} minutes"
-    return f"{config['steps']:,} steps ({epochs})" if config.get("steps") else epochs
+        return say("{epochs} in {minutes:g} minutes", epochs=epochs, minutes=config["minutes"])
+    return (
+        say("{steps:,} steps ({epochs})", steps=config["steps"], epochs=epochs)
+        if config.get("steps")
+        else epochs
+    )
 
 
 def _score(run: Run) -> Score | LabelScore | None:
@@ -112,45 +149,62 @@ def _tiles(run: Run, model: VisionModel | None, score: Score | LabelScore | None
     elif tests and run.classifies:
         test = tests[-1]
         low, high = wilson_interval(test["correct"], test["images"])
-        meaning = f"{test['split']} accuracy; 95% interval {low:.1%} to {high:.1%}"
+        meaning = say(
+            "{split} accuracy; 95% interval {low:.1%} to {high:.1%}",
+            split=say(test["split"]),
+            low=low,
+            high=high,
+        )
         found.append((f"{test['accuracy']:.2%}", meaning))
         if score is not None:
-            found.append((f"{score.majority:.2%}", "accuracy of always guessing the most frequent class"))
-            found.append((f"{score.balanced:.2%}", "balanced accuracy: mean recall of the classes"))
-            found.append((f"{score.macro_f1:.2%}", "macro F1: mean over the classes"))
+            found.append(
+                (f"{score.majority:.2%}", say("accuracy of always guessing the most frequent class"))
+            )
+            found.append((f"{score.balanced:.2%}", say("balanced accuracy: mean recall of the classes")))
+            found.append((f"{score.macro_f1:.2%}", say("macro F1: mean over the classes")))
             if score.top5 is not None:
-                found.append((f"{score.top5:.2%}", "top-5 accuracy: true class among the five most probable"))
-        found.append((f"{test['loss']:.3f}", f"{test['split']} loss (cross-entropy, nats)"))
+                found.append(
+                    (f"{score.top5:.2%}", say("top-5 accuracy: true class among the five most probable"))
+                )
+        found.append(
+            (f"{test['loss']:.3f}", say("{split} loss (cross-entropy, nats)", split=say(test["split"])))
+        )
     elif tests:
-        found.append((f"{tests[-1]['loss']:.3f}", f"{tests[-1]['split']} loss of hidden patches"))
+        split = say(tests[-1]["split"])
+        found.append((f"{tests[-1]['loss']:.3f}", say("{split} loss of hidden patches", split=split)))
         if "accuracy" in tests[-1]:
-            found.append((f"{tests[-1]['accuracy']:.2%}", "of their colours correct"))
+            found.append((f"{tests[-1]['accuracy']:.2%}", say("of their colours correct")))
     if run.predictions is not None and not run.predictions.several:
         error = calibration(run.predictions.confidences, run.predictions.correct).error
-        found.append((f"{error:.2%}", "expected calibration error (15 bins)"))
+        found.append((f"{error:.2%}", say("expected calibration error (15 bins)")))
     if model is not None:
-        found.append((f"{sum(p.numel() for p in model.parameters()) / 1e6:.3g} M", "parameters"))
+        found.append((f"{sum(p.numel() for p in model.parameters()) / 1e6:.3g} M", say("parameters")))
     if epochs:
         done = f"{epochs[-1]['epoch']:g}"
-        planned = "" if run.finished or run.planned_epochs is None else f" of {run.planned_epochs:g}"
-        found.append((f"{done}{planned}", "epoch" if done == "1" and not planned else "epochs"))
+        if not run.finished and run.planned_epochs is not None:
+            done = say("{done} of {planned:g}", done=done, planned=run.planned_epochs)
+        found.append((done, say("epoch") if done == "1" else say("epochs")))
     if tests:
-        found.append((duration(tests[-1]["seconds"]), "training time, with validation"))
+        found.append((duration(tests[-1]["seconds"]), say("training time, with validation")))
     return found
 
 
 def _label_tiles(score: LabelScore) -> list[tuple[str, str]]:
     """The most important measures, each beside that of a constant answer."""
     words = {
-        "map": "mAP: mean average precision of the classes",
-        "micro_map": "micro mAP: of all images and classes together",
-        "macro_f1_tuned": "macro F1 at the thresholds of the validation images",
-        "micro_f1_tuned": "micro F1 at the same thresholds",
-        "exact": "of the images with exactly their classes predicted",
+        "map": say("mAP: mean average precision of the classes"),
+        "micro_map": say("micro mAP: of all images and classes together"),
+        "macro_f1_tuned": say("macro F1 at the thresholds of the validation images"),
+        "micro_f1_tuned": say("micro F1 at the same thresholds"),
+        "exact": say("of the images with exactly their classes predicted"),
     }
     found = {text: score.estimates[name] for name, text in words.items()}
     return [
-        (f"{each.value:.2%}", f"{text}; constant answer {each.constant:.1%}") for text, each in found.items()
+        (
+            f"{each.value:.2%}",
+            say("{measure}; constant answer {value:.1%}", measure=text, value=each.constant),
+        )
+        for text, each in found.items()
     ]
 
 
@@ -159,50 +213,71 @@ def training(
 ) -> dict[str, Any]:
     """Data, model and options of the training; `gone` and `differs` are about the data since then."""
     get = run.config.get
-    task = "classification" if run.classifies else f"masked patch prediction ({get('target')})"
     if run.probes:
-        task = "classification by a linear head on frozen features; probe.html compares it with others"
-    rows: list[tuple[str, object]] = [("Task", task), ("Data", without_home(str(get("data"))))]
+        task = say("classification by a linear head on frozen features; probe.html compares it with others")
+    elif run.classifies:
+        task = say("classification")
+    else:
+        task = say("masked patch prediction ({target})", target=get("target"))
+    rows: list[tuple[str, object]] = [(say("Task"), task), (say("Data"), without_home(str(get("data"))))]
     names = _class_names(run, model, splits) if run.classifies else ()
     parts = [] if splits is None else [splits.train, splits.val, *([splits.test] if splits.test else [])]
     if parts:
-        rows.append(("Images", ", ".join(f"{len(part):,} {part.name}" for part in parts)))
+        rows.append((say("Images"), ", ".join(f"{len(part):,} {part.name}" for part in parts)))
     if names:
         some = ", ".join(names[:12]) + (", ..." if len(names) > 12 else "")
-        rows.append(("Classes", f"{len(names):,}: {some}"))
+        rows.append((say("Classes"), f"{len(names):,}: {some}"))
     if splits is not None and isinstance(splits.train.targets, ClassSets):
         own = splits.train.targets.labels.sum(axis=1)
-        rows.append(
-            ("Classes per image", f"{own.mean():.2f} on average, {own.min()} to {own.max()}, in train")
+        spread = say(
+            "{mean:.2f} on average, {least} to {most}, in train",
+            mean=own.mean(),
+            least=own.min(),
+            most=own.max(),
         )
-    size = get("model") or "as the weights that training started from"
-    rows.append(("Model", f"{size}: {model.config.summary}" if model is not None else size))
+        rows.append((say("Classes per image"), spread))
+    size = get("model") or say("as the weights that training started from")
+    rows.append((say("Model"), f"{size}: {model.config.summary}" if model is not None else size))
     if model is not None:
-        rows.append(("Parameters", f"{sum(p.numel() for p in model.parameters()):,}"))
-    start = without_home(str(get("weights"))) if get("weights") else f"random weights, seed {get('seed')}"
-    rows.append(("Started from", start))
+        rows.append((say("Parameters"), f"{sum(p.numel() for p in model.parameters()):,}"))
+    start = (
+        without_home(str(get("weights")))
+        if get("weights")
+        else say("random weights, seed {seed}", seed=get("seed"))
+    )
+    rows.append((say("Started from"), start))
     if get("teacher"):
-        rows.append(("Teacher", without_home(str(get("teacher")))))
+        rows.append((say("Teacher"), without_home(str(get("teacher")))))
     if not run.probes:
-        options = (
-            f"{_length(run)}, batches of {get('batch_size')}, {get('optimizer')}, learning rate "
-            f"{get('lr')} ({get('schedule')}), weight decay {get('weight_decay')}"
+        options = say(
+            "{length}, batches of {batch_size}, {optimizer}, learning rate {lr} ({schedule}), weight decay "
+            "{weight_decay}",
+            length=_length(run),
+            **{name: get(name) for name in ("batch_size", "optimizer", "lr", "schedule", "weight_decay")},
         )
-        rows.append(("Training", options))
+        rows.append((say("Training"), options))
     if chosen := run.plan.get("chosen"):
-        rows.append(("Chosen by the data", f"{', '.join(chosen.values())}: for {run.plan['reason']}"))
-    if stops := run.records("stop"):
-        epoch, best = stops[-1]["epoch"], stops[-1]["best_epoch"]
+        choices = ", ".join(chosen.values())
         rows.append(
-            ("Stopped early", f"after epoch {epoch}; the lowest validation loss was that of epoch {best}")
+            (
+                say("Chosen by the data"),
+                say("{names}: for {reason}", names=choices, reason=run.plan["reason"]),
+            )
         )
+    if stops := run.records("stop"):
+        text = say(
+            "after epoch {epoch}; the lowest validation loss was that of epoch {best}",
+            epoch=stops[-1]["epoch"],
+            best=stops[-1]["best_epoch"],
+        )
+        rows.append((say("Stopped early"), text))
     balanced = [name for name in ("class_weights", "sampling") if get(name) == "balanced"]
     if balanced:
-        rows.append(("Balanced by", balanced[0].replace("_", " ")))
+        rows.append((say("Balanced by"), balanced[0].replace("_", " ")))
     if run.classifies and not run.probes:
-        rows.append(("Weights kept", _kept(run)))
+        rows.append((say("Weights kept"), _kept(run)))
     if "started" in run.environment:
-        rows.append(("Started", _date(run.environment["started"])))
+        rows.append((say("Started"), _date(run.environment["started"])))
     counts = [class_counts(part) for part in parts] if run.classifies and len(names) > 1 else []
     few = splits is not None and len(splits.train.class_names) <= MOST_CLASSES
     return {
@@ -240,22 +315,23 @@ def curves(run: Run) -> dict[str, Any] | None:
         return figure
 
     meanings = {
-        "loss": "Loss, lower is better.",
-        "accuracy": "Accuracy." if run.classifies else "Share of correct colours.",
-        "map": "Mean average precision over the classes.",
-        "agree": "Agreement of the student with its teacher.",
-        "lr": "Learning rate.",
+        "loss": say("Loss, lower is better."),
+        "accuracy": say("Accuracy.") if run.classifies else say("Share of correct colours."),
+        "map": say("Mean average precision over the classes."),
+        "agree": say("Agreement of the student with its teacher."),
+        "lr": say("Learning rate."),
     }
     figures, names = [], curve_names(epochs, steps)
     if "map" in names:
-        meanings["accuracy"] = "Images with exactly their classes above 0.5."
+        meanings["accuracy"] = say("Images with exactly their classes above 0.5.")
     for name in names:
         best = ""
         if epochs and f"val_{name}" in epochs[0]:
             values = values_of(epochs, f"val_{name}")
             place = int(np.argmin(values) if name == "loss" else np.argmax(values))
             number = f"{values[place]:.3f}" if name == "loss" else f"{values[place]:.1%}"
-            best = f"Best in validation: {number}, in epoch {epochs[place]['epoch']}."
+            epoch = epochs[place]["epoch"]
+            best = say("Best in validation: {number}, in epoch {epoch}.", number=number, epoch=epoch)
         drawing = embed(partial(draw, name), f"curve-{name}", f"{name} by epoch")
         figures.append((drawing, (meanings[name], best)))
     return {"figures": figures}

@@ -19,6 +19,7 @@ from vitascope.data.splits import ImageSet
 from vitascope.explain import rollout
 from vitascope.explain.inputs import normalized, seen_hw
 from vitascope.explain.pictures import Picture, overlay, shown
+from vitascope.language import say
 from vitascope.model.vision_model import VisionModel
 from vitascope.model.vit import VisionTransformer
 from vitascope.weights.preprocess import preprocess_of
@@ -93,4 +94,8 @@ def data_uri(content: bytes, kind: str) -> str:
 def name_of_image(images: ImageSet, index: int) -> str:
     """The end of an image's path, or its number in the split without a file."""
     name = source_name(images.sources[index])
-    return f"{images.name} image {index}" if name.startswith("<") else "/".join(Path(name).parts[-2:])
+    return (
+        say("{split} image {number}", split=images.name, number=index)
+        if name.startswith("<")
+        else "/".join(Path(name).parts[-2:])
+    )

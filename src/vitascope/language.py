@@ -1,0 +1,31 @@
+"""The reader's language: English texts of the help and the reports, and their Chinese translations."""
+
+from __future__ import annotations
+
+import os
+from typing import Literal
+
+
+def language() -> Literal["en", "zh"]:
+    """The language that the locale asks for: the first of LC_ALL, LC_MESSAGES and LANG that is set."""
+    locale = next(filter(None, map(os.environ.get, ("LC_ALL", "LC_MESSAGES", "LANG"))), "")
+    return "zh" if locale.startswith("zh") else "en"
+
+
+def say(text: str, /, **values: object) -> str:
+    """A text in the reader's language; with `values`, also its {places} filled in, as by `str.format`.
+
+    Texts without a translation, such as names, remain as they are. `tests/test_language.py` finds the marked
+    ones: literal arguments of `say` and `counted`, and those of Jinja's `_`, `trans` and `counted`.
+    """
+    if language() == "zh":
+        from vitascope.chinese import CHINESE
+
+        text = CHINESE.get(text, text)
+    return text.format(**values) if values else text
+
+
+def counted(count: int, noun: str) -> str:
+    """A count with its noun: `1 image`, `1,000 images`; in Chinese `1,000 张图像`."""
+    plural = count != 1 or language() == "zh"
+    return say(f"# {noun}{'s' if plural else ''}").replace("#", f"{count:,}")
