@@ -20,6 +20,7 @@ from vitascope.cli.evaluate import Evaluate
 from vitascope.cli.explain import Explain
 from vitascope.cli.export import Export
 from vitascope.cli.pack import Pack
+from vitascope.cli.page import Page
 from vitascope.cli.parsing import parse
 from vitascope.cli.predict import Predict
 from vitascope.cli.probe import Probe
@@ -42,6 +43,7 @@ COMMANDS: dict[str, type[Any]] = {
     "report": Report,
     "compare": Compare,
     "export": Export,
+    "page": Page,
     "serve": Serve,
     "convert": Convert,
     "zero-shot": ZeroShot,
