@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from vitascope.deploy.export.export import export
     from vitascope.deploy.export.quantize import quantize
     from vitascope.deploy.model_card import push_to_hub
+    from vitascope.deploy.page.page import page
     from vitascope.errors import UserError
     from vitascope.evaluation.evaluate import evaluate
     from vitascope.model.config import ViTConfig
@@ -64,6 +65,7 @@ _HOMES = {
     "from_pretrained": "weights.loading",
     "list_models": "model.sizes",
     "nearest": "predict.nearest",
+    "page": "deploy.page.page",
     "pretrain": "training.train",
     "probe": "probing.probe",
     "push_to_hub": "deploy.model_card",
@@ -100,6 +102,7 @@ __all__ = [
     "from_pretrained",
     "list_models",
     "nearest",
+    "page",
     "pretrain",
     "probe",
     "push_to_hub",

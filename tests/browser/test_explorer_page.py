@@ -24,7 +24,7 @@ from tests.explain import MODELS
 from tests.model import labelling_model, small_model, small_resnet
 from vitascope.data.preprocess import Framed, Preprocess
 from vitascope.deploy.server.app import create_app
-from vitascope.deploy.server.explorer import samples_for
+from vitascope.deploy.server.page_content import samples_for
 from vitascope.deploy.server.settings import Settings
 from vitascope.explain.attention import layer_attention
 from vitascope.model.vision_model import VisionModel
@@ -512,7 +512,7 @@ def test_sharp_picture_leaves_out_what_the_model_cuts(visit: Visit, rule: dict[s
     fit = Preprocess(image_size=(38, 45), **rule)
     blank = np.zeros((3, 38, 45), dtype=np.uint8)
     found = visit.page.evaluate(
-        "async (given) => (await import('/web/sharp.js')).tiledBox(...given)",
+        "async (given) => (await import('/web/framing.js')).tiledBox(...given)",
         [500, 333, 35, 40, fit.to_dict()],
     )
     left, top, right, bottom = Framed(blank, blank, fit.box(500, 333)).top_left(35, 40).box
@@ -535,7 +535,7 @@ def test_sharp_picture_follows_the_preprocessing(visit: Visit) -> None:
     for rule, (height, width) in itertools.product(rules, sizes):
         fit = Preprocess(image_size=(32, 32), **rule)
         found = visit.page.evaluate(
-            "async (given) => (await import('/web/sharp.js')).seenBox(...given)",
+            "async (given) => (await import('/web/framing.js')).seenBox(...given)",
             [width, height, 32, 32, fit.to_dict()],
         )
         left, top, right, bottom = fit.box(width, height)

@@ -22,6 +22,7 @@ from vitascope.cli.explain import Explain
 from vitascope.cli.export import Export
 from vitascope.cli.learn import Learn
 from vitascope.cli.pack import Pack
+from vitascope.cli.page import Page
 from vitascope.cli.parsing import parse
 from vitascope.cli.predict import Predict
 from vitascope.cli.probe import Probe
@@ -45,6 +46,7 @@ COMMANDS: dict[str, type[Any]] = {
     "report": Report,
     "compare": Compare,
     "export": Export,
+    "page": Page,
     "serve": Serve,
     "convert": Convert,
     "zero-shot": ZeroShot,

@@ -18,7 +18,7 @@ from tests.model import labelling_model, small_model
 from vitascope.data.samples import CREDIT, PHOTOS
 from vitascope.deploy.server.app import create_app
 from vitascope.deploy.server.attention_pack import pack_attention, pack_heatmap, pack_picture
-from vitascope.deploy.server.explorer import MEDIA_TYPES, samples_for, web_files
+from vitascope.deploy.server.page_content import MEDIA_TYPES, samples_for, web_files
 from vitascope.deploy.server.settings import Settings
 from vitascope.errors import UserError
 from vitascope.predict.engine import TorchEngine

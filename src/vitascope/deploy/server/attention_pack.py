@@ -91,7 +91,7 @@ def pack_picture(engine: Engine, pixels: Pixels, budget: int = BUDGET) -> bytes:
     if isinstance(model, VisionTransformer):
         carried = what_fits(model.config, model.grid_of(images), budget)
         tensors |= _attention(model, images, carried)
-        about["inside"] = {**_token_names(model.config), "carried": carried}
+        about["inside"] = {**token_names(model.config), "carried": carried}
     else:
         about["missing"] = NO_ATTENTION
     return _file(tensors, about)
@@ -158,7 +158,7 @@ def signed(rows: Tensor) -> tuple[Tensor, Tensor]:
     return levels.round().to(torch.int8).cpu(), scale.cpu()
 
 
-def _token_names(config: ViTConfig) -> dict[str, Any]:
+def token_names(config: ViTConfig) -> dict[str, Any]:
     """Names for the numbers: tokens before the patches, and tokens that the head reads."""
     readout = config.readout
     tokens = ["class token"] * readout.has_class_token + ["distillation token"] * readout.distillation_token

@@ -1,5 +1,7 @@
 // The picture in its own pixels: the model's are few.
 
+import { tiledBox } from "./framing.js";
+
 const LONGEST = 1200;
 const MOST_OBLONG = 3; // as in preprocess.py
 const TOLERANCE = 12; // of 255: two ways of resizing differ by less in the mean
@@ -75,54 +77,6 @@ function extent(bitmap, box, H, W) {
   const own = isStrip ? [W, H].map((side) => side * Math.max(box.width / W, box.height / H)) : [whole.width, whole.height];
   const zoom = Math.min(1, LONGEST / Math.max(...own));
   return { shown, size: own.map((side) => Math.max(1, Math.round(side * zoom))) };
-}
-
-/** `Preprocess.box`: the part of a picture that the model sees, in its pixels. */
-export function seenBox(width, height, H, W, framing) {
-  const { resize, crop_pct: share } = framing;
-  if (framing.resize_to) return wholeBox(width, height, H, W, framing);
-  if (resize === "squash") {
-    const [left, top] = [(width * (1 - share)) / 2, (height * (1 - share)) / 2];
-    return { left, top, width: width - 2 * left, height: height - 2 * top };
-  }
-  const scale = Math.max(W / width, H / height) / share;
-  const [seenWidth, seenHeight] = [Math.min(width, W / scale), Math.min(height, H / scale)];
-  return {
-    left: (width - seenWidth) / 2,
-    top: (height - seenHeight) / 2,
-    width: seenWidth,
-    height: seenHeight,
-  };
-}
-
-/** The same where patches tile only the first H rows and W columns of the model's input. */
-export function tiledBox(width, height, H, W, framing) {
-  const [rows, columns] = framing.image_size;
-  const whole = seenBox(width, height, rows, columns, framing);
-  return { ...whole, width: (whole.width * W) / columns, height: (whole.height * H) / rows };
-}
-
-/** `seenBox` by the rule of whole pixels; it may reach beyond the picture, into a border. */
-function wholeBox(width, height, H, W, { resize, resize_to, side_rounding, crop_rounding }) {
-  let [rows, columns] = resize_to;
-  const round = side_rounding === "down" ? Math.floor : Math.round;
-  const isTall = height * columns > width * rows;
-  if (resize !== "squash" && isTall !== (resize === "border")) {
-    rows = Math.max(1, round((height * columns) / width));
-  } else if (resize !== "squash") {
-    columns = Math.max(1, round((width * rows) / height));
-  }
-  const offset = (spare) => {
-    if (crop_rounding === "down") return Math.floor(spare / 2);
-    return spare > 0 && spare % 2 ? 2 * Math.round(spare / 4) : Math.ceil(spare / 2);
-  };
-  const [down, across] = [height / rows, width / columns];
-  return {
-    left: offset(columns - W) * across,
-    top: offset(rows - H) * down,
-    width: W * across,
-    height: H * down,
-  };
 }
 
 function toGrey(context) {

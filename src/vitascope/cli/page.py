@@ -1,0 +1,68 @@
+"""`vitascope page`: a model as one HTML file that computes in the browser."""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+from typing import Literal
+
+from vitascope.cli.parsing import Flag, MaybePath, MaybeText, Model
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Page:
+    """Write a model as one HTML file that computes in the browser.
+
+    The file needs no server and no network: drop a picture, see the class and where the model looks.
+
+    A headless Chromium, Chrome or Edge proves that it computes what torch computes.
+    """
+
+    model: Model
+    """A run folder, a model folder or file, or a hub id."""
+    out: MaybePath = None
+    """The new file.
+    Default: export/model.html in a run folder, else the model's name in the working directory."""
+    weights: Literal["fp16", "int8", "fp32"] = "fp16"
+    """Numbers of the weights: `int8` is half as large as `fp16`, and less exact; `fp32` is exact."""
+    data: MaybeText = None
+    """Images to compare on: an image, a folder, or any other DATA of `vitascope train`.
+    Default: the run's test images, else parts of two photographs from scikit-learn."""
+    browser: MaybePath = None
+    """The browser's program. Default: the first Chromium, Chrome or Edge that is installed."""
+    unproved: Flag = False
+    """Keep the file without trying it in a browser."""
+
+    def call(self) -> None:
+        """Write, prove, print."""
+        from vitascope.data.datasets import open_pictures
+        from vitascope.deploy.export.export import spread
+        from vitascope.deploy.page.page import page
+
+        images = None if self.data is None else spread(open_pictures(self.data))
+        done = page(
+            self.model,
+            self.out,
+            weights=self.weights,
+            images=images,
+            browser=self.browser,
+            unproved=self.unproved,
+        )
+        compared_on = done.compared_on if self.data is None else f"images of {self.data}"
+        print(f"{done.path}  {done.size:,} bytes, {done.weights} weights")
+        if done.weights != "fp32":
+            print(f"{done.weights} against the model, on {compared_on}: {done.rounding.summary}")
+        if done.proof is None:
+            print("unproved: not tried in a browser")
+            return
+        proof = done.proof
+        print(
+            f"proved in {proof.browser}, {proof.kernel}, against torch with these weights on {compared_on}: "
+            f"{proof.agreement.summary}; probabilities differ by at most {proof.probabilities:.1g}, "
+            f"pixels by at most {proof.pixels} of 255"
+        )
+        first, median = proof.answers[0], statistics.median(proof.answers)
+        print(
+            f"ready {proof.unpacking:.1f} s after it is opened; a picture takes {median:.2f} s on this "
+            f"machine, the first {first:.2f} s"
+        )

@@ -1,0 +1,1 @@
+"""A model as one HTML file that computes in the browser."""

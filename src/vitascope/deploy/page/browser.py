@@ -1,0 +1,176 @@
+"""A headless Chromium, Chrome or Edge that evaluates JavaScript in a page.
+
+It is controlled over the pipe of its DevTools protocol: messages of JSON, each ended by a zero byte.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from vitascope.errors import UserError
+
+NAMES = (
+    *("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome", "microsoft-edge"),
+    "/Applications/Google Chrome.app/Contents/MacOS/Google Chrome",
+    "/Applications/Chromium.app/Contents/MacOS/Chromium",
+    "/Applications/Microsoft Edge.app/Contents/MacOS/Microsoft Edge",
+)
+FLAGS = (
+    *("--headless=new", "--remote-debugging-pipe", "--no-first-run", "--no-default-browser-check"),
+    *("--disable-background-networking", "--disable-component-update", "--disable-sync", "--disable-quic"),
+    *("--disable-extensions", "--disable-gpu", "--mute-audio", "--disable-dev-shm-usage"),
+)
+QUIET = ("file:", "blob:", "data:")
+"""Addresses that need no network."""
+_TAKES, _GIVES = 3, 4  # the descriptors that the browser reads and writes
+_START = f"import os, sys; r, w, *c = sys.argv[1:]; os.dup2(int(r), {_TAKES}); os.dup2(int(w), {_GIVES})"
+_START += f"; os.set_inheritable({_TAKES}, True); os.set_inheritable({_GIVES}, True); os.execv(c[0], c)"
+
+
+class BrowserError(UserError):
+    """The browser did not do what it was asked for."""
+
+
+def find_browser(path: str | os.PathLike[str] | None = None) -> str:
+    """The path of the given browser, or of the first of `NAMES`; `UserError` if none is installed."""
+    found = [shutil.which(name) for name in ([os.fspath(path)] if path is not None else NAMES)]
+    if any(found):
+        return next(filter(None, found))
+    if path is not None:
+        raise UserError(f"{os.fspath(path)}: no program that can be started; name a Chromium, Chrome or Edge")
+    raise UserError(
+        "no browser to prove the page in: install Chromium, Chrome or Edge, name one with --browser PATH, or "
+        "keep the page unproved with --unproved"
+    )
+
+
+class Tab:
+    """A page in a browser, with what went wrong in it."""
+
+    def __init__(self, process: subprocess.Popen[bytes], takes: int, gives: int, patience: float) -> None:
+        self.process, self.takes, self.gives = process, takes, gives
+        self.deadline = time.monotonic() + patience
+        self.received = b""
+        self.number = 0
+        self.session: str | None = None
+        self.faults: list[str] = []
+        """Errors in the console, uncaught ones, and requests over the network."""
+
+    def open(self, address: str) -> None:
+        """Open an address, such as a file's, and wait until it is loaded."""
+        target = self.ask("Target.createTarget", url="about:blank")["targetId"]
+        self.session = self.ask("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        for domain in ("Page", "Runtime", "Log", "Network"):
+            self.ask(f"{domain}.enable")
+        self.ask("Page.navigate", url=address)
+        while self.receive().get("method") != "Page.loadEventFired":
+            pass
+
+    def evaluate(self, expression: str) -> Any:
+        """The value of an expression, or of its promise; a BrowserError has the text of what it throws."""
+        answer = self.ask("Runtime.evaluate", expression=expression, awaitPromise=True, returnByValue=True)
+        if thrown := answer.get("exceptionDetails"):
+            text = thrown.get("exception", {}).get("description", thrown.get("text", ""))
+            raise BrowserError(f"the page failed in the browser: {text.splitlines()[0]}")
+        return answer["result"].get("value")
+
+    def ask(self, method: str, **parameters: Any) -> dict[str, Any]:
+        """The result of a method of the protocol."""
+        self.number += 1
+        message = {"id": self.number, "method": method, "params": parameters}
+        if self.session is not None:
+            message["sessionId"] = self.session
+        content = json.dumps(message).encode() + b"\0"
+        try:
+            while content:
+                content = content[os.write(self.takes, content) :]
+        except BrokenPipeError:
+            raise BrowserError(self._ended()) from None
+        while True:
+            answer = self.receive()
+            if answer.get("id") == self.number:
+                if "error" in answer:
+                    raise BrowserError(f"the browser refused {method}: {answer['error'].get('message')}")
+                return dict(answer["result"])
+
+    def receive(self) -> dict[str, Any]:
+        """The next message; faults are noted."""
+        while b"\0" not in self.received:
+            left = self.deadline - time.monotonic()
+            if left <= 0 or not select.select([self.gives], [], [], left)[0]:
+                raise BrowserError("the page did not answer in time in the browser")
+            part = os.read(self.gives, 1 << 20)
+            if not part:
+                raise BrowserError(self._ended())
+            self.received += part
+        content, _, self.received = self.received.partition(b"\0")
+        message: dict[str, Any] = json.loads(content)
+        self._note(message.get("method", ""), message.get("params", {}))
+        return message
+
+    def _note(self, method: str, found: dict[str, Any]) -> None:
+        if method == "Runtime.exceptionThrown":
+            details = found["exceptionDetails"]
+            self.faults.append(
+                details.get("exception", {}).get("description", details["text"]).split("\n")[0]
+            )
+        if method == "Log.entryAdded" and found["entry"]["level"] == "error":
+            self.faults.append(found["entry"]["text"])
+        if method == "Runtime.consoleAPICalled" and found["type"] == "error":
+            self.faults.append(" ".join(str(one.get("value", "")) for one in found["args"]))
+        if method == "Network.requestWillBeSent" and not found["request"]["url"].startswith(QUIET):
+            self.faults.append(f"a request of {found['request']['url']}")
+
+    def _ended(self) -> str:
+        return "the browser ended before it answered"
+
+
+@contextmanager
+def opened(browser: str, address: str, patience: float) -> Iterator[Tab]:
+    """Open an address in a browser of its own, which ends afterwards.
+
+    Args:
+        browser: the path of its program.
+        patience: seconds after which anything that is still awaited is a BrowserError.
+    """
+    with tempfile.TemporaryDirectory(prefix="vitascope-browser-", ignore_cleanup_errors=True) as profile:
+        (reads, takes), (gives, writes) = os.pipe(), os.pipe()
+        flags = [*FLAGS, f"--user-data-dir={profile}"]
+        if hasattr(os, "geteuid") and os.geteuid() == 0:
+            flags.append("--no-sandbox")  # Chromium has none for root
+        # Python in between: `subprocess` gives no descriptors a number, and code after a fork is not safe.
+        command = [sys.executable, "-c", _START, str(reads), str(writes), browser, *flags]
+        process = subprocess.Popen(
+            command, pass_fds=(reads, writes), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+        os.close(reads)
+        os.close(writes)
+        try:
+            tab = Tab(process, takes, gives, patience)
+            tab.open(address)
+            yield tab
+        finally:
+            os.close(takes)  # which ends it
+            os.close(gives)
+            try:
+                process.wait(timeout=5)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def address_of(path: Path) -> str:
+    """A file's address."""
+    return path.absolute().as_uri()

@@ -1,0 +1,186 @@
+// A picture's prediction and attention, as attention_pack.py has them: the same tensors by the same names, so that
+// the explorer draws both. Here they stay in memory.
+
+import { transposed } from "./numbers.js";
+import { pixelsOf } from "./pixels.js";
+
+export class Answers {
+  /**
+   * @param vit the model.
+   * @param about what the explorer gets beside the numbers, with `framing` and `inside`.
+   */
+  constructor(vit, about) {
+    Object.assign(this, { vit, about });
+  }
+
+  /**
+   * Everything about a picture's file: {tensors, about}.
+   *
+   * @param step called with the share that is done, and awaited; it ends the work by throwing.
+   */
+  async explore(picture, step) {
+    const { vit, about } = this;
+    const pixels = await this.seen(picture);
+    const tensors = { pixels: { shape: [about.framing.channels, ...vit.options.image_hw], data: pixels } };
+    const { depth, num_heads: heads } = vit.options;
+    const T = vit.length;
+    const all = about.inside.carried === "all";
+    const levels = new Uint8Array(all ? depth * heads * T * T : 0);
+    const scales = new Float32Array(all ? depth * heads * T : 0);
+    const read = new Float32Array(depth * heads * T);
+    let flow = null; // (T, T)
+    const { logits } = await vit.forward(this.normalized(pixels), async (layer, A) => {
+      if (all) quantize(A, T, levels.subarray(layer * A.length), scales.subarray(layer * heads * T));
+      const mean = new Float32Array(T * T);
+      for (let head = 0; head < heads; head++) {
+        const weights = A.subarray(head * T * T, (head + 1) * T * T);
+        read.set(this.readRow(weights), (layer * heads + head) * T);
+        for (let i = 0; i < weights.length; i++) mean[i] += weights[i] / heads;
+      }
+      flow = await this.nextFlow(flow, mean);
+      await step((layer + 1) / depth);
+    });
+    if (all) {
+      tensors.attention = { shape: [depth, heads, T, T], data: levels };
+      tensors.attention_scale = { shape: [depth, heads, T], data: scales };
+    }
+    Object.assign(tensors, quantized("answer", [depth, heads, T], read), quantized("rollout", [T, T], flow));
+    tensors.rollout_answer = { shape: [T], data: this.readRow(flow) };
+    tensors.outputs = { shape: [logits.length], data: logits };
+    if (about.methods) {
+      tensors.probabilities = { shape: [logits.length], data: probabilities(logits, vit.options.outputs) };
+      if (about.thresholds) tensors.thresholds = { shape: [logits.length], data: Float32Array.from(about.thresholds) };
+    }
+    return { tensors, about };
+  }
+
+  /** The attention of one layer, of all heads, one or their "mean", where not all is carried: {tensors}. */
+  async attention(picture, { layer, head }, step) {
+    const pixels = await this.seen(picture);
+    const T = this.vit.length;
+    let found = null;
+    await this.vit.forward(this.normalized(pixels), async (each, A) => {
+      await step((each + 1) / this.vit.options.depth);
+      if (each === layer) found = A;
+    });
+    if (head === "mean") {
+      const heads = found.length / (T * T);
+      const mean = new Float32Array(T * T);
+      for (let i = 0; i < found.length; i++) mean[i % (T * T)] += found[i] / heads;
+      found = mean;
+    } else if (head !== undefined) {
+      found = found.subarray(head * T * T, (head + 1) * T * T);
+    }
+    return { tensors: quantized("attention", [1, found.length / (T * T), T, T], found) };
+  }
+
+  /**
+   * The map of a class by occlusion (Zeiler and Fergus 2014): how far its logit falls when a patch is hidden.
+   *
+   * One forward pass per patch.
+   */
+  async heatmap(picture, { target }, step) {
+    const { vit } = this;
+    const pixels = await this.seen(picture);
+    const image = this.normalized(pixels);
+    const [[H, W], [rows, columns]] = [vit.options.image_hw, vit.options.grid];
+    const score = (await vit.forward(image)).logits[target];
+    const heat = new Float32Array(rows * columns);
+    for (let cell = 0; cell < heat.length; cell++) {
+      const hidden = image.map((value, at) => {
+        const [y, x] = [Math.floor(at / W) % H, at % W];
+        const row = Math.floor(((2 * y + 1) * rows) / (2 * H));
+        const column = Math.floor(((2 * x + 1) * columns) / (2 * W));
+        return row * columns + column === cell ? 0 : value;
+      });
+      const changed = hidden.some((value, at) => value !== image[at]);
+      heat[cell] = changed ? Math.max(0, score - (await vit.forward(hidden)).logits[target]) : 0;
+      await step((cell + 1) / heat.length);
+    }
+    const most = heat.reduce((a, b) => Math.max(a, b), 0);
+    return { tensors: { heatmaps: { shape: [1, rows, columns], data: heat.map((value) => (most ? value / most : 0)) } } };
+  }
+
+  /** The model's pixels of a picture's file, uint8 (C, h, w): those that patches tile. */
+  async seen(picture) {
+    const { framing } = this.about;
+    return cropped(await pixelsOf(picture, framing), [framing.channels, ...framing.image_size], this.vit.options.image_hw);
+  }
+
+  /** Pixels (C, H, W) as the model takes them. */
+  normalized(pixels) {
+    const { mean, std } = this.about.framing;
+    const size = pixels.length / mean.length;
+    return Float32Array.from(pixels, (value, at) => {
+      const channel = Math.floor(at / size);
+      return (value / 255 - mean[channel]) / std[channel];
+    });
+  }
+
+  /** The mean row of the tokens that the head reads: (T, T) -> (T). */
+  readRow(rows) {
+    const { pool, num_pooled, prefix } = this.vit.options;
+    const T = this.vit.length;
+    const row = new Float32Array(T);
+    const read = (from, to, share) => {
+      for (let query = from; query < to; query++) {
+        for (let key = 0; key < T; key++) row[key] += (share * rows[query * T + key]) / (to - from);
+      }
+    };
+    if (pool === "cls") read(0, num_pooled, 1);
+    else read(prefix, T, pool === "cls_mean" ? 1 / 2 : 1);
+    if (pool === "cls_mean") read(0, 1, 1 / 2);
+    return row;
+  }
+
+  /** Rollout (Abnar and Zuidema 2020): (A + I) with rows that sum to one, times the flow so far; (T, T). */
+  async nextFlow(flow, mean) {
+    const T = this.vit.length;
+    for (let at = 0; at < mean.length; at += T + 1) mean[at] += 1;
+    for (let row = 0; row < mean.length; row += T) {
+      const sum = mean.subarray(row, row + T).reduce((total, value) => total + value, 0);
+      for (let i = row; i < row + T; i++) mean[i] /= sum;
+    }
+    if (!flow) return mean;
+    return this.vit.kernel.product(mean, T, { data: transposed(flow, T, T), outs: T, inner: T });
+  }
+}
+
+/** The probability of each class: one of them applies, or any may. */
+function probabilities(logits, outputs) {
+  if (outputs === "independent") return logits.map((x) => 1 / (1 + Math.exp(-x)));
+  const most = logits.reduce((a, b) => Math.max(a, b), -Infinity);
+  const powers = logits.map((x) => Math.exp(x - most));
+  const sum = powers.reduce((a, b) => a + b, 0);
+  return powers.map((power) => power / sum);
+}
+
+/** The first h rows and w columns of pixels (C, H, W). */
+function cropped(pixels, [C, H, W], [h, w]) {
+  if (h === H && w === W) return pixels;
+  const found = new Uint8Array(C * h * w);
+  for (let row = 0; row < C * h; row++) {
+    const from = (Math.floor(row / h) * H + (row % h)) * W;
+    found.set(pixels.subarray(from, from + w), row * w);
+  }
+  return found;
+}
+
+/** Rows of `width` numbers of at least 0 as bytes and a scale per row, into `levels` and `scales`. */
+function quantize(rows, width, levels, scales) {
+  for (let row = 0; row * width < rows.length; row++) {
+    const numbers = rows.subarray(row * width, (row + 1) * width);
+    const scale = numbers.reduce((most, value) => Math.max(most, value), 0) / 255;
+    if (!Number.isFinite(scale)) throw new Error("attention is not finite: look for NaN and infinity in the weights");
+    scales[row] = scale;
+    for (let i = 0; i < width; i++) levels[row * width + i] = scale ? Math.round(numbers[i] / scale) : 0;
+  }
+}
+
+/** The same as tensors `NAME` and `NAME_scale`. */
+function quantized(name, shape, rows) {
+  const width = shape.at(-1);
+  const [levels, scales] = [new Uint8Array(rows.length), new Float32Array(rows.length / width)];
+  quantize(rows, width, levels, scales);
+  return { [name]: { shape, data: levels }, [`${name}_scale`]: { shape: shape.slice(0, -1), data: scales } };
+}

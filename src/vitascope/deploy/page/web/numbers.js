@@ -1,0 +1,176 @@
+// Numbers in plain arrays: matrices (rows, columns) are Float32Arrays, row by row.
+
+const TILE = 4; // rows and outputs at once, so that each number read is used four times
+
+/** The kernel in plain arrays. Every kernel has these: `name`, `keep` and `product`. */
+export const plain = {
+  name: "plain arrays",
+
+  /** Room for a matrix (outs, inner) of weights, to be filled: {data, outs, inner, stride}, a row every `stride`. */
+  keep(outs, inner) {
+    return { data: new Float32Array(outs * inner), outs, inner, stride: inner };
+  },
+
+  /** x w^T: (rows, inner), (outs, inner) -> (rows, outs). */
+  product(x, rows, { data: w, outs, inner, stride = inner }) {
+    const y = new Float32Array(rows * outs);
+    for (let o = 0; o < outs; o += TILE) {
+      for (let r = 0; r < rows; r += TILE) {
+        if (r + TILE <= rows && o + TILE <= outs) {
+          tile(y, r * outs + o, outs, x, r * inner, w, o * stride, inner, stride);
+        } else {
+          for (let row = r; row < Math.min(r + TILE, rows); row++) {
+            for (let out = o; out < Math.min(o + TILE, outs); out++) {
+              let sum = 0;
+              for (let i = 0; i < inner; i++) sum += x[row * inner + i] * w[out * stride + i];
+              y[row * outs + out] = sum;
+            }
+          }
+        }
+      }
+    }
+    return y;
+  },
+};
+
+/** Sixteen sums at once: four rows of x by four of w. Arrays in place of these names would take three times as long. */
+function tile(y, to, outs, x, x0, w, w0, inner, stride) {
+  const x1 = x0 + inner, x2 = x1 + inner, x3 = x2 + inner;
+  const w1 = w0 + stride, w2 = w1 + stride, w3 = w2 + stride;
+  let a0 = 0, a1 = 0, a2 = 0, a3 = 0, b0 = 0, b1 = 0, b2 = 0, b3 = 0;
+  let c0 = 0, c1 = 0, c2 = 0, c3 = 0, d0 = 0, d1 = 0, d2 = 0, d3 = 0;
+  for (let i = 0; i < inner; i++) {
+    const p = w[w0 + i], q = w[w1 + i], r = w[w2 + i], s = w[w3 + i];
+    const a = x[x0 + i], b = x[x1 + i], c = x[x2 + i], d = x[x3 + i];
+    a0 += a * p; a1 += a * q; a2 += a * r; a3 += a * s;
+    b0 += b * p; b1 += b * q; b2 += b * r; b3 += b * s;
+    c0 += c * p; c1 += c * q; c2 += c * r; c3 += c * s;
+    d0 += d * p; d1 += d * q; d2 += d * r; d3 += d * s;
+  }
+  y.set([a0, a1, a2, a3], to);
+  y.set([b0, b1, b2, b3], to + outs);
+  y.set([c0, c1, c2, c3], to + 2 * outs);
+  y.set([d0, d1, d2, d3], to + 3 * outs);
+}
+
+/** Add b (width) to each row, or b (rows, width); x is changed. */
+export function add(x, b) {
+  for (let i = 0, j = 0; i < x.length; i++) {
+    x[i] += b[j];
+    if (++j === b.length) j = 0;
+  }
+  return x;
+}
+
+/** Multiply each row by b (width), in place. */
+export function scale(x, b) {
+  for (let i = 0, j = 0; i < x.length; i++) {
+    x[i] *= b[j];
+    if (++j === b.length) j = 0;
+  }
+  return x;
+}
+
+/** Each row less its mean, over its standard deviation, times the weight, plus the bias (Ba et al. 2016). */
+export function layerNorm(x, { weight, bias }, epsilon) {
+  const [y, width] = [new Float32Array(x.length), weight.length];
+  for (let at = 0; at < x.length; at += width) {
+    let [mean, variance] = [0, 0];
+    for (let i = 0; i < width; i++) mean += x[at + i] / width;
+    for (let i = 0; i < width; i++) variance += (x[at + i] - mean) ** 2 / width;
+    const factor = 1 / Math.sqrt(variance + epsilon);
+    for (let i = 0; i < width; i++) y[at + i] = (x[at + i] - mean) * factor * weight[i] + bias[i];
+  }
+  return y;
+}
+
+/** Each row over its root mean square, times the weight (Zhang and Sennrich 2019). */
+export function rmsNorm(x, { weight }, epsilon) {
+  const [y, width] = [new Float32Array(x.length), weight.length];
+  for (let at = 0; at < x.length; at += width) {
+    let square = 0;
+    for (let i = 0; i < width; i++) square += x[at + i] ** 2 / width;
+    const factor = 1 / Math.sqrt(square + epsilon);
+    for (let i = 0; i < width; i++) y[at + i] = x[at + i] * factor * weight[i];
+  }
+  return y;
+}
+
+/** The softmax of each row of `width` numbers, in place. */
+export function softmax(x, width) {
+  for (let at = 0; at < x.length; at += width) {
+    let [most, sum] = [-Infinity, 0];
+    for (let i = at; i < at + width; i++) if (x[i] > most) most = x[i];
+    for (let i = at; i < at + width; i++) sum += x[i] = Math.exp(x[i] - most);
+    for (let i = at; i < at + width; i++) x[i] /= sum;
+  }
+  return x;
+}
+
+const sigmoid = (x) => 1 / (1 + Math.exp(-x));
+const silu = (x) => x * sigmoid(x);
+
+/** The activations of a number, by the names of the option `mlp`. */
+export const ACTIVATIONS = {
+  gelu: (x) => (x * (1 + erf(x * Math.SQRT1_2))) / 2,
+  gelu_tanh: (x) => (x * (1 + Math.tanh(Math.sqrt(2 / Math.PI) * (x + 0.044715 * x ** 3)))) / 2,
+  quick_gelu: (x) => x * sigmoid(1.702 * x),
+};
+
+/** The error function to 1.5e-7 (Abramowitz and Stegun 1964, 7.1.26). */
+function erf(x) {
+  const t = 1 / (1 + 0.3275911 * Math.abs(x));
+  const polynomial = ((((1.061405429 * t - 1.453152027) * t + 1.421413741) * t - 0.284496736) * t + 0.254829592) * t;
+  const positive = 1 - polynomial * Math.exp(-x * x);
+  return x < 0 ? -positive : positive;
+}
+
+/** Apply a function to every number, in place. */
+export function each(x, f) {
+  for (let i = 0; i < x.length; i++) x[i] = f(x[i]);
+  return x;
+}
+
+/** Rows of a gate and a value side by side, (rows, 2 width), to silu(gate) * value, (rows, width). */
+export function swiglu(x, width) {
+  const y = new Float32Array(x.length / 2);
+  for (let i = 0; i < y.length; i++) {
+    const at = Math.floor(i / width) * 2 * width + (i % width);
+    y[i] = silu(x[at]) * x[at + width];
+  }
+  return y;
+}
+
+/** (rows, columns) -> (columns, rows). */
+export function transposed(x, rows, columns) {
+  const y = new Float32Array(x.length);
+  for (let r = 0; r < rows; r++) for (let c = 0; c < columns; c++) y[c * rows + r] = x[r * columns + c];
+  return y;
+}
+
+/** Columns `from` to `from + width` of x, whose rows have `columns` numbers: (rows, width). */
+export function cut(x, columns, from, width) {
+  const y = new Float32Array((x.length / columns) * width);
+  for (let at = 0, to = 0; at < x.length; at += columns, to += width) {
+    y.set(x.subarray(at + from, at + from + width), to);
+  }
+  return y;
+}
+
+/** The weighted sum of rows: (rows, width), (rows) -> (width). */
+export function sumOfRows(x, shares) {
+  const [y, width] = [new Float32Array(x.length / shares.length), x.length / shares.length];
+  for (let at = 0; at < x.length; at++) y[at % width] += shares[Math.floor(at / width)] * x[at];
+  return y;
+}
+
+/** Arrays one after another. */
+export function joined(parts) {
+  const y = new Float32Array(parts.reduce((length, part) => length + part.length, 0));
+  let at = 0;
+  for (const part of parts) {
+    y.set(part, at);
+    at += part.length;
+  }
+  return y;
+}

@@ -1,0 +1,155 @@
+// The Vision Transformer of Dosovitskiy et al. 2021, "An Image is Worth 16x16 Words", equations 1 to 8, for one
+// picture. It has the options, and the names of weights, of vitascope's model/vit.py.
+//
+// T tokens: P of them before the N patches (class token, registers). D channels; H heads of hd channels.
+
+import { ACTIVATIONS, add, cut, each, joined, layerNorm, rmsNorm, scale, softmax, swiglu, transposed } from "./numbers.js";
+import { logitsOf, pooled } from "./readout.js";
+import { patches } from "./stems.js";
+
+export class VisionTransformer {
+  /**
+   * @param options those of the model, with `grid`, `prefix` (P), `head_dim` and `final_norm`.
+   * @param weights {vector(name), matrix(name), has(name)}; see weights.js.
+   * @param kernel computes the matrix products; see numbers.js.
+   */
+  constructor(options, weights, kernel) {
+    Object.assign(this, { options, weights, kernel });
+    this.patches = options.grid[0] * options.grid[1]; // N
+    this.length = options.prefix + this.patches; // T
+  }
+
+  /**
+   * A normalized image (C, H, W) to {features, logits}: y (D) of equation 4 and its classes (K).
+   *
+   * @param attended called with each layer's number and its attention weights (H, T, T), and awaited.
+   */
+  async forward(image, attended = async () => {}) {
+    let z = await this.embedded(image);
+    for (let l = 0; l < this.options.depth; l++) z = await this.block(l, z, attended);
+    if (this.options.final_norm === "before") z = this.norm("norm", z);
+    let y = await pooled(this, z);
+    if (this.options.final_norm === "after") y = this.norm("pool_norm", y);
+    return { features: y, logits: await logitsOf(this, y) };
+  }
+
+  /** z_0 = [x_class; x_p E] + E_pos, equation 1: (C, H, W) -> (T, D). */
+  async embedded(image) {
+    const { weights } = this;
+    const prefix = ["class_token", "distillation_token", "registers"].filter((name) => weights.has(name));
+    let z = joined([...prefix.map((name) => weights.vector(name)), await patches(this, image)]);
+    if (weights.has("positions")) {
+      const positions = weights.vector("positions"); // (T, D), or (N, D) if the prefix has none
+      add(z.subarray(z.length - positions.length), positions);
+    }
+    if (this.options.embedding_norm) z = this.norm("embedding_norm", z);
+    return z;
+  }
+
+  /** z_l of z_(l-1), equations 2 and 3: (T, D) -> (T, D). */
+  async block(l, z, attended) {
+    const name = `encoder.blocks.${l}`;
+    const msa = async (x) => this.scaled(`${name}.scale1`, await this.attention(l, x, attended));
+    const mlp = async (x) => this.scaled(`${name}.scale2`, await this.mlp(`${name}.mlp`, x));
+    const [norm1, norm2] = [1, 2].map((n) => (x) => this.norm(`${name}.norm${n}`, x));
+    if (this.options.norm === "post") {
+      z = norm1(add(await msa(z), z));
+      return norm2(add(await mlp(z), z));
+    }
+    if (this.options.norm === "branch") {
+      const branch = (norm, number, x) => this.scaled(`${name}.scale${number}`, norm(x));
+      z = add(branch(norm1, 1, await this.attention(l, z, attended)), z);
+      return add(branch(norm2, 2, await this.mlp(`${name}.mlp`, z)), z);
+    }
+    z = add(await msa(norm1(z)), z); // equation 2
+    return add(await mlp(norm2(z)), z); // equation 3
+  }
+
+  /** MSA(z) = [SA_1(z); ...; SA_H(z)] U_msa, equations 5 to 8: (T, D) -> (T, D). */
+  async attention(l, z, attended) {
+    const name = `encoder.blocks.${l}.attention`;
+    const { num_heads: H, head_dim: hd } = this.options;
+    const T = this.length;
+    const qkv = await this.linear(`${name}.qkv`, z); // [q, k, v] = z U_qkv, equation 5: (T, 3 H hd)
+    const all = new Float32Array(H * T * T);
+    const heads = [];
+    for (let h = 0; h < H; h++) {
+      const [q, k, v] = [0, 1, 2].map((part) => cut(qkv, 3 * H * hd, (part * H + h) * hd, hd)); // (T, hd) each
+      const A = await this.weightsOf(l, h, this.placed(l, h, "q", q), this.placed(l, h, "k", k));
+      all.set(A, h * T * T);
+      heads.push(await this.kernel.product(A, T, { data: transposed(v, T, hd), outs: hd, inner: T })); // A v, equation 7
+    }
+    await attended(l, all);
+    let mixed = new Float32Array(T * H * hd);
+    heads.forEach((head, h) => {
+      for (let t = 0; t < T; t++) mixed.set(head.subarray(t * hd, (t + 1) * hd), (t * H + h) * hd);
+    });
+    if (this.options.inner_norm === "all") mixed = this.norm(`${name}.norm`, mixed);
+    return this.linear(`${name}.proj`, mixed);
+  }
+
+  /** A = softmax(q k^T / sqrt(hd) + bias), equation 6: (T, hd), (T, hd) -> (T, T). */
+  async weightsOf(l, h, q, k) {
+    const { head_dim: hd } = this.options;
+    const T = this.length;
+    const root = hd ** -0.5;
+    const scores = await this.kernel.product(each(q, (x) => x * root), T, { data: k, outs: T, inner: hd });
+    const bias = this.ofBlock("bias", l); // (H, T, T)
+    if (bias) add(scores, bias.subarray(h * T * T, (h + 1) * T * T));
+    return softmax(scores, T);
+  }
+
+  /** Queries or keys (T, hd) with their norm and, for rotary positions, turned: x cos + [-right, left] sin. */
+  placed(l, h, which, x) {
+    const { num_heads: H, head_dim: hd, prefix: P, qk_norm } = this.options;
+    if (qk_norm) x = this.norm(`encoder.blocks.${l}.attention.qk_norm.${which}`, x);
+    const cos = this.ofBlock("rotation.cos", l); // (N, H or 1, hd)
+    if (!cos) return x;
+    const sin = this.ofBlock("rotation.sin", l);
+    const each = cos.length / (this.patches * hd) === H ? H : 1;
+    const turned = x.slice();
+    for (let n = 0; n < this.patches; n++) {
+      const [at, table] = [(P + n) * hd, (n * each + (h % each)) * hd];
+      for (let i = 0; i < hd; i++) {
+        const other = i < hd / 2 ? -x[at + i + hd / 2] : x[at + i - hd / 2];
+        turned[at + i] = x[at + i] * cos[table + i] + other * sin[table + i];
+      }
+    }
+    return turned;
+  }
+
+  /** The MLP of a block or of the pooling, (rows, D) -> (rows, D). */
+  async mlp(name, x) {
+    const { mlp } = this.options;
+    let hidden = await this.linear(`${name}.fc1`, x);
+    if (mlp === "swiglu") hidden = swiglu(hidden, this.weights.matrix(`${name}.fc2.weight`).inner);
+    else each(hidden, ACTIVATIONS[mlp]);
+    if (this.weights.has(`${name}.norm.weight`)) hidden = this.norm(`${name}.norm`, hidden);
+    return this.linear(`${name}.fc2`, hidden);
+  }
+
+  /** x W^T + b: (rows, inputs) -> (rows, outputs). */
+  async linear(name, x) {
+    const matrix = this.weights.matrix(`${name}.weight`);
+    const y = await this.kernel.product(x, x.length / matrix.inner, matrix);
+    return this.weights.has(`${name}.bias`) ? add(y, this.weights.vector(`${name}.bias`)) : y;
+  }
+
+  /** LayerNorm or RMSNorm of each row. */
+  norm(name, x) {
+    const weight = this.weights.vector(`${name}.weight`);
+    if (this.options.norm_type === "rms") return rmsNorm(x, { weight }, this.options.norm_eps);
+    return layerNorm(x, { weight, bias: this.weights.vector(`${name}.bias`) }, this.options.norm_eps);
+  }
+
+  /** A branch times its learned factor per channel, if there is one. */
+  scaled(name, x) {
+    return this.weights.has(`${name}.gamma`) ? scale(x, this.weights.vector(`${name}.gamma`)) : x;
+  }
+
+  /** A table that all blocks share, or that of block l; undefined if the model has none. */
+  ofBlock(name, l) {
+    const own = [name, `${name}.${l}`].find((each) => this.weights.has(each));
+    return own && this.weights.vector(own);
+  }
+}

@@ -1,0 +1,56 @@
+// Runs the page's modules in node on the cases of cases.json, and prints what they compute as JSON.
+
+import { readFileSync } from "node:fs";
+import { Answers } from "./answers.js";
+import { bestKernel } from "./kernels.js";
+import { fit } from "./pixels.js";
+import { VisionTransformer } from "./vit.js";
+import { Weights } from "./weights.js";
+
+const { models, pictures } = JSON.parse(readFileSync("cases.json"));
+const plainly = (found) => Object.fromEntries(Object.entries(found).map(([name, { data }]) => [name, Array.from(data)]));
+
+function modelOf({ file, options }, kernel) {
+  const bytes = readFileSync(file);
+  const buffer = bytes.buffer.slice(bytes.byteOffset, bytes.byteOffset + bytes.length);
+  return new VisionTransformer(options, new Weights(buffer, kernel), kernel);
+}
+
+const found = { models: {}, pictures: {}, kernels: [] };
+for (const name of ["plain", "simd"]) {
+  const kernel = bestKernel(name);
+  found.kernels.push(kernel.name);
+  for (const [model, given] of Object.entries(models)) {
+    const vit = modelOf(given, kernel);
+    const attention = [];
+    const { logits } = await vit.forward(Float32Array.from(given.image), async (layer, A) => attention.push(...A));
+    found.models[`${name} ${model}`] = { logits: Array.from(logits), attention };
+  }
+}
+
+for (const [name, { rgba, width, height, framing }] of Object.entries(pictures)) {
+  const rows = (first, count) => Uint8ClampedArray.from(rgba.slice(4 * width * first, 4 * width * (first + count)));
+  found.pictures[name] = Array.from(fit({ width, height, rows }, framing));
+}
+
+for (const [name, { about, pixels, layer, target, ...given }] of Object.entries(models)) {
+  if (!about) continue;
+  const answers = new Answers(modelOf(given, bestKernel()), about);
+  answers.seen = async () => Uint8Array.from(pixels);
+  const step = async () => {};
+  found.models[`answers ${name}`] = {
+    whole: plainly((await answers.explore(null, step)).tensors),
+    layer: plainly((await answers.attention(null, { layer }, step)).tensors),
+    mean: plainly((await answers.attention(null, { layer, head: "mean" }, step)).tensors),
+    head: plainly((await answers.attention(null, { layer, head: 1 }, step)).tensors),
+    maps: Object.fromEntries(
+      await Promise.all(
+        Object.keys(about.methods ?? {}).map(async (method) => {
+          const { tensors } = await answers.heatmap(null, { method, target }, step);
+          return [method, Array.from(tensors.heatmaps.data)];
+        }),
+      ),
+    ),
+  };
+}
+console.log(JSON.stringify(found));

@@ -1,0 +1,88 @@
+"""The document: one file, whose texts end no element and whose modules are all in it."""
+
+import base64
+import json
+import re
+from html.parser import HTMLParser
+
+import pytest
+
+from vitascope.deploy.page.document import PIECE, as_function, as_script, below, document, imported, modules
+
+HOSTILE = "</script><img src=x onerror=alert(1)>"
+
+
+class Elements(HTMLParser):
+    """The elements of a document, and the text of its scripts by their id or type."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.addresses: list[str] = []
+        self.scripts: dict[str, list[str]] = {}
+        self.inside: list[str] | None = None
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        given = dict(attributes)
+        self.addresses += [given[name] or "" for name in ("src", "href") if name in given]
+        if tag == "script":
+            self.inside = self.scripts.setdefault(given.get("id") or given["type"] or "", [])
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag == "script":
+            self.inside = None
+
+    def handle_data(self, data: str) -> None:
+        if self.inside is not None:
+            self.inside.append(data)
+
+
+def test_texts_end_no_element() -> None:
+    found = Elements("".join(document(HOSTILE, {"class_names": [HOSTILE]}, b"1234")))
+    plain = Elements("".join(document("a", {"class_names": ["b"]}, b"1234")))
+    assert found.tags == plain.tags
+    assert json.loads("".join(found.scripts["model-data"])) == {"class_names": [HOSTILE]}
+
+
+def test_weights_are_in_pieces_of_whole_bytes() -> None:
+    weights = bytes(range(256)) * (PIECE // 256) + b"rest"
+    pieces = Elements("".join(document("a", {}, weights))).scripts["text/base64"]
+    assert len(pieces) == 2
+    assert b"".join(map(base64.b64decode, pieces)) == weights
+
+
+def test_document_names_no_other_file() -> None:
+    text = "".join(document("a", {}, b""))
+    assert all(address.startswith("data:") for address in Elements(text).addresses)
+    assert "default-src 'none'" in text
+    assert "<base" not in text
+
+
+def test_modules_come_after_those_that_they_import() -> None:
+    sources = modules()
+    for place, (name, source) in enumerate(sources.items()):
+        assert set(imported(source)) <= set(list(sources)[:place]), name
+    assert not re.search(
+        r"(?<!\.)\bfetch\(|XMLHttpRequest|WebSocket", "".join(sources.values()).replace("async fetch(", "")
+    )
+
+
+def test_modules_have_only_imports_and_exports_that_a_plain_script_can_have() -> None:
+    for name, source in modules().items():
+        found = as_function(name, source)
+        assert len(imported(source)) == len(re.findall(r"^import\b", source, re.MULTILINE)), name
+        assert found.count("vitascopeModules[") == 1 + len(imported(source))
+
+
+def test_workers_program_has_what_it_imports_and_nothing_of_the_explorer() -> None:
+    names = below("worker.js", modules())
+    assert {"vit.js", "numbers.js", "simd.js", "pixels.js", "framing.js", "pack.js"} <= set(names)
+    assert not {"main.js", "panel.js", "server.js"} & set(names)
+
+
+@pytest.mark.parametrize("text", [HOSTILE, "<!--", "'\"\\"])
+def test_script_of_data_is_json_without_tags(text: str) -> None:
+    assert "<" not in as_script({"a": text})
+    assert json.loads(as_script({"a": text})) == {"a": text}

@@ -1,0 +1,145 @@
+"""`vs.page`: what it rejects, what it proves, and what it keeps."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import vitascope as vs
+from tests.browser import browser_path
+from tests.data import noise
+from tests.model import small_model
+from vitascope.cli import main
+from vitascope.deploy.page import page as page_module
+from vitascope.deploy.page.browser import BrowserError, find_browser
+from vitascope.deploy.page.page import check_size
+from vitascope.errors import UserError
+
+needs_browser = pytest.mark.skipif(browser_path() is None, reason="the proof needs a Chromium")
+
+
+class FakeTab:
+    """A browser's tab that computes what a function of the picture's number says."""
+
+    def __init__(
+        self, model: Any, pictures: list[Any], change: float = 0.0, faults: tuple[str, ...] = ()
+    ) -> None:
+        self.answers = iter(
+            [
+                {
+                    "seconds": 0.1,
+                    "outputs": (page_module.outputs_of(model, picture)[0] + change).tolist(),
+                    "pixels": picture.pixels.flatten().tolist(),
+                }
+                for picture in pictures
+            ]
+        )
+        self.faults = list(faults)
+
+    def evaluate(self, expression: str) -> Any:
+        return {"seconds": 0.1, "kernel": "fake"} if expression == page_module.READY else next(self.answers)
+
+
+@pytest.fixture
+def in_fake_browser(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Proofs in a browser that does as `how` says, which is `change` and `faults` of `FakeTab`."""
+    how: dict[str, Any] = {}
+    pictures: list[Any] = []
+    made = page_module.compared_picture
+
+    def kept(model: Any, source: Any) -> Any:
+        pictures.append(made(model, source))
+        return pictures[-1]
+
+    @contextmanager
+    def opened(program: str, address: str, patience: float) -> Iterator[FakeTab]:
+        assert address.startswith("file:///")
+        yield FakeTab(how["model"], pictures, how.get("change", 0.0), how.get("faults", ()))
+
+    monkeypatch.setattr(page_module, "compared_picture", kept)
+    monkeypatch.setattr(page_module, "opened", opened)
+    monkeypatch.setattr(page_module, "find_browser", lambda path: "chromium")
+    return how
+
+
+def test_page_is_kept_if_the_browser_agrees(in_fake_browser: dict[str, Any], tmp_path: Path) -> None:
+    in_fake_browser["model"] = small_model()
+    done = vs.page(small_model(), tmp_path / "a.html", weights="fp32", images=[noise(40, 50), noise(30, 30)])
+    assert done.proof is not None
+    assert done.proof.agreement.images == 2
+    assert done.proof.pixels == 0
+    assert done.size == (tmp_path / "a.html").stat().st_size > 0
+
+
+@pytest.mark.parametrize(
+    ("how", "complaint"),
+    [
+        ({"change": torch.tensor([3.0, 0, 0, 0, 0])}, r"a\.html is not kept, because its outputs differ"),
+        ({"faults": ("a request of http://example.org/",)}, "a request of http://example.org/"),
+    ],
+)
+def test_page_that_does_not_do_what_torch_does_is_not_kept(
+    how: dict[str, Any], complaint: str, in_fake_browser: dict[str, Any], tmp_path: Path
+) -> None:
+    in_fake_browser |= {"model": small_model(), **how}
+    with pytest.raises(UserError, match=complaint):
+        vs.page(small_model(), tmp_path / "a.html", images=noise(40, 50))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_existing_file_is_not_overwritten(tmp_path: Path) -> None:
+    (tmp_path / "a.html").write_text("mine")
+    with pytest.raises(UserError, match="exists and is not overwritten"):
+        vs.page(small_model(), tmp_path / "a.html")
+    assert (tmp_path / "a.html").read_text() == "mine"
+
+
+def test_other_suffix_is_rejected(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"a page ends in \.html"):
+        vs.page(small_model(), tmp_path / "a.onnx")
+
+
+def test_missing_browser_names_the_ways_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(UserError, match="--browser PATH, or keep the page unproved with --unproved"):
+        find_browser()
+    with pytest.raises(UserError, match="firefox: no program that can be started"):
+        vs.page(small_model(), tmp_path / "a.html", browser="firefox")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("size", "complaint"),
+    [
+        ({"embed_dim": 1024, "depth": 8}, "in fp16 has 274 MB; the limit is 256 MB: use weights int8"),
+        ({"embed_dim": 2048, "depth": 12}, "in fp16 has .* MB; the limit is 256 MB: `vitascope serve`"),
+    ],
+)
+def test_model_that_is_too_large_is_rejected_with_its_size(size: dict[str, int], complaint: str) -> None:
+    with torch.device("meta"):
+        model = vs.VisionTransformer(vs.ViTConfig(num_heads=8, **size))
+    with pytest.raises(UserError, match=complaint):
+        check_size(model, "fp16")
+
+
+def test_unproved_page_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    vs.save_pretrained(small_model(), tmp_path / "small")
+    out = tmp_path / "small.html"
+    assert main(["page", str(tmp_path / "small"), "--out", str(out), "--unproved", "--weights", "int8"]) == 0
+    printed = capsys.readouterr().out
+    assert f"{out.stat().st_size:,} bytes, int8 weights" in printed
+    assert "int8 against the model, on parts of scikit-learn's photographs: " in printed
+    assert "unproved: not tried in a browser" in printed
+
+
+@needs_browser
+def test_browser_that_is_none_is_one_line(tmp_path: Path) -> None:
+    program = tmp_path / "browser"
+    program.write_text("#!/bin/sh\nexit 3\n")
+    program.chmod(0o755)
+    with pytest.raises(BrowserError, match="the browser ended before it answered"):
+        vs.page(small_model(), tmp_path / "a.html", browser=program, images=noise(9, 9))
+    assert list(tmp_path.iterdir()) == [program]

@@ -1,0 +1,62 @@
+"""The weights of a page."""
+
+import pytest
+import torch
+
+from tests.model import small_model
+from vitascope.deploy.page.weights import by_row, packed, rounded
+from vitascope.errors import UserError
+
+
+def test_scales_of_rows_bring_every_number_within_half_a_step() -> None:
+    matrix = torch.randn(5, 7) * torch.logspace(-3, 3, 5)[:, None]
+    matrix[2] = 0
+    levels, scales = by_row(matrix)
+    assert levels.dtype == torch.int8
+    assert levels.abs().amax(dim=1).tolist() == [127, 127, 0, 127, 127]
+    error = (levels * scales[:, None] - matrix).abs()
+    assert (error <= 0.501 * scales[:, None]).all()
+
+
+@pytest.mark.parametrize(("rounding", "dtype"), [("fp16", torch.float16), ("int8", torch.int8)])
+def test_packed_matrices_are_those_of_the_rounded_model(rounding: str, dtype: torch.dtype) -> None:
+    model = rounded(small_model(), rounding)
+    tensors = packed(model, rounding)
+    name = "encoder.blocks.1.mlp.fc2.weight"
+    found = tensors[name]
+    assert found.dtype == dtype
+    if rounding == "int8":
+        found = found * tensors[f"{name}.scales"][:, None]
+    torch.testing.assert_close(found.float(), model.state_dict()[name], atol=0, rtol=1e-6)
+
+
+def test_only_matrices_are_rounded() -> None:
+    model = small_model()
+    before, after = model.state_dict(), rounded(model, "int8").state_dict()
+    changed = {name for name in before if not torch.equal(before[name], after[name])}
+    assert changed == {name for name in before if name.endswith(".weight") and before[name].ndim > 1} - {
+        "positions.weight"
+    }
+
+
+def test_callers_model_is_not_changed() -> None:
+    model = small_model()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    rounded(model, "int8")
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_number_too_large_for_float16_is_rejected() -> None:
+    model = small_model()
+    with torch.no_grad():
+        model.encoder.blocks[0].mlp.fc1.weight[0, 0] = 1e5
+    with pytest.raises(UserError, match="too large for float16: use weights int8"):
+        rounded(model, "fp16")
+
+
+def test_weights_that_are_not_finite_are_rejected() -> None:
+    model = small_model()
+    with torch.no_grad():
+        model.encoder.blocks[0].mlp.fc1.weight[0, 0] = torch.nan
+    with pytest.raises(UserError, match=r"encoder\.blocks\.0\.mlp\.fc1\.weight has NaN or infinity"):
+        rounded(model, "fp16")
