@@ -29,7 +29,7 @@ export class Answers {
     const scales = new Float32Array(all ? depth * heads * T : 0);
     const read = new Float32Array(depth * heads * T);
     let flow = null; // (T, T)
-    const { logits } = await vit.forward(this.normalized(pixels), async (layer, A) => {
+    const { tokens, logits } = await vit.forward(this.normalized(pixels), async (layer, A) => {
       if (all) quantize(A, T, levels.subarray(layer * A.length), scales.subarray(layer * heads * T));
       const mean = new Float32Array(T * T);
       for (let head = 0; head < heads; head++) {
@@ -46,6 +46,8 @@ export class Answers {
     }
     Object.assign(tensors, quantized("answer", [depth, heads, T], read), quantized("rollout", [T, T], flow));
     tensors.rollout_answer = { shape: [T], data: this.readRow(flow) };
+    const D = tokens.length / T;
+    tensors.features = { shape: [vit.patches, D], data: tokens.slice(vit.options.prefix * D) };
     tensors.outputs = { shape: [logits.length], data: logits };
     if (about.methods) {
       tensors.probabilities = { shape: [logits.length], data: probabilities(logits, vit.options.outputs) };

@@ -5,11 +5,12 @@ const ROUNDS = 100; // of the power iteration, at most
 const SETTLED = 1e-5;
 
 export class Features {
-  /** @param tensors `features`, int8 (N, D), and `features_scale` (N). */
-  constructor({ features, features_scale: scales }) {
+  /** @param tensors `features` (N, D), as numbers or as int8 with `features_scale` (N). */
+  constructor({ features, features_scale: scales = null }) {
     const [N, D] = features.shape;
     Object.assign(this, { N, D, last: null });
-    this.rows = Float32Array.from(features.data, (level, at) => level * scales.data[Math.floor(at / D)]);
+    const scaleOf = (at) => (scales ? scales.data[Math.floor(at / D)] : 1);
+    this.rows = Float32Array.from(features.data, (level, at) => level * scaleOf(at));
     this.lengths = Float32Array.from({ length: N }, (_, patch) => Math.hypot(...this.row(patch)));
   }
 
