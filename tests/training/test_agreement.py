@@ -2,6 +2,7 @@
 
 import shutil
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from PIL import Image
 from tests.forked import in_group
 from tests.training import tiny_config, undrawn, write_folder
 from vitascope.errors import UserError
+from vitascope.storage import locked
 from vitascope.training import agreement, train
 
 
@@ -96,5 +98,21 @@ def test_processes_of_another_version_are_rejected_in_all(tmp_path: Path) -> Non
             UserError, match=r"in the version of vitascope: 0\.0\.1, not .*; install the same"
         ):
             train.train(tiny_config(tmp_path / "nowhere", run=str(tmp_path / "run")))
+
+    assert in_group(2, begin, tmp_path / "store") == [0, 0]
+
+
+def test_processes_with_another_copy_of_a_run_in_a_store_are_rejected_in_all(tmp_path: Path) -> None:
+    copies = [tmp_path / "a", tmp_path / "b"]
+    for copy in copies:
+        copy.mkdir()
+
+    def begin() -> None:
+        own = copies[dist.get_rank()]
+        with locked(own / ".lock") if own == copies[0] else nullcontext():
+            dist.barrier()
+            agreement.check_folder_is_shared(copies[0])
+            with pytest.raises(UserError, match=r"holder of the run folder: none, .* set VITASCOPE_CACHE"):
+                agreement.check_folder_is_shared(own)
 
     assert in_group(2, begin, tmp_path / "store") == [0, 0]

@@ -19,6 +19,7 @@ from vitascope.cache import cache_folder
 from vitascope.errors import UserError
 from vitascope.remote.cache import download, fetched
 from vitascope.remote.stores import (
+    ChangedError,
     RemoteObject,
     StoreError,
     check_writable,
@@ -78,7 +79,10 @@ class StoredRun:
         with explaining_failure(self.path, "the run", "make room, or set VITASCOPE_CACHE to another folder"):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with locked(self.path.parent / layout.LOCK, wait=True):
-                self._fetch(step)
+                try:
+                    self._fetch(step)
+                except ChangedError as error:
+                    raise StoreError(f"{self.url}: {error}: is it trained elsewhere? Repeat this") from error
 
     def _fetch(self, step: int | None) -> None:
         objects, folders = ([], []) if self.is_new() else listed(self.url)

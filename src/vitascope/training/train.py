@@ -299,8 +299,8 @@ def _run(asked: Asked, task: str) -> TrainResult | PretrainResult:
             if distributed.is_first():
                 run.record_options(accumulate=trainer.parts)
                 run.record_split(opened.splits)
-            distributed.by_first(lambda: None if run.store is None else run.store.upload())
             distributed.by_first(lambda: run.start_tracker(options.execution.tracker))
+            distributed.by_first(lambda: None if run.store is None else run.store.upload())
         except (UserError, KeyboardInterrupt):
             if distributed.is_first():
                 shutil.rmtree(run.path)

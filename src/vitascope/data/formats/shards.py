@@ -70,10 +70,7 @@ class Shards(DataFormat):
         index = read_index(path)
         files = files_of_splits(path, (".tar",)) if index is None else index.checked_files(path)
         shards = {split: [*map(self.file_of, paths)] for split, paths in files.items() if paths}
-        in_store = any(
-            isinstance(each, RemoteObject) for each in itertools.chain.from_iterable(shards.values())
-        )
-        if index is not None and index.samples and in_store:  # reading all headers would fetch everything
+        if index is not None and index.samples:
             places = SamplePlaces.read(path, index)
             found = {
                 split: _placed(places, [line.file for line in index.splits[split]], paths)
