@@ -70,6 +70,8 @@ MODES: dict[str, dict[str, Any] | None] = {
     "graphs": {"dynamic": False, "mode": "reduce-overhead"},
 }
 """The options of torch.compile; None does not compile."""
+LOOP_MODES = {"eager": "off", "compiled": "on", "graphs": "graphs"}
+"""The option `compile` of the loop."""
 LAUNCHING = re.compile("cu(da)?(LaunchKernel|GraphLaunch|Memcpy|Memset)")
 """Names of the calls by which the host starts work on a GPU, as the profiler has them."""
 PROFILED = 3
@@ -335,7 +337,7 @@ def timm_step(case: Case, config: ViTConfig, setting: Setting, mode: str) -> Ste
 def loop_step(case: Case, splits: Splits, setting: Setting, mode: str, run: Path) -> Step:
     """The loop's next step, epoch after epoch, without validation and checkpoints."""
     precision = "bf16" if setting.dtype == torch.bfloat16 else "fp32"
-    config = case.config(precision=precision, compile=mode == "compiled")
+    config = case.config(precision=precision, compile=LOOP_MODES[mode])
     trainer = build_trainer(Run(run), prepare(config, splits), setting.device)
     trainer.module.train()
     batches = ((batch, epoch) for epoch in itertools.count() for batch in trainer.train_loader.epoch(epoch))
@@ -375,8 +377,8 @@ def entrants(case: Case, setting: Setting, mode: str, names: Sequence[str], run:
     }
     found = []
     for name in names:
-        if name == LOOP and mode == "graphs":
-            continue  # the loop has no CUDA graphs
+        if name == LOOP and mode == "graphs" and setting.device.type != "cuda":
+            continue  # the loop rejects CUDA graphs there
         note(f"{case.title}, batch {case.batch_size}: building {name}, {mode}")
         before = memory_in_use(setting.device)
         step = steps[name]()

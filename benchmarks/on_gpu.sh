@@ -66,14 +66,14 @@ part() { # run one, within its limit
     minute) # the first 94% by a ViT
         $within benchmarks/same_minutes.py --data "$data" --minutes 2 --goal 0.94 --seeds 1 --only vitascope --out \
             embed_dim=192 depth=4 num_heads=3 'model_options={"tokenizer_widths": [64, 128]}' \
-            batch_size=512 lr=0.006 compile=true
+            batch_size=512 lr=0.006 compile=on
         ;;
     accuracy)
         again=$([ "$seed" -eq 0 ] || echo --resume)
         $within benchmarks/same_minutes.py --data "$data" --minutes 8.5 --goal 0.96 --seeds $((seed + 1)) \
             --only vitascope --out $again \
             embed_dim=256 depth=6 patch_size=2 'model_options={"tokenizer_widths": [64]}' \
-            batch_size=512 lr=0.004 randaugment=2 erase=0.25 cutmix=1.0 mixup=0.2 compile=true
+            batch_size=512 lr=0.004 randaugment=2 erase=0.25 cutmix=1.0 mixup=0.2 compile=on
         ;;
     minute--dry | accuracy--dry)
         $within benchmarks/same_minutes.py --data digits --minutes 0.08 --seeds 1 --only vitascope --out \

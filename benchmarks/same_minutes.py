@@ -14,7 +14,7 @@ Other arguments NAME=VALUE are options of `vitascope train` for ours alone. On a
 patches of 2 pixels and a stronger augmentation:
 
     python benchmarks/same_minutes.py --data cifar10/ --minutes 10 --only vitascope --goal 0.94 --out \\
-        embed_dim=256 depth=6 patch_size=2 batch_size=512 randaugment=2 erase=0.25 cutmix=1.0 compile=true
+        embed_dim=256 depth=6 patch_size=2 batch_size=512 randaugment=2 erase=0.25 cutmix=1.0 compile=on
 """
 
 from __future__ import annotations

@@ -90,7 +90,7 @@ class MatmulAttention(torch.autograd.Function):
         q, k, v = qkv
         B, H, (_, T, hd) = grad.shape[0], ctx.num_heads, q.shape
         grad = grad.view(B, T, H, hd).transpose(1, 2).reshape(B * H, T, hd)
-        d_qkv = torch.empty_like(qkv)
+        d_qkv = torch.empty_like(qkv, memory_format=torch.contiguous_format)  # of one head, qkv is a view
         torch.bmm(weights.mT, grad, out=d_qkv[2])
         d_scores = torch._softmax_backward_data(grad @ v.mT, weights, -1, weights.dtype)
         torch.baddbmm(d_qkv[0], d_scores, k, beta=0, alpha=hd**-0.5, out=d_qkv[0])

@@ -25,11 +25,12 @@ class BestWeights:
     def __init__(self, save: Callable[[Mapping[str, Tensor]], None]) -> None:
         self._save = save
         self._waiting: dict[str, Tensor] | None = None
-        self._written: float | None = None
+        self.due_at = 0.0
+        """When the next weights are written at once, by `time.monotonic`."""
 
     def take(self, state: Mapping[str, Tensor]) -> None:
         """Write these weights in place of those before, or copy them to the CPU's memory to be written."""
-        if self._written is None or time.monotonic() - self._written >= WRITE_SECONDS:
+        if time.monotonic() >= self.due_at:
             self._write(state)
         else:
             self._waiting = {name: value.detach().to("cpu", copy=True) for name, value in state.items()}
@@ -41,4 +42,4 @@ class BestWeights:
 
     def _write(self, state: Mapping[str, Tensor]) -> None:
         self._save(state)
-        self._waiting, self._written = None, time.monotonic()
+        self._waiting, self.due_at = None, time.monotonic() + WRITE_SECONDS
