@@ -6,9 +6,10 @@
 `benchmarks/on_gpu.sh` calls the parts, each with a time limit:
 
 - ceilings: versions, matrix products and copies of this machine;
-- agreement: the GPU beside the CPU in fp32: augmentation, two steps of each recipe, each heatmap, a
-  `Predictor`, and a resumed run;
-- waits: training steps in which waiting for the GPU is an error;
+- agreement: the GPU beside the CPU in fp32: augmentation, two steps of each recipe, each heatmap, ROAD's
+  imputation, a `Predictor`, and a resumed run;
+- waits: training steps, predictions and features in which waiting for the GPU is an error, but for results of
+  the step or batch before;
 - sharded: FSDP2 in one process with Muon, clipped gradients, saving and restoring;
 - compilation: graphs, recompilations, seconds and losses of a compiled run, also as CUDA graphs.
 
@@ -33,6 +34,7 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
@@ -47,13 +49,18 @@ from conditions import Conditions
 from gpu_training import Setting, compiling_with, describe_device
 from reports import markdown_table, note
 from vitascope.data.augment import Augmentation
+from vitascope.data.loading import Loader
 from vitascope.data.randaugment import RandAugment
 from vitascope.data.splits import ImageSet, Splits
 from vitascope.data.targets import ClassIndices
+from vitascope.explain.faithfulness.perturbation import impute, impute_together
 from vitascope.explain.methods import heatmap, methods_for
 from vitascope.model.hardware import resolve_device, without_tf32
 from vitascope.options.groups import ExecutionOptions
 from vitascope.options.recipes import BUILT_IN, RECIPES
+from vitascope.predict.engine import TorchEngine
+from vitascope.predict.feature_stream import FeatureStream
+from vitascope.predict.features import OWN
 from vitascope.run.run import Run
 from vitascope.training import distributed
 from vitascope.training.checkpoint.folders import load_checkpoint, save_checkpoint
@@ -76,12 +83,15 @@ STARTED = ("finetune", "lora", "small-finetune", "linear-probe", "paper-finetune
 WAITING: dict[str, dict[str, Any]] = {
     "small-data": {"randaugment": 2, "erase": 0.25, "mixup": 0.8, "cutmix": 1.0, **TINY},
     "small-data, compiled": {"progressive": 0.0, "compile": "on", **TINY},
+    "small-data, streamed": {"crop_scale": 0.5, "workers": 0, **TINY},
+    "small-data, kept once read": {"workers": 0, **TINY},
     "deit": {"accumulate": 2, **TINY},
     "deit3": TINY,
     "masked": TINY,
     "mae": {"decoder_dim": 32, **TINY},
 }
-"""Steps of `waits`: the recipe is the first word."""
+"""Steps of `waits`: the recipe is the first word. Those with `workers` have a split that is too large to be
+read before the first epoch."""
 
 
 class DifferenceError(Exception):
@@ -157,6 +167,8 @@ def train(trainer: Trainer, steps: int) -> list[Tensor]:
         epoch, start = divmod(trainer.step, trainer.steps_per_epoch)
         for batch in trainer.train_loader.epoch(epoch, start=start):
             losses.append(trainer._training_step(batch, epoch))
+            trainer.losses.read()  # of the step before
+            trainer.losses.add(trainer.step, trainer.rate, losses[-1])
             if len(losses) == steps:
                 break
     return losses
@@ -257,6 +269,21 @@ def agreement(device: torch.device, sizes: Sizes) -> Checks:
         difference = float((ours - theirs).abs().max() / theirs.abs().max())
         return equal_enough({"largest difference": difference}, "largest difference", 1e-2)
 
+    def imputation() -> Row:
+        side = 7 * sizes.image
+        picture = torch.from_numpy(noise(1, side)[0]).permute(2, 0, 1) / 127.5 - 1
+        shares = torch.linspace(0.1, 0.9, 5)[:, None, None]
+        cells = torch.rand(5, side // 7, side // 7, generator=torch.Generator().manual_seed(0)) < shares
+        removed = cells.repeat_interleave(7, dim=1).repeat_interleave(7, dim=2)  # (5, side, side)
+        began = time.monotonic()
+        theirs = torch.stack([impute(picture, each) for each in removed])
+        theirs_took, began = time.monotonic() - began, time.monotonic()
+        ours = impute_together(picture.to(device), removed.to(device)).cpu()
+        ours_took = time.monotonic() - began
+        difference = float((ours - theirs).abs().max() / theirs.abs().max())
+        row = {"largest difference": difference, "s on the CPU": theirs_took, "s on the device": ours_took}
+        return equal_enough(row, "largest difference", 1e-5)
+
     def predictor() -> Row:
         pictures = list(noise(8, sizes.image))
         theirs, ours = (
@@ -296,6 +323,7 @@ def agreement(device: torch.device, sizes: Sizes) -> Checks:
         yield f"two steps of {recipe}", partial(steps, recipe)
     for method in methods_for(vs.from_pretrained(BUILT_IN)):
         yield f"heatmap: {method}", partial(heat, method)
+    yield "ROAD's imputation", imputation
     yield "Predictor", predictor
     yield "resumed run", resumed
 
@@ -317,15 +345,39 @@ def waits(device: torch.device, sizes: Sizes) -> Checks:
     """Steps with their batches, augmentation, optimizer and average, in which nothing may wait."""
 
     def steps(recipe: str, options: Mapping[str, Any]) -> Row:
-        with compiling_with(sizes.backend), training(device, sizes, recipe, **options) as trainer:
+        budget = {"memory_budget": 0} if "workers" in options else {}
+        with (
+            mock.patch.dict(Loader.__init__.__kwdefaults__ or {}, budget),
+            compiling_with(sizes.backend),
+            training(device, sizes, recipe, **options) as trainer,
+        ):
             train(trainer, 3)  # data goes to the device, and graphs are compiled, in the first epoch
             with waiting_is_an_error(device):
                 train(trainer, sizes.steps)
         return {"steps without a wait": sizes.steps}
 
+    def predictions() -> Row:
+        pictures = list(noise(4 * sizes.batch, sizes.image))
+        predict = vs.Predictor(BUILT_IN, device=str(device), batch_size=sizes.batch)
+        with waiting_is_an_error(device):
+            predict(pictures)
+        return {"batches without a wait": 4}
+
+    def features() -> Row:
+        engine = TorchEngine(vs.from_pretrained(BUILT_IN), device=str(device))
+        pictures = list(noise(4 * sizes.batch, sizes.image))
+        options: dict[str, Any] = {"batch_size": sizes.batch, "workers": 0, "cached": False}
+        list(FeatureStream(engine, [OWN], pictures[:1], **options))
+        found = FeatureStream(engine, [OWN], pictures, **options)
+        with waiting_is_an_error(device):
+            list(found)
+        return {"batches without a wait": 4}
+
     for name, options in WAITING.items():
         recipe = name.partition(",")[0]
         yield name, partial(steps, recipe, options)
+    yield "Predictor", predictions
+    yield "features", features
 
 
 def sharded(device: torch.device, sizes: Sizes) -> Checks:

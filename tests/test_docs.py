@@ -36,6 +36,7 @@ from vitascope.cli.parsing import parse
 from vitascope.cli.serve import Serve
 from vitascope.data import datasets, listing, loading, pack, reading, splits, tars
 from vitascope.data.formats import folder, hub, published, shards, table_columns
+from vitascope.model import hardware
 from vitascope.model.sizes import named_config
 from vitascope.options.groups import AugmentationOptions
 from vitascope.options.recipes import RECIPES
@@ -317,6 +318,8 @@ def test_numbers_and_names_of_the_data_page_are_those_of_the_code(monkeypatch) -
     assert {"valid", "validation"} < set(folder.SPLIT_FOLDERS["val"])
     for phrase in (
         f"fit into {loading.MEMORY_BUDGET // 2**30} GiB",
+        f"fit into 1/{hardware.FREE_GPU_MEMORY_OVER_IMAGES} of the free memory of a GPU",
+        f"or 1/{hardware.MEMORY_OVER_IMAGES} of a CPU's",
         f"{reading.READ_AHEAD} batches ahead",
         f"Shards are read {shards.GROUP} at a time",
         f"of quality {pack.JPEG_QUALITY}",

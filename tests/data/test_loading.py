@@ -5,6 +5,7 @@ import itertools
 import struct
 import zlib
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -551,3 +552,41 @@ def test_too_many_images_without_features_are_rejected() -> None:
     one = dataclasses.replace(arrays(1), sources=["0.png"])
     with pytest.raises(UserError, match="no image of the train set can be read: broken"):
         Loader(one, FIT, 5, features=numbered(1, unreadable=(0,)))
+
+
+# Larger splits, whose images are kept once they have been read
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("options", [{}, {"repeats": 2}, {"balanced": True}, {"part": (1, 2)}])
+def test_images_that_stay_on_the_device_make_the_batches_of_those_that_are_read_again(
+    images: ImageSet, tmp_path: Path, options: dict[str, Any], workers: int
+) -> None:
+    data, broken = break_some(images, [5], tmp_path)
+    kinds = {"seed": 1, "workers": workers, "memory_budget": 0, **options}
+    streamed, kept = Loader(data, FIT, 4, **kinds), Loader(data, FIT, 4, room=2**20, **kinds)
+    assert (streamed.kept_bytes, kept.kept_bytes) == (0, 13 * 3 * 4 * 4)
+    for epoch in range(4):
+        assert_same(list(kept.epoch(epoch)), list(streamed.epoch(epoch)))
+    assert list(kept.unreadable) == list(streamed.unreadable) == [str(broken[0])]
+
+
+def test_images_that_stay_on_the_device_are_read_once(
+    images: ImageSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data, _ = break_some(images, [5], tmp_path)
+    loader = Loader(data, FIT, 4, seed=0, workers=0, memory_budget=0, room=2**20)
+    reads: list[object] = []
+    read = Preprocess.pixels
+    monkeypatch.setattr(Preprocess, "pixels", lambda self, source: reads.append(source) or read(self, source))
+    next(loader.epoch(0))  # interrupted
+    for epoch in range(3):
+        list(loader.epoch(epoch))
+    assert sorted(map(str, reads)) == sorted(map(str, data.sources))
+
+
+def test_images_without_room_or_with_crops_are_read_again(images: ImageSet) -> None:
+    size, kinds = 13 * 3 * 4 * 4, {"seed": 0, "workers": 0, "memory_budget": 0}
+    assert Loader(images, FIT, 4, room=size, **kinds).kept_bytes == size
+    assert Loader(images, FIT, 4, room=size - 1, **kinds).kept_bytes == 0
+    assert Loader(images, FIT, 4, room=size, crop_scale=0.5, **kinds).kept_bytes == 0

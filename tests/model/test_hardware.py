@@ -14,6 +14,7 @@ from vitascope.model.hardware import (
     resolve_device,
     resolve_precision,
     reuse_freed_memory,
+    room_for_images,
     suitable_threads,
     without_tf32,
 )
@@ -233,3 +234,13 @@ def test_default_batches_suit_a_gpu_and_stay_as_they_are_on_a_cpu(shape: dict[st
     config = ViTConfig(embed_dim=12, num_heads=1, depth=1, **shape)
     assert images_per_batch(config, torch.device("cuda"), 64) == images
     assert images_per_batch(config, torch.device("cpu"), 64) == 64
+
+
+def test_images_take_a_share_of_the_memory_of_their_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (60 * 2**30, 80 * 2**30))
+    assert room_for_images(torch.device("cuda")) == 15 * 2**30
+    monkeypatch.setattr(hardware, "memory_of", lambda device: 16 * 2**30)
+    assert room_for_images(CPU) == 2 * 2**30
+    assert room_for_images(CPU, processes=4) == 2**29
+    monkeypatch.setattr(hardware, "memory_of", lambda device: None)
+    assert room_for_images(CPU) == 0

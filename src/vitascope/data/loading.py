@@ -25,7 +25,8 @@ from vitascope.data.transfer import copied_ahead, to_device
 from vitascope.errors import UserError
 
 MEMORY_BUDGET = 2**30
-"""Limit of bytes of pixels in memory; a larger split is read again in every epoch."""
+"""Bytes of pixels in a split that is read before the first epoch, and kept on the device. The number does not
+depend on the machine, because a larger split is cropped before the resize (`crop_scale`)."""
 MAX_UNREADABLE = 0.1
 """The share of unreadable images above which a split is rejected."""
 ALONE_SECONDS = 0.5
@@ -77,6 +78,9 @@ class Loader:
         device: torch.device | str = "cpu",  # a split that fits in `memory_budget` is kept there
         workers: int | None = None,  # processes that read; 0 reads in this process, None: one per core
         memory_budget: int = MEMORY_BUDGET,
+        # Bytes for a larger split, whose images are kept on the device once they have been read, unless they
+        # are cropped anew in each epoch; a split without room is read again in every epoch.
+        room: int = 0,
         # This process and the number of processes, each of which gets its slice of every batch. Slices begin
         # at even places, so that neighbours 2k and 2k+1 stay together; one may be empty in the last batch.
         part: tuple[int, int] = (0, 1),
@@ -106,9 +110,16 @@ class Loader:
         self.crops = streamed and seed is not None and crop_scale < 1  # batches are cropped already
         self._reader = ImageReader(images.sources, preprocess, seed, crop_scale if self.crops else 1.0)
         self._pool: ReadingPool[npt.NDArray[np.int64]] | None = None  # kept for the next epoch
-        self._rows = np.arange(len(images))  # of each image in `_cached`; -1 for one that cannot be read
-        # (N, C, H, W), all readable images; or (N, D), their features
-        self._cached = None if streamed else self._cache() if features is None else self._taken(features)
+        self._rows = np.arange(len(images))  # of each image in `_kept`; -1 for one that is in no order
+        self._unread = np.full(len(images), streamed)  # whether an image has to be read
+        self._broken = np.zeros(len(images), np.bool_)  # whether it could not be read
+        # (N, C, H, W), images on the device; or (N, D), their features
+        self._kept: Tensor | None = None
+        if not streamed:
+            self._kept = self._cache() if features is None else self._taken(features)
+        elif not self.crops and len(images) * size <= room:
+            shape = (len(images), preprocess.channels, *preprocess.image_size)
+            self._kept = torch.empty(shape, dtype=torch.uint8, device=self.device)
         self.balanced = balanced
         if balanced:
             check_every_class(images.subset(images.name, self._readable_indices()), "balanced sampling")
@@ -116,6 +127,11 @@ class Loader:
     def __len__(self) -> int:
         """The number of images, without those that are known to be unreadable."""
         return len(self._readable_indices())
+
+    @property
+    def kept_bytes(self) -> int:
+        """The memory of the device that this loader has, or will have filled after an epoch."""
+        return 0 if self._kept is None else self._kept.nbytes
 
     @property
     def batches_per_epoch(self) -> int:
@@ -132,24 +148,41 @@ class Loader:
         for begin, count in zip(begins, planned, strict=True):
             cuts = even_cuts(count, world)
             batches.append(order[begin + cuts[rank] : begin + cuts[rank + 1]])
-        parts: Iterable[tuple[Pixels | None, npt.NDArray[np.int64]]] = (
-            (None, indices) for indices in batches
-        )
-        if self._cached is None:
-            parts = self._streamed(batches, epoch)
-        moved = zip(copied_ahead(parts, self._moved, self.device), planned, strict=True)
-        for ((_, indices), (pixels, targets)), count in moved:
+        moved = zip(copied_ahead(self._read(batches, epoch), self._moved, self.device), planned, strict=True)
+        for ((indices, *_), (pixels, targets)), count in moved:
             yield Batch(pixels, targets, indices, count)
 
-    def _moved(self, part: tuple[Pixels | None, npt.NDArray[np.int64]]) -> tuple[Tensor, Tensor]:
+    def _read(
+        self, batches: Sequence[npt.NDArray[np.int64]], epoch: int
+    ) -> Iterator[tuple[npt.NDArray[np.int64], Pixels | None, npt.NDArray[np.int64]]]:
+        """The readable images of each batch, and the pixels and indices of those that are not kept yet."""
+        N = len(self.images)
+        nothing = np.arange(0)
+        if not any(self._unread[batch % N].any() for batch in batches):
+            yield from ((batch[~self._broken[batch % N]], None, nothing) for batch in batches)
+            return
+        unread = (batch[self._unread[batch % N]] for batch in batches)
+        for batch, (pixels, read) in zip(batches, self._streamed(unread, epoch), strict=True):
+            if self._kept is None:
+                yield read, pixels, read
+            else:
+                self._unread[read % N] = False
+                yield batch[~self._broken[batch % N]], pixels, read
+
+    def _moved(
+        self, part: tuple[npt.NDArray[np.int64], Pixels | None, npt.NDArray[np.int64]]
+    ) -> tuple[Tensor, Tensor]:
         """The pixels or features of images, and their targets, on the device."""
-        pixels, indices = part
+        indices, pixels, read = part
         images = indices % len(self.images)
         targets = to_device(self._labels[images], self.device)
-        if pixels is not None:
+        if self._kept is None:
+            assert pixels is not None
             return to_device(pixels, self.device, reused=True), targets
-        assert self._cached is not None
-        return self._cached[to_device(self._rows[images], self.device)], targets
+        if pixels is not None and len(pixels):
+            new = to_device(read % len(self.images), self.device)
+            self._kept.index_copy_(0, new, to_device(pixels, self.device))
+        return self._kept[to_device(self._rows[images], self.device)], targets
 
     def _order(self, epoch: int) -> npt.NDArray[np.int64]:
         """The indices of an epoch in its order, without those of images that are known to be unreadable."""
@@ -222,7 +255,7 @@ class Loader:
                 pool.close()
 
     def _streamed(
-        self, batches: Sequence[npt.NDArray[np.int64]], epoch: int
+        self, batches: Iterable[npt.NDArray[np.int64]], epoch: int
     ) -> Iterator[tuple[Pixels, npt.NDArray[np.int64]]]:
         """The readable images of each batch; after a whole epoch, workers are kept for the next."""
         if not self.workers:
@@ -251,6 +284,9 @@ class Loader:
     def _leave_out(self, index: int, reason: str) -> None:
         """Note an unreadable image; UserError if there are too many."""
         self.unreadable[str(self.images.sources[index])] = reason
+        self._broken[index] = True
+        if self._kept is not None:
+            self._unread[index] = False
         reasons = list(self.unreadable.values())
         check_unreadable(len(reasons), len(self.images), self.images.name, reasons)
 

@@ -30,6 +30,8 @@ from vitascope.model.sizes import ModelConfig
 PRECISIONS = ("auto", "fp32", "bf16")
 TRAINING_PRECISIONS = (*PRECISIONS, "fp16")
 """Only training scales its losses for the narrow range of fp16."""
+FREE_GPU_MEMORY_OVER_IMAGES, MEMORY_OVER_IMAGES = 4, 8
+"""A GPU's free memory, and the memory of another device, over the part that a run's images may take."""
 GPU_TOKENS = 2**16
 """Tokens of a batch that keep a GPU busy."""
 CONTAINER_LIMIT = Path("/sys/fs/cgroup/memory.max")
@@ -110,6 +112,17 @@ def memory_of(device: torch.device) -> int | None:
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     limit = CONTAINER_LIMIT.read_text().strip() if CONTAINER_LIMIT.is_file() else "max"
     return min(memory, int(limit)) if limit.isdigit() else memory
+
+
+def room_for_images(device: torch.device, processes: int = 1) -> int:
+    """The bytes of a run's images that may stay on a device, for each process that shares its memory.
+
+    That is a quarter of a GPU's free memory. Of other memory (`memory_of`) it is an eighth, or 0 where the
+    system does not report it.
+    """
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0] // FREE_GPU_MEMORY_OVER_IMAGES
+    return (memory_of(device) or 0) // MEMORY_OVER_IMAGES // processes
 
 
 def images_per_batch(config: ModelConfig, device: torch.device, on_cpu: int) -> int:

@@ -26,7 +26,7 @@ from vitascope.data.randaugment import RandAugment
 from vitascope.data.randomness import step_seed
 from vitascope.data.splits import ImageSet, Splits
 from vitascope.errors import Interrupted, UserError
-from vitascope.model.hardware import suitable_threads
+from vitascope.model.hardware import room_for_images, suitable_threads
 from vitascope.model.lora import merged
 from vitascope.model.vision_model import VisionModel, build
 from vitascope.run.metrics import MetricsWriter
@@ -101,6 +101,7 @@ class Trainer:
         self.optimizer = optimizer_of(self.module, options)
         self.augmentation, self.mixing = augmentation_of(config.augmentation)
 
+        self.room = room_for_images(device, distributed.processes_sharing(device))
         of_train, of_val = (None, None) if features is None else (features.train, features.val)
         self.train_loader = self.loader(splits.train, seed=config.seed, features=of_train)
         if self.train_loader.crops:
@@ -139,7 +140,7 @@ class Trainer:
         Other batches are as large as the parts of a training batch.
         """
         augmentation = self.config.augmentation
-        return Loader(
+        loader = Loader(
             images,
             self.preprocess,
             self.batch_size if seed is not None else max(1, self.batch_size // self.parts),
@@ -152,7 +153,10 @@ class Trainer:
             balanced=seed is not None and self.config.balance.sampling == "balanced",
             features=features,
             streams=self.config.streams or 1,
+            room=self.room,
         )
+        self.room = max(0, self.room - loader.kept_bytes)
+        return loader
 
     def _seconds_without_compilation(self) -> float:
         """The length of the run: the given minutes, or an estimate of its steps."""
