@@ -65,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     _print_any_path()
     # Imports make half a million objects that live to the end, and the default of 700 new ones would have
     # them searched for cycles again and again.
-    gc.set_threshold(20_000)
+    gc.set_threshold(100_000)
     try:
         _answer(list(sys.argv[1:] if argv is None else argv))
         return 0
