@@ -26,6 +26,7 @@ from vitascope import __version__
 from vitascope.cli import COMMANDS, main
 from vitascope.cli.parsing import fields_of
 from vitascope.cli.train import Train, parse_run
+from vitascope.data.samples import PHOTOS
 from vitascope.model.sizes import NAMED_SIZES, list_models, named_config
 from vitascope.options.recipes import RECIPES
 from vitascope.report import write
@@ -228,14 +229,37 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     ("code", "absent"),
     [
         ("from vitascope.cli import main; main(['--help'])", ["torch", "matplotlib", "sklearn"]),
-        ("from vitascope.cli import main; main(['models'])", ["torch", "matplotlib", "sklearn"]),
         ("import vitascope; vitascope.__all__; dir(vitascope)", ["torch", "numpy", "PIL"]),
     ],
 )
-def test_help_models_and_public_names_import_no_torch(code: str, absent: list[str]) -> None:
+def test_help_and_public_names_import_no_torch(code: str, absent: list[str]) -> None:
     code = f"import sys; {code}; print('\\n', [name for name in {absent} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1].strip() == "[]"
+
+
+def test_commands_import_only_what_they_need(tmp_path: Path) -> None:
+    """Most of these libraries take longer to import than a small model takes to predict or to start."""
+    code = f"""
+import sys
+from pathlib import Path
+from vitascope.cli import main
+
+def imported(*names):
+    return [name for name in names if name in sys.modules]
+
+main(["models"])
+assert not imported("torch", "numpy", "PIL")
+main(["predict", "cifar10", {str(PHOTOS["horse"])!r}])
+heavy = ["matplotlib", "sklearn", "pandas", "huggingface_hub.errors", "torch._dynamo", "sympy"]
+assert imported("torch") and not imported(*heavy, "scipy"), imported(*heavy, "scipy")
+from vitascope.training import train
+train._draw = lambda *_: ({{}}, Path("report.html"))  # imports matplotlib
+main(["train", "--data", "digits", "--steps", "1", "--run", "run"])
+heavy += ["scipy.special", "torch.distributed.fsdp", "torch.distributed.checkpoint"]
+assert not imported(*heavy), imported(*heavy)
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=tmp_path)
 
 
 def test_module_runs_the_command_line() -> None:

@@ -58,9 +58,12 @@ class LiteralFigure(Figure):
     they become code points (U+732B) with a note that names the fonts to install.
     """
 
+    is_laid_out = False
+
     def draw(self, renderer: RendererBase) -> None:
-        """Prepare the texts, then draw."""
-        self.prepare_texts()
+        """Prepare the texts, unless `lay_out` has done it, then draw."""
+        if not self.is_laid_out:
+            self.prepare_texts()
         super().draw(renderer)
 
     def prepare_texts(self) -> None:
@@ -87,6 +90,7 @@ def lay_out(figure: Figure) -> None:
     """Place the parts of a finished figure for good, so that `savefig` draws it only once."""
     if isinstance(figure, LiteralFigure):
         figure.prepare_texts()
+        figure.is_laid_out = True
     engine = figure.get_layout_engine()
     if figure.axes and engine is not None:
         engine.execute(figure)

@@ -30,7 +30,8 @@ SIDE = 192
 """Longest side of a thumbnail."""
 COARSE = 64
 """Longest side of an image that is stored without loss and enlarged with visible pixels."""
-_BATCH = 4  # attention is large
+_SCORES = 2**21
+"""Attention scores of a layer in memory at once; of a ViT-B/16 four images have so many."""
 
 
 def framed(model: VisionModel, source: ImageSource, longest: int) -> Framed:
@@ -58,8 +59,9 @@ def attention_over(model: VisionModel, pictures: Mapping[int, Framed]) -> dict[i
     if not isinstance(model, VisionTransformer):
         return {}
     keys, found = list(pictures), {}
-    for start in range(0, len(keys), _BATCH):
-        some = keys[start : start + _BATCH]
+    size = max(1, _SCORES // (model.config.num_heads * model.config.num_tokens**2))
+    for start in range(0, len(keys), size):
+        some = keys[start : start + size]
         batch = torch.from_numpy(np.stack([pictures[key].pixels for key in some]))
         heatmaps = rollout(model, normalized(model, batch)).cpu().numpy()
         for key, heatmap in zip(some, heatmaps, strict=True):

@@ -9,7 +9,7 @@ import math
 import torch
 from torch import Tensor
 
-from vitascope.model.hardware import memory_of, resolve_precision
+from vitascope.model.hardware import memory_of, resolve_precision, suitable_threads
 from vitascope.model.vision_model import VisionModel
 from vitascope.training import distributed
 from vitascope.training.plan import Decided, Plan
@@ -75,7 +75,8 @@ def bytes_per_image(model: VisionModel, dtype: torch.dtype = torch.float32) -> i
         model: on the device that will train it: the devices' kernels keep different tensors.
         dtype: of the matrix products.
     """
-    with torch.random.fork_rng(devices=[]):
+    device = next(model.parameters()).device
+    with suitable_threads(model.config, device, 3), torch.random.fork_rng(devices=[]):
         # Of a copy: batch normalization in training mode changes its averages.
         trained = copy.deepcopy(model).train()
         # Without the weights, which are kept once; 2, because batch normalization cannot train on 1 image.

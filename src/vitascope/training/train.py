@@ -30,7 +30,7 @@ from vitascope.errors import UserError
 from vitascope.evaluation.measure import Evaluation, data_frame, html_table
 from vitascope.formatting import counted
 from vitascope.model.configuration import options_of
-from vitascope.model.hardware import explaining_memory, reuse_freed_memory, without_tf32
+from vitascope.model.hardware import explaining_memory, reuse_freed_memory, suitable_threads, without_tf32
 from vitascope.model.lora import add_adapters
 from vitascope.model.vision_model import VisionModel, build
 from vitascope.model.vit import VisionTransformer
@@ -53,7 +53,7 @@ from vitascope.training.checkpoint import folders
 from vitascope.training.checkpoint.folders import remove_checkpoints, to_resume
 from vitascope.training.checkpoint.state import with_images_of
 from vitascope.training.loop import Trainer
-from vitascope.training.memory import Placement, place
+from vitascope.training.memory import Placement, images_at_once, place
 from vitascope.training.optim import freeze_body
 from vitascope.training.plan import Decided, Plan, inspect, plan
 from vitascope.training.restarts import Launch, restarts_left
@@ -526,7 +526,8 @@ def make_task(
 def _finish(trainer: Trainer) -> TrainResult | PretrainResult:
     """Test and save the finished model, remove the checkpoints, draw the figures, write the report."""
     run, config, final = trainer.run, trainer.config, trainer.splits.measured
-    with stopped_at_once(run):
+    images = images_at_once(trainer.batch_size, trainer.parts)
+    with stopped_at_once(run), suitable_threads(trainer.model_config, trainer.device, images):
         kept = select(trainer)
         distributed.print_first(kept.in_words())
         model = from_pretrained(run.checkpoints / kept.weights).to(trainer.device)

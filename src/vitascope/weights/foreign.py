@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]
 from PIL import Image
 from safetensors import SafetensorError
 from torch import Tensor, nn
@@ -17,11 +16,16 @@ from torch import Tensor, nn
 from vitascope.data.preprocess import Preprocess
 from vitascope.errors import UserError
 
-# Raised by timm, transformers, the hub's client and the readers of weights for a model that they cannot load.
-_FAULTS = (
-    *(ImportError, OSError, ValueError, RuntimeError, LookupError, TypeError, AttributeError),
-    *(AssertionError, EOFError, pickle.UnpicklingError, SafetensorError, HTTPError),
-)
+
+def _faults() -> tuple[type[Exception], ...]:
+    """What timm, transformers, the hub's client and the readers of weights raise for a model that they cannot
+    load."""
+    from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]  # imports an HTTP client
+
+    return (
+        *(ImportError, OSError, ValueError, RuntimeError, LookupError, TypeError, AttributeError),
+        *(AssertionError, EOFError, pickle.UnpicklingError, SafetensorError, HTTPError),
+    )
 
 
 class ForeignClassifier(nn.Module):
@@ -107,7 +111,7 @@ def _explaining(library: str, model_name: str) -> Iterator[None]:
     """Turn the errors of a library that is imported, or loads a model, into one line."""
     try:
         yield
-    except _FAULTS as error:
+    except _faults() as error:
         if isinstance(error, ModuleNotFoundError) and error.name == library:
             raise UserError(
                 f'{model_name} needs {library}, which is not installed: pip install "vitascope[peers]"'

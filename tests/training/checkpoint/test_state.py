@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 
 from tests.data import write_tree
 from tests.model import random_images, small_model
@@ -76,6 +77,7 @@ def test_state_uses_the_models_parameter_names() -> None:
     optimizer = optimizer_of(model, Optimization())
     learn(model, optimizer, 1)
     assert set(optimizer_state(model, optimizer)["state"]) == dict(model.named_parameters()).keys()
+    assert same(optimizer_state(model, optimizer), get_optimizer_state_dict(model, optimizer))
 
 
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
