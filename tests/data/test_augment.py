@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.model import law
 from vitascope.data.augment import Augmentation, _erase, _rectangles, crop_draws
@@ -243,6 +244,26 @@ def test_draws_equal_those_of_earlier_versions() -> None:
     found = augment(pixels, [7, 10**6], seed=3, epoch=5, **EVERYTHING)
     expected = torch.tensor([[0.665705, 0.651239, 0.489609], [0.479789, 0.403525, 0.296092]])
     torch.testing.assert_close(found[:, :, 1, 2], expected, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("options", [{"crop_scale": 0.5}, {"shift": 0.2}])
+def test_the_number_of_operations_does_not_grow_with_the_batch(options: dict[str, float]) -> None:
+    counts = []
+    for count in (150, 300):  # each operation has an image
+        with Operations() as operations:
+            augment(pictures(count), flip=0.5, randaugment=RandAugment(), erase=0.3, **options)
+        counts.append(operations.count)
+    assert counts[0] == counts[1] < 100
+
+
+class Operations(TorchDispatchMode):
+    """Counts operations that are no views."""
+
+    count = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += not function.is_view
+        return function(*args, **(kwargs or {}))
 
 
 def test_without_crop_keeps_every_other_draw() -> None:

@@ -1,11 +1,12 @@
 """Randomness as a function of counters."""
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.model import law
-from vitascope.data.randomness import epoch_order, step_seed, uniform
+from vitascope.data.randomness import epoch_order, fractions, random_bits, sorting_keys, step_seed, uniform
 
 seeds, counters = st.integers(0, 2**32), st.integers(0, 10**6)
 
@@ -65,6 +66,15 @@ def test_uniform_is_uncorrelated_between_draws_indices_epochs_and_seeds() -> Non
     }
     for name, (x, y) in pairs.items():
         assert abs(np.corrcoef(x, y)[0, 1]) < 5 / n**0.5, name
+
+
+@pytest.mark.parametrize("length", [1, 5, 2048, 5000])
+def test_sorting_keys_have_the_order_of_the_fractions_and_end_in_the_position(length: int) -> None:
+    bits = random_bits(3, 1, np.arange(4), length)
+    bits[:, ::3] = bits[:1, :1]  # equal ones
+    keys, mask = sorting_keys(bits)
+    order = np.sort(keys, axis=1) & mask
+    np.testing.assert_array_equal(order, fractions(bits).argsort(axis=1, kind="stable"))
 
 
 @law

@@ -72,7 +72,9 @@ def test_images_are_the_same_alone_and_in_a_batch(channels: int) -> None:
     found = three_augment(pixels, draws)
     assert found.shape == pixels.shape
     for row in range(9):
-        assert torch.equal(three_augment(pixels[row : row + 1], draws[row : row + 1])[0], found[row])
+        alone = three_augment(pixels[row : row + 1], draws[row : row + 1])[0]
+        # One channel has a convolution kernel of its own, which may round differently.
+        torch.testing.assert_close(alone, found[row], atol=1e-6, rtol=0)
 
 
 def test_grey_pictures_stay_as_they_are_in_greyscale() -> None:

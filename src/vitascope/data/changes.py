@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from vitascope.data.transfer import to_device
+from vitascope.data.transfer import is_asynchronous, to_device
 
 Array: TypeAlias = npt.NDArray[Any]
 
@@ -33,20 +33,17 @@ class Change:
 
 def apply_changes(images: Tensor, changes: Sequence[Change]) -> Tensor:
     """Images (B, ...) after all changes, in turn; the arrays are copied to the device together."""
-    device = images.device
     arrays = [array for change in changes for array in change.arrays]
-    # A CPU's tensors are the arrays themselves.
-    copied = (
-        [torch.from_numpy(array) for array in arrays] if device.type == "cpu" else together(arrays, device)
-    )
-    tensors = iter(copied)
+    tensors = iter(together(arrays, images.device))
     for change in changes:
         images = change.apply(images, *itertools.islice(tensors, len(change.arrays)))
     return images
 
 
 def together(arrays: Sequence[Array], device: torch.device) -> list[Tensor]:
-    """Arrays as tensors on a device, by one copy of one buffer, of which the tensors are views."""
+    """Arrays as tensors on a device; a GPU gets one copy of a common buffer, of which they are views."""
+    if not is_asynchronous(device):
+        return [to_device(array, device) for array in arrays]
     sizes = [-(-array.nbytes // _ALIGNMENT) * _ALIGNMENT for array in arrays]
     starts = list(itertools.accumulate(sizes, initial=0))
     buffer = np.empty(starts[-1], np.uint8)

@@ -55,9 +55,9 @@ def three_augment_change(draws: _Floats, channels: int) -> Change:
                 changed = changed.index_copy(0, rows, operation(images.index_select(0, rows), number))
         return changed
 
-    columns = taps.T.astype(np.float32)[..., None, None, None]  # (13, b, 1, 1, 1)
+    columns = taps.repeat(channels, axis=0).astype(np.float32)[:, None, :, None]  # (b * C, 1, 13, 1)
     luma = luma_weights(channels).astype(np.float32)[:, None, None]
-    return Change((*chosen, luma, np.ascontiguousarray(columns)), apply)
+    return Change((*chosen, luma, columns), apply)
 
 
 def luma_weights(channels: int) -> _Floats:
@@ -75,11 +75,10 @@ def _solarize(images: Tensor, _: Tensor) -> Tensor:
 
 
 def _blur(images: Tensor, taps: Tensor) -> Tensor:
-    """Gaussian blur, along columns and then along rows; the picture's border is repeated outside of it."""
-    for _ in range(2):
-        padded = F.pad(images.mT, (_REACH, _REACH, 0, 0), mode="replicate")  # (B, C, W, H + 12)
-        shifted = padded.unfold(-1, images.shape[-2], 1).unbind(-2)  # 13 of (B, C, W, H)
-        images = torch.zeros_like(shifted[0])
-        for tap, neighbours in zip(taps, shifted, strict=True):
-            images.addcmul_(tap, neighbours)
-    return images.clamp(0, 1)
+    """Gaussian blur, along columns and then along rows, by taps (B * C, 1, 13, 1) for each channel; the
+    picture's border is repeated outside of it."""
+    channels = images.flatten(0, 1).unsqueeze(0)  # (1, B * C, H, W)
+    padded = F.pad(channels, (_REACH,) * 4, mode="replicate")
+    for kernel in (taps, taps.mT):
+        padded = F.conv2d(padded, kernel, groups=len(taps))
+    return padded.view_as(images).clamp_(0, 1)

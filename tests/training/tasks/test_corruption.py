@@ -1,9 +1,11 @@
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 import torch
 
 from vitascope.data.randomness import uniform
-from vitascope.training.tasks.corruption import Corruption, RandomMask, corruption, random_mask
+from vitascope.training.tasks.corruption import _STREAM, Corruption, RandomMask, corruption, random_mask
 
 
 @pytest.mark.parametrize(("num_patches", "share", "count"), [(16, 0.5, 8), (49, 0.15, 7), (64, 0.99, 63)])
@@ -80,6 +82,23 @@ def test_every_patch_is_hidden_equally_often() -> None:
     N, images = 16, 20_000
     hidden = random_mask(0, 0, np.arange(images), N, 0.75).places.flatten().bincount(minlength=N) / images
     assert (hidden - 0.75).abs().max() < 5 * (0.25 * 0.75 / images) ** 0.5
+
+
+@pytest.mark.parametrize("share", [0.1, 0.75])
+def test_the_patches_with_the_smallest_draws_are_hidden(share: float) -> None:
+    """So they have been since the first version."""
+    indices, N = np.arange(30), 49
+    order = uniform(5 ^ _STREAM, 2, indices, N).argsort(axis=1, kind="stable")
+    hidden, visible = np.split(order, [round(share * N)], axis=1)
+    drawn = random_mask(5, 2, indices, N, share)
+    np.testing.assert_array_equal(drawn.places, np.sort(hidden, axis=1))
+    np.testing.assert_array_equal(drawn.visible, np.sort(visible, axis=1))
+    np.testing.assert_array_equal(corruption(5, 2, indices, N, share).places, drawn.places)
+
+
+@pytest.mark.parametrize("draw", [corruption, random_mask])
+def test_no_image_has_no_hidden_patches(draw: Callable[..., Corruption | RandomMask]) -> None:
+    assert draw(0, 0, np.arange(0), 16, 0.5).places.shape == (0, 8)
 
 
 def test_random_mask_depends_only_on_seed_epoch_and_index() -> None:

@@ -9,8 +9,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from vitascope.data.randomness import uniform
-from vitascope.data.transfer import to_device
+from vitascope.data.changes import together
+from vitascope.data.randomness import fractions, random_bits, sorting_keys
 from vitascope.errors import UserError
 
 MASKED, REPLACED = 0.8, 0.1
@@ -51,7 +51,7 @@ class RandomMask(NamedTuple):
 
 def on_device(drawn: Corruption | RandomMask, device: torch.device) -> Corruption | RandomMask:
     """The same on a device."""
-    return type(drawn)(*(to_device(field, device) for field in drawn))
+    return type(drawn)(*together([field.numpy() for field in drawn], device))
 
 
 def num_corrupted(num_patches: int, share: float) -> int:
@@ -72,10 +72,12 @@ def corruption(
     # Another patch is an uncorrupted one of the same image: results do not depend on the batch, and no hidden
     # patch becomes visible elsewhere.
     N, n = num_patches, num_corrupted(num_patches, share)
-    draws = uniform(seed ^ _STREAM, epoch, indices, N + 2 * n)  # (B, N + 2n) in [0, 1)
-    order, kind, other = np.split(draws, [N, N + n], axis=1)
-    shuffled = order.argsort(axis=1, kind="stable")  # (B, N)
-    places, seen = np.sort(shuffled[:, :n], axis=1), shuffled[:, n:]
+    bits = random_bits(seed ^ _STREAM, epoch, indices, N + 2 * n)
+    keys, mask = sorting_keys(bits[:, :N])
+    shuffled = np.sort(keys, axis=1)
+    places = _places(keys < shuffled[:, n : n + 1], n)  # (B, n): of the n smallest keys
+    seen = (shuffled[:, n:] & mask).astype(np.int64)  # (B, N - n), in random order
+    kind, other = np.split(fractions(bits[:, N:]), 2, axis=1)  # (B, n) each
     others = np.take_along_axis(seen, (other * (N - n)).astype(np.int64), axis=1)  # (B, n)
     replaced = (kind >= MASKED) & (kind < MASKED + REPLACED)
     sources = np.where(replaced, others, places)
@@ -87,6 +89,13 @@ def random_mask(
 ) -> RandomMask:
     """Draw the hidden patches of a masked autoencoder (He et al. 2022, section 3, "Masking")."""
     n = num_corrupted(num_patches, share)
-    shuffled = uniform(seed ^ _STREAM, epoch, indices, num_patches).argsort(axis=1, kind="stable")  # (B, N)
-    parts = (np.sort(part, axis=1) for part in np.split(shuffled, [n], axis=1))
+    keys, _ = sorting_keys(random_bits(seed ^ _STREAM, epoch, indices, num_patches))
+    hidden = keys < np.partition(keys, n, axis=1)[:, n : n + 1]  # (B, N): those with the n smallest keys
+    parts = _places(hidden, n), _places(~hidden, num_patches - n)
     return RandomMask(*(torch.from_numpy(part) for part in parts))
+
+
+def _places(marked: npt.NDArray[np.bool_], count: int) -> npt.NDArray[np.int64]:
+    """The ascending positions of the marked patches, `count` in each image: (B, N) -> (B, count)."""
+    images, patches = marked.shape
+    return np.flatnonzero(marked).reshape(images, count) - patches * np.arange(images)[:, None]
