@@ -84,6 +84,6 @@ def test_practice_trains_a_model_with_the_functions() -> None:
 
     lines = []
     accuracy = practice({"loss": loss}, lines.append, epochs=2)
-    assert calls == [64] * 2 * (1293 // 64)
+    assert calls == [32] * 2 * (1293 // 32)
     assert len(lines) == 2
-    assert accuracy > 0.1
+    assert accuracy > 0.12  # chance is 0.1

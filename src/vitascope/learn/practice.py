@@ -18,15 +18,15 @@ from vitascope.learn.places import OPTIONS, place
 from vitascope.model.config import ViTConfig
 from vitascope.model.vit import VisionTransformer
 
-EPOCHS, BATCH, PEAK = 40, 64, 3e-3
-SHAPE: dict[str, Any] = {"image_size": 8, "patch_size": 2, "in_channels": 1, "num_classes": 10}
-SHAPE |= {"embed_dim": 64, "depth": 3, "num_heads": 4, "mlp_ratio": 2.0}
+EPOCHS, BATCH, PEAK = 40, 32, 3e-3
+SHAPE: dict[str, Any] = {"image_size": 8, "patch_size": 4, "in_channels": 1, "num_classes": 10}
+SHAPE |= {"embed_dim": 64, "depth": 2, "num_heads": 4, "mlp_ratio": 2.0}
 
 
 def practice(
     functions: Mapping[str, Function], say: Callable[[str], None], *, epochs: int = EPOCHS, seed: int = 0
 ) -> float:
-    """Train a ViT of 0.1 M parameters on the digits, and return its accuracy on the 360 test images.
+    """Train a ViT of 0.07 M parameters on the digits, and return its accuracy on the 360 test images.
 
     Args:
         functions: by exercise; they take the places of ours.
@@ -39,7 +39,7 @@ def practice(
     assert splits.test is not None
     images, labels = arrays(splits.train)
     torch.manual_seed(seed)
-    model = VisionTransformer(ViTConfig(**SHAPE, **OPTIONS))
+    model = VisionTransformer(ViTConfig(**SHAPE, **OPTIONS, init="mimetic"))
     place(model, functions)
     loss = functions.get("loss", F.cross_entropy)
     optimizer = torch.optim.AdamW(model.parameters(), lr=PEAK, weight_decay=0.05)
@@ -48,7 +48,7 @@ def practice(
     begin = time.monotonic()
     for epoch in range(1, epochs + 1):
         for batch in torch.randperm(len(images))[: steps // epochs * BATCH].split(BATCH):
-            value = loss(model(images[batch]), labels[batch])
+            value = loss(model(shifted(images[batch])), labels[batch])
             optimizer.zero_grad()
             value.backward()
             optimizer.step()
@@ -57,6 +57,13 @@ def practice(
             seconds, right = time.monotonic() - begin, accuracy(model, splits.val)
             say(f"epoch {epoch:>2}  loss {value.item():.4f}  validation {right:.1%}  {seconds:.0f} s")
     return accuracy(model, splits.test)
+
+
+def shifted(images: Tensor) -> Tensor:
+    """Images (B, 1, 8, 8), moved by up to one pixel, all of them in the same direction."""
+    padded = F.pad(images, (1, 1, 1, 1), value=-1.0)
+    down, right = torch.randint(3, (2,)).tolist()
+    return padded[:, :, down : down + 8, right : right + 8]
 
 
 @torch.no_grad()

@@ -108,7 +108,7 @@ class VisionTransformer(nn.Module):
     ) -> Tensor | list[Tensor]:
         """The patches of `forward_features` as a map: (B, C, H, W) -> (B, D, grid_h, grid_w).
 
-        With `layers`, a list of maps instead, of the tokens of `forward_intermediates` for these arguments.
+        With `layers`, a list of maps instead, of what `forward_intermediates` returns for them.
         Class token, distillation token and registers are left out.
         """
         if layers is None:
