@@ -1,5 +1,6 @@
 // The page: its pictures, their common view, and the requests for them.
 
+import { translatePage } from "./chinese.js";
 import { Controls } from "./controls.js";
 import { listen } from "./keyboard.js";
 import { Panel } from "./panel.js";
@@ -241,6 +242,7 @@ document.addEventListener("drop", (event) => {
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
 new ResizeObserver(redraw).observe(at("wall-figure"));
 
+translatePage();
 onChange(draw);
 listen({ answer: () => active?.answer, controls, open: () => target().input.click(), save, help });
 window.addEventListener("hashchange", () => takeToken() && load()); // a link with a token, opened in this page
