@@ -302,7 +302,7 @@ CHINESE = {
     "Every run on its validation images.": "每次训练在各自的验证图像上的曲线。",
     "A dot marks the epoch whose weights were kept.": "圆点标出所保留的权重的 epoch。",
     "Runs that differ in their seed only have the same colour.": "只有随机种子不同的训练用同一种颜色。",
-    "Each run beside %(best)s, which has the highest %(measure)s, on the images that both were tested on.": "每次训练与 %(measure)s最高的 %(best)s 在共同的测试图像上比较。",
+    "Each run beside %(best)s, which has the highest %(measure)s, on the images that both were tested on.": "每次训练与 %(best)s（%(measure)s最高）在共同的测试图像上比较。",
     "The difference of the mAPs is measured again on resampled images, the same for both (bootstrap).": "mAP 之差在重采样的图像上重新测量，二者使用同样的图像（bootstrap）。",
     "Only images that one of the two alone predicts correctly tell them apart (McNemar's exact test).": "只有一方预测正确的图像才能区分二者（McNemar 精确检验）。",
     "p is the probability of such a difference, or a larger one, between equally good runs; up to 0.05 it is called significant. p is not corrected for the number of runs. The test knows nothing of other seeds: with another one, each of the two may be better or worse.": "p 是两次同样好的训练之间出现这样大或更大的差异的概率；不超过 0.05 时称为显著。p 没有按训练次数校正。检验不涉及其他随机种子：换一个种子，二者都可能变好或变差。",
@@ -330,7 +330,7 @@ CHINESE = {
     "better": "更好",
     "worse": "更差",
     "not significant": "不显著",
-    "Validation {title} by {by}.": "验证{title}随{by}的变化。",
+    "Validation {title} by {by}.": "验证{title}，横轴为 {by}。",
     "learning rate": "学习率",
     "step": "步数",
     # the probe

@@ -136,7 +136,10 @@ def _page(comparison: RunComparison, curves: Sequence[Curve]) -> str:
     sections: dict[str, dict[str, Any] | None] = {
         "results": {
             "head": list(map(say, head)),
-            "rows": [(names.get(name, name), *rest) for name, *rest in rows],
+            "rows": [
+                (names.get(name, name), *(cell.replace(" to ", say(" to ")) for cell in rest))
+                for name, *rest in rows
+            ],
             "groups": comparison.groups,
             "notes": comparison.notes(),
         },
