@@ -50,6 +50,7 @@ PAGES = (
     ROOT / "README.md",
     ROOT / "README.zh.md",
     GALLERY,
+    GALLERY.with_suffix(".zh.md"),
     DOCS / "walkthrough.md",
     DOCS / "walkthrough.zh.md",
 )

@@ -316,7 +316,9 @@ def in_translation(page: Path, target: str) -> str:
     chinese = translation(linked)
     if linked.suffix != ".md" or not chinese.is_file():
         return target if not path.startswith("images/walkthrough/") else target.replace("h/", "h.zh/", 1)
-    found = anchors(chinese)[anchors(linked).index(anchor)] if anchor else ""
+    ours, theirs = anchors(linked), anchors(chinese)
+    assert len(ours) == len(theirs), f"{chinese.name} has other headings than {linked.name}"
+    found = theirs[ours.index(anchor)] if anchor else ""
     return f"{path.replace('.md', '.zh.md')}{found and '#'}{found}"
 
 

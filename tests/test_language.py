@@ -17,7 +17,10 @@ import vitascope
 from vitascope.chinese import CHINESE
 from vitascope.cli import COMMANDS, main
 from vitascope.language import counted, language, say
-from vitascope.report.charts import PAIR_WORDS, CalibrationWords
+from vitascope.probing.curve import TIMES
+from vitascope.probing.selection import SCORES_HEAD
+from vitascope.report.charts import PAIR_WORDS, CalibrationWords, curve_title
+from vitascope.report.comparison_page import BY
 from vitascope.report.page import environment
 from vitascope.run.label_measures import CLASSES_HEAD, ESTIMATES, ESTIMATES_HEAD
 
@@ -27,6 +30,14 @@ NOUNS = ("test image", "val image")
 TYRO = ("positional arguments", "options", "show this help message and exit", "(required)", "(default:")
 CHOSEN = (" to ", "test", "val", "accuracy", "mAP", *ESTIMATES.values(), *ESTIMATES_HEAD, *CLASSES_HEAD)
 """Texts that are looked up from a variable."""
+COMPARED = {
+    *("run", "epochs", "balanced", "macro F1", "training time", "parameters", "MFLOPs", "loss"),
+    *(f"{split} {measure}" for split in ("test", "val") for measure in ("accuracy", "mAP", "loss")),
+    *("common images", "only this right", "p", "verdict", "better", "worse", "not significant"),
+    *(curve_title(name, ()) for name in ("loss", "accuracy", "map", "lr")),
+    *BY.values(),
+}
+"""Cells of the comparison of runs, and what its curves show."""
 
 
 def marked_in_python(path: Path) -> set[str]:
@@ -67,7 +78,15 @@ def said_in_help() -> set[str]:
 
 
 def marked() -> set[str]:
-    found = {f"# {noun}s" for noun in NOUNS} | set(CHOSEN) | set(TYRO) | said_in_help()
+    found = (
+        {f"# {noun}s" for noun in NOUNS}
+        | set(CHOSEN)
+        | set(TYRO)
+        | COMPARED
+        | set(SCORES_HEAD)
+        | set(TIMES.values())
+        | said_in_help()
+    )
     for words in (CalibrationWords(), PAIR_WORDS):
         found |= set(dataclasses.asdict(words).values())
     for path in sorted(ROOT.rglob("*.py")):

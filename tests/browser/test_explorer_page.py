@@ -827,3 +827,21 @@ def test_file_dropped_anywhere_is_opened(visit: Visit) -> None:
     )
     visit.wait_for_answer(visit.page.locator(".panel").first)
     assert visit.text(".name") == "dropped.png"
+
+
+def test_page_is_chinese_in_a_chinese_browser(browser: Any, address: str) -> None:
+    with visiting(browser, address, locale="zh-CN") as visit:
+        visit.open_sample()
+        visit.hover(0.1, 0.1)
+        assert visit.page.locator("html").get_attribute("lang") == "zh-CN"
+        assert visit.text(".title").startswith("第 ")
+        assert visit.text(".title").endswith("第 0 行、第 0 列的图像块关注哪里")
+        assert visit.text(".here").startswith("第 0 行、第 0 列：")
+        assert visit.text("#help-title") == "使用方法"
+        label = visit.page.locator("canvas.picture").get_attribute("aria-label")
+        assert "关注哪里" in label
+        assert set(visit.page.locator(".predictions span").all_inner_texts()) <= set(NAMES)
+        visit.page.locator("[data-mode=class]").click()
+        visit.settle()
+        assert "支持“" in visit.text(".title")
+        assert visit.faults == []

@@ -16,7 +16,7 @@ from vitascope.data.preprocess import Framed
 from vitascope.data.splits import ImageSet
 from vitascope.data.targets import Targets
 from vitascope.explain.plots import GREY, SERIES, plain
-from vitascope.formatting import counted
+from vitascope.language import counted, say
 from vitascope.model.vision_model import VisionModel
 from vitascope.probing.classifiers import Floats
 from vitascope.probing.curve import TIMES, LearningCurve
@@ -64,7 +64,7 @@ def write_page(
     rows = selection.rows()
     sections: dict[str, dict[str, Any] | None] = {
         "scores": {
-            "head": SCORES_HEAD,
+            "head": list(map(say, SCORES_HEAD)),
             "rows": rows[:ROWS],
             "rest": rows[ROWS:],
             "measure": _measure(selection),
@@ -104,21 +104,30 @@ def _header(run: Run, selection: ProbeSelection, curve: LearningCurve) -> dict[s
     """The best classifier in one sentence, and the most important numbers."""
     best, measure = selection.best, _measure(selection)
     value, low, high = value_of(best.tested)
-    tiles = [(f"{value:.1%}", f"test {measure}; 95% interval {low:.1%} to {high:.1%}")]
-    tiles += [
-        (f"{each.value:.1%}", f"with {TIMES[each.factor]}: {each.low:.1%} to {each.high:.1%}")
-        for each in curve.forecasts
-    ]
-    tiles.append((f"{len(selection.train.targets):,}", "images to fit and select on"))
-    tiles.append((f"{len(selection.test.targets):,}", "images to test on"))
+    tested = say(
+        "test {measure}; 95% interval {low:.1%} to {high:.1%}", measure=say(measure), low=low, high=high
+    )
+    tiles = [(f"{value:.1%}", tested)]
+    for each in curve.forecasts:
+        times = say(TIMES[each.factor])
+        limits = say("with {times}: {low:.1%} to {high:.1%}", times=times, low=each.low, high=each.high)
+        tiles.append((f"{each.value:.1%}", limits))
+    tiles.append((f"{len(selection.train.targets):,}", say("images to fit and select on")))
+    tiles.append((f"{len(selection.test.targets):,}", say("images to test on")))
     data = without_home(str(run.config["data"]))
     return {
-        "name": f"Probe of {Path(data).name or data}",
-        "result": f"The best of {counted(len(selection.scores), 'classifier')} is {best.name} on "
-        f"{best.candidate.place}: {measure} {in_words(best.tested)} on the test images.",
+        "name": say("Probe of {data}", data=Path(data).name or data),
+        "result": say(
+            "The best of {classifiers} is {name} on {place}: {measure} {value} on the test images.",
+            classifiers=counted(len(selection.scores), "classifier"),
+            name=best.name,
+            place=best.candidate.place,
+            measure=say(measure),
+            value=in_words(best.tested),
+        ),
         "resume": None,
         "measured_on_val": False,
-        "warning": selection.doubt,
+        "warning": say("This model is {doubt}", doubt=selection.doubt) if selection.doubt else "",
         "tiles": tiles,
     }
 

@@ -15,6 +15,7 @@ from matplotlib.lines import Line2D
 from vitascope.arguments import checked
 from vitascope.explain.lettering import short
 from vitascope.explain.plots import new_figure, save_figure
+from vitascope.language import say
 from vitascope.report.charts import RUN_COLOURS, RUN_STYLES, Curve, curve_title, kept_place, plot_runs
 from vitascope.report.comparison import RunComparison, seed_group
 from vitascope.report.page import render
@@ -123,7 +124,7 @@ def _abscissas(curves: Sequence[Curve]) -> list[str]:
 
 def _page(comparison: RunComparison, curves: Sequence[Curve]) -> str:
     header: dict[str, Any] = {
-        "name": f"Comparison of {len(comparison.runs)} runs",
+        "name": say("Comparison of {number} runs", number=len(comparison.runs)),
         "result": comparison.summary,
         "resume": None,
         "measured_on_val": False,
@@ -134,8 +135,11 @@ def _page(comparison: RunComparison, curves: Sequence[Curve]) -> str:
     head, *rows = comparison.results()
     sections: dict[str, dict[str, Any] | None] = {
         "results": {
-            "head": head,
-            "rows": [(names.get(name, name), *rest) for name, *rest in rows],
+            "head": list(map(say, head)),
+            "rows": [
+                (names.get(name, name), *(cell.replace(" to ", say(" to ")) for cell in rest))
+                for name, *rest in rows
+            ],
             "groups": comparison.groups,
             "notes": comparison.notes(),
         },
@@ -143,8 +147,8 @@ def _page(comparison: RunComparison, curves: Sequence[Curve]) -> str:
         "paired": {
             "best": comparison.leaders[0],
             "measure": comparison.measure,
-            "head": comparison.paired_head,
-            "rows": [test.cells() for test in comparison.paired],
+            "head": _paired_head(comparison),
+            "rows": [(*test.cells()[:-1], say(test.verdict)) for test in comparison.paired],
         }
         if comparison.paired
         else None,
@@ -154,6 +158,16 @@ def _page(comparison: RunComparison, curves: Sequence[Curve]) -> str:
         },
     }
     return render(header, sections)
+
+
+def _paired_head(comparison: RunComparison) -> list[str]:
+    """The columns of the tests, in the reader's language."""
+    best, head = comparison.leaders[0], list(map(say, comparison.paired_head))
+    if comparison.measure == "mAP":
+        head[2] = say("mAP less that of {best}", best=best)
+    else:
+        head[2] = say("only {best} right", best=best)
+    return head
 
 
 def _together(curves: Sequence[Curve]) -> dict[str, Any]:
@@ -171,7 +185,8 @@ def _together(curves: Sequence[Curve]) -> dict[str, Any]:
             title = curve_title(name, names)
             alt = f"validation {title} of all runs by {BY[by]}"
             drawing = embed(partial(draw, name, by), f"runs-{name}-{by}", alt)
-            figures.append((drawing, f"Validation {title} by {BY[by]}."))
+            caption = say("Validation {title} by {by}.", title=say(title), by=say(BY[by]))
+            figures.append((drawing, caption))
     legend = {(curve.colour, curve.style): _entry(curve, curve.label) for curve in curves}
     return {
         "figures": figures,

@@ -1,10 +1,12 @@
 """The explorer's routes, requested as its page requests them."""
 
+import inspect
 import io
 import json
 import re
 import time
 from collections.abc import Iterator
+from html.parser import HTMLParser
 from typing import Any
 
 import numpy as np
@@ -16,6 +18,7 @@ from safetensors.torch import load
 from tests.data import noise
 from tests.model import labelling_model, small_model
 from vitascope.data.samples import CREDIT, PHOTOS
+from vitascope.deploy.server import attention_pack
 from vitascope.deploy.server.app import create_app
 from vitascope.deploy.server.attention_pack import pack_attention, pack_heatmap, pack_picture
 from vitascope.deploy.server.page_content import MEDIA_TYPES, samples_for, web_files
@@ -129,6 +132,51 @@ def test_scripts_import_only_existing_names(name: str) -> None:
         for symbol in filter(None, (part.strip() for part in line[1].split(","))):
             assert re.search(rf"export (?:async )?(?:const|function|class) {symbol}\b", exported), symbol
             assert len(re.findall(rf"\b{symbol}\b", text)) > 1, f"{symbol} is not used"
+
+
+# The page in Chinese
+
+
+class Texts(HTMLParser):
+    """The words of the page that its readers see or hear; not keys, code and names."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.found: set[str] = set()
+        self.inside = ""
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.inside = tag
+        spoken = ("aria-label", "aria-roledescription", "placeholder", "title")
+        self.found |= {value for name, value in attrs if name in spoken and value}
+
+    def handle_endtag(self, tag: str) -> None:
+        self.inside = ""
+
+    def handle_data(self, data: str) -> None:
+        words = " ".join(data.split())
+        if self.inside != "kbd" and re.search("[a-z]{2}", words) and words != "vitascope":
+            self.found.add(words)
+
+
+def translations() -> set[str]:
+    """The keys of the table in chinese.js."""
+    table = web_files()["chinese.js"][1].decode().split("const PATTERNS")[0]
+    return set(re.findall(r'^  "(.+?)":', table, re.MULTILINE))
+
+
+def test_every_text_of_the_page_has_a_translation() -> None:
+    texts = Texts(web_files()["index.html"][1].decode()).found
+    assert len(texts) > 40
+    assert sorted(texts - translations()) == []
+
+
+def test_every_translation_of_the_explorer_is_used() -> None:
+    others = [name for name in web_files() if name.endswith(".js") and name != "chinese.js"]
+    texts = "".join(web_files()[name][1].decode() for name in others) + inspect.getsource(attention_pack)
+    unused = translations() - Texts(web_files()["index.html"][1].decode()).found
+    assert sorted(text for text in unused if f'"{text}"' not in texts) == []
 
 
 # The page's requests

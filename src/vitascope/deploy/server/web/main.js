@@ -1,5 +1,6 @@
 // The page: its pictures, their common view, and the requests for them.
 
+import { translatePage } from "./chinese.js";
 import { Controls } from "./controls.js";
 import { listen } from "./keyboard.js";
 import { linkOf, readLink, viewOf } from "./link.js";
@@ -373,6 +374,7 @@ document.addEventListener("drop", (event) => {
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
 new ResizeObserver(redraw).observe(at("wall-figure"));
 
+translatePage();
 onChange(draw);
 listen({ answer: () => active?.answer, controls, open: () => target().input.click(), save, help });
 window.addEventListener("hashchange", () => {
