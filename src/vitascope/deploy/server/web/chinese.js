@@ -7,6 +7,43 @@ const TEXTS = {
   "attention explorer": "注意力浏览器",
   "Compare": "对比",
   "Save PNG": "保存 PNG",
+  "Copy PNG": "复制 PNG",
+  "Copy link": "复制链接",
+  "Point at the picture: a Vision Transformer cuts it into patches, and the colours show from which others that patch takes information.":
+    "把指针移到图片上：Vision Transformer 把图片切成图像块，颜色表示这个图像块从哪些图像块获取信息。",
+  "Tap the picture: a Vision Transformer cuts it into patches, and the colours show from which others that patch takes information.":
+    "点按图片：Vision Transformer 把图片切成图像块，颜色表示这个图像块从哪些图像块获取信息。",
+  "Similarity": "相似度",
+  "PCA": "主成分",
+  "Attention of one layer: the share that each patch has in what the query reads.":
+    "一层的注意力：每个图像块在查询所读取的信息中占的份额。",
+  "The attention of all layers multiplied: how much of each patch arrives at the query.":
+    "各层注意力相乘：每个图像块有多少信息到达查询。",
+  "The cosine of the patch’s features with those of every patch, after the last layer.":
+    "最后一层之后，这个图像块的特征与每个图像块特征的余弦。",
+  "The three main components of the patches’ features, as red, green and blue.":
+    "图像块特征的前三个主成分，分别显示为红、绿、蓝。",
+  "The evidence for a class in each place. Methods differ: compare them.":
+    "每个位置支持某个类别的证据。各种方法的结果不同，请对比。",
+  "What is a query?": "什么是查询？",
+  "What is a layer?": "什么是层？",
+  "What is a head?": "什么是头？",
+  "A layer lets every token read from all others, and then changes each token by itself. The layers follow each other, so what a patch knows comes from further away with each of them.":
+    "每一层先让每个 token 读取所有其他 token，再单独变换每个 token。各层依次进行，所以每过一层，图像块的信息就来自更远的地方。",
+  "A layer has several heads. Each has its own attention, so that one head can look at the neighbours while another looks at what is similar. Their results are joined.":
+    "一层有多个头，每个头有自己的注意力：一个头可以关注相邻的图像块，另一个头可以关注相似的图像块。各头的结果拼接起来。",
+  "The map belongs to one query: the patch under the pointer, or a token without a place. The class token is such a token: the model reads the class from it. Registers are tokens that nothing reads.":
+    "图属于一个查询：指针下的图像块，或没有位置的 token。class token 就是这样的 token，模型从它读出类别。寄存器（register）是没有别处读取的 token。",
+  "Play the layers": "逐层播放",
+  "Save all": "全部保存",
+  "Samples": "示例",
+  "Model": "模型",
+  "Engine": "推理引擎",
+  "Cancel": "取消",
+  "Copied": "已复制",
+  "Copied, without picture": "已复制（不含图片）",
+  "Saved": "已保存",
+  "Not allowed": "不允许",
   "Dark or light": "深色或浅色",
   "Help and keys": "帮助和按键",
   "Pictures": "图片",
@@ -36,7 +73,7 @@ const TEXTS = {
   "Drop a picture here": "把图片拖到这里",
   "Choose a picture": "选择图片",
   "or paste one": "或粘贴图片",
-  ", or try": "，或试试",
+  ", or try a sample above": "，或试试上面的示例",
   "The model is looking …": "模型正在计算……",
   "Try again": "重试",
   "Attention to patches and to other tokens": "对图像块和其他 token 的注意力",
@@ -54,7 +91,7 @@ const TEXTS = {
   "the class token, or what the head reads": "class token，或分类头读取的 token",
   "or": "或",
   "follow the pointer again": "重新跟随指针",
-  "attention, rollout, Grad-CAM": "注意力、rollout、Grad-CAM",
+  "attention, rollout, similarity, principal components, Grad-CAM": "注意力、rollout、相似度、主成分、Grad-CAM",
   "open a picture, save a PNG": "打开图片、保存 PNG",
   "this help": "显示本帮助",
   "Layers, heads, rows and columns count from 0, as everywhere in vitascope. Attention is where information comes from; a class map shows the evidence for a class. They answer different questions.":
@@ -75,8 +112,10 @@ const TEXTS = {
   "too many tokens to show": "token 太多，无法显示",
   "most": "最大",
   "no head": "没有分类头",
-  "This model has no head: it has attention, but no predictions and no class maps.":
-    "这个模型没有分类头：有注意力，没有预测和类别热力图。",
+  "This model has no head: it has attention and features, but no predictions and no class maps.":
+    "这个模型没有分类头：有注意力和特征，没有预测和类别热力图。",
+  "mean of all patches": "所有图像块的平均",
+  "Principal components: equal colours mean similar features": "主成分：颜色相同表示特征相似",
   "A ResNet has no attention. Class maps show the evidence for a class.":
     "ResNet 没有注意力。类别热力图表示支持某个类别的证据。",
   "An exported file returns only its outputs. To look inside, serve the model that it was made from.":
@@ -85,7 +124,10 @@ const TEXTS = {
 
 // Texts with values: a part in ‹› is translated itself.
 const PATTERNS = [
-  [/^(.+)\. ((?:Layer \d|Rollout: ).+)$/s, "$1。‹$2›"],
+  [/^(.+)\. ((?:Layer \d|Rollout: |Similarity to |Principal ).+)$/s, "‹$1›。‹$2›"],
+  [/^Prediction: (.+)$/s, "预测：$1"],
+  [/^Similarity to the (.+)$/, "与‹$1›的相似度"],
+  [/^([\d.]+%), ([\d.]+) × uniform$/, "$1，均匀分布的 $2 倍"],
   [/^Layer (\d+), (.+): where (?:the )?(.+) looks?$/, "第 $1 层，‹$2›：‹$3›关注哪里"],
   [/^Rollout: flow into (?:the )?(.+), over all layers$/, "Rollout：经过所有层流入‹$1›的信息"],
   [/^(.+): evidence for “(.*)”$/s, "$1：支持“$2”的证据"],
@@ -105,7 +147,7 @@ const PATTERNS = [
   [/^Fetching layer (\d+) …$/, "正在加载第 $1 层……"],
   [/^Sample: (.+)$/s, "示例：$1"],
   [/^(.* · )?(\d+) layers × (\d+) heads · (\d+×\d+) patches · (.+)$/s, "$1$2 层 × $3 个头 · $4 个图像块 · ‹$5›"],
-  [/^(\d+×\d+) pixels · (\d+) classes( · .+)?$/s, "$1 像素 · $2 个类别$3"],
+  [/^(\d+×\d+) pixels · ([\d,]+) classes( · .+)?$/s, "$1 像素 · $2 个类别$3"],
   [/^(\d+×\d+) pixels · no head( · .+)?$/s, "$1 像素 · 没有分类头$2"],
 ];
 

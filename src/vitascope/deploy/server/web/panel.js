@@ -236,7 +236,7 @@ export class Panel {
     const clock = setInterval(() => {
       seconds.textContent = `${Math.round((performance.now() - began) / 1000)} s`;
     }, 1000);
-    this.waiting = { name, clock };
+    this.waiting = { name, what, clock };
   }
 
   stopClock() {
@@ -246,11 +246,10 @@ export class Panel {
 
   /** Give up the part that is being fetched. */
   cancel() {
-    const { name } = this.waiting;
-    const what = this.find(".wait .what").textContent.replace(/ …$/, "");
+    const { name, what } = this.waiting;
     this.answer.bring(null);
     this.failed = name;
-    this.showFault(`Cancelled: ${what}.`, () => {
+    this.showFault(`Cancelled: ${what.replace(/ …$/, "")}.`, () => {
       this.failed = null;
       this.showFault("");
       redraw();
