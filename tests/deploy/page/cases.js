@@ -29,8 +29,14 @@ for (const name of ["plain", "simd"]) {
 }
 
 for (const [name, { rgba, width, height, framing }] of Object.entries(pictures)) {
-  const rows = (first, count) => Uint8ClampedArray.from(rgba.slice(4 * width * first, 4 * width * (first + count)));
-  found.pictures[name] = Array.from(fit({ width, height, rows }, framing));
+  const read = (left, top, columns, rows) => {
+    const lines = Array.from({ length: rows }, (_, row) => {
+      const from = 4 * ((top + row) * width + left);
+      return rgba.slice(from, from + 4 * columns);
+    });
+    return Uint8ClampedArray.from(lines.flat());
+  };
+  found.pictures[name] = Array.from(fit({ width, height, read }, framing));
 }
 
 for (const [name, { about, pixels, layer, target, ...given }] of Object.entries(models)) {

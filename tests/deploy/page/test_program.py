@@ -45,6 +45,8 @@ RULES: dict[str, dict[str, Any]] = {
     **{f"crop, {name}": {"interpolation": name} for name in ("nearest", "bilinear", "bicubic", "lanczos")},
     "squash": {"resize": "squash", "crop_pct": 0.875},
     "enlarged": {"image_size": (90, 70)},
+    "height first": {"image_size": (9, 70)},
+    "height first, squash": {"image_size": (9, 60), "resize": "squash", "interpolation": "bilinear"},
     "grey": {"channels": 1, "mean": (0.5,), "std": (0.5,)},
     "whole pixels": {"resize_to": (20, 20), "side_rounding": "down"},
     "whole pixels, nearest side": {
