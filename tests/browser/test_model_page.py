@@ -78,12 +78,12 @@ def turned() -> bytes:
 
 def test_browser_proves_the_page(done: PageResult) -> None:
     assert done.proof is not None
-    assert done.proof.pixels == 0
+    assert done.proof.computed.pixels == 0
     assert done.proof.agreement.same == 2
     assert done.proof.agreement.difference < 1e-4
     assert done.proof.probabilities < 1e-5
     assert done.rounding.difference == 0
-    assert len(done.proof.answers) == 2
+    assert len(done.proof.computed.answers) == 2
 
 
 def test_page_whose_weights_are_damaged_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -70,7 +70,7 @@ def test_page_is_kept_if_the_browser_agrees(in_fake_browser: dict[str, Any], tmp
     done = vs.page(small_model(), tmp_path / "a.html", weights="fp32", images=[noise(40, 50), noise(30, 30)])
     assert done.proof is not None
     assert done.proof.agreement.images == 2
-    assert done.proof.pixels == 0
+    assert done.proof.computed.pixels == 0
     assert done.size == (tmp_path / "a.html").stat().st_size > 0
 
 

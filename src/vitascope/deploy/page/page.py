@@ -74,23 +74,33 @@ READY = """
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class Computed:
+    """What a browser computed with a page."""
+
+    outputs: Tensor
+    """Logits (n, K) or, without a head, features (n, D), of n pictures."""
+    pixels: int
+    """The largest difference of two of the model's pixels from those in Python, of 255."""
+    kernel: str
+    """What computes there, in words."""
+    unpacking: float
+    """Seconds from opening the file to a model that is ready."""
+    answers: tuple[float, ...]
+    """Seconds from a picture to its prediction and attention, of every picture."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Proof:
     """What a browser computed with a page, beside torch."""
 
     browser: str
     """The program."""
-    kernel: str
-    """What computes there, in words."""
+    computed: Computed
+    """Its answers."""
     agreement: Agreement
     """The page against the model with the page's weights, in torch."""
     probabilities: float
     """The largest difference of two probabilities there; 0 of a model without classes."""
-    pixels: int
-    """The largest difference of two pixels, of 255."""
-    unpacking: float
-    """Seconds from opening the file to a model that is ready."""
-    answers: tuple[float, ...]
-    """Seconds from a picture to its prediction and attention, of every picture."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -275,8 +285,10 @@ def page_data(engine: TorchEngine, weights: Rounding, size: int) -> dict[str, An
     return {"options": options, "about": about, "samples": samples, "described": described, "size": size}
 
 
-def prove(program: str, file: Path, model: VisionTransformer, pictures: Sequence[ComparedPicture]) -> Proof:
-    """Open a page from the disk in a browser, and compare its outputs with a model's in torch.
+def computed(
+    program: str, file: Path, model: VisionTransformer, pictures: Sequence[ComparedPicture]
+) -> Computed:
+    """Open a page from the disk in a browser without a network, and have it compute pictures, one by one.
 
     Raises:
         BrowserError: errors in the page, requests over the network, or no answer.
@@ -290,21 +302,31 @@ def prove(program: str, file: Path, model: VisionTransformer, pictures: Sequence
         ]
         if tab.faults:
             raise BrowserError(f"the page failed in the browser: {tab.faults[0]}")
-    outputs = torch.tensor([each["outputs"] for each in found])
-    own = torch.cat([outputs_of(model, picture) for picture in pictures])
     height, width = model.config.tiled_hw(model.config.image_hw)
     seen = torch.stack([picture.pixels[0, :, :height, :width].flatten() for picture in pictures])
-    both = [outputs, own]
-    difference = 0.0
-    if model.config.gives_classes:
-        one, other = (scores(each, model.config.outputs) for each in both)
-        difference = float((one - other).abs().max())
-    return Proof(
-        browser=Path(program).name,
-        kernel=ready["kernel"],
-        agreement=agreement(own, outputs, TOLERANCES["pictures"], compared(model)),
-        probabilities=difference,
+    return Computed(
+        outputs=torch.tensor([each["outputs"] for each in found]),
         pixels=int((torch.tensor([each["pixels"] for each in found]) - seen.int()).abs().max()),
+        kernel=ready["kernel"],
         unpacking=ready["seconds"],
         answers=tuple(each["seconds"] for each in found),
     )
+
+
+def prove(program: str, file: Path, model: VisionTransformer, pictures: Sequence[ComparedPicture]) -> Proof:
+    """Compare what a page computes in a browser with a model in torch; raises as `computed`."""
+    found = computed(program, file, model, pictures)
+    own = torch.cat([outputs_of(model, picture) for picture in pictures])
+    return Proof(
+        browser=Path(program).name,
+        computed=found,
+        agreement=agreement(own, found.outputs, TOLERANCES["pictures"], compared(model)),
+        probabilities=probabilities_apart(model, found.outputs, own),
+    )
+
+
+def probabilities_apart(model: VisionTransformer, one: Tensor, other: Tensor) -> float:
+    """The largest difference of two probabilities, of outputs (n, K) each; 0 of a model without classes."""
+    if not model.config.gives_classes:
+        return 0.0
+    return float((scores(one, model.config.outputs) - scores(other, model.config.outputs)).abs().max())
