@@ -77,7 +77,7 @@ def load(name: str) -> VisionTransformer:
     else:
         torch.manual_seed(0)
         model = vs.create_model(name, num_classes=10)
-        torch.nn.init.normal_(model.head.weight, std=0.3)
+        torch.nn.init.normal_(model.get_parameter("head.weight"), std=0.3)
     assert isinstance(model, VisionTransformer)
     return model.eval()
 

@@ -47,8 +47,6 @@ LONGEST = 1000
 """Pixels of the longer side of these pictures."""
 CARRIED = 256 * 2**20
 """Bytes of attention that the page keeps per picture."""
-MAP = "occlusion"
-"""The method of class maps: it needs no gradients."""
 PATIENCE = 120.0
 """Seconds for a browser to start and a model to be unpacked; each picture gets more by its operations."""
 SLOWEST = 5e8
@@ -266,8 +264,8 @@ def page_data(engine: TorchEngine, weights: Rounding, size: int) -> dict[str, An
         "inside": {**token_names(config), "carried": what_fits(config, config.grid, CARRIED)},
     }
     if engine.num_classes:
-        about["methods"] = {MAP: METHODS[MAP].title}
-        about["explained"] = {"method": MAP, "classes": []}
+        about["methods"] = methods = class_maps(config)
+        about["explained"] = {"method": next(iter(methods)), "classes": []}
         about["thresholds"] = list(engine.thresholds) if engine.several else None
     else:
         about["missing"] = NO_HEAD
@@ -283,6 +281,14 @@ def page_data(engine: TorchEngine, weights: Rounding, size: int) -> dict[str, An
     described = {"name": engine.name, "architecture": engine.architecture, "digest": engine.digest}
     options = program_options(config)
     return {"options": options, "about": about, "samples": samples, "described": described, "size": size}
+
+
+def class_maps(config: ViTConfig) -> dict[str, str]:
+    """The titles of the methods that a page has: occlusion needs no gradients, and that of a linear head on
+    the mean of the patches is its weights."""
+    is_mean = config.readout.pool in ("mean", "cls_mean") and config.readout.head == "linear"
+    names = ["grad-cam"] * (is_mean and config.final_norm != "after") + ["occlusion"]
+    return {name: METHODS[name].title for name in names}
 
 
 def computed(
