@@ -147,6 +147,10 @@ def test_kernels_differ(cases: dict[str, Any]) -> None:
     assert simd.startswith("WebAssembly SIMD")
 
 
+def test_kernel_that_is_fast_and_wrong_is_not_better(cases: dict[str, Any]) -> None:
+    assert cases["found"]["wrong"] is False
+
+
 @pytest.mark.parametrize("rule", RULES)
 def test_pixels_are_those_of_pillow(cases: dict[str, Any], rule: str) -> None:
     np.testing.assert_array_equal(cases["found"]["pictures"][rule], cases["pixels"][rule].flatten())
