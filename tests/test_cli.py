@@ -78,6 +78,7 @@ POSITIONAL = {
     "convert": {"model", "out"},
     "zero-shot": {"model", "out"},
     "export": {"model"},
+    "page": {"model"},
     "compress": {"model", "out"},
     "serve": {"model"},
     "bench": {"model"},

@@ -237,10 +237,6 @@ def test_run_in_a_store_is_evaluated_on_its_own_images(store: Store, photos: str
     ],
     ids=lambda command: command[0],
 )
-def test_report_of_a_run_in_a_store_is_rejected(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "copy it to a local folder" in error_line(["report", "s3://bucket/run"], capsys)
-
-
 def test_commands_that_write_local_files_alone_reject_urls(
     command: list[str],
     tmp_path: Path,
@@ -251,3 +247,7 @@ def test_commands_that_write_local_files_alone_reject_urls(
     assert main(command) == 2
     assert "this is written to local files only" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
+
+
+def test_report_of_a_run_in_a_store_is_rejected(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "copy it to a local folder" in error_line(["report", "s3://bucket/run"], capsys)

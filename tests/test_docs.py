@@ -22,6 +22,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 import vitascope as vs
+from tests.browser import browser_path
 from tests.deploy.server.served import listening
 from tests.local_hub import local_hub
 from tests.stores import Store, _quick, s3_store  # noqa: F401 - fixtures
@@ -238,6 +239,8 @@ def test_page_runs_from_top_to_bottom(page: Path, readers_folder, monkeypatch, c
                 curl(step, served)
             elif program == "vitascope" and "s3://" in step and bucket is None:
                 continue  # s3fs or moto is not installed
+            elif step.startswith("vitascope page") and browser_path() is None:
+                continue
             elif program == "vitascope":
                 if bucket is not None:
                     fill(bucket, readers_folder)

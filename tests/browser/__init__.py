@@ -88,12 +88,12 @@ class Visit:
 
 
 @contextmanager
-def launched() -> Iterator[Any]:
+def launched(*flags: str) -> Iterator[Any]:
     """Launch a browser. Until it is closed, `asyncio.run` does not work in this thread."""
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=browser_path(), args=["--no-sandbox"])
+        browser = playwright.chromium.launch(executable_path=browser_path(), args=["--no-sandbox", *flags])
         yield browser
         browser.close()
 

@@ -9,12 +9,14 @@ from typing import Any
 
 import pytest
 
+from tests.model import small_model
 from tests.stores import BUCKET, Store, _quick, s3_store  # noqa: F401
 from tests.test_cli import error_line
 from tests.training import assert_bitwise, tiny_config, undrawn, write_folder
 from vitascope.cache import cache_folder
 from vitascope.cli import main
 from vitascope.errors import UserError
+from vitascope.probing.probe import probe
 from vitascope.remote.stores import StoreError, exists, listed, walk
 from vitascope.run import stored_run
 from vitascope.run.run import Run
@@ -270,6 +272,16 @@ def test_copy_of_another_run_is_not_taken_for_that_of_the_store(data, url) -> No
     (copy / "environment.json").write_text(json.dumps(text | {"started": "2020-01-01T00:00:00"}))
     with pytest.raises(UserError, match=f"is another run than the one in {copy}"):
         resume(url)
+
+
+def test_probe_is_uploaded_when_it_is_complete(data, url) -> None:
+    result = probe(small_model(), str(data), run=url, device="cpu", cache=False, folds=2)
+    assert result.url == url
+    assert not exists(f"{url}/checkpoints")
+    assert Run.open(url).probes
+    assert_bitwise(from_pretrained(url).state_dict(), result.model.state_dict())
+    with pytest.raises(UserError, match="one exists, and a run is never overwritten"):
+        probe(small_model(), str(data), run=url)
 
 
 def test_hidden_files_of_a_sharded_checkpoint_are_uploaded_and_fetched(url) -> None:

@@ -55,14 +55,13 @@ class Page:
         if done.proof is None:
             print("unproved: not tried in a browser")
             return
-        proof = done.proof
+        proof, found = done.proof, done.proof.computed
         print(
-            f"proved in {proof.browser}, {proof.kernel}, against torch with these weights on {compared_on}: "
+            f"proved in {proof.browser}, {found.kernel}, against torch with these weights on {compared_on}: "
             f"{proof.agreement.summary}; probabilities differ by at most {proof.probabilities:.1g}, "
-            f"pixels by at most {proof.pixels} of 255"
+            f"pixels by at most {found.pixels} of 255"
         )
-        first, median = proof.answers[0], statistics.median(proof.answers)
         print(
-            f"ready {proof.unpacking:.1f} s after it is opened; a picture takes {median:.2f} s on this "
-            f"machine, the first {first:.2f} s"
+            f"ready {found.unpacking:.1f} s after it is opened; a picture takes "
+            f"{statistics.median(found.answers):.2f} s on this machine, the first {found.answers[0]:.2f} s"
         )

@@ -2,7 +2,8 @@
 
 import { readFileSync } from "node:fs";
 import { Answers } from "./answers.js";
-import { bestKernel } from "./kernels.js";
+import { bestKernel, isBetter } from "./kernels.js";
+import { plain } from "./numbers.js";
 import { fit } from "./pixels.js";
 import { VisionTransformer } from "./vit.js";
 import { Weights } from "./weights.js";
@@ -18,7 +19,7 @@ function modelOf({ file, options }, kernel) {
 
 const found = { models: {}, pictures: {}, kernels: [] };
 for (const name of ["plain", "simd"]) {
-  const kernel = bestKernel(name);
+  const kernel = await bestKernel(name);
   found.kernels.push(kernel.name);
   for (const [model, given] of Object.entries(models)) {
     const vit = modelOf(given, kernel);
@@ -29,13 +30,19 @@ for (const name of ["plain", "simd"]) {
 }
 
 for (const [name, { rgba, width, height, framing }] of Object.entries(pictures)) {
-  const rows = (first, count) => Uint8ClampedArray.from(rgba.slice(4 * width * first, 4 * width * (first + count)));
-  found.pictures[name] = Array.from(fit({ width, height, rows }, framing));
+  const read = (left, top, columns, rows) => {
+    const lines = Array.from({ length: rows }, (_, row) => {
+      const from = 4 * ((top + row) * width + left);
+      return rgba.slice(from, from + 4 * columns);
+    });
+    return Uint8ClampedArray.from(lines.flat());
+  };
+  found.pictures[name] = Array.from(fit({ width, height, read }, framing));
 }
 
 for (const [name, { about, pixels, layer, target, ...given }] of Object.entries(models)) {
   if (!about) continue;
-  const answers = new Answers(modelOf(given, bestKernel()), about);
+  const answers = new Answers(modelOf(given, await bestKernel()), about);
   answers.seen = async () => Uint8Array.from(pixels);
   const step = async () => {};
   found.models[`answers ${name}`] = {
@@ -53,4 +60,6 @@ for (const [name, { about, pixels, layer, target, ...given }] of Object.entries(
     ),
   };
 }
+const wrong = { ...plain, product: (x, rows, { outs }) => new Float32Array(rows * outs) };
+found.wrong = await isBetter(wrong, plain, { rows: 40, outs: 48, inner: 64 });
 console.log(JSON.stringify(found));

@@ -10,7 +10,7 @@ import torch
 
 import vitascope as vs
 from tests.browser import browser_path
-from tests.data import noise
+from tests.data import noise, write_picture
 from tests.model import small_model
 from vitascope.cli import main
 from vitascope.deploy.page import page as page_module
@@ -70,7 +70,7 @@ def test_page_is_kept_if_the_browser_agrees(in_fake_browser: dict[str, Any], tmp
     done = vs.page(small_model(), tmp_path / "a.html", weights="fp32", images=[noise(40, 50), noise(30, 30)])
     assert done.proof is not None
     assert done.proof.agreement.images == 2
-    assert done.proof.pixels == 0
+    assert done.proof.computed.pixels == 0
     assert done.size == (tmp_path / "a.html").stat().st_size > 0
 
 
@@ -127,11 +127,12 @@ def test_model_that_is_too_large_is_rejected_with_its_size(size: dict[str, int],
 
 def test_unproved_page_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     vs.save_pretrained(small_model(), tmp_path / "small")
-    out = tmp_path / "small.html"
-    assert main(["page", str(tmp_path / "small"), "--out", str(out), "--unproved", "--weights", "int8"]) == 0
+    out, picture = tmp_path / "small.html", write_picture(tmp_path / "a.png")
+    asked = ["page", str(tmp_path / "small"), "--out", str(out), "--data", str(picture), "--weights", "int8"]
+    assert main([*asked, "--unproved"]) == 0
     printed = capsys.readouterr().out
     assert f"{out.stat().st_size:,} bytes, int8 weights" in printed
-    assert "int8 against the model, on parts of scikit-learn's photographs: " in printed
+    assert f"int8 against the model, on images of {picture}: " in printed
     assert "unproved: not tried in a browser" in printed
 
 

@@ -45,6 +45,8 @@ RULES: dict[str, dict[str, Any]] = {
     **{f"crop, {name}": {"interpolation": name} for name in ("nearest", "bilinear", "bicubic", "lanczos")},
     "squash": {"resize": "squash", "crop_pct": 0.875},
     "enlarged": {"image_size": (90, 70)},
+    "height first": {"image_size": (9, 70)},
+    "height first, squash": {"image_size": (9, 60), "resize": "squash", "interpolation": "bilinear"},
     "grey": {"channels": 1, "mean": (0.5,), "std": (0.5,)},
     "whole pixels": {"resize_to": (20, 20), "side_rounding": "down"},
     "whole pixels, nearest side": {
@@ -145,6 +147,10 @@ def test_kernels_differ(cases: dict[str, Any]) -> None:
     assert simd.startswith("WebAssembly SIMD")
 
 
+def test_kernel_that_is_fast_and_wrong_is_not_better(cases: dict[str, Any]) -> None:
+    assert cases["found"]["wrong"] is False
+
+
 @pytest.mark.parametrize("rule", RULES)
 def test_pixels_are_those_of_pillow(cases: dict[str, Any], rule: str) -> None:
     np.testing.assert_array_equal(cases["found"]["pictures"][rule], cases["pixels"][rule].flatten())
@@ -178,7 +184,7 @@ def test_layer_is_that_of_the_server(cases: dict[str, Any], part: str, head: Any
 def test_class_maps_are_those_of_the_server(cases: dict[str, Any], name: str) -> None:
     engine = cases["engines"][name]
     maps = cases["found"]["models"][f"answers {name}"]["maps"]
-    assert "occlusion" in maps
+    assert list(maps) == ["grad-cam"] * (engine.config.readout.pool in ("mean", "cls_mean")) + ["occlusion"]
     for method, found in maps.items():
         expected = load(pack_heatmap(engine, engine.pixels(cases["picture"]), method, TARGET))["heatmaps"]
         np.testing.assert_allclose(found, expected.flatten(), atol=1e-3, err_msg=method)

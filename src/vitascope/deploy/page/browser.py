@@ -68,11 +68,13 @@ class Tab:
         """Errors in the console, uncaught ones, and requests over the network."""
 
     def open(self, address: str) -> None:
-        """Open an address, such as a file's, and wait until it is loaded."""
+        """Open a file's address without a network, and wait until it is loaded."""
         target = self.ask("Target.createTarget", url="about:blank")["targetId"]
         self.session = self.ask("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         for domain in ("Page", "Runtime", "Log", "Network"):
             self.ask(f"{domain}.enable")
+        nothing = {"latency": 0, "downloadThroughput": 0, "uploadThroughput": 0}
+        self.ask("Network.emulateNetworkConditions", offline=True, **nothing)
         self.ask("Page.navigate", url=address)
         while self.receive().get("method") != "Page.loadEventFired":
             pass

@@ -47,8 +47,6 @@ LONGEST = 1000
 """Pixels of the longer side of these pictures."""
 CARRIED = 256 * 2**20
 """Bytes of attention that the page keeps per picture."""
-MAP = "occlusion"
-"""The method of class maps: it needs no gradients."""
 PATIENCE = 120.0
 """Seconds for a browser to start and a model to be unpacked; each picture gets more by its operations."""
 SLOWEST = 5e8
@@ -74,23 +72,33 @@ READY = """
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class Computed:
+    """What a browser computed with a page."""
+
+    outputs: Tensor
+    """Logits (n, K) or, without a head, features (n, D), of n pictures."""
+    pixels: int
+    """The largest difference of two of the model's pixels from those in Python, of 255."""
+    kernel: str
+    """What computes there, in words."""
+    unpacking: float
+    """Seconds from opening the file to a model that is ready."""
+    answers: tuple[float, ...]
+    """Seconds from a picture to its prediction and attention, of every picture."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Proof:
     """What a browser computed with a page, beside torch."""
 
     browser: str
     """The program."""
-    kernel: str
-    """What computes there, in words."""
+    computed: Computed
+    """Its answers."""
     agreement: Agreement
     """The page against the model with the page's weights, in torch."""
     probabilities: float
     """The largest difference of two probabilities there; 0 of a model without classes."""
-    pixels: int
-    """The largest difference of two pixels, of 255."""
-    unpacking: float
-    """Seconds from opening the file to a model that is ready."""
-    answers: tuple[float, ...]
-    """Seconds from a picture to its prediction and attention, of every picture."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -256,8 +264,8 @@ def page_data(engine: TorchEngine, weights: Rounding, size: int) -> dict[str, An
         "inside": {**token_names(config), "carried": what_fits(config, config.grid, CARRIED)},
     }
     if engine.num_classes:
-        about["methods"] = {MAP: METHODS[MAP].title}
-        about["explained"] = {"method": MAP, "classes": []}
+        about["methods"] = methods = class_maps(config)
+        about["explained"] = {"method": next(iter(methods)), "classes": []}
         about["thresholds"] = list(engine.thresholds) if engine.several else None
     else:
         about["missing"] = NO_HEAD
@@ -275,8 +283,18 @@ def page_data(engine: TorchEngine, weights: Rounding, size: int) -> dict[str, An
     return {"options": options, "about": about, "samples": samples, "described": described, "size": size}
 
 
-def prove(program: str, file: Path, model: VisionTransformer, pictures: Sequence[ComparedPicture]) -> Proof:
-    """Open a page from the disk in a browser, and compare its outputs with a model's in torch.
+def class_maps(config: ViTConfig) -> dict[str, str]:
+    """The titles of the methods that a page has: occlusion needs no gradients, and that of a linear head on
+    the mean of the patches is its weights."""
+    is_mean = config.readout.pool in ("mean", "cls_mean") and config.readout.head == "linear"
+    names = ["grad-cam"] * (is_mean and config.final_norm != "after") + ["occlusion"]
+    return {name: METHODS[name].title for name in names}
+
+
+def computed(
+    program: str, file: Path, model: VisionTransformer, pictures: Sequence[ComparedPicture]
+) -> Computed:
+    """Open a page from the disk in a browser without a network, and have it compute pictures, one by one.
 
     Raises:
         BrowserError: errors in the page, requests over the network, or no answer.
@@ -290,21 +308,31 @@ def prove(program: str, file: Path, model: VisionTransformer, pictures: Sequence
         ]
         if tab.faults:
             raise BrowserError(f"the page failed in the browser: {tab.faults[0]}")
-    outputs = torch.tensor([each["outputs"] for each in found])
-    own = torch.cat([outputs_of(model, picture) for picture in pictures])
     height, width = model.config.tiled_hw(model.config.image_hw)
     seen = torch.stack([picture.pixels[0, :, :height, :width].flatten() for picture in pictures])
-    both = [outputs, own]
-    difference = 0.0
-    if model.config.gives_classes:
-        one, other = (scores(each, model.config.outputs) for each in both)
-        difference = float((one - other).abs().max())
-    return Proof(
-        browser=Path(program).name,
-        kernel=ready["kernel"],
-        agreement=agreement(own, outputs, TOLERANCES["pictures"], compared(model)),
-        probabilities=difference,
+    return Computed(
+        outputs=torch.tensor([each["outputs"] for each in found]),
         pixels=int((torch.tensor([each["pixels"] for each in found]) - seen.int()).abs().max()),
+        kernel=ready["kernel"],
         unpacking=ready["seconds"],
         answers=tuple(each["seconds"] for each in found),
     )
+
+
+def prove(program: str, file: Path, model: VisionTransformer, pictures: Sequence[ComparedPicture]) -> Proof:
+    """Compare what a page computes in a browser with a model in torch; raises as `computed`."""
+    found = computed(program, file, model, pictures)
+    own = torch.cat([outputs_of(model, picture) for picture in pictures])
+    return Proof(
+        browser=Path(program).name,
+        computed=found,
+        agreement=agreement(own, found.outputs, TOLERANCES["pictures"], compared(model)),
+        probabilities=probabilities_apart(model, found.outputs, own),
+    )
+
+
+def probabilities_apart(model: VisionTransformer, one: Tensor, other: Tensor) -> float:
+    """The largest difference of two probabilities, of outputs (n, K) each; 0 of a model without classes."""
+    if not model.config.gives_classes:
+        return 0.0
+    return float((scores(one, model.config.outputs) - scores(other, model.config.outputs)).abs().max())

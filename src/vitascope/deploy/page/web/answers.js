@@ -76,31 +76,49 @@ export class Answers {
     return { tensors: quantized("attention", [1, found.length / (T * T), T, T], found) };
   }
 
-  /**
-   * The map of a class by occlusion (Zeiler and Fergus 2014): how far its logit falls when a patch is hidden.
-   *
-   * One forward pass per patch.
-   */
-  async heatmap(picture, { target }, step) {
+  /** The map of a class, largest value 1, by one of the methods in `about`: {tensors}. */
+  async heatmap(picture, { method, target }, step) {
+    const image = this.normalized(await this.seen(picture));
+    const heat = await this[method === "occlusion" ? "occlusion" : "gradCam"](image, target, step);
+    const most = heat.reduce((a, b) => Math.max(a, b), 0);
+    const data = heat.map((value) => (most ? Math.max(0, value) / most : 0));
+    return { tensors: { heatmaps: { shape: [1, ...this.vit.options.grid], data } } };
+  }
+
+  /** How far the logit falls when a patch is hidden (Zeiler and Fergus 2014), one forward pass for each: (N). */
+  async occlusion(image, target, step) {
     const { vit } = this;
-    const pixels = await this.seen(picture);
-    const image = this.normalized(pixels);
     const [[H, W], [rows, columns]] = [vit.options.image_hw, vit.options.grid];
     const score = (await vit.forward(image)).logits[target];
     const heat = new Float32Array(rows * columns);
     for (let cell = 0; cell < heat.length; cell++) {
       const hidden = image.map((value, at) => {
-        const [y, x] = [Math.floor(at / W) % H, at % W];
-        const row = Math.floor(((2 * y + 1) * rows) / (2 * H));
-        const column = Math.floor(((2 * x + 1) * columns) / (2 * W));
+        const row = Math.floor(((2 * (Math.floor(at / W) % H) + 1) * rows) / (2 * H));
+        const column = Math.floor(((2 * (at % W) + 1) * columns) / (2 * W));
         return row * columns + column === cell ? 0 : value;
       });
-      const changed = hidden.some((value, at) => value !== image[at]);
-      heat[cell] = changed ? Math.max(0, score - (await vit.forward(hidden)).logits[target]) : 0;
+      const isChanged = hidden.some((value, at) => value !== image[at]);
+      heat[cell] = isChanged ? score - (await vit.forward(hidden)).logits[target] : 0;
       await step((cell + 1) / heat.length);
     }
-    const most = heat.reduce((a, b) => Math.max(a, b), 0);
-    return { tensors: { heatmaps: { shape: [1, rows, columns], data: heat.map((value) => (most ? value / most : 0)) } } };
+    return heat;
+  }
+
+  /**
+   * Grad-CAM (Selvaraju et al. 2017) of a linear head on the mean of the patches, whose gradient is the class's
+   * weights over N: each patch's part of the logit, (N).
+   */
+  async gradCam(image, target) {
+    const { options, kernel, patches: N, weights } = this.vit;
+    const { embed_dim: D, prefix } = options;
+    const { tokens } = await this.vit.forward(image);
+    const head = weights.matrix("head.weight"); // (K, D), or (K, 2 D) with the class token's part first
+    const rows = new Float32Array(N * head.inner);
+    for (let n = 0; n < N; n++) {
+      rows.set(tokens.subarray((prefix + n) * D, (prefix + n + 1) * D), (n + 1) * head.inner - D);
+    }
+    const parts = await kernel.product(rows, N, head); // (N, K)
+    return Float32Array.from({ length: N }, (_, n) => parts[n * head.outs + target]);
   }
 
   /** The model's pixels of a picture's file, uint8 (C, h, w): those that patches tile. */

@@ -61,7 +61,7 @@ async function start(report) {
     piece.remove();
   }
   const { options, about } = model;
-  thread.kernel = await ask({ do: "build", options, about });
+  thread.kernel = await ask({ do: "build", options, about, kernel: model.kernel });
   about.model = `${computing()}, ${about.model}`;
 }
 

@@ -13,7 +13,7 @@ export async function pixelsOf(picture, framing) {
   await checkBits(picture, framing);
   const bitmap = await decoded(picture, framing);
   try {
-    return fit({ width: bitmap.width, height: bitmap.height, rows: rowsOf(bitmap) }, framing);
+    return fit({ width: bitmap.width, height: bitmap.height, read: readerOf(bitmap) }, framing);
   } finally {
     bitmap.close();
   }
@@ -40,16 +40,16 @@ async function checkBits(picture, { levels }) {
   }
 }
 
-/** A function from a first row and a number of rows to their RGBA, over white. */
-function rowsOf(bitmap) {
-  const count = Math.max(1, Math.min(bitmap.height, Math.floor(STRIP / bitmap.width)));
-  const canvas = newCanvas(bitmap.width, count);
-  const context = canvas.getContext("2d", { willReadFrequently: true });
-  return (first, number) => {
+/** A function from a part of a picture to its RGBA, over white. */
+function readerOf(bitmap) {
+  let canvas = newCanvas(1, 1);
+  return (left, top, width, height) => {
+    if (canvas.width < width || canvas.height < height) canvas = newCanvas(width, height);
+    const context = canvas.getContext("2d", { willReadFrequently: true });
     context.fillStyle = "white";
-    context.fillRect(0, 0, bitmap.width, number);
-    context.drawImage(bitmap, 0, first, bitmap.width, number, 0, 0, bitmap.width, number);
-    return context.getImageData(0, 0, bitmap.width, number).data;
+    context.fillRect(0, 0, width, height);
+    context.drawImage(bitmap, left, top, width, height, 0, 0, width, height);
+    return context.getImageData(0, 0, width, height).data;
   };
 }
 
@@ -58,7 +58,7 @@ function newCanvas(width, height) {
   return Object.assign(document.createElement("canvas"), { width, height });
 }
 
-/** `Preprocess.fit`: {width, height, rows} to Uint8Array (C, H, W). */
+/** `Preprocess.fit`: {width, height, read(left, top, width, height)}, which gives RGBA, to Uint8Array (C, H, W). */
 export function fit(source, framing) {
   const { image_size: [H, W], channels: C, interpolation, resize_to, border } = framing;
   const { width, height } = source;
@@ -82,53 +82,94 @@ export function fit(source, framing) {
   return pixels;
 }
 
-/** Pillow's `resize` of a box, in whole numbers as there: across first, then down; Uint8Array (C, H, W). */
+/**
+ * Pillow's `resize` of a box, in whole numbers as there: Uint8Array (C, H, W). The bytes between the two axes are
+ * rounded, so their order matters; since version 13 the height comes first if it shrinks by far more.
+ */
 function resampled(source, box, [H, W], C, interpolation) {
   const across = weightsOf(source.width, box.left, box.left + box.width, W, interpolation);
   const down = weightsOf(source.height, box.top, box.top + box.height, H, interpolation);
-  const [top, last] = [down[0].first, down[H - 1]];
-  const bottom = last.first + last.weights.length;
-  const narrow = new Uint8Array(C * (bottom - top) * W); // the rows that matter, as wide as the result
-  const strip = Math.max(1, Math.floor(STRIP / source.width));
-  for (let start = top; start < bottom; start += strip) {
-    const number = Math.min(strip, bottom - start);
-    const data = coloured(source.rows(start, number), C);
-    for (let y = 0; y < number; y++) {
-      const row = y * source.width * 4;
-      for (let x = 0; x < W; x++) {
-        const { first, weights } = across[x];
-        for (let c = 0; c < C; c++) {
-          let sum = 0;
-          for (let i = 0; i < weights.length; i++) sum += weights[i] * data[row + 4 * (first + i) + c];
-          narrow[(c * (bottom - top) + start - top + y) * W + x] = eightBits(sum);
-        }
+  const [left, right] = extent(across);
+  const [top, bottom] = extent(down);
+  const [width, height] = [right - left, bottom - top]; // of the pixels that matter
+  if (source.height > H && source.height - H > 2 * (source.width - W)) {
+    const low = new Uint8Array(C * H * width);
+    const strip = Math.max(1, Math.floor(STRIP / height));
+    for (let x = 0; x < width; x += strip) {
+      const count = Math.min(strip, width - x);
+      const planes = planesOf(source.read(left + x, top, count, height), C);
+      const columns = alongColumns(planes, C, height, count, down, top); // (C, H, count)
+      for (let row = 0; row < C * H; row++) {
+        low.set(columns.subarray(row * count, (row + 1) * count), row * width + x);
       }
     }
+    return alongRows(low, C * H, width, across, left);
   }
-  const pixels = new Uint8Array(C * H * W);
-  for (let c = 0; c < C; c++) {
-    for (let y = 0; y < H; y++) {
-      const { first, weights } = down[y];
-      for (let x = 0; x < W; x++) {
-        let sum = 0;
-        for (let i = 0; i < weights.length; i++) {
-          sum += weights[i] * narrow[(c * (bottom - top) + first - top + i) * W + x];
-        }
-        pixels[(c * H + y) * W + x] = eightBits(sum);
-      }
-    }
+  const narrow = new Uint8Array(C * height * W);
+  const strip = Math.max(1, Math.floor(STRIP / width));
+  for (let y = 0; y < height; y += strip) {
+    const count = Math.min(strip, height - y);
+    const planes = planesOf(source.read(left, top + y, width, count), C);
+    const rows = alongRows(planes, C * count, width, across, left); // (C, count, W)
+    for (let c = 0; c < C; c++) narrow.set(rows.subarray(c * count * W, (c + 1) * count * W), (c * height + y) * W);
   }
-  return pixels;
+  return alongColumns(narrow, C, height, W, down, top);
 }
 
-/** RGBA with, for one channel, the luma in the first byte (ITU-R 601, in Pillow's whole numbers). */
-function coloured(data, C) {
-  if (C === 1) {
-    for (let at = 0; at < data.length; at += 4) {
-      data[at] = (data[at] * 19595 + data[at + 1] * 38470 + data[at + 2] * 7471 + 0x8000) >> 16;
+/** The first pixel that any weight is for, and the one after the last. */
+function extent(weights) {
+  const last = weights.at(-1);
+  return [weights[0].first, last.first + last.weights.length];
+}
+
+/** RGBA to planes (C, pixels); for one channel the luma (ITU-R 601, in Pillow's whole numbers). */
+function planesOf(data, C) {
+  const pixels = data.length / 4;
+  const planes = new Uint8Array(C * pixels);
+  for (let pixel = 0; pixel < pixels; pixel++) {
+    const at = 4 * pixel;
+    const red = data[at], green = data[at + 1], blue = data[at + 2];
+    if (C === 1) {
+      planes[pixel] = (red * 19595 + green * 38470 + blue * 7471 + 0x8000) >> 16;
+    } else {
+      planes[pixel] = red;
+      planes[pixels + pixel] = green;
+      planes[2 * pixels + pixel] = blue;
     }
   }
-  return data;
+  return planes;
+}
+
+/** Resize each row: (rows, width) -> (rows, places); `start` is the number of the first pixel in a row. */
+function alongRows(planes, rows, width, places, start) {
+  const found = new Uint8Array(rows * places.length);
+  for (let row = 0; row < rows; row++) {
+    for (let x = 0; x < places.length; x++) {
+      const { first, weights } = places[x];
+      const from = row * width + first - start;
+      let sum = 0;
+      for (let i = 0; i < weights.length; i++) sum += weights[i] * planes[from + i];
+      found[row * places.length + x] = eightBits(sum);
+    }
+  }
+  return found;
+}
+
+/** Resize each column: (C, height, width) -> (C, places, width). */
+function alongColumns(planes, C, height, width, places, start) {
+  const found = new Uint8Array(C * places.length * width);
+  for (let c = 0; c < C; c++) {
+    for (let y = 0; y < places.length; y++) {
+      const { first, weights } = places[y];
+      for (let x = 0; x < width; x++) {
+        const from = (c * height + first - start) * width + x;
+        let sum = 0;
+        for (let i = 0; i < weights.length; i++) sum += weights[i] * planes[from + i * width];
+        found[(c * places.length + y) * width + x] = eightBits(sum);
+      }
+    }
+  }
+  return found;
 }
 
 const sinc = (x) => (x === 0 ? 1 : Math.sin(Math.PI * x) / (Math.PI * x));

@@ -20,8 +20,7 @@ export class VisionTransformer {
   }
 
   /**
-   * A normalized image (C, H, W) to {tokens, features, logits}: the tokens (T, D) after the final norm, y (D) of
-   * equation 4 and its classes (K).
+   * A normalized image (C, H, W) to {tokens, logits}: z_L (T, D) after its norm, and the classes (K).
    *
    * @param attended called with each layer's number and its attention weights (H, T, T), and awaited.
    */
@@ -31,7 +30,7 @@ export class VisionTransformer {
     if (this.options.final_norm === "before") z = this.norm("norm", z);
     let y = await pooled(this, z);
     if (this.options.final_norm === "after") y = this.norm("pool_norm", y);
-    return { tokens: z, features: y, logits: await logitsOf(this, y) };
+    return { tokens: z, logits: await logitsOf(this, y) };
   }
 
   /** z_0 = [x_class; x_p E] + E_pos, equation 1: (C, H, W) -> (T, D). */

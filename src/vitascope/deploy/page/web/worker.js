@@ -49,8 +49,8 @@ class Thread {
     this.pieces.add(base64);
   }
 
-  async build({ options, about }) {
-    this.kernel = await bestKernel();
+  async build({ options, about, kernel }) {
+    this.kernel = await bestKernel(kernel, options.largest_product);
     const weights = new Weights(this.pieces.bytes.buffer, this.kernel);
     this.pieces = null;
     this.answers = new Answers(new VisionTransformer(options, weights, this.kernel), about);

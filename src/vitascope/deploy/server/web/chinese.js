@@ -91,7 +91,7 @@ const TEXTS = {
   "the class token, or what the head reads": "class token，或分类头读取的 token",
   "or": "或",
   "follow the pointer again": "重新跟随指针",
-  "attention, rollout, similarity, principal components, Grad-CAM": "注意力、rollout、相似度、主成分、Grad-CAM",
+  "attention, rollout, similarity, principal components, class map": "注意力、rollout、相似度、主成分、类别热力图",
   "open a picture, save a PNG": "打开图片、保存 PNG",
   "this help": "显示本帮助",
   "Layers, heads, rows and columns count from 0, as everywhere in vitascope. Attention is where information comes from; a class map shows the evidence for a class. They answer different questions.":
