@@ -148,6 +148,14 @@ def chinese(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LC_ALL", "zh_CN.UTF-8")
 
 
+@pytest.mark.parametrize(("encoding", "expected"), [("gbk", "zh"), ("ascii", "en"), ("latin-1", "en")])
+def test_language_is_english_where_chinese_cannot_be_printed(
+    encoding: str, expected: str, chinese, monkeypatch
+) -> None:
+    monkeypatch.setattr("sys.stdout", io.TextIOWrapper(io.BytesIO(), encoding=encoding))
+    assert language() == expected
+
+
 def test_values_are_filled_in(chinese) -> None:
     assert say("{low:.0%} to {high:.0%}", low=0.1, high=0.25) == "10%–25%"
     assert say("a name of a class {x}") == "a name of a class {x}"

@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 import os
+import sys
 from typing import Literal
 
 
 def language() -> Literal["en", "zh"]:
-    """The language that the locale asks for: the first of LC_ALL, LC_MESSAGES and LANG that is set."""
+    """The language that the locale asks for: the first of LC_ALL, LC_MESSAGES and LANG that is set.
+
+    English where standard output cannot print Chinese, such as in ASCII.
+    """
     locale = next(filter(None, map(os.environ.get, ("LC_ALL", "LC_MESSAGES", "LANG"))), "")
-    return "zh" if locale.startswith("zh") else "en"
+    return "zh" if locale.startswith("zh") and _is_printable("中文") else "en"
+
+
+def _is_printable(text: str) -> bool:
+    try:
+        text.encode(getattr(sys.stdout, "encoding", None) or "utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def say(text: str, /, **values: object) -> str:
