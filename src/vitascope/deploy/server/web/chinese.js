@@ -16,7 +16,7 @@ const TEXTS = {
   "Similarity": "相似度",
   "PCA": "主成分",
   "Attention of one layer: the share that each patch has in what the query reads.":
-    "一层的注意力：每个图像块在查询所读取的信息中占的份额。",
+    "一层的注意力：每个图像块在查询所读取的信息中占的比例。",
   "The attention of all layers multiplied: how much of each patch arrives at the query.":
     "各层注意力相乘：每个图像块有多少信息到达查询。",
   "The cosine of the patch’s features with those of every patch, after the last layer.":
