@@ -5,7 +5,9 @@
 On a GPU each of them is at least one kernel launch, of a few microseconds, however small its tensors are.
 They are counted on the CPU by PyTorch's dispatcher: views launch nothing and are left out, and so are random
 numbers drawn by NumPy. The steps are those of `vitascope train` in fp32, without compilation, on pictures of
-random pixels: the recipe `small-data` with a strong augmentation, and two ViTs with AdamW. It takes a minute.
+random pixels: the recipe `small-data` with a strong augmentation, and two ViTs with AdamW. Batches have 128
+small images, so that each operation of RandAugment has one, as in most steps of a run, or 8 large ones. It
+takes a minute.
 """
 
 from __future__ import annotations
@@ -44,10 +46,17 @@ STRONG: dict[str, Any] = {
     "precision": "fp32",
 }
 STEPS: dict[str, dict[str, Any]] = {
-    "small-data": {"recipe": "small-data", "progressive": 0.0, **STRONG},
-    "small-data, small images": {"recipe": "small-data", "progressive": 0.5, **STRONG},
-    "ViT-Ti/4": {"recipe": "deit", "model": "vit_ti16", "patch_size": 4, "image_size": 32, **STRONG},
-    "ViT-B/16": {"recipe": "deit", "model": "vit_b16", "image_size": 224, **STRONG},
+    "small-data": {"recipe": "small-data", "progressive": 0.0, "batch_size": 128, **STRONG},
+    "small-data, small images": {"recipe": "small-data", "progressive": 0.5, "batch_size": 128, **STRONG},
+    "ViT-Ti/4": {
+        "recipe": "deit",
+        "model": "vit_ti16",
+        "patch_size": 4,
+        "image_size": 32,
+        "batch_size": 128,
+        **STRONG,
+    },
+    "ViT-B/16": {"recipe": "deit", "model": "vit_b16", "image_size": 224, "batch_size": 8, **STRONG},
 }
 FREE = re.compile("empty|detach|_unsafe_view|record_function|ndtri")
 """Operations that launch nothing, beside views: the quantiles of drawn numbers are computed on the host."""
@@ -83,7 +92,7 @@ class Launches(TorchDispatchMode):
         return call
 
 
-def random_folder(root: Path, side: int, count: int = 16) -> Path:
+def random_folder(root: Path, side: int, count: int) -> Path:
     """A folder of two classes with square pictures of random pixels, for training and testing."""
     generator = np.random.default_rng(0)
     for split in ("train", "test"):
@@ -99,12 +108,12 @@ def trainer_of(options: dict[str, Any]) -> Iterator[Trainer]:
     """The trainer of a run on random pictures."""
     options = dict(options)
     with tempfile.TemporaryDirectory() as folder:
-        data = random_folder(Path(folder) / "data", options.get("image_size") or 32)
+        side, batch_size = options.get("image_size") or 32, options["batch_size"]
+        data = random_folder(Path(folder) / "data", side, count=3 * batch_size)
         config = vs.TrainConfig.from_recipe(
             options.pop("recipe"),
             data=str(data),
             run=str(Path(folder) / "run"),
-            batch_size=8,
             epochs=2,
             **options,
         )

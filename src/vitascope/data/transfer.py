@@ -26,7 +26,7 @@ def to_device(values: npt.NDArray[Any] | Tensor, device: torch.device, *, reused
 
     On a CPU they share the memory of `values`, unless these are `reused` for others afterwards.
     """
-    host = torch.as_tensor(values)
+    host = values if isinstance(values, Tensor) else torch.from_numpy(values)
     if host.device.type != "cpu" or not is_asynchronous(device):
         return host.to(device, copy=reused)
     return torch.empty_like(host, pin_memory=True).copy_(host).to(device, non_blocking=True)

@@ -344,14 +344,14 @@ class Trainer:
         schedule = self.schedule
         self.rate, self.small = schedule.rate(self.step), schedule.is_small(self.step)
         parts = self._parts(batch)
-        total = torch.zeros((), device=self.device)
+        losses = []
         for number, (part, weight) in enumerate(parts):
             with distributed.reducing(self.parallel, number == len(parts) - 1):
-                total += self._backward(part, weight, epoch)
+                losses.append(self._backward(part, weight, epoch))
         if parts:  # otherwise no image of the batch could be read
             self._update()
         self.step += 1
-        return total
+        return sum(losses[1:], start=losses[0]) if losses else torch.zeros((), device=self.device)
 
     def _parts(self, batch: Batch) -> list[tuple[Batch, float]]:
         """Parts for gradient accumulation, as many in each process, with their shares of the global batch."""
