@@ -8,11 +8,16 @@ numbers drawn by NumPy. The steps are those of `vitascope train` in fp32, withou
 random pixels: the recipe `small-data` with a strong augmentation, and two ViTs with AdamW. Batches have 128
 small images, so that each operation of RandAugment has one, as in most steps of a run, or 8 large ones. It
 takes a minute.
+
+A second table has the conversions of tokens in a step of ViT-Ti/16 in bf16: with norms in float32, as in
+CUDA's autocast, for which a wrapper stands here, and with ours. A third one has the distance of the gradient
+from that in fp32, in units of its norm, with tokens in bf16 and in fp32.
 """
 
 from __future__ import annotations
 
 import argparse
+import copy
 import re
 import tempfile
 from collections import Counter
@@ -24,13 +29,19 @@ from unittest import mock
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from PIL import Image
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import vitascope as vs
 from conditions import Conditions
 from reports import markdown_table, publish
 from vitascope.data.datasets import open_data
+from vitascope.model import norms
+from vitascope.model.vit import VisionTransformer
+from vitascope.options.recipes import BUILT_IN
 from vitascope.run.run import Run
 from vitascope.training import loop, optim
 from vitascope.training.loop import Trainer
@@ -145,6 +156,87 @@ def count(options: dict[str, Any]) -> Launches:
         return launches
 
 
+class Conversions(TorchDispatchMode):
+    """Counts the changes of the dtype of tokens, (B, T, D)."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.count = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = function(*args, **(kwargs or {}))
+        if function.__name__.startswith("_to_copy") and args[0].ndim == 3:
+            self.count += args[0].dtype != result.dtype
+        return result
+
+
+class CudaNorms(TorchFunctionMode):
+    """Computes norms in float32 under autocast, as CUDA's does."""
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if torch.is_autocast_enabled("cpu") and getattr(function, "__name__", "") == "layer_norm":
+            with torch.autocast("cpu", enabled=False):
+                wide = [x.float() if isinstance(x, Tensor) else x for x in args]
+                return function(*wide, **kwargs)
+        return function(*args, **kwargs)
+
+
+def conversions(*, plain: bool, **options: Any) -> int:
+    """Those of a training step of ViT-Ti/16, with plain norms or ours."""
+    model = vs.create_model("vit_ti16", num_classes=10, **options).train()
+    autocast = torch.autocast  # of the CPU in the place of CUDA's
+
+    def ours(tokens: Tensor) -> bool:
+        return not plain and torch.is_autocast_enabled("cpu")
+
+    with mock.patch.object(norms, "widened", ours), Conversions() as found:
+        replaced = mock.patch.object(torch, "autocast", lambda _, **how: autocast("cpu", **how))
+        with CudaNorms(), replaced, autocast("cpu", torch.bfloat16):
+            total = model(torch.randn(8, 3, 224, 224)).float().sum()
+        total.backward()
+    return found.count
+
+
+def distance(model: VisionTransformer, stream: torch.dtype) -> float:
+    """The distance of the gradient under bf16 autocast from that in fp32, in units of its norm."""
+    images, labels = torch.randn(32, 3, *model.config.image_hw), torch.arange(32) % 10
+    found: list[Tensor] = []
+    for dtype in (torch.float32, stream):
+        trained = copy.deepcopy(model).train()
+        trained.encoder.register_forward_pre_hook(
+            lambda _, given, dtype=dtype: (given[0].to(dtype), *given[1:])
+        )
+        with torch.autocast("cpu", torch.bfloat16, enabled=len(found) == 1):
+            logits = trained(images)
+        F.cross_entropy(logits.float(), labels).backward()
+        found.append(torch.cat([p.grad.flatten() for p in trained.parameters() if p.grad is not None]))
+    exact, rounded = found
+    return float((rounded - exact).norm() / exact.norm())
+
+
+def tables_of_bf16() -> str:
+    """The conversions, and the rounding of both streams."""
+    counted = [
+        (name, *(f"{conversions(plain=plain, **options)}" for plain in (True, False)))
+        for name, options in {"ViT-Ti/16": {}, "ViT-Ti/16, LayerScale": {"layer_scale": 0.1}}.items()
+    ]
+    torch.manual_seed(0)
+    small, trained = vs.create_model("vit_s16", num_classes=10, image_size=96), vs.from_pretrained(BUILT_IN)
+    assert isinstance(small, VisionTransformer)
+    assert isinstance(trained, VisionTransformer)
+    nn.init.normal_(small.get_parameter("head.weight"), std=0.02)
+    rows = [
+        (name, *(f"{distance(model, stream):.1%}" for stream in (torch.bfloat16, torch.float32)))
+        for name, model in {"ViT-S/16": small, BUILT_IN: trained}.items()
+    ]
+    return (
+        markdown_table(("conversions of tokens", "norms in float32", "ours"), counted)
+        + "\n\n"
+        + markdown_table(("distance of the gradient", "bf16 stream", "fp32 stream"), rows)
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="Count the launches of a training step, by part.")
     parser.add_argument("--out", action="store_true", help="also write benchmarks/results/<date>-launches.md")
@@ -158,7 +250,8 @@ def main() -> None:
         listed += [f"{name}, {part}: {dict(found.most_common())}" for part, found in launches.names.items()]
     conditions = Conditions.now()
     table = markdown_table(("step", *PARTS, "all but forward and backward"), rows)
-    publish("launches", f"{conditions.heading('Launches of a training step')}\n\n{table}", arguments)
+    heading = conditions.heading("Launches of a training step")
+    publish("launches", f"{heading}\n\n{table}\n\n{tables_of_bf16()}", arguments)
     if arguments.names:
         print("\n".join(listed))
 

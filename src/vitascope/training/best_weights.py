@@ -24,7 +24,8 @@ class BestWeights:
 
     def __init__(self, save: Callable[[Mapping[str, Tensor]], None]) -> None:
         self._save = save
-        self._waiting: dict[str, Tensor] | None = None
+        self._copies: dict[str, Tensor] = {}  # whose memory is used again
+        self._waiting = False
         self.due_at = 0.0
         """When the next weights are written at once, by `time.monotonic`."""
 
@@ -32,14 +33,19 @@ class BestWeights:
         """Write these weights in place of those before, or copy them to the CPU's memory to be written."""
         if time.monotonic() >= self.due_at:
             self._write(state)
-        else:
-            self._waiting = {name: value.detach().to("cpu", copy=True) for name, value in state.items()}
+            return
+        for name, value in state.items():
+            if name in self._copies:
+                self._copies[name].copy_(value)
+            else:
+                self._copies[name] = value.detach().to("cpu", copy=True)
+        self._waiting = True
 
     def write(self) -> None:
         """Write the weights that are still in memory, if there are any."""
-        if self._waiting is not None:
-            self._write(self._waiting)
+        if self._waiting:
+            self._write(self._copies)
 
     def _write(self, state: Mapping[str, Tensor]) -> None:
         self._save(state)
-        self._waiting, self.due_at = None, time.monotonic() + WRITE_SECONDS
+        self._waiting, self.due_at = False, time.monotonic() + WRITE_SECONDS
