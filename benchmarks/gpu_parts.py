@@ -116,13 +116,15 @@ class Sizes:
     """Side of the images, as of those that the built-in model was trained on."""
     explained: int = 8
     """Pictures with heatmaps."""
+    imputed: int = 224
+    """Side of the picture without some of its pixels."""
     steps: int = 10
     backend: str = "inductor"
     """Of torch.compile."""
 
 
 FULL = Sizes()
-DRY = Sizes(matmul=64, copy=2**12, repeats=2, batch=6, explained=1, steps=2, backend="eager")
+DRY = Sizes(matmul=64, copy=2**12, repeats=2, batch=6, explained=1, imputed=28, steps=2, backend="eager")
 
 Row = dict[str, Any]
 Checks = Iterator[tuple[str, Callable[[], Row]]]
@@ -270,7 +272,7 @@ def agreement(device: torch.device, sizes: Sizes) -> Checks:
         return equal_enough({"largest difference": difference}, "largest difference", 1e-2)
 
     def imputation() -> Row:
-        side = 7 * sizes.image
+        side = sizes.imputed
         picture = torch.from_numpy(noise(1, side)[0]).permute(2, 0, 1) / 127.5 - 1
         shares = torch.linspace(0.1, 0.9, 5)[:, None, None]
         cells = torch.rand(5, side // 7, side // 7, generator=torch.Generator().manual_seed(0)) < shares

@@ -42,7 +42,7 @@ def test_the_next_batch_is_copied_while_one_is_computed(gpu: PretendedGPU) -> No
         *("read 0", copied),
         *("read 1", copied, "main waits for side1 1", "memory is used in main", "step 0"),
         *("read 2", copied, "main waits for side1 2", "memory is used in main", "step 1"),
-        *("main waits for side1 3", "memory is used in main", "step 2"),
+        *("main waits for side1 3", "memory is used in main", "step 2", "main waits for side1"),
     ]
 
 

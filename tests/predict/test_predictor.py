@@ -480,5 +480,6 @@ def test_a_gpu_computes_a_batch_while_the_next_is_read_and_the_last_is_fetched()
         "side1 waits for main",
         *(*batch, *batch, "main waits for side1 1", *computed),
         *(*batch, "main waits for side1 2", *computed, "process waits for main 1"),
-        *("main waits for side1 3", *computed, "process waits for main 2", "process waits for main 3"),
+        *("main waits for side1 3", *computed, "process waits for main 2", "main waits for side1"),
+        "process waits for main 3",
     ]

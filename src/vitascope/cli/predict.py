@@ -73,16 +73,14 @@ class Predict:
         """Predict, and print or write."""
         self._check()
         from vitascope.model.hardware import reuse_freed_memory
-        from vitascope.predict.predictor import Predictor, check_batch_size, check_workers, find_images
+        from vitascope.predict.predictor import check_workers, find_images
         from vitascope.predict.result_file import ResultFile, check_out
-        from vitascope.predict.runtimes import as_engine
         from vitascope.predict.selection import ClassSelection
         from vitascope.remote.outputs import Output
         from vitascope.remote.stores import is_url
 
         selection = ClassSelection(self.top_k, self.threshold)
         check_workers(self.workers)
-        check_batch_size(self.batch_size)
         for place in self.images:  # before the model is loaded
             if not is_url(place) and not os.path.exists(place):
                 raise UserError(f"{place}: no such file")
@@ -96,8 +94,7 @@ class Predict:
             with output.named():
                 check_out(output.path, resume=self.resume)
         reuse_freed_memory()
-        engine = as_engine(self._model(), precision=self.precision, device=self.device)
-        predictor = Predictor(engine, batch_size=engine.batch_size(self.batch_size, BATCH_SIZE))
+        predictor = self._predictor()
         if output is not None:
             with (
                 output.named(),
@@ -129,6 +126,17 @@ class Predict:
         self.cluster.check()
         if self.cluster.engine == "ray" and self.out is None:
             raise UserError("--engine ray writes a file: --out FILE")
+        from vitascope.predict.predictor import check_batch_size
+
+        check_batch_size(self.batch_size)
+
+    def _predictor(self) -> Predictor:
+        """The predictor of the MODEL."""
+        from vitascope.predict.predictor import Predictor
+        from vitascope.predict.runtimes import as_engine
+
+        engine = as_engine(self._model(), precision=self.precision, device=self.device)
+        return Predictor(engine, batch_size=engine.batch_size(self.batch_size, BATCH_SIZE))
 
     def _model(self) -> str | VisionTransformer:
         """The MODEL, or its classifier of the classes that are named."""

@@ -156,18 +156,17 @@ class Loader:
         self, batches: Sequence[npt.NDArray[np.int64]], epoch: int
     ) -> Iterator[tuple[npt.NDArray[np.int64], Pixels | None, npt.NDArray[np.int64]]]:
         """The readable images of each batch, and the pixels and indices of those that are not kept yet."""
+        if self._kept is None:
+            yield from ((read, pixels, read) for pixels, read in self._streamed(batches, epoch))
+            return
         N = len(self.images)
-        nothing = np.arange(0)
         if not any(self._unread[batch % N].any() for batch in batches):
-            yield from ((batch[~self._broken[batch % N]], None, nothing) for batch in batches)
+            yield from ((batch[~self._broken[batch % N]], None, batch[:0]) for batch in batches)
             return
         unread = (batch[self._unread[batch % N]] for batch in batches)
         for batch, (pixels, read) in zip(batches, self._streamed(unread, epoch), strict=True):
-            if self._kept is None:
-                yield read, pixels, read
-            else:
-                self._unread[read % N] = False
-                yield batch[~self._broken[batch % N]], pixels, read
+            self._unread[read % N] = False
+            yield batch[~self._broken[batch % N]], pixels, read
 
     def _moved(
         self, part: tuple[npt.NDArray[np.int64], Pixels | None, npt.NDArray[np.int64]]

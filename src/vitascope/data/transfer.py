@@ -47,14 +47,17 @@ def copied_ahead(
     side = _copying(device)
     side.wait_stream(torch.cuda.current_stream(device))  # for tensors on the device that `send` reads
     before: tuple[S, tuple[Tensor, ...], torch.cuda.Event] | None = None
-    for item in items:
-        with torch.cuda.stream(side):
-            now = item, send(item), side.record_event()
+    try:
+        for item in items:
+            with torch.cuda.stream(side):
+                now = item, send(item), side.record_event()
+            if before is not None:
+                yield _received(*before, device)
+            before = now
         if before is not None:
             yield _received(*before, device)
-        before = now
-    if before is not None:
-        yield _received(*before, device)
+    finally:  # a caller that ends early may free what `send` reads and writes on the device
+        torch.cuda.current_stream(device).wait_stream(side)
 
 
 @functools.cache
