@@ -19,11 +19,10 @@ from vitascope.cli import main
 from vitascope.data.split_record import SplitRecord
 from vitascope.data.targets import ClassIndices
 from vitascope.errors import UserError
-from vitascope.report import classification, internals, overview, write
+from vitascope.report import classification, figures, internals, overview, write
 from vitascope.report.write import write_report
 from vitascope.run.run import Run
 from vitascope.training import train
-from vitascope.training.tasks import classify
 from vitascope.weights.saving import save_pretrained
 
 STRANGE = '<b>&"$x$'
@@ -407,7 +406,7 @@ def test_many_classes_show_the_worst_pairs_instead_of_a_matrix(made, run, quick)
 
 def test_large_pictures_stay_small(tmp_path, quick, monkeypatch) -> None:
     """Noise compresses worst."""
-    monkeypatch.setattr(classify, "draw_figures", lambda *_: {})
+    monkeypatch.setattr(figures, "draw_figures", lambda *_: {})
     data = tmp_path / "noise"
     draw = np.random.default_rng(0)
     for name in ("a", "b"):

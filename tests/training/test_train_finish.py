@@ -15,12 +15,12 @@ from vitascope.data.datasets import open_data
 from vitascope.errors import UserError
 from vitascope.evaluation.evaluate import evaluate
 from vitascope.model.vision_model import build
-from vitascope.report import classification, internals, overview
+from vitascope.report import classification, figures, internals, overview, write
 from vitascope.run.run import Run
 from vitascope.training import train
 from vitascope.training.checkpoint.folders import load_checkpoint
 from vitascope.training.loop import Trainer
-from vitascope.training.tasks import classify, masked
+from vitascope.training.tasks import masked
 from vitascope.training.tasks.classify import Classify
 from vitascope.weights.loading import from_pretrained
 from vitascope.weights.preprocess import default_preprocess
@@ -34,9 +34,9 @@ def data(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def no_pictures(monkeypatch) -> None:
-    monkeypatch.setattr(classify, "draw_figures", lambda *_: {})
+    monkeypatch.setattr(figures, "draw_figures", lambda *_: {})
     monkeypatch.setattr(masked, "draw_masked", lambda *_: {})
-    monkeypatch.setattr(train, "write_report", lambda run, **_: run.report)
+    monkeypatch.setattr(write, "write_report", lambda run, **_: run.report)
 
 
 @pytest.fixture
@@ -120,7 +120,7 @@ def test_report_is_written_last_from_the_open_data(
         seen.append((run.finished, splits.measured.name, device))
         return run.report
 
-    monkeypatch.setattr(train, "write_report", watched)
+    monkeypatch.setattr(write, "write_report", watched)
     run = tmp_path / "run"
     result = (train.pretrain if task == "masked" else train.train)(
         tiny_config(data, run=str(run), epochs=1, task=task)
@@ -130,7 +130,7 @@ def test_report_is_written_last_from_the_open_data(
 
 
 def test_failed_report_leaves_a_finished_run(data, tmp_path, no_pictures, monkeypatch) -> None:
-    monkeypatch.setattr(train, "write_report", stop)
+    monkeypatch.setattr(write, "write_report", stop)
     with pytest.raises(KeyboardInterrupt):
         train.train(tiny_config(data, run=str(tmp_path / "run"), epochs=1))
     assert from_pretrained(tmp_path / "run").config.num_classes == 2
@@ -179,8 +179,8 @@ def printed_before(monkeypatch, capsys) -> dict[str, str]:
         seen[name] = capsys.readouterr().out
         return made
 
-    monkeypatch.setattr(classify, "draw_figures", lambda *_: begin("figures", {}))
-    monkeypatch.setattr(train, "write_report", lambda run, **_: begin("report", run.report))
+    monkeypatch.setattr(figures, "draw_figures", lambda *_: begin("figures", {}))
+    monkeypatch.setattr(write, "write_report", lambda run, **_: begin("report", run.report))
     return seen
 
 
@@ -233,7 +233,7 @@ def test_counts_of_one_are_singular(data, tmp_path, no_pictures, capsys) -> None
 # Signals and full disks at the end of a run
 
 
-OWNERS = {"test": Classify, "draw_figures": classify, "draw_masked": masked, "write_report": train}
+OWNERS = {"test": Classify, "draw_figures": figures, "draw_masked": masked, "write_report": write}
 
 
 @pytest.mark.parametrize(
@@ -276,8 +276,8 @@ def test_signal_while_finishing_prints_how_to_resume(
     ("owner", "place", "what", "way_on"),
     [
         (Run, "save_predictions", "the finished model", "vitascope train --resume {run}"),
-        (classify, "draw_figures", "the figures", "vitascope report {run}"),
-        (train, "write_report", "the report", "vitascope report {run}"),
+        (figures, "draw_figures", "the figures", "vitascope report {run}"),
+        (write, "write_report", "the report", "vitascope report {run}"),
     ],
 )
 def test_full_disk_while_finishing_names_the_file_and_how_to_resume(

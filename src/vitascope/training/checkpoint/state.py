@@ -45,7 +45,8 @@ def optimizer_state(module: nn.Module, optimizer: torch.optim.Optimizer) -> dict
     return {
         "state": {names[parameter]: state for parameter, state in optimizer.state.items()},
         "param_groups": [
-            group | {"params": [names[parameter] for parameter in group["params"]]}
+            {name: value for name, value in group.items() if name != "params"}
+            | {"params": [names[parameter] for parameter in group["params"]]}
             for group in optimizer.param_groups
         ],
     }
