@@ -21,6 +21,8 @@ export class Answer {
     this.parts = new Map(); // "layer" or "layer/head" -> {levels, scales}
     this.maps = new Map(); // "method class" -> Float32Array of the patches
     this.coming = null; // the part that is being fetched: {name, controller, done}
+    this.share = null; // of it that is computed, where that is known
+    this.progressed = () => {}; // called with each change of the share
     const size = this.cells;
     about.explained?.classes.forEach((target, place) => {
       const map = tensors.heatmaps.data.subarray(place * size, (place + 1) * size);
@@ -147,6 +149,7 @@ export class Answer {
 
   begin(name, part) {
     const controller = new AbortController();
+    this.share = null;
     const done = this.fetch(part, controller.signal).finally(() => {
       if (this.coming?.controller === controller) this.coming = null;
     });
@@ -155,7 +158,10 @@ export class Answer {
 
   async fetch(part, signal) {
     if ("method" in part) {
-      const { tensors } = await fetchHeatmap(this.picture, part, signal);
+      const { tensors } = await fetchHeatmap(this.picture, part, signal, (share) => {
+        this.share = share;
+        this.progressed();
+      });
       this.maps.set(`${part.method} ${part.target}`, tensors.heatmaps.data);
       return;
     }

@@ -74,6 +74,7 @@ export class Panel {
       const request = () => fetchAttention(kept, {}, coming.signal);
       const reply = await whenReady(request, (reason) => this.setBusy(true, reason), coming.signal);
       const answer = new Answer(reply, kept);
+      answer.progressed = redraw;
       const seen = asCanvas(answer.pixels);
       const photo = (await photograph(kept, answer.pixels, answer.about.framing)) ?? onlySeen(seen);
       if (coming.signal.aborted) return;
@@ -204,7 +205,9 @@ export class Panel {
     const part = this.answer.grid && !this.failed && this.answer.missing(view, targetOf(this.answer));
     this.find(".wait").hidden = !part;
     if (!part) return;
-    const text = "method" in part ? `Computing ${this.answer.about.methods[part.method]} …` : `Fetching layer ${part.layer} …`;
+    const what = "method" in part ? `Computing ${this.answer.about.methods[part.method]}` : `Fetching layer ${part.layer}`;
+    const { share } = this.answer;
+    const text = share === null ? `${what} …` : `${what}, ${Math.round(100 * share)}% …`;
     if (this.find(".wait").lastChild.textContent !== text) this.find(".wait").lastChild.textContent = text;
   }
 
