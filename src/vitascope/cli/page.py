@@ -13,7 +13,9 @@ from vitascope.cli.parsing import Flag, MaybePath, MaybeText, Model
 class Page:
     """Write a model as one HTML file that computes in the browser.
 
-    The file needs no server and no network: drop a picture, see the class and where the model looks.
+    Drop a picture into it: it shows the class and where the model looks.
+
+    It needs no server and no network.
 
     A headless Chromium, Chrome or Edge proves that it computes what torch computes.
     """

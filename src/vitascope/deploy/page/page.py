@@ -284,10 +284,14 @@ def page_data(engine: TorchEngine, weights: Rounding, size: int) -> dict[str, An
 
 
 def class_maps(config: ViTConfig) -> dict[str, str]:
-    """The titles of the methods that a page has: occlusion needs no gradients, and that of a linear head on
-    the mean of the patches is its weights."""
-    is_mean = config.readout.pool in ("mean", "cls_mean") and config.readout.head == "linear"
-    names = ["grad-cam"] * (is_mean and config.final_norm != "after") + ["occlusion"]
+    """The titles of the methods that a page has: occlusion, which needs no gradients, and Grad-CAM where
+    `web/gradcam.js` knows the gradient."""
+    readout = config.readout
+    of_mean = (
+        readout.pool in ("mean", "cls_mean") and readout.head == "linear" and config.final_norm != "after"
+    )
+    of_class_token = readout.pool == "cls" and not config.norms.qk_norm
+    names = ["grad-cam"] * (of_mean or of_class_token) + ["occlusion"]
     return {name: METHODS[name].title for name in names}
 
 

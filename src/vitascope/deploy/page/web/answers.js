@@ -1,6 +1,7 @@
 // A picture's prediction and attention, as attention_pack.py has them: the same tensors by the same names, so that
 // the explorer draws both. Here they stay in memory.
 
+import { gradCam } from "./gradcam.js";
 import { transposed } from "./numbers.js";
 import { pixelsOf } from "./pixels.js";
 
@@ -79,7 +80,7 @@ export class Answers {
   /** The map of a class, largest value 1, by one of the methods in `about`: {tensors}. */
   async heatmap(picture, { method, target }, step) {
     const image = this.normalized(await this.seen(picture));
-    const heat = await this[method === "occlusion" ? "occlusion" : "gradCam"](image, target, step);
+    const heat = await (method === "occlusion" ? this.occlusion(image, target, step) : gradCam(this.vit, image, target, step));
     const most = heat.reduce((a, b) => Math.max(a, b), 0);
     const data = heat.map((value) => (most ? Math.max(0, value) / most : 0));
     return { tensors: { heatmaps: { shape: [1, ...this.vit.options.grid], data } } };
@@ -102,23 +103,6 @@ export class Answers {
       await step((cell + 1) / heat.length);
     }
     return heat;
-  }
-
-  /**
-   * Grad-CAM (Selvaraju et al. 2017) of a linear head on the mean of the patches, whose gradient is the class's
-   * weights over N: each patch's part of the logit, (N).
-   */
-  async gradCam(image, target) {
-    const { options, kernel, patches: N, weights } = this.vit;
-    const { embed_dim: D, prefix } = options;
-    const { tokens } = await this.vit.forward(image);
-    const head = weights.matrix("head.weight"); // (K, D), or (K, 2 D) with the class token's part first
-    const rows = new Float32Array(N * head.inner);
-    for (let n = 0; n < N; n++) {
-      rows.set(tokens.subarray((prefix + n) * D, (prefix + n + 1) * D), (n + 1) * head.inner - D);
-    }
-    const parts = await kernel.product(rows, N, head); // (N, K)
-    return Float32Array.from({ length: N }, (_, n) => parts[n * head.outs + target]);
   }
 
   /** The model's pixels of a picture's file, uint8 (C, h, w): those that patches tile. */

@@ -110,9 +110,9 @@ export async function fetchAttention(picture, part = {}, signal) {
   return isWhole ? { ...found, about: model.about } : found;
 }
 
-/** The map of a class: `part` is {method, target}. */
-export async function fetchHeatmap(picture, part, signal) {
-  return ask({ do: "heatmap", picture, part }, signal);
+/** The map of a class: `part` is {method, target}; `report` gets the share that is done. */
+export async function fetchHeatmap(picture, part, signal, source, report) {
+  return ask({ do: "heatmap", picture, part }, signal, report);
 }
 
 /** The model: its name, architecture and digest. */

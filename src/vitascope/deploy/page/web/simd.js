@@ -25,7 +25,7 @@ export function simdKernel() {
 
 class SimdKernel {
   constructor(fused) {
-    this.name = `WebAssembly SIMD${fused ? " with fused multiply-add" : ""}`;
+    this.name = "WebAssembly SIMD";
     this.memory = new WebAssembly.Memory({ initial: 1, maximum: MOST_PAGES });
     const compiled = new WebAssembly.Module(assembled(fused));
     this.multiply = new WebAssembly.Instance(compiled, { page: { memory: this.memory } }).exports.multiply;

@@ -27,6 +27,11 @@ export class VisionTransformer {
   async forward(image, attended = async () => {}) {
     let z = await this.embedded(image);
     for (let l = 0; l < this.options.depth; l++) z = await this.block(l, z, attended);
+    return this.read(z);
+  }
+
+  /** Equation 4: z_L (T, D), or the tokens alone that the class token's pooling reads, to {tokens, logits}. */
+  async read(z) {
     if (this.options.final_norm === "before") z = this.norm("norm", z);
     let y = await pooled(this, z);
     if (this.options.final_norm === "after") y = this.norm("pool_norm", y);
@@ -48,44 +53,56 @@ export class VisionTransformer {
 
   /** z_l of z_(l-1), equations 2 and 3: (T, D) -> (T, D). */
   async block(l, z, attended) {
-    const name = `encoder.blocks.${l}`;
-    const msa = async (x) => this.scaled(`${name}.scale1`, await this.attention(l, x, attended));
-    const mlp = async (x) => this.scaled(`${name}.scale2`, await this.mlp(`${name}.mlp`, x));
-    const [norm1, norm2] = [1, 2].map((n) => (x) => this.norm(`${name}.norm${n}`, x));
-    if (this.options.norm === "post") {
-      z = norm1(add(await msa(z), z));
-      return norm2(add(await mlp(z), z));
-    }
-    if (this.options.norm === "branch") {
-      const branch = (norm, number, x) => this.scaled(`${name}.scale${number}`, norm(x));
-      z = add(branch(norm1, 1, await this.attention(l, z, attended)), z);
-      return add(branch(norm2, 2, await this.mlp(`${name}.mlp`, z)), z);
-    }
-    z = add(await msa(norm1(z)), z); // equation 2
-    return add(await mlp(norm2(z)), z); // equation 3
+    return this.afterMixing(l, z, await this.mixed(l, await this.qkv(l, z), attended));
   }
 
-  /** MSA(z) = [SA_1(z); ...; SA_H(z)] U_msa, equations 5 to 8: (T, D) -> (T, D). */
-  async attention(l, z, attended) {
-    const name = `encoder.blocks.${l}.attention`;
+  /** [q, k, v] = LN(z) U_qkv, equation 5: (T, D) -> (T, 3 H hd). */
+  qkv(l, z) {
+    const isNormalized = this.options.norm === "pre";
+    return this.linear(`encoder.blocks.${l}.attention.qkv`, isNormalized ? this.norm(`encoder.blocks.${l}.norm1`, z) : z);
+  }
+
+  /** [SA_1(z); ...; SA_H(z)], equations 6 and 7: (T, 3 H hd) -> (T, H hd). */
+  async mixed(l, qkv, attended) {
     const { num_heads: H, head_dim: hd } = this.options;
     const T = this.length;
-    const qkv = await this.linear(`${name}.qkv`, z); // [q, k, v] = z U_qkv, equation 5: (T, 3 H hd)
     const all = new Float32Array(H * T * T);
-    const heads = [];
+    const mixed = new Float32Array(T * H * hd);
     for (let h = 0; h < H; h++) {
-      const [q, k, v] = [0, 1, 2].map((part) => cut(qkv, 3 * H * hd, (part * H + h) * hd, hd)); // (T, hd) each
+      const [q, k, v] = this.ofHead(qkv, h); // (T, hd) each
       const A = await this.weightsOf(l, h, this.placed(l, h, "q", q), this.placed(l, h, "k", k));
       all.set(A, h * T * T);
-      heads.push(await this.kernel.product(A, T, { data: transposed(v, T, hd), outs: hd, inner: T })); // A v, equation 7
+      const head = await this.kernel.product(A, T, { data: transposed(v, T, hd), outs: hd, inner: T }); // A v, equation 7
+      for (let t = 0; t < T; t++) mixed.set(head.subarray(t * hd, (t + 1) * hd), (t * H + h) * hd);
     }
     await attended(l, all);
-    let mixed = new Float32Array(T * H * hd);
-    heads.forEach((head, h) => {
-      for (let t = 0; t < T; t++) mixed.set(head.subarray(t * hd, (t + 1) * hd), (t * H + h) * hd);
-    });
-    if (this.options.inner_norm === "all") mixed = this.norm(`${name}.norm`, mixed);
-    return this.linear(`${name}.proj`, mixed);
+    return mixed;
+  }
+
+  /** The queries, keys and values of a head: (T, 3 H hd) -> three of (T, hd). */
+  ofHead(qkv, h) {
+    const { num_heads: H, head_dim: hd } = this.options;
+    return [0, 1, 2].map((part) => cut(qkv, 3 * H * hd, (part * H + h) * hd, hd));
+  }
+
+  /** The rest of a block, token by token: U_msa of equation 8, the sum of 2, and equation 3: (n, D), (n, H hd) -> (n, D). */
+  async afterMixing(l, z, mixed) {
+    const name = `encoder.blocks.${l}`;
+    const [norm1, norm2] = [1, 2].map((n) => (x) => this.norm(`${name}.norm${n}`, x));
+    const [scale1, scale2] = [1, 2].map((n) => (x) => this.scaled(`${name}.scale${n}`, x));
+    const inner = this.options.inner_norm === "all" ? this.norm(`${name}.attention.norm`, mixed) : mixed;
+    const msa = await this.linear(`${name}.attention.proj`, inner);
+    const mlp = (x) => this.mlp(`${name}.mlp`, x);
+    if (this.options.norm === "post") {
+      z = norm1(add(scale1(msa), z));
+      return norm2(add(scale2(await mlp(z)), z));
+    }
+    if (this.options.norm === "branch") {
+      z = add(scale1(norm1(msa)), z);
+      return add(scale2(norm2(await mlp(z))), z);
+    }
+    z = add(scale1(msa), z); // equation 2
+    return add(scale2(await mlp(norm2(z))), z); // equation 3
   }
 
   /** A = softmax(q k^T / sqrt(hd) + bias), equation 6: (T, hd), (T, hd) -> (T, T). */
@@ -99,10 +116,15 @@ export class VisionTransformer {
     return softmax(scores, T);
   }
 
-  /** Queries or keys (T, hd) with their norm and, for rotary positions, turned: x cos + [-right, left] sin. */
+  /** Queries or keys (T, hd) with their norm and, for rotary positions, turned. */
   placed(l, h, which, x) {
-    const { num_heads: H, head_dim: hd, prefix: P, qk_norm } = this.options;
-    if (qk_norm) x = this.norm(`encoder.blocks.${l}.attention.qk_norm.${which}`, x);
+    const name = `encoder.blocks.${l}.attention.qk_norm.${which}`;
+    return this.turned(l, h, this.options.qk_norm ? this.norm(name, x) : x, 1);
+  }
+
+  /** Rotary positions: the patches of x (T, hd) as x cos + [-right, left] sin, or turned back with `sign` -1. */
+  turned(l, h, x, sign) {
+    const { num_heads: H, head_dim: hd, prefix: P } = this.options;
     const cos = this.ofBlock("rotation.cos", l); // (N, H or 1, hd)
     if (!cos) return x;
     const sin = this.ofBlock("rotation.sin", l);
@@ -112,7 +134,7 @@ export class VisionTransformer {
       const [at, table] = [(P + n) * hd, (n * each + (h % each)) * hd];
       for (let i = 0; i < hd; i++) {
         const other = i < hd / 2 ? -x[at + i + hd / 2] : x[at + i - hd / 2];
-        turned[at + i] = x[at + i] * cos[table + i] + other * sin[table + i];
+        turned[at + i] = x[at + i] * cos[table + i] + sign * other * sin[table + i];
       }
     }
     return turned;

@@ -26,6 +26,7 @@ export class Answer {
     this.coming = null; // the part that is being fetched: {name, controller, done}
     this.prefix = this.inside?.tokens.length ?? 0;
     this.tokens = this.prefix + this.cells;
+    this.share = null; // of it that is computed, where that is known
     const size = this.cells;
     about.explained?.classes.forEach((target, place) => {
       const map = tensors.heatmaps.data.subarray(place * size, (place + 1) * size);
@@ -150,6 +151,7 @@ export class Answer {
 
   begin(name, part) {
     const controller = new AbortController();
+    this.share = null;
     const done = this.fetch(part, controller.signal).finally(() => {
       if (this.coming?.controller === controller) this.coming = null;
     });
@@ -158,7 +160,9 @@ export class Answer {
 
   async fetch(part, signal) {
     if ("method" in part) {
-      const { tensors } = await fetchHeatmap(this.picture, part, signal, this.source);
+      const { tensors } = await fetchHeatmap(this.picture, part, signal, this.source, (share) => {
+        this.share = share;
+      });
       this.maps.set(`${part.method} ${part.target}`, tensors.heatmaps.data);
       return;
     }

@@ -8,6 +8,7 @@ import { asCanvas, onlySeen, photograph } from "./sharp.js";
 import { change, mapOf, redraw, toggleHold, view, viewIn } from "./view.js";
 import { guessOf, highest, lowest, noteOf, percent, placeOf, titleOf, tokenName, valueOf } from "./words.js";
 
+const TICK = 250; // milliseconds between two looks at the clock
 const SHOWN = 5; // classes of a prediction
 const MOST = 12; // with those that apply, where any number of classes may
 
@@ -225,18 +226,23 @@ export class Panel {
     const part = this.answer.grid && !this.failed && this.answer.missing(viewIn(this.answer));
     this.find(".wait").hidden = !part;
     const name = part && JSON.stringify(part);
-    if (name === this.waiting?.name) return;
-    this.stopClock();
-    if (!part) return;
-    const what = "method" in part ? `Computing ${this.answer.about.methods[part.method]} …` : `Fetching layer ${part.layer} …`;
+    if (name !== this.waiting?.name) this.stopClock();
+    if (part) this.waiting ??= this.startClock(name, part);
+  }
+
+  startClock(name, part) {
+    const what = "method" in part ? `Computing ${this.answer.about.methods[part.method]}` : `Fetching layer ${part.layer}`;
     const began = performance.now();
-    const seconds = this.find(".wait .seconds");
-    this.find(".wait .what").textContent = what;
-    seconds.textContent = "";
-    const clock = setInterval(() => {
-      seconds.textContent = `${Math.round((performance.now() - began) / 1000)} s`;
-    }, 1000);
-    this.waiting = { name, what, clock };
+    this.find(".wait .what").textContent = `${what} …`;
+    const show = () => {
+      const seconds = Math.round((performance.now() - began) / 1000);
+      const { share } = this.answer;
+      const parts = [share === null ? "" : `${Math.round(100 * share)}%`, seconds ? `${seconds} s` : ""];
+      this.find(".wait .seconds").textContent = parts.filter(Boolean).join(", ");
+    };
+    show();
+    const clock = setInterval(show, TICK);
+    return { name, what, clock };
   }
 
   stopClock() {
@@ -249,7 +255,7 @@ export class Panel {
     const { name, what } = this.waiting;
     this.answer.bring(null);
     this.failed = name;
-    this.showFault(`Cancelled: ${what.replace(/ …$/, "")}.`, () => {
+    this.showFault(`Cancelled: ${what}.`, () => {
       this.failed = null;
       this.showFault("");
       redraw();

@@ -65,7 +65,7 @@ export async function fetchAttention(picture, part = {}, signal = undefined, sou
   return unpack(await (await post(`${source}v1/attention`, picture, part, signal)).arrayBuffer());
 }
 
-/** The map of a class: `part` is {method, target}. */
+/** The map of a class: `part` is {method, target}. (A page without a server also reports the share that is done.) */
 export async function fetchHeatmap(picture, part, signal = undefined, source = "") {
   return unpack(await (await post(`${source}v1/heatmap`, picture, part, signal)).arrayBuffer());
 }
