@@ -45,12 +45,12 @@ from vitascope.training import plan
 from vitascope.training.schedule import TimeBudget
 
 ROOT = Path(__file__).parent.parent
-DOCS = sorted((ROOT / "docs").glob("*.md"))
+DOCS = sorted((ROOT / "docs").rglob("*.md"))
 READMES = (ROOT / "README.md", ROOT / "README.zh.md")
 PAGES = [*READMES, ROOT / "CONTRIBUTING.md", *DOCS]
 CHINESE_PAGES = [page for page in PAGES if page.name.endswith(".zh.md")]
-RUN_HERE = [page for page in DOCS if not page.name.startswith("walkthrough")]
-"""Pages of the docs whose steps this file runs; test_walkthrough.py runs the others."""
+RUN_HERE = [page for page in DOCS if not page.name.startswith("walkthrough") and page.parent.name != "learn"]
+"""Pages of the docs whose steps this file runs; test_walkthrough.py and test_learn.py run the others."""
 DATA_PAGE = ROOT / "docs" / "data.md"
 PERFORMANCE_PAGE = ROOT / "docs" / "performance.md"
 DEPLOY_PAGE = ROOT / "docs" / "deploy.md"
