@@ -109,10 +109,11 @@ def test_overview_runs_and_shows_what_the_command_prints(
     assert named == [path_of(Path(), name).name for name in NAMES]
 
 
-def test_exercises_of_the_walkthrough_have_hidden_answers() -> None:
-    text = (LEARN.parent / "walkthrough.md").read_text(encoding="utf-8")
-    steps = re.split(r"^## \d\. ", text, flags=re.MULTILINE)[1:]
+@pytest.mark.parametrize(("page", "title"), [("walkthrough.md", "Exercises"), ("walkthrough.zh.md", "练习")])
+def test_each_step_of_the_walkthrough_has_three_exercises_with_hidden_answers(page: str, title: str) -> None:
+    steps = re.split(r"^## \d\. ", (LEARN.parent / page).read_text(encoding="utf-8"), flags=re.MULTILINE)[1:]
+    assert len(steps) == 9
     for step in steps:
-        asked, hidden = step.split("**Exercises**")[1].split("<details>")
+        asked, hidden = step.split(f"**{title}**")[1].split("<details>")
         for part in (asked, hidden.split("</details>")[0]):
             assert re.findall(r"^(\d)\. ", part, re.MULTILINE) == ["1", "2", "3"]

@@ -24,8 +24,9 @@ ExerciseFolder = tyro.conf.Positional[
 class Learn:
     """Build a ViT equation by equation, with hints.
 
-    The first call writes eight exercises into FOLDER, one equation each. Every further call checks your
-    answers in the place of ours in the model, and prints a hint for each wrong one.
+    Write eight exercises into FOLDER, one equation each.
+
+    Called again, check your answers in the place of ours in the model.
 
     docs/learn has the lesson that belongs to them.
     """
