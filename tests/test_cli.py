@@ -61,11 +61,12 @@ HELP_SOURCES = [
     ROOT / "options" / "groups.py",
     *(ROOT / "cli" / f"{name}.py" for name in ("checkpoints", "compare", "compress", "export", "pack")),
     *(ROOT / "cli" / f"{name}.py" for name in ("bench", "embed", "evaluate", "predict", "report")),
-    *(ROOT / "cli" / f"{name}.py" for name in ("cluster", "features", "probe", "similar")),
+    *(ROOT / "cli" / f"{name}.py" for name in ("cluster", "features", "learn", "probe", "similar")),
     *(ROOT / "cli" / f"{name}.py" for name in ("serve", "train")),
     ROOT / "deploy" / "server" / "settings.py",
 ]
 POSITIONAL = {
+    "learn": {"folder"},
     "pack": {"data", "out"},
     "evaluate": {"model"},
     "predict": {"model", "images"},

@@ -47,12 +47,16 @@ from vitascope.training import plan
 from vitascope.training.schedule import TimeBudget
 
 ROOT = Path(__file__).parent.parent
-DOCS = sorted((ROOT / "docs").glob("*.md"))
+DOCS = sorted((ROOT / "docs").rglob("*.md"))
 READMES = (ROOT / "README.md", ROOT / "README.zh.md")
 PAGES = [*READMES, ROOT / "CONTRIBUTING.md", *DOCS]
-RUN_HERE = [page for page in DOCS if page.suffixes == [".md"] and page.stem != "walkthrough"]
-"""Pages whose steps this file runs. test_walkthrough.py runs the others, and the Chinese pages have the steps
-of the English ones (test_docs_chinese.py)."""
+RUN_HERE = [
+    page
+    for page in DOCS
+    if page.suffixes == [".md"] and page.stem != "walkthrough" and page.parent.name != "learn"
+]
+"""Pages whose steps this file runs. test_walkthrough.py and test_learn.py run the others, and the Chinese pages
+have the steps of the English ones (test_docs_chinese.py)."""
 DATA_PAGE = ROOT / "docs" / "data.md"
 PERFORMANCE_PAGE = ROOT / "docs" / "performance.md"
 DEPLOY_PAGE = ROOT / "docs" / "deploy.md"

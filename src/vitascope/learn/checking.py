@@ -22,6 +22,24 @@ from vitascope.learn.solutions import SOLUTIONS
 from vitascope.model.config import ViTConfig
 from vitascope.model.vit import VisionTransformer
 
+SHAPE_OF_INPUTS: dict[str, Any] = {
+    "image_size": (8, 16),
+    "patch_size": 4,
+    "embed_dim": 24,
+    "depth": 2,
+    "num_heads": 4,
+}
+SHAPE_OF_INPUTS |= {"mlp_ratio": 1.5, "num_classes": 5}
+"""Of the model that calls a reader's function for the first time. No two sizes are equal."""
+OTHER_SHAPE: dict[str, Any] = {
+    "image_size": (12, 8),
+    "patch_size": 2,
+    "embed_dim": 16,
+    "depth": 2,
+    "num_heads": 2,
+}
+OTHER_SHAPE |= {"mlp_ratio": 2.0, "num_classes": 7}
+"""For answers that are right for the first one only."""
 TOLERANCE = 1e-5
 """Largest difference from our output, as a share of its largest number, that rounding explains."""
 
@@ -181,9 +199,8 @@ def check_gradients(name: str, function: Function, inputs: list[Any]) -> None:
         if reached is None or not equal(reached, expected):
             share = "no" if reached is None else "a wrong"
             raise WrongAnswer(
-                f"the values are right, but {share} gradient reaches {parameter}, so training cannot "
-                "learn through "
-                "it: leave out `detach`, `data`, `no_grad`, `item` and copies such as `torch.tensor(...)`"
+                f"the values are right, but {share} gradient reaches {parameter}, so it cannot be trained "
+                "through it: leave out `detach`, `no_grad`, `item` and the like"
             )
 
 
@@ -201,12 +218,13 @@ def gradients(function: Function, inputs: list[Any]) -> list[Tensor | None]:
 
 
 def check_in_model(path: Path, name: str, function: Function) -> None:
-    """Compare logits and loss of the model with the reader's function and with ours, for other images."""
-    model, images, labels = model_and_images(batch=2, image_hw=(12, 8))
+    """Compare logits and loss with the reader's function and with ours, in a model of another shape."""
+    model, images, labels = model_and_images(2, OTHER_SHAPE)
     expected = run(model, {}, images, labels)
     at_fault = (
-        "It is right for 3 images of 8 by 16 pixels, but not for 2 of 12 by 8: take sizes from the inputs"
+        "Right for one model and 3 images, but not for a model of another width and 2 images of another "
     )
+    at_fault += "size: take all sizes from the inputs"
     try:
         yours = run(model, {name: function}, images, labels)
     except Exception as error:  # noqa: BLE001 - whatever a reader's file raises
@@ -218,9 +236,8 @@ def check_in_model(path: Path, name: str, function: Function) -> None:
         found = called(function, large, path, name)
         if not equal(found, SOLUTIONS[name](*large)):
             raise WrongAnswer(
-                f"for logits of 1000 your loss is {float(found):.4g}, expected 1000: use "
-                "`log_softmax`, which does "
-                "not overflow, and not the logarithm of the softmax"
+                f"for logits of 1000 your loss is {float(found):.4g}, expected 1000: "
+                "use `log_softmax`, which does not overflow, and not the logarithm of the softmax"
             )
 
 
@@ -233,20 +250,17 @@ def run(
     return logits, functions.get("loss", F.cross_entropy)(logits, labels)
 
 
-def model_and_images(batch: int, image_hw: tuple[int, int]) -> tuple[VisionTransformer, Tensor, Tensor]:
+def model_and_images(batch: int, shape: Mapping[str, Any]) -> tuple[VisionTransformer, Tensor, Tensor]:
     """A small model with random numbers in all its parameters, so that none is without effect."""
-    config = ViTConfig(
-        **{"image_size": (8, 16), "patch_size": 4, "embed_dim": 24, "depth": 2, "num_heads": 4},
-        **{"mlp_ratio": 1.5, "num_classes": 5},
-        **OPTIONS,
-    )
+    config = ViTConfig(**shape, **OPTIONS)
     random = torch.Generator().manual_seed(0)
     model = VisionTransformer(config).eval()
     for parameter in model.parameters():
         width = parameter[0].numel() if parameter.ndim == 2 else 4
         nn.init.normal_(parameter, mean=float(parameter.ndim == 1), std=width**-0.5, generator=random)
-    images = torch.randn(batch, 3, *image_hw, generator=random)
-    return model.requires_grad_(False), images, torch.randint(0, 5, (batch,), generator=random)
+    images = torch.randn(batch, 3, *config.image_hw, generator=random)
+    labels = torch.randint(0, config.num_classes, (batch,), generator=random)
+    return model.requires_grad_(False), images, labels
 
 
 @functools.cache
@@ -258,7 +272,7 @@ def inputs_of(name: str) -> list[Any]:
         found.append([one.clone() if isinstance(one, Tensor) else one for one in inputs])
         return SOLUTIONS[name](*inputs)
 
-    model, images, labels = model_and_images(batch=3, image_hw=(8, 16))
+    model, images, labels = model_and_images(3, SHAPE_OF_INPUTS)
     run(model, {name: record}, images, labels)
     return found[0]
 

@@ -114,6 +114,10 @@ FAULTS: dict[str, tuple[Fault, ...]] = {
             "the class token needs its position embedding too, the first one: add E_pos after joining",
         ),
         Fault(
+            lambda embedded, x_class, E_pos: with_class(embedded + E_pos[:, 1:], x_class) + E_pos,
+            "the patches get their position embeddings twice",
+        ),
+        Fault(
             lambda embedded, x_class, E_pos: with_class(embedded, x_class).roll(-1, 1) + E_pos,
             "the class token comes after the patches; put it first",
         ),
@@ -347,6 +351,18 @@ FAULTS: dict[str, tuple[Fault, ...]] = {
             lambda z, LN_1, MSA, LN_2, MLP: (lambda m: LN_2(MLP(m) + m))(LN_1(MSA(z) + z)),
             "this is a post-norm block, which normalizes the sums; here the layer norm comes before "
             "MSA and MLP",
+        ),
+        Fault(
+            lambda z, LN_1, MSA, LN_2, MLP: (lambda m: MLP(LN_2(m)) + m)(LN_1(MSA(z) + z)),
+            "the first half normalizes the sum; the layer norm comes before MSA, and nothing after it",
+        ),
+        Fault(
+            lambda z, LN_1, MSA, LN_2, MLP: (lambda m: LN_2(MLP(m) + m))(MSA(LN_1(z)) + z),
+            "the second half normalizes the sum; the layer norm comes before the MLP, and nothing after it",
+        ),
+        Fault(
+            lambda z, LN_1, MSA, LN_2, MLP: (lambda m: MLP(LN_2(m)) + m)(LN_1(MSA(z)) + z),
+            "in the first half, the layer norm comes after MSA; put it before",
         ),
         Fault(
             lambda z, LN_1, MSA, LN_2, MLP: (lambda m: LN_2(MLP(m)) + m)(LN_1(MSA(z)) + z),
