@@ -55,8 +55,8 @@ RUN_HERE = [
     for page in DOCS
     if page.suffixes == [".md"] and page.stem != "walkthrough" and page.parent.name != "learn"
 ]
-"""Pages whose steps this file runs. test_walkthrough.py and test_learn.py run the others, and the Chinese pages
-have the steps of the English ones (test_docs_chinese.py)."""
+"""Pages whose steps this file runs. test_walkthrough.py and test_learn.py run the others, and the Chinese
+pages have the steps of the English ones (test_docs_chinese.py)."""
 DATA_PAGE = ROOT / "docs" / "data.md"
 PERFORMANCE_PAGE = ROOT / "docs" / "performance.md"
 DEPLOY_PAGE = ROOT / "docs" / "deploy.md"
