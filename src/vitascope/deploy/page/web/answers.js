@@ -80,7 +80,8 @@ export class Answers {
   /** The map of a class, largest value 1, by one of the methods in `about`: {tensors}. */
   async heatmap(picture, { method, target }, step) {
     const image = this.normalized(await this.seen(picture));
-    const heat = await (method === "occlusion" ? this.occlusion(image, target, step) : gradCam(this.vit, image, target, step));
+    const isOcclusion = method === "occlusion";
+    const heat = await (isOcclusion ? this.occlusion(image, target, step) : gradCam(this.vit, image, target, step));
     const most = heat.reduce((a, b) => Math.max(a, b), 0);
     const data = heat.map((value) => (most ? Math.max(0, value) / most : 0));
     return { tensors: { heatmaps: { shape: [1, ...this.vit.options.grid], data } } };
@@ -108,7 +109,8 @@ export class Answers {
   /** The model's pixels of a picture's file, uint8 (C, h, w): those that patches tile. */
   async seen(picture) {
     const { framing } = this.about;
-    return cropped(await pixelsOf(picture, framing), [framing.channels, ...framing.image_size], this.vit.options.image_hw);
+    const pixels = await pixelsOf(picture, framing);
+    return cropped(pixels, [framing.channels, ...framing.image_size], this.vit.options.image_hw);
   }
 
   /** Pixels (C, H, W) as the model takes them. */

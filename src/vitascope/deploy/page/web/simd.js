@@ -102,7 +102,10 @@ const [vectorAdd, vectorMultiply, multiplyAdd] = [vector(0xe4), vector(0xe6), ve
 const lanes = (...chosen) => vector(0x0d, ...chosen.flatMap((lane) => [0, 1, 2, 3].map((byte) => 4 * lane + byte)));
 const increase = (local, ...by) => [...get(local), ...by.flat(), ...add, ...set(local)];
 /** Repeat while a local is less than another one. */
-const loop = (body, local, limit) => [0x03, 0x40, ...body.flat(), ...get(local), ...get(limit), ...less, 0x0d, 0, ...end];
+const loop = (body, local, limit) => [
+  ...[0x03, 0x40, ...body.flat()],
+  ...[...get(local), ...get(limit), ...less, 0x0d, 0, ...end],
+];
 
 /**
  * The module: `multiply(x, w, y, rows, outs, stride)` writes x w^T to y. Addresses and the stride of rows count bytes;
@@ -116,7 +119,10 @@ function assembled(fused) {
   const integers = 10; // locals, from `row` on
   const held = [16, 17, 18]; // vectors: the two of x, one of w
   const sums = Array.from({ length: ROWS * OUTS }, (_, place) => 19 + place);
-  const addressOf = (base, number, more) => [...get(base), ...get(number), ...int(more), ...add, ...get(stride), ...multiply, ...add];
+  const addressOf = (base, number, more) => [
+    ...[...get(base), ...get(number), ...int(more), ...add],
+    ...[...get(stride), ...multiply, ...add],
+  ];
 
   const multiplied = (sum, left, right) =>
     fused
@@ -154,7 +160,8 @@ function assembled(fused) {
       xEnd,
     ),
     // to = y + (row outs + out) 4
-    ...[...get(row), ...get(outs), ...multiply, ...get(out), ...add, ...int(4), ...multiply, ...get(y), ...add, ...set(to)],
+    ...[...get(row), ...get(outs), ...multiply, ...get(out), ...add],
+    ...[...int(4), ...multiply, ...get(y), ...add, ...set(to)],
     ...[...get(to), ...summed(sums.slice(0, OUTS)), ...store],
     ...[...get(to), ...get(outs), ...int(4), ...multiply, ...add, ...summed(sums.slice(OUTS)), ...store],
     ...increase(row, int(ROWS)),

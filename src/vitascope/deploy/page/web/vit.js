@@ -3,7 +3,8 @@
 //
 // T tokens: P of them before the N patches (class token, registers). D channels; H heads of hd channels.
 
-import { ACTIVATIONS, add, cut, each, joined, layerNorm, rmsNorm, scale, softmax, swiglu, transposed } from "./numbers.js";
+import { ACTIVATIONS, add, cut, each, joined, layerNorm, rmsNorm, scale } from "./numbers.js";
+import { softmax, swiglu, transposed } from "./numbers.js";
 import { logitsOf, pooled } from "./readout.js";
 import { patches } from "./stems.js";
 
@@ -58,8 +59,9 @@ export class VisionTransformer {
 
   /** [q, k, v] = LN(z) U_qkv, equation 5: (T, D) -> (T, 3 H hd). */
   qkv(l, z) {
-    const isNormalized = this.options.norm === "pre";
-    return this.linear(`encoder.blocks.${l}.attention.qkv`, isNormalized ? this.norm(`encoder.blocks.${l}.norm1`, z) : z);
+    const name = `encoder.blocks.${l}`;
+    const x = this.options.norm === "pre" ? this.norm(`${name}.norm1`, z) : z;
+    return this.linear(`${name}.attention.qkv`, x);
   }
 
   /** [SA_1(z); ...; SA_H(z)], equations 6 and 7: (T, 3 H hd) -> (T, H hd). */
@@ -72,7 +74,8 @@ export class VisionTransformer {
       const [q, k, v] = this.ofHead(qkv, h); // (T, hd) each
       const A = await this.weightsOf(l, h, this.placed(l, h, "q", q), this.placed(l, h, "k", k));
       all.set(A, h * T * T);
-      const head = await this.kernel.product(A, T, { data: transposed(v, T, hd), outs: hd, inner: T }); // A v, equation 7
+      const columns = { data: transposed(v, T, hd), outs: hd, inner: T };
+      const head = await this.kernel.product(A, T, columns); // A v, equation 7
       for (let t = 0; t < T; t++) mixed.set(head.subarray(t * hd, (t + 1) * hd), (t * H + h) * hd);
     }
     await attended(l, all);
@@ -85,7 +88,7 @@ export class VisionTransformer {
     return [0, 1, 2].map((part) => cut(qkv, 3 * H * hd, (part * H + h) * hd, hd));
   }
 
-  /** The rest of a block, token by token: U_msa of equation 8, the sum of 2, and equation 3: (n, D), (n, H hd) -> (n, D). */
+  /** The rest of a block, token by token: U_msa, the sum of equation 2, and 3: (n, D), (n, H hd) -> (n, D). */
   async afterMixing(l, z, mixed) {
     const name = `encoder.blocks.${l}`;
     const [norm1, norm2] = [1, 2].map((n) => (x) => this.norm(`${name}.norm${n}`, x));
