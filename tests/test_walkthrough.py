@@ -7,6 +7,8 @@ This makes the pictures and outputs of both again; the Chinese pictures need the
 
 import ast
 import contextlib
+import dataclasses
+import functools
 import io
 import itertools
 import re
@@ -102,23 +104,43 @@ def without_numbers(text: str) -> str:
     return re.sub(r"\d+(\.\d+)?", "#", text)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_code_runs_prints_what_the_page_shows_and_every_shape_is_the_stated_one(
-    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    with coarse():
-        printed = run_page(page)
-    assert list(map(without_numbers, printed)) == list(map(without_numbers, blocks(page, "text")))
-    drawn = {path.name for path in Path("walkthrough").iterdir()}
-    assert drawn == {path.name for path in PICTURES[page].iterdir()} == set(pictures(page))
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """What a page's code has made."""
+
+    printed: list[str]
+    drawn: set[str]
+    """Names of files."""
+    shown: list[str]
+    """The words in each picture."""
 
 
-def test_words_in_the_chinese_pictures_are_chinese(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@functools.cache
+def outcome(page: Path) -> Outcome:
+    """Run a page's code, once for all tests."""
     shown: list[str] = []
-    monkeypatch.setattr(plots, "save_figure", lambda figure, path: shown.append(texts(figure)))
-    monkeypatch.chdir(tmp_path)
-    run_page(CHINESE)
+
+    def save_figure(figure: Any, path: Path) -> None:
+        shown.append(texts(figure))
+        original(figure, path)
+
+    original = plots.save_figure
+    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder), coarse():
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(plots, "save_figure", save_figure)
+            printed = run_page(page)
+        return Outcome(printed, {path.name for path in Path("walkthrough").iterdir()}, shown)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_code_runs_prints_what_the_page_shows_and_every_shape_is_the_stated_one(page: Path) -> None:
+    made = outcome(page)
+    assert list(map(without_numbers, made.printed)) == list(map(without_numbers, blocks(page, "text")))
+    assert made.drawn == {path.name for path in PICTURES[page].iterdir()} == set(pictures(page))
+
+
+def test_words_in_the_chinese_pictures_are_chinese() -> None:
+    shown = outcome(CHINESE).shown
     assert len(shown) == len(pictures(CHINESE))
     assert all(map(HAN.search, shown))
     assert set(re.findall(r"[A-Za-z]\w+", "\n".join(shown))) <= KEPT_IN_ENGLISH
