@@ -31,7 +31,7 @@ class FakeTab:
             [
                 {
                     "seconds": 0.1,
-                    "outputs": (page_module.outputs_of(model, picture)[0] + change).tolist(),
+                    "outputs": list(map(str, (page_module.outputs_of(model, picture)[0] + change).tolist())),
                     "pixels": picture.pixels.flatten().tolist(),
                 }
                 for picture in pictures
@@ -78,6 +78,7 @@ def test_page_is_kept_if_the_browser_agrees(in_fake_browser: dict[str, Any], tmp
     ("how", "complaint"),
     [
         ({"change": torch.tensor([3.0, 0, 0, 0, 0])}, r"a\.html is not kept, because its outputs differ"),
+        ({"change": float("nan")}, r"a\.html is not kept, because its outputs differ"),
         ({"faults": ("a request of http://example.org/",)}, "a request of http://example.org/"),
     ],
 )
@@ -88,6 +89,19 @@ def test_page_that_does_not_do_what_torch_does_is_not_kept(
     with pytest.raises(UserError, match=complaint):
         vs.page(small_model(), tmp_path / "a.html", images=noise(40, 50))
     assert list(tmp_path.iterdir()) == []
+
+
+def test_page_of_a_model_whose_outputs_are_all_zero_is_kept(
+    in_fake_browser: dict[str, Any], tmp_path: Path
+) -> None:
+    model = small_model()
+    with torch.no_grad():
+        for parameter in model.head.parameters():
+            parameter.zero_()
+    in_fake_browser |= {"model": model}
+    done = vs.page(model, tmp_path / "a.html", images=noise(40, 50))
+    assert done.proof is not None
+    assert done.proof.probabilities == 0
 
 
 def test_existing_file_is_not_overwritten(tmp_path: Path) -> None:

@@ -59,7 +59,8 @@ async (base64) => {
   const begun = performance.now();
   const { tensors } = await fetchAttention(new Blob([bytes], { type: "image/png" }));
   const seconds = (performance.now() - begun) / 1000;
-  return { seconds, outputs: Array.from(tensors.outputs.data), pixels: Array.from(tensors.pixels.data) };
+  const pixels = Array.from(tensors.pixels.data);
+  return { seconds, pixels, outputs: Array.from(tensors.outputs.data, String) }; // JSON has no NaN
 }
 """
 READY = """
@@ -315,7 +316,7 @@ def computed(
     height, width = model.config.tiled_hw(model.config.image_hw)
     seen = torch.stack([picture.pixels[0, :, :height, :width].flatten() for picture in pictures])
     return Computed(
-        outputs=torch.tensor([each["outputs"] for each in found]),
+        outputs=torch.tensor([list(map(float, each["outputs"])) for each in found]),
         pixels=int((torch.tensor([each["pixels"] for each in found]) - seen.int()).abs().max()),
         kernel=ready["kernel"],
         unpacking=ready["seconds"],
