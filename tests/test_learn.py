@@ -14,7 +14,7 @@ from vitascope.learn import practice
 from vitascope.learn.exercises import NAMES, path_of, solution_text
 
 LEARN = Path(__file__).parent.parent / "docs" / "learn"
-EPOCHS = "epochs, batch = 40, 32"
+EPOCHS = "epochs, batch = 60, 32"
 
 
 def notebooks() -> Any:
@@ -51,7 +51,7 @@ def run(
 
 
 def test_built_model_is_bitwise_ours_and_learns_the_digits(capsys: pytest.CaptureFixture[str]) -> None:
-    """In a quarter of the epochs; the page states the accuracy after all of them."""
+    """In a sixth of the epochs; the page states the accuracy after all of them."""
     assert "".join(blocks(LEARN / "build.md", "python")).count(EPOCHS) == 1
     names, said = run("build.md", capsys, (EPOCHS, "epochs, batch = 10, 32"))
     assert names["accuracy"](*names["test"]) > 0.75

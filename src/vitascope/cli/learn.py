@@ -34,7 +34,7 @@ class Learn:
     folder: ExerciseFolder = Path("learn")
     """The folder of the exercises. Default: learn."""
     train: Flag = False
-    """Train a small model on the digits, with your right answers and ours for the rest: a minute on a CPU."""
+    """Train a small model on the digits, with your right answers and ours for the rest: 15 s on a CPU."""
     solution: MaybeText = None
     """Print our answer to one exercise, such as `attention`."""
 
