@@ -17,7 +17,8 @@ from pathlib import Path
 import torch
 
 import vitascope as vs
-from contest import heading, positive
+from conditions import Conditions
+from contest import positive
 from reports import markdown_table, note, publish
 from vitascope.data.datasets import open_data
 from vitascope.deploy.page.browser import find_browser
@@ -50,6 +51,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--out", action="store_true", help="write to benchmarks/results")
     arguments = parser.parse_args(argv)
     program = find_browser(arguments.browser)
+    conditions = Conditions.now()
     sources = open_data(arguments.data).measured.sources
     step = max(1, len(sources) // arguments.pictures)
     pictures = [sources[place] for place in range(0, len(sources), step)][: arguments.pictures]
@@ -66,8 +68,9 @@ def main(argv: Sequence[str] | None = None) -> None:
             also = torch.cat([outputs_of(held, picture) for picture in given])
             rows.append(row(name, weights, size, found, held, own, also))
             note(" ".join(rows[-1]))
-    report = f"{heading('Pages: a browser against torch', arguments)}\n\n{markdown_table(HEADER, rows)}"
-    publish("page", f"{report}\n\n{found.kernel}, {len(pictures)} pictures.\n\n{NOTES}", arguments)
+    measured = f"{arguments.pictures} test pictures of {arguments.data}, one by one; {found.kernel}"
+    head = conditions.heading("Pages: a browser against torch", measured=measured)
+    publish("page", f"{head}\n\n{markdown_table(HEADER, rows)}\n\n{NOTES}", arguments)
 
 
 def load(name: str) -> VisionTransformer:
