@@ -42,6 +42,7 @@ def in_group(count: int, work: Callable[[], object], meeting: Path) -> list[int]
 
     def one(number: int) -> object:
         signal.alarm(60)
+        os.environ["LOCAL_WORLD_SIZE"] = str(count)  # as torchrun sets it
         store, timeout = dist.FileStore(str(meeting), count), timedelta(seconds=30)
         dist.init_process_group("gloo", store=store, rank=number, world_size=count, timeout=timeout)
         return work()

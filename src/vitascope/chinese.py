@@ -62,7 +62,7 @@ CHINESE = {
     "Write images as tar shards, which train faster from slow disks.": "把图像写成 tar 分片，从慢速磁盘训练更快。",
     "Build a ViT equation by equation, with hints.": "逐个公式搭建 ViT，并给出提示。",
     "The first call writes eight exercises into FOLDER, one equation each.": "第一次运行在 FOLDER 中写出八道练习，每道一个公式。",
-    "Later calls check your answers in the model, and print a hint for each wrong one.": "之后每次运行都把您的答案放进模型里检查，并对每个错误给出提示。",
+    "Later calls check your answers in the model, with a hint for each wrong one.": "之后每次运行都把您的答案放进模型里检查，并对每个错误给出提示。",
     "docs/learn has the lesson that belongs to them.": "配套的课程在 docs/learn。",
     # the report: headings
     "Contents": "目录",

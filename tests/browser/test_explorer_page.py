@@ -841,7 +841,7 @@ def test_page_is_chinese_in_a_chinese_browser(browser: Any, address: str) -> Non
         label = visit.page.locator("canvas.picture").get_attribute("aria-label")
         assert "关注哪里" in label
         assert set(visit.page.locator(".predictions span").all_inner_texts()) <= set(NAMES)
-        visit.page.locator("[data-mode=class]").click()
+        visit.page.locator("#modes [data-mode=class]").click()
         visit.settle()
         assert "支持“" in visit.text(".title")
         assert visit.faults == []

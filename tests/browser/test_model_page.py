@@ -170,7 +170,7 @@ def test_browser_without_workers_computes_in_the_page_and_says_so(browser: Any, 
         visit.page.add_init_script("delete window.Worker")
         visit.page.goto(done.path.as_uri())
         visit.open_sample()
-        assert "in the page itself, because this browser gives it no worker" in visit.text("#model")
+        assert "in the page itself, because this browser gives it no worker" in visit.text("#engine")
         assert visit.faults == []
 
 

@@ -336,7 +336,9 @@ def test_minutes_count_the_body_for_the_final_test(data, body, tmp_path, monkeyp
     # One look at the clock before, and one after: a tick for all the timed images.
     assert trainer.features.seconds_per_image == pytest.approx(0.02 / len(trainer.splits.val.sources[:8]))
     run = Run(trained(config, tmp_path / "run").run)
-    assert run.records("test")[0]["seconds"] == pytest.approx(60 * 0.05, rel=0.1)
+    assert run.records("test")[0]["seconds"] == pytest.approx(
+        60 * 0.05, rel=0.15
+    )  # a validation takes some ticks
     assert run.records("epoch")[-1]["step"] == run.config["lengths"][-1][1]
 
 

@@ -120,7 +120,7 @@ def test_signal_during_a_step_stops_after_it(data, tmp_path, monkeypatch, signum
     monkeypatch.setattr(Trainer, "_training_step", and_stop)
     with pytest.raises(Interrupted) as stopped:
         train.train(tiny_config(data, run=str(tmp_path / "run")))
-    assert (stopped.value.signum, stopped.value.run) == (signum, tmp_path / "run")
+    assert (stopped.value.signum, stopped.value.run) == (signum, str(tmp_path / "run"))
     assert [folder.name for folder in checkpoints(tmp_path / "run")] == ["step-00000007"]
 
 

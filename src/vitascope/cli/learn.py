@@ -26,7 +26,7 @@ class Learn:
 
     The first call writes eight exercises into FOLDER, one equation each.
 
-    Later calls check your answers in the model, and print a hint for each wrong one.
+    Later calls check your answers in the model, with a hint for each wrong one.
 
     docs/learn has the lesson that belongs to them.
     """

@@ -16,7 +16,7 @@ from vitascope.data.contents import UNREADABLE
 from vitascope.errors import UserError, printable
 from vitascope.formatting import aligned, counted, duration, pandas_library
 from vitascope.model.configuration import traits
-from vitascope.options.groups import Recorded
+from vitascope.options.groups import COMPILE_AS_BOOL, Recorded
 from vitascope.options.recipes import TrainConfig
 from vitascope.report.overview import option_text
 from vitascope.run.average_precision import paired_difference
@@ -433,8 +433,11 @@ def _of_trainings_alone(runs: Sequence[Run]) -> set[str]:
 
 
 def _set(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options that are set; older runs lack some of the others."""
-    return {name: value for name, value in options.items() if value not in (None, [], {})}
+    """The options that are set; older runs lack some of the others, and have another type of `compile`."""
+    named = {name: value for name, value in options.items() if value not in (None, [], {})}
+    if isinstance(named.get("compile"), bool):
+        named["compile"] = COMPILE_AS_BOOL[named["compile"]]
+    return named
 
 
 def seed_group(run: Run) -> str:

@@ -14,7 +14,6 @@ const TEXTS = {
   "Tap the picture: a Vision Transformer cuts it into patches, and the colours show from which others that patch takes information.":
     "点按图片：Vision Transformer 把图片切成图像块，颜色表示这个图像块从哪些图像块获取信息。",
   "Similarity": "相似度",
-  "PCA": "主成分",
   "Attention of one layer: the share that each patch has in what the query reads.":
     "一层的注意力：每个图像块在查询所读取的信息中占的比例。",
   "The attention of all layers multiplied: how much of each patch arrives at the query.":
