@@ -272,6 +272,22 @@ def test_link_to_what_the_model_does_not_have_says_so(
         assert visit.faults == []
 
 
+@pytest.mark.parametrize("link", [{"patch": "0,0"}, {"query": "class token"}, {"layer": "0"}, {"class": "0"}])
+def test_link_to_the_inside_of_an_exported_file_says_that_it_has_none(
+    visit: Visit, link: dict[str, str]
+) -> None:
+    fault = visit.page.evaluate(
+        """async link => {
+            const { viewOf } = await import('/web/link.js');
+            const exported = { inside: null, about: {}, grid: null, prefix: 0, probabilities: [] };
+            try { viewOf(link, exported); } catch (error) { return error.message; }
+        }""",
+        link,
+    )
+    assert fault.startswith("The link names")
+    assert fault.endswith("it has none.")
+
+
 def test_copied_link_is_the_address_of_the_view(browser: Any, address: str) -> None:
     with visiting(browser, address, permissions=["clipboard-read", "clipboard-write"]) as visit:
         visit.open_sample(1)

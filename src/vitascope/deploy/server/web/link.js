@@ -36,11 +36,12 @@ export function viewOf(link, answer) {
   if ("head" in link) wanted.head = link.head === "mean" ? "mean" : below("head", link.head, inside?.heads ?? 0);
   if ("patch" in link) {
     const [row, column = ""] = link.patch.split(",");
-    wanted.held = prefix + below("row", row, grid[0]) * grid[1] + below("column", column, grid[1]);
+    const [rows, columns] = inside ? grid : [0, 0];
+    wanted.held = prefix + below("row", row, rows) * columns + below("column", column, columns);
   }
-  if ("query" in link && inside) {
-    const token = inside.tokens.indexOf(link.query);
-    if (token < 0) oneOf("query", link.query, [...inside.tokens, inside.reads]);
+  if ("query" in link) {
+    const token = inside ? inside.tokens.indexOf(link.query) : -1;
+    if (token < 0) oneOf("query", link.query, inside ? [...inside.tokens, inside.reads] : []);
     wanted.held = token < 0 ? ANSWER : token;
   }
   if ("method" in link) wanted.method = oneOf("method", link.method, Object.keys(about.methods ?? {}));
@@ -61,5 +62,5 @@ function below(name, text, count) {
 
 function oneOf(name, text, known) {
   if (known.includes(text)) return text;
-  throw new Error(`The link names the ${name} “${text}”, which this model does not have; it has ${known.join(", ")}.`);
+  throw new Error(`The link names the ${name} “${text}”, which this model does not have; it has ${known.join(", ") || "none"}.`);
 }

@@ -300,14 +300,17 @@ function stop() {
 async function animate() {
   stop();
   const { mode, layer } = view;
-  await saveAnimation(shown(), FRAME, async function* () {
-    for (let each = 0; each < active.answer.inside.depth; each++) {
-      change({ mode: "attention", layer: each });
-      for (const { answer } of shown()) await answer.bring(answer.missing(viewIn(answer)));
-      yield caption();
-    }
-  });
-  change({ mode, layer });
+  try {
+    await saveAnimation(shown(), FRAME, async function* () {
+      for (let each = 0; each < active.answer.inside.depth; each++) {
+        change({ mode: "attention", layer: each });
+        for (const { answer } of shown()) await answer.bring(answer.missing(viewIn(answer)));
+        yield caption();
+      }
+    });
+  } finally {
+    change({ mode, layer });
+  }
 }
 
 /** Say on a button for a moment what it did. */
