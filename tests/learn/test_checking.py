@@ -167,6 +167,11 @@ ERRORS = [
     ("@ W_2", "@ W_2 * 3", "3 times the expected ones"),
     ("@ W_2", "@ W_2[:, :7]", "shape (3, 9, 7), expected (3, 9, 24): see the shapes in the docstring"),
     ("z @ W_1", "z.data @ W_1", "no gradient reaches z"),
+    ("z @ W_1", "z @ torch.tensor(W_1.numpy())", "@ W_2\nRuntimeError: Can't call numpy()"),
+    ("return ", "h = z @ W_1; y = F.gelu(h); h *= 0; return y @ W_2; ", "modified by an inplace operation"),
+    ("return ", "return z.to_sparse(); ", "5_mlp.py: RuntimeError: add(sparse, dense) is not supported"),
+    ("return ", "raise SystemExit(3); return ", "\nSystemExit: 3"),
+    ("def mlp", "raise SystemExit\ndef mlp", "line 14: raise SystemExit\nSystemExit"),
 ]
 
 

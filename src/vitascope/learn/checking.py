@@ -74,15 +74,14 @@ def check(folder: Path, name: str) -> Answer:
         check_function(path, name, function)
     except WrongAnswer as wrong:
         return Answer(name, "wrong", str(wrong))
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever a reader's file raises
+        return Answer(name, "wrong", own_error(error, path))
     return Answer(name, "right", function=function)
 
 
 def function_in(path: Path, name: str) -> Function:
     """The function of a reader's file."""
-    try:
-        names = runpy.run_path(str(path))
-    except Exception as error:  # noqa: BLE001 - whatever a reader's file raises
-        raise WrongAnswer(own_error(error, path)) from None
+    names = runpy.run_path(str(path))
     if not callable(names.get(name)):
         raise WrongAnswer(f"{path} has no function `{name}`: keep its name")
     return names[name]
@@ -118,7 +117,7 @@ def called(function: Function, inputs: list[Any], path: Path, name: str) -> Any:
         raise WrongAnswer(f"{own_error(error, path)}\nThe inputs were {shapes}.") from None
 
 
-def own_error(error: Exception, path: Path) -> str:
+def own_error(error: BaseException, path: Path) -> str:
     """An error in a reader's file, with the line in that file where it happened."""
     message = str(error).strip().splitlines()[0] if str(error).strip() else ""
     said = f"{type(error).__name__}: {message}" if message else type(error).__name__
