@@ -186,3 +186,8 @@ def test_error_in_a_file_is_shown_with_its_line_and_without_ours(
     assert hint.format(line) in found
     assert "Traceback" not in found
     assert "vitascope" not in found
+
+
+def test_file_that_is_not_utf8_gets_a_hint(tmp_path: Path) -> None:
+    path_of(tmp_path, "mlp").write_bytes("name = 'é'".encode("latin-1"))
+    assert "5_mlp.py, line 1: name = " in check(tmp_path, "mlp").hint

@@ -67,7 +67,7 @@ class WrongAnswer(Exception):  # noqa: N818 - it is no error of the program
 def check(folder: Path, name: str) -> Answer:
     """Run a reader's file, and compare its function with ours, by itself and in the model."""
     path = path_of(folder, name)
-    if TO_WRITE in path.read_text(encoding="utf-8"):
+    if TO_WRITE in path.read_text(encoding="utf-8", errors="replace"):
         return Answer(name, "to do")
     try:
         function = function_in(path, name)
