@@ -1,10 +1,12 @@
 """Wrong answers get the hint that names their fault: mutants of our own answers, and errors in a file."""
 
+import signal
 from pathlib import Path
 
 import pytest
 import torch
 
+from vitascope.learn import checking
 from vitascope.learn.checking import check, check_function, equal, inputs_of
 from vitascope.learn.exercises import NAMES, TO_WRITE, exercise_text, path_of, solution_text
 from vitascope.learn.faults import FAULTS
@@ -191,3 +193,16 @@ def test_error_in_a_file_is_shown_with_its_line_and_without_ours(
 def test_file_that_is_not_utf8_gets_a_hint(tmp_path: Path) -> None:
     path_of(tmp_path, "mlp").write_bytes("name = 'é'".encode("latin-1"))
     assert "5_mlp.py, line 1: name = " in check(tmp_path, "mlp").hint
+
+
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="the system has no such timer")
+@pytest.mark.parametrize("text", ["while True: pass", "def mlp(z, W_1, W_2):\n    while True: pass"])
+def test_endless_loop_is_stopped_and_shown(
+    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checking, "SECONDS", 0.2)
+    before = signal.getsignal(signal.SIGPROF)
+    found = hint_for(tmp_path, "mlp", text)
+    assert "while True: pass\nTimeoutError: this ran for 0.2 s; does a loop never end?" in found
+    assert signal.getsignal(signal.SIGPROF) is before
+    assert signal.getitimer(signal.ITIMER_PROF)[0] == 0
