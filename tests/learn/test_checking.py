@@ -1,10 +1,12 @@
 """Wrong answers get the hint that names their fault: mutants of our own answers, and errors in a file."""
 
+import signal
 from pathlib import Path
 
 import pytest
 import torch
 
+from vitascope.learn import checking
 from vitascope.learn.checking import check, check_function, equal, inputs_of
 from vitascope.learn.exercises import NAMES, TO_WRITE, exercise_text, path_of, solution_text
 from vitascope.learn.faults import FAULTS
@@ -167,6 +169,11 @@ ERRORS = [
     ("@ W_2", "@ W_2 * 3", "3 times the expected ones"),
     ("@ W_2", "@ W_2[:, :7]", "shape (3, 9, 7), expected (3, 9, 24): see the shapes in the docstring"),
     ("z @ W_1", "z.data @ W_1", "no gradient reaches z"),
+    ("z @ W_1", "z @ torch.tensor(W_1.numpy())", "@ W_2\nRuntimeError: Can't call numpy()"),
+    ("return ", "h = z @ W_1; y = F.gelu(h); h *= 0; return y @ W_2; ", "modified by an inplace operation"),
+    ("return ", "return z.to_sparse(); ", "5_mlp.py: RuntimeError: add(sparse, dense) is not supported"),
+    ("return ", "raise SystemExit(3); return ", "\nSystemExit: 3"),
+    ("def mlp", "raise SystemExit\ndef mlp", "line 14: raise SystemExit\nSystemExit"),
 ]
 
 
@@ -181,3 +188,21 @@ def test_error_in_a_file_is_shown_with_its_line_and_without_ours(
     assert hint.format(line) in found
     assert "Traceback" not in found
     assert "vitascope" not in found
+
+
+def test_file_that_is_not_utf8_gets_a_hint(tmp_path: Path) -> None:
+    path_of(tmp_path, "mlp").write_bytes("name = 'é'".encode("latin-1"))
+    assert "5_mlp.py, line 1: name = " in check(tmp_path, "mlp").hint
+
+
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="the system has no such timer")
+@pytest.mark.parametrize("text", ["while True: pass", "def mlp(z, W_1, W_2):\n    while True: pass"])
+def test_endless_loop_is_stopped_and_shown(
+    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checking, "SECONDS", 0.2)
+    before = signal.getsignal(signal.SIGPROF)
+    found = hint_for(tmp_path, "mlp", text)
+    assert "while True: pass\nTimeoutError: this ran for 0.2 s; does a loop never end?" in found
+    assert signal.getsignal(signal.SIGPROF) is before
+    assert signal.getitimer(signal.ITIMER_PROF)[0] == 0

@@ -1,6 +1,7 @@
 """The files of the exercises, and the place of their functions in the model."""
 
 import ast
+import errno
 import math
 from pathlib import Path
 
@@ -36,6 +37,19 @@ def test_exercises_that_exist_are_not_written_again(tmp_path: Path) -> None:
     written[1].unlink()
     assert write_exercises(folder) == [written[1]]
     assert written[0].read_text() == "mine"
+
+
+def test_full_disk_leaves_no_part_of_an_exercise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def write_half(path: Path, text: str, encoding: str) -> None:
+        path.write_bytes(text[:20].encode(encoding))
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as full:
+        full.setattr(Path, "write_text", write_half)
+        with pytest.raises(OSError, match="No space"):
+            write_exercises(tmp_path)
+    assert not any(tmp_path.iterdir())
+    assert len(write_exercises(tmp_path)) == len(NAMES)
 
 
 def test_folder_of_other_files_is_left_alone(tmp_path: Path) -> None:

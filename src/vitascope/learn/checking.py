@@ -6,8 +6,11 @@ import dataclasses
 import functools
 import inspect
 import runpy
+import signal
+import threading
 import traceback
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +45,8 @@ OTHER_SHAPE |= {"mlp_ratio": 2.0, "num_classes": 7}
 """For answers that are right for the first one only."""
 TOLERANCE = 1e-5
 """Largest difference from our output, as a share of its largest number, that rounding explains."""
+SECONDS = 10.0
+"""Processor time after which a reader's file is stopped."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,22 +72,45 @@ class WrongAnswer(Exception):  # noqa: N818 - it is no error of the program
 def check(folder: Path, name: str) -> Answer:
     """Run a reader's file, and compare its function with ours, by itself and in the model."""
     path = path_of(folder, name)
-    if TO_WRITE in path.read_text(encoding="utf-8"):
+    if TO_WRITE in path.read_text(encoding="utf-8", errors="replace"):
         return Answer(name, "to do")
     try:
-        function = function_in(path, name)
-        check_function(path, name, function)
+        with stopped_after(SECONDS):
+            function = function_in(path, name)
+            check_function(path, name, function)
     except WrongAnswer as wrong:
         return Answer(name, "wrong", str(wrong))
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever a reader's file raises
+        return Answer(name, "wrong", own_error(error, path))
     return Answer(name, "right", function=function)
+
+
+@contextmanager
+def stopped_after(seconds: float) -> Iterator[None]:
+    """Raise TimeoutError in code that computes for longer, such as an endless loop.
+
+    Waiting does not count, so that a reader may use a debugger. Only the main thread can have this limit,
+    and only where the system has a timer of processor time.
+    """
+    if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "setitimer"):
+        yield
+        return
+
+    def stop(signum: int, frame: object) -> None:
+        raise TimeoutError(f"this ran for {seconds:g} s; does a loop never end?")
+
+    before = signal.signal(signal.SIGPROF, stop)
+    signal.setitimer(signal.ITIMER_PROF, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, before)
 
 
 def function_in(path: Path, name: str) -> Function:
     """The function of a reader's file."""
-    try:
-        names = runpy.run_path(str(path))
-    except Exception as error:  # noqa: BLE001 - whatever a reader's file raises
-        raise WrongAnswer(own_error(error, path)) from None
+    names = runpy.run_path(str(path))
     if not callable(names.get(name)):
         raise WrongAnswer(f"{path} has no function `{name}`: keep its name")
     return names[name]
@@ -118,7 +146,7 @@ def called(function: Function, inputs: list[Any], path: Path, name: str) -> Any:
         raise WrongAnswer(f"{own_error(error, path)}\nThe inputs were {shapes}.") from None
 
 
-def own_error(error: Exception, path: Path) -> str:
+def own_error(error: BaseException, path: Path) -> str:
     """An error in a reader's file, with the line in that file where it happened."""
     message = str(error).strip().splitlines()[0] if str(error).strip() else ""
     said = f"{type(error).__name__}: {message}" if message else type(error).__name__

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from vitascope.errors import UserError
 from vitascope.learn import solutions
+from vitascope.storage import replacing
 
 NAMES = tuple(solutions.SOLUTIONS)
 """The exercises in their order; each is a function of this name, in a file of this name."""
@@ -47,5 +48,6 @@ def write_exercises(folder: Path) -> list[Path]:
         raise UserError(f"{folder} has files, and none of them is an exercise: name a new folder")
     folder.mkdir(parents=True, exist_ok=True)
     for name in missing:
-        path_of(folder, name).write_text(exercise_text(name), encoding="utf-8")
+        with replacing(path_of(folder, name)) as aside:
+            aside.write_text(exercise_text(name), encoding="utf-8")
     return [path_of(folder, name) for name in missing]
