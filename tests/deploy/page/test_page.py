@@ -1,5 +1,7 @@
 """`vs.page`: what it rejects, what it proves, and what it keeps."""
 
+import os
+import select
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,7 +16,7 @@ from tests.data import noise, write_picture
 from tests.model import small_model
 from vitascope.cli import main
 from vitascope.deploy.page import page as page_module
-from vitascope.deploy.page.browser import BrowserError, find_browser
+from vitascope.deploy.page.browser import BrowserError, find_browser, opened
 from vitascope.deploy.page.page import check_size
 from vitascope.errors import UserError
 
@@ -158,3 +160,17 @@ def test_browser_that_is_none_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(BrowserError, match="the browser ended before it answered"):
         vs.page(small_model(), tmp_path / "a.html", browser=program, images=noise(9, 9))
     assert list(tmp_path.iterdir()) == [program]
+
+
+def test_what_a_browser_has_started_ends_with_it(tmp_path: Path) -> None:
+    alive, program = tmp_path / "alive", tmp_path / "browser"
+    os.mkfifo(alive)
+    refusal = r'{"id": 1, "error": {"message": "not today"}}\000'
+    program.write_text(f"#!/bin/sh\nexec 5> {alive}\nsleep 60 &\nprintf '{refusal}' >&4\nread line <&3\n")
+    program.chmod(0o755)
+    reader = os.open(alive, os.O_RDONLY | os.O_NONBLOCK)
+    with pytest.raises(BrowserError, match="not today"), opened(str(program), "about:blank", 60):
+        pass
+    ended = select.select([reader], [], [], 5)[0]  # `sleep` was the last that had it open
+    os.close(reader)
+    assert ended

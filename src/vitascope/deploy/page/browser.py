@@ -9,12 +9,13 @@ import json
 import os
 import select
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -155,7 +156,7 @@ def opened(browser: str, address: str, patience: float) -> Iterator[Tab]:
         command = [sys.executable, "-c", _START, str(reads), str(writes), browser, *flags]
         process = subprocess.Popen(
             command, pass_fds=(reads, writes), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL, start_new_session=True,
         )  # fmt: skip
         os.close(reads)
         os.close(writes)
@@ -167,9 +168,11 @@ def opened(browser: str, address: str, patience: float) -> Iterator[Tab]:
             os.close(takes)  # which ends it
             os.close(gives)
             try:
-                process.wait(timeout=5)
-            except subprocess.TimeoutExpired:
-                process.kill()
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(timeout=5)
+            finally:  # also at a second Ctrl-C
+                with suppress(ProcessLookupError, PermissionError):  # the whole session has ended
+                    os.killpg(process.pid, signal.SIGKILL)  # with what it started
                 process.wait()
 
 
