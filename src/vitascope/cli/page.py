@@ -6,6 +6,7 @@ import dataclasses
 import statistics
 from typing import Literal
 
+from vitascope.cli.exits import exiting_if_stopped
 from vitascope.cli.parsing import Flag, MaybePath, MaybeText, Model
 
 
@@ -36,20 +37,21 @@ class Page:
     """Keep the file without trying it in a browser."""
 
     def call(self) -> None:
-        """Write, prove, print."""
+        """Write, prove, print. SIGINT and SIGTERM end the browser too, and leave no file."""
         from vitascope.data.datasets import open_pictures
         from vitascope.deploy.export.export import spread
         from vitascope.deploy.page.page import page
 
         images = None if self.data is None else spread(open_pictures(self.data))
-        done = page(
-            self.model,
-            self.out,
-            weights=self.weights,
-            images=images,
-            browser=self.browser,
-            unproved=self.unproved,
-        )
+        with exiting_if_stopped("no page is kept"):
+            done = page(
+                self.model,
+                self.out,
+                weights=self.weights,
+                images=images,
+                browser=self.browser,
+                unproved=self.unproved,
+            )
         compared_on = done.compared_on if self.data is None else f"images of {self.data}"
         print(f"{done.path}  {done.size:,} bytes, {done.weights} weights")
         if done.weights != "fp32":

@@ -2,6 +2,7 @@
 
 import os
 import select
+import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -174,3 +175,26 @@ def test_what_a_browser_has_started_ends_with_it(tmp_path: Path) -> None:
     ended = select.select([reader], [], [], 5)[0]  # `sleep` was the last that had it open
     os.close(reader)
     assert ended
+
+
+@pytest.mark.parametrize(("signum", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_stop_during_the_proof_leaves_nothing(
+    signum: int,
+    status: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def prove(*_: Any) -> Any:
+        assert callable(signal.getsignal(signum))  # else it would end the tests
+        signal.raise_signal(signum)
+
+    monkeypatch.setattr(page_module, "prove", prove)
+    monkeypatch.setattr(page_module, "find_browser", lambda path: "chromium")
+    vs.save_pretrained(small_model(), tmp_path / "small")
+    picture, out = write_picture(tmp_path / "a.png"), tmp_path / "out" / "a.html"
+    with pytest.raises(SystemExit) as exit_info:
+        main(["page", str(tmp_path / "small"), "--out", str(out), "--data", str(picture)])
+    assert exit_info.value.code == status
+    assert f"stopped by {signal.Signals(signum).name}; no page is kept" in capsys.readouterr().err
+    assert list(out.parent.iterdir()) == []
