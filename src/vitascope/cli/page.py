@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import statistics
-from typing import Literal
+from typing import Annotated, Literal
+
+import tyro
 
 from vitascope.cli.exits import exiting_if_stopped
 from vitascope.cli.parsing import Flag, MaybePath, MaybeText, Model
@@ -31,7 +33,7 @@ class Page:
     data: MaybeText = None
     """Images to compare on: an image, a folder, or any other DATA of `vitascope train`.
     Default: the run's test images, else parts of two photographs from scikit-learn."""
-    browser: MaybePath = None
+    browser: Annotated[str | None, tyro.conf.arg(metavar="PATH", help_behavior_hint="")] = None
     """The browser's program. Default: the first Chromium, Chrome or Edge that is installed."""
     unproved: Flag = False
     """Keep the file without trying it in a browser."""

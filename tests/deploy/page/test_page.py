@@ -198,3 +198,19 @@ def test_stop_during_the_proof_leaves_nothing(
     assert exit_info.value.code == status
     assert f"stopped by {signal.Signals(signum).name}; no page is kept" in capsys.readouterr().err
     assert list(out.parent.iterdir()) == []
+
+
+def test_browser_in_the_working_directory_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    program = tmp_path / "browser"
+    program.write_text("#!/bin/sh\nexit 3\n")
+    program.chmod(0o755)
+    assert find_browser(Path("browser")) == str(program)
+    with pytest.raises(UserError, match="browser: no program that can be started"):
+        find_browser("browser")  # a name, as in a shell
+    vs.save_pretrained(small_model(), tmp_path / "small")
+    picture = write_picture(tmp_path / "a.png")
+    assert main(["page", "small", "--out", "a.html", "--data", str(picture), "--browser", "./browser"]) == 2
+    assert "the browser ended before it answered" in capsys.readouterr().err

@@ -44,12 +44,15 @@ class BrowserError(UserError):
 
 
 def find_browser(path: str | os.PathLike[str] | None = None) -> str:
-    """The path of the given browser, or of the first of `NAMES`; `UserError` if none is installed."""
-    found = [shutil.which(name) for name in ([os.fspath(path)] if path is not None else NAMES)]
+    """The path of the given browser, or of the first of `NAMES`; `UserError` if none is installed. A text is
+    looked for as a shell does it: without a slash, it is a program's name."""
+    if isinstance(path, os.PathLike):
+        path = os.path.abspath(path)  # not a name, also without a slash
+    found = [shutil.which(name) for name in (NAMES if path is None else [path])]
     if any(found):
         return next(filter(None, found))
     if path is not None:
-        raise UserError(f"{os.fspath(path)}: no program that can be started; name a Chromium, Chrome or Edge")
+        raise UserError(f"{path}: no program that can be started; name a Chromium, Chrome or Edge")
     raise UserError(
         "no browser to prove the page in: install Chromium, Chrome or Edge, name one with --browser PATH, or "
         "keep the page unproved with --unproved"
