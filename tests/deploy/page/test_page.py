@@ -17,7 +17,7 @@ from tests.data import noise, write_picture
 from tests.model import small_model
 from vitascope.cli import main
 from vitascope.deploy.page import page as page_module
-from vitascope.deploy.page.browser import BrowserError, find_browser, opened
+from vitascope.deploy.page.browser import BrowserError, Tab, find_browser, opened
 from vitascope.deploy.page.page import check_size
 from vitascope.errors import UserError
 
@@ -214,3 +214,13 @@ def test_browser_in_the_working_directory_is_found(
     picture = write_picture(tmp_path / "a.png")
     assert main(["page", "small", "--out", "a.html", "--data", str(picture), "--browser", "./browser"]) == 2
     assert "the browser ended before it answered" in capsys.readouterr().err
+
+
+def test_browser_that_stops_to_read_is_not_waited_for_forever() -> None:
+    (never_read, takes), (gives, never_written) = os.pipe(), os.pipe()
+    os.set_blocking(takes, False)  # a BlockingIOError instead of an endless test
+    tab = Tab(takes, gives, 0.2)
+    with pytest.raises(BrowserError, match="did not answer in time"):
+        tab.ask("Runtime.evaluate", expression="a" * (1 << 21))
+    for descriptor in (never_read, takes, gives, never_written):
+        os.close(descriptor)

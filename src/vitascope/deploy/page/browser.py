@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -62,8 +62,8 @@ def find_browser(path: str | os.PathLike[str] | None = None) -> str:
 class Tab:
     """A page in a browser, with what went wrong in it."""
 
-    def __init__(self, process: subprocess.Popen[bytes], takes: int, gives: int, patience: float) -> None:
-        self.process, self.takes, self.gives = process, takes, gives
+    def __init__(self, takes: int, gives: int, patience: float) -> None:
+        self.takes, self.gives = takes, gives
         self.deadline = time.monotonic() + patience
         self.received = b""
         self.number = 0
@@ -100,7 +100,8 @@ class Tab:
         content = json.dumps(message).encode() + b"\0"
         try:
             while content:
-                content = content[os.write(self.takes, content) :]
+                self._await(writable=[self.takes])
+                content = content[os.write(self.takes, content[: select.PIPE_BUF]) :]
         except BrokenPipeError:
             raise BrowserError(self._ended()) from None
         while True:
@@ -113,9 +114,7 @@ class Tab:
     def receive(self) -> dict[str, Any]:
         """The next message; faults are noted."""
         while b"\0" not in self.received:
-            left = self.deadline - time.monotonic()
-            if left <= 0 or not select.select([self.gives], [], [], left)[0]:
-                raise BrowserError("the page did not answer in time in the browser")
+            self._await(readable=[self.gives])
             part = os.read(self.gives, 1 << 20)
             if not part:
                 raise BrowserError(self._ended())
@@ -124,6 +123,12 @@ class Tab:
         message: dict[str, Any] = json.loads(content)
         self._note(message.get("method", ""), message.get("params", {}))
         return message
+
+    def _await(self, readable: Sequence[int] = (), writable: Sequence[int] = ()) -> None:
+        """Wait until a descriptor can be read, or takes PIPE_BUF bytes, until the deadline."""
+        left = self.deadline - time.monotonic()
+        if left <= 0 or not any(select.select(readable, writable, (), left)):
+            raise BrowserError("the page did not answer in time in the browser")
 
     def _note(self, method: str, found: dict[str, Any]) -> None:
         if method == "Runtime.exceptionThrown":
@@ -164,7 +169,7 @@ def opened(browser: str, address: str, patience: float) -> Iterator[Tab]:
         os.close(reads)
         os.close(writes)
         try:
-            tab = Tab(process, takes, gives, patience)
+            tab = Tab(takes, gives, patience)
             tab.open(address)
             yield tab
         finally:
