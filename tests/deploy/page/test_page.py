@@ -119,6 +119,14 @@ def test_other_suffix_is_rejected(tmp_path: Path) -> None:
         vs.page(small_model(), tmp_path / "a.onnx")
 
 
+@pytest.mark.parametrize("folder", ["", ".", "/", "a.html"])
+def test_folder_is_rejected(folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("a.html").mkdir()
+    with pytest.raises(UserError, match=r"is a folder; name a new file: .*model\.html"):
+        vs.page(small_model(), folder)
+
+
 def test_missing_browser_names_the_ways_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(UserError, match="--browser PATH, or keep the page unproved with --unproved"):
