@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import statistics
-from typing import Literal
+from typing import Annotated, Literal
 
+import tyro
+
+from vitascope.cli.exits import exiting_if_stopped
 from vitascope.cli.parsing import Flag, MaybePath, MaybeText, Model
 
 
@@ -30,26 +33,27 @@ class Page:
     data: MaybeText = None
     """Images to compare on: an image, a folder, or any other DATA of `vitascope train`.
     Default: the run's test images, else parts of two photographs from scikit-learn."""
-    browser: MaybePath = None
+    browser: Annotated[str | None, tyro.conf.arg(metavar="PATH", help_behavior_hint="")] = None
     """The browser's program. Default: the first Chromium, Chrome or Edge that is installed."""
     unproved: Flag = False
     """Keep the file without trying it in a browser."""
 
     def call(self) -> None:
-        """Write, prove, print."""
+        """Write, prove, print. SIGINT and SIGTERM end the browser too, and leave no file."""
         from vitascope.data.datasets import open_pictures
         from vitascope.deploy.export.export import spread
         from vitascope.deploy.page.page import page
 
         images = None if self.data is None else spread(open_pictures(self.data))
-        done = page(
-            self.model,
-            self.out,
-            weights=self.weights,
-            images=images,
-            browser=self.browser,
-            unproved=self.unproved,
-        )
+        with exiting_if_stopped("no page is kept"):
+            done = page(
+                self.model,
+                self.out,
+                weights=self.weights,
+                images=images,
+                browser=self.browser,
+                unproved=self.unproved,
+            )
         compared_on = done.compared_on if self.data is None else f"images of {self.data}"
         print(f"{done.path}  {done.size:,} bytes, {done.weights} weights")
         if done.weights != "fp32":

@@ -1,5 +1,8 @@
 """`vs.page`: what it rejects, what it proves, and what it keeps."""
 
+import os
+import select
+import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,7 +17,7 @@ from tests.data import noise, write_picture
 from tests.model import small_model
 from vitascope.cli import main
 from vitascope.deploy.page import page as page_module
-from vitascope.deploy.page.browser import BrowserError, find_browser
+from vitascope.deploy.page.browser import BrowserError, Tab, find_browser, opened
 from vitascope.deploy.page.page import check_size
 from vitascope.errors import UserError
 
@@ -116,6 +119,14 @@ def test_other_suffix_is_rejected(tmp_path: Path) -> None:
         vs.page(small_model(), tmp_path / "a.onnx")
 
 
+@pytest.mark.parametrize("folder", ["", ".", "/", "a.html"])
+def test_folder_is_rejected(folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("a.html").mkdir()
+    with pytest.raises(UserError, match=r"is a folder; name a new file: .*model\.html"):
+        vs.page(small_model(), folder)
+
+
 def test_missing_browser_names_the_ways_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(UserError, match="--browser PATH, or keep the page unproved with --unproved"):
@@ -158,3 +169,66 @@ def test_browser_that_is_none_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(BrowserError, match="the browser ended before it answered"):
         vs.page(small_model(), tmp_path / "a.html", browser=program, images=noise(9, 9))
     assert list(tmp_path.iterdir()) == [program]
+
+
+def test_what_a_browser_has_started_ends_with_it(tmp_path: Path) -> None:
+    alive, program = tmp_path / "alive", tmp_path / "browser"
+    os.mkfifo(alive)
+    refusal = r'{"id": 1, "error": {"message": "not today"}}\000'
+    program.write_text(f"#!/bin/sh\nexec 5> {alive}\nsleep 60 &\nprintf '{refusal}' >&4\nread line <&3\n")
+    program.chmod(0o755)
+    reader = os.open(alive, os.O_RDONLY | os.O_NONBLOCK)
+    with pytest.raises(BrowserError, match="not today"), opened(str(program), "about:blank", 60):
+        pass
+    ended = select.select([reader], [], [], 5)[0]  # `sleep` was the last that had it open
+    os.close(reader)
+    assert ended
+
+
+@pytest.mark.parametrize(("signum", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_stop_during_the_proof_leaves_nothing(
+    signum: int,
+    status: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def prove(*_: Any) -> Any:
+        assert callable(signal.getsignal(signum))  # else it would end the tests
+        signal.raise_signal(signum)
+
+    monkeypatch.setattr(page_module, "prove", prove)
+    monkeypatch.setattr(page_module, "find_browser", lambda path: "chromium")
+    vs.save_pretrained(small_model(), tmp_path / "small")
+    picture, out = write_picture(tmp_path / "a.png"), tmp_path / "out" / "a.html"
+    with pytest.raises(SystemExit) as exit_info:
+        main(["page", str(tmp_path / "small"), "--out", str(out), "--data", str(picture)])
+    assert exit_info.value.code == status
+    assert f"stopped by {signal.Signals(signum).name}; no page is kept" in capsys.readouterr().err
+    assert list(out.parent.iterdir()) == []
+
+
+def test_browser_in_the_working_directory_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    program = tmp_path / "browser"
+    program.write_text("#!/bin/sh\nexit 3\n")
+    program.chmod(0o755)
+    assert find_browser(Path("browser")) == str(program)
+    with pytest.raises(UserError, match="browser: no program that can be started"):
+        find_browser("browser")  # a name, as in a shell
+    vs.save_pretrained(small_model(), tmp_path / "small")
+    picture = write_picture(tmp_path / "a.png")
+    assert main(["page", "small", "--out", "a.html", "--data", str(picture), "--browser", "./browser"]) == 2
+    assert "the browser ended before it answered" in capsys.readouterr().err
+
+
+def test_browser_that_stops_to_read_is_not_waited_for_forever() -> None:
+    (never_read, takes), (gives, never_written) = os.pipe(), os.pipe()
+    os.set_blocking(takes, False)  # a BlockingIOError instead of an endless test
+    tab = Tab(takes, gives, 0.2)
+    with pytest.raises(BrowserError, match="did not answer in time"):
+        tab.ask("Runtime.evaluate", expression="a" * (1 << 21))
+    for descriptor in (never_read, takes, gives, never_written):
+        os.close(descriptor)

@@ -1,5 +1,7 @@
 """The weights of a page."""
 
+import re
+
 import pytest
 import torch
 
@@ -54,9 +56,10 @@ def test_number_too_large_for_float16_is_rejected() -> None:
         rounded(model, "fp16")
 
 
-def test_weights_that_are_not_finite_are_rejected() -> None:
+@pytest.mark.parametrize("name", ["encoder.blocks.0.mlp.fc1.weight", "norm.bias", "class_token"])
+def test_weights_that_are_not_finite_are_rejected(name: str) -> None:
     model = small_model()
     with torch.no_grad():
-        model.encoder.blocks[0].mlp.fc1.weight[0, 0] = torch.nan
-    with pytest.raises(UserError, match=r"encoder\.blocks\.0\.mlp\.fc1\.weight has NaN or infinity"):
+        model.get_parameter(name).view(-1)[0] = torch.nan
+    with pytest.raises(UserError, match=f"{re.escape(name)} has NaN or infinity"):
         rounded(model, "fp16")

@@ -9,12 +9,13 @@ import json
 import os
 import select
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -43,12 +44,15 @@ class BrowserError(UserError):
 
 
 def find_browser(path: str | os.PathLike[str] | None = None) -> str:
-    """The path of the given browser, or of the first of `NAMES`; `UserError` if none is installed."""
-    found = [shutil.which(name) for name in ([os.fspath(path)] if path is not None else NAMES)]
+    """The path of the given browser, or of the first of `NAMES`; `UserError` if none is installed. A text is
+    looked for as a shell does it: without a slash, it is a program's name."""
+    if isinstance(path, os.PathLike):
+        path = os.path.abspath(path)  # not a name, also without a slash
+    found = [shutil.which(name) for name in (NAMES if path is None else [path])]
     if any(found):
         return next(filter(None, found))
     if path is not None:
-        raise UserError(f"{os.fspath(path)}: no program that can be started; name a Chromium, Chrome or Edge")
+        raise UserError(f"{path}: no program that can be started; name a Chromium, Chrome or Edge")
     raise UserError(
         "no browser to prove the page in: install Chromium, Chrome or Edge, name one with --browser PATH, or "
         "keep the page unproved with --unproved"
@@ -58,8 +62,8 @@ def find_browser(path: str | os.PathLike[str] | None = None) -> str:
 class Tab:
     """A page in a browser, with what went wrong in it."""
 
-    def __init__(self, process: subprocess.Popen[bytes], takes: int, gives: int, patience: float) -> None:
-        self.process, self.takes, self.gives = process, takes, gives
+    def __init__(self, takes: int, gives: int, patience: float) -> None:
+        self.takes, self.gives = takes, gives
         self.deadline = time.monotonic() + patience
         self.received = b""
         self.number = 0
@@ -96,7 +100,8 @@ class Tab:
         content = json.dumps(message).encode() + b"\0"
         try:
             while content:
-                content = content[os.write(self.takes, content) :]
+                self._await(writable=[self.takes])
+                content = content[os.write(self.takes, content[: select.PIPE_BUF]) :]
         except BrokenPipeError:
             raise BrowserError(self._ended()) from None
         while True:
@@ -109,9 +114,7 @@ class Tab:
     def receive(self) -> dict[str, Any]:
         """The next message; faults are noted."""
         while b"\0" not in self.received:
-            left = self.deadline - time.monotonic()
-            if left <= 0 or not select.select([self.gives], [], [], left)[0]:
-                raise BrowserError("the page did not answer in time in the browser")
+            self._await(readable=[self.gives])
             part = os.read(self.gives, 1 << 20)
             if not part:
                 raise BrowserError(self._ended())
@@ -120,6 +123,12 @@ class Tab:
         message: dict[str, Any] = json.loads(content)
         self._note(message.get("method", ""), message.get("params", {}))
         return message
+
+    def _await(self, readable: Sequence[int] = (), writable: Sequence[int] = ()) -> None:
+        """Wait until a descriptor can be read, or takes PIPE_BUF bytes, until the deadline."""
+        left = self.deadline - time.monotonic()
+        if left <= 0 or not any(select.select(readable, writable, (), left)):
+            raise BrowserError("the page did not answer in time in the browser")
 
     def _note(self, method: str, found: dict[str, Any]) -> None:
         if method == "Runtime.exceptionThrown":
@@ -155,21 +164,23 @@ def opened(browser: str, address: str, patience: float) -> Iterator[Tab]:
         command = [sys.executable, "-c", _START, str(reads), str(writes), browser, *flags]
         process = subprocess.Popen(
             command, pass_fds=(reads, writes), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL, start_new_session=True,
         )  # fmt: skip
         os.close(reads)
         os.close(writes)
         try:
-            tab = Tab(process, takes, gives, patience)
+            tab = Tab(takes, gives, patience)
             tab.open(address)
             yield tab
         finally:
             os.close(takes)  # which ends it
             os.close(gives)
             try:
-                process.wait(timeout=5)
-            except subprocess.TimeoutExpired:
-                process.kill()
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(timeout=5)
+            finally:  # also at a second Ctrl-C
+                with suppress(ProcessLookupError, PermissionError):  # the whole session has ended
+                    os.killpg(process.pid, signal.SIGKILL)  # with what it started
                 process.wait()
 
 

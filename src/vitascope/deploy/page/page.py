@@ -197,7 +197,9 @@ def page(
 
 
 def check_path(path: Path) -> None:
-    """Reject a file that exists, and another suffix, which a browser would not open as a page."""
+    """Reject what exists, and another suffix, which a browser would not open as a page."""
+    if path.is_dir():
+        raise UserError(f"{path} is a folder; name a new file: {path / 'model.html'}")
     if path.suffix not in (".html", ".htm"):
         raise UserError(f"{path}: a page ends in .html: {path.with_suffix('.html')}")
     if path.exists():

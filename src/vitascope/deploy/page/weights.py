@@ -28,10 +28,11 @@ MOST_HALF = torch.finfo(torch.float16).max
 def rounded(model: VisionTransformer, rounding: Rounding) -> VisionTransformer:
     """A copy of a model on the CPU, in float32, with the weights that a page has."""
     rounded_copy = copy.deepcopy(model).cpu().float().eval().requires_grad_(False)
+    for name, value in rounded_copy.named_parameters():
+        if not value.isfinite().all():
+            raise UserError(f"{name} has NaN or infinity: look at the checkpoint")
     for name, layer in _products(rounded_copy):
         matrix = layer.weight.flatten(1)  # (outputs, inputs)
-        if not matrix.isfinite().all():
-            raise UserError(f"{name}.weight has NaN or infinity: look at the checkpoint")
         if rounding == "fp16":
             if matrix.abs().max() > MOST_HALF:
                 raise UserError(f"{name}.weight is too large for float16: use weights int8")
