@@ -309,6 +309,12 @@ def test_existing_file_is_not_overwritten(made: SimpleNamespace) -> None:
     assert made.path.read_bytes() == before
 
 
+@pytest.mark.parametrize("folder", ["", ".", "/"])
+def test_folder_as_the_new_file_is_rejected(folder: str) -> None:
+    with pytest.raises(UserError, match=r"is a folder; name a new file: .*model\.onnx$"):
+        export(small_model(), folder)
+
+
 @dataclasses.dataclass
 class Answering:
     """A format whose files return given logits."""

@@ -115,7 +115,9 @@ def silenced() -> Iterator[None]:
 
 
 def check_path(path: Path, kind: Format) -> None:
-    """Reject a suffix of another format, and files that exist."""
+    """Reject a suffix of another format, and what exists."""
+    if path.is_dir():
+        raise UserError(f"{path} is a folder; name a new file: {path / f'model{kind.suffix}'}")
     if path.suffix != kind.suffix:
         raise UserError(f"{path}: files of this format end in {kind.suffix}: {path.with_suffix(kind.suffix)}")
     for file in (path.with_suffix(suffix) for suffix in (kind.suffix, *kind.beside)):
