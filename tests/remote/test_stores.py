@@ -6,7 +6,9 @@ from pathlib import Path
 import pytest
 
 from tests.stores import BUCKET, Store, _quick, files_of, s3_store, serving, store, web_store  # noqa: F401
+from vitascope.errors import UserError
 from vitascope.remote import stores
+from vitascope.remote.outputs import Output
 from vitascope.remote.stores import (
     ChangedError,
     RemoteObject,
@@ -19,6 +21,7 @@ from vitascope.remote.stores import (
     upload,
     walk,
 )
+from vitascope.run.stored_run import StoredRun
 
 
 def write(path: Path, content: bytes = b"0123456789") -> Path:
@@ -184,6 +187,13 @@ def test_names_that_lead_out_of_a_folder_are_rejected() -> None:
             name_in(f"{url}/{name}", url)
     with pytest.raises(StoreError, match="is no path below"):
         name_in("http://h/a/%2e%2e%2fx", "http://h/a")
+
+
+@pytest.mark.parametrize("name", [".", "..", "../x", "a//b", "/a", "./", "a\x01", "a\n"])
+@pytest.mark.parametrize("kind", [StoredRun, Output])
+def test_url_whose_local_copy_would_be_in_another_folder_is_rejected(kind: type, name: str) -> None:
+    with pytest.raises(UserError, match="a URL to write to has no empty name"):
+        kind(f"s3://bucket/{name}")
 
 
 def test_upload_is_whole(s3_store: Store, tmp_path: Path) -> None:  # noqa: F811

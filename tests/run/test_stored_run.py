@@ -303,3 +303,11 @@ def test_hidden_files_of_a_sharded_checkpoint_are_uploaded_and_fetched(url) -> N
     }
     again.upload()
     assert not exists(f"{url}/.lock")
+
+
+@pytest.mark.parametrize("manifest", [b"", b"[]", b'{"files": 5}', b'{"files": ["../x"]}', b"[" * 10**5])
+def test_broken_manifest_in_a_store_is_one_line(manifest: bytes) -> None:
+    with pytest.raises(
+        UserError, match=r"^s3://bucket/run/checkpoints/step-00000001/manifest\.json is broken"
+    ):
+        StoredRun("s3://bucket/run")._files_of(1, manifest)

@@ -22,7 +22,7 @@ MAX_RATIO = 1000
 RATIO_COUNTS_FROM = 2**24
 """Bytes unpacked that are always accepted: a tar of one empty file has a ratio of 100."""
 PIECE = 2**20
-_BROKEN = (
+BROKEN = (
     *(tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, OSError, struct.error),
     *(NotImplementedError, RuntimeError, RecursionError, ValueError, OverflowError, IndexError),
 )
@@ -151,5 +151,5 @@ def archive_errors(path: str | Path) -> Iterator[None]:
         yield
     except UserError:
         raise
-    except _BROKEN as error:
+    except BROKEN as error:
         raise UserError(f"{path}: cannot be read as an archive: {error or type(error).__name__}") from error

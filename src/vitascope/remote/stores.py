@@ -136,9 +136,12 @@ def store_of(url: str) -> Store:
 
 
 def check_writable(url: str) -> None:
-    """Reject the URL of a web server."""
+    """Reject the URL of a web server, and one whose local copy would be outside of its own folder."""
     if not store_of(url).writable:
         raise UserError(f"{url}: a web server is read only: choose a local file, s3://, gs:// or hf://")
+    below = url.rstrip("/").partition("://")[2].split("/")[1:]
+    if any(part in ("", ".", "..") for part in below) or not url.isprintable():
+        raise UserError(f"{url!r}: a URL to write to has no empty name, no . or .., no control character")
 
 
 def name_in(url: str, folder: str) -> str:

@@ -144,7 +144,7 @@ class StoredRun:
         folder = f"{layout.CHECKPOINTS}/{layout.step_name(step)}"
         try:
             names = [str(name) for name in json.loads(manifest)["files"]]
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise UserError(f"{self.url}/{folder}/{layout.MANIFEST} is broken: it lists no files") from error
         if any("/" in name or name in ("", ".", "..") for name in names):
             raise UserError(

@@ -1,11 +1,15 @@
 """Tar shards: their images and labels, the order of an epoch, and errors."""
 
 import dataclasses
+import hashlib
+import io
 import itertools
 import json
 import pickle
-from collections.abc import Mapping
+import zipfile
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -307,6 +311,31 @@ def test_shorter_and_missing_shards_are_named(tmp_path: Path) -> None:
         splits_of(Shards(), str(folder), seed=0)
 
 
+def npy_header(count: int) -> bytes:
+    content = io.BytesIO()
+    values = {"descr": "<i8", "fortran_order": False, "shape": (count,)}
+    np.lib.format.write_array_header_1_0(content, values)
+    return content.getvalue()
+
+
+def zip_of(compression: str, members: Mapping[str, bytes]) -> bytes:
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w", getattr(zipfile, f"ZIP_{compression.upper()}")) as archive:
+        for name, member in members.items():
+            archive.writestr(name, member)
+    return content.getvalue()
+
+
+def assert_places_rejected(folder: Path, content: bytes) -> None:
+    """Check that `samples.npz` with this content, which its index confirms, is one line."""
+    (folder / "samples.npz").write_bytes(content)
+    index = json.loads((folder / "index.json").read_text())
+    index["samples"] = hashlib.sha256(content).hexdigest()
+    (folder / "index.json").write_text(json.dumps(index))
+    with pytest.raises(UserError, match=r"samples\.npz: not the places in the shards of index\.json"):
+        splits_of(Shards(), str(folder), seed=0)
+
+
 def test_a_shard_that_differs_from_its_index_is_rejected(tmp_path: Path) -> None:
     folder = packed(tmp_path)
     index = json.loads((folder / "index.json").read_text())
@@ -314,6 +343,46 @@ def test_a_shard_that_differs_from_its_index_is_rejected(tmp_path: Path) -> None
     (folder / "index.json").write_text(json.dumps(index))
     with pytest.raises(UserError, match=r"16 images in the train shards, index\.json has 17"):
         splits_of(Shards(), str(folder), seed=0)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda rows: rows | {"labels": rows["labels"] - 1},  # would be the last class
+        lambda rows: rows | {"labels": rows["labels"] + 0.5},
+        lambda rows: rows | {"offsets": rows["offsets"] + 0.5},
+        lambda rows: rows | dict.fromkeys(("offsets", "sizes"), np.full(20, 2**62)),  # their sum overflows
+        lambda rows: rows | {"names": rows["names"].astype(str)},
+        lambda rows: rows | {"names": rows["names"].astype(object)},
+        lambda rows: {name: row if name == "files" else row[:, None] for name, row in rows.items()},
+        lambda rows: {name: row if name == "files" else row[0] for name, row in rows.items()},
+        lambda rows: rows | {"files": np.array([b"../train.tar"] * len(rows["files"]))},
+        lambda rows: rows | {"files": np.repeat(rows["files"][:1], len(rows["files"]))},
+        lambda rows: rows | {"names": np.full(20, b"a" * 2**13)},  # a bomb: 160 KB in 1
+    ],
+)
+def test_places_of_another_form_are_rejected(tmp_path: Path, change: Callable[[Any], Any]) -> None:
+    folder = packed(tmp_path)
+    with np.load(folder / "samples.npz") as arrays:
+        rows = change(dict(arrays))
+    content = io.BytesIO()
+    np.savez_compressed(content, **rows)
+    assert_places_rejected(folder, content.getvalue())
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        pickle.dumps(1),
+        zip_of("stored", {"offsets.npy": b""}),
+        zip_of("stored", {"offsets.npy": npy_header(2**37)}),  # a terabyte
+        zip_of("stored", {"offsets.npy": npy_header(2**70)}),
+        zip_of("bzip2", {"offsets.npy": npy_header(20)}),  # is unpacked without a limit
+    ],
+)
+def test_places_that_are_no_arrays_are_rejected(tmp_path: Path, content: bytes) -> None:
+    assert_places_rejected(packed(tmp_path), content)
 
 
 def test_newer_index_is_rejected(tmp_path: Path) -> None:

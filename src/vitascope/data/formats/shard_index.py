@@ -7,8 +7,9 @@ import hashlib
 import io
 import itertools
 import json
+import tarfile
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,15 @@ import numpy as np
 import numpy.typing as npt
 
 from vitascope.data.formats.folder import SPLIT_FOLDERS
+from vitascope.data.tars import BROKEN
 from vitascope.errors import UserError
 
 INDEX, SAMPLES = "index.json", "samples.npz"
 INDEX_VERSION = 1
+_SAMPLE = 2 * tarfile.BLOCKSIZE
+"""Bytes of a sample in a shard, at least: the headers of picture and label."""
+_PLACE, _HEADERS = 128, 2**16
+"""Limit of bytes in `samples.npz`, unpacked: of a picture or shard, whose name has 100, and of the rest."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -94,28 +100,43 @@ class SamplePlaces:
         content = path.read_bytes() if path.is_file() else b""
         if hashlib.sha256(content).hexdigest() != index.samples:
             raise UserError(f"{path}: missing, or not that of {INDEX}; copy it again")
+        lines = {line.file.encode(): line for line in itertools.chain.from_iterable(index.splits.values())}
         try:
-            with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
-                found = cls(**arrays)
-            lines = {
-                line.file.encode(): line for line in itertools.chain.from_iterable(index.splits.values())
-            }
-            ends = np.array([lines[name].bytes for name in found.files.tolist()])[found.shards]
-            rows: list[npt.NDArray[Any]] = [
-                found.shards,
-                found.offsets,
-                found.sizes,
-                found.names,
-                found.labels,
-            ]
-            whole = all(each.shape == ends.shape for each in rows) and bool(
-                (np.stack(rows[:3]).min(initial=0) >= 0) & (found.offsets + found.sizes <= ends).all()
-            )
-        except (ValueError, TypeError, KeyError, IndexError, OSError, zipfile.BadZipFile):
+            found = cls(**_arrays(content, lines.values()))
+            whole = found._is_whole({name: line.bytes for name, line in lines.items()})
+        except (*BROKEN, TypeError, KeyError, AttributeError, MemoryError):
             whole = False
         if not whole:
             raise UserError(f"{path}: not the places in the shards of {INDEX}; pack them again")
         return found
+
+    def _is_whole(self, bytes_of: Mapping[bytes, int]) -> bool:
+        """Whether the arrays have one row per picture, and all pictures lie in these shards."""
+        rows = (self.shards, self.offsets, self.sizes, self.labels)
+        files = self.files.tolist()
+        if (
+            [each.dtype for each in rows] != [np.int32, np.int64, np.int64, np.int64]
+            or self.names.dtype.kind != "S"
+            or {each.shape for each in (*rows, self.names)} != {(len(self.shards),)}
+            or len(set(files)) < len(files)
+            or min(each.min(initial=0) for each in rows) < 0
+        ):
+            return False
+        ends = np.array([bytes_of[name] for name in files])[self.shards]
+        return bool((self.offsets <= ends - self.sizes).all())  # a sum could overflow
+
+
+def _arrays(content: bytes, shards: Collection[Shard]) -> dict[str, npt.NDArray[Any]]:
+    """The arrays of an `.npz` of unknown origin, which takes no more memory than places in these shards."""
+    images = min(sum(line.bytes for line in shards) // _SAMPLE, sum(line.count for line in shards))
+    with zipfile.ZipFile(io.BytesIO(content)) as archive:
+        members = archive.infolist()
+    if sum(each.file_size for each in members) > _PLACE * (images + len(shards)) + _HEADERS:
+        raise ValueError("a bomb")
+    if any(each.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED) for each in members):
+        raise ValueError("of a compression whose reader has no limit")
+    with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
+        return dict(arrays)
 
 
 def read_index(folder: Path) -> Index | None:
