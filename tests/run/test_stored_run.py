@@ -18,7 +18,7 @@ from vitascope.cli import main
 from vitascope.errors import UserError
 from vitascope.probing.probe import probe
 from vitascope.remote.stores import StoreError, exists, listed, walk
-from vitascope.run import stored_run
+from vitascope.run import layout, stored_run
 from vitascope.run.run import Run
 from vitascope.run.stored_run import StoredRun
 from vitascope.training.loop import Trainer
@@ -311,3 +311,21 @@ def test_broken_manifest_in_a_store_is_one_line(manifest: bytes) -> None:
         UserError, match=r"^s3://bucket/run/checkpoints/step-00000001/manifest\.json is broken"
     ):
         StoredRun("s3://bucket/run")._files_of(1, manifest)
+
+
+def test_store_has_a_run_once_it_has_the_files_of_its_start(url, monkeypatch) -> None:
+    """An interrupted first upload is no run, which would be resumed without the record of its data."""
+    run = StoredRun(url)
+    sent: list[str] = []
+    start = ["config.yaml", "environment.json", "plan.json", "split.jsonl.gz"]
+    for name in (*start, f"{layout.CHECKPOINTS}/{layout.step_name(4)}/weights", "model/config.json"):
+        path = run.path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("{}")
+    monkeypatch.setattr(
+        stored_run, "upload", lambda path, target: sent.append(target.removeprefix(f"{url}/"))
+    )
+    run.upload()
+    assert sorted(sent[: len(start)]) == start
+    assert sent[len(start) - 1] == "config.yaml"
+    assert sent[-1] == "model/config.json"

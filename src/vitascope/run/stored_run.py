@@ -1,7 +1,8 @@
 """A run folder in a store: the local copy in which the run is worked on, and what of it is uploaded.
 
 The copy is in `$VITASCOPE_CACHE/remote/runs/`. The store has whole files only. A checkpoint's manifest is
-uploaded last and removed first, and the configuration of the finished model comes after everything else.
+uploaded last and removed first. A run's configuration comes after the other files of its start, and that of
+the finished model after everything else.
 """
 
 from __future__ import annotations
@@ -271,8 +272,8 @@ def _stamp(path: Path) -> tuple[int, int]:
 def _rank(name: str) -> int:
     """The place of a file in an upload: what makes others complete comes after them."""
     if name == _FINISHED:
-        return 3
+        return 4
     folder, _, file = name.rpartition("/")
     if layout.step_of(folder.rpartition("/")[2]) is None:
-        return 0
-    return 2 if file == layout.MANIFEST else 1
+        return 1 if name == layout.CONFIG else 0  # by which a run is known
+    return 3 if file == layout.MANIFEST else 2
