@@ -89,6 +89,12 @@ def test_batch_size_of_zero_is_rejected(tmp_path, size: int) -> None:
         evaluate(tmp_path / "m", "digits", batch_size=size)
 
 
+@pytest.mark.parametrize("size", [10**9, 10**23])
+def test_batches_that_no_memory_holds_are_rejected(tmp_path, size: int) -> None:
+    with pytest.raises(UserError, match=f"batch_size must be at most 100,000, not {size}"):
+        evaluate(tmp_path / "m", "digits", batch_size=size)
+
+
 def test_classes_are_matched_by_name(tmp_path) -> None:
     root = write_folder(tmp_path / "data", per_class=3, side=32, classes=("a", "b", "c"))
     swapped = small_model(num_classes=3, class_names=("c", "a", "b"))

@@ -52,6 +52,21 @@ def test_norms_keep_bf16_where_autocast_would_widen_them(monkeypatch, norm_type:
     assert norm(x.float()).dtype == torch.float32
 
 
+def test_rms_norm_gets_its_weight_in_bf16_on_a_cpu_too(monkeypatch) -> None:
+    """With another dtype torch warns, and takes a slower path."""
+    norm, seen, kernel = norm_of(small_config(norm_type="rms"), 12), [], norms.F.rms_norm
+
+    def watched(tokens, shape, weight, eps):
+        seen.append((tokens.dtype, weight.dtype))
+        return kernel(tokens, shape, weight, eps)
+
+    monkeypatch.setattr(norms.F, "rms_norm", watched)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = norm(random_images(2, 5, 12).bfloat16())
+    assert seen == [(torch.bfloat16, torch.bfloat16)]
+    assert found.dtype == torch.bfloat16
+
+
 @pytest.mark.parametrize("options", [{}, {"layer_scale": 0.1}, {"norm_type": "rms"}, {"qk_norm": True}])
 def test_the_residual_stream_is_bf16_under_autocast(options) -> None:
     model, seen = small_model(**options).train(), []

@@ -130,6 +130,32 @@ def test_weights_that_a_checkpoint_refers_to_are_written_before_it(
     assert_bitwise(*(dict(from_pretrained(run).state_dict()) for run in (whole, again)))
 
 
+@pytest.mark.parametrize("killed_writing", [False, True])
+def test_best_weights_that_a_kill_left_incomplete_are_replaced_by_the_next_ones(
+    data, tmp_path, monkeypatch, killed_writing: bool
+) -> None:
+    """Also if no later validation is better than that of the checkpoint: not all machines repeat a run."""
+    better_each_time(monkeypatch, {3: 8.0, 4: 9.0})
+    run, save = Run(tmp_path / "run"), Trainer.save
+
+    def stop(self: Trainer) -> None:
+        save(self)
+        self.checkpoint_writer.wait()
+        if self.step >= 10:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Trainer, "save", stop)
+    config = tiny_config(data, run=str(run.path), epochs=4, keep="best", checkpoint_seconds=0.0)
+    with undrawn(), pytest.raises(KeyboardInterrupt):
+        train.train(config)
+    monkeypatch.setattr(Trainer, "save", save)
+    if killed_writing:
+        (run.best / "config.json").unlink()
+    with undrawn():
+        train.resume(run.path)
+    assert run.records("kept")[0]["epoch"] == (3 if killed_writing else 2)
+
+
 def test_a_run_that_diverges_leaves_its_best_weights(data, tmp_path, monkeypatch, written) -> None:
     monkeypatch.setattr(best_weights, "WRITE_SECONDS", 1e9)
     better_each_time(monkeypatch, {3: float("nan")})

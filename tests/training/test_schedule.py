@@ -72,6 +72,12 @@ def test_a_run_has_one_length() -> None:
         TrainConfig(epochs=None, steps=5, minutes=1.0)
 
 
+@pytest.mark.parametrize("minutes", [0.0, float("nan"), float("inf"), 1e300])
+def test_minutes_that_no_run_takes_are_rejected(minutes: float) -> None:
+    with pytest.raises(UserError, match=r"^minutes must be "):
+        TrainConfig(epochs=None, minutes=minutes)
+
+
 @given(
     first=st.integers(1, 200),
     corrections=st.lists(st.tuples(st.integers(1, 50), st.integers(1, 200)), max_size=5),

@@ -24,7 +24,8 @@ _ALIGNMENT = 16
 class Change:
     """A change of a batch: host arrays, and a function of the images and of these arrays' tensors.
 
-    The function makes new images, and may overwrite the tensors.
+    The function may overwrite the tensors, and images that an earlier change has made; the first change of a
+    batch makes new images.
     """
 
     arrays: tuple[Array, ...]

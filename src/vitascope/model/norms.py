@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -24,12 +26,13 @@ class LayerNorm(nn.LayerNorm):
 
 
 class RMSNorm(nn.RMSNorm):
-    """RMSNorm, which subtracts no mean and has no bias (Zhang and Sennrich 2019); else as `LayerNorm`."""
+    """RMSNorm, which subtracts no mean and has no bias (Zhang and Sennrich 2019); else as `LayerNorm`.
+
+    On a CPU, a float32 weight with bf16 tokens would keep torch from its fused kernel, and make it warn.
+    """
 
     def forward(self, tokens: Tensor) -> Tensor:
-        if not widened(tokens):
-            return super().forward(tokens)
-        with torch.autocast("cuda", enabled=False):
+        with torch.autocast("cuda", enabled=False) if widened(tokens) else nullcontext():
             return F.rms_norm(tokens, self.normalized_shape, self.weight.to(tokens.dtype), self.eps)
 
 

@@ -207,7 +207,7 @@ class Optimization(OptionGroup):
     """Passes over the training images. Default: that of the recipe, or by the number of images."""
     steps: Annotated[MaybeInt, COUNT, SetsLength()] = None
     """Optimizer steps, instead of --epochs."""
-    minutes: Annotated[MaybeFloat, Range(gt=0), SetsLength()] = None
+    minutes: Annotated[MaybeFloat, Range(gt=0, lt=_MOST), SetsLength()] = None
     """Train for this many minutes, instead of --epochs: the measured speed sets the number of steps, and the
     schedule ends when the time is over. The figures and the report come on top."""
     progressive: Annotated[

@@ -37,6 +37,8 @@ from vitascope.remote.stores import is_url
 T = TypeVar("T")
 BATCH_SIZE = 32
 """On a CPU."""
+MOST_IMAGES = 100_000
+"""In a batch."""
 THUMBNAIL = 240
 """Largest side, in pixels, of a picture in a notebook."""
 
@@ -400,9 +402,11 @@ class Predictor:
 
 
 def check_batch_size(batch_size: int | None) -> None:
-    """Reject batches without images."""
+    """Reject batches without images, and those for which reading processes would fill the memory."""
     if batch_size is not None and batch_size < 1:
         raise UserError(f"batch_size must be at least 1, not {batch_size}")
+    if batch_size is not None and batch_size > MOST_IMAGES:
+        raise UserError(f"batch_size must be at most {MOST_IMAGES:,}, not {batch_size}")
 
 
 def check_workers(workers: int | None) -> None:

@@ -19,6 +19,7 @@ from vitascope.model.encoder import Block
 from vitascope.model.sizes import ModelConfig
 from vitascope.training import distributed
 
+# These numbers are assumptions: they were not measured on a GPU.
 LEAST_SECONDS = 300.0
 """The shortest run without compilation that `auto` compiles."""
 FLOPS_PER_SECOND = 1e14
@@ -77,8 +78,8 @@ def choose(asked: str, device: torch.device, *, seconds: float, parts: int) -> C
     """The compilation of a run, the same in all processes.
 
     `auto` compiles on CUDA, if Triton and a C compiler are there and the run takes at least 5 minutes without
-    it. Compiling a ViT takes up to a minute, and a compiled step takes about three quarters of the time, so
-    that 5 minutes gain it back. CUDA graphs are only used if they are asked for.
+    it. This assumes, without a measurement, that compiling a ViT takes up to a minute and a compiled step
+    three quarters of the time, so that 5 minutes gain it back. CUDA graphs are only used if asked for.
 
     Args:
         asked: the option `compile`.

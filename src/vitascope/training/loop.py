@@ -29,6 +29,7 @@ from vitascope.errors import Interrupted, UserError
 from vitascope.model.hardware import room_for_images, suitable_threads
 from vitascope.model.lora import merged
 from vitascope.model.vision_model import VisionModel, build
+from vitascope.run.layout import has_model
 from vitascope.run.metrics import MetricsWriter
 from vitascope.run.run import Run
 from vitascope.storage import explaining_failure
@@ -564,6 +565,10 @@ class Trainer:
             self.scaler.load_state_dict(state["scaler"])
         # Older checkpoints have the lowest loss.
         self.best_value = state["best_value"] if "best_value" in state else state["best_loss"]
+        # SIGKILL while later ones were written: on a GPU, or in `minutes`, those may never be found again.
+        lost = distributed.by_first(lambda: not has_model(self.run.best))
+        if lost and self.config.optimization.keep != "last":
+            self.best_value = self.task.monitor.worst
         self.seconds = state["seconds"]
         # Older checkpoints were saved after a validation, and count epochs, or have neither.
         since_best = state.get("epochs_since_best", 0) * self.steps_per_epoch
