@@ -22,7 +22,7 @@ from tests.test_walkthrough import HAN, stated_shapes
 
 ROOT = Path(__file__).parent.parent
 CHINESE_PAGES = [ROOT / "README.zh.md", *sorted((ROOT / "docs").rglob("*.zh.md"))]
-WITH_CHINESE_PICTURES = [page for page in CHINESE_PAGES if page.name in ("README.zh.md", "walkthrough.zh.md")]
+WITH_CHINESE_PICTURES = [ROOT / "README.zh.md", ROOT / "docs" / "walkthrough.zh.md"]
 """Pages whose pictures, or the reader's, have Chinese letters."""
 FENCED = re.compile(r"^```(\w*)\n(.*?)^```\n", re.MULTILINE | re.DOTALL)
 INDENTED = re.compile(r"(?<=\n\n)(?: {4}.*\n)+")
@@ -31,7 +31,9 @@ NUMBER = re.compile(r"[-+−±]?\d+(?:[.,]\d+)*%?")
 LINK = re.compile(r"\]\(([^)]+)\)")
 MARKED = re.compile(r"<!-- (\w+) -->\n(.*?)<!-- /\1 -->", re.DOTALL)
 
-each_page = pytest.mark.parametrize("page", CHINESE_PAGES, ids=lambda page: page.stem.removesuffix(".zh"))
+each_page = pytest.mark.parametrize(
+    "page", CHINESE_PAGES, ids=lambda page: str(page.relative_to(ROOT)).removesuffix(".zh.md")
+)
 
 
 def original(page: Path) -> Path:
@@ -40,8 +42,8 @@ def original(page: Path) -> Path:
 
 
 def translation(page: Path) -> Path:
-    """The Chinese page of an English one."""
-    return page.with_name(page.name.replace(".md", ".zh.md"))
+    """The Chinese page, or notebook, of an English one."""
+    return page.with_suffix(f".zh{page.suffix}")
 
 
 @functools.cache
@@ -314,12 +316,12 @@ def in_translation(page: Path, target: str) -> str:
     if linked == translation(page):
         return page.name
     chinese = translation(linked)
-    if linked.suffix != ".md" or not chinese.is_file():
+    if not chinese.is_file():
         return target if not path.startswith("images/walkthrough/") else target.replace("h/", "h.zh/", 1)
     ours, theirs = anchors(linked), anchors(chinese)
     assert len(ours) == len(theirs), f"{chinese.name} has other headings than {linked.name}"
     found = theirs[ours.index(anchor)] if anchor else ""
-    return f"{path.replace('.md', '.zh.md')}{found and '#'}{found}"
+    return f"{translation(Path(path)) if path else ''}{found and '#'}{found}"
 
 
 @each_page

@@ -17,6 +17,8 @@ import vitascope
 from vitascope.chinese import CHINESE
 from vitascope.cli import COMMANDS, main
 from vitascope.language import counted, language, say
+from vitascope.learn.exercises import NAMES, docstrings, solution_text
+from vitascope.learn.faults import FAULTS
 from vitascope.probing.curve import TIMES
 from vitascope.probing.selection import SCORES_HEAD
 from vitascope.report.charts import PAIR_WORDS, CalibrationWords, curve_title
@@ -30,6 +32,8 @@ NOUNS = ("test image", "val image")
 TYRO = ("positional arguments", "options", "show this help message and exit", "(required)", "(default:")
 CHOSEN = (" to ", "test", "val", "accuracy", "mAP", *ESTIMATES.values(), *ESTIMATES_HEAD, *CLASSES_HEAD)
 """Texts that are looked up from a variable."""
+STATES = [f"{{number}} {{name:<11}} {state}" for state in ("right", "wrong", "to do")]
+"""Lines of `vitascope learn`."""
 COMPARED = {
     *("run", "epochs", "balanced", "macro F1", "training time", "parameters", "MFLOPs", "loss"),
     *(f"{split} {measure}" for split in ("test", "val") for measure in ("accuracy", "mAP", "loss")),
@@ -77,6 +81,11 @@ def said_in_help() -> set[str]:
     return lines - {""}
 
 
+def said_in_exercises() -> set[str]:
+    hints = {fault.hint for faults in FAULTS.values() for fault in faults}
+    return hints.union(STATES, *(docstrings(solution_text(name)) for name in NAMES))
+
+
 def marked() -> set[str]:
     found = (
         {f"# {noun}s" for noun in NOUNS}
@@ -86,6 +95,7 @@ def marked() -> set[str]:
         | set(SCORES_HEAD)
         | set(TIMES.values())
         | said_in_help()
+        | said_in_exercises()
     )
     for words in (CalibrationWords(), PAIR_WORDS):
         found |= set(dataclasses.asdict(words).values())

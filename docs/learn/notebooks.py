@@ -8,7 +8,8 @@ import re
 from pathlib import Path
 
 HERE = Path(__file__).parent
-PAGES = (HERE / "build.md", HERE.parent / "walkthrough.md", HERE / "next.md")
+LESSONS = (HERE / "build", HERE.parent / "walkthrough", HERE / "next")
+PAGES = tuple(lesson.with_suffix(suffix) for lesson in LESSONS for suffix in (".md", ".zh.md"))
 
 
 def notebook(page: str) -> str:

@@ -11,6 +11,7 @@ import tyro
 
 from vitascope.cli.parsing import Flag, MaybeText
 from vitascope.errors import UserError, check_choice
+from vitascope.language import say
 
 if TYPE_CHECKING:
     from vitascope.learn.faults import Function
@@ -50,9 +51,11 @@ class Learn:
             return
         written = write_exercises(self.folder)
         for path in written:
-            print(f"wrote {path}")
+            print(say("wrote {path}", path=path))
         if len(written) == len(NAMES) and not self.train:
-            print(f"\nOpen the first, write its equation, and run `{self._command()}` again.")
+            command = self._command()
+            text = say("Open the first, write its equation, and run `{command}` again.", command=command)
+            print(f"\n{text}")
             return
         self._check()
 
@@ -68,7 +71,7 @@ class Learn:
 
         answers = [check(self.folder, name) for name in NAMES]
         for number, answer in enumerate(answers, start=1):
-            print(f"{number} {answer.name:<11} {answer.state}")
+            print(say(f"{{number}} {{name:<11}} {answer.state}", number=number, name=answer.name))
             for line in answer.hint.splitlines():
                 print(f"    {line}")
         right = {answer.name: answer.function for answer in answers if answer.function is not None}
@@ -76,15 +79,19 @@ class Learn:
             self._train(right)
             return
         if len(right) == len(NAMES):
-            print(f"\nThe model is yours now. `{self._command()} --train` trains it.")
+            text = say("The model is yours now. `{command} --train` trains it.", command=self._command())
+            print(f"\n{text}")
             return
         first = next(answer.name for answer in answers if answer.state != "right")
-        print(f"\nNext: {path_of(self.folder, first)}")
+        text = say("Next: {path}", path=path_of(self.folder, first))
+        print(f"\n{text}")
 
     def _train(self, functions: dict[str, Function]) -> None:
         """Train, and print the course and the result."""
         from vitascope.learn.practice import practice
 
-        print(f"\ntraining with {len(functions)} of your parts: {', '.join(functions) or 'none'}")
+        names = ", ".join(functions) or say("none")
+        text = say("training with {number} of your parts: {names}", number=len(functions), names=names)
+        print(f"\n{text}")
         accuracy = practice(functions, print)
-        print(f"{accuracy:.1%} of 360 test images are right")
+        print(say("{accuracy:.1%} of 360 test images are right", accuracy=accuracy))

@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from vitascope.language import say
 from vitascope.learn.exercises import TO_WRITE, path_of
 from vitascope.learn.faults import FAULTS, Function
 from vitascope.learn.places import OPTIONS, place
@@ -55,7 +56,7 @@ class Answer:
 
     Attributes:
         state: `right`, `wrong`, or `to do`.
-        hint: what is wrong, in one or more lines; empty for the others.
+        hint: what is wrong, in one or more lines of the reader's language; empty for the others.
         function: the reader's function, if it is right.
     """
 
@@ -97,7 +98,7 @@ def stopped_after(seconds: float) -> Iterator[None]:
         return
 
     def stop(signum: int, frame: object) -> None:
-        raise TimeoutError(f"this ran for {seconds:g} s; does a loop never end?")
+        raise TimeoutError(say("this ran for {seconds:g} s; does a loop never end?", seconds=seconds))
 
     before = signal.signal(signal.SIGPROF, stop)
     signal.setitimer(signal.ITIMER_PROF, seconds)
@@ -112,7 +113,7 @@ def function_in(path: Path, name: str) -> Function:
     """The function of a reader's file."""
     names = runpy.run_path(str(path))
     if not callable(names.get(name)):
-        raise WrongAnswer(f"{path} has no function `{name}`: keep its name")
+        raise WrongAnswer(say("{path} has no function `{name}`: keep its name", path=path, name=name))
     return names[name]
 
 
@@ -126,8 +127,11 @@ def check_function(path: Path, name: str, function: Function) -> None:
     for parameter, before, after in zip(parameters(name), inputs, given, strict=True):
         if isinstance(before, Tensor) and not torch.equal(before, after):
             raise WrongAnswer(
-                f"your function changes its input {parameter}, which others may need: write "
-                f"`{parameter} = {parameter} + ...`, not `{parameter} += ...`"
+                say(
+                    "your function changes its input {parameter}, which others may need: write "
+                    "`{parameter} = {parameter} + ...`, not `{parameter} += ...`",
+                    parameter=parameter,
+                )
             )
     check_gradients(name, function, inputs)
     check_in_model(path, name, function)
@@ -143,7 +147,8 @@ def called(function: Function, inputs: list[Any], path: Path, name: str) -> Any:
             for parameter, one in zip(parameters(name), inputs, strict=True)
             if isinstance(one, Tensor | int)
         )
-        raise WrongAnswer(f"{own_error(error, path)}\nThe inputs were {shapes}.") from None
+        text = say("{error}\nThe inputs were {shapes}.", error=own_error(error, path), shapes=shapes)
+        raise WrongAnswer(text) from None
 
 
 def own_error(error: BaseException, path: Path) -> str:
@@ -151,30 +156,42 @@ def own_error(error: BaseException, path: Path) -> str:
     message = str(error).strip().splitlines()[0] if str(error).strip() else ""
     said = f"{type(error).__name__}: {message}" if message else type(error).__name__
     if isinstance(error, SyntaxError) and error.filename == str(path):
-        return (
-            f"{path}, line {error.lineno}: {(error.text or '').strip()}\n{type(error).__name__}: {error.msg}"
-        )
+        return at_line(path, error.lineno, (error.text or "").strip(), f"{type(error).__name__}: {error.msg}")
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
     if not frames:  # such as a function of too few arguments
         return f"{path}: {said}"
-    return f"{path}, line {frames[-1].lineno}: {frames[-1].line}\n{said}"
+    return at_line(path, frames[-1].lineno, frames[-1].line, said)
+
+
+def at_line(path: Path, number: int | None, code: str | None, said: str) -> str:
+    """An error, below the line of code where it happened."""
+    return say("{path}, line {number}: {code}\n{said}", path=path, number=number, code=code, said=said)
 
 
 def compare(name: str, inputs: list[Any], yours: Any, ours: Tensor) -> None:
     """Raise the hint for an output that is not ours."""
     if yours is None:
-        raise WrongAnswer("your function returns nothing: is `return` missing?")
+        raise WrongAnswer(say("your function returns nothing: is `return` missing?"))
     if not isinstance(yours, Tensor):
         raise WrongAnswer(
-            f"your function returns a {type(yours).__name__}; it should return a tensor of shape "
-            f"{tuple(ours.shape)}"
+            say(
+                "your function returns a {kind}; it should return a tensor of shape {shape}",
+                kind=type(yours).__name__,
+                shape=tuple(ours.shape),
+            )
         )
     if equal(yours, ours):
         return
-    found = next((fault.hint for fault in FAULTS[name] if equal(yours, fault.function(*inputs))), None)
+    found = next((say(fault.hint) for fault in FAULTS[name] if equal(yours, fault.function(*inputs))), None)
     if yours.shape != ours.shape:
-        shapes = f"your output has shape {tuple(yours.shape)}, expected {tuple(ours.shape)}"
-        raise WrongAnswer(f"{shapes}: {found or guess(name, inputs, yours, ours)}")
+        raise WrongAnswer(
+            say(
+                "your output has shape {yours}, expected {ours}: {hint}",
+                yours=tuple(yours.shape),
+                ours=tuple(ours.shape),
+                hint=found or guess(name, inputs, yours, ours),
+            )
+        )
     raise WrongAnswer(found or difference(yours, ours))
 
 
@@ -189,31 +206,39 @@ def guess(name: str, inputs: list[Any], yours: Tensor, ours: Tensor) -> str:
     """A hint for a shape, if the values are none that we know."""
     for fault in FAULTS[name]:
         if fault.function(*inputs).shape == yours.shape:
-            return f"perhaps {fault.hint}"
+            return say("perhaps {hint}", hint=say(fault.hint))
     if sorted(yours.shape) == sorted(ours.shape):
-        return "the axes are in another order, and the values differ too"
-    return "see the shapes in the docstring"
+        return say("the axes are in another order, and the values differ too")
+    return say("see the shapes in the docstring")
 
 
 def difference(yours: Tensor, ours: Tensor) -> str:
     """Where an output of the right shape differs from ours."""
     if not yours.is_floating_point():
-        return f"your output has integers ({yours.dtype}); expected {ours.dtype}"
+        return say(
+            "your output has integers ({yours}); expected {ours}",
+            yours=str(yours.dtype),
+            ours=str(ours.dtype),
+        )
     if not yours.isfinite().all():
         kind = "nan" if yours.isnan().any() else "inf"
-        return f"your output contains {kind}: something overflows, or zero is divided by zero"
+        return say("your output contains {kind}: something overflows, or zero is divided by zero", kind=kind)
     ratio = float((yours * ours).sum() / (ours * ours).sum())
     if equal(yours, ratio * ours) and ratio:
-        return f"your numbers are {ratio:.4g} times the expected ones: a factor is wrong"
+        return say("your numbers are {ratio:.4g} times the expected ones: a factor is wrong", ratio=ratio)
     gap = (yours - ours).abs()
     place = tuple(int(one) for one in torch.unravel_index(gap.argmax(), gap.shape))
-    text = f"the shape is right, the values are not: at {list(place)} yours is {yours[place]:.4g}, "
-    text += f"expected {ours[place]:.4g}"
+    text = say(
+        "the shape is right, the values are not: at {place} yours is {yours:.4g}, expected {ours:.4g}",
+        place=list(place),
+        yours=float(yours[place]),
+        ours=float(ours[place]),
+    )
     if ours.ndim == 3:
         right = gap.amax(dim=(0, 2)) <= TOLERANCE * ours.abs().max()  # by token
         if right.any():
             wrong = ", ".join(str(int(token)) for token in (~right).nonzero())
-            text += f". Only these tokens are wrong: {wrong}"
+            text = say("{text}. Only these tokens are wrong: {wrong}", text=text, wrong=wrong)
     return text
 
 
@@ -225,10 +250,17 @@ def check_gradients(name: str, function: Function, inputs: list[Any]) -> None:
         if expected is None:
             continue
         if reached is None or not equal(reached, expected):
-            share = "no" if reached is None else "a wrong"
+            fault = (
+                say("no gradient reaches {parameter}", parameter=parameter)
+                if reached is None
+                else say("a wrong gradient reaches {parameter}", parameter=parameter)
+            )
             raise WrongAnswer(
-                f"the values are right, but {share} gradient reaches {parameter}, so it cannot be trained "
-                "through it: leave out `detach`, `no_grad`, `item` and the like"
+                say(
+                    "the values are right, but {fault}, so it cannot be trained through it: leave out "
+                    "`detach`, `no_grad`, `item` and the like",
+                    fault=fault,
+                )
             )
 
 
@@ -249,10 +281,10 @@ def check_in_model(path: Path, name: str, function: Function) -> None:
     """Compare logits and loss with the reader's function and with ours, in a model of another shape."""
     model, images, labels = model_and_images(2, OTHER_SHAPE)
     expected = run(model, {}, images, labels)
-    at_fault = (
+    at_fault = say(
         "Right for one model and 3 images, but not for a model of another width and 2 images of another "
+        "size: take all sizes from the inputs"
     )
-    at_fault += "size: take all sizes from the inputs"
     try:
         yours = run(model, {name: function}, images, labels)
     except Exception as error:  # noqa: BLE001 - whatever a reader's file raises
@@ -264,8 +296,11 @@ def check_in_model(path: Path, name: str, function: Function) -> None:
         found = called(function, large, path, name)
         if not equal(found, SOLUTIONS[name](*large)):
             raise WrongAnswer(
-                f"for logits of 1000 your loss is {float(found):.4g}, expected 1000: "
-                "use `log_softmax`, which does not overflow, and not the logarithm of the softmax"
+                say(
+                    "for logits of 1000 your loss is {found:.4g}, expected 1000: use `log_softmax`, which "
+                    "does not overflow, and not the logarithm of the softmax",
+                    found=float(found),
+                )
             )
 
 

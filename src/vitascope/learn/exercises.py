@@ -6,17 +6,30 @@ import ast
 from pathlib import Path
 
 from vitascope.errors import UserError
+from vitascope.language import say
 from vitascope.learn import solutions
 from vitascope.storage import replacing
 
 NAMES = tuple(solutions.SOLUTIONS)
 """The exercises in their order; each is a function of this name, in a file of this name."""
-TO_WRITE = "    ...  # write the equation here, and return its result\n"
+TO_WRITE = "    ...  # "
+"""The beginning of the line in the place of a function's body; the rest depends on the reader's language."""
 
 
 def solution_text(name: str) -> str:
-    """The file of a solved exercise."""
-    return Path(solutions.__path__[0], f"{name}.py").read_text(encoding="utf-8")
+    """The file of a solved exercise, with its docstrings in the reader's language."""
+    text = Path(solutions.__path__[0], f"{name}.py").read_text(encoding="utf-8")
+    for docstring in docstrings(text):
+        text = text.replace(docstring, say(docstring))
+    return text
+
+
+def docstrings(text: str) -> list[str]:
+    """The docstrings of a module and of its functions, as they stand there."""
+    module = ast.parse(text)
+    functions = [node for node in module.body if isinstance(node, ast.FunctionDef)]
+    found = [ast.get_docstring(node, clean=False) for node in functions]
+    return [*filter(None, [ast.get_docstring(module, clean=False), *found])]
 
 
 def exercise_text(name: str) -> str:
@@ -27,7 +40,8 @@ def exercise_text(name: str) -> str:
     assert docstring.end_lineno is not None
     assert last.end_lineno is not None
     lines = text.splitlines(keepends=True)
-    return "".join([*lines[: docstring.end_lineno], TO_WRITE, *lines[last.end_lineno :]])
+    to_write = f"{TO_WRITE}{say('write the equation here, and return its result')}\n"
+    return "".join([*lines[: docstring.end_lineno], to_write, *lines[last.end_lineno :]])
 
 
 def path_of(folder: Path, name: str) -> Path:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from vitascope.data.datasets import open_data
 from vitascope.data.splits import ImageSet
+from vitascope.language import say
 from vitascope.learn.faults import Function
 from vitascope.learn.places import OPTIONS, place
 from vitascope.model.config import ViTConfig
@@ -24,13 +25,13 @@ SHAPE |= {"embed_dim": 64, "depth": 2, "num_heads": 4, "mlp_ratio": 2.0}
 
 
 def practice(
-    functions: Mapping[str, Function], say: Callable[[str], None], *, epochs: int = EPOCHS, seed: int = 0
+    functions: Mapping[str, Function], log: Callable[[str], None], *, epochs: int = EPOCHS, seed: int = 0
 ) -> float:
     """Train a ViT of 0.07 M parameters on the digits, and return its accuracy on the 360 test images.
 
     Args:
         functions: by exercise; they take the places of ours.
-        say: gets a line after every sixth of the epochs.
+        log: gets a line after every sixth of the epochs.
         epochs: passes over the training images.
         seed: of the weights and of the order.
     """
@@ -56,7 +57,15 @@ def practice(
             schedule.step()
         if epoch % max(1, epochs // 6) == 0:
             seconds, right = time.monotonic() - begin, accuracy(model, splits.val)
-            say(f"epoch {epoch:>2}  loss {value.item():.4f}  validation {right:.1%}  {seconds:.0f} s")
+            log(
+                say(
+                    "epoch {epoch:>2}  loss {loss:.4f}  validation {right:.1%}  {seconds:.0f} s",
+                    epoch=epoch,
+                    loss=value.item(),
+                    right=right,
+                    seconds=seconds,
+                )
+            )
     return accuracy(model, splits.test)
 
 

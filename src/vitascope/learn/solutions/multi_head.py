@@ -17,6 +17,6 @@ def multi_head(
     z: Tensor, U_qkv: Tensor, U_msa: Tensor, heads: int, attention: Callable[[Tensor, Tensor, Tensor], Tensor]
 ) -> Tensor:
     """Tokens (B, T, D), U_qkv (D, 3 D) and U_msa (D, D) to MSA(z) (B, T, D)."""
-    q, k, v = (z @ U_qkv).unflatten(-1, (3, heads, -1)).permute(2, 0, 3, 1, 4)  # (B, heads, T, D_h) each
+    q, k, v = (z @ U_qkv).unflatten(-1, (3, heads, -1)).permute(2, 0, 3, 1, 4)  # (B, heads, T, D_h)
     answers = attention(q, k, v)  # (B, heads, T, D_h)
     return answers.transpose(1, 2).flatten(2) @ U_msa
