@@ -3,6 +3,7 @@
 import ast
 import contextlib
 import dataclasses
+import functools
 import inspect
 import io
 import re
@@ -86,6 +87,7 @@ def said_in_exercises() -> set[str]:
     return hints.union(STATES, *(docstrings(solution_text(name)) for name in NAMES))
 
 
+@functools.cache
 def marked() -> set[str]:
     found = (
         {f"# {noun}s" for noun in NOUNS}

@@ -87,13 +87,18 @@ def test_heads_on_feature_maps_segment_detect_and_retrieve(capsys: pytest.Captur
     assert float((names["truth"]).float().mean()) < 0.1
 
 
+@pytest.mark.parametrize(("page", "locale"), [("README.md", "C.UTF-8"), ("README.zh.md", "zh_CN.UTF-8")])
 def test_overview_runs_and_shows_what_the_command_prints(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    page: str,
+    locale: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(practice, "practice", lambda functions, say: 1.0)
-    page = LEARN / "README.md"
-    commands = "".join(blocks(page, "sh")).splitlines()
+    monkeypatch.setenv("LC_ALL", locale)
+    monkeypatch.setattr(practice, "practice", lambda functions, log: 1.0)
+    commands = "".join(blocks(LEARN / page, "sh")).splitlines()
     assert commands[0] == "vitascope learn"
     for command in commands:
         assert main(command.split()[1:]) == 0
@@ -103,9 +108,10 @@ def test_overview_runs_and_shows_what_the_command_prints(
     tokens.write_text(solution_text("positions").replace(whole, "embedded + E_pos[:, 1:]"))
     capsys.readouterr()
     main(["learn"])
-    (shown,) = blocks(page, "text")
+    (shown,) = blocks(LEARN / page, "text")
     assert capsys.readouterr().out.startswith(shown)
-    named = re.findall(r"^\| `(\d_\w+\.py)`", page.read_text(encoding="utf-8"), re.MULTILINE)
+    text = (LEARN / page).read_text(encoding="utf-8")
+    named = re.findall(r"^\| `(\d_\w+\.py)`", text, re.MULTILINE)
     assert named == [path_of(Path(), name).name for name in NAMES]
 
 

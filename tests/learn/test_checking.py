@@ -110,12 +110,31 @@ def test_mutant_gets_the_hint_that_names_its_fault(
     name: str, old: str, new: str, hint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answer = solution_text(name)
-    body = answer[len(exercise_text(name)) - len(TO_WRITE) :]
+    body = answer[exercise_text(name).index(TO_WRITE) :]
     assert body.count(old) == 1, f"{old!r} is not once in {body!r}"
     monkeypatch.chdir(tmp_path)
     found = hint_for(Path(), name, answer[: -len(body)] + body.replace(old, new))
     assert hint in found
     assert len(found) < 380  # three lines of a terminal
+
+
+@pytest.mark.parametrize(
+    ("new", "hint"),
+    [
+        ("F.gelu(z @ W_1)", "输出的形状是 (3, 9, 36)，应为 (3, 9, 24)：缺少第二个矩阵 W_2"),
+        ("F.relu(z @ W_1)", "输出的形状是 (3, 9, 36)，应为 (3, 9, 24)：可能的原因：缺少第二个矩阵 W_2"),
+        ("3 * F.gelu(z @ W_1) @ W_2", "数值是应有结果的 3 倍：有一个系数不对"),
+        ("F.gelu(z.data @ W_1) @ W_2", "数值正确，但梯度传不到 z，"),
+        ("F.gelu(W_1) @ W_2 @ z", "5_mlp.py，第 15 行：return F.gelu(W_1) @ W_2 @ z\nRuntimeError: "),
+    ],
+)
+def test_hints_are_in_the_readers_language(
+    new: str, hint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("LC_ALL", "zh_CN.UTF-8")
+    found = hint_for(Path(), "mlp", solution_text("mlp").replace("F.gelu(z @ W_1) @ W_2", new))
+    assert found.startswith(hint)
 
 
 def test_every_answer_of_ours_is_right() -> None:

@@ -9,9 +9,18 @@ import pytest
 import torch
 
 from tests.model import small_model
+from tests.test_walkthrough import HAN
 from vitascope.errors import UserError
-from vitascope.learn.checking import SHAPE_OF_INPUTS, inputs_of, model_and_images, run
-from vitascope.learn.exercises import NAMES, TO_WRITE, exercise_text, path_of, solution_text, write_exercises
+from vitascope.learn.checking import SHAPE_OF_INPUTS, check, inputs_of, model_and_images, run
+from vitascope.learn.exercises import (
+    NAMES,
+    TO_WRITE,
+    docstrings,
+    exercise_text,
+    path_of,
+    solution_text,
+    write_exercises,
+)
 from vitascope.learn.places import place
 from vitascope.learn.practice import practice
 from vitascope.learn.solutions import SOLUTIONS
@@ -22,11 +31,29 @@ def test_exercise_is_the_solution_without_the_body_of_its_function(name: str) ->
     exercise, solution = exercise_text(name), solution_text(name)
     start = exercise.index(TO_WRITE)
     assert exercise[:start] == solution[:start]
-    assert exercise.endswith(TO_WRITE)
+    assert exercise[start:].count("\n") == 1
     ours, theirs = (ast.parse(text).body[-1] for text in (solution, exercise))
     assert isinstance(ours, ast.FunctionDef)
     assert isinstance(theirs, ast.FunctionDef)
     assert (ours.name, ast.dump(ours.args)) == (name, ast.dump(theirs.args))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_exercise_has_the_same_code_in_chinese_and_is_to_do_in_every_language(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    english = exercise_text(name)
+    monkeypatch.setenv("LC_ALL", "zh_CN.UTF-8")
+    chinese = exercise_text(name)
+    for said, translated in zip(docstrings(english), docstrings(chinese), strict=True):
+        assert HAN.search(translated)
+        english = english.replace(said, translated)
+    path = path_of(tmp_path, name)
+    path.write_text(chinese, encoding="utf-8")
+    assert check(tmp_path, name).state == "to do"
+    monkeypatch.setenv("LC_ALL", "C.UTF-8")
+    assert check(tmp_path, name).state == "to do"
+    assert chinese.split(TO_WRITE)[0] == english.split(TO_WRITE)[0]
 
 
 def test_exercises_that_exist_are_not_written_again(tmp_path: Path) -> None:
