@@ -276,7 +276,11 @@ def test_code_is_that_of_the_english_page_apart_from_comments_and_words(page: Pa
 def test_comments_in_code_are_chinese(page: Path) -> None:
     english = {comment for code in block(original(page), "python") for comment in comments(code)}
     of_words = [c for code in block(page, "python") for c in comments(code) if re.search(r"[a-z]{4}", c)]
-    kept = [comment for comment in of_words if not HAN.search(comment) and not comment.startswith("# [")]
+    kept = [
+        comment
+        for comment in of_words
+        if not HAN.search(comment) and not comment.startswith(("# [", "# fmt:"))
+    ]
     assert [comment for comment in kept if comment in english] == []
 
 
