@@ -43,17 +43,17 @@ for (const [name, { rgba, width, height, framing }] of Object.entries(pictures))
 for (const [name, { about, pixels, layer, target, ...given }] of Object.entries(models)) {
   if (!about) continue;
   const answers = new Answers(modelOf(given, await bestKernel()), about);
-  answers.seen = async () => Uint8Array.from(pixels);
+  const seen = Uint8Array.from(pixels);
   const step = async () => {};
   found.models[`answers ${name}`] = {
-    whole: plainly((await answers.explore(null, step)).tensors),
-    layer: plainly((await answers.attention(null, { layer }, step)).tensors),
-    mean: plainly((await answers.attention(null, { layer, head: "mean" }, step)).tensors),
-    head: plainly((await answers.attention(null, { layer, head: 1 }, step)).tensors),
+    whole: plainly((await answers.explore(seen, step)).tensors),
+    layer: plainly((await answers.attention(seen, { layer }, step)).tensors),
+    mean: plainly((await answers.attention(seen, { layer, head: "mean" }, step)).tensors),
+    head: plainly((await answers.attention(seen, { layer, head: 1 }, step)).tensors),
     maps: Object.fromEntries(
       await Promise.all(
         Object.keys(about.methods ?? {}).map(async (method) => {
-          const { tensors } = await answers.heatmap(null, { method, target }, step);
+          const { tensors } = await answers.heatmap(seen, { method, target }, step);
           return [method, Array.from(tensors.heatmaps.data)];
         }),
       ),

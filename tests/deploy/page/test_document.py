@@ -82,6 +82,12 @@ def test_workers_program_has_what_it_imports_and_nothing_of_the_explorer() -> No
     assert not {"main.js", "panel.js", "server.js"} & set(names)
 
 
+def test_worker_decodes_no_picture_because_webkit_does_not_on_a_page_from_the_disk() -> None:
+    sources = modules()
+    assert not [name for name in below("worker.js", sources) if "createImageBitmap" in sources[name]]
+    assert "createImageBitmap" in sources["decoding.js"]
+
+
 @pytest.mark.parametrize("text", [HOSTILE, "<!--", "'\"\\"])
 def test_script_of_data_is_json_without_tags(text: str) -> None:
     assert "<" not in as_script({"a": text})

@@ -15,13 +15,12 @@ export class Answers {
   }
 
   /**
-   * Everything about a picture's file: {tensors, about}.
+   * Everything about a picture, {tensors, about}, of its pixels in uint8 (C, h, w), here and below.
    *
    * @param step called with the share that is done, and awaited; it ends the work by throwing.
    */
-  async explore(picture, step) {
+  async explore(pixels, step) {
     const { vit, about } = this;
-    const pixels = await this.seen(picture);
     const tensors = { pixels: { shape: [about.framing.channels, ...vit.options.image_hw], data: pixels } };
     const { depth, num_heads: heads } = vit.options;
     const T = vit.length;
@@ -58,8 +57,7 @@ export class Answers {
   }
 
   /** The attention of one layer, of all heads, one or their "mean", where not all is carried: {tensors}. */
-  async attention(picture, { layer, head }, step) {
-    const pixels = await this.seen(picture);
+  async attention(pixels, { layer, head }, step) {
     const T = this.vit.length;
     let found = null;
     await this.vit.forward(this.normalized(pixels), async (each, A) => {
@@ -78,8 +76,8 @@ export class Answers {
   }
 
   /** The map of a class, largest value 1, by one of the methods in `about`: {tensors}. */
-  async heatmap(picture, { method, target }, step) {
-    const image = this.normalized(await this.seen(picture));
+  async heatmap(pixels, { method, target }, step) {
+    const image = this.normalized(pixels);
     const isOcclusion = method === "occlusion";
     const heat = await (isOcclusion ? this.occlusion(image, target, step) : gradCam(this.vit, image, target, step));
     const most = heat.reduce((a, b) => Math.max(a, b), 0);
@@ -106,10 +104,10 @@ export class Answers {
     return heat;
   }
 
-  /** The model's pixels of a picture's file, uint8 (C, h, w): those that patches tile. */
-  async seen(picture) {
+  /** The model's pixels of an ImageBitmap, uint8 (C, h, w): those that patches tile. Closes `bitmap`. */
+  pixels(bitmap) {
     const { framing } = this.about;
-    const pixels = await pixelsOf(picture, framing);
+    const pixels = pixelsOf(bitmap, framing);
     return cropped(pixels, [framing.channels, ...framing.image_size], this.vit.options.image_hw);
   }
 

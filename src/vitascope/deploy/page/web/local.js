@@ -1,9 +1,11 @@
 // In place of server.js, in a page that holds the model itself: the same functions, answered by worker.js.
 
+import { decoded } from "./decoding.js";
 import { threadHere } from "./worker.js";
 
 const model = JSON.parse(document.getElementById("model-data").textContent);
 const pending = new Map(); // id -> {resolve, reject, report}
+const pixels = new WeakMap(); // picture -> the promise of the model's pixels
 const reports = []; // of those that wait for a request to begin
 let thread = null;
 let started = null; // the promise of the model
@@ -19,7 +21,7 @@ async function openThread() {
       worker.onerror = (event) => reject(new Error(event.message));
     });
     worker.onmessage = ({ data }) => receive(data);
-    return { send: (message) => worker.postMessage(message), where: "" };
+    return { send: (message, handed) => worker.postMessage(message, handed), where: "" };
   } catch {
     return { send: threadHere(receive), where: ", in the page itself, because this browser gives it no worker" };
   }
@@ -36,8 +38,8 @@ function receive({ id, share, result, error }) {
   else request.reject(new RequestError(422, error));
 }
 
-/** Ask the thread; `signal` ends the request. */
-function ask(message, signal, report = () => {}) {
+/** Ask the thread; `signal` ends the request, and what is `handed` to the thread leaves the page. */
+function ask(message, signal, report = () => {}, handed = []) {
   const id = numbers++;
   return new Promise((resolve, reject) => {
     signal?.throwIfAborted();
@@ -46,7 +48,7 @@ function ask(message, signal, report = () => {}) {
       reject(signal.reason);
     });
     pending.set(id, { resolve, reject, report });
-    thread.send({ id, ...message });
+    thread.send({ id, ...message }, handed);
   });
 }
 
@@ -100,11 +102,26 @@ function tell(reason) {
   for (const report of reports) report(reason);
 }
 
+/** The model's pixels of a picture, computed once. */
+function pixelsOf(picture) {
+  if (!pixels.has(picture)) {
+    pixels.set(picture, seen(picture));
+    pixels.get(picture).catch(() => pixels.delete(picture)); // so that `Try again` does
+  }
+  return pixels.get(picture);
+}
+
+async function seen(picture) {
+  const bitmap = await decoded(picture, model.about.framing);
+  return ask({ do: "pixels", bitmap }, undefined, undefined, [bitmap]);
+}
+
 /** A picture's prediction and attention, or one layer's attention if `part` names one. */
 export async function fetchAttention(picture, part = {}, signal) {
   await fetchModel();
   const isWhole = part.layer === undefined;
-  const found = await ask({ do: isWhole ? "explore" : "attention", picture, part }, signal, (share) => {
+  const given = { pixels: await pixelsOf(picture), part };
+  const found = await ask({ do: isWhole ? "explore" : "attention", ...given }, signal, (share) => {
     if (isWhole) tell(`the model is looking, ${Math.round(100 * share)}%`);
   });
   return isWhole ? { ...found, about: model.about } : found;
@@ -112,7 +129,7 @@ export async function fetchAttention(picture, part = {}, signal) {
 
 /** The map of a class: `part` is {method, target}; `report` gets the share that is done. */
 export async function fetchHeatmap(picture, part, signal, source, report) {
-  return ask({ do: "heatmap", picture, part }, signal, report);
+  return ask({ do: "heatmap", pixels: await pixelsOf(picture), part }, signal, report);
 }
 
 /** The model: its name, architecture and digest. */

@@ -1,42 +1,18 @@
-// From a picture's file to the model's pixels, as `Preprocess` in Python does it: decoded, white under
-// transparency, grey for a model of one channel, resized by Pillow's filters, and cropped.
+// From a decoded picture to the model's pixels, as `Preprocess` in Python does it: white under transparency, grey
+// for a model of one channel, resized by Pillow's filters, and cropped.
 
 import { cropOffset, resizedSides, seenBox } from "./framing.js";
 
 const STRIP = 1 << 22; // pixels that are read from the browser at a time
 const MOST_RESIZED = 1 << 26; // as in preprocess.py
 const BITS = 22; // of Pillow's weights, which are whole numbers
-const PNG = [0x89, 0x50, 0x4e, 0x47];
 
-/** The pixels of a picture's file for a model: Uint8Array (C, H, W) of the model's own H and W. */
-export async function pixelsOf(picture, framing) {
-  await checkBits(picture, framing);
-  const bitmap = await decoded(picture, framing);
+/** The pixels of a picture for a model: Uint8Array (C, H, W) of the model's own H and W. Closes `bitmap`. */
+export function pixelsOf(bitmap, framing) {
   try {
     return fit({ width: bitmap.width, height: bitmap.height, read: readerOf(bitmap) }, framing);
   } finally {
     bitmap.close();
-  }
-}
-
-async function decoded(picture, { exif_orientation: upright }) {
-  try {
-    return await createImageBitmap(picture, {
-      imageOrientation: upright ? "from-image" : "none",
-      colorSpaceConversion: "none",
-      premultiplyAlpha: "none",
-    });
-  } catch {
-    throw new Error("not a picture that this browser can read, or one that is too large for it");
-  }
-}
-
-/** A browser reads 8 bits per value, so where the model has levels for more it would be wrong. */
-async function checkBits(picture, { levels }) {
-  if (!levels) return;
-  const start = new Uint8Array(await picture.slice(0, 26).arrayBuffer());
-  if (PNG.every((byte, place) => start[place] === byte) && start[24] === 16) {
-    throw new Error("a picture of 16 bits, which a browser reduces to 8; use `vitascope predict`");
   }
 }
 

@@ -57,16 +57,20 @@ class Thread {
     return this.kernel.name;
   }
 
-  explore({ picture }, step) {
-    return this.answers.explore(picture, step);
+  pixels({ bitmap }) {
+    return this.answers.pixels(bitmap);
   }
 
-  attention({ picture, part }, step) {
-    return this.answers.attention(picture, part, step);
+  explore({ pixels }, step) {
+    return this.answers.explore(pixels, step);
   }
 
-  heatmap({ picture, part }, step) {
-    return this.answers.heatmap(picture, part, step);
+  attention({ pixels, part }, step) {
+    return this.answers.attention(pixels, part, step);
+  }
+
+  heatmap({ pixels, part }, step) {
+    return this.answers.heatmap(pixels, part, step);
   }
 }
 
