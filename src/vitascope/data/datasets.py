@@ -125,14 +125,14 @@ def open_for_evaluation(
     return images.in_classes(class_names, data)
 
 
-def open_pictures(data: str, table: TableOptions = AS_RECOGNIZED) -> Sequence[ImageSource]:
+def open_pictures(data: str) -> Sequence[ImageSource]:
     """The images to show: an image file, or the test split, else `val`, else all images."""
     if is_stored_image(data):
         return list(stored_images(data))
     path = Path(data).expanduser()
     if path.is_file() and path.suffix.lower() in IMAGE_SUFFIXES:
         return [path]
-    found = read_data(data, table)
+    found = read_data(data)
     sources = _images(found, _measured(found)).sources
     if not sources:
         raise UserError(f"{data}: no images in this folder")

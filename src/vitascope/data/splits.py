@@ -340,14 +340,12 @@ class UnknownClassesError(UserError):
         self.first = first
 
 
-def check_known_classes(
-    found: Sequence[str], known: Sequence[str], where: str, what: str = "classes"
-) -> None:
+def check_known_classes(found: Sequence[str], known: Sequence[str], where: str) -> None:
     """Reject classes that are not among the known ones, with an `UnknownClassesError`."""
     unknown = [name for name in found if name not in known]
     if unknown:
         raise UnknownClassesError(
-            f"{where}: {len(unknown)} of {len(found)} {what} are not among the {len(known)} known "
+            f"{where}: {len(unknown)} of {len(found)} classes are not among the {len(known)} known "
             f"classes: {_some(unknown)}{nearest(unknown[0], known)}",
             unknown[0],
         )
