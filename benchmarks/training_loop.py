@@ -94,7 +94,7 @@ def bare_step(trainer: Trainer) -> Step:
 def epoch_ends(trainer: Trainer, *, written: bool, count: int) -> list[tuple[float, float]]:
     """Seconds of each end of an epoch without its validation, and of this; `written`: weights are due."""
     progress = Progress(count + 1, 10**6, 0, uneven=False, within_epochs=True, shown=False)
-    recorder = trainer.run.write_metrics(trainer.step)
+    trainer.recorder = trainer.run.write_metrics(trainer.step)
     batches, validating = trainer.train_loader.epoch(0), [0.0]
     validate = type(trainer.task).validate
 
@@ -112,9 +112,9 @@ def epoch_ends(trainer: Trainer, *, written: bool, count: int) -> list[tuple[flo
             trainer.best_value = trainer.task.monitor.worst
             trainer.best_weights.due_at = 0.0 if written else math.inf
             begun = time.perf_counter()
-            trainer._validate(recorder, progress, stop)
+            trainer._validate(progress, stop)
             found.append((time.perf_counter() - begun - validating[-1], validating[-1]))
-    recorder.close()
+    trainer.recorder.close()
     progress.close()
     return found
 

@@ -118,6 +118,10 @@ class ImageSet:
             self.groups[indices] if len(self.groups) else self.groups,
         )
 
+    def spread(self, most: int) -> list[int]:
+        """At most so many indices, spread evenly over the set from its first image to its last."""
+        return np.unique(np.linspace(0, len(self) - 1, min(most, len(self))).astype(int)).tolist()
+
     def identified(self) -> ImageSet:
         """The same images with their `contents`, which are read unless they are known."""
         known = len(self.contents) == len(self)

@@ -189,7 +189,7 @@ def draw_masked(run: Run, task: Masked, module: nn.Module, images: ImageSet) -> 
     Every process computes, since each may hold a part of the module; the first one draws.
     """
     device, arrays = next(module.parameters()).device, []
-    for index in np.unique(np.linspace(0, len(images) - 1, min(DRAWN, len(images))).astype(int)):
+    for index in images.spread(DRAWN):
         with contextlib.suppress(ImageError):  # the loader has reported it
             arrays.append(task.preprocess.pixels(images.sources[index]))
     pixels = torch.from_numpy(np.stack(arrays)).to(device) / 255  # (n, C, H, W)
