@@ -52,9 +52,7 @@ def _undrawn() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(autouse=True)
-def _own_cache(tmp_path, monkeypatch) -> None:
-    monkeypatch.setenv("VITASCOPE_CACHE", str(tmp_path / "cache"))
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 @pytest.fixture(scope="module")
