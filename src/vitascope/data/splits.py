@@ -206,12 +206,8 @@ class Splits:
 
     def identified(self) -> Splits:
         """The same splits with the `contents` of all images."""
-        return dataclasses.replace(
-            self,
-            train=self.train.identified(),
-            val=self.val.identified(),
-            test=None if self.test is None else self.test.identified(),
-        )
+        parts: dict[str, Any] = {name: part.identified() for name, part in self.parts.items()}
+        return dataclasses.replace(self, **parts)
 
 
 @dataclasses.dataclass(frozen=True)
