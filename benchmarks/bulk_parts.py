@@ -32,7 +32,7 @@ from typing import Any
 
 from conditions import Conditions
 from contest import positive
-from reports import markdown_table, note, publish
+from reports import command_line, markdown_table, note, publish
 from vitascope.predict import parts as parts_module
 from vitascope.predict.bulk import Compute, compute_missing, counted_lines
 from vitascope.predict.on_ray import compute_on_ray, connected
@@ -213,9 +213,7 @@ def simulate(arguments: argparse.Namespace, folder: Path, compute: Compute) -> t
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__)
     parser.add_argument("--images", type=positive, default=10**8, help="images (default 10^8)")
     parser.add_argument("--deaths", type=int, default=1000, help="workers that are killed (default 1000)")
     parser.add_argument(
@@ -223,7 +221,6 @@ def parse() -> argparse.Namespace:
     )
     parser.add_argument("--workers", choices=("processes", "ray"), default="processes")
     parser.add_argument("--scratch", type=Path, help="folder with room: 300 bytes per image")
-    parser.add_argument("--out", action="store_true", help="also write the report to benchmarks/results")
     return parser.parse_args()
 
 

@@ -30,7 +30,7 @@ from PIL import Image
 import vitascope as vs
 from conditions import Conditions
 from contest import positive, rate
-from reports import markdown_table, note, publish
+from reports import command_line, markdown_table, note, publish
 from vitascope.data.reading import file_pool
 from vitascope.data.stored import ImageFile
 from vitascope.model.hardware import reuse_freed_memory
@@ -150,9 +150,7 @@ def table(results: Sequence[Measured]) -> str:
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__)
     parser.add_argument("--data", type=Path, help="folder of images (default: generated JPEG files)")
     parser.add_argument("--images", type=positive, default=10_000, help="images, at most (default 10000)")
     parser.add_argument(
@@ -163,7 +161,6 @@ def parse() -> argparse.Namespace:
     )
     parser.add_argument("--workers", type=positive, help="default: one per core, as in `vitascope predict`")
     parser.add_argument("--rounds", type=positive, default=3, help="interleaved rounds (default 3)")
-    parser.add_argument("--out", action="store_true", help="also write the report to benchmarks/results")
     return parser.parse_args()
 
 

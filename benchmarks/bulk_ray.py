@@ -20,7 +20,7 @@ from pathlib import Path
 
 from conditions import Conditions
 from contest import positive
-from reports import markdown_table, note, publish
+from reports import command_line, markdown_table, note, publish
 
 ENGINES = {
     "one process, reading in others": ["--engine", "local"],
@@ -52,13 +52,10 @@ def differing(one: Path, other: Path) -> int:
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__)
     parser.add_argument("--data", type=Path, required=True, help="folder of images")
     parser.add_argument("--models", nargs="+", default=["cifar10"], help="MODEL arguments")
     parser.add_argument("--rounds", type=positive, default=5, help="interleaved rounds (default 5)")
-    parser.add_argument("--out", action="store_true", help="also write the report to benchmarks/results")
     return parser.parse_args()
 
 

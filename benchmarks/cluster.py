@@ -9,7 +9,6 @@ training. Measured elsewhere: the payload of a step (many_processes.py), the ima
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import os
 import statistics
@@ -21,7 +20,7 @@ import torch
 
 from conditions import Conditions
 from contest import positive
-from reports import fill_in, markdown_table, publish
+from reports import command_line, fill_in, markdown_table, publish
 from vitascope.model.config import ViTConfig
 from vitascope.model.sizes import named_config
 from vitascope.model.vision_model import build
@@ -170,15 +169,12 @@ def checkpoint_times(megabytes: int, rounds: int) -> str:
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__)
     parser.add_argument("--models", nargs="+", default=["vit_h14", "vit_l16"])
     parser.add_argument("--nodes", type=positive, default=8)
     parser.add_argument("--gpus", type=positive, default=8, help="of a node")
     parser.add_argument("--batch", type=positive, default=4096, help="images of a step, over all GPUs")
     parser.add_argument("--megabytes", type=positive, default=512, help="of the checkpoint that is timed")
-    parser.add_argument("--out", action="store_true", help="write the report to benchmarks/results")
     parser.add_argument(
         "--docs", type=Path, metavar="PAGE", help="replace the tables of a page, docs/scale.md"
     )

@@ -21,7 +21,7 @@ from multiprocessing.connection import Connection
 import torch
 
 from conditions import Conditions, installed_peers
-from reports import markdown_table, note
+from reports import command_line, markdown_table, note
 
 Step = Callable[[], object]
 """The function that is timed."""
@@ -281,9 +281,7 @@ def missing_peers(compared: Sequence[str]) -> str:
 
 def options(description: str | None, *, rounds: int, warmup: int, steps: int) -> argparse.ArgumentParser:
     """A parser with the options of every contest and the given defaults."""
-    parser = argparse.ArgumentParser(
-        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(description)
     parser.add_argument(
         "--rounds", type=positive, default=rounds, help=f"interleaved rounds (default {rounds})"
     )
@@ -302,7 +300,6 @@ def options(description: str | None, *, rounds: int, warmup: int, steps: int) ->
         default=0.5,
         help="least seconds of timed steps per round (default %(default)s)",
     )
-    parser.add_argument("--out", action="store_true", help="also write the report to benchmarks/results")
     return parser
 
 

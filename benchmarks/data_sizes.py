@@ -39,7 +39,7 @@ import vitascope as vs
 from conditions import Conditions
 from contest import positive
 from learning import engine, named_values, tested, train, write_images
-from reports import Numbers, fill_in, markdown_table, note, publish
+from reports import Numbers, command_line, fill_in, markdown_table, note, publish
 from vitascope.data.datasets import open_data
 from vitascope.data.splits import Splits
 from vitascope.errors import UserError
@@ -381,9 +381,7 @@ def percent(text: str) -> float:
 
 
 def parse(given: list[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__)
     parser.add_argument("--data", default="cifar10", help="a DATA argument (default cifar10)")
     parser.add_argument("--epochs", type=positive, default=22, help="of all images (default 22)")
     shares = [1.0, 4.0, 16.0]
@@ -408,7 +406,6 @@ def parse(given: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--batch-size", type=positive, default=128, help="default 128")
     parser.add_argument("--device", default="auto", help="default auto")
     parser.add_argument("--precision", default="auto", help="default auto")
-    parser.add_argument("--out", action="store_true", help="also write report and numbers to results")
     parser.add_argument("--cnn", default="resnet29_w16_cifar", help="named ResNet (default %(default)s)")
     parser.add_argument("--resume", action="store_true", help="add missing runs to the newest numbers")
     parser.add_argument(

@@ -9,7 +9,6 @@ which a model with a class token keeps its evidence.
 
 from __future__ import annotations
 
-import argparse
 import shlex
 import sys
 from collections.abc import Callable, Mapping
@@ -20,7 +19,7 @@ from torch import Tensor
 
 from conditions import Conditions
 from contest import positive
-from reports import markdown_table, note, publish
+from reports import command_line, markdown_table, note, publish
 from vitascope import explain
 from vitascope.data.datasets import open_pictures
 from vitascope.explain.faithfulness.results import RANDOM, Comparison, Row
@@ -96,9 +95,7 @@ def further_methods(model: VisionModel, windows: list[int], layers: bool) -> dic
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__)
     parser.add_argument("model", help="a MODEL argument")
     parser.add_argument("data", nargs="?", help="a DATA argument (default: a run's test images)")
     parser.add_argument(
@@ -109,7 +106,6 @@ def main() -> None:
         "--window", type=positive, nargs="*", default=[], help="also occlusion by these windows"
     )
     parser.add_argument("--layers", action="store_true", help="also Grad-CAM at every layer")
-    parser.add_argument("--out", action="store_true", help="also write the report to benchmarks/results")
     arguments = parser.parse_args()
     model = from_pretrained(arguments.model, device="auto")
     if arguments.data is None:

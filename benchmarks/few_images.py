@@ -18,7 +18,7 @@ import vitascope as vs
 from conditions import Conditions
 from contest import positive
 from learning import add_engine, engine, runs_of, tested, train, write_classes
-from reports import markdown_table, note, publish
+from reports import command_line, markdown_table, note, publish
 from vitascope.data.datasets import open_data
 from vitascope.run.measures import wilson_interval
 
@@ -28,9 +28,7 @@ drifts. "images": of all classes together, a tenth of which is for validation.""
 
 
 def parse(given: list[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__)
     parser.add_argument("--data", default="cifar10", help="a DATA argument (default cifar10)")
     parser.add_argument("--epochs", type=positive, default=10, help="of the body (default 10)")
     parser.add_argument(

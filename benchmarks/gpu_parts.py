@@ -47,7 +47,7 @@ import reports
 import vitascope as vs
 from conditions import Conditions
 from gpu_training import Setting, compiling_with, describe_device
-from reports import markdown_table, note
+from reports import command_line, markdown_table, note
 from vitascope.data.augment import Augmentation
 from vitascope.data.loading import Loader
 from vitascope.data.randaugment import RandAugment
@@ -536,13 +536,10 @@ def write(part: str, conditions: Conditions, rows: list[Row]) -> None:
 
 
 def parse(given: list[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__)
     parser.add_argument("part", choices=PARTS)
     parser.add_argument("--device", default="cuda", help="default cuda")
     parser.add_argument("--dry", action="store_true", help="tiny sizes, for a test of the script")
-    parser.add_argument("--out", action="store_true", help="also write to benchmarks/results, or $OUT")
     return parser.parse_args(given)
 
 

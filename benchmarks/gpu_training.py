@@ -49,7 +49,7 @@ from conditions import Conditions
 from contest import positive, rate, ratio
 from contestants import make_torchvision_importable
 from launches import Launches
-from reports import markdown_table, note, publish
+from reports import command_line, markdown_table, note, publish
 from vitascope.data.splits import ImageSet, Splits
 from vitascope.data.targets import ClassIndices
 from vitascope.model.config import ViTConfig
@@ -465,9 +465,7 @@ def describe_device(device: torch.device) -> str:
 
 
 def parse(given: list[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__)
     parser.add_argument("--device", default="auto", help="default auto")
     parser.add_argument("--precision", choices=("bf16", "fp32"), default="bf16", help="default bf16")
     parser.add_argument("--modes", nargs="+", choices=MODES, default=list(MODES), help="default: all")
@@ -486,7 +484,6 @@ def parse(given: list[str] | None = None) -> argparse.Namespace:
         "--matmul", type=positive, default=8192, help="side of the ceiling's matrices (default 8192)"
     )
     parser.add_argument("--peak-tflops", type=float, help="the data sheet's number for dense bf16")
-    parser.add_argument("--out", action="store_true", help="also write the report to benchmarks/results")
     return parser.parse_args(given)
 
 

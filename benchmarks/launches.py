@@ -16,7 +16,6 @@ from that in fp32, in units of its norm, with tokens in bf16 and in fp32.
 
 from __future__ import annotations
 
-import argparse
 import copy
 import re
 import tempfile
@@ -37,7 +36,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import vitascope as vs
 from conditions import Conditions
-from reports import markdown_table, publish
+from reports import command_line, markdown_table, publish
 from vitascope.data.datasets import open_data
 from vitascope.model import norms
 from vitascope.model.vit import VisionTransformer
@@ -238,8 +237,7 @@ def tables_of_bf16() -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Count the launches of a training step, by part.")
-    parser.add_argument("--out", action="store_true", help="also write benchmarks/results/<date>-launches.md")
+    parser = command_line(__doc__)
     parser.add_argument("--names", action="store_true", help="also print the operations of each part")
     arguments = parser.parse_args()
     rows, listed = [], []

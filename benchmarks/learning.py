@@ -16,7 +16,7 @@ import numpy as np
 
 import vitascope as vs
 from contest import positive
-from reports import note
+from reports import command_line, note
 from vitascope.data.datasets import open_data
 from vitascope.data.decoding import read_image
 from vitascope.data.splits import ImageSet, check_known_classes
@@ -26,9 +26,7 @@ from vitascope.errors import UserError
 
 def options(description: str | None, *, epochs: int) -> argparse.ArgumentParser:
     """A parser with the options of all of them."""
-    parser = argparse.ArgumentParser(
-        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(description)
     parser.add_argument("--data", default="cifar10", help="a DATA argument (default cifar10)")
     parser.add_argument("--epochs", type=positive, default=epochs, help=f"default {epochs}")
     parser.add_argument("--limit", type=positive, help="training images, at most (default: all)")
@@ -50,7 +48,6 @@ def add_engine(parser: argparse.ArgumentParser) -> None:
         metavar="FOLDER",
         help="keep the runs here, so that the same command continues an interrupted measurement",
     )
-    parser.add_argument("--out", action="store_true", help="also write the report to benchmarks/results")
 
 
 def named_values(words: Sequence[str], fixed: Sequence[str]) -> dict[str, Any]:

@@ -29,7 +29,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import vitascope as vs
 from conditions import Conditions
 from contest import positive
-from reports import markdown_table, publish
+from reports import command_line, markdown_table, publish
 from vitascope.run.run import Run
 from vitascope.training import distributed, loop
 
@@ -147,14 +147,11 @@ def compare(folder: Path, processes: int, shard_size: int) -> str:
 
 def main() -> None:
     """Run both numbers of processes and print the tables."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__)
     parser.add_argument("--processes", type=positive, default=8)
     parser.add_argument(
         "--shard-size", type=positive, default=4, help="processes that hold a copy, with hsdp"
     )
-    parser.add_argument("--out", action="store_true", help="write the report to benchmarks/results")
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.folder is not None:

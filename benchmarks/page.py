@@ -8,7 +8,6 @@ models` has random weights. 200 pictures of ViT-S/16 take 5 minutes on 2 cores.
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import tempfile
 from collections.abc import Sequence
@@ -19,7 +18,7 @@ import torch
 import vitascope as vs
 from conditions import Conditions
 from contest import positive
-from reports import markdown_table, note, publish
+from reports import command_line, markdown_table, note, publish
 from vitascope.data.datasets import open_data
 from vitascope.deploy.page.browser import find_browser
 from vitascope.deploy.page.page import Computed, compared_picture, computed, outputs_of, probabilities_apart
@@ -40,15 +39,12 @@ page's weights, and with the original ones. "pixels": the largest difference of 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Write the pages, compute, print the table."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__)
     parser.add_argument("--models", nargs="+", default=["cifar10", "vit_s16"], help="MODELs or named sizes")
     parser.add_argument("--weights", nargs="+", default=["fp16", "int8"], help="of every model")
     parser.add_argument("--data", default="cifar10", help="DATA whose test pictures are computed")
     parser.add_argument("--pictures", type=positive, default=200, help="at most")
     parser.add_argument("--browser", help="a Chromium, Chrome or Edge")
-    parser.add_argument("--out", action="store_true", help="write to benchmarks/results")
     arguments = parser.parse_args(argv)
     program = find_browser(arguments.browser)
     conditions = Conditions.now()

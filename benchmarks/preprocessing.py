@@ -11,7 +11,6 @@ and needs timm, transformers and torchvision.
 
 from __future__ import annotations
 
-import argparse
 import collections
 import json
 import tempfile
@@ -31,7 +30,7 @@ from PIL import Image
 from tests.peers.pictures import OF_ANY_MODE, PICTURES
 from torch import Tensor
 
-from reports import markdown_table, note, publish
+from reports import command_line, markdown_table, note, publish
 from vitascope.data.preprocess import Preprocess
 from vitascope.model.config import ViTConfig
 from vitascope.weights.identification import FAMILIES
@@ -144,10 +143,7 @@ def report() -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Compare preprocessing with timm's and transformers'.")
-    parser.add_argument(
-        "--out", action="store_true", help="also write benchmarks/results/<date>-preprocessing.md"
-    )
+    parser = command_line(__doc__)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     publish("preprocessing", report(), arguments)

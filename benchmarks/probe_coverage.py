@@ -13,7 +13,6 @@ images, measured on the others. The prior of the forecast was chosen on these im
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Iterator
 
 import numpy as np
@@ -22,7 +21,7 @@ from sklearn.datasets import load_digits
 
 from conditions import Conditions
 from contest import positive
-from reports import markdown_table, note, publish
+from reports import command_line, markdown_table, note, publish
 from vitascope.data.targets import ClassIndices
 from vitascope.probing.classifiers import Classifier, ClassMeans, LeastSquares, LogisticRegression, Neighbors
 from vitascope.probing.curve import learning_curve
@@ -109,14 +108,11 @@ def share(covered: list[bool]) -> tuple[str, str, str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__)
     parser.add_argument(
         "--resamples", type=positive, default=200, help="of the chosen classifier (default 200)"
     )
     parser.add_argument("--repeats", type=positive, default=100, help="of each forecast (default 100)")
-    parser.add_argument("--out", action="store_true", help="also write the report to benchmarks/results")
     arguments = parser.parse_args()
     conditions = Conditions.now()
     rows = [*chosen_rows(arguments.resamples), *forecast_rows(arguments.repeats)]

@@ -27,7 +27,7 @@ import vitascope as vs
 from conditions import Conditions
 from contest import positive
 from learning import named_values, tested, train
-from reports import Numbers, fill_in, markdown_table, note, publish
+from reports import Numbers, command_line, fill_in, markdown_table, note, publish
 
 CNN = "resnet29_w32_cifar"
 CHANGES: dict[str, dict[str, Any]] = {
@@ -157,16 +157,13 @@ def start(arguments: argparse.Namespace) -> Measurement:
 
 
 def parse(given: Sequence[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__)
     parser.add_argument("options", nargs="*", metavar="NAME=VALUE", help="options of `vitascope train`")
     parser.add_argument("--data", help="a DATA argument; without it, the page is filled in only")
     parser.add_argument("--epochs", type=positive, default=2, help="per run (default 2)")
     parser.add_argument("--rates", nargs="+", type=float, default=RATES, help="peak learning rates")
     parser.add_argument("--resume", action="store_true", help="skip the runs in the newest numbers")
     parser.add_argument("--docs", type=Path, metavar="PAGE", help="fill in this page")
-    parser.add_argument("--out", action="store_true", help="also write report and numbers to results")
     return parser.parse_intermixed_args(given)
 
 

@@ -33,7 +33,7 @@ from torch import Tensor
 
 from conditions import Conditions
 from contest import missing_peers, positive, rate
-from reports import markdown_table, note, publish
+from reports import command_line, markdown_table, note, publish
 from vitascope.data.augment import Augmentation
 from vitascope.data.datasets import read_data, sampled_sizes
 from vitascope.data.loading import Loader
@@ -237,9 +237,7 @@ def describe_pictures(folder: Path) -> str:
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__)
     parser.add_argument("--data", type=Path, help="folder of <class>/*.jpg (default: generated images)")
     parser.add_argument(
         "--images", type=positive, default=512, help="number of generated images (default 512)"
@@ -247,7 +245,6 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--workers", type=int, nargs="+", default=[0, 1, 2], help="default 0 1 2")
     parser.add_argument("--batch-size", type=positive, default=64, help="default 64")
     parser.add_argument("--rounds", type=positive, default=5, help="interleaved rounds (default 5)")
-    parser.add_argument("--out", action="store_true", help="also write the report to benchmarks/results")
     return parser.parse_args()
 
 

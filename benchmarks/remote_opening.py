@@ -7,7 +7,6 @@ A web server in this process serves the shards, so that each request is seen.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import shutil
@@ -48,9 +47,8 @@ def forget_places(folder: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = reports.command_line(__doc__)
     parser.add_argument("shards", type=Path)
-    parser.add_argument("--out", action="store_true")
     options = parser.parse_args()
     conditions, rows = Conditions.now(), []
     cases: dict[str, Callable[[Path], None]] = {

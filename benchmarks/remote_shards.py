@@ -10,7 +10,6 @@ speed affects both. Then the shards are read with a cache that is smaller than t
 
 from __future__ import annotations
 
-import argparse
 import multiprocessing
 import os
 import resource
@@ -90,10 +89,9 @@ def compared(local: ImageSet, remote: ImageSet, kind: str) -> list[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = reports.command_line(__doc__)
     parser.add_argument("shards", type=Path)
     parser.add_argument("--small-cache-gb", type=float, default=0.07)
-    parser.add_argument("--out", action="store_true")
     options = parser.parse_args()
     conditions = Conditions.now()
     size = sum(path.stat().st_size for path in options.shards.rglob("*.tar")) / 1e6

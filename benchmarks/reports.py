@@ -33,6 +33,15 @@ def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
+def command_line(description: str | None) -> argparse.ArgumentParser:
+    """A parser whose help is the script's description, with the option --out of `publish`."""
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--out", action="store_true", help="also write the report to benchmarks/results")
+    return parser
+
+
 def publish(name: str, report: str, arguments: argparse.Namespace) -> None:
     """Print the report; with --out, also write it to benchmarks/results."""
     print(report)

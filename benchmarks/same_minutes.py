@@ -43,7 +43,7 @@ from conditions import Conditions
 from contest import positive
 from contestants import peer_model
 from learning import named_values
-from reports import Numbers, markdown_table, note, publish
+from reports import Numbers, command_line, markdown_table, note, publish
 from vitascope.data.augment import Augmentation
 from vitascope.data.datasets import open_data
 from vitascope.data.loading import Loader
@@ -266,9 +266,7 @@ def start(arguments: argparse.Namespace) -> Measurement:
 
 
 def parse(given: list[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__)
     parser.add_argument("options", nargs="*", metavar="NAME=VALUE", help="options of `vitascope train`")
     parser.add_argument("--data", default="cifar10", help="a DATA argument (default cifar10)")
     parser.add_argument("--minutes", type=float, default=30.0, help="per run (default 30)")
@@ -276,7 +274,6 @@ def parse(given: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--seeds", type=positive, default=3, help="runs per contestant (default 3)")
     parser.add_argument("--only", nargs="+", choices=CONTESTANTS, default=list(CONTESTANTS))
     parser.add_argument("--resume", action="store_true", help="skip the runs in the newest numbers")
-    parser.add_argument("--out", action="store_true", help="also write report, numbers and curves to results")
     return parser.parse_intermixed_args(given)
 
 

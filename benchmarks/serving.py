@@ -34,7 +34,7 @@ from PIL import Image
 
 from conditions import Conditions
 from contest import positive
-from reports import markdown_table, note, publish
+from reports import command_line, markdown_table, note, publish
 from vitascope.model.config import ViTConfig
 from vitascope.model.sizes import named_config
 from vitascope.model.vision_model import build
@@ -257,9 +257,7 @@ def report(given: argparse.Namespace, heading: str, models: Sequence[Served]) ->
 
 def options(argv: Sequence[str] | None) -> argparse.Namespace:
     """Parse the command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__)
     parser.add_argument("--models", nargs="+", default=[], help="MODEL arguments; default: usual sizes")
     parser.add_argument("--only", nargs="+", type=int, help="only these of the usual sizes, counted from 0")
     parser.add_argument("--picture", type=Path, help="the image to send to --models")
@@ -270,7 +268,6 @@ def options(argv: Sequence[str] | None) -> argparse.Namespace:
         "--concurrency", type=positive, default=64, help="concurrent requests of a closed loop"
     )
     parser.add_argument("--max-batch", type=positive, default=32)
-    parser.add_argument("--out", action="store_true", help="also write the report to benchmarks/results")
     given = parser.parse_args(argv)
     if given.models and given.picture is None:
         parser.error("--models needs a --picture to send")

@@ -26,7 +26,7 @@ import vitascope as vs
 from conditions import Conditions
 from contest import positive
 from learning import add_engine, engine, runs_of, tested, train, write_classes, write_parts
-from reports import markdown_table, note, publish
+from reports import command_line, markdown_table, note, publish
 from vitascope.data.datasets import open_data
 
 COMMANDS = {
@@ -45,9 +45,7 @@ to the report, the mean and the maximum over the seeds. The features of the body
 
 
 def parse(given: list[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__)
     parser.add_argument("--data", default="cifar10", help="a DATA argument (default cifar10)")
     parser.add_argument("--images", type=positive, default=500, help="training images (default 500)")
     parser.add_argument("--seeds", type=positive, default=3, help="default 3")

@@ -8,7 +8,6 @@ other, and the least of all rounds counts, so that other work on the machine mat
 
 from __future__ import annotations
 
-import argparse
 import resource
 import subprocess
 import sys
@@ -16,7 +15,7 @@ import tempfile
 from pathlib import Path
 
 from conditions import Conditions
-from reports import markdown_table, publish
+from reports import command_line, markdown_table, publish
 from vitascope.data.samples import PHOTOS
 
 TORCH = "import torch"
@@ -39,11 +38,10 @@ def cpu_seconds(command: tuple[str, ...]) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Measure the start-up of commands beside `import torch`.")
+    parser = command_line(__doc__)
     parser.add_argument(
         "--rounds", type=int, default=8, help="how often each process is started (default: 8)"
     )
-    parser.add_argument("--out", action="store_true", help="also write benchmarks/results/<date>-startup.md")
     arguments = parser.parse_args()
     conditions = Conditions.now()
     rounds = [

@@ -12,7 +12,6 @@ the last digit of that part differs. It takes a minute on 2 cores, and needs tim
 
 from __future__ import annotations
 
-import argparse
 import collections
 import dataclasses
 import functools
@@ -35,7 +34,7 @@ import transformers
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from reports import markdown_table, note, publish
+from reports import command_line, markdown_table, note, publish
 from vitascope.errors import UserError
 from vitascope.model.vit import VisionTransformer
 from vitascope.weights.identification import FAMILIES, identify
@@ -349,11 +348,8 @@ def report(results: Sequence[Result]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description="Load every ViT of timm and transformers, and write it back."
-    )
+    parser = command_line(__doc__)
     parser.add_argument("--only", default="", help="only the architectures whose name contains this")
-    parser.add_argument("--out", action="store_true", help="also write benchmarks/results/<date>-sweep.md")
     arguments = parser.parse_args()
     logging.disable(logging.WARNING)
     torch.set_num_threads(1)

@@ -13,7 +13,6 @@ A second table has the end of an epoch beside its validation: metrics, a line, a
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import math
 import statistics
@@ -30,7 +29,7 @@ import torch.nn.functional as F
 import vitascope as vs
 from conditions import Conditions
 from contest import positive
-from reports import markdown_table, publish
+from reports import command_line, markdown_table, publish
 from vitascope.data.datasets import open_data
 from vitascope.data.splits import Splits
 from vitascope.model.hardware import resolve_device
@@ -95,7 +94,7 @@ def bare_step(trainer: Trainer) -> Step:
 def epoch_ends(trainer: Trainer, *, written: bool, count: int) -> list[tuple[float, float]]:
     """Seconds of each end of an epoch without its validation, and of this; `written`: weights are due."""
     progress = Progress(count + 1, 10**6, 0, uneven=False, within_epochs=True, shown=False)
-    recorder = trainer.run.write_metrics(trainer.step)
+    trainer.recorder = trainer.run.write_metrics(trainer.step)
     batches, validating = trainer.train_loader.epoch(0), [0.0]
     validate = type(trainer.task).validate
 
@@ -113,9 +112,9 @@ def epoch_ends(trainer: Trainer, *, written: bool, count: int) -> list[tuple[flo
             trainer.best_value = trainer.task.monitor.worst
             trainer.best_weights.due_at = 0.0 if written else math.inf
             begun = time.perf_counter()
-            trainer._validate(recorder, progress, stop)
+            trainer._validate(progress, stop)
             found.append((time.perf_counter() - begun - validating[-1], validating[-1]))
-    recorder.close()
+    trainer.recorder.close()
     progress.close()
     return found
 
@@ -147,13 +146,10 @@ def seconds(step: Step, count: int) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__)
     parser.add_argument("--rounds", type=positive, default=7, help="interleaved rounds (default 7)")
     parser.add_argument("--steps", type=positive, default=10, help="steps per round (default 10)")
     parser.add_argument("--ends", type=positive, default=6, help="timed ends of an epoch (default 6)")
-    parser.add_argument("--out", action="store_true", help="also write the report to benchmarks/results")
     parser.add_argument("--data", default="cifar10", help="a DATA argument (default cifar10)")
     parser.add_argument("--recipe", default="small-data", help="default small-data")
     arguments = parser.parse_args()

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+pytest_plugins = ("tests.cli", "tests.stores")  # their fixtures
 LONGEST = (
     "test_docs.py",
     "test_resume.py",
@@ -56,6 +57,12 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cache of the test's own."""
+    monkeypatch.setenv("VITASCOPE_CACHE", str(tmp_path / "cache"))
 
 
 @pytest.fixture(scope="session")

@@ -165,9 +165,8 @@ def s3_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, _quick: None) -> I
 
 
 @pytest.fixture
-def _quick(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _quick(own_cache: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """A cache of the test's own, and short pauses before a request is repeated."""
-    monkeypatch.setenv("VITASCOPE_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr("vitascope.remote.stores.PAUSE", 0.01)
 
 

@@ -9,32 +9,22 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from tests.cli import error_line, exit_status
 from tests.forked import ending, fork
-from tests.test_cli import error_line, here, place  # noqa: F401 - fixtures
-from vitascope.cli import main
 from vitascope.predict.embed import Embeddings
 from vitascope.predict.engine import TorchEngine
 
 QUICK = ["--device", "cpu", "--workers", "0", "--precision", "fp32"]
 
-
-@pytest.fixture(autouse=True)
-def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("VITASCOPE_CACHE", str(tmp_path / "cache"))
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 def embed(*argv: object) -> int:
-    """The exit status, returned or raised."""
-    try:
-        return main(["embed", *map(str, argv), *QUICK])
-    except SystemExit as stop:
-        return int(stop.code or 0)
+    return exit_status("embed", *argv, *QUICK)
 
 
 def test_summary_counts_images_and_those_that_were_computed(
-    here: SimpleNamespace,  # noqa: F811
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    here: SimpleNamespace, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert embed("runs/tiny", "data", "--out", tmp_path / "f.npz") == 0
     assert f"20 images in {tmp_path}/f.npz, 20 of them computed now; " in capsys.readouterr().out
@@ -48,16 +38,14 @@ def test_summary_counts_images_and_those_that_were_computed(
     assert json.loads(capsys.readouterr().out)["computed"] == 20
 
 
-def test_layer_and_pool_are_those_that_are_named(here: SimpleNamespace, tmp_path: Path) -> None:  # noqa: F811
+def test_layer_and_pool_are_those_that_are_named(here: SimpleNamespace, tmp_path: Path) -> None:
     assert embed("runs/tiny", "data", "--out", tmp_path / "f.npy", "--layer", "-1", "--pool", "mean") == 0
     made = Embeddings.load(tmp_path / "f.npy").made
     assert (made["layer"], made["pool"]) == (0, "mean")
 
 
 def test_unreadable_images_are_named_with_status_1(
-    here: SimpleNamespace,  # noqa: F811
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    here: SimpleNamespace, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = tmp_path / "photos"
     folder.mkdir()
@@ -96,10 +84,7 @@ def test_unreadable_images_are_named_with_status_1(
     ],
 )
 def test_bad_requests_are_one_line(
-    here: SimpleNamespace,  # noqa: F811
-    argv: list[str],
-    reason: str,
-    capsys: pytest.CaptureFixture[str],
+    here: SimpleNamespace, argv: list[str], reason: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert reason in error_line(["embed", *argv, *QUICK], capsys)
     assert not list(here.root.glob("f.*"))
@@ -107,10 +92,7 @@ def test_bad_requests_are_one_line(
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
 def test_stopped_command_continues_with_the_cached_features(
-    here: SimpleNamespace,  # noqa: F811
-    tmp_path: Path,
-    capfd: pytest.CaptureFixture[str],
-    signum: signal.Signals,
+    here: SimpleNamespace, tmp_path: Path, capfd: pytest.CaptureFixture[str], signum: signal.Signals
 ) -> None:
     argv = ["runs/tiny", "data", "--out", tmp_path / "f.npz", "--batch-size", "4", "--json"]
 
@@ -135,10 +117,7 @@ def test_stopped_command_continues_with_the_cached_features(
 
 
 def test_killed_process_leaves_a_cache_that_the_next_one_uses(
-    here: SimpleNamespace,  # noqa: F811
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
+    here: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("vitascope.data.feature_cache.CHUNK_BYTES", 1)
     argv = ["runs/tiny", "data", "--batch-size", "4", "--json"]

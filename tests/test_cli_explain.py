@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from tests.cli import SHAPE, SHORT, error_line
 from tests.explain.figures import coarse, num_colours
 from tests.model import labelling_model
-from tests.test_cli import SHAPE, SHORT, error_line, here, write_place  # noqa: F401 - a fixture
 from tests.training import undrawn
 from vitascope.cli import main
 from vitascope.cli.explain import Explain, Method, labelled_test_images
@@ -31,13 +31,6 @@ PICTURE = "data/red/0.png"
 def _coarse() -> Iterator[None]:
     with coarse():
         yield
-
-
-@pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
-    """A folder with data and a finished run of a tiny model, without figures."""
-    with undrawn():
-        return write_place(tmp_path_factory.mktemp("cli"))
 
 
 @pytest.fixture(scope="module")
@@ -77,9 +70,7 @@ def test_every_setting_of_a_method_is_an_option_and_unset_by_default() -> None:
 
 
 def test_figure_below_a_file_is_one_clear_line(
-    here: SimpleNamespace,  # noqa: F811
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    here: SimpleNamespace, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "file").touch()
     out = tmp_path / "file" / "seen.png"
@@ -98,10 +89,7 @@ def test_help_names_the_default_method(capsys: pytest.CaptureFixture[str]) -> No
     [*METHODS, *(name for name, view in VIEWS.items() if view.takes != "nothing" and name != "distance")],
 )
 def test_every_method_writes_a_picture_and_prints_its_path(
-    here: SimpleNamespace,  # noqa: F811
-    tmp_path: Path,
-    method: str,
-    capsys: pytest.CaptureFixture[str],
+    here: SimpleNamespace, tmp_path: Path, method: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "seen.png"
     pixels = explain("runs/tiny", PICTURE, "--method", method, out=out)
@@ -115,11 +103,7 @@ def test_every_method_writes_a_picture_and_prints_its_path(
 
 
 @pytest.mark.parametrize("method", ["distance", "positions", "filters"])
-def test_views_of_the_model_need_no_picture(
-    here: SimpleNamespace,  # noqa: F811
-    tmp_path: Path,
-    method: str,
-) -> None:
+def test_views_of_the_model_need_no_picture(here: SimpleNamespace, tmp_path: Path, method: str) -> None:
     pixels = explain("runs/tiny", "--method", method, out=tmp_path / "seen.png")
     assert num_colours(pixels) > 10
 
@@ -143,7 +127,7 @@ def test_views_of_the_model_need_no_picture(
     ],
 )
 def test_options_are_printed(
-    here: SimpleNamespace,  # noqa: F811
+    here: SimpleNamespace,
     tmp_path: Path,
     options: list[str],
     printed: str,
@@ -153,7 +137,7 @@ def test_options_are_printed(
     assert printed in capsys.readouterr().out
 
 
-def test_another_target_gives_another_picture(here: SimpleNamespace, tmp_path: Path) -> None:  # noqa: F811
+def test_another_target_gives_another_picture(here: SimpleNamespace, tmp_path: Path) -> None:
     pictures = [
         explain("runs/tiny", PICTURE, "--method", "occlusion", "--target", name, out=tmp_path / f"{name}.png")
         for name in ("red", "blue")
@@ -162,9 +146,7 @@ def test_another_target_gives_another_picture(here: SimpleNamespace, tmp_path: P
 
 
 def test_picture_is_named_after_the_image_and_the_method(
-    here: SimpleNamespace,  # noqa: F811
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    here: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = shutil.copytree(here.run, tmp_path / "tiny")
     (tmp_path / "elsewhere").mkdir()
@@ -180,10 +162,7 @@ def test_picture_is_named_after_the_image_and_the_method(
 
 
 def test_explanation_by_a_model_that_is_no_run_is_written_here_and_not_among_the_pictures(
-    here: SimpleNamespace,  # noqa: F811
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    here: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     before = sorted(here.picture.parent.iterdir())
@@ -194,10 +173,7 @@ def test_explanation_by_a_model_that_is_no_run_is_written_here_and_not_among_the
 
 
 def test_default_name_never_replaces_a_file(
-    here: SimpleNamespace,  # noqa: F811
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    here: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Pictures of the same name in two folders, and one picture explained twice."""
     monkeypatch.chdir(tmp_path)
@@ -217,10 +193,7 @@ def test_default_name_never_replaces_a_file(
 
 @pytest.mark.parametrize("method", [DEFAULT_METHOD, "attention", "features"])
 def test_without_a_picture_the_test_images_of_the_run_are_shown(
-    here: SimpleNamespace,  # noqa: F811
-    tmp_path: Path,
-    method: str,
-    capsys: pytest.CaptureFixture[str],
+    here: SimpleNamespace, tmp_path: Path, method: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     capsys.readouterr()
     pixels = explain("runs/tiny", "--method", method, out=tmp_path / "seen.png")
@@ -231,8 +204,7 @@ def test_without_a_picture_the_test_images_of_the_run_are_shown(
 
 
 def test_grid_shows_32_test_images_with_their_predictions(
-    here: SimpleNamespace,  # noqa: F811
-    monkeypatch: pytest.MonkeyPatch,
+    here: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from vitascope.data.datasets import open_for_evaluation
 
@@ -251,8 +223,7 @@ def test_grid_shows_32_test_images_with_their_predictions(
 
 
 def test_truths_of_images_with_several_classes_are_all_their_names(
-    here: SimpleNamespace,  # noqa: F811
-    monkeypatch: pytest.MonkeyPatch,
+    here: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from vitascope.data.splits import ImageSet
     from vitascope.data.targets import ClassSets
@@ -268,9 +239,7 @@ def test_truths_of_images_with_several_classes_are_all_their_names(
 
 
 def test_unreadable_test_image_is_named_and_left_out(
-    here: SimpleNamespace,  # noqa: F811
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+    here: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     from vitascope.data.splits import ImageSet
     from vitascope.data.targets import ClassIndices
@@ -285,8 +254,7 @@ def test_unreadable_test_image_is_named_and_left_out(
 
 
 def test_comparison_prints_a_row_for_every_method_and_the_random_baseline(
-    here: SimpleNamespace,  # noqa: F811
-    capsys: pytest.CaptureFixture[str],
+    here: SimpleNamespace, capsys: pytest.CaptureFixture[str]
 ) -> None:
     capsys.readouterr()
     assert main(["explain", "runs/tiny", "data", "--compare", "--images", "3"]) == 0
@@ -314,8 +282,7 @@ def test_comparison_as_json_has_the_numbers_of_each_image(
 
 
 def test_comparison_of_a_run_uses_its_own_test_images(
-    here: SimpleNamespace,  # noqa: F811
-    capsys: pytest.CaptureFixture[str],
+    here: SimpleNamespace, capsys: pytest.CaptureFixture[str]
 ) -> None:
     capsys.readouterr()
     assert main(["explain", "runs/tiny", "--compare", "--json"]) == 0
@@ -446,9 +413,7 @@ def test_without_a_picture_the_built_in_model_explains_the_samples(
 
 
 def test_picture_alone_is_explained_by_the_built_in_model(
-    here: SimpleNamespace,  # noqa: F811
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    here: SimpleNamespace, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     alone = explain(PICTURE, "--method", "rollout", out=tmp_path / "alone.png")
     assert "model  cifar10 (built in)\n" in capsys.readouterr().out
@@ -463,8 +428,7 @@ def test_model_alone_is_the_built_in_one(tmp_path: Path, capsys: pytest.CaptureF
 
 
 def test_json_of_the_built_in_model_has_no_other_lines(
-    here: SimpleNamespace,  # noqa: F811
-    capsys: pytest.CaptureFixture[str],
+    here: SimpleNamespace, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["explain", "cifar10", "data", "--compare", "--images", "1", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)

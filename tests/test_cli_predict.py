@@ -9,9 +9,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from tests.cli import error_line
 from tests.forked import ending, fork
 from tests.model import labelling_model, small_model
-from tests.test_cli import error_line, here, place  # noqa: F401 - fixtures
 from vitascope.cli import main
 from vitascope.predict.predictor import ImageResult
 from vitascope.predict.result_file import ResultFile
@@ -41,8 +41,7 @@ EVERY = [f"data/{name}/{number}.png" for name in ("blue", "red") for number in r
 
 
 def test_folder_is_printed_like_its_pictures(
-    here: SimpleNamespace,  # noqa: F811
-    capsys: pytest.CaptureFixture[str],
+    here: SimpleNamespace, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert status("data/red", "data/blue/3.png") == 0
     out, err = capsys.readouterr()
@@ -54,8 +53,7 @@ def test_folder_is_printed_like_its_pictures(
 
 
 def test_labels_above_the_threshold_are_printed_and_none_is_named(
-    here: SimpleNamespace,  # noqa: F811
-    capsys: pytest.CaptureFixture[str],
+    here: SimpleNamespace, capsys: pytest.CaptureFixture[str]
 ) -> None:
     model = labelling_model(0.3, 0.9, 0.6, class_names=("ant", "bee", "cat"))
     save_pretrained(model, here.root / "labelling")
@@ -78,8 +76,7 @@ def test_labels_above_the_threshold_are_printed_and_none_is_named(
 
 
 def test_json_of_a_folder_has_one_line_per_picture_with_the_same_predictions(
-    here: SimpleNamespace,  # noqa: F811
-    capsys: pytest.CaptureFixture[str],
+    here: SimpleNamespace, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert status("data", "--json", "--top-k", "1") == 0
     streamed = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
@@ -89,9 +86,7 @@ def test_json_of_a_folder_has_one_line_per_picture_with_the_same_predictions(
 
 
 def test_result_file_equals_the_printed_json_and_the_summary_counts(
-    here: SimpleNamespace,  # noqa: F811
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    here: SimpleNamespace, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert status("data", "--json") == 0
     printed = capsys.readouterr().out
@@ -102,9 +97,7 @@ def test_result_file_equals_the_printed_json_and_the_summary_counts(
 
 
 def test_unreadable_picture_is_named_in_line_and_message_with_status_1(
-    here: SimpleNamespace,  # noqa: F811
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    here: SimpleNamespace, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "o.jsonl"
     for argv in (["broken.jpg", "data/red"], ["broken.jpg", "data/red", "--out", str(out)]):
@@ -119,8 +112,7 @@ def test_unreadable_picture_is_named_in_line_and_message_with_status_1(
 
 
 def test_unreadable_file_does_not_affect_other_predictions(
-    here: SimpleNamespace,  # noqa: F811
-    capsys: pytest.CaptureFixture[str],
+    here: SimpleNamespace, capsys: pytest.CaptureFixture[str]
 ) -> None:
     files = [EVERY[0], "broken.jpg", EVERY[12]]
     assert status(*files) == 1
@@ -147,9 +139,7 @@ def test_unreadable_file_does_not_affect_other_predictions(
 
 
 def test_unreadable_file_is_named_without_control_characters(
-    here: SimpleNamespace,  # noqa: F811
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    here: SimpleNamespace, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "red\x1b[31m.png").write_bytes(b"broken")
     assert status(str(tmp_path / "red\x1b[31m.png"), "--json") == 1
@@ -159,8 +149,7 @@ def test_unreadable_file_is_named_without_control_characters(
 
 
 def test_one_picture_is_counted_in_the_singular(
-    here: SimpleNamespace,  # noqa: F811
-    capsys: pytest.CaptureFixture[str],
+    here: SimpleNamespace, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (here.root / "alone").mkdir(exist_ok=True)
     (here.root / "alone" / "0.png").write_bytes((here.root / EVERY[0]).read_bytes())
@@ -174,7 +163,7 @@ def test_one_picture_is_counted_in_the_singular(
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
 def test_stopped_job_keeps_its_lines_and_is_resumed(
     signum: signal.Signals,
-    here: SimpleNamespace,  # noqa: F811
+    here: SimpleNamespace,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -207,10 +196,7 @@ def test_stopped_job_keeps_its_lines_and_is_resumed(
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
 @pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
 def test_killed_job_is_resumed_at_its_last_complete_line(
-    suffix: str,
-    here: SimpleNamespace,  # noqa: F811
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    suffix: str, here: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if suffix == ".parquet":
         pytest.importorskip("pyarrow")
@@ -242,9 +228,7 @@ def test_killed_job_is_resumed_at_its_last_complete_line(
 
 
 def test_unreadable_pictures_of_earlier_runs_are_counted(
-    here: SimpleNamespace,  # noqa: F811
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    here: SimpleNamespace, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = str(tmp_path / "o.jsonl")
     assert status("broken.jpg", "--out", out) == 1
@@ -274,10 +258,7 @@ def test_unreadable_pictures_of_earlier_runs_are_counted(
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
 def test_invalid_request_is_rejected_in_one_line_and_writes_nothing(
-    argv: list[str],
-    message: str,
-    here: SimpleNamespace,  # noqa: F811
-    capsys: pytest.CaptureFixture[str],
+    argv: list[str], message: str, here: SimpleNamespace, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (here.root / "none").mkdir(exist_ok=True)
     before = sorted(here.root.rglob("*"))
@@ -286,9 +267,7 @@ def test_invalid_request_is_rejected_in_one_line_and_writes_nothing(
 
 
 def test_invalid_options_leave_no_file(
-    here: SimpleNamespace,  # noqa: F811
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    here: SimpleNamespace, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     error_line([*RUN, "data", "--out", str(tmp_path / "o.jsonl"), "--workers", "-1"], capsys)
     error_line(["predict", "data", "data", "--out", str(tmp_path / "o.jsonl")], capsys)
@@ -296,8 +275,7 @@ def test_invalid_options_leave_no_file(
 
 
 def test_control_characters_in_class_names_are_escaped(
-    here: SimpleNamespace,  # noqa: F811
-    capsys: pytest.CaptureFixture[str],
+    here: SimpleNamespace, capsys: pytest.CaptureFixture[str]
 ) -> None:
     names = ("\x1b[2Jred", "blue\u202e\n" + "x" * 2_000_000)
     save_pretrained(small_model(num_classes=2, class_names=names), "hostile")

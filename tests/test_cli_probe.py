@@ -8,8 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from tests.cli import error_line, exit_status
 from tests.forked import ending, fork
-from tests.test_cli import error_line, here, place  # noqa: F401 - fixtures
 from vitascope.cli import main
 from vitascope.probing import probe as module
 from vitascope.run.run import Run
@@ -26,17 +26,11 @@ def _quick(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def probe(*argv: object) -> int:
-    """The exit status, returned or raised."""
-    try:
-        return main(["probe", *map(str, argv), *QUICK])
-    except SystemExit as stop:
-        return int(stop.code or 0)
+    return exit_status("probe", *argv, *QUICK)
 
 
 def test_table_forecast_and_paths_are_printed(
-    here: SimpleNamespace,  # noqa: F811
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    here: SimpleNamespace, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = tmp_path / "probe"
     assert probe("runs/tiny", "cifar10", "--data", "data", "--run", run) == 0
@@ -58,9 +52,7 @@ def test_table_forecast_and_paths_are_printed(
 
 
 def test_json_has_every_classifier(
-    here: SimpleNamespace,  # noqa: F811
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    here: SimpleNamespace, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     argv = ["--data", "data", "--run", tmp_path / "p", "--layers", "-1", "--pools", "mean", "--json"]
     assert probe("runs/tiny", *argv) == 0
@@ -73,9 +65,7 @@ def test_json_has_every_classifier(
 
 
 def test_unreadable_images_are_named_with_status_1(
-    here: SimpleNamespace,  # noqa: F811
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    here: SimpleNamespace, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name in ("red", "blue"):
         (tmp_path / "photos" / name).mkdir(parents=True)
@@ -103,20 +93,14 @@ def test_unreadable_images_are_named_with_status_1(
     ],
 )
 def test_bad_input_is_one_line(
-    argv: list[str],
-    reason: str,
-    here: SimpleNamespace,  # noqa: F811
-    capsys: pytest.CaptureFixture[str],
+    argv: list[str], reason: str, here: SimpleNamespace, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert reason in error_line(["probe", *argv], capsys)
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
 def test_stopped_command_leaves_no_run_and_continues_with_the_cached_features(
-    here: SimpleNamespace,  # noqa: F811
-    tmp_path: Path,
-    capfd: pytest.CaptureFixture[str],
-    signum: signal.Signals,
+    here: SimpleNamespace, tmp_path: Path, capfd: pytest.CaptureFixture[str], signum: signal.Signals
 ) -> None:
     argv = ["runs/tiny", "--data", "data", "--run", tmp_path / "p"]
 

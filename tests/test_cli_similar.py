@@ -9,41 +9,24 @@ from types import SimpleNamespace
 import pytest
 from PIL import Image
 
+from tests.cli import error_line, exit_status
 from tests.explain.figures import coarse
 from tests.forked import ending, fork
-from tests.test_cli import error_line, here, write_place  # noqa: F401 - a fixture
-from tests.training import undrawn
-from vitascope.cli import main
 from vitascope.predict.embed import embed
 from vitascope.predict.engine import TorchEngine
 
 QUICK = ["--device", "cpu", "--workers", "0", "--precision", "fp32"]
 PICTURE = "data/red/0.png"
 
-
-@pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
-    """A folder with data and a finished run of a tiny model, without figures."""
-    with undrawn():
-        return write_place(tmp_path_factory.mktemp("cli"))
-
-
-@pytest.fixture(autouse=True)
-def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("VITASCOPE_CACHE", str(tmp_path / "cache"))
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 def similar(*argv: object) -> int:
-    """The exit status, returned or raised."""
-    try:
-        return main(["similar", *map(str, argv), *QUICK])
-    except SystemExit as stop:
-        return int(stop.code or 0)
+    return exit_status("similar", *argv, *QUICK)
 
 
 def test_table_has_rank_similarity_label_and_image(
-    here: SimpleNamespace,  # noqa: F811
-    capsys: pytest.CaptureFixture[str],
+    here: SimpleNamespace, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert similar("runs/tiny", PICTURE, "data", "-k", "3") == 0
     lines = capsys.readouterr().out.splitlines()
@@ -59,9 +42,7 @@ def test_table_has_rank_similarity_label_and_image(
 
 
 def test_table_leaves_out_what_the_data_lack(
-    here: SimpleNamespace,  # noqa: F811
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    here: SimpleNamespace, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name in ("one.png", "two\n.png"):
         (tmp_path / name).write_bytes(here.picture.read_bytes())
@@ -85,9 +66,7 @@ def test_table_leaves_out_what_the_data_lack(
 
 
 def test_json_has_every_value(
-    here: SimpleNamespace,  # noqa: F811
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    here: SimpleNamespace, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "found.png"
     with coarse():
@@ -103,9 +82,7 @@ def test_json_has_every_value(
 
 
 def test_picture_is_written_and_named(
-    here: SimpleNamespace,  # noqa: F811
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    here: SimpleNamespace, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "new" / "found.png"
     with coarse():
@@ -118,9 +95,7 @@ def test_picture_is_written_and_named(
 
 
 def test_file_of_features_gives_the_same_table(
-    here: SimpleNamespace,  # noqa: F811
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    here: SimpleNamespace, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     embed("runs/tiny", "data", out=tmp_path / "f.npz", device="cpu", workers=0, precision="fp32")
     assert similar("runs/tiny", PICTURE, "data") == 0
@@ -130,9 +105,7 @@ def test_file_of_features_gives_the_same_table(
 
 
 def test_unreadable_images_are_named_with_status_1(
-    here: SimpleNamespace,  # noqa: F811
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    here: SimpleNamespace, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = tmp_path / "photos"
     folder.mkdir()
@@ -168,10 +141,7 @@ def test_unreadable_images_are_named_with_status_1(
     ],
 )
 def test_bad_requests_are_one_line(
-    here: SimpleNamespace,  # noqa: F811
-    argv: list[str],
-    reason: str,
-    capsys: pytest.CaptureFixture[str],
+    here: SimpleNamespace, argv: list[str], reason: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = here.picture.read_bytes()
     assert reason in error_line(["similar", *argv, *QUICK], capsys)
@@ -180,8 +150,7 @@ def test_bad_requests_are_one_line(
 
 
 def test_stopped_command_continues_with_the_cached_features(
-    here: SimpleNamespace,  # noqa: F811
-    capfd: pytest.CaptureFixture[str],
+    here: SimpleNamespace, capfd: pytest.CaptureFixture[str]
 ) -> None:
     argv = ["runs/tiny", PICTURE, "data", "--batch-size", "4", "--json"]
 

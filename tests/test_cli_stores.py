@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.cli import error_line
 from tests.model import small_model
-from tests.stores import BUCKET, Store, _quick, s3_store, store, web_store  # noqa: F401
-from tests.test_cli import error_line
+from tests.stores import BUCKET, Store
 from tests.training import assert_bitwise, tiny_config, undrawn, write_folder
 from vitascope.cli import main
 from vitascope.data.formats import shard_files
@@ -37,7 +37,7 @@ def _one_look_per_test() -> Iterator[None]:
 
 
 @pytest.fixture
-def photos(store: Store) -> str:  # noqa: F811
+def photos(store: Store) -> str:
     """A folder of images and a model beside it, on the disk and in the store; its URL."""
     write_folder(store.folder / "photos", per_class=20)
     save_pretrained(small_model(num_classes=2, class_names=("dark", "light")), store.folder / "model")
@@ -50,7 +50,7 @@ def lines(path: Path) -> list[dict[str, object]]:
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_predictions_equal_those_of_local_files(store: Store, photos: str, fails: bool) -> None:  # noqa: F811
+def test_predictions_equal_those_of_local_files(store: Store, photos: str, fails: bool) -> None:
     root = store.folder
     assert main(["predict", f"{root}/model", f"{root}/photos", "--out", f"{root}/local.jsonl", *QUICK]) == 0
     store.server.every_third_fails = fails
@@ -64,7 +64,7 @@ def test_predictions_equal_those_of_local_files(store: Store, photos: str, fails
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_features_equal_those_of_local_files(store: Store, photos: str, fails: bool) -> None:  # noqa: F811
+def test_features_equal_those_of_local_files(store: Store, photos: str, fails: bool) -> None:
     local = embed(store.folder / "model", store.folder / "photos", device="cpu", cache=False)
     store.server.every_third_fails = fails
     there = embed(f"{store.url}/model", photos, device="cpu", cache=False)
@@ -78,7 +78,7 @@ def test_features_equal_those_of_local_files(store: Store, photos: str, fails: b
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_training_equals_that_on_local_files(store: Store, photos: str, fails: bool) -> None:  # noqa: F811
+def test_training_equals_that_on_local_files(store: Store, photos: str, fails: bool) -> None:
     with undrawn():
         local = train(tiny_config(store.folder / "photos", run=f"{store.folder}/local"))
         store.server.every_third_fails = fails
@@ -90,8 +90,7 @@ def test_training_equals_that_on_local_files(store: Store, photos: str, fails: b
 
 
 def test_training_stops_when_the_server_is_gone_and_is_resumed(
-    store: Store,  # noqa: F811
-    monkeypatch: pytest.MonkeyPatch,
+    store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_folder(store.folder / "photos", per_class=20)
     pack(str(store.folder / "photos"), store.folder / "shards")
@@ -118,10 +117,7 @@ def test_training_stops_when_the_server_is_gone_and_is_resumed(
 
 
 def test_server_that_is_gone_stops_a_prediction_that_is_resumed(
-    store: Store,  # noqa: F811
-    photos: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    store: Store, photos: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("vitascope.remote.cache.AHEAD", 4)
     root = store.folder
@@ -145,7 +141,7 @@ def test_server_that_is_gone_stops_a_prediction_that_is_resumed(
     assert (root / "p.jsonl").read_bytes() == (root / "q.jsonl").read_bytes()
 
 
-def test_results_are_written_to_a_store(s3_store: Store, capsys: pytest.CaptureFixture[str]) -> None:  # noqa: F811
+def test_results_are_written_to_a_store(s3_store: Store, capsys: pytest.CaptureFixture[str]) -> None:
     root = s3_store.folder
     write_folder(root / "photos", per_class=6)
     save_pretrained(small_model(num_classes=2, class_names=("dark", "light")), root / "model")
@@ -165,7 +161,7 @@ def test_results_are_written_to_a_store(s3_store: Store, capsys: pytest.CaptureF
     assert "0 of them now" in capsys.readouterr().err
 
 
-def test_features_are_written_to_a_store(s3_store: Store) -> None:  # noqa: F811
+def test_features_are_written_to_a_store(s3_store: Store) -> None:
     root = s3_store.folder
     write_folder(root / "photos", per_class=6)
     for name in ("f.npz", "f.npy"):
@@ -182,7 +178,7 @@ def test_features_are_written_to_a_store(s3_store: Store) -> None:  # noqa: F811
     assert not list(left.glob("*"))
 
 
-def test_interrupted_upload_is_resumed(s3_store: Store, capsys: pytest.CaptureFixture[str]) -> None:  # noqa: F811
+def test_interrupted_upload_is_resumed(s3_store: Store, capsys: pytest.CaptureFixture[str]) -> None:
     root = s3_store.folder
     write_folder(root / "photos", per_class=6)
     save_pretrained(small_model(num_classes=2, class_names=("dark", "light")), root / "model")
@@ -199,8 +195,7 @@ def test_interrupted_upload_is_resumed(s3_store: Store, capsys: pytest.CaptureFi
 
 
 def test_outputs_that_cannot_be_written_are_one_line(
-    web_store: Store,  # noqa: F811
-    capsys: pytest.CaptureFixture[str],
+    web_store: Store, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_folder(web_store.folder / "photos", per_class=1)
     command = ["predict", "cifar10", f"{web_store.folder}/photos", *QUICK, "--out"]
@@ -208,8 +203,7 @@ def test_outputs_that_cannot_be_written_are_one_line(
 
 
 def test_missing_bucket_for_results_is_found_before_the_work(
-    s3_store: Store,  # noqa: F811
-    capsys: pytest.CaptureFixture[str],
+    s3_store: Store, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_folder(s3_store.folder / "photos", per_class=1)
     command = ["predict", "cifar10", f"{s3_store.folder}/photos", *QUICK, "--out"]
@@ -217,7 +211,7 @@ def test_missing_bucket_for_results_is_found_before_the_work(
     assert "the name of a file is missing" in error_line([*command, f"s3://{BUCKET}"], capsys)
 
 
-def test_run_in_a_store_is_evaluated_on_its_own_images(store: Store, photos: str) -> None:  # noqa: F811
+def test_run_in_a_store_is_evaluated_on_its_own_images(store: Store, photos: str) -> None:
     with undrawn():
         run = train(tiny_config(photos, run=f"{store.folder}/run")).run
     here = evaluate(run, device="cpu")

@@ -25,7 +25,7 @@ import vitascope as vs
 from tests.browser import browser_path
 from tests.deploy.server.served import listening
 from tests.local_hub import local_hub
-from tests.stores import Store, _quick, s3_store  # noqa: F401 - fixtures
+from tests.stores import Store
 from tests.test_walkthrough import take_photos
 from tests.text import write_clip
 from tests.trackers import install

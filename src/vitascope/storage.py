@@ -36,6 +36,12 @@ def check_local(path: Path) -> None:
         )
 
 
+def check_new_folder(folder: Path) -> None:
+    """Reject a folder to write that has files, or is one; an empty folder is as good as a new one."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UserError(f"{folder}: is not an empty folder and is not overwritten; choose a new one")
+
+
 def make_folder(folder: Path) -> None:
     """Create a folder and its parents, unless it exists; a WriteError explains a failure."""
     check_local(folder)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.data import write_picture, write_tree
-from tests.stores import Store, _quick, s3_store, store, web_store  # noqa: F401
+from tests.stores import Store
 from vitascope.data.contents import image_name
 from vitascope.data.datasets import open_data, open_pictures, read_data
 from vitascope.data.decoding import ImageError, read_image, source_name
@@ -40,7 +40,7 @@ def assert_same(one: Splits, other: Splits) -> None:
 
 
 @pytest.mark.parametrize("splits", [("",), ("train", "val", "test")])
-def test_folder_is_read_like_a_local_one(store: Store, splits: tuple[str, ...]) -> None:  # noqa: F811
+def test_folder_is_read_like_a_local_one(store: Store, splits: tuple[str, ...]) -> None:
     for split in splits:
         write_tree(store.folder / "photos" / split, {"cat": 6, "big dog": 7})
     (store.folder / "photos" / "notes.md").write_text("unused")
@@ -52,14 +52,14 @@ def test_folder_is_read_like_a_local_one(store: Store, splits: tuple[str, ...]) 
     assert source_name(found.train.sources[0]).startswith(url)
 
 
-def test_shards_are_read_like_local_ones(store: Store) -> None:  # noqa: F811
+def test_shards_are_read_like_local_ones(store: Store) -> None:
     write_tree(store.folder / "photos", {"cat": 9, "dog": 9})
     pack(str(store.folder / "photos"), store.folder / "shards", shard_mb=1)
     url = store.add("shards")
     assert_same(open_data(url), open_data(str(store.folder / "shards")))
 
 
-def test_shards_without_an_index_have_the_names_beside_them(store: Store) -> None:  # noqa: F811
+def test_shards_without_an_index_have_the_names_beside_them(store: Store) -> None:
     write_tree(store.folder / "photos", {"cat": 9, "dog": 9})
     pack(str(store.folder / "photos"), store.folder / "shards")
     (store.folder / "shards" / "index.json").unlink()
@@ -68,12 +68,12 @@ def test_shards_without_an_index_have_the_names_beside_them(store: Store) -> Non
     assert_same(open_data(url), open_data(str(store.folder / "shards")))
 
 
-def requested_tars(store: Store, before: int) -> list[str]:  # noqa: F811
+def requested_tars(store: Store, before: int) -> list[str]:
     """The shards of which something was read."""
     return [each for each in store.server.requests[before:] if ".tar" in each and each.startswith("GET")]
 
 
-def test_packed_shards_are_opened_without_reading_them(web_store: Store) -> None:  # noqa: F811
+def test_packed_shards_are_opened_without_reading_them(web_store: Store) -> None:
     write_tree(web_store.folder / "photos", {"cat": 9, "dog": 9})
     pack(str(web_store.folder / "photos"), web_store.folder / "shards", shard_mb=1)
     url = web_store.add("shards")
@@ -85,7 +85,7 @@ def test_packed_shards_are_opened_without_reading_them(web_store: Store) -> None
             assert (source.name, source.offset, source.size) == (theirs.name, theirs.offset, theirs.size)
 
 
-def test_headers_of_other_shards_are_read_once(web_store: Store) -> None:  # noqa: F811
+def test_headers_of_other_shards_are_read_once(web_store: Store) -> None:
     write_tree(web_store.folder / "photos", {"cat": 9, "dog": 9})
     pack(str(web_store.folder / "photos"), web_store.folder / "shards")
     folder = web_store.folder / "shards"
@@ -103,8 +103,7 @@ def test_headers_of_other_shards_are_read_once(web_store: Store) -> None:  # noq
 
 @pytest.mark.parametrize("damage", ["lost", "changed", "of other shards"])
 def test_places_of_pictures_that_do_not_belong_to_the_index_are_rejected(
-    web_store: Store,  # noqa: F811
-    damage: str,
+    web_store: Store, damage: str
 ) -> None:
     write_tree(web_store.folder / "photos", {"cat": 9, "dog": 9})
     pack(str(web_store.folder / "photos"), web_store.folder / "shards")
@@ -124,7 +123,7 @@ def test_places_of_pictures_that_do_not_belong_to_the_index_are_rejected(
 
 
 @pytest.mark.parametrize("place", ["beside", "elsewhere"])
-def test_table_is_read_like_a_local_one(store: Store, place: str) -> None:  # noqa: F811
+def test_table_is_read_like_a_local_one(store: Store, place: str) -> None:
     write_tree(store.folder / "data" / "images", {"cat": 6, "dog": 6})
     folder = store.folder / "data"
     rows = [f"{path.relative_to(folder)},{path.parent.name}" for path in sorted(folder.rglob("*.png"))]
@@ -135,13 +134,13 @@ def test_table_is_read_like_a_local_one(store: Store, place: str) -> None:  # no
 
 
 @pytest.mark.parametrize("kind", ["zip", "gztar"])
-def test_archive_is_read_like_a_local_one(store: Store, kind: str) -> None:  # noqa: F811
+def test_archive_is_read_like_a_local_one(store: Store, kind: str) -> None:
     write_tree(store.folder / "photos", {"cat": 6, "dog": 6})
     archive = Path(shutil.make_archive(str(store.folder / "photos"), kind, store.folder / "photos"))
     assert_same(open_data(store.add(archive.name)), open_data(str(archive)))
 
 
-def test_one_picture_is_shown(store: Store) -> None:  # noqa: F811
+def test_one_picture_is_shown(store: Store) -> None:
     write_picture(store.folder / "a.png")
     (picture,) = open_pictures(store.add("a.png"))
     expected = np.asarray(read_image(store.folder / "a.png"))
@@ -151,7 +150,7 @@ def test_one_picture_is_shown(store: Store) -> None:  # noqa: F811
         read_image(f"{store.url}/b.png")
 
 
-def test_every_third_failing_request_changes_nothing(store: Store) -> None:  # noqa: F811
+def test_every_third_failing_request_changes_nothing(store: Store) -> None:
     write_tree(store.folder / "photos", {"cat": 6, "dog": 7})
     url = store.add("photos")
     store.server.every_third_fails = True
@@ -159,7 +158,7 @@ def test_every_third_failing_request_changes_nothing(store: Store) -> None:  # n
     assert_same(open_data(url), open_data(str(store.folder / "photos")))
 
 
-def test_picture_that_changed_or_is_gone_is_an_unreadable_one(store: Store) -> None:  # noqa: F811
+def test_picture_that_changed_or_is_gone_is_an_unreadable_one(store: Store) -> None:
     write_tree(store.folder / "photos", {"cat": 2})
     url = store.add("photos")
     first, second = stored_images(url)
@@ -170,7 +169,7 @@ def test_picture_that_changed_or_is_gone_is_an_unreadable_one(store: Store) -> N
     assert read_image(second).size
 
 
-def test_server_that_is_gone_makes_no_picture_unreadable(store: Store) -> None:  # noqa: F811
+def test_server_that_is_gone_makes_no_picture_unreadable(store: Store) -> None:
     write_tree(store.folder / "photos", {"cat": 2})
     first, _ = stored_images(store.add("photos"))
     store.server.gone = True
@@ -178,7 +177,7 @@ def test_server_that_is_gone_makes_no_picture_unreadable(store: Store) -> None: 
         read_image(first)
 
 
-def test_shard_that_changed_stops_the_run(web_store: Store) -> None:  # noqa: F811
+def test_shard_that_changed_stops_the_run(web_store: Store) -> None:
     write_tree(web_store.folder / "photos", {"cat": 9, "dog": 9})
     pack(str(web_store.folder / "photos"), web_store.folder / "shards")
     images = open_data(web_store.add("shards")).train
@@ -190,7 +189,7 @@ def test_shard_that_changed_stops_the_run(web_store: Store) -> None:  # noqa: F8
         read_image(images.sources[0])
 
 
-def test_shard_that_the_index_does_not_fit_is_named_by_its_url(web_store: Store) -> None:  # noqa: F811
+def test_shard_that_the_index_does_not_fit_is_named_by_its_url(web_store: Store) -> None:
     write_tree(web_store.folder / "photos", {"cat": 9, "dog": 9})
     pack(str(web_store.folder / "photos"), web_store.folder / "shards")
     index = json.loads((web_store.folder / "shards" / "index.json").read_text())
@@ -203,7 +202,7 @@ def test_shard_that_the_index_does_not_fit_is_named_by_its_url(web_store: Store)
         read_data(url)
 
 
-def test_places_that_are_no_data_are_one_line(web_store: Store) -> None:  # noqa: F811
+def test_places_that_are_no_data_are_one_line(web_store: Store) -> None:
     (web_store.folder / "a").mkdir()
     (web_store.folder / "a" / "train-images-idx3-ubyte").write_bytes(b"0" * 100)
     (web_store.folder / "a" / "x.bin").write_bytes(b"0")
@@ -223,7 +222,7 @@ def test_whole_data_set_of_the_hub_is_read_by_its_library() -> None:
     assert hub_id("hf://datasets/owner/name/photos") == "hf://datasets/owner/name/photos"
 
 
-def test_stored_pictures_and_shards_can_be_sent_to_other_processes(web_store: Store) -> None:  # noqa: F811
+def test_stored_pictures_and_shards_can_be_sent_to_other_processes(web_store: Store) -> None:
     import pickle
 
     write_tree(web_store.folder / "photos", {"cat": 2})

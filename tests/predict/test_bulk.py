@@ -15,7 +15,7 @@ import pytest
 from tests.data import write_tree
 from tests.forked import ending, fork
 from tests.model import labelling_model, small_model
-from tests.stores import Store, _quick, web_store  # noqa: F401
+from tests.stores import Store
 from vitascope.cli import main
 from vitascope.errors import UserError
 from vitascope.model.vision_model import VisionModel
@@ -386,9 +386,7 @@ def test_features_of_no_readable_image_are_an_error(
 
 
 def test_pictures_in_a_store_are_those_that_were_listed(
-    here: Path,
-    web_store: Store,  # noqa: F811
-    embedded_in_parts: Callable,
+    here: Path, web_store: Store, embedded_in_parts: Callable
 ) -> None:
     shutil.copytree("pictures", web_store.folder / "pictures")
     url, out = web_store.add("pictures"), web_store.folder / "results"

@@ -21,10 +21,7 @@ from vitascope.predict.features import OWN, FeatureSpec
 
 LAYERS = [OWN, FeatureSpec(0, "mean"), FeatureSpec(1, "cls_mean")]
 
-
-@pytest.fixture(autouse=True)
-def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("VITASCOPE_CACHE", str(tmp_path / "cache"))
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 @functools.cache

@@ -26,10 +26,7 @@ from vitascope.weights.saving import save_pretrained
 
 HERE = {"device": "cpu", "workers": 0, "precision": "fp32"}
 
-
-@pytest.fixture(autouse=True)
-def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("VITASCOPE_CACHE", str(tmp_path / "cache"))
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.forked import ending, fork
-from tests.stores import Store, _quick, web_store  # noqa: F401
+from tests.stores import Store
 from vitascope.errors import UserError
 from vitascope.remote import cache
 from vitascope.remote.cache import ObjectReader, copied, fetched_ahead, read, size_on_disk
@@ -33,7 +33,7 @@ def stored(store: Store, size: int = 3500, seed: int = 0, name: str = "a.bin") -
     return found
 
 
-def test_parts_are_those_of_the_object_and_are_fetched_once(web_store: Store) -> None:  # noqa: F811
+def test_parts_are_those_of_the_object_and_are_fetched_once(web_store: Store) -> None:
     found, expected = stored(web_store), content(3500)
     for start, size in ((0, 3500), (10, 5), (1000, 1500), (3499, 1), (0, 0), (3500, 0)):
         for _ in range(2):
@@ -44,13 +44,13 @@ def test_parts_are_those_of_the_object_and_are_fetched_once(web_store: Store) ->
         read(found, 1, 3500)
 
 
-def test_only_the_blocks_of_a_part_are_fetched(web_store: Store) -> None:  # noqa: F811
+def test_only_the_blocks_of_a_part_are_fetched(web_store: Store) -> None:
     found = stored(web_store, 10 * BLOCK)
     read(found, 5 * BLOCK + 1, 10)
     assert size_on_disk() == BLOCK
 
 
-def test_open_object_reads_like_a_file(web_store: Store) -> None:  # noqa: F811
+def test_open_object_reads_like_a_file(web_store: Store) -> None:
     found, expected = stored(web_store), content(3500)
     with ObjectReader(found) as file:
         assert file.read(10) == expected[:10]
@@ -62,7 +62,7 @@ def test_open_object_reads_like_a_file(web_store: Store) -> None:  # noqa: F811
         assert file.read(3) == expected[3490:3493]
 
 
-def test_block_that_is_cut_on_the_disk_is_fetched_again(web_store: Store) -> None:  # noqa: F811
+def test_block_that_is_cut_on_the_disk_is_fetched_again(web_store: Store) -> None:
     found = stored(web_store)
     read(found)
     for path in (cache.cache_folder() / "remote" / "blocks").glob("*/*"):
@@ -70,7 +70,7 @@ def test_block_that_is_cut_on_the_disk_is_fetched_again(web_store: Store) -> Non
     assert read(found) == content(3500)
 
 
-def test_another_version_has_other_blocks(web_store: Store) -> None:  # noqa: F811
+def test_another_version_has_other_blocks(web_store: Store) -> None:
     before = stored(web_store)
     read(before)
     after = stored(web_store, seed=1)
@@ -78,7 +78,7 @@ def test_another_version_has_other_blocks(web_store: Store) -> None:  # noqa: F8
     assert read(before) == content(3500)  # from the disk
 
 
-def test_object_that_changes_between_blocks_is_not_mixed(web_store: Store) -> None:  # noqa: F811
+def test_object_that_changes_between_blocks_is_not_mixed(web_store: Store) -> None:
     found = stored(web_store)
     read(found, 0, 10)
     stored(web_store, seed=1)
@@ -90,8 +90,7 @@ def test_object_that_changes_between_blocks_is_not_mixed(web_store: Store) -> No
 
 
 def test_size_is_bounded_and_the_last_used_blocks_stay(
-    web_store: Store,  # noqa: F811
-    monkeypatch: pytest.MonkeyPatch,
+    web_store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     limit = 40 * BLOCK
     monkeypatch.setenv("VITASCOPE_REMOTE_GB", str(limit / 1e9))
@@ -106,7 +105,7 @@ def test_size_is_bounded_and_the_last_used_blocks_stay(
     assert len(web_store.server.requests) == before
 
 
-def test_copies_are_bounded_too(web_store: Store, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+def test_copies_are_bounded_too(web_store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VITASCOPE_REMOTE_GB", str(20 * BLOCK / 1e9))
     found = [stored(web_store, 8 * BLOCK, seed, f"{seed}.bin") for seed in range(5)]
     for number, each in enumerate(found):
@@ -126,8 +125,7 @@ def test_limit_is_a_number(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_full_disk_is_one_line_that_concerns_all_objects(
-    web_store: Store,  # noqa: F811
-    monkeypatch: pytest.MonkeyPatch,
+    web_store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = stored(web_store)
 
@@ -141,7 +139,7 @@ def test_full_disk_is_one_line_that_concerns_all_objects(
     assert size_on_disk() == 0
 
 
-def test_threads_and_processes_fetch_a_block_once(web_store: Store) -> None:  # noqa: F811
+def test_threads_and_processes_fetch_a_block_once(web_store: Store) -> None:
     found = stored(web_store, BLOCK)
     web_store.server.seconds = 0.2
     children = [fork(lambda: os._exit(read(found) != content(BLOCK))) for _ in range(2)]
@@ -157,7 +155,7 @@ def test_threads_and_processes_fetch_a_block_once(web_store: Store) -> None:  # 
     assert sum(each.startswith("GET") for each in web_store.server.requests) == 1
 
 
-def test_objects_are_fetched_ahead_in_their_order(web_store: Store) -> None:  # noqa: F811
+def test_objects_are_fetched_ahead_in_their_order(web_store: Store) -> None:
     found = [stored(web_store, 100, seed, f"{seed}.bin") for seed in range(20)]
     sources = [*found[:5], None, *found[5:]]
     taken = fetched_ahead(iter(sources), lambda source: source)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.stores import BUCKET, Store, _quick, files_of, s3_store, serving, store, web_store  # noqa: F401
+from tests.stores import BUCKET, Store, files_of, serving
 from vitascope.errors import UserError
 from vitascope.remote import stores
 from vitascope.remote.outputs import Output
@@ -30,7 +30,7 @@ def write(path: Path, content: bytes = b"0123456789") -> Path:
     return path
 
 
-def filled(store: Store) -> str:  # noqa: F811
+def filled(store: Store) -> str:
     for name in ("b.txt", "a/2.txt", "a/1.txt", "a/b/3.txt", ".hidden", "c.txt", "a/.hidden/4.txt"):
         write(store.folder / "data" / name)
     return store.add("data")
@@ -43,7 +43,7 @@ def test_urls_have_a_known_scheme() -> None:
         find_object("ftp://host/a")
 
 
-def test_walk_lists_files_before_folders_by_name_without_hidden_ones(store: Store) -> None:  # noqa: F811
+def test_walk_lists_files_before_folders_by_name_without_hidden_ones(store: Store) -> None:
     url = filled(store)
     names = ["b.txt", "c.txt", "a/1.txt", "a/2.txt", "a/b/3.txt"]
     assert [name_in(each.url, url) for each in walk(url)] == names
@@ -53,7 +53,7 @@ def test_walk_lists_files_before_folders_by_name_without_hidden_ones(store: Stor
     assert find_object(f"{url}/a/1.txt") in walk(url)
 
 
-def test_read_returns_a_part(store: Store) -> None:  # noqa: F811
+def test_read_returns_a_part(store: Store) -> None:
     found = find_object(f"{filled(store)}/b.txt")
     assert found is not None
     assert read_range(found, 2, 5) == b"234"
@@ -62,7 +62,7 @@ def test_read_returns_a_part(store: Store) -> None:  # noqa: F811
 
 
 @pytest.mark.parametrize("fault", ["every_third_fails", "cut", "seconds"])
-def test_passing_faults_change_nothing(store: Store, fault: str) -> None:  # noqa: F811
+def test_passing_faults_change_nothing(store: Store, fault: str) -> None:
     url = filled(store)
     expected = list(walk(url))
     setattr(store.server, fault, {"every_third_fails": True, "cut": 4, "seconds": 0.05}[fault])
@@ -72,7 +72,7 @@ def test_passing_faults_change_nothing(store: Store, fault: str) -> None:  # noq
     assert store.server.cut == 0
 
 
-def test_server_that_is_gone_is_one_line(store: Store) -> None:  # noqa: F811
+def test_server_that_is_gone_is_one_line(store: Store) -> None:
     url = filled(store)
     found = find_object(f"{url}/b.txt")
     assert found is not None
@@ -86,10 +86,7 @@ def test_server_that_is_gone_is_one_line(store: Store) -> None:  # noqa: F811
         assert len(store.server.requests) - before <= 4 * stores.ATTEMPTS
 
 
-def test_server_that_hangs_is_one_line(
-    web_store: Store,  # noqa: F811
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_server_that_hangs_is_one_line(web_store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     url = filled(web_store)
     monkeypatch.setattr(stores, "READ_SECONDS", 0.2)
     monkeypatch.setattr(stores, "PATIENCE", 0.3)
@@ -101,7 +98,7 @@ def test_server_that_hangs_is_one_line(
     web_store.server.seconds = 0.0
 
 
-def test_object_that_changed_is_not_read(store: Store) -> None:  # noqa: F811
+def test_object_that_changed_is_not_read(store: Store) -> None:
     url = filled(store)
     found = find_object(f"{url}/b.txt")
     assert found is not None
@@ -111,7 +108,7 @@ def test_object_that_changed_is_not_read(store: Store) -> None:  # noqa: F811
         read_range(found, 0, 4)
 
 
-def test_object_that_is_gone_is_a_change(store: Store) -> None:  # noqa: F811
+def test_object_that_is_gone_is_a_change(store: Store) -> None:
     url = filled(store)
     found = find_object(f"{url}/b.txt")
     assert found is not None
@@ -120,7 +117,7 @@ def test_object_that_is_gone_is_a_change(store: Store) -> None:  # noqa: F811
         read_range(gone, 0, 4)
 
 
-def test_missing_places_are_one_line(store: Store) -> None:  # noqa: F811
+def test_missing_places_are_one_line(store: Store) -> None:
     url = f"{filled(store)}/none"
     with pytest.raises(StoreError, match=f"^{url}: no such object, folder or bucket$"):
         find_object(url)
@@ -128,7 +125,7 @@ def test_missing_places_are_one_line(store: Store) -> None:  # noqa: F811
         list(walk(url))
 
 
-def test_missing_bucket_is_one_line(s3_store: Store, tmp_path: Path) -> None:  # noqa: F811
+def test_missing_bucket_is_one_line(s3_store: Store, tmp_path: Path) -> None:
     with pytest.raises(StoreError, match=r"^s3://none/a: no such object, folder or bucket$"):
         find_object("s3://none/a")
     with pytest.raises(StoreError, match=r"^s3://none: no such folder or bucket$"):
@@ -137,7 +134,7 @@ def test_missing_bucket_is_one_line(s3_store: Store, tmp_path: Path) -> None:  #
         upload(write(tmp_path / "a"), "s3://none/a")
 
 
-def test_expired_credentials_are_one_line(s3_store: Store) -> None:  # noqa: F811
+def test_expired_credentials_are_one_line(s3_store: Store) -> None:
     url = filled(s3_store)
     s3_store.server.expired = True
     with pytest.raises(StoreError, match=r"no access: The provided token has expired.*set AWS_ACCESS_KEY_ID"):
@@ -146,7 +143,7 @@ def test_expired_credentials_are_one_line(s3_store: Store) -> None:  # noqa: F81
         find_object(url)
 
 
-def test_missing_credentials_are_one_line(s3_store: Store, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+def test_missing_credentials_are_one_line(s3_store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     import s3fs
 
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
@@ -196,7 +193,7 @@ def test_url_whose_local_copy_would_be_in_another_folder_is_rejected(kind: type,
         kind(f"s3://bucket/{name}")
 
 
-def test_upload_is_whole(s3_store: Store, tmp_path: Path) -> None:  # noqa: F811
+def test_upload_is_whole(s3_store: Store, tmp_path: Path) -> None:
     content = bytes(range(256)) * 1000
     s3_store.server.every_third_fails = True
     for number in range(3):

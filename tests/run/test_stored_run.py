@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from tests.cli import error_line
 from tests.model import small_model
-from tests.stores import BUCKET, Store, _quick, s3_store  # noqa: F401
-from tests.test_cli import error_line
+from tests.stores import BUCKET, Store
 from tests.training import assert_bitwise, tiny_config, undrawn, write_folder
 from vitascope.cache import cache_folder
 from vitascope.cli import main
@@ -64,7 +64,7 @@ def _plain(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.fixture
-def url(s3_store: Store) -> str:  # noqa: F811
+def url(s3_store: Store) -> str:
     return f"{s3_store.url}/runs/one"
 
 
@@ -124,7 +124,7 @@ def assert_finished(url: str, whole: Path) -> None:
     assert records[0] == records[1]
 
 
-def test_run_in_a_store_ends_as_a_local_one(data, whole, url, s3_store, capsys) -> None:  # noqa: F811
+def test_run_in_a_store_ends_as_a_local_one(data, whole, url, s3_store, capsys) -> None:
     s3_store.server.every_third_fails = True
     result = train(tiny_config(data, run=url, **OPTIONS | {"checkpoint_seconds": 0.5}))
     assert f"run    {url}: 2 epochs" in capsys.readouterr().out
@@ -187,7 +187,7 @@ def test_half_uploaded_checkpoint_is_never_resumed(data, whole, url, monkeypatch
     assert_finished(url, whole)
 
 
-def test_training_goes_on_while_the_store_is_gone(data, whole, url, s3_store, monkeypatch, capsys) -> None:  # noqa: F811
+def test_training_goes_on_while_the_store_is_gone(data, whole, url, s3_store, monkeypatch, capsys) -> None:
     def gone() -> None:
         s3_store.server.gone = True
 
@@ -204,12 +204,7 @@ def test_training_goes_on_while_the_store_is_gone(data, whole, url, s3_store, mo
 
 
 def test_store_that_is_gone_at_the_end_leaves_the_run_here_and_resuming_uploads_it(
-    data,
-    whole,
-    url,
-    s3_store,  # noqa: F811
-    monkeypatch,
-    capsys,
+    data, whole, url, s3_store, monkeypatch, capsys
 ) -> None:
     def gone() -> None:
         s3_store.server.gone = True
@@ -242,7 +237,7 @@ def test_checkpoint_in_a_store_is_resumed_and_later_ones_are_discarded(data, who
     assert_finished(url, whole)
 
 
-def test_url_of_a_run_is_never_overwritten(data, url, s3_store, capsys) -> None:  # noqa: F811
+def test_url_of_a_run_is_never_overwritten(data, url, s3_store, capsys) -> None:
     killed(data, url)
     for _ in range(2):
         with pytest.raises(UserError, match=rf"^{url} exists, and a run is never overwritten"):

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.model import small_model
-from tests.training import write_folder
+from tests.training import undrawn, write_folder
 from vitascope.weights.saving import save_pretrained
 
 WRITING = ("test_faults.py", "test_folders.py")
@@ -18,6 +18,13 @@ def _no_fsync(request: pytest.FixtureRequest) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         if request.path.name not in WRITING:
             patch.setattr(os, "fsync", lambda descriptor: None)
+        yield
+
+
+@pytest.fixture(scope="module")
+def without_figures() -> Iterator[None]:
+    """Runs draw no figures and write no report."""
+    with undrawn():
         yield
 
 

@@ -2,7 +2,6 @@
 
 import itertools
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +10,7 @@ import pytest
 import torch
 
 from tests.model import small_model
-from tests.training import assert_bitwise, tiny_config, trainer_of, undrawn, write_folder, write_uneven
+from tests.training import assert_bitwise, tiny_config, trainer_of, write_folder, write_uneven
 from tests.training.test_several_labels import write_table
 from vitascope.cli import main
 from vitascope.data.datasets import open_data
@@ -46,15 +45,7 @@ PROBE: dict[str, Any] = {
 ONCE, EVERY_EPOCH = "body   computed once: ", "body   computed in every epoch, "
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _undrawn() -> Iterator[None]:
-    with undrawn():
-        yield
-
-
-@pytest.fixture(autouse=True)
-def _own_cache(tmp_path, monkeypatch) -> None:
-    monkeypatch.setenv("VITASCOPE_CACHE", str(tmp_path / "cache"))
+pytestmark = pytest.mark.usefixtures("without_figures", "own_cache")
 
 
 @pytest.fixture(scope="module")

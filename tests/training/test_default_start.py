@@ -1,24 +1,18 @@
 """A run on few images without named weights or recipe starts from the built-in model."""
 
 import itertools
-from collections.abc import Iterator
 
 import pytest
 
-from tests.training import undrawn
 from vitascope.cli import main
 from vitascope.errors import UserError
 from vitascope.options.recipes import FEW_TO_START, FEW_TO_TUNE, RECIPES, Asked, TrainConfig
 from vitascope.run.run import Run
 from vitascope.training import train
 
+pytestmark = pytest.mark.usefixtures("without_figures")
+
 SHORT = {"epochs": 1, "device": "cpu"}
-
-
-@pytest.fixture(autouse=True)
-def _undrawn() -> Iterator[None]:
-    with undrawn():
-        yield
 
 
 def start(images: int = 24, channels: int = 3, **options: object) -> TrainConfig:

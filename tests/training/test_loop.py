@@ -2,7 +2,6 @@
 
 import math
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,8 @@ from vitascope.training.optim import layer_of
 from vitascope.training.tasks.classify import Classify
 from vitascope.weights.loading import from_pretrained
 
+pytestmark = pytest.mark.usefixtures("without_figures")
+
 EXACT: dict[str, Any] = {"precision": "fp32", "optimizer": "sgd", "lr": 0.1, "warmup_epochs": 0.0, "ema": 0.0}
 
 
@@ -35,12 +36,6 @@ def data(tmp_path_factory) -> Path:
 @pytest.fixture(scope="module")
 def uneven(tmp_path_factory) -> Path:
     return write_uneven(tmp_path_factory.mktemp("data") / "uneven")
-
-
-@pytest.fixture(autouse=True)
-def _undrawn() -> Iterator[None]:
-    with undrawn():
-        yield
 
 
 @pytest.fixture

@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from tests.forked import torchrun
-from tests.stores import _quick, s3_store  # noqa: F401
 from tests.training import assert_bitwise, tiny_config, undrawn
 from vitascope.cache import cache_folder
 from vitascope.errors import UserError
@@ -131,7 +130,7 @@ def train_in_a_store(config: TrainConfig, folder: Path) -> None:
         train.train(config.replace(run=str(folder / "whole")))
 
 
-def test_run_in_a_store_restarts_on_another_machine_bitwise(data, tmp_path, s3_store) -> None:  # noqa: F811
+def test_run_in_a_store_restarts_on_another_machine_bitwise(data, tmp_path, s3_store) -> None:
     url, output = f"{s3_store.url}/run", tmp_path / "output.txt"
     config = tiny_config(data, run=url, **OPTIONS | {"epochs": 2})
     assert torchrun(2, output, train_in_a_store, config, tmp_path, restarts=1) == 0, output.read_text()[

@@ -24,6 +24,8 @@ from vitascope.training import loop, train
 from vitascope.training.checkpoint.folders import STATE, checkpoints, load_checkpoint_at
 from vitascope.weights.loading import from_pretrained
 
+pytestmark = pytest.mark.usefixtures("without_figures")
+
 KILLED_AFTER = 8  # in the middle of the second epoch of 5 steps
 
 COMMON: dict[str, Any] = {
@@ -43,12 +45,6 @@ TASKS: dict[str, dict[str, Any]] = {
     "mae": {"task": "masked", "target": "mae", "randaugment": 0, "label_smoothing": 0.0, "decoder_dim": 32},
     "distill": {"mixup": 0.8, "pool": "cls", "patch_size": 4, "progressive": 0.5, "optimizer": "muon"},
 }
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _undrawn() -> Iterator[None]:
-    with undrawn():
-        yield
 
 
 @pytest.fixture(scope="module")

@@ -1,12 +1,11 @@
 """Which weights are kept: the last ones, unless the validation images show that they are worse."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from tests.training import tiny_config, undrawn, write_folder
+from tests.training import tiny_config, write_folder
 from vitascope.data.targets import ClassIndices, ClassSets
 from vitascope.report.overview import training
 from vitascope.run.predictions import Predictions
@@ -15,11 +14,7 @@ from vitascope.training import train
 from vitascope.training.loop import Trainer
 from vitascope.training.selection import worse
 
-
-@pytest.fixture(autouse=True)
-def _undrawn() -> Iterator[None]:
-    with undrawn():
-        yield
+pytestmark = pytest.mark.usefixtures("without_figures")
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,6 @@
 
 import csv
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,8 @@ from vitascope.run.run import Run
 from vitascope.training import loop
 from vitascope.training.train import TrainResult
 
+pytestmark = pytest.mark.usefixtures("without_figures")
+
 TINY: dict[str, Any] = {
     "image_size": 8,
     "patch_size": 4,
@@ -29,12 +30,6 @@ TINY: dict[str, Any] = {
     "device": "cpu",
     "recipe": "base",
 }
-
-
-@pytest.fixture(autouse=True)
-def _undrawn() -> Iterator[None]:
-    with undrawn():
-        yield
 
 
 @pytest.fixture(scope="module")

@@ -3,13 +3,12 @@
 import itertools
 import os
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from tests.training import assert_bitwise, tiny_config, trainer_of, undrawn, write_folder
+from tests.training import assert_bitwise, tiny_config, trainer_of, write_folder
 from vitascope.cli import main
 from vitascope.errors import Interrupted, UserError
 from vitascope.options.recipes import TrainConfig
@@ -19,13 +18,9 @@ from vitascope.training import loop, train
 from vitascope.training.checkpoint.folders import load_checkpoint
 from vitascope.training.loop import Trainer
 
+pytestmark = pytest.mark.usefixtures("without_figures")
+
 STEPS_PER_EPOCH = 5
-
-
-@pytest.fixture(autouse=True)
-def _undrawn() -> Iterator[None]:
-    with undrawn():
-        yield
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.model import small_model
-from tests.stores import Store, _quick, web_store  # noqa: F401
+from tests.stores import Store
 from tests.training import assert_bitwise
 from vitascope.predict.runtimes import open_engine
 from vitascope.remote import cache
@@ -27,7 +27,7 @@ def names_of(place: object) -> list[str]:
     return sorted(path.relative_to(str(place)).as_posix() for path in Path(str(place)).rglob("*"))
 
 
-def test_only_one_form_of_the_weights_is_copied(web_store: Store) -> None:  # noqa: F811
+def test_only_one_form_of_the_weights_is_copied(web_store: Store) -> None:
     folder = web_store.folder / "model"
     save_pretrained(small_model(), folder)
     for name in ("pytorch_model.bin", "old.pth", "README.md"):
@@ -44,7 +44,7 @@ def test_only_one_form_of_the_weights_is_copied(web_store: Store) -> None:  # no
     assert len([each for each in web_store.server.requests if "pytorch_model.bin" in each]) == 1  # its size
 
 
-def test_file_has_its_settings_beside_it(web_store: Store) -> None:  # noqa: F811
+def test_file_has_its_settings_beside_it(web_store: Store) -> None:
     save_pretrained(small_model(), web_store.folder / "model")
     (web_store.folder / "model" / "other.json").write_text("{}")
     url = f"{web_store.add('model')}/model.safetensors"
@@ -54,7 +54,7 @@ def test_file_has_its_settings_beside_it(web_store: Store) -> None:  # noqa: F81
     assert_bitwise(from_pretrained(url).state_dict(), small_model().state_dict())
 
 
-def test_run_is_copied_without_its_checkpoints_and_figures(web_store: Store) -> None:  # noqa: F811
+def test_run_is_copied_without_its_checkpoints_and_figures(web_store: Store) -> None:
     run = web_store.folder / "run"
     save_pretrained(small_model(), run / "model")
     for name in ("config.yaml", "metrics.jsonl", "checkpoints/step-1/state.pt", "figures/a.png"):
@@ -65,7 +65,7 @@ def test_run_is_copied_without_its_checkpoints_and_figures(web_store: Store) -> 
     assert not any(name.startswith(("checkpoints", "figures")) for name in found)
 
 
-def test_unfinished_run_and_missing_model_are_one_line(web_store: Store) -> None:  # noqa: F811
+def test_unfinished_run_and_missing_model_are_one_line(web_store: Store) -> None:
     (web_store.folder / "run").mkdir()
     (web_store.folder / "run" / "config.yaml").write_text("task: classify\n")
     with pytest.raises(CheckpointError, match="this run has no finished model"):
@@ -74,10 +74,7 @@ def test_unfinished_run_and_missing_model_are_one_line(web_store: Store) -> None
         from_pretrained(f"{web_store.url}/none")
 
 
-def test_model_larger_than_the_cache_is_rejected(
-    web_store: Store,  # noqa: F811
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_model_larger_than_the_cache_is_rejected(web_store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     save_pretrained(small_model(), web_store.folder / "model")
     monkeypatch.setattr(cache, "BLOCK", 2**6)
     monkeypatch.setenv("VITASCOPE_REMOTE_GB", "2e-6")

@@ -75,8 +75,6 @@ class Similar:
     def _nearest(self) -> Nearest:
         from vitascope.predict.nearest import nearest
 
-        options = dataclasses.asdict(self.representation) | dataclasses.asdict(self.table)
-        options |= self.computation.options()
         return nearest(
             self.model,
             self.picture,

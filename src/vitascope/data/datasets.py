@@ -125,14 +125,14 @@ def open_for_evaluation(
     return images.in_classes(class_names, data)
 
 
-def open_pictures(data: str, table: TableOptions = AS_RECOGNIZED) -> Sequence[ImageSource]:
+def open_pictures(data: str) -> Sequence[ImageSource]:
     """The images to show: an image file, or the test split, else `val`, else all images."""
     if is_stored_image(data):
         return list(stored_images(data))
     path = Path(data).expanduser()
     if path.is_file() and path.suffix.lower() in IMAGE_SUFFIXES:
         return [path]
-    found = read_data(data, table)
+    found = read_data(data)
     sources = _images(found, _measured(found)).sources
     if not sources:
         raise UserError(f"{data}: no images in this folder")
@@ -247,7 +247,7 @@ def _check_name(data: str, place: str) -> None:
 def sampled_sizes(images: ImageSet) -> npt.NDArray[np.int64]:
     """Height and width of up to `SAMPLE` images spread over the set, from their headers, (n, 2)."""
     sizes = []
-    indices = _sample(images)
+    indices = images.spread(SAMPLE)
     for index in indices:
         try:
             sizes.append(header_size(images.sources[index]))
@@ -271,18 +271,12 @@ def greatest_value(images: ImageSet) -> int | None:
         except ImageError:
             return None  # the loader counts and reports unreadable images
 
-    sample = set(_sample(images))
+    sample = set(images.spread(SAMPLE))
     found = [value for value in map(greatest, sample) if value is not None]
     if not found:
         return None
     rest = in_threads(greatest, (index for index in range(len(images)) if index not in sample))
     return max(found + [value for value in rest if value is not None])
-
-
-def _sample(images: ImageSet) -> list[int]:
-    """Up to `SAMPLE` indices spread over a set."""
-    count = min(SAMPLE, len(images))
-    return np.unique(np.linspace(0, len(images) - 1, count).astype(int)).tolist()
 
 
 def class_counts(images: ImageSet) -> dict[str, int]:

@@ -118,6 +118,10 @@ class ImageSet:
             self.groups[indices] if len(self.groups) else self.groups,
         )
 
+    def spread(self, most: int) -> list[int]:
+        """At most so many indices, spread evenly over the set from its first image to its last."""
+        return np.unique(np.linspace(0, len(self) - 1, min(most, len(self))).astype(int)).tolist()
+
     def identified(self) -> ImageSet:
         """The same images with their `contents`, which are read unless they are known."""
         known = len(self.contents) == len(self)
@@ -202,12 +206,8 @@ class Splits:
 
     def identified(self) -> Splits:
         """The same splits with the `contents` of all images."""
-        return dataclasses.replace(
-            self,
-            train=self.train.identified(),
-            val=self.val.identified(),
-            test=None if self.test is None else self.test.identified(),
-        )
+        parts: dict[str, Any] = {name: part.identified() for name, part in self.parts.items()}
+        return dataclasses.replace(self, **parts)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -340,14 +340,12 @@ class UnknownClassesError(UserError):
         self.first = first
 
 
-def check_known_classes(
-    found: Sequence[str], known: Sequence[str], where: str, what: str = "classes"
-) -> None:
+def check_known_classes(found: Sequence[str], known: Sequence[str], where: str) -> None:
     """Reject classes that are not among the known ones, with an `UnknownClassesError`."""
     unknown = [name for name in found if name not in known]
     if unknown:
         raise UnknownClassesError(
-            f"{where}: {len(unknown)} of {len(found)} {what} are not among the {len(known)} known "
+            f"{where}: {len(unknown)} of {len(found)} classes are not among the {len(known)} known "
             f"classes: {_some(unknown)}{nearest(unknown[0], known)}",
             unknown[0],
         )

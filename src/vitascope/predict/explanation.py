@@ -16,7 +16,7 @@ from vitascope.data.preprocess import Framed, Pixels
 from vitascope.errors import UserError
 from vitascope.explain.forward import pooled_and_logits
 from vitascope.explain.inputs import seen_hw
-from vitascope.explain.methods import DEFAULT_METHOD, METHODS, check_settings, methods_for
+from vitascope.explain.methods import METHODS, check_settings, methods_for
 from vitascope.explain.targets import class_index
 from vitascope.model.heads import predicted
 from vitascope.predict.engine import Engine, TorchEngine
@@ -83,12 +83,7 @@ class Explanation:
 
 
 def explain_pixels(
-    engine: Engine,
-    pixels: Pixels,
-    method: str = DEFAULT_METHOD,
-    target: int | str | None = None,
-    *,
-    batch_size: int | None = None,
+    engine: Engine, pixels: Pixels, method: str, target: str | None, *, batch_size: int
 ) -> Explanation:
     """`explain_framed` of a picture of which only the model's input, uint8 (C, H, W), is known."""
     return explain_framed(engine, Framed.whole(pixels), method, target, batch_size=batch_size)
@@ -97,8 +92,8 @@ def explain_pixels(
 def explain_framed(
     engine: Engine,
     framed: Framed,
-    method: str = DEFAULT_METHOD,
-    target: int | str | None = None,
+    method: str,
+    target: int | str | None,
     *,
     batch_size: int | None = None,
 ) -> Explanation:

@@ -12,7 +12,7 @@ import dataclasses
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
-from typing import Any, Self
+from typing import Any, ClassVar, Self, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -49,17 +49,22 @@ class Fitted(ABC):
 class Classifier(ABC):
     """A kind of classifier with the settings to choose from."""
 
-    name: str
+    name: ClassVar[str]
     """In tables."""
+    varied: ClassVar[str] = ""
+    """The field with the values of the settings; empty for a classifier of one setting."""
+    setting: ClassVar[str] = ""
+    """A setting in words, a template for its value."""
 
     @property
-    @abstractmethod
     def settings(self) -> tuple[str, ...]:
         """Each setting in words."""
+        return tuple(map(self.setting.format, getattr(self, self.varied))) if self.varied else ("",)
 
-    @abstractmethod
     def only(self, number: int) -> Self:
         """The same classifier with one of its settings."""
+        one = {self.varied: (getattr(self, self.varied)[number],)} if self.varied else {}
+        return dataclasses.replace(cast("Any", self), **one)
 
     def for_selection(self) -> Self:
         """The same classifier, perhaps less exact and faster, for choosing between settings."""
@@ -84,16 +89,7 @@ class Neighbors(Classifier):
     neighbors: tuple[int, ...] = (1, 5, 10, 20)
     temperature: float = 0.07
 
-    name = "nearest neighbours"
-
-    @property
-    def settings(self) -> tuple[str, ...]:
-        """`k = 10` and so on."""
-        return tuple(f"k = {k}" for k in self.neighbors)
-
-    def only(self, number: int) -> Neighbors:
-        """The same with one k."""
-        return dataclasses.replace(self, neighbors=(self.neighbors[number],))
+    name, varied, setting = "nearest neighbours", "neighbors", "k = {}"
 
     def fit(self, features: Features, targets: Targets) -> Fitted:
         """Keep the features at unit length."""
@@ -168,16 +164,7 @@ class LogisticRegression(Classifier):
     strengths: tuple[float, ...] = STRENGTHS
     tolerance: float = EXACT
 
-    name = "logistic regression"
-
-    @property
-    def settings(self) -> tuple[str, ...]:
-        """`C = 0.1` and so on."""
-        return tuple(f"C = {strength:g}" for strength in self.strengths)
-
-    def only(self, number: int) -> LogisticRegression:
-        """The same with one C."""
-        return dataclasses.replace(self, strengths=(self.strengths[number],))
+    name, varied, setting = "logistic regression", "strengths", "C = {:g}"
 
     def for_selection(self) -> LogisticRegression:
         """The same with the tolerance `ROUGH`: several times faster."""
@@ -209,16 +196,7 @@ class LeastSquares(Classifier):
 
     ridges: tuple[float, ...] = RIDGES
 
-    name = "least squares"
-
-    @property
-    def settings(self) -> tuple[str, ...]:
-        """`ridge = 16` and so on."""
-        return tuple(f"ridge = {ridge:.3g}" for ridge in self.ridges)
-
-    def only(self, number: int) -> LeastSquares:
-        """The same with one ridge."""
-        return dataclasses.replace(self, ridges=(self.ridges[number],))
+    name, varied, setting = "least squares", "ridges", "ridge = {:.3g}"
 
     def fit(self, features: Features, targets: Targets) -> LinearFit:
         """Solve for all ridges with one eigen-decomposition."""
@@ -245,15 +223,6 @@ class ClassMeans(Classifier):
     """
 
     name = "class means"
-
-    @property
-    def settings(self) -> tuple[str, ...]:
-        """One, without words."""
-        return ("",)
-
-    def only(self, number: int) -> ClassMeans:
-        """The same."""
-        return self
 
     def fit(self, features: Features, targets: Targets) -> LinearFit:
         """Find the means, and the linear function that compares the distances from them."""

@@ -26,8 +26,8 @@ from vitascope.probing.typical import ClassExamples, Suspect, class_examples, co
 from vitascope.report.page import render, sure
 from vitascope.report.svg import blank_figure, embed
 from vitascope.report.thumbnails import name_of_image, read_pictures
-from vitascope.run.average_precision import Z
 from vitascope.run.environment import without_home
+from vitascope.run.measures import Z
 from vitascope.run.run import Run
 from vitascope.storage import replacing
 

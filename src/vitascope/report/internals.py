@@ -38,8 +38,7 @@ def attention(model: VisionModel, images: ImageSet | None) -> dict[str, Any] | N
         return None
     if images is None:
         return {"missing": say("The images cannot be found.")}
-    spread = np.unique(np.linspace(0, len(images) - 1, min(FOR_DISTANCE, len(images))).astype(int))
-    pictures = read_pictures(images, spread, model)
+    pictures = read_pictures(images, images.spread(FOR_DISTANCE), model)
     if not pictures:
         return {"missing": say("None of the images can be read any more.")}
     examples = dict(list(pictures.items())[:: max(1, len(pictures) // EXAMPLES)][:EXAMPLES])

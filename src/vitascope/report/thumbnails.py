@@ -40,15 +40,13 @@ def framed(model: VisionModel, source: ImageSource, longest: int) -> Framed:
     return preprocess.framed(source, longest).top_left(*seen_hw(model, preprocess.image_size))
 
 
-def read_pictures(
-    images: ImageSet, indices: Iterable[int], model: VisionModel, longest: int = SIDE
-) -> dict[int, Framed]:
-    """Pictures as the model gets them, and as people see them with at most `longest` pixels a side; by index,
+def read_pictures(images: ImageSet, indices: Iterable[int], model: VisionModel) -> dict[int, Framed]:
+    """Pictures as the model gets them, and as people see them with at most `SIDE` pixels a side; by index,
     without those that cannot be read."""
     found = {}
     for index in dict.fromkeys(int(index) for index in indices):
         try:
-            found[index] = framed(model, images.sources[index], longest)
+            found[index] = framed(model, images.sources[index], SIDE)
         except ImageError:
             continue  # the caller reports missing ones
     return found

@@ -16,13 +16,12 @@ import scipy  # whose parts are imported when they are used
 from vitascope.errors import UserError
 from vitascope.formatting import counted
 from vitascope.intervals import CONFIDENCE
-from vitascope.run.measures import PairedMeasure, drop_interval, wilson_interval
+from vitascope.run.measures import PairedMeasure, Z, drop_interval, wilson_interval
 
 Bools = npt.NDArray[np.bool_]
 Floats = npt.NDArray[np.float64]
 Weights = npt.NDArray[np.int32]
 
-Z = 1.959964
 RESAMPLES = 500
 """Bootstrap samples behind an interval: enough for a standard error."""
 CHUNK = 10**7

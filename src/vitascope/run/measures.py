@@ -14,16 +14,18 @@ import scipy  # whose parts are imported when they are used
 from vitascope.formatting import counted
 
 BINS = 15
+Z = 1.959964
+"""The standard normal quantile of 95% intervals."""
 
 
-def wilson_interval(right: float, total: int, z: float = 1.959964) -> tuple[float, float]:
+def wilson_interval(right: float, total: int) -> tuple[float, float]:
     """95% interval of a share that was measured on a sample (Wilson 1927); `total` is at least 1.
 
     Unlike the normal approximation it stays in [0, 1], also for few images and for shares near 0 and 1.
     """
     share = right / total
-    centre = (share + z**2 / (2 * total)) / (1 + z**2 / total)
-    half = z / (1 + z**2 / total) * math.sqrt(share * (1 - share) / total + z**2 / (4 * total**2))
+    centre = (share + Z**2 / (2 * total)) / (1 + Z**2 / total)
+    half = Z / (1 + Z**2 / total) * math.sqrt(share * (1 - share) / total + Z**2 / (4 * total**2))
     # At both ends the formula gives 0 and 1 exactly, up to rounding.
     return (0.0 if right == 0 else centre - half), (1.0 if right == total else centre + half)
 
@@ -39,14 +41,14 @@ def mcnemar(only_first: int, only_second: int) -> float:
     )
 
 
-def drop_interval(lost: int, won: int, total: int, z: float = 1.959964) -> tuple[float, float]:
+def drop_interval(lost: int, won: int, total: int) -> tuple[float, float]:
     """95% interval of the loss of accuracy from one classifier to another (Bonett and Price 2012).
 
     Of the same `total` images, at least 1, `lost` are right for the first classifier alone, `won` for the
     second alone. One more image on either side keeps the interval from being empty where both agree.
     """
     loss, gain = (lost + 1) / (total + 2), (won + 1) / (total + 2)
-    half = z * math.sqrt((loss + gain - (loss - gain) ** 2) / (total + 2))
+    half = Z * math.sqrt((loss + gain - (loss - gain) ** 2) / (total + 2))
     return max(-1.0, loss - gain - half), min(1.0, loss - gain + half)
 
 

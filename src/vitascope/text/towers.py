@@ -10,8 +10,6 @@ from typing import Any
 
 import torch
 
-from vitascope.errors import UserError
-from vitascope.model.config import ViTConfig
 from vitascope.text.tower import Readout, TextConfig, TextTower
 from vitascope.weights.families.huggingface.model_type import activation as activation_of
 from vitascope.weights.families.openclip import activation, blocks, epsilon, known, section, transposed
@@ -23,6 +21,7 @@ from vitascope.weights.mapping import (
     Stored,
     Table,
     assemble,
+    checked_config,
     placed,
     reshaped,
     stacked,
@@ -198,11 +197,7 @@ def _checked(source: Source, options: Mapping[str, Any], *, hidden: int, **numbe
     numbers_of_all = width * (blocks * (4 * width + 2 * hidden) + numbers["vocabulary"] + numbers["context"])
     if blocks > MAX_BLOCKS or numbers_of_all > MAX_NUMBERS:
         raise CheckpointError(f"{source.name}: its text model claims more than any has")
-    try:
-        config = ViTConfig.from_dict({**options, "mlp_ratio": hidden / width})
-    except UserError as error:
-        raise CheckpointError(f"{source.name}: {error}") from error
-    return TextConfig(blocks=config, **numbers)
+    return TextConfig(blocks=checked_config(source, {**options, "mlp_ratio": hidden / width}), **numbers)
 
 
 def _text_config(source: Source, kind: str) -> Mapping[str, Any]:

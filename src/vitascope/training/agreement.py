@@ -7,7 +7,6 @@ import socket
 from collections.abc import Mapping
 from pathlib import Path
 
-import numpy as np
 import torch
 
 from vitascope._version import __version__
@@ -72,8 +71,7 @@ def _facts(images: ImageSet) -> dict[str, object]:
 
 def _contents(images: ImageSet) -> str:
     """The SHA-256 of the contents of some images, spread over the set, 16 digits."""
-    some = np.unique(np.linspace(0, len(images) - 1, COMPARED_IMAGES).round().astype(int))
-    contents = contents_of([images.sources[index] for index in some.tolist()])
+    contents = contents_of([images.sources[index] for index in images.spread(COMPARED_IMAGES)])
     return hashlib.sha256(contents.tobytes()).hexdigest()[:16]
 
 

@@ -217,9 +217,7 @@ class Trainer:
             float(sum(losses) + local(next(self.module.parameters()).detach()).sum())  # waits for the device
             times.append(time.monotonic() - began)
         self.optimizer = optimizer_of(self.module, self.config.optimization)  # without moments
-        self.scaler.load_state_dict(
-            torch.amp.GradScaler(self.device.type, enabled=self.scaler.is_enabled()).state_dict()
-        )
+        self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.scaler.is_enabled())
         self.sums = {}
         return min(times[1:] or times)
 
@@ -260,24 +258,24 @@ class Trainer:
         )
         self._plan(progress)
         progress.left_out(self._unreadable())
-        recorder = self.recorder = self.run.write_metrics(self.step) if distributed.is_first() else None
+        self.recorder = self.run.write_metrics(self.step) if distributed.is_first() else None
         stopping = stop_signals(patient=distributed.world_size() > 1)
         try:
             with self._one_thread_if_small(), torch.random.fork_rng(devices=[]), stopping as stop:
-                self._loop(recorder, progress, stop)
+                self._loop(progress, stop)
         finally:
             self.checkpoint_writer.close()
             progress.close()
-            if recorder is not None:
-                recorder.close()
+            if self.recorder is not None:
+                self.recorder.close()
             self.best_weights.write()
 
-    def _loop(self, recorder: MetricsWriter | None, progress: Progress, stop: Stop) -> None:
+    def _loop(self, progress: Progress, stop: Stop) -> None:
         """All steps, with validations and checkpoints."""
         train_mode(self.module, frozen=self.config.optimization.freeze)
         saved = clock = time.monotonic()
         if self.step > self.validated and self.schedule.validates(self.step):  # where a signal stopped it
-            self._validate(recorder, progress, stop)
+            self._validate(progress, stop)
         while self.step < self.schedule.total(self.step) and not self.out_of_patience:
             epoch, start = divmod(self.step, self.steps_per_epoch)
             for batch in self.train_loader.epoch(epoch, start=start):
@@ -291,7 +289,7 @@ class Trainer:
                 self.seconds += stepped
                 ended = self.step == self.schedule.total(self.step)
                 if self.schedule.validates(self.step):
-                    self._validate(recorder, progress, stop)
+                    self._validate(progress, stop)
                 now = time.monotonic()
                 self.seconds, clock = self.seconds + now - clock, now
                 if self.budget is not None and not ended:
@@ -420,8 +418,12 @@ class Trainer:
         """Check and record the loss of a step, this process's share of it."""
         value = float(distributed.sum_over_processes({"loss": loss})["loss"])
         self._check_finite(value, step=step, rate=rate)
+        self._record("step", step, loss=value, lr=rate)
+
+    def _record(self, kind: str, step: int, **values: float) -> None:
+        """Record values of a step, in the first process."""
         if self.recorder is not None:
-            self.recorder.record("step", step, {"loss": value, "lr": rate})
+            self.recorder.record(kind, step, values)
 
     def _check_finite(
         self, loss: float, what: str = "the loss", *, step: int | None = None, rate: float | None = None
@@ -444,7 +446,7 @@ class Trainer:
         whole, rest = divmod(step, self.steps_per_epoch)
         return whole if rest == 0 else float(f"{step / self.steps_per_epoch:.4g}")
 
-    def _validate(self, recorder: MetricsWriter | None, progress: Progress, stop: Stop) -> None:
+    def _validate(self, progress: Progress, stop: Stop) -> None:
         """Validate, record, and save the weights if they are the best so far.
 
         A signal stops at once, with a checkpoint; the resumed run begins with this validation.
@@ -473,15 +475,15 @@ class Trainer:
         if self.step < self.schedule.total(self.step):
             self._plan(progress)
         progress.epoch(epoch, means["loss"], val)
-        if recorder is not None:
-            record = {
-                "epoch": epoch,
-                **{f"train_{name}": value for name, value in means.items()},
-                **{f"val_{name}": value for name, value in val.items()},
-                "images_per_second": float(f"{progress.images_per_second:.4g}"),
-                "seconds": round(self.seconds + validated, 2),
-            }
-            recorder.record("epoch", self.step, record)
+        self._record(
+            "epoch",
+            self.step,
+            epoch=epoch,
+            **{f"train_{name}": value for name, value in means.items()},
+            **{f"val_{name}": value for name, value in val.items()},
+            images_per_second=float(f"{progress.images_per_second:.4g}"),
+            seconds=round(self.seconds + validated, 2),
+        )
         monitor = self.task.monitor
         (value,) = distributed.largest(val[monitor.name])  # rounding may differ, and all must decide alike
         if monitor.better(value, self.best_value):
@@ -491,17 +493,10 @@ class Trainer:
         if self.budget is not None:
             self.budget.validation = time.monotonic() - began
         if self.out_of_patience and self.step < self.schedule.total(self.step):
-            self._report_early_stop(epoch, recorder, progress)
-
-    def _report_early_stop(self, epoch: float, recorder: MetricsWriter | None, progress: Progress) -> None:
-        """Print and record that patience has run out after an epoch, counted from 1."""
-        best = self.epoch_of(self.best_step)
-        progress.note(
-            f"stopped after epoch {epoch:g}: {self.task.monitor.best_in_words(self.best_value)}, was that "
-            f"of epoch {best:g}"
-        )
-        if recorder is not None:
-            recorder.record("stop", self.step, {"epoch": epoch, "best_epoch": best})
+            best = self.epoch_of(self.best_step)
+            words = monitor.best_in_words(self.best_value)
+            progress.note(f"stopped after epoch {epoch:g}: {words}, was that of epoch {best:g}")
+            self._record("stop", self.step, epoch=epoch, best_epoch=best)
 
     def _unreadable(self) -> dict[str, str]:
         """Path and reason of the unreadable images that the processes have found so far."""
@@ -515,7 +510,7 @@ class Trainer:
 
     def _whole_state(self) -> Mapping[str, Tensor] | None:
         """The trained weights in the first process, from all of them; None in the others."""
-        state = model_state(self.trained) if distributed.world_size() > 1 else self.trained.state_dict()
+        state = model_state(self.trained)
         return state if distributed.is_first() else None
 
     def _write_model(self, folder: Path, state: Mapping[str, Tensor]) -> None:

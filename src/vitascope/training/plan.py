@@ -279,39 +279,44 @@ def _model(asked: TrainConfig, facts: Facts) -> tuple[ModelConfig, str | None]:
             raise UserError(f"{error}; {advice}") from error
     else:
         model = named_config(name or DEFAULT_MODEL, **options)
-    rank = asked.optimization.lora
-    if rank is not None and not isinstance(model, ViTConfig):
+    if isinstance(model, ViTConfig):
+        if asked.task == "masked":
+            model = body_config(model)
+        _check_vit(asked, model)
+    elif asked.optimization.lora is not None:
         raise UserError(
             f"lora adapts the blocks of a Vision Transformer, and {asked.weights} is {kind_of(model)}: leave "
             "it out"
         )
-    if isinstance(model, ViTConfig):
-        if rank is not None and rank > model.embed_dim:
-            raise UserError(
-                f"lora={rank} is more than the width of the model, {model.embed_dim}, which is the largest "
-                "rank of its matrices: choose a smaller one, such as 8"
-            )
-        for option in wanted.model_options:
-            needs = traits(ViTConfig, AppliesWith).get(option)
-            if needs is not None and not needs.holds(model.option(needs.option)):
-                raise UserError(
-                    f"model_options: {option} has no effect with {needs.option}="
-                    f"{model.option(needs.option)}; add {needs.option}={needs.value}, or leave it out"
-                )
-        if asked.execution.gradient_checkpointing and model.block.token_merging:
-            raise UserError("token_merging does not go with gradient_checkpointing: leave one of them out")
-        if asked.task == "masked":
-            model = body_config(model)
-            if asked.masking.target == "mae":
-                check_encoder(model)
-        if asked.optimization.progressive:
-            try:
-                model.grid_of(small_size(model))
-            except UserError as error:
-                raise UserError(
-                    f"progressive resizing begins with smaller images: {error}; set progressive=0"
-                ) from error
     return model, name
+
+
+def _check_vit(asked: TrainConfig, model: ViTConfig) -> None:
+    """Reject options that have no effect on a model, or that it does not support."""
+    rank = asked.optimization.lora
+    if rank is not None and rank > model.embed_dim:
+        raise UserError(
+            f"lora={rank} is more than the width of the model, {model.embed_dim}, which is the largest "
+            "rank of its matrices: choose a smaller one, such as 8"
+        )
+    for option in asked.architecture.model_options:
+        needs = traits(ViTConfig, AppliesWith).get(option)
+        if needs is not None and not needs.holds(model.option(needs.option)):
+            raise UserError(
+                f"model_options: {option} has no effect with {needs.option}="
+                f"{model.option(needs.option)}; add {needs.option}={needs.value}, or leave it out"
+            )
+    if asked.execution.gradient_checkpointing and model.block.token_merging:
+        raise UserError("token_merging does not go with gradient_checkpointing: leave one of them out")
+    if asked.task == "masked" and asked.masking.target == "mae":
+        check_encoder(model)
+    if asked.optimization.progressive:
+        try:
+            model.grid_of(small_size(model))
+        except UserError as error:
+            raise UserError(
+                f"progressive resizing begins with smaller images: {error}; set progressive=0"
+            ) from error
 
 
 def _enlargement(asked: TrainConfig, config: ModelConfig, facts: Facts) -> str:

@@ -193,14 +193,20 @@ def resume(
         if GROUP_OF.get(name) != "execution":
             raise UserError(f"{name!r} cannot change when a run is resumed; only execution options can")
     config = _recorded_options(found).replace(**execution)
-    device = distributed.join_processes(config.execution.device)
-    distributed.check_shard_size(execution.get("shard_size"))  # a recorded one may be of more processes
-    check_versions()
+    device = _join(config, execution.get("shard_size"))  # a recorded one may be of more processes
     launch = Launch()
     if distributed.by_first(lambda: launch.begun) is not None:
         checkpoint = None  # restarted by torchrun: the newest checkpoint is of this launch
     distributed.by_first(lambda: launch.note(found))
     return _continue(found, checkpoint, config, device, missing=missing, started=started)
+
+
+def _join(config: TrainConfig, shard_size: int | None) -> torch.device:
+    """Join torchrun's processes, if there are any; returns the device of this one."""
+    device = distributed.join_processes(config.execution.device)
+    distributed.check_shard_size(shard_size)
+    check_versions()
+    return device
 
 
 def _recorded_options(run: Run) -> TrainConfig:
@@ -269,9 +275,7 @@ def _run(asked: Asked, task: str) -> TrainResult | PretrainResult:
         what = "this configuration" if asked.recipe is None else f"the recipe {asked.recipe}"
         other = "pretrain" if first.task == "masked" else "train"
         raise UserError(f"{what} is for `vitascope {other}`, in Python `{other}`")
-    device = distributed.join_processes(first.execution.device)
-    distributed.check_shard_size(first.execution.shard_size)
-    check_versions()
+    device = _join(first, first.execution.shard_size)
     launch = Launch()
     begun = distributed.by_first(lambda: _begun(launch))
     if begun is not None:
@@ -287,29 +291,36 @@ def _run(asked: Asked, task: str) -> TrainResult | PretrainResult:
             with_place = dataclasses.replace(asked, options={**asked.options, "data": place})
             run, opened = _create(with_place, True)
     distributed.by_first(lambda: launch.note(run))
-    options = opened.plan.options
     with _locked(run), explaining_memory():
-        try:
-            with explaining_memory():
-                trainer = build_trainer(run, opened, device)
-                announce_data(trainer)
-                if options.optimization.minutes is not None:
-                    distributed.print_first("run    measuring the speed of this machine")
-                    trainer.start_budget(options.optimization.minutes, time.monotonic() - started)
-            if distributed.is_first():
-                run.record_options(accumulate=trainer.parts)
-                run.record_split(opened.splits)
-            distributed.by_first(lambda: run.start_tracker(options.execution.tracker))
-            distributed.by_first(lambda: None if run.store is None else run.store.upload())
-        except (UserError, KeyboardInterrupt):
-            if distributed.is_first():
-                shutil.rmtree(run.path)
-            raise
+        trainer = _start(run, opened, device, started)
         announce_run(trainer)
         if opened.weights is not None:  # which may be gone when the run is resumed
             trainer.save_model(run.start)
         trainer.fit()
         return _finish(trainer)
+
+
+def _start(run: Run, opened: Opened, device: torch.device, started: float) -> Trainer:
+    """The trainer of a new run, and the records that make its folder complete; where this fails, the folder
+    is removed."""
+    options = opened.plan.options
+    try:
+        with explaining_memory():  # as a UserError
+            trainer = build_trainer(run, opened, device)
+            announce_data(trainer)
+            if options.optimization.minutes is not None:
+                distributed.print_first("run    measuring the speed of this machine")
+                trainer.start_budget(options.optimization.minutes, time.monotonic() - started)
+        if distributed.is_first():
+            run.record_options(accumulate=trainer.parts)
+            run.record_split(opened.splits)
+        distributed.by_first(lambda: run.start_tracker(options.execution.tracker))
+        distributed.by_first(lambda: None if run.store is None else run.store.upload())
+    except (UserError, KeyboardInterrupt):
+        if distributed.is_first():
+            shutil.rmtree(run.path)
+        raise
+    return trainer
 
 
 def _begun(launch: Launch) -> str | None:

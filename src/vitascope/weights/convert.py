@@ -14,9 +14,10 @@ from torch import Tensor
 from vitascope.arguments import checked
 from vitascope.data.decoding import ImageSource, as_pictures
 from vitascope.data.preprocess import Preprocess
-from vitascope.errors import UserError, check_choice
+from vitascope.errors import check_choice
 from vitascope.model.config import ViTConfig
 from vitascope.model.vision_model import VisionModel
+from vitascope.storage import check_new_folder
 from vitascope.weights.agreement import Agreement, agreement
 from vitascope.weights.identification import FAMILIES, check_format, identify, read_config
 from vitascope.weights.loading import load_source
@@ -81,8 +82,7 @@ def convert(
     """
     check_choice("format", format, FAMILIES)
     folder = Path(folder)
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UserError(f"{folder}: is not an empty folder; nothing in it is overwritten, so name a new one")
+    check_new_folder(folder)
     source, source_family = identify(ref, revision)
     model = load_source(source, source_family)
     check_format(format, model.config)

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from vitascope.data.preprocess import Preprocess
+from vitascope.errors import UserError
 from vitascope.model.config import OPTIONS, ViTConfig
 from vitascope.model.configuration import traits
 from vitascope.model.options import AppliesWith, pair
@@ -247,6 +248,14 @@ def assemble(
             faults.append(f"extra {name} {source.shape(name)}")
     reject(faults, what)
     return state
+
+
+def checked_config(source: Source, options: Mapping[str, Any]) -> ViTConfig:
+    """The configuration of these options; options that contradict each other are the file's fault."""
+    try:
+        return ViTConfig.from_dict(options)
+    except UserError as error:
+        raise CheckpointError(f"{source.name}: {error}") from error
 
 
 def check_claims(source: Source, config: ModelConfig) -> None:

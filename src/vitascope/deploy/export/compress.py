@@ -30,6 +30,7 @@ from vitascope.predict.throughput import step_of, take_turns
 from vitascope.run.measures import PairedMeasure
 from vitascope.run.predictions import paired
 from vitascope.run.run import Run, load_with_run
+from vitascope.storage import check_new_folder
 from vitascope.weights.loading import from_pretrained
 from vitascope.weights.preprocess import preprocess_of
 from vitascope.weights.saving import save_pretrained
@@ -127,8 +128,7 @@ def compress(
     if batch_size < 1:
         raise UserError(f"batch_size must be at least 1, not {batch_size}")
     out = Path(out)
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise UserError(f"{out}: is not an empty folder and is not overwritten; choose a new one")
+    check_new_folder(out)
     model, run = load_with_run(model)
     if pruned and data is None and run is None:
         raise UserError(

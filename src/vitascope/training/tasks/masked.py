@@ -39,6 +39,8 @@ from vitascope.training.tasks.task import Examples, Finished, Monitor, PatchEval
 
 # The model
 
+DRAWN = 8
+"""Images in the figure."""
 UNMIXED = ("conv",)
 """The stems whose patches have no pixel in common."""
 
@@ -181,15 +183,13 @@ class Masked:
 
 
 @torch.inference_mode()
-def draw_masked(
-    run: Run, task: Masked, module: nn.Module, images: ImageSet, count: int = 8
-) -> dict[str, Path]:
-    """Draw predictions for `count` images, spread evenly over a set; returns the path by its name.
+def draw_masked(run: Run, task: Masked, module: nn.Module, images: ImageSet) -> dict[str, Path]:
+    """Draw predictions for `DRAWN` images, spread evenly over a set; returns the path by its name.
 
     Every process computes, since each may hold a part of the module; the first one draws.
     """
     device, arrays = next(module.parameters()).device, []
-    for index in np.unique(np.linspace(0, len(images) - 1, min(count, len(images))).astype(int)):
+    for index in images.spread(DRAWN):
         with contextlib.suppress(ImageError):  # the loader has reported it
             arrays.append(task.preprocess.pixels(images.sources[index]))
     pixels = torch.from_numpy(np.stack(arrays)).to(device) / 255  # (n, C, H, W)

@@ -12,12 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from vitascope.data.preprocess import Preprocess
-from vitascope.errors import UserError
 from vitascope.model.config import ViTConfig
 from vitascope.weights.families.huggingface.processors import sides
 from vitascope.weights.families.timm import Timm
 from vitascope.weights.files import CheckpointError
-from vitascope.weights.mapping import Family, Source, State, Stored, Table, reshaped
+from vitascope.weights.mapping import Family, Source, State, Stored, Table, checked_config, reshaped
 
 MEAN, STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 _BLOCK, _LAYER = "encoder.blocks.{i}.", "transformer.resblocks.{i}."
@@ -129,10 +128,7 @@ class OpenClip(Family):
             "num_classes": source.shape("visual.proj", 2)[1],
             "outputs": "embedding",
         }
-        try:
-            return ViTConfig.from_dict(options)
-        except UserError as error:
-            raise CheckpointError(f"{source.name}: {error}") from error
+        return checked_config(source, options)
 
     def read_preprocess(self, source: Source, config: ViTConfig) -> Preprocess:
         """The transform of torchvision that its `image_transform` makes for evaluation."""

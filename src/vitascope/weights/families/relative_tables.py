@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 
 from vitascope.weights.files import CheckpointError
-from vitascope.weights.mapping import State, Stored
+from vitascope.weights.mapping import Source, State, Stored
 
 TABLE, OFFSETS, PREFIX = "relative_position_bias_table", "relative_offsets", "relative_prefix"
 
@@ -29,6 +30,20 @@ def relative_names(by_block: bool, depth: int, block: str, shared: str) -> Mappi
         )
         for ours, theirs in parts
     }
+
+
+def relative_options(source: Source, block: str, shared: str, *, learned: bool) -> dict[str, Any]:
+    """The options of relative positions, perhaps beside `learned` ones; empty if the file has no tables."""
+    by_block, for_all = source.has(block.format(0) + OFFSETS), source.has(shared + OFFSETS)
+    if by_block and for_all:
+        raise CheckpointError(
+            f"{source.name}: relative positions of all blocks beside those of each: vitascope has no model "
+            "with both"
+        )
+    if not (by_block or for_all):
+        return {}
+    kind = "relative_by_block" if by_block else "relative"
+    return {"positions": kind, "absolute": "all" if learned else "none"}
 
 
 def split_tables(tensors: State, grid: tuple[int, int] | None) -> None:

@@ -45,7 +45,7 @@ from vitascope.weights.families.timm_settings import (
 from vitascope.weights.files import CheckpointError, write_safetensors
 from vitascope.weights.hub import CONFIG
 from vitascope.weights.imagenet import imagenet_classes, is_imagenet
-from vitascope.weights.mapping import PLAIN_VIT, Family, Source, State, Table, supporting
+from vitascope.weights.mapping import PLAIN_VIT, Family, Source, State, Table, checked_config, supporting
 
 ATTENTION_POOL: Table = {"pool.query": "attn_pool.latent", "pool.*": "attn_pool.*"}
 _UNIT = "patch_embed.backbone.stages.{s}.blocks.{u}."
@@ -275,14 +275,6 @@ def architecture_name(source: Source) -> str:
             f"the file (timm:mlp=gelu:FILE, or gelu_tanh or quick_gelu), or {GIVE_CONFIG}"
         )
     return ""
-
-
-def checked_config(source: Source, options: Mapping[str, Any]) -> ViTConfig:
-    """The configuration of these options; options that contradict each other are the file's fault."""
-    try:
-        return ViTConfig.from_dict(dict(options))
-    except UserError as error:
-        raise CheckpointError(f"{source.name}: {error}") from error
 
 
 def _named(source: Source) -> str:

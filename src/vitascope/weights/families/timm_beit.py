@@ -16,17 +16,17 @@ from vitascope.storage import write_json
 from vitascope.weights import mapping
 from vitascope.weights.families import timm, timm_eva, timm_settings
 from vitascope.weights.families.relative_tables import (
-    OFFSETS,
     TABLE,
     join_tables,
     relative_names,
+    relative_options,
     split_tables,
 )
 from vitascope.weights.families.timm_body import body_options, heads, join_gates, place_options, split_gates
 from vitascope.weights.families.timm_settings import POOLS
-from vitascope.weights.files import CheckpointError, write_safetensors
+from vitascope.weights.files import write_safetensors
 from vitascope.weights.hub import CONFIG
-from vitascope.weights.mapping import PLAIN_VIT, Source, State, Table, supporting
+from vitascope.weights.mapping import PLAIN_VIT, Source, State, Table, checked_config, supporting
 
 NAME = re.compile(r"beit(v2)?_(base|large)_patch\d+_\d+")
 _BLOCK, _SHARED = "blocks.{}.attn.", "rel_pos_bias."
@@ -94,12 +94,6 @@ class TimmBeit(timm.Timm):
         options = body_options(source)
         if options["head"] == "linear":
             options |= mapping.outputs_options(source)
-        by_block, shared = source.has(f"{_BLOCK.format(0)}{OFFSETS}"), source.has(_SHARED + OFFSETS)
-        if by_block and shared:
-            raise CheckpointError(
-                f"{source.name}: relative positions of all blocks beside those of each: vitascope has no "
-                "model with both"
-            )
         options |= {
             "num_heads": args.get("num_heads") or heads(source, options["embed_dim"], name),
             "inner_norm": timm.inner_norm(source),
@@ -111,11 +105,9 @@ class TimmBeit(timm.Timm):
         if source.has("blocks.0.attn.q_bias"):
             options["qkv_bias"] = "no_key"
         options |= place_options(source, options, args.get("img_size") or timm.input_hw(source))
-        if by_block or shared:
-            options["absolute"] = "all" if source.has("pos_embed") else "none"
-            options["positions"] = "relative_by_block" if by_block else "relative"
-            options["position_prefix"] = True
-        return timm.checked_config(source, options)
+        if relative := relative_options(source, _BLOCK, _SHARED, learned=source.has("pos_embed")):
+            options |= relative | {"position_prefix": True}
+        return checked_config(source, options)
 
     def guessed(self, source: Source, config: ViTConfig) -> str:
         return ""

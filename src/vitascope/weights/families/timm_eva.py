@@ -34,7 +34,7 @@ from vitascope.weights.families.timm_body import (
 from vitascope.weights.families.timm_settings import POOLS
 from vitascope.weights.files import CheckpointError, write_safetensors
 from vitascope.weights.hub import CONFIG
-from vitascope.weights.mapping import PLAIN_VIT, Source, State, Table, stacked, supporting
+from vitascope.weights.mapping import PLAIN_VIT, Source, State, Table, checked_config, stacked, supporting
 
 _BLOCK, _THEIRS = "encoder.blocks.{i}.", "blocks.{i}."
 EVA: Table = {
@@ -231,7 +231,7 @@ class TimmEva(timm.Timm):
         options |= place_options(source, options, args.get("img_size") or timm.input_hw(source))
         if args["use_rot_pos_emb"]:
             options |= _rotary_options(source, args, options)
-        return timm.checked_config(source, options)
+        return checked_config(source, options)
 
     def guessed(self, source: Source, config: ViTConfig) -> str:
         return ""

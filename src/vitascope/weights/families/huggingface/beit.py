@@ -22,9 +22,9 @@ from vitascope.weights.families.huggingface.model_type import (
 from vitascope.weights.families.huggingface.processors import sides
 from vitascope.weights.families.huggingface.vit import LAYER, SPELLINGS, VIT
 from vitascope.weights.families.relative_tables import (
-    OFFSETS,
     join_tables,
     relative_names,
+    relative_options,
     split_tables,
 )
 from vitascope.weights.files import CheckpointError
@@ -104,15 +104,9 @@ class Beit(ModelType):
             del tensors[name]
 
     def own_options(self, source: Source, values: Mapping[str, Any]) -> dict[str, Any]:
-        by_block, shared = source.has(_OWN.format(0) + OFFSETS), source.has(_SHARED + OFFSETS)
-        if by_block and shared:
-            raise CheckpointError(
-                f"{source.name}: relative positions of all blocks beside those of each: vitascope has no "
-                "model with both"
-            )
         learned, scale = source.has(self.position_table), values["layer_scale_init_value"]
         after = source.has("pooler.layernorm.weight")
-        options: dict[str, Any] = {
+        return {
             **classifier_options(source),
             "qkv_bias": "no_key",
             "layer_scale": float(scale) if source.has("encoder.layer.0.lambda_1") else None,
@@ -121,11 +115,8 @@ class Beit(ModelType):
             "class_token": True,
             "pool": "mean" if values["use_mean_pooling"] else "cls",
             "pool_norm": "after" if after else "before" if source.has("layernorm.weight") else "none",
+            **relative_options(source, _OWN, _SHARED, learned=learned),
         }
-        if by_block or shared:
-            options["positions"] = "relative_by_block" if by_block else "relative"
-            options["absolute"] = "all" if learned else "none"
-        return options
 
     def read_config(self, source: Source) -> ViTConfig:
         config = super().read_config(source)

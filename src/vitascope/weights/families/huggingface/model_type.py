@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from vitascope.data.preprocess import Preprocess
-from vitascope.errors import UserError
 from vitascope.model.config import ViTConfig
 from vitascope.storage import write_json
 from vitascope.weights.families.huggingface import processors
@@ -24,6 +23,7 @@ from vitascope.weights.mapping import (
     Source,
     State,
     Table,
+    checked_config,
     class_names,
     outputs_options,
     remainder,
@@ -113,10 +113,7 @@ class ModelType(Family):
             length = source.shape(self.position_table)[-2]
             options["position_prefix"] = length != (height // ph) * (width // pw)
         options |= self.own_options(source, values)
-        try:
-            return ViTConfig.from_dict(options)
-        except UserError as error:
-            raise CheckpointError(f"{source.name}: {error}") from error
+        return checked_config(source, options)
 
     def mlp(self, source: Source, values: Mapping[str, Any]) -> str:
         """The option `mlp`."""
