@@ -11,6 +11,9 @@ from pathlib import Path
 import torch.distributed as dist
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
+ALARM = 280
+"""Seconds after which a process that hangs is ended; a busy machine takes long for what works."""
+
 
 def fork(work: Callable[[], object]) -> int:
     """Run `work` in a forked process; returns its id.
@@ -38,12 +41,12 @@ def ending(child: int) -> int:
 
 
 def in_group(count: int, work: Callable[[], object], meeting: Path) -> list[int]:
-    """Run `work` in processes of one group, which meet by a file, within a minute; returns their endings."""
+    """Run `work` in processes of one group, which meet by a file, within minutes; returns their endings."""
 
     def one(number: int) -> object:
-        signal.alarm(60)
+        signal.alarm(ALARM)
         os.environ["LOCAL_WORLD_SIZE"] = str(count)  # as torchrun sets it
-        store, timeout = dist.FileStore(str(meeting), count), timedelta(seconds=30)
+        store, timeout = dist.FileStore(str(meeting), count), timedelta(seconds=ALARM)
         dist.init_process_group("gloo", store=store, rank=number, world_size=count, timeout=timeout)
         return work()
 
@@ -54,14 +57,14 @@ def in_group(count: int, work: Callable[[], object], meeting: Path) -> list[int]
 def torchrun(
     count: int, output: Path, work: Callable[..., object], *arguments: object, restarts: int = 0
 ) -> int:
-    """Run `work(*arguments)` in processes as torchrun does, forked from this one, each within two minutes;
+    """Run `work(*arguments)` in processes as torchrun does, forked from this one, each within minutes;
     returns the exit status.
 
     What all of them print is in the file `output`.
     """
 
     def bounded(*arguments: object) -> None:
-        signal.alarm(120)
+        signal.alarm(ALARM)
         work(*arguments)
 
     def launch() -> None:

@@ -6,13 +6,15 @@ import json
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
 import huggingface_hub
 import pytest
 from huggingface_hub import constants
+
+from tests.http_server import answering
 
 COMMIT = "c" * 40
 OWNER = "me"
@@ -121,8 +123,16 @@ class Handler(BaseHTTPRequestHandler):
 def local_hub(monkeypatch: pytest.MonkeyPatch, cache: Path) -> Iterator[Hub]:
     """Let the hub's client talk to a stand-in, with a cache of its own."""
     hub = Hub()
-    server = ThreadingHTTPServer(("127.0.0.1", 0), type("H", (Handler,), {"hub": hub}))
-    endpoint = f"http://127.0.0.1:{server.server_address[1]}"
+    with answering(type("H", (Handler,), {"hub": hub})) as endpoint:
+        _talk_to(endpoint, monkeypatch, cache)
+        try:
+            yield hub
+        finally:
+            hub.released.set()
+            huggingface_hub.close_session()
+
+
+def _talk_to(endpoint: str, monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     monkeypatch.setenv("HF_TOKEN", "hf_test")
     monkeypatch.setattr(constants, "ENDPOINT", endpoint)
@@ -130,10 +140,4 @@ def local_hub(monkeypatch: pytest.MonkeyPatch, cache: Path) -> Iterator[Hub]:
     monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(cache))
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    huggingface_hub.close_session()
-    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
-    yield hub
-    hub.released.set()
-    server.shutdown()
-    server.server_close()
     huggingface_hub.close_session()

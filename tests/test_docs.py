@@ -19,9 +19,11 @@ from typing import Any
 
 import pytest
 import torch
+from torch.distributed.run import get_args_parser
 from torch.utils.flop_counter import FlopCounterMode
 
 import vitascope as vs
+from tests import forked
 from tests.browser import browser_path
 from tests.deploy.server.served import listening
 from tests.local_hub import local_hub
@@ -41,6 +43,8 @@ from vitascope.model import hardware
 from vitascope.model.sizes import named_config
 from vitascope.options.groups import AugmentationOptions
 from vitascope.options.recipes import RECIPES
+from vitascope.predict import on_ray
+from vitascope.predict.bulk import compute_here
 from vitascope.predict.runtimes import open_engine
 from vitascope.run.trackers import TRACKERS
 from vitascope.training import plan
@@ -186,13 +190,17 @@ def steps(page: Path) -> Iterator[tuple[str, str]]:
                 yield words[0], words[2] if is_code else line
 
 
-def torchrun(line: str) -> None:
-    """A line as it is, in processes of its own without a GPU."""
-    beside_python = str(Path(sys.executable).parent)
-    path = os.pathsep.join([beside_python, os.environ.get("PATH", "")])
-    env = {**os.environ, "PATH": path, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    done = subprocess.run(shlex.split(line), env=env, capture_output=True, text=True, timeout=280)
-    assert done.returncode == 0, f"{line}\n{done.stderr[-3000:]}"
+def torchrun(line: str, output: Path) -> None:
+    """A line as torchrun reads it, in processes that are forked from this one instead of started anew."""
+    asked = get_args_parser().parse_args(shlex.split(line)[1:])
+    assert (asked.standalone, asked.module, asked.training_script) == (True, True, "vitascope.cli")
+
+    def run(*arguments: str) -> None:
+        assert main(arguments) == 0
+
+    count, restarts = int(asked.nproc_per_node), asked.max_restarts
+    status = forked.torchrun(count, output, run, *asked.training_script_args, restarts=restarts)
+    assert status == 0, f"{line}\n{output.read_text()[-3000:]}"
 
 
 def curl(line: str, served: Serve) -> None:
@@ -213,7 +221,9 @@ def curl(line: str, served: Serve) -> None:
 
 
 @pytest.mark.parametrize("page", RUN_HERE, ids=lambda page: page.name)
-def test_page_runs_from_top_to_bottom(page: Path, readers_folder, monkeypatch, capsys, request) -> None:
+def test_page_runs_from_top_to_bottom(
+    page: Path, readers_folder, monkeypatch, capsys, request, tmp_path
+) -> None:
     text = page.read_text(encoding="utf-8")
     has_bucket = "s3://" in text and all(map(find_spec, ("s3fs", "moto")))
     bucket = request.getfixturevalue("s3_store") if has_bucket else None
@@ -221,8 +231,8 @@ def test_page_runs_from_top_to_bottom(page: Path, readers_folder, monkeypatch, c
         pytest.importorskip("datasets", reason="datasets is not installed (vitascope[datasets])")
     if "vs.zero_shot" in text:
         pytest.importorskip("tokenizers", reason="tokenizers is not installed (vitascope[text])")
-    if "--engine ray" in text:
-        pytest.importorskip("ray", reason="ray is not installed (vitascope[ray])")
+    monkeypatch.setattr(on_ray, "connected", lambda address: nullcontext())
+    monkeypatch.setattr(on_ray, "compute_on_ray", compute_here)  # tests/predict/test_on_ray.py starts a Ray
     if "import pyarrow" in text:
         pytest.importorskip("pyarrow", reason="pyarrow is not installed (vitascope[parquet])")
     tracked = [install(monkeypatch, name) for name in TRACKERS if f"--tracker {name}" in text]
@@ -251,7 +261,7 @@ def test_page_runs_from_top_to_bottom(page: Path, readers_folder, monkeypatch, c
                 assert main(shlex.split(step, comments=True)[1:]) == 0, f"{step}\n{capsys.readouterr().err}"
                 said[step] = capsys.readouterr().out
             elif program == "torchrun":
-                torchrun(step)
+                torchrun(step, tmp_path / "torchrun.txt")
             else:
                 assert program in NOT_RUN, f"no way to run {step!r}"
     assert all(service.runs for service in tracked)

@@ -79,10 +79,10 @@ LOCK = ".lock"
 
 def hold(run: Path, ready) -> None:
     with locked(run / LOCK):
-        worker = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,), daemon=True)
+        worker = multiprocessing.get_context("fork").Process(target=time.sleep, args=(600,), daemon=True)
         worker.start()
         ready.put(worker.pid)
-        time.sleep(60)
+        time.sleep(600)
 
 
 @pytest.fixture

@@ -2,16 +2,20 @@
 
 import dataclasses
 import hashlib
+import http.client
 import http.server
-import subprocess
-import sys
+import os
+import signal
 import threading
-import time
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests.forked import ending, fork
+from tests.http_server import answering
 from vitascope import network
 from vitascope.cache import cache_folder
 from vitascope.data import download
@@ -64,13 +68,9 @@ def server() -> Iterator[Server]:
             self.end_headers()
             self.wfile.write(body[: state.cuts.pop(0)] if state.cuts else body)
 
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as running:
-        thread = threading.Thread(target=running.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        state.url = f"http://127.0.0.1:{running.server_port}/file"
+    with answering(Handler) as address:
+        state.url = f"{address}/file"
         yield state
-        running.shutdown()
-        thread.join()
 
 
 @pytest.fixture(autouse=True)
@@ -118,7 +118,7 @@ def test_address_that_sends_hardly_anything_is_left_for_the_next(
 ) -> None:
     monkeypatch.setattr(network, "LIMIT", 0.0)
     monkeypatch.setattr(network, "STALLED", 1e15)
-    with pytest.raises(UserError, match=r"/file: only [\d,]+ bytes in 0\.. s; .*/file: only"):
+    with pytest.raises(UserError, match=r"/file: only [\d,]+ bytes in [\d.]+ s; .*/file: only"):
         fetch(published(server.url, server.url), tmp_path)
     monkeypatch.setattr(network, "STALLED", 0)
     assert fetch(published(server.url), tmp_path).read_bytes() == CONTENT
@@ -147,8 +147,13 @@ def test_a_busy_server_is_asked_again(server: Server, tmp_path: Path) -> None:
 
 
 def test_a_silent_server_times_out(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(download, "TIMEOUT", 0.05)
     monkeypatch.setattr(download, "RETRIES", 1)
+    opened = urllib.request.urlopen
+
+    def impatient(request: urllib.request.Request, timeout: float) -> Any:
+        return opened(request, timeout=0.05 if request.full_url == url else timeout)
+
+    monkeypatch.setattr(urllib.request, "urlopen", impatient)
     with http.server.HTTPServer(("127.0.0.1", 0), http.server.BaseHTTPRequestHandler) as silent:
         url = f"http://127.0.0.1:{silent.server_port}/"  # it accepts connections but never answers
         with pytest.raises(UserError, match=f"{url}: .*timed out"):
@@ -260,18 +265,19 @@ def test_parallel_downloads_load_a_file_once(server: Server, tmp_path: Path) -> 
 
 
 def test_killed_download_is_resumed(server: Server, tmp_path: Path) -> None:
-    file = published(server.url)
-    slow = "import http.client, sys, time; from vitascope import network\n"
-    slow += "from vitascope.data import download as d\n"
-    slow += "network._CHUNK = 1000; R = http.client.HTTPResponse; read = R.read1\n"
-    slow += "R.read1 = lambda *a: (time.sleep(0.001), read(*a))[1]\n"
-    slow += f"from pathlib import Path; d.fetch(d.Published(**{dataclasses.asdict(file)}), Path(sys.argv[1]))"
-    process = subprocess.Popen([sys.executable, "-c", slow, str(tmp_path)], stderr=subprocess.DEVNULL)
-    while not (part_of(tmp_path).exists() and part_of(tmp_path).stat().st_size > 5000):
-        assert process.poll() is None
-        time.sleep(0.005)
-    process.kill()
-    process.wait()
+    file, read = published(server.url), http.client.HTTPResponse.read1
+
+    def read_and_die(*arguments: object) -> bytes:
+        if part_of(tmp_path).exists() and part_of(tmp_path).stat().st_size > 5000:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return read(*arguments)
+
+    def begin() -> None:
+        network._CHUNK = 1000
+        http.client.HTTPResponse.read1 = read_and_die
+        fetch(file, tmp_path)
+
+    assert ending(fork(begin)) == -signal.SIGKILL
     have = part_of(tmp_path).stat().st_size
     assert not (tmp_path / "set.bin").exists()
     assert fetch(file, tmp_path).read_bytes() == CONTENT

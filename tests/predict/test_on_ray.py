@@ -20,7 +20,7 @@ from vitascope.predict.part_worker import PredictTask
 from vitascope.predict.selection import ClassSelection
 from vitascope.weights.saving import save_pretrained
 
-SECONDS = 120
+SECONDS = 280
 """After which a wait is given up."""
 QUICK = ["--device", "cpu", "--precision", "fp32", "--batch-size", "2"]
 
@@ -168,6 +168,7 @@ def test_missing_ray_names_the_extra(
     assert [path.name for path in tmp_path.iterdir()] == ["pictures"]
 
 
+@pytest.mark.timeout(3 * SECONDS)
 def test_two_workers_one_of_them_killed_give_the_file_of_one_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -202,17 +202,20 @@ def test_training_ends_beside_a_tracker_that_hangs(data, tmp_path, monkeypatch, 
 @every
 @pytest.mark.usefixtures("impatient")
 def test_tracker_that_hangs_is_off_after_one_warning(run, monkeypatch, caplog, name) -> None:
-    service = install(monkeypatch, name)
+    service, others = install(monkeypatch, name), set(threading.enumerate())
     with caplog.at_level(logging.WARNING), run.lock():
         run.start_tracker(name)
         service.released.clear()
+        calls = service.calls
         write_steps(run, 1)
-        time.sleep(0.2)
+        while service.calls == calls:
+            time.sleep(0.01)
+        time.sleep(2 * trackers.LIMIT)
         write_steps(run, 2)
         assert len(caplog.records) == 1
         calls = service.calls
         service.released.set()
-        (thread,) = (each for each in threading.enumerate() if each.name == f"tracker {name}")
+        (thread,) = {each for each in threading.enumerate() if each.name == f"tracker {name}"} - others
         thread.join()
     assert service.calls == calls
     assert len(caplog.records) == 1
@@ -243,11 +246,17 @@ def test_tracker_that_hangs_at_the_start_leaves_no_run(data, tmp_path, monkeypat
 
 def test_interrupt_while_a_tracker_hangs_at_the_end_is_raised(run, monkeypatch) -> None:
     service = install(monkeypatch, "mlflow")
+    main = threading.main_thread().ident
+    assert main is not None
+
+    def hang() -> None:
+        signal.pthread_kill(main, signal.SIGINT)
+        service.released.wait()
+
     with pytest.raises(KeyboardInterrupt), run.lock():  # noqa: PT012
         run.start_tracker("mlflow")
         service.released.clear()
-        main = threading.main_thread().ident
-        threading.Timer(0.2, signal.pthread_kill, [main, signal.SIGINT]).start()
+        monkeypatch.setattr(service, "reach", hang)
     service.released.set()
 
 

@@ -3,6 +3,7 @@
 import itertools
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -30,7 +31,7 @@ def weights(value: float) -> dict[str, torch.Tensor]:
 def test_weights_wait_in_memory_until_they_are_due(monkeypatch) -> None:
     written: list[float] = []
     clock = iter([1.0, 1.0, 5.0, 9.0, 12.0, 12.0])
-    monkeypatch.setattr(best_weights.time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(best_weights, "time", SimpleNamespace(monotonic=lambda: next(clock)))
     best = BestWeights(lambda state: written.append(float(state["weight"][0])))
     best.write()
     best.take(weights(1.0))

@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 from tests.forked import in_group, torchrun
+from tests.model import small_model
 from tests.training import tiny_config, two_processes, undrawn, write_uneven
 from vitascope.errors import UserError
 from vitascope.options.recipes import TrainConfig
@@ -20,6 +21,7 @@ from vitascope.training import distributed, loop, muon, train
 from vitascope.training.checkpoint.folders import checkpoints, save_checkpoint
 from vitascope.training.distributed import Exchange, _meeting, by_first, gather, largest, sum_over_processes
 from vitascope.weights.loading import from_pretrained
+from vitascope.weights.saving import save_pretrained
 
 # 20 training images in batches of 6: the last of an epoch has 2, so that one process gets none. The rate
 # rises all the time: at the full rate, Adam's first steps magnify rounding in any run.
@@ -31,6 +33,8 @@ SHARED: dict[str, Any] = {
     "warmup_epochs": 5.0,
     "color_jitter": 0.4,
 }
+WEIGHTS = "weights"
+"""A model folder in the folder of the data."""
 KINDS: dict[str, dict[str, Any]] = {
     # No bias of the keys: its gradient is only rounding, which Adam turns into steps of the full rate.
     "plain": {"ema": 0.0, "lr": 1e-4, "model_options": {"qkv_bias": "no_key"}},
@@ -51,15 +55,15 @@ KINDS: dict[str, dict[str, Any]] = {
         **{"optimizer": "sgd", "ema": 0.5, "clip_grad": 0.1, "gradient_checkpointing": True},
         "sampling": "balanced",
     },
-    # The built-in model, whose size is not named.
+    # A model whose size is not named.
     "lora": {
         **dict.fromkeys(("image_size", "patch_size", "embed_dim", "depth", "num_heads")),
-        **{"weights": "cifar10", "lora": 2, "ema": 0.9},
+        **{"weights": WEIGHTS, "lora": 2, "ema": 0.9},
     },
     # On features, of which each process computes a part.
     "probe": {
         **dict.fromkeys(("image_size", "patch_size", "embed_dim", "depth", "num_heads")),
-        **{"weights": "cifar10", "freeze": True, "flip": 0.0, "crop_scale": 1.0, "color_jitter": 0.0},
+        **{"weights": WEIGHTS, "freeze": True, "flip": 0.0, "crop_scale": 1.0, "color_jitter": 0.0},
         "ema": 0.9,
     },
     # No epoch improves on the first: it stops after the second.
@@ -81,10 +85,17 @@ RUNS = (
 )
 
 
+def config_of(root: Path, run: Path, kind: str, **options: Any) -> TrainConfig:
+    """The configuration of a run of some kind."""
+    options = SHARED | KINDS[kind] | options
+    if "weights" in options:
+        options["weights"] = str(root / WEIGHTS)
+    return tiny_config(root / "data", run=str(run), **options)
+
+
 def write_config(path: Path, name: str, kind: str, **options: Any) -> TrainConfig:
     """Write the configuration of a run of two processes."""
-    data = path.parent / "data"
-    config = tiny_config(data, run=str(path / "runs" / name), **SHARED | KINDS[kind], **options)
+    config = config_of(path.parent, path / "runs" / name, kind, **options)
     (path / f"{name}.yaml").write_text(config.to_yaml())
     return config
 
@@ -94,6 +105,7 @@ def place(tmp_path_factory) -> Path:
     """Runs of one and of two processes, of every kind."""
     root = tmp_path_factory.mktemp("distributed")
     write_uneven(root / "data")
+    save_pretrained(small_model(image_size=16, patch_size=8), root / WEIGHTS)
     two = root / "two"
     two.mkdir()
     with undrawn(), pytest.MonkeyPatch.context() as patch:
@@ -101,7 +113,7 @@ def place(tmp_path_factory) -> Path:
         patch.setenv("VITASCOPE_FEATURES_GB", "0")
         patch.setattr(muon, "has_bf16", lambda device: False)  # whose rounding is more than the tolerance
         for kind in KINDS:
-            config = tiny_config(root / "data", run=str(root / "one" / kind), **SHARED | KINDS[kind])
+            config = config_of(root, root / "one" / kind, kind)
             (train.pretrain if config.task == "masked" else train.train)(config)
         for kind, layout in RUNS:
             write_config(two, f"{kind}-{layout}", kind, parallel=layout)
@@ -144,7 +156,7 @@ def test_two_processes_save_the_merged_adapters_of_one(place, layout: str) -> No
         from_pretrained(run).state_dict()
         for run in (place / "one" / "lora", place / "two" / "runs" / f"lora-{layout}")
     )
-    start = from_pretrained("cifar10").state_dict()
+    start = from_pretrained(place / WEIGHTS).state_dict()
     assert one.keys() == start.keys()
     assert not torch.equal(one["encoder.blocks.0.mlp.fc1.weight"], start["encoder.blocks.0.mlp.fc1.weight"])
     for name, tensor in one.items():
@@ -159,7 +171,7 @@ def test_two_processes_train_the_head_of_one_on_features(place, layout: str) -> 
         from_pretrained(run).state_dict()
         for run in (place / "one" / "probe", place / "two" / "runs" / f"probe-{layout}")
     )
-    start = from_pretrained("cifar10").state_dict()
+    start = from_pretrained(place / WEIGHTS).state_dict()
     for name, tensor in one.items():
         torch.testing.assert_close(two[name], tensor, rtol=1e-4, atol=1e-5)
         if not name.startswith("head."):

@@ -1,9 +1,23 @@
 import re
+from types import SimpleNamespace
 
 import pytest
 
 from vitascope.training import progress
 from vitascope.training.progress import Progress
+
+
+@pytest.fixture
+def clock(monkeypatch) -> list[float]:
+    """The time in seconds, which tests set."""
+    seconds = [0.0]
+    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: seconds[0]))
+    return seconds
+
+
+@pytest.fixture(autouse=True)
+def _no_time_passes(clock) -> None:
+    """A line more is printed where an epoch takes seconds."""
 
 
 def lines(epochs: int) -> None:
@@ -69,9 +83,7 @@ def test_without_a_terminal_nothing_goes_to_stderr(capsys) -> None:
 @pytest.mark.parametrize(
     ("seconds", "message"), [(1e4, "0.001 images/s"), (4.0, "2.5 images/s"), (0.001, "10,000 images/s")]
 )
-def test_slow_run_does_not_print_a_speed_of_zero(monkeypatch, capsys, seconds: float, message: str) -> None:
-    clock = [0.0]
-    monkeypatch.setattr(progress.time, "monotonic", lambda: clock[0])
+def test_slow_run_does_not_print_a_speed_of_zero(clock, capsys, seconds: float, message: str) -> None:
     bar = Progress(1, 10)
     clock[0] = seconds
     bar.done = 10
@@ -84,19 +96,15 @@ def test_speed_ignores_images_of_earlier_starts() -> None:
     assert bar.images_per_second == 0
 
 
-def test_a_first_step_that_takes_long_prints_the_time_left(monkeypatch, capsys) -> None:
-    clock = [0.0]
-    monkeypatch.setattr(progress.time, "monotonic", lambda: clock[0])
+def test_a_first_step_that_takes_long_prints_the_time_left(clock, capsys) -> None:
     bar = Progress(1, 1000)
     clock[0] = 10.0
     bar.advance(10)
     assert capsys.readouterr().out == "10 of 1,000 images  1 images/s  0:00:10, 0:16:30 left\n"
 
 
-def test_long_epoch_without_a_terminal_prints_progress(monkeypatch, capsys) -> None:
+def test_long_epoch_without_a_terminal_prints_progress(clock, capsys) -> None:
     """A line after three seconds and then every half minute, and fewer in the later hours of a long run."""
-    clock = [0.0]
-    monkeypatch.setattr(progress.time, "monotonic", lambda: clock[0])
     for duration, count in ((300, 10), (100_000, 100)):  # seconds
         clock[0] = 0.0
         bar = Progress(1, 1000)

@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ import pytest
 import torch
 from huggingface_hub import constants, file_download
 
+from tests.http_server import answering
 from vitascope.weights import hub
 from vitascope.weights.files import CheckpointError
 from vitascope.weights.hub import fetch_hub, fetch_torchvision, is_hub_id, torchvision_file, weights_name
@@ -36,11 +37,16 @@ class FakeHub:
         self.pages: dict[str, bytes] = {}  # part of "METHOD /path" to what a proxy answers
         self.cut: set[str] = set()  # files that are sent only in part
         self.requests: list[str] = []
-        self.port = 0
+        self.answers = threading.Event()
+        """Unset while requests hang."""
+        self.answers.set()
 
     def answer(self, request: str) -> tuple[int, dict[str, str], bytes]:
         """Status, headers and body for a request such as "GET /api/models/o/n/revision/main"."""
         self.requests.append(request)
+        if not self.answers.is_set():
+            self.answers.wait()
+            return 404, {}, b""
         for part, (status, headers) in self.errors.items():
             if part in request:
                 return status, headers, b"{}"
@@ -88,9 +94,16 @@ class Handler(BaseHTTPRequestHandler):
 def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
     """A hub on this machine and an empty cache; the client reads its constants at each call."""
     fake = FakeHub()
-    server = ThreadingHTTPServer(("127.0.0.1", 0), type("H", (Handler,), {"fake": fake}))
-    fake.port = server.server_address[1]
-    endpoint = f"http://127.0.0.1:{fake.port}"
+    with answering(type("H", (Handler,), {"fake": fake})) as endpoint:
+        talk_to(endpoint, monkeypatch, tmp_path)
+        try:
+            yield fake
+        finally:
+            fake.answers.set()
+            huggingface_hub.close_session()
+
+
+def talk_to(endpoint: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     monkeypatch.setattr(constants, "ENDPOINT", endpoint)
     template = endpoint + "/{repo_id}/resolve/{revision}/{filename}"
@@ -100,12 +113,6 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
     monkeypatch.setattr(hub, "TORCHVISION_URL", f"{endpoint}/files/")
     monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path / "torch"))
     monkeypatch.setattr(time, "sleep", lambda seconds: None)  # the client's pauses between its attempts
-    huggingface_hub.close_session()
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
-    thread.start()
-    yield fake
-    server.shutdown()
-    server.server_close()
     huggingface_hub.close_session()
 
 
@@ -500,14 +507,11 @@ def test_other_content_is_not_kept(fake: FakeHub, tmp_path: Path, cut: bool, rea
 def test_a_server_that_does_not_answer_is_given_up(
     fake: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    released = threading.Event()
-    answer = fake.answer
-    monkeypatch.setattr(fake, "answer", lambda request: released.wait() and answer(request))
+    fake.answers.clear()
     monkeypatch.setattr(hub, "TIMEOUT", 0.2)
     with pytest.raises(CheckpointError, match=r"vit-00000000\.pth: no network .*timed out"):
         fetch_torchvision("vit-00000000.pth")
     assert names_in(tmp_path / "torch" / "checkpoints") == set()
-    released.set()
 
 
 def test_a_missing_file_and_a_missing_network_are_distinguished(

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.deploy.server.served import PATIENCE, advance
 from vitascope.deploy.server.batcher import Batcher, LongWork, Outcome, Work
 from vitascope.deploy.server.rejections import Expired, Overloaded
 
@@ -24,7 +25,7 @@ class Held:
 
     def __call__(self, items: list[int]) -> list[int]:
         self.begun.set()
-        assert self.go.wait(30)
+        assert self.go.wait(PATIENCE)
         if -1 in items:
             raise ArithmeticError("-1 cannot be doubled")
         self.batches.append(items)
@@ -56,9 +57,9 @@ async def turns() -> None:
         await asyncio.sleep(0)
 
 
-async def soon(milliseconds: float) -> float:
-    """A deadline in `milliseconds` from now."""
-    return asyncio.get_running_loop().time() + milliseconds / 1000
+def within(seconds: float) -> float:
+    """A deadline in `seconds` from now."""
+    return asyncio.get_running_loop().time() + seconds
 
 
 def play(
@@ -72,7 +73,7 @@ def play(
         scene.batcher.start()
         if held:
             scene.ask(0)
-            await asyncio.to_thread(model.begun.wait, 30)
+            await asyncio.to_thread(model.begun.wait, PATIENCE)
         else:
             model.go.set()
         try:
@@ -121,11 +122,15 @@ def test_item_waits_for_others_up_to_the_batch_delay() -> None:
     async def story() -> list[list[int]]:
         model = Held()
         model.go.set()
-        batcher, work = Batcher(capacity=8, max_wait=0.05), Work("double", model, 4)
+        batcher, work = Batcher(capacity=8, max_wait=600), Work("double", model, 4)
         batcher.start()
         first = asyncio.ensure_future(batcher.submit(work, 1, deadline=FAR))
-        await asyncio.sleep(0.001)
-        await asyncio.gather(first, batcher.submit(work, 2, deadline=FAR))
+        await turns()
+        second = asyncio.ensure_future(batcher.submit(work, 2, deadline=FAR))
+        await turns()
+        assert batcher.pending == 2
+        advance(600)
+        await asyncio.gather(first, second)
         await batcher.stop()
         return model.batches
 
@@ -158,12 +163,12 @@ def test_full_queue_rejects_and_accepts_again_after_it_drains() -> None:
 
 def test_item_that_would_miss_its_deadline_is_rejected_with_a_retry_time() -> None:
     async def story(scene: Scene) -> None:
-        scene.work.learn(seconds=80.0, items=4)  # 20 s each
+        scene.work.learn(seconds=8000.0, items=4)  # 2000 s each
         tasks = await scene.queued(1, 2, 3)
-        with pytest.raises(Overloaded, match="s of work are ahead, and 10") as refusal:
-            await scene.ask(4, deadline=await soon(10_000))
-        assert 60 <= refusal.value.retry_after <= 80  # three that wait, and the rest of one
-        tasks.append(scene.ask(5, deadline=await soon(200_000)))
+        with pytest.raises(Overloaded, match=r"s of work are ahead, and (1000|99)") as refusal:
+            await scene.ask(4, deadline=within(1000))
+        assert 6000 <= refusal.value.retry_after <= 8000  # three that wait, and the rest of one
+        tasks.append(scene.ask(5, deadline=within(20_000)))
         await turns()
         scene.model.go.set()
         await asyncio.gather(*tasks)
@@ -173,9 +178,9 @@ def test_item_that_would_miss_its_deadline_is_rejected_with_a_retry_time() -> No
 
 def test_decoded_item_is_rejected_only_if_it_would_miss_its_deadline() -> None:
     async def story(scene: Scene) -> None:
-        scene.work.learn(seconds=20.0, items=4)  # 5 s each
-        tasks = await scene.queued(1)  # up to 10 s are ahead
-        deadline = await soon(20_000)
+        scene.work.learn(seconds=2000.0, items=4)  # 500 s each
+        tasks = await scene.queued(1)  # up to 1000 s are ahead
+        deadline = within(2000)
         with pytest.raises(Overloaded):  # before reading, half of the time is reserved
             scene.batcher.check_room(scene.work, deadline)
         tasks.append(scene.ask(2, deadline=deadline))
@@ -187,8 +192,8 @@ def test_decoded_item_is_rejected_only_if_it_would_miss_its_deadline() -> None:
 
 def test_requests_in_decoding_count_as_work_ahead() -> None:
     async def story(scene: Scene) -> None:
-        scene.work.learn(seconds=4.0, items=4)  # 1 s each
-        deadline = await soon(10_000)
+        scene.work.learn(seconds=400.0, items=4)  # 100 s each
+        deadline = within(1000)
         scene.batcher.check_room(scene.work, deadline, coming=2)
         with pytest.raises(Overloaded):
             scene.batcher.check_room(scene.work, deadline, coming=5)
@@ -198,8 +203,8 @@ def test_requests_in_decoding_count_as_work_ahead() -> None:
 
 def test_idle_model_accepts_items_despite_slow_past_work() -> None:
     async def story(scene: Scene) -> None:
-        scene.work.learn(seconds=60.0, items=1)
-        assert (await scene.ask(1, deadline=await soon(10_000))).value == 2
+        scene.work.learn(seconds=6000.0, items=1)
+        assert (await scene.ask(1, deadline=within(1000))).value == 2
 
     play(story, held=False)
 
@@ -207,8 +212,11 @@ def test_idle_model_accepts_items_despite_slow_past_work() -> None:
 def test_item_that_expires_in_the_queue_is_never_computed() -> None:
     async def story(scene: Scene) -> None:
         (alive,) = await scene.queued(1)
+        late = scene.ask(2, deadline=within(1000))
+        await turns()
+        advance(1000)
         with pytest.raises(Expired, match="waiting in the queue") as expired:
-            await scene.ask(2, deadline=await soon(20))
+            await late
         assert expired.value.stage == "queued"
         assert scene.batcher.pending == 2
         scene.model.go.set()
@@ -219,9 +227,9 @@ def test_item_that_expires_in_the_queue_is_never_computed() -> None:
 
 def test_deadline_missed_while_the_loop_was_busy_expires_the_item() -> None:
     async def story(scene: Scene) -> None:
-        late = scene.ask(1, deadline=await soon(1))
+        late = scene.ask(1, deadline=within(1000))
         await turns()
-        threading.Event().wait(0.01)  # the loop cannot run its timers
+        advance(1000)  # the loop has not run its timers
         assert await scene.batcher._next_batch() == []
         with pytest.raises(Expired):
             await late
@@ -235,8 +243,9 @@ def test_item_that_expires_during_computation_fails_and_the_rest_of_its_batch_su
         await (await scene.queued(1))[0]
         scene.model.go.clear()
         scene.model.begun.clear()
-        patient, hasty = scene.ask(2), scene.ask(3, deadline=await soon(50))
-        await asyncio.to_thread(scene.model.begun.wait, 30)
+        patient, hasty = scene.ask(2), scene.ask(3, deadline=within(1000))
+        await asyncio.to_thread(scene.model.begun.wait, PATIENCE)
+        advance(1000)
         with pytest.raises(Expired, match="while computing") as expired:
             await hasty
         assert expired.value.stage == "computing"
@@ -279,7 +288,7 @@ def test_timeout_error_of_the_work_is_not_a_missed_deadline() -> None:
 
     async def story(scene: Scene) -> None:
         with pytest.raises(TimeoutError, match="a disk"):
-            await scene.ask(1, work=Work("disk", slow, 1), deadline=await soon(10_000))
+            await scene.ask(1, work=Work("disk", slow, 1), deadline=within(1000))
 
     play(story, held=False)
 
@@ -330,7 +339,7 @@ class Long:
                 self.was_ended = True
                 raise
             self.begun += 1
-            assert self.go.acquire(timeout=30)
+            assert self.go.acquire(timeout=PATIENCE)
         return "done"
 
     async def part(self, number: int) -> None:
@@ -360,11 +369,12 @@ def test_batches_run_between_the_parts_of_long_work() -> None:
 def test_abandoned_long_work_ends_after_its_current_part(end: str) -> None:
     async def story(scene: Scene) -> None:
         long = Long(100)
-        deadline = await soon(500) if end == "late" else FAR
-        explaining = scene.ask(long, deadline, work=LongWork("explain"))
+        explaining = scene.ask(long, within(1000), work=LongWork("explain"))
         await long.part(1)
         if end == "cancelled":
             explaining.cancel()
+        else:
+            advance(1000)
         with pytest.raises((asyncio.CancelledError, Expired)):
             await explaining
         long.go.release()
@@ -397,13 +407,13 @@ def test_long_tasks_run_one_after_another_and_fail_independently() -> None:
 def test_prediction_waits_for_one_part_of_long_work_and_long_work_for_all_parts() -> None:
     async def story(scene: Scene) -> None:
         work, long = LongWork("explain"), Long(1)
-        work.learn(seconds=60.0, items=1)
+        work.learn(seconds=6000.0, items=1)
         work.part.learn(seconds=0.001, items=1)
         explaining = scene.ask(long, work=work)
         await long.part(1)
-        waiting = scene.ask(1, deadline=await soon(20_000))
+        waiting = scene.ask(1, deadline=within(2000))
         with pytest.raises(Overloaded, match="s of work are ahead"):
-            await scene.ask(Long(1), deadline=await soon(20_000), work=work)
+            await scene.ask(Long(1), deadline=within(2000), work=work)
         long.go.release()
         assert (await waiting).value == 2
         await explaining

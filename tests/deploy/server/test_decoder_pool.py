@@ -14,8 +14,10 @@ from PIL import Image, features
 from tests.data import noise
 from tests.deploy.server import readers
 from tests.deploy.server.served import (
+    PATIENCE,
     HeldEngine,
     Sender,
+    advance,
     bomb,
     chunks_of,
     encoded,
@@ -63,8 +65,16 @@ async def decoders(given: DecodeOptions | None = None, count: int = 1) -> AsyncI
         await found.stop()
 
 
-def soon(seconds: float = 30.0) -> float:
+def soon(seconds: float = PATIENCE) -> float:
     return asyncio.get_running_loop().time() + seconds
+
+
+async def late(found: DecoderPool) -> asyncio.Future[Pixels]:
+    """A picture whose deadline passes while it is decoded."""
+    decoding = asyncio.ensure_future(found.decode(ENDLESS, deadline=soon()))
+    await until(lambda: len(found.running) == 1)
+    advance(PATIENCE)
+    return decoding
 
 
 def pids(found: DecoderPool) -> set[int]:
@@ -231,7 +241,7 @@ def test_late_decoding_is_killed_and_the_next_picture_uses_another_process() -> 
         async with decoders() as found:
             (before,) = pids(found)
             with pytest.raises(Expired):
-                await found.decode(ENDLESS, deadline=soon(0.05))
+                await (await late(found))
             await until(lambda: not is_alive(before))
             assert (await found.decode(grey(7), deadline=soon())).max() == 7
 
@@ -244,7 +254,7 @@ def test_decoding_for_a_disconnected_client_is_killed() -> None:
             (before,) = pids(found)
             decoding = asyncio.ensure_future(found.decode(ENDLESS, deadline=soon()))
             waiting = asyncio.ensure_future(found.decode(LARGER, deadline=soon()))
-            await asyncio.sleep(0.01)
+            await until(lambda: len(found.running) == len(found.waiting) == 1)
             waiting.cancel()
             decoding.cancel()
             await until(lambda: not is_alive(before))
@@ -314,7 +324,7 @@ def test_stop_ends_busy_processes() -> None:
             tasks = [asyncio.ensure_future(found.decode(ENDLESS, deadline=soon())) for _ in range(3)]
             await until(lambda: len(found.waiting) == 1)
             started = pids(found)
-        assert not any(map(is_alive, started))
+        await until(lambda: not any(map(is_alive, started)))
         for task in tasks:
             task.cancel()
 
@@ -336,7 +346,7 @@ def test_stop_awaits_a_process_that_is_being_replaced() -> None:
 
             process.wait = wait_slowly  # type: ignore[method-assign]
             with pytest.raises(Expired):
-                await found.decode(ENDLESS, deadline=soon(0.05))
+                await (await late(found))
             await killed.wait()
         assert process.returncode is not None
 
@@ -350,13 +360,13 @@ def test_ordinary_requests_succeed_while_endless_pictures_are_decoded() -> None:
     """There are more slow pictures than processes; the server stays ready."""
 
     async def story() -> None:
-        async with serving(Slow(), deadline_ms=20_000) as client:
-            soon = {"X-Deadline-Ms": "1000"}
-            slow = [client.predict(content, headers=soon) for content in (ENDLESS, LARGER, ENDLESS)]
+        async with serving(Slow()) as client:
+            slow = [client.predict(content) for content in (ENDLESS, LARGER, ENDLESS)]
             await until(lambda: len(client.app.state.service.decoders.running) == 2)
             for _ in range(3):
                 assert (await client.predict(grey(7))).status_code == 200
                 assert (await client.get("/readyz")).status_code == 200
+            advance(1000)
             for answer in await asyncio.gather(*slow):
                 assert answer.status_code in (429, 504)
 
@@ -365,10 +375,14 @@ def test_ordinary_requests_succeed_while_endless_pictures_are_decoded() -> None:
 
 def test_late_picture_is_a_504_and_counted() -> None:
     async def story() -> None:
-        async with serving(Slow(), deadline_ms=100) as client:
+        async with serving(Slow(), deadline_ms=100_000) as client:
+            service = client.app.state.service
             for path in ("/v1/predict", "/v1/attention"):  # the explorer's deadline is longer, not decoding's
-                late = await client.post(path, content=ENDLESS)
-                assert "the deadline passed while decoding" in refusal(late, 504)
+                await until(lambda: service.lag < 1)
+                late = asyncio.ensure_future(client.post(path, content=ENDLESS))
+                await until(lambda: len(service.decoders.running) == 1)
+                advance(100)
+                assert "the deadline passed while decoding" in refusal(await late, 504)
             assert await client.counted("vitascope_expired_total") == 2
 
     play(story())

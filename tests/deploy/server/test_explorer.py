@@ -16,6 +16,7 @@ from PIL import Image
 from safetensors.torch import load
 
 from tests.data import noise
+from tests.deploy.server.served import PATIENT
 from tests.model import labelling_model, small_model
 from vitascope.data.samples import CREDIT, PHOTOS
 from vitascope.deploy.server import attention_pack
@@ -37,7 +38,7 @@ def engine_of(**options: Any) -> TorchEngine:
 def client_of(
     engine: TorchEngine, token: str | None = None, beside: TorchEngine | None = None
 ) -> Iterator[TestClient]:
-    app = create_app(engine, Settings(max_batch=1), token, beside=beside)
+    app = create_app(engine, Settings(max_batch=1, **PATIENT), token, beside=beside)
     with TestClient(app, base_url="http://localhost") as client:
         while client.get("/readyz").status_code != 200:
             time.sleep(0.01)
@@ -297,7 +298,7 @@ def test_model_beside_answers_the_explorer_alone(engine: TorchEngine) -> None:
 
 
 def test_model_beside_needs_the_token_too(engine: TorchEngine) -> None:
-    app = create_app(engine, Settings(max_batch=1), "secret", beside=engine)
+    app = create_app(engine, Settings(max_batch=1, **PATIENT), "secret", beside=engine)
     with TestClient(app, base_url="http://localhost") as client:
         assert client.get("/beside/v1/model").status_code == 401
         assert client.post("/beside/v1/attention", content=encoded()).status_code == 401
@@ -307,7 +308,7 @@ def test_server_ends_with_the_reason_if_the_model_beside_cannot_be_loaded(engine
     def broken() -> TorchEngine:
         raise UserError("no such model")
 
-    app = create_app(engine, Settings(max_batch=1), beside=broken)
+    app = create_app(engine, Settings(max_batch=1, **PATIENT), beside=broken)
     with TestClient(app, base_url="http://localhost"):
         while app.state.service.fault is None:
             time.sleep(0.01)

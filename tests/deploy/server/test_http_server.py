@@ -10,7 +10,7 @@ import uvicorn
 from fastapi import FastAPI
 from uvicorn.server import ServerState
 
-from tests.deploy.server.served import Client, HeldEngine, grey, play, refusal, serving, until
+from tests.deploy.server.served import PATIENCE, Client, HeldEngine, grey, play, refusal, serving, until
 from vitascope.deploy.server import service
 from vitascope.deploy.server.http_server import Connection
 from vitascope.deploy.server.rejections import SECURITY
@@ -29,7 +29,9 @@ async def over_http(app: FastAPI) -> AsyncIterator[httpx.AsyncClient]:
     server = await asyncio.get_running_loop().create_server(connection, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
     limits = httpx.Limits(max_connections=1)
-    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", limits=limits, timeout=30) as client:
+    async with httpx.AsyncClient(
+        base_url=f"http://127.0.0.1:{port}", limits=limits, timeout=PATIENCE
+    ) as client:
         yield client
     server.close()
 
@@ -39,6 +41,7 @@ async def full(engine: HeldEngine, monkeypatch: pytest.MonkeyPatch) -> AsyncIter
     """A server that has rejected a prediction because its queue is full, and sheds further predictions."""
     monkeypatch.setattr(service, "SHED_LEAST", 600.0)
     monkeypatch.setattr(service, "SHED_MOST", 600.0)
+    monkeypatch.setattr(service, "RECENT", 600.0)
     async with serving(engine, queue=1) as client:
         accepted = await client.holding(engine)
         assert (await client.predict(grey(2))).status_code == 429
@@ -55,14 +58,14 @@ def test_shed_prediction_has_the_same_429_as_the_routes(
     async def story() -> None:
         async with full(engine, monkeypatch) as (inside, app), over_http(app) as client:
             as_routed = await inside.predict(grey(2))
-            monkeypatch.setattr(app, "middleware_stack", None)
-            monkeypatch.setattr(FastAPI, "__call__", None)  # any routed request fails from now on
-            for _ in range(3):  # on one connection
-                answer = await client.post("/v1/predict?top_k=1", content=grey(2))
-                assert refusal(answer, 429) == refusal(as_routed, 429)
-                assert int(answer.headers["retry-after"]) >= 1
-                assert {name: answer.headers.get(name) for name in SECURITY} == SECURITY
-            monkeypatch.undo()
+            with monkeypatch.context() as patch:  # any routed request fails
+                patch.setattr(app, "middleware_stack", None)
+                patch.setattr(FastAPI, "__call__", None)
+                for _ in range(3):  # on one connection
+                    answer = await client.post("/v1/predict?top_k=1", content=grey(2))
+                    assert refusal(answer, 429) == refusal(as_routed, 429)
+                    assert int(answer.headers["retry-after"]) >= 1
+                    assert {name: answer.headers.get(name) for name in SECURITY} == SECURITY
             assert await inside.counted("vitascope_refused_total") == 5
             assert "saturated" in refusal(await inside.get("/readyz"), 503)
 
@@ -90,7 +93,10 @@ def test_other_requests_succeed_on_the_same_connection_while_shedding(
     play(story())
 
 
-def test_shedding_starts_with_a_full_queue_and_ends_when_there_is_room() -> None:
+def test_shedding_starts_with_a_full_queue_and_ends_when_there_is_room(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(service, "RECENT", 600.0)
     engine = HeldEngine()
 
     async def story() -> None:

@@ -2,15 +2,16 @@
 
 import asyncio
 import threading
-import time
 
 import pytest
 import torch
 
 from tests.deploy.server.served import (
+    PATIENCE,
     POISON,
     HeldEngine,
     Sender,
+    advance,
     chunks_of,
     grey,
     picture,
@@ -23,7 +24,8 @@ from vitascope.errors import UserError
 from vitascope.predict.engine import TorchEngine
 
 
-def test_overload_is_rejected_with_a_retry_time_and_recovers() -> None:
+def test_overload_is_rejected_with_a_retry_time_and_recovers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vitascope.deploy.server.service.RECENT", 600.0)
     engine = HeldEngine()
 
     async def story() -> None:
@@ -68,8 +70,10 @@ def test_request_that_expires_in_the_queue_is_a_504_and_never_computed() -> None
     async def story() -> None:
         async with serving(engine) as client:
             first = await client.holding(engine)
-            late = await client.predict(grey(2), headers={"X-Deadline-Ms": "30"})
-            assert "waiting in the queue" in refusal(late, 504)
+            late = client.predict(grey(2), headers={"X-Deadline-Ms": "100000"})
+            await until(lambda: client.app.state.service.batcher.pending == 2)
+            advance(100)
+            assert "waiting in the queue" in refusal(await late, 504)
             engine.go.set()
             assert (await first).status_code == 200
             assert await client.counted("vitascope_expired_total") == 1
@@ -82,24 +86,27 @@ def test_client_may_only_shorten_the_deadline() -> None:
     engine = HeldEngine()
 
     async def story() -> None:
-        async with serving(engine, deadline_ms=300) as client:
+        async with serving(engine, deadline_ms=100_000) as client:
             engine.hold()
-            late = await client.predict(grey(2), headers={"X-Deadline-Ms": "60000"})
-            assert "while computing" in refusal(late, 504)
+            late = client.predict(grey(2), headers={"X-Deadline-Ms": "600000"})
+            assert await asyncio.to_thread(engine.begun.wait, PATIENCE)
+            advance(100)
+            assert "while computing" in refusal(await late, 504)
 
     play(story())
 
 
 def test_waiting_for_the_event_loop_counts_against_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vitascope.deploy.server.service.LAG_INTERVAL", 0.1)
+    monkeypatch.setattr("vitascope.deploy.server.service.LAG_INTERVAL", 1000.0)
 
     async def story() -> None:
-        async with serving(HeldEngine(), deadline_ms=200) as client:
+        async with serving(HeldEngine(), deadline_ms=300_000) as client:
             service = client.app.state.service
-            time.sleep(0.5)  # block the event loop
-            await until(lambda: service.lag > 0.2)
+            advance(1500)  # the loop runs 500 s after it should have measured
+            await until(lambda: service.lag > 300)
             assert "before they are seen" in refusal(await client.predict(grey(1)), 429)
-            await until(lambda: service.lag < 0.1)
+            advance(1000)
+            await until(lambda: service.lag < 100)
             assert (await client.predict(grey(1))).status_code == 200
 
     play(story())
@@ -149,7 +156,7 @@ def test_server_is_live_during_loading_and_ready_afterwards() -> None:
     loaded = threading.Event()
 
     def load() -> HeldEngine:
-        assert loaded.wait(30)
+        assert loaded.wait(PATIENCE)
         return HeldEngine()
 
     async def story() -> None:
@@ -230,7 +237,7 @@ class Passes:
             self.seen.append("pass")
             if self.seen.count("pass") == 3:
                 self.third.set()
-                assert self.go.wait(30)
+                assert self.go.wait(PATIENCE)
             return embed(images)
 
         def predicting(pixels: torch.Tensor) -> torch.Tensor:
@@ -249,10 +256,10 @@ def test_prediction_runs_between_the_passes_of_an_explanation(
     engine: TorchEngine, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def story() -> None:
-        async with serving(engine, deadline_ms=30_000) as client:
+        async with serving(engine) as client:
             passes = Passes(engine, monkeypatch)
             explaining = asyncio.ensure_future(client.post(path, content=picture()))
-            await asyncio.to_thread(passes.third.wait, 30)
+            assert await asyncio.to_thread(passes.third.wait, PATIENCE)
             predicting = client.predict(picture())
             await until(lambda: client.app.state.service.batcher.pending == 2)
             passes.go.set()
@@ -272,7 +279,7 @@ def test_explanation_ends_when_its_client_disconnects(
             leaver = Sender(client.app)
             leaver.scope |= {"path": "/v1/explain", "query_string": b"method=occlusion"}
             leaving = asyncio.ensure_future(leaver.send(chunks_of(picture(), 1)))
-            await asyncio.to_thread(passes.third.wait, 30)
+            assert await asyncio.to_thread(passes.third.wait, PATIENCE)
             leaver.gone.set()
             assert await leaving == 499
             passes.go.set()

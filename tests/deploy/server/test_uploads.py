@@ -12,6 +12,7 @@ from PIL import Image, features
 from tests.deploy.server.served import (
     HeldEngine,
     Sender,
+    advance,
     bomb,
     chunks_of,
     encoded,
@@ -224,11 +225,11 @@ def test_slow_and_stalled_uploads_are_aborted(limit: dict[str, float]) -> None:
 def test_slow_but_steady_upload_succeeds() -> None:
     async def dripping(content: bytes) -> AsyncIterator[bytes]:
         for start in range(0, len(content), 10):
-            await asyncio.sleep(0.01)
+            advance(50)
             yield content[start : start + 10]
 
     async def story() -> None:
-        async with serving(HeldEngine(), read_stall_s=1) as client:
+        async with serving(HeldEngine(), read_stall_s=100) as client:
             assert await Sender(client.app).send(dripping(grey(1))) == 200
 
     play(story())
