@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from PIL import Image, ImageEnhance, ImageOps
 
 from tests.model import law
-from vitascope.data.randaugment import OPERATIONS, RandAugment, apply_operations, operation_arguments
+from vitascope.data.changes import apply_changes
+from vitascope.data.randaugment import OPERATIONS, RandAugment, operation_arguments, operation_changes
 from vitascope.data.randomness import uniform
 from vitascope.errors import UserError
 
@@ -52,9 +53,14 @@ def levels_of(picture: Image.Image) -> torch.Tensor:
     return torch.from_numpy(pixels.reshape(*pixels.shape[:2], -1).transpose(2, 0, 1).copy()).float()
 
 
+def changed(levels: torch.Tensor, operations: np.ndarray, arguments: np.ndarray) -> torch.Tensor:
+    """Levels after one operation per image."""
+    return apply_changes(levels, operation_changes([(operations, arguments)], levels.shape))
+
+
 def applied(name: str, levels: torch.Tensor, argument: float = 0.0) -> torch.Tensor:
     count = len(levels)
-    return apply_operations(levels, np.full(count, OPERATIONS.index(name)), np.full(count, argument))
+    return changed(levels, np.full(count, OPERATIONS.index(name)), np.full(count, argument))
 
 
 def by_pil(levels: torch.Tensor, operation: Callable[[Image.Image], Image.Image]) -> torch.Tensor:
@@ -157,17 +163,17 @@ def test_operations_on_a_batch_equal_those_on_single_images(
     generator = np.random.default_rng(seed)
     signs = np.where(generator.random(count) < 0.5, -1.0, 1.0)
     arguments = operation_arguments(np.array(operations), generator.random(count) * 10, signs)
-    together = apply_operations(levels, np.array(operations), arguments)
+    together = changed(levels, np.array(operations), arguments)
     for at in range(count):
         one = slice(at, at + 1)
-        alone = apply_operations(levels[one], np.array(operations[one]), arguments[one])
+        alone = changed(levels[one], np.array(operations[one]), arguments[one])
         assert torch.equal(together[one], alone), OPERATIONS[operations[at]]
 
 
 def test_identity_and_unselected_images_are_unchanged() -> None:
     levels = pictures()
     operations = np.array([OPERATIONS.index(name) for name in ["Solarize", "Identity"] * 3])
-    found = apply_operations(levels, operations, np.zeros(6))
+    found = changed(levels, operations, np.zeros(6))
     assert torch.equal(found[1::2], levels[1::2])
     assert torch.equal(found[::2], 255 - levels[::2])
 

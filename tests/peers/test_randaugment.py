@@ -8,7 +8,8 @@ import pytest
 import torch
 from PIL import Image
 
-from vitascope.data.randaugment import OPERATIONS, apply_operations, operation_arguments
+from vitascope.data.changes import apply_changes
+from vitascope.data.randaugment import OPERATIONS, operation_arguments, operation_changes
 
 timm_augment = pytest.importorskip(
     "timm.data.auto_augment", reason="timm is not installed (vitascope[peers])"
@@ -51,7 +52,8 @@ def pictures(count: int = 4, height: int = 24, width: int = 33) -> torch.Tensor:
 
 def applied(name: str, levels: torch.Tensor, argument: float) -> torch.Tensor:
     count = len(levels)
-    return apply_operations(levels, np.full(count, OPERATIONS.index(name)), np.full(count, argument))
+    layer = (np.full(count, OPERATIONS.index(name)), np.full(count, argument))
+    return apply_changes(levels, operation_changes([layer], levels.shape))
 
 
 def test_operations_equal_timms_increasing_list() -> None:

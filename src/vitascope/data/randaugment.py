@@ -115,14 +115,9 @@ def operation_arguments(operations: npt.NDArray[np.int64], magnitude: _Floats, s
     return arguments
 
 
-def apply_operations(levels: Tensor, operations: npt.NDArray[np.int64], arguments: _Floats) -> Tensor:
-    """Apply to each image's levels, whole numbers from 0 to 255 as floats (B, C, H, W), one of OPERATIONS,
-    given by its index, (B,), with an argument of `operation_arguments`, (B,)."""
-    return apply_changes(levels, operation_changes([(operations, arguments)], levels.shape))
-
-
 def operation_changes(layers: Sequence[_Choice], shape: Sequence[int]) -> list[Change]:
-    """The changes of levels, floats of a shape (B, C, H, W), by one operation per image in each layer."""
+    """The changes of levels, whole numbers from 0 to 255 as floats of a shape (B, C, H, W), by one of
+    OPERATIONS per image in each layer, given by its index, with an argument of `operation_arguments`."""
     changes = []
     places = np.arange(shape[0])  # of the images among the sorted ones
     for operations, arguments in layers:
@@ -140,25 +135,23 @@ def _layer(
     names = ("Solarize", "AutoContrast", "Equalize", "Contrast", "Color", "Sharpness", "Rotate")
     begins = np.searchsorted(_PLACES[operations], [_ORDER.index(name) for name in names])
     tables, contrasts, equalized, contrast, color, sharpness, moved = begins.tolist()
-    given = _given_tables(operations[tables:contrasts], arguments[tables:contrasts])
+    table = _tables(operations[tables:contrast], arguments[tables:contrast], C)
     matrices = affine_matrices(operations[moved:], arguments[moved:], height, width)
     factors = arguments[contrast:moved].astype(np.float32).reshape(-1, 1, 1, 1)
-    spreads = _spreads(equalized - contrasts, contrast - equalized, C)
+    shares = _shares(equalized - contrasts, contrast - equalized)
     lines = sampling_lines(matrices, height, width)
 
     def apply(
-        levels: Tensor, order: Tensor, given: Tensor, steps: Tensor, shares: Tensor, scale: Tensor,
-        factors: Tensor, luma: Tensor, columns: Tensor, rows: Tensor,
+        levels: Tensor, order: Tensor, table: Tensor, shares: Tensor, scale: Tensor, factors: Tensor,
+        luma: Tensor, columns: Tensor, rows: Tensor,
     ) -> Tensor:  # fmt: skip
         levels = levels.index_select(0, order)  # new, so that the rest may overwrite it
         if tables < contrast:
             pixels = levels[tables:contrast].flatten(2)  # (n, C, H * W), a view
-            index, own = pixels.long(), contrasts - tables
-            if own:
-                torch.gather(given.expand(-1, C, -1), 2, index[:own], out=pixels[:own])
+            index, given = pixels.long(), contrasts - tables
             if contrasts < contrast:
-                made = _contrast_tables(index[own:], steps, shares, scale, equalized - contrasts)
-                torch.gather(made, 2, index[own:], out=pixels[own:])
+                _contrast_tables(table[given:], index[given:], shares, scale, equalized - contrasts)
+            torch.gather(table, 2, index, out=pixels)
         if contrast < moved:
             _blend(levels[contrast:moved], factors, luma, color - contrast, sharpness - contrast)
         if moved < len(levels):
@@ -170,39 +163,39 @@ def _layer(
         return levels
 
     scale = np.arange(257, dtype=np.float32)
-    return Change((places, given, *spreads, scale, factors, _luma(C), *lines), apply)
+    return Change((places, table, shares, scale, factors, _luma(C), *lines), apply)
 
 
 # Tables have 257 entries, one more than levels, because counts of the pixels below each level have as many.
 
 
-def _given_tables(operations: npt.NDArray[np.int64], arguments: _Floats) -> npt.NDArray[np.float32]:
-    """The new values of all levels by Solarize, Posterize and Brightness: (B, 1, 257)."""
+def _tables(operations: npt.NDArray[np.int64], arguments: _Floats, channels: int) -> npt.NDArray[np.float32]:
+    """The new values of all levels by Solarize, Posterize and Brightness: (n, C, 257). For AutoContrast and
+    Equalize, what each level adds to the measure of `_contrast_tables`, before counting."""
     levels, amounts = np.arange(257, dtype=np.float32), arguments.astype(np.float32)[:, None]
     bits = 2.0 ** (8 - np.trunc(amounts.clip(0, 8)))
     tables = {
         "Solarize": np.where(levels < amounts, levels, 255 - levels),
         "Posterize": np.floor(levels / bits) * bits,
         "Brightness": np.floor(np.clip(amounts * levels, 0, 255)),
+        "AutoContrast": np.where(levels > 0, 255, 0),
+        "Equalize": np.zeros(1),
     }
     chosen = [operations[:, None] == OPERATIONS.index(name) for name in tables]
-    return np.select(chosen, list(tables.values())).astype(np.float32)[:, None]
+    found = np.select(chosen, list(tables.values())).astype(np.float32)[:, None]  # (n, 1, 257)
+    return np.repeat(found, channels, axis=1)
 
 
-def _spreads(
-    contrasts: int, equalized: int, channels: int
-) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
-    """For `_contrast_tables`: what each level adds to the measure, before counting, (n, C, 257), and the
-    numbers of steps at which the new levels 1 to 255 begin, (n, 1, 255)."""
-    steps = np.zeros((contrasts + equalized, channels, 257), np.float32)
-    steps[:contrasts, :, 1:] = 255
-    shares = np.tile(np.arange(1, 256, dtype=np.float32), (len(steps), 1, 1))
+def _shares(contrasts: int, equalized: int) -> npt.NDArray[np.float32]:
+    """The numbers of steps of `_contrast_tables` at which the new levels 1 to 255 begin, (n, 1, 255)."""
+    shares = np.tile(np.arange(1, 256, dtype=np.float32), (contrasts + equalized, 1, 1))
     shares[contrasts:] -= 0.5
-    return steps, shares
+    return shares
 
 
-def _contrast_tables(index: Tensor, steps: Tensor, shares: Tensor, scale: Tensor, equalized: int) -> Tensor:
-    """The tables of AutoContrast and, from the image `equalized` on, of PIL's ImageOps.equalize: (n, C, 257).
+def _contrast_tables(table: Tensor, index: Tensor, shares: Tensor, scale: Tensor, equalized: int) -> None:
+    """Overwrite `table` by those of AutoContrast and, from the image `equalized` on, of PIL's
+    ImageOps.equalize.
 
     Both divide a measure of the levels into 255 steps, from the darkest level of a channel to its brightest.
     A new level is a number of steps. Equalize measures a level by the number of pixels below it, and rounds
@@ -210,18 +203,19 @@ def _contrast_tables(index: Tensor, steps: Tensor, shares: Tensor, scale: Tensor
     numbers. Where they are 0, levels stay.
 
     Args:
+        table: of `_tables`, (n, C, 257).
         index: each channel's levels, int64 (n, C, P).
-        steps, shares: of `_spreads`; `steps` are overwritten.
+        shares: of `_shares`.
         scale: the numbers 0 to 256, float32.
     """
     counted = index[equalized:]
     if len(counted):
-        steps[equalized:, :, 1:].scatter_add_(2, counted, scale[1].expand(counted.shape))
-    measure = steps.cumsum(2)  # (n, C, 257), in float32: exact for pictures of up to 2^24 pixels
+        table[equalized:, :, 1:].scatter_add_(2, counted, scale[1].expand(counted.shape))
+    measure = table.cumsum(2)  # in float32: exact for pictures of up to 2^24 pixels
     start, end = measure.gather(2, index).aminmax(dim=2, keepdim=True)  # (n, C, 1) each
-    step = torch.div(end - start, 255, rounding_mode="floor")
+    step = torch.div(end.sub_(start), 255, rounding_mode="floor")
     begins = torch.addcmul(start, shares, step)  # (n, C, 255)
-    return torch.where(step > 0, torch.searchsorted(begins, measure, right=True), scale)
+    torch.where(step > 0, torch.searchsorted(begins, measure, right=True), scale, out=table)
 
 
 def _blend(levels: Tensor, factors: Tensor, luma: Tensor, color: int, sharpness: int) -> None:
@@ -239,14 +233,15 @@ def _blend(levels: Tensor, factors: Tensor, luma: Tensor, color: int, sharpness:
         sharp = levels[sharpness:]
         other[sharpness:] = sharp
         if min(levels.shape[2:]) > 2:
-            total = sharp.unfold(2, 3, 1).sum(-1).unfold(3, 3, 1).sum(-1)  # (n, C, H - 2, W - 2)
-            total.add_(sharp[..., 1:-1, 1:-1], alpha=4)
-            torch.div(total, 13, out=other[sharpness:, :, 1:-1, 1:-1])
+            mean = sharp.unfold(2, 3, 1).mean(-1).unfold(3, 3, 1).mean(-1)  # (n, C, H - 2, W - 2)
+            inside = (..., slice(1, -1), slice(1, -1))
+            # Errors of rounding change no level: 13ths are never halves.
+            torch.lerp(mean, sharp[inside], 4 / 13, out=other[sharpness:][inside])
     other.add_(0.5).floor_()
     if color:  # in float64: exact, and so independent of the order
         mean = other[:color].mean((1, 2, 3), keepdim=True, dtype=torch.float64)
         other[:color] = mean.add_(0.5).floor_()
-    levels.sub_(other).mul_(factors).add_(other)
+    torch.addcmul(other, levels.sub_(other), factors, out=levels)
 
 
 def _luma(channels: int) -> npt.NDArray[np.float32]:

@@ -101,58 +101,57 @@ def orthogonal_updates(wholes: Sequence[Tensor], stacked: Sequence[int]) -> list
     if not wholes:  # of a process, where there are more processes than matrices
         return []
     shapes = [(len(whole) // count, whole[0].numel()) for whole, count in zip(wholes, stacked, strict=True)]
-    order = sorted(range(len(wholes)), key=lambda number: shapes[number])
+    sides = [(min(shape), max(shape)) for shape in shapes]
+    order = sorted(range(len(wholes)), key=lambda number: (sides[number], shapes[number]))
     runs = [list(run) for _, run in itertools.groupby(order, key=lambda number: shapes[number])]
+    lengths = [sum(wholes[number].numel() for number in run) for run in runs]
     flat = torch.cat([wholes[number].reshape(-1) for number in order])
     dtype = torch.bfloat16 if has_bf16(flat.device) else torch.float32
-    lengths = [sum(wholes[number].numel() for number in run) for run in runs]
-    by_sides: dict[
-        tuple[int, int], list[tuple[list[int], Tensor]]
-    ] = {}  # numbers, and matrices with few rows
+    by_sides: dict[tuple[int, int], list[Tensor]] = {}
     for run, values in zip(runs, flat.to(dtype).split(lengths), strict=True):
         rows, columns = shapes[run[0]]
         matrices = values.view(-1, rows, columns)
-        alike = by_sides.setdefault((min(rows, columns), max(rows, columns)), [])
-        alike.append((run, matrices.mT if rows > columns else matrices))
-    batches = [
-        torch.cat([matrices for _, matrices in alike]) if len(alike) > 1 else alike[0][1]
-        for alike in by_sides.values()
-    ]
+        by_sides.setdefault(sides[run[0]], []).append(matrices.mT if rows > columns else matrices)
+    batches = [torch.cat(alike) if len(alike) > 1 else alike[0] for alike in by_sides.values()]
+    # AdamW's root mean square of about 0.2 to 0.4
+    made = orthogonal(batches, [0.2 * math.sqrt(longer) for _, longer in by_sides]).to(flat.dtype)
     found: dict[int, Tensor] = {}
-    for batch, alike in zip(orthogonal(batches), by_sides.values(), strict=True):
-        for (run, _), made in zip(alike, batch.split([len(matrices) for _, matrices in alike]), strict=True):
-            own = made if made.shape[1:] == shapes[run[0]] else made.mT
-            own = own.to(flat.dtype, memory_format=torch.contiguous_format)
-            updates = own.split([stacked[number] for number in run])
-            found |= {n: update.view(wholes[n].shape) for n, update in zip(run, updates, strict=True)}
-    ordered = [found[number] for number in range(len(wholes))]
-    sizes = [0.2 * math.sqrt(max(shape)) for shape in shapes]  # AdamW's root mean square of about 0.2 to 0.4
-    torch._foreach_mul_(ordered, sizes)
-    return ordered
+    for run, values in zip(runs, made.split(lengths), strict=True):
+        rows, columns = shapes[run[0]]
+        wide = values.view(-1, *sides[run[0]])
+        own = wide.mT.contiguous() if rows > columns else wide
+        updates = own.split([stacked[number] for number in run])
+        found |= {n: update.view(wholes[n].shape) for n, update in zip(run, updates, strict=True)}
+    return [found[number] for number in range(len(wholes))]
 
 
-def orthogonal(batches: Sequence[Tensor]) -> list[Tensor]:
-    """Replace the singular values of matrices by about 1, by Newton-Schulz iterations.
+def orthogonal(batches: Sequence[Tensor], sizes: Sequence[float]) -> Tensor:
+    """Replace the singular values of matrices by about their batch's size, by Newton-Schulz iterations.
 
     Each batch (n, rows, columns) has at most as many rows as columns. The small square products of batches
-    with as many rows are multiplied together.
+    with as many rows are multiplied together. Returns the values of all batches, one after the other.
     """
-    norms = [batch.norm(dim=(1, 2), keepdim=True) for batch in batches]
-    torch._foreach_clamp_min_(norms, 1e-7)
+    counts = [len(batch) for batch in batches]
+    norms = torch.stack(torch._foreach_norm([matrix for batch in batches for matrix in batch]))
+    norms = norms.clamp_min_(1e-7).view(-1, 1, 1).split(counts)
     found = [batch / norm for batch, norm in zip(batches, norms, strict=True)]  # no singular value above 1
+    lengths = [batch.numel() for batch in batches]
+    made = batches[0].new_empty(sum(lengths))
+    results = [part.view(batch.shape) for part, batch in zip(made.split(lengths), batches, strict=True)]
     a, b, c = COEFFICIENTS
     for rows in {batch.shape[1] for batch in batches}:
         which = [number for number, batch in enumerate(batches) if batch.shape[1] == rows]
-        counts = [len(batches[number]) for number in which]
-        A = batches[which[0]].new_empty(sum(counts), rows, rows)
-        for _ in range(ITERATIONS):
-            for number, product in zip(which, A.split(counts), strict=True):
+        own = [counts[number] for number in which]
+        A = made.new_empty(sum(own), rows, rows)
+        for left in reversed(range(ITERATIONS)):
+            for number, product in zip(which, A.split(own), strict=True):
                 torch.bmm(found[number], found[number].mT, out=product)
             B = torch.baddbmm(A, A, A, beta=b, alpha=c)  # b A + c A^2
-            for number, factor in zip(which, B.split(counts), strict=True):
-                X = found[number]
-                found[number] = torch.baddbmm(X, factor, X, beta=a)  # a X + B X
-    return found
+            for number, factor in zip(which, B.split(own), strict=True):
+                X, size = found[number], 1.0 if left else sizes[number]
+                out = None if left else results[number]
+                found[number] = torch.baddbmm(X, factor, X, beta=size * a, alpha=size, out=out)  # a X + B X
+    return made
 
 
 # Sharded parameters (FSDP2): each process has some rows of each, and computes the updates of some matrices.
