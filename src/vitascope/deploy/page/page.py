@@ -47,6 +47,8 @@ LONGEST = 1000
 """Pixels of the longer side of these pictures."""
 CARRIED = 256 * 2**20
 """Bytes of attention that the page keeps per picture."""
+CLASS_MAPS = ("grad-cam", "occlusion")
+"""The methods of `web/answers.js`."""
 PATIENCE = 120.0
 """Seconds for a browser to start and a model to be unpacked; each picture gets more by its operations."""
 SLOWEST = 5e8
@@ -274,8 +276,8 @@ def page_data(engine: TorchEngine, weights: Rounding, size: int, samples: Sample
         "inside": {**token_names(config), "carried": what_fits(config, config.grid, CARRIED)},
     }
     if engine.num_classes:
-        about["methods"] = methods = class_maps(config)
-        about["explained"] = {"method": next(iter(methods)), "classes": []}
+        about["methods"] = {name: METHODS[name].title for name in CLASS_MAPS}
+        about["explained"] = {"method": CLASS_MAPS[0], "classes": []}
         about["thresholds"] = list(engine.thresholds) if engine.several else None
     else:
         about["missing"] = NO_HEAD
@@ -283,18 +285,6 @@ def page_data(engine: TorchEngine, weights: Rounding, size: int, samples: Sample
     options = program_options(config)
     offered = samples.to_json()
     return {"options": options, "about": about, "samples": offered, "described": described, "size": size}
-
-
-def class_maps(config: ViTConfig) -> dict[str, str]:
-    """The titles of the methods that a page has: occlusion, which needs no gradients, and Grad-CAM where
-    `web/gradcam.js` knows the gradient."""
-    readout = config.readout
-    of_mean = (
-        readout.pool in ("mean", "cls_mean") and readout.head == "linear" and config.final_norm != "after"
-    )
-    of_class_token = readout.pool == "cls" and not config.norms.qk_norm
-    names = ["grad-cam"] * (of_mean or of_class_token) + ["occlusion"]
-    return {name: METHODS[name].title for name in names}
 
 
 def computed(
