@@ -1,7 +1,7 @@
 // Grad-CAM (Selvaraju et al. 2017) where patches are read for the last time, as explain/gradcam.py has it: a patch's
 // activations times the mean gradient of the class's logit over the patches.
 
-import { cut, normGradient } from "./numbers.js";
+import { cut, dot, normGradient } from "./numbers.js";
 import { afterPooling, pooled, poolingHeads } from "./readout.js";
 
 const STEP = 0.02; // of the size of a number, for a gradient by differences
@@ -151,8 +151,4 @@ function repeated(x, times) {
   const all = new Float32Array(times * x.length);
   for (let at = 0; at < all.length; at += x.length) all.set(x, at);
   return all;
-}
-
-function dot(a, b) {
-  return a.reduce((sum, value, i) => sum + value * b[i], 0);
 }

@@ -185,6 +185,13 @@ export function sumOfRows(x, shares) {
   return y;
 }
 
+/** The scalar product of two arrays. */
+export function dot(a, b) {
+  let sum = 0;
+  for (let i = 0; i < a.length; i++) sum += a[i] * b[i];
+  return sum;
+}
+
 /** Arrays one after another. */
 export function joined(parts) {
   const y = new Float32Array(parts.reduce((length, part) => length + part.length, 0));

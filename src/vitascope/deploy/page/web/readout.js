@@ -1,6 +1,6 @@
 // Equation 4: from the encoder's tokens to the representation y and its classes.
 
-import { add, cut, each, joined, softmax, sumOfRows } from "./numbers.js";
+import { add, cut, dot, each, joined, softmax, sumOfRows } from "./numbers.js";
 
 /** y of normalized tokens: (T, D) -> (D), or (2 D) if two vectors are joined; by the option `pool`. */
 export async function pooled(vit, z) {
@@ -65,13 +65,12 @@ async function cosines(vit, y) {
   const found = new Float32Array(classes.length / width);
   for (let k = 0; k < found.length; k++) {
     const t = classes.subarray(k * width, (k + 1) * width);
-    const product = features.reduce((sum, value, i) => sum + value * t[i], 0);
-    found[k] = (factor * product) / (length(features) * length(t)) + bias;
+    found[k] = (factor * dot(features, t)) / (length(features) * length(t)) + bias;
   }
   return found;
 }
 
 /** The length of a vector, at least 1e-12 as in torch. */
 function length(x) {
-  return Math.max(1e-12, Math.sqrt(x.reduce((sum, value) => sum + value * value, 0)));
+  return Math.max(1e-12, Math.sqrt(dot(x, x)));
 }
