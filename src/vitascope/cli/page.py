@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import statistics
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
 from vitascope.cli.exits import exiting_if_stopped
 from vitascope.cli.parsing import Flag, MaybePath, MaybeText, Model
+from vitascope.errors import UserError
+
+if TYPE_CHECKING:
+    from vitascope.data.stored import ImageFile
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -33,6 +37,9 @@ class Page:
     data: MaybeText = None
     """Images to compare on: an image, a folder, or any other DATA of `vitascope train`.
     Default: the run's test images, else parts of two photographs from scikit-learn."""
+    samples: Annotated[tuple[str, ...], tyro.conf.arg(metavar="IMAGE ...", help_behavior_hint="")] = ()
+    """Pictures that the page offers, at most 8: image files or folders of them; `none` for none.
+    Default: photographs and digits of vitascope that the model knows, else test images of the run."""
     browser: Annotated[str | None, tyro.conf.arg(metavar="PATH", help_behavior_hint="")] = None
     """The browser's program. Default: the first Chromium, Chrome or Edge that is installed."""
     unproved: Flag = False
@@ -44,6 +51,7 @@ class Page:
         from vitascope.deploy.export.export import spread
         from vitascope.deploy.page.page import page
 
+        samples = self._given_samples()
         images = None if self.data is None else spread(open_pictures(self.data))
         with exiting_if_stopped("no page is kept"):
             done = page(
@@ -51,11 +59,13 @@ class Page:
                 self.out,
                 weights=self.weights,
                 images=images,
+                samples=samples,
                 browser=self.browser,
                 unproved=self.unproved,
             )
         compared_on = done.compared_on if self.data is None else f"images of {self.data}"
         print(f"{done.path}  {done.size:,} bytes, {done.weights} weights")
+        print(f"samples in it: {done.samples}")
         if done.weights != "fp32":
             print(f"{done.weights} against the model, on {compared_on}: {done.rounding.summary}")
         if done.proof is None:
@@ -71,3 +81,16 @@ class Page:
             f"ready {found.unpacking:.1f} s after it is opened; a picture takes "
             f"{statistics.median(found.answers):.2f} s on this machine, the first {found.answers[0]:.2f} s"
         )
+
+    def _given_samples(self) -> list[ImageFile] | None:
+        """The pictures of --samples; None if the option is not given."""
+        from vitascope.predict.predictor import find_images
+
+        if not self.samples:
+            return None
+        if self.samples == ("none",):
+            return []
+        found = list(find_images(self.samples))
+        if not found:
+            raise UserError(f"--samples {' '.join(self.samples)}: no images found")
+        return found

@@ -7,13 +7,14 @@ import dataclasses
 import json
 import os
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from vitascope.arguments import checked
 from vitascope.data.decoding import ImageSource, as_pictures
 from vitascope.data.preprocess import Preprocess
+from vitascope.data.splits import ImageSet
 from vitascope.deploy.export.formats import FORMATS, WholeModel, check_path, move_beside, traced
 from vitascope.deploy.export.verification import (
     check_agreement,
@@ -136,7 +137,7 @@ def export(
     model, run = load_with_run(given)
     if model is given:  # the caller's own stays on its device and in its precision
         model = copy.deepcopy(model)
-    sources, compared_on = images_to_compare(images, run)
+    sources, compared_on = images_to_compare(images, lambda: own_tests(run))
     if dynamic_resolution:
         check_dynamic(model, input, format)
     preprocess = preprocess_of(model)
@@ -181,16 +182,21 @@ def default_path(model: VisionModel | str | os.PathLike[str], suffix: str) -> Pa
     return Path(ref.expanduser().resolve().name + suffix)
 
 
+def own_tests(run: Run | None) -> ImageSet | None:
+    """The test images of a run; None without a run, or if its data are gone."""
+    with suppress(UserError):
+        return None if run is None else run.test_images()
+    return None
+
+
 def images_to_compare(
-    images: ImageSource | Iterable[ImageSource] | None, run: Run | None
+    images: ImageSource | Iterable[ImageSource] | None, tests: Callable[[], ImageSet | None]
 ) -> tuple[Sequence[ImageSource], str]:
     """The pictures on which file and model are compared, and what they are in words."""
     if images is not None and (given := as_pictures(images)):
         return given, "the given pictures"
-    if run is not None:
-        with suppress(UserError):  # its data are gone
-            if own := spread(run.test_images().sources):
-                return own, "the run's own test images"
+    if (found := tests()) and (own := spread(found.sources)):
+        return own, "the run's own test images"
     return sample_pictures(), "parts of scikit-learn's photographs"
 
 

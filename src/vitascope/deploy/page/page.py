@@ -8,24 +8,24 @@ import io
 import json
 import os
 from collections.abc import Iterable, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from PIL import Image
 from safetensors.torch import save
 from torch import Tensor
 
 from vitascope.arguments import checked
 from vitascope.data.decoding import ImageSource
-from vitascope.deploy.export.export import default_path, images_to_compare
+from vitascope.deploy.export.export import default_path, images_to_compare, own_tests
 from vitascope.deploy.export.verification import TOLERANCES, check_agreement
 from vitascope.deploy.page.browser import BrowserError, address_of, find_browser, opened
 from vitascope.deploy.page.document import document
 from vitascope.deploy.page.model_options import INSTEAD, check_held, program_options
+from vitascope.deploy.page.samples import Samples, choose_samples, shrunk
 from vitascope.deploy.page.weights import BYTES, Rounding, packed, rounded
 from vitascope.deploy.server.attention_pack import NO_HEAD, token_names, what_fits
-from vitascope.deploy.server.page_content import samples_for
 from vitascope.errors import UserError
 from vitascope.explain.methods import METHODS
 from vitascope.model.config import ViTConfig
@@ -47,6 +47,8 @@ LONGEST = 1000
 """Pixels of the longer side of these pictures."""
 CARRIED = 256 * 2**20
 """Bytes of attention that the page keeps per picture."""
+CLASS_MAPS = ("grad-cam", "occlusion")
+"""The methods of `web/answers.js`."""
 PATIENCE = 120.0
 """Seconds for a browser to start and a model to be unpacked; each picture gets more by its operations."""
 SLOWEST = 5e8
@@ -114,6 +116,8 @@ class PageResult:
     """The model with these weights against the model, both in torch."""
     compared_on: str
     """The pictures of both agreements, in words."""
+    samples: str
+    """The pictures that the page offers, in words."""
     proof: Proof | None
     """None if the page was not tried in a browser."""
 
@@ -142,6 +146,7 @@ def page(
     *,
     weights: Rounding = "fp16",
     images: ImageSource | Iterable[ImageSource] | None = None,
+    samples: ImageSource | Iterable[ImageSource] | None = None,
     browser: str | os.PathLike[str] | None = None,
     unproved: bool = False,
 ) -> PageResult:
@@ -157,6 +162,9 @@ def page(
         weights: the numbers of the weights in the file: `fp16`, `int8` with a scale per output, half as
             large, or `fp32`, exact.
         images: one picture or several to compare on, at most 8 of them; by default as `export`.
+        samples: one picture or several for the page to offer, at most 8 of them, as small copies without
+            metadata; `[]` for none. By default the photographs and digits of vitascope that the model knows;
+            if there are none, test images of its run.
         browser: the program of a Chromium, Chrome or Edge; by default the first that is installed.
         unproved: keep the file without trying it in a browser.
 
@@ -171,18 +179,20 @@ def page(
     loaded, run = load_with_run(model)
     vit = check_held(loaded)
     check_size(vit, weights)
-    sources, compared_on = images_to_compare(images, run)
+    tests = cache(lambda: own_tests(run))
+    sources, compared_on = images_to_compare(images, tests)
     own, held = rounded(vit, "fp32"), rounded(vit, weights)
     pictures = [compared_picture(own, source) for source in some(sources)]
     engine = TorchEngine(own, device="cpu")
     engine.name = name_of(model) if isinstance(model, str | os.PathLike) else ""
+    offered = choose_samples(samples, engine, tests)
     content = save(packed(held, weights))
     make_folder(path.parent)
     check_room(path, len(content) * 4 // 3)
     with replacing(path) as aside:
         title = f"{engine.name or engine.architecture} – vitascope"
         with open(aside, "w", encoding="utf-8") as file:
-            file.writelines(document(title, page_data(engine, weights, len(content)), content))
+            file.writelines(document(title, page_data(engine, weights, len(content), offered), content))
         proof = None if program is None else prove(program, aside, held, pictures)
         if proof is not None:
             check_agreement(proof.agreement, path.name)
@@ -192,6 +202,7 @@ def page(
         weights=weights,
         rounding=agreement(outputs[0], outputs[1], outputs=compared(own)),
         compared_on=compared_on,
+        samples=offered.description,
         proof=proof,
     )
 
@@ -232,9 +243,7 @@ def some(sources: Sequence[ImageSource]) -> list[ImageSource]:
 def compared_picture(model: VisionTransformer, source: ImageSource) -> ComparedPicture:
     """A picture for the browser, without loss, and its pixels for torch."""
     preprocess = preprocess_of(model)
-    planes = preprocess.whole_pixels(source)  # (C, H, W)
-    image = Image.fromarray(planes[0] if len(planes) == 1 else planes.transpose(1, 2, 0))
-    image.thumbnail((LONGEST, LONGEST))
+    image = shrunk(preprocess, source, LONGEST)
     png = io.BytesIO()
     image.save(png, "PNG")
     return ComparedPicture(png.getvalue(), torch.from_numpy(preprocess.pixels(image))[None])
@@ -252,7 +261,7 @@ def compared(model: VisionTransformer) -> Compared:
     return "logits" if model.config.gives_classes else "features"
 
 
-def page_data(engine: TorchEngine, weights: Rounding, size: int) -> dict[str, Any]:
+def page_data(engine: TorchEngine, weights: Rounding, size: int, samples: Samples) -> dict[str, Any]:
     """What `web/local.js` reads: the model's options, what the explorer shows of it, and the samples.
 
     `about` has the entries of `attention_pack`, without those that differ from picture to picture.
@@ -267,35 +276,15 @@ def page_data(engine: TorchEngine, weights: Rounding, size: int) -> dict[str, An
         "inside": {**token_names(config), "carried": what_fits(config, config.grid, CARRIED)},
     }
     if engine.num_classes:
-        about["methods"] = methods = class_maps(config)
-        about["explained"] = {"method": next(iter(methods)), "classes": []}
+        about["methods"] = {name: METHODS[name].title for name in CLASS_MAPS}
+        about["explained"] = {"method": CLASS_MAPS[0], "classes": []}
         about["thresholds"] = list(engine.thresholds) if engine.several else None
     else:
         about["missing"] = NO_HEAD
-    samples = [
-        {
-            "name": one.name,
-            "title": one.title,
-            "type": one.media_type,
-            "base64": base64.b64encode(one.content).decode(),
-        }
-        for one in samples_for(engine)
-    ]
     described = {"name": engine.name, "architecture": engine.architecture, "digest": engine.digest}
     options = program_options(config)
-    return {"options": options, "about": about, "samples": samples, "described": described, "size": size}
-
-
-def class_maps(config: ViTConfig) -> dict[str, str]:
-    """The titles of the methods that a page has: occlusion, which needs no gradients, and Grad-CAM where
-    `web/gradcam.js` knows the gradient."""
-    readout = config.readout
-    of_mean = (
-        readout.pool in ("mean", "cls_mean") and readout.head == "linear" and config.final_norm != "after"
-    )
-    of_class_token = readout.pool == "cls" and not config.norms.qk_norm
-    names = ["grad-cam"] * (of_mean or of_class_token) + ["occlusion"]
-    return {name: METHODS[name].title for name in names}
+    offered = samples.to_json()
+    return {"options": options, "about": about, "samples": offered, "described": described, "size": size}
 
 
 def computed(

@@ -96,6 +96,27 @@ export function rmsNorm(x, { weight }, epsilon) {
   return y;
 }
 
+/** The gradient of rows x from that of their norm, of the type "rms" or "layer". */
+export function normGradient(x, gradient, weight, epsilon, type) {
+  const [y, width] = [new Float32Array(x.length), weight.length];
+  for (let at = 0; at < x.length; at += width) {
+    let [mean, variance] = [0, 0];
+    if (type !== "rms") for (let i = 0; i < width; i++) mean += x[at + i] / width;
+    for (let i = 0; i < width; i++) variance += (x[at + i] - mean) ** 2 / width;
+    const factor = 1 / Math.sqrt(variance + epsilon);
+    let [level, along] = [0, 0]; // the gradient's mean, and its part along the normed row
+    for (let i = 0; i < width; i++) {
+      const weighted = (gradient[at + i] * weight[i]) / width;
+      if (type !== "rms") level += weighted;
+      along += weighted * (x[at + i] - mean) * factor;
+    }
+    for (let i = 0; i < width; i++) {
+      y[at + i] = factor * (gradient[at + i] * weight[i] - level - along * (x[at + i] - mean) * factor);
+    }
+  }
+  return y;
+}
+
 /** The softmax of each row of `width` numbers, in place. */
 export function softmax(x, width) {
   for (let at = 0; at < x.length; at += width) {
@@ -162,6 +183,13 @@ export function sumOfRows(x, shares) {
   const [y, width] = [new Float32Array(x.length / shares.length), x.length / shares.length];
   for (let at = 0; at < x.length; at++) y[at % width] += shares[Math.floor(at / width)] * x[at];
   return y;
+}
+
+/** The scalar product of two arrays. */
+export function dot(a, b) {
+  let sum = 0;
+  for (let i = 0; i < a.length; i++) sum += a[i] * b[i];
+  return sum;
 }
 
 /** Arrays one after another. */

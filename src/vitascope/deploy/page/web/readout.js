@@ -1,33 +1,43 @@
 // Equation 4: from the encoder's tokens to the representation y and its classes.
 
-import { add, cut, each, joined, softmax, sumOfRows } from "./numbers.js";
+import { add, cut, dot, each, joined, softmax, sumOfRows } from "./numbers.js";
 
 /** y of normalized tokens: (T, D) -> (D), or (2 D) if two vectors are joined; by the option `pool`. */
 export async function pooled(vit, z) {
-  const { pool, pool_prefix, prefix, num_pooled, embed_dim: D } = vit.options;
+  const { pool, prefix, num_pooled, embed_dim: D } = vit.options;
   const patches = z.subarray(prefix * D); // (N, D)
   const mean = () => sumOfRows(patches, new Float32Array(vit.patches).fill(1 / vit.patches));
   if (pool === "cls") return z.slice(0, num_pooled * D); // with a distillation token, both
   if (pool === "mean") return mean();
   if (pool === "cls_mean") return joined([z.slice(0, D), mean()]);
   if (pool === "sequence") return sumOfRows(patches, softmax(await vit.linear("pool.score", patches), vit.patches));
-  return attended(vit, pool_prefix ? z : patches);
+  return afterPooling(vit, joined((await poolingHeads(vit, z)).map(({ mixed }) => mixed)));
 }
 
-/** Multi-head attention pooling: one learned query attends to all rows (Zhai et al. 2022): (n, D) -> (D). */
-async function attended(vit, x) {
-  const { embed_dim: D, pool_heads: H } = vit.options;
+/**
+ * Multi-head attention pooling: one learned query attends to the patches, or to all tokens z (T, D) (Zhai et al. 2022).
+ * For each head {q, k, v, A, mixed}: (hd), (n, hd) twice, its weights (n), and what it has mixed, (hd).
+ */
+export async function poolingHeads(vit, z) {
+  const { embed_dim: D, pool_heads: H, pool_prefix, prefix } = vit.options;
+  const x = pool_prefix ? z : z.subarray(prefix * D);
   const [n, hd] = [x.length / D, D / H];
   const query = await vit.linear("pool.q", vit.weights.vector("pool.query")); // (D)
   const kv = await vit.linear("pool.kv", x); // (n, 2 D)
   const heads = [];
   for (let h = 0; h < H; h++) {
-    const [k, v] = [0, 1].map((part) => cut(kv, 2 * D, part * D + h * hd, hd)); // (n, hd) each
+    const [k, v] = [0, 1].map((part) => cut(kv, 2 * D, part * D + h * hd, hd));
     const q = query.slice(h * hd, (h + 1) * hd);
-    const scores = await vit.kernel.product(each(q, (value) => value * hd ** -0.5), 1, { data: k, outs: n, inner: hd });
-    heads.push(sumOfRows(v, softmax(scores, n)));
+    const scores = await vit.kernel.product(q.map((value) => value * hd ** -0.5), 1, { data: k, outs: n, inner: hd });
+    const A = softmax(scores, n);
+    heads.push({ q, k, v, A, mixed: sumOfRows(v, A) });
   }
-  const y = await vit.linear("pool.proj", joined(heads));
+  return heads;
+}
+
+/** The rest of attention pooling, of what all heads have mixed: (rows, D) -> (rows, D). */
+export async function afterPooling(vit, mixed) {
+  const y = await vit.linear("pool.proj", mixed);
   return add(await vit.mlp("pool.mlp", vit.norm("pool.norm", y)), y);
 }
 
@@ -55,13 +65,12 @@ async function cosines(vit, y) {
   const found = new Float32Array(classes.length / width);
   for (let k = 0; k < found.length; k++) {
     const t = classes.subarray(k * width, (k + 1) * width);
-    const product = features.reduce((sum, value, i) => sum + value * t[i], 0);
-    found[k] = (factor * product) / (length(features) * length(t)) + bias;
+    found[k] = (factor * dot(features, t)) / (length(features) * length(t)) + bias;
   }
   return found;
 }
 
 /** The length of a vector, at least 1e-12 as in torch. */
 function length(x) {
-  return Math.max(1e-12, Math.sqrt(x.reduce((sum, value) => sum + value * value, 0)));
+  return Math.max(1e-12, Math.sqrt(dot(x, x)));
 }

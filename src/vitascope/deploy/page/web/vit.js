@@ -34,9 +34,12 @@ export class VisionTransformer {
   /** Equation 4: z_L (T, D), or the tokens alone that the class token's pooling reads, to {tokens, logits}. */
   async read(z) {
     if (this.options.final_norm === "before") z = this.norm("norm", z);
-    let y = await pooled(this, z);
-    if (this.options.final_norm === "after") y = this.norm("pool_norm", y);
-    return { tokens: z, logits: await logitsOf(this, y) };
+    return { tokens: z, logits: await this.classes(await pooled(this, z)) };
+  }
+
+  /** The classes (K) of what is pooled, y. */
+  classes(y) {
+    return logitsOf(this, this.options.final_norm === "after" ? this.norm("pool_norm", y) : y);
   }
 
   /** z_0 = [x_class; x_p E] + E_pos, equation 1: (C, H, W) -> (T, D). */

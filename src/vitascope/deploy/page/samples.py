@@ -1,0 +1,118 @@
+"""The pictures that a page offers: small copies without the metadata of their files, such as places."""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import PurePath
+from typing import NamedTuple
+
+from PIL import Image
+
+from vitascope.data.decoding import ImageSource, as_pictures, source_name
+from vitascope.data.preprocess import Preprocess
+from vitascope.data.splits import ImageSet
+from vitascope.deploy.server.page_content import SamplePicture, samples_for
+from vitascope.formatting import counted
+from vitascope.predict.engine import TorchEngine
+
+MOST = 8
+"""Pictures in a page."""
+LONGEST = 512
+"""Pixels of the longer side of each."""
+MOST_BYTES = 100_000
+"""Of each."""
+FORMS = (("PNG", 0), *(("JPEG", quality) for quality in (90, 75, 50, 25)))
+"""How a picture is encoded: as the first form that is small enough; the last one always is."""
+
+
+class Samples(NamedTuple):
+    """The pictures of a page."""
+
+    pictures: Sequence[SamplePicture]
+    description: str
+    """Whose pictures they are, in words."""
+
+    def to_json(self) -> list[dict[str, str]]:
+        """What `web/local.js` reads."""
+        return [
+            {
+                "name": one.name,
+                "title": one.title,
+                "type": one.media_type,
+                "base64": base64.b64encode(one.content).decode(),
+            }
+            for one in self.pictures
+        ]
+
+
+def choose_samples(
+    given: ImageSource | Iterable[ImageSource] | None,
+    engine: TorchEngine,
+    tests: Callable[[], ImageSet | None],
+) -> Samples:
+    """The given pictures; else those of vitascope that suit the model; else test images of its run.
+
+    Raises:
+        ImageError: a picture cannot be read.
+    """
+    if given is not None:
+        sources = as_pictures(given)
+        chosen = spread(len(sources))
+        titles = [title_of(sources[place], place) for place in chosen]
+        description = some_of(len(chosen), len(sources), "given picture")
+    elif own := samples_for(engine):
+        return Samples(own, f"built-in pictures: {', '.join(one.name for one in own)}")
+    elif images := tests():
+        sources, name = images.sources, f"{images.name} image"
+        chosen = spread(len(sources))
+        names = [] if images.targets is None else images.targets.names()
+        titles = [f"{', '.join(names[place])} ({name})" if names else f"{name} {place}" for place in chosen]
+        description = f"{some_of(len(chosen), len(sources), name)} of the run"
+    else:
+        return Samples([], "none")
+    pictures = [
+        small_picture(str(number), title, sources[place], engine.preprocess)
+        for number, (place, title) in enumerate(zip(chosen, titles, strict=True))
+    ]
+    return Samples(pictures, description if pictures else "none")
+
+
+def spread(count: int) -> list[int]:
+    """At most `MOST` places in a sequence, from all parts of it."""
+    return [place * count // min(count, MOST) for place in range(min(count, MOST))]
+
+
+def some_of(chosen: int, count: int, noun: str) -> str:
+    """`8 of 20 test images`, or `5 test images`."""
+    return f"{f'{chosen} of ' if chosen < count else ''}{counted(count, noun)}"
+
+
+def title_of(source: ImageSource, place: int) -> str:
+    """The name of a picture's file without its folders, which are the reader's own."""
+    name = source_name(source)
+    return f"picture {place + 1}" if name.startswith("<") else PurePath(name).name
+
+
+def small_picture(name: str, title: str, source: ImageSource, preprocess: Preprocess) -> SamplePicture:
+    """A picture in the model's colours, of at most `LONGEST` and `MOST_BYTES`."""
+    return SamplePicture(name, title, *encoded(shrunk(preprocess, source, LONGEST)), ())
+
+
+def shrunk(preprocess: Preprocess, source: ImageSource, longest: int) -> Image.Image:
+    """A picture in the model's colours, at most `longest` pixels high and wide."""
+    planes = preprocess.whole_pixels(source)  # (C, H, W)
+    image = Image.fromarray(planes[0] if len(planes) == 1 else planes.transpose(1, 2, 0))
+    image.thumbnail((longest, longest))
+    return image
+
+
+def encoded(image: Image.Image) -> tuple[str, bytes]:
+    """The media type and content of a picture's file: without loss if that is small."""
+    for form, quality in FORMS:
+        file = io.BytesIO()
+        image.save(file, form, quality=quality)
+        if file.tell() <= MOST_BYTES:
+            break
+    return f"image/{form.lower()}", file.getvalue()

@@ -1,0 +1,112 @@
+"""The pictures that a page offers."""
+
+import dataclasses
+import io
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import vitascope as vs
+from tests.data import noise, read_tree, write_picture, write_tree
+from tests.model import small_model
+from vitascope.cli import main
+from vitascope.data.decoding import ImageError, ImageSource
+from vitascope.data.splits import ImageSet
+from vitascope.deploy.page.samples import LONGEST, MOST, MOST_BYTES, Samples, choose_samples, encoded
+from vitascope.deploy.server.page_content import SamplePicture
+from vitascope.predict.engine import TorchEngine
+
+
+def samples(
+    given: list[ImageSource] | None = None, tests: ImageSet | None = None, names: tuple[str, ...] = ("a", "b")
+) -> Samples:
+    """The samples of a model with these classes."""
+    model = small_model(class_names=names, num_classes=len(names))
+    return choose_samples(given, TorchEngine(model, precision="fp32", device="cpu"), lambda: tests)
+
+
+def image_of(sample: SamplePicture) -> Image.Image:
+    return Image.open(io.BytesIO(sample.content))
+
+
+def test_small_picture_is_kept_without_loss() -> None:
+    picture = noise(20, 30)
+    [sample] = samples([picture]).pictures
+    assert (sample.title, sample.media_type) == ("picture 1", "image/png")
+    np.testing.assert_array_equal(np.asarray(image_of(sample)), picture)
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_worst_picture_is_within_the_limit(channels: int) -> None:
+    media_type, content = encoded(Image.fromarray(noise(LONGEST, LONGEST, channels)))
+    assert media_type == "image/jpeg"
+    assert len(content) <= MOST_BYTES
+
+
+def test_large_picture_is_reduced() -> None:
+    [sample] = samples([noise(20, LONGEST + 9)]).pictures
+    assert max(image_of(sample).size) == LONGEST
+
+
+def test_metadata_stay_out(tmp_path: Path) -> None:
+    exif = Image.Exif()
+    exif[0x010E] = "at home"
+    exif[0x0112] = 6  # turned
+    Image.fromarray(noise(8, 12)).save(tmp_path / "a.jpg", exif=exif)
+    [sample] = samples([tmp_path / "a.jpg"]).pictures
+    assert b"at home" in (tmp_path / "a.jpg").read_bytes()
+    assert b"at home" not in sample.content
+    assert image_of(sample).size == (8, 12)
+    assert sample.title == "a.jpg"  # without the folder
+
+
+def test_pictures_come_from_all_parts_and_have_names_of_their_own(tmp_path: Path) -> None:
+    found = samples(list(read_tree(write_tree(tmp_path, {"a": 5, "b": 5, "c": 5})).sources))
+    assert found.description == f"{MOST} of 15 given pictures"
+    assert len({sample.name for sample in found.pictures}) == len(found.pictures) == MOST
+
+
+def test_model_that_knows_no_picture_of_vitascope_shows_its_own_test_images(tmp_path: Path) -> None:
+    tests = dataclasses.replace(read_tree(write_tree(tmp_path, {"tulip": 1, "rose": 1})), name="test")
+    found = samples(tests=tests)
+    assert [sample.title for sample in found.pictures] == ["rose (test image)", "tulip (test image)"]
+    assert found.description == "2 test images of the run"
+    found = samples(tests=tests, names=("cat", "rose"))
+    assert [sample.name for sample in found.pictures] == ["cat"]
+    assert found.description == "built-in pictures: cat"
+
+
+def test_none_are_none() -> None:
+    assert samples(given=[]) == samples() == ([], "none")
+
+
+def test_file_that_is_no_picture_is_named(tmp_path: Path) -> None:
+    (tmp_path / "notes.png").write_text("no picture")
+    with pytest.raises(ImageError, match=r"notes\.png: not a picture"):
+        samples([tmp_path / "notes.png"])
+
+
+def test_command_offers_files_and_folders(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    vs.save_pretrained(small_model(), tmp_path / "small")
+    picture = write_picture(tmp_path / "mine.png")
+    write_tree(tmp_path / "more", {"a": 1})
+    asked = ["page", str(tmp_path / "small"), "--unproved", "--data", str(picture)]
+    page = tmp_path / "small.html"
+    out = ["--out", str(page)]
+    assert main([*asked, *out, "--samples", str(picture), str(tmp_path / "more")]) == 0
+    assert "samples in it: 2 given pictures" in capsys.readouterr().out
+    assert '"title": "mine.png"' in page.read_text()
+    page.unlink()
+    assert main([*asked, *out, "--samples", "none"]) == 0
+    assert "samples in it: none" in capsys.readouterr().out
+    page.unlink()
+    (tmp_path / "empty").mkdir()
+    for given, complaint in {
+        "absent.png": "no such file",
+        str(tmp_path / "empty"): "no images found",
+    }.items():
+        assert main([*asked, *out, "--samples", given]) == 2
+        assert complaint in capsys.readouterr().err
+    assert not page.exists()
