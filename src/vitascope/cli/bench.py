@@ -5,9 +5,11 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from vitascope.cli.parsing import Device, Json, Model
+import tyro
+
+from vitascope.cli.parsing import Device, Json, MaybeModel
 from vitascope.errors import UserError
 
 if TYPE_CHECKING:
@@ -21,12 +23,15 @@ class Bench:
     A batch starts as bytes and ends as probabilities; decoding is not measured.
     """
 
-    model: Model = "vit_b16"
+    model: MaybeModel = "vit_b16"
     """A run folder, a model folder or file, a hub id, or an exported model.
-    Or a name from `vitascope models`, with random weights."""
-    batch_sizes: tuple[int, ...] = (1, 8)
+    Or a name from `vitascope models`, with random weights. Default: vit_b16."""
+    batch_sizes: Annotated[tuple[int, ...], tyro.conf.arg(metavar="INT ...")] = (1, 8)
     """Images per batch."""
-    precisions: tuple[Literal["fp32", "bf16"], ...] = ("fp32", "bf16")
+    precisions: Annotated[
+        tuple[Literal["fp32", "bf16"], ...],
+        tyro.conf.arg(metavar="{fp32,bf16} ..."),
+    ] = ("fp32", "bf16")
     """Precisions to compare; the choice of `--precision auto` is marked.
     bf16 is left out if the device only emulates it."""
     seconds: float = 12.0

@@ -15,9 +15,9 @@ class Cluster:
     """Where a command on many images computes."""
 
     engine: Annotated[Literal["local", "ray"], tyro.conf.arg(metavar="{local,ray}")] = "local"
-    """`local` computes in this process. `ray` computes on the workers of Ray, in parts, into --out; --workers
-    are then the readers of each: by default none, beside a GPU its cores. It needs
-    pip install 'vitascope[ray]'."""
+    """`local` computes in this process.
+    `ray` computes on the workers of Ray, in parts, into --out; it needs pip install 'vitascope[ray]'.
+    Then --workers are the readers of each: by default none, beside a GPU its cores."""
     ray_address: Annotated[str | None, tyro.conf.arg(metavar="ADDRESS", help_behavior_hint="")] = None
     """With --engine ray: `auto` for the cluster that this machine belongs to, or HOST:PORT of its head.
     Default: Ray on this machine alone, for as long as the command runs."""

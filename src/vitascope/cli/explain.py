@@ -81,7 +81,7 @@ class Explain:
     """A picture; for `distance` and --compare a folder or any other DATA. Default: a run's test images."""
     method: Annotated[
         Method | None,
-        tyro.conf.arg(metavar=f"{{{','.join(get_args(Method))}}}", help_behavior_hint=""),
+        tyro.conf.arg(metavar="NAME", help_behavior_hint=f"(one of {', '.join(get_args(Method))})"),
     ] = None
     """What to show. Default: integrated-gradients, the most faithful in docs/gallery.md."""
     target: MaybeText = None

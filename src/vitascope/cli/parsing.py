@@ -7,7 +7,7 @@ import dataclasses
 import io
 import itertools
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
@@ -15,6 +15,7 @@ import tyro
 
 from vitascope.cli.help_text import in_readers_language
 from vitascope.errors import UserError, nearest
+from vitascope.options.groups import Flag as Flag
 from vitascope.options.groups import MaybeFloat as MaybeFloat
 from vitascope.options.groups import MaybeInt as MaybeInt
 from vitascope.options.groups import MaybeSize as MaybeSize
@@ -28,19 +29,26 @@ if TYPE_CHECKING:
 T = TypeVar("T", bound="DataclassInstance")
 
 _MISFIT = re.compile(r"Error parsing (--[\w-]+): no type matching (.+) could be instantiated from \[(.*)\]")
+_NO_NUMBER = re.compile(
+    r"Error parsing (--[\w-]+): (?:invalid literal for|could not convert string to) (.*): ('.*')"
+)
+_NO_CHOICE = re.compile(r"invalid choice (.*) for argument '(--[\w-]+).*'\. Expected one of (\(.*\))")
+_NO_VALUE = re.compile(r"Missing value for argument '(--[\w-]+)")
+_NO_OPTION = re.compile(r"(Positional|Suppress|Model|Folder)\b")
+"""The types of positional arguments and of fields that the help does not have."""
+_MISSING = re.compile(r"(?:^Missing from [^:]*:|\(required\)) (--[\w-]+|[A-Z]+)")
 
 MaybePath = Annotated[Path | None, tyro.conf.arg(metavar="PATH", help_behavior_hint="")]
 MaybeFile = Annotated[str | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="")]
 Model = tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="MODEL")]]
 MaybeModel = tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="[MODEL]", help_behavior_hint="")]]
 Folder = tyro.conf.Positional[Annotated[Path, tyro.conf.arg(metavar="FOLDER")]]
-Flag = tyro.conf.FlagCreatePairsOff[bool]
 Device = Annotated[str, tyro.conf.arg(help="`auto`, `cpu`, `cuda` or `mps`.")]
 Precision = Annotated[
     Literal["auto", "fp32", "bf16"],
     tyro.conf.arg(help="`auto` uses bf16 where this machine is faster with it."),
 ]
-Json = Annotated[bool, tyro.conf.FlagCreatePairsOff, tyro.conf.arg(help="Print JSON.")]
+Json = Annotated[Flag, tyro.conf.arg(help="Print JSON.", help_behavior_hint="")]
 Workers = Annotated[
     int | None,
     tyro.conf.arg(
@@ -54,7 +62,7 @@ Workers = Annotated[
 def parse(command: type[T], name: str, args: Sequence[str], default: Any = None) -> T:
     """Parse arguments into a command's dataclass; UserError names the nearest of an unknown option."""
     given = [word.split("=")[0].replace("_", "-") for word in args]
-    fields = {f"--{field.name.replace('_', '-')}": field for field in fields_of(command)}
+    fields = options_of(command)
     for option, field in fields.items():
         several = isinstance(field.default, tuple) or field.default_factory is dict
         if several and given.count(option) > 1:  # tyro keeps only the last
@@ -79,13 +87,23 @@ def parse(command: type[T], name: str, args: Sequence[str], default: Any = None)
         word = next((word for word in unknown if word.startswith("-")), None)
         if word is None:
             raise UserError(f"{unexpected(unknown[0], fields)} See `vitascope {name} --help`")
-        raise UserError(
-            f"unknown option {word!r}{nearest(word.split('=')[0], fields)}; see `vitascope {name} --help`"
-        )
+        raise UserError(f"unknown option {word!r}{others(word, fields)}; see `vitascope {name} --help`")
     for field in dataclasses.fields(parsed):
         if isinstance(value := getattr(parsed, field.name), Path):
             check_local(value)
     return parsed
+
+
+def others(word: str, options: Iterable[str]) -> str:
+    """Where an unknown option belongs: the one or two commands that have it, else the nearest option."""
+    from vitascope.cli import COMMANDS
+
+    name = word.split("=")[0]
+    option = name.replace("_", "-")
+    owners = [command for command, fields in COMMANDS.items() if option in options_of(fields)]
+    if 0 < len(owners) <= 2:  # a common one, such as --out, has another name here
+        return f": only {owners[0]} has it" if len(owners) == 1 else f": only {' and '.join(owners)} have it"
+    return nearest(name, options)
 
 
 def unexpected(word: str, options: Mapping[str, dataclasses.Field[Any]]) -> str:
@@ -93,19 +111,23 @@ def unexpected(word: str, options: Mapping[str, dataclasses.Field[Any]]) -> str:
     complaint = f"unexpected argument {word!r}"
     if "--resume" in options and is_run(Path(word)):
         return f"{complaint}; did you mean --resume {word}?"
-    if "--data" in options and "Positional" not in str(options["--data"].type):
+    if "--data" in options:
         return f"{complaint}; did you mean --data {word}?"
     return f"{complaint}."
 
 
-def fields_of(command: type[DataclassInstance]) -> Iterator[dataclasses.Field[Any]]:
-    """A command's options: its fields, and those of the option groups among them."""
+def options_of(command: type[DataclassInstance]) -> dict[str, dataclasses.Field[Any]]:
+    """A command's options, such as `--batch-size`, with their fields; also those of its option groups."""
+    found = {}
     for field in dataclasses.fields(command):
         group = field.default_factory
+        if _NO_OPTION.search(str(field.type)):
+            continue
         if isinstance(group, type) and dataclasses.is_dataclass(group):
-            yield from fields_of(group)
+            found.update(options_of(group))
         else:
-            yield field
+            found[f"--{field.name.replace('_', '-')}"] = field
+    return found
 
 
 def unboxed(complaint: str) -> str:
@@ -114,9 +136,24 @@ def unboxed(complaint: str) -> str:
     lines = [line.strip("│╭╮╰╯─ ") for line in plain.splitlines()[1:]]
     lines = ["" if set(line) == {"-"} else line for line in lines]  # the box of a terminal without UTF-8
     text = itertools.takewhile(bool, itertools.dropwhile(lambda line: not line, lines))
-    message = " ".join(" ".join(text).split()).rstrip(" .")
-    if misfit := _MISFIT.match(message):
-        option, kinds, values = misfit.groups()
+    return plainly(" ".join(" ".join(text).split()).rstrip(" ."))
+
+
+def plainly(complaint: str) -> str:
+    """tyro's error in the words of the other errors, without Python's types and exceptions."""
+    if found := _MISFIT.match(complaint):
+        option, kinds, values = found.groups()
         accepted = " or ".join(kind.strip("{}") for kind in kinds.split("|") if kind != "{None}")
         return f"{option} takes {accepted}, not {values or 'nothing'}"
-    return re.sub(r"^Error parsing \w+: ", "", message)
+    if found := _NO_NUMBER.match(complaint):
+        option, kind, value = found.groups()
+        return f"{option} takes {'INT' if kind.startswith('int') else 'FLOAT'}, not {value}"
+    if found := _NO_CHOICE.match(complaint):
+        value, option, listed = found.groups()
+        choices = sorted(set(re.findall(r"'([^']*)'", listed)) - {"None"})  # tyro has them in no order
+        return f"{option} takes {', '.join(choices)}, not {value}{nearest(value.strip(chr(39)), choices)}"
+    if found := _NO_VALUE.match(complaint):
+        return f"{found[1]} needs a value"
+    if names := _MISSING.findall(complaint):
+        return f"missing: {', '.join(names)}"
+    return re.sub(r"^Error parsing \w+: ", "", complaint)

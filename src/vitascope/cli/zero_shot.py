@@ -36,9 +36,10 @@ class ZeroShot:
     classes: Classes
     """The names of the classes, such as "a cat" "a dog"."""
     prompts: Prompts = ()
-    outputs: Annotated[Literal["exclusive", "independent"] | None, tyro.conf.arg(help_behavior_hint="")] = (
-        None
-    )
+    outputs: Annotated[
+        Literal["exclusive", "independent"] | None,
+        tyro.conf.arg(metavar="{exclusive,independent}", help_behavior_hint=""),
+    ] = None
     """One class applies, or any may. Default: exclusive for CLIP, independent for SigLIP."""
     device: Device = "auto"
 

@@ -23,9 +23,9 @@ class TableOptions:
     """How a table is read, where DATA is one (docs/data.md)."""
 
     columns: Annotated[tuple[str, ...], tyro.conf.arg(metavar="ROLE=COLUMN ...", help_behavior_hint="")] = ()
-    """Columns of the roles image, label, split and group, such as `image=path label=tags group=patient`; of
-    label, also several columns of 0 and 1, separated by commas. `split=` uses no column. In Python, also a
-    mapping. Default: by their usual names, and no group."""
+    """Columns of the roles image, label, split and group: `image=path label=tags group=patient`.
+    A label may be several columns of 0 and 1, separated by commas; `split=` uses no column.
+    Default: by their usual names, and no group."""
     images: Annotated[str | None, NamesFile(), tyro.conf.arg(metavar="FOLDER", help_behavior_hint="")] = None
     """Folder that the paths of the images are relative to. Default: that of the table."""
     labels: Annotated[

@@ -89,7 +89,7 @@ ModelOptions = Annotated[
     ),
     tyro.conf.arg(help_behavior_hint=""),
 ]
-Flag = tyro.conf.FlagCreatePairsOff[bool]
+Flag = Annotated[bool, tyro.conf.FlagCreatePairsOff, tyro.conf.arg(help_behavior_hint="")]
 
 _MOST = 2_000_000_000
 COUNT, AMOUNT = Range(ge=1, lt=_MOST), Range(ge=0, lt=_MOST)
@@ -120,11 +120,11 @@ class Architecture(OptionGroup):
     model: MaybeText = None
     """Named size; `vitascope models` lists them. Default: vit_ti16, or the architecture of --weights."""
     image_size: Annotated[MaybeSize, COUNT] = None
-    """Side of the square input, or its height and width, pixels. Default: 224, or the size of the images if
-    they are small."""
+    """Side of the square input, or its height and width, in pixels.
+    Default: 224, or the size of the images if they are small."""
     patch_size: Annotated[MaybeSize, COUNT] = None
-    """Side of a patch, or its height and width, pixels. Default: that of the model, or an eighth of a small
-    image."""
+    """Side of a patch, or its height and width, in pixels.
+    Default: that of the model, or an eighth of a small image."""
     embed_dim: Annotated[MaybeInt, COUNT] = None
     """Width of a token. Default: that of the model."""
     depth: Annotated[MaybeInt, COUNT] = None
@@ -132,15 +132,16 @@ class Architecture(OptionGroup):
     num_heads: Annotated[MaybeInt, COUNT] = None
     """Attention heads per block. Default: that of the model."""
     pool: MaybePool = None
-    """Input of the head: class token, mean of the patches, both, attention pooling by a learned query, or
-    sequence pooling by a learned score. Default: that of the model."""
+    """Input of the head: class token, mean of the patches, or both.
+    Or attention pooling by a learned query (map), or sequence pooling by a learned score.
+    Default: that of the model."""
     dropout: Annotated[float, PROBABILITY] = 0.0
     """Dropout in the embedding, the projections and the MLPs."""
     drop_path: Annotated[float, PROBABILITY] = 0.0
     """Stochastic depth of the last block; it grows linearly from the first."""
     model_options: ModelOptions = dataclasses.field(default_factory=dict)
-    """Other model options, such as `--model-options positions=rotary attention=axial`; `modern` stands for
-    rotary positions, registers and layer scale. See docs/options.md."""
+    """Other model options, such as `--model-options positions=rotary attention=axial`; see docs/options.md.
+    `modern` stands for rotary positions, registers and layer scale."""
 
     def __post_init__(self) -> None:
         """Check the options, and the named options of the model; texts become values by name."""
@@ -208,16 +209,16 @@ class Optimization(OptionGroup):
     steps: Annotated[MaybeInt, COUNT, SetsLength()] = None
     """Optimizer steps, instead of --epochs."""
     minutes: Annotated[MaybeFloat, Range(gt=0, lt=_MOST), SetsLength()] = None
-    """Train for this many minutes, instead of --epochs: the measured speed sets the number of steps, and the
-    schedule ends when the time is over. The figures and the report come on top."""
+    """Train for this many minutes, instead of --epochs: the measured speed sets the number of steps.
+    The schedule ends when the time is over. The figures and the report come on top."""
     progressive: Annotated[
         float,
         PROBABILITY,
         Classifies(0.0, "changes the patches, which pre-training predicts"),
         NeedsImages(0.0),
     ] = 0.0
-    """Share of the run, at its beginning, on images of three quarters of the size (progressive resizing, Tan
-    and Le 2021): faster steps."""
+    """Share of the run, at its beginning, on images of three quarters of the size: faster steps.
+    This is progressive resizing (Tan and Le 2021)."""
     batch_size: Annotated[MaybeInt, COUNT] = None
     """Images per step, over all processes. Default: 128, or less if an epoch would have under 4 steps."""
     optimizer: Literal["adamw", "muon", "sgd"] = "adamw"
@@ -228,8 +229,8 @@ class Optimization(OptionGroup):
     """Batch size that --lr belongs to: the learning rate scales linearly with the batch size.
     Default: no scaling."""
     lr_width: Annotated[MaybeInt, COUNT] = None
-    """Width (embed_dim) that --lr belongs to: wider models have a rate that is smaller in proportion (Yang et
-    al. 2022), narrower ones this rate. Default: no scaling."""
+    """Width (embed_dim) that --lr belongs to. Narrower models have this rate, too.
+    Wider models have a rate that is smaller in proportion (Yang et al. 2022). Default: no scaling."""
     schedule: Literal["cosine", "linear", "constant"] = "cosine"
     """Learning rate schedule after the warm-up; cosine and linear end at 0."""
     warmup_epochs: Annotated[MaybeFloat, AMOUNT] = None
@@ -237,8 +238,8 @@ class Optimization(OptionGroup):
     warmup_steps: Annotated[MaybeInt, AMOUNT] = None
     """Steps of linear warm-up, instead of --warmup-epochs."""
     lengths: tyro.conf.Suppress[Annotated[tuple[tuple[int, int], ...], Recorded()]] = ()
-    """The steps that --minutes has led to: the length of the run at step 0, and each correction, as pairs of
-    a step and the length in steps from there on. Recorded, so that the run can be repeated."""
+    """The steps that --minutes has led to, recorded so that the run can be repeated.
+    Pairs of a step and the length in steps from there on: those of step 0, and of each correction."""
     validations: tyro.conf.Suppress[Annotated[int, AMOUNT, Recorded()]] = 0
     """Number of validations that --minutes has led to, at equal shares of the schedule; recorded as well.
     0 validates after whole epochs."""
@@ -247,13 +248,14 @@ class Optimization(OptionGroup):
     layer_decay: Annotated[float, PART] = 1.0
     """Learning rate of each block divided by that of the next one; below 1, early layers change less."""
     freeze: Annotated[Flag, Classifies(False, "trains a head only, and pre-training has no head")] = False
-    """Train the head alone, on a frozen body. Without augmentation the body is computed once, and not in
-    every epoch; see the recipe linear-probe."""
+    """Train the head alone, on a frozen body; see the recipe linear-probe.
+    Without augmentation the body is computed once, and not in every epoch."""
     lora: Annotated[
         MaybeInt, COUNT, Classifies(None, "adapts trained weights to classes, and pre-training has none")
     ] = None
-    """Rank of LoRA (Hu et al. 2021): train the head, and low-rank changes of the attention and the MLPs of
-    --weights, which are frozen; the finished model contains the changes. Default: off; the recipe lora: 8."""
+    """Rank of LoRA (Hu et al. 2021). Trains the head, and low-rank changes of the attention and the MLPs.
+    The weights of --weights are frozen; the finished model contains the changes.
+    Default: off; the recipe lora: 8."""
     clip_grad: Annotated[float, AMOUNT] = 1.0
     """Largest gradient norm; 0 disables clipping."""
     loss: Annotated[MaybeLoss, Classifies(None)] = None
@@ -269,12 +271,12 @@ class Optimization(OptionGroup):
         Literal["best", "last", "auto"],
         Classifies("last", "compares weights by validation, and pre-training keeps its last ones"),
     ] = "best"
-    """Weights of the finished model: those with the lowest validation loss (with several classes per image,
-    the highest validation mAP), or the last ones. `auto` keeps the last ones, unless the validation images
-    show that they are worse."""
+    """Weights of the finished model: those with the lowest validation loss, or the last ones.
+    With several classes per image, `best` are those with the highest validation mAP.
+    `auto` keeps the last ones, unless the validation images show that they are worse."""
     patience: Annotated[int, AMOUNT] = 0
-    """Early stopping: the run ends after this many epochs without a lower validation loss, or a
-    higher validation mAP with several classes per image; 0 disables it."""
+    """Early stopping: epochs without a better validation result after which the run ends; 0 disables it.
+    Better is a lower loss or, with several classes per image, a higher mAP."""
 
     def __post_init__(self) -> None:
         """Check the numbers, also against each other."""
@@ -346,11 +348,11 @@ class Balance(OptionGroup):
     """Classes with few and with many images."""
 
     class_weights: Annotated[Literal["none", "balanced"], Classifies("none")] = "none"
-    """Weight of each training image's loss: `balanced` is inversely proportional to the number of training
-    images of its class, with the mean 1. Validation and test are not weighted."""
+    """Weight of each training image's loss. Validation and test are not weighted.
+    `balanced` is inversely proportional to the number of training images of its class, with the mean 1."""
     sampling: Annotated[Literal["uniform", "balanced"], Classifies("uniform")] = "uniform"
-    """Images of an epoch: `uniform` has each training image once; `balanced` has as many images, with every
-    class equally often."""
+    """Images of an epoch: `uniform` has each training image once.
+    `balanced` has as many images, with every class equally often."""
 
     def __post_init__(self) -> None:
         """Check the options, also against each other."""
@@ -382,8 +384,8 @@ class Masking(OptionGroup):
 
     target: Literal["mean_color", "downsampled", "pixels", "mae"] = "mean_color"
     """Prediction for a hidden patch: its mean colour, the colours of its 4x4 picture, or its pixels.
-    Or `mae`, a masked autoencoder: the encoder gets the visible patches only, and a decoder predicts the
-    pixels of the others, normalized in each patch."""
+    Or `mae`, a masked autoencoder: the encoder gets the visible patches only.
+    Its decoder predicts the pixels of the others, normalized in each patch."""
     corrupt: Annotated[MaybeFloat, Range(gt=0, lt=1)] = None
     """Share of the patches that are hidden and predicted. Default: 0.75 for mae, else 0.5."""
     decoder_dim: Annotated[int, Range(gt=0, multiple_of=DECODER_HEAD)] = 128
@@ -414,15 +416,16 @@ class ExecutionOptions(OptionGroup):
     workers: Annotated[MaybeInt, AMOUNT] = None
     """Processes that read images if they do not fit in memory. Default: one per core."""
     compile: Literal["auto", "on", "off", "graphs"] = "auto"
-    """Compile the model with torch.compile, which takes about a minute. `auto` does so on a GPU if the run is
-    long enough; `graphs` also replays each step as CUDA graphs, for small models."""
+    """Compile the model with torch.compile, which takes about a minute.
+    `auto` does so on a GPU if the run is long enough.
+    `graphs` also replays each step as CUDA graphs, for small models."""
     accumulate: Annotated[MaybeInt, COUNT] = None
     """Parts in which a batch is computed, one after the other. Default: as many as the memory needs."""
     gradient_checkpointing: Flag = False
     """Recompute each block in the backward pass, to save memory."""
     parallel: Literal["ddp", "fsdp", "hsdp"] = "ddp"
-    """Under torchrun: every process holds the whole model (ddp), or a shard of it (fsdp); or every machine
-    holds the whole model in shards (hsdp)."""
+    """Under torchrun: every process holds the whole model (ddp), or a shard of it (fsdp).
+    Or every machine holds the whole model in shards (hsdp)."""
     shard_size: Annotated[MaybeInt, COUNT] = None
     """Processes that hold the whole model together with hsdp. Default: those of a machine."""
     checkpoint_seconds: Annotated[float, AMOUNT] = 300.0

@@ -59,20 +59,19 @@ class TrainConfig(Configuration):
     """Training data: a folder with train/<class>/ and val/ or test/, or with <class>/ only.
     Or a table of images and labels: .csv, .tsv, .jsonl, .parquet.
     Or `digits`, `cifar10`, `cifar100`, `mnist`, `fashion-mnist`, an archive, shards, a hub data set."""
-    levels: MaybeLevels = None
-    """The values of 16-bit grey images that become black and white, such as 0 4095 for 12 bits; the model
-    keeps them. Default: those of --weights, else 0 and the greatest value in the training images."""
     run: MaybeText = None
     """Run folder, or its URL in a store; must not exist. Default: runs/<name of the data>."""
     weights: Annotated[MaybeText, NamesFile()] = None
-    """Trained model to start from: a run folder, a model folder or file, a hub id, or `none` for random
-    weights. Default: none; of a run on few images without --recipe and model options, cifar10, a small model
-    that comes with vitascope."""
+    """Model to start from: a run folder, a model folder or file, a hub id, or `none` (random weights).
+    Default: none; for few images without --recipe and model options, the small built-in cifar10."""
     seed: Annotated[int, SEED] = 0
     """Seed of the validation split, the initialization, the order and the augmentation."""
+    levels: MaybeLevels = None
+    """The values of 16-bit grey images that become black and white, such as 0 4095 for 12 bits.
+    The model keeps them. Default: those of --weights, else 0 and the greatest value in the images."""
     streams: Annotated[MaybeInt, Range(ge=2, lt=2**16)] = None
-    """Parts of every batch, each from shards of its own: with one part per machine, a machine reads its own
-    shards only. Default: the whole batch is from the same shards."""
+    """Parts of every batch, each from shards of its own: with one per machine, it reads its own shards only.
+    Default: the whole batch is from the same shards."""
     table: TableOptions = dataclasses.field(default_factory=TableOptions)
     """How a table is read."""
     architecture: Architecture = dataclasses.field(default_factory=Architecture)

@@ -24,7 +24,7 @@ Hosts = Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME ...", help_behavi
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Settings:
-    """The server's address and limits; a number out of range is a `UserError`."""
+    """The server's address and limits."""
 
     host: str = "127.0.0.1"
     """The address to listen on. 0.0.0.0 means all IPv4 addresses, :: all addresses; then set a token."""
