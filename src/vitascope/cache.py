@@ -10,15 +10,15 @@ from pathlib import Path
 
 from vitascope.storage import explaining_failure, free_mb, locked
 
-CACHE_VARIABLES = ("VITASCOPE_CACHE", "XDG_CACHE_HOME")
+OWN_VARIABLE, GENERAL_VARIABLE = "VITASCOPE_CACHE", "XDG_CACHE_HOME"
 """The variables of the environment that `cache_folder` reads."""
 
 
 def cache_folder() -> Path:
     """`$VITASCOPE_CACHE`, else `$XDG_CACHE_HOME/vitascope`, else `~/.cache/vitascope`."""
-    if own := os.environ.get("VITASCOPE_CACHE"):
+    if own := os.environ.get(OWN_VARIABLE):
         return Path(own).expanduser().absolute()
-    general = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    general = os.environ.get(GENERAL_VARIABLE) or "~/.cache"
     return Path(general).expanduser().absolute() / "vitascope"
 
 

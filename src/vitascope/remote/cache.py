@@ -25,7 +25,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
-from vitascope.cache import ADVICE, CACHE_VARIABLES, cache_folder, explained, writing_to_cache
+from vitascope.cache import ADVICE, GENERAL_VARIABLE, OWN_VARIABLE, cache_folder, explained, writing_to_cache
 from vitascope.errors import UserError
 from vitascope.remote.stores import ChangedError, RemoteObject, StoreError, find_object, name_in, read_range
 from vitascope.storage import check_room, explaining_failure, locked, replacing
@@ -279,7 +279,9 @@ def _part(object: RemoteObject, number: int, start: int, size: int) -> bytes:
 
 def _path_of(object: RemoteObject, part: str) -> Path:
     """The file of a block, or of what is kept of an object."""
-    return _path_in(*map(os.environ.get, CACHE_VARIABLES), object, part)
+    own = os.environ.get(OWN_VARIABLE)
+    # Looking for a variable that is not set takes as long as finding three.
+    return _path_in(own, None if own else os.environ.get(GENERAL_VARIABLE), object, part)
 
 
 @functools.lru_cache(maxsize=2**12)  # naming a block takes longer than reading a small picture from it
