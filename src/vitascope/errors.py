@@ -45,6 +45,10 @@ def _shown(character: str) -> str:
     return " " if character.isspace() else character.encode("unicode_escape").decode("ascii")
 
 
+class SourceError(UserError):
+    """A fault of what many images come from: none of them is left out for it, as for a fault of its own."""
+
+
 class Interrupted(Exception):  # noqa: N818 - a stop, not an error
     """Training was stopped by a signal, after saving a checkpoint or the finished model.
 

@@ -54,7 +54,8 @@ def make_folder(folder: Path) -> None:
 
 def free_mb(path: Path) -> float:
     """Free space, in MB, on the disk that holds `path`, which need not exist yet."""
-    existing = next(parent for parent in (path, *path.absolute().parents) if parent.is_dir())
+    # Not `Path.is_dir`, which raises below a folder that this user may not enter.
+    existing = next(parent for parent in (path, *path.absolute().parents) if os.path.isdir(parent))
     return shutil.disk_usage(existing).free / 1e6
 
 

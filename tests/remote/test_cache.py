@@ -9,6 +9,8 @@ import pytest
 
 from tests.forked import ending, fork
 from tests.stores import Store
+from vitascope.data.decoding import read_image
+from vitascope.data.stored import StoredImage
 from vitascope.errors import UserError
 from vitascope.remote import cache
 from vitascope.remote.cache import ObjectReader, copied, fetched_ahead, read, size_on_disk
@@ -137,6 +139,26 @@ def test_full_disk_is_one_line_that_concerns_all_objects(
     with pytest.raises(StoreError, match=r"the cache cannot be written: No space left.*set VITASCOPE_CACHE"):
         read(found)
     assert size_on_disk() == 0
+
+
+@pytest.mark.parametrize("broken", ["folder", "block"])
+def test_cache_that_cannot_be_read_concerns_all_objects_and_is_named(
+    web_store: Store,
+    broken: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found = stored(web_store, 100)
+    if broken == "folder":
+        monkeypatch.setenv("VITASCOPE_CACHE", str(tmp_path / "a.bin"))  # a file
+    else:
+        read(found)
+        (block,) = (cache.cache_folder() / "remote" / "blocks").glob("*/*")
+        block.unlink()
+        block.symlink_to(block)
+    for _ in range(2):
+        with pytest.raises(StoreError, match=r"the cache cannot be used: .* MB are free.* VITASCOPE_CACHE"):
+            read_image(StoredImage(found))
 
 
 def test_threads_and_processes_fetch_a_block_once(web_store: Store) -> None:

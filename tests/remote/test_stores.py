@@ -1,5 +1,6 @@
 """Stores: listings, reads of one version, and one line for every fault."""
 
+import errno
 import itertools
 from pathlib import Path
 
@@ -151,6 +152,92 @@ def test_missing_credentials_are_one_line(s3_store: Store, monkeypatch: pytest.M
     s3fs.S3FileSystem.clear_instance_cache()
     with pytest.raises(StoreError, match=r"no access: Unable to locate credentials; set AWS_ACCESS_KEY_ID"):
         find_object(f"s3://{BUCKET}/files")
+
+
+class FailingClient:
+    """A library of a store that raises an error when a file is uploaded."""
+
+    def __init__(self, error: BaseException | None) -> None:
+        self.error, self.calls = error, 0
+
+    def _strip_protocol(self, url: str) -> str:
+        return url
+
+    def put_file(self, path: str, place: str) -> None:
+        self.calls += 1
+        if isinstance(self.error, RuntimeError):
+            raise self.error from OSError(errno.ENOSPC, "No space left on device")
+        if self.error is not None:
+            raise self.error
+
+
+@pytest.fixture
+def client(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> FailingClient:
+    found = FailingClient(getattr(request, "param", None))
+    monkeypatch.setattr(stores, "_file_system", lambda url: found)
+    monkeypatch.setenv("VITASCOPE_CACHE", "/full")
+    return found
+
+
+@pytest.mark.parametrize(
+    ("client", "line"),
+    [
+        (
+            OSError(errno.ENOSPC, "No space left on device"),
+            r"/full: No space left on device \(.* MB are free",
+        ),
+        (
+            RuntimeError("a wrapped one"),
+            r"/full: No space left on device \(.* MB are free there\); make room",
+        ),
+        (PermissionError(errno.EACCES, "Permission denied", "/full/a"), "/full/a: Permission denied.*_CACHE"),
+        (
+            PermissionError(errno.EACCES, "Permission denied", "/keys"),
+            "machine fails, not the store: /keys: Perm",
+        ),
+        (
+            FileNotFoundError(errno.ENOENT, "No such file", "/full/a"),
+            "/full/a: No such file.*VITASCOPE_CACHE",
+        ),
+        (
+            OSError(errno.EMFILE, "Too many open files"),
+            "machine fails, not the store: Too many.*; start fewer",
+        ),
+    ],
+    indirect=["client"],
+)
+def test_failure_of_this_machine_is_not_reported_as_one_of_the_store(
+    client: FailingClient, line: str
+) -> None:
+    with pytest.raises(StoreError, match=rf"^s3://bucket/a: .*{line}") as caught:
+        upload(Path("a"), "s3://bucket/a")
+    assert "does not answer" not in str(caught.value)
+    assert client.calls == 1
+
+
+@pytest.mark.parametrize(
+    "client", [PermissionError("Access Denied"), OSError(errno.EBUSY, "x")], indirect=True
+)
+def test_error_of_a_server_that_is_an_oserror_is_one_of_the_store(client: FailingClient) -> None:
+    with pytest.raises(StoreError, match=r"no access|does not answer as it should"):
+        upload(Path("a"), "s3://bucket/a")
+
+
+@pytest.mark.parametrize("client", [MemoryError()], indirect=True)
+def test_full_memory_keeps_its_type(client: FailingClient) -> None:
+    with pytest.raises(MemoryError):
+        upload(Path("a"), "s3://bucket/a")
+
+
+def test_fault_in_our_code_keeps_its_type(client: FailingClient) -> None:
+    with pytest.raises(AttributeError, match="no attribute 'info'"):  # which this client lacks
+        upload(Path("a"), "s3://bucket/a")
+
+
+@pytest.mark.parametrize("client", [TypeError("not a mapping")], indirect=True)
+def test_answer_that_a_library_does_not_understand_is_one_line(client: FailingClient) -> None:
+    with pytest.raises(StoreError, match=r"tests cannot read its answer \(TypeError: not a mapping\)"):
+        upload(Path("a"), "s3://bucket/a")
 
 
 def test_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,9 +30,9 @@ from PIL.JpegImagePlugin import JpegImageFile
 
 from vitascope.data.jpeg import without_end
 from vitascope.data.tiff import check_channels
-from vitascope.errors import UserError
+from vitascope.errors import SourceError, UserError
 from vitascope.remote import cache
-from vitascope.remote.stores import StoreError, is_url
+from vitascope.remote.stores import is_url
 
 if TYPE_CHECKING:
     import torch
@@ -118,7 +118,7 @@ def image_errors(source: ImageSource) -> Iterator[None]:
     name = source_name(source)
     try:
         yield
-    except (ImageError, StoreError):  # the latter is about all images in a store
+    except (ImageError, SourceError):
         raise
     except FileNotFoundError as error:
         raise ImageError(f"{name}: no such file") from error

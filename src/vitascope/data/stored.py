@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
+import shutil
 import tempfile
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -12,8 +13,7 @@ from pathlib import Path
 from typing import TypeAlias, TypeVar
 
 from vitascope.data.decoding import Encoded, ImageSource
-from vitascope.data.formats.shard_index import INDEX, SAMPLES
-from vitascope.data.formats.shards import CLASSES
+from vitascope.data.formats.shard_index import MAX_BYTES, check_size
 from vitascope.data.formats.table import is_table
 from vitascope.data.listing import IMAGE_SUFFIXES, suffix_of
 from vitascope.data.splits import ImageSet, Inventory
@@ -21,7 +21,8 @@ from vitascope.data.table_options import TABLE_SUFFIXES, TableOptions
 from vitascope.data.tars import TAR_SUFFIXES
 from vitascope.errors import UserError
 from vitascope.remote import cache
-from vitascope.remote.stores import RemoteObject, find_object, is_url, name_in, walk
+from vitascope.remote.stores import ChangedError, RemoteObject, StoreError, find_object, is_url, name_in, walk
+from vitascope.storage import explaining_failure
 
 S = TypeVar("S")
 
@@ -89,6 +90,15 @@ def fetched_ahead(sources: Iterable[S]) -> Generator[S, None, None]:
     )
 
 
+def _copy(found: RemoteObject, path: Path) -> None:
+    """Write an object to a file, block by block from the cache."""
+    try:
+        with open(path, "wb") as file:
+            shutil.copyfileobj(cache.ObjectReader(found), file, cache.BLOCK)
+    except ChangedError as error:
+        raise StoreError(f"{found}: {error}; repeat this") from error
+
+
 class Mirror:
     """The listing of a folder in a store as a local folder of empty files, without hidden ones.
 
@@ -103,8 +113,9 @@ class Mirror:
             self._objects[name] = found
             path = folder / name
             path.parent.mkdir(parents=True, exist_ok=True)
-            if name in (INDEX, SAMPLES, CLASSES):
-                path.write_bytes(cache.read(found))
+            if name in MAX_BYTES:
+                check_size(found, name, found.size)
+                _copy(found, path)
             else:
                 path.touch()
                 if suffix_of(name) == ".tar":
@@ -188,8 +199,10 @@ def mirrored(data: str, table: TableOptions) -> Iterator[Mirrored]:
         mirrors: list[Mirror] = []
 
         def mirror(url: str) -> str:
-            folder = opened.enter_context(tempfile.TemporaryDirectory(prefix="vitascope-"))
-            mirrors.append(Mirror(url, Path(folder).resolve()))
+            parent = Path(tempfile.gettempdir())
+            with explaining_failure(parent, "the listing", "make room, or set TMPDIR to another folder"):
+                folder = opened.enter_context(tempfile.TemporaryDirectory(prefix="vitascope-", dir=parent))
+                mirrors.append(Mirror(url, Path(folder).resolve()))
             return str(mirrors[-1].folder)
 
         place = data

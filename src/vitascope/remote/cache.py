@@ -25,7 +25,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
-from vitascope.cache import CACHE_VARIABLES, cache_folder, writing_to_cache
+from vitascope.cache import ADVICE, GENERAL_VARIABLE, OWN_VARIABLE, cache_folder, explained, writing_to_cache
 from vitascope.errors import UserError
 from vitascope.remote.stores import ChangedError, RemoteObject, StoreError, find_object, name_in, read_range
 from vitascope.storage import check_room, explaining_failure, locked, replacing
@@ -59,7 +59,7 @@ def read(object: RemoteObject, start: int = 0, size: int | None = None) -> bytes
     Raises:
         ChangedError: another object has its URL now, or none.
         EOFError: it ends earlier.
-        StoreError: the store does not answer, or the cache cannot be written.
+        StoreError: the store does not answer, or the cache cannot be read or written.
     """
     stop = object.size if size is None else start + size
     if stop > object.size:
@@ -71,10 +71,12 @@ def read(object: RemoteObject, start: int = 0, size: int | None = None) -> bytes
             end = min(stop, (number + 1) * BLOCK)
             parts.append(_part(object, number, start - number * BLOCK, end - start))
             start = end
-    except StoreError:
+    except (StoreError, ChangedError):
         raise
     except UserError as error:  # it is about all objects, and none of them is to be left out
         raise StoreError(error) from error
+    except OSError as error:
+        raise StoreError(f"{object.url}: {explained(error)}") from error
     return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
@@ -103,9 +105,12 @@ def kept(object: RemoteObject, kind: str, make: Callable[[], bytes]) -> bytes:
 def _kept(path: Path) -> bytes | None:
     try:
         content = path.read_bytes()
-        os.utime(path)
+        with contextlib.suppress(PermissionError):  # a cache that this user may only read
+            os.utime(path)
     except FileNotFoundError:
         return None
+    except OSError as error:
+        raise StoreError(explained(error)) from error
     return content
 
 
@@ -253,7 +258,7 @@ def _lock(path: Path, kind: str) -> Iterator[None]:
 
 def _explaining(folder: Path) -> contextlib.AbstractContextManager[None]:
     """Explain a failure to write to the cache."""
-    return explaining_failure(folder, "the cache", "make room, or set VITASCOPE_CACHE to another folder")
+    return explaining_failure(folder, "the cache", ADVICE)
 
 
 def _part(object: RemoteObject, number: int, start: int, size: int) -> bytes:
@@ -274,7 +279,9 @@ def _part(object: RemoteObject, number: int, start: int, size: int) -> bytes:
 
 def _path_of(object: RemoteObject, part: str) -> Path:
     """The file of a block, or of what is kept of an object."""
-    return _path_in(*map(os.environ.get, CACHE_VARIABLES), object, part)
+    own = os.environ.get(OWN_VARIABLE)
+    # Looking for a variable that is not set takes as long as finding three.
+    return _path_in(own, None if own else os.environ.get(GENERAL_VARIABLE), object, part)
 
 
 @functools.lru_cache(maxsize=2**12)  # naming a block takes longer than reading a small picture from it

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from vitascope.cache import cache_folder
+from vitascope.cache import ADVICE, cache_folder
 from vitascope.errors import UserError
 from vitascope.remote.cache import copied
 from vitascope.remote.stores import check_writable, exists, is_url, listed, name_in, upload
@@ -47,13 +47,13 @@ class Output:
         there = exists(self.url)
         if there and not resume:
             raise UserError(f"{self.url} exists: resume it, or choose another file")
-        with explaining_failure(self.path.parent, "the output", "set VITASCOPE_CACHE to another folder"):
+        with explaining_failure(self.path.parent, "the output", ADVICE):
             if afresh:
                 shutil.rmtree(self.path.parent, ignore_errors=True)
             self.path.parent.mkdir(parents=True, exist_ok=True)
-        if there and not any(self.path.parent.iterdir()):
-            found = [each for each in listed(folder)[0] if name_in(each.url, folder).startswith(name)]
-            shutil.copytree(copied(found, folder), self.path.parent, dirs_exist_ok=True)
+            if there and not any(self.path.parent.iterdir()):
+                found = [each for each in listed(folder)[0] if name_in(each.url, folder).startswith(name)]
+                shutil.copytree(copied(found, folder), self.path.parent, dirs_exist_ok=True)
 
     def publish(self, reader: object = None) -> None:
         """Upload the file, after those beside it; the local ones last as long as what reads them."""

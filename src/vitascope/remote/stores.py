@@ -11,13 +11,15 @@ import dataclasses
 import importlib.util
 import re
 import time
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import unquote
 
-from vitascope.errors import UserError
+from vitascope.cache import explained, local_failure
+from vitascope.errors import SourceError, UserError
 from vitascope.formatting import counted
 
 T = TypeVar("T")
@@ -43,12 +45,14 @@ _VERSIONS = ("generation", "ETag", "etag", "blob_id", "Last-Modified")
 """Names of an object's version in the libraries' answers; the first that is there counts."""
 _CUT = ("ClientPayloadError", "IncompleteRead", "IncompleteReadError", "ResponseStreamingError")
 """Names of errors for answers that break off."""
+_FAULTS = (ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, NameError, TypeError)
+"""Faults in code; raised by a library, they are about an answer that it does not understand."""
 _NO_CREDENTIALS = re.compile(r"\w*(NoCredentials|PartialCredentials|CredentialRetrieval|SSOToken)\w*")
 """Names of errors before any request is sent."""
 
 
-class StoreError(UserError):
-    """A store cannot be reached, or rejects a request; the message names the URL."""
+class StoreError(SourceError):
+    """A store cannot be reached or rejects a request, or the local cache fails; the message names which."""
 
 
 class ChangedError(OSError):
@@ -307,16 +311,21 @@ def _asked(url: str, call: Callable[[Any], T]) -> T:
 
     Raises:
         FileNotFoundError, ChangedError: as the call.
-        StoreError: any other failure.
+        MemoryError: no memory for the answer.
+        StoreError: any other failure of the store, or of a local file; a fault in this module keeps its type.
     """
     store, attempt, began = store_of(url), 1, time.monotonic()
     files = _file_system(url)
     while True:
         try:
             return call(files)
-        except (ChangedError, StoreError):
+        except (ChangedError, StoreError, MemoryError):
             raise
         except Exception as error:  # each library has its own, also for answers of other forms
+            if isinstance(error, _FAULTS) and _raised_in(error) == __name__:
+                raise
+            if (local := local_failure(error)) is not None:
+                raise StoreError(f"{url}: {explained(local)}") from error
             reason = _hidden(error)
             if isinstance(reason, FileNotFoundError):
                 raise
@@ -339,6 +348,12 @@ def _file_system(url: str) -> Any:
     if scheme == "s3":
         files.retries = 1  # botocore repeats failed requests, and we those whose answers break off
     return files
+
+
+def _raised_in(error: BaseException) -> str:
+    """The name of the module that raised an error."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return str(frames[-1].f_globals.get("__name__", "")) if frames else ""
 
 
 def _status(error: BaseException) -> int | None:
@@ -379,6 +394,10 @@ def _may_pass(error: BaseException, store: Store) -> bool:
 
 def _reason(error: BaseException, store: Store, attempts: int) -> str:
     said = " ".join(str(error).split())[:200] or type(error).__name__
+    if isinstance(error, _FAULTS):
+        said = (
+            f"{_raised_in(error).partition('.')[0]} cannot read its answer ({type(error).__name__}: {said})"
+        )
     if _lacks_access(error):
         return f"no access: {said}; {store.login}"
     tried = f" after {attempts} attempts" if attempts > 1 else ""

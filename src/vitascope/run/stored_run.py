@@ -16,7 +16,7 @@ import weakref
 from collections.abc import Iterator
 from pathlib import Path
 
-from vitascope.cache import cache_folder
+from vitascope.cache import ADVICE, cache_folder, explained
 from vitascope.errors import UserError
 from vitascope.remote.cache import download, fetched
 from vitascope.remote.stores import (
@@ -77,7 +77,7 @@ class StoredRun:
             StoreError: the store does not answer.
             UserError: the local copy is of another run, or in use; no room on the disk.
         """
-        with explaining_failure(self.path, "the run", "make room, or set VITASCOPE_CACHE to another folder"):
+        with explaining_failure(self.path, "the run", ADVICE):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with locked(self.path.parent / layout.LOCK, wait=True):
                 try:
@@ -228,10 +228,12 @@ class StoredRun:
                 if (step := layout.step_of(path.parent.name)) is not None:
                     self._steps.add(step)
                 self._upload_file(path, name)
-            except (StoreError, FileNotFoundError):
-                if path.exists():
+            except (StoreError, OSError) as error:
+                if not path.exists():
+                    continue  # training writes this model anew
+                if isinstance(error, StoreError):
                     raise
-                continue  # training writes this model anew
+                raise StoreError(f"{self.url}/{name}: {explained(error)}") from error
             self._uploaded[name] = stamp
 
     def _upload_file(self, path: Path, name: str) -> None:

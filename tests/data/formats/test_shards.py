@@ -5,6 +5,7 @@ import hashlib
 import io
 import itertools
 import json
+import os
 import pickle
 import zipfile
 from collections.abc import Callable, Mapping
@@ -22,7 +23,7 @@ from tests.model import law
 from vitascope.data.decoding import ImageError, read_image
 from vitascope.data.formats.shards import Shards, shard_streams
 from vitascope.data.pack import pack
-from vitascope.errors import UserError
+from vitascope.errors import SourceError, UserError
 
 
 def write_shard(path: Path, labels: list[int], *, first: int = 0) -> Path:
@@ -220,7 +221,7 @@ def test_a_folder_with_class_folders_is_not_a_folder_of_shards(tmp_path: Path) -
 def test_picture_is_read_and_named_like_a_file(tmp_path: Path) -> None:
     images = splits_of(Shards(), str(packed(tmp_path)), seed=0).train
     assert read_image(images.sources[0]).size == (8, 8)
-    broken = dataclasses.replace(images.sources[0], size=50)
+    broken = dataclasses.replace(images.sources[0], size=50, label=None)  # as read from a shard
     with pytest.raises(ImageError, match=r"train-00000\.tar:00000000\.png: cannot be read"):
         read_image(broken)
     Path(images.sources.files[0]).write_bytes(b"")
@@ -311,6 +312,40 @@ def test_shorter_and_missing_shards_are_named(tmp_path: Path) -> None:
         splits_of(Shards(), str(folder), seed=0)
 
 
+def test_shard_of_the_same_size_from_another_packing_is_not_read_with_the_wrong_labels(
+    tmp_path: Path,
+) -> None:
+    pictures = write_tree(tmp_path / "pictures", {"cat": 10, "dog": 10})
+    for seed in (0, 1):
+        pack(str(pictures), tmp_path / str(seed), seed=seed)
+    here, other = (tmp_path / str(seed) / "train-00000.tar" for seed in (0, 1))
+    assert here.stat().st_size == other.stat().st_size
+    here.write_bytes(other.read_bytes())
+    images = splits_of(Shards(), str(tmp_path / "0"), seed=0).train
+    there = splits_of(Shards(), str(tmp_path / "1"), seed=0).train
+    agree = images.labels == there.labels
+    assert not agree.all()
+    for index in range(len(images)):
+        if agree[index]:
+            read_image(images.sources[index])
+        else:
+            with pytest.raises(SourceError, match=r"is not where samples\.npz has it: .* of another packing"):
+                read_image(images.sources[index])
+
+
+@pytest.mark.parametrize("name", ["index.json", "samples.npz", "classes.txt"])
+def test_files_beside_shards_are_of_bounded_size(tmp_path: Path, name: str) -> None:
+    folder = packed(tmp_path)
+    if name == "classes.txt":
+        (folder / "index.json").unlink()
+    (folder / name).touch()
+    os.truncate(folder / name, 2**31)
+    with pytest.raises(
+        UserError, match=rf"{name}: 2,147,483,648 bytes, and {name} beside shards has at most"
+    ):
+        splits_of(Shards(), str(folder), seed=0)
+
+
 def npy_header(count: int) -> bytes:
     content = io.BytesIO()
     values = {"descr": "<i8", "fortran_order": False, "shape": (count,)}
@@ -351,6 +386,7 @@ def test_a_shard_that_differs_from_its_index_is_rejected(tmp_path: Path) -> None
         lambda rows: rows | {"labels": rows["labels"] - 1},  # would be the last class
         lambda rows: rows | {"labels": rows["labels"] + 0.5},
         lambda rows: rows | {"offsets": rows["offsets"] + 0.5},
+        lambda rows: rows | {"offsets": rows["offsets"] - 1024},  # a sample would begin before its shard
         lambda rows: rows | dict.fromkeys(("offsets", "sizes"), np.full(20, 2**62)),  # their sum overflows
         lambda rows: rows | {"names": rows["names"].astype(str)},
         lambda rows: rows | {"names": rows["names"].astype(object)},

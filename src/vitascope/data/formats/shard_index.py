@@ -19,11 +19,16 @@ import numpy.typing as npt
 from vitascope.data.formats.folder import SPLIT_FOLDERS
 from vitascope.data.tars import BROKEN
 from vitascope.errors import UserError
+from vitascope.serialization import parse_json
 
-INDEX, SAMPLES = "index.json", "samples.npz"
+INDEX, SAMPLES, CLASSES = "index.json", "samples.npz", "classes.txt"
 INDEX_VERSION = 1
-_SAMPLE = 2 * tarfile.BLOCKSIZE
-"""Bytes of a sample in a shard, at least: the headers of picture and label."""
+MAX_BYTES = {INDEX: 2**25, SAMPLES: 2**30, CLASSES: 2**24}
+"""Limits of the files beside shards, for about 170,000 shards, 10^8 pictures and 100,000 classes."""
+SAMPLE_HEAD = 3 * tarfile.BLOCKSIZE
+"""Bytes of a packed sample before its picture: header of the label, label, header of the picture."""
+_SIZE_FIELD = 124
+"""The place of a file's size in its header."""
 _PLACE, _HEADERS = 128, 2**16
 """Limit of bytes in `samples.npz`, unpacked: of a picture or shard, whose name has 100, and of the rest."""
 
@@ -97,7 +102,7 @@ class SamplePlaces:
     def read(cls, folder: Path, index: Index) -> SamplePlaces:
         """The places that belong to an index; a UserError if they are damaged, or of other shards."""
         path = folder / SAMPLES
-        content = path.read_bytes() if path.is_file() else b""
+        content = content_of(path) if path.is_file() else b""
         if hashlib.sha256(content).hexdigest() != index.samples:
             raise UserError(f"{path}: missing, or not that of {INDEX}; copy it again")
         lines = {line.file.encode(): line for line in itertools.chain.from_iterable(index.splits.values())}
@@ -119,6 +124,7 @@ class SamplePlaces:
             or self.names.dtype.kind != "S"
             or {each.shape for each in (*rows, self.names)} != {(len(self.shards),)}
             or len(set(files)) < len(files)
+            or self.offsets.min(initial=SAMPLE_HEAD) < SAMPLE_HEAD
             or min(each.min(initial=0) for each in rows) < 0
         ):
             return False
@@ -128,7 +134,7 @@ class SamplePlaces:
 
 def _arrays(content: bytes, shards: Collection[Shard]) -> dict[str, npt.NDArray[Any]]:
     """The arrays of an `.npz` of unknown origin, which takes no more memory than places in these shards."""
-    images = min(sum(line.bytes for line in shards) // _SAMPLE, sum(line.count for line in shards))
+    images = min(sum(line.bytes for line in shards) // SAMPLE_HEAD, sum(line.count for line in shards))
     with zipfile.ZipFile(io.BytesIO(content)) as archive:
         members = archive.infolist()
     if sum(each.file_size for each in members) > _PLACE * (images + len(shards)) + _HEADERS:
@@ -139,13 +145,37 @@ def _arrays(content: bytes, shards: Collection[Shard]) -> dict[str, npt.NDArray[
         return dict(arrays)
 
 
+def is_packed(head: bytes, name: str, size: int, label: int) -> bool:
+    """Whether bytes begin as a sample of `vitascope pack` with this picture and label."""
+    return (
+        head.startswith(b"%d\0" % label, tarfile.BLOCKSIZE)
+        and head.startswith(name.encode() + b"\0", 2 * tarfile.BLOCKSIZE)
+        and head.startswith(b"%011o\0" % size, 2 * tarfile.BLOCKSIZE + _SIZE_FIELD)
+    )
+
+
+def check_size(place: object, name: str, size: int) -> None:
+    """Reject a file beside shards that is too large to be what its name says."""
+    if size > MAX_BYTES[name]:
+        raise UserError(
+            f"{place}: {size:,} bytes, and {name} beside shards has at most {MAX_BYTES[name]:,}: it is "
+            "damaged, or these are too many shards; pack larger ones, or into several folders"
+        )
+
+
+def content_of(path: Path) -> bytes:
+    """The content of a file beside shards; a UserError for one that is too large."""
+    check_size(path, path.name, path.stat().st_size)
+    return path.read_bytes()
+
+
 def read_index(folder: Path) -> Index | None:
     """The index of a folder, or None."""
     path = folder / INDEX
     if not path.is_file():
         return None
     try:
-        values = json.loads(path.read_bytes())
+        values = parse_json(content_of(path).decode())
         version = values["version"]
         if version != INDEX_VERSION:
             raise UserError(f"{path}: version {version!r}, this vitascope reads {INDEX_VERSION}; update it")
@@ -164,7 +194,9 @@ def read_index(folder: Path) -> Index | None:
         whole = len(index.class_names) > 1 and index.channels in (1, 3) and bool(lines)
         named = all(isinstance(name, str) for name in (*index.class_names, index.samples))
         plain = all(line.file == Path(line.file).name and line.count + line.bytes > 0 for line in lines)
-    except (KeyError, TypeError, AttributeError, RecursionError, json.JSONDecodeError, UnicodeDecodeError):
+    except UserError:
+        raise
+    except (KeyError, TypeError, AttributeError, ValueError):
         whole = named = plain = False
     if not (whole and named and plain):
         raise UserError(

@@ -29,12 +29,21 @@ from vitascope.data.decoding import Encoded
 from vitascope.data.formats.folder import files_of_splits, has_class_folders
 from vitascope.data.formats.format import DataFormat
 from vitascope.data.formats.shard_files import ShardFile, open_shard, read_at, size_of
-from vitascope.data.formats.shard_index import INDEX, SamplePlaces, read_index
+from vitascope.data.formats.shard_index import (
+    CLASSES,
+    INDEX,
+    SAMPLE_HEAD,
+    SAMPLES,
+    SamplePlaces,
+    content_of,
+    is_packed,
+    read_index,
+)
 from vitascope.data.listing import IMAGE_SUFFIXES
 from vitascope.data.splits import ImageSet, Inventory, LazySources
 from vitascope.data.targets import ClassIndices
 from vitascope.data.tars import archive_errors, open_plain_tar, tar_fault, tar_members
-from vitascope.errors import UserError
+from vitascope.errors import SourceError, UserError
 from vitascope.remote import cache
 from vitascope.remote.stores import RemoteObject
 
@@ -42,8 +51,6 @@ MAX_PICTURE = 2**30
 """Limit of bytes of an encoded picture, which is read into memory."""
 MAX_LABEL = {"cls": 18, "json": 2**20}
 """Limit of bytes of a label's file, by its extension; of two labels the first in this order counts."""
-CLASSES = "classes.txt"
-"""The names of the classes, one per line, beside shards without an index."""
 GROUP = 4
 """Shards that an epoch's order mixes at a time."""
 MAX_CLASSES = 100_000
@@ -88,6 +95,8 @@ class Shards(DataFormat):
                 )
         largest = {split: int(labels.max()) for split, (_, labels) in found.items() if len(labels)}
         names = _class_names(path, max(largest.values())) if index is None else index.class_names
+        if len(names) > MAX_CLASSES:
+            raise UserError(f"{path}: {len(names):,} class names; a classifier has at most {MAX_CLASSES:,}")
         for split, label in largest.items():
             if label >= len(names):
                 raise UserError(
@@ -109,13 +118,28 @@ class ShardMember(Encoded):
     name: str
     offset: int
     size: int
+    label: int | None = None
+    """As `samples.npz` has it, which is compared with the shard; None where it was read there."""
 
     def __str__(self) -> str:
         return f"{self.file}:{self.name}"
 
     def read_bytes(self) -> bytes:
-        """The encoded picture; EOFError where the shard has become shorter."""
-        return read_at(self.file, self.offset, self.size)
+        """The encoded picture.
+
+        Raises:
+            EOFError: the shard has become shorter.
+            SourceError: a shard of another packing than `samples.npz`; as `read_at`.
+        """
+        if self.label is None:
+            return read_at(self.file, self.offset, self.size)
+        sample = read_at(self.file, self.offset - SAMPLE_HEAD, SAMPLE_HEAD + self.size)
+        if not is_packed(sample, self.name, self.size, self.label):
+            raise SourceError(
+                f"{self.file}: {self.name} of class {self.label} is not where {SAMPLES} has it: damaged, or "
+                "a shard of another packing; copy the whole folder again"
+            )
+        return sample[SAMPLE_HEAD:]
 
     @contextmanager
     def opened(self) -> Iterator[tuple[IO[bytes], int, int]]:
@@ -132,6 +156,7 @@ class ShardMembers(LazySources):
     offsets: npt.NDArray[np.int64]  # (N,), bytes
     sizes: npt.NDArray[np.int64]  # (N,), bytes
     names: npt.NDArray[np.bytes_]  # (N,), UTF-8
+    labels: npt.NDArray[np.int64] | None = None  # (N,), as `ShardMember.label`
 
     def __len__(self) -> int:
         return len(self.offsets)
@@ -139,12 +164,13 @@ class ShardMembers(LazySources):
     def at(self, index: int) -> ShardMember:
         name = self.names[index].decode("utf-8", "replace")
         file = self.files[self.shards[index]]
-        return ShardMember(file, name, int(self.offsets[index]), int(self.sizes[index]))
+        label = None if self.labels is None else int(self.labels[index])
+        return ShardMember(file, name, int(self.offsets[index]), int(self.sizes[index]), label)
 
     def take(self, indices: npt.NDArray[np.int64]) -> ShardMembers:
-        return ShardMembers(
-            self.files, self.shards[indices], self.offsets[indices], self.sizes[indices], self.names[indices]
-        )
+        labels = None if self.labels is None else self.labels[indices]
+        rows = (self.shards[indices], self.offsets[indices], self.sizes[indices], self.names[indices])
+        return ShardMembers(self.files, *rows, labels)
 
     @property
     def shard_files(self) -> int:
@@ -200,9 +226,10 @@ def _class_names(folder: Path, largest: int) -> tuple[str, ...]:
     if not path.is_file():
         return numbered_classes(largest, str(folder))
     try:
-        names = tuple(line.strip() for line in path.read_text("utf-8").splitlines() if line.strip())
+        lines = content_of(path).decode("utf-8").splitlines()
     except UnicodeDecodeError as error:
         raise UserError(f"{path}: not UTF-8 text: {error}") from error
+    names = tuple(line.strip() for line in lines if line.strip())
     if len(names) < 2 or len(set(names)) < len(names):
         raise UserError(f"{path}: {len(names)} lines, {len(set(names))} different; expected one per line")
     return names
@@ -218,10 +245,9 @@ def _placed(
     shards = numbers[places.shards]
     own = np.flatnonzero(shards >= 0)
     own = own[np.argsort(shards[own], kind="stable")]
-    members = ShardMembers(
-        tuple(files), shards[own], places.offsets[own], places.sizes[own], places.names[own]
-    )
-    return members, places.labels[own]
+    labels = places.labels[own]
+    rows = (shards[own], places.offsets[own], places.sizes[own], places.names[own], labels)
+    return ShardMembers(tuple(files), *rows), labels
 
 
 def _read_split(files: Sequence[ShardFile]) -> tuple[ShardMembers, npt.NDArray[np.int64]]:
