@@ -127,7 +127,7 @@ OPTIONS = {
     "Experiment tracker that gets the metrics too. Default: none, but TensorBoard where it is installed.": "同时接收指标的实验跟踪工具。默认：没有；安装了 TensorBoard 时写出它的事件文件。",
     # evaluate
     "A run folder, a model folder or file, a hub id, or an exported model (.onnx, .xml).": "训练输出目录、模型文件夹或文件、Hub 上的 id，或者导出的模型（.onnx、.xml）。",
-    "`digits`, a folder with test/<class>/, val/<class>/ or <class>/, a table, or another DATA. Images that the run was trained on are left out and counted. Default: the run's own test images.": "`digits`、含有 test/<class>/、val/<class>/ 或 <class>/ 的文件夹、表格，或者其他 DATA。训练时用过的图像会略去并计数。默认：训练时留出的测试图像。",
+    "`digits`, a folder with test/<class>/, val/<class>/ or <class>/, a table, or another DATA. Images that the run was trained on are left out and counted. Default: the run's own test images.": "`digits`，含有 test/<class>/、val/<class>/ 或 <class>/ 的文件夹，表格，或者其他 DATA。训练时用过的图像会略去并计数。默认：训练时留出的测试图像。",
     "Classes of --data that have another name in the model, such as `--rename birds=bird`.": "--data 中与模型名称不同的类别，例如 `--rename birds=bird`。",
     "Images per batch. Default: 128; on a GPU as many as keep it busy.": "批大小。默认：128；在 GPU 上取足以占满它的数目。",
     # predict and zero-shot
@@ -153,7 +153,7 @@ OPTIONS = {
     "The most images to find.": "最多返回的图像数。",
     "Draw the picture and the images that are found, in this PNG; an existing file is replaced.": "把图片和找到的图像画在这个 PNG 中；已有的文件会被替换。",
     "Bodies to compare: run folders, model folders or files, hub ids.": "要比较的主干：训练输出目录、模型文件夹或文件、Hub 上的 id。",
-    "A folder with <class>/ or train/<class>/ and test/<class>/, a table, or another DATA with labels.": "含有 <class>/，或者 train/<class>/ 和 test/<class>/ 的文件夹、表格，或者其他有标签的 DATA。",
+    "A folder with <class>/ or train/<class>/ and test/<class>/, a table, or another DATA with labels.": "含有 <class>/ 的文件夹，或者含有 train/<class>/ 和 test/<class>/ 的文件夹，表格，或者其他有标签的 DATA。",
     "New folder of the run, or its URL. Default: runs/ and the name of the data.": "新的训练输出目录，或者它的 URL。默认：runs/ 加上数据的名称。",
     "Layers to compare, from 0; -1 is the last. Default: the last, and the one at two thirds of the depth.": "要比较的层，从 0 开始；-1 是最后一层。默认：最后一层和位于三分之二处的一层。",
     "The class token, the mean of the patches, or both. Default: all that a body has.": "class token、图像块的平均值，或者两者。默认：主干具有的所有方式。",
@@ -229,7 +229,7 @@ OPTIONS = {
     "A run folder, a model folder, a weights file, a hub id, or a name like torchvision/vit_b_16.": "训练输出目录、模型文件夹、权重文件、Hub 上的 id，或者 torchvision/vit_b_16 这样的名称。",
     "The library to load it with; `deit`, `dinov2` and `dinov3` are their own repositories.": "用来加载模型的库；`deit`、`dinov2` 和 `dinov3` 指它们各自的代码仓库。",
     "Pictures to compare the outputs on. Default: two photographs from scikit-learn; random tensors for a model without 1 or 3 channels.": "用来比较输出的图片。默认：scikit-learn 的两张照片；模型的通道数不是 1 或 3 时为随机张量。",
-    "Patches that every block merges with the most similar ones: 8 to 16 of 196; 0 removes merging.": "每一层并入最相似图像块的图像块数：196 个中的 8 到 16 个；0 取消合并。",
+    "Patches that every block merges with the most similar ones: 8 to 16 of 196; 0 removes merging.": "每一层合并的图像块数，各并入与之最相似的图像块：共 196 个时取 8 到 16；0 取消合并。",
     "Attention heads to keep in every block.": "每一层保留的注意力头数。",
     "Width of the MLPs' hidden layers to keep, over `embed_dim`: 4 in most models.": "保留的 MLP 隐藏层宽度与 `embed_dim` 之比：大多数模型为 4。",
     "DATA with the model's classes: training images decide what is pruned, test images measure the accuracy. Default: the run's own, and its validation images if it has less than 1,000 test images.": "与模型类别相同的 DATA：训练图像决定剪去什么，测试图像测量准确率。默认：训练时的数据；测试图像少于 1,000 张时也用验证图像。",
