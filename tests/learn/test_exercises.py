@@ -46,7 +46,7 @@ def test_full_disk_leaves_no_part_of_an_exercise(tmp_path: Path, monkeypatch: py
 
     with monkeypatch.context() as full:
         full.setattr(Path, "write_text", write_half)
-        with pytest.raises(OSError, match="No space"):
+        with pytest.raises(UserError, match="the exercises cannot be written: No space"):
             write_exercises(tmp_path)
     assert not any(tmp_path.iterdir())
     assert len(write_exercises(tmp_path)) == len(NAMES)
