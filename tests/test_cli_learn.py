@@ -41,7 +41,7 @@ def test_answers_are_listed_with_their_hints_and_the_next_file(capsys) -> None:
     assert lines[:2] == ["1 patches     right", "2 positions   to do"]
     assert lines[2:5] == [
         "3 attention   wrong",
-        "    | torch.Size([3, 4, 9, 6])",
+        "    | torch.Size([3, 2, 9, 12])",
         "    the scores are divided by D_h; divide them by its square root",
     ]
     assert lines[-1] == "Next: learn/2_positions.py"

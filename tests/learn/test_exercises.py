@@ -87,7 +87,7 @@ def test_other_models_keep_their_parts() -> None:
 
 
 def test_inputs_are_those_of_the_first_call() -> None:
-    assert [tuple(one.shape) for one in inputs_of("attention")] == [(3, 4, 9, 6)] * 3
+    assert [tuple(one.shape) for one in inputs_of("attention")] == [(3, 2, 9, 12)] * 3
 
 
 def test_practice_trains_a_model_with_the_functions() -> None:

@@ -16,7 +16,10 @@ from vitascope.learn.processes import check_all, hint_for_end
 FIRST = "    import os, torch, torch.nn.functional as F\n    "
 HARMFUL = {
     "patches": ("os._exit(0)", "your file ends Python with status 0: leave out `os._exit` and the like"),
-    "positions": ("os.abort()", "your file ends Python by SIGABRT"),
+    "positions": (
+        "os.kill(os.getpid(), 9)",
+        "your file ends Python by SIGKILL; does it need too much memory?",
+    ),
     "attention": ("raise KeyboardInterrupt", "raise KeyboardInterrupt\nKeyboardInterrupt"),
     "multi_head": ("torch.set_default_dtype(torch.float64)", "changes torch's default dtype or switches"),
     "mlp": ("F.gelu = F.relu; torch.set_num_threads(3)", ""),
