@@ -306,7 +306,9 @@ def model_and_images(batch: int, shape: Mapping[str, Any]) -> tuple[VisionTransf
     for parameter in model.parameters():
         width = parameter[0].numel() if parameter.ndim == 2 else 4
         nn.init.normal_(parameter, mean=float(parameter.ndim == 1), std=width**-0.5, generator=random)
-    images = torch.randn(batch, config.in_channels, *config.image_hw, generator=random)
+    H, W = config.image_hw
+    wider = torch.randn(batch, config.in_channels, H, W + 1, generator=random)
+    images = wider[..., 1:]  # a slice, as in training: `view` does not join its axes
     labels = torch.randint(0, config.num_classes, (batch,), generator=random)
     return model.requires_grad_(False), images, labels
 
