@@ -23,7 +23,12 @@ MUTANTS = [
     ("patches", "x_p @ E", "(x_p @ E).mT.unflatten(2, (H // P, W // P))", "`flatten(2).transpose(1, 2)`"),
     ("patches", "x_p @ E", "(x_p @ E).transpose(0, 1)", "the values are right, and the axes are in another"),
     ("patches", "B, -1, C * P * P)", "B, -1, 3 * P * P)", "take all sizes from the inputs"),
-    ("patches", "images.reshape(", "images.view(-1).view(", "view size is not compatible"),
+    (
+        "patches",
+        "reshape(B, C, H // P, P, W // P,",
+        "view(-1).view(B, C, H // P, P, -1,",
+        "view size is not compatible",
+    ),
     ("patches", "reshape(B, -1,", "reshape(B, 8,", "take all sizes from the inputs"),
     ("positions", "[x_class.expand(B, -1, -1), embedded]", "[embedded]", "[embedded]"),
     (
