@@ -36,11 +36,12 @@ def test_answers_are_listed_with_their_hints_and_the_next_file(capsys) -> None:
     learn(capsys)
     solve("patches", "attention")
     path = path_of(Path("learn"), "attention")
-    path.write_text(path.read_text().replace("** 0.5", ""))
+    path.write_text(path.read_text().replace("** 0.5", "").replace("    A =", "    print(q.shape)\n    A ="))
     lines = learn(capsys).splitlines()
     assert lines[:2] == ["1 patches     right", "2 positions   to do"]
-    assert lines[2:4] == [
+    assert lines[2:5] == [
         "3 attention   wrong",
+        "    | torch.Size([3, 2, 9, 12])",
         "    the scores are divided by D_h; divide them by its square root",
     ]
     assert lines[-1] == "Next: learn/2_positions.py"
@@ -49,9 +50,12 @@ def test_answers_are_listed_with_their_hints_and_the_next_file(capsys) -> None:
 def test_all_answers_are_trained_in_the_places_of_ours(capsys) -> None:
     learn(capsys)
     solve(*NAMES)
+    path = path_of(Path("learn"), "mlp")
+    path.write_text(path.read_text().replace("    return", "    print('a line')\n    return"))
     assert "The model is yours now. `vitascope learn --train` trains it." in learn(capsys)
     said = learn(capsys, "--train")
     assert f"training with 8 of your parts: {', '.join(NAMES)}\n" in said
+    assert "a line" not in said.split("training")[1]
     assert said.endswith("% of 360 test images are right\n")
 
 

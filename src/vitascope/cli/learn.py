@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import shlex
+import sys
+from contextlib import redirect_stdout
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import tyro
 
@@ -13,8 +17,8 @@ from vitascope.cli.parsing import Flag, MaybeText
 from vitascope.errors import UserError, check_choice
 from vitascope.language import say
 
-if TYPE_CHECKING:
-    from vitascope.learn.faults import Function
+LINES = 8
+"""Of what a reader's file prints."""
 
 ExerciseFolder = tyro.conf.Positional[
     Annotated[Path, tyro.conf.arg(metavar="[FOLDER]", help_behavior_hint="")]
@@ -66,15 +70,15 @@ class Learn:
 
     def _check(self) -> None:
         """Check every exercise, and train if requested."""
-        from vitascope.learn.checking import check
         from vitascope.learn.exercises import NAMES, path_of
+        from vitascope.learn.processes import check_all
 
-        answers = [check(self.folder, name) for name in NAMES]
+        answers = check_all(self.folder)
         for number, answer in enumerate(answers, start=1):
             print(say(f"{{number}} {{name:<11}} {answer.state}", number=number, name=answer.name))
-            for line in answer.hint.splitlines():
+            for line in [*shown(answer.printed), *answer.hint.splitlines()]:
                 print(f"    {line}")
-        right = {answer.name: answer.function for answer in answers if answer.function is not None}
+        right = [answer.name for answer in answers if answer.state == "right"]
         if self.train:
             self._train(right)
             return
@@ -86,12 +90,24 @@ class Learn:
         text = say("Next: {path}", path=path_of(self.folder, first))
         print(f"\n{text}")
 
-    def _train(self, functions: dict[str, Function]) -> None:
+    def _train(self, names: list[str]) -> None:
         """Train, and print the course and the result."""
+        from vitascope.learn.checking import function_in
+        from vitascope.learn.exercises import path_of
         from vitascope.learn.practice import practice
 
-        names = ", ".join(functions) or say("none")
-        text = say("training with {number} of your parts: {names}", number=len(functions), names=names)
+        listed = ", ".join(names) or say("none")
+        text = say("training with {number} of your parts: {names}", number=len(names), names=listed)
         print(f"\n{text}")
-        accuracy = practice(functions, print)
+        report = partial(print, file=sys.stdout)
+        os.environ["PYTHONBREAKPOINT"] = "0"
+        with redirect_stdout(None):  # a function that prints or stops would do so in every step
+            functions = {name: function_in(path_of(self.folder, name), name) for name in names}
+            accuracy = practice(functions, report)
         print(say("{accuracy:.1%} of 360 test images are right", accuracy=accuracy))
+
+
+def shown(printed: str) -> list[str]:
+    """The first lines of what a reader's file prints, marked."""
+    lines = printed.splitlines()
+    return [f"| {line}" for line in lines[:LINES]] + ["| ..."] * (len(lines) > LINES)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
+import io
 import runpy
-import signal
-import threading
+import sys
 import traceback
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import redirect_stderr, redirect_stdout
+from itertools import permutations
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitascope.language import say
-from vitascope.learn.exercises import TO_WRITE, path_of
+from vitascope.learn.exercises import is_begun, path_of
 from vitascope.learn.faults import FAULTS, Function
 from vitascope.learn.places import OPTIONS, place
 from vitascope.learn.solutions import SOLUTIONS
@@ -28,26 +29,28 @@ from vitascope.model.vit import VisionTransformer
 
 SHAPE_OF_INPUTS: dict[str, Any] = {
     "image_size": (8, 16),
+    "in_channels": 3,
     "patch_size": 4,
     "embed_dim": 24,
     "depth": 2,
-    "num_heads": 4,
+    "num_heads": 2,
 }
 SHAPE_OF_INPUTS |= {"mlp_ratio": 1.5, "num_classes": 5}
 """Of the model that calls a reader's function for the first time. No two sizes are equal."""
 OTHER_SHAPE: dict[str, Any] = {
     "image_size": (12, 8),
+    "in_channels": 1,
     "patch_size": 2,
-    "embed_dim": 16,
+    "embed_dim": 32,
     "depth": 2,
-    "num_heads": 2,
+    "num_heads": 4,
 }
 OTHER_SHAPE |= {"mlp_ratio": 2.0, "num_classes": 7}
 """For answers that are right for the first one only."""
 TOLERANCE = 1e-5
 """Largest difference from our output, as a share of its largest number, that rounding explains."""
-SECONDS = 10.0
-"""Processor time after which a reader's file is stopped."""
+PRINTED = 1000
+"""Characters of a reader's output that are kept."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,60 +60,62 @@ class Answer:
     Attributes:
         state: `right`, `wrong`, or `to do`.
         hint: what is wrong, in one or more lines of the reader's language; empty for the others.
-        function: the reader's function, if it is right.
+        printed: the beginning of what the reader's file and function print.
     """
 
     name: str
     state: str
     hint: str = ""
-    function: Function | None = None
+    printed: str = ""
 
 
 class WrongAnswer(Exception):  # noqa: N818 - it is no error of the program
     """An answer is wrong; the message is the hint."""
 
 
+class Printed(io.TextIOBase):
+    """Standard output that keeps the beginning of its text."""
+
+    def __init__(self) -> None:
+        self.text = ""
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        """The one of the terminal, which `language` asks for."""
+        return sys.__stdout__.encoding if sys.__stdout__ else "utf-8"
+
+    def write(self, text: str) -> int:
+        """Keep a part of a text, and tell its writer that all is written."""
+        self.text += text[: PRINTED - len(self.text)]
+        return len(text)
+
+
 def check(folder: Path, name: str) -> Answer:
-    """Run a reader's file, and compare its function with ours, by itself and in the model."""
-    path = path_of(folder, name)
-    if TO_WRITE in path.read_text(encoding="utf-8", errors="replace"):
-        return Answer(name, "to do")
-    try:
-        with stopped_after(SECONDS):
-            function = function_in(path, name)
-            check_function(path, name, function)
-    except WrongAnswer as wrong:
-        return Answer(name, "wrong", str(wrong))
-    except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever a reader's file raises
-        return Answer(name, "wrong", own_error(error, path))
-    return Answer(name, "right", function=function)
+    """Run a reader's file, and compare its function with ours, by itself and in the model.
 
-
-@contextmanager
-def stopped_after(seconds: float) -> Iterator[None]:
-    """Raise TimeoutError in code that computes for longer, such as an endless loop.
-
-    Waiting does not count, so that a reader may use a debugger. Only the main thread can have this limit,
-    and only where the system has a timer of processor time.
+    The file may do anything to this process; `processes` gives it one of its own.
     """
-    if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "setitimer"):
-        yield
-        return
-
-    def stop(signum: int, frame: object) -> None:
-        raise TimeoutError(say("this ran for {seconds:g} s; does a loop never end?", seconds=seconds))
-
-    before = signal.signal(signal.SIGPROF, stop)
-    signal.setitimer(signal.ITIMER_PROF, seconds)
+    path = path_of(folder, name)
+    if not is_begun(path, name):
+        return Answer(name, "to do")
+    printed = Printed()
     try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_PROF, 0)
-        signal.signal(signal.SIGPROF, before)
+        with redirect_stdout(printed), redirect_stderr(printed):
+            inputs_of(name)  # before the reader's file changes torch
+            check_function(path, name, function_in(path, name))
+    except WrongAnswer as wrong:
+        return Answer(name, "wrong", str(wrong), printed.text)
+    except BaseException as error:  # noqa: BLE001 - whatever a reader's file raises, also KeyboardInterrupt
+        return Answer(name, "wrong", own_error(error, path), printed.text)
+    return Answer(name, "right", "", printed.text)
 
 
 def function_in(path: Path, name: str) -> Function:
     """The function of a reader's file."""
+    if not path.is_file():
+        raise WrongAnswer(
+            say("{path} is a folder, or a link to nothing: remove it, and it is written again", path=path)
+        )
     names = runpy.run_path(str(path))
     if not callable(names.get(name)):
         raise WrongAnswer(say("{path} has no function `{name}`: keep its name", path=path, name=name))
@@ -120,8 +125,23 @@ def function_in(path: Path, name: str) -> Function:
 def check_function(path: Path, name: str, function: Function) -> None:
     """Compare a function with ours, on the inputs that it gets in the model and then in the model."""
     inputs = inputs_of(name)
+    random = torch.get_rng_state()
     given = [one.clone() if isinstance(one, Tensor) else one for one in inputs]
     yours = called(function, given, path, name)
+    if torch.get_default_dtype() != torch.float32 or not torch.is_grad_enabled():
+        raise WrongAnswer(
+            say(
+                "your file changes torch's default dtype or switches gradients off, which every other "
+                "function shares: leave that out"
+            )
+        )
+    if not torch.equal(random, torch.get_rng_state()):
+        raise WrongAnswer(
+            say(
+                "your function draws random numbers, such as those of dropout or of a new layer: compute "
+                "with its inputs only"
+            )
+        )
     ours = SOLUTIONS[name](*inputs)
     compare(name, inputs, yours, ours)
     for parameter, before, after in zip(parameters(name), inputs, given, strict=True):
@@ -180,6 +200,15 @@ def compare(name: str, inputs: list[Any], yours: Any, ours: Tensor) -> None:
                 shape=tuple(ours.shape),
             )
         )
+    if yours.dtype != ours.dtype:
+        raise WrongAnswer(
+            say(
+                "your output has the dtype {yours}; expected {ours}",
+                yours=str(yours.dtype),
+                ours=str(ours.dtype),
+            )
+        )
+    yours = yours.detach()
     if equal(yours, ours):
         return
     found = next((say(fault.hint) for fault in FAULTS[name] if equal(yours, fault.function(*inputs))), None)
@@ -204,25 +233,28 @@ def equal(yours: Tensor, ours: Tensor) -> bool:
 
 def guess(name: str, inputs: list[Any], yours: Tensor, ours: Tensor) -> str:
     """A hint for a shape, if the values are none that we know."""
+    same_sizes = sorted(yours.shape) == sorted(ours.shape)
+    if same_sizes and any(equal(yours.permute(order), ours) for order in permutations(range(ours.ndim))):
+        return say("the values are right, and the axes are in another order")
     for fault in FAULTS[name]:
         if fault.function(*inputs).shape == yours.shape:
             return say("perhaps {hint}", hint=say(fault.hint))
-    if sorted(yours.shape) == sorted(ours.shape):
+    if same_sizes:
         return say("the axes are in another order, and the values differ too")
     return say("see the shapes in the docstring")
 
 
 def difference(yours: Tensor, ours: Tensor) -> str:
     """Where an output of the right shape differs from ours."""
-    if not yours.is_floating_point():
-        return say(
-            "your output has integers ({yours}); expected {ours}",
-            yours=str(yours.dtype),
-            ours=str(ours.dtype),
-        )
     if not yours.isfinite().all():
         kind = "nan" if yours.isnan().any() else "inf"
         return say("your output contains {kind}: something overflows, or zero is divided by zero", kind=kind)
+    if ours.ndim == 0:
+        return say(
+            "the value is wrong: yours is {yours:.4g}, expected {ours:.4g}",
+            yours=float(yours),
+            ours=float(ours),
+        )
     ratio = float((yours * ours).sum() / (ours * ours).sum())
     if equal(yours, ratio * ours) and ratio:
         return say("your numbers are {ratio:.4g} times the expected ones: a factor is wrong", ratio=ratio)
@@ -321,7 +353,9 @@ def model_and_images(batch: int, shape: Mapping[str, Any]) -> tuple[VisionTransf
     for parameter in model.parameters():
         width = parameter[0].numel() if parameter.ndim == 2 else 4
         nn.init.normal_(parameter, mean=float(parameter.ndim == 1), std=width**-0.5, generator=random)
-    images = torch.randn(batch, 3, *config.image_hw, generator=random)
+    H, W = config.image_hw
+    wider = torch.randn(batch, config.in_channels, H, W + 1, generator=random)
+    images = wider[..., 1:]  # a slice, as in training: `view` does not join its axes
     labels = torch.randint(0, config.num_classes, (batch,), generator=random)
     return model.requires_grad_(False), images, labels
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import ast
+import os
 from pathlib import Path
 
 from vitascope.errors import UserError
 from vitascope.language import say
 from vitascope.learn import solutions
-from vitascope.storage import replacing
+from vitascope.storage import explaining_failure, make_folder, replacing
 
 NAMES = tuple(solutions.SOLUTIONS)
 """The exercises in their order; each is a function of this name, in a file of this name."""
@@ -44,6 +45,18 @@ def exercise_text(name: str) -> str:
     return "".join([*lines[: docstring.end_lineno], to_write, *lines[last.end_lineno :]])
 
 
+def is_begun(path: Path, name: str) -> bool:
+    """Whether a reader's file has anything but a docstring and `...` in its function, or cannot be parsed."""
+    try:
+        parts = ast.parse(path.read_bytes()).body
+    except (OSError, SyntaxError, ValueError):  # which `check` shows
+        return True
+    bodies = [part.body for part in parts if isinstance(part, ast.FunctionDef) and part.name == name]
+    return not bodies or not all(
+        isinstance(line, ast.Expr) and isinstance(line.value, ast.Constant) for line in bodies[-1]
+    )
+
+
 def path_of(folder: Path, name: str) -> Path:
     """The reader's file of an exercise."""
     return folder / f"{NAMES.index(name) + 1}_{name}.py"
@@ -53,15 +66,16 @@ def write_exercises(folder: Path) -> list[Path]:
     """Write the exercises that a folder does not have; return their files.
 
     Raises:
-        UserError: it is a file, or a folder of other files without an exercise.
+        UserError: it is a file, or a folder of other files without an exercise, or cannot be written.
     """
     if folder.exists() and not folder.is_dir():
         raise UserError(f"{folder} is a file; the exercises need a folder")
-    missing = [name for name in NAMES if not path_of(folder, name).exists()]
+    missing = [name for name in NAMES if not os.path.lexists(path_of(folder, name))]
     if len(missing) == len(NAMES) and folder.exists() and any(folder.iterdir()):
         raise UserError(f"{folder} has files, and none of them is an exercise: name a new folder")
-    folder.mkdir(parents=True, exist_ok=True)
-    for name in missing:
-        with replacing(path_of(folder, name)) as aside:
-            aside.write_text(exercise_text(name), encoding="utf-8")
+    make_folder(folder)
+    with explaining_failure(folder, "the exercises", "name another folder"):
+        for name in missing:
+            with replacing(path_of(folder, name)) as aside:
+                aside.write_text(exercise_text(name), encoding="utf-8")
     return [path_of(folder, name) for name in missing]

@@ -91,6 +91,15 @@ FAULTS: dict[str, tuple[Fault, ...]] = {
             lambda images, E, P: (cut(images, P, *ROWS) @ E).flatten(0, 1),
             "keep the axis of the images: each image has its own patches",
         ),
+        Fault(
+            lambda images, E, P: cut(images, P, 0, 1, 2, 4, 3, 5) @ E,
+            "the channels stand before the patches, so that a row has pixels of one channel of several "
+            "patches: put the rows and columns of patches first",
+        ),
+        Fault(
+            lambda images, E, P: (cut(images, P, *ROWS) @ E).mT.unflatten(2, (-1, images.shape[3] // P)),
+            "this is a map with rows and columns of patches: `flatten(2).transpose(1, 2)` makes a sequence",
+        ),
     ),
     "positions": (
         Fault(
@@ -206,6 +215,23 @@ FAULTS: dict[str, tuple[Fault, ...]] = {
             lambda q, k, v: scores(q, k).sigmoid() @ v,
             "the weights of a query do not sum to 1: use softmax, not the sigmoid",
         ),
+        *(
+            Fault(function, "`** 0.5` is the square root; `* 0.5` is a half")
+            for function in (
+                lambda q, k, v: (q @ k.mT / q.shape[-1] * 0.5).softmax(-1) @ v,
+                lambda q, k, v: (q @ k.mT / (q.shape[-1] * 0.5)).softmax(-1) @ v,
+            )
+        ),
+        *(
+            Fault(
+                function,
+                "the weights of a query do not sum to 1: divide the exponentials by their sum over the keys",
+            )
+            for function in (
+                lambda q, k, v: scores(q, k).exp() @ v,
+                lambda q, k, v: scores(q, k).exp() / scores(q, k).exp().sum() @ v,
+            )
+        ),
     ),
     "multi_head": (
         Fault(
@@ -232,6 +258,12 @@ FAULTS: dict[str, tuple[Fault, ...]] = {
                 joined(attention(*(z @ U_qkv).unflatten(-1, (3, -1, heads)).permute(2, 0, 4, 1, 3))) @ U_msa
             ),
             "a head has every k-th number; it should have D_h numbers that follow each other",
+        ),
+        Fault(
+            lambda z, U_qkv, U_msa, heads, attention: (
+                attention(*split(z, U_qkv, heads)).permute(0, 2, 3, 1).flatten(2) @ U_msa
+            ),
+            "the results of the heads are interleaved; put them side by side",
         ),
         Fault(
             lambda z, U_qkv, U_msa, heads, attention: (
@@ -397,8 +429,19 @@ FAULTS: dict[str, tuple[Fault, ...]] = {
             "the second half adds the normalized tokens; it should add z' itself",
         ),
         Fault(
-            lambda z, LN_1, MSA, LN_2, MLP: (lambda m: MSA(LN_1(m)) + m)(MLP(LN_2(z)) + z),
-            "the MLP comes first; attention comes first",
+            lambda z, LN_1, MSA, LN_2, MLP: (lambda m: MLP(m) + m)(LN_2(MSA(LN_1(z)) + LN_1(z))),
+            "both halves add the normalized tokens; each should add its input itself",
+        ),
+        Fault(
+            lambda z, LN_1, MSA, LN_2, MLP: MLP(LN_2(MSA(LN_1(z)))) + z,
+            "one residual connection spans both halves; each half needs its own",
+        ),
+        *(
+            Fault(function, "the MLP comes first; attention comes first")
+            for function in (
+                lambda z, LN_1, MSA, LN_2, MLP: (lambda m: MSA(LN_1(m)) + m)(MLP(LN_2(z)) + z),
+                lambda z, LN_1, MSA, LN_2, MLP: (lambda m: MSA(LN_2(m)) + m)(MLP(LN_1(z)) + z),
+            )
         ),
     ),
     "pool": (
@@ -417,6 +460,10 @@ FAULTS: dict[str, tuple[Fault, ...]] = {
         Fault(lambda z, LN: LN(z[:, -1]), "this is the last token; the class token is the first one"),
         Fault(lambda z, LN: LN(z[:, 1]), "this is the first patch; the class token stands before it, at 0"),
         Fault(lambda z, LN: z[:, 0], "the layer norm is missing"),
+        Fault(
+            lambda z, LN: F.layer_norm(z[:, 0], z.shape[-1:]),
+            "this is a layer norm without learned weights; call LN",
+        ),
         Fault(
             lambda z, LN: LN(LN(z[:, 0])),
             "the layer norm is applied twice",
@@ -482,6 +529,18 @@ FAULTS: dict[str, tuple[Fault, ...]] = {
         Fault(
             lambda logits, labels: F.cross_entropy(logits, labels) / torch.tensor(2.0).log(),
             "this is the logarithm to base 2; use the natural one",
+        ),
+        Fault(
+            lambda logits, labels: F.cross_entropy(logits, labels) / torch.tensor(10.0).log(),
+            "this is the logarithm to base 10; use the natural one",
+        ),
+        Fault(
+            lambda logits, labels: F.cross_entropy(logits, labels) / logits.shape[1],
+            "this is divided by the number of classes too; take the mean over the images only",
+        ),
+        Fault(
+            lambda logits, labels: F.cross_entropy(logits, labels, reduction="none")[:, None],
+            "take the mean over the images",
         ),
         Fault(
             lambda logits, labels: (logits.argmax(-1) != labels).float().mean(),
