@@ -4,10 +4,10 @@
 
 On a GPU each of them is at least one kernel launch, of a few microseconds, however small its tensors are.
 They are counted on the CPU by PyTorch's dispatcher: views launch nothing and are left out, and so are random
-numbers drawn by NumPy. The steps are those of `vitascope train` in fp32, without compilation, on pictures of
-random pixels: the recipe `small-data` with a strong augmentation, and two ViTs with AdamW. Batches have 128
-small images, so that each operation of RandAugment has one, as in most steps of a run, or 8 large ones. It
-takes a minute.
+numbers drawn by NumPy. Muon pads matrices as on a GPU, in the last row as on a CPU. The steps are those of
+`vitascope train` in fp32, without compilation, on pictures of random pixels: the recipe `small-data` with a
+strong augmentation, and two ViTs with AdamW. Batches have 128 small images, so that each operation of
+RandAugment has one, as in most steps of a run, or 8 large ones. It takes a minute.
 
 A second table has the conversions of tokens in a step of ViT-Ti/16 in bf16: with norms in float32, as in
 CUDA's autocast, for which a wrapper stands here, and with ours. A third one has the distance of the gradient
@@ -42,7 +42,7 @@ from vitascope.model import norms
 from vitascope.model.vit import VisionTransformer
 from vitascope.options.recipes import BUILT_IN
 from vitascope.run.run import Run
-from vitascope.training import loop, optim
+from vitascope.training import loop, muon, optim
 from vitascope.training.loop import Trainer
 from vitascope.training.train import build_trainer, prepare
 
@@ -131,8 +131,8 @@ def trainer_of(options: dict[str, Any]) -> Iterator[Trainer]:
         yield build_trainer(Run(Path(str(config.run))), opened, torch.device("cpu"))
 
 
-def count(options: dict[str, Any]) -> Launches:
-    """The operations of the second training step."""
+def count(options: dict[str, Any], *, gpu: bool = True) -> Launches:
+    """The operations of the second training step, on a GPU or a CPU."""
     with trainer_of(options) as trainer:
         launches = Launches()
         update_average = launches.within("average", optim.update_average)
@@ -144,6 +144,7 @@ def count(options: dict[str, Any]) -> Launches:
             mock.patch.object(trainer, "_update", launches.within("optimizer", trainer._update)),
             mock.patch.object(trainer, "_backward", launches.within("backward", trainer._backward)),
             mock.patch.object(loop, "update_average", update_average),
+            mock.patch.object(muon, "spare_work", return_value=muon.LAUNCH if gpu else 0),
         ):
             for number, batch in enumerate(trainer.train_loader.epoch(0)):
                 if number == 0:
@@ -241,8 +242,9 @@ def main() -> None:
     parser.add_argument("--names", action="store_true", help="also print the operations of each part")
     arguments = parser.parse_args()
     rows, listed = [], []
-    for name, options in STEPS.items():
-        launches = count(options)
+    steps = [(name, options, True) for name, options in STEPS.items()]
+    for name, options, gpu in [*steps, ("small-data, on a CPU", STEPS["small-data"], False)]:
+        launches = count(options, gpu=gpu)
         rest = sum(launches.counts[part] for part in launches.counts if part not in ("forward", "backward"))
         rows.append((name, *(f"{launches.counts[part]:,}" for part in PARTS), f"{rest:,}"))
         listed += [f"{name}, {part}: {dict(found.most_common())}" for part, found in launches.names.items()]

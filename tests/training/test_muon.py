@@ -12,18 +12,25 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.forked import in_group
 from vitascope.training import muon
-from vitascope.training.muon import Muon, orthogonal
+from vitascope.training.muon import Muon
+
+
+def orthogonal(matrices: Tensor) -> Tensor:
+    """A batch of matrices, made orthogonal."""
+    out = torch.empty_like(matrices, memory_format=torch.contiguous_format)
+    muon.orthogonal([matrices], [1.0], out=[out])
+    return out
 
 
 @pytest.mark.parametrize(("bf16", "off_diagonal"), [(False, 1e-3), (True, 0.05)])
-@pytest.mark.parametrize("shape", [(1, 8, 8), (2, 16, 64), (3, 64, 16)])
+@pytest.mark.parametrize("shape", [(1, 8, 8), (2, 16, 64)])
 def test_all_singular_values_become_about_one_and_the_directions_stay(
     shape: tuple[int, int, int], bf16: bool, off_diagonal: float
 ) -> None:
     """In the precision of either kind of CPU; bfloat16 has 8 bits."""
     matrices = torch.randn(shape, generator=torch.Generator().manual_seed(0))
     U, _, Vh = torch.linalg.svd(matrices, full_matrices=False)
-    found = orthogonal([matrices.bfloat16() if bf16 else matrices], [1.0]).view(shape)
+    found = orthogonal(matrices.bfloat16() if bf16 else matrices)
     inner = U.mT @ found.float() @ Vh.mT  # diagonal, if the directions stay
     values = inner.diagonal(dim1=1, dim2=2)
     assert ((values > 0.5) & (values < 1.3)).float().mean() > 0.9
@@ -31,7 +38,7 @@ def test_all_singular_values_become_about_one_and_the_directions_stay(
 
 
 def test_zero_gradients_give_zero_updates() -> None:
-    assert torch.equal(orthogonal([torch.zeros(2, 4, 6)], [1.0]), torch.zeros(48))
+    assert torch.equal(orthogonal(torch.zeros(2, 4, 6)), torch.zeros(2, 4, 6))
 
 
 def steps(optimizer: torch.optim.Optimizer, parameters: list[nn.Parameter], count: int = 3) -> None:
@@ -56,7 +63,7 @@ def test_a_matrix_gets_the_update_of_torchs_muon(monkeypatch) -> None:
     monkeypatch.setattr(
         torch.optim._muon,
         "_zeropower_via_newtonschulz",
-        lambda update, *_: orthogonal([update[None]], [1.0]).view_as(update),
+        lambda update, *_: orthogonal(update[None])[0],
     )
     steps(Muon([group(ours, 1)], lr=0.05), ours)
     peer = torch.optim.Muon(theirs, lr=0.05, weight_decay=0.1, momentum=0.95, adjust_lr_fn="match_rms_adamw")
@@ -69,7 +76,7 @@ def test_newton_schulz_agrees_with_torchs_within_bfloat16(monkeypatch) -> None:
     update = torch.randn(12, 20)
     peer = torch.optim._muon._zeropower_via_newtonschulz(update, muon.COEFFICIENTS, muon.ITERATIONS, 1e-7)
     torch.testing.assert_close(
-        orthogonal([update[None].bfloat16()], [1.0]).view_as(update).float(),
+        orthogonal(update[None].bfloat16())[0].float(),
         peer.float(),
         atol=0.03,
         rtol=0.05,
@@ -111,8 +118,36 @@ def test_the_number_of_operations_does_not_grow_with_the_number_of_layers() -> N
         with Products() as products:
             steps(optimizer, parameters, count=1)
         counts.append(products.count)
-    # A and X of sides 8x8, 8x32 and 3x8, and B of 8 rows and of 3.
-    assert counts[0] == counts[1] == (2 * 3 + 2) * muon.ITERATIONS
+    # A and X of sides 8x8, 8x32 and 3x8, and B of 8 rows and of 3. The last X of wide and tall ones are two.
+    assert counts[0] == counts[1] == (2 * 3 + 2) * muon.ITERATIONS + 1
+
+
+@pytest.mark.parametrize("bf16", [False, True])
+def test_matrices_that_are_padded_on_a_gpu_have_the_updates_of_a_cpu(
+    bf16: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(muon, "has_bf16", lambda device: bf16)
+    generator = torch.Generator().manual_seed(0)
+    wholes = [torch.randn(shape, generator=generator) for shape in SHAPES for _ in range(2)]
+    stacked = [each for each in SHAPES.values() for _ in range(2)]
+    found, products = [], []
+    for spare in (0, muon.LAUNCH):
+        monkeypatch.setattr(muon, "spare_work", lambda device, spare=spare: spare)
+        with Products() as counted:
+            found.append(muon.orthogonal_updates(wholes, stacked))
+        products.append(counted.count)
+    for alone, together in zip(*found, strict=True):
+        assert together.is_contiguous()
+        torch.testing.assert_close(together, alone, rtol=0, atol=0.03 if bf16 else 1e-5)
+    assert products[1] < products[0]
+
+
+def test_matrices_are_padded_where_that_takes_less_time_than_a_launch() -> None:
+    shapes = ((5, 8, 8), (2, 8, 16), (4, 8, 8))
+    added = (5 + 4) * (8 * 8 * (16 - 8) + 8 * 8 * (16 - 8))  # by A and by X
+    assert muon.groups_of(shapes, 0) == muon.groups_of(shapes, added - 1) == [[1], [0, 2]]
+    assert muon.groups_of(shapes, added) == [[1, 0, 2]]
+    assert muon.spare_work(torch.device("cpu")) == 0 < muon.spare_work(torch.device("cuda"))
 
 
 class Products(TorchDispatchMode):
@@ -142,12 +177,12 @@ def test_processes_divide_the_matrices_of_sharded_parameters(
         mesh = init_device_mesh("cpu", (world,))
         computed = 0
 
-        def counted(batches: list[Tensor], sizes: list[float]) -> Tensor:
+        def counted(batches: list[Tensor], sizes: list[float], *, out: list[Tensor]) -> None:
             nonlocal computed
             computed += sum(matrices.numel() for matrices in batches)
-            return orthogonal(batches, sizes)
+            compute(batches, sizes, out=out)
 
-        muon.orthogonal = counted
+        compute, muon.orthogonal = muon.orthogonal, counted
         ours = [nn.Parameter(distribute_tensor(each, mesh, [Shard(0)])) for each in start]
         optimizer, generator = grouped(ours), torch.Generator().manual_seed(1)
         for _ in range(3):

@@ -5,6 +5,7 @@ https://kellerjordan.github.io/posts/muon
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Callable, Sequence
@@ -21,6 +22,9 @@ MOMENTUM = 0.95
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 """Of the quintic that brings singular values to between 0.7 and 1.2 in `ITERATIONS` steps."""
 ITERATIONS = 5
+LAUNCH = 2**26
+"""Multiply-adds in about the time of a launch on a GPU: an estimate of 4 microseconds, at a tenth of the
+156e12 per second of an A100 in bfloat16."""
 
 
 class Muon(AdamW):
@@ -94,64 +98,112 @@ class Muon(AdamW):
 
 def orthogonal_updates(wholes: Sequence[Tensor], stacked: Sequence[int]) -> list[Tensor]:
     """Orthogonal matrices of AdamW's size in place of parameters (rows, ...) of stacked matrices, one below
-    the other. Matrices with the same sides are multiplied together, wide and tall ones alike.
+    the other.
 
     Computed in bfloat16 where the device multiplies it, else in float32; returned in the dtype given.
     """
     if not wholes:  # of a process, where there are more processes than matrices
         return []
     shapes = [(len(whole) // count, whole[0].numel()) for whole, count in zip(wholes, stacked, strict=True)]
-    sides = [(min(shape), max(shape)) for shape in shapes]
-    order = sorted(range(len(wholes)), key=lambda number: (sides[number], shapes[number]))
+    order = sorted(range(len(wholes)), key=lambda number: shapes[number])
     runs = [list(run) for _, run in itertools.groupby(order, key=lambda number: shapes[number])]
     lengths = [sum(wholes[number].numel() for number in run) for run in runs]
+
+    def batches(values: Tensor, *, wide: bool) -> list[Tensor]:
+        sides = [sorted(shapes[run[0]]) if wide else shapes[run[0]] for run in runs]
+        return [own.view(-1, *each) for own, each in zip(values.split(lengths), sides, strict=True)]
+
     flat = torch.cat([wholes[number].reshape(-1) for number in order])
     dtype = torch.bfloat16 if has_bf16(flat.device) else torch.float32
-    by_sides: dict[tuple[int, int], list[Tensor]] = {}
-    for run, values in zip(runs, flat.to(dtype).split(lengths), strict=True):
-        rows, columns = shapes[run[0]]
-        matrices = values.view(-1, rows, columns)
-        by_sides.setdefault(sides[run[0]], []).append(matrices.mT if rows > columns else matrices)
-    batches = [torch.cat(alike) if len(alike) > 1 else alike[0] for alike in by_sides.values()]
-    # AdamW's root mean square of about 0.2 to 0.4
-    made = orthogonal(batches, [0.2 * math.sqrt(longer) for _, longer in by_sides]).to(flat.dtype)
+    given, made = batches(flat.to(dtype), wide=False), torch.empty_like(flat, dtype=dtype)
+    orthogonal(
+        [matrices.mT if matrices.shape[1] > matrices.shape[2] else matrices for matrices in given],
+        [0.2 * math.sqrt(max(shapes[run[0]])) for run in runs],  # AdamW's root mean square of 0.2 to 0.4
+        out=batches(made, wide=True),  # contiguous: torch is slow on a CPU with other results in bfloat16
+    )
     found: dict[int, Tensor] = {}
-    for run, values in zip(runs, made.split(lengths), strict=True):
+    for run, own in zip(runs, batches(made.to(flat.dtype), wide=True), strict=True):
         rows, columns = shapes[run[0]]
-        wide = values.view(-1, *sides[run[0]])
-        own = wide.mT.contiguous() if rows > columns else wide
+        own = own.mT.contiguous() if rows > columns else own
         updates = own.split([stacked[number] for number in run])
         found |= {n: update.view(wholes[n].shape) for n, update in zip(run, updates, strict=True)}
     return [found[number] for number in range(len(wholes))]
 
 
-def orthogonal(batches: Sequence[Tensor], sizes: Sequence[float]) -> Tensor:
+def orthogonal(batches: Sequence[Tensor], sizes: Sequence[float], *, out: Sequence[Tensor]) -> None:
     """Replace the singular values of matrices by about their batch's size, by Newton-Schulz iterations.
 
-    Each batch (n, rows, columns) has at most as many rows as columns. The small square products of batches
-    with as many rows are multiplied together. Returns the values of all batches, one after the other.
+    Batches are (n, rows, columns), with at most as many rows as columns. Those of a group (`groups_of`) are
+    multiplied together, and so are the small square products of all groups with as many rows.
     """
-    counts = [len(batch) for batch in batches]
     norms = torch.stack(torch._foreach_norm([matrix for batch in batches for matrix in batch]))
-    norms = norms.clamp_min_(1e-7).view(-1, 1, 1).split(counts)
-    found = [batch / norm for batch, norm in zip(batches, norms, strict=True)]  # no singular value above 1
-    lengths = [batch.numel() for batch in batches]
-    made = batches[0].new_empty(sum(lengths))
-    results = [part.view(batch.shape) for part, batch in zip(made.split(lengths), batches, strict=True)]
+    shares = norms.clamp_min_(1e-7).view(-1, 1, 1).split([len(batch) for batch in batches])
+    shapes = [batch.shape for batch in batches]
+    by_rows: dict[int, list[tuple[list[int], Tensor]]] = {}
+    for group in groups_of(tuple(shapes), spare_work(norms.device)):
+        shape = padded(*(shapes[number] for number in group))
+        exact = all(shapes[number][1:] == shape[1:] for number in group)
+        X = norms.new_empty(shape) if exact else norms.new_zeros(shape)
+        for number, place in zip(group, places(X, [shapes[number] for number in group]), strict=True):
+            torch.div(batches[number], shares[number], out=place)  # no singular value above 1
+        by_rows.setdefault(shape[1], []).append((group, X))
     a, b, c = COEFFICIENTS
-    for rows in {batch.shape[1] for batch in batches}:
-        which = [number for number, batch in enumerate(batches) if batch.shape[1] == rows]
-        own = [counts[number] for number in which]
-        A = made.new_empty(sum(own), rows, rows)
+    for rows, alike in by_rows.items():
+        found = [X for _, X in alike]
+        counts = [len(X) for X in found]
+        A = norms.new_empty(sum(counts), rows, rows)
         for left in reversed(range(ITERATIONS)):
-            for number, product in zip(which, A.split(own), strict=True):
-                torch.bmm(found[number], found[number].mT, out=product)
-            B = torch.baddbmm(A, A, A, beta=b, alpha=c)  # b A + c A^2
-            for number, factor in zip(which, B.split(own), strict=True):
-                X, size = found[number], 1.0 if left else sizes[number]
-                out = None if left else results[number]
-                found[number] = torch.baddbmm(X, factor, X, beta=size * a, alpha=size, out=out)  # a X + B X
-    return made
+            for X, product in zip(found, A.split(counts), strict=True):
+                torch.bmm(X, X.mT, out=product)
+            factors = torch.baddbmm(A, A, A, beta=b, alpha=c).split(counts)  # b A + c A^2
+            if left:  # a X + B X
+                found = [torch.baddbmm(X, B, X, beta=a) for X, B in zip(found, factors, strict=True)]
+        for (group, _), whole, factor in zip(alike, found, factors, strict=True):  # the last, without padding
+            own = places(whole, [shapes[number] for number in group])
+            squares = places(factor, [(n, side, side) for n, side, _ in (shapes[number] for number in group)])
+            for number, X, B in zip(group, own, squares, strict=True):
+                size = sizes[number]
+                torch.baddbmm(X, B, X, beta=size * a, alpha=size, out=out[number])
+
+
+def places(whole: Tensor, shapes: Sequence[Sequence[int]]) -> list[Tensor]:
+    """The places of batches of some shapes (n, rows, columns), one after the other, in a padded batch."""
+    rows = whole.split([n for n, _, _ in shapes])
+    return [own[:, :height, :width] for own, (_, height, width) in zip(rows, shapes, strict=True)]
+
+
+def spare_work(device: torch.device) -> int:
+    """Multiply-adds that take no longer than a launch: none on a CPU."""
+    return 0 if device.type == "cpu" else LAUNCH
+
+
+@functools.lru_cache
+def groups_of(shapes: Sequence[Sequence[int]], spare: int) -> list[list[int]]:
+    """The batches, by number, that are multiplied together, padded with zeros to the same sides.
+
+    Zeros around a matrix stay zeros, and add nothing to its products. Two groups become one where this adds
+    at most `spare` multiply-adds to an iteration; those that add the least come first. Batches with the same
+    sides add none.
+    """
+    groups = [[number] for number in range(len(shapes))]
+
+    def work(numbers: list[int]) -> int:
+        n, rows, columns = padded(*(shapes[number] for number in numbers))
+        return n * rows * rows * (2 * columns + rows)
+
+    while len(groups) > 1:
+        pairs = itertools.combinations(groups, 2)
+        added, one, other = min((work(a + b) - work(a) - work(b), a, b) for a, b in pairs)
+        if added > spare:
+            break
+        groups = [group for group in groups if group not in (one, other)] + [one + other]
+    return groups
+
+
+def padded(*shapes: Sequence[int]) -> tuple[int, int, int]:
+    """The shape of a batch that holds the matrices of others."""
+    counts, rows, columns = zip(*shapes, strict=True)
+    return sum(counts), max(rows), max(columns)
 
 
 # Sharded parameters (FSDP2): each process has some rows of each, and computes the updates of some matrices.
