@@ -1,5 +1,6 @@
 """Processes forked from this one, which start at once because everything is imported already."""
 
+import contextlib
 import os
 import signal
 import sys
@@ -40,6 +41,16 @@ def ending(child: int) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
+def import_once() -> None:
+    """Import what each process of a group would otherwise import by itself, longer than a tiny run takes."""
+    import torch._dynamo
+    import torch.distributed.checkpoint
+    import torch.distributed.fsdp
+
+    with contextlib.suppress(ImportError):
+        import torch.utils.tensorboard  # noqa: F401 - only its import matters
+
+
 def in_group(count: int, work: Callable[[], object], meeting: Path) -> list[int]:
     """Run `work` in processes of one group, which meet by a file, within minutes; returns their endings."""
 
@@ -50,6 +61,7 @@ def in_group(count: int, work: Callable[[], object], meeting: Path) -> list[int]
         dist.init_process_group("gloo", store=store, rank=number, world_size=count, timeout=timeout)
         return work()
 
+    import_once()
     children = [fork(lambda number=number: one(number)) for number in range(count)]
     return [ending(child) for child in children]
 
@@ -85,4 +97,5 @@ def torchrun(
         )
         elastic_launch(config, bounded)(*arguments)
 
+    import_once()
     return ending(fork(launch))

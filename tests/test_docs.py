@@ -3,6 +3,7 @@
 import ast
 import asyncio
 import dataclasses
+import functools
 import inspect
 import json
 import os
@@ -94,6 +95,8 @@ def readers_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(folder)
     monkeypatch.setitem(RECIPES, "digits", RECIPES["digits"].replace(epochs=DIGITS_EPOCHS))
     monkeypatch.setattr("vitascope.training.loop.TimeBudget", short_budget)
+    fewer_points = functools.partial(vs.explain.compare, steps=2, shares=(0.5,))
+    monkeypatch.setattr(vs.explain, "compare", fewer_points)
     return folder
 
 

@@ -23,7 +23,7 @@ from vitascope.weights.loading import from_pretrained
 
 OPTIONS: dict[str, Any] = {
     **{"ema": 0.9, "dropout": 0.1, "mixup": 0.8, "randaugment": 2, "checkpoint_seconds": 0.0},
-    **{"keep_checkpoints": 3, "parallel": "fsdp", "epochs": 4},
+    **{"keep_checkpoints": 3, "parallel": "fsdp", "epochs": 3},
 }
 KILLS = ((8, 1), (13, 0))
 """Step and rank of the process that is killed, in each attempt: in the middle of epochs of 5 steps."""
@@ -57,7 +57,7 @@ def train_two(config: TrainConfig) -> None:
 
 def final_state(run: Path) -> dict[str, Any]:
     step, state = load_checkpoint_at(checkpoints(run)[-1])
-    assert step == 20
+    assert step == 15
     return {name: state[name] for name in ("model", "average", "optimizer")}
 
 
