@@ -14,7 +14,6 @@ Common to all methods that give heatmaps:
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from vitascope.explain.attention import attention, head_maps, patch_attention
@@ -57,15 +56,21 @@ __all__ = [
 ]
 
 
-# Imported on first use: SciPy and matplotlib take longer to import than a picture to predict.
-_HOMES = {"compare": "faithfulness.compare", "Comparison": "faithfulness.results", "draw": "figures"}
-
-
 def __getattr__(name: str) -> Any:
-    """Import a public name on first use (PEP 562)."""
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    # On first use (PEP 562): SciPy and matplotlib take longer to import than a picture to predict.
+    if name == "compare":
+        from vitascope.explain.faithfulness.compare import compare
+
+        return compare
+    if name == "Comparison":
+        from vitascope.explain.faithfulness.results import Comparison
+
+        return Comparison
+    if name == "draw":
+        from vitascope.explain.figures import draw
+
+        return draw
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
