@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.cli import error_line
+from tests.cli import error_line, exit_status
 from tests.forked import ending, fork
 from tests.model import labelling_model, small_model
 from vitascope.cli import main
@@ -22,11 +22,7 @@ QUICK = ["--device", "cpu", "--workers", "1", "--batch-size", "4"]
 
 
 def status(*argv: str) -> int:
-    """The exit status, returned or raised."""
-    try:
-        return main([*RUN, *argv, *QUICK])
-    except SystemExit as stop:
-        return int(stop.code or 0)
+    return exit_status(*RUN, *argv, *QUICK)
 
 
 def lines(path: Path | str) -> list[dict[str, object]]:

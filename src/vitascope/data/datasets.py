@@ -85,15 +85,15 @@ def open_data(
     if not labelled and split in names and len(classes) < 2:
         train = dataclasses.replace(_images(found, split), name="train")
         return complete_splits(dataclasses.replace(found, sets=(train,)), data, seed=seed)
-    if not labelled and (more := [images for images in found.sets if _joins(images, split)]):
-        rest = tuple(images for images in found.sets if not _joins(images, split))
+    if not labelled and (more := [images for images in found.sets if _is_unlabelled(images, split)]):
+        rest = tuple(images for images in found.sets if not _is_unlabelled(images, split))
         splits = complete_splits(dataclasses.replace(found, sets=rest), data, seed=seed)
         return splits.with_unlabelled(more)
     for name in names:
         _labelled(found, name, data)
     if len(classes) == 1:
         raise UserError(
-            f"{data}: only one class, {classes[0]!r}; a classifier needs two or more{_instead(found)}"
+            f"{data}: only one class, {classes[0]!r}; a classifier needs two or more{_unused_in_words(found)}"
         )
     return complete_splits(found, data, seed=seed)
 
@@ -114,7 +114,7 @@ def open_for_evaluation(
     for name in others.values():
         check_choice("class of the model", name, class_names)
     found = read_data(data, table)
-    images = _labelled(found, _measured(found), data)
+    images = _labelled(found, _measured_split(found), data)
     targets = images.truth
     counts = dict(zip(targets.class_names, targets.counts.tolist(), strict=True))
     for name in others:
@@ -133,7 +133,7 @@ def open_pictures(data: str) -> Sequence[ImageSource]:
     if path.is_file() and path.suffix.lower() in IMAGE_SUFFIXES:
         return [path]
     found = read_data(data)
-    sources = _images(found, _measured(found)).sources
+    sources = _images(found, _measured_split(found)).sources
     if not sources:
         raise UserError(f"{data}: no images in this folder")
     return sources
@@ -169,12 +169,12 @@ def stream_of_folder(data: str) -> FolderStream | None:
     return found if found is not None and found.has_folders_of_classes else None
 
 
-def _joins(images: ImageSet, split: str) -> bool:
+def _is_unlabelled(images: ImageSet, split: str) -> bool:
     """Whether images have no label, and are in a split."""
     return images.name == split and images.targets is None and len(images) > 0
 
 
-def _measured(found: Inventory) -> str:
+def _measured_split(found: Inventory) -> str:
     """The name of the split that a model is measured on, and that is shown."""
     return next((name for name in ("test", "val", "train") if name in _split_names(found)), "all")
 
@@ -207,11 +207,11 @@ def _labelled(found: Inventory, split: str, data: str) -> ImageSet:
         of_split = "" if split == "all" else f" in {split}"
         raise UserError(f"{data}: no labelled images{of_split}; {found.unlabelled}")
     place = os.path.join(data, *([] if split == "all" else [split]), "<class>", "<image>")
-    reason = f"; {found.unlabelled}" if found.unlabelled else _instead(found)
+    reason = f"; {found.unlabelled}" if found.unlabelled else _unused_in_words(found)
     raise UserError(f"{data}: no images in class folders; expected {place}{reason}")
 
 
-def _instead(found: Inventory) -> str:
+def _unused_in_words(found: Inventory) -> str:
     """The end of a message: what a data set has that is no image."""
     return f"; unused: {', '.join(found.unused)}" if found.unused else ""
 

@@ -81,6 +81,13 @@ class ViTConfig(ImageOptions):
         object.__setattr__(self, "patch_size", pair(self.patch_size))
         self.check_images_and_classes()
         check_fields(self)
+        self._check_widths()
+        self._check_token_merging()
+        self._check_stem()
+        self.grid_of(self.image_hw)
+
+    def _check_widths(self) -> None:
+        """Reject widths that do not divide as heads, positions and pooling need, and grids that break up."""
         for name, hidden in {"mlp_ratio": self.mlp_dim, "pool_mlp_ratio": self.pool_mlp_dim}.items():
             if hidden < 1:
                 raise UserError(f"{name} {self.option(name)} gives an MLP without a hidden layer")
@@ -106,10 +113,13 @@ class ViTConfig(ImageOptions):
                 f'pool "map" has heads of the same width, and head_dim {self.head_dim} does not divide '
                 f"embed_dim {self.embed_dim}"
             )
-        # With token merging, a merged token has no place and blocks have no way back.
+
+    def _check_token_merging(self) -> None:
+        """Reject blocks that need the place of a token, which a merged one has not, or a way back to it."""
+        embedding = self.embedding
         against = {
             f"attention {self.block.attention!r}": self.block.attention != "global",
-            f"positions {positions!r}": embedding.relative or embedding.rotary,
+            f"positions {embedding.positions!r}": embedding.relative or embedding.rotary,
             f"norm {self.block.norm!r}": self.block.norm != "pre",
         }
         found = " and ".join(name for name, applies in against.items() if applies)
@@ -118,11 +128,14 @@ class ViTConfig(ImageOptions):
                 f"token_merging does not go with {found}: it needs global attention, positions that are "
                 "added to the tokens, and pre-norm blocks"
             )
+
+    def _check_stem(self) -> None:
+        """Reject patches that the stem cannot make."""
+        embedding, (ph, pw), (sh, sw) = self.embedding, self.patch_hw, self.patch_stride
         if self.remainder == "cut" and embedding.stem not in ("conv", "overlap"):
             raise UserError(
                 f'remainder "cut" is the rule of a convolution, not of the stem {embedding.stem!r}'
             )
-        (ph, pw), (sh, sw) = self.patch_hw, self.patch_stride
         if embedding.stem == "overlap" and not (1 <= sh <= ph and 1 <= sw <= pw):
             raise UserError(f"stride {sh}x{sw} leaves gaps between patches of {ph}x{pw}")
         if embedding.stem == "resnet":
@@ -139,7 +152,6 @@ class ViTConfig(ImageOptions):
                 f"{' or '.join(map(str, sides))} pixels, not {ph}x{pw}: set patch_size to one of these, or "
                 "add tokenizer_widths, one for each layer but the last"
             )
-        self.grid_of(self.image_hw)
 
     def grid_of(self, image: tuple[int, int]) -> tuple[int, int]:
         """Rows and columns of patches in an image of (height, width); `UserError` if they do not tile it."""

@@ -50,7 +50,7 @@ from vitascope.predict.result_formats import escaped
 from vitascope.predict.runtimes import as_engine
 from vitascope.remote.outputs import Output
 from vitascope.storage import check_local, explaining_failure
-from vitascope.weights.identification import is_model
+from vitascope.weights.identification import reject_model
 
 MEMORY_GB = 4.0
 """Features that are held in memory; more have to go into a file."""
@@ -305,8 +305,7 @@ def _check(data: object, out: Path | None, batch_size: int | None, workers: int 
     check_workers(workers)
     if out is not None:
         check_out(out)
-    if isinstance(data, str | os.PathLike) and is_model(data):
-        raise UserError(f"{os.fspath(data)} is a model, and no images: the model comes first, then the data")
+    reject_model(data, "the model comes first, then the data")
 
 
 @dataclasses.dataclass(frozen=True)

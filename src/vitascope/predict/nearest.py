@@ -49,7 +49,7 @@ from vitascope.predict.predictor import check_batch_size, check_workers
 from vitascope.predict.runtimes import as_engine
 from vitascope.text.zero_shot import ImagesAndWords, check_names
 from vitascope.weights.files import CheckpointError
-from vitascope.weights.identification import is_model
+from vitascope.weights.identification import reject_model
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -345,11 +345,9 @@ def _check_pictures(pictures: Sequence[ImageSource]) -> None:
 
 def _opened(data: Data, table: TableOptions) -> Data:
     """The data; `Embeddings` for a file of features."""
-    if isinstance(data, str | os.PathLike):
-        if is_embedding_file(Path(data)):
-            data = Embeddings.load(data)
-        elif is_model(data):
-            raise UserError(f"{os.fspath(data)} is a model, and no images: {ORDER}")
+    if isinstance(data, str | os.PathLike) and is_embedding_file(Path(data)):
+        data = Embeddings.load(data)
+    reject_model(data, ORDER)
     if isinstance(data, Embeddings) and table.given:
         raise UserError(f"{table.given[0]} is about a table, and these features are computed already")
     return data

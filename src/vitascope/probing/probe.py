@@ -57,7 +57,7 @@ from vitascope.report.write import write_report
 from vitascope.run.label_measures import best_thresholds
 from vitascope.run.run import Run, lasting_path, new_run
 from vitascope.storage import explaining_failure
-from vitascope.weights.identification import is_model
+from vitascope.weights.identification import reject_model
 from vitascope.weights.loading import from_pretrained
 from vitascope.weights.saving import save_pretrained
 
@@ -178,8 +178,7 @@ def probe(
     if not 0 <= seed < 2**63:
         raise UserError(f"seed must be in [0, 2**63), not {seed}")
     check_workers(workers)
-    if isinstance(data, str | os.PathLike) and is_model(data):
-        raise UserError(f"{os.fspath(data)} is a model, and no images: models come first, then the data")
+    reject_model(data, "models come first, then the data")
     table = TableOptions.of(columns, images, labels, label_separator)
     given = [models] if isinstance(models, VisionModel | str | os.PathLike) else list(models)
     if not given:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import shlex
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -11,7 +12,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from vitascope.data.datasets import class_counts
-from vitascope.data.splits import Splits
+from vitascope.data.splits import ImageSet, Splits
 from vitascope.data.targets import ClassSets
 from vitascope.formatting import duration
 from vitascope.language import counted, say
@@ -212,76 +213,12 @@ def training(
     run: Run, model: VisionModel | None, splits: Splits | None, gone: str, differs: str = ""
 ) -> dict[str, Any]:
     """Data, model and options of the training; `gone` and `differs` are about the data since then."""
-    get = run.config.get
-    if run.probes:
-        task = say("classification by a linear head on frozen features; probe.html compares it with others")
-    elif run.classifies:
-        task = say("classification")
-    else:
-        task = say("masked patch prediction ({target})", target=get("target"))
-    rows: list[tuple[str, object]] = [(say("Task"), task), (say("Data"), without_home(str(get("data"))))]
-    names = _class_names(run, model, splits) if run.classifies else ()
     parts = [] if splits is None else [splits.train, splits.val, *([splits.test] if splits.test else [])]
-    if parts:
-        rows.append((say("Images"), ", ".join(f"{len(part):,} {part.name}" for part in parts)))
-    if names:
-        some = ", ".join(names[:12]) + (", ..." if len(names) > 12 else "")
-        rows.append((say("Classes"), f"{len(names):,}: {some}"))
-    if splits is not None and isinstance(splits.train.targets, ClassSets):
-        own = splits.train.targets.labels.sum(axis=1)
-        spread = say(
-            "{mean:.2f} on average, {least} to {most}, in train",
-            mean=own.mean(),
-            least=own.min(),
-            most=own.max(),
-        )
-        rows.append((say("Classes per image"), spread))
-    size = get("model") or say("as the weights that training started from")
-    rows.append((say("Model"), f"{size}: {model.config.summary}" if model is not None else size))
-    if model is not None:
-        rows.append((say("Parameters"), f"{sum(p.numel() for p in model.parameters()):,}"))
-    start = (
-        without_home(str(get("weights")))
-        if get("weights")
-        else say("random weights, seed {seed}", seed=get("seed"))
-    )
-    rows.append((say("Started from"), start))
-    if get("teacher"):
-        rows.append((say("Teacher"), without_home(str(get("teacher")))))
-    if not run.probes:
-        options = say(
-            "{length}, batches of {batch_size}, {optimizer}, learning rate {lr} ({schedule}), weight decay "
-            "{weight_decay}",
-            length=_length(run),
-            **{name: get(name) for name in ("batch_size", "optimizer", "lr", "schedule", "weight_decay")},
-        )
-        rows.append((say("Training"), options))
-    if chosen := run.plan.get("chosen"):
-        choices = ", ".join(chosen.values())
-        rows.append(
-            (
-                say("Chosen by the data"),
-                say("{names}: for {reason}", names=choices, reason=run.plan["reason"]),
-            )
-        )
-    if stops := run.records("stop"):
-        text = say(
-            "after epoch {epoch}; the lowest validation loss was that of epoch {best}",
-            epoch=stops[-1]["epoch"],
-            best=stops[-1]["best_epoch"],
-        )
-        rows.append((say("Stopped early"), text))
-    balanced = [name for name in ("class_weights", "sampling") if get(name) == "balanced"]
-    if balanced:
-        rows.append((say("Balanced by"), balanced[0].replace("_", " ")))
-    if run.classifies and not run.probes:
-        rows.append((say("Weights kept"), _kept(run)))
-    if "started" in run.environment:
-        rows.append((say("Started"), _date(run.environment["started"])))
-    counts = [class_counts(part) for part in parts] if run.classifies and len(names) > 1 else []
+    names = _class_names(run, model, splits) if run.classifies else ()
+    counts = [class_counts(part) for part in parts] if len(names) > 1 else []
     few = splits is not None and len(splits.train.class_names) <= MOST_CLASSES
     return {
-        "rows": rows,
+        "rows": [*_data_rows(run, parts, names), *_model_rows(run, model), *_course_rows(run)],
         "gone": gone,
         "differs": without_home(differs),
         "splits": [part.name for part in parts],
@@ -291,6 +228,80 @@ def training(
         ],
         "range": (min(counts[0].values()), max(counts[0].values())) if counts and not few else None,
     }
+
+
+def _data_rows(run: Run, parts: Sequence[ImageSet], names: Sequence[str]) -> Iterator[tuple[str, object]]:
+    """The task, the images, of which `train` comes first, and the classes."""
+    if run.probes:
+        task = say("classification by a linear head on frozen features; probe.html compares it with others")
+    elif run.classifies:
+        task = say("classification")
+    else:
+        task = say("masked patch prediction ({target})", target=run.config.get("target"))
+    yield say("Task"), task
+    yield say("Data"), without_home(str(run.config.get("data")))
+    if parts:
+        yield say("Images"), ", ".join(f"{len(part):,} {part.name}" for part in parts)
+    if names:
+        some = ", ".join(names[:12]) + (", ..." if len(names) > 12 else "")
+        yield say("Classes"), f"{len(names):,}: {some}"
+    if parts and isinstance(parts[0].targets, ClassSets):
+        own = parts[0].targets.labels.sum(axis=1)
+        numbers = {"mean": own.mean(), "least": own.min(), "most": own.max()}
+        yield (
+            say("Classes per image"),
+            say("{mean:.2f} on average, {least} to {most}, in train", **numbers),
+        )
+
+
+def _model_rows(run: Run, model: VisionModel | None) -> Iterator[tuple[str, object]]:
+    """The model, the weights that it started from, and its teacher."""
+    get = run.config.get
+    size = get("model") or say("as the weights that training started from")
+    yield say("Model"), f"{size}: {model.config.summary}" if model is not None else size
+    if model is not None:
+        yield say("Parameters"), f"{sum(p.numel() for p in model.parameters()):,}"
+    yield (
+        say("Started from"),
+        without_home(str(get("weights")))
+        if get("weights")
+        else say("random weights, seed {seed}", seed=get("seed")),
+    )
+    if get("teacher"):
+        yield say("Teacher"), without_home(str(get("teacher")))
+
+
+def _course_rows(run: Run) -> Iterator[tuple[str, object]]:
+    """The options, what was decided by the data and by the course of the run, and its start."""
+    get = run.config.get
+    if not run.probes:
+        options = say(
+            "{length}, batches of {batch_size}, {optimizer}, learning rate {lr} ({schedule}), weight decay "
+            "{weight_decay}",
+            length=_length(run),
+            **{name: get(name) for name in ("batch_size", "optimizer", "lr", "schedule", "weight_decay")},
+        )
+        yield say("Training"), options
+    if chosen := run.plan.get("chosen"):
+        choices = ", ".join(chosen.values())
+        yield (
+            say("Chosen by the data"),
+            say("{names}: for {reason}", names=choices, reason=run.plan["reason"]),
+        )
+    if stops := run.records("stop"):
+        text = say(
+            "after epoch {epoch}; the lowest validation loss was that of epoch {best}",
+            epoch=stops[-1]["epoch"],
+            best=stops[-1]["best_epoch"],
+        )
+        yield say("Stopped early"), text
+    balanced = [name for name in ("class_weights", "sampling") if get(name) == "balanced"]
+    if balanced:
+        yield say("Balanced by"), balanced[0].replace("_", " ")
+    if run.classifies and not run.probes:
+        yield say("Weights kept"), _kept(run)
+    if "started" in run.environment:
+        yield say("Started"), _date(run.environment["started"])
 
 
 def _class_names(run: Run, model: VisionModel | None, splits: Splits | None) -> tuple[str, ...]:

@@ -565,10 +565,7 @@ class Trainer:
         if lost and self.config.optimization.keep != "last":
             self.best_value = self.task.monitor.worst
         self.seconds = state["seconds"]
-        # Older checkpoints were saved after a validation, and count epochs, or have neither.
-        since_best = state.get("epochs_since_best", 0) * self.steps_per_epoch
-        self.best_step = state.get("best_step", self.step - since_best)
-        self.validated = state.get("validated", self.step)
+        self.best_step, self.validated = state["best_step"], state["validated"]
         former = {"correct": "accuracy"}  # names in older checkpoints
         first = distributed.is_first()
         self.sums = {

@@ -165,6 +165,12 @@ def is_model(ref: str | os.PathLike[str]) -> bool:
     )
 
 
+def reject_model(data: object, order: str) -> None:
+    """Reject a model that stands where data belong; `order` says what comes where."""
+    if isinstance(data, str | os.PathLike) and is_model(data):
+        raise UserError(f"{os.fspath(data)} is a model, and no images: {order}")
+
+
 def exists(ref: str | os.PathLike[str]) -> bool:
     """Whether there is such a path; a path that the system rejects (too long, for example) is an error."""
     try:
