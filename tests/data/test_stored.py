@@ -14,12 +14,13 @@ from vitascope.data.contents import image_name
 from vitascope.data.datasets import open_data, open_pictures, read_data
 from vitascope.data.decoding import ImageError, read_image, source_name
 from vitascope.data.formats.shard_files import open_shard
+from vitascope.data.formats.shard_index import MAX_BYTES
 from vitascope.data.formats.shards import Shards
 from vitascope.data.pack import pack
 from vitascope.data.splits import Splits
 from vitascope.data.stored import StoredImage, hub_id, stored_images
 from vitascope.data.table_options import TableOptions
-from vitascope.errors import UserError
+from vitascope.errors import SourceError, UserError
 from vitascope.remote.stores import StoreError
 
 
@@ -83,6 +84,39 @@ def test_packed_shards_are_opened_without_reading_them(web_store: Store) -> None
         assert np.array_equal(found[split].labels, images.labels)
         for source, theirs in zip(found[split].sources, images.sources, strict=True):
             assert (source.name, source.offset, source.size) == (theirs.name, theirs.offset, theirs.size)
+
+
+@pytest.mark.parametrize("name", ["index.json", "samples.npz"])
+def test_file_beside_shards_that_is_too_large_is_not_fetched(
+    web_store: Store,
+    name: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    write_tree(web_store.folder / "photos", {"cat": 9, "dog": 9})
+    pack(str(web_store.folder / "photos"), web_store.folder / "shards")
+    url = web_store.add("shards")
+    monkeypatch.setitem(MAX_BYTES, name, 10)
+    with pytest.raises(
+        UserError, match=rf"^{url}/{name}: [\d,]+ bytes, and {name} beside shards has at most 10"
+    ):
+        read_data(url)
+    assert f"GET /shards/{name}" not in web_store.server.requests
+
+
+def test_shard_of_another_packing_in_a_store_is_not_read(web_store: Store) -> None:
+    write_tree(web_store.folder / "photos", {"cat": 9, "dog": 9})
+    pack(str(web_store.folder / "photos"), web_store.folder / "shards")
+    shard = web_store.folder / "shards" / "train-00000.tar"
+    content = shard.read_bytes()
+    shard.write_bytes(
+        content[2048:4096] + content[:2048] + content[4096:]
+    )  # the first two samples, exchanged
+    sources = read_data(web_store.add("shards")).by_name["train"].sources
+    read_image(sources[2])
+    with pytest.raises(
+        SourceError, match=rf"^{web_store.url}/shards/train-00000\.tar: 00000000\.png of class"
+    ):
+        read_image(sources[0])
 
 
 def test_headers_of_other_shards_are_read_once(web_store: Store) -> None:

@@ -74,7 +74,11 @@ def alone(model: VisionModel, out: Path, **options: bool) -> bytes:
 def in_parts(out: Path, compute: bulk.Compute = compute_here, **options: object) -> tuple[int, int, int]:
     """Predict in parts; the numbers of images, of unreadable ones and of those computed now."""
     options = {"model": "model", "places": ["pictures"], **HERE, **options}
-    tally, computed = predict_in_parts(options.pop("model"), options.pop("places"), out, compute, **options)
+    given = {name: options.pop(name) for name in ("selection", "probabilities", "resume") if name in options}
+    places = options.pop("places")
+    tally, computed = predict_in_parts(
+        bulk.Job(options.pop("model"), out, compute, **options), places, **given
+    )
     return tally.images, tally.unreadable, computed
 
 

@@ -20,7 +20,7 @@ from vitascope.probing.probe import probe
 from vitascope.remote.stores import StoreError, exists, listed, walk
 from vitascope.run import layout, stored_run
 from vitascope.run.run import Run
-from vitascope.run.stored_run import StoredRun
+from vitascope.run.stored_run import OtherWriterError, StoredRun
 from vitascope.training.loop import Trainer
 from vitascope.training.train import resume, train
 from vitascope.weights.loading import from_pretrained
@@ -300,6 +300,40 @@ def test_hidden_files_of_a_sharded_checkpoint_are_uploaded_and_fetched(url) -> N
     assert not exists(f"{url}/.lock")
 
 
+def test_writer_whose_run_is_resumed_elsewhere_stops_with_one_line(data, whole, url, capsys) -> None:
+    def resumed_elsewhere() -> None:
+        StoredRun(url).claim()
+
+    with pytest.MonkeyPatch.context() as patch:
+        at_step(patch, 3, resumed_elsewhere)
+        with pytest.raises(
+            OtherWriterError, match=rf"^{url} is written by process \d+ on .*, so this process stops"
+        ):
+            train(tiny_config(data, run=url, **OPTIONS))
+    assert max(saved_steps(url)) <= 3
+    forget()
+    resume(url)
+    assert_finished(url, whole)
+
+
+def test_process_uploads_nothing_after_another_has_claimed_or_finished_the_run(url) -> None:
+    first, second = StoredRun(url), StoredRun(url)
+    first.path.mkdir(parents=True)
+    (first.path / "config.yaml").write_text("a")
+    first.upload()
+    second.claim()
+    (first.path / "config.yaml").write_text("another")
+    for upload in (first.upload, first.try_to_upload, lambda: first.finish("again")):
+        with pytest.raises(OtherWriterError, match="is written by process"):
+            upload()
+    assert [each.size for each in walk(url)] == [1]
+    second.finish("again")
+    assert [each.size for each in walk(url)] == [7]
+    for upload in (first.upload, first.try_to_upload):
+        with pytest.raises(OtherWriterError, match="was finished or removed by another process"):
+            upload()
+
+
 @pytest.mark.parametrize("manifest", [b"", b"[]", b'{"files": 5}', b'{"files": ["../x"]}', b"[" * 10**5])
 def test_broken_manifest_in_a_store_is_one_line(manifest: bytes) -> None:
     with pytest.raises(
@@ -321,6 +355,7 @@ def test_store_has_a_run_once_it_has_the_files_of_its_start(url, monkeypatch) ->
         stored_run, "upload", lambda path, target: sent.append(target.removeprefix(f"{url}/"))
     )
     run.upload()
+    sent.remove(".writer")
     assert sorted(sent[: len(start)]) == start
     assert sent[len(start) - 1] == "config.yaml"
     assert sent[-1] == "model/config.json"

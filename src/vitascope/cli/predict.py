@@ -148,7 +148,7 @@ class Predict:
 
     def _on_ray(self, selection: ClassSelection) -> None:
         """Predict in parts on the workers of Ray, into the file."""
-        from vitascope.predict.bulk import check_out_in_parts, predict_in_parts
+        from vitascope.predict.bulk import Job, check_out_in_parts, predict_in_parts
         from vitascope.predict.on_ray import compute_on_ray, connected
 
         assert self.out is not None
@@ -157,15 +157,15 @@ class Predict:
         started = time.monotonic()
         state = "the parts that are done are kept; repeat the command with --resume to continue"
         with exiting_if_stopped(state), connected(self.cluster.ray_address):
-            tally, computed = predict_in_parts(
-                *(self._model(), self.images, out, compute_on_ray),
-                selection=selection,
-                probabilities=self.probabilities,
+            job = Job(
+                *(self._model(), out, compute_on_ray),
                 batch_size=BATCH_SIZE if self.batch_size is None else self.batch_size,
                 workers=self.workers,
                 precision=self.precision,
                 device=self.device,
-                resume=self.resume,
+            )
+            tally, computed = predict_in_parts(
+                *(job, self.images, selection), probabilities=self.probabilities, resume=self.resume
             )
         self._summarize(tally, computed, time.monotonic() - started)
 

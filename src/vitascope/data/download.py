@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import hashlib
 import http.client
+import os
 import sys
 import time
 import urllib.error
@@ -50,7 +51,7 @@ def fetch(file: Published, folder: Path) -> Path:
     """The path of a published file in the cache, checked; if it is not there, it is downloaded to
     `.<name>.part` (which a later call resumes), checked and renamed."""
     path = folder / file.name
-    if not path.exists():
+    if not os.path.exists(path):  # nor in a cache that this user may not enter
         with writing_to_cache(folder):
             if not path.exists():
                 return _download(file, path)

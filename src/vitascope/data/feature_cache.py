@@ -81,7 +81,9 @@ class FeatureCache:
         self._waiting: list[tuple[Contents, Features]] = []
         self._since = 0.0
         self._touched = 0.0
-        found = [_open_chunk(path) for path in sorted(self.folder.glob(f"[!.]*{SUFFIX}"))]
+        is_there = os.path.isdir(self.folder)  # and may be entered
+        names = sorted(self.folder.glob(f"[!.]*{SUFFIX}")) if is_there else []
+        found = [_open_chunk(path) for path in names]
         self._chunks = [chunk for chunk in found if chunk is not None]
         sizes = [len(chunk.contents) for chunk in self._chunks]
         everything = np.concatenate([_NOTHING, *(chunk.contents for chunk in self._chunks)])

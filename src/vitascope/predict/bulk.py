@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import itertools
 import json
 import logging
 import os
 import zipfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -91,18 +92,78 @@ def compute_missing(parts: Parts, task: PartTask, compute: Compute) -> list[int]
     return missing
 
 
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """What all jobs in parts have: a model, a file, and how processes compute."""
+
+    model: str | VisionModel
+    """A MODEL, or a model with its preprocessing."""
+    out: Path
+    """The file, which is complete or absent; `OUT.parts` beside it has the state of the job."""
+    compute: Compute
+    """Computes the parts."""
+    _: dataclasses.KW_ONLY
+    batch_size: int = 64
+    workers: int | None = None
+    """Processes that read, for each process that computes."""
+    precision: str = "auto"
+    device: str = "auto"
+    """These two as for `Predictor`, in each process that computes."""
+
+    @functools.cached_property
+    def engine(self) -> Engine:
+        """That of the process that begins the job and computes nothing, on the CPU."""
+        if isinstance(self.model, str):
+            return open_engine(self.model, precision=self.precision, device="cpu")
+        return TorchEngine(self.model, precision=self.precision, device="cpu")
+
+    @contextmanager
+    def computed(
+        self,
+        kind: type[PartTask],
+        images: Callable[[], Iterable[Sequence[str]]],
+        about: Mapping[str, Any],
+        check: Callable[[Parts], None],
+        **options: Any,
+    ) -> Iterator[tuple[Parts, list[int]]]:
+        """All parts, once they are computed, and those that were computed now; they are removed at the end of
+        the context, in which they are joined.
+
+        Args:
+            kind, options: what is computed of a part, and its options beside those of this job.
+            images, about: as for `Parts.create`, of a job that has not begun.
+            check: rejects the parts of a job that has begun with other images or options.
+        """
+        folder = parts_folder(self.out)
+        folder.mkdir(exist_ok=True)
+        with locked(folder / LOCK):
+            if job_exists(self.out):
+                parts = Parts.open(folder, kind.suffix)
+                check(parts)
+            else:
+                parts = Parts.create(folder, kind.suffix, images(), batch_size=self.batch_size, about=about)
+            runs_on_gpus = isinstance(self.engine, TorchEngine)  # exported models run on CPUs
+            task = kind(
+                model=reference(self.model, folder),
+                digest=self.engine.digest,
+                precision=self.precision,
+                device=self.device if runs_on_gpus or self.device != "auto" else "cpu",
+                batch_size=self.batch_size,
+                workers=self.workers,
+                **options,
+            )
+            computed = compute_missing(parts, task, self.compute)
+            with explaining_failure(self.out, "the results", "the parts are kept and can be resumed"):
+                yield parts, computed
+                parts.remove()
+
+
 def predict_in_parts(
-    model: str | VisionModel,
+    job: Job,
     places: Sequence[str],
-    out: Path,
-    compute: Compute,
-    *,
     selection: ClassSelection | None = None,
+    *,
     probabilities: bool = False,
-    batch_size: int = 64,
-    workers: int | None = None,
-    precision: str = "auto",
-    device: str = "auto",
     resume: bool = False,
 ) -> tuple[Tally, int]:
     """Predict image files and folders of any size into a result file, in parts, and join them.
@@ -110,14 +171,9 @@ def predict_in_parts(
     The file is that of one process. The images are listed once, when the job begins.
 
     Args:
-        model: a MODEL, or a model with its preprocessing.
+        job: the model, the file and the processes.
         places: image files, and folders of them, also in stores.
-        out: the file, which is complete or absent; `OUT.parts` beside it has the state of the job.
-        compute: computes the parts.
         selection, probabilities: as for `ResultFile`.
-        batch_size: images per batch.
-        workers: processes that read, for each process that computes.
-        precision, device: as for `Predictor`, in each process that computes.
         resume: continue a job that was begun in parts.
 
     Returns:
@@ -127,51 +183,27 @@ def predict_in_parts(
         UserError: a file that exists, or cannot be written; a job of other images, options or another model;
             no images; as `PartTask.open`, in any process.
     """
-    check_out_in_parts(out, resume=resume)
-    check_workers(workers)
-    check_batch_size(batch_size)
+    check_out_in_parts(job.out, resume=resume)
+    check_workers(job.workers)
+    check_batch_size(job.batch_size)
     selection = selection or ClassSelection()
-    folder = parts_folder(out)
-    with ExitStack() as opened:
-        engine = open_engine_of_job(model, precision)
-        engine.check_classes()
-        check_columns(out, engine, selection)
-        rows = Rows.of(engine, probabilities=probabilities)
-        if not (resume and job_exists(out)):
-            folder.mkdir(exist_ok=True)
-        opened.enter_context(locked(folder / LOCK))
-        if resume and job_exists(out):
-            parts = Parts.open(folder, PredictTask.suffix)
-            check_same_job(parts, engine, selection, rows, places)
-        else:
-            fingerprint = Fingerprint.of(engine, selection, probabilities=bool(rows.columns))
-            about = {"places": list(places), "fingerprint": dataclasses.asdict(fingerprint)}
-            parts = Parts.create(
-                folder,
-                PredictTask.suffix,
-                ((as_text(file),) for file in find_images(places)),
-                batch_size=batch_size,
-                about=about,
-            )
-        task = PredictTask(
-            model=reference(model, folder),
-            digest=engine.digest,
-            precision=precision,
-            device=place_of(engine, device),
-            batch_size=batch_size,
-            workers=workers,
-            selection=selection,
-            probabilities=probabilities,
-        )
-        computed = compute_missing(parts, task, compute)
+    job.engine.check_classes()
+    check_columns(job.out, job.engine, selection)
+    rows = Rows.of(job.engine, probabilities=probabilities)
+    fingerprint = Fingerprint.of(job.engine, selection, probabilities=bool(rows.columns))
+    with job.computed(
+        PredictTask,
+        lambda: ((as_text(file),) for file in find_images(places)),
+        {"places": list(places), "fingerprint": dataclasses.asdict(fingerprint)},
+        lambda parts: check_same_job(parts, job.engine, selection, rows, places),
+        selection=selection,
+        probabilities=probabilities,
+    ) as (parts, computed):
         tally = Tally()
-        with explaining_failure(out, "the predictions", "the parts are kept and can be resumed"):
-            values = parts.about["fingerprint"]
-            kept = write_json(fingerprint_file(out), values)
-            write_whole(out, counted_lines(parts, tally), rows, kept.read_text(encoding="utf-8"))
-            if out.suffix == ".parquet":
-                kept.unlink()
-            parts.remove()
+        kept = write_json(fingerprint_file(job.out), parts.about["fingerprint"])
+        write_whole(job.out, counted_lines(parts, tally), rows, kept.read_text(encoding="utf-8"))
+        if job.out.suffix == ".parquet":
+            kept.unlink()
     return tally, sum(map(parts.count, computed))
 
 
@@ -221,13 +253,6 @@ def counted_lines(parts: Parts, tally: Tally) -> Iterator[str]:
             )
 
 
-def open_engine_of_job(model: str | VisionModel, precision: str) -> Engine:
-    """The engine of the process that begins a job and computes nothing, on the CPU."""
-    if isinstance(model, str):
-        return open_engine(model, precision=precision, device="cpu")
-    return TorchEngine(model, precision=precision, device="cpu")
-
-
 def reference(model: str | VisionModel, folder: Path) -> str:
     """A MODEL by which any process opens the model; one that was made in memory is saved among the parts."""
     if isinstance(model, str):
@@ -235,36 +260,16 @@ def reference(model: str | VisionModel, folder: Path) -> str:
     return os.path.abspath(save_pretrained(model, folder / MODEL))
 
 
-def place_of(engine: Engine, device: str) -> str:
-    """The device of each process that computes: exported models run on CPUs."""
-    return device if isinstance(engine, TorchEngine) or device != "auto" else "cpu"
-
-
 def embed_in_parts(
-    model: str | VisionModel,
-    engine: Engine,
-    spec: FeatureSpec,
-    listed: Callable[[], Iterator[tuple[str, ...]]],
-    out: Path,
-    compute: Compute,
-    *,
-    made: Mapping[str, Any],
-    batch_size: int,
-    workers: int | None,
-    precision: str,
-    device: str,
+    job: Job, spec: FeatureSpec, listed: Callable[[], Iterator[tuple[str, ...]]], made: Mapping[str, Any]
 ) -> tuple[list[str], int, int]:
     """Write the features of image files to a file, in parts, and join them; a job that exists is continued.
 
     Args:
-        model: a MODEL, or a model with its preprocessing.
-        engine: its engine on the CPU, which computes nothing.
+        job: the model, the file and the processes.
         spec: the representation, resolved.
         listed: for each image its `as_text`, its label where there are labels, and its split; called twice.
-        out: the file, which is complete or absent; `OUT.parts` beside it has the state of the job.
-        compute: computes the parts.
         made: how the features are made, as `Embeddings.made`; the precision is that of the processes.
-        batch_size, workers, precision, device: as for `predict_in_parts`.
 
     Returns:
         The reasons for the images that could not be read, the number of images in the file, and that of the
@@ -273,33 +278,18 @@ def embed_in_parts(
     Raises:
         UserError: a job of other images or features; no image that can be read; parts in several precisions.
     """
-    folder, digest = parts_folder(out), hashlib.sha256()
+    digest = hashlib.sha256()
     for texts in listed():
         digest.update(repr(texts).encode())
     # The precision that was asked for; that of this process says nothing of the others.
-    about = {"made": {**made, "precision": precision}, "images": digest.hexdigest()}
-    folder.mkdir(exist_ok=True)
-    with locked(folder / LOCK):
-        if job_exists(out):
-            parts = Parts.open(folder, EmbedTask.suffix)
-            check_same_features(parts, about)
-        else:
-            parts = Parts.create(folder, EmbedTask.suffix, listed(), batch_size=batch_size, about=about)
-        task = EmbedTask(
-            model=reference(model, folder),
-            digest=engine.digest,
-            precision=precision,
-            device=place_of(engine, device),
-            batch_size=batch_size,
-            workers=workers,
-            layer=spec.layer,
-            pool=spec.pool,
-        )
-        computed = compute_missing(parts, task, compute)
+    about = {"made": {**made, "precision": job.precision}, "images": digest.hexdigest()}
+    with job.computed(
+        *(EmbedTask, listed, about, lambda parts: check_same_features(parts, about)),
+        layer=spec.layer,
+        pool=spec.pool,
+    ) as (parts, computed):
         reasons, found = left_out(parts)
-        with explaining_failure(out, "the features", "the parts are kept: repeat the command"):
-            write_embeddings(out, feature_parts(parts), parts.images, {**made, "precision": found})
-            parts.remove()
+        write_embeddings(job.out, feature_parts(parts), parts.images, {**made, "precision": found})
     unreadable = list(itertools.chain(*reasons))
     now = sum(parts.count(part) - len(reasons[part]) for part in computed)
     return unreadable, parts.images - len(unreadable), now

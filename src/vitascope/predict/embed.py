@@ -29,7 +29,7 @@ from vitascope.errors import UserError
 from vitascope.formatting import counted
 from vitascope.model.hardware import reuse_freed_memory
 from vitascope.model.vision_model import VisionModel, left_as_it_was
-from vitascope.predict.bulk import embed_in_parts, open_engine_of_job
+from vitascope.predict.bulk import Job, embed_in_parts
 from vitascope.predict.embedding_file import (
     EmbeddingColumns,
     Part,
@@ -341,16 +341,16 @@ def embed_on_ray(
     _check(data, out, batch_size, workers)
     with connected(address), left_as_it_was(model), _listed(data, table) as listed:
         where = model if isinstance(model, VisionModel) else os.fspath(model)
-        engine = open_engine_of_job(where, precision)
-        stream = FeatureStream(engine, [spec], [], batch_size=batch_size, cached=False)
-        unreadable, images, computed = embed_in_parts(
-            *(where, engine, stream.specs[0], listed.texts, out, compute_on_ray),
-            made=_made(stream, listed),
+        job = Job(
+            *(where, out, compute_on_ray),
             batch_size=batch_size,
             workers=workers,
             precision=precision,
             device=device,
         )
+        stream = FeatureStream(job.engine, [spec], [], batch_size=batch_size, cached=False)
+        made = _made(stream, listed)
+        unreadable, images, computed = embed_in_parts(job, stream.specs[0], listed.texts, made)
     return EmbeddedFile(images, tuple(unreadable), computed)
 
 

@@ -2,7 +2,8 @@
 
 The copy is in `$VITASCOPE_CACHE/remote/runs/`. The store has whole files only. A checkpoint's manifest is
 uploaded last and removed first. A run's configuration comes after the other files of its start, and that of
-the finished model after everything else.
+the finished model after everything else. A hidden object names the process that writes the run: the last one
+that has begun or resumed it. Any other one stops before its next upload.
 """
 
 from __future__ import annotations
@@ -10,10 +11,13 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import secrets
 import shutil
+import socket
 import sys
 import weakref
 from collections.abc import Iterator
+from datetime import datetime
 from pathlib import Path
 
 from vitascope.cache import ADVICE, cache_folder, explained
@@ -36,6 +40,11 @@ from vitascope.run import layout
 from vitascope.storage import check_room, explaining_failure, locked, replacing
 
 _FINISHED = f"{layout.MODEL}/config.json"
+_WRITER = ".writer"
+
+
+class OtherWriterError(StoreError):
+    """Another process has resumed or finished the run."""
 
 
 class StoredRun:
@@ -63,6 +72,8 @@ class StoredRun:
         """Size and time of change, by name, of the local files that the store has."""
         self._steps: set[int] = set()
         """The checkpoints that the store has, complete or not."""
+        self._writer = b""
+        """The content of the object that makes this process the writer; empty until `claim`."""
 
     def is_new(self) -> bool:
         """Whether the store has nothing at this URL; raises as `find_object`."""
@@ -173,12 +184,42 @@ class StoredRun:
         self._uploaded = {}
         self._note(files)
 
+    def claim(self) -> None:
+        """Become the writer of the run in place of any other process; raises as `upload`."""
+        own = f"process {os.getpid()} on {socket.gethostname()} since {datetime.now():%Y-%m-%d %H:%M:%S}"
+        content = f"{own}\n{secrets.token_hex(8)}\n".encode()
+        path = self.path.with_name(_WRITER)
+        try:
+            path.write_bytes(content)
+            upload(path, f"{self.url}/{_WRITER}")
+        except OSError as error:
+            raise StoreError(f"{self.url}: {explained(error)}") from error
+        finally:
+            path.unlink(missing_ok=True)
+        self._writer = content
+
+    def _check_writer(self) -> None:
+        """Claim the run once, and reject to go on after any other process has."""
+        if not self._writer:
+            return self.claim()
+        marker = f"{self.url}/{_WRITER}"
+        try:
+            found = fetched(marker) if exists(marker) else b""
+        except ChangedError as error:
+            raise StoreError(f"{marker}: {error}") from error
+        if found != self._writer:
+            name = found.decode(errors="replace").partition("\n")[0]
+            state = f"is written by {name}" if name else "was finished or removed by another process"
+            raise OtherWriterError(f"{self.url} {state}, so this process stops; its own copy is {self.path}")
+
     def upload(self) -> None:
         """Upload what has changed, and remove the checkpoints that are not here any more.
 
         Raises:
+            OtherWriterError: another process has resumed or finished the run.
             StoreError: the store does not answer, or cannot be written to; the next call continues.
         """
+        self._check_writer()
         self._upload(self._names())
         local = self._local_steps()
         for step in sorted(self._steps - local):
@@ -191,6 +232,8 @@ class StoredRun:
         """As `upload`; a store that does not answer is one printed line."""
         try:
             self.upload()
+        except OtherWriterError:
+            raise
         except StoreError as error:
             print(
                 f"vitascope: not uploaded: {error}; everything is in {self.path}, and the next checkpoint "
@@ -202,15 +245,20 @@ class StoredRun:
         """Upload the finished run without its checkpoints, and remove those in the store.
 
         Raises:
+            OtherWriterError: as `upload`.
             StoreError: as `upload`; it says that `again` uploads the rest.
         """
         try:
+            self._check_writer()
             self._upload(name for name in self._names() if not name.startswith(f"{layout.CHECKPOINTS}/"))
+        except OtherWriterError:
+            raise
         except StoreError as error:
             raise StoreError(f"{error}; the finished run is in {self.path}: {again}") from error
         self.complete = True
         try:
             remove(f"{self.url}/{layout.CHECKPOINTS}")
+            remove(f"{self.url}/{_WRITER}")
         except StoreError as error:
             print(f"vitascope: the checkpoints of the finished run stay: {error}", file=sys.stderr)
 

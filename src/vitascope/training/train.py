@@ -233,6 +233,7 @@ def _continue(
         check_plan_and_data(opened.plan, opened.splits)
         trainer = build_trainer(found, opened, device)
         trainer.restore(_checkpoint(found, checkpoint, data, trainer.identity))
+        distributed.by_first(lambda: None if found.store is None else found.store.claim())
         if checkpoint is not None and distributed.is_first():
             folders.discard_newer(checkpoint)
             if found.store is not None:  # so that no other machine resumes from them

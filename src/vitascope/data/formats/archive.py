@@ -60,7 +60,7 @@ def unpack(path: Path) -> Path:
     identity = f"{path.resolve()}\0{status.st_size}\0{status.st_mtime_ns}"
     key = hashlib.sha256(os.fsencode(identity)).hexdigest()[:16]
     target = cache_folder() / "unpacked" / f"{path.name.partition('.')[0]}-{key}"
-    if not target.is_dir():
+    if not os.path.isdir(target):  # nor in a cache that this user may not enter
         with writing_to_cache(target.parent):
             if target.is_dir():  # by another process
                 return target
