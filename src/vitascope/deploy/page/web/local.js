@@ -15,7 +15,7 @@ async function openThread() {
     const program = document.getElementById("model-program").textContent;
     const worker = new Worker(URL.createObjectURL(new Blob([program], { type: "text/javascript" })));
     await new Promise((resolve, reject) => {
-      worker.onmessage = resolve;
+      worker.onmessage = ({ data }) => (data.ready ? resolve() : reject(new Error("no canvas")));
       worker.onerror = (event) => reject(new Error(event.message));
     });
     worker.onmessage = ({ data }) => receive(data);
@@ -53,15 +53,14 @@ function ask(message, signal, report = () => {}) {
 /** Hand the weights to the thread, piece by piece; each piece leaves the page's memory. */
 async function start(report) {
   thread = await openThread();
-  await ask({ do: "begin", size: model.size });
+  const { options, about, kernel } = model;
+  thread.kernel = await ask({ do: "begin", options, about, kernel });
   const pieces = document.querySelectorAll("script[type='text/base64']");
   for (const [place, piece] of pieces.entries()) {
     report(`unpacking the model, ${Math.round((100 * place) / pieces.length)}%`);
     await ask({ do: "piece", base64: piece.textContent });
     piece.remove();
   }
-  const { options, about } = model;
-  thread.kernel = await ask({ do: "build", options, about, kernel: model.kernel });
   about.model = `${computing()}, ${about.model}`;
 }
 
