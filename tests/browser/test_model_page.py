@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 
 import vitascope as vs
-from tests.browser import Visit, browser_path, launched, visiting
+from tests.browser import PATIENCE, Visit, browser_path, launched, visiting
 from tests.data import noise, write_picture
 from tests.model import small_model
 from vitascope.deploy.page import page as page_module
@@ -114,6 +114,9 @@ def test_dropped_picture_shows_its_class_and_its_attention(visit: Visit, tmp_pat
     rest = visit.drawing()
     visit.hover(0.5, 0.4)
     assert visit.drawing() != rest
+    assert (
+        visit.page.locator("script[type='text/base64'], #arriving").count() == 0
+    )  # the memory of the weights is free
     assert all(url.startswith(("data:", "blob:")) for url in requests)
 
 
@@ -187,6 +190,17 @@ def test_browser_without_webassembly_computes_in_plain_arrays_and_says_so(
         torch.testing.assert_close(torch.tensor(found["outputs"]), expected, atol=1e-4, rtol=1e-4)
         assert visit.page.evaluate("vitascopeModules['server.js'].computing()").startswith("plain arrays")
         assert visit.faults == []
+
+
+def test_too_little_memory_is_told_with_the_way_out(browser: Any, done: PageResult) -> None:
+    with visiting(browser, "about:blank", offline=True) as visit:
+        grow = "WebAssembly.Memory.prototype.grow = () => { throw new RangeError('no room') }"
+        visit.page.add_init_script(f"delete window.Worker; {grow}")
+        visit.page.goto(done.path.as_uri())
+        visit.page.locator(".fault").wait_for(timeout=PATIENCE)
+        assert "this browser has too little memory for it (no room): close other pages" in visit.text(
+            ".fault"
+        )
 
 
 def test_graphics_card_computes_the_same(browser: Any, done: PageResult, tmp_path: Path) -> None:

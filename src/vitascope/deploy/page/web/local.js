@@ -3,6 +3,7 @@
 import { threadHere } from "./worker.js";
 
 const model = JSON.parse(document.getElementById("model-data").textContent);
+document.getElementById("arriving").remove();
 const pending = new Map(); // id -> {resolve, reject, report}
 const reports = []; // of those that wait for a request to begin
 let thread = null;
@@ -55,9 +56,10 @@ async function start(report) {
   thread = await openThread();
   const { options, about, kernel } = model;
   thread.kernel = await ask({ do: "begin", options, about, kernel });
-  const pieces = document.querySelectorAll("script[type='text/base64']");
-  for (const [place, piece] of pieces.entries()) {
-    report(`unpacking the model, ${Math.round((100 * place) / pieces.length)}%`);
+  const pieces = document.querySelectorAll("script[type='text/base64']").length;
+  const next = () => document.querySelector("script[type='text/base64']"); // a list of them would keep them all
+  for (let [piece, place] = [next(), 0]; piece; [piece, place] = [next(), place + 1]) {
+    report(`unpacking the model, ${Math.round((100 * place) / pieces)}%`);
     await ask({ do: "piece", base64: piece.textContent });
     piece.remove();
   }
