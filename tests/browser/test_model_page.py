@@ -16,6 +16,7 @@ from tests.browser import PATIENCE, Visit, browser_path, launched, visiting
 from tests.data import noise, write_picture
 from tests.model import small_model
 from vitascope.deploy.page import page as page_module
+from vitascope.deploy.page.document import START
 from vitascope.deploy.page.page import PageResult, compared_picture, outputs_of
 from vitascope.deploy.page.weights import packed
 from vitascope.errors import UserError
@@ -168,10 +169,13 @@ def test_pictures_are_decoded_as_in_python(visit: Visit, picture: bytes, most: i
     assert difference.max() < 1e-3
 
 
-def test_browser_without_workers_computes_in_the_page_and_says_so(browser: Any, done: PageResult) -> None:
-    with visiting(browser, "about:blank", offline=True) as visit:
-        visit.page.add_init_script("delete window.Worker")
-        visit.page.goto(done.path.as_uri())
+@pytest.mark.parametrize("missing", ["Worker", "OffscreenCanvas"])
+def test_browser_without_workers_that_read_pictures_computes_in_the_page_and_says_so(
+    missing: str, browser: Any, done: PageResult, tmp_path: Path
+) -> None:
+    page = tmp_path / "old.html"
+    page.write_text(done.path.read_text().replace(START, f"delete globalThis.{missing}; {START}"))
+    with visiting(browser, page.as_uri(), offline=True) as visit:
         visit.open_sample()
         assert "in the page itself, because this browser gives it no worker" in visit.text("#engine")
         assert visit.faults == []

@@ -16,7 +16,11 @@ async function openThread() {
     const program = document.getElementById("model-program").textContent;
     const worker = new Worker(URL.createObjectURL(new Blob([program], { type: "text/javascript" })));
     await new Promise((resolve, reject) => {
-      worker.onmessage = ({ data }) => (data.ready ? resolve() : reject(new Error("no canvas")));
+      worker.onmessage = ({ data }) => {
+        if (data.ready) return resolve();
+        worker.terminate();
+        reject(new Error("a worker that cannot read pictures"));
+      };
       worker.onerror = (event) => reject(new Error(event.message));
     });
     worker.onmessage = ({ data }) => receive(data);
