@@ -12,10 +12,11 @@ import torch
 from PIL import Image
 
 import vitascope as vs
-from tests.browser import Visit, browser_path, launched, visiting
+from tests.browser import PATIENCE, Visit, browser_path, launched, visiting
 from tests.data import noise, write_picture
 from tests.model import small_model
 from vitascope.deploy.page import page as page_module
+from vitascope.deploy.page.document import START
 from vitascope.deploy.page.page import PageResult, compared_picture, outputs_of
 from vitascope.deploy.page.weights import packed
 from vitascope.errors import UserError
@@ -114,6 +115,9 @@ def test_dropped_picture_shows_its_class_and_its_attention(visit: Visit, tmp_pat
     rest = visit.drawing()
     visit.hover(0.5, 0.4)
     assert visit.drawing() != rest
+    assert (
+        visit.page.locator("script[type='text/base64'], #arriving").count() == 0
+    )  # the memory of the weights is free
     assert all(url.startswith(("data:", "blob:")) for url in requests)
 
 
@@ -165,10 +169,13 @@ def test_pictures_are_decoded_as_in_python(visit: Visit, picture: bytes, most: i
     assert difference.max() < 1e-3
 
 
-def test_browser_without_workers_computes_in_the_page_and_says_so(browser: Any, done: PageResult) -> None:
-    with visiting(browser, "about:blank", offline=True) as visit:
-        visit.page.add_init_script("delete window.Worker")
-        visit.page.goto(done.path.as_uri())
+@pytest.mark.parametrize("missing", ["Worker", "OffscreenCanvas"])
+def test_browser_without_workers_that_read_pictures_computes_in_the_page_and_says_so(
+    missing: str, browser: Any, done: PageResult, tmp_path: Path
+) -> None:
+    page = tmp_path / "old.html"
+    page.write_text(done.path.read_text().replace(START, f"delete globalThis.{missing}; {START}"))
+    with visiting(browser, page.as_uri(), offline=True) as visit:
         visit.open_sample()
         assert "in the page itself, because this browser gives it no worker" in visit.text("#engine")
         assert visit.faults == []
@@ -187,6 +194,17 @@ def test_browser_without_webassembly_computes_in_plain_arrays_and_says_so(
         torch.testing.assert_close(torch.tensor(found["outputs"]), expected, atol=1e-4, rtol=1e-4)
         assert visit.page.evaluate("vitascopeModules['server.js'].computing()").startswith("plain arrays")
         assert visit.faults == []
+
+
+def test_too_little_memory_is_told_with_the_way_out(browser: Any, done: PageResult) -> None:
+    with visiting(browser, "about:blank", offline=True) as visit:
+        grow = "WebAssembly.Memory.prototype.grow = () => { throw new RangeError('no room') }"
+        visit.page.add_init_script(f"delete window.Worker; {grow}")
+        visit.page.goto(done.path.as_uri())
+        visit.page.locator(".fault").wait_for(timeout=PATIENCE)
+        assert "this browser has too little memory for it (no room): close other pages" in visit.text(
+            ".fault"
+        )
 
 
 def test_graphics_card_computes_the_same(browser: Any, done: PageResult, tmp_path: Path) -> None:

@@ -9,12 +9,14 @@ import { VisionTransformer } from "./vit.js";
 import { Weights } from "./weights.js";
 
 const { models, pictures } = JSON.parse(readFileSync("cases.json"));
+const PIECE = 2e4; // bytes: more than a header, less than a file
 const plainly = (found) => Object.fromEntries(Object.entries(found).map(([name, { data }]) => [name, Array.from(data)]));
 
 function modelOf({ file, options }, kernel) {
+  const weights = new Weights(kernel);
   const bytes = readFileSync(file);
-  const buffer = bytes.buffer.slice(bytes.byteOffset, bytes.byteOffset + bytes.length);
-  return new VisionTransformer(options, new Weights(buffer, kernel), kernel);
+  for (let at = 0; at < bytes.length; at += PIECE) weights.add(bytes.subarray(at, at + PIECE).toString("base64"));
+  return new VisionTransformer(options, weights, kernel);
 }
 
 const found = { models: {}, pictures: {}, kernels: [] };
@@ -24,7 +26,7 @@ for (const name of ["plain", "simd"]) {
   for (const [model, given] of Object.entries(models)) {
     const vit = modelOf(given, kernel);
     const attention = [];
-    const { logits } = await vit.forward(Float32Array.from(given.image), async (layer, A) => attention.push(...A));
+    const { logits } = await vit.forward(Float32Array.from(given.image), async (layer, head, A) => attention.push(...A));
     found.models[`${name} ${model}`] = { logits: Array.from(logits), attention };
   }
 }

@@ -116,7 +116,7 @@ def cases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         model = labelling_model(0.2, 0.7) if name == "several" else small_model(**HELD[name])
         engines[name] = TorchEngine(model, precision="fp32", device="cpu")
         models[name] |= {
-            "about": page_data(engines[name], "fp32", 0, Samples([], "none"))["about"],
+            "about": page_data(engines[name], "fp32", Samples([], "none"))["about"],
             "pixels": engines[name].pixels(picture).flatten().tolist(),
             "layer": LAYER % model.config.depth,
             "target": target_of(engines[name], picture),

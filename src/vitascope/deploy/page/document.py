@@ -25,6 +25,9 @@ POLICY = (
     "default-src 'none'; script-src 'unsafe-inline' 'wasm-unsafe-eval'; worker-src blob:; "
     "style-src 'unsafe-inline'; img-src data: blob:"
 )
+PICTURES = '<section id="panels" aria-label="Pictures">'
+ARRIVING = '<p id="arriving" class="quiet">The model is being loaded … 正在加载模型 …</p>'
+"""Seen until all bytes are there, because a browser starts the scripts at the end; `local.js` removes it."""
 WORKER = "worker.js"
 START = "const vitascopeModules = {}; // what each module exports\n"
 _IMPORT = re.compile(r'^import (\{[^}]*\}) from "\./([\w.]+)";$', re.MULTILINE)
@@ -39,6 +42,7 @@ def document(title: str, data: Mapping[str, Any], weights: bytes) -> Iterator[st
     replaced = {
         '<link rel="stylesheet" href="web/style.css">': f"<style>\n{explorer['style.css']}</style>",
         '  <script type="module" src="web/main.js"></script>\n': "",
+        PICTURES: f"{PICTURES}{ARRIVING}",
         "web/icon.svg": icon,
         "<title>vitascope: attention explorer</title>": (
             f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">\n'

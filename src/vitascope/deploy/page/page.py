@@ -192,7 +192,7 @@ def page(
     with replacing(path) as aside:
         title = f"{engine.name or engine.architecture} – vitascope"
         with open(aside, "w", encoding="utf-8") as file:
-            file.writelines(document(title, page_data(engine, weights, len(content), offered), content))
+            file.writelines(document(title, page_data(engine, weights, offered), content))
         proof = None if program is None else prove(program, aside, held, pictures)
         if proof is not None:
             check_agreement(proof.agreement, path.name)
@@ -261,7 +261,7 @@ def compared(model: VisionTransformer) -> Compared:
     return "logits" if model.config.gives_classes else "features"
 
 
-def page_data(engine: TorchEngine, weights: Rounding, size: int, samples: Samples) -> dict[str, Any]:
+def page_data(engine: TorchEngine, weights: Rounding, samples: Samples) -> dict[str, Any]:
     """What `web/local.js` reads: the model's options, what the explorer shows of it, and the samples.
 
     `about` has the entries of `attention_pack`, without those that differ from picture to picture.
@@ -284,7 +284,7 @@ def page_data(engine: TorchEngine, weights: Rounding, size: int, samples: Sample
     described = {"name": engine.name, "architecture": engine.architecture, "digest": engine.digest}
     options = program_options(config)
     offered = samples.to_json()
-    return {"options": options, "about": about, "samples": offered, "described": described, "size": size}
+    return {"options": options, "about": about, "samples": offered, "described": described}
 
 
 def computed(

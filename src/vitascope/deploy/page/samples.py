@@ -68,7 +68,10 @@ def choose_samples(
         sources, name = images.sources, f"{images.name} image"
         chosen = spread(len(sources))
         names = [] if images.targets is None else images.targets.names()
-        titles = [f"{', '.join(names[place])} ({name})" if names else f"{name} {place}" for place in chosen]
+        titles = [
+            f"{', '.join(names[place]) or 'no class'} ({name})" if names else f"{name} {place}"
+            for place in chosen
+        ]
         description = f"{some_of(len(chosen), len(sources), name)} of the run"
     else:
         return Samples([], "none")

@@ -2,7 +2,7 @@
 // the explorer draws both. Here they stay in memory.
 
 import { gradCam } from "./gradcam.js";
-import { transposed } from "./numbers.js";
+import { joined, transposed } from "./numbers.js";
 import { pixelsOf } from "./pixels.js";
 
 export class Answers {
@@ -28,15 +28,14 @@ export class Answers {
     const levels = new Uint8Array(all ? depth * heads * T * T : 0);
     const scales = new Float32Array(all ? depth * heads * T : 0);
     const read = new Float32Array(depth * heads * T);
-    let flow = null; // (T, T)
-    const { tokens, logits } = await vit.forward(this.normalized(pixels), async (layer, A) => {
-      if (all) quantize(A, T, levels.subarray(layer * A.length), scales.subarray(layer * heads * T));
-      const mean = new Float32Array(T * T);
-      for (let head = 0; head < heads; head++) {
-        const weights = A.subarray(head * T * T, (head + 1) * T * T);
-        read.set(this.readRow(weights), (layer * heads + head) * T);
-        for (let i = 0; i < weights.length; i++) mean[i] += weights[i] / heads;
-      }
+    let [mean, flow] = [null, null]; // of a layer's heads, and over all layers: (T, T)
+    const { tokens, logits } = await vit.forward(this.normalized(pixels), async (layer, head, A) => {
+      const place = layer * heads + head;
+      if (all) quantize(A, T, levels.subarray(place * T * T), scales.subarray(place * T));
+      read.set(this.readRow(A), place * T);
+      if (head === 0) mean = new Float32Array(T * T);
+      addShare(mean, A, 1 / heads);
+      if (head < heads - 1) return;
       flow = await this.nextFlow(flow, mean);
       await step((layer + 1) / depth);
     });
@@ -58,21 +57,21 @@ export class Answers {
 
   /** The attention of one layer, of all heads, one or their "mean", where not all is carried: {tensors}. */
   async attention(pixels, { layer, head }, step) {
-    const T = this.vit.length;
-    let found = null;
-    await this.vit.forward(this.normalized(pixels), async (each, A) => {
-      await step((each + 1) / this.vit.options.depth);
-      if (each === layer) found = A;
-    });
-    if (head === "mean") {
-      const heads = found.length / (T * T);
-      const mean = new Float32Array(T * T);
-      for (let i = 0; i < found.length; i++) mean[i % (T * T)] += found[i] / heads;
-      found = mean;
-    } else if (head !== undefined) {
-      found = found.subarray(head * T * T, (head + 1) * T * T);
+    const { vit } = this;
+    const T = vit.length;
+    const found = [];
+    let z = await vit.embedded(this.normalized(pixels));
+    for (let each = 0; each <= layer; each++) {
+      z = await vit.block(each, z, async (_, h, A) => {
+        if (each !== layer) return;
+        if (head !== "mean" && (head ?? h) === h) found.push(A);
+        if (head !== "mean") return;
+        if (h === 0) found.push(new Float32Array(T * T));
+        addShare(found[0], A, 1 / vit.options.num_heads);
+      });
+      await step((each + 1) / (layer + 1));
     }
-    return { tensors: quantized("attention", [1, found.length / (T * T), T, T], found) };
+    return { tensors: quantized("attention", [1, found.length, T, T], joined(found)) };
   }
 
   /** The map of a class, largest value 1, by one of the methods in `about`: {tensors}. */
@@ -148,6 +147,11 @@ export class Answers {
     if (!flow) return mean;
     return this.vit.kernel.product(mean, T, { data: transposed(flow, T, T), outs: T, inner: T });
   }
+}
+
+/** Add a share of other numbers, in place. */
+function addShare(sum, numbers, share) {
+  for (let i = 0; i < numbers.length; i++) sum[i] += share * numbers[i];
 }
 
 /** The probability of each class: one of them applies, or any may. */

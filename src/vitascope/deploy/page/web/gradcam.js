@@ -50,8 +50,8 @@ async function ofClassToken(vit, image, target, step) {
   let z = await vit.embedded(image);
   for (let l = 0; l < last; l++) z = await vit.block(l, z, async () => {});
   const qkv = await vit.qkv(last, z);
-  let attention = null; // (H, T, T)
-  const mixed = await vit.mixed(last, qkv, async (_, A) => (attention = A));
+  const attention = []; // of each head (read, T)
+  const mixed = await vit.mixed(last, qkv, async (_, h, A) => (attention[h] = A.slice(0, read * T)));
   const readers = z.slice(0, read * D);
   const after = (rows) => vit.afterMixing(last, repeated(readers, rows.length / (read * H * hd)), rows);
   const classes = async (row) => (await vit.read(row)).logits[target];
@@ -64,7 +64,7 @@ async function ofClassToken(vit, image, target, step) {
       q: vit.placed(last, h, "q", q).subarray(0, read * hd),
       k,
       v,
-      A: attention.subarray(h * T * T, (h * T + read) * T),
+      A: attention[h],
       g: cut(gradient, H * hd, h * hd, hd),
       biases: [H + h, 2 * H + h].map((at) => bias.subarray(at * hd, (at + 1) * hd)),
       unplaced: (dk) => unplaced(vit, last, h, k, dk),

@@ -4,6 +4,7 @@ import { decoded } from "./decoding.js";
 import { threadHere } from "./worker.js";
 
 const model = JSON.parse(document.getElementById("model-data").textContent);
+document.getElementById("arriving").remove();
 const pending = new Map(); // id -> {resolve, reject, report}
 const pixels = new WeakMap(); // picture -> the promise of the model's pixels
 const reports = []; // of those that wait for a request to begin
@@ -17,7 +18,11 @@ async function openThread() {
     const program = document.getElementById("model-program").textContent;
     const worker = new Worker(URL.createObjectURL(new Blob([program], { type: "text/javascript" })));
     await new Promise((resolve, reject) => {
-      worker.onmessage = resolve;
+      worker.onmessage = ({ data }) => {
+        if (data.ready) return resolve();
+        worker.terminate();
+        reject(new Error("a worker that cannot read pixels"));
+      };
       worker.onerror = (event) => reject(new Error(event.message));
     });
     worker.onmessage = ({ data }) => receive(data);
@@ -55,15 +60,15 @@ function ask(message, signal, report = () => {}, handed = []) {
 /** Hand the weights to the thread, piece by piece; each piece leaves the page's memory. */
 async function start(report) {
   thread = await openThread();
-  await ask({ do: "begin", size: model.size });
-  const pieces = document.querySelectorAll("script[type='text/base64']");
-  for (const [place, piece] of pieces.entries()) {
-    report(`unpacking the model, ${Math.round((100 * place) / pieces.length)}%`);
+  const { options, about, kernel } = model;
+  thread.kernel = await ask({ do: "begin", options, about, kernel });
+  const pieces = document.querySelectorAll("script[type='text/base64']").length;
+  const next = () => document.querySelector("script[type='text/base64']"); // a list of them would keep them all
+  for (let [piece, place] = [next(), 0]; piece; [piece, place] = [next(), place + 1]) {
+    report(`unpacking the model, ${Math.round((100 * place) / pieces)}%`);
     await ask({ do: "piece", base64: piece.textContent });
     piece.remove();
   }
-  const { options, about } = model;
-  thread.kernel = await ask({ do: "build", options, about, kernel: model.kernel });
   about.model = `${computing()}, ${about.model}`;
 }
 

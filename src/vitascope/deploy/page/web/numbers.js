@@ -2,9 +2,12 @@
 
 const TILE = 4; // rows and outputs at once, so that each number read is used four times
 
-/** The kernel in plain arrays. Every kernel has these: `name`, `keep` and `product`. */
+/** The kernel in plain arrays. Every kernel has these: `name`, `expect`, `keep` and `product`. */
 export const plain = {
   name: "plain arrays",
+
+  /** Make room at once for all matrices [outs, inner] of weights that are going to be kept. */
+  expect() {},
 
   /** Room for a matrix (outs, inner) of weights, to be filled: {data, outs, inner, stride}, a row every `stride`. */
   keep(outs, inner) {

@@ -32,10 +32,15 @@ class SimdKernel {
     this.used = 0; // bytes of weights
   }
 
+  /** As in numbers.js: where a memory that grows is copied, it is so once, while it is small. */
+  expect(shapes) {
+    this.reserve(shapes.reduce((bytes, [outs, inner]) => bytes + bytesOf(outs, inner), this.used));
+  }
+
   /** As in numbers.js. `data` is valid until the next call. */
   keep(outs, inner) {
     const [stride, address] = [up(inner, LANES), this.used];
-    this.used += 4 * stride * up(outs, OUTS);
+    this.used += bytesOf(outs, inner);
     this.reserve(this.used);
     return { data: new Float32Array(this.memory.buffer, address, outs * stride), address, outs, inner, stride };
   }
@@ -63,6 +68,11 @@ class SimdKernel {
     const missing = bytes - this.memory.buffer.byteLength;
     if (missing > 0) this.memory.grow(Math.ceil(missing / PAGE));
   }
+}
+
+/** The bytes of a matrix with its padding. */
+function bytesOf(outs, inner) {
+  return 4 * up(inner, LANES) * up(outs, OUTS);
 }
 
 /** Copy rows of `inner` numbers to rows of `stride`, with zeros behind. */

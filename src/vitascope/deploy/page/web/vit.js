@@ -23,7 +23,7 @@ export class VisionTransformer {
   /**
    * A normalized image (C, H, W) to {tokens, logits}: z_L (T, D) after its norm, and the classes (K).
    *
-   * @param attended called with each layer's number and its attention weights (H, T, T), and awaited.
+   * @param attended called with the numbers of each layer and head and its attention weights (T, T), and awaited.
    */
   async forward(image, attended = async () => {}) {
     let z = await this.embedded(image);
@@ -71,17 +71,15 @@ export class VisionTransformer {
   async mixed(l, qkv, attended) {
     const { num_heads: H, head_dim: hd } = this.options;
     const T = this.length;
-    const all = new Float32Array(H * T * T);
     const mixed = new Float32Array(T * H * hd);
     for (let h = 0; h < H; h++) {
       const [q, k, v] = this.ofHead(qkv, h); // (T, hd) each
       const A = await this.weightsOf(l, h, this.placed(l, h, "q", q), this.placed(l, h, "k", k));
-      all.set(A, h * T * T);
+      await attended(l, h, A);
       const columns = { data: transposed(v, T, hd), outs: hd, inner: T };
       const head = await this.kernel.product(A, T, columns); // A v, equation 7
       for (let t = 0; t < T; t++) mixed.set(head.subarray(t * hd, (t + 1) * hd), (t * H + h) * hd);
     }
-    await attended(l, all);
     return mixed;
   }
 

@@ -48,6 +48,9 @@ class GpuKernel {
   }
 
   /** As in numbers.js. */
+  expect() {}
+
+  /** As in numbers.js. */
   keep(outs, inner) {
     return { data: new Float32Array(outs * inner), outs, inner, stride: inner, isKept: true };
   }

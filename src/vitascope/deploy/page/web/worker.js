@@ -6,7 +6,7 @@
 import { Answers } from "./answers.js";
 import { bestKernel } from "./kernels.js";
 import { VisionTransformer } from "./vit.js";
-import { Pieces, Weights } from "./weights.js";
+import { Weights } from "./weights.js";
 
 class Thread {
   constructor(post) {
@@ -23,9 +23,10 @@ class Thread {
     this.last = this.last.then(async () => {
       try {
         if (this.aborted.has(id)) throw new Error("aborted");
-        this.post({ id, result: await this[name](given, (share) => this.step(id, share)) });
+        const result = await this[name](given, (share) => this.step(id, share));
+        this.post({ id, result }, buffersOf(result?.tensors));
       } catch (error) {
-        this.post({ id, error: error.message });
+        this.post({ id, error: reasonOf(error) });
       } finally {
         this.aborted.delete(id);
       }
@@ -41,20 +42,15 @@ class Thread {
 
   // What a request can ask for
 
-  begin({ size }) {
-    this.pieces = new Pieces(size);
+  async begin({ options, about, kernel }) {
+    const chosen = await bestKernel(kernel, options.largest_product);
+    this.weights = new Weights(chosen);
+    this.answers = new Answers(new VisionTransformer(options, this.weights, chosen), about);
+    return chosen.name;
   }
 
   piece({ base64 }) {
-    this.pieces.add(base64);
-  }
-
-  async build({ options, about, kernel }) {
-    this.kernel = await bestKernel(kernel, options.largest_product);
-    const weights = new Weights(this.pieces.bytes.buffer, this.kernel);
-    this.pieces = null;
-    this.answers = new Answers(new VisionTransformer(options, weights, this.kernel), about);
-    return this.kernel.name;
+    this.weights.add(base64);
   }
 
   pixels({ bitmap }) {
@@ -86,6 +82,17 @@ function nextTask() {
   });
 }
 
+/** An error as a reader may understand it: a RangeError is what browsers throw for memory that they do not have. */
+function reasonOf(error) {
+  if (!(error instanceof RangeError)) return error.message;
+  return `this browser has too little memory for it (${error.message}): close other pages, then reload this one`;
+}
+
+/** The buffers of an answer, which are handed over and not copied. */
+function buffersOf(tensors = {}) {
+  return [...new Set(Object.values(tensors).map(({ data }) => data.buffer))];
+}
+
 /** A function that takes messages to a thread in the page itself; `post` gets its answers. */
 export function threadHere(post) {
   const thread = new Thread(post);
@@ -93,7 +100,7 @@ export function threadHere(post) {
 }
 
 if (typeof document === "undefined") {
-  const receive = threadHere((message) => postMessage(message));
+  const receive = threadHere((message, transferred) => postMessage(message, transferred));
   onmessage = ({ data }) => receive(data);
-  postMessage({ ready: true });
+  postMessage({ ready: typeof OffscreenCanvas !== "undefined" }); // without it, a worker cannot read pixels
 }

@@ -25,7 +25,6 @@ export function asCanvas({ shape: [C, H, W], data }) {
  * reads it differently. Of a long strip, only the model's part is shown.
  */
 export async function photograph(picture, seen, framing) {
-  const [C, H, W] = seen.shape;
   let bitmap;
   try {
     const orientation = framing.exif_orientation ? "from-image" : "none";
@@ -33,6 +32,16 @@ export async function photograph(picture, seen, framing) {
   } catch {
     return null; // a format that Pillow reads and browsers do not
   }
+  try {
+    return drawn(bitmap, seen, framing);
+  } finally {
+    bitmap.close(); // 200 MB for the photograph of a telephone
+  }
+}
+
+/** The same of an opened picture. */
+function drawn(bitmap, seen, framing) {
+  const [C, H, W] = seen.shape;
   const box = tiledBox(bitmap.width, bitmap.height, H, W, framing);
   if (Math.max(box.width / W, box.height / H) <= 1) return null;
   const { shown, size } = extent(bitmap, box, H, W);
