@@ -42,6 +42,7 @@ CHINESE = {
     "Runs that differ in their seed only are also averaged.": "只有随机种子不同的训练还会取平均。",
     "Write a model for another runtime, and compare their outputs.": "把模型导出到其他运行时，并比较输出。",
     "The file takes raw pixels and returns probabilities, or features (`--features`).": "文件的输入是原始像素，输出是概率，或者特征（`--features`）。",
+    "Needs an extra: pip install 'vitascope[onnx]' or 'vitascope[openvino]'.": "需要附加依赖：pip install 'vitascope[onnx]' 或 'vitascope[openvino]'。",
     "Serve a model over HTTP, with the attention explorer at /.": "通过 HTTP 提供模型服务，首页是注意力浏览器。",
     "Pictures go to /v1/predict, /v1/explain and /v1/embed; /docs has examples.": "图片发送到 /v1/predict、/v1/explain 和 /v1/embed；示例见 /docs。",
     "Needs an extra: pip install 'vitascope[server]'.": "需要附加依赖：pip install 'vitascope[server]'。",
