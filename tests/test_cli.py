@@ -1,6 +1,7 @@
 """The command line: its output, its files and its errors."""
 
 import ast
+import builtins
 import contextlib
 import io
 import itertools
@@ -24,6 +25,7 @@ from tests.model import count_parameters, named_on_meta, on_meta, small_model
 from tests.test_architecture import imports
 from tests.training import undrawn
 from vitascope import __version__
+from vitascope.__main__ import main as installed
 from vitascope.cli import COMMANDS, main
 from vitascope.cli.parsing import options_of
 from vitascope.cli.train import Train, parse_run
@@ -81,6 +83,22 @@ def test_help_of_a_command_lists_its_options(command: str, capsys: pytest.Captur
     listed = set(re.findall(r"^[^\w\n-]{0,3}(?:-h, |-k INT, )?(--[a-z][\w-]*)", out, re.MULTILINE))
     named = {"--to": "--format"}  # the first name of one option
     assert {named.get(name, name) for name in listed} == {"--help", *options_of(COMMANDS[command])}
+
+
+def test_ctrl_c_during_the_import_of_the_commands_ends_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    load = builtins.__import__
+
+    def interrupted(name: str, *given: object) -> object:
+        if name == "vitascope.cli":
+            raise KeyboardInterrupt
+        return load(name, *given)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(builtins, "__import__", interrupted)
+        assert installed() == 130
+    assert capsys.readouterr() == ("", "vitascope: interrupted\n")
 
 
 def test_help_takes_the_name_of_a_command(capsys: pytest.CaptureFixture[str]) -> None:
@@ -628,6 +646,7 @@ def test_trained_model_is_not_advised_to_start_from_itself(
         (["train", "--top-k", "3"], "unknown option '--top-k': only predict has it; see"),
         (["train", "--corrupt=0.3"], "unknown option '--corrupt=0.3': only pretrain has it; see"),
         (["train", "--out", "x"], "nearest: --run; see"),  # of many commands, but not under this name
+        (["learn", "broken.jpg/learn"], "error: broken.jpg/learn: Not a directory\n"),
         (["train", "--lengths", "3"], "unknown option '--lengths'"),
         (["train", "--optimizer", "adam"], "takes adamw, muon, sgd, not 'adam'; nearest: adamw; see"),
         (["explain", "--method", "gradcam"], "positions, rollout, not 'gradcam'; nearest: grad-cam; see"),

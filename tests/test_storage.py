@@ -51,6 +51,20 @@ def test_a_write_failure_names_path_reason_free_space_and_remedy(tmp_path: Path)
     assert message.endswith(" MB are free there); make room")
 
 
+def test_a_missing_permission_is_named_without_the_free_space(tmp_path: Path) -> None:
+    message = f"{tmp_path}: the page cannot be written: Permission denied; choose another place"
+    with pytest.raises(UserError) as raised, explaining_failure(tmp_path, "the page", "choose another place"):
+        raise PermissionError(errno.EACCES, "Permission denied")
+    assert str(raised.value) == message
+
+
+def test_an_error_of_the_file_aside_names_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "none" / "page.html"
+    with pytest.raises(FileNotFoundError) as raised, replacing(path) as aside:
+        aside.write_text("new")
+    assert raised.value.filename == str(path)
+
+
 def test_a_write_error_of_weights_names_the_remedy(tmp_path: Path) -> None:
     expected = pytest.raises(UserError, match="model: cannot be written; make room")
     with expected, explaining_failure(tmp_path, "the model", "make room"):

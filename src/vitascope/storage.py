@@ -20,6 +20,7 @@ from vitascope.errors import UserError
 
 _URL = re.compile(r"[A-Za-z][\w+.-]+:/")
 _MANY = 100  # files; from there on, flushing everything on the disk at once is faster
+_NO_RIGHT = (errno.EACCES, errno.EPERM, errno.EROFS)
 _UNSUPPORTED = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)  # some network file systems
 
 
@@ -80,6 +81,10 @@ def replacing(path: Path) -> Iterator[Path]:
     try:
         yield aside
         settle(aside, path)
+    except OSError as error:
+        if error.filename == str(aside):
+            error.filename = str(path)
+        raise
     finally:
         _remove(aside)
 
@@ -170,7 +175,8 @@ def hold(file: IO[Any], path: Path, *, wait: bool = False, named: bool = False) 
 
 @contextmanager
 def explaining_failure(path: Path, what: str, advice: str) -> Iterator[None]:
-    """Turn a failure to write into one line: what and where, why, the room that is left, and what to do."""
+    """Turn a failure to write into one line: what and where, why, the room that is left unless the reason is
+    another one for sure, and what to do."""
     try:
         yield
     except BrokenPipeError:  # of standard output
@@ -179,6 +185,6 @@ def explaining_failure(path: Path, what: str, advice: str) -> Iterator[None]:
         raise UserError(f"{error}; {advice}") from error
     except OSError as error:
         reason = error.strerror or str(error).partition("\n")[0]
-        raise UserError(
-            f"{path}: {what} cannot be written: {reason} ({free_mb(path):,.1f} MB are free there); {advice}"
-        ) from error
+        if error.errno not in _NO_RIGHT:
+            reason += f" ({free_mb(path):,.1f} MB are free there)"
+        raise UserError(f"{path}: {what} cannot be written: {reason}; {advice}") from error

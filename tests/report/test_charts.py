@@ -11,7 +11,7 @@ from tests.explain.figures import assert_shows_something, drawn, texts
 from tests.report import Reader
 from vitascope.explain import plots
 from vitascope.explain.lettering import width_of
-from vitascope.report.charts import LONGEST_NAME, draw_confusion, draw_curves
+from vitascope.report.charts import LONGEST_NAME, Curve, draw_confusion, draw_curves, plot_runs
 from vitascope.report.svg import blank_figure, embed
 
 
@@ -41,6 +41,16 @@ def test_curves_show_both_losses_and_accuracies(tmp_path: Path, count: int) -> N
     ]
     np.testing.assert_allclose(lines, expected)
     assert all(float(tick).is_integer() for axes in figure.axes for tick in axes.get_xticks())
+
+
+def test_axis_of_a_perfect_accuracy_ends_at_100_percent() -> None:
+    records = [record | {"train_accuracy": 1.0, "val_accuracy": 1.0} for record in epochs(3)]
+    _, single = draw_curves(records, [], None).axes
+    several = blank_figure(3, 3).subplots()
+    plot_runs(several, [Curve("run", "run", records, 0, "black", "-")], "accuracy", "epoch")
+    for axes in (single, several):
+        assert [tick for tick in axes.get_yticks() if 1 < tick <= axes.get_ylim()[1]] == []
+        assert axes.get_ylim()[1] > 1
 
 
 @pytest.mark.parametrize(("gap", "drawn_too"), [(0.2, True), (0.01, False)])

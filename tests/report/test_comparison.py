@@ -33,6 +33,12 @@ def test_only_differing_options_are_listed_with_a_value_per_run(tmp_path: Path) 
     assert ("lr", "0.1", "0.001") in found.difference_rows()
 
 
+def test_what_runs_record_themselves_is_no_difference(tmp_path: Path) -> None:
+    runs = [write_run(tmp_path / "one", minutes=1.0, lengths=((0, 9),), validations=20)]
+    runs.append(write_run(tmp_path / "two", minutes=2.0, lengths=((0, 18),), validations=19))
+    assert compared(*runs).options == {"minutes": (1.0, 2.0)}
+
+
 def test_option_that_an_older_run_lacks_differs_only_if_it_is_set(tmp_path: Path) -> None:
     runs = [write_run(tmp_path / name, tracker=None) for name in ("new", "old")]
     lines = runs[1].config_file.read_text().splitlines(keepends=True)

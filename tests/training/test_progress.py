@@ -103,6 +103,21 @@ def test_a_first_step_that_takes_long_prints_the_time_left(clock, capsys) -> Non
     assert capsys.readouterr().out == "10 of 1,000 images  1 images/s  0:00:10, 0:16:30 left\n"
 
 
+def test_run_of_given_length_prints_the_rest_of_it_and_no_estimate_of_the_epochs(
+    terminal: bool, clock, capsys
+) -> None:
+    bar = Progress(100, 1000, within_epochs=True)
+    bar.plan(100, 1000, slowdown=2.0, seconds_left=60.0)
+    for clock[0], images in ((20.0, 100), (50.0, 900)):
+        bar.advance(images)
+        bar.epoch(images / 10, train_loss=1.0, val={"loss": 1.0})
+    bar.close()
+    out = [line for line in capsys.readouterr().out.splitlines() if line.startswith("epoch")]
+    assert out[0].startswith("epoch  10.00  loss")
+    assert out[0].endswith("  0:00:20, 0:00:40 left")
+    assert out[1].endswith("  0:00:50, 0:00:00 left")
+
+
 def test_long_epoch_without_a_terminal_prints_progress(clock, capsys) -> None:
     """A line after three seconds and then every half minute, and fewer in the later hours of a long run."""
     for duration, count in ((300, 10), (100_000, 100)):  # seconds

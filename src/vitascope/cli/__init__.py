@@ -24,7 +24,7 @@ from vitascope.cli.export import Export
 from vitascope.cli.learn import Learn
 from vitascope.cli.pack import Pack
 from vitascope.cli.page import Page
-from vitascope.cli.parsing import parse
+from vitascope.cli.parsing import UnknownOptionError, options_of, parse
 from vitascope.cli.predict import Predict
 from vitascope.cli.probe import Probe
 from vitascope.cli.report import Report
@@ -87,7 +87,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("vitascope: error: out of memory; close other programs, or raise the limit", file=sys.stderr)
         return 2
     except OSError as error:  # such as a full disk or a missing permission
-        print(f"vitascope: error: {printable(str(error))}", file=sys.stderr)
+        reason = f"{error.filename}: {error.strerror}" if error.filename and error.strerror else str(error)
+        print(f"vitascope: error: {printable(reason)}", file=sys.stderr)
         return 2
     except Interrupted as stop:
         if int(os.environ.get("RANK", "0")):
@@ -124,9 +125,24 @@ def _answer(args: list[str]) -> None:
         raise UserError(f"unknown command {args[0]!r}{nearest(args[0], COMMANDS)}; see `vitascope --help`")
     command = COMMANDS[args[0]]
     reading = parse_run if issubclass(command, Train | Pretrain) else parse
-    request = reading(command, args[0], args[1:])
+    try:
+        request = reading(command, args[0], args[1:])
+    except UnknownOptionError as error:
+        raise placed(error) from None
     check_address_space(args[0])
     request.call()
+
+
+def placed(error: UnknownOptionError) -> UserError:
+    """The error for an unknown option, with the one or two commands that have it.
+
+    An option of many commands, such as --out, has another name in this one.
+    """
+    owners = [name for name, command in COMMANDS.items() if error.option in options_of(command)]
+    if not 0 < len(owners) <= 2:
+        return error
+    have = f"only {owners[0]} has it" if len(owners) == 1 else f"only {' and '.join(owners)} have it"
+    return UserError(f"unknown option {error.word!r}: {have}; see `vitascope {error.command} --help`")
 
 
 def check_address_space(command: str) -> None:

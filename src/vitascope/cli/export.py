@@ -19,6 +19,8 @@ class Export:
     """Write a model for another runtime, and compare their outputs.
 
     The file takes raw pixels and returns probabilities, or features (`--features`).
+
+    Needs an extra: pip install 'vitascope[onnx]' or 'vitascope[openvino]'.
     """
 
     model: Model

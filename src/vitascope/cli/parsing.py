@@ -7,7 +7,7 @@ import dataclasses
 import io
 import itertools
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
@@ -59,6 +59,19 @@ Workers = Annotated[
 ]
 
 
+class UnknownOptionError(UserError):
+    """A word of the command line that begins like an option, which the command does not have."""
+
+    def __init__(self, word: str, instead: str, command: str) -> None:
+        super().__init__(f"unknown option {word!r}{instead}; see `vitascope {command} --help`")
+        self.word, self.command = word, command
+
+    @property
+    def option(self) -> str:
+        """Its name, such as `--top-k`."""
+        return self.word.split("=")[0].replace("_", "-")
+
+
 def parse(command: type[T], name: str, args: Sequence[str], default: Any = None) -> T:
     """Parse arguments into a command's dataclass; UserError names the nearest of an unknown option."""
     given = [word.split("=")[0].replace("_", "-") for word in args]
@@ -87,23 +100,11 @@ def parse(command: type[T], name: str, args: Sequence[str], default: Any = None)
         word = next((word for word in unknown if word.startswith("-")), None)
         if word is None:
             raise UserError(f"{unexpected(unknown[0], fields)} See `vitascope {name} --help`")
-        raise UserError(f"unknown option {word!r}{others(word, fields)}; see `vitascope {name} --help`")
+        raise UnknownOptionError(word, nearest(word.split("=")[0], fields), name)
     for field in dataclasses.fields(parsed):
         if isinstance(value := getattr(parsed, field.name), Path):
             check_local(value)
     return parsed
-
-
-def others(word: str, options: Iterable[str]) -> str:
-    """Where an unknown option belongs: the one or two commands that have it, else the nearest option."""
-    from vitascope.cli import COMMANDS
-
-    name = word.split("=")[0]
-    option = name.replace("_", "-")
-    owners = [command for command, fields in COMMANDS.items() if option in options_of(fields)]
-    if 0 < len(owners) <= 2:  # a common one, such as --out, has another name here
-        return f": only {owners[0]} has it" if len(owners) == 1 else f": only {' and '.join(owners)} have it"
-    return nearest(name, options)
 
 
 def unexpected(word: str, options: Mapping[str, dataclasses.Field[Any]]) -> str:

@@ -265,7 +265,7 @@ def in_words(result: ImageResult, width: int) -> str:
         label = f"{printable(guess.label, 80):<{width}}"
         lines.append(f"  {label} {guess.score:>7.2%}  {'█' * round(24 * guess.score)}".rstrip())
     if result.error is not None:
-        lines.append(f"  {printable(result.error)}")
+        lines.append(f"  {printable(result.error.removeprefix(f'{result.image}: '))}")
     elif not result.predictions:
         assert result.best is not None
         lines.append(f"  {none_of(printable(result.best.label, 80), result.best.score)}")

@@ -29,7 +29,7 @@ class Serve:
     """Another model, which the explorer compares with this one on the same picture."""
     precision: Precision = "auto"
     device: Device = "auto"
-    settings: Settings = dataclasses.field(default_factory=Settings)
+    settings: Annotated[Settings, tyro.conf.arg(name="server")] = dataclasses.field(default_factory=Settings)
 
     def call(self) -> None:
         """Serve until SIGTERM or Ctrl-C."""

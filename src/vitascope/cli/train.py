@@ -71,6 +71,8 @@ class RunCommand(TrainConfig):
 class Train(RunCommand):
     """Train a classifier; without options, on the embedded digits.
 
+    Most runs need two options: `--data FOLDER --minutes 10`.
+
     The run folder contains the model, metrics, figures and a report.
 
     Ctrl-C saves a checkpoint and stops; `--resume` continues.
@@ -86,7 +88,7 @@ class Pretrain(RunCommand):
 
     Some patches of each image are hidden; the model predicts their content.
 
-    `vitascope train --weights RUN` fine-tunes the model.
+    Then `vitascope train --weights RUN` fine-tunes the model.
     """
 
     balance: tyro.conf.Suppress[Balance] = dataclasses.field(default_factory=Balance)

@@ -127,9 +127,15 @@ def plot_curve(axes: Axes, epochs: Records, steps: Records, name: str, kept: int
         epoch = epochs[kept]["epoch"]
         axes.axvline(epoch, color=GREY, linestyle=":", linewidth=1, label=f"kept, epoch {epoch:g}")
     if name != "loss":
-        axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
+        as_percentages(axes, decimals=0)
     if axes.get_legend_handles_labels()[0]:
         axes.legend(fontsize=8, facecolor="white", edgecolor="none", framealpha=0.75)  # legible over a curve
+
+
+def as_percentages(axes: Axes, decimals: int | None = None) -> None:
+    """Make the y axis one of percentages, which ends at 100% whatever is drawn on it."""
+    axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=decimals))
+    axes.set_ylim(top=min(axes.get_ylim()[1], 1.005))
 
 
 def values_of(records: Records, name: str) -> npt.NDArray[np.float64]:
@@ -186,7 +192,7 @@ def plot_runs(axes: Axes, curves: Sequence[Curve], name: str, by: str) -> None:
     if by != "seconds":
         axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     if name != "loss":
-        axes.yaxis.set_major_formatter(PercentFormatter(1))
+        as_percentages(axes)
 
 
 def draw_confusion(

@@ -32,7 +32,9 @@ MAX_RUNS = 24
 """Runs in a comparison: more curves cannot be told apart."""
 SIGNIFICANT = 0.05
 """Largest p-value of a significant difference."""
-_INDIVIDUAL = {"run", "seed", *traits(TrainConfig, Recorded)}
+_RECORDS = {"run", *traits(TrainConfig, Recorded)}
+"""What a run sets itself: the runs did not ask for it."""
+_INDIVIDUAL = {"seed", *_RECORDS}
 """Options in which the runs of a seed group may differ."""
 _MOMENT = {"started", "command"}
 """Records of the environment that differ between all runs."""
@@ -301,7 +303,7 @@ class RunComparison:
         leaders = _leaders(compared)
         return cls(
             runs=compared,
-            options=_differences([_set(run.config) for run in runs], {"run"} | _of_trainings_alone(runs)),
+            options=_differences([_set(run.config) for run in runs], _RECORDS | _of_trainings_alone(runs)),
             environment=_differences([run.environment for run in runs], _MOMENT),
             groups=tuple(_seed_groups(compared)),
             leaders=leaders,

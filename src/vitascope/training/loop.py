@@ -328,7 +328,8 @@ class Trainer:
         """Tell the progress what is left."""
         schedule = self.schedule
         total = self._images_until(schedule.total(self.step))
-        progress.plan(schedule.epochs, total, schedule.slowdown(self.step))
+        left = None if self.budget is None else self.budget.seconds - self.seconds
+        progress.plan(schedule.epochs, total, schedule.slowdown(self.step), left)
 
     def _images_until(self, step: int) -> int:
         """The number of images of the steps before one."""

@@ -24,8 +24,8 @@ class Progress:
     """Counts images; prints the results of epochs to stdout, and a bar to stderr if that is a terminal.
 
     `done` are the images of the run before this process resumed it. For `uneven` classes, the balanced
-    accuracy is printed too. `within_epochs`, results come at any place of an epoch. Prints nothing unless
-    `shown`.
+    accuracy is printed too. `within_epochs`, results come at any place of an epoch, and the number of epochs
+    is an estimate that changes. Prints nothing unless `shown`.
     """
 
     def __init__(
@@ -44,6 +44,7 @@ class Progress:
         self._started = time.monotonic()
         self._last_line: float | None = None
         self._slowdown = 1.0
+        self._ends: float | None = None
         self._named: set[str] = set()
         self._bar: tqdm[NoReturn] | None = None
         if shown and sys.stderr.isatty():
@@ -54,15 +55,17 @@ class Progress:
                 unit_scale=True,
                 dynamic_ncols=True,
                 leave=False,
-                bar_format="{desc} |{bar}| {percentage:3.0f}% {rate_fmt}, {remaining} left",
+                bar_format="{desc} |{bar}| {percentage:3.0f}% {rate_fmt}{postfix}",
             )
 
-    def plan(self, epochs: int, images: int, slowdown: float) -> None:
+    def plan(self, epochs: int, images: int, slowdown: float, seconds_left: float | None = None) -> None:
         """Change the epochs and the images of the whole run, and the time estimate.
 
-        `slowdown` is the expected time of the images that are left, over that of as many so far.
+        `slowdown` is the expected time of the images that are left, over that of as many so far;
+        `seconds_left` is the time that a run of given length has left.
         """
         self.epochs, self.total, self._slowdown = epochs, images, slowdown
+        self._ends = None if seconds_left is None else time.monotonic() + seconds_left
         if self._bar is not None:  # its percentage becomes that of the time
             self._bar.total = self.done + round((images - self.done) * slowdown)
 
@@ -75,6 +78,7 @@ class Progress:
         """Count images; print a line if the last one is long ago."""
         self.done += images
         if self._bar is not None:
+            self._bar.set_postfix_str(f"{self._left()} left", refresh=False)
             self._bar.update(images)
             return
         now = time.monotonic()
@@ -95,13 +99,15 @@ class Progress:
             measured += f", balanced {val['balanced_accuracy']:.1%}"
         if "majority" in val:
             measured += f" (most frequent class {val['majority']:.1%})"
-        if self._bar is not None:
-            self._bar.set_description(f"epoch {epoch}/{self.epochs}")
         width = len(str(self.epochs))
+        place = f"{epoch:{width}g}/{self.epochs}"
         if self.within_epochs:
-            self._print(f"epoch {epoch:{width + 3}.2f}/{self.epochs}  {measured}")
-        elif epoch in (1, self.epochs) or epoch % math.ceil(self.epochs / LINES) == 0 or epoch % 1:
-            self._print(f"epoch {epoch:>{width}g}/{self.epochs}  {measured}")
+            place = f"{epoch:{width + 3}.2f}"
+        if self._bar is not None:
+            self._bar.set_description(f"epoch {place.strip()}")
+        due = epoch in (1, self.epochs) or epoch % math.ceil(self.epochs / LINES) == 0 or epoch % 1
+        if due or self.within_epochs:
+            self._print(f"epoch {place}  {measured}")
 
     def note(self, text: str) -> None:
         """Print a line beside the bar."""
@@ -120,10 +126,15 @@ class Progress:
             return
         now = self._last_line = time.monotonic()
         passed = timedelta(seconds=round(now - self._started))
-        rate = max(1e-9, self.images_per_second)
-        left = timedelta(seconds=round((self.total - self.done) * self._slowdown / rate))
-        tqdm.write(f"{text}  {speed(self.images_per_second)}  {passed}, {left} left")
+        tqdm.write(f"{text}  {speed(self.images_per_second)}  {passed}, {self._left()} left")
         sys.stdout.flush()
+
+    def _left(self) -> timedelta:
+        """The time until the last step: that of a run of given length, else by the mean speed."""
+        seconds = (self.total - self.done) * self._slowdown / max(1e-9, self.images_per_second)
+        if self._ends is not None and self.done < self.total:
+            seconds = max(0.0, self._ends - time.monotonic())
+        return timedelta(seconds=round(seconds))
 
     def close(self) -> None:
         """Remove the bar."""

@@ -50,11 +50,12 @@ def select(trainer: Trainer) -> Selection:
         return Selection("last", epoch, f"they are the last ones, and have {words}")
     last, lowest = (predictions_of(trainer, saved) for saved in (folder, trainer.run.best))
     values = [monitor.shown(monitored(each)) for each in (last, lowest)]
-    measured = f"{monitor.words} {values[0]}, and {values[1]} after epoch {best:g}"
+    measured = f"{monitor.words} {values[0]} against {values[1]}"
     images = counted(len(last.targets), "validation image")
     if worse(last, lowest):
         return Selection("best", best, f"the last ones are worse on {images} ({measured})")
-    return Selection("last", epoch, f"{images} do not show that these, the last ones, are worse ({measured})")
+    words = f"they are the last ones, and not clearly worse than those of epoch {best:g} on {images}"
+    return Selection("last", epoch, f"{words} ({measured})")
 
 
 def monitored(found: Evaluation) -> float:

@@ -388,5 +388,6 @@ def write_safetensors(path: Path, state: Mapping[str, Tensor]) -> Path:
         try:
             save_file(apart, aside, metadata={"format": "pt"})
         except SafetensorError as error:  # how safetensors reports a full disk
-            raise WriteError(f"{path}: cannot be written: {error}") from error
+            reason = re.sub(r"^.*: (.+) \(os error \d+\)$", r"\1", str(error))
+            raise WriteError(f"{path}: cannot be written: {reason}") from error
     return path

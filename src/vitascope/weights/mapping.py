@@ -326,6 +326,8 @@ def to_family(family: Family, model: VisionModel, preprocess: Preprocess, folder
             files = family.write(config, state, preprocess, Path(aside))
         except (OSError, RuntimeError) as error:  # a full disk, as Python and as torch report it
             raise WriteError(f"{folder}: cannot be written: {error}") from error
+        except WriteError as error:
+            raise WriteError(str(error).replace(aside, str(folder))) from error
         return _move_in(files, folder)
 
 

@@ -244,6 +244,7 @@ def test_table_without_a_column_of_images_or_labels_names_the_columns(photos: Pa
     assert_refused(
         photos, [{"a": 1, "label": "cat"}], "no column of image paths among a, label; name it: columns im"
     )
+    assert_refused(photos, [{"b": 1, "imgae": "a.png"}], "among b, imgae; name it: columns image=imgae")
     assert_refused(
         photos, [{"path": row["path"], "b": "x"} for row in rows], "no labelled images.*unused: b; name"
     )

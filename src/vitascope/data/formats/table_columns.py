@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from difflib import get_close_matches
 
 from vitascope.data.table_options import ROLES, TableOptions
 from vitascope.errors import UserError, nearest
@@ -46,8 +47,9 @@ def roles_of(names: Sequence[str], options: TableOptions, place: object) -> Role
     """The roles of the columns with these names; a UserError that names the columns where one is unclear."""
     found = {role: _column(role, names, options, place) for role in ROLES}
     if found["image"] is None:
+        meant = next((name for name in names if get_close_matches(name.lower(), USUAL["image"])), "COLUMN")
         raise UserError(
-            f"{place}: no column of image paths among {listed(names, LISTED)}; name it: columns image=COLUMN"
+            f"{place}: no column of image paths among {listed(names, LISTED)}; name it: columns image={meant}"
         )
     named = options.named
     lower = {name.lower() for name in names} - {name.lower() for name in named.values()}
