@@ -114,6 +114,7 @@ def test_unreadable_file_does_not_affect_other_predictions(
     assert status(*files) == 1
     out, err = capsys.readouterr()
     assert [line for line in out.splitlines() if not line.startswith(" ")] == files
+    assert "\nbroken.jpg\n  not a picture" in out
     assert err == f"1 of 3 images could not be read:\n{err.splitlines()[1]}\n"
     assert "  broken.jpg: not a picture" in err
     assert status(EVERY[0], EVERY[12], "--json") == 0
