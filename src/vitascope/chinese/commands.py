@@ -46,6 +46,7 @@ COMMANDS = {
     "Serve a model over HTTP, with the attention explorer at /.": "通过 HTTP 提供模型服务，首页是注意力浏览器。",
     "Pictures go to /v1/predict, /v1/explain and /v1/embed; /docs has examples.": "图片发送到 /v1/predict、/v1/explain 和 /v1/embed；示例见 /docs。",
     "Needs an extra: pip install 'vitascope[server]'.": "需要附加依赖：pip install 'vitascope[server]'。",
+    "Needs an extra: pip install 'vitascope[onnx]' or 'vitascope[openvino]'.": "需要附加依赖：pip install 'vitascope[onnx]' 或 'vitascope[openvino]'。",
     "SIGTERM or Ctrl-C stops it after all accepted requests are answered.": "收到 SIGTERM 或 Ctrl-C 后，处理完已接受的请求再停止。",
     "Write a model as one HTML file that computes in the browser.": "把模型写成单个 HTML 文件，在浏览器中计算。",
     "Drop a picture into it: it shows the class and where the model looks.": "拖入图片，即可看到类别和模型关注的位置。",

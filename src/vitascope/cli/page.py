@@ -38,8 +38,8 @@ class Page:
     """Images to compare on: an image, a folder, or any other DATA of `vitascope train`.
     Default: the run's test images, else parts of two photographs from scikit-learn."""
     samples: Annotated[tuple[str, ...], tyro.conf.arg(metavar="IMAGE ...", help_behavior_hint="")] = ()
-    """Pictures that the page offers, at most 8: image files or folders of them; `none` for none.
-    Default: photographs and digits of vitascope that the model knows, else test images of the run."""
+    """Pictures that the page offers, at most 8: image files or folders of them; `none`; `test` for test
+    images of the run. Default: photographs and digits of vitascope that the model knows."""
     browser: Annotated[str | None, tyro.conf.arg(metavar="PATH", help_behavior_hint="")] = None
     """The browser's program. Default: the first Chromium, Chrome or Edge that is installed."""
     unproved: Flag = False
@@ -82,14 +82,17 @@ class Page:
             f"{statistics.median(found.answers):.2f} s on this machine, the first {found.answers[0]:.2f} s"
         )
 
-    def _given_samples(self) -> list[ImageFile] | None:
-        """The pictures of --samples; None if the option is not given."""
+    def _given_samples(self) -> list[ImageFile] | str | None:
+        """The pictures of --samples or `test`; None if the option is not given."""
+        from vitascope.deploy.page.samples import TEST
         from vitascope.predict.predictor import find_images
 
         if not self.samples:
             return None
         if self.samples == ("none",):
             return []
+        if self.samples == (TEST,):
+            return TEST
         found = list(find_images(self.samples))
         if not found:
             raise UserError(f"--samples {' '.join(self.samples)}: no images found")

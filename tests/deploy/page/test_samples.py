@@ -16,11 +16,14 @@ from vitascope.data.decoding import ImageError, ImageSource
 from vitascope.data.splits import ImageSet
 from vitascope.deploy.page.samples import LONGEST, MOST, MOST_BYTES, Samples, choose_samples, encoded
 from vitascope.deploy.server.page_content import SamplePicture
+from vitascope.errors import UserError
 from vitascope.predict.engine import TorchEngine
 
 
 def samples(
-    given: list[ImageSource] | None = None, tests: ImageSet | None = None, names: tuple[str, ...] = ("a", "b")
+    given: list[ImageSource] | str | None = None,
+    tests: ImageSet | None = None,
+    names: tuple[str, ...] = ("a", "b"),
 ) -> Samples:
     """The samples of a model with these classes."""
     model = small_model(class_names=names, num_classes=len(names))
@@ -68,14 +71,17 @@ def test_pictures_come_from_all_parts_and_have_names_of_their_own(tmp_path: Path
     assert len({sample.name for sample in found.pictures}) == len(found.pictures) == MOST
 
 
-def test_model_that_knows_no_picture_of_vitascope_shows_its_own_test_images(tmp_path: Path) -> None:
+def test_test_images_are_in_the_page_only_where_they_are_asked_for(tmp_path: Path) -> None:
     tests = dataclasses.replace(read_tree(write_tree(tmp_path, {"tulip": 1, "rose": 1})), name="test")
-    found = samples(tests=tests)
-    assert [sample.title for sample in found.pictures] == ["rose (test image)", "tulip (test image)"]
-    assert found.description == "2 test images of the run"
+    assert samples(tests=tests) == ([], "none")
     found = samples(tests=tests, names=("cat", "rose"))
     assert [sample.name for sample in found.pictures] == ["cat"]
     assert found.description == "built-in pictures: cat"
+    found = samples("test", tests)
+    assert [sample.title for sample in found.pictures] == ["rose (test image)", "tulip (test image)"]
+    assert found.description == "2 test images of the run"
+    with pytest.raises(UserError, match="no run with test images"):
+        samples("test")
 
 
 def test_none_are_none() -> None:

@@ -163,8 +163,8 @@ def page(
             large, or `fp32`, exact.
         images: one picture or several to compare on, at most 8 of them; by default as `export`.
         samples: one picture or several for the page to offer, at most 8 of them, as small copies without
-            metadata; `[]` for none. By default the photographs and digits of vitascope that the model knows;
-            if there are none, test images of its run.
+            metadata; `[]` for none, "test" for test images of the model's run. By default the photographs and
+            digits of vitascope that the model knows.
         browser: the program of a Chromium, Chrome or Edge; by default the first that is installed.
         unproved: keep the file without trying it in a browser.
 

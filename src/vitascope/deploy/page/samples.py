@@ -14,9 +14,12 @@ from vitascope.data.decoding import ImageSource, as_pictures, source_name
 from vitascope.data.preprocess import Preprocess
 from vitascope.data.splits import ImageSet
 from vitascope.deploy.server.page_content import SamplePicture, samples_for
+from vitascope.errors import UserError
 from vitascope.formatting import counted
 from vitascope.predict.engine import TorchEngine
 
+TEST = "test"
+"""Test images of the model's run, in the place of pictures."""
 MOST = 8
 """Pictures in a page."""
 LONGEST = 512
@@ -52,19 +55,21 @@ def choose_samples(
     engine: TorchEngine,
     tests: Callable[[], ImageSet | None],
 ) -> Samples:
-    """The given pictures; else those of vitascope that suit the model; else test images of its run.
+    """The given pictures, test images of the model's run, or those of vitascope that suit the model.
+
+    Nobody's own pictures are in a page that others may get unless they were asked for.
 
     Raises:
         ImageError: a picture cannot be read.
+        UserError: test images of a model without a run.
     """
-    if given is not None:
-        sources = as_pictures(given)
-        chosen = spread(len(sources))
-        titles = [title_of(sources[place], place) for place in chosen]
-        description = some_of(len(chosen), len(sources), "given picture")
-    elif own := samples_for(engine):
-        return Samples(own, f"built-in pictures: {', '.join(one.name for one in own)}")
-    elif images := tests():
+    if given is None:
+        own = samples_for(engine)
+        return Samples(own, f"built-in pictures: {', '.join(one.name for one in own)}" if own else "none")
+    if isinstance(given, str) and given == TEST:
+        images = tests()
+        if images is None:
+            raise UserError(f"samples {TEST}: the model has no run with test images; name pictures")
         sources, name = images.sources, f"{images.name} image"
         chosen = spread(len(sources))
         names = [] if images.targets is None else images.targets.names()
@@ -74,7 +79,10 @@ def choose_samples(
         ]
         description = f"{some_of(len(chosen), len(sources), name)} of the run"
     else:
-        return Samples([], "none")
+        sources = as_pictures(given)
+        chosen = spread(len(sources))
+        titles = [title_of(sources[place], place) for place in chosen]
+        description = some_of(len(chosen), len(sources), "given picture")
     pictures = [
         small_picture(str(number), title, sources[place], engine.preprocess)
         for number, (place, title) in enumerate(zip(chosen, titles, strict=True))
