@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 pytest_plugins = ("tests.cli", "tests.stores")  # their fixtures
 LONGEST = (
@@ -21,6 +22,8 @@ LONGEST = (
 
 
 os.environ["LC_ALL"] = "C.UTF-8"  # the help and the reports are English, whatever the developer's language
+settings.register_profile("any speed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("any speed")
 gc.disable()  # while 8,500 tests are collected; `pytest_collection_finish` enables it
 
 

@@ -20,6 +20,7 @@ from PIL import Image
 
 from tests.browser import Visit, browser_path, launched, visiting
 from tests.data import noise, write_picture
+from tests.deploy.server.served import PATIENT
 from tests.explain import MODELS
 from tests.model import labelling_model, small_model, small_resnet
 from vitascope.data.preprocess import Framed, Preprocess
@@ -71,14 +72,11 @@ def weight_in_first_sample(layer: int, query: int, key: int) -> float:
 @contextmanager
 def serving(engine: Engine, token: str | None = None, beside: Engine | None = None) -> Iterator[str]:
     """Serve an engine in a thread, and wait until it is ready; return the address."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    app = create_app(
-        engine, Settings(max_batch=1, explain_deadline_ms=120_000, access_log=False), token, beside=beside
-    )
-    server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=port, log_level="error"))
-    thread = threading.Thread(target=server.run)
+    app = create_app(engine, Settings(max_batch=1, access_log=False, **PATIENT), token, beside=beside)
+    server = uvicorn.Server(uvicorn.Config(app, log_level="error"))
+    listening = socket.create_server(("127.0.0.1", 0))
+    port = listening.getsockname()[1]
+    thread = threading.Thread(target=server.run, args=([listening],))
     thread.start()
     try:
         while not server.started or app.state.service.why_not_ready():
@@ -87,6 +85,7 @@ def serving(engine: Engine, token: str | None = None, beside: Engine | None = No
     finally:
         server.should_exit = True
         thread.join()
+        listening.close()
 
 
 @pytest.fixture(scope="module")

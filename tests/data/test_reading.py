@@ -8,6 +8,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from tests.data import noise, read_tree, write_tree
+from tests.forked import ending, fork
 from vitascope.data.augment import crop_draws
 from vitascope.data.decoding import ImageError
 from vitascope.data.preprocess import Preprocess
@@ -221,6 +223,23 @@ def test_processes_ignore_stop_signals_to_their_group(signum: signal.Signals) ->
     pool = ReadingPool(Fatal([noise(8, 8)] * 8, FIT, signum=signum).fill, FIT, 3, workers=2)
     assert [len(pixels) for _, pixels, _ in pool.read(BATCHES)] == [3, 3, 2]
     pool.close()
+
+
+def test_a_process_that_is_starting_ignores_stop_signals_too() -> None:
+    begin = BaseProcess._bootstrap
+
+    def signalled(self: BaseProcess, *arguments: object, **options: object) -> int:
+        os.kill(os.getpid(), signal.SIGINT)
+        return begin(self, *arguments, **options)
+
+    def read() -> None:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        BaseProcess._bootstrap = signalled
+        pool = ReadingPool(ImageReader([noise(8, 8)] * 8, FIT).fill, FIT, 3, workers=2)
+        assert [len(pixels) for _, pixels, _ in pool.read(BATCHES)] == [3, 3, 2]
+        pool.close()
+
+    assert ending(fork(read)) == 0
 
 
 SCRIPT = """

@@ -35,6 +35,7 @@ B = TypeVar("B", npt.NDArray[np.int64], Sequence[ImageFile])
 """A batch: the indices of its images, or their files."""
 READ_AHEAD = 4
 """Batches in the shared memory: one in use, the others read or being read."""
+_IGNORED = (signal.SIGINT, signal.SIGTERM)
 _RATIO = 4 / 3
 """Largest aspect ratio of a random crop, both ways."""
 
@@ -107,6 +108,16 @@ def read_here(
         yield indices, pixels, reader.fill(indices, epoch, pixels)
 
 
+@contextlib.contextmanager
+def _held_signals() -> Iterator[None]:
+    """Hold SIGINT and SIGTERM back, also in the processes that are started meanwhile."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _IGNORED)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 class ReadingPool(Generic[B]):
     """Processes that read images; they live until `close`, or until the pool is garbage.
 
@@ -137,7 +148,8 @@ class ReadingPool(Generic[B]):
             process = multiprocessing.Process(
                 target=_serve, args=(far_end, self._connections, fill, pixels, shape, niceness), daemon=True
             )
-            process.start()
+            with _held_signals():  # until it ignores them
+                process.start()
             far_end.close()  # so that the connection breaks when the process ends
             self._processes.append(process)
 
@@ -216,7 +228,7 @@ def _serve(
     """The main function of a process: serve requests until the other end closes."""
     for near_end in inherited:  # a fork has them open too, and would keep itself waiting
         near_end.close()
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in _IGNORED:
         signal.signal(number, signal.SIG_IGN)
     if niceness:
         os.nice(niceness)

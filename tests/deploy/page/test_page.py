@@ -175,12 +175,12 @@ def test_what_a_browser_has_started_ends_with_it(tmp_path: Path) -> None:
     alive, program = tmp_path / "alive", tmp_path / "browser"
     os.mkfifo(alive)
     refusal = r'{"id": 1, "error": {"message": "not today"}}\000'
-    program.write_text(f"#!/bin/sh\nexec 5> {alive}\nsleep 60 &\nprintf '{refusal}' >&4\nread line <&3\n")
+    program.write_text(f"#!/bin/sh\nexec 5> {alive}\nsleep 600 &\nprintf '{refusal}' >&4\nread line <&3\n")
     program.chmod(0o755)
     reader = os.open(alive, os.O_RDONLY | os.O_NONBLOCK)
     with pytest.raises(BrowserError, match="not today"), opened(str(program), "about:blank", 60):
         pass
-    ended = select.select([reader], [], [], 5)[0]  # `sleep` was the last that had it open
+    ended = select.select([reader], [], [], 50)[0]  # `sleep` was the last that had it open
     os.close(reader)
     assert ended
 
