@@ -119,6 +119,25 @@ def test_copies_are_bounded_too(web_store: Store, monkeypatch: pytest.MonkeyPatc
         copied(found, web_store.url)
 
 
+def test_copy_that_is_being_written_is_not_removed(web_store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By others that make room, or that find it old: it is as old as its last change."""
+    found, other = stored(web_store), stored(web_store, 20 * BLOCK, name="b.bin")
+    download = cache.download
+
+    def slow(obj: RemoteObject, path: Path) -> None:
+        path.write_bytes(b"the beginning")
+        os.utime(path.parent, (0, 0))
+        assert size_on_disk() > 0  # removes what is abandoned
+        monkeypatch.setenv("VITASCOPE_REMOTE_GB", str(16 * BLOCK / 1e9))
+        read(other)  # removes what was used longest ago
+        download(obj, path)
+
+    monkeypatch.setattr(cache, "download", slow)
+    folder = copied([found], found.url.removesuffix("a.bin"))
+    assert (folder / "a.bin").read_bytes() == content(3500)
+    assert size_on_disk() < 20 * BLOCK
+
+
 @pytest.mark.parametrize("text", ["none", "-1", "0", "nan"])
 def test_limit_is_a_number(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VITASCOPE_REMOTE_GB", text)

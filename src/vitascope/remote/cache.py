@@ -17,6 +17,7 @@ import hashlib
 import io
 import os
 import shutil
+import stat
 import threading
 import time
 from collections import deque
@@ -356,12 +357,17 @@ def _reserve(size: float) -> float:
 
 
 def _removed_down_to(size: float) -> float:
-    """Remove what was used longest ago until the rest has at most this size, in bytes, which is returned."""
+    """Remove what was used longest ago until the rest has at most this size, in bytes, which is returned.
+
+    What is being written stays.
+    """
     entries = sorted(_entries())
     total = sum(each for _, each, _ in entries)
     for _, each, path in entries:
         if total <= size:
             break
+        if path.name.startswith("."):
+            continue
         if path.is_dir():
             shutil.rmtree(path, ignore_errors=True)
         else:
@@ -373,10 +379,12 @@ def _removed_down_to(size: float) -> float:
 def _entries() -> Iterator[tuple[float, int, Path]]:
     """Time of the last use, size and place of each block and copy; abandoned files are removed."""
     for path in [*_root().glob("blocks/*/*"), *_root().glob("copies/*")]:
-        with contextlib.suppress(FileNotFoundError):  # removed by another process
-            status = path.stat()
-            if path.name.startswith(".") and time.time() - status.st_mtime > _ABANDONED_SECONDS:
-                shutil.rmtree(path) if path.is_dir() else path.unlink()
-                continue
-            inside = [each for each in path.rglob("*") if each.is_file()] if path.is_dir() else [path]
-            yield status.st_mtime, sum(each.stat().st_size for each in inside), path
+        with contextlib.suppress(FileNotFoundError):  # removed or renamed by another process
+            inside = [each.stat() for each in (path, *path.rglob("*"))]
+            used = inside[0].st_mtime
+            if path.name.startswith("."):
+                used = max(each.st_mtime for each in inside)  # of a copy's files, the last is being written
+                if time.time() - used > _ABANDONED_SECONDS:
+                    shutil.rmtree(path) if path.is_dir() else path.unlink()
+                    continue
+            yield used, sum(each.st_size for each in inside if stat.S_ISREG(each.st_mode)), path
