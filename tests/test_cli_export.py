@@ -27,7 +27,7 @@ def exported(folder: Path, capsys: pytest.CaptureFixture[str], *words: str) -> s
 def answer_of(script: str, folder: Path) -> str:
     """The output of the printed program."""
     command = [sys.executable, "-c", textwrap.dedent(script)]
-    ended = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True, timeout=120)
+    ended = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True, timeout=280)
     return ended.stdout.strip()
 
 

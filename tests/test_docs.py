@@ -217,7 +217,7 @@ def curl(line: str, served: Serve) -> None:
         async with listening(open_engine(served.model, device="cpu")) as (_, (host, port)):
             words = shlex.split(line.replace(documented, f"{host}:{port}/"))
             command = [*words, "--silent", "--show-error", "--fail-with-body"]
-            done = await asyncio.to_thread(subprocess.run, command, capture_output=True, timeout=60)
+            done = await asyncio.to_thread(subprocess.run, command, capture_output=True, timeout=280)
             assert done.returncode == 0, f"{line}\n{done.stdout!r}\n{done.stderr!r}"
 
     asyncio.run(story())

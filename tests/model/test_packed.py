@@ -84,9 +84,9 @@ def test_every_linear_layer_of_the_encoder_is_packed_once() -> None:
     assert all(isinstance(m.activation, nn.Identity) for m in copied.modules() if isinstance(m, MLP))
 
 
+@needs_onednn
 @pytest.mark.usefixtures("units")
 def test_only_bf16_on_a_cpu_is_packed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: True)
     cpu = torch.device("cpu")
     assert packing_pays(cpu, BF16)
     assert not packing_pays(cpu, torch.float32)
@@ -95,6 +95,12 @@ def test_only_bf16_on_a_cpu_is_packed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not packing_pays(cpu, BF16)
     copied = predicting_copy(small_model(), BF16)
     assert not any(isinstance(module, PackedLinear) for module in copied.modules())
+
+
+@pytest.mark.usefixtures("units")
+def test_nothing_is_packed_where_onednn_may_not_use_the_units(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: False)
+    assert not packing_pays(torch.device("cpu"), BF16)
 
 
 @pytest.mark.usefixtures("units")

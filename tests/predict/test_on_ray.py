@@ -1,5 +1,6 @@
 """Bulk work on Ray: what it is given, what is wrong in one line, and once the whole with a killed worker."""
 
+import contextlib
 import json
 import os
 import shutil
@@ -189,11 +190,12 @@ def test_two_workers_one_of_them_killed_give_the_file_of_one_process(
     )
     parts = tmp_path / "ray.jsonl.parts"
     try:
-        wait_for(lambda: (parts / "00002.tries").exists() and (parts / "00001.jsonl").exists(), process)
+        pipe = opened_for_writing(tmp_path / "pipe.png", process)  # another part may wait behind this one
         worker = int((parts / "00002.tries").read_text().split()[0])
         shutil.copy(tmp_path / "pictures" / "b" / "004.png", tmp_path / "file.png")
         os.replace(tmp_path / "file.png", tmp_path / "pipe.png")
         os.kill(worker, signal.SIGKILL)
+        os.close(pipe)
         out, err = process.communicate(timeout=SECONDS)
     finally:
         process.kill()
@@ -217,10 +219,12 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
-def wait_for(condition, process: subprocess.Popen[str]) -> None:
-    """Wait until a condition holds while a process runs."""
+def opened_for_writing(pipe: Path, process: subprocess.Popen[str]) -> int:
+    """The descriptor of a pipe, once somebody reads it while a process runs."""
     end = time.monotonic() + SECONDS
-    while not condition():
+    while True:
+        with contextlib.suppress(OSError):  # ENXIO: nobody reads
+            return os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)
         assert process.poll() is None, process.communicate()
         assert time.monotonic() < end
         time.sleep(0.02)

@@ -38,8 +38,10 @@ class PackedLinear(nn.Module):
 
 def packing_pays(device: torch.device, dtype: torch.dtype) -> bool:
     """Whether packing is faster: in bf16, on a CPU with units for it."""
-    on_cpu = device.type == "cpu" and torch.backends.mkldnn.is_available()
-    return on_cpu and dtype == torch.bfloat16 and bf16_units() is not None
+    if device.type != "cpu" or dtype != torch.bfloat16 or bf16_units() is None:
+        return False
+    # ONEDNN_MAX_CPU_ISA may keep oneDNN from units that the CPU has.
+    return torch.backends.mkldnn.is_available() and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 def predicting_copy(model: AnyModel, dtype: torch.dtype) -> AnyModel:

@@ -166,7 +166,7 @@ def test_file_of_several_labels_has_the_sigmoids_and_thresholds_of_the_model(
 def test_program_of_several_labels_prints_those_of_predict(several: SimpleNamespace, tmp_path: Path) -> None:
     write_picture(tmp_path / "cat.jpg")
     command = [sys.executable, "-c", several.done.program]
-    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True, timeout=120)
+    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True, timeout=280)
     labels = [
         each.label for each in Predictor(several.engine, batch_size=1)(tmp_path / "cat.jpg", threshold=0)
     ]
@@ -244,7 +244,7 @@ def test_script_without_vitascope_predicts_the_same_labels(made: SimpleNamespace
     labels = [answer[0].label for answer in own(files, top_k=1)]
     assert [answer[0].label for answer in by_file(files, top_k=1)] == labels
     command = [sys.executable, "-c", SCRIPT, str(made.path), *map(str, files)]
-    ended = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
+    ended = subprocess.run(command, capture_output=True, text=True, check=True, timeout=280)
     assert json.loads(ended.stdout) == labels
     assert len(set(labels)) > 1
 
@@ -521,7 +521,7 @@ def test_file_of_features_has_the_body_of_its_model(body: SimpleNamespace) -> No
 def test_program_of_features_prints_their_shape(body: SimpleNamespace, tmp_path: Path) -> None:
     write_picture(tmp_path / "cat.jpg")
     command = [sys.executable, "-c", body.done.program]
-    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True, timeout=120)
+    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True, timeout=280)
     assert ended.stdout.strip() in ("(1, 32)", "torch.Size([1, 32])")
     assert not {"json", "class_names", "probabilities", "texts"} & set(re.findall(r"\w+", body.done.program))
 
