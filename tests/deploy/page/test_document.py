@@ -53,6 +53,13 @@ def test_weights_are_in_pieces_of_whole_bytes() -> None:
     assert b"".join(map(base64.b64decode, pieces)) == weights
 
 
+def test_pieces_name_the_place_of_their_model() -> None:
+    text = "".join(document("a", {}, [b"first", b"second"]))
+    for place, content in enumerate([b"first", b"second"]):
+        piece = base64.b64encode(content).decode()
+        assert text.count(f'<script type="text/base64" data-model="{place}">{piece}</script>') == 1
+
+
 def test_document_names_no_other_file() -> None:
     text = "".join(document("a", {}, [b""]))
     assert all(address.startswith("data:") for address in Elements(text).addresses)

@@ -25,7 +25,7 @@ needs_browser = pytest.mark.skipif(browser_path() is None, reason="the proof nee
 
 
 class FakeTab:
-    """A browser's tab that answers as the models do; `change` is added to outputs after the first `right` ones."""
+    """A browser's tab that answers as the models do, with `change` added after the first `right` answers."""
 
     def __init__(
         self,
@@ -214,6 +214,23 @@ def test_unproved_page_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert f"{out.stat().st_size:,} bytes, int8 weights" in printed
     assert f"int8 against the model, on images of {picture}: " in printed
     assert "unproved: not tried in a browser" in printed
+
+
+def test_command_describes_both_models(
+    in_fake_browser: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other, picture = tmp_path / "other", write_picture(tmp_path / "a.png")
+    vs.save_pretrained(small_model(), tmp_path / "small")
+    vs.save_pretrained(other_model(), other)
+    asked = ["page", str(tmp_path / "small"), "--data", str(picture), "--out", str(tmp_path / "a.html")]
+    assert main([*asked, "--beside", str(other)]) == 0
+    first, _, second = capsys.readouterr().out.partition(f"beside it, {other}:\n")
+    for printed in (first, second):
+        assert f"fp16 against the model, on images of {picture}: " in printed
+        assert "proved in chromium, fake, against torch" in printed
+    assert "after it is opened" in first
+    assert "after it is asked for" in second
+    assert "<title>small and other – vitascope</title>" in (tmp_path / "a.html").read_text()
 
 
 @needs_browser
