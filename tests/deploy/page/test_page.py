@@ -100,6 +100,9 @@ def test_both_models_of_a_page_are_proved(in_fake_browser: dict[str, Any], tmp_p
     assert done.beside.proof is not None
     assert done.beside.proof.computed.outputs.shape == (1, 7)
     assert done.beside.rounding != done.rounding
+    assert repr(done).endswith(
+        f"{done.proof.agreement.summary}; beside: {done.beside.proof.agreement.summary})"
+    )
 
 
 def test_page_whose_second_model_differs_is_not_kept(in_fake_browser: dict[str, Any], tmp_path: Path) -> None:

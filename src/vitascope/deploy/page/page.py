@@ -124,7 +124,7 @@ class ModelResult:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PageResult(ModelResult):
-    """A model's page, perhaps with a second model."""
+    """A page, with the results of its first model and, `beside` it, of a second."""
 
     path: Path
     """The HTML file."""
@@ -143,8 +143,9 @@ class PageResult(ModelResult):
         return self.path.stat().st_size
 
     def __repr__(self) -> str:
-        proved = "unproved" if self.proof is None else self.proof.agreement.summary
-        return f"PageResult({self.path}, {self.size / 1e6:,.1f} MB: {proved})"
+        proofs = [each.proof for each in (self, self.beside) if each is not None]
+        proved = ["unproved" if proof is None else proof.agreement.summary for proof in proofs]
+        return f"PageResult({self.path}, {self.size / 1e6:,.1f} MB: {'; beside: '.join(proved)})"
 
 
 class HeldModel(NamedTuple):
