@@ -60,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             held = rounded(model, weights)
             with tempfile.TemporaryDirectory() as folder:
                 done = vs.page(model, Path(folder) / "page.html", weights=weights, unproved=True)
-                found, size = computed(program, done.path, held, given), done.size
+                [found], size = computed(program, done.path, [(held, given)]), done.size
             also = torch.cat([outputs_of(held, picture) for picture in given])
             rows.append(row(name, weights, size, found, held, own, also))
             note(" ".join(rows[-1]))

@@ -25,7 +25,8 @@ FROZEN = {
     "list_models": "()",
     "nearest": "(model, picture, data, *, k=12, layer=None, pool=None, columns=(), images=None, labels=None, "
     "label_separator=None, batch_size=None, workers=None, precision='auto', device='auto', cache=True)",
-    "page": "(model, path=None, *, weights='fp16', images=None, samples=None, browser=None, unproved=False)",
+    "page": "(model, path=None, *, beside=None, weights='fp16', images=None, samples=None, browser=None, "
+    "unproved=False)",
     "pretrain": "(config=None, *, recipe=None, **options)",
     "probe": "(models, data, *, run=None, layers=None, pools=None, folds=5, columns=(), images=None, "
     "labels=None, label_separator=None, seed=0, batch_size=None, workers=None, precision='auto', "

@@ -221,6 +221,36 @@ def test_graphics_card_computes_the_same(browser: Any, done: PageResult, tmp_pat
     torch.testing.assert_close(torch.tensor(found["outputs"]), expected, atol=1e-4, rtol=1e-4)
 
 
+def test_two_models_are_proved_and_compared_on_one_picture(browser: Any, tmp_path: Path) -> None:
+    first = small_model(class_names=NAMES[4:9])  # 4 x 4 patches
+    second = small_model(depth=2, patch_size=4, image_size=24, pool="mean", head="none")  # 6 x 6
+    both = vs.page(first, tmp_path / "both.html", beside=second, weights="fp32", images=noise(40, 50))
+    assert both.beside is not None
+    for each in (both, both.beside):
+        assert each.proof is not None
+        assert each.proof.computed.pixels == 0
+        assert each.proof.agreement.difference < 1e-4
+        assert each.rounding.difference == 0
+    with visiting(browser, both.path.as_uri(), offline=True) as visit:
+        visit.open_sample()
+        weights, models = visit.page.locator("script[type='text/base64']"), visit.page.locator(".which")
+        assert weights.count() == 1  # the second model is not unpacked before it is asked
+        models.first.select_option("beside/")
+        models.first.select_option("")  # what the other model reports meanwhile is not of this panel
+        weights.wait_for(state="detached", timeout=PATIENCE)
+        visit.wait_for_answer(visit.page.locator(".panel").first)
+        visit.page.click("#compare")
+        visit.page.locator(".panel.full[aria-busy=false]").nth(1).wait_for(timeout=PATIENCE)
+        assert visit.page.locator(".name").all_text_contents() == 2 * [visit.text(".name")]
+        assert [models.nth(place).input_value() for place in range(2)] == ["", "beside/"]
+        assert len({*models.locator("option").all_text_contents()}) == 2  # also of models without names
+        visit.hover(0.9, 0.1)
+        titles = visit.page.locator(".title").all_text_contents()
+        assert "row 0, column 3" in titles[0]
+        assert "row 0, column 5" in titles[1]
+        assert visit.faults == []
+
+
 def test_other_picture_ends_what_is_computed(visit: Visit) -> None:
     visit.open_sample()
     visit.page.locator(".predictions button").first.click()  # a map that takes one pass per patch

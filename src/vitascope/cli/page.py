@@ -14,6 +14,7 @@ from vitascope.errors import UserError
 
 if TYPE_CHECKING:
     from vitascope.data.stored import ImageFile
+    from vitascope.deploy.page.page import ModelResult
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -32,6 +33,8 @@ class Page:
     out: MaybePath = None
     """The new file.
     Default: export/model.html in a run folder, else the model's name in the working directory."""
+    beside: Annotated[str | None, tyro.conf.arg(metavar="MODEL", help_behavior_hint="")] = None
+    """A second model in the file, which the explorer compares with the first on the same picture."""
     weights: Literal["fp16", "int8", "fp32"] = "fp16"
     """Numbers of the weights: `int8` is half as large as `fp16`, and less exact; `fp32` is exact."""
     data: MaybeText = None
@@ -57,6 +60,7 @@ class Page:
             done = page(
                 self.model,
                 self.out,
+                beside=self.beside,
                 weights=self.weights,
                 images=images,
                 samples=samples,
@@ -66,21 +70,12 @@ class Page:
         compared_on = done.compared_on if self.data is None else f"images of {self.data}"
         print(f"{done.path}  {done.size:,} bytes, {done.weights} weights")
         print(f"samples in it: {done.samples}")
-        if done.weights != "fp32":
-            print(f"{done.weights} against the model, on {compared_on}: {done.rounding.summary}")
+        describe(done, done.weights, compared_on, "it is opened")
+        if done.beside is not None:
+            print(f"beside it, {self.beside}:")
+            describe(done.beside, done.weights, compared_on, "it is asked for")
         if done.proof is None:
             print("unproved: not tried in a browser")
-            return
-        proof, found = done.proof, done.proof.computed
-        print(
-            f"proved in {proof.browser}, {found.kernel}, against torch with these weights on {compared_on}: "
-            f"{proof.agreement.summary}; probabilities differ by at most {proof.probabilities:.1g}, "
-            f"pixels by at most {found.pixels} of 255"
-        )
-        print(
-            f"ready {found.unpacking:.1f} s after it is opened; a picture takes "
-            f"{statistics.median(found.answers):.2f} s on this machine, the first {found.answers[0]:.2f} s"
-        )
 
     def _given_samples(self) -> list[ImageFile] | str | None:
         """The pictures of --samples or `test`; None if the option is not given."""
@@ -97,3 +92,21 @@ class Page:
         if not found:
             raise UserError(f"--samples {' '.join(self.samples)}: no images found")
         return found
+
+
+def describe(result: ModelResult, weights: str, compared_on: str, moment: str) -> None:
+    """Print how a page's answers agree with those of a model, which the browser unpacks at a moment."""
+    if weights != "fp32":
+        print(f"{weights} against the model, on {compared_on}: {result.rounding.summary}")
+    if result.proof is None:
+        return
+    proof, found = result.proof, result.proof.computed
+    print(
+        f"proved in {proof.browser}, {found.kernel}, against torch with these weights on {compared_on}: "
+        f"{proof.agreement.summary}; probabilities differ by at most {proof.probabilities:.1g}, "
+        f"pixels by at most {found.pixels} of 255"
+    )
+    print(
+        f"ready {found.unpacking:.1f} s after {moment}; a picture takes "
+        f"{statistics.median(found.answers):.2f} s on this machine, the first {found.answers[0]:.2f} s"
+    )

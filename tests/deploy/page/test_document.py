@@ -40,21 +40,28 @@ class Elements(HTMLParser):
 
 
 def test_texts_end_no_element() -> None:
-    found = Elements("".join(document(HOSTILE, {"class_names": [HOSTILE]}, b"1234")))
-    plain = Elements("".join(document("a", {"class_names": ["b"]}, b"1234")))
+    found = Elements("".join(document(HOSTILE, {"class_names": [HOSTILE]}, [b"1234"])))
+    plain = Elements("".join(document("a", {"class_names": ["b"]}, [b"1234"])))
     assert found.tags == plain.tags
     assert json.loads("".join(found.scripts["model-data"])) == {"class_names": [HOSTILE]}
 
 
 def test_weights_are_in_pieces_of_whole_bytes() -> None:
     weights = bytes(range(256)) * (PIECE // 256) + b"rest"
-    pieces = Elements("".join(document("a", {}, weights))).scripts["text/base64"]
+    pieces = Elements("".join(document("a", {}, [weights]))).scripts["text/base64"]
     assert len(pieces) == 2
     assert b"".join(map(base64.b64decode, pieces)) == weights
 
 
+def test_pieces_name_the_place_of_their_model() -> None:
+    text = "".join(document("a", {}, [b"first", b"second"]))
+    for place, content in enumerate([b"first", b"second"]):
+        piece = base64.b64encode(content).decode()
+        assert text.count(f'<script type="text/base64" data-model="{place}">{piece}</script>') == 1
+
+
 def test_document_names_no_other_file() -> None:
-    text = "".join(document("a", {}, b""))
+    text = "".join(document("a", {}, [b""]))
     assert all(address.startswith("data:") for address in Elements(text).addresses)
     assert "default-src 'none'" in text
     assert "<base" not in text

@@ -14,7 +14,7 @@ import torch
 import vitascope as vs
 from tests.browser import browser_path
 from tests.data import noise, write_picture
-from tests.model import small_model
+from tests.model import small_model, small_resnet
 from vitascope.cli import main
 from vitascope.deploy.page import page as page_module
 from vitascope.deploy.page.browser import BrowserError, Tab, find_browser, opened
@@ -25,42 +25,52 @@ needs_browser = pytest.mark.skipif(browser_path() is None, reason="the proof nee
 
 
 class FakeTab:
-    """A browser's tab that computes what a function of the picture's number says."""
+    """A browser's tab that answers as the models do, with `change` added after the first `right` answers."""
 
     def __init__(
-        self, model: Any, pictures: list[Any], change: float = 0.0, faults: tuple[str, ...] = ()
+        self,
+        asked: list[tuple[Any, Any]],
+        change: torch.Tensor | float = 0.0,
+        right: int = 0,
+        faults: tuple[str, ...] = (),
     ) -> None:
         self.answers = iter(
             [
                 {
                     "seconds": 0.1,
-                    "outputs": list(map(str, (page_module.outputs_of(model, picture)[0] + change).tolist())),
+                    "outputs": list(
+                        map(
+                            str, (page_module.outputs_of(model, picture)[0] + change * (at >= right)).tolist()
+                        )
+                    ),
                     "pixels": picture.pixels.flatten().tolist(),
                 }
-                for picture in pictures
+                for at, (model, picture) in enumerate(asked)
             ]
         )
         self.faults = list(faults)
 
     def evaluate(self, expression: str) -> Any:
-        return {"seconds": 0.1, "kernel": "fake"} if expression == page_module.READY else next(self.answers)
+        if expression.startswith(f"({page_module.READY})"):
+            return {"seconds": 0.1, "kernel": "fake"}
+        return next(self.answers)
 
 
 @pytest.fixture
 def in_fake_browser(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """Proofs in a browser that does as `how` says, which is `change` and `faults` of `FakeTab`."""
+    """Proofs in a browser that does as `how` says, which are arguments of `FakeTab`."""
     how: dict[str, Any] = {}
-    pictures: list[Any] = []
+    asked: list[tuple[Any, Any]] = []
     made = page_module.compared_picture
 
     def kept(model: Any, source: Any) -> Any:
-        pictures.append(made(model, source))
-        return pictures[-1]
+        asked.append((model, made(model, source)))
+        return asked[-1][1]
 
     @contextmanager
     def opened(program: str, address: str, patience: float) -> Iterator[FakeTab]:
         assert address.startswith("file:///")
-        yield FakeTab(how["model"], pictures, how.get("change", 0.0), how.get("faults", ()))
+        yield FakeTab(asked, **how)
 
     monkeypatch.setattr(page_module, "compared_picture", kept)
     monkeypatch.setattr(page_module, "opened", opened)
@@ -69,12 +79,52 @@ def in_fake_browser(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 
 def test_page_is_kept_if_the_browser_agrees(in_fake_browser: dict[str, Any], tmp_path: Path) -> None:
-    in_fake_browser["model"] = small_model()
     done = vs.page(small_model(), tmp_path / "a.html", weights="fp32", images=[noise(40, 50), noise(30, 30)])
     assert done.proof is not None
     assert done.proof.agreement.images == 2
     assert done.proof.computed.pixels == 0
     assert done.size == (tmp_path / "a.html").stat().st_size > 0
+    assert done.beside is None
+
+
+def other_model() -> vs.VisionTransformer:
+    """A model of another size and other classes."""
+    return small_model(image_size=24, in_channels=1, num_classes=7)
+
+
+def test_both_models_of_a_page_are_proved(in_fake_browser: dict[str, Any], tmp_path: Path) -> None:
+    done = vs.page(small_model(), tmp_path / "a.html", beside=other_model(), images=noise(40, 50))
+    assert done.proof is not None
+    assert done.proof.computed.outputs.shape == (1, 5)
+    assert done.beside is not None
+    assert done.beside.proof is not None
+    assert done.beside.proof.computed.outputs.shape == (1, 7)
+    assert done.beside.rounding != done.rounding
+    assert repr(done).endswith(
+        f"{done.proof.agreement.summary}; beside: {done.beside.proof.agreement.summary})"
+    )
+
+
+def test_page_whose_second_model_differs_is_not_kept(in_fake_browser: dict[str, Any], tmp_path: Path) -> None:
+    in_fake_browser |= {"right": 1, "change": 3.0}
+    with pytest.raises(UserError, match=r"^beside: a\.html is not kept, because its outputs differ"):
+        vs.page(small_model(), tmp_path / "a.html", beside=other_model(), images=noise(40, 50))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_second_model_that_a_page_cannot_hold_is_named(tmp_path: Path) -> None:
+    broken = other_model()
+    with torch.no_grad():
+        broken.norm.bias[0] = torch.nan
+    given = {"path": tmp_path / "a.html", "unproved": True, "images": noise(9, 9)}
+    with pytest.raises(UserError, match=r"^beside: a page holds Vision Transformers, not a ResNet"):
+        vs.page(small_model(), beside=small_resnet(), **given)
+    with pytest.raises(UserError, match=r"^beside: norm\.bias has NaN or infinity"):
+        vs.page(small_model(), beside=broken, **given)
+    vs.save_pretrained(broken, tmp_path / "broken")
+    with pytest.raises(UserError, match=r"/broken: norm\.bias has NaN or infinity"):
+        vs.page(small_model(), beside=tmp_path / "broken", **given)
+    assert not (tmp_path / "a.html").exists()
 
 
 @pytest.mark.parametrize(
@@ -88,7 +138,7 @@ def test_page_is_kept_if_the_browser_agrees(in_fake_browser: dict[str, Any], tmp
 def test_page_that_does_not_do_what_torch_does_is_not_kept(
     how: dict[str, Any], complaint: str, in_fake_browser: dict[str, Any], tmp_path: Path
 ) -> None:
-    in_fake_browser |= {"model": small_model(), **how}
+    in_fake_browser |= how
     with pytest.raises(UserError, match=complaint):
         vs.page(small_model(), tmp_path / "a.html", images=noise(40, 50))
     assert list(tmp_path.iterdir()) == []
@@ -101,7 +151,6 @@ def test_page_of_a_model_whose_outputs_are_all_zero_is_kept(
     with torch.no_grad():
         for parameter in model.head.parameters():
             parameter.zero_()
-    in_fake_browser |= {"model": model}
     done = vs.page(model, tmp_path / "a.html", images=noise(40, 50))
     assert done.proof is not None
     assert done.proof.probabilities == 0
@@ -147,7 +196,16 @@ def test_model_that_is_too_large_is_rejected_with_its_size(size: dict[str, int],
     with torch.device("meta"):
         model = vs.VisionTransformer(vs.ViTConfig(num_heads=8, **size))
     with pytest.raises(UserError, match=complaint):
-        check_size(model, "fp16")
+        check_size([model], "fp16")
+
+
+def test_two_models_share_the_limit() -> None:
+    with torch.device("meta"):
+        model = vs.create_model("vit_b16")
+    check_size([model], "fp16")
+    size = f"{model.config.num_parameters:,}"
+    with pytest.raises(UserError, match=f"{size} and {size} parameters in fp16 has .*: use weights int8"):
+        check_size([model, model], "fp16")
 
 
 def test_unproved_page_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -159,6 +217,23 @@ def test_unproved_page_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert f"{out.stat().st_size:,} bytes, int8 weights" in printed
     assert f"int8 against the model, on images of {picture}: " in printed
     assert "unproved: not tried in a browser" in printed
+
+
+def test_command_describes_both_models(
+    in_fake_browser: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other, picture = tmp_path / "other", write_picture(tmp_path / "a.png")
+    vs.save_pretrained(small_model(), tmp_path / "small")
+    vs.save_pretrained(other_model(), other)
+    asked = ["page", str(tmp_path / "small"), "--data", str(picture), "--out", str(tmp_path / "a.html")]
+    assert main([*asked, "--beside", str(other)]) == 0
+    first, _, second = capsys.readouterr().out.partition(f"beside it, {other}:\n")
+    for printed in (first, second):
+        assert f"fp16 against the model, on images of {picture}: " in printed
+        assert "proved in chromium, fake, against torch" in printed
+    assert "after it is opened" in first
+    assert "after it is asked for" in second
+    assert "<title>small and other – vitascope</title>" in (tmp_path / "a.html").read_text()
 
 
 @needs_browser

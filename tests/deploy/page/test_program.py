@@ -17,8 +17,7 @@ from tests.model import VARIANTS, labelling_model, small_model
 from vitascope.data.preprocess import Preprocess
 from vitascope.deploy.page.document import modules
 from vitascope.deploy.page.model_options import check_held, program_options
-from vitascope.deploy.page.page import page_data
-from vitascope.deploy.page.samples import Samples
+from vitascope.deploy.page.page import model_data
 from vitascope.deploy.page.weights import packed, rounded
 from vitascope.deploy.server.attention_pack import pack_attention, pack_heatmap, pack_picture
 from vitascope.errors import UserError
@@ -116,7 +115,7 @@ def cases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         model = labelling_model(0.2, 0.7) if name == "several" else small_model(**HELD[name])
         engines[name] = TorchEngine(model, precision="fp32", device="cpu")
         models[name] |= {
-            "about": page_data(engines[name], "fp32", Samples([], "none"))["about"],
+            "about": model_data(engines[name], "fp32")["about"],
             "pixels": engines[name].pixels(picture).flatten().tolist(),
             "layer": LAYER % model.config.depth,
             "target": target_of(engines[name], picture),

@@ -1,9 +1,9 @@
-"""The text of a page: the explorer's files and the model's, in one HTML document.
+"""The text of a page: the explorer's files and the models', in one HTML document.
 
 A module of JavaScript becomes a function that returns what the module exports, in an order in which every
 module comes after those that it imports. So two plain scripts have them all: the model's, which the page also
-starts as its worker (no browser starts a worker of modules for a page from the disk), and the explorer's. A
-policy in the document allows no connections.
+starts as one worker per model (no browser starts a worker of modules for a page from the disk), and the
+explorer's. A policy in the document allows no connections.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import base64
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from graphlib import TopologicalSorter
 from html import escape
 from importlib.resources import files
@@ -34,8 +34,9 @@ _IMPORT = re.compile(r'^import (\{[^}]*\}) from "\./([\w.]+)";$', re.MULTILINE)
 _EXPORT = re.compile(r"^export ((?:async )?(?:function|class|const) (\w+))", re.MULTILINE)
 
 
-def document(title: str, data: Mapping[str, Any], weights: bytes) -> Iterator[str]:
-    """The parts of the document: `data` is what `web/local.js` reads, `weights` a safetensors file."""
+def document(title: str, data: Mapping[str, Any], weights: Sequence[bytes]) -> Iterator[str]:
+    """The parts of the document: `data` is what `web/local.js` reads, `weights` a safetensors file of each
+    model."""
     explorer = {name: content.decode() for name, (_, content) in web_files().items()}
     page = explorer["index.html"]
     icon = f"data:image/svg+xml;base64,{base64.b64encode(explorer['icon.svg'].encode()).decode()}"
@@ -55,9 +56,10 @@ def document(title: str, data: Mapping[str, Any], weights: bytes) -> Iterator[st
     body, end = page.split("</body>")
     yield body
     yield f'<script type="application/json" id="model-data">{as_script(data)}</script>\n'
-    for start in range(0, len(weights), PIECE):
-        piece = base64.b64encode(weights[start : start + PIECE]).decode()
-        yield f'<script type="text/base64">{piece}</script>\n'
+    for place, content in enumerate(weights):
+        for start in range(0, len(content), PIECE):
+            piece = base64.b64encode(content[start : start + PIECE]).decode()
+            yield f'<script type="text/base64" data-model="{place}">{piece}</script>\n'
     sources = modules()
     model = below(WORKER, sources)
     for script, names in {

@@ -1,4 +1,7 @@
-"""`page`: a model as one HTML file that computes in the browser, proved there before it gets its name."""
+"""`page`: a model as one HTML file that computes in the browser, proved there before it gets its name.
+
+A page may have two models. What concerns one of them is a function of a `HeldModel`.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,8 @@ import dataclasses
 import io
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,7 +24,7 @@ from vitascope.arguments import checked
 from vitascope.data.decoding import ImageSource
 from vitascope.deploy.export.export import default_path, images_to_compare, own_tests
 from vitascope.deploy.export.verification import TOLERANCES, check_agreement
-from vitascope.deploy.page.browser import BrowserError, address_of, find_browser, opened
+from vitascope.deploy.page.browser import BrowserError, Tab, address_of, find_browser, opened
 from vitascope.deploy.page.document import document
 from vitascope.deploy.page.model_options import INSTEAD, check_held, program_options
 from vitascope.deploy.page.samples import Samples, choose_samples, shrunk
@@ -34,7 +38,7 @@ from vitascope.model.vision_model import VisionModel
 from vitascope.model.vit import VisionTransformer
 from vitascope.predict.engine import TorchEngine
 from vitascope.predict.runtimes import name_of
-from vitascope.run.run import load_with_run
+from vitascope.run.run import Run, load_with_run
 from vitascope.storage import check_room, make_folder, replacing
 from vitascope.weights.agreement import Agreement, Compared, agreement
 from vitascope.weights.preprocess import preprocess_of
@@ -54,23 +58,27 @@ PATIENCE = 120.0
 SLOWEST = 5e8
 """Operations per second of the slowest browser that is waited for."""
 
+SOURCES = ("", "beside/")
+"""What the explorer calls the first model and the second."""
+
 ASK = """
-async (base64) => {
+async ([base64, source]) => {
   const { fetchAttention } = vitascopeModules["server.js"];
   const bytes = Uint8Array.from(atob(base64), (letter) => letter.charCodeAt(0));
   const begun = performance.now();
-  const { tensors } = await fetchAttention(new Blob([bytes], { type: "image/png" }));
+  const { tensors } = await fetchAttention(new Blob([bytes], { type: "image/png" }), {}, undefined, source);
   const seconds = (performance.now() - begun) / 1000;
   const pixels = Array.from(tensors.pixels.data);
   return { seconds, pixels, outputs: Array.from(tensors.outputs.data, String) }; // JSON has no NaN
 }
 """
 READY = """
-(async () => {
-  const { computing, fetchModel } = vitascopeModules["server.js"];
-  await fetchModel();
-  return { seconds: performance.now() / 1000, kernel: computing() };
-})()
+async (source) => {
+  const { computing } = vitascopeModules["server.js"];
+  const begun = source ? performance.now() : 0;
+  const kernel = await computing(source);
+  return { seconds: (performance.now() - begun) / 1000, kernel };
+}
 """
 
 
@@ -85,7 +93,7 @@ class Computed:
     kernel: str
     """What computes there, in words."""
     unpacking: float
-    """Seconds from opening the file to a model that is ready."""
+    """Seconds from opening the file, for the second model from asking for it, to a model that is ready."""
     answers: tuple[float, ...]
     """Seconds from a picture to its prediction and attention, of every picture."""
 
@@ -105,21 +113,29 @@ class Proof:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class PageResult:
-    """A model's page, and how its answers agree with the model's."""
+class ModelResult:
+    """How a page's answers agree with those of its model."""
+
+    rounding: Agreement
+    """The model with the page's weights against the model, both in torch."""
+    proof: Proof | None
+    """None if the page was not tried in a browser."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PageResult(ModelResult):
+    """A page, with the results of its first model and, `beside` it, of a second."""
 
     path: Path
     """The HTML file."""
     weights: Rounding
     """The numbers of the weights in it."""
-    rounding: Agreement
-    """The model with these weights against the model, both in torch."""
     compared_on: str
-    """The pictures of both agreements, in words."""
+    """The pictures of all agreements, in words."""
     samples: str
     """The pictures that the page offers, in words."""
-    proof: Proof | None
-    """None if the page was not tried in a browser."""
+    beside: ModelResult | None
+    """The second model; None in a page of one."""
 
     @property
     def size(self) -> int:
@@ -127,8 +143,22 @@ class PageResult:
         return self.path.stat().st_size
 
     def __repr__(self) -> str:
-        proved = "unproved" if self.proof is None else self.proof.agreement.summary
-        return f"PageResult({self.path}, {self.size / 1e6:,.1f} MB: {proved})"
+        proofs = [each.proof for each in (self, self.beside) if each is not None]
+        proved = ["unproved" if proof is None else proof.agreement.summary for proof in proofs]
+        return f"PageResult({self.path}, {self.size / 1e6:,.1f} MB: {'; beside: '.join(proved)})"
+
+
+class HeldModel(NamedTuple):
+    """A model as a page holds it."""
+
+    label: str
+    """Its reference or the argument's name, for errors; empty for the only one."""
+    engine: TorchEngine
+    """The model, on the CPU in float32."""
+    rounded: VisionTransformer
+    """The same with the page's weights."""
+    pictures: Sequence[ComparedPicture]
+    """Those that it is compared on."""
 
 
 class ComparedPicture(NamedTuple):
@@ -144,6 +174,7 @@ def page(
     model: VisionModel | str | os.PathLike[str],
     path: str | os.PathLike[str] | None = None,
     *,
+    beside: VisionModel | str | os.PathLike[str] | None = None,
     weights: Rounding = "fp16",
     images: ImageSource | Iterable[ImageSource] | None = None,
     samples: ImageSource | Iterable[ImageSource] | None = None,
@@ -153,12 +184,14 @@ def page(
     """Write a model as one HTML file: the attention explorer, with the model computing in the browser.
 
     The file needs no server and no network. It gets its name only if a headless browser, opening it from the
-    disk, computes the outputs of torch.
+    disk, computes the outputs of torch, of both models if there are two.
 
     Args:
         model: a Vision Transformer, or a MODEL reference.
         path: a new file, `.html`. By default `RUN/export/model.html` for a run, and else the model's name in
             the working directory.
+        beside: a second Vision Transformer or MODEL reference, which the explorer compares with the first on
+            the same picture. It may be of another size, and have other classes.
         weights: the numbers of the weights in the file: `fp16`, `int8` with a scale per output, half as
             large, or `fp32`, exact.
         images: one picture or several to compare on, at most 8 of them; by default as `export`.
@@ -176,35 +209,81 @@ def page(
     path = default_path(model, ".html") if path is None else Path(path)
     check_path(path)
     program = None if unproved else find_browser(browser)
-    loaded, run = load_with_run(model)
-    vit = check_held(loaded)
-    check_size(vit, weights)
-    tests = cache(lambda: own_tests(run))
+    refs = [model] if beside is None else [model, beside]
+    labels = [""] if beside is None else [reference(model) or "model", reference(beside) or "beside"]
+    loaded = [load_held(ref, label) for ref, label in zip(refs, labels, strict=True)]
+    check_size([vit for vit, _ in loaded], weights)
+    tests = cache(lambda: own_tests(loaded[0][1]))
     sources, compared_on = images_to_compare(images, tests)
-    own, held = rounded(vit, "fp32"), rounded(vit, weights)
-    pictures = [compared_picture(own, source) for source in some(sources)]
-    engine = TorchEngine(own, device="cpu")
-    engine.name = name_of(model) if isinstance(model, str | os.PathLike) else ""
-    offered = choose_samples(samples, engine, tests)
-    content = save(packed(held, weights))
+    models = [
+        hold(vit, ref, label, weights, some(sources))
+        for (vit, _), ref, label in zip(loaded, refs, labels, strict=True)
+    ]
+    offered = choose_samples(samples, models[0].engine, tests)
+    contents = [save(packed(each.rounded, weights)) for each in models]
     make_folder(path.parent)
-    check_room(path, len(content) * 4 // 3)
+    check_room(path, sum(map(len, contents)) * 4 // 3)
     with replacing(path) as aside:
-        title = f"{engine.name or engine.architecture} – vitascope"
         with open(aside, "w", encoding="utf-8") as file:
-            file.writelines(document(title, page_data(engine, weights, offered), content))
-        proof = None if program is None else prove(program, aside, held, pictures)
-        if proof is not None:
-            check_agreement(proof.agreement, path.name)
-    outputs = [torch.cat([outputs_of(one, picture) for picture in pictures]) for one in (own, held)]
+            file.writelines(document(title_of(models), page_data(models, weights, offered), contents))
+        proofs = [None] * len(models) if program is None else prove(program, aside, models, path.name)
+    first, *others = [
+        ModelResult(rounding=rounding_of(each), proof=proof)
+        for each, proof in zip(models, proofs, strict=True)
+    ]
     return PageResult(
         path=path,
         weights=weights,
-        rounding=agreement(outputs[0], outputs[1], outputs=compared(own)),
+        rounding=first.rounding,
         compared_on=compared_on,
         samples=offered.description,
-        proof=proof,
+        proof=first.proof,
+        beside=others[0] if others else None,
     )
+
+
+def reference(model: VisionModel | str | os.PathLike[str]) -> str:
+    """A MODEL reference as a text; empty for a model."""
+    return os.fspath(model) if isinstance(model, str | os.PathLike) else ""
+
+
+def load_held(
+    model: VisionModel | str | os.PathLike[str], label: str
+) -> tuple[VisionTransformer, Run | None]:
+    """A model that a page can hold, and its run."""
+    loaded, run = load_with_run(model)
+    with naming(label):
+        return check_held(loaded), run
+
+
+def hold(
+    model: VisionTransformer,
+    ref: VisionModel | str | os.PathLike[str],
+    label: str,
+    weights: Rounding,
+    sources: Sequence[ImageSource],
+) -> HeldModel:
+    """Round a model, and compute its pixels of the pictures to compare on."""
+    with naming(label):
+        own, held = rounded(model, "fp32"), rounded(model, weights)
+    engine = TorchEngine(own, device="cpu")
+    engine.name = name_of(ref) if isinstance(ref, str | os.PathLike) else ""
+    return HeldModel(label, engine, held, [compared_picture(own, source) for source in sources])
+
+
+@contextmanager
+def naming(label: str) -> Iterator[None]:
+    """Put the label of a model, if it has one, before an error about it."""
+    try:
+        yield
+    except UserError as error:
+        raise UserError(f"{label}: {error}" if label else str(error)) from None
+
+
+def title_of(models: Sequence[HeldModel]) -> str:
+    """The document's title until the explorer has started."""
+    names = [each.engine.name or each.engine.architecture for each in models]
+    return f"{' and '.join(names)} – vitascope"
 
 
 def check_path(path: Path) -> None:
@@ -217,21 +296,23 @@ def check_path(path: Path) -> None:
         raise UserError(f"{path} exists and is not overwritten; remove it, or choose another file")
 
 
-def check_size(model: VisionTransformer, weights: Rounding) -> None:
-    """Reject a model whose page a browser could not hold."""
-    size = megabytes(model, weights)
+def check_size(models: Sequence[VisionTransformer], weights: Rounding) -> None:
+    """Reject models whose page a browser could not hold."""
+    parameters = sum(each.config.num_parameters for each in models)
+    size = megabytes(parameters, weights)
     if size > MOST_MB:
-        smaller = [other for other in BYTES if megabytes(model, other) <= MOST_MB]
+        smaller = [other for other in BYTES if megabytes(parameters, other) <= MOST_MB]
         way_out = f"use weights {smaller[0]}, or `vitascope serve`" if smaller else INSTEAD
+        counts = " and ".join(f"{each.config.num_parameters:,}" for each in models)
         raise UserError(
-            f"a page of {model.config.num_parameters:,} parameters in {weights} has {size:,.0f} MB; the "
-            f"limit is {MOST_MB} MB: {way_out}"
+            f"a page of {counts} parameters in {weights} has {size:,.0f} MB; the limit is {MOST_MB} MB: "
+            f"{way_out}"
         )
 
 
-def megabytes(model: VisionTransformer, weights: Rounding) -> float:
-    """About the size of a model's page, in MB: base64 takes four thirds."""
-    return model.config.num_parameters * BYTES[weights] * 4 / 3 / 1e6
+def megabytes(parameters: int, weights: Rounding) -> float:
+    """About the size of a page, in MB: base64 takes four thirds."""
+    return parameters * BYTES[weights] * 4 / 3 / 1e6
 
 
 def some(sources: Sequence[ImageSource]) -> list[ImageSource]:
@@ -250,10 +331,15 @@ def compared_picture(model: VisionTransformer, source: ImageSource) -> ComparedP
 
 
 @torch.inference_mode()
-def outputs_of(model: VisionTransformer, picture: ComparedPicture) -> Tensor:
+def outputs_of(model: VisionModel, picture: ComparedPicture) -> Tensor:
     """Logits (1, K) or, without a head, features (1, D)."""
     outputs: Tensor = model(preprocess_of(model).normalize(picture.pixels))
     return outputs
+
+
+def outputs_of_all(model: VisionModel, pictures: Sequence[ComparedPicture]) -> Tensor:
+    """The same of n pictures, (n, K) or (n, D)."""
+    return torch.cat([outputs_of(model, picture) for picture in pictures])
 
 
 def compared(model: VisionTransformer) -> Compared:
@@ -261,8 +347,13 @@ def compared(model: VisionTransformer) -> Compared:
     return "logits" if model.config.gives_classes else "features"
 
 
-def page_data(engine: TorchEngine, weights: Rounding, samples: Samples) -> dict[str, Any]:
-    """What `web/local.js` reads: the model's options, what the explorer shows of it, and the samples.
+def page_data(models: Sequence[HeldModel], weights: Rounding, samples: Samples) -> dict[str, Any]:
+    """What `web/local.js` reads: the models and the samples."""
+    return {"models": [model_data(each.engine, weights) for each in models], "samples": samples.to_json()}
+
+
+def model_data(engine: TorchEngine, weights: Rounding) -> dict[str, Any]:
+    """A model's options, and what the explorer shows of it.
 
     `about` has the entries of `attention_pack`, without those that differ from picture to picture.
     """
@@ -282,28 +373,49 @@ def page_data(engine: TorchEngine, weights: Rounding, samples: Samples) -> dict[
     else:
         about["missing"] = NO_HEAD
     described = {"name": engine.name, "architecture": engine.architecture, "digest": engine.digest}
-    options = program_options(config)
-    offered = samples.to_json()
-    return {"options": options, "about": about, "samples": offered, "described": described}
+    return {"options": program_options(config), "about": about, "described": described}
 
 
-def computed(
-    program: str, file: Path, model: VisionTransformer, pictures: Sequence[ComparedPicture]
-) -> Computed:
-    """Open a page from the disk in a browser without a network, and have it compute pictures, one by one.
+def prove(program: str, file: Path, models: Sequence[HeldModel], name: str) -> list[Proof]:
+    """Compare what a page, to be called `name`, computes in a browser with its models in torch.
 
     Raises:
         BrowserError: errors in the page, requests over the network, or no answer.
+        UserError: outputs that differ.
     """
-    patience = PATIENCE + len(pictures) * model.config.flops / SLOWEST
-    with opened(program, address_of(file), patience) as tab:
-        ready = tab.evaluate(READY)
+    found = computed(program, file, [(each.rounded, each.pictures) for each in models])
+    proofs = [proof_of(program, each, answers) for each, answers in zip(models, found, strict=True)]
+    for each, proof in zip(models, proofs, strict=True):
+        with naming(each.label):
+            check_agreement(proof.agreement, name)
+    return proofs
+
+
+def computed(
+    program: str, file: Path, models: Sequence[tuple[VisionTransformer, Sequence[ComparedPicture]]]
+) -> list[Computed]:
+    """Open a page from the disk in a browser without a network, and have each of its models compute its
+    pictures, one by one; raises BrowserError as `prove`."""
+    work = sum(len(pictures) * model.config.flops for model, pictures in models)
+    with opened(program, address_of(file), len(models) * PATIENCE + work / SLOWEST) as tab:
         found = [
-            tab.evaluate(f"({ASK})({json.dumps(base64.b64encode(picture.png).decode())})")
-            for picture in pictures
+            computed_by(tab, source, model, pictures)
+            for source, (model, pictures) in zip(SOURCES, models, strict=False)
         ]
         if tab.faults:
             raise BrowserError(f"the page failed in the browser: {tab.faults[0]}")
+    return found
+
+
+def computed_by(
+    tab: Tab, source: str, model: VisionTransformer, pictures: Sequence[ComparedPicture]
+) -> Computed:
+    """Have one of a page's models compute pictures."""
+    ready = tab.evaluate(f"({READY})({json.dumps(source)})")
+    found = [
+        tab.evaluate(f"({ASK})({json.dumps([base64.b64encode(picture.png).decode(), source])})")
+        for picture in pictures
+    ]
     height, width = model.config.tiled_hw(model.config.image_hw)
     seen = torch.stack([picture.pixels[0, :, :height, :width].flatten() for picture in pictures])
     return Computed(
@@ -315,16 +427,21 @@ def computed(
     )
 
 
-def prove(program: str, file: Path, model: VisionTransformer, pictures: Sequence[ComparedPicture]) -> Proof:
-    """Compare what a page computes in a browser with a model in torch; raises as `computed`."""
-    found = computed(program, file, model, pictures)
-    own = torch.cat([outputs_of(model, picture) for picture in pictures])
+def proof_of(program: str, model: HeldModel, found: Computed) -> Proof:
+    """Compare what a browser computed with a model in torch."""
+    own = outputs_of_all(model.rounded, model.pictures)
     return Proof(
         browser=Path(program).name,
         computed=found,
-        agreement=agreement(own, found.outputs, TOLERANCES["pictures"], compared(model)),
-        probabilities=probabilities_apart(model, found.outputs, own),
+        agreement=agreement(own, found.outputs, TOLERANCES["pictures"], compared(model.rounded)),
+        probabilities=probabilities_apart(model.rounded, found.outputs, own),
     )
+
+
+def rounding_of(model: HeldModel) -> Agreement:
+    """The model with the page's weights against the model."""
+    own, other = [outputs_of_all(each, model.pictures) for each in (model.engine.model, model.rounded)]
+    return agreement(own, other, outputs=compared(model.rounded))
 
 
 def probabilities_apart(model: VisionTransformer, one: Tensor, other: Tensor) -> float:

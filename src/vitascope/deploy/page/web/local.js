@@ -1,19 +1,99 @@
-// In place of server.js, in a page that holds the model itself: the same functions, answered by worker.js.
+// In place of server.js, in a page that holds the models itself: the same functions, answered by workers.
+//
+// `source` is "" for the page's model, or what the explorer calls the one beside it. Each has a thread of its own.
 
 import { decoded } from "./decoding.js";
 import { threadHere } from "./worker.js";
 
-const model = JSON.parse(document.getElementById("model-data").textContent);
+const { kernel, models, samples } = JSON.parse(document.getElementById("model-data").textContent);
 document.getElementById("arriving").remove();
-const pending = new Map(); // id -> {resolve, reject, report}
-const pixels = new WeakMap(); // picture -> the promise of the model's pixels
-const reports = []; // of those that wait for a request to begin
-let thread = null;
-let started = null; // the promise of the model
-let numbers = 0;
+let reporting = () => {}; // of the request that begins
 
-/** The thread's message function: a worker's or, where the browser gives none, the page's own. */
-async function openThread() {
+/** A model in the document, which leaves it when it is first asked. */
+class Model {
+  constructor({ options, about, described }, place) {
+    Object.assign(this, { options, about, described });
+    this.pieces = `script[type='text/base64'][data-model='${place}']`;
+    this.pending = new Map(); // id -> {resolve, reject, report}
+    this.pixels = new WeakMap(); // picture -> the promise of the model's pixels
+    this.reports = []; // of those that wait for the model
+    this.thread = null;
+    this.started = null; // the promise of the model
+    this.numbers = 0;
+  }
+
+  /** Start the model if it is not started, and wait for it. */
+  async ready(report) {
+    this.reports.push(report);
+    await (this.started ??= this.start());
+    this.reports = [];
+  }
+
+  /** Hand the weights to the thread, piece by piece; each piece leaves the page's memory. */
+  async start() {
+    const { options, about } = this;
+    this.thread = await openThread((message) => this.receive(message));
+    this.kernel = await this.ask({ do: "begin", options, about, kernel });
+    const pieces = document.querySelectorAll(this.pieces).length;
+    const next = () => document.querySelector(this.pieces); // a list of them would keep them all
+    for (let [piece, place] = [next(), 0]; piece; [piece, place] = [next(), place + 1]) {
+      for (const report of this.reports) report(`unpacking the model, ${Math.round((100 * place) / pieces)}%`);
+      await this.ask({ do: "piece", base64: piece.textContent });
+      piece.remove();
+    }
+    about.model = `${this.computing()}, ${about.model}`;
+  }
+
+  /** What computes, once the model is unpacked. */
+  computing() {
+    return `${this.kernel} in this browser${this.thread.where}`;
+  }
+
+  receive({ id, share, result, error }) {
+    const request = this.pending.get(id);
+    if (share !== undefined) {
+      request.report(share);
+      return;
+    }
+    this.pending.delete(id);
+    if (error === undefined) request.resolve(result);
+    else request.reject(new RequestError(422, error));
+  }
+
+  /** Ask the thread; `signal` ends the request, and what is `handed` to the thread leaves the page. */
+  ask(message, signal, report = () => {}, handed = []) {
+    const id = this.numbers++;
+    return new Promise((resolve, reject) => {
+      signal?.throwIfAborted();
+      signal?.addEventListener("abort", () => {
+        this.thread.send({ id, do: "abort" });
+        reject(signal.reason);
+      });
+      this.pending.set(id, { resolve, reject, report });
+      this.thread.send({ id, ...message }, handed);
+    });
+  }
+
+  /** The model's pixels of a picture, computed once. */
+  pixelsOf(picture) {
+    if (!this.pixels.has(picture)) {
+      this.pixels.set(picture, this.seen(picture));
+      this.pixels.get(picture).catch(() => this.pixels.delete(picture)); // so that `Try again` does
+    }
+    return this.pixels.get(picture);
+  }
+
+  async seen(picture) {
+    const bitmap = await decoded(picture, this.about.framing);
+    return this.ask({ do: "pixels", bitmap }, undefined, undefined, [bitmap]);
+  }
+}
+
+const [own, beside] = models.map((model, place) => new Model(model, place));
+const modelOf = (source) => (source ? beside : own);
+
+/** A new thread's message function: a worker's or, where the browser gives none, the page's own. */
+async function openThread(receive) {
   try {
     const program = document.getElementById("model-program").textContent;
     const worker = new Worker(URL.createObjectURL(new Blob([program], { type: "text/javascript" })));
@@ -32,49 +112,10 @@ async function openThread() {
   }
 }
 
-function receive({ id, share, result, error }) {
-  const request = pending.get(id);
-  if (share !== undefined) {
-    request.report(share);
-    return;
-  }
-  pending.delete(id);
-  if (error === undefined) request.resolve(result);
-  else request.reject(new RequestError(422, error));
-}
-
-/** Ask the thread; `signal` ends the request, and what is `handed` to the thread leaves the page. */
-function ask(message, signal, report = () => {}, handed = []) {
-  const id = numbers++;
-  return new Promise((resolve, reject) => {
-    signal?.throwIfAborted();
-    signal?.addEventListener("abort", () => {
-      thread.send({ id, do: "abort" });
-      reject(signal.reason);
-    });
-    pending.set(id, { resolve, reject, report });
-    thread.send({ id, ...message }, handed);
-  });
-}
-
-/** Hand the weights to the thread, piece by piece; each piece leaves the page's memory. */
-async function start(report) {
-  thread = await openThread();
-  const { options, about, kernel } = model;
-  thread.kernel = await ask({ do: "begin", options, about, kernel });
-  const pieces = document.querySelectorAll("script[type='text/base64']").length;
-  const next = () => document.querySelector("script[type='text/base64']"); // a list of them would keep them all
-  for (let [piece, place] = [next(), 0]; piece; [piece, place] = [next(), place + 1]) {
-    report(`unpacking the model, ${Math.round((100 * place) / pieces)}%`);
-    await ask({ do: "piece", base64: piece.textContent });
-    piece.remove();
-  }
-  about.model = `${computing()}, ${about.model}`;
-}
-
-/** What computes, once the model is unpacked. */
-export function computing() {
-  return `${thread.kernel} in this browser${thread.where}`;
+/** What computes a model, which is unpacked then. */
+export async function computing(source = "") {
+  await modelOf(source).ready(reporting);
+  return modelOf(source).computing();
 }
 
 /** A failed request, with a status as the server's have. */
@@ -93,64 +134,48 @@ export function takeToken() {
   return false;
 }
 
-/** Run a request, and report what it is doing. */
-export async function whenReady(request, report) {
-  reports.push(report);
+/** Run a request, which reports what it is doing. */
+export function whenReady(request, report) {
+  reporting = report;
   try {
-    return await request();
+    return request(); // it takes the report before it awaits anything
   } finally {
-    reports.splice(reports.indexOf(report), 1);
+    reporting = () => {};
   }
-}
-
-function tell(reason) {
-  for (const report of reports) report(reason);
-}
-
-/** The model's pixels of a picture, computed once. */
-function pixelsOf(picture) {
-  if (!pixels.has(picture)) {
-    pixels.set(picture, seen(picture));
-    pixels.get(picture).catch(() => pixels.delete(picture)); // so that `Try again` does
-  }
-  return pixels.get(picture);
-}
-
-async function seen(picture) {
-  const bitmap = await decoded(picture, model.about.framing);
-  return ask({ do: "pixels", bitmap }, undefined, undefined, [bitmap]);
 }
 
 /** A picture's prediction and attention, or one layer's attention if `part` names one. */
-export async function fetchAttention(picture, part = {}, signal) {
-  await fetchModel();
+export async function fetchAttention(picture, part = {}, signal = undefined, source = "") {
+  const [model, asked] = [modelOf(source), reporting];
+  const report = (reason) => signal?.aborted || asked(reason); // its panel may wait for the other model meanwhile
+  await model.ready(report);
   const isWhole = part.layer === undefined;
-  const given = { pixels: await pixelsOf(picture), part };
-  const found = await ask({ do: isWhole ? "explore" : "attention", ...given }, signal, (share) => {
-    if (isWhole) tell(`the model is looking, ${Math.round(100 * share)}%`);
+  const given = { pixels: await model.pixelsOf(picture), part };
+  const found = await model.ask({ do: isWhole ? "explore" : "attention", ...given }, signal, (share) => {
+    if (isWhole) report(`the model is looking, ${Math.round(100 * share)}%`);
   });
   return isWhole ? { ...found, about: model.about } : found;
 }
 
 /** The map of a class: `part` is {method, target}; `report` gets the share that is done. */
 export async function fetchHeatmap(picture, part, signal, source, report) {
-  return ask({ do: "heatmap", pixels: await pixelsOf(picture), part }, signal, report);
+  const model = modelOf(source);
+  return model.ask({ do: "heatmap", pixels: await model.pixelsOf(picture), part }, signal, report);
 }
 
-/** The model: its name, architecture and digest. */
-export async function fetchModel() {
-  started ??= start(tell);
-  await started;
-  return model.described;
+/** A model: its name, architecture and digest. The one beside the page's own is not unpacked before it is compared. */
+export async function fetchModel(source = "") {
+  if (!source) await own.ready(reporting);
+  return { ...modelOf(source).described, beside: beside !== undefined };
 }
 
 /** The names and titles of the samples. */
 export async function fetchSamples() {
-  return model.samples;
+  return samples;
 }
 
 /** A sample's encoded picture. */
 export async function fetchSample(name) {
-  const { base64, type } = model.samples.find((sample) => sample.name === name);
+  const { base64, type } = samples.find((sample) => sample.name === name);
   return new Blob([Uint8Array.from(atob(base64), (letter) => letter.charCodeAt(0))], { type });
 }

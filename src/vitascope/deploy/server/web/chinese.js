@@ -144,6 +144,8 @@ const PATTERNS = [
   [/^Every head, of the same query\. (.+)$/s, "所有头，查询相同。‹$1›"],
   [/^Computing (.+) …$/, "正在计算 $1……"],
   [/^Fetching layer (\d+) …$/, "正在加载第 $1 层……"],
+  [/^Unpacking the model, (\d+%) …$/, "正在解包模型，$1……"],
+  [/^The model is looking, (\d+%) …$/, "模型正在计算，$1……"],
   [/^Sample: (.+)$/s, "示例：$1"],
   [/^(.* · )?(\d+) layers × (\d+) heads · (\d+×\d+) patches · (.+)$/s, "$1$2 层 × $3 个头 · $4 个图像块 · ‹$5›"],
   [/^(\d+×\d+) pixels · ([\d,]+) classes( · .+)?$/s, "$1 像素 · $2 个类别$3"],

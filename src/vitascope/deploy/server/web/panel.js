@@ -109,10 +109,12 @@ export class Panel {
     this.find(".coming").lastChild.textContent = waiting(reason);
   }
 
-  /** Offer models, {source, name}, if there is a choice. */
+  /** Offer models, {source, name, architecture, digest}, if there is a choice. */
   offerModels(models) {
     const select = this.find(".which");
-    select.replaceChildren(...models.map(({ source, name }) => new Option(name, source)));
+    const isOne = new Set(models.map(({ name }) => name)).size === models.length;
+    const labelOf = ({ name, architecture, digest }) => (isOne ? name : `${name || architecture} · ${digest.slice(0, 8)}`);
+    select.replaceChildren(...models.map((model) => new Option(labelOf(model), model.source)));
     select.value = this.source;
     select.hidden = models.length < 2;
     select.onchange = () => {
