@@ -646,7 +646,10 @@ def test_trained_model_is_not_advised_to_start_from_itself(
         (["train", "--top-k", "3"], "unknown option '--top-k': only predict has it; see"),
         (["train", "--corrupt=0.3"], "unknown option '--corrupt=0.3': only pretrain has it; see"),
         (["train", "--out", "x"], "nearest: --run; see"),  # of many commands, but not under this name
-        (["learn", "broken.jpg/learn"], "error: broken.jpg/learn: Not a directory\n"),
+        (
+            ["learn", "broken.jpg/learn"],
+            "error: broken.jpg/learn: cannot write there: Not a directory; name a new folder\n",
+        ),
         (["train", "--lengths", "3"], "unknown option '--lengths'"),
         (["train", "--optimizer", "adam"], "takes adamw, muon, sgd, not 'adam'; nearest: adamw; see"),
         (["explain", "--method", "gradcam"], "positions, rollout, not 'gradcam'; nearest: grad-cam; see"),

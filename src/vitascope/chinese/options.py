@@ -195,7 +195,7 @@ OPTIONS = {
     "The new file. Default: export/model.html in a run folder, else the model's name in the working directory.": "新文件。默认：训练输出目录中的 export/model.html；没有训练输出目录时，在当前目录中，以模型的名称命名。",
     "A second model in the file, which the explorer compares with the first on the same picture.": "文件中的第二个模型，注意力浏览器在同一张图片上比较二者。",
     "Numbers of the weights: `int8` is half as large as `fp16`, and less exact; `fp32` is exact.": "权重的数值格式：`int8` 的大小是 `fp16` 的一半，精度较低；`fp32` 没有舍入误差。",
-    "Pictures that the page offers, at most 8: image files or folders of them; `none`; `test` for test images of the run. Default: photographs and digits of vitascope that the model knows.": "页面中可供选择的图片，至多 8 张：图像文件或文件夹；`none` 表示不放图片；`test` 表示该模型训练时留出的测试图像。默认：自带的照片和手写数字中模型认识的那些。",
+    "Pictures that the page offers, at most 8: image files or folders of them. `none` puts in none, and `test` test images of the run. Default: photographs and digits of vitascope that the model knows.": "页面中可供选择的图片，至多 8 张：图像文件或文件夹；`none` 表示不放图片；`test` 表示该模型训练时留出的测试图像。默认：自带的照片和手写数字中模型认识的那些。",
     "The browser's program. Default: the first Chromium, Chrome or Edge that is installed.": "浏览器的程序。默认：已安装的第一个 Chromium、Chrome 或 Edge。",
     "Keep the file without trying it in a browser.": "保留文件，不在浏览器中验证。",
     # serve

@@ -41,8 +41,9 @@ class Page:
     """Images to compare on: an image, a folder, or any other DATA of `vitascope train`.
     Default: the run's test images, else parts of two photographs from scikit-learn."""
     samples: Annotated[tuple[str, ...], tyro.conf.arg(metavar="IMAGE ...", help_behavior_hint="")] = ()
-    """Pictures that the page offers, at most 8: image files or folders of them; `none`; `test` for test
-    images of the run. Default: photographs and digits of vitascope that the model knows."""
+    """Pictures that the page offers, at most 8: image files or folders of them.
+    `none` puts in none, and `test` test images of the run.
+    Default: photographs and digits of vitascope that the model knows."""
     browser: Annotated[str | None, tyro.conf.arg(metavar="PATH", help_behavior_hint="")] = None
     """The browser's program. Default: the first Chromium, Chrome or Edge that is installed."""
     unproved: Flag = False
