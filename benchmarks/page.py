@@ -3,7 +3,7 @@
     .venv/bin/python benchmarks/page.py [--models cifar10 vit_s16] [--weights fp16 int8] [--out]
 
 Every page computes `--pictures` test pictures of `--data`, without a network. A named size of `vitascope
-models` has random weights. 200 pictures of ViT-S/16 take 5 minutes on 2 cores.
+models` has random weights. 200 pictures of ViT-S/16 take 3 minutes on 2 cores.
 """
 
 from __future__ import annotations
