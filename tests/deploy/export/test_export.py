@@ -8,6 +8,7 @@ import logging
 import re
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,7 +23,7 @@ from tests.deploy.server.served import encoded, play, serving
 from tests.model import small_config, small_model, small_resnet, with_preprocess
 from vitascope.data.preprocess import Preprocess
 from vitascope.deploy.export import export as exporting
-from vitascope.deploy.export.export import default_path, export, usage
+from vitascope.deploy.export.export import default_path, export, spread, usage
 from vitascope.deploy.export.formats import FORMATS, Format
 from vitascope.errors import UserError
 from vitascope.model.vit import VisionTransformer
@@ -596,3 +597,12 @@ def test_example_program_for_tensors_and_unnamed_classes_compiles(suffix: str) -
     assert "exif_transpose" not in program
     assert 'convert("L")' in program
     assert "(24, 32)" in program
+
+
+@pytest.mark.parametrize("count", [0, 1, 7, 8, 9, 15, 16, 1000])
+def test_pictures_to_compare_on_are_from_all_parts_of_the_images(count: int) -> None:
+    chosen = spread(range(count), 8)
+    assert len(chosen) == min(count, 8)
+    gaps = [after - before for before, after in pairwise([*chosen, count])]
+    assert all(count // 8 <= gap <= count // 8 + 1 for gap in gaps)
+    assert chosen[:1] == list(range(count))[:1]

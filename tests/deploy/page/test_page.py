@@ -17,6 +17,7 @@ from tests.data import noise, write_picture
 from tests.model import small_model, small_resnet
 from vitascope.cli import main
 from vitascope.deploy.page import page as page_module
+from vitascope.deploy.page import proof
 from vitascope.deploy.page.browser import BrowserError, Tab, find_browser, opened
 from vitascope.deploy.page.page import check_size
 from vitascope.errors import UserError
@@ -39,9 +40,7 @@ class FakeTab:
                 {
                     "seconds": 0.1,
                     "outputs": list(
-                        map(
-                            str, (page_module.outputs_of(model, picture)[0] + change * (at >= right)).tolist()
-                        )
+                        map(str, (proof.outputs_of(model, picture)[0] + change * (at >= right)).tolist())
                     ),
                     "pixels": picture.pixels.flatten().tolist(),
                 }
@@ -51,7 +50,7 @@ class FakeTab:
         self.faults = list(faults)
 
     def evaluate(self, expression: str) -> Any:
-        if expression.startswith(f"({page_module.READY})"):
+        if expression.startswith(f"({proof.READY})"):
             return {"seconds": 0.1, "kernel": "fake"}
         return next(self.answers)
 
@@ -61,7 +60,7 @@ def in_fake_browser(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """Proofs in a browser that does as `how` says, which are arguments of `FakeTab`."""
     how: dict[str, Any] = {}
     asked: list[tuple[Any, Any]] = []
-    made = page_module.compared_picture
+    made = proof.compared_picture
 
     def kept(model: Any, source: Any) -> Any:
         asked.append((model, made(model, source)))
@@ -73,7 +72,7 @@ def in_fake_browser(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         yield FakeTab(asked, **how)
 
     monkeypatch.setattr(page_module, "compared_picture", kept)
-    monkeypatch.setattr(page_module, "opened", opened)
+    monkeypatch.setattr(proof, "opened", opened)
     monkeypatch.setattr(page_module, "find_browser", lambda path: "chromium")
     return how
 

@@ -10,6 +10,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TypeVar
 
 from vitascope.arguments import checked
 from vitascope.data.decoding import ImageSource, as_pictures
@@ -31,6 +32,8 @@ from vitascope.run.run import Run, load_with_run
 from vitascope.storage import check_room, make_folder
 from vitascope.weights.agreement import Agreement
 from vitascope.weights.preprocess import preprocess_of
+
+Item = TypeVar("Item")
 
 COMPARED = 32
 """Images of a run on which the file and the model are compared."""
@@ -200,10 +203,10 @@ def images_to_compare(
     return sample_pictures(), "parts of scikit-learn's photographs"
 
 
-def spread(sources: Sequence[ImageSource]) -> list[ImageSource]:
-    """At most `COMPARED` pictures, from all parts of a sequence."""
-    step = max(1, len(sources) // COMPARED)
-    return [sources[place] for place in range(0, len(sources), step)][:COMPARED]
+def spread(items: Sequence[Item], most: int = COMPARED) -> list[Item]:
+    """At most `most` items, from all parts of a sequence."""
+    count = min(len(items), most)
+    return [items[place * len(items) // count] for place in range(count)]
 
 
 def check_dynamic(model: VisionModel, input: InputMode, format: str) -> None:

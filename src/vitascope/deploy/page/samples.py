@@ -13,6 +13,7 @@ from PIL import Image
 from vitascope.data.decoding import ImageSource, as_pictures, source_name
 from vitascope.data.preprocess import Preprocess
 from vitascope.data.splits import ImageSet
+from vitascope.deploy.export.export import spread
 from vitascope.deploy.server.page_content import SamplePicture, samples_for
 from vitascope.errors import UserError
 from vitascope.formatting import counted
@@ -71,7 +72,7 @@ def choose_samples(
         if images is None:
             raise UserError(f"samples {TEST}: the model has no run with test images; name pictures")
         sources, name = images.sources, f"{images.name} image"
-        chosen = spread(len(sources))
+        chosen = spread(range(len(sources)), MOST)
         names = [] if images.targets is None else images.targets.names()
         titles = [
             f"{', '.join(names[place]) or 'no class'} ({name})" if names else f"{name} {place}"
@@ -80,7 +81,7 @@ def choose_samples(
         description = f"{some_of(len(chosen), len(sources), name)} of the run"
     else:
         sources = as_pictures(given)
-        chosen = spread(len(sources))
+        chosen = spread(range(len(sources)), MOST)
         titles = [title_of(sources[place], place) for place in chosen]
         description = some_of(len(chosen), len(sources), "given picture")
     pictures = [
@@ -88,11 +89,6 @@ def choose_samples(
         for number, (place, title) in enumerate(zip(chosen, titles, strict=True))
     ]
     return Samples(pictures, description if pictures else "none")
-
-
-def spread(count: int) -> list[int]:
-    """At most `MOST` places in a sequence, from all parts of it."""
-    return [place * count // min(count, MOST) for place in range(min(count, MOST))]
 
 
 def some_of(chosen: int, count: int, noun: str) -> str:

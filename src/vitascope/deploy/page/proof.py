@@ -1,0 +1,213 @@
+"""The proof of a page: what a browser computes with it, opened from the disk, is compared with torch."""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import io
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from vitascope.data.decoding import ImageSource
+from vitascope.deploy.export.verification import TOLERANCES, check_agreement
+from vitascope.deploy.page.browser import BrowserError, Tab, address_of, opened
+from vitascope.deploy.page.samples import shrunk
+from vitascope.errors import UserError
+from vitascope.model.heads import scores
+from vitascope.model.vision_model import VisionModel
+from vitascope.model.vit import VisionTransformer
+from vitascope.predict.engine import TorchEngine
+from vitascope.weights.agreement import Agreement, Compared, agreement
+from vitascope.weights.preprocess import preprocess_of
+
+LONGEST = 1000
+"""Pixels of the longer side of the pictures that a page is proved on."""
+PATIENCE = 120.0
+"""Seconds for a browser to start and a model to be unpacked; each picture gets more by its operations."""
+SLOWEST = 5e8
+"""Operations per second of the slowest browser that is waited for."""
+
+SOURCES = ("", "beside/")
+"""What the explorer calls the first model and the second."""
+
+ASK = """
+async ([base64, source]) => {
+  const { fetchAttention } = vitascopeModules["server.js"];
+  const bytes = Uint8Array.from(atob(base64), (letter) => letter.charCodeAt(0));
+  const begun = performance.now();
+  const { tensors } = await fetchAttention(new Blob([bytes], { type: "image/png" }), {}, undefined, source);
+  const seconds = (performance.now() - begun) / 1000;
+  const pixels = Array.from(tensors.pixels.data);
+  return { seconds, pixels, outputs: Array.from(tensors.outputs.data, String) }; // JSON has no NaN
+}
+"""
+READY = """
+async (source) => {
+  const { computing } = vitascopeModules["server.js"];
+  const begun = source ? performance.now() : 0;
+  const kernel = await computing(source);
+  return { seconds: (performance.now() - begun) / 1000, kernel };
+}
+"""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Computed:
+    """What a browser computed with a page."""
+
+    outputs: Tensor
+    """Logits (n, K) or, without a head, features (n, D), of n pictures."""
+    pixels: int
+    """The largest difference of two of the model's pixels from those in Python, of 255."""
+    kernel: str
+    """What computes there, in words."""
+    unpacking: float
+    """Seconds from opening the file, for the second model from asking for it, to a model that is ready."""
+    answers: tuple[float, ...]
+    """Seconds from a picture to its prediction and attention, of every picture."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Proof:
+    """What a browser computed with a page, beside torch."""
+
+    browser: str
+    """The program."""
+    computed: Computed
+    """Its answers."""
+    agreement: Agreement
+    """The page against the model with the page's weights, in torch."""
+    probabilities: float
+    """The largest difference of two probabilities there; 0 of a model without classes."""
+
+
+class HeldModel(NamedTuple):
+    """A model as a page holds it."""
+
+    label: str
+    """Its reference or the argument's name, for errors; empty for the only one."""
+    engine: TorchEngine
+    """The model, on the CPU in float32."""
+    rounded: VisionTransformer
+    """The same with the page's weights."""
+    pictures: Sequence[ComparedPicture]
+    """Those that it is compared on."""
+    outputs: Tensor
+    """What `rounded` computes of them, (n, K) or (n, D)."""
+
+
+class ComparedPicture(NamedTuple):
+    """A picture that the page and torch compute."""
+
+    png: bytes
+    pixels: Tensor
+    """uint8 (1, C, H, W), by the model's preprocessing."""
+
+
+@contextmanager
+def naming(label: str) -> Iterator[None]:
+    """Put the label of a model, if it has one, before an error about it."""
+    try:
+        yield
+    except UserError as error:
+        raise UserError(f"{label}: {error}" if label else str(error)) from None
+
+
+def compared_picture(model: VisionTransformer, source: ImageSource) -> ComparedPicture:
+    """A picture for the browser, without loss, and its pixels for torch."""
+    preprocess = preprocess_of(model)
+    image = shrunk(preprocess, source, LONGEST)
+    png = io.BytesIO()
+    image.save(png, "PNG")
+    return ComparedPicture(png.getvalue(), torch.from_numpy(preprocess.pixels(image))[None])
+
+
+@torch.inference_mode()
+def outputs_of(model: VisionModel, picture: ComparedPicture) -> Tensor:
+    """Logits (1, K) or, without a head, features (1, D)."""
+    outputs: Tensor = model(preprocess_of(model).normalize(picture.pixels))
+    return outputs
+
+
+def outputs_of_all(model: VisionModel, pictures: Sequence[ComparedPicture]) -> Tensor:
+    """The same of n pictures, (n, K) or (n, D)."""
+    return torch.cat([outputs_of(model, picture) for picture in pictures])
+
+
+def compared(model: VisionTransformer) -> Compared:
+    """What `outputs_of` returns."""
+    return "logits" if model.config.gives_classes else "features"
+
+
+def prove(program: str, file: Path, models: Sequence[HeldModel], name: str) -> list[Proof]:
+    """Compare what a page, to be called `name`, computes in a browser with its models in torch.
+
+    Raises:
+        BrowserError: errors in the page, requests over the network, or no answer.
+        UserError: outputs that differ.
+    """
+    found = computed(program, file, [(each.rounded, each.pictures) for each in models])
+    proofs = [proof_of(program, each, answers) for each, answers in zip(models, found, strict=True)]
+    for each, proof in zip(models, proofs, strict=True):
+        with naming(each.label):
+            check_agreement(proof.agreement, name)
+    return proofs
+
+
+def computed(
+    program: str, file: Path, models: Sequence[tuple[VisionTransformer, Sequence[ComparedPicture]]]
+) -> list[Computed]:
+    """Open a page from the disk in a browser without a network, and have each of its models compute its
+    pictures, one by one; raises BrowserError as `prove`."""
+    work = sum(len(pictures) * model.config.flops for model, pictures in models)
+    with opened(program, address_of(file), len(models) * PATIENCE + work / SLOWEST) as tab:
+        found = [
+            computed_by(tab, source, model, pictures)
+            for source, (model, pictures) in zip(SOURCES, models, strict=False)
+        ]
+        if tab.faults:
+            raise BrowserError(f"the page failed in the browser: {tab.faults[0]}")
+    return found
+
+
+def computed_by(
+    tab: Tab, source: str, model: VisionTransformer, pictures: Sequence[ComparedPicture]
+) -> Computed:
+    """Have one of a page's models compute pictures."""
+    ready = tab.evaluate(f"({READY})({json.dumps(source)})")
+    found = [
+        tab.evaluate(f"({ASK})({json.dumps([base64.b64encode(picture.png).decode(), source])})")
+        for picture in pictures
+    ]
+    height, width = model.config.tiled_hw(model.config.image_hw)
+    seen = torch.stack([picture.pixels[0, :, :height, :width].flatten() for picture in pictures])
+    return Computed(
+        outputs=torch.tensor([list(map(float, each["outputs"])) for each in found]),
+        pixels=int((torch.tensor([each["pixels"] for each in found]) - seen.int()).abs().max()),
+        kernel=ready["kernel"],
+        unpacking=ready["seconds"],
+        answers=tuple(each["seconds"] for each in found),
+    )
+
+
+def proof_of(program: str, model: HeldModel, found: Computed) -> Proof:
+    """Compare what a browser computed with a model in torch."""
+    return Proof(
+        browser=Path(program).name,
+        computed=found,
+        agreement=agreement(model.outputs, found.outputs, TOLERANCES["pictures"], compared(model.rounded)),
+        probabilities=probabilities_apart(model.rounded, found.outputs, model.outputs),
+    )
+
+
+def probabilities_apart(model: VisionTransformer, one: Tensor, other: Tensor) -> float:
+    """The largest difference of two probabilities, of outputs (n, K) each; 0 of a model without classes."""
+    if not model.config.gives_classes:
+        return 0.0
+    return float((scores(one, model.config.outputs) - scores(other, model.config.outputs)).abs().max())
