@@ -14,7 +14,7 @@ import huggingface_hub
 import pytest
 from huggingface_hub import constants
 
-from tests.http_server import answering
+from tests.http_server import Quiet, answering
 
 COMMIT = "c" * 40
 OWNER = "me"
@@ -78,7 +78,7 @@ class Hub:
         return 200, {"X-Repo-Commit": COMMIT, "ETag": f'"{etag}"'}, content
 
 
-class Handler(BaseHTTPRequestHandler):
+class Handler(Quiet, BaseHTTPRequestHandler):
     hub: Hub
 
     def do_POST(self) -> None:
@@ -107,24 +107,14 @@ class Handler(BaseHTTPRequestHandler):
                 return True
         return False
 
-    def reply(self, status: int, headers: dict[str, str], body: bytes) -> None:
-        self.send_response(status)
-        for name, value in {**headers, "Content-Length": str(len(body))}.items():
-            self.send_header(name, value)
-        self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(body)
-
-    def log_message(self, format: str, *args: Any) -> None:
-        pass
-
 
 @contextmanager
 def local_hub(monkeypatch: pytest.MonkeyPatch, cache: Path) -> Iterator[Hub]:
     """Let the hub's client talk to a stand-in, with a cache of its own."""
     hub = Hub()
     with answering(type("H", (Handler,), {"hub": hub})) as endpoint:
-        _talk_to(endpoint, monkeypatch, cache)
+        monkeypatch.setenv("HF_TOKEN", "hf_test")
+        talk_to(endpoint, monkeypatch, cache)
         try:
             yield hub
         finally:
@@ -132,12 +122,17 @@ def local_hub(monkeypatch: pytest.MonkeyPatch, cache: Path) -> Iterator[Hub]:
             huggingface_hub.close_session()
 
 
-def _talk_to(endpoint: str, monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
+def talk_to(endpoint: str, monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
+    """Let the hub's client send its requests to an address, with a cache of its own."""
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-    monkeypatch.setenv("HF_TOKEN", "hf_test")
-    monkeypatch.setattr(constants, "ENDPOINT", endpoint)
-    template = endpoint + "/{repo_id}/resolve/{revision}/{filename}"
-    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+    move_hub(endpoint, monkeypatch)
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(cache))
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     huggingface_hub.close_session()
+
+
+def move_hub(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give the hub another address."""
+    monkeypatch.setattr(constants, "ENDPOINT", endpoint)
+    template = endpoint + "/{repo_id}/resolve/{revision}/{filename}"
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)

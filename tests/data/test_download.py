@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from tests.forked import ending, fork
-from tests.http_server import answering
+from tests.http_server import Quiet, answering
 from vitascope import network
 from vitascope.cache import cache_folder
 from vitascope.data import download
@@ -48,10 +48,7 @@ class Server:
 def server() -> Iterator[Server]:
     state = Server()
 
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def log_message(self, *_: object) -> None:
-            pass
-
+    class Handler(Quiet, http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             wanted = self.headers["Range"]
             state.asked.append(wanted)

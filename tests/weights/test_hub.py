@@ -11,14 +11,14 @@ import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
-from typing import Any
 
 import huggingface_hub
 import pytest
 import torch
 from huggingface_hub import constants, file_download
 
-from tests.http_server import answering
+from tests.http_server import Quiet, answering
+from tests.local_hub import move_hub, talk_to
 from vitascope.weights import hub
 from vitascope.weights.files import CheckpointError
 from vitascope.weights.hub import fetch_hub, fetch_torchvision, is_hub_id, torchvision_file, weights_name
@@ -70,24 +70,16 @@ class FakeHub:
         return 200, {"X-Repo-Commit": commit, "ETag": f'"{etag}"'}, content
 
 
-class Handler(BaseHTTPRequestHandler):
+class Handler(Quiet, BaseHTTPRequestHandler):
     fake: FakeHub
 
     def do_GET(self) -> None:
         status, headers, body = self.fake.answer(f"{self.command} {self.path.split('?')[0]}")
-        self.send_response(status)
-        for name, value in {**headers, "Content-Length": str(len(body))}.items():
-            self.send_header(name, value)
-        self.end_headers()
-        if self.command == "GET":
-            cut = self.path.rsplit("/", 1)[-1] in self.fake.cut
-            self.wfile.write(body[: len(body) // 2] if cut else body)
+        cut = self.path.rsplit("/", 1)[-1] in self.fake.cut
+        self.reply(status, headers, body, len(body) // 2 if cut else None)
 
     def do_HEAD(self) -> None:
         self.do_GET()
-
-    def log_message(self, format: str, *args: Any) -> None:
-        pass
 
 
 @pytest.fixture(autouse=True)
@@ -95,25 +87,15 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
     """A hub on this machine and an empty cache; the client reads its constants at each call."""
     fake = FakeHub()
     with answering(type("H", (Handler,), {"fake": fake})) as endpoint:
-        talk_to(endpoint, monkeypatch, tmp_path)
+        talk_to(endpoint, monkeypatch, tmp_path / "cache")
+        monkeypatch.setattr(hub, "TORCHVISION_URL", f"{endpoint}/files/")
+        monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path / "torch"))
+        monkeypatch.setattr(time, "sleep", lambda seconds: None)  # the client's pauses between its attempts
         try:
             yield fake
         finally:
             fake.answers.set()
             huggingface_hub.close_session()
-
-
-def talk_to(endpoint: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-    monkeypatch.setattr(constants, "ENDPOINT", endpoint)
-    template = endpoint + "/{repo_id}/resolve/{revision}/{filename}"
-    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(hub, "TORCHVISION_URL", f"{endpoint}/files/")
-    monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path / "torch"))
-    monkeypatch.setattr(time, "sleep", lambda seconds: None)  # the client's pauses between its attempts
-    huggingface_hub.close_session()
 
 
 @pytest.fixture
@@ -123,9 +105,7 @@ def offline(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def unplug(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make the hub unreachable."""
-    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:1")
-    template = "http://127.0.0.1:1/{repo_id}/resolve/{revision}/{filename}"
-    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+    move_hub("http://127.0.0.1:1", monkeypatch)
 
 
 def cache(
