@@ -27,25 +27,11 @@ from vitascope.learn.solutions import SOLUTIONS
 from vitascope.model.config import ViTConfig
 from vitascope.model.vit import VisionTransformer
 
-SHAPE_OF_INPUTS: dict[str, Any] = {
-    "image_size": (8, 16),
-    "in_channels": 3,
-    "patch_size": 4,
-    "embed_dim": 24,
-    "depth": 2,
-    "num_heads": 2,
-}
-SHAPE_OF_INPUTS |= {"mlp_ratio": 1.5, "num_classes": 5}
+SHAPE_OF_INPUTS: dict[str, Any] = {"image_size": (8, 16), "in_channels": 3, "patch_size": 4, "num_classes": 5}
+SHAPE_OF_INPUTS |= {"embed_dim": 24, "depth": 2, "num_heads": 2, "mlp_ratio": 1.5}
 """Of the model that calls a reader's function for the first time. No two sizes are equal."""
-OTHER_SHAPE: dict[str, Any] = {
-    "image_size": (12, 8),
-    "in_channels": 1,
-    "patch_size": 2,
-    "embed_dim": 32,
-    "depth": 2,
-    "num_heads": 4,
-}
-OTHER_SHAPE |= {"mlp_ratio": 2.0, "num_classes": 7}
+OTHER_SHAPE: dict[str, Any] = {"image_size": (12, 8), "in_channels": 1, "patch_size": 2, "num_classes": 7}
+OTHER_SHAPE |= {"embed_dim": 32, "depth": 2, "num_heads": 4, "mlp_ratio": 2.0}
 """For answers that are right for the first one only."""
 TOLERANCE = 1e-5
 """Largest difference from our output, as a share of its largest number, that rounding explains."""
