@@ -54,9 +54,8 @@ FAULTS: dict[str, tuple[Fault, ...]] = {
     "patches": (
         Fault(
             lambda images, E, P: cut(images, P, *range(6)) @ E,
-            "a reshape alone does not cut patches: it takes pixels that follow each other in memory, "
-            "along the "
-            "rows of the whole image. Put the axes in order with `permute` before the last reshape",
+            "a reshape alone does not cut patches: it takes pixels that follow each other in memory, along "
+            "the rows of the whole image. Put the axes in order with `permute` before the last reshape",
         ),
         Fault(
             lambda images, E, P: cut(images, P, 0, 4, 2, 1, 3, 5) @ E,
@@ -152,9 +151,8 @@ FAULTS: dict[str, tuple[Fault, ...]] = {
     "attention": (
         Fault(
             lambda q, k, v: (q @ k.mT).softmax(-1) @ v,
-            "the scale is missing: without 1/sqrt(D_h), the scores' standard deviation is sqrt(D_h) "
-            "times larger, "
-            "and softmax gives nearly all weight to one token",
+            "the scale is missing: without 1/sqrt(D_h), the scores' standard deviation is sqrt(D_h) times "
+            "larger, and softmax gives nearly all weight to one token",
         ),
         Fault(
             lambda q, k, v: (q @ k.mT / q.shape[-1]).softmax(-1) @ v,
@@ -242,9 +240,8 @@ FAULTS: dict[str, tuple[Fault, ...]] = {
             lambda z, U_qkv, U_msa, heads, attention: (
                 attention(*split(z, U_qkv, heads)).reshape(z.shape) @ U_msa
             ),
-            "the heads' results are joined in the wrong order: swap the axes of heads and tokens "
-            "before you join, "
-            "so that each token has the results of its own heads",
+            "the heads' results are joined in the wrong order: swap the axes of heads and tokens before you "
+            "join, so that each token has the results of its own heads",
         ),
         Fault(
             lambda z, U_qkv, U_msa, heads, attention: (
