@@ -334,6 +334,24 @@ def test_process_uploads_nothing_after_another_has_claimed_or_finished_the_run(u
             upload()
 
 
+def test_run_that_was_killed_in_its_first_upload_may_be_started_again(url) -> None:
+    run = StoredRun(url)
+    assert run.is_new()
+    run.path.mkdir(parents=True)
+    (run.path / "plan.json").write_text("{}")
+    run.upload()  # all but the configuration, which comes last
+    assert StoredRun(url).is_new()
+    (run.path / "config.yaml").write_text("a")
+    run.upload()
+    assert not StoredRun(url).is_new()
+
+
+def test_folder_of_other_files_is_no_new_run(url) -> None:
+    StoredRun(f"{url}/inside").path.parent.mkdir(parents=True)
+    StoredRun(f"{url}/inside").claim()
+    assert not StoredRun(url).is_new()
+
+
 @pytest.mark.parametrize("manifest", [b"", b"[]", b'{"files": 5}', b'{"files": ["../x"]}', b"[" * 10**5])
 def test_broken_manifest_in_a_store_is_one_line(manifest: bytes) -> None:
     with pytest.raises(
