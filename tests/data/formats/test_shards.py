@@ -7,6 +7,7 @@ import itertools
 import json
 import os
 import pickle
+import tracemalloc
 import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
