@@ -1,5 +1,6 @@
 """A run folder in a store: as a local one, also after a kill, on another machine, while the store is gone."""
 
+import errno
 import json
 import shutil
 from collections.abc import Callable, Iterator
@@ -21,6 +22,7 @@ from vitascope.remote.stores import StoreError, exists, listed, walk
 from vitascope.run import layout, stored_run
 from vitascope.run.run import Run
 from vitascope.run.stored_run import OtherWriterError, StoredRun
+from vitascope.storage import explaining_failure
 from vitascope.training.loop import Trainer
 from vitascope.training.train import resume, train
 from vitascope.weights.loading import from_pretrained
@@ -332,6 +334,33 @@ def test_process_uploads_nothing_after_another_has_claimed_or_finished_the_run(u
     for upload in (first.upload, first.try_to_upload):
         with pytest.raises(OtherWriterError, match="was finished or removed by another process"):
             upload()
+
+
+def test_run_that_was_killed_in_its_first_upload_may_be_started_again(url) -> None:
+    run = StoredRun(url)
+    assert run.is_new()
+    run.path.mkdir(parents=True)
+    (run.path / "plan.json").write_text("{}")
+    run.upload()  # all but the configuration, which comes last
+    assert StoredRun(url).is_new()
+    (run.path / "config.yaml").write_text("a")
+    run.upload()
+    assert not StoredRun(url).is_new()
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, None])
+def test_error_of_this_machine_names_the_local_copy_too(number: int | None) -> None:
+    run = Run.stored("s3://bucket/run")
+    with pytest.raises(UserError) as found, run.named(), explaining_failure(run.path, "it", "make room"):
+        raise UserError("broken") if number is None else OSError(number, "full", str(run.path / "plan.json"))
+    assert str(found.value).startswith("s3://bucket/run") is (number is not None)
+    assert str(found.value).endswith(f"; the local copy is {run.path}") is (number is not None)
+
+
+def test_folder_of_other_files_is_no_new_run(url) -> None:
+    StoredRun(f"{url}/inside").path.parent.mkdir(parents=True)
+    StoredRun(f"{url}/inside").claim()
+    assert not StoredRun(url).is_new()
 
 
 @pytest.mark.parametrize("manifest", [b"", b"[]", b'{"files": 5}', b'{"files": ["../x"]}', b"[" * 10**5])

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from vitascope.arguments import NamesFile, checked, has_type
+from vitascope.cache import local_failure
 from vitascope.data.datasets import open_data, read_data
 from vitascope.data.formats.table import is_table
 from vitascope.data.split_record import Restored, SplitRecord, record_of, restore
@@ -277,13 +278,18 @@ class Run:
 
     @contextmanager
     def named(self) -> Iterator[None]:
-        """Put the URL of a run in a store in place of its local copy into the errors of the work on it."""
+        """Put the URL of a run in a store in place of its local copy into the errors of the work on it.
+
+        An error of this machine, such as a full disk, names the local copy too.
+        """
         try:
             yield
         except StoreError:  # it names both
             raise
         except UserError as error:
-            error.args = (str(error).replace(str(self.path), self.ref),)
+            is_local = self.store is not None and local_failure(error) is not None
+            copy = f"; the local copy is {self.path}" if is_local else ""
+            error.args = (str(error).replace(str(self.path), self.ref) + copy,)
             raise
         except Interrupted as stop:
             raise Interrupted(self.ref, stop.signum, finished=stop.finished) from stop

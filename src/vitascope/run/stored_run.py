@@ -76,8 +76,13 @@ class StoredRun:
         """The content of the object that makes this process the writer; empty until `claim`."""
 
     def is_new(self) -> bool:
-        """Whether the store has nothing at this URL; raises as `find_object`."""
-        return not exists(self.url)
+        """Whether the store has no run at this URL, nor other files; raises as `find_object`.
+
+        A run that was killed before it had uploaded its configuration can only be started again.
+        """
+        if not exists(self.url):
+            return True
+        return exists(f"{self.url}/{_WRITER}") and not exists(f"{self.url}/{layout.CONFIG}")
 
     def fetch(self, step: int | None = None) -> None:
         """Make the local copy as new as the store, with its newest complete checkpoint, or that of a step.

@@ -7,6 +7,7 @@ import itertools
 import json
 import os
 import pickle
+import tracemalloc
 import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -346,9 +347,9 @@ def test_files_beside_shards_are_of_bounded_size(tmp_path: Path, name: str) -> N
         splits_of(Shards(), str(folder), seed=0)
 
 
-def npy_header(count: int) -> bytes:
+def npy_header(count: int, dtype: str = "<i8") -> bytes:
     content = io.BytesIO()
-    values = {"descr": "<i8", "fortran_order": False, "shape": (count,)}
+    values = {"descr": dtype, "fortran_order": False, "shape": (count,)}
     np.lib.format.write_array_header_1_0(content, values)
     return content.getvalue()
 
@@ -369,6 +370,20 @@ def assert_places_rejected(folder: Path, content: bytes) -> None:
     (folder / "index.json").write_text(json.dumps(index))
     with pytest.raises(UserError, match=r"samples\.npz: not the places in the shards of index\.json"):
         splits_of(Shards(), str(folder), seed=0)
+
+
+def test_many_empty_shard_names_are_rejected_before_they_are_listed(tmp_path: Path) -> None:
+    folder = packed(tmp_path)
+    with zipfile.ZipFile(folder / "samples.npz") as archive:
+        members = {name: archive.read(name) for name in archive.namelist()}
+    members["files.npy"] = npy_header(2**25, "|S0")
+    tracemalloc.start()
+    try:
+        assert_places_rejected(folder, zip_of("deflated", members))
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 2**25
 
 
 def test_a_shard_that_differs_from_its_index_is_rejected(tmp_path: Path) -> None:
