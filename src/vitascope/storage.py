@@ -175,8 +175,10 @@ def hold(file: IO[Any], path: Path, *, wait: bool = False, named: bool = False) 
 
 @contextmanager
 def explaining_failure(path: Path, what: str, advice: str) -> Iterator[None]:
-    """Turn a failure to write into one line: what and where, why, the room that is left unless the reason is
-    another one for sure, and what to do."""
+    """Turn a failure to write into one line: what and where, why, the free space, and what to do.
+
+    A missing permission is named without the free space, which has nothing to do with it.
+    """
     try:
         yield
     except BrokenPipeError:  # of standard output

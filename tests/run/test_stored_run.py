@@ -1,6 +1,5 @@
 """A run folder in a store: as a local one, also after a kill, on another machine, while the store is gone."""
 
-import errno
 import json
 import shutil
 from collections.abc import Callable, Iterator
@@ -22,7 +21,7 @@ from vitascope.remote.stores import StoreError, exists, listed, walk
 from vitascope.run import layout, stored_run
 from vitascope.run.run import Run
 from vitascope.run.stored_run import OtherWriterError, StoredRun
-from vitascope.storage import explaining_failure
+from vitascope.storage import WriteError, explaining_failure
 from vitascope.training.loop import Trainer
 from vitascope.training.train import resume, train
 from vitascope.weights.loading import from_pretrained
@@ -348,13 +347,13 @@ def test_run_that_was_killed_in_its_first_upload_may_be_started_again(url) -> No
     assert not StoredRun(url).is_new()
 
 
-@pytest.mark.parametrize("number", [errno.ENOSPC, None])
-def test_error_of_this_machine_names_the_local_copy_too(number: int | None) -> None:
+@pytest.mark.parametrize("kind", [OSError, WriteError, UserError])
+def test_error_of_this_machine_names_the_local_copy_too(kind: type[Exception]) -> None:
     run = Run.stored("s3://bucket/run")
     with pytest.raises(UserError) as found, run.named(), explaining_failure(run.path, "it", "make room"):
-        raise UserError("broken") if number is None else OSError(number, "full", str(run.path / "plan.json"))
-    assert str(found.value).startswith("s3://bucket/run") is (number is not None)
-    assert str(found.value).endswith(f"; the local copy is {run.path}") is (number is not None)
+        raise kind(f"{run.path}/plan.json: no space")
+    assert "s3://bucket/run/plan.json: no space" in str(found.value)
+    assert str(found.value).endswith(f"; the local copy is {run.path}") is (kind is not UserError)
 
 
 def test_folder_of_other_files_is_no_new_run(url) -> None:

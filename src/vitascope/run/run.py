@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from vitascope.arguments import NamesFile, checked, has_type
-from vitascope.cache import local_failure
 from vitascope.data.datasets import open_data, read_data
 from vitascope.data.formats.table import is_table
 from vitascope.data.split_record import Restored, SplitRecord, record_of, restore
@@ -34,7 +33,7 @@ from vitascope.run.predictions import Predictions
 from vitascope.run.stored_run import StoredRun
 from vitascope.run.trackers import Tracker
 from vitascope.serialization import parse_json, read_yaml, yaml_text
-from vitascope.storage import check_local, explaining_failure, locked, replacing, write_json
+from vitascope.storage import WriteError, check_local, explaining_failure, locked, replacing, write_json
 from vitascope.weights.builtin import built_in
 from vitascope.weights.loading import from_pretrained
 from vitascope.weights.stored_model import local_model
@@ -287,7 +286,7 @@ class Run:
         except StoreError:  # it names both
             raise
         except UserError as error:
-            is_local = self.store is not None and local_failure(error) is not None
+            is_local = self.store is not None and isinstance(error.__cause__, OSError | WriteError)
             copy = f"; the local copy is {self.path}" if is_local else ""
             error.args = (str(error).replace(str(self.path), self.ref) + copy,)
             raise

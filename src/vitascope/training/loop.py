@@ -553,6 +553,11 @@ class Trainer:
             return
         self.step, state = found
         check_identity(state["identity"], self.identity)
+        if "best_step" not in state:
+            raise UserError(
+                f"{self.run.ref}: a version of vitascope before 0.1.0 wrote its checkpoint: resume it with "
+                "that version, or start another run"
+            )
         restore_model(self.module, state["model"])
         if self.average is not None:
             restore_model(self.average, state["average"])
