@@ -1,5 +1,6 @@
 """Wrong answers get the hint that names their fault: mutants of our own answers, and errors in a file."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -254,8 +255,9 @@ def test_file_that_is_not_utf8_gets_a_hint(tmp_path: Path) -> None:
 def test_file_that_is_none_gets_a_hint(tmp_path: Path) -> None:
     path_of(tmp_path, "mlp").mkdir()
     path_of(tmp_path, "loss").symlink_to("nothing")
-    for name in ("mlp", "loss"):
-        assert "is a folder, or a link to nothing" in check(tmp_path, name).hint
+    os.mkfifo(path_of(tmp_path, "pool"))
+    for name in ("mlp", "loss", "pool"):
+        assert "is a folder, a pipe or a link to nothing" in check(tmp_path, name).hint
 
 
 def test_output_of_a_function_is_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

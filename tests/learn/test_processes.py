@@ -73,6 +73,17 @@ def test_file_that_waits_is_stopped_and_unreadable_ones_are_shown(
     ]
 
 
+def test_processes_of_an_exercise_end_with_its_check(tmp_path: Path) -> None:
+    write_exercises(tmp_path)
+    reads, writes = os.pipe()
+    forks = f"os.set_inheritable({writes}, True); os.fork() or (os.write({writes}, b'.'), signal.pause())"
+    write(tmp_path, "mlp", f"import signal; {forks}")
+    check_all(tmp_path)
+    os.close(writes)
+    with open(reads, "rb") as pipe:
+        assert set(pipe.read()) <= {ord(".")}  # ends when no process has the other side
+
+
 def test_timeout_is_shown_with_the_line_that_ran(tmp_path: Path) -> None:
     path = tmp_path / "5_mlp.py"
     path.write_text("import time\ntime.sleep(1e6)\n")
@@ -85,6 +96,7 @@ def test_debugger_has_no_limit_of_time(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[str] = []
     monkeypatch.setattr(processes, "TERMINAL", os.devnull)
     monkeypatch.setattr(faulthandler, "cancel_dump_traceback_later", lambda: calls.append("no limit"))
+    monkeypatch.setattr(os, "setpgid", lambda *_: None)
     monkeypatch.setattr(pdb.Pdb, "set_trace", lambda self, frame: calls.append(frame.f_code.co_name))
     processes.debug()
     assert calls == ["no limit", "test_debugger_has_no_limit_of_time"]

@@ -36,7 +36,7 @@ LESSONS = {
     "{error}\nThe inputs were {shapes}.": "{error}\n输入是 {shapes}。",
     "this ran for {seconds:g} s; does a loop never end?": "已运行 {seconds:g} 秒；是不是有死循环？",
     "{path} has no function `{name}`: keep its name": "{path} 中没有函数 `{name}`：不要改它的名称",
-    "{path} is a folder, or a link to nothing: remove it, and it is written again": "{path} 是文件夹，或者是无效的链接：删除后会重新写出",
+    "{path} is a folder, a pipe or a link to nothing: remove it, and it is written again": "{path} 是文件夹、管道，或者是无效的链接：删除后会重新写出",
     "your file ends Python by {name}; does it need too much memory?": "你的文件使 Python 因 {name} 而终止；是不是需要太多内存？",
     "your file ends Python with status {status}: leave out `os._exit` and the like": "你的文件使 Python 以状态 {status} 退出：不要用 `os._exit` 之类",
     "your file changes torch's default dtype or switches gradients off, which every other function shares: leave that out": "你的文件修改了 torch 的默认 dtype，或者关闭了梯度，而其他函数也受其影响：不要这样做",

@@ -100,7 +100,10 @@ def function_in(path: Path, name: str) -> Function:
     """The function of a reader's file."""
     if not path.is_file():
         raise WrongAnswer(
-            say("{path} is a folder, or a link to nothing: remove it, and it is written again", path=path)
+            say(
+                "{path} is a folder, a pipe or a link to nothing: remove it, and it is written again",
+                path=path,
+            )
         )
     names = runpy.run_path(str(path))
     if not callable(names.get(name)):

@@ -47,6 +47,8 @@ def exercise_text(name: str) -> str:
 
 def is_begun(path: Path, name: str) -> bool:
     """Whether a reader's file has anything but a docstring and `...` in its function, or cannot be parsed."""
+    if path.exists() and not path.is_file():  # such as a pipe, which `read_bytes` waits for
+        return True
     try:
         parts = ast.parse(path.read_bytes()).body
     except (OSError, SyntaxError, ValueError):  # which `check` shows

@@ -15,6 +15,7 @@ import re
 import signal
 import sys
 import tempfile
+from contextlib import suppress
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
@@ -51,7 +52,7 @@ def check_all(folder: Path) -> list[Answer]:
             ]
         finally:
             for process in begun.values():
-                process.kill()  # it has nothing to lose
+                end(process)
 
 
 def started(folder: Path, name: str, result: Path) -> BaseProcess:
@@ -61,12 +62,21 @@ def started(folder: Path, name: str, result: Path) -> BaseProcess:
     return process
 
 
+def end(process: BaseProcess) -> None:
+    """Kill a process, which has nothing to lose, and those that the reader's file has started."""
+    process.kill()
+    assert process.pid is not None
+    with suppress(ProcessLookupError, PermissionError):  # the whole group has ended
+        os.killpg(process.pid, signal.SIGKILL)
+
+
 def write_answer(folder: Path, name: str, result: Path) -> None:
     """The main function of a process: write the answer to a file, as JSON.
 
     After `SECONDS`, the process writes the lines of code that run at that time instead, and ends. This also
     works for code that waits and for loops in C.
     """
+    os.setpgid(0, 0)  # for `end`
     torch.set_num_threads(1)  # OpenMP's threads do not survive a fork
     sys.breakpointhook = debug
     with result.open("w", encoding="utf-8") as file:
@@ -79,6 +89,7 @@ def write_answer(folder: Path, name: str, result: Path) -> None:
 
 def debug() -> None:
     """`breakpoint()` in a reader's file: begin a debugger at the terminal, without a limit of time."""
+    os.setpgid(0, os.getpgid(os.getppid()))  # the terminal is for that group
     terminal = open(TERMINAL), open(TERMINAL, "w")  # noqa: SIM115 - open as long as the process lives
     faulthandler.cancel_dump_traceback_later()
     pdb.Pdb(stdin=terminal[0], stdout=terminal[1]).set_trace(sys._getframe(1))
