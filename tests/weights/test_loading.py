@@ -69,6 +69,14 @@ def test_loaded_weights_lie_where_torch_would_allocate_them(folder: Path) -> Non
     assert not any(tensor.data_ptr() % 64 for tensor in from_pretrained(folder).state_dict().values())
 
 
+def test_a_loaded_model_does_not_change_with_its_file(folder: Path) -> None:
+    loaded, weights = from_pretrained(folder), folder / "model.safetensors"
+    size = weights.stat().st_size
+    with weights.open("r+b") as file:  # in place, so that a mapping sees it
+        file.write(b"\1" * size)
+    assert_same_state(loaded, named_model())
+
+
 def test_preprocessing_is_saved_with_the_model(tmp_path: Path) -> None:
     preprocess = Preprocess(image_size=(32, 32), resize="squash", mean=(0.1, 0.2, 0.3), crop_pct=0.9)
     save_pretrained(with_preprocess(named_model(), preprocess), tmp_path / "model")

@@ -14,12 +14,10 @@ from vitascope.model.config import OPTIONS, ViTConfig
 from vitascope.model.vit import VisionTransformer
 from vitascope.weights.files import CheckpointError
 from vitascope.weights.mapping import (
-    ALIGNMENT,
     Family,
     Source,
     State,
     Table,
-    aligned,
     changes,
     from_family,
     misfit,
@@ -341,12 +339,3 @@ def test_an_option_fixed_by_the_library_is_reported_and_written(tmp_path: Path) 
 def test_a_family_without_limits_supports_every_config(config: ViTConfig) -> None:
     assert not misfit(Toy(), config)
     assert changes(Toy(), config) == []
-
-
-@pytest.mark.parametrize("part", [torch.arange(99.0)[1:], torch.arange(64.0).view(8, 8).T])
-def test_a_part_of_another_tensor_is_copied_to_an_aligned_address(part: torch.Tensor) -> None:
-    copy = aligned(part)
-    assert torch.equal(copy, part)
-    assert copy.is_contiguous()
-    assert copy.data_ptr() % ALIGNMENT == 0
-    assert aligned(copy) is copy

@@ -38,7 +38,6 @@ PROBLEMS: dict[str, str] = {
 """transformers' `problem_type` of our `outputs`."""
 MAX_BLOCKS = 1_000  # the deepest ViTs have about fifty
 MAX_NUMBERS = 1 << 40  # the largest have about 22 billion
-ALIGNMENT = 64  # bytes: a cache line, and a vector of AVX-512; torch allocates at its multiples
 
 
 @dataclasses.dataclass(frozen=True)
@@ -242,25 +241,15 @@ def assemble(
         elif not tensor.is_floating_point():  # quantized: its numbers mean something else
             faults.append(f"{', '.join(stored.names)} in {tensor.dtype}, not floating-point numbers")
         else:
-            state[ours] = aligned(tensor)
+            # Its own memory: a mapped file may change, and at an address where torch would not allocate, some
+            # CPUs sum products in another order, so that a loaded model would differ from the one in memory.
+            state[ours] = tensor.clone(memory_format=torch.contiguous_format)
     patterns = [_regex(pattern) for pattern in ignored]
     for name in sorted(source.tensors.keys() - used):
         if not any(pattern.match(name) for pattern in patterns):
             faults.append(f"extra {name} {source.shape(name)}")
     reject(faults, what)
     return state
-
-
-def aligned(tensor: Tensor) -> Tensor:
-    """The tensor, contiguous and at an address where torch would have allocated it.
-
-    Tensors in a mapped file, and parts of other tensors, begin anywhere. There MKL and oneDNN choose other
-    kernels on some CPUs, whose sums differ in the last bit: a loaded model would answer otherwise than the
-    same model in memory.
-    """
-    if tensor.is_contiguous() and tensor.data_ptr() % ALIGNMENT == 0:
-        return tensor
-    return tensor.clone(memory_format=torch.contiguous_format)
 
 
 def checked_config(source: Source, options: Mapping[str, Any]) -> ViTConfig:
