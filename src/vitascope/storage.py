@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import json
 import os
 import re
@@ -16,10 +15,15 @@ from multiprocessing.util import register_after_fork
 from pathlib import Path
 from typing import IO, Any
 
+from filelock import lock_descriptor
+
 from vitascope.errors import UserError
 
 _URL = re.compile(r"[A-Za-z][\w+.-]+:/")
+READ_BYTES = os.O_RDONLY | getattr(os, "O_BINARY", 0)
+"""The mode of `os.open` for bytes as they are; without the second flag, Windows translates line ends."""
 _MANY = 100  # files; from there on, flushing everything on the disk at once is faster
+WINDOWS = os.name == "nt"
 _NO_RIGHT = (errno.EACCES, errno.EPERM, errno.EROFS)
 _UNSUPPORTED = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)  # some network file systems
 
@@ -98,11 +102,15 @@ def settle(aside: Path, path: Path) -> Path:
     for below in files:
         with suppress(OSError):  # some network and USB file systems have no modes
             below.chmod((0o777 if below.is_dir() else 0o666) & ~mask)
-    if len(files) > _MANY:
+    if len(files) > _MANY and not WINDOWS:
         os.sync()
     else:
         for below in files:
             flush(below)
+    if (
+        WINDOWS and aside.is_dir() and path.is_dir()
+    ):  # where a rename replaces no folder, not even an empty one
+        path.rmdir()
     os.replace(aside, path)
     flush(path.parent)
     return path
@@ -117,7 +125,9 @@ def _umask() -> int:
 
 def flush(path: Path) -> None:
     """Wait until a file's content, or a folder's list of names, is on the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
+    if WINDOWS and path.is_dir():  # which it cannot open; it writes the names with the files
+        return
+    descriptor = os.open(path, os.O_RDWR if WINDOWS else os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
@@ -140,8 +150,8 @@ def write_json(path: Path, values: Mapping[str, Any]) -> Path:
 
 @contextmanager
 def locked(path: Path, *, wait: bool = False) -> Iterator[None]:
-    """Hold the lock file `path`, made if absent, as the only process; the kernel releases it at the end.
-    Where another process holds it, `wait`, or raise a UserError that names the holder."""
+    """Hold the lock file `path`, made if absent, as the only process; the system releases it at the end.
+    Where another process holds it, `wait`, or raise a UserError that names the holder (not on Windows)."""
     try:
         file = open(path, "a+", encoding="utf-8")  # noqa: SIM115 - closed below, and in workers
     except OSError as error:
@@ -159,11 +169,9 @@ def hold(file: IO[Any], path: Path, *, wait: bool = False, named: bool = False) 
     file system, warn. `path` stands in messages; a `named` file contains the name of its holder."""
     register_after_fork(file, type(file).close)  # a worker that outlives a killed process must not hold it
     try:
-        fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        file.seek(0)
-        holder = (file.read(200).strip() if named else "") or "another process"
-        raise UserError(f"{path} is in use by {holder}; wait until it is done, or stop it") from error
+        if not lock_descriptor(file.fileno(), blocking=wait):
+            holder = _holder(file) if named else "another process"
+            raise UserError(f"{path} is in use by {holder}; wait until it is done, or stop it")
     except OSError as error:
         if error.errno not in _UNSUPPORTED:
             raise
@@ -171,6 +179,14 @@ def hold(file: IO[Any], path: Path, *, wait: bool = False, named: bool = False) 
             f"vitascope: {path} cannot be locked ({error.strerror}): start no second process there",
             file=sys.stderr,
         )
+
+
+def _holder(file: IO[Any]) -> str:
+    """The process that holds a lock file; Windows lets no other process read a locked part."""
+    with suppress(PermissionError):
+        file.seek(0)
+        return file.read(200).strip() or "another process"
+    return "another process"
 
 
 @contextmanager

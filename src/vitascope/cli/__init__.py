@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import atexit
+import codecs
 import gc
 import io
 import os
-import resource
 import sys
 from collections import defaultdict
 from collections.abc import Sequence
@@ -106,9 +106,11 @@ def _collect_rarely() -> None:
 
 
 def _print_any_path() -> None:
-    """Let standard output print paths that are not UTF-8 as they are, instead of ending the program."""
+    """Let standard output print any path and text instead of ending the program: names that are not UTF-8 as
+    they are, and others in ASCII where its encoding, such as that of a file on Windows, lacks them."""
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
-        sys.stdout.reconfigure(errors="surrogateescape")
+        is_utf8 = codecs.lookup(sys.stdout.encoding).name == "utf-8"
+        sys.stdout.reconfigure(errors="surrogateescape" if is_utf8 else "backslashreplace")
 
 
 def _answer(args: list[str]) -> None:
@@ -147,6 +149,10 @@ def placed(error: UnknownOptionError) -> UserError:
 
 def check_address_space(command: str) -> None:
     """Reject a command that `ulimit -v` leaves too little address space for."""
+    try:
+        import resource
+    except ImportError:  # on Windows, which has no such limit
+        return
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
     least = ADDRESS_SPACE[command] * 10**6
     if resource.RLIM_INFINITY != limit < least:

@@ -110,7 +110,10 @@ def read_here(
 
 @contextlib.contextmanager
 def _held_signals() -> Iterator[None]:
-    """Hold SIGINT and SIGTERM back, also in the processes that are started meanwhile."""
+    """Hold SIGINT and SIGTERM back, also in the processes that are started meanwhile; Windows cannot."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _IGNORED)
     try:
         yield
@@ -230,7 +233,7 @@ def _serve(
         near_end.close()
     for number in _IGNORED:
         signal.signal(number, signal.SIG_IGN)
-    if niceness:
+    if niceness and hasattr(os, "nice"):
         os.nice(niceness)
     torch.set_num_threads(1)
     slots = np.frombuffer(pixels, np.uint8).reshape(shape)

@@ -24,10 +24,11 @@ import torch
 from vitascope.language import say
 from vitascope.learn.checking import Answer, at_line, check
 from vitascope.learn.exercises import NAMES, is_begun, path_of
+from vitascope.storage import WINDOWS
 
 SECONDS = 10.0
 """Time after which a check is stopped, unless a debugger is used."""
-TERMINAL = "/dev/tty"
+TERMINAL = "CON" if WINDOWS else "/dev/tty"
 """Where a debugger reads and writes; a child process has no standard input."""
 CONTEXT = (
     multiprocessing.get_context("fork") if sys.platform == "linux" else multiprocessing.get_context("spawn")
@@ -65,6 +66,8 @@ def started(folder: Path, name: str, result: Path) -> BaseProcess:
 def end(process: BaseProcess) -> None:
     """Kill a process, which has nothing to lose, and those that the reader's file has started."""
     process.kill()
+    if WINDOWS:  # which has no groups
+        return
     assert process.pid is not None
     with suppress(ProcessLookupError, PermissionError):  # the whole group has ended
         os.killpg(process.pid, signal.SIGKILL)
@@ -76,7 +79,8 @@ def write_answer(folder: Path, name: str, result: Path) -> None:
     After `SECONDS`, the process writes the lines of code that run at that time instead, and ends. This also
     works for code that waits and for loops in C.
     """
-    os.setpgid(0, 0)  # for `end`
+    if not WINDOWS:
+        os.setpgid(0, 0)  # for `end`
     torch.set_num_threads(1)  # OpenMP's threads do not survive a fork
     sys.breakpointhook = debug
     with result.open("w", encoding="utf-8") as file:
@@ -89,7 +93,8 @@ def write_answer(folder: Path, name: str, result: Path) -> None:
 
 def debug() -> None:
     """`breakpoint()` in a reader's file: begin a debugger at the terminal, without a limit of time."""
-    os.setpgid(0, os.getpgid(os.getppid()))  # the terminal is for that group
+    if not WINDOWS:
+        os.setpgid(0, os.getpgid(os.getppid()))  # the terminal is for that group
     terminal = open(TERMINAL), open(TERMINAL, "w")  # noqa: SIM115 - open as long as the process lives
     faulthandler.cancel_dump_traceback_later()
     pdb.Pdb(stdin=terminal[0], stdout=terminal[1]).set_trace(sys._getframe(1))

@@ -18,6 +18,7 @@ import numpy as np
 from vitascope.errors import UserError
 from vitascope.predict.part_worker import PartDone, PartTask, PartWorker
 from vitascope.predict.parts import Parts
+from vitascope.storage import WINDOWS
 
 CONNECT_SECONDS = 5.0
 AUTO = "auto"
@@ -56,6 +57,8 @@ def connected(address: str | None) -> Iterator[None]:
     Raises:
         UserError: no Ray; no cluster there, or one of another version.
     """
+    if WINDOWS:
+        raise UserError("--engine ray needs Linux or macOS; leave it out, or use WSL")
     try:
         import ray
         import ray.data

@@ -29,7 +29,7 @@ from typing import Any, TypeVar
 from vitascope.cache import ADVICE, GENERAL_VARIABLE, OWN_VARIABLE, cache_folder, explained, writing_to_cache
 from vitascope.errors import UserError
 from vitascope.remote.stores import ChangedError, RemoteObject, StoreError, find_object, name_in, read_range
-from vitascope.storage import check_room, explaining_failure, locked, replacing
+from vitascope.storage import READ_BYTES, check_room, explaining_failure, locked, replacing
 
 T = TypeVar("T")
 
@@ -301,7 +301,7 @@ def _write(path: Path, content: bytes) -> None:
 def _read_block(path: Path, whole: int, start: int, size: int) -> bytes | None:
     """Some bytes of a block on the disk; None where it is not there completely."""
     try:
-        descriptor = os.open(path, os.O_RDONLY)
+        descriptor = os.open(path, READ_BYTES)
     except FileNotFoundError:
         return None
     try:
@@ -311,7 +311,8 @@ def _read_block(path: Path, whole: int, start: int, size: int) -> bytes | None:
         if time.time() - status.st_mtime > _USE_SECONDS:
             with contextlib.suppress(OSError):  # a cache that this user may only read
                 os.utime(path)
-        content = os.pread(descriptor, size, start)
+        os.lseek(descriptor, start, os.SEEK_SET)
+        content = os.read(descriptor, size)
         return content if len(content) == size else None
     finally:
         os.close(descriptor)

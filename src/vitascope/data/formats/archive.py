@@ -15,7 +15,7 @@ import shutil
 import stat
 import tarfile
 import zipfile
-from pathlib import Path
+from pathlib import Path, PureWindowsPath
 from typing import IO, NoReturn
 
 from tqdm import tqdm
@@ -36,7 +36,7 @@ from vitascope.data.tars import (
     tar_members,
 )
 from vitascope.errors import UserError
-from vitascope.storage import WriteError, free_mb, replacing
+from vitascope.storage import WINDOWS, WriteError, free_mb, replacing
 
 MAX_MEMBERS = 5_000_000
 
@@ -151,6 +151,12 @@ def _name_fault(name: str) -> str | None:
         return "a path that leads outside"
     if "\\" in name or any(ord(letter) < 32 or ord(letter) == 127 for letter in name):
         return "a name with a backslash or a control character"
+    if WINDOWS and any(
+        PureWindowsPath(part).is_reserved() or re.search(r'[<>:"|?*]|[ .]\Z', part)
+        for part in name.rstrip("/").split("/")
+        if part != "."
+    ):
+        return "a name that Windows does not allow; rename it, or unpack the archive by hand"
     return None
 
 

@@ -8,6 +8,7 @@ from typing import IO, TypeAlias, cast
 
 from vitascope.remote import cache
 from vitascope.remote.stores import ChangedError, RemoteObject, StoreError
+from vitascope.storage import READ_BYTES
 
 ShardFile: TypeAlias = str | RemoteObject
 """A path, or an object, of which the blocks that are read are cached."""
@@ -37,11 +38,12 @@ def read_at(shard: ShardFile, offset: int, size: int) -> bytes:
             return cache.read(shard, offset, size)
         except ChangedError as error:
             raise StoreError(f"{shard}: {error}; list the shards again by repeating the command") from error
-    descriptor = os.open(shard, os.O_RDONLY)  # in half the time of a file object
+    descriptor = os.open(shard, READ_BYTES)  # in half the time of a file object
     try:
-        content = os.pread(descriptor, size, offset)
+        os.lseek(descriptor, offset, os.SEEK_SET)
+        content = os.read(descriptor, size)
         while len(content) < size:  # some network file systems return a part
-            more = os.pread(descriptor, size - len(content), offset + len(content))
+            more = os.read(descriptor, size - len(content))
             if not more:
                 raise EOFError(f"the shard ends {size - len(content):,} bytes too early")
             content += more

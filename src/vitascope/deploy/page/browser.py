@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from vitascope.errors import UserError
+from vitascope.storage import WINDOWS
 
 NAMES = (
     *("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome", "microsoft-edge"),
@@ -46,6 +47,8 @@ class BrowserError(UserError):
 def find_browser(path: str | os.PathLike[str] | None = None) -> str:
     """The path of the given browser, or of the first of `NAMES`; `UserError` if none is installed. A text is
     looked for as a shell does it: without a slash, it is a program's name."""
+    if WINDOWS:  # whose processes inherit no numbered pipes
+        raise UserError("a page is proved on Linux and macOS only: keep it unproved with --unproved")
     if isinstance(path, os.PathLike):
         path = os.path.abspath(path)  # not a name, also without a slash
     found = [shutil.which(name) for name in (NAMES if path is None else [path])]
