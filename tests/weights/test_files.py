@@ -170,6 +170,15 @@ ONE, TWO = {"w": torch.ones(1)}, {"w": torch.full((1,), 2.0)}
         {"model": {"state_dict": {"module.w": torch.ones(1), "step": 7}}},
         {"module": {"_orig_mod.module.w": torch.ones(1)}},
         {"model_ema": ONE, "model": None},
+        {"state_dict": TWO, "state_dict_ema": ONE},
+        {
+            "model": {
+                "student.backbone.w": TWO["w"],
+                "teacher.backbone.w": ONE["w"],
+                "teacher.head.w": TWO["w"],
+            }
+        },
+        {"encoder": TWO, "target_encoder": ONE},
         {"student": TWO, "teacher": {"module.backbone.w": torch.ones(1), "module.head.w": torch.ones(2)}},
         {"teacher": {"backbone.w": torch.ones(1), "dino_head.w": torch.ones(2)}},
     ],
@@ -177,6 +186,26 @@ ONE, TWO = {"w": torch.ones(1)}, {"w": torch.full((1,), 2.0)}
 def test_the_state_is_found_in_checkpoints_of_training_scripts(tmp_path: Path, loaded: object) -> None:
     torch.save(loaded, tmp_path / "checkpoint.pth")
     assert_same(read_tensors(tmp_path / "checkpoint.pth"), ONE)
+
+
+@pytest.mark.parametrize(
+    ("read", "left"),
+    [
+        ("model", ["model_ema"]),
+        ("state_dict_ema", ["state_dict"]),
+        ("model", ["state_dict", "model_ema"]),
+        ("teacher", ["student"]),
+        ("state_dict", []),
+    ],
+)
+def test_a_choice_among_several_states_is_logged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, read: str, left: list[str]
+) -> None:
+    torch.save({read: ONE, **dict.fromkeys(left, TWO), "epoch": 3}, tmp_path / "checkpoint.pth")
+    assert_same(read_tensors(tmp_path / "checkpoint.pth"), ONE)
+    assert [f"under {read!r}, not those under {' and '.join(map(repr, left))};" in caplog.text] == [
+        bool(left)
+    ]
 
 
 def test_a_prefix_that_only_some_names_have_is_kept(tmp_path: Path) -> None:

@@ -1,12 +1,13 @@
 """The model folder: saved and loaded completely, or rejected with every reason."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from tests.model import random_images, small_config, small_model, with_preprocess
@@ -394,15 +395,26 @@ def test_an_absurdly_large_configuration_is_rejected_before_it_is_built(
         from_pretrained(folder)
 
 
-@pytest.mark.parametrize("removed", [1, 20])
-def test_a_truncated_list_of_faults_has_their_number(folder: Path, removed: int) -> None:
-    edit(folder, lambda tensors: [tensors.popitem() for _ in range(removed)])
+@pytest.mark.parametrize("kept", [1, 12])
+def test_every_missing_tensor_is_named(tmp_path: Path, kept: int) -> None:
+    folder = save_pretrained(named_model(depth=12, embed_dim=16), tmp_path / "model")
+    names = sorted(load_file(folder / "model.safetensors"))
+    edit(folder, lambda tensors: [tensors.pop(name) for name in names[kept:]])
     with pytest.raises(CheckpointError) as caught:
         from_pretrained(folder)
-    listed = str(caught.value).count("missing ")
-    rest = f"and {removed - listed} more" if removed > listed else "missing"
-    assert rest in str(caught.value)
+    listed = re.findall(r"missing (\S+?)(?:;|$)", str(caught.value))
+    spelled = [re.sub(r"\{.*\}", str(number), name) for name in listed for number in numbers(name)]
+    assert sorted(spelled) == names[kept:]
+    assert len(listed) < 32
     assert "\n" not in str(caught.value)
+
+
+def numbers(name: str) -> list[object]:
+    """The numbers in the braces of a name."""
+    if found := re.search(r"\{(\d+)\.\.(\d+)\}", name):
+        return list(range(int(found[1]), int(found[2]) + 1))
+    found = re.search(r"\{(.*)\}", name)
+    return found[1].split(",") if found else [""]
 
 
 def test_a_model_of_an_unknown_type_is_rejected_by_its_type(folder: Path) -> None:

@@ -9,6 +9,7 @@ import argparse
 import dataclasses
 import io
 import json
+import logging
 import pickle
 import re
 import zipfile
@@ -29,18 +30,23 @@ from vitascope.pickles import scan_pickle
 from vitascope.serialization import parse_json
 from vitascope.storage import WriteError, replacing
 
+log = logging.getLogger(__name__)
+
 MAX_TENSORS = 20_000  # the largest ViTs have about a thousand
 MAX_HEADER_BYTES = 16 << 20  # of each part that is parsed: 20,000 tensors need 3 MB of it
 MAX_UNPACKED_BYTES = 1 << 30  # an .npz may always unpack to this much,
 MAX_UNPACKED_RATIO = 20  # and beyond it to so many times its size: trained weights hardly compress
 MAX_SHARED_RATIO = 4  # a pickle's tensors may share storage; together they take at most so much of the file
 
-# Where training scripts put the state: DeiT in "model" (its "model_ema" after it), DINO in "teacher", MSN and
-# I-JEPA in "target_encoder".
+# Where training scripts put the state, as their libraries read it: timm's `load_checkpoint` prefers the
+# running average to "state_dict"; DeiT evaluates "model", with "model_ema" beside it; DINO has it in
+# "teacher", MSN and I-JEPA in "target_encoder".
 WRAPPERS = (
-    *("model", "state_dict", "model_state_dict", "module"),
+    *("state_dict_ema", "model", "state_dict", "model_state_dict", "module"),
     *("teacher", "target_encoder", "model_ema"),
 )
+_OTHER_STATES = ("student", "encoder")
+"""Of a pre-training, beside "teacher" and "target_encoder"; no library evaluates these."""
 # Of DataParallel, torch.compile, DINO; Lightning's is the attribute that holds the model, of any name.
 MAX_PREFIXES = 4  # `model.module._orig_mod.backbone.`
 
@@ -273,7 +279,7 @@ def _read_pickle(path: Path, zipped: bool) -> Weights:
                 _check_pickle(path, stream)
         with torch.serialization.safe_globals([argparse.Namespace]):  # DeiT's `args`, beside its `model`
             loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=zipped)
-    state = _unwrap(loaded)
+    state = _unwrap(path, loaded)
     _check_count(path, len(state))
     size, total = path.stat().st_size, sum(tensor.nbytes for tensor in state.values())
     if total > MAX_SHARED_RATIO * size:  # such as one number, expanded to a terabyte
@@ -328,17 +334,37 @@ def _check_pickle(path: Path, stream: io.BytesIO) -> None:
         ) from None
 
 
-def _unwrap(loaded: object, depth: int = 2) -> dict[str, Tensor]:
-    """The state dict in a loaded file: its tensors, or those under the first wrapper that has any."""
+def _unwrap(path: Path, loaded: object, depth: int = 2) -> dict[str, Tensor]:
+    """The state dict in a loaded file: its tensors, or those under the first wrapper that has any. A warning
+    names others."""
     if not isinstance(loaded, dict):
         return {}
     for wrapper in WRAPPERS if depth else ():
-        if state := _unwrap(loaded.get(wrapper), depth - 1):
-            if wrapper != "teacher":
-                return state
-            state = _strip_prefixes(state)
-            return {name: v for name, v in state.items() if name.startswith("backbone.")} or state
-    return {name: v.detach() for name, v in loaded.items() if isinstance(name, str) and isinstance(v, Tensor)}
+        if state := _unwrap(path, loaded.get(wrapper), depth - 1):
+            others = [
+                name for name in (*WRAPPERS, *_OTHER_STATES) if name != wrapper and _state(loaded.get(name))
+            ]
+            if others:
+                log.warning(
+                    "%s: reads the weights under %r, not those under %s; to load these, save them alone",
+                    path, wrapper, " and ".join(map(repr, others)),
+                )  # fmt: skip
+            return _body(_strip_prefixes(state)) if wrapper == "teacher" else state
+    state = _state(loaded)
+    if {"student", "teacher"} <= {name.partition(".")[0] for name in state}:  # of DINOv2's training
+        return _body({name[8:]: tensor for name, tensor in state.items() if name.startswith("teacher.")})
+    return state
+
+
+def _state(loaded: object) -> dict[str, Tensor]:
+    """The tensors by name in a mapping."""
+    named = loaded.items() if isinstance(loaded, dict) else ()
+    return {name: v.detach() for name, v in named if isinstance(name, str) and isinstance(v, Tensor)}
+
+
+def _body(teacher: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors of a teacher without those of its heads for the loss of pre-training."""
+    return {name: v for name, v in teacher.items() if name.startswith("backbone.")} or teacher
 
 
 def _training(loaded: object) -> dict[str, Any]:

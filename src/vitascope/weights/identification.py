@@ -63,6 +63,8 @@ def identify(
         check_choice("family", family, FAMILIES)  # before anything is fetched
         source = dataclasses.replace(open_source(ref, revision), options=options)
         kind = FAMILIES[family].of(source)
+        if not kind.recognizes(source) and (fault := _prefix_fault(ref, source)):
+            raise fault
         return kind.before_reading(source), kind
     source = open_source(ref, revision)
     kind = recognized(ref, source)
@@ -231,6 +233,16 @@ def _unknown(ref: str | os.PathLike[str], source: Source) -> CheckpointError:
             f"{ref}: timm's tensor names without timm's config.json, so the preprocessing is unknown; name "
             f"the family: timm:{ref} (mean and std of 0.5) or deit:{ref} (ImageNet's, as dino, ijepa and mae)"
         )
+    if fault := _prefix_fault(ref, source):
+        return fault
+    some = ", ".join(sorted(source.tensors)[:3])
+    return rejection(ref, f"not a ViT of a known family; its first tensors are {some}")
+
+
+def _prefix_fault(ref: str | os.PathLike[str], source: Source) -> CheckpointError | None:
+    """The error for a file of a ViT under a prefix that other tensors do not have; None for other files."""
+    if source.has("blocks.0.attn.qkv.weight"):
+        return None
     for prefix in sorted({name.partition(".")[0] + "." for name in source.tensors}):
         part = {k.removeprefix(prefix): v for k, v in source.tensors.items() if k.startswith(prefix)}
         body = dataclasses.replace(source, tensors=part)
@@ -242,5 +254,4 @@ def _unknown(ref: str | os.PathLike[str], source: Source) -> CheckpointError:
                 f"only the former, without the prefix: {{k[{len(prefix)}:]: v for k, v in state.items() "
                 f"if k.startswith({prefix!r})}}",
             )
-    some = ", ".join(sorted(source.tensors)[:3])
-    return rejection(ref, f"not a ViT of a known family; its first tensors are {some}")
+    return None

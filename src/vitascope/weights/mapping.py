@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+import itertools
 import re
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -38,6 +39,7 @@ PROBLEMS: dict[str, str] = {
 """transformers' `problem_type` of our `outputs`."""
 MAX_BLOCKS = 1_000  # the deepest ViTs have about fifty
 MAX_NUMBERS = 1 << 40  # the largest have about 22 billion
+MAX_FAULTS = 200  # in an error; no architecture has as many kinds of tensors
 
 
 @dataclasses.dataclass(frozen=True)
@@ -422,8 +424,27 @@ def respelled(name: str, spellings: Iterable[tuple[str, str]]) -> str:
 
 
 def reject(faults: Sequence[str], what: str) -> None:
-    """Raise CheckpointError with a list of faults, if there are any."""
-    if faults:
-        more = f"; and {len(faults) - 8} more" if len(faults) > 8 else ""
-        listed = "; ".join(fault[:400] for fault in faults[:8]) + more
-        raise CheckpointError(f"{what}: {listed}")
+    """Raise CheckpointError with all faults, if there are any; those of several blocks stand together."""
+    blocks: dict[
+        tuple[str, str], list[int]
+    ] = {}  # by what stands before and after the first number of a name
+    for fault in faults:
+        before, number, after = re.fullmatch(r"(?s)(.*?\.)(\d{1,4})(\..*)|.*", fault).groups()  # type: ignore[union-attr]
+        blocks.setdefault((fault, "") if number is None else (before, after), []).append(int(number or 0))
+    if not faults:
+        return
+    listed = [
+        (before + (_numbers(found) if after else "") + after)[:400]
+        for (before, after), found in itertools.islice(blocks.items(), MAX_FAULTS)
+    ]
+    more = f"; and {len(blocks) - MAX_FAULTS} more" if len(blocks) > MAX_FAULTS else ""
+    raise CheckpointError(f"{what}: {'; '.join(listed)}{more}")
+
+
+def _numbers(found: Sequence[int]) -> str:
+    """The numbers of blocks: 3, or {0..11}, or {0,2,5}."""
+    if len(found) == 1:
+        return str(found[0])
+    first, last = found[0], found[-1]
+    whole = list(found) == list(range(first, last + 1))
+    return f"{{{first}..{last}}}" if whole else f"{{{','.join(map(str, found))}}}"

@@ -565,25 +565,47 @@ def test_result_has_a_short_repr(made: SimpleNamespace) -> None:
     assert len(repr(made.done)) < 300
 
 
-@pytest.mark.parametrize("dtype", [np.uint16, np.int32, np.float32])
-def test_example_program_prepares_16_bit_pictures_as_the_model_does(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: type
+def random_picture(kind: str) -> Image.Image:
+    """8 x 10 pixels of a mode, or grey numbers of a dtype."""
+    random = np.random.default_rng(0)
+    if kind in ("uint16", "int32", "float32"):
+        return Image.fromarray((random.random((8, 10)) * 4500).astype(kind))
+    if kind == "shares":
+        return Image.fromarray(np.float32(random.integers(0, 256, (8, 10)) / 255))
+    channels = Image.new(kind, (1, 1)).getbands()
+    picture = Image.fromarray(random.integers(0, 256, (8, 10, 4), np.uint8), "RGBA")
+    picture = Image.merge(kind, picture.split()[-len(channels) :]) if kind != "P" else picture.convert("P")
+    if kind == "P":
+        picture.info["transparency"] = 0
+    return picture
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize(
+    ("kind", "levels"),
+    [
+        *((kind, (100, 3999.5)) for kind in ("uint16", "int32", "float32")),
+        *((kind, None) for kind in ("uint16", "int32", "shares", "L", "LA", "P", "RGB", "RGBA", "CMYK")),
+    ],
+)
+def test_example_program_prepares_every_kind_of_picture_as_the_model_does(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: str,
+    levels: tuple[float, float] | None,
+    channels: int,
 ) -> None:
-    fit = Preprocess(image_size=(8, 10), levels=(100, 3999.5))
-    values = (np.random.default_rng(0).random((8, 10)) * 4500).astype(dtype)
-    Image.fromarray(values).save(tmp_path / "cat.jpg", "TIFF")  # the name that the program has
+    fit = Preprocess(
+        image_size=(8, 10), levels=levels, channels=channels, mean=(0.5,) * channels, std=(0.5,) * channels
+    )
+    # The name that the program has; TIFFs of palettes lose their transparency.
+    random_picture(kind).save(tmp_path / "cat.jpg", "PNG" if kind == "P" else "TIFF")
     program = usage(Path("a.onnx"), fit, small_config(), "pictures")
     upto = program[program.index("picture =") : program.index("probabilities")]
     monkeypatch.chdir(tmp_path)
     names = {"numpy": np, "Image": Image, "ImageOps": ImageOps}
     exec(upto, names)  # noqa: S102 - our own program
     np.testing.assert_array_equal(names["pixels"][0], fit.pixels(tmp_path / "cat.jpg").transpose(1, 2, 0))
-
-
-def test_example_program_without_levels_has_no_line_about_them() -> None:
-    program = usage(Path("a.onnx"), Preprocess(image_size=(8, 10)), small_config(), "pictures")
-    assert 'picture = ImageOps.exif_transpose(Image.open("cat.jpg")).convert("RGB")' in program
-    assert "bits" not in program
 
 
 @pytest.mark.parametrize("suffix", [".onnx", ".xml", ".pt2"])

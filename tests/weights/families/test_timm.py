@@ -8,11 +8,12 @@ import torch
 
 import vitascope as vs
 from tests.model import random_images, small_model
-from tests.weights import edit_config
+from tests.weights import edit, edit_config
 from vitascope.errors import UserError
 from vitascope.model.vit import VisionTransformer
 from vitascope.weights.files import CheckpointError
 
+DINOV3 = {"positions": "rotary", "norm_eps": 1e-5, "layer_scale": 1e-5, "qkv_bias": "none"}
 CLIP = {"embedding_norm": True, "patch_bias": False, "norm_eps": 1e-5, "num_classes": 12}
 
 
@@ -85,3 +86,24 @@ def test_classifier_starts_from_an_embedding_with_a_new_head(tmp_path: Path) -> 
 def test_config_of_earlier_versions_has_exclusive_classes(tmp_path: Path) -> None:
     vs.save_pretrained(small_model(), tmp_path)
     assert loaded(without_outputs(tmp_path)).config.outputs == "exclusive"
+
+
+@pytest.mark.parametrize(
+    ("missing", "options", "architecture"),
+    [
+        ("norm.weight", {}, "vit_base_patch16_224"),
+        ("reg_token", {"num_registers": 4}, "vit_base_patch16_reg4_gap_256"),
+        ("reg_token", {"num_registers": 4, **DINOV3}, "vit_small_patch16_dinov3"),
+    ],
+)
+def test_file_without_tensors_of_its_architecture_is_rejected(
+    tmp_path: Path, missing: str, options: dict[str, object], architecture: str
+) -> None:
+    folder = vs.save_pretrained(small_model(**options), tmp_path / "model", format="timm")
+    edit_config(folder, architecture=architecture)
+    assert loaded(folder)
+    edit(
+        folder, lambda tensors: [tensors.pop(name) for name in list(tensors) if name.startswith(missing[:9])]
+    )
+    with pytest.raises(CheckpointError, match=missing):
+        vs.from_pretrained(folder)

@@ -297,16 +297,20 @@ def usage(
     mode = "L" if preprocess.channels == 1 else "RGB"
     opened = 'Image.open("cat.jpg")'
     upright = f"ImageOps.exif_transpose({opened})" if preprocess.exif_orientation else opened
-    lines = [f'picture = {upright}.convert("{mode}")']
-    if preprocess.levels is not None:
-        low, high = preprocess.levels
-        lines = [
-            f"picture = {upright}",
-            'if picture.mode[0] in "IF":  # more than 8 bits',
-            f"    shares = (numpy.asarray(picture).astype(float) - {low!r}) / {high - low!r}",
-            '    picture = Image.fromarray((255 * shares.clip(0, 1)).round().astype("uint8"))',
-            f'picture = picture.convert("{mode}")',
-        ]
+    low, high = (
+        (0, '(65535 if picture.mode[0] == "I" else 1)') if preprocess.levels is None else preprocess.levels
+    )
+    lines = [  # as `data.decoding` does
+        f"picture = {upright}",
+        'if picture.mode[0] in "IF":  # more than 8 bits',
+        f"    low, high = {low}, {high}",
+        "    shares = (numpy.asarray(picture).astype(float) - low) / (high - low)",
+        '    picture = Image.fromarray((255 * shares.clip(0, 1)).round().astype("uint8"))',
+        "if picture.has_transparency_data:",
+        '    white = Image.new("RGBA", picture.size, "white")',
+        '    picture = Image.alpha_composite(white, picture.convert("RGBA"))',
+        f'picture = picture.convert("{mode}")',
+    ]
     if input == "tensors":
         height, width = preprocess.image_size
         lines.append(f"picture = ImageOps.fit(picture, ({width}, {height}))  # better: follow {preprocess}")

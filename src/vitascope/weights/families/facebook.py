@@ -19,6 +19,7 @@ loads it; one of another size than the hub's is `DinoVisionTransformer(..., bloc
 from __future__ import annotations
 
 import dataclasses
+import logging
 import re
 from collections.abc import Sequence
 
@@ -31,6 +32,8 @@ from vitascope.weights.families import pth
 from vitascope.weights.families.timm_body import BODY, body_options, place_options
 from vitascope.weights.files import CheckpointError
 from vitascope.weights.mapping import PLAIN_VIT, Source, State, Stored, Table, stacked, supporting
+
+log = logging.getLogger(__name__)
 
 DEIT: Table = {"encoder.blocks.{i}.scale{n}.gamma": "blocks.{i}.gamma_{n}", **BODY}
 DINOV2: Table = {**BODY, "registers": "register_tokens"}
@@ -198,6 +201,10 @@ class Dinov3(pth.PthFamily):
                         f"{source.name}: rope_embed.periods[{index}] is {found[index]:.4g}, but {exact:.4g} "
                         f"with the rotary base of {_BASE:g}, the only one that DINOv3 was published with"
                     )
+        if not source.has("storage_tokens"):
+            log.warning(
+                "%s: no storage_tokens; every published DINOv3 has 4, see whether some are lost", source.name
+            )
         for name, mask in source.tensors.items():
             if name.endswith(".attn.qkv.bias_mask") and not _bars_keys(mask):
                 raise CheckpointError(

@@ -28,6 +28,7 @@ from vitascope.weights.families.timm_body import (
     BODY,
     GIVE_CONFIG,
     body_options,
+    check_published,
     heads,
     join_gates,
     place_options,
@@ -212,6 +213,7 @@ class Timm(Family):
             "pool_norm": last_norm(source),
             "class_names": class_names(source, options.get("num_classes", 0)),
         }
+        check_published(source, name, options, args)
         if options["pool_prefix"] and options["pool"] != "map":
             raise CheckpointError(
                 f"{source.name}: vitascope has no model with timm's pool_include_prefix True "

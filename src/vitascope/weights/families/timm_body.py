@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import re
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -75,6 +77,36 @@ def body_options(source: Source) -> dict[str, Any]:
     if options["head"] == "linear":
         options["num_classes"] = source.shape("head.weight", 2)[0]
     return options
+
+
+def check_published(
+    source: Source, name: str, options: Mapping[str, Any], arguments: Mapping[str, Any]
+) -> None:
+    """Reject a file without tensors that the architecture of its name has, although a model without them
+    exists: the last norm and the registers.
+
+    Args:
+        source: a file with timm's names.
+        name: of the architecture; empty if unknown.
+        options: ours, as the tensors show them.
+        arguments: of timm's constructor, as far as the file has them.
+    """
+    bare = any(arguments.get(key) is False for key in ("final_norm", "use_post_transformer_norm"))
+    if options["pool_norm"] == "none" and not (
+        bare or re.search("_(intern300m|radio|pe_lang|pe_spatial)_", f"{name}_")
+    ):
+        raise CheckpointError(
+            f"{source.name}: missing norm.weight; for a model without a last norm, {GIVE_CONFIG}"
+        )
+    named = re.search(r"_reg(\d+)(_|$)", name)
+    count = arguments.get("reg_tokens", arguments.get("num_reg_tokens"))
+    if count is None and (named or "_dinov3" in name):
+        count = int(named[1]) if named else 4
+    if count is not None and count != options["num_registers"]:
+        raise CheckpointError(
+            f"{source.name}: {name} has {count} registers, and the file has reg_token of "
+            f"{options['num_registers'] or 'none'}; for another model, {GIVE_CONFIG}"
+        )
 
 
 def join(tensors: State, whole: str, parts: str, letters: str) -> None:

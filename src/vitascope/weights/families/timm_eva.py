@@ -25,6 +25,7 @@ from vitascope.weights.families import timm, timm_settings
 from vitascope.weights.families.timm_body import (
     BODY,
     body_options,
+    check_published,
     heads,
     join,
     join_gates,
@@ -226,6 +227,7 @@ class TimmEva(timm.Timm):
                 "pool_mlp_ratio": args["attn_pool_mlp_ratio"],
                 "pool_prefix": True,
             }
+        check_published(source, name, options, timm.given_arguments(source, _ARGUMENTS))
         if "outputs" not in options and timm.is_projection(source, name, options):
             options["outputs"] = "embedding"
         options |= place_options(source, options, args.get("img_size") or timm.input_hw(source))
