@@ -46,7 +46,9 @@ def made(tmp_path_factory) -> Path:
     """A finished run and its data; it learns nothing, so that half of its predictions are wrong."""
     root = tmp_path_factory.mktemp("a, place & more")
     data = write_folder(root / "photos", per_class=20, side=8, classes=(STRANGE, "light"))
-    train.train(tiny_config(data, run=str(root / "run"), epochs=2, lr=1e-30, keep="last"))
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        enough(monkeypatch)
+        train.train(tiny_config(data, run=str(root / "run"), epochs=2, lr=1e-30, keep="last"))
     return root
 
 
@@ -54,6 +56,18 @@ def made(tmp_path_factory) -> Path:
 def run(made, tmp_path) -> Path:
     """A copy of the run that tests may change."""
     return Path(shutil.copytree(made / "run", tmp_path / "run"))
+
+
+def enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a report treat the tests' few images as enough."""
+    monkeypatch.setattr(classification, "FEW", 1)
+    monkeypatch.setattr(overview, "FEW", 1)
+
+
+@pytest.fixture(autouse=True)
+def few(monkeypatch, request) -> None:
+    if "only" not in request.node.name:
+        enough(monkeypatch)
 
 
 @pytest.fixture
@@ -209,6 +223,13 @@ def test_most_confident_mistakes_and_the_worst_pair_are_shown(made, run, quick) 
     assert text.index("light (99.0%), true: ") < text.index("light (70.0%), true: ")
     assert "All 3 mistakes" in text
     assert "light (80.0%)" not in text
+
+
+def test_a_report_of_only_a_few_test_images_says_so_and_shows_no_calibration(run, quick) -> None:
+    page = write_report(Run(run)).read_text("utf-8")
+    assert "accuracy of only 4 images" in page
+    assert "expected calibration error" not in page
+    assert 'id="calibration"' not in page
 
 
 def test_a_classifier_without_mistakes_has_no_such_section(run, quick) -> None:

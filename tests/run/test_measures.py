@@ -197,7 +197,7 @@ def test_a_score_that_guessing_may_reach_causes_a_warning(right: int, labels, no
 def test_a_score_is_printed_with_its_interval_and_baseline() -> None:
     labels, guesses = np.array([0] * 6 + [1] * 5), np.array([0] * 5 + [1] * 6)
     assert score_of(labels, sure(guesses)).compared() == (
-        "95% interval 62.3% to 98.4%; balanced accuracy 91.67%, macro F1 90.91%; "
+        "only 11 images: 95% interval 62.3% to 98.4%; balanced accuracy 91.67%, macro F1 90.91%; "
         "always guessing the most frequent class: 54.55%"
     )
     assert "; top-5 accuracy 100.00%; balanced" in score_of(labels, sure(guesses, 6)).compared()

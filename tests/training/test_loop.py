@@ -406,6 +406,20 @@ def test_a_run_that_reaches_its_last_epoch_is_not_stopped(
     assert not Run(result.run).records("stop")
 
 
+@pytest.mark.parametrize(
+    ("trained", "lowest", "epochs"), [(True, 2, 22), (True, 8, 32), (True, 12, 40), (False, 2, 40)]
+)
+def test_a_run_with_minutes_from_trained_weights_ends_when_more_time_does_not_help(
+    data, tmp_path, monkeypatch, trained: bool, lowest: int, epochs: int
+) -> None:
+    body = train.train(tiny_config(data, run=str(tmp_path / "body"), epochs=1)).run
+    validated(monkeypatch, [3.0] * (lowest - 1) + [1.0] + [2.0] * 40)
+    budget = {"lengths": ((0, 200),), "validations": 40, "minutes": 1.0}  # recorded: no speed is measured
+    config = tiny_config(data, run=str(tmp_path / "run"), weights=str(body) if trained else None, **budget)
+    result = train.train(config.replace(epochs=None))
+    assert len(Run(result.run).records("epoch")) == epochs
+
+
 def test_pre_training_stops_early_too_and_keeps_its_last_weights(data, tmp_path, capsys) -> None:
     options = {"task": "masked", "lr": 1e-30, "ema": 0.0, "epochs": 5, "patience": 1}
     result = train.pretrain(tiny_config(data, run=str(tmp_path / "run"), **options))

@@ -2,7 +2,9 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
+from PIL import Image
 
 from tests.data import noise
 from tests.training import undrawn
@@ -97,3 +99,20 @@ def test_square_weights_are_tuned_at_a_size_that_is_not_square(
     assert model.config.grid == (2, 6)
     assert isinstance(model.preprocess, Preprocess)
     assert model.preprocess.image_size == (16, 48)
+
+
+def test_what_the_model_does_not_see_is_announced_with_the_size_that_keeps_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for index in range(20):
+        path = tmp_path / "data" / "ab"[index % 2] / f"{index}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(np.roll(noise(20, 44 if index < 2 else 40), index)).save(path)
+    for size, announced in ((None, True), ((20, 40), False)):
+        run = tmp_path / f"run-{announced}"
+        options = TINY | {"epochs": 1, "patch_size": 4, "weights": None, "image_size": size}
+        with undrawn():
+            train(data=str(tmp_path / "data"), run=str(run), **options)
+        text = capsys.readouterr().out
+        assert ("sees 50% of the median image of 20x40 pixels" in text) == announced
+        assert ("image_size=(20, 40) would keep all" in text) == announced

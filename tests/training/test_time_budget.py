@@ -76,7 +76,7 @@ def test_the_length_of_a_run_with_minutes_is_stated_in_epochs(data, tmp_path, mo
     tiles = [value for value, unit in header(run, None)["tiles"] if unit == "epochs"]
     assert tiles == [f"{done:g}"]
     length = dict(training(run, None, None, "", "")["rows"])["Training"]
-    assert length.startswith(f"{run.planned_epochs:g} epochs in 0.05 minutes, batches of 4")
+    assert length.startswith(f"{run.planned_epochs:g} epochs in 0.05 min, batches of 4")
 
 
 def test_a_run_with_minutes_is_repeated_bitwise_from_its_configuration(data, tmp_path, monkeypatch) -> None:
@@ -125,8 +125,11 @@ def test_a_time_too_short_for_a_step_is_rejected_and_leaves_no_folder(data, tmp_
     assert not (tmp_path / "run").exists()
 
 
-def test_measured_steps_are_whole_ones_of_every_size_and_their_time_counts(data, monkeypatch) -> None:
-    seconds = iter(itertools.count())
+@pytest.mark.parametrize(("per_look", "steps"), [(1.0, 3), (0.0625, 8)])
+def test_measured_steps_are_whole_ones_of_every_size_and_their_time_counts(
+    data, monkeypatch, per_look: float, steps: int
+) -> None:
+    seconds = iter(itertools.count(step=per_look))
     monkeypatch.setattr(loop, "time", SimpleNamespace(monotonic=lambda: next(seconds)))
     sizes, update = [], Trainer._update
 
@@ -139,8 +142,8 @@ def test_measured_steps_are_whole_ones_of_every_size_and_their_time_counts(data,
     trainer = trainer_of(tiny_config(data, minutes=1000.0, epochs=None, progressive=0.5, optimizer="muon"))
     before = {name: value.clone() for name, value in trainer.module.state_dict().items()}
     trainer.start_budget(minutes=1000.0, spent=7.0)
-    assert sizes == [False] * 3 + [True] * 3
-    looks = next(seconds) - 1  # of one second each, from the first to the last
+    assert sizes == [False] * steps + [True] * steps
+    looks = next(seconds) - per_look  # from the first to the last
     assert trainer.budget is not None
     rest = 60_000 - 7 - looks
     assert trainer.budget.seconds == pytest.approx(rest, abs=1.5)  # less the final test, as estimated

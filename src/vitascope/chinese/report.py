@@ -48,6 +48,9 @@ REPORT = {
     "This model is no better than the same answer for every image, as far as {total:,} images show": "就 {total:,} 张图像来看，这个模型不比对所有图像都给出同样的预测更好",
     "%(warning)s.": "%(warning)s。",
     "{split} accuracy; 95% interval {low:.1%} to {high:.1%}": "{split}准确率；95% 置信区间 {low:.1%}–{high:.1%}",
+    "{split} accuracy of only {images} images; 95% interval {low:.1%} to {high:.1%}": (
+        "{split}准确率（只有 {images} 张图像）；95% 置信区间 {low:.1%}–{high:.1%}"
+    ),
     "accuracy of always guessing the most frequent class": "总是猜最常见类别的准确率",
     "balanced accuracy: mean recall of the classes": "平衡准确率：各类别召回率的平均值",
     "macro F1: mean over the classes": "宏平均 F1：各类别的平均值",
@@ -88,7 +91,7 @@ REPORT = {
     "{number:g} epoch": "{number:g} 个 epoch",
     "{number:g} epochs": "{number:g} 个 epoch",
     "an unknown number of epochs": "未知数目的 epoch",
-    "{epochs} in {minutes:g} minutes": "{minutes:g} 分钟内 {epochs}",
+    "{epochs} in {minutes:g} min": "{minutes:g} 分钟内 {epochs}",
     "{steps:,} steps ({epochs})": "{steps:,} 步（{epochs}）",
     "Chosen by the data": "根据数据选择",
     "{names}: for {reason}": "{names}：{reason}",

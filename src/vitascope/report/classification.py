@@ -18,7 +18,7 @@ from vitascope.report.charts import MAX_CLASSES, CalibrationWords, draw_calibrat
 from vitascope.report.page import sure
 from vitascope.report.svg import blank_figure, embed
 from vitascope.report.thumbnails import attention_over, name_of_image, read_pictures
-from vitascope.run.measures import ConfusedPair, calibration, surest, wilson_interval, worst_pairs
+from vitascope.run.measures import FEW, ConfusedPair, calibration, surest, wilson_interval, worst_pairs
 from vitascope.run.predictions import Predictions
 
 MISTAKES = 24
@@ -43,7 +43,7 @@ def classification(
     return {
         "classes": _classes(predictions, confusion),
         "confusion": _confusion(predictions, confusion, pairs, paired, pictures),
-        "calibration": _calibration(predictions),
+        "calibration": _calibration(predictions) if len(predictions.labels) >= FEW else None,
         "mistakes": _mistakes(predictions, mistakes, pictured(predictions, mistakes, model, images, pictures))
         if mistakes
         else None,

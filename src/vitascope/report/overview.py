@@ -21,7 +21,7 @@ from vitascope.report.charts import curve_names, kept_place, plot_curve, values_
 from vitascope.report.svg import blank_figure, embed
 from vitascope.run.environment import without_home
 from vitascope.run.label_measures import LabelScore
-from vitascope.run.measures import Score, calibration, wilson_interval
+from vitascope.run.measures import FEW, Score, calibration, wilson_interval
 from vitascope.run.run import Run
 
 MOST_CLASSES = 100
@@ -129,7 +129,7 @@ def _length(run: Run) -> str:
     """The length of the run, and what has set it if that was not a number of epochs."""
     config, epochs = run.config, _planned_epochs(run)
     if config.get("minutes"):
-        return say("{epochs} in {minutes:g} minutes", epochs=epochs, minutes=config["minutes"])
+        return say("{epochs} in {minutes:g} min", epochs=epochs, minutes=config["minutes"])
     return (
         say("{steps:,} steps ({epochs})", steps=config["steps"], epochs=epochs)
         if config.get("steps")
@@ -150,11 +150,11 @@ def _tiles(run: Run, model: VisionModel | None, score: Score | LabelScore | None
     elif tests and run.classifies:
         test = tests[-1]
         low, high = wilson_interval(test["correct"], test["images"])
-        meaning = say(
-            "{split} accuracy; 95% interval {low:.1%} to {high:.1%}",
-            split=say(test["split"]),
-            low=low,
-            high=high,
+        values = {"split": say(test["split"]), "low": low, "high": high, "images": test["images"]}
+        meaning = (
+            say("{split} accuracy of only {images} images; 95% interval {low:.1%} to {high:.1%}", **values)
+            if test["images"] < FEW
+            else say("{split} accuracy; 95% interval {low:.1%} to {high:.1%}", **values)
         )
         found.append((f"{test['accuracy']:.2%}", meaning))
         if score is not None:
@@ -175,7 +175,7 @@ def _tiles(run: Run, model: VisionModel | None, score: Score | LabelScore | None
         found.append((f"{tests[-1]['loss']:.3f}", say("{split} loss of hidden patches", split=split)))
         if "accuracy" in tests[-1]:
             found.append((f"{tests[-1]['accuracy']:.2%}", say("of their colours correct")))
-    if run.predictions is not None and not run.predictions.several:
+    if run.predictions is not None and not run.predictions.several and len(run.predictions.labels) >= FEW:
         error = calibration(run.predictions.confidences, run.predictions.correct).error
         found.append((f"{error:.2%}", say("expected calibration error (15 bins)")))
     if model is not None:

@@ -16,6 +16,8 @@ from vitascope.formatting import counted
 BINS = 15
 Z = 1.959964
 """The standard normal quantile of 95% intervals."""
+FEW = 50
+"""Images below which an accuracy is called that of few, and nothing is said about calibration."""
 
 
 def wilson_interval(right: float, total: int) -> tuple[float, float]:
@@ -197,10 +199,11 @@ class Score:
     def compared(self) -> str:
         """The interval and the numbers to compare with, in one line."""
         low, high = self.interval
+        only = f"only {counted(self.total, 'image')}: " if self.total < FEW else ""
         top5 = "" if self.top5 is None else f"top-5 accuracy {self.top5:.2%}; "
         return (
-            f"95% interval {low:.1%} to {high:.1%}; {top5}balanced accuracy {self.balanced:.2%}, macro F1 "
-            f"{self.macro_f1:.2%}; always guessing the most frequent class: {self.majority:.2%}"
+            f"{only}95% interval {low:.1%} to {high:.1%}; {top5}balanced accuracy {self.balanced:.2%}, "
+            f"macro F1 {self.macro_f1:.2%}; always guessing the most frequent class: {self.majority:.2%}"
         )
 
     def warning(self, advice: str = "") -> str:

@@ -5,17 +5,22 @@ from __future__ import annotations
 import dataclasses
 import logging
 
+import numpy as np
 from torch import nn
 
 from vitascope.data.copies import find_copies
-from vitascope.data.datasets import class_counts, described
+from vitascope.data.datasets import class_counts, described, sampled_sizes
 from vitascope.data.splits import ImageSet, Splits, absent_classes
 from vitascope.errors import printable
 from vitascope.formatting import counted
+from vitascope.model.config import ViTConfig
 from vitascope.options.groups import Balance
 from vitascope.run.run import LARGER_START
 from vitascope.training import distributed
 from vitascope.training.loop import Trainer
+
+MENTIONED_SHARE = 0.95
+"""The share of an image that the model sees, above which nothing is said about what is cut off."""
 
 log = logging.getLogger(__name__)
 
@@ -32,6 +37,7 @@ def announce_data(trainer: Trainer) -> None:
     model = [
         f"{_parameters(trainer.module)}: {trainer.model_config.summary}",
         *trainer.plan.explained(),
+        *_cut_off(trainer),
     ]
     for name, texts in (("data ", [f"{config.data}: {lines[0]}", *lines[1:]]), ("model", model)):
         print(f"{name}  " + "\n       ".join(texts), flush=True)
@@ -40,6 +46,26 @@ def announce_data(trainer: Trainer) -> None:
     absent = absent_classes(splits.train) if config.task == "classify" else ""
     if absent:
         log.warning("%s; a class without images is not learned", absent)
+
+
+def _cut_off(trainer: Trainer) -> list[str]:
+    """The share of the median image that the model sees, and the size of images that keeps all of it."""
+    height, width = map(int, np.median(sampled_sizes(trainer.splits.train), axis=0))
+    left, top, right, bottom = trainer.preprocess.box(width, height)
+    share = (min(right, width) - max(left, 0)) * (min(bottom, height) - max(top, 0)) / (width * height)
+    if share > MENTIONED_SHARE:
+        return []
+    config = trainer.model_config
+    patches = config.patch_hw if isinstance(config, ViTConfig) else (1, 1)
+    scale = min(config.image_hw) / min(height, width)
+    rows, columns = (
+        max(1, round(side * scale / patch)) * patch
+        for side, patch in zip((height, width), patches, strict=True)
+    )
+    return [
+        f"sees {share:.0%} of the median image of {height}x{width} pixels, its centre; "
+        f"image_size=({rows}, {columns}) would keep all of it"
+    ]
 
 
 def announce_run(trainer: Trainer) -> None:
@@ -86,7 +112,8 @@ def _length(trainer: Trainer) -> str:
         total = schedule.total(trainer.step)
         words = f"{counted(total, 'step')} ({total / trainer.steps_per_epoch:.3g} epochs of {per_epoch})"
     if options.minutes is not None:
-        words = f"about {words} in {options.minutes:g} minutes"
+        minutes = f"{options.minutes:g} minute{'s' * (options.minutes != 1)}"
+        words = f"about {words} in {minutes}, corrected by the measured speed"
     if schedule.warmup < schedule.asked_warmup:
         words += (
             f"; the warm-up of {counted(schedule.asked_warmup, 'step')} is shortened to {schedule.warmup:,}, "
@@ -98,6 +125,7 @@ def _length(trainer: Trainer) -> str:
 def other_starts(splits: Splits) -> str:
     """The other ways to start a run on few images."""
     return (
-        f"{counted(len(splits.train), 'training image')}: few for random weights (--weights none); with a "
-        f"network, a larger model is a better start: --weights {LARGER_START}"
+        f"{counted(len(splits.train), 'training image')}: few for random weights (--weights none); "
+        "`vitascope probe` takes seconds, and measures on all images; with a network, a larger model is a "
+        f"better start: --weights {LARGER_START}"
     )

@@ -8,6 +8,7 @@ import functools
 import itertools
 import math
 import shutil
+import statistics
 import time
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -59,6 +60,11 @@ from vitascope.training.tasks.task import Examples, Sums, Task
 from vitascope.weights.preprocess import preprocess_of
 from vitascope.weights.saving import save_pretrained
 
+MEASURED_SECONDS, MOST_MEASURED = 0.5, 100
+"""Seconds that steps are measured for at most, if more than two fit in, and their largest number: two short
+steps say little."""
+LEAST_PATIENCE = 20
+"""Epochs without a lower validation loss before a run with a budget of minutes ends early."""
 RECORD_EVERY = 10
 """Steps between two recorded losses; all processes add up theirs."""
 
@@ -208,8 +214,18 @@ class Trainer:
         """Seconds of a training step; nothing changes. The first one warms up, and compiles."""
         train_mode(self.module, frozen=self.config.optimization.freeze)
         self.small, self.rate = small, 0.0  # a rate of zero updates no weight
-        times = []
-        for batch, _ in zip(self.train_loader.epoch(0), range(3), strict=False):
+        times: list[float] = []
+        count, seconds = 3, min(MEASURED_SECONDS, 0.01 * 60 * (self.config.optimization.minutes or 0))
+        for batch in itertools.chain.from_iterable(
+            map(self.train_loader.epoch, itertools.repeat(0, MOST_MEASURED))
+        ):
+            if (
+                len(times) == 2
+            ):  # a short step is measured more often, the same number of times by all processes
+                (step,) = distributed.largest(times[1])
+                count = max(count, min(MOST_MEASURED, int(seconds / max(step, 1e-6))))
+            if len(times) >= count:
+                break
             began = time.monotonic()
             torch.manual_seed(self.config.seed)
             losses = [self._backward(part, weight, 0) for part, weight in self._parts(batch)]
@@ -219,7 +235,7 @@ class Trainer:
         self.optimizer = optimizer_of(self.module, self.config.optimization)  # without moments
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.scaler.is_enabled())
         self.sums = {}
-        return min(times[1:] or times)
+        return statistics.median(times[1:] or times)
 
     def _set_length(self, step: int, total: int) -> None:
         """Set the length of the run from a step on, and record it."""
@@ -241,8 +257,11 @@ class Trainer:
 
     @property
     def out_of_patience(self) -> bool:
-        """Whether the validation loss has not fallen for so many epochs that the run ends early."""
+        """Whether the validation loss has not fallen for so many epochs that the run ends early: those of the
+        option or, with a budget of minutes and trained weights, three times those before the lowest loss."""
         patience = self.config.optimization.patience * self.steps_per_epoch
+        if not patience and self.schedule.validations and self.config.weights is not None:
+            patience = max(3 * self.best_step, LEAST_PATIENCE * self.steps_per_epoch)
         return 0 < patience <= self.validated - self.best_step
 
     def fit(self) -> None:
