@@ -18,7 +18,7 @@ from jinja2 import nodes
 import vitascope
 from vitascope.chinese import CHINESE
 from vitascope.chinese.report import REPORT
-from vitascope.cli import COMMANDS, main
+from vitascope.cli import COMMANDS, GROUPS, main
 from vitascope.cli.help_text import letters, parts, translated, wrapped
 from vitascope.language import counted, language, say
 from vitascope.learn.exercises import NAMES, docstrings, solution_text
@@ -89,7 +89,7 @@ def marked_in_template(path: Path) -> set[str]:
 def said_in_help() -> set[str]:
     """Every line of the commands' descriptions."""
     lines = {line for each in COMMANDS.values() for line in (inspect.getdoc(each) or "").splitlines()}
-    return lines - {""}
+    return lines - {""} | GROUPS.keys()
 
 
 @functools.cache

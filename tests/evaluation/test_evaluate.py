@@ -103,6 +103,16 @@ def test_classes_are_matched_by_name(tmp_path) -> None:
     assert found.labels.tolist() == [1, 1, 1, 2, 2, 2, 0, 0, 0]
 
 
+@pytest.mark.parametrize(("folders", "named"), [(("train", "val"), "8 train"), (("",), "")])
+def test_images_of_other_splits_are_named(tmp_path, caplog, folders: tuple[str, ...], named: str) -> None:
+    for number, folder in enumerate(folders):
+        write_folder(tmp_path / "data" / folder, per_class=4 - 2 * number, side=32, classes=("a", "b"))
+    save_pretrained(small_model(num_classes=2, class_names=("a", "b")), tmp_path / "m")
+    found = evaluate(tmp_path / "m", str(tmp_path / "data"), device="cpu")
+    assert len(found.labels) == (4 if named else 8)
+    assert (f"measures 4 val images, not the others ({named})" in caplog.text) == bool(named)
+
+
 def test_class_unknown_to_the_model_is_rejected(tmp_path) -> None:
     root = write_folder(tmp_path / "data", per_class=3, side=32, classes=("cat", "dgo"))
     save_pretrained(small_model(num_classes=2, class_names=("cat", "dog")), tmp_path / "m")

@@ -35,28 +35,29 @@ from vitascope.cli.zero_shot import ZeroShot
 from vitascope.errors import Interrupted, UserError, nearest, printable
 from vitascope.language import say
 
-COMMANDS: dict[str, type[Any]] = {
-    "train": Train,
-    "pretrain": Pretrain,
-    "evaluate": Evaluate,
-    "predict": Predict,
-    "embed": Embed,
-    "similar": Similar,
-    "probe": Probe,
-    "explain": Explain,
-    "report": Report,
-    "compare": Compare,
-    "export": Export,
-    "page": Page,
-    "serve": Serve,
-    "convert": Convert,
-    "zero-shot": ZeroShot,
-    "compress": Compress,
-    "models": Models,
-    "bench": Bench,
-    "pack": Pack,
-    "learn": Learn,
+GROUPS: dict[str, dict[str, type[Any]]] = {
+    "Train:": {"train": Train, "pretrain": Pretrain, "probe": Probe, "zero-shot": ZeroShot},
+    "Understand:": {
+        "evaluate": Evaluate,
+        "explain": Explain,
+        "report": Report,
+        "compare": Compare,
+        "similar": Similar,
+    },
+    "Ship:": {
+        "predict": Predict,
+        "embed": Embed,
+        "export": Export,
+        "page": Page,
+        "serve": Serve,
+        "convert": Convert,
+        "compress": Compress,
+        "bench": Bench,
+    },
+    "Data and models:": {"pack": Pack, "models": Models},
+    "Learn:": {"learn": Learn},
 }
+COMMANDS = {name: command for group in GROUPS.values() for name, command in group.items()}
 
 ADDRESS_SPACE = defaultdict(lambda: 900, train=2400, pretrain=2400, models=0)
 """Megabytes of address space below which a command fails in whatever library needs some next."""
@@ -168,10 +169,12 @@ def overview() -> str:
         f"{say('usage:')} vitascope COMMAND ...",
         say("Train, look inside and ship Vision Transformers."),
     )
-    lines = [f"{usage}\n\n{purpose}\n"]
-    for name, command in COMMANDS.items():
-        summary = (command.__doc__ or "").splitlines()[0]
-        lines.append(f"  {name:<9} {say(summary)}")
+    lines = [f"{usage}\n\n{purpose}"]
+    for group, commands in GROUPS.items():
+        lines.append(f"\n{say(group)}")
+        for name, command in commands.items():
+            summary = (command.__doc__ or "").splitlines()[0]
+            lines.append(f"  {name:<9} {say(summary)}")
     arguments = say(
         "MODEL is a run folder, a model folder or file of any library, a hub id\n"
         "(owner/name), a name such as torchvision/vit_b_16, or `cifar10`, a small\n"

@@ -73,6 +73,10 @@ class Train(RunCommand):
 
     Most runs need two options: `--data FOLDER --minutes 10`.
 
+    Defaults are of the recipe small-data; `--recipe NAME --help` shows others.
+
+    Up to 1,000 images, trained weights, teachers and the digits have own recipes.
+
     The run folder contains the model, metrics, figures and a report.
 
     Ctrl-C saves a checkpoint and stops; `--resume` continues.
@@ -87,6 +91,8 @@ class Pretrain(RunCommand):
     """Learn from images without their labels, by masked patch prediction.
 
     Some patches of each image are hidden; the model predicts their content.
+
+    Defaults are of the recipe masked; `--recipe NAME --help` shows others.
 
     Then `vitascope train --weights RUN` fine-tunes the model.
     """
@@ -107,7 +113,8 @@ def parse_run(command: type[R], name: str, args: Sequence[str]) -> R:
         UserError: as `parse`; an unknown recipe; no such file or run; options that a run cannot change.
     """
     recipe, config, resume = (_value(args, option) for option in ("--recipe", "--config", "--resume"))
-    base = TrainConfig(task="masked" if command is Pretrain else "classify")
+    # The defaults that the help shows: `train` gets the named options alone, and chooses the recipe itself.
+    base = TrainConfig.from_recipe("masked" if command is Pretrain else "small-data")
     if resume is not None:
         base = _recorded(resume)
     elif config is not None:

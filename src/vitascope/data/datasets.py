@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import errno
+import logging
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -30,7 +31,10 @@ from vitascope.data.table_options import AS_RECOGNIZED, TABLE_SUFFIXES, TableOpt
 from vitascope.data.targets import ClassSets
 from vitascope.data.threads import in_threads
 from vitascope.errors import UserError, check_choice, nearest, nearest_path, printable
+from vitascope.formatting import counted
 from vitascope.remote.stores import is_url
+
+log = logging.getLogger(__name__)
 
 FORMATS: tuple[DataFormat | DataPackage, ...] = (
     *(digits.Digits(), PublishedSet(), Table(), Cifar(), Idx(), HubDataset(), Shards()),
@@ -115,6 +119,13 @@ def open_for_evaluation(
         check_choice("class of the model", name, class_names)
     found = read_data(data, table)
     images = _labelled(found, _measured_split(found), data)
+    sizes = {name: len(part) for name, part in found.by_name.items() if name != images.name}
+    if sizes:
+        log.warning(
+            "%s: measures %s, not the others (%s); to measure those, name their folder or a table of them",
+            data, counted(len(images), f"{images.name} image"),
+            ", ".join(f"{size:,} {name}" for name, size in sizes.items()),
+        )  # fmt: skip
     targets = images.truth
     counts = dict(zip(targets.class_names, targets.counts.tolist(), strict=True))
     for name in others:

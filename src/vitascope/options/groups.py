@@ -62,9 +62,15 @@ MaybeLevels = Annotated[
     tyro.conf.arg(metavar="LOW HIGH", help_behavior_hint=""),
     Increasing(),
 ]
-# None stands for a value that follows from the images, in recipes.
-ByImagesInt = Annotated[int | None, tyro.conf.arg(metavar="INT")]
-ByImagesFloat = Annotated[float | None, tyro.conf.arg(metavar="FLOAT")]
+
+
+def _by_images(default: str) -> str:
+    """The hint of an option whose value follows from the images where a recipe leaves it open."""
+    return f"(default: {'by the images' if default == 'None' else default})"
+
+
+ByImagesInt = Annotated[int | None, tyro.conf.arg(metavar="INT", help_behavior_hint=_by_images)]
+ByImagesFloat = Annotated[float | None, tyro.conf.arg(metavar="FLOAT", help_behavior_hint=_by_images)]
 MaybeText = Annotated[str | None, tyro.conf.arg(metavar="STR", help_behavior_hint="")]
 MaybeLoss = Annotated[
     Literal["cross_entropy", "bce"] | None,
