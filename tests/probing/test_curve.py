@@ -76,10 +76,23 @@ def test_groups_widen_the_deviations() -> None:
 
 
 def test_a_forecast_in_words() -> None:
-    assert str(Forecast(2, 0.912, 0.88, 0.931)) == "twice as many labels would bring 91% (88 to 93)"
+    double, four = Forecast(2, 0.912, 0.88, 0.931), Forecast(4, 0.984, 0.97, 0.991)
     assert (
-        str(Forecast(4, 0.984, 0.97, 0.991)) == "four times as many labels would bring 98.4% (97.0 to 99.1)"
+        double.in_words(0.87) == "twice as many labels would bring 91% (88 to 93); cross-validated now: 87%"
     )
+    assert four.in_words(0.975) == (
+        "four times as many labels: no gain can be shown, 98.4% (97.0 to 99.1); cross-validated now: 97.5%"
+    )
+
+
+def test_a_curve_at_its_end_is_not_continued_upwards() -> None:
+    """Errors that have fallen to a limit, with the noise of 400 images."""
+    sizes, values = np.geomspace(12, 320, 6), []
+    for seed in range(20):
+        limit = 0.12 + 0.3 * (sizes / 12) ** -1.5
+        drawn = np.random.default_rng(seed).normal(limit, 0.016)
+        values.append(forecast(sizes, drawn, np.diag(np.full(6, 0.016**2)), 400)[0].value)
+    assert abs(np.mean(values) - 0.88) < 0.02
 
 
 def test_forecasts_cover_the_curve_that_was_held_back() -> None:

@@ -312,3 +312,19 @@ def test_a_probe_is_compared_with_a_training(photos: Path, tmp_path: Path, undra
     comparison = vs.compare([probed, other.path])
     assert "task" in comparison.options
     assert comparison.options.keys() & {"epochs", "lr"} == set()
+
+
+def test_a_body_that_has_seen_the_images_is_named(photos: Path, undrawn: None) -> None:
+    first = probe(body(), photos, run="runs/first", **HERE)
+    assert "trained on" not in first.lines[0]
+    (line,) = probe("runs/first", photos, run="runs/again", **HERE).lines
+    assert "it was trained on 54 images of them" in line
+    others = take_coloured(photos.parent / "others", 5, seed=1)
+    assert "trained on" not in probe("runs/first", others, run="runs/others", **HERE).lines[0]
+    small = photos.parent / "cifar"
+    for name in ("cat", "dog"):
+        (small / name).mkdir(parents=True)
+        for number in range(5):
+            pixels = np.random.default_rng(number).integers(0, 256, (32, 32, 3), np.uint8)
+            Image.fromarray(np.roll(pixels, len(name) + ord(name[0]))).save(small / name / f"{number}.png")
+    assert "perhaps trained on them" in probe("cifar10", small, run="runs/small", **HERE).lines[0]

@@ -288,6 +288,8 @@ REPORT = {
     "This model is {doubt}": "注意：{doubt}",
     "test {measure}; 95% interval {low:.1%} to {high:.1%}": "测试{measure}；95% 置信区间 {low:.1%}–{high:.1%}",
     "with {times}: {low:.1%} to {high:.1%}": "{times}时：{low:.1%}–{high:.1%}",
+    "with {times}: no gain can be shown ({low:.1%} to {high:.1%})": "{times}时：看不出提高（{low:.1%}–{high:.1%}）",
+    "cross-validated {measure} now": "目前的交叉验证{measure}",
     "twice as many labels": "标签增至两倍",
     "four times as many labels": "标签增至四倍",
     "images to fit and select on": "用于拟合和选择的图像",

@@ -35,14 +35,13 @@ DRAWS = 2
 """Random training sets of each size and fold; one of the largest size, which takes all images."""
 RESAMPLES = 400
 EXPONENTS = np.linspace(0.1, 1.5, 15)
-LIMITS = np.linspace(0.0, 0.95, 20)
+LIMITS = np.linspace(0.0, 1.0, 21)
 """Shares of the error of the largest size that no number of images removes."""
 MISFITS = np.array([0.01, 0.02, 0.04, 0.08, 0.16])
 """Deviations of the logarithm of an error from the law: training sets differ, and the law is not exact."""
 DRIFT = 0.2
-"""Deviation of the logarithm of an error, for each e-fold of images beyond the largest size. This and the
-prior of the share that remains were chosen for the coverage of the intervals on the digits, which
-`benchmarks/probe_coverage.py` measures."""
+"""Deviation of the logarithm of an error, for each e-fold of images beyond the largest size. It was chosen
+for the coverage of the intervals on the digits, which `benchmarks/probe_coverage.py` measures."""
 UPPER = (1 + CONFIDENCE) / 2
 TIMES = {2: "twice as many labels", 4: "four times as many labels"}
 
@@ -56,10 +55,12 @@ class Forecast:
     low: float
     high: float
 
-    def __str__(self) -> str:
+    def in_words(self, now: float) -> str:
+        """The forecast, beside the cross-validated value of the present images."""
         digits = 0 if self.value < 0.95 else 1
         value, low, high = (f"{100 * each:.{digits}f}" for each in (self.value, self.low, self.high))
-        return f"{TIMES[self.factor]} would bring {value}% ({low} to {high})"
+        gain = " would bring" if self.low > now else ": no gain can be shown,"
+        return f"{TIMES[self.factor]}{gain} {value}% ({low} to {high}); cross-validated now: {now:.{digits}%}"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -86,7 +87,12 @@ class LearningCurve:
         """The forecasts in words, or the reason why there are none."""
         if self.reason:
             return [f"no forecast for more labels: {self.reason}"]
-        return [str(each) for each in self.forecasts]
+        return [each.in_words(self.now) for each in self.forecasts]
+
+    @property
+    def now(self) -> float:
+        """The cross-validated value of all images, which the forecasts continue."""
+        return float(self.values[-1])
 
 
 def learning_curve(
@@ -134,7 +140,7 @@ def forecast(sizes: Floats, errors: Floats, covariance: Floats, images: int) -> 
     """Continue the errors (S,) of training sets of some sizes (S,) to multiples of a number of images.
 
     The law is log error = L + log(r + (1 - r) (n / n_S)^-c), plus normal noise: r is the share of the error
-    that remains. The priors of L, c and of the logarithm of the misfit are flat, that of r is 2 (1 - r).
+    that remains; 1 is a curve at its end. The priors of L, c, r and of the logarithm of the misfit are flat.
     Given r, c and the misfit, L is normal, so the forecast is a mixture of normal distributions, over a grid.
 
     Args:
@@ -157,7 +163,7 @@ def forecast(sizes: Floats, errors: Floats, covariance: Floats, images: int) -> 
         level = rest @ inverse.sum(axis=0) / precision  # L, (P,)
         apart = rest - level[:, None]
         squares = np.einsum("ps,st,pt->p", apart, inverse, apart)
-        evidence.append(np.log(1 - r[:, 0]) - (squares + np.linalg.slogdet(noise)[1] + np.log(precision)) / 2)
+        evidence.append(-(squares + np.linalg.slogdet(noise)[1] + np.log(precision)) / 2)
         means.append(level[:, None] + beyond)
         drifts = DRIFT * np.log(factors * images / sizes[-1])  # (F,)
         variances = 1 / precision + misfit**2 + np.square(drifts)

@@ -108,10 +108,15 @@ def _header(run: Run, selection: ProbeSelection, curve: LearningCurve) -> dict[s
         "test {measure}; 95% interval {low:.1%} to {high:.1%}", measure=say(measure), low=low, high=high
     )
     tiles = [(f"{value:.1%}", tested)]
+    if curve.forecasts:
+        tiles.append((f"{curve.now:.1%}", say("cross-validated {measure} now", measure=say(measure))))
     for each in curve.forecasts:
-        times = say(TIMES[each.factor])
-        limits = say("with {times}: {low:.1%} to {high:.1%}", times=times, low=each.low, high=each.high)
-        tiles.append((f"{each.value:.1%}", limits))
+        values = {"times": say(TIMES[each.factor]), "low": each.low, "high": each.high}
+        tiles.append(
+            (f"{each.value:.1%}", say("with {times}: {low:.1%} to {high:.1%}", **values))
+            if each.low > curve.now
+            else ("±0", say("with {times}: no gain can be shown ({low:.1%} to {high:.1%})", **values))
+        )
     tiles.append((f"{len(selection.train.targets):,}", say("images to fit and select on")))
     tiles.append((f"{len(selection.test.targets):,}", say("images to test on")))
     data = without_home(str(run.config["data"]))

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 
 from vitascope.arguments import checked
 from vitascope.data.contents import first_of_content
-from vitascope.data.datasets import open_data
+from vitascope.data.datasets import open_data, sampled_sizes
 from vitascope.data.decoding import ImageSource, source_name
 from vitascope.data.feature_cache import Features
 from vitascope.data.frames import DataFrame, stored
@@ -57,6 +57,7 @@ from vitascope.report.write import write_report
 from vitascope.run.label_measures import best_thresholds
 from vitascope.run.run import Run, lasting_path, new_run
 from vitascope.storage import explaining_failure
+from vitascope.weights.builtin import built_in
 from vitascope.weights.identification import reject_model
 from vitascope.weights.loading import from_pretrained
 from vitascope.weights.saving import save_pretrained
@@ -437,11 +438,27 @@ def _places(
             places.append(_Place(candidate, body, head))
         lines.append(
             f"{body.name}: {counted(len(found), 'representation')} of {counted(len(readable), 'image')}, "
-            f"{stream.computed:,} computed now, {duration(time.monotonic() - started)}"
+            f"{stream.computed:,} computed now, {duration(time.monotonic() - started)}{_seen(body, splits)}"
         )
     tested = readable[~known] - len(train)
     parts = train.subset("train", readable[known]), test.subset(test.name, tested)
     return places, *parts, _Notes(tested, unreadable, lines)
+
+
+def _seen(body: Body, splits: Splits) -> str:
+    """The doubt about a body that was trained on these images, or perhaps; empty for others."""
+    run = Run.of_model(body.reference) if body.reference else None
+    record = None if run is None else run.split_record()
+    doubt = "so cross-validation and forecast are too good"
+    if record is not None:
+        counts = [int(record.trained_on(images).sum()) for images in (splits.train, splits.measured)]
+        return f"; it was trained on {counted(sum(counts), 'image')} of them, {doubt}" if any(counts) else ""
+    names = set(body.model.config.class_names)
+    own = bool(body.reference) and built_in(body.reference) is not None
+    if not own or not set(splits.train.class_names) <= names:
+        return ""
+    is_small = (sampled_sizes(splits.train) == body.model.config.image_hw).all()
+    return f"; it was perhaps trained on them (CIFAR-10), and if so, {doubt[3:]}" if is_small else ""
 
 
 def _in_table(config: ModelConfig, spec: FeatureSpec) -> tuple[str, str]:
