@@ -108,6 +108,7 @@ REPORT = {
     "Images per class": "各类别的图像数",
     # the report: curves
     "Training is measured while the model learns, on augmented images; validation between steps, on unchanged images. A training loss below the validation loss, with a growing gap, is overfitting. If both still fall at the end, more epochs would help.": "训练指标在模型学习的过程中、在增强的图像上测量；验证指标在两步之间、在未改动的图像上测量。训练损失低于验证损失，并且差距不断增大，就是过拟合。如果结束时二者仍在下降，增加 epoch 会有帮助。",
+    "The training loss has label smoothing and the validation loss has none, so compare their slopes, not their heights: it cannot fall below %(floor)s.": "训练损失带有标签平滑，而验证损失没有，因此应比较趋势而不是高低：训练损失不会低于 %(floor)s。",
     "Loss, lower is better.": "损失，越低越好。",
     "Accuracy.": "准确率。",
     "Share of correct colours.": "颜色预测正确的比例。",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import math
 import shlex
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -345,7 +346,18 @@ def curves(run: Run) -> dict[str, Any] | None:
             best = say("Best in validation: {number}, in epoch {epoch}.", number=number, epoch=epoch)
         drawing = embed(partial(draw, name), f"curve-{name}", f"{name} by epoch")
         figures.append((drawing, (meanings[name], best)))
-    return {"figures": figures}
+    return {"figures": figures, "floor": _smoothed_floor(run)}
+
+
+def _smoothed_floor(run: Run) -> float:
+    """The lowest cross-entropy with label smoothing, the entropy of its targets, nats; 0 if unknown."""
+    share = float(run.config.get("label_smoothing") or 0.0)
+    predictions = run.predictions if run.classifies and not run.probes else None
+    if not share or predictions is None or predictions.several:
+        return 0.0
+    K = len(predictions.class_names)
+    own, other = 1 - share + share / K, share / K
+    return -own * math.log(own) - (K - 1) * other * math.log(other)
 
 
 def configuration(run: Run) -> dict[str, Any]:

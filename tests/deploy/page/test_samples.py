@@ -73,15 +73,22 @@ def test_pictures_come_from_all_parts_and_have_names_of_their_own(tmp_path: Path
 
 def test_test_images_are_in_the_page_only_where_they_are_asked_for(tmp_path: Path) -> None:
     tests = dataclasses.replace(read_tree(write_tree(tmp_path, {"tulip": 1, "rose": 1})), name="test")
-    assert samples(tests=tests) == ([], "none")
+    assert not samples(tests=tests).pictures
     found = samples(tests=tests, names=("cat", "rose"))
     assert [sample.name for sample in found.pictures] == ["cat"]
-    assert found.description == "built-in pictures: cat"
+    assert found.description.startswith("built-in pictures: cat; samples=test takes test images")
+    assert samples(tests=tests, names=("cat", "dog")).description == "built-in pictures: cat, dog"
     found = samples("test", tests)
     assert [sample.title for sample in found.pictures] == ["rose (test image)", "tulip (test image)"]
     assert found.description == "2 test images of the run"
     with pytest.raises(UserError, match="no run with test images"):
         samples("test")
+
+
+def test_test_images_are_of_every_class(tmp_path: Path) -> None:
+    tests = dataclasses.replace(read_tree(write_tree(tmp_path, {"a": 30, "b": 2, "c": 1})), name="test")
+    titles = [sample.title for sample in samples("test", tests).pictures]
+    assert [titles.count(f"{name} (test image)") for name in "abc"] == [5, 2, 1]
 
 
 def test_none_are_none() -> None:

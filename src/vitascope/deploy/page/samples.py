@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import itertools
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import PurePath
 from typing import NamedTuple
@@ -66,13 +67,16 @@ def choose_samples(
     """
     if given is None:
         own = samples_for(engine)
-        return Samples(own, f"built-in pictures: {', '.join(one.name for one in own)}" if own else "none")
+        words = f"built-in pictures: {', '.join(one.name for one in own)}" if own else "none"
+        if len(own) < len(engine.class_names) and tests() is not None:
+            words += f"; samples={TEST} takes test images of the run, of every class"
+        return Samples(own, words)
     if isinstance(given, str) and given == TEST:
         images = tests()
         if images is None:
             raise UserError(f"samples {TEST}: the model has no run with test images; name pictures")
         sources, name = images.sources, f"{images.name} image"
-        chosen = spread(range(len(sources)), MOST)
+        chosen = some_of_each_class(images, MOST)
         names = [] if images.targets is None else images.targets.names()
         titles = [
             f"{', '.join(names[place]) or 'no class'} ({name})" if names else f"{name} {place}"
@@ -89,6 +93,15 @@ def choose_samples(
         for number, (place, title) in enumerate(zip(chosen, titles, strict=True))
     ]
     return Samples(pictures, description if pictures else "none")
+
+
+def some_of_each_class(images: ImageSet, most: int) -> list[int]:
+    """The indices of at most `most` images: of every class as many as of the others, as far as possible."""
+    if images.targets is None:
+        return spread(range(len(images)), most)
+    turns = itertools.zip_longest(*(places.tolist() for places in images.targets.by_class()))
+    places = (place for turn in turns for place in turn if place is not None)
+    return sorted(itertools.islice(dict.fromkeys(places), most))
 
 
 def some_of(chosen: int, count: int, noun: str) -> str:
