@@ -1,5 +1,4 @@
 import json
-import logging
 import os
 import shutil
 from pathlib import Path
@@ -274,14 +273,3 @@ def test_best_model_of_a_run_is_not_measured_on_its_training_images(project) -> 
     shutil.copytree(run / "model", run / "checkpoints" / "best", dirs_exist_ok=True)
     found = evaluate(run / "checkpoints" / "best", project / "photos", device="cpu")
     assert (found.trained_on, len(found.labels)) == (48, 12)
-
-
-def test_run_without_a_split_record_reports_that_it_cannot_be_verified(project, caplog) -> None:
-    run = project / "runs" / "photos"
-    (run / SPLIT).unlink()
-    config = (run / "config.yaml").read_text()
-    lines = [line for line in config.splitlines() if not line.startswith("data:")]
-    (run / "config.yaml").write_text("\n".join([*lines, f"data: {project / 'photos'}"]))
-    caplog.set_level(logging.WARNING)
-    assert len(Run.open(run).test_images()) == 6
-    assert "cannot be verified" in caplog.text

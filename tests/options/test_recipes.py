@@ -164,13 +164,6 @@ def test_model_options_are_parsed_as_values() -> None:
     assert TrainConfig(model_options=texts) == TrainConfig(model_options={**values, "window": (2, 3)})
 
 
-def test_texts_of_an_older_version_become_model_options() -> None:
-    config = TrainConfig.from_dict({"options": ["stem=linear", "head=zero", "layer_scale=1e-1"]})
-    assert config == TrainConfig(model_options={"stem": "conv", "head_init": "zero", "layer_scale": 0.1})
-    with pytest.raises(UserError, match="unknown training option 'options'"):
-        TrainConfig.from_dict({"options": [], "model_options": {}})
-
-
 def test_numbers_of_numpy_are_model_options_and_the_callers_dict_stays_apart(tmp_path) -> None:
     given: dict[str, Any] = {"num_registers": np.int64(4), "layer_scale": np.float32(0.5)}
     config = TrainConfig(model_options=given)

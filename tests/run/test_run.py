@@ -176,7 +176,7 @@ def test_a_run_that_has_just_started_has_only_its_configuration(tmp_path: Path) 
     (tmp_path / "config.yaml").write_text("task: masked\ndata: digits\nseed: 0\n")
     run = Run.open(tmp_path)
     assert (run.metrics, run.environment, run.predictions) == ([], {}, None)
-    assert run.split_record() is None
+    assert not run.split_file.exists()
     assert not run.finished
     assert not run.classifies
 

@@ -250,15 +250,6 @@ def test_resume_from_a_path_never_falls_back_to_another_checkpoint(data, tmp_pat
     assert older.name < newest.name
 
 
-def test_checkpoint_of_a_version_before_0_1_0_is_one_line(data, tmp_path, monkeypatch) -> None:
-    run = killed(tiny_config(data, run=str(tmp_path / "run"), checkpoint_seconds=0.0))
-    step, state = load_checkpoint_at(checkpoints(run)[-1])
-    former = {name: value for name, value in state.items() if name != "best_step"}
-    monkeypatch.setattr("vitascope.training.checkpoint.folders.load_checkpoint", lambda run: (step, former))
-    with pytest.raises(UserError, match=rf"^{run}: a version of vitascope before 0\.1\.0 wrote"):
-        train.resume(run)
-
-
 def test_resuming_from_an_older_checkpoint_discards_newer_ones(data, tmp_path) -> None:
     run = killed(tiny_config(data, run=str(tmp_path / "run"), checkpoint_seconds=0.0, keep_checkpoints=3))
     older, *_, newest = checkpoints(run)  # the kill may come before the oldest is removed

@@ -86,7 +86,7 @@ def evaluate(
             if opened.note:
                 log.warning("%s", opened.note)
             tested = opened.test_images(names)
-            changes = None if opened.restored is None else opened.restored.counts()
+            changes = opened.restored.counts()
         evaluation = measure(engine, batches_of(engine, tested, batch_size))
     return dataclasses.replace(evaluation, trained_on=trained_on, changes=changes)
 

@@ -26,9 +26,8 @@ def splits_of_run(run: Run, class_names: tuple[str, ...]) -> tuple[ImageSet, Ima
     if opened.note:
         log.warning("%s", opened.note)
     test, train, val = opened.test_images(class_names), opened.splits.train, opened.splits.val
-    if opened.restored is not None:
-        exists = (opened.restored.found["val"] >= 0).any()
-        val = opened.restored.present("val", class_names) if exists else test
+    exists = (opened.restored.found["val"] >= 0).any()
+    val = opened.restored.present("val", class_names) if exists else test
     return train, _with_few(test, val, class_names, str(run.config["data"]))
 
 
@@ -51,10 +50,9 @@ def _with_few(test: ImageSet, val: ImageSet, class_names: tuple[str, ...], where
 def without_training_images(images: ImageSet, data: str, ref: Path) -> tuple[ImageSet, int]:
     """Leave out the images that a run was trained on, unless they are all; also returns their number."""
     run = Run.of_model(ref)
-    record = None if run is None else run.split_record()
-    if run is None or record is None:
+    if run is None:
         return images, 0
-    known = record.trained_on(images)
+    known = run.split_record().trained_on(images)
     count, total = int(known.sum()), len(images)
     trained = f"{data}: {run.path} was trained on"
     if count == total:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Annotated, Any, Literal, get_args
 
 from vitascope.arguments import Range, check_value
@@ -334,25 +334,6 @@ class Regularization:
 
     def __post_init__(self) -> None:
         check_fields(self)
-
-
-RENAMED = {("stem", "linear"): ("stem", "conv"), ("head", "zero"): ("head_init", "zero")}
-"""Options as version 0.1 wrote them, name and value, and today's."""
-
-
-def current(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Today's options of a model from those of any version; gradient checkpointing is one of training now."""
-    return renamed({name: value for name, value in options.items() if name != "gradient_checkpointing"})
-
-
-def renamed(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options with those in `RENAMED` under their new names."""
-    values = dict(options)
-    for (name, value), (new_name, new_value) in RENAMED.items():
-        if values.get(name) == value:
-            del values[name]
-            values[new_name] = new_value
-    return values
 
 
 OPTION_SETS = {"modern": {"positions": "rotary", "num_registers": 4, "layer_scale": 0.1}}

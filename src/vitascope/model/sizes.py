@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from vitascope.errors import UserError, check_choice, nearest
 from vitascope.model.config import ViTConfig
 from vitascope.model.configuration import traits
-from vitascope.model.options import Role, current
+from vitascope.model.options import Role
 from vitascope.model.resnet_config import ResNetConfig
 
 ModelConfig = ViTConfig | ResNetConfig
@@ -22,11 +22,11 @@ def record_of(config: ModelConfig) -> dict[str, Any]:
 
 
 def config_of(record: Mapping[str, Any]) -> ModelConfig:
-    """The inverse of `record_of`, also for options of older versions; UserError as the constructors."""
+    """The inverse of `record_of`; UserError as the constructors."""
     options = dict(record)
     kind = options.pop("architecture", "vit")
     check_choice("architecture", kind, _KINDS)
-    return _KINDS[kind].from_dict(current(options))
+    return _KINDS[kind].from_dict(options)
 
 
 class NamedSize(NamedTuple):

@@ -407,10 +407,6 @@ class Masking(OptionGroup):
         return 0.75 if self.target == "mae" else 0.5
 
 
-COMPILE_AS_BOOL = {True: "on", False: "off"}
-"""The option `compile` in older files, and as YAML reads a plain `on` or `off`."""
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ExecutionOptions(OptionGroup):
     """Execution: affects speed and memory, not the trained function."""
@@ -443,8 +439,6 @@ class ExecutionOptions(OptionGroup):
 
     def __post_init__(self) -> None:
         """Check the options, also against each other."""
-        if isinstance(self.compile, bool):
-            object.__setattr__(self, "compile", COMPILE_AS_BOOL[self.compile])
         super().__post_init__()
         if self.shard_size is not None and self.parallel != "hsdp":
             raise UserError(

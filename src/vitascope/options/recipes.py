@@ -9,12 +9,12 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 import tyro
 
-from vitascope.arguments import NamesFile, Range, checked, has_type
+from vitascope.arguments import NamesFile, Range, checked
 from vitascope.data.table_options import TableOptions
 from vitascope.errors import UserError, check_choice
 from vitascope.model.config import ViTConfig
 from vitascope.model.configuration import Configuration, options_of, traits
-from vitascope.model.options import AppliesWith, renamed
+from vitascope.model.options import AppliesWith
 from vitascope.options.groups import (
     Architecture,
     AugmentationOptions,
@@ -27,7 +27,6 @@ from vitascope.options.groups import (
     MaybeText,
     Optimization,
     SetsLength,
-    parsed_options,
 )
 from vitascope.serialization import read_yaml, yaml_text
 
@@ -137,14 +136,14 @@ class TrainConfig(Configuration):
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """The inverse of `to_dict`; the options may be those of an older version.
+        """The inverse of `to_dict`.
 
         Raises:
             UserError: an unknown option; the options of a probe, which is no training.
         """
         if values.get("task") == "probe":
             raise UserError("these are the options of a probe: `vitascope probe` makes another one")
-        return super().from_dict(current_options(values))
+        return super().from_dict(values)
 
     @classmethod
     @checked
@@ -407,16 +406,6 @@ RECIPES["masked"] = BASE.replace(task="masked", label_smoothing=0.0, color_jitte
 # vitascope pretrain --data FOLDER --target mae
 # A masked autoencoder (He et al. 2022). Its augmentation is that of the paper, flips and random crops.
 RECIPES["mae"] = RECIPES["masked"].replace(target="mae")
-
-
-def current_options(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Today's options of a run from those of any version; `model_options` was a list of texts, `options`."""
-    found = dict(values)
-    if "model_options" not in found and has_type(found.get("options"), tuple[str, ...]):
-        found["model_options"] = renamed(parsed_options(found.pop("options")))
-    if found.get("task") == "masked":  # which recorded the default of classification
-        found["loss"] = None
-    return found
 
 
 def merged_options(base: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:

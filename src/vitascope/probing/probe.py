@@ -448,9 +448,9 @@ def _places(
 def _seen(body: Body, splits: Splits) -> str:
     """The doubt about a body that was trained on these images, or perhaps; empty for others."""
     run = Run.of_model(body.reference) if body.reference else None
-    record = None if run is None else run.split_record()
     doubt = "so cross-validation and forecast are too good"
-    if record is not None:
+    if run is not None:
+        record = run.split_record()
         counts = [int(record.trained_on(images).sum()) for images in (splits.train, splits.measured)]
         return f"; it was trained on {counted(sum(counts), 'image')} of them, {doubt}" if any(counts) else ""
     names = set(body.model.config.class_names)

@@ -16,7 +16,7 @@ from vitascope.data.contents import UNREADABLE
 from vitascope.errors import UserError, printable
 from vitascope.formatting import aligned, counted, duration, pandas_library
 from vitascope.model.configuration import traits
-from vitascope.options.groups import COMPILE_AS_BOOL, Recorded
+from vitascope.options.groups import Recorded
 from vitascope.options.recipes import TrainConfig
 from vitascope.report.overview import option_text
 from vitascope.run.average_precision import paired_difference
@@ -435,11 +435,8 @@ def _of_trainings_alone(runs: Sequence[Run]) -> set[str]:
 
 
 def _set(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options that are set; older runs lack some of the others, and have another type of `compile`."""
-    named = {name: value for name, value in options.items() if value not in (None, [], {})}
-    if isinstance(named.get("compile"), bool):
-        named["compile"] = COMPILE_AS_BOOL[named["compile"]]
-    return named
+    """The options that are set."""
+    return {name: value for name, value in options.items() if value not in (None, [], {})}
 
 
 def seed_group(run: Run) -> str:
@@ -478,8 +475,6 @@ class TestedImages:
         """The images of a tested classifier."""
         predictions, record = run.run.predictions, run.run.split_record()
         assert predictions is not None
-        if record is None:
-            return cls(predictions, unknown=f"{run.name} is an older run, which did not record its images")
         part, indices = record.parts.get(predictions.split), predictions.indices
         targets = None if part is None else part.targets
         fits = targets is not None and int(indices.max()) < len(targets)

@@ -111,11 +111,7 @@ def _kept(run: Run) -> str:
     kept = run.records("kept")
     if kept:
         return say("those of epoch {epoch:g}: {reason}", epoch=kept[-1]["epoch"], reason=kept[-1]["reason"])
-    words = {
-        "best": say("those of the lowest validation loss"),
-        "last": say("the last ones"),
-    }  # of an older run
-    return words.get(str(run.config.get("keep")), say("not decided yet"))
+    return say("not decided yet")
 
 
 def _planned_epochs(run: Run) -> str:

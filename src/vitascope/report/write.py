@@ -49,9 +49,7 @@ def write_report(
             "attention": internals.attention(model, images),
             "learned": internals.learned(model),
         }
-        if run.classifies and run.predictions is None:
-            sections["unrecorded"] = {"run": run.path.resolve().name}
-        elif run.classifies and run.predictions is not None:
+        if run.classifies and run.predictions is not None:
             about = labels if run.predictions.several else classification
             sections |= about(run.predictions, model, images)
     text = render(overview.header(run, model), sections)
@@ -100,8 +98,8 @@ def _open_data(run: Run, data: str | None = None) -> tuple[Splits | None, str, s
         opened = run.open_data(data)
     except UserError as error:
         return None, str(error), ""
-    found = opened.restored.found[opened.restored.record.measured] if opened.restored is not None else None
-    if found is not None and not (found >= 0).any():
+    found = opened.restored.found[opened.restored.record.measured]
+    if not (found >= 0).any():
         gone = f"none of the {len(found):,} images that the model was measured on exists: {opened.note}"
         return None, gone, ""
     if opened.note:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from vitascope.arguments import NamesFile, checked, has_type
-from vitascope.data.datasets import open_data, read_data
+from vitascope.data.datasets import read_data
 from vitascope.data.formats.table import is_table
 from vitascope.data.split_record import Restored, SplitRecord, record_of, restore
 from vitascope.data.splits import ImageSet, Splits
@@ -24,7 +24,7 @@ from vitascope.errors import Interrupted, UserError
 from vitascope.model.configuration import options_of, traits
 from vitascope.model.vision_model import VisionModel
 from vitascope.options.groups import SetsLength
-from vitascope.options.recipes import TrainConfig, current_options
+from vitascope.options.recipes import TrainConfig
 from vitascope.remote.stores import StoreError, is_url
 from vitascope.run import layout
 from vitascope.run.environment import describe_environment
@@ -57,7 +57,7 @@ class RunData:
     """
 
     splits: Splits
-    restored: Restored | None
+    restored: Restored
     note: str
 
     def test_images(self, class_names: tuple[str, ...] | None = None) -> ImageSet:
@@ -67,8 +67,6 @@ class RunData:
         unchanged, or one has a class of another name.
         """
         final = self.splits.measured
-        if self.restored is None:
-            return final
         names = final.class_names if class_names is None else class_names
         images = self.restored.present(self.restored.record.measured, names)
         if len(images) < len(final):
@@ -352,12 +350,11 @@ class Run:
             raise UserError(
                 f"{self.config_file} is broken: lengths {config['lengths']!r} are not pairs of steps"
             )
-        with options_of(self.config_file):
-            return current_options(config)
+        return config
 
     @property
     def plan(self) -> Mapping[str, Any]:
-        """`asked` options, the `model`, what the data have `chosen`, and why; empty for an older run."""
+        """`asked` options, the `model`, what the data have `chosen`, and why; empty for a probe."""
         found = self._read_object(self.plan_file)
         kinds = {"asked": Mapping, "model": Mapping, "chosen": Mapping, "reason": str, "note": str}
         broken = [name for name, kind in kinds.items() if found and not isinstance(found.get(name), kind)]
@@ -487,19 +484,23 @@ class Run:
         """Record that the run goes on without missing or changed images; returns whether there are any.
 
         Raises:
-            UserError: no image of a part is left; an older run, without a record of its split.
+            UserError: no image of a part is left.
         """
         restored = self.open_data(check=("train", "val", "test")).restored
-        if restored is None:
-            raise UserError(f"{self.path}: an older run, without a record of its split, can skip no images")
         if not restored.complete:
             self._write_split(restored.remaining())
         return not restored.complete
 
-    def split_record(self) -> SplitRecord | None:
-        """Which image was in which split; None for an older run, which did not record it."""
-        path = self.path / layout.SPLIT
-        return SplitRecord.read(path) if path.is_file() else None
+    @property
+    def split_file(self) -> Path:
+        """The record of the split; a run without it has not begun."""
+        return self.path / layout.SPLIT
+
+    def split_record(self) -> SplitRecord:
+        """Which image was in which split; a UserError if there is no record."""
+        if not self.split_file.is_file():
+            raise UserError(f"{self.split_file}: missing; it records which images the run has trained on")
+        return SplitRecord.read(self.split_file)
 
     @checked
     def open_data(self, data: str | None = None, *, check: Collection[str] | None = None) -> RunData:
@@ -514,16 +515,9 @@ class Run:
         Raises:
             UserError: the data are gone, or are others; the record is damaged.
         """
-        seed, labelled = int(self.config["seed"]), self.classifies
         where = str(self.config["data"]) if data is None else data
         table = self.table if data is None or is_table(data) else TableOptions()
         record = self.split_record()
-        if record is None:
-            note = (
-                f"{self.path}: an older run, without a record of its split: whether the images of {where} "
-                "are still those that it was trained and tested on cannot be verified"
-            )
-            return RunData(open_data(where, seed=seed, labelled=labelled, table=table), None, note)
         where, notes = self._place(where, record) if data is None else (where, [])
         table = self._with_images(table, where)
         restored = restore(record, read_data(where, table), [record.measured] if check is None else check)

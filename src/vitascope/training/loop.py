@@ -572,29 +572,22 @@ class Trainer:
             return
         self.step, state = found
         check_identity(state["identity"], self.identity)
-        if "best_step" not in state:
-            raise UserError(
-                f"{self.run.ref}: a version of vitascope before 0.1.0 wrote its checkpoint: resume it with "
-                "that version, or start another run"
-            )
         restore_model(self.module, state["model"])
         if self.average is not None:
             restore_model(self.average, state["average"])
         restore_optimizer(self.module, self.optimizer, state["optimizer"])
         if state["scaler"]:  # empty if the run has had another precision so far
             self.scaler.load_state_dict(state["scaler"])
-        # Older checkpoints have the lowest loss.
-        self.best_value = state["best_value"] if "best_value" in state else state["best_loss"]
+        self.best_value = state["best_value"]
         # SIGKILL while later ones were written: on a GPU, or in `minutes`, those may never be found again.
         lost = distributed.by_first(lambda: not has_model(self.run.best))
         if lost and self.config.optimization.keep != "last":
             self.best_value = self.task.monitor.worst
         self.seconds = state["seconds"]
         self.best_step, self.validated = state["best_step"], state["validated"]
-        former = {"correct": "accuracy"}  # names in older checkpoints
         first = distributed.is_first()
         self.sums = {
-            former.get(name, name): value.to(self.device) if first else torch.zeros((), device=self.device)
+            name: value.to(self.device) if first else torch.zeros((), device=self.device)
             for name, value in state["sums"].items()
         }
 

@@ -335,7 +335,7 @@ def _begun(launch: Launch) -> str | None:
         run.store.fetch()
     if not run.exists:
         return None
-    if run.split_record() is None:
+    if not run.split_file.is_file():
         shutil.rmtree(run.path)
         return None
     return begun
@@ -371,15 +371,12 @@ def _open(asked: Asked) -> Opened:
     return prepare(config, splits)
 
 
-def prepare(config: TrainConfig, splits: Splits, *, levels: bool = True) -> Opened:
-    """Load the weights of a configuration, and make its plan for opened data, with `levels` where it needs
-    them."""
+def prepare(config: TrainConfig, splits: Splits) -> Opened:
+    """Load the weights of a configuration, and make its plan for opened data."""
     weights = None if config.weights is None else from_pretrained(config.weights)
     if config.levels is None and weights is not None:
         config = config.replace(levels=preprocess_of(weights).levels)
-    facts = inspect(
-        splits, None if weights is None else weights.config, levels=levels and config.levels is None
-    )
+    facts = inspect(splits, None if weights is None else weights.config, levels=config.levels is None)
     return Opened(plan(config, facts), splits, weights)
 
 
@@ -389,7 +386,7 @@ def _open_again(config: TrainConfig, run: Run) -> tuple[Opened, RunData]:
         check_tracker(config.execution.tracker)
     # The first process compares all images by content, the others by name.
     data = run.open_data(check=("train", "val", "test") if distributed.is_first() else ())
-    if data.restored is not None and not data.restored.complete:
+    if not data.restored.complete:
         best = f", or take its best model so far, {run.best}" if has_model(run.best) else ""
         raise UserError(
             f"{run.path} cannot be resumed: {data.note}; restore the data, resume with the images that are "
@@ -399,15 +396,13 @@ def _open_again(config: TrainConfig, run: Run) -> tuple[Opened, RunData]:
         log.warning("%s", data.note)
     # The weights may be gone; the run has a copy of those that it started from.
     start = config.weights and (run.start if has_model(run.start) else config.weights)
-    if not run.plan:  # of an older run, which had no levels
-        return prepare(config.replace(weights=start), data.splits, levels=False), data
     return Opened(Plan.of_run(run, config), data.splits, from_pretrained(start) if start else None), data
 
 
 def _skip_missing(run: Run, config: TrainConfig) -> TrainConfig:
     """Record that a run goes on without its missing images, in as many steps as planned."""
     record, options = run.split_record(), config.optimization
-    if not run.skip_missing() or record is None:
+    if not run.skip_missing():
         return config
     if options.lengths or options.batch_size is None or (options.epochs is None and options.steps is None):
         return config
@@ -422,7 +417,7 @@ def _checkpoint(
 ) -> tuple[int, dict[str, Any]] | None:
     """The step and the state to resume from: of the chosen checkpoint, or of the newest, if there is one."""
     found = folders.load_checkpoint(run.path) if chosen is None else folders.load_checkpoint_at(chosen)
-    if found is None or data.restored is None or not data.restored.record.skipped:
+    if found is None or not data.restored.record.skipped:
         return found
     step, state = found
     return step, with_images_of(state, identity)

@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 
-from tests.data import write_tree
 from tests.model import random_images, small_model
 from tests.training import planned, tiny_config, write_folder
 from vitascope.data.datasets import open_data
@@ -175,7 +174,7 @@ def test_engine_options_and_moved_files_may_differ(data, tmp_path) -> None:
         "precision": "bf16",
         "device": "meta",
         "workers": 3,
-        "compile": True,
+        "compile": "on",
         "accumulate": 2,
         "gradient_checkpointing": True,
         "parallel": "hsdp",
@@ -217,14 +216,3 @@ def test_identity_names_the_labels_of_the_images(data: Path) -> None:
     content = json.dumps([[source.name for source in images.sources], images.labels.tolist()])
     digest = hashlib.sha256(content.encode()).hexdigest()[:16]
     assert identity_of(config)["names and labels of the training images, SHA-256"] == digest
-
-
-def test_identity_of_unlabelled_images_is_that_of_earlier_versions(tmp_path: Path) -> None:
-    """They had one class, "image", with the label 0, and their checkpoints are resumed."""
-    config = tiny_config(write_tree(tmp_path / "photos", {"a": 9}, size=(32, 32)), task="masked")
-    splits = open_data(config.data, labelled=False)
-    identity = run_identity(*planned(config, splits), splits.train)
-    content = json.dumps([[source.name for source in splits.train.sources], [0] * len(splits.train)])
-    assert identity["classes"] == ["image"]
-    digest = hashlib.sha256(content.encode()).hexdigest()[:16]
-    assert identity["names and labels of the training images, SHA-256"] == digest

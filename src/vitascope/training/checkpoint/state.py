@@ -12,13 +12,11 @@ from torch import nn
 from vitascope.arguments import NamesFile
 from vitascope.data.decoding import source_name
 from vitascope.data.splits import ImageSet
-from vitascope.data.targets import FORMER_UNLABELLED
 from vitascope.errors import UserError
 from vitascope.model.configuration import traits
-from vitascope.model.options import current
 from vitascope.model.sizes import ModelConfig
 from vitascope.options.groups import Recorded
-from vitascope.options.recipes import GROUP_OF, TrainConfig, current_options
+from vitascope.options.recipes import GROUP_OF, TrainConfig
 from vitascope.training.distributed import world_size
 
 _COUNT, _NAMES = "training images", "names and labels of the training images, SHA-256"
@@ -85,7 +83,7 @@ def run_identity(options: TrainConfig, model: ModelConfig, images: ImageSet) -> 
     compared = [name for name, group in GROUP_OF.items() if group != "execution" and name not in left_out]
     return {
         _COUNT: len(images),
-        "classes": list(images.class_names or FORMER_UNLABELLED),
+        "classes": list(images.class_names),
         _NAMES: names_and_labels(images),
         **{f"{_MODEL}{name}": value for name, value in model.to_dict().items() if name != "class_names"},
         **{name: options.option(name) for name in compared},
@@ -110,9 +108,6 @@ def with_images_of(state: dict[str, Any], identity: dict[str, Any]) -> dict[str,
 def check_identity(saved: dict[str, Any], now: dict[str, Any]) -> None:
     """Reject a checkpoint with other data, model or options; options that it lacks are newer than it."""
     was, plain = (json.loads(json.dumps(identity)) for identity in (saved, now))
-    model = {name.removeprefix(_MODEL): value for name, value in was.items() if name.startswith(_MODEL)}
-    others = {name: value for name, value in was.items() if not name.startswith(_MODEL)}
-    was = current_options(others) | {f"{_MODEL}{name}": value for name, value in current(model).items()}
     differences = [
         f"{name} was {value!r}, is {plain.get(name)!r}"
         for name, value in was.items()
