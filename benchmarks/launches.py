@@ -42,7 +42,7 @@ from vitascope.model import norms
 from vitascope.model.vit import VisionTransformer
 from vitascope.options.recipes import BUILT_IN
 from vitascope.run.run import Run
-from vitascope.training import loop, muon, optim
+from vitascope.training import loop, optim
 from vitascope.training.loop import Trainer
 from vitascope.training.train import build_trainer, prepare
 
@@ -144,7 +144,6 @@ def count(options: dict[str, Any], *, gpu: bool = True) -> Launches:
             mock.patch.object(trainer, "_update", launches.within("optimizer", trainer._update)),
             mock.patch.object(trainer, "_backward", launches.within("backward", trainer._backward)),
             mock.patch.object(loop, "update_average", update_average),
-            mock.patch.object(muon, "spare_work", return_value=muon.LAUNCH if gpu else 0),
         ):
             for number, batch in enumerate(trainer.train_loader.epoch(0)):
                 if number == 0:

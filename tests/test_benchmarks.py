@@ -1266,7 +1266,6 @@ def test_a_repeated_command_continues_its_runs_and_keeps_finished_ones(tmp_path,
     arguments = learning.options("", epochs=1).parse_args(["--runs", str(tmp_path / "runs")])
     with learning.runs_of(arguments) as runs, undrawn():
         config = tiny_config(data, run=str(runs / "a"), epochs=1)
-        Run.create(config.to_dict())  # stopped before its first step
         finished = learning.train("a", config)
         assert learning.tested(finished)["split"] == "test"
         monkeypatch.setattr(learning.vs, "resume", None)

@@ -239,7 +239,7 @@ def test_compiled_model_trains_to_the_same_loss_and_keeps_parameter_names(
     monkeypatch.setattr(torch.nn.Module, "compile", traced)
     options = EXACT | {"depth": 1, "batch_size": 10, "ema": 0.5}
     plain = trainer_of(tiny_config(data, **options))
-    compiled = trainer_of(tiny_config(data, compile=True, **options))
+    compiled = trainer_of(tiny_config(data, compile="on", **options))
     assert backends == [compiled.module]
     assert steps(compiled) == pytest.approx(steps(plain), abs=1e-4)
     assert compiled.module.state_dict().keys() == plain.module.state_dict().keys()
@@ -266,7 +266,7 @@ def test_each_size_of_full_batches_is_compiled_once_and_nothing_else(
         torch.nn.Module, "compile", lambda self, **options: compile_module(self, backend=record, **options)
     )
     options = {"progressive": 0.5, "image_size": 32, "batch_size": 6, "epochs": 4, "depth": 1, "ema": ema}
-    config = tiny_config(data, run=str(tmp_path / "run"), compile=True, **options)
+    config = tiny_config(data, run=str(tmp_path / "run"), compile="on", **options)
     with undrawn():
         train.train(config)
     assert len(graphs) == 2
@@ -290,7 +290,8 @@ def test_fp16_resumes_bitwise_with_its_scaler_state(data, tmp_path) -> None:
     train.train(config)
     at_seven = whole / "checkpoints" / "step-00000007"
     again.mkdir()
-    shutil.copy(whole / "config.yaml", again)
+    for name in ("config.yaml", "plan.json", "split.jsonl.gz"):
+        shutil.copy(whole / name, again)
     shutil.copytree(at_seven, again / "checkpoints" / at_seven.name)
     train.resume(again)
     assert_bitwise(saved_state(again), saved_state(whole))

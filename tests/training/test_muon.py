@@ -122,34 +122,6 @@ def test_the_number_of_operations_does_not_grow_with_the_number_of_layers() -> N
     assert counts[0] == counts[1] == (2 * 3 + 2) * muon.ITERATIONS + 1
 
 
-@pytest.mark.parametrize("bf16", [False, True])
-def test_matrices_that_are_padded_on_a_gpu_have_the_updates_of_a_cpu(
-    bf16: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(muon, "has_bf16", lambda device: bf16)
-    generator = torch.Generator().manual_seed(0)
-    wholes = [torch.randn(shape, generator=generator) for shape in SHAPES for _ in range(2)]
-    stacked = [each for each in SHAPES.values() for _ in range(2)]
-    found, products = [], []
-    for spare in (0, muon.LAUNCH):
-        monkeypatch.setattr(muon, "spare_work", lambda device, spare=spare: spare)
-        with Products() as counted:
-            found.append(muon.orthogonal_updates(wholes, stacked))
-        products.append(counted.count)
-    for alone, together in zip(*found, strict=True):
-        assert together.is_contiguous()
-        torch.testing.assert_close(together, alone, rtol=0, atol=0.03 if bf16 else 1e-5)
-    assert products[1] < products[0]
-
-
-def test_matrices_are_padded_where_that_takes_less_time_than_a_launch() -> None:
-    shapes = ((5, 8, 8), (2, 8, 16), (4, 8, 8))
-    added = (5 + 4) * (8 * 8 * (16 - 8) + 8 * 8 * (16 - 8))  # by A and by X
-    assert muon.groups_of(shapes, 0) == muon.groups_of(shapes, added - 1) == [[1], [0, 2]]
-    assert muon.groups_of(shapes, added) == [[1, 0, 2]]
-    assert muon.spare_work(torch.device("cpu")) == 0 < muon.spare_work(torch.device("cuda"))
-
-
 class Products(TorchDispatchMode):
     """Counts batched matrix products."""
 

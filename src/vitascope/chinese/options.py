@@ -117,7 +117,7 @@ OPTIONS = {
     "`auto` uses bf16 if it is faster on this machine.": "`auto` 在本机上 bf16 更快时采用 bf16。",
     "`auto`, `cpu`, `cuda`, `cuda:1`, `mps`.": "`auto`、`cpu`、`cuda`、`cuda:1`、`mps`。",
     "Processes that read images if they do not fit in memory. Default: one per core.": "图像放不进内存时，读取图像的进程数。默认：每个核心一个。",
-    "Compile the model with torch.compile, which takes about a minute. `auto` does so on a GPU if the run is long enough. `graphs` also replays each step as CUDA graphs, for small models.": "用 torch.compile 编译模型，约需一分钟。`auto` 在 GPU 上、训练足够长时编译；`graphs` 还把每一步作为 CUDA graph 重放，适合小模型。",
+    "Compile the model with torch.compile, which takes about a minute.": "用 torch.compile 编译模型，约需一分钟。",
     "Parts in which a batch is computed, one after the other. Default: as many as the memory needs.": "梯度累积：把一批分成几份依次计算。默认：由内存决定。",
     "Recompute each block in the backward pass, to save memory.": "在反向传播中重新计算每一层，以节省内存。",
     "Under torchrun: every process holds the whole model (ddp), or a shard of it (fsdp). Or every machine holds the whole model in shards (hsdp).": "用于 torchrun：每个进程保存整个模型（ddp）或它的一个分片（fsdp）；或者每台机器以分片保存整个模型（hsdp）。",

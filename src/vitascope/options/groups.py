@@ -417,10 +417,8 @@ class ExecutionOptions(OptionGroup):
     """`auto`, `cpu`, `cuda`, `cuda:1`, `mps`."""
     workers: Annotated[MaybeInt, AMOUNT] = None
     """Processes that read images if they do not fit in memory. Default: one per core."""
-    compile: Literal["auto", "on", "off", "graphs"] = "auto"
-    """Compile the model with torch.compile, which takes about a minute.
-    `auto` does so on a GPU if the run is long enough.
-    `graphs` also replays each step as CUDA graphs, for small models."""
+    compile: Literal["on", "off"] = "off"
+    """Compile the model with torch.compile, which takes about a minute."""
     accumulate: Annotated[MaybeInt, COUNT] = None
     """Parts in which a batch is computed, one after the other. Default: as many as the memory needs."""
     gradient_checkpointing: Flag = False

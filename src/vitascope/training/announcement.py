@@ -77,7 +77,7 @@ def announce_run(trainer: Trainer) -> None:
     distributed.print_first(
         f"run    {trainer.run.ref}: {_length(trainer)}"
         f"{start}, {str(trainer.precision).removeprefix('torch.')} on {trainer.device}{several}{in_parts}"
-        f"{trainer.compilation.in_words()}"
+        f"{', compiled' if trainer.compiled else ''}"
     )
 
 

@@ -34,7 +34,7 @@ from vitascope.run.layout import has_model
 from vitascope.run.metrics import MetricsWriter
 from vitascope.run.run import Run
 from vitascope.storage import explaining_failure
-from vitascope.training import compilation, distributed
+from vitascope.training import distributed
 from vitascope.training.best_weights import BestWeights
 from vitascope.training.body_features import BodyFeatures
 from vitascope.training.checkpoint.background import CheckpointWriter
@@ -48,6 +48,7 @@ from vitascope.training.checkpoint.state import (
     restore_optimizer,
     run_identity,
 )
+from vitascope.training.compilation import compile_module, eager_unless
 from vitascope.training.memory import Placement, images_at_once
 from vitascope.training.muon import local
 from vitascope.training.optim import freeze_body, optimizer_of, train_mode, update_average
@@ -121,12 +122,9 @@ class Trainer:
             self.steps_per_epoch,
             epochs_per_validation=max(1, math.ceil(len(splits.val) / len(splits.train))),
         )
-        asked = execution.compile
-        if features is not None and asked == "auto":  # a head is too small
-            asked = "off"
-        seconds = self._seconds_without_compilation()
-        self.compilation = compilation.choose(asked, device, seconds=seconds, parts=self.parts)
-        self.compilation.apply(self.module)
+        self.compiled = execution.compile == "on"
+        if self.compiled:
+            compile_module(self.module)
         self.budget: TimeBudget | None = None
         self.small, self.small_size = False, small_size(model.config)
         self.exchange = distributed.Exchange()
@@ -164,14 +162,6 @@ class Trainer:
         )
         self.room = max(0, self.room - loader.kept_bytes)
         return loader
-
-    def _seconds_without_compilation(self) -> float:
-        """The length of the run: the given minutes, or an estimate of its steps."""
-        minutes = self.config.optimization.minutes
-        if minutes is not None:
-            return 60 * minutes
-        images = math.ceil(self.batch_size / distributed.world_size())
-        return compilation.estimated_seconds(self.model_config, steps=self.schedule.total(0), images=images)
 
     @functools.cached_property
     def val_images(self) -> Loader:
@@ -387,7 +377,7 @@ class Trainer:
         """Add a part's gradients, weighted by its share of the global batch; returns the weighted loss."""
         examples = self._examples(part, epoch)
         with (
-            self.compilation.step(full=len(part.indices) in self._full_parts),
+            eager_unless(not self.compiled or len(part.indices) in self._full_parts),
             torch.autocast(self.device.type, self.precision, enabled=self.precision != torch.float32),
         ):
             loss, sums = self.task.loss(self.parallel, examples)
@@ -479,7 +469,7 @@ class Trainer:
         began = time.monotonic()
         try:
             alone = interruptible(stop) if distributed.world_size() == 1 else nullcontext()
-            with alone, self.compilation.step(full=False):
+            with alone, eager_unless(not self.compiled):
                 val = self.task.validate(self.trained, self.val_loader, self.precision)
         except KeyboardInterrupt as error:
             if not stop.signum:

@@ -5,7 +5,6 @@ https://kellerjordan.github.io/posts/muon
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
 from collections.abc import Callable, Sequence
@@ -22,9 +21,6 @@ MOMENTUM = 0.95
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 """Of the quintic that brings singular values to between 0.7 and 1.2 in `ITERATIONS` steps."""
 ITERATIONS = 5
-LAUNCH = 2**26
-"""Multiply-adds in about the time of a launch on a GPU: an estimate of 4 microseconds, at a tenth of the
-156e12 per second of an A100 in bfloat16."""
 
 
 class Muon(AdamW):
@@ -133,20 +129,18 @@ def orthogonal_updates(wholes: Sequence[Tensor], stacked: Sequence[int]) -> list
 def orthogonal(batches: Sequence[Tensor], sizes: Sequence[float], *, out: Sequence[Tensor]) -> None:
     """Replace the singular values of matrices by about their batch's size, by Newton-Schulz iterations.
 
-    Batches are (n, rows, columns), with at most as many rows as columns. Those of a group (`groups_of`) are
-    multiplied together, and so are the small square products of all groups with as many rows.
+    Batches are (n, rows, columns), with at most as many rows as columns. Matrices of the same sides are
+    multiplied together, and so are the small square products of all with as many rows.
     """
     norms = torch.stack(torch._foreach_norm([matrix for batch in batches for matrix in batch]))
     shares = norms.clamp_min_(1e-7).view(-1, 1, 1).split([len(batch) for batch in batches])
-    shapes = [batch.shape for batch in batches]
+    by_shape: dict[tuple[int, ...], list[int]] = {}  # the numbers of the batches with the same matrices
+    for number, batch in enumerate(batches):
+        by_shape.setdefault(tuple(batch.shape[1:]), []).append(number)
     by_rows: dict[int, list[tuple[list[int], Tensor]]] = {}
-    for group in groups_of(tuple(shapes), spare_work(norms.device)):
-        shape = padded(*(shapes[number] for number in group))
-        exact = all(shapes[number][1:] == shape[1:] for number in group)
-        X = norms.new_empty(shape) if exact else norms.new_zeros(shape)
-        for number, place in zip(group, places(X, [shapes[number] for number in group]), strict=True):
-            torch.div(batches[number], shares[number], out=place)  # no singular value above 1
-        by_rows.setdefault(shape[1], []).append((group, X))
+    for (rows, _), numbers in by_shape.items():
+        X = torch.cat([batches[number] / shares[number] for number in numbers])  # no singular value above 1
+        by_rows.setdefault(rows, []).append((numbers, X))
     a, b, c = COEFFICIENTS
     for rows, alike in by_rows.items():
         found = [X for _, X in alike]
@@ -158,52 +152,10 @@ def orthogonal(batches: Sequence[Tensor], sizes: Sequence[float], *, out: Sequen
             factors = torch.baddbmm(A, A, A, beta=b, alpha=c).split(counts)  # b A + c A^2
             if left:  # a X + B X
                 found = [torch.baddbmm(X, B, X, beta=a) for X, B in zip(found, factors, strict=True)]
-        for (group, _), whole, factor in zip(alike, found, factors, strict=True):  # the last, without padding
-            own = places(whole, [shapes[number] for number in group])
-            squares = places(factor, [(n, side, side) for n, side, _ in (shapes[number] for number in group)])
-            for number, X, B in zip(group, own, squares, strict=True):
-                size = sizes[number]
-                torch.baddbmm(X, B, X, beta=size * a, alpha=size, out=out[number])
-
-
-def places(whole: Tensor, shapes: Sequence[Sequence[int]]) -> list[Tensor]:
-    """The places of batches of some shapes (n, rows, columns), one after the other, in a padded batch."""
-    rows = whole.split([n for n, _, _ in shapes])
-    return [own[:, :height, :width] for own, (_, height, width) in zip(rows, shapes, strict=True)]
-
-
-def spare_work(device: torch.device) -> int:
-    """Multiply-adds that take no longer than a launch: none on a CPU."""
-    return 0 if device.type == "cpu" else LAUNCH
-
-
-@functools.lru_cache
-def groups_of(shapes: Sequence[Sequence[int]], spare: int) -> list[list[int]]:
-    """The batches, by number, that are multiplied together, padded with zeros to the same sides.
-
-    Zeros around a matrix stay zeros, and add nothing to its products. Two groups become one where this adds
-    at most `spare` multiply-adds to an iteration; those that add the least come first. Batches with the same
-    sides add none.
-    """
-    groups = [[number] for number in range(len(shapes))]
-
-    def work(numbers: list[int]) -> int:
-        n, rows, columns = padded(*(shapes[number] for number in numbers))
-        return n * rows * rows * (2 * columns + rows)
-
-    while len(groups) > 1:
-        pairs = itertools.combinations(groups, 2)
-        added, one, other = min((work(a + b) - work(a) - work(b), a, b) for a, b in pairs)
-        if added > spare:
-            break
-        groups = [group for group in groups if group not in (one, other)] + [one + other]
-    return groups
-
-
-def padded(*shapes: Sequence[int]) -> tuple[int, int, int]:
-    """The shape of a batch that holds the matrices of others."""
-    counts, rows, columns = zip(*shapes, strict=True)
-    return sum(counts), max(rows), max(columns)
+        for (numbers, _), whole, factor in zip(alike, found, factors, strict=True):
+            lengths = [len(batches[number]) for number in numbers]
+            for number, X, B in zip(numbers, whole.split(lengths), factor.split(lengths), strict=True):
+                torch.baddbmm(X, B, X, beta=sizes[number] * a, alpha=sizes[number], out=out[number])
 
 
 # Sharded parameters (FSDP2): each process has some rows of each, and computes the updates of some matrices.
