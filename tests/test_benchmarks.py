@@ -51,7 +51,6 @@ from vitascope.model.options import (
 )
 from vitascope.model.sizes import named_config
 from vitascope.options.groups import Masking
-from vitascope.run.run import Run
 from vitascope.weights.preprocess import preprocess_of
 from vitascope.weights.saving import save_pretrained
 

@@ -499,7 +499,9 @@ class Run:
     def split_record(self) -> SplitRecord:
         """Which image was in which split; a UserError if there is no record."""
         if not self.split_file.is_file():
-            raise UserError(f"{self.split_file}: missing: the run was stopped before it began, or is damaged; start it again")
+            raise UserError(
+                f"{self.split_file}: missing: the run was stopped before it began, or is damaged; start it again"
+            )
         return SplitRecord.read(self.split_file)
 
     @checked
