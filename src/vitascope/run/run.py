@@ -500,7 +500,7 @@ class Run:
         """Which image was in which split; a UserError if there is no record."""
         if not self.split_file.is_file():
             raise UserError(
-                f"{self.split_file}: missing: the run was stopped before it began, or is damaged; start it again"
+                f"{self.split_file}: missing: the run had not begun, or it is damaged; start it again"
             )
         return SplitRecord.read(self.split_file)
 
