@@ -4,7 +4,7 @@ BIN := .venv/bin
 # Tests start many processes, each of which would compile the package again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test check lock
+.PHONY: demo test check lock translations
 demo: .venv/ready
 	$(BIN)/vitascope train
 
@@ -15,6 +15,11 @@ check: .venv/tests-ready
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+
+# The compiled catalog of the Chinese texts, after a change of zh.po.
+translations: .venv/tests-ready
+	cd src/vitascope/translations && $(CURDIR)/$(BIN)/python -c 'from babel.messages.mofile import write_mo; \
+		from babel.messages.pofile import read_po; write_mo(open("zh.mo", "wb"), read_po(open("zh.po", "rb"), "zh"))'
 
 # requirements.lock: what `pip` chooses here for the package and all its extras, with the hash of each file.
 lock: .venv/tests-ready

@@ -1,25 +1,20 @@
 """The reader's language: every marked text has a translation, with the same places for values."""
 
 import ast
-import contextlib
 import dataclasses
 import functools
-import inspect
 import io
 import re
-import sys
-import unicodedata
 from pathlib import Path
 from string import Formatter
 
 import pytest
+from babel.messages.mofile import write_mo
+from babel.messages.pofile import read_po
 from jinja2 import nodes
 
 import vitascope
-from vitascope.chinese import CHINESE
-from vitascope.chinese.report import REPORT
-from vitascope.cli import COMMANDS, GROUPS, main
-from vitascope.cli.help_text import letters, parts, translated, wrapped
+from vitascope.cli import main
 from vitascope.language import counted, language, say
 from vitascope.learn.exercises import NAMES, docstrings, solution_text
 from vitascope.learn.faults import FAULTS
@@ -31,16 +26,10 @@ from vitascope.report.page import environment
 from vitascope.run.label_measures import CLASSES_HEAD, ESTIMATES, ESTIMATES_HEAD
 
 ROOT = Path(vitascope.__file__).parent
+CATALOG = read_po((ROOT / "translations" / "zh.po").open("rb"), locale="zh")
+CHINESE = {message.id: message.string for message in CATALOG if message.id}
 NOUNS = ("test image", "val image")
 """Counted nouns that are made from the name of a split."""
-TYRO = (
-    "positional arguments",
-    "options",
-    "show this help message and exit",
-    "(required)",
-    "(default:",
-    "(one of",
-)
 CHOSEN = (" to ", "test", "val", "accuracy", "mAP", *ESTIMATES.values(), *ESTIMATES_HEAD, *CLASSES_HEAD)
 """Texts that are looked up from a variable."""
 STATES = [f"{{number}} {{name:<11}} {state}" for state in ("right", "wrong", "to do")]
@@ -86,36 +75,6 @@ def marked_in_template(path: Path) -> set[str]:
     return found
 
 
-def said_in_help() -> set[str]:
-    """Every line of the commands' descriptions."""
-    lines = {line for each in COMMANDS.values() for line in (inspect.getdoc(each) or "").splitlines()}
-    return lines - {""} | GROUPS.keys()
-
-
-@functools.cache
-def printed_help(command: str, locale: str) -> str:
-    """The help of a command, or of vitascope, in a terminal of 80 columns with UTF-8."""
-    with (
-        pytest.MonkeyPatch.context() as environ,
-        io.TextIOWrapper(io.BytesIO(), encoding="utf-8") as shown,
-    ):
-        environ.setenv("COLUMNS", "80")
-        environ.setenv("LC_ALL", locale)
-        with contextlib.redirect_stdout(shown), contextlib.suppress(SystemExit):
-            main([command, "--help"] if command else ["--help"])
-        shown.seek(0)
-        return shown.read()
-
-
-def said_of_options() -> set[str]:
-    """Every title and description of a group of options, and the text of every option."""
-    found: list[str] = []
-    for command in COMMANDS:
-        translated(printed_help(command, "C"), lambda text: found.append(text) or text)
-    texts = {letters(text): text for text in CHINESE}  # which the help has broken into lines
-    return {texts.get(letters(text), text) for text in found}
-
-
 def said_in_exercises() -> set[str]:
     hints = {fault.hint for faults in FAULTS.values() for fault in faults}
     return hints.union(STATES, *(docstrings(solution_text(name)) for name in NAMES))
@@ -126,12 +85,9 @@ def marked() -> set[str]:
     found = (
         {f"# {noun}s" for noun in NOUNS}
         | set(CHOSEN)
-        | set(TYRO)
         | COMPARED
         | set(SCORES_HEAD)
         | set(TIMES.values())
-        | said_in_help()
-        | said_of_options()
         | said_in_exercises()
     )
     for words in (CalibrationWords(), PAIR_WORDS):
@@ -145,6 +101,12 @@ def marked() -> set[str]:
 
 def test_every_marked_text_has_a_translation() -> None:
     assert sorted(marked() - CHINESE.keys()) == []
+
+
+def test_the_compiled_catalog_is_that_of_the_texts() -> None:
+    compiled = io.BytesIO()
+    write_mo(compiled, CATALOG)
+    assert (ROOT / "translations" / "zh.mo").read_bytes() == compiled.getvalue()
 
 
 def test_every_translation_is_used() -> None:
@@ -165,7 +127,7 @@ def test_translations_have_the_same_places_for_values() -> None:
 
 def test_elements_of_translations_are_those_of_the_texts() -> None:
     found = {
-        text: (re.findall(r"<[^>]+>", text), re.findall(r"<[^>]+>", said)) for text, said in REPORT.items()
+        text: (re.findall(r"<[^>]+>", text), re.findall(r"<[^>]+>", said)) for text, said in CHINESE.items()
     }
     assert {text for text, (ours, theirs) in found.items() if ours != theirs} == set()
 
@@ -213,65 +175,6 @@ def test_counts_are_singular_and_plural_in_english() -> None:
     assert (counted(1, "image"), counted(1000, "image")) == ("1 image", "1,000 images")
 
 
-def columns(line: str) -> int:
-    return sum(2 if unicodedata.east_asian_width(letter) in "WF" else 1 for letter in line)
-
-
-@pytest.mark.parametrize("command", ["", *COMMANDS])
-def test_help_is_chinese_and_fits_80_columns(command: str) -> None:
-    out = printed_help(command, "zh_CN.UTF-8")
-    assert out.startswith("用法: vitascope")
-    assert max(map(columns, out.splitlines())) <= 80
-    boxed = {columns(line) for line in out.splitlines() if line[:1] in "╭│╰" and line}
-    assert boxed == ({80} if command else set())
-    for word in ("usage:", "positional arguments", "show this help", "(required)", "(default:", "(one of"):
-        assert word not in out
-    described = COMMANDS[command or "predict"]  # the overview lists them all
-    assert CHINESE[(described.__doc__ or "").splitlines()[0]] in out
-
-
-@pytest.mark.parametrize("command", COMMANDS)
-def test_names_and_values_of_options_are_those_of_the_english_help(command: str) -> None:
-    english, chinese = (
-        [line.split("  ")[0] for line in printed_help(command, locale).splitlines() if line.startswith("│ -")]
-        for locale in ("C", "zh_CN.UTF-8")
-    )
-    assert chinese == english
-
-
-def test_help_of_a_wide_terminal_is_chinese_too(chinese, monkeypatch) -> None:
-    """tyro sets the boxes side by side in English."""
-    monkeypatch.setenv("COLUMNS", "200")
-    monkeypatch.setattr("sys.stdout", io.TextIOWrapper(io.BytesIO(), encoding="utf-8"))
-    with contextlib.suppress(SystemExit):
-        main(["train", "--help"])
-    sys.stdout.seek(0)
-    assert not re.search(r"[a-z]{3,} [a-z]{3,} [a-z]{3,} [a-z]{3,}", sys.stdout.read())
-
-
-@pytest.mark.parametrize(
-    ("text", "width", "lines"),
-    [
-        ("图像块的边长，以像素为单位。", 12, ["图像块的边", "长，以像素为", "单位。"]),
-        ("用于（可选）图像", 6, ["用于", "（可", "选）图", "像"]),
-        ("表格：.csv、.tsv", 8, ["表格：", ".csv、", ".tsv"]),
-        ("见 docs/options.md。", 8, ["见", "docs/opt", "ions.md。"]),
-    ],
-)
-def test_chinese_lines_break_between_letters_but_not_before_closing_punctuation(text, width, lines) -> None:
-    assert list(wrapped(parts(text, width), width)) == lines
-
-
 def test_errors_are_english(chinese, capsys) -> None:
     assert main(["train", "--epoch", "3"]) == 2
     assert capsys.readouterr().err.startswith("vitascope: error: unknown option '--epoch'")
-
-
-def test_titles_above_dashes_are_chinese_too(chinese, capsys) -> None:
-    """tyro draws boxes where the encoding is named `utf-8`, which that of `capsys` is not."""
-    with contextlib.suppress(SystemExit):
-        main(["predict", "--help"])
-    out = capsys.readouterr().out
-    assert "\n 位置参数  " in out
-    assert "\n 集群选项  " in out
-    assert "\n  --resume       继续中断的 --out" in out

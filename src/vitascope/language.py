@@ -1,9 +1,12 @@
-"""The reader's language: English texts of the help and the reports, and their Chinese translations."""
+"""The reader's language: English texts of reports and lessons, with translations (`translations/zh.po`)."""
 
 from __future__ import annotations
 
+import functools
+import gettext
 import os
 import sys
+from pathlib import Path
 from typing import Literal
 
 
@@ -31,10 +34,14 @@ def say(text: str, /, **values: object) -> str:
     ones: literal arguments of `say` and `counted`, and those of Jinja's `_`, `trans` and `counted`.
     """
     if language() == "zh":
-        from vitascope.chinese import CHINESE
-
-        text = CHINESE.get(text, text)
+        text = _chinese().gettext(text)
     return text.format(**values) if values else text
+
+
+@functools.cache
+def _chinese() -> gettext.GNUTranslations:
+    with Path(__file__).with_name("translations").joinpath("zh.mo").open("rb") as file:
+        return gettext.GNUTranslations(file)
 
 
 def counted(count: int, noun: str) -> str:

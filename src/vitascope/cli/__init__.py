@@ -33,7 +33,6 @@ from vitascope.cli.similar import Similar
 from vitascope.cli.train import Pretrain, Train, parse_run
 from vitascope.cli.zero_shot import ZeroShot
 from vitascope.errors import Interrupted, UserError, nearest, printable
-from vitascope.language import say
 
 GROUPS: dict[str, dict[str, type[Any]]] = {
     "Train:": {"train": Train, "pretrain": Pretrain, "probe": Probe, "zero-shot": ZeroShot},
@@ -165,24 +164,18 @@ def check_address_space(command: str) -> None:
 
 def overview() -> str:
     """The text of `vitascope --help`."""
-    usage, purpose = (
-        f"{say('usage:')} vitascope COMMAND ...",
-        say("Train, look inside and ship Vision Transformers."),
-    )
-    lines = [f"{usage}\n\n{purpose}"]
+    lines = ["usage: vitascope COMMAND ...\n\nTrain, look inside and ship Vision Transformers."]
     for group, commands in GROUPS.items():
-        lines.append(f"\n{say(group)}")
+        lines.append(f"\n{group}")
         for name, command in commands.items():
             summary = (command.__doc__ or "").splitlines()[0]
-            lines.append(f"  {name:<9} {say(summary)}")
-    arguments = say(
-        "MODEL is a run folder, a model folder or file of any library, a hub id\n"
+            lines.append(f"  {name:<9} {summary}")
+    lines.append(
+        "\nMODEL is a run folder, a model folder or file of any library, a hub id\n"
         "(owner/name), a name such as torchvision/vit_b_16, or `cifar10`, a small\n"
         "model that comes with vitascope. DATA is a folder of images, `digits`,\n"
         "`cifar10` or another known name, an archive, shards, or a hub id. Both may be\n"
-        "URLs of a store, such as s3://bucket/photos (docs/scale.md)."
-    )
-    more = say(
+        "URLs of a store, such as s3://bucket/photos (docs/scale.md).\n"
         "`vitascope COMMAND --help` lists a command's options; `vitascope --version`\nprints the version."
     )
-    return "\n".join([*lines, "", arguments, more])
+    return "\n".join(lines)

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import tyro
 
-from vitascope.cli.help_text import in_readers_language
 from vitascope.errors import UserError, nearest
 from vitascope.options.groups import Flag as Flag
 from vitascope.options.groups import MaybeFloat as MaybeFloat
@@ -83,7 +82,7 @@ def parse(command: type[T], name: str, args: Sequence[str], default: Any = None)
     options: dict[str, Any] = {} if default is None else {"default": default}
     complaint = io.StringIO()
     try:
-        with contextlib.redirect_stderr(complaint), in_readers_language():
+        with contextlib.redirect_stderr(complaint):
             parsed, unknown = tyro.cli(
                 command,
                 prog=f"vitascope {name}",
