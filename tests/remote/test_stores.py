@@ -210,7 +210,7 @@ def test_failure_of_this_machine_is_not_reported_as_one_of_the_store(
     client: FailingClient, line: str
 ) -> None:
     with pytest.raises(StoreError, match=rf"^s3://bucket/a: .*{line}") as caught:
-        upload(Path("a"), "s3://bucket/a")
+        upload(Path(__file__), "s3://bucket/a")
     assert "does not answer" not in str(caught.value)
     assert client.calls == 1
 
@@ -220,24 +220,24 @@ def test_failure_of_this_machine_is_not_reported_as_one_of_the_store(
 )
 def test_error_of_a_server_that_is_an_oserror_is_one_of_the_store(client: FailingClient) -> None:
     with pytest.raises(StoreError, match=r"no access|does not answer as it should"):
-        upload(Path("a"), "s3://bucket/a")
+        upload(Path(__file__), "s3://bucket/a")
 
 
 @pytest.mark.parametrize("client", [MemoryError()], indirect=True)
 def test_full_memory_keeps_its_type(client: FailingClient) -> None:
     with pytest.raises(MemoryError):
-        upload(Path("a"), "s3://bucket/a")
+        upload(Path(__file__), "s3://bucket/a")
 
 
 def test_fault_in_our_code_keeps_its_type(client: FailingClient) -> None:
     with pytest.raises(AttributeError, match="no attribute 'info'"):  # which this client lacks
-        upload(Path("a"), "s3://bucket/a")
+        upload(Path(__file__), "s3://bucket/a")
 
 
 @pytest.mark.parametrize("client", [TypeError("not a mapping")], indirect=True)
 def test_answer_that_a_library_does_not_understand_is_one_line(client: FailingClient) -> None:
     with pytest.raises(StoreError, match=r"tests cannot read its answer \(TypeError: not a mapping\)"):
-        upload(Path("a"), "s3://bucket/a")
+        upload(Path(__file__), "s3://bucket/a")
 
 
 def test_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

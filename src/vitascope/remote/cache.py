@@ -22,12 +22,13 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, TypeVar
 
 from vitascope.cache import ADVICE, GENERAL_VARIABLE, OWN_VARIABLE, cache_folder, explained, writing_to_cache
 from vitascope.errors import UserError
+from vitascope.network import Threads
 from vitascope.remote.stores import ChangedError, RemoteObject, StoreError, find_object, name_in, read_range
 from vitascope.storage import check_room, explaining_failure, locked, replacing
 
@@ -150,8 +151,7 @@ def fetched_ahead(
     """The sources, while the objects of the next ones are fetched into the cache; an object that has changed
     or is too large for the cache is left to its reader."""
     waiting: deque[tuple[T, Future[None] | None]] = deque()
-    pool = ThreadPoolExecutor(READERS)
-    try:
+    with Threads(READERS) as pool:
         for source in sources:
             found = object_of(source)
             waiting.append((source, None if found is None else pool.submit(_fetch, found)))
@@ -159,8 +159,6 @@ def fetched_ahead(
                 yield _arrived(*waiting.popleft())
         while waiting:
             yield _arrived(*waiting.popleft())
-    finally:
-        pool.shutdown(wait=False, cancel_futures=True)
 
 
 def _fetch(object: RemoteObject) -> None:
@@ -210,7 +208,7 @@ def download(object: RemoteObject, path: Path) -> None:
     def fetch(start: int) -> bytes:
         return read_range(object, start, min(start + BLOCK, object.size))
 
-    with open(path, "wb") as file, ThreadPoolExecutor(READERS) as pool:
+    with open(path, "wb") as file, Threads(READERS) as pool:
         try:
             for first in range(0, len(starts), READERS):  # so that few blocks are in memory
                 for content in pool.map(fetch, starts[first : first + READERS]):

@@ -13,7 +13,6 @@ import re
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import unquote
@@ -21,6 +20,7 @@ from urllib.parse import unquote
 from vitascope.cache import explained, local_failure
 from vitascope.errors import SourceError, UserError
 from vitascope.formatting import counted
+from vitascope.network import Threads, seconds_for, within
 
 T = TypeVar("T")
 
@@ -37,6 +37,8 @@ CONNECT_SECONDS = 10.0
 """Time to connect."""
 READ_SECONDS = 15.0
 """Time without a byte after which a connection counts as broken."""
+LISTING_SECONDS = 900.0
+"""Time limit of what takes several requests: a listing, or the removal of a folder."""
 CONNECTIONS = 32
 """Simultaneous connections of a process."""
 
@@ -210,7 +212,7 @@ def listed(url: str) -> tuple[list[RemoteObject], list[str]]:
         ]
 
     try:
-        found = _asked(url, entries)
+        found = _asked(url, entries, LISTING_SECONDS)
     except FileNotFoundError as error:
         raise StoreError(f"{url}: no such folder or bucket") from error
     folders, objects = [], []
@@ -222,7 +224,7 @@ def listed(url: str) -> tuple[list[RemoteObject], list[str]]:
             folders.append(place.rstrip("/"))
         else:
             objects.append((place, entry))
-    with ThreadPoolExecutor(CONNECTIONS) as pool:  # a web page has names alone
+    with Threads(CONNECTIONS) as pool:  # a web page has names alone
         return list(pool.map(lambda each: _described(*each), objects)), folders
 
 
@@ -274,7 +276,7 @@ def read_range(object: RemoteObject, start: int, stop: int) -> bytes:
             raise ChangedError(f"changed since it was listed ({object.size:,} bytes then, {now.size:,} now)")
 
     try:
-        content = _asked(object.url, read)
+        content = _asked(object.url, read, seconds_for(stop - start))
         _asked(object.url, check)  # on its own, because either request may fail
     except FileNotFoundError as error:
         raise ChangedError("it was listed, and is gone") from error
@@ -291,7 +293,7 @@ def upload(path: Path, url: str) -> None:
             raise _CutError(f"{size:,} of {counted(path.stat().st_size, 'byte')} arrived")
 
     try:
-        _asked(url, write)
+        _asked(url, write, seconds_for(path.stat().st_size))
     except FileNotFoundError as error:
         raise StoreError(f"{url}: cannot be written: no such bucket") from error
 
@@ -299,15 +301,17 @@ def upload(path: Path, url: str) -> None:
 def remove(url: str) -> None:
     """Remove an object, or a folder with everything below it, if it is there; raises as `find_object`."""
     with contextlib.suppress(FileNotFoundError):
-        _asked(url, lambda files: files.rm(files._strip_protocol(url), recursive=True))
+        _asked(url, lambda files: files.rm(files._strip_protocol(url), recursive=True), LISTING_SECONDS)
 
 
 class _CutError(OSError):
     """An answer of another length than was asked for."""
 
 
-def _asked(url: str, call: Callable[[Any], T]) -> T:
+def _asked(url: str, call: Callable[[Any], T], seconds: float | None = None) -> T:
     """The result of a call with the file system of a URL, repeated while that may help.
+
+    A call may take so many seconds, by default the time limit of a request for a few bytes.
 
     Raises:
         FileNotFoundError, ChangedError: as the call.
@@ -318,7 +322,7 @@ def _asked(url: str, call: Callable[[Any], T]) -> T:
     files = _file_system(url)
     while True:
         try:
-            return call(files)
+            return within(lambda: call(files), seconds_for(0) if seconds is None else seconds)
         except (ChangedError, StoreError, MemoryError):
             raise
         except Exception as error:  # each library has its own, also for answers of other forms
