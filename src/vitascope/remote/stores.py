@@ -216,14 +216,21 @@ def listed(url: str) -> tuple[list[RemoteObject], list[str]]:
     except FileNotFoundError as error:
         raise StoreError(f"{url}: no such folder or bucket") from error
     folders, objects = [], []
+    is_web = store_of(url) is _WEB
     for place, entry in sorted(found, key=lambda each: each[0]):
         name = place.removeprefix(f"{url}/").rstrip("/")
-        if not name or place.rstrip("/") == url or name.startswith(".") or re.search("[/?#]", name):
+        is_folder = entry["type"] == "directory"
+        if not name or place.rstrip("/") == url:
+            if not is_web and place.endswith("/") and (is_folder or entry["size"]):
+                raise StoreError(f"{url}//: a folder without a name cannot be listed: rename its objects")
+        elif name.startswith(".") or (is_web and re.search("[/?#]", name)):
             continue  # of a web page, links to other places too
-        if entry["type"] == "directory":
+        elif is_folder:
             folders.append(place.rstrip("/"))
         else:
             objects.append((place, entry))
+    # Some programs mark a folder by an empty object of its name.
+    objects = [(place, entry) for place, entry in objects if entry["size"] != 0 or place not in folders]
     with Threads(CONNECTIONS) as pool:  # a web page has names alone
         return list(pool.map(lambda each: _described(*each), objects)), folders
 
