@@ -213,6 +213,7 @@ OPTIONS = {
     "Predictions that take longer get 504; X-Deadline-Ms shortens it for one request.": "预测的时限（毫秒），超时得到 504；X-Deadline-Ms 可以缩短一个请求的时限。",
     "Explanations that take longer get 504.": "热力图的时限（毫秒），超时得到 504。",
     "Maximum megabytes per request; larger ones get 413.": "每个请求的最大兆字节数；更大的请求得到 413。",
+    "Maximum megabytes of all requests at once, per worker; more get 503.": "每个工作进程中所有请求合计的最大兆字节数；超过时得到 503。",
     "Maximum million pixels per picture; larger ones get 413 before they are decoded.": "每张图片的最大像素数（百万）；更大的图片在解码之前就得到 413。",
     "Maximum megabytes of memory for decoding a picture; others get 413. Linux only.": "解码一张图片的最大内存（兆字节）；超过时得到 413。仅限 Linux。",
     "Maximum pictures per form.": "每个表单最多的图片数。",
