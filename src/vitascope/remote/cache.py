@@ -201,13 +201,16 @@ def copied(objects: Sequence[RemoteObject], folder: str) -> Path:
                 with replacing(target) as aside:
                     aside.mkdir()
                     for each in objects:
-                        download(each, aside / name_in(each.url, folder))
+                        try:
+                            download(each, aside / name_in(each.url, folder))
+                        except ChangedError as error:
+                            raise StoreError(f"{each.url}: {error}; repeat this") from error
         os.utime(target)
     return target
 
 
 def download(object: RemoteObject, path: Path) -> None:
-    """Write a whole object to a file, past the cache; a StoreError if it changes meanwhile."""
+    """Write a whole object to a file, past the cache; a ChangedError if it changes meanwhile."""
     path.parent.mkdir(parents=True, exist_ok=True)
     starts = range(0, object.size, BLOCK)
 
@@ -215,12 +218,9 @@ def download(object: RemoteObject, path: Path) -> None:
         return read_range(object, start, min(start + BLOCK, object.size))
 
     with open(path, "wb") as file, Threads(READERS) as pool:
-        try:
-            for first in range(0, len(starts), READERS):  # so that few blocks are in memory
-                for content in pool.map(fetch, starts[first : first + READERS]):
-                    file.write(content)
-        except ChangedError as error:
-            raise StoreError(f"{object.url}: {error}; repeat this") from error
+        for first in range(0, len(starts), READERS):  # so that few blocks are in memory
+            for content in pool.map(fetch, starts[first : first + READERS]):
+                file.write(content)
     os.utime(path, (0, 0))  # the same for every copy: what is unpacked from it is named by it
 
 

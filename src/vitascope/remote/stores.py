@@ -57,6 +57,10 @@ class StoreError(SourceError):
     """A store cannot be reached or rejects a request, or the local cache fails; the message names which."""
 
 
+class MissingError(StoreError):
+    """No object or folder has a URL."""
+
+
 class ChangedError(OSError):
     """An object is another one than when it was listed, or is gone."""
 
@@ -176,7 +180,7 @@ def find_object(url: str) -> RemoteObject | None:
     try:
         return _asked(url, found)
     except FileNotFoundError as error:
-        raise StoreError(f"{url}: no such object, folder or bucket") from error
+        raise MissingError(f"{url}: no such object, folder or bucket") from error
 
 
 def exists(url: str) -> bool:
@@ -214,7 +218,7 @@ def listed(url: str) -> tuple[list[RemoteObject], list[str]]:
     try:
         found = _asked(url, entries, LISTING_SECONDS)
     except FileNotFoundError as error:
-        raise StoreError(f"{url}: no such folder or bucket") from error
+        raise MissingError(f"{url}: no such folder or bucket") from error
     folders, objects = [], []
     is_web = store_of(url) is _WEB
     for place, entry in sorted(found, key=lambda each: each[0]):
