@@ -2,10 +2,13 @@
 
 import errno
 import itertools
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import pytest
+from werkzeug import Response
 
+from tests.http_server import Quiet, answering
 from tests.stores import BUCKET, Store, files_of, serving
 from vitascope.errors import UserError
 from vitascope.remote import stores
@@ -292,6 +295,47 @@ def test_server_without_versions_or_parts_is_rejected(tmp_path: Path) -> None:
         assert read_range(found, 0, 10) == b"0123456789"
         with pytest.raises(StoreError, match="sends no parts of files"):
             read_range(found, 0, 4)
+
+
+def test_folder_that_lists_itself_is_one_line(tmp_path: Path, web_store: Store) -> None:
+    write(tmp_path / "web" / "a" / "1.txt")
+    (tmp_path / "web" / "a" / "again").symlink_to(tmp_path / "web" / "a")
+    with pytest.raises(StoreError, match="more than 32 folders in each other: does one of them list itself"):
+        list(walk(f"{web_store.url}/a"))
+
+
+@pytest.mark.parametrize("status", [404, 410])
+def test_object_that_is_gone_is_a_changed_one(tmp_path: Path, status: int) -> None:
+    pytest.importorskip("aiohttp")
+    write(tmp_path / "a.png")
+    files, gone = files_of(tmp_path), False
+    with serving(lambda *each: (Response("gone", status) if gone else files)(*each)) as server:
+        found = find_object(f"{server.url}/a.png")
+        assert found is not None
+        gone = True
+        with pytest.raises(ChangedError, match="it was listed, and is gone"):
+            read_range(found, 0, 4)
+
+
+@pytest.mark.parametrize("end", ["</html>", ""])
+def test_list_that_breaks_off_is_not_taken_for_the_whole(end: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a connection whose end is that of the list, as a server of HTTP/1.0 sends it."""
+    pytest.importorskip("aiohttp")
+    monkeypatch.setattr(stores, "PAUSE", 0.0)
+
+    class Handler(Quiet, BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.send_header("Content-Type", "text/html")
+            self.end_headers()
+            self.wfile.write(f'<HTML><a href="a/">a</a><a href="b/">b</a>{end}'.encode())
+
+    with answering(Handler) as url:
+        if end:
+            assert listed(url) == ([], [f"{url}/a", f"{url}/b"])
+        else:
+            with pytest.raises(StoreError, match="breaks off before </html>"):
+                listed(url)
 
 
 def test_names_that_lead_out_of_a_folder_are_rejected() -> None:

@@ -39,6 +39,8 @@ READ_SECONDS = 15.0
 """Time without a byte after which a connection counts as broken."""
 LISTING_SECONDS = 900.0
 """Time limit of what takes several requests: a listing, or the removal of a folder."""
+DEEPEST = 32
+"""Folders in each other: links of a web server may lead back."""
 CONNECTIONS = 32
 """Simultaneous connections of a process."""
 
@@ -89,10 +91,20 @@ def _s3_options() -> Mapping[str, Any]:
 
 
 def _http_options() -> Mapping[str, Any]:
-    from aiohttp import ClientTimeout
+    from aiohttp import ClientPayloadError, ClientResponse, ClientTimeout
+
+    class Response(ClientResponse):
+        """A response whose text, which is a list of files, is whole as far as that can be seen."""
+
+        async def text(self, *arguments: Any, **options: Any) -> str:
+            text = await super().text(*arguments, **options)
+            is_counted = "Content-Length" in self.headers or "Transfer-Encoding" in self.headers
+            if not is_counted and "<html" in text.lower() and "</html>" not in text.lower():
+                raise ClientPayloadError("the list of files breaks off before </html>")
+            return text
 
     timeout = ClientTimeout(total=None, sock_connect=CONNECT_SECONDS, sock_read=READ_SECONDS)
-    return {"client_kwargs": {"timeout": timeout}}
+    return {"client_kwargs": {"timeout": timeout, "response_class": Response}}
 
 
 _WEB = Store(package="aiohttp", extra="http", writable=False, options=_http_options)
@@ -192,16 +204,18 @@ def exists(url: str) -> bool:
     return True
 
 
-def walk(url: str) -> Iterator[RemoteObject]:
+def walk(url: str, depth: int = 0) -> Iterator[RemoteObject]:
     """The objects below a folder without hidden ones: those of a folder, then its folders, each by name.
 
     Only one folder's names and those of its parents are in memory. Raises as `find_object`.
     """
+    if depth > DEEPEST:
+        raise StoreError(f"{url}: more than {DEEPEST} folders in each other: does one of them list itself?")
     objects, folders = listed(url)
     yield from objects
     del objects
     for folder in folders:
-        yield from walk(folder)
+        yield from walk(folder, depth + 1)
 
 
 def listed(url: str) -> tuple[list[RemoteObject], list[str]]:
@@ -344,6 +358,8 @@ def _asked(url: str, call: Callable[[Any], T], seconds: float | None = None) -> 
             reason = _hidden(error)
             if isinstance(reason, FileNotFoundError):
                 raise
+            if _status(reason) == 410:
+                raise FileNotFoundError(url) from error
             is_last = attempt == ATTEMPTS or time.monotonic() - began > PATIENCE
             if is_last or not _may_pass(reason, store):
                 raise StoreError(f"{url}: {_reason(reason, store, attempt)}") from error
