@@ -33,6 +33,8 @@ class Server:
         every_third_fails: whether every third request is answered with status 500.
         seconds: that each answer takes.
         cut: the number of answers that break off in the middle, from now on.
+        drips: whether files come a byte at a time from now on, until this is reset.
+        dripping: set while one does.
         gone: whether connections are closed without an answer.
         expired: whether every request is answered with the error for expired credentials.
     """
@@ -43,6 +45,7 @@ class Server:
         self.every_third_fails = False
         self.seconds = 0.0
         self.cut = 0
+        self.drips, self.dripping = False, threading.Event()
         self.gone = False
         self.expired = False
         self._application = application
@@ -63,7 +66,17 @@ class Server:
         if fails:
             return Response("the server is out of order", 500)(environ, start_response)
         answer = self._application(environ, start_response)
+        if self.drips and environ["REQUEST_METHOD"] == "GET" and "." in environ["PATH_INFO"]:
+            return self._dripped(answer)
         return _half(answer, environ["werkzeug.socket"]) if cuts else answer
+
+    def _dripped(self, answer: Iterable[bytes]) -> Iterator[bytes]:
+        self.dripping.set()
+        for byte in b"".join(answer):
+            yield bytes([byte])
+            pause = time.monotonic() + 0.05
+            while self.drips and time.monotonic() < pause:
+                time.sleep(0.01)
 
 
 def _half(answer: Iterable[bytes], connection: socket.socket) -> Iterator[bytes]:

@@ -9,8 +9,10 @@ import json
 import math
 import os
 import re
+import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,6 +23,7 @@ from PIL import Image
 
 import vitascope
 from tests.cli import SHAPE, SHORT, colours, error_line, write_place
+from tests.forked import ending, fork
 from tests.model import count_parameters, named_on_meta, on_meta, small_model
 from tests.test_architecture import imports
 from tests.training import undrawn
@@ -99,6 +102,25 @@ def test_ctrl_c_during_the_import_of_the_commands_ends_in_one_line(
         patch.setattr(builtins, "__import__", interrupted)
         assert installed() == 130
     assert capsys.readouterr() == ("", "vitascope: interrupted\n")
+
+
+def test_thread_of_a_library_that_hangs_does_not_keep_a_stopped_program(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def stopped(_: object) -> None:
+        threading.Thread(target=threading.Event().wait).start()
+        raise KeyboardInterrupt
+
+    def run() -> int:
+        signal.alarm(20)
+        monkeypatch.setattr("vitascope.__main__.PATIENCE", 0.0)
+        monkeypatch.setattr(COMMANDS["models"], "call", stopped)
+        monkeypatch.setattr(sys, "argv", ["vitascope", "models"])
+        status = installed()
+        threading._shutdown()  # as the interpreter's end
+        return status
+
+    assert ending(fork(run)) == 130
 
 
 def test_help_takes_the_name_of_a_command(capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,26 +2,35 @@
 
 import gc
 import json
+import os
 import shutil
+import signal
+import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from tests.cli import error_line
+from tests.cli import SHAPE, SHORT, error_line
+from tests.forked import ending, fork
 from tests.model import small_model
 from tests.stores import BUCKET, Store
 from tests.training import assert_bitwise, tiny_config, undrawn, write_folder
+from vitascope import network
+from vitascope.__main__ import main as installed
 from vitascope.cli import main
 from vitascope.data.formats import shard_files
 from vitascope.data.loading import Loader
 from vitascope.data.pack import pack
 from vitascope.data.split_record import SplitRecord
+from vitascope.errors import Interrupted
 from vitascope.evaluation.evaluate import evaluate
 from vitascope.predict.embed import Embeddings, embed
 from vitascope.remote import cache
 from vitascope.remote.stores import StoreError, find_object, listed
+from vitascope.training.loop import Trainer
 from vitascope.training.train import resume, train
 from vitascope.weights.loading import from_pretrained
 from vitascope.weights.saving import save_pretrained
@@ -39,6 +48,10 @@ def _one_look_per_test() -> Iterator[None]:
 @pytest.fixture
 def photos(store: Store) -> str:
     """A folder of images and a model beside it, on the disk and in the store; its URL."""
+    return photos_in(store)
+
+
+def photos_in(store: Store) -> str:
     write_folder(store.folder / "photos", per_class=20)
     save_pretrained(small_model(num_classes=2, class_names=("dark", "light")), store.folder / "model")
     store.add("model")
@@ -139,6 +152,86 @@ def test_server_that_is_gone_stops_a_prediction_that_is_resumed(
     assert main([*command, "--resume"]) == 0
     assert main(["predict", f"{root}/model", photos, "--out", f"{root}/q.jsonl", *QUICK]) == 0
     assert (root / "p.jsonl").read_bytes() == (root / "q.jsonl").read_bytes()
+
+
+COMMANDS = {
+    "predict": ["predict", "model", "URL", *QUICK],
+    "embed": ["embed", "model", "URL", "--out", "f.npz", "--no-cache", *QUICK],
+    "train": ["train", "--data", "URL", "--run", "run", *SHAPE, *SHORT],
+}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_content_that_hardly_arrives_is_one_line(
+    web_store: Store,
+    command: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(web_store.folder)
+    url = photos_in(web_store)
+    monkeypatch.setattr(network, "LIMIT", 0.3)
+    monkeypatch.setattr("vitascope.remote.stores.PATIENCE", 0.0)
+    web_store.server.drips = True
+    argv = [url if word == "URL" else word for word in COMMANDS[command]]
+    assert main(argv) == 2
+    web_store.server.drips = False
+    assert "does not answer as it should: no answer within" in capsys.readouterr().err.splitlines()[-1]
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("command", ["predict", "embed"])
+def test_signal_ends_a_command_whose_requests_hang(
+    web_store: Store, command: str, signum: signal.Signals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(web_store.folder)
+    url = photos_in(web_store)
+    web_store.server.drips = True
+
+    def run() -> int:
+        signal.alarm(20)
+        sys.argv = ["vitascope", *(url if word == "URL" else word for word in COMMANDS[command])]
+        status = installed()
+        threading._shutdown()  # as the interpreter's end
+        return status
+
+    child = fork(run)
+    assert web_store.server.dripping.wait(20)
+    os.kill(child, signum)
+    assert ending(child) == 128 + signum
+    web_store.server.drips = False
+
+
+def test_run_that_waits_for_a_batch_is_stopped_with_everything_saved(
+    web_store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root, steps = web_store.folder, []
+    url = photos_in(web_store)
+    monkeypatch.setitem(Loader.__init__.__kwdefaults__, "memory_budget", 0)  # images are read in every epoch
+    step = Trainer._training_step
+
+    def hangs_soon(self: Trainer, *args: object) -> object:
+        steps.append(self.step)
+        if len(steps) == 3:
+            shutil.rmtree(root / "cache", ignore_errors=True)
+            web_store.server.drips = True
+            threading.Thread(target=interrupt).start()
+        return step(self, *args)
+
+    def interrupt() -> None:
+        assert web_store.server.dripping.wait(20)
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTERM)
+
+    with undrawn():
+        whole = train(tiny_config(url, run=f"{root}/whole", workers=0))
+        shutil.rmtree(root / "cache")
+        with monkeypatch.context() as patch:
+            patch.setattr(Trainer, "_training_step", hangs_soon)
+            with pytest.raises(Interrupted, match="everything is saved"):
+                train(tiny_config(url, run=f"{root}/cut", workers=0))
+        web_store.server.drips = False
+        resumed = resume(f"{root}/cut", workers=0)
+    assert_bitwise(*(from_pretrained(result.run).state_dict() for result in (whole, resumed)))
 
 
 def test_results_are_written_to_a_store(s3_store: Store, capsys: pytest.CaptureFixture[str]) -> None:

@@ -42,7 +42,7 @@ def test_no_answer_ends_with_the_time_limit(monkeypatch: pytest.MonkeyPatch) -> 
     released, others = threading.Event(), set(threading.enumerate())
     with pytest.raises(NotTheHubError, match=r"did not answer within 0.1 s|did not answer within 0.0 s"):
         ask(released.wait)
-    (thread,) = {each for each in threading.enumerate() if "hub" in each.name} - others
+    (thread,) = {each for each in threading.enumerate() if each.name == "request"} - others
     assert thread.daemon
     released.set()
 

@@ -1,4 +1,4 @@
-"""Limits on what others may answer, and how slowly: requests with the hub's client, and downloads.
+"""Limits on what others may answer, and how slowly: requests with a store's or the hub's client, downloads.
 
 A mirror or a proxy may answer in the hub's place. The hub's client has no time limit for some requests, and
 raises whatever an answer of another form leads to.
@@ -7,15 +7,18 @@ raises whatever an answer of another form leads to.
 from __future__ import annotations
 
 import http.client
+import queue
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, wait
-from typing import TypeVar
+from types import TracebackType
+from typing import Any, TypeVar
 
 from vitascope.formatting import duration
 
 T = TypeVar("T")
+R = TypeVar("R")
 
 LIMIT = 60.0
 """Seconds for a request, beside the transfer of a large file."""
@@ -24,6 +27,11 @@ SLOWEST = 20_000
 STALLED = 1_000
 """Bytes per second, on average over `LIMIT`, below which a download counts as hanging."""
 _CHUNK = 2**18
+
+
+def seconds_for(size: int) -> float:
+    """The time limit of a request that transfers so many bytes."""
+    return LIMIT + size / SLOWEST
 
 
 class StalledError(TimeoutError):
@@ -44,6 +52,64 @@ def chunks(response: http.client.HTTPResponse, size: int | None = None) -> Itera
             began, received = time.monotonic(), 0
 
 
+def within(call: Callable[[], T], seconds: float) -> T:
+    """The result of a call; a StalledError if it takes longer. The call must not raise StopIteration."""
+    with Threads(1) as thread:
+        result = thread.submit(call)
+        wait([result], min(seconds, threading.TIMEOUT_MAX))
+        if not result.done():
+            raise StalledError(f"no answer within {duration(seconds)}")
+        return result.result()
+
+
+class Threads:
+    """Threads for calls that may hang in a request: neither `with` nor the end of the process waits for them.
+
+    Python joins the threads of a `ThreadPoolExecutor` before it ends, also after a signal.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._calls: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = queue.SimpleQueue()
+        self._most, self._count, self._closed = count, 0, False
+
+    def submit(self, call: Callable[..., T], *args: Any) -> Future[T]:
+        """Call a function in a thread."""
+        future: Future[T] = Future()
+        self._calls.put((future, lambda: call(*args)))
+        if self._count < self._most:
+            self._count += 1
+            threading.Thread(target=self._work, name="request", daemon=True).start()
+        return future
+
+    def map(self, call: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
+        """The results for all items, in their order; all calls are submitted at once."""
+        futures = [self.submit(call, item) for item in items]
+        return (future.result() for future in futures)
+
+    def close(self) -> None:
+        """End the threads after the calls that they are in; no other call begins."""
+        self._closed = True
+        for _ in range(self._count):
+            self._calls.put(None)
+
+    def __enter__(self) -> Threads:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _work(self) -> None:
+        while (found := self._calls.get()) is not None and not self._closed:
+            future, call = found
+            try:
+                future.set_result(call())
+            except BaseException as error:  # noqa: BLE001 - raised where the result is taken
+                future.set_exception(error)
+            del found, future, call  # what they hold would live until the next call
+
+
 class NotTheHubError(ConnectionError):
     """Nobody answers in time, or somebody who is not a hub."""
 
@@ -57,22 +123,20 @@ def ask(call: Callable[[], T], *, size: int | None = 0) -> T:
     """
     from huggingface_hub import constants
 
-    limit = threading.TIMEOUT_MAX if size is None else LIMIT + size / SLOWEST
-    result: Future[T] = Future()
+    limit = threading.TIMEOUT_MAX if size is None else seconds_for(size)
 
-    def work() -> None:
+    def understood() -> T:
         try:
-            result.set_result(call())
-        except BaseException as error:  # noqa: BLE001 - KeyError, TypeError, RecursionError of nested JSON, ...
-            known = isinstance(error, client_errors()) and not isinstance(error, RecursionError)
-            result.set_exception(error if known else misunderstood(error))
+            return call()
+        except BaseException as error:  # KeyError, TypeError, RecursionError of nested JSON, ...
+            if isinstance(error, client_errors()) and not isinstance(error, RecursionError):
+                raise
+            raise misunderstood(error) from error
 
-    # A daemon, because a request that hangs must not keep the process.
-    threading.Thread(target=work, name="request to the hub", daemon=True).start()
-    wait([result], limit)
-    if not result.done():
-        raise NotTheHubError(f"{constants.ENDPOINT} did not answer within {duration(limit)}")
-    return result.result()
+    try:
+        return within(understood, limit)
+    except StalledError as error:
+        raise NotTheHubError(f"{constants.ENDPOINT} did not answer within {duration(limit)}") from error
 
 
 def misunderstood(answer: object) -> NotTheHubError:

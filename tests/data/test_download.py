@@ -1,5 +1,6 @@
 """Downloads from a local server: complete, in parts, wrong and failing."""
 
+import contextlib
 import dataclasses
 import hashlib
 import http.client
@@ -156,6 +157,25 @@ def test_a_silent_server_times_out(server: Server, tmp_path: Path, monkeypatch: 
         with pytest.raises(UserError, match=f"{url}: .*timed out"):
             fetch(published(url), tmp_path)
         assert fetch(published(url, server.url), tmp_path).read_bytes() == CONTENT
+
+
+def test_headers_that_hardly_arrive_end_with_the_time_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(download, "TIMEOUT", 0.15)
+    monkeypatch.setattr(download, "RETRIES", 0)
+    left = threading.Event()
+
+    class Dripping(Quiet, http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            with contextlib.suppress(ConnectionError):
+                while not left.wait(0.02):
+                    self.wfile.write(b"H")
+
+    with answering(Dripping) as address:
+        with pytest.raises(UserError, match="no answer within"):
+            fetch(published(f"{address}/file"), tmp_path)
+        left.set()
 
 
 @pytest.mark.parametrize("status", [404, 403, 416])

@@ -53,6 +53,17 @@ def test_folder_is_read_like_a_local_one(store: Store, splits: tuple[str, ...]) 
     assert source_name(found.train.sources[0]).startswith(url)
 
 
+@pytest.mark.parametrize("name", ["cat", "a" * 300 + ".png"])
+def test_object_whose_name_no_local_path_can_have_is_named(s3_store: Store, name: str) -> None:
+    write_tree(s3_store.folder / "photos", {"cat": 3, "dog": 3})
+    url = s3_store.add("photos")
+    s3_store.put(s3_store.folder / "photos" / "cat" / "000.png", f"photos/{name}")
+    with pytest.raises(
+        StoreError, match=rf"{url}/\S*: no local path can have this name.*: rename the object"
+    ):
+        open_data(url)
+
+
 def test_shards_are_read_like_local_ones(store: Store) -> None:
     write_tree(store.folder / "photos", {"cat": 9, "dog": 9})
     pack(str(store.folder / "photos"), store.folder / "shards", shard_mb=1)

@@ -42,6 +42,22 @@ def test_features_are_bitwise_those_of_the_model_for_the_same_pixels(photos: Pat
     assert (found.made["layer"], found.made["pool"], found.made["precision"]) == (None, None, "fp32")
 
 
+@pytest.mark.parametrize("place", [-1, -100, 0.5, 0.3])
+def test_damaged_byte_in_the_cache_changes_no_feature(
+    photos: Path, tmp_path: Path, place: float, caplog: pytest.LogCaptureFixture
+) -> None:
+    right = embed(small_model(), photos, **HERE).features
+    (path,) = (tmp_path / "cache" / "features").glob("*/*.safetensors")
+    content = bytearray(path.read_bytes())
+    content[place if isinstance(place, int) else int(place * len(content))] ^= 64
+    path.write_bytes(content)
+    for computed in (9, 0):  # it is replaced
+        found = embed(small_model(), photos, **HERE)
+        assert np.array_equal(found.features, right)
+        assert found.computed == computed
+    assert f"{path} is damaged" in caplog.text
+
+
 @pytest.mark.parametrize("suffix", [".npz", ".npy", ".parquet"])
 def test_file_has_what_is_returned_without_one(photos: Path, tmp_path: Path, suffix: str) -> None:
     if suffix == ".parquet":

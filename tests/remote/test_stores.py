@@ -2,10 +2,13 @@
 
 import errno
 import itertools
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import pytest
+from werkzeug import Response
 
+from tests.http_server import Quiet, answering
 from tests.stores import BUCKET, Store, files_of, serving
 from vitascope.errors import UserError
 from vitascope.remote import stores
@@ -52,6 +55,37 @@ def test_walk_lists_files_before_folders_by_name_without_hidden_ones(store: Stor
     assert [each.url for each in listed(f"{url}/")[0]] == [f"{url}/b.txt", f"{url}/c.txt"]
     assert find_object(url) is None
     assert find_object(f"{url}/a/1.txt") in walk(url)
+
+
+@pytest.mark.parametrize("store", ["s3"], indirect=True)
+@pytest.mark.parametrize("name", ["#1.png", "what?.png", "a%20b.png", "a b.png", "a+b&c.png", "é.png"])
+def test_every_name_of_a_store_is_listed_and_read(store: Store, name: str) -> None:
+    write(store.folder / "data" / name)
+    (found,) = walk(store.add("data"))
+    assert name_in(found.url, f"{store.url}/data") == name
+    assert read_range(found, 0, 10) == b"0123456789"
+
+
+def test_folder_without_a_name_is_reported(s3_store: Store) -> None:
+    s3_store.put(write(s3_store.folder / "a"), "data/cat//2.png")
+    with pytest.raises(StoreError, match=r"team/data/cat//: a folder without a name"):
+        list(walk(f"{s3_store.url}/data"))
+
+
+@pytest.mark.parametrize("name", ["cat", "cat/"])
+def test_object_with_the_name_of_a_folder_is_listed_unless_it_only_marks_it(
+    s3_store: Store, name: str
+) -> None:
+    s3_store.put(write(s3_store.folder / "empty", b""), f"data/{name}")
+    s3_store.put(write(s3_store.folder / "full"), "data/cat/1.png")
+    url = f"{s3_store.url}/data"
+    assert [name_in(each.url, url) for each in walk(url)] == ["cat/1.png"]
+    s3_store.put(s3_store.folder / "full", f"data/{name}")
+    if name == "cat":
+        assert [name_in(each.url, url) for each in walk(url)] == ["cat", "cat/1.png"]
+    else:
+        with pytest.raises(StoreError, match="a folder without a name"):
+            list(walk(url))
 
 
 def test_read_returns_a_part(store: Store) -> None:
@@ -210,7 +244,7 @@ def test_failure_of_this_machine_is_not_reported_as_one_of_the_store(
     client: FailingClient, line: str
 ) -> None:
     with pytest.raises(StoreError, match=rf"^s3://bucket/a: .*{line}") as caught:
-        upload(Path("a"), "s3://bucket/a")
+        upload(Path(__file__), "s3://bucket/a")
     assert "does not answer" not in str(caught.value)
     assert client.calls == 1
 
@@ -220,24 +254,24 @@ def test_failure_of_this_machine_is_not_reported_as_one_of_the_store(
 )
 def test_error_of_a_server_that_is_an_oserror_is_one_of_the_store(client: FailingClient) -> None:
     with pytest.raises(StoreError, match=r"no access|does not answer as it should"):
-        upload(Path("a"), "s3://bucket/a")
+        upload(Path(__file__), "s3://bucket/a")
 
 
 @pytest.mark.parametrize("client", [MemoryError()], indirect=True)
 def test_full_memory_keeps_its_type(client: FailingClient) -> None:
     with pytest.raises(MemoryError):
-        upload(Path("a"), "s3://bucket/a")
+        upload(Path(__file__), "s3://bucket/a")
 
 
 def test_fault_in_our_code_keeps_its_type(client: FailingClient) -> None:
     with pytest.raises(AttributeError, match="no attribute 'info'"):  # which this client lacks
-        upload(Path("a"), "s3://bucket/a")
+        upload(Path(__file__), "s3://bucket/a")
 
 
 @pytest.mark.parametrize("client", [TypeError("not a mapping")], indirect=True)
 def test_answer_that_a_library_does_not_understand_is_one_line(client: FailingClient) -> None:
     with pytest.raises(StoreError, match=r"tests cannot read its answer \(TypeError: not a mapping\)"):
-        upload(Path("a"), "s3://bucket/a")
+        upload(Path(__file__), "s3://bucket/a")
 
 
 def test_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -261,6 +295,47 @@ def test_server_without_versions_or_parts_is_rejected(tmp_path: Path) -> None:
         assert read_range(found, 0, 10) == b"0123456789"
         with pytest.raises(StoreError, match="sends no parts of files"):
             read_range(found, 0, 4)
+
+
+def test_folder_that_lists_itself_is_one_line(tmp_path: Path, web_store: Store) -> None:
+    write(tmp_path / "web" / "a" / "1.txt")
+    (tmp_path / "web" / "a" / "again").symlink_to(tmp_path / "web" / "a")
+    with pytest.raises(StoreError, match="more than 32 folders in each other: does one of them list itself"):
+        list(walk(f"{web_store.url}/a"))
+
+
+@pytest.mark.parametrize("status", [404, 410])
+def test_object_that_is_gone_is_a_changed_one(tmp_path: Path, status: int) -> None:
+    pytest.importorskip("aiohttp")
+    write(tmp_path / "a.png")
+    files, gone = files_of(tmp_path), False
+    with serving(lambda *each: (Response("gone", status) if gone else files)(*each)) as server:
+        found = find_object(f"{server.url}/a.png")
+        assert found is not None
+        gone = True
+        with pytest.raises(ChangedError, match="it was listed, and is gone"):
+            read_range(found, 0, 4)
+
+
+@pytest.mark.parametrize("end", ["</html>", ""])
+def test_list_that_breaks_off_is_not_taken_for_the_whole(end: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a connection whose end is that of the list, as a server of HTTP/1.0 sends it."""
+    pytest.importorskip("aiohttp")
+    monkeypatch.setattr(stores, "PAUSE", 0.0)
+
+    class Handler(Quiet, BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.send_header("Content-Type", "text/html")
+            self.end_headers()
+            self.wfile.write(f'<HTML><a href="a/">a</a><a href="b/">b</a>{end}'.encode())
+
+    with answering(Handler) as url:
+        if end:
+            assert listed(url) == ([], [f"{url}/a", f"{url}/b"])
+        else:
+            with pytest.raises(StoreError, match="breaks off before </html>"):
+                listed(url)
 
 
 def test_names_that_lead_out_of_a_folder_are_rejected() -> None:

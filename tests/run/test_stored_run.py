@@ -17,7 +17,7 @@ from vitascope.cache import cache_folder
 from vitascope.cli import main
 from vitascope.errors import UserError
 from vitascope.probing.probe import probe
-from vitascope.remote.stores import StoreError, exists, listed, walk
+from vitascope.remote.stores import RemoteObject, StoreError, exists, listed, walk
 from vitascope.run import layout, stored_run
 from vitascope.run.run import Run
 from vitascope.run.stored_run import OtherWriterError, StoredRun
@@ -315,6 +315,50 @@ def test_writer_whose_run_is_resumed_elsewhere_stops_with_one_line(data, whole, 
     forget()
     resume(url)
     assert_finished(url, whole)
+
+
+def test_run_that_another_machine_writes_is_taken_over(data, whole, url, monkeypatch, tmp_path: Path) -> None:
+    """While it is fetched, a file grows in the store, by an upload that had begun before."""
+    killed(data, url)
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setenv("VITASCOPE_CACHE", str(tmp_path / "elsewhere"))
+        live = StoredRun(url)
+    live.path.mkdir(parents=True)
+    events = live.path / "events.out.tfevents.1"
+    events.write_text("1")
+    live.upload()
+    events.write_text("12")
+    forget()
+    fetch, began = stored_run.download, []
+
+    def while_written(found: RemoteObject, path: Path) -> None:
+        began.append(found)
+        if len(began) == 1:
+            live._upload(iter([events.name]))
+        fetch(found, path)
+
+    monkeypatch.setattr(stored_run, "download", while_written)
+    monkeypatch.setattr(stored_run, "PAUSE", 0.0)
+    at_step(monkeypatch, KILLED_AT + 1, lambda: stops(live))
+    resume(url)
+    assert len(began) > 1
+    assert_finished(url, whole)
+
+
+def stops(live: StoredRun) -> None:
+    with pytest.raises(OtherWriterError, match="is written by process"):
+        live.upload()
+
+
+def test_resume_that_is_rejected_lets_the_other_machine_go_on(data, url) -> None:
+    killed(data, url)
+    live = StoredRun(url)
+    live.claim()
+    forget()
+    live.path.mkdir(parents=True)
+    with pytest.raises(UserError, match="only execution options can"):
+        resume(url, lr=1.0)
+    live.check_writer()
 
 
 def test_process_uploads_nothing_after_another_has_claimed_or_finished_the_run(url) -> None:

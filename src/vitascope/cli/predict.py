@@ -193,7 +193,7 @@ class Predict:
         from vitascope.predict.predictor import find_images
         from vitascope.predict.result_file import Tally
         from vitascope.predict.result_formats import Rows
-        from vitascope.training.signals import stop_signals
+        from vitascope.training.signals import stop_signals, until_stopped
 
         paths, rows = find_images(self.images), Rows.of(predictor.engine, probabilities=self.probabilities)
         tally, before = (Tally(), 0) if file is None else (file.tally, file.tally.images)
@@ -201,15 +201,13 @@ class Predict:
         with stop_signals() as stop, self._bar(file) as bar:
             remaining = paths if file is None else file.remaining(paths)
             with contextlib.closing(self._results(predictor, remaining, self.workers)) as results:
-                for result in results:
+                for result in until_stopped(results, stop):
                     if file is not None:
                         file.write(result)
                     else:
                         tally.add(result.error)
                         print(rows.line(result)[:-1] if self.json else in_words(result, label_width(result)))
                     bar.update()
-                    if stop.signum:
-                        break
         if stop.signum:
             self._stopped(stop.signum, tally)
         if file is not None and output is not None:

@@ -8,7 +8,6 @@ import io
 import math
 import os
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import UnionType
 from typing import IO
@@ -19,6 +18,7 @@ from PIL import Image
 from tqdm import tqdm
 
 from vitascope.data.decoding import Encoded, ImageSource, source_name
+from vitascope.network import Threads
 
 WHOLE = 32 * 1024
 """Bytes up to which a file is hashed completely."""
@@ -120,7 +120,7 @@ def _of_each(
     def part(start: int) -> list[bytes]:
         return [identity(source) for source in sources[start : start + step]]
 
-    with ThreadPoolExecutor(_THREADS) as pool:
+    with Threads(_THREADS) as pool:
         for some in pool.map(part, range(0, len(sources), step)):
             yield from some
 

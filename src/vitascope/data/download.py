@@ -18,7 +18,7 @@ from tqdm import tqdm
 
 from vitascope.cache import writing_to_cache
 from vitascope.errors import UserError
-from vitascope.network import StalledError, chunks
+from vitascope.network import StalledError, chunks, within
 from vitascope.storage import settle
 
 RETRIES = 4
@@ -99,7 +99,8 @@ def _resume(url: str, file: Published, part: Path) -> None:
     have = _size(part)
     headers = {"User-Agent": "vitascope", **({"Range": f"bytes={have}-"} if have else {})}
     with _connection_errors():
-        opened = urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=TIMEOUT)
+        request = urllib.request.Request(url, headers=headers)
+        opened = within(lambda: urllib.request.urlopen(request, timeout=TIMEOUT), 2 * TIMEOUT)  # with headers
     with opened as response:
         if have and not (response.headers.get("Content-Range") or "").startswith(f"bytes {have}-"):
             have = 0

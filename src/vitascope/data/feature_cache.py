@@ -2,7 +2,8 @@
 
 `$VITASCOPE_CACHE/features/<key>/` has the features of one body, representation, preprocessing and precision,
 in files of safetensors that are never changed: `contents` uint8 (n, 16), a hash of all bytes of each image,
-and `features` float32 (n, D); the metadata name the key, so that a file from elsewhere is not read. Each is
+and `features` float32 (n, D); the metadata name the key, so that a file from elsewhere is not read, and have
+a checksum of both, which is compared before the file is first used (7 GB/s). Each is
 written aside under a name of its own and renamed, so that several processes can write and none reads a part
 of a file. `made.json` says what the key stands for; the time of its last change is that of the last use. When
 all keys together have more than `VITASCOPE_FEATURES_GB`, those go first that were used longest ago.
@@ -19,6 +20,7 @@ import os
 import secrets
 import shutil
 import time
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -34,7 +36,7 @@ from vitascope.errors import UserError
 from vitascope.serialization import parse_json
 from vitascope.storage import check_room, replacing, write_json
 
-FORMAT = 1
+FORMAT = 2
 """Of the key and the files; to be raised when the same options lead to other pixels or features."""
 LIMIT_GB = 20.0
 """Size of all features where `VITASCOPE_FEATURES_GB` sets no other."""
@@ -81,10 +83,12 @@ class FeatureCache:
         self._waiting: list[tuple[Contents, Features]] = []
         self._since = 0.0
         self._touched = 0.0
+        self._verified: set[int] = set()
         is_there = os.path.isdir(self.folder)  # and may be entered
         names = sorted(self.folder.glob(f"[!.]*{SUFFIX}")) if is_there else []
         found = [_open_chunk(path) for path in names]
         self._chunks = [chunk for chunk in found if chunk is not None]
+        self._broken = np.zeros(len(self._chunks), np.bool_)
         sizes = [len(chunk.contents) for chunk in self._chunks]
         everything = np.concatenate([_NOTHING, *(chunk.contents for chunk in self._chunks)])
         self._contents, first = np.unique(everything, return_index=True)  # sorted
@@ -101,7 +105,21 @@ class FeatureCache:
         if not len(self):
             return np.full(len(contents), -1)
         places = np.searchsorted(self._contents, contents).clip(max=len(self) - 1)
-        return np.where((self._contents[places] == contents) & (contents != b""), places, -1)
+        known = (self._contents[places] == contents) & (contents != b"")
+        self._verify(set(self._chunk_of[places[known]].tolist()) - self._verified)
+        return np.where(known & ~self._broken[self._chunk_of[places]], places, -1)
+
+    def _verify(self, numbers: set[int]) -> None:
+        """Compare the checksums of files; a damaged one is removed, and its images are not there any more."""
+        self._verified |= numbers
+        for number in numbers:
+            chunk = self._chunks[number]
+            if chunk.is_whole():
+                continue
+            self._broken[number] = True
+            log.warning("%s is damaged or gone; its features are computed again", chunk.path)
+            with contextlib.suppress(OSError):  # a cache that this user may only read
+                chunk.path.unlink(missing_ok=True)
 
     def take(self, places: npt.NDArray[np.int64]) -> Features:
         """The features at places that `find` returned, none of them -1: (n, D), n at least 1.
@@ -148,7 +166,8 @@ class FeatureCache:
         features = np.concatenate([part for _, part in self._waiting])
         self._waiting = []
         rows = np.frombuffer(contents.tobytes(), np.uint8).reshape(-1, DIGEST)
-        data = save({"contents": rows, "features": features}, {"key": self.folder.name})
+        made = {"key": self.folder.name, "crc32": str(_checksum(contents, features))}
+        data = save({"contents": rows, "features": features}, made)
         try:
             with writing_to_cache(self.root):
                 self._make_room(len(data))
@@ -227,10 +246,22 @@ class _Chunk:
     contents: Contents
     start: int  # of the features, in bytes
     width: int  # of the features, D
+    checksum: int
+
+    def is_whole(self) -> bool:
+        """Whether the file is there, with the content that was written."""
+        try:
+            return _checksum(self.contents, self.features()) == self.checksum
+        except (OSError, ValueError):  # ValueError: a shorter file
+            return False
 
     def features(self) -> Features:
         """The features in the file, (n, D), each read when it is used."""
         return np.memmap(self.path, np.float32, "r", self.start, (len(self.contents), self.width))
+
+
+def _checksum(contents: Contents, features: Features) -> int:
+    return zlib.crc32(np.ascontiguousarray(features).data, zlib.crc32(contents.tobytes()))
 
 
 def _open_chunk(path: Path) -> _Chunk | None:
@@ -246,11 +277,13 @@ def _open_chunk(path: Path) -> _Chunk | None:
             contents, features = header["contents"], header["features"]
             (n, digest), (rows, width) = contents["shape"], features["shape"]
             (first, end), (start, stop) = contents["data_offsets"], features["data_offsets"]
-            is_own = header["__metadata__"]["key"] == path.parent.name
+            made = header["__metadata__"]
+            is_own = made["key"] == path.parent.name
             is_whole = begin + max(end, stop) == size and end - first == n * digest and min(first, start) == 0
             if not is_own or not is_whole or (n, digest) != (rows, DIGEST) or stop - start != 4 * n * width:
                 return None
             file.seek(begin + first)
-            return _Chunk(path, np.frombuffer(file.read(n * digest), f"S{DIGEST}"), begin + start, width)
+            found = np.frombuffer(file.read(n * digest), f"S{DIGEST}")
+            return _Chunk(path, found, begin + start, width, int(made["crc32"]))
     except (OSError, ValueError, KeyError, TypeError):
         return None

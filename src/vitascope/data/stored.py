@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import os
 import re
 import shutil
@@ -26,6 +27,8 @@ from vitascope.storage import explaining_failure
 
 S = TypeVar("S")
 
+_NAMES = (errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.EINVAL)
+"""Errors about the name of a file."""
 _ARCHIVES = (".zip", *TAR_SUFFIXES)
 _DATA_SET = re.compile(r"hf://datasets/([^/@]+/[^/@]+)(?:@([^/]+))?/?")
 
@@ -112,14 +115,21 @@ class Mirror:
             name = name_in(found.url, self.url)
             self._objects[name] = found
             path = folder / name
-            path.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.touch()
+            except OSError as error:
+                if error.errno not in _NAMES:
+                    raise
+                raise StoreError(
+                    f"{found}: no local path can have this name ({error.strerror}; another object may have "
+                    "the name of its folder): rename the object"
+                ) from error
             if name in MAX_BYTES:
                 check_size(found, name, found.size)
                 _copy(found, path)
-            else:
-                path.touch()
-                if suffix_of(name) == ".tar":
-                    os.truncate(path, found.size)
+            elif suffix_of(name) == ".tar":
+                os.truncate(path, found.size)
 
     def object_at(self, path: str | os.PathLike[str]) -> RemoteObject:
         """The object that a path in the folder stands for."""

@@ -6,8 +6,10 @@ import collections
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from typing import TypeVar
+
+from vitascope.network import Threads
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -23,7 +25,7 @@ def in_threads(function: Callable[[T], R], items: Iterable[T], *, most: int | No
     """Results in the order of the items, a few of them ahead, by at most so many threads."""
     threads = min(usable_cores(), most or sys.maxsize)
     ahead: collections.deque[Future[R]] = collections.deque()
-    with ThreadPoolExecutor(threads) as pool:
+    with Threads(threads) as pool:
         for item in items:
             ahead.append(pool.submit(function, item))
             if len(ahead) == 4 * threads:

@@ -1,7 +1,8 @@
 """Objects on the local disk: blocks of those that are read in parts, and whole copies; of bounded size.
 
 `$VITASCOPE_CACHE/remote/blocks/` has a file for each block of an object, `copies/` a folder for each copy.
-Both are named by URL, size and version, so that another version has other names. Each is written aside and
+Both are named by URL, size and version, so that another version has other names. A block has a checksum per
+piece, which is compared at each reading. Each is written aside and
 renamed. A file's time of change is that of its last use, up to a minute; those used longest ago go first when
 all have more than `VITASCOPE_REMOTE_GB`.
 
@@ -15,19 +16,22 @@ import contextlib
 import functools
 import hashlib
 import io
+import math
 import os
 import shutil
 import stat
 import threading
 import time
+import zlib
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, TypeVar
 
 from vitascope.cache import ADVICE, GENERAL_VARIABLE, OWN_VARIABLE, cache_folder, explained, writing_to_cache
 from vitascope.errors import UserError
+from vitascope.network import Threads
 from vitascope.remote.stores import ChangedError, RemoteObject, StoreError, find_object, name_in, read_range
 from vitascope.storage import READ_BYTES, check_room, explaining_failure, locked, replacing
 
@@ -41,10 +45,13 @@ READERS = 16
 """Threads that fetch at once."""
 AHEAD = 256
 """Objects that `fetched_ahead` fetches before they are taken."""
+PIECE = 2**14
+"""Bytes of a block that have a checksum of their own, and are read together."""
 _PORTION = 1 / 64
 """Share of the limit that a process reserves at a time."""
 _KEPT = 3 / 4
 """Share of the limit that is kept when it is reached, so that it is not reached again at once."""
+_CHECKSUM = 4  # bytes
 _FEWEST = 16
 """Blocks that the cache has room for at least."""
 _STRIPES = 256
@@ -105,7 +112,7 @@ def kept(object: RemoteObject, kind: str, make: Callable[[], bytes]) -> bytes:
 
 def _kept(path: Path) -> bytes | None:
     try:
-        content = path.read_bytes()
+        content = _checked(path.read_bytes())
         with contextlib.suppress(PermissionError):  # a cache that this user may only read
             os.utime(path)
     except FileNotFoundError:
@@ -150,8 +157,7 @@ def fetched_ahead(
     """The sources, while the objects of the next ones are fetched into the cache; an object that has changed
     or is too large for the cache is left to its reader."""
     waiting: deque[tuple[T, Future[None] | None]] = deque()
-    pool = ThreadPoolExecutor(READERS)
-    try:
+    with Threads(READERS) as pool:
         for source in sources:
             found = object_of(source)
             waiting.append((source, None if found is None else pool.submit(_fetch, found)))
@@ -159,8 +165,6 @@ def fetched_ahead(
                 yield _arrived(*waiting.popleft())
         while waiting:
             yield _arrived(*waiting.popleft())
-    finally:
-        pool.shutdown(wait=False, cancel_futures=True)
 
 
 def _fetch(object: RemoteObject) -> None:
@@ -197,26 +201,26 @@ def copied(objects: Sequence[RemoteObject], folder: str) -> Path:
                 with replacing(target) as aside:
                     aside.mkdir()
                     for each in objects:
-                        download(each, aside / name_in(each.url, folder))
+                        try:
+                            download(each, aside / name_in(each.url, folder))
+                        except ChangedError as error:
+                            raise StoreError(f"{each.url}: {error}; repeat this") from error
         os.utime(target)
     return target
 
 
 def download(object: RemoteObject, path: Path) -> None:
-    """Write a whole object to a file, past the cache; a StoreError if it changes meanwhile."""
+    """Write a whole object to a file, past the cache; a ChangedError if it changes meanwhile."""
     path.parent.mkdir(parents=True, exist_ok=True)
     starts = range(0, object.size, BLOCK)
 
     def fetch(start: int) -> bytes:
         return read_range(object, start, min(start + BLOCK, object.size))
 
-    with open(path, "wb") as file, ThreadPoolExecutor(READERS) as pool:
-        try:
-            for first in range(0, len(starts), READERS):  # so that few blocks are in memory
-                for content in pool.map(fetch, starts[first : first + READERS]):
-                    file.write(content)
-        except ChangedError as error:
-            raise StoreError(f"{object.url}: {error}; repeat this") from error
+    with open(path, "wb") as file, Threads(READERS) as pool:
+        for first in range(0, len(starts), READERS):  # so that few blocks are in memory
+            for content in pool.map(fetch, starts[first : first + READERS]):
+                file.write(content)
     os.utime(path, (0, 0))  # the same for every copy: what is unpacked from it is named by it
 
 
@@ -292,14 +296,41 @@ def _path_in(own: str | None, general: str | None, object: RemoteObject, part: s
 
 
 def _write(path: Path, content: bytes) -> None:
+    stored = _with_checksums(content)
     with _explaining(path.parent):
-        _room().take(len(content))
+        _room().take(len(stored))
         with replacing(path) as aside:
-            aside.write_bytes(content)
+            aside.write_bytes(stored)
+
+
+def _with_checksums(content: bytes) -> bytes:
+    """Each piece of a content behind its checksum."""
+    pieces = (content[start : start + PIECE] for start in range(0, len(content), PIECE))
+    return b"".join(part for piece in pieces for part in (zlib.crc32(piece).to_bytes(_CHECKSUM), piece))
+
+
+def _checked(stored: bytes) -> bytes | None:
+    """The content of pieces that were written with checksums; None if it is damaged."""
+    pieces = []
+    for start in range(0, len(stored), _CHECKSUM + PIECE):
+        piece = stored[start + _CHECKSUM : start + _CHECKSUM + PIECE]
+        if zlib.crc32(piece) != int.from_bytes(stored[start : start + _CHECKSUM]):
+            return None
+        pieces.append(piece)
+    return b"".join(pieces)
 
 
 def _read_block(path: Path, whole: int, start: int, size: int) -> bytes | None:
-    """Some bytes of a block on the disk; None where it is not there completely."""
+    """Some bytes of a block on the disk; None where it is not there completely, or damaged."""
+    first, last = start // PIECE, (start + size - 1) // PIECE
+    begin, end = first * (_CHECKSUM + PIECE), min((last + 1) * PIECE, whole) + (last + 1) * _CHECKSUM
+    stored = _read_file(path, whole + math.ceil(whole / PIECE) * _CHECKSUM, begin, end - begin)
+    content = None if stored is None else _checked(stored)
+    return None if content is None else content[start - first * PIECE :][:size]
+
+
+def _read_file(path: Path, whole: int, start: int, size: int) -> bytes | None:
+    """Some bytes of a file on the disk; None where it has not as many as its `whole`."""
     try:
         descriptor = os.open(path, READ_BYTES)
     except FileNotFoundError:

@@ -13,7 +13,6 @@ import re
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import unquote
@@ -21,6 +20,7 @@ from urllib.parse import unquote
 from vitascope.cache import explained, local_failure
 from vitascope.errors import SourceError, UserError
 from vitascope.formatting import counted
+from vitascope.network import Threads, seconds_for, within
 
 T = TypeVar("T")
 
@@ -37,6 +37,10 @@ CONNECT_SECONDS = 10.0
 """Time to connect."""
 READ_SECONDS = 15.0
 """Time without a byte after which a connection counts as broken."""
+LISTING_SECONDS = 900.0
+"""Time limit of what takes several requests: a listing, or the removal of a folder."""
+DEEPEST = 32
+"""Folders in each other: links of a web server may lead back."""
 CONNECTIONS = 32
 """Simultaneous connections of a process."""
 
@@ -53,6 +57,10 @@ _NO_CREDENTIALS = re.compile(r"\w*(NoCredentials|PartialCredentials|CredentialRe
 
 class StoreError(SourceError):
     """A store cannot be reached or rejects a request, or the local cache fails; the message names which."""
+
+
+class MissingError(StoreError):
+    """No object or folder has a URL."""
 
 
 class ChangedError(OSError):
@@ -83,10 +91,20 @@ def _s3_options() -> Mapping[str, Any]:
 
 
 def _http_options() -> Mapping[str, Any]:
-    from aiohttp import ClientTimeout
+    from aiohttp import ClientPayloadError, ClientResponse, ClientTimeout
+
+    class Response(ClientResponse):
+        """A response whose text, which is a list of files, is whole as far as that can be seen."""
+
+        async def text(self, *arguments: Any, **options: Any) -> str:
+            text = await super().text(*arguments, **options)
+            is_counted = "Content-Length" in self.headers or "Transfer-Encoding" in self.headers
+            if not is_counted and "<html" in text.lower() and "</html>" not in text.lower():
+                raise ClientPayloadError("the list of files breaks off before </html>")
+            return text
 
     timeout = ClientTimeout(total=None, sock_connect=CONNECT_SECONDS, sock_read=READ_SECONDS)
-    return {"client_kwargs": {"timeout": timeout}}
+    return {"client_kwargs": {"timeout": timeout, "response_class": Response}}
 
 
 _WEB = Store(package="aiohttp", extra="http", writable=False, options=_http_options)
@@ -174,7 +192,7 @@ def find_object(url: str) -> RemoteObject | None:
     try:
         return _asked(url, found)
     except FileNotFoundError as error:
-        raise StoreError(f"{url}: no such object, folder or bucket") from error
+        raise MissingError(f"{url}: no such object, folder or bucket") from error
 
 
 def exists(url: str) -> bool:
@@ -186,16 +204,18 @@ def exists(url: str) -> bool:
     return True
 
 
-def walk(url: str) -> Iterator[RemoteObject]:
+def walk(url: str, depth: int = 0) -> Iterator[RemoteObject]:
     """The objects below a folder without hidden ones: those of a folder, then its folders, each by name.
 
     Only one folder's names and those of its parents are in memory. Raises as `find_object`.
     """
+    if depth > DEEPEST:
+        raise StoreError(f"{url}: more than {DEEPEST} folders in each other: does one of them list itself?")
     objects, folders = listed(url)
     yield from objects
     del objects
     for folder in folders:
-        yield from walk(folder)
+        yield from walk(folder, depth + 1)
 
 
 def listed(url: str) -> tuple[list[RemoteObject], list[str]]:
@@ -210,19 +230,26 @@ def listed(url: str) -> tuple[list[RemoteObject], list[str]]:
         ]
 
     try:
-        found = _asked(url, entries)
+        found = _asked(url, entries, LISTING_SECONDS)
     except FileNotFoundError as error:
-        raise StoreError(f"{url}: no such folder or bucket") from error
+        raise MissingError(f"{url}: no such folder or bucket") from error
     folders, objects = [], []
+    is_web = store_of(url) is _WEB
     for place, entry in sorted(found, key=lambda each: each[0]):
         name = place.removeprefix(f"{url}/").rstrip("/")
-        if not name or place.rstrip("/") == url or name.startswith(".") or re.search("[/?#]", name):
+        is_folder = entry["type"] == "directory"
+        if not name or place.rstrip("/") == url:
+            if not is_web and place.endswith("/") and (is_folder or entry["size"]):
+                raise StoreError(f"{url}//: a folder without a name cannot be listed: rename its objects")
+        elif name.startswith(".") or (is_web and re.search("[/?#]", name)):
             continue  # of a web page, links to other places too
-        if entry["type"] == "directory":
+        elif is_folder:
             folders.append(place.rstrip("/"))
         else:
             objects.append((place, entry))
-    with ThreadPoolExecutor(CONNECTIONS) as pool:  # a web page has names alone
+    # Some programs mark a folder by an empty object of its name.
+    objects = [(place, entry) for place, entry in objects if entry["size"] != 0 or place not in folders]
+    with Threads(CONNECTIONS) as pool:  # a web page has names alone
         return list(pool.map(lambda each: _described(*each), objects)), folders
 
 
@@ -274,7 +301,7 @@ def read_range(object: RemoteObject, start: int, stop: int) -> bytes:
             raise ChangedError(f"changed since it was listed ({object.size:,} bytes then, {now.size:,} now)")
 
     try:
-        content = _asked(object.url, read)
+        content = _asked(object.url, read, seconds_for(stop - start))
         _asked(object.url, check)  # on its own, because either request may fail
     except FileNotFoundError as error:
         raise ChangedError("it was listed, and is gone") from error
@@ -291,7 +318,7 @@ def upload(path: Path, url: str) -> None:
             raise _CutError(f"{size:,} of {counted(path.stat().st_size, 'byte')} arrived")
 
     try:
-        _asked(url, write)
+        _asked(url, write, seconds_for(path.stat().st_size))
     except FileNotFoundError as error:
         raise StoreError(f"{url}: cannot be written: no such bucket") from error
 
@@ -299,15 +326,17 @@ def upload(path: Path, url: str) -> None:
 def remove(url: str) -> None:
     """Remove an object, or a folder with everything below it, if it is there; raises as `find_object`."""
     with contextlib.suppress(FileNotFoundError):
-        _asked(url, lambda files: files.rm(files._strip_protocol(url), recursive=True))
+        _asked(url, lambda files: files.rm(files._strip_protocol(url), recursive=True), LISTING_SECONDS)
 
 
 class _CutError(OSError):
     """An answer of another length than was asked for."""
 
 
-def _asked(url: str, call: Callable[[Any], T]) -> T:
+def _asked(url: str, call: Callable[[Any], T], seconds: float | None = None) -> T:
     """The result of a call with the file system of a URL, repeated while that may help.
+
+    A call may take so many seconds, by default the time limit of a request for a few bytes.
 
     Raises:
         FileNotFoundError, ChangedError: as the call.
@@ -318,7 +347,7 @@ def _asked(url: str, call: Callable[[Any], T]) -> T:
     files = _file_system(url)
     while True:
         try:
-            return call(files)
+            return within(lambda: call(files), seconds_for(0) if seconds is None else seconds)
         except (ChangedError, StoreError, MemoryError):
             raise
         except Exception as error:  # each library has its own, also for answers of other forms
@@ -329,6 +358,8 @@ def _asked(url: str, call: Callable[[Any], T]) -> T:
             reason = _hidden(error)
             if isinstance(reason, FileNotFoundError):
                 raise
+            if _status(reason) == 410:
+                raise FileNotFoundError(url) from error
             is_last = attempt == ATTEMPTS or time.monotonic() - began > PATIENCE
             if is_last or not _may_pass(reason, store):
                 raise StoreError(f"{url}: {_reason(reason, store, attempt)}") from error

@@ -15,6 +15,7 @@ import secrets
 import shutil
 import socket
 import sys
+import time
 import weakref
 from collections.abc import Iterator
 from datetime import datetime
@@ -25,6 +26,7 @@ from vitascope.errors import UserError
 from vitascope.remote.cache import download, fetched
 from vitascope.remote.stores import (
     ChangedError,
+    MissingError,
     RemoteObject,
     StoreError,
     check_writable,
@@ -41,6 +43,8 @@ from vitascope.storage import check_room, explaining_failure, locked, replacing
 
 _FINISHED = f"{layout.MODEL}/config.json"
 _WRITER = ".writer"
+ATTEMPTS, PAUSE = 6, 0.5
+"""Attempts to fetch a run that another process still writes, and seconds before the second, then doubled."""
 
 
 class OtherWriterError(StoreError):
@@ -88,6 +92,7 @@ class StoredRun:
         """Make the local copy as new as the store, with its newest complete checkpoint, or that of a step.
 
         A copy whose newest checkpoint is as new stays as it is. Processes of a machine wait for each other.
+        A run that is changed meanwhile is fetched again, after a `claim`, so that whoever writes it stops.
 
         Raises:
             StoreError: the store does not answer.
@@ -96,10 +101,14 @@ class StoredRun:
         with explaining_failure(self.path, "the run", ADVICE):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with locked(self.path.parent / layout.LOCK, wait=True):
-                try:
-                    self._fetch(step)
-                except ChangedError as error:
-                    raise StoreError(f"{self.url}: {error}: is it trained elsewhere? Repeat this") from error
+                for attempt in range(ATTEMPTS):
+                    try:
+                        return self._fetch(step)
+                    except (ChangedError, MissingError) as error:
+                        if attempt == ATTEMPTS - 1:
+                            raise StoreError(f"{self.url}: {error}; it is written elsewhere") from error
+                    self.claim()
+                    time.sleep(PAUSE * 2**attempt)
 
     def _fetch(self, step: int | None) -> None:
         objects, folders = ([], []) if self.is_new() else listed(self.url)
@@ -203,7 +212,7 @@ class StoredRun:
             path.unlink(missing_ok=True)
         self._writer = content
 
-    def _check_writer(self) -> None:
+    def check_writer(self) -> None:
         """Claim the run once, and reject to go on after any other process has."""
         if not self._writer:
             return self.claim()
@@ -224,7 +233,7 @@ class StoredRun:
             OtherWriterError: another process has resumed or finished the run.
             StoreError: the store does not answer, or cannot be written to; the next call continues.
         """
-        self._check_writer()
+        self.check_writer()
         self._upload(self._names())
         local = self._local_steps()
         for step in sorted(self._steps - local):
@@ -254,7 +263,7 @@ class StoredRun:
             StoreError: as `upload`; it says that `again` uploads the rest.
         """
         try:
-            self._check_writer()
+            self.check_writer()
             self._upload(name for name in self._names() if not name.startswith(f"{layout.CHECKPOINTS}/"))
         except OtherWriterError:
             raise

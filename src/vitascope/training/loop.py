@@ -13,7 +13,7 @@ import time
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -55,7 +55,7 @@ from vitascope.training.optim import freeze_body, optimizer_of, train_mode, upda
 from vitascope.training.plan import DecidedAugmentation, Plan
 from vitascope.training.progress import Progress
 from vitascope.training.schedule import Schedule, TimeBudget, small_size
-from vitascope.training.signals import Stop, interruptible, stop_signals
+from vitascope.training.signals import Stop, interruptible, stop_signals, until_stopped
 from vitascope.training.step_losses import StepLosses
 from vitascope.training.tasks.task import Examples, Sums, Task
 from vitascope.weights.preprocess import preprocess_of
@@ -287,7 +287,8 @@ class Trainer:
             self._validate(progress, stop)
         while self.step < self.schedule.total(self.step) and not self.out_of_patience:
             epoch, start = divmod(self.step, self.steps_per_epoch)
-            for batch in self.train_loader.epoch(epoch, start=start):
+            batches = self.train_loader.epoch(epoch, start=start)
+            for batch in until_stopped(batches, stop) if distributed.world_size() == 1 else batches:
                 loss = self._training_step(batch, epoch)
                 progress.advance(batch.planned)
                 self.losses.read()  # of the step before, if it is recorded
@@ -306,15 +307,17 @@ class Trainer:
                 due = now - saved >= self.config.execution.checkpoint_seconds
                 failed = self.checkpoint_writer.failed
                 save, signum = self.exchange.largest(due or failed, stop.signum)
-                if save or signum:
+                if signum:
+                    self._stop(int(signum))
+                if save:
                     self.exchange.forget()
                     self.save()
                     saved = time.monotonic()
-                if signum:
-                    self.checkpoint_writer.wait()
-                    raise Interrupted(self.run.path, int(signum))
                 if ended or self.out_of_patience:
                     break
+            else:
+                if stop.signum and distributed.world_size() == 1:  # while it waited for a batch
+                    self._stop(stop.signum)
         self.exchange.forget()
         self.save()
         self.checkpoint_writer.wait()
@@ -323,6 +326,13 @@ class Trainer:
                 f"training took {self.seconds / 60:.1f} instead of {self.budget.seconds / 60:.1f} minutes: "
                 "the machine became slower near the end"
             )
+
+    def _stop(self, signum: int, cause: BaseException | None = None) -> NoReturn:
+        """Save a checkpoint and raise `Interrupted`."""
+        self.exchange.forget()
+        self.save()
+        self.checkpoint_writer.wait()
+        raise Interrupted(self.run.path, signum) from cause
 
     def _keep_to_budget(self, budget: TimeBudget, stepped: float, progress: Progress) -> None:
         """Count a step of so many seconds, and correct the length of the run if that is due."""
@@ -474,9 +484,7 @@ class Trainer:
         except KeyboardInterrupt as error:
             if not stop.signum:
                 raise
-            self.save()
-            self.checkpoint_writer.wait()
-            raise Interrupted(self.run.path, stop.signum) from error
+            self._stop(stop.signum, error)
         distributed.reshard(self.trained)
         self.sums, self.validated = {}, self.step
         validated = time.monotonic() - began

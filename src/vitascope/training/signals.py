@@ -7,9 +7,12 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TypeVar
 
 from vitascope.errors import Interrupted
 from vitascope.run.run import Run
+
+T = TypeVar("T")
 
 
 @dataclasses.dataclass
@@ -46,6 +49,21 @@ def interruptible(stop: Stop) -> Iterator[None]:
         if stop.signum:
             raise KeyboardInterrupt
         yield
+
+
+def until_stopped(items: Iterator[T], stop: Stop) -> Iterator[T]:
+    """The items until a stop is requested, also while the next one is awaited: a request may hang."""
+    while True:
+        try:
+            with interruptible(stop):
+                item = next(items)
+        except StopIteration:
+            return
+        except KeyboardInterrupt:
+            if not stop.signum:
+                raise
+            return
+        yield item
 
 
 @contextmanager

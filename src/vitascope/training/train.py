@@ -36,6 +36,7 @@ from vitascope.model.vision_model import VisionModel, build
 from vitascope.model.vit import VisionTransformer
 from vitascope.options.recipes import BUILT_IN, FEW_TO_START, GROUP_OF, Asked, TrainConfig
 from vitascope.remote.stores import is_url
+from vitascope.run import layout
 from vitascope.run.layout import DATA, has_model
 from vitascope.run.run import Run, RunData, lasting_paths, new_run
 from vitascope.run.trackers import check_tracker
@@ -198,7 +199,18 @@ def resume(
     if distributed.by_first(lambda: launch.begun) is not None:
         checkpoint = None  # restarted by torchrun: the newest checkpoint is of this launch
     distributed.by_first(lambda: launch.note(found))
+    distributed.by_first(lambda: _take_over(found, checkpoint))
     return _continue(found, checkpoint, config, device, missing=missing, started=started)
+
+
+def _take_over(run: Run, checkpoint: Path | None) -> None:
+    """Become the writer of a run in a store, and only then fetch what it has: another writer stops."""
+    if run.store is None:
+        return
+    with run.lock():  # which no process of this machine holds
+        run.store.claim()
+    run.store.fetch(None if checkpoint is None else layout.step_of(checkpoint.name))
+    run.check_unfinished()
 
 
 def _join(config: TrainConfig, shard_size: int | None) -> torch.device:
@@ -233,7 +245,7 @@ def _continue(
         check_plan_and_data(opened.plan, opened.splits)
         trainer = build_trainer(found, opened, device)
         trainer.restore(_checkpoint(found, checkpoint, data, trainer.identity))
-        distributed.by_first(lambda: None if found.store is None else found.store.claim())
+        distributed.by_first(lambda: None if found.store is None else found.store.check_writer())
         if checkpoint is not None and distributed.is_first():
             folders.discard_newer(checkpoint)
             if found.store is not None:  # so that no other machine resumes from them

@@ -21,7 +21,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from vitascope.errors import nearest
-from vitascope.network import ask, chunks, client_errors, misunderstood, status_of, unreachable
+from vitascope.network import ask, chunks, client_errors, misunderstood, status_of, unreachable, within
 from vitascope.storage import free_mb, settle
 from vitascope.weights.files import CheckpointError, described, rejection, shard_files
 
@@ -286,7 +286,8 @@ def _fetch_checked(url: str, path: Path, prefix: str) -> bool:
     digest, aside = hashlib.sha256(), path.with_name(f".{os.getpid()}.{path.name}")
     request = urllib.request.Request(url, headers={"User-Agent": "vitascope"})
     try:
-        with urllib.request.urlopen(request, timeout=TIMEOUT) as response, open(aside, "wb") as file:
+        opened = within(lambda: urllib.request.urlopen(request, timeout=TIMEOUT), 2 * TIMEOUT)  # with headers
+        with opened as response, open(aside, "wb") as file:
             total = int(response.headers.get("Content-Length") or 0)
             with tqdm(total=total or None, desc=path.name, unit="B", unit_scale=True, disable=None) as bar:
                 for chunk in chunks(response):

@@ -2,8 +2,11 @@
 
 import asyncio
 import json
+import os
 import socket
+import sys
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -23,7 +26,9 @@ from tests.deploy.server.served import (
     serving,
     until,
 )
+from tests.forked import ending, fork
 from vitascope.deploy.server.uploads import ArrivingBodies
+from vitascope.model.hardware import reuse_freed_memory
 from vitascope.predict.engine import TorchEngine
 
 RAW = {"content-type": "application/octet-stream"}
@@ -254,7 +259,7 @@ def test_stalled_uploads_occupy_no_place_in_the_queue() -> None:
 
 def test_bytes_of_bodies_read_at_once_are_bounded() -> None:
     async def story() -> None:
-        async with serving(HeldEngine(), queue=2, max_body_mb=0.1) as client:
+        async with serving(HeldEngine(), max_body_mb=0.1, max_bodies_mb=0.2) as client:
             service = client.app.state.service
             stalled = [Sender(client.app) for _ in range(2)]
             sending = [
@@ -262,10 +267,56 @@ def test_bytes_of_bodies_read_at_once_are_bounded() -> None:
             ]
             await until(lambda: service.arriving.bytes == 200_000)
             over = Sender(client.app)
-            assert await over.send(chunks_of(b"x", 3)) == 429
+            assert await over.send(chunks_of(b"x", 3)) == 503
+            assert int(over.headers[b"retry-after"]) >= 1
             for one in stalled:
                 one.gone.set()
             await asyncio.gather(*sending)
             assert service.arriving == ArrivingBodies()
 
     play(story())
+
+
+def test_bytes_of_bodies_count_until_their_requests_are_answered() -> None:
+    async def story() -> None:
+        engine, size = HeldEngine(), len(grey(1))
+        async with serving(engine, max_body_mb=1.5 * size / 1e6, max_bodies_mb=1.5 * size / 1e6) as client:
+            first = await client.holding(engine)
+            assert "all bodies take more than" in refusal(await client.predict(grey(2)), 503)
+            engine.go.set()
+            assert (await first).status_code == 200
+            assert (await client.predict(grey(2))).status_code == 200
+
+    play(story())
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_memory_of_bodies_goes_back_to_the_system() -> None:
+    def resident() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    async def story() -> None:
+        async with serving(HeldEngine()) as client:
+            before = resident()
+            stalled = [Sender(client.app) for _ in range(10)]
+            sending = [
+                asyncio.ensure_future(one.send(parts_of(bytes(2**16), 200), end=False)) for one in stalled
+            ]
+            await until(lambda: client.app.state.service.arriving.bytes == 2000 * 2**16)
+            assert resident() - before > 1.2e8
+            for one in stalled:
+                one.gone.set()
+            await asyncio.gather(*sending)
+            assert resident() - before < 8e7
+
+    def work() -> None:
+        reuse_freed_memory()  # as the server does
+        play(story())
+
+    assert ending(fork(work)) == 0
+
+
+async def parts_of(content: bytes, times: int) -> AsyncIterator[bytes]:
+    """As many copies, each in memory of its own, as a socket reads them."""
+    for _ in range(times):
+        yield bytes(bytearray(content))

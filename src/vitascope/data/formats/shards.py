@@ -17,7 +17,6 @@ import itertools
 import json
 import tarfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, NamedTuple
@@ -44,6 +43,7 @@ from vitascope.data.splits import ImageSet, Inventory, LazySources
 from vitascope.data.targets import ClassIndices
 from vitascope.data.tars import archive_errors, open_plain_tar, tar_fault, tar_members
 from vitascope.errors import SourceError, UserError
+from vitascope.network import Threads
 from vitascope.remote import cache
 from vitascope.remote.stores import RemoteObject
 
@@ -252,7 +252,7 @@ def _placed(
 
 def _read_split(files: Sequence[ShardFile]) -> tuple[ShardMembers, npt.NDArray[np.int64]]:
     """The images of some shards, and their labels, (N,)."""
-    with ThreadPoolExecutor(8) as pool:  # on a network drive, each seek waits
+    with Threads(8) as pool:  # on a network drive, each seek waits
         shards = list(pool.map(samples, files))
     found = list(itertools.chain.from_iterable(shards))
     members = ShardMembers(

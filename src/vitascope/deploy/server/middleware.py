@@ -14,6 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from vitascope.deploy.server.rejections import SECURITY_FIELDS, Rejection, response_to
 from vitascope.deploy.server.service import COMPUTED, Service
+from vitascope.deploy.server.uploads import HELD_KEY, Held
 
 PUBLIC_PATHS = ("/", "/livez", "/readyz", "/docs", "/openapi.json")
 """Paths that need no token, beside those in `/web/`: health, and pages that are the same for every model."""
@@ -51,6 +52,7 @@ class RequestMiddleware:
         headers = {name: value for name, value in reversed(scope["headers"]) if name in CHECKED_HEADERS}
         request_id = service.request_id(headers.get(b"x-request-id"))
         scope[REQUEST_ID_KEY] = request_id
+        scope[HELD_KEY] = held = Held()
         given, is_head = scope, scope["method"] == "HEAD"
         method = "GET" if is_head else scope["method"]
         path = scope["path"]
@@ -86,6 +88,7 @@ class RequestMiddleware:
             finally:
                 service.count_in_flight(-computes)
         finally:
+            service.arriving.release(held.bytes)
             seconds = clock() - begun
             service.metrics.observe_request(path if path in self._routes else "other", status, seconds)
             client = (scope.get("client") or ("-",))[0]

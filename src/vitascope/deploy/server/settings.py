@@ -46,6 +46,8 @@ class Settings:
     """Explanations that take longer get 504."""
     max_body_mb: Annotated[float, POSITIVE] = 16.0
     """Maximum megabytes per request; larger ones get 413."""
+    max_bodies_mb: Annotated[float, POSITIVE] = 256.0
+    """Maximum megabytes of all requests at once, per worker; more get 503."""
     max_megapixels: Annotated[float, POSITIVE] = 50.0
     """Maximum million pixels per picture; larger ones get 413 before they are decoded."""
     max_decode_mb: Annotated[float, POSITIVE] = 512.0

@@ -14,6 +14,7 @@ from starlette.requests import ClientDisconnect, Request
 
 from vitascope.deploy.server.rejections import Rejection
 from vitascope.deploy.server.settings import Settings
+from vitascope.model.hardware import return_freed_memory
 
 LINGER = 4
 """A body over the limit is read on, and dropped, up to this many times the limit: a client that writes before
@@ -22,6 +23,10 @@ HOW = (
     "send a picture's bytes as Content-Type: image/jpeg, image/png, ... or application/octet-stream, or "
     "files in a multipart/form-data form; URLs are not fetched"
 )
+HELD_KEY = "vitascope.held"
+"""The key of a request's `Held` in its scope."""
+RETURNED = 2**26
+"""Bytes of bodies after which freed memory is returned: 5 ms for so many."""
 UNDECLARED = ("", "application/x-www-form-urlencoded")
 """Content types that do not describe the body: none, and the default of `curl --data-binary`."""
 SIGNATURE = re.compile(
@@ -35,9 +40,27 @@ MAX_DIGITS = 18  # digits of a number in a header: int() fails on very long ones
 
 @dataclasses.dataclass
 class ArrivingBodies:
-    """The bodies that are being read; they take no place in the queue, but their bytes are bounded."""
+    """The requests whose bodies are being read, which take no place in the queue; and the bytes of all bodies
+    whose requests are not answered yet."""
 
     requests: int = 0
+    bytes: int = 0
+    released: int = dataclasses.field(default=0, compare=False)
+
+    def release(self, size: int) -> None:
+        """Count the bytes of a request that is answered. Now and then, freed memory goes back to the system,
+        which glibc does not do by itself, least of all after `reuse_freed_memory`."""
+        self.bytes -= size
+        self.released += size
+        if self.released >= RETURNED:
+            self.released = 0
+            return_freed_memory()
+
+
+@dataclasses.dataclass
+class Held:
+    """The bytes of a request's body that are in memory."""
+
     bytes: int = 0
 
 
@@ -75,7 +98,8 @@ async def _read_body(request: Request, settings: Settings, arriving: ArrivingBod
     if declared > LINGER * limit or (declared > limit and "expect" in request.headers):
         raise too_large
     chunks: list[bytes] = []
-    size = held = 0
+    size, held = 0, request.scope[HELD_KEY]
+    most = max(limit, int(settings.max_bodies_mb * 1e6))
     now = asyncio.get_running_loop().time
     end = now() + settings.read_timeout_s
     arriving.requests += 1
@@ -86,9 +110,9 @@ async def _read_body(request: Request, settings: Settings, arriving: ArrivingBod
                 if size <= limit:
                     chunks.append(chunk)
                     arriving.bytes += len(chunk)
-                    held += len(chunk)
-                    if arriving.bytes > settings.queue * limit:
-                        raise Rejection(429, "the bodies being read take all of their memory", close=True)
+                    held.bytes += len(chunk)
+                    if arriving.bytes > most:
+                        raise Rejection(503, f"all bodies take more than {most / 1e6:g} MB", close=True)
                 else:
                     chunks.clear()
                     if size > LINGER * limit:
@@ -103,7 +127,6 @@ async def _read_body(request: Request, settings: Settings, arriving: ArrivingBod
         raise Rejection(499, "the client left") from error
     finally:
         arriving.requests -= 1
-        arriving.bytes -= held
     if size > limit:
         raise too_large
     return b"".join(chunks)
