@@ -1,3 +1,4 @@
+import dataclasses
 import json
 import os
 import shutil
@@ -64,6 +65,16 @@ def test_mode_and_dtype_of_the_callers_model_are_restored(tmp_path) -> None:
     evaluate(model, str(root), device="cpu")
     assert model.training
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+
+
+def test_evaluations_are_equal_if_their_values_are(tmp_path) -> None:
+    write_folder(tmp_path / "photos", per_class=4)
+    model = small_model(num_classes=2, class_names=("dark", "light"))
+    one, same = (evaluate(model, tmp_path / "photos", device="cpu") for _ in range(2))
+    assert one == same
+    assert one != dataclasses.replace(same, probabilities=same.probabilities / 2)
+    assert one != dataclasses.replace(same, thresholds=np.ones(2, np.float32))
+    assert one != one.summary()
 
 
 def test_unreadable_images_are_named_and_not_counted(tmp_path) -> None:

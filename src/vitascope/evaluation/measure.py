@@ -28,7 +28,7 @@ BATCH_SIZE = 128
 """On a CPU."""
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
+@dataclasses.dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class Evaluation(Predictions):
     """A classifier's predictions of labelled images, and their scores."""
 

@@ -119,7 +119,7 @@ def position_similarity(model: VisionModel) -> Tensor:
     return (unit @ unit.T).clamp(-1, 1).float().reshape(*grid, *grid)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class PatchFilters:
     """Principal components of the filters of a patch embedding, strongest first."""
 

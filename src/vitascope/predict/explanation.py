@@ -23,7 +23,7 @@ from vitascope.predict.engine import Engine, TorchEngine
 from vitascope.storage import explaining_failure, make_folder, replacing
 
 
-@dataclasses.dataclass(frozen=True, repr=False)
+@dataclasses.dataclass(frozen=True, repr=False, eq=False)
 class Explanation:
     """A heatmap of one picture; a notebook shows the picture under it."""
 

@@ -23,7 +23,7 @@ ROUNDING = 1e-4
 """The largest excess of a computed probability over 1."""
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Predictions:
     """Predictions on the split that a finished classifier is measured on.
 
@@ -42,6 +42,18 @@ class Predictions:
     probabilities: npt.NDArray[np.float32]
     thresholds: npt.NDArray[np.float32] | None = None
     unreadable: tuple[str, ...] = ()
+
+    def __eq__(self, other: object) -> bool:
+        """Whether all values are equal."""
+        if type(self) is not type(other):
+            return NotImplemented
+        pairs = [(getattr(self, each.name), getattr(other, each.name)) for each in dataclasses.fields(self)]
+        return all(
+            np.array_equal(*pair)
+            if any(isinstance(each, np.ndarray) for each in pair)
+            else pair[0] == pair[1]
+            for pair in pairs
+        )
 
     @property
     def class_names(self) -> tuple[str, ...]:

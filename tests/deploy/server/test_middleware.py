@@ -10,6 +10,8 @@ from tests.deploy.server.served import (
     NAMES,
     POISON,
     HeldEngine,
+    Sender,
+    chunks_of,
     grey,
     picture,
     play,
@@ -284,5 +286,22 @@ def test_every_response_has_security_headers(engine: TorchEngine) -> None:
             assert answer.headers["x-content-type-options"] == "nosniff"
         assert NAMES[-1] in answers[0].text  # class names may contain anything in JSON
         assert answers[0].headers["content-type"] == "application/json"
+
+    play(story())
+
+
+@pytest.mark.parametrize(
+    ("version", "hosts", "status"),
+    [("1.1", 2, 400), ("1.1", 0, 400), ("1.1", 1, 200), ("1.0", 0, 200), ("1.0", 2, 400)],
+)
+def test_request_names_one_host(version: str, hosts: int, status: int) -> None:
+    """RFC 9112, section 3.2; HTTP/1.0 had no such header."""
+
+    async def story() -> None:
+        async with serving(HeldEngine(), host="0.0.0.0") as client:
+            sender = Sender(client.app)
+            sender.scope |= {"path": "/livez", "raw_path": b"/livez", "method": "GET"}
+            sender.scope |= {"http_version": version, "headers": [(b"host", b"localhost")] * hosts}
+            assert await sender.send(chunks_of(b"", 0)) == status
 
     play(story())

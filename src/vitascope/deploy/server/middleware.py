@@ -74,6 +74,9 @@ class RequestMiddleware:
 
         computes = method == "POST" and path.startswith(COMPUTED)
         try:
+            hosts = [name for name, _ in scope["headers"] if name == b"host"]
+            if len(hosts) > 1 or not (hosts or scope["http_version"] == "1.0"):  # RFC 9112, section 3.2
+                raise Rejection(400, f"a request has one Host header, not {len(hosts)}", close=True)
             self._check(method, path, headers)
             if computes:
                 service.check_room(is_prediction=path == "/v1/predict")
