@@ -13,6 +13,22 @@ IMAGE_SUFFIXES = {
 """Suffixes of image files, in any case."""
 
 
+SYSTEM_FOLDERS = frozenset(
+    {
+        *("@eadir", "@recycle", "@recently-snapshot", "@sharebin", "@tmp", "#recycle", "#snapshot"),
+        *("$recycle.bin", "$extend", "system volume information", "__macosx", "lost+found"),
+        *("__pycache__", "_thumbs", "_thumbnails"),
+    }
+)
+"""Folders that Synology, QNAP, Windows, macOS, Linux and programs leave among pictures, in lower case: of
+thumbnails or deleted files. Hidden folders are left out too."""
+
+
+def is_system_folder(name: str) -> bool:
+    """Whether a folder of this name is one of `SYSTEM_FOLDERS`."""
+    return name.lower() in SYSTEM_FOLDERS
+
+
 def is_image(entry: os.DirEntry[str]) -> bool:
     """Whether an entry is a file, or a link to one, with a suffix of images."""
     return suffix_of(entry.name) in IMAGE_SUFFIXES and _leads_to(entry.is_file)
@@ -28,15 +44,17 @@ def visible_files(
     failed: Callable[[str, OSError], None] = lambda folder, error: None,
     *,
     as_paths: bool = False,
+    skipped: Callable[[str], None] = lambda folder: None,
 ) -> Iterator[os.DirEntry[str]]:
-    """Everything below a folder but folders and hidden entries: a folder's files first, then its folders,
-    each by name; or `as_paths`, in the order of their paths.
+    """Everything below a folder but folders, hidden entries and what is in `SYSTEM_FOLDERS`: a folder's files
+    first, then its folders, each by name; or `as_paths`, in the order of their paths.
 
     Links to folders are entered, except those that lead to a folder in which they lie themselves.
 
     Args:
         folder: where to begin.
         failed: called with each folder that cannot be listed, because it has vanished for example.
+        skipped: called with each system folder.
     """
     place = Path(folder).absolute()
     try:
@@ -44,13 +62,14 @@ def visible_files(
     except OSError as error:
         failed(os.fspath(folder), error)
         return iter(())
-    return _below(os.fspath(folder), above, failed, as_paths)
+    return _below(os.fspath(folder), above, failed, skipped, as_paths)
 
 
 def _below(
     folder: str,
     entered: frozenset[tuple[int, int]],
     failed: Callable[[str, OSError], None],
+    skipped: Callable[[str], None],
     as_paths: bool,
 ) -> Iterator[os.DirEntry[str]]:  # only the names in one folder and in its parents are in memory
     files: list[os.DirEntry[str]] = []
@@ -70,13 +89,16 @@ def _below(
         if entry.name not in is_folder:
             yield entry
             continue
+        if is_system_folder(entry.name):
+            skipped(entry.path)
+            continue
         try:
             found = _identity(entry.stat())
         except OSError as error:
             failed(entry.path, error)
             continue
         if found not in entered:
-            yield from _below(entry.path, entered | {found}, failed, as_paths)
+            yield from _below(entry.path, entered | {found}, failed, skipped, as_paths)
 
 
 def _leads_to(is_kind: Callable[[], bool]) -> bool:

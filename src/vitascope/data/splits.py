@@ -19,6 +19,8 @@ from vitascope.data.targets import ClassSets, Targets
 from vitascope.errors import UserError, nearest, printable
 from vitascope.formatting import counted
 
+MOST_NAMED = 20
+"""Classes of too few images that an error names."""
 VAL_SHARE = 0.1
 TEST_SHARE = 0.1
 
@@ -308,12 +310,20 @@ def _check_sizes(images: ImageSet, needed: int, parts: str) -> None:
         classes = [f"class {name!r} has" for name in targets.class_names]
         pairs = targets.counts.tolist(), targets.take(different).counts.tolist()
         counts = list(zip(classes, *pairs, strict=True))
-    for who, count, single in counts:
-        if single < needed:
-            copies = f", {single} if copies count once" if single < count else ""
-            raise UserError(
-                f"{who} {counted(count, 'image')}{copies}; {parts} need one each, so at least {needed}"
-            )
+    few = [
+        f"{who} {counted(count, 'image')}{f', {single} if copies count once' if single < count else ''}"
+        for who, count, single in counts
+        if single < needed
+    ]
+    if few:
+        rule = f"{parts} need one each, so at least {needed}"
+        more = f"; and {len(few) - MOST_NAMED} more" if len(few) > MOST_NAMED else ""
+        several = (
+            f" ({len(few)} of {len(counts)} classes; add images, or remove their folders)"
+            if len(few) > 1
+            else ""
+        )
+        raise UserError(f"{'; '.join(few[:MOST_NAMED])}{more}{several}; {rule}")
 
 
 def absent_classes(images: ImageSet) -> str:

@@ -16,7 +16,7 @@ from typing import TypeAlias, TypeVar
 from vitascope.data.decoding import Encoded, ImageSource
 from vitascope.data.formats.shard_index import MAX_BYTES, check_size
 from vitascope.data.formats.table import is_table
-from vitascope.data.listing import IMAGE_SUFFIXES, suffix_of
+from vitascope.data.listing import IMAGE_SUFFIXES, is_system_folder, suffix_of
 from vitascope.data.splits import ImageSet, Inventory
 from vitascope.data.table_options import TABLE_SUFFIXES, TableOptions
 from vitascope.data.tars import TAR_SUFFIXES
@@ -77,7 +77,8 @@ def stored_images(url: str) -> Iterator[StoredImage]:
         yield StoredImage(found)
         return
     for each in walk(url):
-        if suffix_of(each.url) in IMAGE_SUFFIXES:
+        folders = name_in(each.url, url).split("/")[:-1]
+        if suffix_of(each.url) in IMAGE_SUFFIXES and not any(map(is_system_folder, folders)):
             yield StoredImage(each)
 
 
@@ -113,6 +114,8 @@ class Mirror:
         self._objects: dict[str, RemoteObject] = {}
         for found in walk(self.url):
             name = name_in(found.url, self.url)
+            if any(map(is_system_folder, name.split("/")[:-1])):
+                continue
             self._objects[name] = found
             path = folder / name
             try:

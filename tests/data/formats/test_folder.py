@@ -8,10 +8,11 @@ import pytest
 
 from tests.data import write_tree
 from vitascope.data.all_images import AllImages, all_images
-from vitascope.data.datasets import stream_of_folder
+from vitascope.data.datasets import described, open_data, stream_of_folder
 from vitascope.data.formats import folder as module
-from vitascope.data.formats.folder import FolderStream
+from vitascope.data.formats.folder import FolderStream, split_of
 from vitascope.errors import UserError
+from vitascope.predict.predictor import find_images
 
 NAMES = ("a", "a b", "a.png", "B", "train", "val", "Test-set", "ü", ".hidden", "x1.jpg", "x10.jpg", "n.txt")
 
@@ -62,7 +63,7 @@ def test_random_folders_are_streamed_with_and_without_splits(tmp_path: Path) -> 
             continue
         if stream is not None:
             found |= {(split, label == "") for _, label, split in stream}
-    assert found >= {("all", True), ("all", False), ("train", True), ("train", False), ("test", False)}
+    assert found >= {("all", True), ("all", False), ("train", False), ("test", False)}
 
 
 @pytest.mark.parametrize("data", [".", "photos/", "./photos", "../here/photos"])
@@ -104,3 +105,75 @@ def test_folder_that_cannot_be_listed_is_an_error(tmp_path: Path, monkeypatch: p
         with pytest.raises(UserError, match=r"photos/dog: cannot be listed: Permission denied"):
             listing()
     assert module.os.scandir is failing
+
+
+def described_folder(root: Path) -> str:
+    return "\n".join(described(open_data(str(root))))
+
+
+@pytest.mark.parametrize("inside", ["steam", ""])
+def test_train_is_a_class_beside_several_others(tmp_path: Path, inside: str) -> None:
+    write_tree(tmp_path, {"bus": 6, "car": 6, str(Path("train", inside)): 6})
+    assert open_data(str(tmp_path)).train.class_names == ("bus", "car", "train")
+    assert stream_of_folder(str(tmp_path)).class_names == ("bus", "car", "train")
+
+
+def test_train_beside_one_folder_is_ambiguous_and_the_numbers_are_named(tmp_path: Path) -> None:
+    write_tree(tmp_path, {"bus": 6, "train": 5})
+    for read in (open_data, stream_of_folder):
+        with pytest.raises(UserError, match=r"train \(5 images\) a split or a class\?.* bus \(6\)"):
+            read(str(tmp_path))
+
+
+def test_folders_beside_those_of_splits_are_named_with_their_images(tmp_path: Path) -> None:
+    write_tree(tmp_path, {"train/a": 6, "train/b": 6, "test/a": 2, "test/b": 2, "held back/a": 3})
+    assert "3 images in the folder held back, which is no split (train, " in described_folder(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "split"),
+    [
+        *((name, "train") for name in ("Train", "training_set", "train2017", "train_images", "TRAIN-data")),
+        *(
+            (name, "val")
+            for name in ("dev", "validate", "val2", "Validation images", "valid_set", "images_val")
+        ),
+        *((name, "test") for name in ("test1", "eval", "Hold-Out", "holdout_photos", "test images")),
+        *((name, None) for name in ("trains", "trainee", "value", "devil", "contest", "cat", "1", "images")),
+    ],
+)
+def test_usual_names_of_splits_are_known(name: str, split: str | None) -> None:
+    assert split_of(name) == split
+
+
+def test_named_splits_are_taken_as_given(tmp_path: Path) -> None:
+    write_tree(
+        tmp_path, {"train_images/a": 4, "train_images/b": 4, "dev/a": 2, "dev/b": 2, "eval/a": 1, "eval/b": 1}
+    )
+    splits = open_data(str(tmp_path))
+    assert {name: len(images) for name, images in splits.parts.items()} == {"train": 8, "val": 4, "test": 2}
+    assert splits.drawn == ()
+
+
+@pytest.mark.parametrize(
+    "system", ["@eaDir", "$RECYCLE.BIN", "System Volume Information", "__MACOSX", "lost+found", "_thumbs"]
+)
+@pytest.mark.parametrize("place", ["", "a"])
+def test_system_folders_are_no_classes_and_their_files_no_images(
+    tmp_path: Path, system: str, place: str
+) -> None:
+    write_tree(tmp_path, {"a": 6, "b": 6, str(Path(place, system)): 5, f"b/{system}/deep": 1})
+    splits = open_data(str(tmp_path))
+    assert splits.train.class_names == ("a", "b")
+    assert sum(map(len, splits.parts.values())) == 12
+    assert f"6 files in 2 system folders: {system}" in described_folder(tmp_path)
+    assert len(list(find_images([str(tmp_path)]))) == len(list(stream_of_folder(str(tmp_path)))) == 12
+
+
+def test_all_rare_classes_are_named_at_once(tmp_path: Path) -> None:
+    write_tree(tmp_path, {"a": 9, "b": 2, "c": 1, "d": 9})
+    with pytest.raises(
+        UserError, match=r"'b' has 2 images; class 'c' has 1 image \(2 of 4 classes"
+    ) as caught:
+        open_data(str(tmp_path))
+    assert "at least 3" in str(caught.value)

@@ -248,8 +248,8 @@ def test_splits_with_other_columns_are_rejected(tmp_path: Path, library: Any) ->
 
 
 def test_splits_of_unknown_names_are_listed(tmp_path: Path, library: Any) -> None:
-    parts = {"dev": table(library, [0, 1]), "eval": table(library, [0, 1])}
-    with pytest.raises(UserError, match="no train, validation or test split among dev, eval"):
+    parts = {"one": table(library, [0, 1]), "two": table(library, [0, 1])}
+    with pytest.raises(UserError, match="no train, validation or test split among one, two"):
         splits_of(HubDataset(), saved(tmp_path, library.DatasetDict(parts)), seed=0)
 
 

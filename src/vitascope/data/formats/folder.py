@@ -12,33 +12,38 @@ import numpy as np
 
 from vitascope.data.formats.format import DataFormat
 from vitascope.data.formats.names import classes_in_names
-from vitascope.data.listing import is_image, suffix_of, visible_files
+from vitascope.data.listing import is_image, is_system_folder, suffix_of, visible_files
 from vitascope.data.splits import ImageSet, Inventory
 from vitascope.data.table_options import TABLE_SUFFIXES
 from vitascope.data.targets import ClassIndices
 from vitascope.errors import UserError
-from vitascope.formatting import listed
+from vitascope.formatting import counted, listed
 
 SPLIT_FOLDERS = {
-    "train": ("train", "training"),
-    "val": ("val", "valid", "validation"),
-    "test": ("test", "testing"),
+    "train": ("train", "training", "trainval"),
+    "val": ("val", "valid", "validation", "validate", "dev", "development"),
+    "test": ("test", "testing", "tests", "eval", "evaluation", "holdout"),
 }
-"""Folder names of splits, in any case; `set` or `data` may follow."""
+"""Words for splits in the names of folders, in any case; a number, `set` or `images` may follow."""
+_BESIDE = "(?:sets?|data|images?|imgs?|pictures?|photos?|files?|split|part)"
 OUTSIDE = "outside"
 """The name of the set of images that are in no folder of a split."""
 _LISTED_CLASSES = 12
 
 
 def split_of(name: str) -> str | None:
-    """The split of a folder's name: `train` for `Train`, `training_set` or `train-data`; or None."""
-    word = re.sub(r"[-_ ]*(set|data)$", "", name.lower())
+    """The split of a folder's name: `train` for `Train`, `training_set` or `train2017`; None for others."""
+    word = re.sub(
+        rf"\A{_BESIDE}[-_ ]+|([-_ ]*({_BESIDE}|\d+))+\Z", "", name.lower().replace("hold-out", "holdout")
+    )
     return next((split for split, names in SPLIT_FOLDERS.items() if word in names), None)
 
 
 def split_folder(root: Path, split: str) -> Path | None:
     """The folder of a split in a folder, or None."""
     found = [folder for folder in _visible_folders(root) if split_of(folder.name) == split]
+    unnumbered = [folder for folder in found if not folder.name[-1].isdigit()]
+    found = unnumbered if len(unnumbered) == 1 else found
     if len(found) > 1:
         names = " and ".join(folder.name for folder in found)
         raise UserError(f"{root}: {names} both mean the {split} split; keep one, or rename the other")
@@ -61,9 +66,13 @@ class Folder(DataFormat):
         images: list[Path] = []
         others: list[Path] = []
         unlisted: dict[str, OSError] = {}
-        for entry in visible_files(root, lambda folder, error: unlisted.update({folder: error})):
+        system: list[str] = []
+        entries = visible_files(
+            root, lambda folder, error: unlisted.update({folder: error}), skipped=system.append
+        )
+        for entry in entries:
             (images if is_image(entry) else others).append(Path(entry.path))
-        splits = _splits(root, {path.parts[depth] for path in images if len(path.parts) > depth + 1})
+        splits = _splits(root, Counter(path.parts[depth:-1][:2] for path in images))
         classes: dict[str, dict[str, list[Path]]] = {split: {} for split in splits.values() or ("all",)}
         for path in sorted(images):
             split, folder = _place(path.parts[depth:], splits)
@@ -87,6 +96,13 @@ class Folder(DataFormat):
             f"the folder {Path(folder).relative_to(root)}, which cannot be listed ({error.strerror or error})"
             for folder, error in unlisted.items()
         ]
+        without += _outside(images, depth, splits)
+        if system:
+            names = sorted({Path(folder).name for folder in system})
+            count = sum(len(files) for folder in system for _, _, files in os.walk(folder))
+            without.append(
+                f"{counted(count, 'file')} in {counted(len(system), 'system folder')}: {listed(names)}"
+            )
         unused = _listed(sum(kinds.values(), Counter()))
         return Inventory(tuple(sets), 3, root, (*unused, *without), notes, unlabelled)
 
@@ -105,12 +121,12 @@ class FolderStream:
 
     def __init__(self, root: Path) -> None:
         self.root, depth = root, len(root.parts)
-        places: dict[tuple[str, ...], None] = {}  # the first two folders of images' paths
+        places: Counter[tuple[str, ...]] = Counter()  # the first two folders of images' paths
         for entry in visible_files(root, _unlisted):
             if is_image(entry):
                 *folders, _ = entry.path.removeprefix("./").split(os.sep)[depth:]
-                places[tuple(folders[:2])] = None
-        self._splits = _splits(root, {place[0] for place in places if place})
+                places[tuple(folders[:2])] += 1
+        self._splits = _splits(root, places)
         self._classes: dict[str, set[str]] = {}
         for place in places:
             split, folder = _place([*place, "image"], self._splits)
@@ -146,14 +162,47 @@ def _unlisted(folder: str, error: OSError) -> None:
     raise UserError(f"{folder}: cannot be listed: {error.strerror or error}") from error
 
 
-def _splits(root: Path, with_images: set[str]) -> dict[str, str]:
-    """The folders of splits in a folder, by name: if one is of `train`, or if there are images in no other
-    folder. Else they may be classes."""
+def _splits(root: Path, places: Counter[tuple[str, ...]]) -> dict[str, str]:
+    """The folders of splits in a folder, by name; empty if its folders are classes.
+
+    They are splits if one is of `train`, or if there are images in no other folder. But `train` alone, beside
+    several folders with images, is a class, unless it has folders of classes itself.
+
+    Args:
+        places: the numbers of images by the first two folders of their paths below the root, or fewer.
+    """
     names = {folder.name: split_of(folder.name) for folder in _visible_folders(root)}
-    if "train" not in names.values() and not (with_images and all(map(names.get, with_images))):
+    sizes: Counter[str] = Counter()
+    for place, count in places.items():
+        sizes[place[0] if place else ""] += count
+    other = [name for name in sorted(sizes) if name and not names.get(name)]
+    meant = [name for name, split in names.items() if split is not None]
+    if "train" not in names.values() and (other or not any(map(names.get, sizes))):
         return {}
+    if other and len(meant) == 1:
+        (train,) = meant
+        classes = sorted({place[1] for place in places if place[:1] == (train,) and len(place) > 1})
+        if len(classes) < 2:
+            if len(other) > 1:
+                return {}
+            raise UserError(
+                f"{root}: is the folder {train} ({counted(sizes[train], 'image')}) a split or a class? There "
+                f"is no other split, and one other folder has images, {other[0]} ({sizes[other[0]]:,}). If it is "
+                "a class, put both into a folder called train; if it is a split, give the other the name of a "
+                "split, such as test, or move it away"
+            )
     found = {split: split_folder(root, split) for split in SPLIT_FOLDERS}
     return {folder.name: split for split, folder in found.items() if folder is not None}
+
+
+def _outside(images: Sequence[Path], depth: int, splits: Mapping[str, str]) -> list[str]:
+    """The folders beside those of splits whose images are not used."""
+    counts = Counter(path.parts[depth] for path in images if len(path.parts) > depth + 1)
+    return [
+        f"{counted(count, 'image')} in the folder {name}, which is no split (train, val, test, dev, ...)"
+        for name, count in sorted(counts.items())
+        if splits and name not in splits
+    ]
 
 
 def _place(parts: Sequence[str], splits: Mapping[str, str]) -> tuple[str, str]:
@@ -203,13 +252,17 @@ def _listed(kinds: Counter[str]) -> list[str]:
 
 
 def _visible_folders(root: Path) -> list[Path]:
-    return sorted(path for path in root.iterdir() if path.is_dir() and not path.name.startswith("."))
+    return sorted(
+        path
+        for path in root.iterdir()
+        if path.is_dir() and not path.name.startswith(".") and not is_system_folder(path.name)
+    )
 
 
 def inner_folder(folder: Path) -> Path:
     """The folder itself, or the folder that it only wraps; a folder of a split does not wrap."""
     while True:
-        entries = [path for path in folder.iterdir() if not path.name.startswith((".", "__MACOSX"))]
+        entries = [p for p in folder.iterdir() if not (p.name.startswith(".") or is_system_folder(p.name))]
         if len(entries) != 1 or not entries[0].is_dir() or split_of(entries[0].name) is not None:
             return folder
         folder = entries[0]
