@@ -111,7 +111,7 @@ _SYNONYMS = {
 
 def nearest(name: str, known: Iterable[str]) -> str:
     """`; nearest: vit_b16` for a name that means or resembles a known one, else the empty string."""
-    if len(name) > 200:  # no name that anybody typed; comparing takes long
+    if len(name) > 200 or name.isdecimal():  # no name that anybody typed; numbers do not resemble each other
         return ""
     plain = {each.lstrip("-").replace("-", "_"): each for each in known}
     asked = name.lstrip("-").replace("-", "_").lower()

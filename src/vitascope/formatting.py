@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import datetime
+import unicodedata
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 from vitascope.errors import UserError
+
+
+def canonical(name: str) -> str:
+    """The name in Unicode's composed form (NFC): macOS writes `é` as two characters, most else as one."""
+    return name if name.isascii() else unicodedata.normalize("NFC", name)
 
 
 def counted(count: int, noun: str) -> str:

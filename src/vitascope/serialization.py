@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import os
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -44,7 +45,18 @@ def _whole(text: str) -> int:
     return int(text)
 
 
-_JSON = json.JSONDecoder(parse_float=_finite, parse_int=_whole, parse_constant=_finite)
+def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of JSON; of two values under one name, readers keep different ones."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        twice = next(name for name, count in Counter(name for name, _ in pairs).items() if count > 1)
+        raise ValueError(f"the name {twice[:40]!r} stands twice in an object")
+    return found
+
+
+_JSON = json.JSONDecoder(
+    parse_float=_finite, parse_int=_whole, parse_constant=_finite, object_pairs_hook=_distinct
+)
 
 
 def read_yaml(path: str | os.PathLike[str]) -> Any:

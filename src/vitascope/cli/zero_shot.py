@@ -34,7 +34,7 @@ class ZeroShot:
     out: Folder
     """The new model folder, which every command takes."""
     classes: Classes
-    """The names of the classes, such as "a cat" "a dog"."""
+    """The names of the classes, such as "a cat" "a dog"; or a .txt file of names, one per line."""
     prompts: Prompts = ()
     outputs: Annotated[
         Literal["exclusive", "independent"] | None,
@@ -52,5 +52,5 @@ class ZeroShot:
             self.model, self.classes, prompts=self.prompts or None, outputs=self.outputs, device=self.device
         )
         folder: Path = save_pretrained(model, self.out)
-        count = len(self.classes)
+        count = model.config.num_classes
         print(f"{count:,} {'class' if count == 1 else 'classes'}, {model.config.outputs}: {folder}")

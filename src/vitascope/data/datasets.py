@@ -31,7 +31,7 @@ from vitascope.data.table_options import AS_RECOGNIZED, TABLE_SUFFIXES, TableOpt
 from vitascope.data.targets import ClassSets
 from vitascope.data.threads import in_threads
 from vitascope.errors import UserError, check_choice, nearest, nearest_path, printable
-from vitascope.formatting import counted
+from vitascope.formatting import canonical, counted
 from vitascope.remote.stores import is_url
 
 log = logging.getLogger(__name__)
@@ -114,9 +114,9 @@ def open_for_evaluation(
     Labels are in the model's `class_names`; a class that is not among them raises UserError, unless
     `rename` has the model's name for it.
     """
-    others = rename or {}
+    others = {canonical(theirs): canonical(ours) for theirs, ours in (rename or {}).items()}
     for name in others.values():
-        check_choice("class of the model", name, class_names)
+        check_choice("class of the model", name, tuple(map(canonical, class_names)))
     found = read_data(data, table)
     images = _labelled(found, _measured_split(found), data)
     sizes = {name: len(part) for name, part in found.by_name.items() if name != images.name}

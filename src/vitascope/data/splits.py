@@ -17,7 +17,7 @@ from vitascope.data.draws import bound_sets, draw_share
 from vitascope.data.randomness import epoch_order
 from vitascope.data.targets import ClassSets, Targets
 from vitascope.errors import UserError, nearest, printable
-from vitascope.formatting import counted
+from vitascope.formatting import canonical, counted
 
 MOST_NAMED = 20
 """Classes of too few images that an error names."""
@@ -352,7 +352,8 @@ class UnknownClassesError(UserError):
 
 def check_known_classes(found: Sequence[str], known: Sequence[str], where: str) -> None:
     """Reject classes that are not among the known ones, with an `UnknownClassesError`."""
-    unknown = [name for name in found if name not in known]
+    names = set(map(canonical, known))
+    unknown = [name for name in found if canonical(name) not in names]
     if unknown:
         raise UnknownClassesError(
             f"{where}: {len(unknown)} of {len(found)} classes are not among the {len(known)} known "

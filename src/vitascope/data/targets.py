@@ -13,6 +13,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from vitascope.formatting import canonical
+
 UNEVEN = 3
 """Ratio of the numbers of images of two classes above which training mentions it."""
 FORMER_UNLABELLED = ("image",)
@@ -26,6 +28,11 @@ class Targets(ABC):
     labels: npt.NDArray[Any]
     """(N, ...): the rows of a batch are its tensor for a loss."""
     class_names: tuple[str, ...]
+    """Each in its `canonical` form."""
+
+    def __post_init__(self) -> None:
+        """Bring the names of the classes into one form, in which those of a model and of data are equal."""
+        object.__setattr__(self, "class_names", tuple(map(canonical, self.class_names)))
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -113,7 +120,7 @@ class ClassIndices(Targets):
 
     @classmethod
     def of_names(cls, names: Sequence[tuple[str, ...]], class_names: tuple[str, ...]) -> Self:
-        numbers = {name: number for number, name in enumerate(class_names)}
+        numbers = {canonical(name): number for number, name in enumerate(class_names)}
         return cls(np.array([numbers[name] for (name,) in names], dtype=np.int64), class_names)
 
     def correct(self, answers: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
@@ -150,7 +157,7 @@ class ClassSets(Targets):
 
     @classmethod
     def of_names(cls, names: Sequence[tuple[str, ...]], class_names: tuple[str, ...]) -> Self:
-        numbers = {name: number for number, name in enumerate(class_names)}
+        numbers = {canonical(name): number for number, name in enumerate(class_names)}
         return cls._of_rows([[numbers[name] for name in row] for row in names], class_names)
 
     @classmethod

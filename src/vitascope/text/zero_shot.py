@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Literal
 
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 
 from vitascope.arguments import checked
 from vitascope.errors import UserError, printable
+from vitascope.formatting import canonical
 from vitascope.model.config import ViTConfig
 from vitascope.model.hardware import resolve_device
 from vitascope.model.vision_model import build
@@ -150,7 +152,10 @@ def check_names(classes: Sequence[str]) -> tuple[str, ...]:
     """The names of classes; rejects none, empty ones and duplicates."""
     if isinstance(classes, str):
         raise UserError(f"classes is a list of names, not the text {classes!r}")
-    names = tuple(classes)
+    names = tuple(map(canonical, classes))
+    if len(names) == 1 and names[0].endswith(".txt") and Path(names[0]).is_file():  # one name per line
+        lines = Path(names[0]).read_text(encoding="utf-8-sig").splitlines()
+        names = tuple(canonical(line.strip()) for line in lines if line.strip())
     if not names:
         raise UserError("no classes given: name them, such as 'a cat' 'a dog'")
     for place, name in enumerate(names):

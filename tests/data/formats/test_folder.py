@@ -177,3 +177,10 @@ def test_all_rare_classes_are_named_at_once(tmp_path: Path) -> None:
     ) as caught:
         open_data(str(tmp_path))
     assert "at least 3" in str(caught.value)
+
+
+def test_folders_of_one_class_in_two_unicode_forms_are_one(tmp_path: Path) -> None:
+    write_tree(tmp_path, {"caf\u00e9": 4, "cafe\u0301": 4, "b": 4})
+    splits = open_data(str(tmp_path))
+    assert splits.train.class_names == ("b", "caf\u00e9")
+    assert list(stream_of_folder(str(tmp_path))) == rows(all_images(str(tmp_path)))

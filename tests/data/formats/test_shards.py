@@ -230,6 +230,23 @@ def test_picture_is_read_and_named_like_a_file(tmp_path: Path) -> None:
         read_image(images.sources[0])
 
 
+@pytest.mark.parametrize(("labels", "names"), [([1, 2, 3, 1], ("1", "2", "3")), ([0, 7, 0, 7], ("0", "7"))])
+def test_numbers_that_occur_are_the_classes(
+    tmp_path: Path, labels: list[int], names: tuple[str, ...]
+) -> None:
+    found = sets_of(Shards(), write_shard(tmp_path / "a.tar", labels).parent)["all"]
+    assert found.class_names == names
+    assert [names[label] for label in found.labels] == [str(label) for label in labels]
+
+
+def test_files_that_macos_leaves_beside_others_are_no_samples(tmp_path: Path) -> None:
+    members = {}
+    for number in range(2):
+        for name, content in ((f"{number}.jpg", b"x"), (f"{number}.cls", b"%d" % number)):
+            members |= {f"._{name}": b"\0\5\x16\7", name: content}
+    assert len(sets_of(Shards(), one_shard(tmp_path, members))["all"]) == 2
+
+
 # --- errors
 
 
@@ -250,8 +267,12 @@ def test_picture_is_read_and_named_like_a_file(tmp_path: Path) -> None:
         ({"a.jpg": b"x", "a.json": b'{"label": "dog"}'}, "has the label 'dog', not an integer"),
         ({"a.jpg": b"x", "a.json": b'{"label": true}'}, "not an integer"),
         ({"a.jpg": b"x", "a.json": b'{"label": 1e3}'}, "not an integer"),
-        ({"a.jpg": b"x", "a.cls": b"0"}, "largest label is 0; a classifier has 2 to"),
-        ({"a.jpg": b"x", "a.cls": b"9" * 18}, "largest label is 999999999999999999"),
+        ({"a.jpg": b"x", "a.cls": b"0"}, "1 different label; a classifier has 2 to"),
+        ({"a.jpg": b"x", "b.jpg": b"x", "a.cls": b"1", "b.cls": b"0"}, "tar --sort=name"),
+        (
+            {"c.1.jpg": b"x", "c.1.cls": b"1", "d.jpg": b"x", "d.cls": b"0"},
+            r"'c\.1' has a dot.* 1 picture",
+        ),
         ({"a.txt": b"x"}, "no images in its shards"),
         ({}, "no images in its shards"),
     ],

@@ -1,8 +1,11 @@
 """Tables of images: every form of file, the columns, the labels, the splits, and bad input."""
 
+import codecs
 import csv
+import itertools
 import json
 import os
+import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -430,7 +433,12 @@ def test_columns_of_0_and_1_are_labels(photos: Path) -> None:
         "dog": 12,
     }
     assert_refused(photos, rows, "labels=one, but 11 of 22 rows have several classes", labels="one")
-    assert_refused(photos, rows, "the column size has '.*', not only 0 and 1", columns=("label=dog,size",))
+    assert_refused(
+        photos,
+        rows,
+        r"1 column of 0 and 1 with other cells: size has '\d' in 1 row",
+        columns=("label=dog,size",),
+    )
 
 
 @pytest.mark.parametrize(
@@ -602,3 +610,71 @@ def test_order_of_several_labels_is_that_of_the_paths(photos: Path) -> None:
     found = read_data(str(write_csv(photos / "several.csv", rows))).by_name["all"]
     assert list(found.sources) == sorted(found.sources)
     assert np.array_equal(found.labels[0], [True, False, True])
+
+
+FORMS_OF_A_NAME = ("caf\u00e9", "cafe\u0301")
+
+
+def test_two_unicode_forms_of_a_name_are_one_class(photos: Path) -> None:
+    rows = labelled(photos, lambda number, name: "dog" if name == "dog" else FORMS_OF_A_NAME[number % 4 // 2])
+    splits = opened(photos, rows)
+    assert splits.train.class_names == (FORMS_OF_A_NAME[0], "dog")
+    for known in FORMS_OF_A_NAME:  # of a model
+        assert splits.test is not None
+        assert splits.test.in_classes((known, "dog"), "there").targets == splits.test.targets
+
+
+def test_paths_find_files_in_another_unicode_form(tmp_path: Path) -> None:
+    composed, decomposed = FORMS_OF_A_NAME
+    write_tree(tmp_path, {decomposed: 3, "b": 3})
+    for path in (tmp_path / decomposed).iterdir():
+        path.rename(path.with_name(f"{decomposed}-{path.name}"))
+    rows = [
+        {"path": unicodedata.normalize("NFC", str(path.relative_to(tmp_path))), "label": path.parent.name}
+        for path in sorted(tmp_path.glob("*/*.png"))
+    ]
+    splits = opened(tmp_path, rows)
+    assert splits.train.class_names == ("b", composed)
+    assert sum(map(len, splits.parts.values())) == 6
+
+
+@pytest.mark.parametrize(
+    ("others", "classes"), [((0, 1, 2), {"0", "1", "2"}), ((1,), {"-1", "1"}), ((1, 2), {"1", "2"})]
+)
+def test_minus_one_is_no_label_but_beside_one_alone(
+    photos: Path, others: tuple[int, ...], classes: set[str]
+) -> None:
+    numbers = itertools.cycle((-1, *others))
+    splits = opened(photos, labelled(photos, lambda *_: next(numbers)))
+    assert set(splits.train.class_names) == classes
+
+
+def test_unknown_cells_in_columns_of_0_and_1_are_counted(photos: Path) -> None:
+    cells = {"cat": lambda number: (0, 1, -1)[number % 3], "dog": lambda number: (1, 0)[number % 2]}
+    rows = [
+        {k: v for k, v in row.items() if k != "label"} for row in labelled(photos, lambda *_: "", **cells)
+    ]
+    assert_refused(photos, rows, r"1 column .* cat has '-1' in 7 rows; write 0 or 1, leave these rows out")
+    blanks = [row | {"cat": "" if row["cat"] == -1 else row["cat"]} for row in rows]
+    assert any("7 blank cells as 0" in note for note in opened(photos, blanks).notes)
+
+
+def test_a_comma_at_the_end_ends_a_list_of_one(photos: Path) -> None:
+    splits = opened(photos, labelled(photos, lambda _, name: f"{name},"))
+    assert splits.train.class_names == ("cat", "dog")
+
+
+@pytest.mark.parametrize("encoding", ["utf-32", "utf-32-le", "utf-16"])
+def test_tables_in_other_encodings_are_read(photos: Path, encoding: str) -> None:
+    path = FORMS["csv"](photos / "labels.csv", rows_of(photos))
+    text = path.read_text("utf-8")
+    mark = codecs.BOM_UTF32_LE if encoding == "utf-32-le" else b""
+    path.write_bytes(mark + text.encode(encoding))
+    assert open_data(str(path)).train.class_names == ("cat", "dog")
+
+
+def test_a_name_that_stands_twice_in_a_line_of_json_is_rejected(photos: Path) -> None:
+    path = photos / "twice.jsonl"
+    path.write_text('{"path": "photos/cat/0.png", "label": "cat", "label": "dog"}\n')
+    with pytest.raises(UserError, match="line 1: the name 'label' stands twice"):
+        open_data(str(path))

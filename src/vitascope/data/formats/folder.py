@@ -17,7 +17,7 @@ from vitascope.data.splits import ImageSet, Inventory
 from vitascope.data.table_options import TABLE_SUFFIXES
 from vitascope.data.targets import ClassIndices
 from vitascope.errors import UserError
-from vitascope.formatting import counted, listed
+from vitascope.formatting import canonical, counted, listed
 
 SPLIT_FOLDERS = {
     "train": ("train", "training", "trainval"),
@@ -87,10 +87,10 @@ class Folder(DataFormat):
         sets = [found for split in classes for found in _image_sets(split, classes[split])]
         without = [
             f"the folder {folder.relative_to(root)}, which contains no image "
-            f"({', '.join(_listed(kinds[split, folder.name])) or 'it is empty'})"
+            f"({', '.join(_listed(kinds[split, canonical(folder.name)])) or 'it is empty'})"
             for place, split in [(root / name, split) for name, split in splits.items()] or [(root, "all")]
             for folder in _visible_folders(place)
-            if folder.name not in classes[split]
+            if canonical(folder.name) not in classes[split]
         ]
         without += [
             f"the folder {Path(folder).relative_to(root)}, which cannot be listed ({error.strerror or error})"
@@ -127,10 +127,11 @@ class FolderStream:
                 *folders, _ = entry.path.removeprefix("./").split(os.sep)[depth:]
                 places[tuple(folders[:2])] += 1
         self._splits = _splits(root, places)
-        self._classes: dict[str, set[str]] = {}
+        self._classes: dict[str, dict[str, set[str]]] = {}  # by split and class, the names of the folders
         for place in places:
-            split, folder = _place([*place, "image"], self._splits)
-            self._classes.setdefault(split, set()).add(folder)
+            split, name = _place([*place, "image"], self._splits)
+            of_class = self._classes.setdefault(split, {}).setdefault(name, set())
+            of_class.add(place[1 if self._splits else 0] if name else "")
         names = (sorted(self._classes.get(split, ())) for split in self._splits.values() or ("all",))
         self.class_names = tuple(dict.fromkeys(name for each in names for name in each if name))
 
@@ -138,16 +139,18 @@ class FolderStream:
     def has_folders_of_classes(self) -> bool:
         """Whether the folders tell the classes; otherwise `Folder.read` looks for them in all names."""
         split = "train" if "train" in self._classes else "all"
-        return bool(self.class_names) and self._classes.get(split) != {""}
+        return bool(self.class_names) and self._classes.get(split, {}).keys() != {""}
 
     def __iter__(self) -> Iterator[tuple[str, str, str]]:
         for folder, split in self._splits.items() or {"": "all"}.items():
             place = self.root / folder
-            for name in sorted(self._classes.get(split, set()) - {""}):
-                for entry in visible_files(place / name, _unlisted, as_paths=True):
-                    if is_image(entry):
-                        yield entry.path, name, split
-            if "" in self._classes.get(split, ()):
+            classes = self._classes.get(split, {})
+            for name in sorted(classes.keys() - {""}):
+                for folder_name in sorted(classes[name]):
+                    for entry in visible_files(place / folder_name, _unlisted, as_paths=True):
+                        if is_image(entry):
+                            yield entry.path, name, split
+            if "" in classes:
                 yield from ((path, "", split) for path in _images_in(place))
 
 
@@ -187,9 +190,9 @@ def _splits(root: Path, places: Counter[tuple[str, ...]]) -> dict[str, str]:
                 return {}
             raise UserError(
                 f"{root}: is the folder {train} ({counted(sizes[train], 'image')}) a split or a class? There "
-                f"is no other split, and one other folder has images, {other[0]} ({sizes[other[0]]:,}). If it is "
-                "a class, put both into a folder called train; if it is a split, give the other the name of a "
-                "split, such as test, or move it away"
+                f"is no other split, and one other folder has images, {other[0]} ({sizes[other[0]]:,}). For "
+                "a class, put both into a folder called train; for a split, give the other the name of one, "
+                "such as test, or move it away"
             )
     found = {split: split_folder(root, split) for split in SPLIT_FOLDERS}
     return {folder.name: split for split, folder in found.items() if folder is not None}
@@ -208,9 +211,9 @@ def _outside(images: Sequence[Path], depth: int, splits: Mapping[str, str]) -> l
 def _place(parts: Sequence[str], splits: Mapping[str, str]) -> tuple[str, str]:
     """The set and the class of an image by its path below the root; the class is "" for none."""
     if not splits:
-        return "all", parts[0] if len(parts) > 1 else ""
+        return "all", canonical(parts[0]) if len(parts) > 1 else ""
     split = splits.get(parts[0], OUTSIDE)
-    return split, parts[1] if len(parts) > 2 and split != OUTSIDE else ""
+    return split, canonical(parts[1]) if len(parts) > 2 and split != OUTSIDE else ""
 
 
 def _sort_by_names(classes: dict[str, dict[str, list[Path]]]) -> tuple[tuple[str, ...], str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import json
 import re
 from collections.abc import Iterator, Mapping
@@ -75,7 +76,11 @@ class HubDataset(DataFormat):
             if isinstance(first.features[picture], library.Image):  # keep them encoded
                 pictures = pictures.cast_column(picture, library.Image(decode=False))
             rows = TableRows(pictures, np.arange(len(given)), f"{data}:{split}")
-            labels = _numbers(given, names, f"{data}: {split}")
+            indexed = (
+                isinstance(first.features[label], library.ClassLabel)
+                or "string" in first.features[label].dtype
+            )
+            labels = _numbers(given, names, f"{data}: {split}", indexed=indexed)
             found.append(ImageSet(split, rows, ClassIndices(labels, names)))
         return Inventory(tuple(found), 3, Path(data) if Path(data).is_dir() else None)
 
@@ -214,8 +219,9 @@ def _only(found: list[str], what: str, table: Any, data: str) -> str:
 
 
 def _missing(values: list[Any]) -> npt.NDArray[np.bool_]:
-    """Rows without a class, (N,); the hub's sets have -1 where classes are secret."""
-    return np.array([value is None or value == -1 for value in values], dtype=np.bool_)
+    """Rows without a class, (N,): None, and -1, which is a class only beside 1 alone."""
+    none = {None} if set(values) - {None} == {-1, 1} else {None, -1}
+    return np.array([value in none for value in values], dtype=np.bool_)
 
 
 def _class_names(
@@ -226,16 +232,20 @@ def _class_names(
     elif "string" in feature.dtype:
         names = tuple(sorted(set(next(iter(values.values())))))
     else:
-        return numbered_classes(max(max(given, default=0) for given in values.values()), data)
+        return numbered_classes(itertools.chain.from_iterable(values.values()), data)
     if len(names) < 2:
         raise UserError(f"{data}: only one class, {names}; a classifier needs two or more")
     return names
 
 
-def _numbers(values: list[Any], names: tuple[str, ...], place: str) -> npt.NDArray[np.int64]:
-    """Labels as indices into the names of the classes, (N,)."""
-    known: dict[Any, int] = {number: number for number in range(len(names))}
-    known |= {name: number for number, name in enumerate(names)}
+def _numbers(
+    values: list[Any], names: tuple[str, ...], place: str, *, indexed: bool
+) -> npt.NDArray[np.int64]:
+    """Labels as indices into the names of the classes, (N,); `indexed` ones are indices, or names."""
+    known: dict[Any, int] = {name: number for number, name in enumerate(names)}
+    known |= (
+        {number: number for number in range(len(names))} if indexed else {int(n): k for n, k in known.items()}
+    )
     for value in set(values):
         if value not in known:
             raise UserError(f"{place}: label {value!r} is none of the {len(names)} classes")

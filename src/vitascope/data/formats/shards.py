@@ -43,6 +43,7 @@ from vitascope.data.splits import ImageSet, Inventory, LazySources
 from vitascope.data.targets import ClassIndices
 from vitascope.data.tars import archive_errors, open_plain_tar, tar_fault, tar_members
 from vitascope.errors import SourceError, UserError
+from vitascope.formatting import counted
 from vitascope.network import Threads
 from vitascope.remote import cache
 from vitascope.remote.stores import RemoteObject
@@ -93,8 +94,15 @@ class Shards(DataFormat):
                     f"{path}: {len(labels)} images in the {split} shards, {INDEX} has {index.images(split)}; "
                     "pack them again"
                 )
+        names = _class_names(path) if index is None else index.class_names
+        if names is None:  # numbers that occur are classes
+            numbers = np.unique(np.concatenate([labels for _, labels in found.values()]))
+            names = numbered_classes(numbers.tolist(), str(path))
+            found = {
+                split: (members, np.searchsorted(numbers, labels))
+                for split, (members, labels) in found.items()
+            }
         largest = {split: int(labels.max()) for split, (_, labels) in found.items() if len(labels)}
-        names = _class_names(path, max(largest.values())) if index is None else index.class_names
         if len(names) > MAX_CLASSES:
             raise UserError(f"{path}: {len(names):,} class names; a classifier has at most {MAX_CLASSES:,}")
         for split, label in largest.items():
@@ -212,19 +220,22 @@ def shard_streams(
     return orders
 
 
-def numbered_classes(largest: int, place: str) -> tuple[str, ...]:
-    """Names of classes that are known by number only: "0" to the largest."""
-    if not 1 <= largest < MAX_CLASSES:
+def numbered_classes(numbers: Iterable[int], place: str) -> tuple[str, ...]:
+    """Names of classes that are known by number only: the numbers that occur, ascending, as in a table."""
+    different = sorted(set(numbers))
+    if not 2 <= len(different) <= MAX_CLASSES:
         raise UserError(
-            f"{place}: the largest label is {largest}; a classifier has 2 to {MAX_CLASSES:,} classes, from 0"
+            f"{place}: {counted(len(different), 'different label')}; a classifier has 2 to {MAX_CLASSES:,} "
+            "classes"
         )
-    return tuple(map(str, range(largest + 1)))
+    return tuple(map(str, different))
 
 
-def _class_names(folder: Path, largest: int) -> tuple[str, ...]:
+def _class_names(folder: Path) -> tuple[str, ...] | None:
+    """The names in `classes.txt`, one per label from 0 on; None without the file."""
     path = folder / CLASSES
     if not path.is_file():
-        return numbered_classes(largest, str(folder))
+        return None
     try:
         lines = content_of(path).decode("utf-8").splitlines()
     except UnicodeDecodeError as error:
@@ -319,6 +330,8 @@ def _parts(tar: tarfile.TarFile, path: str) -> Iterator[_Part]:
         # A name that is no UTF-8 comes with surrogates, which cannot be printed.
         full = member.name.removeprefix("./").encode("utf-8", "surrogateescape").decode("utf-8", "replace")
         folder, slash, name = full.rpartition("/")
+        if name.startswith("."):  # `._1.jpg`: what macOS's tar keeps of a file beside it
+            continue
         stem, _, extension = name.partition(".")  # at the first dot: `1.seg.png` is not the picture of `1`
         extension = extension.lower()
         content = b""
@@ -333,22 +346,39 @@ def _parts(tar: tarfile.TarFile, path: str) -> Iterator[_Part]:
 def _sample(path: str, key: str, parts: Iterable[_Part]) -> ShardSample | None:
     pictures: list[_Part] = []
     labels: dict[str, int] = {}
+    parts = list(parts)
     for part in parts:
         if f".{part.extension}" in IMAGE_SUFFIXES:
             pictures.append(part)
         elif part.extension in MAX_LABEL:
             label = _label(path, part)
             labels |= {} if label is None else {part.extension: label}
+    if not pictures and not labels:
+        _check_key(path, key, [part.extension for part in parts])
     if not pictures and "cls" not in labels:
         return None
     if len(pictures) != 1 or not labels:
         has = f"{len(pictures)} pictures" if labels else 'no label (.cls, or "label" in .json)'
-        raise UserError(f"{path}: sample {key!r} has {has}; expected one of each, one after the other")
+        raise UserError(
+            f"{path}: sample {key!r} has {has}; expected one of each, one after the other (tar --sort=name "
+            "keeps them together)"
+        )
     picture = pictures[0]
     if picture.size > MAX_PICTURE:
         raise UserError(f"{path}: {picture.name!r} has {picture.size:,} bytes, too many for a picture")
     label = next(labels[kind] for kind in MAX_LABEL if kind in labels)
     return ShardSample(picture.name, picture.offset, picture.size, label)
+
+
+def _check_key(path: str, key: str, extensions: Sequence[str]) -> None:
+    """Reject a sample whose picture and label have a dot in their key: `cat.1.jpg` and `cat.1.cls`."""
+    stems = [{stem for stem, _, end in (e.rpartition(".") for e in extensions) if stem and end in kinds}
+             for kinds in ({suffix[1:] for suffix in IMAGE_SUFFIXES}, MAX_LABEL)]  # fmt: skip
+    if both := sorted(stems[0] & stems[1]):
+        raise UserError(
+            f"{path}: {f'{key}.{both[0]}'!r} has a dot, and the key of a sample ends at its first dot "
+            f"(WebDataset), so {counted(len(both), 'picture')} named {key}.* would be lost: leave dots out"
+        )
 
 
 def _label(path: str, part: _Part) -> int | None:
@@ -365,4 +395,7 @@ def _label(path: str, part: _Part) -> int | None:
     label = values.get("label") if isinstance(values, dict) else None
     if label is None or (type(label) is int and 0 <= label < 10 ** MAX_LABEL["cls"]):
         return label
-    raise UserError(f"{path}: {part.name!r} has the label {label!r:.40}, not an integer from 0")
+    raise UserError(
+        f"{path}: {part.name!r} has the label {label!r:.40}, not an integer from 0; leave out a "
+        "sample without a label"
+    )

@@ -11,9 +11,11 @@ from collections.abc import Iterable, Sequence
 
 from vitascope.data.table_options import TableOptions
 from vitascope.errors import UserError
-from vitascope.formatting import counted
+from vitascope.formatting import canonical, counted
 
 _ONE, _ZERO = {"1", "1.0", "true"}, {"0", "0.0", "false", ""}
+_UNKNOWN = {"-1", "-1.0", "nan", "na", "n/a", "none", "null", "?"}
+"""What stands for an unknown label in columns of 0 and 1, in lower case."""
 _NUMBER = re.compile(r"\s*[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?\s*")
 _WHOLE = re.compile(r"\s*[-+]?\d+(\.0*)?\s*")
 MANY_NUMBERS = 20
@@ -34,6 +36,7 @@ class Labels:
 
 def of_cells(cells: Sequence[str], column: str, options: TableOptions, place: object) -> Labels:
     """The labels in one column."""
+    cells = list(map(canonical, cells))
     counts = Counter(cells)
     different = [cell for cell in counts if cell.strip()]
     where, form = f"{place}: the column {column}", ""
@@ -72,8 +75,11 @@ def _whole_cells(counts: Counter[str], different: Sequence[str], where: str) -> 
             "vitascope learns classes, not numbers (no regression): name another column of labels, or divide "
             "the numbers into classes"
         )
-    # A program writes 1.0 for 1 where other cells of the column are empty.
-    return {cell: (cell.partition(".")[0] if whole else cell,) for cell in different}
+    # A program writes 1.0 for 1 where other cells of the column are empty. -1 is no label, as in the hub's
+    # data sets, but beside 1 alone.
+    unknown = whole and set(numbers) != {-1, 1}
+    names = {cell: (cell.partition(".")[0].strip() if whole else cell,) for cell in different}
+    return {cell: () if unknown and name == ("-1",) else name for cell, name in names.items()}
 
 
 def of_columns(columns: dict[str, list[str]], options: TableOptions, place: object) -> Labels:
@@ -81,10 +87,16 @@ def of_columns(columns: dict[str, list[str]], options: TableOptions, place: obje
     if options.label_separator is not None:
         raise UserError(f"{place}: label_separator is for one column of labels, not for columns of 0 and 1")
     names = tuple(columns)
-    for name, column in columns.items():  # which may be named
-        other = next((cell for cell in set(column) if cell.strip().lower() not in _ONE | _ZERO), None)
-        if other is not None:
-            raise UserError(f"{place}: the column {name} has {other!r}, not only 0 and 1")
+    others = {name: _others(column) for name, column in columns.items()}
+    if wrong := {name: found for name, found in others.items() if found}:
+        some = [
+            f"{name} has " + ", ".join(f"{cell!r} in {counted(n, 'row')}" for cell, n in found.most_common(4))
+            for name, found in wrong.items()
+        ]
+        raise UserError(
+            f"{place}: {counted(len(wrong), 'column')} of 0 and 1 with other cells: {'; '.join(some[:4])}; "
+            "write 0 or 1, leave these rows out, or name complete columns of labels: columns label=A,B"
+        )
     _check_spellings(Counter(names), f"{place}: the names of the columns")
     rows: list[tuple[str, ...]] = []
     known: dict[tuple[bool, ...], tuple[str, ...]] = {}
@@ -97,14 +109,22 @@ def of_columns(columns: dict[str, list[str]], options: TableOptions, place: obje
     if options.labels == "one" and (faults := sum(len(row) > 1 for row in rows)):
         raise UserError(f"{place}: labels=one, but {faults:,} of {len(rows):,} rows have several classes")
     several = options.labels == "several" or (options.labels is None and not one)
-    form = f"{len(names):,} columns of 0 and 1, {'several classes' if several else 'one class'} per image"
+    blank = sum(not cell.strip() for column in columns.values() for cell in column)
+    zeros = f", {counted(blank, 'blank cell')} as 0" if blank else ""
+    kind = "several classes" if several else "one class"
+    form = f"{len(names):,} columns of 0 and 1{zeros}, {kind} per image"
     return Labels(rows, several, form)
 
 
 def is_indicator(cells: Iterable[str]) -> bool:
-    """Whether a column has only 0 and 1, and both."""
+    """Whether a column has 0 and 1, and of other values those alone that mean that it is not known."""
     found = {cell.strip().lower() for cell in set(cells)}
-    return found <= _ONE | _ZERO and bool(found & _ONE) and bool(found & _ZERO - {""})
+    return found <= _ONE | _ZERO | _UNKNOWN and bool(found & _ONE) and bool(found & _ZERO - {""})
+
+
+def _others(column: Sequence[str]) -> Counter[str]:
+    """The cells that are neither 0 nor 1 nor blank."""
+    return Counter(cell for cell in column if cell.strip().lower() not in _ONE | _ZERO)
 
 
 def _is_list(cell: str) -> bool:
@@ -137,6 +157,8 @@ def _separator(different: Sequence[str], options: TableOptions) -> str | None:
     # Commas and spaces also stand within names, such as "golden retriever": it is a list if the parts recur.
     parts = _part_counts(different, ",")
     if any("," in cell for cell in different) and max(parts.values()) > 1:
+        return ","
+    if any(cell.rstrip().endswith(",") for cell in different):  # a list of one
         return ","
     words = _part_counts(different, " ")
     alone = sum(cell.strip() in words for cell in different)

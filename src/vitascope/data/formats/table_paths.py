@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import re
+import unicodedata
 from collections.abc import Sequence
 from pathlib import Path
 
 from vitascope.data.listing import IMAGE_SUFFIXES, suffix_of
 from vitascope.errors import UserError
-from vitascope.formatting import counted, listed
+from vitascope.formatting import canonical, counted, listed
 
 _DRIVE = re.compile(r"[A-Za-z]:/")
 
@@ -80,6 +81,8 @@ class _Folders:
         if not inside:
             self.outside.append(cell)
         if name not in names:
+            name = next((each for each in names if canonical(each) == canonical(name)), name)
+        if name not in names:
             fitting = self._with_suffixes(place, names).get(name, [])
             if len(fitting) == 1:
                 name = fitting[0]
@@ -97,6 +100,8 @@ class _Folders:
             inside = absolute == self._absolute or absolute.startswith(os.path.join(self._absolute, ""))
             if os.path.isabs(head) and inside:
                 place = os.path.normpath(os.path.join(self.base, os.path.relpath(absolute, self._absolute)))
+            forms = (place, *(unicodedata.normalize(form, place) for form in ("NFC", "NFD")))
+            place = next((each for each in forms if os.path.isdir(each)), place)
             try:
                 with os.scandir(place) as entries:
                     names = {entry.name for entry in entries if entry.is_file()}
