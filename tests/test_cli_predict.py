@@ -48,6 +48,28 @@ def test_folder_is_printed_like_its_pictures(
     assert capsys.readouterr().out == out
 
 
+@pytest.mark.parametrize("labels", [True, False])
+def test_a_table_gets_a_row_per_row_in_its_order(
+    here: SimpleNamespace, capsys: pytest.CaptureFixture[str], labels: bool
+) -> None:
+    out, order = (
+        f"rows-{labels}.jsonl",
+        ["data/red/3.png", "data/blue/1.png", "data/red/3.png", "data/blue/0.png"],
+    )
+    table = ["image,label", *(f"{path},x" for path in order)] if labels else ["image", *order]
+    (here.root / "table.csv").write_text("\n".join(table))
+    assert status("table.csv", "--out", out) == 0
+    assert images(out) == order
+    assert f"4 images in {out}, " in (err := capsys.readouterr().err)
+    assert err.rstrip().endswith(("fp32", "bf16"))
+    assert status("table.csv", "data/red/0.png") == 0
+    shown = [line for line in capsys.readouterr().out.splitlines() if not line.startswith(" ")]
+    assert shown == [*order, "data/red/0.png"]
+    assert "table.csv is a table, and integrated-gradients" in error_line(
+        ["explain", "runs/tiny", "table.csv"], capsys
+    )
+
+
 def test_labels_above_the_threshold_are_printed_and_none_is_named(
     here: SimpleNamespace, capsys: pytest.CaptureFixture[str]
 ) -> None:

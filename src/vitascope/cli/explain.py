@@ -23,6 +23,7 @@ from vitascope.cli.parsing import (
     MaybeSize,
     MaybeText,
 )
+from vitascope.data.table_options import TABLE_SUFFIXES
 from vitascope.errors import UserError
 from vitascope.model.config import ViTConfig
 from vitascope.model.options import pair
@@ -183,6 +184,11 @@ class Explain:
                 f"{option(sampled[0])} is for --compare and --method distance, not {self._method}"
             )
         takes = VIEWS[self._method].takes if self._method in VIEWS else "some"
+        is_table = self.data is not None and self.data.lower().endswith(TABLE_SUFFIXES)
+        if is_table and self._method not in VIEWS:
+            raise UserError(
+                f"{self.data} is a table, and {self._method} explains a picture: name the picture"
+            )
         if self.data is None and takes == "one":
             raise UserError(f"{self._method} explains a picture: vitascope explain MODEL PICTURE")
         if self.image_size is not None and min(pair(self.image_size)) < 1:

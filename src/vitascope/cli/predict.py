@@ -18,6 +18,7 @@ from vitascope.cli.cluster import Cluster
 from vitascope.cli.exits import exit_if_unreadable, exit_stopped, exiting_if_stopped
 from vitascope.cli.parsing import Device, Flag, MaybeFile, MaybeFloat, MaybeInt, Model, Precision, Workers
 from vitascope.cli.zero_shot import Classes, Prompts
+from vitascope.data.table_options import TABLE_SUFFIXES
 from vitascope.errors import UserError, printable
 from vitascope.formatting import counted
 
@@ -43,10 +44,8 @@ class Predict:
     images: tyro.conf.Positional[
         Annotated[tuple[str, ...], tyro.conf.arg(metavar="IMAGE ...", help_behavior_hint="(required)")]
     ]
-    """Image files of any format and size, or folders of them, also in a store (s3://...)."""
-    classes: Classes = ()
-    """Of a CLIP or SigLIP: the names of the classes to tell apart, such as "a cat" "a dog"."""
-    prompts: Prompts = ()
+    """Image files of any format and size, or folders of them, also in a store (s3://...).
+    Of a table (.csv, .jsonl, ...) the images of its rows, in their order."""
     out: MaybeFile = None
     """Write to FILE.jsonl, one line of JSON per image, to FILE.parquet, or to FILE.csv: image, label, score.
     FILE may be in a store (s3://...). Default: print."""
@@ -66,6 +65,9 @@ class Predict:
     device: Device = "auto"
     json: Flag = False
     """Print JSON: a list for files, one line per image for folders, the counts with --out."""
+    classes: Classes = ()
+    """Of a CLIP or SigLIP: the names of the classes to tell apart, such as "a cat" "a dog"."""
+    prompts: Prompts = ()
     cluster: Cluster = dataclasses.field(default_factory=Cluster)
     """Where predictions are computed."""
 
@@ -107,7 +109,7 @@ class Predict:
                 ) as file,
             ):
                 self._stream(predictor, file, output)
-        elif any(is_url(place) or os.path.isdir(place) for place in self.images):
+        elif any(is_url(place) or is_many(place) for place in self.images):
             self._stream(predictor, None)
         else:
             self._print_files(predictor)
@@ -213,7 +215,8 @@ class Predict:
         if file is not None and output is not None:
             file.finish()
             output.publish()
-        self._summarize(tally, tally.images - before, time.monotonic() - started)
+        precision = predictor.engine.precision_for(predictor.batch_size)
+        self._summarize(tally, tally.images - before, time.monotonic() - started, f", {precision}")
 
     def _results(
         self, predictor: Predictor, paths: Iterable[ImageFile], workers: int | None
@@ -241,7 +244,7 @@ class Predict:
         kept = "" if self.out is None else f" in {self.out}; repeat the command with --resume to continue"
         exit_stopped(signum, f"{counted(tally.images, 'image')}{kept}")
 
-    def _summarize(self, tally: Tally, done: int, seconds: float) -> None:
+    def _summarize(self, tally: Tally, done: int, seconds: float, precision: str = "") -> None:
         """Print the counts; exit with status 1 if images could not be read."""
         if self.out is not None and self.json:
             counts = {"pictures": tally.images, "unreadable": tally.unreadable}
@@ -250,8 +253,13 @@ class Predict:
             now = "" if done == tally.images else f", {done:,} of them now"
             place = "" if self.out is None else f" in {self.out}"
             speed = f", {done / max(seconds, 1e-9):,.0f} images/s" if done else ""
-            print(f"{counted(tally.images, 'image')}{place}{now}{speed}", file=sys.stderr)
+            print(f"{counted(tally.images, 'image')}{place}{now}{speed}{precision}", file=sys.stderr)
         exit_if_unreadable(tally)
+
+
+def is_many(place: str) -> bool:
+    """Whether a place is a folder or a table, which may have any number of images."""
+    return os.path.isdir(place) or place.lower().endswith(TABLE_SUFFIXES)
 
 
 def in_words(result: ImageResult, width: int) -> str:

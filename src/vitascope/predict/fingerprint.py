@@ -14,6 +14,8 @@ from torch import Tensor
 from vitascope.predict.engine import Engine
 from vitascope.predict.selection import ClassSelection
 
+FULL = 64
+"""Images of a full batch, whose precision a file names."""
 TEST_IMAGES = 16
 NAMED = 3
 """Changes of class names, and of thresholds, that are listed."""
@@ -54,7 +56,9 @@ class Fingerprint:
         """Compute the fingerprint; the engine predicts `TEST_IMAGES` images."""
         scores, indices = _probabilities_of_waves(engine).max(dim=1)
         return cls(
-            engine=engine.description,
+            engine=engine.description.replace(
+                "auto precision", f"auto precision ({engine.precision_for(FULL)})"
+            ),
             top_k=selection.limit(engine),
             thresholds=list(selection.thresholds(engine)),
             probabilities=probabilities,

@@ -10,6 +10,7 @@ import io
 import itertools
 import os
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Generic, TypeAlias, TypeVar, overload
 
 import numpy as np
@@ -19,10 +20,12 @@ from torch import Tensor
 
 from vitascope.arguments import checked
 from vitascope.data.decoding import ImageError, ImageSource, Levels, as_pictures, is_one_picture, read_image
-from vitascope.data.listing import is_image, visible_files
+from vitascope.data.formats.table import images_of_table
+from vitascope.data.listing import is_image, suffix_of, visible_files
 from vitascope.data.preprocess import Preprocess
 from vitascope.data.reading import file_pool
 from vitascope.data.stored import ImageFile, StoredImage, fetched_ahead, stored_images
+from vitascope.data.table_options import TABLE_SUFFIXES
 from vitascope.data.threads import usable_cores
 from vitascope.data.transfer import Fetched, copied_ahead, one_late, to_device
 from vitascope.errors import UserError
@@ -419,7 +422,8 @@ def find_images(places: str | os.PathLike[str] | Iterable[str | os.PathLike[str]
     """Yield image files, and those below folders that have an image's suffix and are not hidden.
 
     A folder's files come first, then its folders, each by name. Links to folders are entered, but not those
-    that lead back to a folder above them. A place may be the URL of a store.
+    that lead back to a folder above them. A table stands for the images of its rows, in their order. A place
+    may be the URL of a store.
     """
     several = [places] if isinstance(places, str | os.PathLike) else places
     for place in (os.fspath(place) for place in several):
@@ -427,6 +431,8 @@ def find_images(places: str | os.PathLike[str] | Iterable[str | os.PathLike[str]
             yield from stored_images(place)
         elif os.path.isdir(place):
             yield from (entry.path for entry in visible_files(place, _unlisted) if is_image(entry))
+        elif os.path.isfile(place) and suffix_of(place) in TABLE_SUFFIXES:
+            yield from images_of_table(Path(place))
         elif os.path.exists(place):
             yield place
         else:

@@ -69,6 +69,13 @@ class Table(DataFormat):
         return Inventory(tuple(sets), 3, root, tuple(unused), notes=(note,), unlabelled=no_labels)
 
 
+def images_of_table(place: Path) -> list[str]:
+    """The paths of the images in a table, one for each row, in their order; labels are not needed."""
+    file = open_table(place)
+    image = roles_of(file.names, AS_RECOGNIZED, place).image
+    return located(file.columns([image])[image], place, None)[0]
+
+
 def is_table(data: str) -> bool:
     """Whether a name is that of a table, or of other JSON, whose reader says why it is none."""
     return suffix_of(data) in (*TABLE_SUFFIXES, ".json")
