@@ -132,3 +132,8 @@ def test_practice_trains_a_model_with_the_functions() -> None:
     assert values[-1] != values[0]
     assert len(lines) == 2
     assert 0 < accuracy < 1
+
+
+def test_files_that_another_call_is_writing_are_no_other_files(tmp_path: Path) -> None:
+    (tmp_path / ".123.1_patches.py").touch()
+    assert len(write_exercises(tmp_path)) == len(NAMES)

@@ -73,7 +73,8 @@ def write_exercises(folder: Path) -> list[Path]:
     if folder.exists() and not folder.is_dir():
         raise UserError(f"{folder} is a file; the exercises need a folder")
     missing = [name for name in NAMES if not os.path.lexists(path_of(folder, name))]
-    if len(missing) == len(NAMES) and folder.exists() and any(folder.iterdir()):
+    # Hidden files may be those that another call is writing.
+    if len(missing) == len(NAMES) and any(folder.glob("[!.]*")):
         raise UserError(f"{folder} has files, and none of them is an exercise: name a new folder")
     make_folder(folder)
     with explaining_failure(folder, "the exercises", "name another folder"):
