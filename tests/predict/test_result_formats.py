@@ -17,10 +17,11 @@ from vitascope.errors import UserError
 from vitascope.predict.engine import Engine, TorchEngine
 from vitascope.predict.predictor import Predictor
 from vitascope.predict.result_file import ResultFile
-from vitascope.predict.result_formats import COLUMNS, column_names, images_of_csv
+from vitascope.predict.result_formats import COLUMNS, column_names, csv_text, images_of_csv
 from vitascope.predict.selection import ClassSelection
 
 NAMES = ("ant", "bee;wasp", 'a "cat", big', "line\nbreak\rand return")
+CELLS = tuple(map(csv_text, NAMES))
 
 
 def labelling(*probabilities: float, names: tuple[str, ...] = NAMES, **options: Any) -> Engine:
@@ -66,10 +67,10 @@ def test_csv_of_one_class_has_the_most_probable_one(tmp_path: Path) -> None:
 def test_csv_with_probabilities_has_a_column_per_class_in_the_model_s_order(tmp_path: Path) -> None:
     engine = classifying()
     found, unreadable = rows_of_csv(predict(engine, tmp_path / "o.csv", tmp_path, probabilities=True))
-    assert tuple(found) == ("image", "label", "score", *NAMES)
+    assert tuple(found) == ("image", "label", "score", *CELLS)
     expected = Predictor(engine)(str(tmp_path / "a, b.png")).probabilities
-    np.testing.assert_allclose([float(found[name]) for name in NAMES], expected, atol=1e-6)
-    assert not any(unreadable[name] for name in NAMES)
+    np.testing.assert_allclose([float(found[name]) for name in CELLS], expected, atol=1e-6)
+    assert not any(unreadable[name] for name in CELLS)
 
 
 def test_csv_of_several_classes_joins_the_labels_and_has_every_probability(tmp_path: Path) -> None:
@@ -77,7 +78,7 @@ def test_csv_of_several_classes_joins_the_labels_and_has_every_probability(tmp_p
     found, unreadable = rows_of_csv(predict(engine, tmp_path / "o.csv", tmp_path))
     assert found["label"] == 'bee;wasp;a "cat", big'
     assert found["score"] == found["bee;wasp"]
-    np.testing.assert_allclose([float(found[name]) for name in NAMES], [0.2, 0.9, 0.6, 0.1], atol=1e-6)
+    np.testing.assert_allclose([float(found[name]) for name in CELLS], [0.2, 0.9, 0.6, 0.1], atol=1e-6)
     assert not any(list(unreadable.values())[1:])
 
 
@@ -219,3 +220,18 @@ def test_damaged_csv_is_rejected_with_the_line(
     out.write_bytes(damage(out.read_bytes()))
     with pytest.raises(UserError, match=rf"o\.csv, line \d+: cannot be read: .*{message}"):
         predict(classifying(), out, tmp_path, resume=True)
+
+
+@pytest.mark.parametrize(
+    ("text", "cell"),
+    [
+        ("cat.png", "cat.png"),
+        ("=1+1", "'=1+1"),
+        ("@a", "'@a"),
+        ("-x", "'-x"),
+        ("a\n\x1b=", "a\\x0a\\x1b="),
+        ("é", "é"),
+    ],
+)
+def test_a_name_in_a_csv_file_is_no_formula_and_has_no_control_characters(text: str, cell: str) -> None:
+    assert csv_text(text) == cell

@@ -19,6 +19,7 @@ from vitascope.predict.parts import job_exists, parts_folder
 from vitascope.predict.predictor import ImageResult
 from vitascope.predict.result_formats import (
     Rows,
+    csv_text,
     escaped,
     images_of_csv,
     images_of_parquet,
@@ -209,6 +210,7 @@ class ResultFile:
         """The `files` that are not in the file yet."""
         for file in files:
             name = escaped(str(file)) if self._finished else str(file)
+            name = csv_text(name) if self._finished and self.out.suffix == ".csv" else name
             if self._done[name]:
                 self._done[name] -= 1
             else:

@@ -17,6 +17,7 @@ import csv
 import dataclasses
 import itertools
 import json
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -90,20 +91,20 @@ class Rows:
     def write_csv(self, lines: Iterable[str], out: Path) -> None:
         """Convert lines of JSON; `out` is complete or absent."""
         with replacing(out) as aside, open(aside, "w", encoding="utf-8", newline="") as to:
-            to.write(_csv_line([*CSV_COLUMNS, *map(escaped, self.columns)]))
+            to.write(_csv_line([*CSV_COLUMNS, *(csv_text(escaped(name)) for name in self.columns)]))
             for line in lines:
                 to.write(_csv_line(self._cells(json.loads(line, object_hook=_without_surrogates))))
 
     def _cells(self, row: dict[str, Any]) -> list[str]:
         """A row of a CSV file."""
         if "error" in row:
-            return [row["image"], "", "", *[""] * len(self.columns)]
+            return [csv_text(row["image"]), "", "", *[""] * len(self.columns)]
         labels, scores = ([each[name] for each in row["predictions"]] for name in ("label", "score"))
         probabilities = list(row.get("probabilities", {}).values())
         label = SEPARATOR.join(labels) if self.several else labels[0]
         numbers = [max(probabilities) if self.several else scores[0], *probabilities]
         # The shortest text that is the same number in float32, which the model computed.
-        return [row["image"], label, *(str(np.float32(number)) for number in numbers)]
+        return [csv_text(row["image"]), csv_text(label), *(str(np.float32(number)) for number in numbers)]
 
     def write_parquet(self, lines: Iterable[str], out: Path, fingerprint: str) -> None:
         """Convert lines of JSON; `out` is complete or absent."""
@@ -140,6 +141,13 @@ def column_names(labels: Sequence[str]) -> tuple[str, ...]:
         taken.add(name)
         found.append(name)
     return tuple(found)
+
+
+def csv_text(text: str) -> str:
+    """A name for a cell of CSV: control characters escaped, and an apostrophe before what spreadsheets would
+    run as a formula (OWASP, "CSV Injection")."""
+    shown = re.sub(r"[\x00-\x1f\x7f]", lambda found: f"\\x{ord(found[0]):02x}", text)
+    return f"'{shown}" if re.match(r"[=+\-@]", shown) else shown
 
 
 def _csv_line(cells: Sequence[str]) -> str:
