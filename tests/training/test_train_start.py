@@ -183,7 +183,8 @@ def test_plain_training_warns_of_a_class_without_training_images(without_dim, tm
     with undrawn():
         train.train(tiny_config(without_dim, run=str(tmp_path / "run"), epochs=1))
     assert [record.message for record in caplog.records] == [
-        "1 of 3 classes has no image in train: dim; a class without images is not learned"
+        "1 of 3 classes has no image in train: dim; a class without images is not learned",
+        "1 of 3 classes has no image in val: dim; a class without images is not validated",
     ]
 
 

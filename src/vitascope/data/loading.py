@@ -294,8 +294,8 @@ def check_unreadable(count: int, images: int, name: str, reasons: Sequence[str])
     """Reject a set of which more than `MAX_UNREADABLE`, and more than one image, cannot be read."""
     if count > max(1, MAX_UNREADABLE * images):
         raise UserError(
-            f"more than {MAX_UNREADABLE:.0%} of the {images} images of the {name} set cannot be read: "
-            f"{'; '.join(reasons[:3])}; remove or repair them"
+            f"more than {MAX_UNREADABLE:.0%} of the {images} images of the {name} set cannot be read, at "
+            f"least {count:,}: {'; '.join(reasons[:3])}; remove or repair them"
         )
 
 

@@ -43,9 +43,11 @@ def announce_data(trainer: Trainer) -> None:
         print(f"{name}  " + "\n       ".join(texts), flush=True)
     for warning in copies.warnings(labelled=config.task == "classify"):
         log.warning("%s", warning)
-    absent = absent_classes(splits.train) if config.task == "classify" else ""
-    if absent:
-        log.warning("%s; a class without images is not learned", absent)
+    for images, consequence in (
+        ((splits.train, "learned"), (splits.val, "validated")) if config.task == "classify" else ()
+    ):
+        if absent := absent_classes(images):
+            log.warning("%s; a class without images is not %s", absent, consequence)
 
 
 def _cut_off(trainer: Trainer) -> list[str]:

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from vitascope.data.loading import Loader
 from vitascope.data.preprocess import Preprocess
-from vitascope.data.splits import ImageSet, check_every_class
+from vitascope.data.splits import ImageSet, absent_classes, check_every_class
 from vitascope.data.targets import ClassSets
-from vitascope.errors import UserError
+from vitascope.errors import UserError, printable
 from vitascope.evaluation.measure import Evaluation, measure
 from vitascope.formatting import counted
 from vitascope.model.heads import DistilledHead, predicted, scores
@@ -180,6 +180,8 @@ class Classify:
             f"{tested.split:<6} {score.result()}, after {finished.seconds:.1f} s of training",
             score.compared(),
             score.warning(finished.run.better_start),
+            absent_classes(finished.loader.images),
+            *(f"left out: {printable(reason)}" for reason in tested.unreadable),
         ]
         print_first("\n       ".join(filter(None, lines)))
         return tested
