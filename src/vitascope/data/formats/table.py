@@ -19,7 +19,7 @@ from vitascope.data.listing import suffix_of
 from vitascope.data.splits import Inventory
 from vitascope.data.table_options import AS_RECOGNIZED, TABLE_SUFFIXES, TableOptions
 from vitascope.errors import UserError
-from vitascope.formatting import counted, listed
+from vitascope.formatting import canonical, counted, listed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Table(DataFormat):
         labels = _labels({name: columns[name] for name in roles.label}, options, place)
         splits, ignored = _splits(columns, roles, options, place)
         paths, root = located(columns[roles.image], place, options.images)
-        groups = [] if roles.group is None else [cell.strip() for cell in columns[roles.group]]
+        groups = [] if roles.group is None else [canonical(cell.strip()) for cell in columns[roles.group]]
         rows = LabelledRows(
             paths,
             None if labels is None else labels.rows,

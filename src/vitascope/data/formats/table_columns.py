@@ -8,7 +8,7 @@ from difflib import get_close_matches
 
 from vitascope.data.table_options import ROLES, TableOptions
 from vitascope.errors import UserError, nearest
-from vitascope.formatting import listed
+from vitascope.formatting import canonical, listed
 
 USUAL: dict[str, tuple[str, ...]] = {
     "image": ("image", "file", "filename", "filepath", "path", "image_path"),
@@ -69,13 +69,15 @@ def roles_of(names: Sequence[str], options: TableOptions, place: object) -> Role
 def _column(role: str, names: Sequence[str], options: TableOptions, place: object) -> str | None:
     """The column of a role; of labels, perhaps several, separated by commas."""
     if role in options.named:
-        name = options.named[role]
-        absent = [part for part in (name.split(",") if role == "label" else [name]) if part not in names]
-        if name and name not in names and absent:
+        own = {canonical(each): each for each in names}
+        name = own.get(canonical(options.named[role]), options.named[role])
+        parts = name.split(",") if role == "label" and name not in names else [name]
+        parts = [own.get(canonical(part), part) for part in parts]
+        if name and (absent := [part for part in parts if part not in names]):
             raise UserError(
                 f"{place}: no column {absent[0]!r}{nearest(absent[0], names)}; it has {listed(names, LISTED)}"
             )
-        return name or None
+        return ",".join(parts) or None
     taken = set(options.named.values())
     for usual in (USUAL[role], LESS_USUAL if role == "image" else ()):
         found = [name for name in names if name.lower() in usual and name not in taken]
