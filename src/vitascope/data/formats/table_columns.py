@@ -45,12 +45,8 @@ class Roles:
 
 def roles_of(names: Sequence[str], options: TableOptions, place: object) -> Roles:
     """The roles of the columns with these names; a UserError that names the columns where one is unclear."""
-    found = {role: _column(role, names, options, place) for role in ROLES}
-    if found["image"] is None:
-        meant = next((name for name in names if get_close_matches(name.lower(), USUAL["image"])), "COLUMN")
-        raise UserError(
-            f"{place}: no column of image paths among {listed(names, LISTED)}; name it: columns image={meant}"
-        )
+    image = image_column(names, options, place)
+    found = {role: _column(role, names, options, place) for role in ROLES if role != "image"}
     named = options.named
     lower = {name.lower() for name in names} - {name.lower() for name in named.values()}
     boxes = next((box for box in _BOXES if box <= lower), None)
@@ -63,7 +59,18 @@ def roles_of(names: Sequence[str], options: TableOptions, place: object) -> Role
     label = found["label"]
     labels = () if label is None else (label,) if label in names else tuple(label.split(","))
     guess = "label" not in named
-    return Roles(found["image"], labels, found["split"], found["group"], guess)
+    return Roles(image, labels, found["split"], found["group"], guess)
+
+
+def image_column(names: Sequence[str], options: TableOptions, place: object) -> str:
+    """The column of image paths; as `roles_of`."""
+    found = _column("image", names, options, place)
+    if found is None:
+        meant = next((name for name in names if get_close_matches(name.lower(), USUAL["image"])), "COLUMN")
+        raise UserError(
+            f"{place}: no column of image paths among {listed(names, LISTED)}; name it: columns image={meant}"
+        )
+    return found
 
 
 def _column(role: str, names: Sequence[str], options: TableOptions, place: object) -> str | None:

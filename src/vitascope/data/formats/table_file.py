@@ -44,6 +44,11 @@ class TableFile(ABC):
 def open_table(path: Path) -> TableFile:
     """The table in a file, by its suffix."""
     suffix = path.suffix.lower()
+    if suffix == ".json":
+        raise UserError(
+            f"{path}: a file of one JSON value, such as the boxes of COCO, is no table, and vitascope learns "
+            "classes of whole images, not boxes; a table has one JSON object per line (.jsonl)"
+        )
     with _explaining(path):
         table = {".jsonl": _JsonLines, ".parquet": _Parquet}.get(suffix, _Separated)(path)
     return table
