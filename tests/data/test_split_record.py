@@ -130,6 +130,17 @@ def test_an_image_in_another_unicode_form_of_its_name_is_the_same(tmp_path: Path
     assert again(record, photos).complete
 
 
+def test_images_without_a_label_or_a_split_are_not_new(tmp_path: Path) -> None:
+    for number in range(30):
+        write_picture(tmp_path / f"{number}.png", seed=number)
+    splits = ["train"] * 16 + ["test"] * 8 + [""] * 6
+    rows = [f"{n}.png,{'' if n < 4 else 'ab'[n % 2]},{split}" for n, split in enumerate(splits)]
+    (tmp_path / "labels.csv").write_text("\n".join(["image,label,split", *rows]))
+    record = recorded(tmp_path / "labels.csv")
+    assert record.images() == 20
+    assert again(record, tmp_path / "labels.csv").note() == ""
+
+
 def test_a_class_without_images_is_not_gone(tmp_path: Path) -> None:
     photos = write_tree(tmp_path / "photos", {"train/cat": 9, "train/dog": 9, "val/cat": 2})
     splits = open_data(str(photos))

@@ -21,6 +21,7 @@ import numpy.typing as npt
 
 from vitascope.data.contents import UNREADABLE, contents_of, image_name
 from vitascope.data.decoding import Encoded, ImageSource
+from vitascope.data.formats.folder import OUTSIDE
 from vitascope.data.splits import ImageSet, Inventory, LazySources, Splits, check_known_classes
 from vitascope.data.targets import FORMER_UNLABELLED, Targets, targets_from_json
 from vitascope.errors import UserError
@@ -396,7 +397,14 @@ def restore(record: SplitRecord, inventory: Inventory, check: Collection[str]) -
             else:
                 changed[split][index] = name in by_name
     claimed = {place for places in found.values() for place in places.tolist()}
-    new = sum(1 for index, name in enumerate(names) if index not in claimed and name not in recorded)
+    usable = [  # images without a label, or in no split, were there and not used
+        images.name != OUTSIDE and (images.targets is not None or not record.class_names)
+        for images in inventory.sets
+        for _ in range(len(images))
+    ]
+    new = sum(
+        usable[index] and index not in claimed and name not in recorded for index, name in enumerate(names)
+    )
     return Restored(record, inventory, names, aliases, found, changed, renamed, new)
 
 
