@@ -376,15 +376,11 @@ def test_run_provides_training_and_test_images(data, tmp_path: Path) -> None:
     run.mkdir()
     config = TrainConfig.from_recipe("digits", data=str(data))
     (run / "config.yaml").write_text(config.to_yaml())
-    for recorded in (False, True):
-        if recorded:
-            Run(run).record_split(open_data(str(data)))
-        calibration, test = calibration_and_test(Run(run), NAMES, None, None)
-        assert (len(calibration) > len(test), len(test), test.name) == (True, 2 * len(NAMES), "test and val")
-        assert not set(map(str, calibration)) & set(map(str, test.sources))
-        assert [NAMES[label] for label in test.labels] == [
-            Path(str(path)).parent.name for path in test.sources
-        ]
+    Run(run).record_split(open_data(str(data)))
+    calibration, test = calibration_and_test(Run(run), NAMES, None, None)
+    assert (len(calibration) > len(test), len(test), test.name) == (True, 2 * len(NAMES), "test and val")
+    assert not set(map(str, calibration)) & set(map(str, test.sources))
+    assert [NAMES[label] for label in test.labels] == [Path(str(path)).parent.name for path in test.sources]
 
 
 def test_run_without_its_validation_images_is_measured_on_the_test_images(tmp_path: Path) -> None:
