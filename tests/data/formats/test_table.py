@@ -22,6 +22,7 @@ from vitascope.data.datasets import (
     open_pictures,
     read_data,
 )
+from vitascope.data.formats import table_paths
 from vitascope.data.pack import pack
 from vitascope.data.split_record import record_of, restore
 from vitascope.data.splits import Splits
@@ -337,6 +338,17 @@ def test_absolute_paths_of_another_machine_are_explained(photos: Path, root: str
     assert_refused(
         photos, rows, "22 of 22 images do not exist: .*absolute, perhaps of another machine: write them rel"
     )
+
+
+def test_each_name_without_suffix_is_looked_up_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cells = [str(number) for number in range(200)]
+    for cell in cells:
+        (tmp_path / f"{cell}.png").touch()
+    calls: list[str] = []
+    monkeypatch.setattr(table_paths, "canonical", lambda name: calls.append(name) or name)
+    found, _ = table_paths.located(cells, tmp_path / "t.csv", None)
+    assert found == [str(tmp_path / f"{cell}.png") for cell in cells]
+    assert len(calls) <= 2 * len(cells)  # not once for each pair of a row and a file
 
 
 def test_name_without_suffix_of_several_files_is_refused(tmp_path: Path) -> None:
