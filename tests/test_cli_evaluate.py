@@ -49,6 +49,7 @@ def test_lines_have_the_numbers_of_the_json_and_the_worst_class_first() -> None:
     found = as_json(evaluation())
     printed = list(lines(evaluation(), ""))
     assert printed[0] == "left out: cut.png: broken"
+    assert printed[-1].endswith("1 of 4 classes: absent")
     assert printed[1] == f"test: mAP {found['map']:.2%} of 60 images; loss 0.250"
     rows = [line.split() for line in printed]
     assert ["mAP", f"{found['map']:.2%}"] in [row[:2] for row in rows]

@@ -1,6 +1,8 @@
 """`vitascope predict` on folders and into files: its output, exit status and `--resume`."""
 
 import contextlib
+import csv
+import importlib
 import json
 import os
 import signal
@@ -65,9 +67,70 @@ def test_a_table_gets_a_row_per_row_in_its_order(
     assert status("table.csv", "data/red/0.png") == 0
     shown = [line for line in capsys.readouterr().out.splitlines() if not line.startswith(" ")]
     assert shown == [*order, "data/red/0.png"]
-    assert "table.csv is a table, and integrated-gradients" in error_line(
-        ["explain", "runs/tiny", "table.csv"], capsys
+    for method in ("integrated-gradients", "heads", "all"):
+        assert f"table.csv is a table, and {method}" in error_line(
+            ["explain", "runs/tiny", "table.csv", "--method", method], capsys
+        )
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".csv", ".parquet"])
+def test_columns_of_a_table_are_kept_on_request_row_by_row(
+    here: SimpleNamespace, tmp_path: Path, capsys: pytest.CaptureFixture[str], suffix: str
+) -> None:
+    if suffix == ".parquet":
+        pytest.importorskip("pyarrow", reason="pyarrow is not installed (vitascope[parquet])")
+    rows = [("3.png", "a", "=x"), ("broken.png", "b", "-1"), ("3.png", "", "y, z")]
+    (tmp_path / "t.csv").write_text('img,label,class\n3.png,a,=x\nbroken.png,b,-1\n3.png,,"y, z"\n')
+    (tmp_path / "3.png").write_bytes((here.root / "data/red/3.png").read_bytes())
+    (tmp_path / "broken.png").write_bytes(b"")
+    out, asked = (
+        tmp_path / f"o{suffix}",
+        [str(tmp_path / "t.csv"), "--columns", "image=img", "--keep-columns"],
     )
+    assert status(*asked, "--out", str(out)) == 1
+    capsys.readouterr()
+    if suffix == ".jsonl":
+        found = [(Path(row["image"]).name, *row["table"].values()) for row in lines(out)]
+        assert list(lines(out)[0]["table"]) == ["img", "label", "class"]
+        kept = out.read_bytes()
+        out.write_bytes(kept[: kept.index(b"\n") + 1])
+        assert "columns kept was" in error_line(
+            [*RUN, *asked[:3], "--out", str(out), "--resume", *QUICK], capsys
+        )
+        assert status(*asked, "--out", str(out), "--resume") == 1
+        assert out.read_bytes() == kept
+    elif suffix == ".csv":
+        with open(out, newline="", encoding="utf-8") as file:
+            read = list(csv.DictReader(file))
+        assert list(read[0]) == ["image", "label", "score", "img", "label (table)", "class"]
+        found = [(Path(row["image"]).name, row["label (table)"], row["class"]) for row in read]
+        found = [(name, name, label, cell.removeprefix("'")) for name, label, cell in found]
+    else:
+        read = importlib.import_module("pyarrow.parquet").read_table(out).to_pylist()
+        found = [(Path(row["image"]).name, row["img"], row["label (table)"], row["class"]) for row in read]
+    assert found == [(row[0], *row) for row in rows]
+
+
+@pytest.mark.parametrize(
+    ("asked", "line"),
+    [
+        (["data", "--keep-columns", "--json"], "--keep-columns is about a table"),
+        (["t.csv", "data", "--keep-columns", "--json"], "--keep-columns is about a table"),
+        (["t.csv", "--keep-columns"], "--keep-columns needs --out FILE or --json"),
+        (["data", "--columns", "image=a"], "--columns is about a table"),
+        (["t.csv", "--columns", "label=a"], "predict reads no labels"),
+        (["t.csv", "--labels", "one"], "predict reads no labels"),
+        (["t.csv"], "no column of image paths among a, b; name it: columns image="),
+        (["t.json"], "a file of one JSON value"),
+        (["s3://bucket/t.csv"], "a table in a store"),
+    ],
+)
+def test_what_is_no_request_for_a_table_is_one_line(
+    here: SimpleNamespace, capsys: pytest.CaptureFixture[str], asked: list[str], line: str
+) -> None:
+    (here.root / "t.csv").write_text("a,b\n1,2\n")
+    (here.root / "t.json").write_text("{}")
+    assert line in error_line([*RUN, *asked], capsys)
 
 
 def test_labels_above_the_threshold_are_printed_and_none_is_named(

@@ -1,9 +1,11 @@
 """Error messages: one printable line, whatever they quote."""
 
+from pathlib import Path
+
 import pytest
 
 from vitascope import errors
-from vitascope.errors import UserError, check_choice, nearest, printable
+from vitascope.errors import UserError, check_choice, nearest, nearest_path, printable
 from vitascope.model.config import OPTIONS
 from vitascope.options.recipes import GROUP_OF
 
@@ -73,3 +75,11 @@ def test_synonyms_are_of_options_that_exist_and_no_options_themselves() -> None:
     ours = {*GROUP_OF, *OPTIONS, "out", "top_k"}  # the last two: of other commands than train
     assert errors._SYNONYMS.keys() <= ours
     assert not {name for theirs in errors._SYNONYMS.values() for name in theirs.split()} & set(GROUP_OF)
+
+
+def test_a_number_resembles_no_other_and_a_path_may_differ_in_the_unicode_form(tmp_path: Path) -> None:
+    assert nearest("360", ["0", "30", "36"]) == ""
+    (tmp_path / "e\u0301").mkdir()
+    (tmp_path / "e\u0301" / "photos.csv").touch()
+    assert nearest_path(f"{tmp_path}/\u00e9/photos.csv").endswith("photos.csv, in another Unicode form")
+    assert nearest_path(f"{tmp_path}/\u00e9/photo.csv").endswith("e\u0301/photos.csv")

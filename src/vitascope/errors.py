@@ -129,15 +129,16 @@ def nearest_path(ref: str) -> str:
         name = part
         if not (found / part).exists():  # take the closest name there
             try:
-                names = os.listdir(found)
+                names = {unicodedata.normalize("NFC", name): name for name in os.listdir(found)}
             except OSError:  # not a folder, or not readable
                 return ""
-            match = difflib.get_close_matches(part, names, n=1, cutoff=0.6)
+            match = difflib.get_close_matches(unicodedata.normalize("NFC", part), names, n=1, cutoff=0.6)
             if not match:
                 return ""
-            name = match[0]
+            name = names[match[0]]
         found /= name
-    return f"; nearest: {found}"
+    forms = {unicodedata.normalize("NFC", str(path)) for path in (found, Path(ref))}
+    return f"; nearest: {found}{', in another Unicode form' if len(forms) == 1 else ''}"
 
 
 class UnknownNameError(UserError):

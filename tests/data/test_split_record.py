@@ -118,6 +118,40 @@ def test_a_renamed_image_is_found_by_content_with_the_class_of_its_new_folder(ph
     assert found.as_recorded().measured.labels[0] == 0  # as it was
 
 
+def test_an_image_in_another_unicode_form_of_its_name_is_the_same(tmp_path: Path) -> None:
+    composed, decomposed = "caf\u00e9", "cafe\u0301"
+    photos = write_tree(tmp_path / "photos", {decomposed: 12, "dog": 12})
+    record = recorded(photos)
+    (photos / decomposed).rename(photos / composed)
+    found = again(record, photos)
+    assert (found.complete, found.new, found.note()) == (True, 0, "")
+    shutil.copytree(photos / composed, photos / decomposed)  # as recorded, so that the others are new
+    shutil.copy(photos / "dog" / "000.png", photos / composed / "000.png")
+    assert again(record, photos).complete
+
+
+def test_images_without_a_label_or_a_split_are_not_new(tmp_path: Path) -> None:
+    for number in range(30):
+        write_picture(tmp_path / f"{number}.png", seed=number)
+    splits = ["train"] * 16 + ["test"] * 8 + [""] * 6
+    rows = [f"{n}.png,{'' if n < 4 else 'ab'[n % 2]},{split}" for n, split in enumerate(splits)]
+    (tmp_path / "labels.csv").write_text("\n".join(["image,label,split", *rows]))
+    record = recorded(tmp_path / "labels.csv")
+    assert record.images() == 20
+    assert again(record, tmp_path / "labels.csv").note() == ""
+
+
+def test_a_class_without_images_is_not_gone(tmp_path: Path) -> None:
+    photos = write_tree(tmp_path / "photos", {"train/cat": 9, "train/dog": 9, "val/cat": 2})
+    splits = open_data(str(photos))
+    parts = {
+        name: dataclasses.replace(part, targets=part.truth.in_classes(("cat", "dog", "yak")))
+        for name, part in splits.parts.items()
+    }
+    record = record_of(dataclasses.replace(splits, train=parts["train"], val=parts["val"]))
+    assert again(record, photos).note() == ""
+
+
 def test_a_changed_image_is_left_out(photos: Path) -> None:
     record = recorded(photos)
     changed = part_of(record, "test", photos)[1]

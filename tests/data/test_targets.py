@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.model import law
-from vitascope.data.targets import ClassIndices, ClassSets, targets_from_json
+from vitascope.data.targets import ClassIndices, ClassSets, Targets, targets_from_json
 
 NAMES = ("ant", "bee", "cat")
 sets_of_three = st.lists(st.lists(st.booleans(), min_size=3, max_size=3), max_size=40).map(
@@ -84,6 +84,16 @@ def test_other_labels_or_classes_are_other_targets() -> None:
     targets = ClassIndices(np.array([0, 1]), NAMES)
     assert targets != ClassIndices(np.array([0, 2]), NAMES)
     assert targets != ClassIndices(np.array([0, 1]), NAMES[::-1])
+
+
+@pytest.mark.parametrize("kind", [ClassIndices, ClassSets])
+def test_classes_of_one_name_in_two_unicode_forms_are_one(kind: type[Targets]) -> None:
+    names = ("caf\u00e9", "dog", "cafe\u0301")
+    rows = [("dog",), ("cafe\u0301",), ("caf\u00e9",)]
+    merged = kind.of_names(rows, names).merged()
+    assert merged.class_names == ("caf\u00e9", "dog")
+    assert merged.names() == [("dog",), ("caf\u00e9",), ("caf\u00e9",)]
+    assert kind.of_names(rows[:1], ("ant", "dog")).merged().class_names == ("ant", "dog")
 
 
 def test_labels_follow_their_names_into_another_list_of_classes() -> None:

@@ -148,6 +148,12 @@ def test_unknown_class_name_is_rejected_with_the_nearest() -> None:
         as_target("cat", PLAIN, LOGITS)
 
 
+@pytest.mark.parametrize("known", ["caf\u00e9", "cafe\u0301"])
+def test_class_name_is_found_in_either_unicode_form(known: str) -> None:
+    config = small_config(num_classes=2, class_names=["dog", known])
+    assert [class_index(name, config) for name in ("caf\u00e9", "cafe\u0301")] == [1, 1]
+
+
 def test_many_names_are_not_all_listed() -> None:
     config = small_config(num_classes=12, class_names=[f"n{index}" for index in range(12)])
     with pytest.raises(UserError, match=r"0 to 11: n0, n1, .*, n9, \.\.\.$"):

@@ -74,7 +74,8 @@ def alone(model: VisionModel, out: Path, **options: bool) -> bytes:
 def in_parts(out: Path, compute: bulk.Compute = compute_here, **options: object) -> tuple[int, int, int]:
     """Predict in parts; the numbers of images, of unreadable ones and of those computed now."""
     options = {"model": "model", "places": ["pictures"], **HERE, **options}
-    given = {name: options.pop(name) for name in ("selection", "probabilities", "resume") if name in options}
+    names = ("selection", "probabilities", "resume", "kept")
+    given = {name: options.pop(name) for name in names if name in options}
     places = options.pop("places")
     tally, computed = predict_in_parts(
         bulk.Job(options.pop("model"), out, compute, **options), places, **given
@@ -97,6 +98,20 @@ def test_file_is_bitwise_that_of_one_process(
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(
         [f"one{suffix}", f"out{suffix}", *([f"one{beside}", f"out{beside}"] if suffix != ".parquet" else [])]
     )
+
+
+def test_columns_of_a_table_are_kept_in_parts(here: Path, tmp_path: Path) -> None:
+    found = list(find_images(["pictures"]))
+    table = tmp_path / "t.csv"
+    table.write_text(
+        "path,note\n" + "".join(f"{Path(path).resolve()},n{n}\n" for n, path in enumerate(found))
+    )
+    out = tmp_path / "out.jsonl"
+    assert in_parts(out, places=[str(table)], kept=("path", "note")) == (11, 1, 11)
+    rows = [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
+    assert [(row["image"], row["table"]["note"]) for row in rows] == [
+        (str(Path(path).resolve()), f"n{n}") for n, path in enumerate(found)
+    ]
 
 
 def test_several_classes_per_image_and_a_model_in_memory(here: Path, tmp_path: Path) -> None:

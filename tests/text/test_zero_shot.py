@@ -101,6 +101,25 @@ def test_classes_that_are_none_are_rejected(clip: Path, classes: tuple[str, ...]
         vs.zero_shot(clip, classes)
 
 
+def test_names_are_read_from_a_file_and_numbered_where_they_recur(
+    clip: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "names.txt"
+    path.write_text("\ufeffa crane\n\na cafe\u0301\na crane\na dog\n", encoding="utf-8")
+    with caplog.at_level(logging.WARNING):
+        model = vs.zero_shot(clip, [str(path)], prompts="{}")
+    assert model.config.class_names == ("a crane", "a caf\u00e9", "a crane (2)", "a dog")
+    assert "a crane (2)" in caplog.text
+    known = vs.zero_shot(clip, ["a crane", "a caf\u00e9", "a dog"], prompts="{}").state_dict()["head.classes"]
+    torch.testing.assert_close(model.state_dict()["head.classes"], known[[0, 1, 0, 2]])
+    for content, reason in ((b"\xff\xfe\xff", "no list of names"), (b"\n", "no classes given")):
+        path.write_bytes(content)
+        with pytest.raises(vs.UserError, match=reason):
+            vs.zero_shot(clip, [str(path)])
+    with pytest.raises(vs.UserError, match=r"gone\.txt: no list of names"):
+        vs.zero_shot(clip, [str(tmp_path / "gone.txt")])
+
+
 def test_classes_as_one_text_are_rejected(clip: Path) -> None:
     with pytest.raises(vs.UserError, match="classes is a list of names, not the text 'cat'"):
         vs.zero_shot(clip, "cat")

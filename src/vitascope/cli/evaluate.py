@@ -12,7 +12,7 @@ import tyro
 from vitascope.cli.parsing import Device, Json, MaybeInt, MaybeText, Model, Precision
 from vitascope.data.table_options import TableOptions
 from vitascope.errors import UserError, printable
-from vitascope.formatting import aligned, counted
+from vitascope.formatting import aligned, counted, listed
 
 if TYPE_CHECKING:
     from vitascope.evaluation.measure import Evaluation
@@ -97,8 +97,13 @@ def lines(evaluation: Evaluation, better_start: str) -> Iterator[str]:
     names = tuple(printable(name, 80) for name in evaluation.class_names)
     if isinstance(score, LabelScore):
         yield from _label_lines(evaluation, score, names, better_start)
+        counts = score.positives
     else:
         yield from _class_lines(evaluation, score, names, better_start)
+        counts = evaluation.confusion.sum(axis=1)
+    if absent := [name for name, count in zip(names, counts.tolist(), strict=True) if not count]:
+        number = f"{len(absent):,} of {len(names):,} classes"
+        yield f"  without an image in {evaluation.split}, so not measured: {number}: {listed(absent)}"
 
 
 def _class_lines(

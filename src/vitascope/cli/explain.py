@@ -184,10 +184,11 @@ class Explain:
                 f"{option(sampled[0])} is for --compare and --method distance, not {self._method}"
             )
         takes = VIEWS[self._method].takes if self._method in VIEWS else "some"
-        is_table = self.data is not None and self.data.lower().endswith(TABLE_SUFFIXES)
-        if is_table and self._method not in VIEWS:
+        is_table = self.data is not None and self.data.lower().endswith((*TABLE_SUFFIXES, ".json"))
+        if is_table and self._method != "distance":
             raise UserError(
-                f"{self.data} is a table, and {self._method} explains a picture: name the picture"
+                f"{self.data} is a table, and {self._method} explains a picture: name the picture, or add "
+                "--compare or --method distance"
             )
         if self.data is None and takes == "one":
             raise UserError(f"{self._method} explains a picture: vitascope explain MODEL PICTURE")

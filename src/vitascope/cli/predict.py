@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import json
 import os
 import sys
 import time
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
@@ -18,7 +19,7 @@ from vitascope.cli.cluster import Cluster
 from vitascope.cli.exits import exit_if_unreadable, exit_stopped, exiting_if_stopped
 from vitascope.cli.parsing import Device, Flag, MaybeFile, MaybeFloat, MaybeInt, Model, Precision, Workers
 from vitascope.cli.zero_shot import Classes, Prompts
-from vitascope.data.table_options import TABLE_SUFFIXES
+from vitascope.data.table_options import TABLE_SUFFIXES, TableOptions
 from vitascope.errors import UserError, printable
 from vitascope.formatting import counted
 
@@ -46,6 +47,8 @@ class Predict:
     ]
     """Image files of any format and size, or folders of them, also in a store (s3://...).
     Of a table (.csv, .jsonl, ...) the images of its rows, in their order."""
+    keep_columns: Flag = False
+    """With --out and --json: the columns of the table too."""
     out: MaybeFile = None
     """Write to FILE.jsonl, one line of JSON per image, to FILE.parquet, or to FILE.csv: image, label, score.
     FILE may be in a store (s3://...). Default: print."""
@@ -68,6 +71,8 @@ class Predict:
     classes: Classes = ()
     """Of a CLIP or SigLIP: the names of the classes to tell apart, such as "a cat" "a dog"."""
     prompts: Prompts = ()
+    table: TableOptions = dataclasses.field(default_factory=TableOptions)
+    """How a table is read."""
     cluster: Cluster = dataclasses.field(default_factory=Cluster)
     """Where predictions are computed."""
 
@@ -75,7 +80,7 @@ class Predict:
         """Predict, and print or write."""
         self._check()
         from vitascope.model.hardware import reuse_freed_memory
-        from vitascope.predict.predictor import check_workers, find_images
+        from vitascope.predict.predictor import check_workers
         from vitascope.predict.result_file import ResultFile, check_out
         from vitascope.predict.selection import ClassSelection
         from vitascope.remote.outputs import Output
@@ -86,7 +91,7 @@ class Predict:
         for place in self.images:  # before the model is loaded
             if not is_url(place) and not os.path.exists(place):
                 raise UserError(f"{place}: no such file")
-        if next(find_images(self.images), None) is None:
+        if next(self._found(), None) is None:
             raise UserError(f"{', '.join(self.images)}: no images found")
         if self.cluster.engine == "ray":
             self._on_ray(selection)
@@ -106,10 +111,11 @@ class Predict:
                     selection,
                     probabilities=self.probabilities,
                     resume=self.resume,
+                    kept=self._kept,
                 ) as file,
             ):
                 self._stream(predictor, file, output)
-        elif any(is_url(place) or is_many(place) for place in self.images):
+        elif any(is_url(place) or os.path.isdir(place) or is_table(place) for place in self.images):
             self._stream(predictor, None)
         else:
             self._print_files(predictor)
@@ -123,6 +129,19 @@ class Predict:
             raise UserError("--resume needs the file to resume: --out FILE")
         if self.probabilities and self.out is None and not self.json:
             raise UserError("--probabilities needs --out FILE or --json")
+        if self.keep_columns and self.out is None and not self.json:
+            raise UserError("--keep-columns needs --out FILE or --json")
+        tables = sum(map(is_table, self.images))
+        if (self.table.given and not tables) or (self.keep_columns and (tables, len(self.images)) != (1, 1)):
+            asked = "--keep-columns" if self.keep_columns else f"--{self.table.given[0]}"
+            raise UserError(
+                f"{asked} is about a table: give one, such as labels.csv, instead of other images"
+            )
+        if {*self.table.given} - {"columns", "images"} or self.table.named.keys() - {"image"}:
+            raise UserError(
+                "predict reads no labels: of the options of tables it takes --columns image=COLUMN and "
+                "--images FOLDER"
+            )
         if self.prompts and not self.classes:
             raise UserError("--prompts needs the names that stand in them: --classes NAME NAME")
         self.cluster.check()
@@ -167,7 +186,11 @@ class Predict:
                 device=self.device,
             )
             tally, computed = predict_in_parts(
-                *(job, self.images, selection), probabilities=self.probabilities, resume=self.resume
+                *(job, self.images, selection),
+                probabilities=self.probabilities,
+                resume=self.resume,
+                table=self.table,
+                kept=self._kept,
             )
         self._summarize(tally, computed, time.monotonic() - started)
 
@@ -192,12 +215,12 @@ class Predict:
 
     def _stream(self, predictor: Predictor, file: ResultFile | None, output: Output | None = None) -> None:
         """Predict images one after the other, into the file of an output or to standard output."""
-        from vitascope.predict.predictor import find_images
         from vitascope.predict.result_file import Tally
         from vitascope.predict.result_formats import Rows
         from vitascope.training.signals import stop_signals, until_stopped
 
-        paths, rows = find_images(self.images), Rows.of(predictor.engine, probabilities=self.probabilities)
+        paths = self._found()
+        rows = Rows.of(predictor.engine, probabilities=self.probabilities, kept=self._kept)
         tally, before = (Tally(), 0) if file is None else (file.tally, file.tally.images)
         started = time.monotonic()
         with stop_signals() as stop, self._bar(file) as bar:
@@ -218,6 +241,19 @@ class Predict:
         precision = predictor.engine.precision_for(predictor.batch_size)
         self._summarize(tally, tally.images - before, time.monotonic() - started, f", {precision}")
 
+    def _found(self) -> Iterator[ImageFile]:
+        """The images to predict."""
+        from vitascope.predict.predictor import find_images
+
+        return find_images(self.images, self.table, keep=self.keep_columns)
+
+    @functools.cached_property
+    def _kept(self) -> tuple[str, ...]:
+        """The names of the table's columns, if they are kept."""
+        from vitascope.data.formats.table import column_names
+
+        return column_names(Path(self.images[0])) if self.keep_columns else ()
+
     def _results(
         self, predictor: Predictor, paths: Iterable[ImageFile], workers: int | None
     ) -> Generator[ImageResult, None, None]:
@@ -227,11 +263,9 @@ class Predict:
         """A progress bar on a terminal, unless results are printed there; it counts the images first."""
         from tqdm import tqdm
 
-        from vitascope.predict.predictor import find_images
-
         shown = sys.stderr.isatty() and (file is not None or not sys.stdout.isatty())
         return tqdm(
-            total=sum(1 for _ in find_images(self.images)) if shown else None,
+            total=sum(1 for _ in self._found()) if shown else None,
             initial=0 if file is None else file.tally.images,
             disable=not shown,
             unit=" images",
@@ -257,9 +291,9 @@ class Predict:
         exit_if_unreadable(tally)
 
 
-def is_many(place: str) -> bool:
-    """Whether a place is a folder or a table, which may have any number of images."""
-    return os.path.isdir(place) or place.lower().endswith(TABLE_SUFFIXES)
+def is_table(place: str) -> bool:
+    """Whether a place is a table."""
+    return place.lower().endswith(TABLE_SUFFIXES) and not os.path.isdir(place)
 
 
 def in_words(result: ImageResult, width: int) -> str:

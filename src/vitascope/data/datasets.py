@@ -170,7 +170,12 @@ def _read(data: str, table: TableOptions, mirrored: Mirrored | None = None) -> I
             format = Shards(mirrored.file_of)
         elif not isinstance(format, Folder):
             raise UserError(f"{data}: files of this kind are not read from a store: copy the folder")
-    return format.read(place)
+    found = format.read(place)
+    sets = (
+        images if images.targets is None else dataclasses.replace(images, targets=images.targets.merged())
+        for images in found.sets
+    )
+    return dataclasses.replace(found, sets=tuple(sets))
 
 
 def stream_of_folder(data: str) -> FolderStream | None:

@@ -21,9 +21,11 @@ import numpy.typing as npt
 
 from vitascope.data.contents import UNREADABLE, contents_of, image_name
 from vitascope.data.decoding import Encoded, ImageSource
+from vitascope.data.formats.folder import OUTSIDE
 from vitascope.data.splits import ImageSet, Inventory, LazySources, Splits, check_known_classes
 from vitascope.data.targets import FORMER_UNLABELLED, Targets, targets_from_json
 from vitascope.errors import UserError
+from vitascope.formatting import canonical
 from vitascope.serialization import parse_json
 
 VERSION = 1
@@ -129,6 +131,7 @@ class SplitRecord:
                 class_names, place = tuple(head["class_names"]), head["data"]
                 if not all(isinstance(text, str) for text in (*class_names, *head["parts"], place)):
                     raise ValueError("a name in its first line is not text")
+                class_names = tuple(map(canonical, class_names))
                 if class_names == FORMER_UNLABELLED:
                     class_names = ()
                 lines: dict[bool, dict[str, list[tuple[str, Any, str]]]] = {
@@ -307,10 +310,10 @@ class Restored:
             changes.append(f"{relabelled:,} with other labels, which are taken as recorded")
         if self.new:
             changes.append(f"{self.new:,} new")
-        had = set(self.record.class_names)
+        had = {name for *_, part, _ in self.record.lines() for name in _present(part)}
         has = set().union(*classes)
         for change, some in (("gone", had - has), ("new", has - had)):
-            if some and had:
+            if some and self.record.class_names:
                 changes.append(f"classes {change}: {_first(sorted(some))}")
         names = [
             self.record.parts[split].names[index]
@@ -319,6 +322,14 @@ class Restored:
         ]
         absent = [name for name in names if name]
         return ", ".join(changes) + (f": {_first(absent)}" if absent else "")
+
+
+def _present(part: RecordedPart) -> list[str]:
+    """The names of the classes that images of a part have, in their one form."""
+    if part.targets is None:
+        return []
+    names = part.targets.class_names
+    return [names[k] for k in np.flatnonzero(part.targets.counts)]
 
 
 def _first(names: list[str]) -> str:
@@ -346,8 +357,14 @@ def restore(record: SplitRecord, inventory: Inventory, check: Collection[str]) -
     A class folder with another name is recognized by the contents of its images, which keep their names then.
     """
     sources = _all_sources(inventory)
-    names = [image_name(source, inventory.root) for source in sources]
     recorded = {name: split for split, part, _ in record.lines() for name in part.names if name}
+    in_form = {canonical(name): name for name in recorded}
+    listed = [image_name(source, inventory.root) for source in sources]
+    there = set(listed)
+    names = [
+        name if name in recorded or (known := in_form.get(canonical(name), name)) in there else known
+        for name in listed
+    ]
     read = [index for index, name in enumerate(names) if not name or recorded.get(name) in {None, *check}]
     contents = dict(zip(read, contents_of([sources[index] for index in read]).tolist(), strict=True))
     aliases = _renamed_classes(record, inventory, contents)
@@ -380,7 +397,14 @@ def restore(record: SplitRecord, inventory: Inventory, check: Collection[str]) -
             else:
                 changed[split][index] = name in by_name
     claimed = {place for places in found.values() for place in places.tolist()}
-    new = sum(1 for index, name in enumerate(names) if index not in claimed and name not in recorded)
+    usable = [  # images without a label, or in no split, were there and not used
+        images.name != OUTSIDE and (images.targets is not None or not record.class_names)
+        for images in inventory.sets
+        for _ in range(len(images))
+    ]
+    new = sum(
+        usable[index] and index not in claimed and name not in recorded for index, name in enumerate(names)
+    )
     return Restored(record, inventory, names, aliases, found, changed, renamed, new)
 
 

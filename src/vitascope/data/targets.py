@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import chain
 from typing import Any, Self
 
@@ -84,6 +84,13 @@ class Targets(ABC):
     def of_names(cls, names: Sequence[tuple[str, ...]], class_names: tuple[str, ...]) -> Self:
         """The targets with these names of each image's classes, all of them in `class_names`."""
 
+    def merged(self) -> Self:
+        """The same labels, with one class for all of one name, such as a name in two Unicode forms."""
+        names = tuple(dict.fromkeys(self.class_names))
+        if len(names) == len(self.class_names):
+            return self
+        return self.of_names([tuple(dict.fromkeys(row)) for row in self.names()], names)
+
     def in_classes(self, class_names: tuple[str, ...]) -> Self:
         """The same labels in another list of classes, which has the names of all that the images have."""
         return self.of_names(self.names(), class_names)
@@ -121,7 +128,7 @@ class ClassIndices(Targets):
     @classmethod
     def of_names(cls, names: Sequence[tuple[str, ...]], class_names: tuple[str, ...]) -> Self:
         numbers = {canonical(name): number for number, name in enumerate(class_names)}
-        return cls(np.array([numbers[name] for (name,) in names], dtype=np.int64), class_names)
+        return cls(np.array([numbers[canonical(name)] for (name,) in names], dtype=np.int64), class_names)
 
     def correct(self, answers: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
         return answers == self.labels
@@ -158,7 +165,7 @@ class ClassSets(Targets):
     @classmethod
     def of_names(cls, names: Sequence[tuple[str, ...]], class_names: tuple[str, ...]) -> Self:
         numbers = {canonical(name): number for number, name in enumerate(class_names)}
-        return cls._of_rows([[numbers[name] for name in row] for row in names], class_names)
+        return cls._of_rows([[numbers[canonical(name)] for name in row] for row in names], class_names)
 
     @classmethod
     def _of_rows(cls, rows: Sequence[Sequence[int]], class_names: tuple[str, ...]) -> Self:
@@ -178,6 +185,11 @@ class ClassSets(Targets):
         images, classes = np.nonzero(self.labels)
         rows = np.split(classes, np.searchsorted(images, np.arange(1, len(self))))
         return [row.tolist() for row in rows[: len(self)]]
+
+
+def minus_one_is_none(numbers: Iterable[float]) -> bool:
+    """Whether the label -1 stands for none among these whole numbers: always, but beside 1 alone."""
+    return {*numbers} != {-1, 1}
 
 
 def targets_from_json(values: Sequence[Any], class_names: tuple[str, ...]) -> Targets | None:

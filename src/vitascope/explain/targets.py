@@ -15,6 +15,7 @@ from torch import Tensor
 from vitascope.errors import UserError, nearest
 from vitascope.explain.forward import pooled_and_logits
 from vitascope.explain.inputs import as_images
+from vitascope.formatting import canonical
 from vitascope.model.heads import predicted
 from vitascope.model.sizes import ModelConfig
 from vitascope.model.vision_model import VisionModel
@@ -160,9 +161,9 @@ def question(
 def class_index(label: object, config: ModelConfig) -> int:
     """The number of a class given by number or name; an unknown one raises UserError with the valid ones."""
     _check_gives_classes(config)
-    names = config.class_names
-    if isinstance(label, str) and label in names:
-        return names.index(label)
+    names = tuple(map(canonical, config.class_names))
+    if isinstance(label, str) and canonical(label) in names:
+        return names.index(canonical(label))
     if isinstance(label, str) and not (label.isdecimal() and len(label) <= MAX_DIGITS):
         near = nearest(label[:MAX_ECHO], names) if names else ""
         raise UserError(f"no class {label[:MAX_ECHO]!r}{near}; {_known(config)}")

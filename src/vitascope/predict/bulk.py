@@ -18,7 +18,9 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
+from vitascope.data.formats.table import TableImage
 from vitascope.data.stored import as_text, from_text
+from vitascope.data.table_options import AS_RECOGNIZED, TableOptions
 from vitascope.errors import UserError
 from vitascope.formatting import counted
 from vitascope.model.vision_model import VisionModel
@@ -165,6 +167,8 @@ def predict_in_parts(
     *,
     probabilities: bool = False,
     resume: bool = False,
+    table: TableOptions = AS_RECOGNIZED,
+    kept: tuple[str, ...] = (),
 ) -> tuple[Tally, int]:
     """Predict image files and folders of any size into a result file, in parts, and join them.
 
@@ -175,6 +179,8 @@ def predict_in_parts(
         places: image files, and folders of them, also in stores.
         selection, probabilities: as for `ResultFile`.
         resume: continue a job that was begun in parts.
+        table: how a table of images is read.
+        kept: the names of its columns, to write them too.
 
     Returns:
         The counts of all images, and the number of images that were computed now.
@@ -189,21 +195,25 @@ def predict_in_parts(
     selection = selection or ClassSelection()
     job.engine.check_classes()
     check_columns(job.out, job.engine, selection)
-    rows = Rows.of(job.engine, probabilities=probabilities)
-    fingerprint = Fingerprint.of(job.engine, selection, probabilities=bool(rows.columns))
+    rows = Rows.of(job.engine, probabilities=probabilities, kept=kept)
+    fingerprint = Fingerprint.of(job.engine, selection, probabilities=bool(rows.columns), kept=kept)
     with job.computed(
         PredictTask,
-        lambda: ((as_text(file),) for file in find_images(places)),
+        lambda: (
+            (as_text(file), *(file.cells if isinstance(file, TableImage) else ()))
+            for file in find_images(places, table, keep=bool(kept))
+        ),
         {"places": list(places), "fingerprint": dataclasses.asdict(fingerprint)},
         lambda parts: check_same_job(parts, job.engine, selection, rows, places),
         selection=selection,
         probabilities=probabilities,
+        kept=kept,
     ) as (parts, computed):
         tally = Tally()
-        kept = write_json(fingerprint_file(job.out), parts.about["fingerprint"])
-        write_whole(job.out, counted_lines(parts, tally), rows, kept.read_text(encoding="utf-8"))
+        written = write_json(fingerprint_file(job.out), parts.about["fingerprint"])
+        write_whole(job.out, counted_lines(parts, tally), rows, written.read_text(encoding="utf-8"))
         if job.out.suffix == ".parquet":
-            kept.unlink()
+            written.unlink()
     return tally, sum(map(parts.count, computed))
 
 
@@ -229,7 +239,7 @@ def check_same_job(
         earlier, before = Fingerprint(**parts.about["fingerprint"]), parts.about["places"]
     except (KeyError, ValueError, TypeError) as error:
         raise UserError(f"{parts.folder}: its fingerprint is broken; choose another file") from error
-    found = earlier.differences(engine, selection, probabilities=bool(rows.columns))
+    found = earlier.differences(engine, selection, probabilities=bool(rows.columns), kept=rows.kept)
     if list(places) != before:
         found = [f"the images were {' '.join(map(str, before))}, not {' '.join(places)}"]
     if found:

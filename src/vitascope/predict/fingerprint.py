@@ -35,6 +35,8 @@ class Fingerprint:
     """Of each class; empty where one class applies, and in files of earlier versions."""
     probabilities: bool = False
     """Whether each row has the probabilities of all classes."""
+    kept: list[str] = dataclasses.field(default_factory=list)
+    """The columns of a table that each row has too."""
     num_classes: int
     class_names: list[str]
     preprocess: dict[str, Any]
@@ -52,7 +54,9 @@ class Fingerprint:
             raise ValueError("not the values of a fingerprint")
 
     @classmethod
-    def of(cls, engine: Engine, selection: ClassSelection, *, probabilities: bool) -> Fingerprint:
+    def of(
+        cls, engine: Engine, selection: ClassSelection, *, probabilities: bool, kept: Sequence[str] = ()
+    ) -> Fingerprint:
         """Compute the fingerprint; the engine predicts `TEST_IMAGES` images."""
         scores, indices = _probabilities_of_waves(engine).max(dim=1)
         return cls(
@@ -62,16 +66,20 @@ class Fingerprint:
             top_k=selection.limit(engine),
             thresholds=list(selection.thresholds(engine)),
             probabilities=probabilities,
+            kept=list(kept),
             num_classes=engine.num_classes,
             class_names=list(engine.class_names),
             preprocess=engine.preprocess.to_dict(),
             test_answers=[list(pair) for pair in zip(indices.tolist(), scores.tolist(), strict=True)],
         )
 
-    def differences(self, engine: Engine, selection: ClassSelection, *, probabilities: bool) -> list[str]:
+    def differences(
+        self, engine: Engine, selection: ClassSelection, *, probabilities: bool, kept: Sequence[str] = ()
+    ) -> list[str]:
         """List what differs, such as `top_k was 5, not 3`; empty if nothing does."""
         before: dict[str, Any] = {"top_k": self.top_k, "probabilities": self.probabilities}
-        now = {"top_k": selection.limit(engine), "probabilities": probabilities}
+        before["columns kept"] = self.kept
+        now = {"top_k": selection.limit(engine), "probabilities": probabilities, "columns kept": list(kept)}
         found = [
             *_changes(before, now),
             *_changes({"num_classes": self.num_classes}, {"num_classes": engine.num_classes}),

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from vitascope._version import __version__
+from vitascope.data.formats.table import TableImage
 from vitascope.data.stored import ImageFile, StoredImage, from_text
 from vitascope.errors import UserError
 from vitascope.model.hardware import reuse_freed_memory
@@ -93,14 +94,18 @@ class PredictTask(PartTask):
 
     selection: ClassSelection
     probabilities: bool
+    kept: tuple[str, ...] = ()
+    """The columns of a table that each line has too."""
 
     suffix = ".jsonl"
 
     def write(self, engine: Engine, images: Sequence[tuple[str, ...]], path: Path) -> None:
-        """As `PartTask.write`; `images` have their `as_text`."""
+        """As `PartTask.write`; `images` have their `as_text`, and the cells of the columns kept."""
         files = files_here(images)
+        if self.kept:
+            files = [TableImage.of(path, cells) for path, *cells in images]
         predictor = Predictor(engine, batch_size=self.batch_size)
-        rows = Rows.of(engine, probabilities=self.probabilities)
+        rows = Rows.of(engine, probabilities=self.probabilities, kept=self.kept)
         results = predictor.stream(
             files,
             self.selection.top_k,

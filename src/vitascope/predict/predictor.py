@@ -20,12 +20,12 @@ from torch import Tensor
 
 from vitascope.arguments import checked
 from vitascope.data.decoding import ImageError, ImageSource, Levels, as_pictures, is_one_picture, read_image
-from vitascope.data.formats.table import images_of_table
-from vitascope.data.listing import is_image, suffix_of, visible_files
+from vitascope.data.formats.table import TableImage, images_of_table, is_table
+from vitascope.data.listing import is_image, visible_files
 from vitascope.data.preprocess import Preprocess
 from vitascope.data.reading import file_pool
 from vitascope.data.stored import ImageFile, StoredImage, fetched_ahead, stored_images
-from vitascope.data.table_options import TABLE_SUFFIXES
+from vitascope.data.table_options import AS_RECOGNIZED, TableOptions
 from vitascope.data.threads import usable_cores
 from vitascope.data.transfer import Fetched, copied_ahead, one_late, to_device
 from vitascope.errors import UserError
@@ -119,6 +119,8 @@ class ImageResult:
     """The most probable class; None if the file could not be read."""
     probabilities: npt.NDArray[np.float32] | None = dataclasses.field(default=None, repr=False, compare=False)
     """Of every class, (K,); None if the file could not be read."""
+    cells: tuple[str, ...] = ()
+    """Of the file's row in a table, where they are kept."""
 
 
 _Predicted: TypeAlias = tuple[list[Prediction], Prediction, npt.NDArray[np.float32]]
@@ -336,12 +338,13 @@ class Predictor:
     ) -> Generator[ImageResult, None, None]:
         with contextlib.closing(self._read(files, workers)) as read:
             for batch, predicted in self._predicted(read, selection):
-                for place, path in enumerate(map(str, batch.images)):
+                for place, image in enumerate(batch.images):
+                    path, cells = str(image), image.cells if isinstance(image, TableImage) else ()
                     if (error := batch.errors.get(place)) is not None:
-                        yield ImageResult(path, [], error)
+                        yield ImageResult(path, [], error, cells=cells)
                     else:
                         predictions, best, probabilities = next(predicted)
-                        yield ImageResult(path, predictions, None, best, probabilities)
+                        yield ImageResult(path, predictions, None, best, probabilities, cells)
 
     def _read(
         self, files: Iterator[ImageFile], workers: int | None
@@ -418,21 +421,28 @@ def check_workers(workers: int | None) -> None:
         raise UserError(f"workers must not be negative, not {workers}")
 
 
-def find_images(places: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> Iterator[ImageFile]:
+def find_images(
+    places: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
+    table: TableOptions = AS_RECOGNIZED,
+    *,
+    keep: bool = False,
+) -> Iterator[ImageFile]:
     """Yield image files, and those below folders that have an image's suffix and are not hidden.
 
     A folder's files come first, then its folders, each by name. Links to folders are entered, but not those
-    that lead back to a folder above them. A table stands for the images of its rows, in their order. A place
-    may be the URL of a store.
+    that lead back to a folder above them. A table stands for the images of its rows, in their order, with
+    their cells to `keep` as `TableImage`s. A place may be the URL of a store.
     """
     several = [places] if isinstance(places, str | os.PathLike) else places
     for place in (os.fspath(place) for place in several):
+        if is_url(place) and is_table(place):
+            raise UserError(f"{place}: a table in a store: copy it to this machine, with its images")
         if is_url(place):
             yield from stored_images(place)
         elif os.path.isdir(place):
             yield from (entry.path for entry in visible_files(place, _unlisted) if is_image(entry))
-        elif os.path.isfile(place) and suffix_of(place) in TABLE_SUFFIXES:
-            yield from images_of_table(Path(place))
+        elif os.path.isfile(place) and is_table(place):
+            yield from images_of_table(Path(place), table, keep=keep)
         elif os.path.exists(place):
             yield place
         else:

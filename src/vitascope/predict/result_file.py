@@ -121,6 +121,7 @@ class ResultFile:
         probabilities: whether each class's probability is written too, as it always is with several classes
             per image.
         resume: continue a file that exists.
+        kept: the columns of a table that are written too.
 
     Raises:
         UserError: as `check_out` and `ClassSelection.check`; a `top_k` for a CSV file of one class per image;
@@ -135,6 +136,7 @@ class ResultFile:
         *,
         probabilities: bool = False,
         resume: bool = False,
+        kept: tuple[str, ...] = (),
     ) -> None:
         self.out = Path(out)
         check_out(self.out, resume=resume)
@@ -142,7 +144,7 @@ class ResultFile:
         check_columns(self.out, engine, selection)
         self.tally = Tally()
         """Of all images in the file, those of earlier runs included."""
-        self._rows = Rows.of(engine, probabilities=probabilities)
+        self._rows = Rows.of(engine, probabilities=probabilities, kept=kept)
         self._lines = lines_file(self.out)
         self._fingerprint_file = fingerprint_file(self.out)
         self._done: Counter[str] = Counter()
@@ -155,7 +157,7 @@ class ResultFile:
             return
         is_new = not self._lines.exists()
         if is_new:
-            fingerprint = Fingerprint.of(engine, selection, probabilities=bool(self._rows.columns))
+            fingerprint = Fingerprint.of(engine, selection, probabilities=bool(self._rows.columns), kept=kept)
             with explaining_failure(self.out, "the results", "choose another file"):
                 write_json(self._fingerprint_file, dataclasses.asdict(fingerprint))
         with ExitStack() as opened:
@@ -180,7 +182,8 @@ class ResultFile:
             earlier = Fingerprint(**json.loads(stored))
         except (ValueError, TypeError) as error:
             raise UserError(f"{self.out}: its fingerprint is broken; choose another file") from error
-        if found := earlier.differences(engine, selection, probabilities=bool(self._rows.columns)):
+        rows = self._rows
+        if found := earlier.differences(engine, selection, probabilities=bool(rows.columns), kept=rows.kept):
             raise UserError(
                 f"{self.out} was made with other options or another model: {'; '.join(found)}; "
                 "use the same ones, or choose another file"

@@ -8,7 +8,8 @@
 
 With several classes per image, JSON lines and Parquet have `labels`, the names of the predicted classes, and
 the label of a CSV file is these names, joined by ";". The score is still that of the most probable class.
-Probabilities of all classes are an object in JSON lines, and otherwise a column per class.
+Probabilities of all classes are an object in JSON lines, and otherwise a column per class. So are the cells
+of a table that are kept, in JSON under `table`.
 """
 
 from __future__ import annotations
@@ -38,6 +39,10 @@ SEPARATOR = ";"
 PARQUET_ROWS = 10_000
 """Rows per row group, which bounds the memory."""
 _METADATA = b"vitascope"
+_CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
+"""Control characters, line ends, and marks of the direction of a text, which show another name."""
+_FORMULA = re.compile(r"(?![-+]?[\d.]+([eE][-+]?\d+)?$)\s*[=+\-@]")
+"""Begins as a formula, and is no number."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,13 +53,15 @@ class Rows:
     """Whether an image may have several classes."""
     columns: tuple[str, ...] = ()
     """The name of each class's probability, (K,); empty without probabilities."""
+    kept: tuple[str, ...] = ()
+    """The columns of a table, whose cells are those of `ImageResult.cells`."""
 
     @classmethod
-    def of(cls, engine: Engine, *, probabilities: bool = False) -> Rows:
+    def of(cls, engine: Engine, *, probabilities: bool = False, kept: tuple[str, ...] = ()) -> Rows:
         """The rows of an engine's predictions. Those of several classes per image have probabilities."""
         wanted = probabilities or engine.several
         names = [engine.label(index) for index in range(engine.num_classes)] if wanted else ()
-        return cls(engine.several, column_names(names))
+        return cls(engine.several, column_names(names), kept)
 
     def line(self, result: ImageResult) -> str:
         """One line of JSON."""
@@ -68,6 +75,8 @@ class Rows:
             if self.columns:
                 assert result.probabilities is not None
                 row["probabilities"] = dict(zip(self.columns, result.probabilities.tolist(), strict=True))
+        if self.kept:
+            row["table"] = dict(zip(self.kept, result.cells, strict=True))
         return escaped(json.dumps(row, ensure_ascii=False)) + "\n"
 
     def parse(self, line: bytes) -> tuple[str, str | None]:
@@ -76,7 +85,8 @@ class Rows:
             row = json.loads(line)
             classes, shares = row.get("predictions", []), row.get("probabilities", {})
             labels = [each["label"] for each in classes]
-            texts = [row["image"], row.get("error", ""), *labels]
+            kept = row.get("table", {})
+            texts = [row["image"], row.get("error", ""), *labels, *kept.values()]
             numbers = [*(each[name] for each in classes for name in ("index", "score")), *shares.values()]
             fits = "error" in row or (
                 (row["labels"] == labels if self.several else bool(labels)) and tuple(shares) == self.columns
@@ -84,27 +94,40 @@ class Rows:
         except (KeyError, TypeError, AttributeError, RecursionError) as error:
             raise ValueError("its values are not those of a prediction") from error
         are_texts = all(isinstance(text, str) for text in texts)
-        if not (fits and are_texts and all(isinstance(number, int | float) for number in numbers)):
+        are_numbers = all(isinstance(number, int | float) for number in numbers)
+        if not (fits and tuple(kept) == self.kept and are_texts and are_numbers):
             raise ValueError("its values are not those of a prediction")
         return row["image"], row.get("error")
 
     def write_csv(self, lines: Iterable[str], out: Path) -> None:
         """Convert lines of JSON; `out` is complete or absent."""
         with replacing(out) as aside, open(aside, "w", encoding="utf-8", newline="") as to:
-            to.write(_csv_line([*CSV_COLUMNS, *(csv_text(escaped(name)) for name in self.columns)]))
+            names = (*self.columns, *self._kept_names())
+            to.write(_csv_line([*CSV_COLUMNS, *(csv_text(escaped(name)) for name in names)]))
             for line in lines:
                 to.write(_csv_line(self._cells(json.loads(line, object_hook=_without_surrogates))))
 
     def _cells(self, row: dict[str, Any]) -> list[str]:
         """A row of a CSV file."""
+        kept = map(csv_text, row.get("table", {}).values())
         if "error" in row:
-            return [csv_text(row["image"]), "", "", *[""] * len(self.columns)]
+            return [csv_text(row["image"]), "", "", *[""] * len(self.columns), *kept]
         labels, scores = ([each[name] for each in row["predictions"]] for name in ("label", "score"))
         probabilities = list(row.get("probabilities", {}).values())
         label = SEPARATOR.join(labels) if self.several else labels[0]
         numbers = [max(probabilities) if self.several else scores[0], *probabilities]
         # The shortest text that is the same number in float32, which the model computed.
-        return [csv_text(row["image"]), csv_text(label), *(str(np.float32(number)) for number in numbers)]
+        scores = [str(np.float32(number)) for number in numbers]
+        return [csv_text(row["image"]), csv_text(label), *scores, *kept]
+
+    def _kept_names(self) -> Iterator[str]:
+        """The names of the table's columns beside the others: one that is taken gets a suffix."""
+        taken = {*COLUMNS, *self.columns, *self.kept}
+        for name in self.kept:
+            while name in {*COLUMNS, *self.columns} or (name not in self.kept and name in taken):
+                name += " (table)"
+            taken.add(name)
+            yield name
 
     def write_parquet(self, lines: Iterable[str], out: Path, fingerprint: str) -> None:
         """Convert lines of JSON; `out` is complete or absent."""
@@ -118,13 +141,20 @@ class Rows:
             ("predictions", pa.list_(prediction)),
             ("error", pa.string()),
             *((escaped(name), pa.float32()) for name in self.columns),
+            *((escaped(name), pa.string()) for name in self._kept_names()),
         ]
         schema = pa.schema(fields, metadata={_METADATA: fingerprint})
         remaining = iter(lines)
         with replacing(out) as aside, pq.ParquetWriter(aside, schema) as to:
             while group := list(itertools.islice(remaining, PARQUET_ROWS)):
                 rows = [json.loads(line, object_hook=_without_surrogates) for line in group]
-                flat = [row | row.pop("probabilities", {}) for row in rows]
+                names = tuple(map(escaped, self._kept_names()))
+                flat = [
+                    row
+                    | row.pop("probabilities", {})
+                    | dict(zip(names, row.pop("table", {}).values(), strict=True))
+                    for row in rows
+                ]
                 to.write_table(pa.Table.from_pylist(flat, schema=schema))
 
 
@@ -146,8 +176,8 @@ def column_names(labels: Sequence[str]) -> tuple[str, ...]:
 def csv_text(text: str) -> str:
     """A name for a cell of CSV: control characters escaped, and an apostrophe before what spreadsheets would
     run as a formula (OWASP, "CSV Injection")."""
-    shown = re.sub(r"[\x00-\x1f\x7f]", lambda found: f"\\x{ord(found[0]):02x}", text)
-    return f"'{shown}" if re.match(r"[=+\-@]", shown) else shown
+    shown = _CONTROLS.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+    return f"'{shown}" if _FORMULA.match(shown) else shown
 
 
 def _csv_line(cells: Sequence[str]) -> str:

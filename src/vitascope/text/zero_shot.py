@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections import Counter
 from collections.abc import Sequence
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 
 from vitascope.arguments import checked
 from vitascope.errors import UserError, printable
-from vitascope.formatting import canonical
+from vitascope.formatting import canonical, listed
 from vitascope.model.config import ViTConfig
 from vitascope.model.hardware import resolve_device
 from vitascope.model.vision_model import build
@@ -26,6 +27,7 @@ from vitascope.weights.files import CheckpointError, explaining_settings
 from vitascope.weights.identification import open_source, recognized
 from vitascope.weights.loading import load_source
 
+log = logging.getLogger(__name__)
 MAX_TEXTS = 1_000_000
 BATCH = 64
 
@@ -88,7 +90,7 @@ def zero_shot(
     Args:
         model: a MODEL with a text model and a tokenizer: CLIP, SigLIP or SigLIP 2, as transformers or
             OpenCLIP writes it.
-        classes: their names.
+        classes: their names; or one .txt file of names, one per line.
         prompts: a template in which `{}` stands for the name, or several, whose vectors are averaged; also
             the names of sets: `name`, `photo`, `photos`. None is "a photo of {}."
         outputs: `exclusive`, one class applies (a softmax over the classes), or `independent`, any may (a
@@ -102,7 +104,7 @@ def zero_shot(
         UserError: no classes, empty names, or names that are the same for this tokenizer; a prompt without
             `{}`; the library `tokenizers` is missing.
     """
-    names, used = check_names(classes), templates(prompts)
+    (names, words), used = names_and_texts(classes), templates(prompts)
     if len(names) * len(used) > MAX_TEXTS:
         raise UserError(f"{len(names)} classes times {len(used)} prompts; the limit is {MAX_TEXTS} texts")
     both = ImagesAndWords(model, revision, device)
@@ -112,9 +114,9 @@ def zero_shot(
             f"one class, {names[0]!r}, of which one applies would always apply: give two or more, or outputs="
             "'independent' (--outputs independent)"
         )
-    texts = [template.replace("{}", name) for name in names for template in used]
+    texts = [template.replace("{}", word) for word in words for template in used]
     tokens = both.tokenizer(texts)
-    _check_distinct(names, tokens.unflatten(0, (len(names), -1)))
+    _check_distinct(words, tokens.unflatten(0, (len(names), -1)))
     vectors = both.vectors(tokens).unflatten(0, (len(names), -1))  # (K, templates, P)
     return with_classes(both, names, F.normalize(vectors.mean(dim=1), dim=1), outputs)
 
@@ -148,14 +150,31 @@ def with_classes(
     return model.eval()
 
 
+def names_and_texts(classes: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The names of classes, and their texts in prompts: the given ones, or the lines of one .txt file. A name
+    that recurs there, such as ImageNet's "crane", gets the number of its class."""
+    if isinstance(classes, str) or len(classes) != 1 or not classes[0].lower().endswith(".txt"):
+        return (names := check_names(classes)), names
+    try:
+        lines = Path(classes[0]).read_text(encoding="utf-8-sig").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{classes[0]}: no list of names, one per line: {error}") from error
+    texts = tuple(canonical(line.strip()) for line in lines if line.strip())
+    first = {text: number for number, text in reversed([*enumerate(texts)])}
+    names = tuple(
+        text if first[text] == number else f"{text} ({number})" for number, text in enumerate(texts)
+    )
+    check_names(names)
+    if again := [name for name, text in zip(names, texts, strict=True) if name != text]:
+        log.warning("names that recur, whose classes always get the same score: %s", listed(again))
+    return names, texts
+
+
 def check_names(classes: Sequence[str]) -> tuple[str, ...]:
     """The names of classes; rejects none, empty ones and duplicates."""
     if isinstance(classes, str):
         raise UserError(f"classes is a list of names, not the text {classes!r}")
     names = tuple(map(canonical, classes))
-    if len(names) == 1 and names[0].endswith(".txt") and Path(names[0]).is_file():  # one name per line
-        lines = Path(names[0]).read_text(encoding="utf-8-sig").splitlines()
-        names = tuple(canonical(line.strip()) for line in lines if line.strip())
     if not names:
         raise UserError("no classes given: name them, such as 'a cat' 'a dog'")
     for place, name in enumerate(names):
@@ -172,7 +191,7 @@ def _check_distinct(names: Sequence[str], tokens: Tensor) -> None:
     seen: dict[tuple[int, ...], str] = {}
     for name, row in zip(names, tokens.flatten(1).tolist(), strict=True):
         other = seen.setdefault(tuple(row), name)
-        if other is not name:
+        if other != name:
             raise UserError(
                 f"classes {printable(other, 80)!r} and {printable(name, 80)!r} are the same text for "
                 "this model"

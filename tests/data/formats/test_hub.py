@@ -11,6 +11,7 @@ import pytest
 from PIL import Image
 
 from tests.data import noise, sets_of, splits_of, write_picture
+from vitascope.data.datasets import open_data
 from vitascope.data.decoding import ImageError, read_image
 from vitascope.data.formats.hub import HubDataset, looks_like_hub_id
 from vitascope.errors import UserError
@@ -193,6 +194,7 @@ def test_test_split_with_secret_labels_is_ignored(tmp_path: Path, library: Any) 
     parts = {"train": [0, 1] * 3, "validation": [0, 1], "test": [-1, -1]}
     data = saved(tmp_path, library.DatasetDict({name: table(library, part) for name, part in parts.items()}))
     assert splits_of(HubDataset(), data, seed=0).test is None
+    assert open_data(data).unused == ("2 images without a class",)
 
 
 # --- errors
@@ -219,10 +221,28 @@ def test_missing_columns_are_named_with_the_existing_ones(tmp_path: Path, librar
         splits_of(HubDataset(), saved(tmp_path / "b", rows.remove_columns("label")), seed=0)
 
 
-def test_rows_without_a_class_are_counted(tmp_path: Path, library: Any) -> None:
-    data = saved(tmp_path, table(library, [0, None, -1, 1]))
-    with pytest.raises(UserError, match="2 of 4 rows of all have no 'label'"):
-        splits_of(HubDataset(), data, seed=0)
+@pytest.mark.parametrize("kind", ["ClassLabel", "int64"])
+def test_rows_without_a_class_are_images_without_a_label(tmp_path: Path, library: Any, kind: str) -> None:
+    types = {} if kind == "ClassLabel" else {"label": library.Value(kind)}
+    data = saved(tmp_path, table(library, [0, None, -1, 1] * 3, types=types))
+    labelled, others = HubDataset().read(data).sets
+    assert (labelled.labels.tolist(), labelled.sources.indices.tolist()) == ([0, 1] * 3, [0, 3, 4, 7, 8, 11])
+    assert (others.targets, others.sources.indices.tolist()) == (None, [1, 2, 5, 6, 9, 10])
+    assert open_data(data).unused == ("6 images without a class",)
+
+
+def test_words_in_two_unicode_forms_are_one_class(tmp_path: Path, library: Any) -> None:
+    words = table(library, ["caf\u00e9", "cafe\u0301", "dog"] * 4, types={"label": library.Value("string")})
+    assert open_data(saved(tmp_path, words)).train.class_names == ("caf\u00e9", "dog")
+
+
+def test_a_list_of_classes_per_image_is_named_with_the_way_out(tmp_path: Path, library: Any) -> None:
+    lists = table(library, [[0], [0, 1]], types={"label": library.Sequence(library.Value("int64"))})
+    with pytest.raises(
+        UserError, match=r"the column label has a list of classes per image.*\.jsonl"
+    ) as raised:
+        HubDataset().read(saved(tmp_path, lists))
+    assert "0 columns" not in str(raised.value)
 
 
 def test_class_missing_in_train_is_rejected(tmp_path: Path, library: Any) -> None:
@@ -238,7 +258,7 @@ def test_class_missing_in_train_is_rejected(tmp_path: Path, library: Any) -> Non
 def test_one_class_is_rejected(tmp_path: Path, library: Any) -> None:
     only = table(library, [0, 0], types={"label": library.ClassLabel(names=["cat"])})
     with pytest.raises(UserError, match="only one class"):
-        splits_of(HubDataset(), saved(tmp_path, only), seed=0)
+        open_data(saved(tmp_path, only))
 
 
 def test_splits_with_other_columns_are_rejected(tmp_path: Path, library: Any) -> None:

@@ -239,6 +239,25 @@ def test_numbers_that_occur_are_the_classes(
     assert [names[label] for label in found.labels] == [str(label) for label in labels]
 
 
+def test_a_label_of_minus_one_is_none_but_beside_one_alone(tmp_path: Path) -> None:
+    write_shard(tmp_path / "a" / "train-0.tar", [-1, 2, 1, -1])
+    write_shard(tmp_path / "a" / "test-0.tar", [-1], first=4)
+    secret, train, others = Shards().read(str(tmp_path / "a")).sets
+    assert [names for (names,) in train.truth.names()] == ["2", "1"]
+    assert [source.read_bytes()[:9] for source in train.sources] == [b"picture 1", b"picture 2"]
+    assert [(each.name, each.targets, len(each)) for each in (others, secret)] == [
+        ("train", None, 2),
+        ("outside", None, 1),
+    ]
+    write_shard(tmp_path / "b" / "0.tar", [-1, 1, -1])
+    assert sets_of(Shards(), tmp_path / "b")["all"].truth.names() == [("-1",), ("1",), ("-1",)]
+
+
+def test_the_members_of_a_sample_may_have_names_in_two_unicode_forms(tmp_path: Path) -> None:
+    members = {"caf\u00e9.jpg": b"x", "cafe\u0301.cls": b"0", "dog.jpg": b"x", "dog.cls": b"1"}
+    assert sets_of(Shards(), one_shard(tmp_path, members))["all"].labels.tolist() == [0, 1]
+
+
 def test_files_that_macos_leaves_beside_others_are_no_samples(tmp_path: Path) -> None:
     members = {}
     for number in range(2):
@@ -259,7 +278,6 @@ def test_files_that_macos_leaves_beside_others_are_no_samples(tmp_path: Path) ->
         ({"a.jpg": b"x", "a.png": b"x", "a.cls": b"1"}, "sample 'a' has 2 pictures"),
         ({"a.jpg": b"x", "b.jpg": b"x", "a.cls": b"1", "b.cls": b"0"}, "one after the other"),
         ({"a.jpg": b"x", "a.cls": b"dog"}, r"'a\.cls' contains b'dog', not an integer"),
-        ({"a.jpg": b"x", "a.cls": b"-1"}, "not an integer"),
         ({"a.jpg": b"x", "a.cls": b""}, "not an integer"),
         ({"a.jpg": b"x", "a.cls": b"1" * 19}, "19 bytes, too many for a label"),
         ({"a.jpg": b"x", "a.json": b"{"}, r"'a\.json' is not JSON"),
@@ -267,11 +285,14 @@ def test_files_that_macos_leaves_beside_others_are_no_samples(tmp_path: Path) ->
         ({"a.jpg": b"x", "a.json": b'{"label": "dog"}'}, "has the label 'dog', not an integer"),
         ({"a.jpg": b"x", "a.json": b'{"label": true}'}, "not an integer"),
         ({"a.jpg": b"x", "a.json": b'{"label": 1e3}'}, "not an integer"),
-        ({"a.jpg": b"x", "a.cls": b"0"}, "1 different label; a classifier has 2 to"),
         ({"a.jpg": b"x", "b.jpg": b"x", "a.cls": b"1", "b.cls": b"0"}, "tar --sort=name"),
         (
             {"c.1.jpg": b"x", "c.1.cls": b"1", "d.jpg": b"x", "d.cls": b"0"},
-            r"'c\.1' has a dot.* 1 picture",
+            r"'c\.1\.jpg' has a dot.* 1 picture",
+        ),
+        (
+            {"c.jpg": b"x", "c.json": b'{"label": 0}', "c.1.jpg": b"x", "c.1.json": b'{"label": 1}'},
+            r"'c\.1\.jpg' has a dot.* 1 picture",
         ),
         ({"a.txt": b"x"}, "no images in its shards"),
         ({}, "no images in its shards"),
@@ -313,7 +334,7 @@ def test_an_invalid_classes_txt_is_rejected(tmp_path: Path, content: bytes) -> N
 def test_label_beyond_the_class_names_is_rejected(tmp_path: Path) -> None:
     write_shard(tmp_path / "a.tar", [0, 2])
     (tmp_path / "classes.txt").write_text("cat\ndog\n")
-    with pytest.raises(UserError, match="label 2 in the all shards, with 2 class names"):
+    with pytest.raises(UserError, match="label 2 in the all images, with 2 class names"):
         sets_of(Shards(), tmp_path)
 
 

@@ -22,11 +22,12 @@ from vitascope.data.datasets import (
     open_pictures,
     read_data,
 )
+from vitascope.data.formats import table_paths
 from vitascope.data.pack import pack
 from vitascope.data.split_record import record_of, restore
 from vitascope.data.splits import Splits
 from vitascope.data.table_options import TableOptions
-from vitascope.data.targets import ClassSets
+from vitascope.data.targets import ClassIndices, ClassSets
 from vitascope.errors import UserError
 
 Row = Mapping[str, Any]
@@ -154,7 +155,7 @@ def test_missing_values_of_json_and_parquet_are_empty_cells(photos: Path) -> Non
         (
             "a.csv",
             "path,label\n1.png,Hündin\n".encode("latin-1"),
-            "not text in UTF-8 .*0xfc.*save it as UTF-8",
+            "not text in UTF-8.*0xfc.*save it as UTF-8",
         ),
         ("a.jsonl", b'{"path": "1.png"\n', "line 1: "),
         ("a.jsonl", b"[1, 2]\n", "line 1 is not an object"),
@@ -337,6 +338,17 @@ def test_absolute_paths_of_another_machine_are_explained(photos: Path, root: str
     assert_refused(
         photos, rows, "22 of 22 images do not exist: .*absolute, perhaps of another machine: write them rel"
     )
+
+
+def test_each_name_without_suffix_is_looked_up_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cells = [str(number) for number in range(200)]
+    for cell in cells:
+        (tmp_path / f"{cell}.png").touch()
+    calls: list[str] = []
+    monkeypatch.setattr(table_paths, "canonical", lambda name: calls.append(name) or name)
+    found, _ = table_paths.located(cells, tmp_path / "t.csv", None)
+    assert found == [str(tmp_path / f"{cell}.png") for cell in cells]
+    assert len(calls) <= 2 * len(cells)  # not once for each pair of a row and a file
 
 
 def test_name_without_suffix_of_several_files_is_refused(tmp_path: Path) -> None:
@@ -636,6 +648,11 @@ def test_paths_find_files_in_another_unicode_form(tmp_path: Path) -> None:
     splits = opened(tmp_path, rows)
     assert splits.train.class_names == ("b", composed)
     assert sum(map(len, splits.parts.values())) == 6
+    (tmp_path / composed).mkdir()  # names of both forms in one path
+    for name in (decomposed, "b"):
+        (tmp_path / name).rename(tmp_path / composed / name)
+    mixed = [row | {"path": f"{composed}/{row['path'].removesuffix('.png')}"} for row in rows]
+    assert opened(tmp_path, mixed).train.class_names == ("b", composed)
 
 
 @pytest.mark.parametrize(
@@ -659,18 +676,46 @@ def test_unknown_cells_in_columns_of_0_and_1_are_counted(photos: Path) -> None:
     assert any("7 blank cells as 0" in note for note in opened(photos, blanks).notes)
 
 
-def test_a_comma_at_the_end_ends_a_list_of_one(photos: Path) -> None:
-    splits = opened(photos, labelled(photos, lambda _, name: f"{name},"))
-    assert splits.train.class_names == ("cat", "dog")
+@pytest.mark.parametrize("stray", [",", ", ", ";", "|"])
+@pytest.mark.parametrize("names", [("cat", "dog"), ("goldfish, Carassius auratus", "tench, Tinca tinca")])
+def test_separators_at_the_ends_of_cells_divide_nothing(
+    photos: Path, names: tuple[str, str], stray: str
+) -> None:
+    for every in (1, 5):
+        rows = labelled(photos, lambda n, name, e=every: names[name == "dog"] + (stray if n % e == 0 else ""))
+        targets = opened(photos, rows).train.targets
+        assert isinstance(targets, ClassIndices)
+        assert targets.class_names == names
 
 
-@pytest.mark.parametrize("encoding", ["utf-32", "utf-32-le", "utf-16"])
+def test_names_of_columns_in_another_unicode_form_are_found_and_are_classes(photos: Path) -> None:
+    composed, decomposed = FORMS_OF_A_NAME
+    rows = [
+        {
+            "path": row["path"],
+            decomposed: int(n % 2),
+            "dog": 1 - n % 2,
+            "p\u00e9": f"{FORMS_OF_A_NAME[n % 2]}{n // 8}",
+        }
+        for n, row in enumerate(rows_of(photos))
+    ]
+    splits = opened(photos, rows, columns=(f"label={composed},dog", "group=pe\u0301"))
+    assert splits.train.class_names == (composed, "dog")
+    assert opened(photos, rows).train.class_names == (composed, "dog")
+    groups = [set(images.groups.tolist()) for images in splits.parts.values()]
+    assert sum(map(len, groups)) == len(set.union(*groups)) == 3
+    label = labelled(photos, lambda _, name: name)
+    named = [{"path": row["path"], decomposed: row["label"]} for row in label]
+    assert opened(photos, named, columns=(f"label={composed}",)).train.class_names == ("cat", "dog")
+
+
+@pytest.mark.parametrize("encoding", ["utf-32", "utf-32-le", "utf-32-be", "utf-16"])
 def test_tables_in_other_encodings_are_read(photos: Path, encoding: str) -> None:
     path = FORMS["csv"](photos / "labels.csv", rows_of(photos))
     text = path.read_text("utf-8")
-    mark = codecs.BOM_UTF32_LE if encoding == "utf-32-le" else b""
-    path.write_bytes(mark + text.encode(encoding))
-    assert open_data(str(path)).train.class_names == ("cat", "dog")
+    for mark in (b"", codecs.BOM_UTF32_LE if encoding == "utf-32-le" else b""):
+        path.write_bytes(mark + text.encode(encoding))
+        assert open_data(str(path)).train.class_names == ("cat", "dog")
 
 
 def test_a_name_that_stands_twice_in_a_line_of_json_is_rejected(photos: Path) -> None:

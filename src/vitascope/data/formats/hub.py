@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import itertools
 import json
 import re
 from collections.abc import Iterator, Mapping
@@ -22,10 +21,10 @@ import numpy.typing as npt
 from vitascope.data.decoding import Encoded
 from vitascope.data.formats.folder import SPLIT_FOLDERS, files_of_splits, has_class_folders, split_of
 from vitascope.data.formats.format import DataFormat
-from vitascope.data.formats.shards import numbered_classes
-from vitascope.data.splits import ImageSet, Inventory, LazySources
-from vitascope.data.targets import ClassIndices
+from vitascope.data.formats.shards import sets_of_numbers
+from vitascope.data.splits import Inventory, LazySources
 from vitascope.errors import UserError, nearest_path
+from vitascope.formatting import canonical
 from vitascope.network import misunderstood
 
 TABLES = {".parquet": "parquet", ".arrow": "arrow"}
@@ -64,25 +63,15 @@ class HubDataset(DataFormat):
                     f"{data}: {split} has other columns than {next(iter(tables))}; make them alike"
                 )
         values = {split: table[label][:] for split, table in tables.items()}  # [:]: not one by one
-        if "test" in values and _missing(values["test"]).all() and len(values) > 1:  # they are secret
-            del values["test"]
-        for split, given in values.items():
-            if missing := int(_missing(given).sum()):
-                raise UserError(f"{data}: {missing} of {len(given)} rows of {split} have no {label!r}")
-        names = _class_names(library, first.features[label], values, data)
-        found = []
+        names, found = _class_names(library, first.features[label], values), {}
         for split, given in values.items():
             pictures = tables[split].select_columns([picture])
             if isinstance(first.features[picture], library.Image):  # keep them encoded
                 pictures = pictures.cast_column(picture, library.Image(decode=False))
             rows = TableRows(pictures, np.arange(len(given)), f"{data}:{split}")
-            indexed = (
-                isinstance(first.features[label], library.ClassLabel)
-                or "string" in first.features[label].dtype
-            )
-            labels = _numbers(given, names, f"{data}: {split}", indexed=indexed)
-            found.append(ImageSet(split, rows, ClassIndices(labels, names)))
-        return Inventory(tuple(found), 3, Path(data) if Path(data).is_dir() else None)
+            found[split] = rows, _numbers(given, names, f"{data}: {split}")
+        sets = sets_of_numbers(found, names, data)
+        return Inventory(sets, 3, Path(data) if Path(data).is_dir() else None)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -202,6 +191,12 @@ def _label_column(library: ModuleType, table: Any, data: str) -> str:
     """The column of classes: the only `ClassLabel`, or integers or strings under a usual name."""
     found = [name for name, feature in table.features.items() if isinstance(feature, library.ClassLabel)]
     if len(found) != 1:
+        for name in LABEL_COLUMNS:
+            if hasattr(table.features.get(name), "feature"):  # of the elements of a list
+                raise UserError(
+                    f"{data}: the column {name} has a list of classes per image, which is read from a table "
+                    "only: save the images as files, and give a .jsonl or .parquet of their paths and lists"
+                )
         kinds = {name: str(getattr(feature, "dtype", "")) for name, feature in table.features.items()}
         plain = [name for name, kind in kinds.items() if re.match("u?int|.*string", kind)]
         found = [name for name in found or plain if name in LABEL_COLUMNS] or found
@@ -218,34 +213,24 @@ def _only(found: list[str], what: str, table: Any, data: str) -> str:
     )
 
 
-def _missing(values: list[Any]) -> npt.NDArray[np.bool_]:
-    """Rows without a class, (N,): None, and -1, which is a class only beside 1 alone."""
-    none = {None} if set(values) - {None} == {-1, 1} else {None, -1}
-    return np.array([value in none for value in values], dtype=np.bool_)
-
-
 def _class_names(
-    library: ModuleType, feature: Any, values: Mapping[str, list[Any]], data: str
-) -> tuple[str, ...]:
+    library: ModuleType, feature: Any, values: Mapping[str, list[Any]]
+) -> tuple[str, ...] | None:
+    """The names of the classes; None where they are known by number only."""
     if isinstance(feature, library.ClassLabel):
-        names = tuple(feature.names)
-    elif "string" in feature.dtype:
-        names = tuple(sorted(set(next(iter(values.values())))))
-    else:
-        return numbered_classes(itertools.chain.from_iterable(values.values()), data)
-    if len(names) < 2:
-        raise UserError(f"{data}: only one class, {names}; a classifier needs two or more")
-    return names
+        return tuple(feature.names)
+    if "string" in feature.dtype:
+        return tuple(sorted({canonical(name) for name in next(iter(values.values())) if name}))
+    return None
 
 
-def _numbers(
-    values: list[Any], names: tuple[str, ...], place: str, *, indexed: bool
-) -> npt.NDArray[np.int64]:
-    """Labels as indices into the names of the classes, (N,); `indexed` ones are indices, or names."""
-    known: dict[Any, int] = {name: number for number, name in enumerate(names)}
-    known |= (
-        {number: number for number in range(len(names))} if indexed else {int(n): k for n, k in known.items()}
-    )
+def _numbers(values: list[Any], names: tuple[str, ...] | None, place: str) -> npt.NDArray[np.int64]:
+    """Labels as indices into the names of the classes, or as they are; -1 for none, (N,)."""
+    if names is None:
+        return np.array([-1 if value is None else value for value in values], dtype=np.int64)
+    known: dict[Any, int] = {None: -1, "": -1} | {number: number for number in range(-1, len(names))}
+    known |= {canonical(name): number for number, name in enumerate(names)}
+    values = [canonical(value) if isinstance(value, str) else value for value in values]
     for value in set(values):
         if value not in known:
             raise UserError(f"{place}: label {value!r} is none of the {len(names)} classes")

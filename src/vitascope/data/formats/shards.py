@@ -15,8 +15,9 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
+import re
 import tarfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, NamedTuple
@@ -25,7 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from vitascope.data.decoding import Encoded
-from vitascope.data.formats.folder import files_of_splits, has_class_folders
+from vitascope.data.formats.folder import OUTSIDE, files_of_splits, has_class_folders
 from vitascope.data.formats.format import DataFormat
 from vitascope.data.formats.shard_files import ShardFile, open_shard, read_at, size_of
 from vitascope.data.formats.shard_index import (
@@ -40,10 +41,10 @@ from vitascope.data.formats.shard_index import (
 )
 from vitascope.data.listing import IMAGE_SUFFIXES
 from vitascope.data.splits import ImageSet, Inventory, LazySources
-from vitascope.data.targets import ClassIndices
+from vitascope.data.targets import ClassIndices, minus_one_is_none
 from vitascope.data.tars import archive_errors, open_plain_tar, tar_fault, tar_members
 from vitascope.errors import SourceError, UserError
-from vitascope.formatting import counted
+from vitascope.formatting import canonical, counted
 from vitascope.network import Threads
 from vitascope.remote import cache
 from vitascope.remote.stores import RemoteObject
@@ -95,27 +96,8 @@ class Shards(DataFormat):
                     "pack them again"
                 )
         names = _class_names(path) if index is None else index.class_names
-        if names is None:  # numbers that occur are classes
-            numbers = np.unique(np.concatenate([labels for _, labels in found.values()]))
-            names = numbered_classes(numbers.tolist(), str(path))
-            found = {
-                split: (members, np.searchsorted(numbers, labels))
-                for split, (members, labels) in found.items()
-            }
-        largest = {split: int(labels.max()) for split, (_, labels) in found.items() if len(labels)}
-        if len(names) > MAX_CLASSES:
-            raise UserError(f"{path}: {len(names):,} class names; a classifier has at most {MAX_CLASSES:,}")
-        for split, label in largest.items():
-            if label >= len(names):
-                raise UserError(
-                    f"{path}: label {label} in the {split} shards, with {len(names)} class names, "
-                    "which are counted from 0"
-                )
-        sets = tuple(
-            ImageSet(split, members, ClassIndices(labels, names))
-            for split, (members, labels) in found.items()
-        )
-        return Inventory(sets, 3 if index is None else index.channels, path)
+        channels = 3 if index is None else index.channels
+        return Inventory(sets_of_numbers(found, names, str(path)), channels, path)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -220,15 +202,44 @@ def shard_streams(
     return orders
 
 
-def numbered_classes(numbers: Iterable[int], place: str) -> tuple[str, ...]:
-    """Names of classes that are known by number only: the numbers that occur, ascending, as in a table."""
-    different = sorted(set(numbers))
-    if not 2 <= len(different) <= MAX_CLASSES:
-        raise UserError(
-            f"{place}: {counted(len(different), 'different label')}; a classifier has 2 to {MAX_CLASSES:,} "
-            "classes"
-        )
-    return tuple(map(str, different))
+def sets_of_numbers(
+    found: Mapping[str, tuple[LazySources, npt.NDArray[np.int64]]], names: tuple[str, ...] | None, place: str
+) -> tuple[ImageSet, ...]:
+    """The images of each split, whose labels are numbers, (N,): those with a class, and those of -1, without.
+
+    Without names, the classes are the numbers that occur, ascending. A split whose labels are all -1 beside
+    others is in no split, as in a table: they are secret.
+    """
+    different = np.unique(np.concatenate([labels for _, labels in found.values()]))
+    with_none = names is not None or minus_one_is_none(different.tolist())
+    if with_none:
+        different = different[different != -1]
+    if names is None:
+        names = tuple(map(str, different.tolist()))
+        found = {split: (images, _places(labels, different)) for split, (images, labels) in found.items()}
+    if len(names) > MAX_CLASSES:
+        raise UserError(f"{place}: {len(names):,} classes; a classifier has at most {MAX_CLASSES:,}")
+    sets = []
+    for split, (images, labels) in found.items():
+        if len(wrong := labels[(labels < -1) | (labels >= len(names))]):
+            raise UserError(
+                f"{place}: label {wrong[0]} in the {split} images, with {len(names)} class names, which are "
+                "counted from 0"
+            )
+        known = labels >= 0
+        rows, others = np.flatnonzero(known), np.flatnonzero(~known)
+        if len(rows) or not len(others):
+            sets.append(ImageSet(split, images.take(rows), ClassIndices(labels[rows], names)))
+        if len(others):
+            secret = not len(rows) and len(different)
+            sets.append(ImageSet(OUTSIDE if secret else split, images.take(others)))
+    return tuple(sets)
+
+
+def _places(labels: npt.NDArray[np.int64], different: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """The place of each label, (N,), among different ones, ascending; -1 for -1 if that is not among them."""
+    places = np.searchsorted(different, labels)
+    return np.where(np.isin(labels, different), places, -1)
 
 
 def _class_names(folder: Path) -> tuple[str, ...] | None:
@@ -240,7 +251,7 @@ def _class_names(folder: Path) -> tuple[str, ...] | None:
         lines = content_of(path).decode("utf-8").splitlines()
     except UnicodeDecodeError as error:
         raise UserError(f"{path}: not UTF-8 text: {error}") from error
-    names = tuple(line.strip() for line in lines if line.strip())
+    names = tuple(canonical(line.strip()) for line in lines if line.strip())
     if len(names) < 2 or len(set(names)) < len(names):
         raise UserError(f"{path}: {len(names)} lines, {len(set(names))} different; expected one per line")
     return names
@@ -302,7 +313,7 @@ def samples(shard: ShardFile) -> list[ShardSample]:
     the cache, because reading all headers fetches the whole object."""
     if not isinstance(shard, RemoteObject):
         return _samples(shard)
-    found = cache.kept(shard, "samples 1", lambda: json.dumps(_samples(shard)).encode())
+    found = cache.kept(shard, "samples 2", lambda: json.dumps(_samples(shard)).encode())
     return [ShardSample(*each) for each in json.loads(found)]
 
 
@@ -340,7 +351,9 @@ def _parts(tar: tarfile.TarFile, path: str) -> Iterator[_Part]:
                 raise UserError(f"{path}: {full!r} has {member.size:,} bytes, too many for a label")
             tar.fileobj.seek(member.offset_data)
             content = tar.fileobj.read(member.size)
-        yield _Part(folder + slash + stem, extension, full, member.offset_data, member.size, content)
+        yield _Part(
+            canonical(folder + slash + stem), extension, full, member.offset_data, member.size, content
+        )
 
 
 def _sample(path: str, key: str, parts: Iterable[_Part]) -> ShardSample | None:
@@ -353,8 +366,7 @@ def _sample(path: str, key: str, parts: Iterable[_Part]) -> ShardSample | None:
         elif part.extension in MAX_LABEL:
             label = _label(path, part)
             labels |= {} if label is None else {part.extension: label}
-    if not pictures and not labels:
-        _check_key(path, key, [part.extension for part in parts])
+    _check_keys(path, key, parts, whole=bool(pictures))
     if not pictures and "cls" not in labels:
         return None
     if len(pictures) != 1 or not labels:
@@ -370,14 +382,20 @@ def _sample(path: str, key: str, parts: Iterable[_Part]) -> ShardSample | None:
     return ShardSample(picture.name, picture.offset, picture.size, label)
 
 
-def _check_key(path: str, key: str, extensions: Sequence[str]) -> None:
-    """Reject a sample whose picture and label have a dot in their key: `cat.1.jpg` and `cat.1.cls`."""
-    stems = [{stem for stem, _, end in (e.rpartition(".") for e in extensions) if stem and end in kinds}
-             for kinds in ({suffix[1:] for suffix in IMAGE_SUFFIXES}, MAX_LABEL)]  # fmt: skip
-    if both := sorted(stems[0] & stems[1]):
+def _check_keys(path: str, key: str, parts: Sequence[_Part], *, whole: bool) -> None:
+    """Reject samples with a dot in their keys, such as `cat.1.jpg` with `cat.1.cls`, beside a sample of this
+    key that is whole, or without it. Pictures in words, such as `1.seg.png`, belong to sample 1."""
+    dotted = [
+        part.name
+        for part in parts
+        for word, dot, suffix in [part.extension.rpartition(".")]
+        if dot and f".{suffix}" in IMAGE_SUFFIXES and (not whole or word.isdecimal())
+    ]
+    if dotted:
         raise UserError(
-            f"{path}: {f'{key}.{both[0]}'!r} has a dot, and the key of a sample ends at its first dot "
-            f"(WebDataset), so {counted(len(both), 'picture')} named {key}.* would be lost: leave dots out"
+            f"{path}: {dotted[0]!r} has a dot in its key, and a key ends at its first dot (WebDataset), so "
+            f"that {counted(len(dotted), 'picture')} named {key}.* would be lost: write {key}_1.jpg and "
+            f"{key}_1.cls, for example"
         )
 
 
@@ -385,7 +403,7 @@ def _label(path: str, part: _Part) -> int | None:
     """The label in a member; None for a .json without one."""
     if part.extension == "cls":
         text = part.content.strip()
-        if text.isdigit():
+        if re.fullmatch(rb"-?[0-9]+", text):
             return int(text)
         raise UserError(f"{path}: {part.name!r} contains {part.content!r}, not an integer")
     try:
@@ -393,9 +411,6 @@ def _label(path: str, part: _Part) -> int | None:
     except (ValueError, RecursionError) as error:
         raise UserError(f"{path}: {part.name!r} is not JSON: {error}") from error
     label = values.get("label") if isinstance(values, dict) else None
-    if label is None or (type(label) is int and 0 <= label < 10 ** MAX_LABEL["cls"]):
+    if label is None or (type(label) is int and abs(label) < 10 ** MAX_LABEL["cls"]):
         return label
-    raise UserError(
-        f"{path}: {part.name!r} has the label {label!r:.40}, not an integer from 0; leave out a "
-        "sample without a label"
-    )
+    raise UserError(f"{path}: {part.name!r} has the label {label!r:.40}, not an integer; -1 is none")

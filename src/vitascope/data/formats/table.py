@@ -6,11 +6,12 @@ import dataclasses
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Self
 
 from vitascope.data.formats import table_labels
 from vitascope.data.formats.folder import OUTSIDE, SPLIT_FOLDERS, split_of
 from vitascope.data.formats.format import DataFormat
-from vitascope.data.formats.table_columns import LISTED, Roles, roles_of
+from vitascope.data.formats.table_columns import LISTED, Roles, image_column, roles_of
 from vitascope.data.formats.table_file import TableFile, open_table
 from vitascope.data.formats.table_labels import Labels
 from vitascope.data.formats.table_paths import located
@@ -19,7 +20,7 @@ from vitascope.data.listing import suffix_of
 from vitascope.data.splits import Inventory
 from vitascope.data.table_options import AS_RECOGNIZED, TABLE_SUFFIXES, TableOptions
 from vitascope.errors import UserError
-from vitascope.formatting import counted, listed
+from vitascope.formatting import canonical, counted, listed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,17 +39,12 @@ class Table(DataFormat):
 
     def read(self, data: str) -> Inventory:
         place, options = Path(data), self.options
-        if suffix_of(data) == ".json":
-            raise UserError(
-                f"{place}: a file of one JSON value, such as the boxes of COCO, is no table, and vitascope "
-                "learns classes of whole images, not boxes; a table has one JSON object per line (.jsonl)"
-            )
         file = open_table(place)
         roles, columns = _columns(file, roles_of(file.names, options, place), place)
         labels = _labels({name: columns[name] for name in roles.label}, options, place)
         splits, ignored = _splits(columns, roles, options, place)
         paths, root = located(columns[roles.image], place, options.images)
-        groups = [] if roles.group is None else [cell.strip() for cell in columns[roles.group]]
+        groups = [] if roles.group is None else [canonical(cell.strip()) for cell in columns[roles.group]]
         rows = LabelledRows(
             paths,
             None if labels is None else labels.rows,
@@ -69,11 +65,37 @@ class Table(DataFormat):
         return Inventory(tuple(sets), 3, root, tuple(unused), notes=(note,), unlabelled=no_labels)
 
 
-def images_of_table(place: Path) -> list[str]:
-    """The paths of the images in a table, one for each row, in their order; labels are not needed."""
+class TableImage(str):
+    """The path of an image, with the cells of its row."""
+
+    __slots__ = ("cells",)
+    cells: tuple[str, ...]
+
+    @classmethod
+    def of(cls, path: str, cells: Sequence[str]) -> Self:
+        """The image of a path, with these cells."""
+        image = cls(path)
+        image.cells = tuple(cells)
+        return image
+
+
+def images_of_table(place: Path, options: TableOptions = AS_RECOGNIZED, *, keep: bool = False) -> list[str]:
+    """The paths of the images in a table, one for each row, in their order; labels are not needed.
+
+    With `keep`, they are `TableImage`s with the cells of all columns, in the order of `column_names`.
+    """
     file = open_table(place)
-    image = roles_of(file.names, AS_RECOGNIZED, place).image
-    return located(file.columns([image])[image], place, None)[0]
+    image = image_column(file.names, options, place)
+    columns = file.columns(file.names if keep else [image])
+    paths, _ = located(columns[image], place, options.images)
+    if not keep:
+        return paths
+    return list(map(TableImage.of, paths, zip(*columns.values(), strict=True)))
+
+
+def column_names(place: Path) -> tuple[str, ...]:
+    """The names of a table's columns."""
+    return open_table(place).names
 
 
 def is_table(data: str) -> bool:

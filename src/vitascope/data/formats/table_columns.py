@@ -8,7 +8,7 @@ from difflib import get_close_matches
 
 from vitascope.data.table_options import ROLES, TableOptions
 from vitascope.errors import UserError, nearest
-from vitascope.formatting import listed
+from vitascope.formatting import canonical, listed
 
 USUAL: dict[str, tuple[str, ...]] = {
     "image": ("image", "file", "filename", "filepath", "path", "image_path"),
@@ -45,12 +45,8 @@ class Roles:
 
 def roles_of(names: Sequence[str], options: TableOptions, place: object) -> Roles:
     """The roles of the columns with these names; a UserError that names the columns where one is unclear."""
-    found = {role: _column(role, names, options, place) for role in ROLES}
-    if found["image"] is None:
-        meant = next((name for name in names if get_close_matches(name.lower(), USUAL["image"])), "COLUMN")
-        raise UserError(
-            f"{place}: no column of image paths among {listed(names, LISTED)}; name it: columns image={meant}"
-        )
+    image = image_column(names, options, place)
+    found = {role: _column(role, names, options, place) for role in ROLES if role != "image"}
     named = options.named
     lower = {name.lower() for name in names} - {name.lower() for name in named.values()}
     boxes = next((box for box in _BOXES if box <= lower), None)
@@ -63,19 +59,32 @@ def roles_of(names: Sequence[str], options: TableOptions, place: object) -> Role
     label = found["label"]
     labels = () if label is None else (label,) if label in names else tuple(label.split(","))
     guess = "label" not in named
-    return Roles(found["image"], labels, found["split"], found["group"], guess)
+    return Roles(image, labels, found["split"], found["group"], guess)
+
+
+def image_column(names: Sequence[str], options: TableOptions, place: object) -> str:
+    """The column of image paths; as `roles_of`."""
+    found = _column("image", names, options, place)
+    if found is None:
+        meant = next((name for name in names if get_close_matches(name.lower(), USUAL["image"])), "COLUMN")
+        raise UserError(
+            f"{place}: no column of image paths among {listed(names, LISTED)}; name it: columns image={meant}"
+        )
+    return found
 
 
 def _column(role: str, names: Sequence[str], options: TableOptions, place: object) -> str | None:
     """The column of a role; of labels, perhaps several, separated by commas."""
     if role in options.named:
-        name = options.named[role]
-        absent = [part for part in (name.split(",") if role == "label" else [name]) if part not in names]
-        if name and name not in names and absent:
+        own = {canonical(each): each for each in names}
+        name = own.get(canonical(options.named[role]), options.named[role])
+        parts = name.split(",") if role == "label" and name not in names else [name]
+        parts = [own.get(canonical(part), part) for part in parts]
+        if name and (absent := [part for part in parts if part not in names]):
             raise UserError(
                 f"{place}: no column {absent[0]!r}{nearest(absent[0], names)}; it has {listed(names, LISTED)}"
             )
-        return name or None
+        return ",".join(parts) or None
     taken = set(options.named.values())
     for usual in (USUAL[role], LESS_USUAL if role == "image" else ()):
         found = [name for name in names if name.lower() in usual and name not in taken]

@@ -44,6 +44,11 @@ class TableFile(ABC):
 def open_table(path: Path) -> TableFile:
     """The table in a file, by its suffix."""
     suffix = path.suffix.lower()
+    if suffix == ".json":
+        raise UserError(
+            f"{path}: a file of one JSON value, such as the boxes of COCO, is no table, and vitascope learns "
+            "classes of whole images, not boxes; a table has one JSON object per line (.jsonl)"
+        )
     with _explaining(path):
         table = {".jsonl": _JsonLines, ".parquet": _Parquet}.get(suffix, _Separated)(path)
     return table
@@ -189,13 +194,18 @@ def _different(names: Iterable[str]) -> tuple[str, ...]:
 
 
 def _encoding(start: bytes) -> str:
-    """The encoding of a text, by its first bytes: UTF-8 or UTF-16, with or without a mark."""
+    """The encoding of a text, by its first bytes: UTF-8, UTF-16 or UTF-32, with or without a mark."""
     for mark, encoding in _MARKS.items():
         if start.startswith(mark):
             return encoding
     zeros = start[0::2].count(0), start[1::2].count(0)
-    if max(zeros) > len(start) // 4:  # letters of a name of a column are Latin, half of their bytes zeros
-        return "utf-16-be" if zeros[0] > zeros[1] else "utf-16-le"
+    first = "be" if zeros[0] > zeros[1] else "le"
+    if (
+        sum(zeros) > len(start) * 5 // 8
+    ):  # letters of a name of a column are Latin: of four bytes, three zeros
+        return f"utf-32-{first}"
+    if max(zeros) > len(start) // 4:
+        return f"utf-16-{first}"
     return "utf-8"
 
 
@@ -208,8 +218,8 @@ def _explaining(path: Path) -> Iterator[None]:
         raise
     except UnicodeDecodeError as error:
         raise UserError(
-            f"{path}: not text in UTF-8 or UTF-16 (a byte is 0x{error.object[error.start]:02x}); save it as "
-            "UTF-8"
+            f"{path}: not text in UTF-8, UTF-16 or UTF-32 (a byte is "
+            f"0x{error.object[error.start]:02x}); save it as UTF-8"
         ) from error
     except (OSError, ValueError, TypeError, NotImplementedError, csv.Error) as error:  # three of Arrow's
         raise UserError(f"{path}: cannot be read as a table: {error}") from error

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from vitascope.data.table_options import TableOptions
+from vitascope.data.targets import minus_one_is_none
 from vitascope.errors import UserError
 from vitascope.formatting import canonical, counted
 
@@ -38,7 +39,7 @@ def of_cells(cells: Sequence[str], column: str, options: TableOptions, place: ob
     """The labels in one column."""
     cells = list(map(canonical, cells))
     counts = Counter(cells)
-    different = [cell for cell in counts if cell.strip()]
+    different = [cell for cell in counts if _bare(cell).strip()]
     where, form = f"{place}: the column {column}", ""
     record = next((cell for cell in different if cell.startswith("{") and cell.endswith("}")), None)
     if record is not None:
@@ -50,6 +51,7 @@ def of_cells(cells: Sequence[str], column: str, options: TableOptions, place: ob
         form = f"separated by {separator!r}"
     else:
         names = _whole_cells(counts, different, where)
+    without = 0 if form else sum(counts[cell] for cell in different if not names[cell])
     several = options.labels == "several" or (options.labels is None and bool(form))
     longer = next((cell for cell in different if len(names[cell]) > 1), None)
     if not several and longer is not None:
@@ -61,13 +63,17 @@ def of_cells(cells: Sequence[str], column: str, options: TableOptions, place: ob
     known = {cell: tuple(dict.fromkeys(name.strip() for name in names[cell])) for cell in different}
     none: tuple[str, ...] = ()
     form = f"several classes per image{form and ', ' + form}" if several else "one class per image"
+    if without:
+        form += f", -1 in {counted(without, 'row')} is no label"
     return Labels([known.get(cell, none) for cell in cells], several, form)
 
 
 def _whole_cells(counts: Counter[str], different: Sequence[str], where: str) -> dict[str, tuple[str, ...]]:
     """The label of each cell that is one; numbers to be predicted, which are no classes, are a UserError."""
-    whole = all(map(_WHOLE.fullmatch, different))
-    numbers = sorted(map(float, different)) if different and all(map(_NUMBER.fullmatch, different)) else []
+    bare = {cell: _bare(cell) for cell in different}
+    whole = all(map(_WHOLE.fullmatch, bare.values()))
+    are_numbers = bool(different) and all(map(_NUMBER.fullmatch, bare.values()))
+    numbers = sorted(map(float, bare.values())) if are_numbers else []
     single = sum(counts[cell] == 1 for cell in different)
     if numbers and (not whole or (len(numbers) > MANY_NUMBERS and 2 * single > len(numbers))):
         raise UserError(
@@ -77,8 +83,8 @@ def _whole_cells(counts: Counter[str], different: Sequence[str], where: str) -> 
         )
     # A program writes 1.0 for 1 where other cells of the column are empty. -1 is no label, as in the hub's
     # data sets, but beside 1 alone.
-    unknown = whole and set(numbers) != {-1, 1}
-    names = {cell: (cell.partition(".")[0].strip() if whole else cell,) for cell in different}
+    unknown = whole and minus_one_is_none(numbers)
+    names = {cell: (text.partition(".")[0].strip() if whole else text,) for cell, text in bare.items()}
     return {cell: () if unknown and name == ("-1",) else name for cell, name in names.items()}
 
 
@@ -97,13 +103,14 @@ def of_columns(columns: dict[str, list[str]], options: TableOptions, place: obje
             f"{place}: {counted(len(wrong), 'column')} of 0 and 1 with other cells: {'; '.join(some[:4])}; "
             "write 0 or 1, leave these rows out, or name complete columns of labels: columns label=A,B"
         )
+    names = tuple(map(canonical, names))
     _check_spellings(Counter(names), f"{place}: the names of the columns")
     rows: list[tuple[str, ...]] = []
     known: dict[tuple[bool, ...], tuple[str, ...]] = {}
     for cells in zip(*columns.values(), strict=True):
         key = tuple(cell.strip().lower() in _ONE for cell in cells)
         if key not in known:
-            known[key] = tuple(name for name, has in zip(names, key, strict=True) if has)
+            known[key] = tuple(dict.fromkeys(name for name, has in zip(names, key, strict=True) if has))
         rows.append(known[key])
     one = all(len(row) == 1 for row in known.values())
     if options.labels == "one" and (faults := sum(len(row) > 1 for row in rows)):
@@ -151,6 +158,7 @@ def _separator(different: Sequence[str], options: TableOptions) -> str | None:
     """The text between the classes in a cell; None if a cell is one class."""
     if options.label_separator is not None or options.labels == "one":
         return options.label_separator
+    different = list(dict.fromkeys(map(_bare, different)))
     for separator in (";", "|"):
         if any(separator in cell for cell in different):
             return separator
@@ -158,13 +166,17 @@ def _separator(different: Sequence[str], options: TableOptions) -> str | None:
     parts = _part_counts(different, ",")
     if any("," in cell for cell in different) and max(parts.values()) > 1:
         return ","
-    if any(cell.rstrip().endswith(",") for cell in different):  # a list of one
-        return ","
     words = _part_counts(different, " ")
     alone = sum(cell.strip() in words for cell in different)
     if len(words) < len(different) and (2 * len(words) <= len(different) or alone == len(words)):
         return " "
     return None
+
+
+def _bare(cell: str) -> str:
+    """A cell without separators at its ends."""
+    inner = cell.strip(" \t\r\n,;|")
+    return cell if inner == cell.strip() else inner
 
 
 def _part_counts(different: Sequence[str], separator: str) -> Counter[str]:

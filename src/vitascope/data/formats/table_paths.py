@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import unicodedata
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -81,9 +80,7 @@ class _Folders:
         if not inside:
             self.outside.append(cell)
         if name not in names:
-            name = next((each for each in names if canonical(each) == canonical(name)), name)
-        if name not in names:
-            fitting = self._with_suffixes(place, names).get(name, [])
+            fitting = self._alike(place, names).get(canonical(name), [])
             if len(fitting) == 1:
                 name = fitting[0]
             elif fitting:
@@ -100,8 +97,7 @@ class _Folders:
             inside = absolute == self._absolute or absolute.startswith(os.path.join(self._absolute, ""))
             if os.path.isabs(head) and inside:
                 place = os.path.normpath(os.path.join(self.base, os.path.relpath(absolute, self._absolute)))
-            forms = (place, *(unicodedata.normalize(form, place) for form in ("NFC", "NFD")))
-            place = next((each for each in forms if os.path.isdir(each)), place)
+            place = _in_any_form(place)
             try:
                 with os.scandir(place) as entries:
                     names = {entry.name for entry in entries if entry.is_file()}
@@ -110,15 +106,30 @@ class _Folders:
             self._listed[head] = place, names, inside
         return self._listed[head]
 
-    def _with_suffixes(self, place: str, names: set[str]) -> dict[str, list[str]]:
-        """The image files in a folder by their names without suffix."""
+    def _alike(self, place: str, names: set[str]) -> dict[str, list[str]]:
+        """The files in a folder by their names in one Unicode form, those of images also without suffix."""
         if place not in self._stems:
             stems: dict[str, list[str]] = {}
             for name in sorted(names):
+                whole = canonical(name)
+                stems.setdefault(whole, []).append(name)
                 if suffix_of(name) in IMAGE_SUFFIXES:
-                    stems.setdefault(os.path.splitext(name)[0], []).append(name)
+                    stems.setdefault(os.path.splitext(whole)[0], []).append(name)
             self._stems[place] = stems
         return self._stems[place]
+
+
+def _in_any_form(path: str) -> str:
+    """The path, or the only one there is that differs from it in the Unicode forms of its names."""
+    if path.isascii() or os.path.lexists(path):
+        return path
+    folder, name = os.path.split(path)
+    folder = _in_any_form(folder)
+    try:
+        alike = [each for each in os.listdir(folder or ".") if canonical(each) == canonical(name)]
+    except OSError:  # its images are reported as missing
+        alike = []
+    return os.path.join(folder, alike[0] if len(alike) == 1 else name)
 
 
 def _share(some: Sequence[str], cells: Sequence[str]) -> str:
