@@ -1,30 +1,25 @@
 """Train for a number of operations instead of minutes: what each change of `small-data` teaches for its cost.
 
-    python benchmarks/operations.py train --data cifar10/ --operations 3e13 --seeds 1 --rows trials.jsonl \\
-        --name "batches of 64" batch_size=64
+    python benchmarks/operations.py train --data cifar10/ --operations 3e13 --rows trials.jsonl batch_size=64
     python benchmarks/operations.py train --data cifar10/ --operations 3e13 --rows trials.jsonl \\
-        --name "BatchNorm in the tokenizer" --ideas ideas.py --idea batch_norm=true batch_size=64
+        --name "another tokenizer" --ideas ideas.py --idea stem=conv -- batch_size=64
     python benchmarks/operations.py table --rows trials.jsonl --out
 
-A multiply-add counts as two operations, and the backward pass as two forward passes. The forward pass is that
-of the model in training mode on the images of the step, as torch's `FlopCounterMode` counts it: convolutions,
-matrix products and attention, of smaller images too, and of the tokens that are left. The number of steps
-follows from the operations. The other arguments are options of `vitascope train`; what is no option yet is a
-function in a file of ideas, by name, which changes classes of the package for its trial, before the model is
-built: `IDEAS = {"name": function of the value}`. Each trial adds a line to the rows, also one that fails.
-
-Tune on the validation images: the test images are for the table, each model once.
+A multiply-add counts as two operations, and the backward pass as two forward passes, which torch's
+`FlopCounterMode` counts on images of each size that is shown. The steps follow from the operations. Other
+arguments are options of `vitascope train`; what is no option yet is a function in a file of ideas, which
+changes classes of the package before the model is built: `IDEAS = {"name": function of the value}`. Each
+trial adds a line to the rows, also one that fails. Tune on the validation images, not on the test images.
 """
 
 from __future__ import annotations
 
 import argparse
-import collections
 import contextlib
 import copy
 import dataclasses
-import importlib.util
-import itertools
+import functools
+import importlib
 import json
 import math
 import shlex
@@ -32,11 +27,13 @@ import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from conditions import Conditions
@@ -59,29 +56,23 @@ from vitascope.training.tasks.task import Examples
 
 FIXED = ("data", "run", "seed", "epochs", "steps", "minutes", "keep")
 """Options that the benchmark sets itself."""
-OF_BACKWARD = 2
-"""Operations of the backward pass over those of the forward pass."""
-RECOUNTED = 100
-"""Steps between two counts: an idea may change the cost of a step during the run."""
 
 NOTES = """\
-"operations": of the training, forward and backward. "validation" and "test": accuracy in percent of the last
-weights (their moving average) on the 5,000 images each, one view: the mean over the seeds, and the range of
-several. "mirror": the mean of the probabilities of two views, the image and its mirror image, on the test
-images. "loss": cross-entropy on the validation images. "time": minutes of the training, on a machine with
-other work. Trials of one seed differ by about half a point by chance."""
+"validation" and "test": accuracy in percent of the last weights, their moving average, on 5,000 images each,
+one view: the mean over the seeds, and the range of several. "mirror": on the test images, of the mean of the
+probabilities of an image and its mirror image. "loss": cross-entropy on the validation images, which label
+smoothing raises. "minutes": of the training, on a machine with other work. Trials of one seed differ by
+about half a point by chance."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Trial:
-    """A training with one seed."""
+    """A training with one seed, `asked` for a number of operations; a failed one has no numbers."""
 
     name: str
     command: str
-    """The arguments that repeat it."""
     seed: int
     asked: float
-    """The operations that the steps were chosen for."""
     operations: float = math.nan
     images: int = 0
     steps: int = 0
@@ -94,7 +85,6 @@ class Trial:
     machine: str = ""
     date: str = ""
     failure: str = ""
-    """Why there are no numbers."""
 
 
 class Mirrored(nn.Module):
@@ -104,48 +94,42 @@ class Mirrored(nn.Module):
         super().__init__()
         self.model = model
 
-    def forward(self, images: Tensor) -> Tensor:  # noqa: D102
+    def forward(self, images: Tensor) -> Tensor:
+        """(B, C, H, W) -> (B, K)."""
         both = torch.stack([self.model(images), self.model(images.flip(-1))]).float()
         return both.softmax(dim=-1).mean(dim=0).log()
 
 
-def forward_operations(module: nn.Module, channels: int, height: int, width: int) -> float:
-    """Operations of a forward pass of one image, in training mode; the module is left as it was."""
+@functools.cache
+def training_operations(module: nn.Module, channels: int, height: int, width: int) -> float:
+    """Operations of both passes of one image, in training mode; the module is left as it was."""
     trial = copy.deepcopy(module).train()
     device = next(trial.parameters()).device
-    with torch.random.fork_rng(devices=[]), torch.no_grad(), FlopCounterMode(display=False) as counter:
+    counter = FlopCounterMode(display=False)  # which knows no fused attention of a CPU
+    with torch.random.fork_rng(devices=[]), torch.no_grad(), sdpa_kernel(SDPBackend.MATH), counter:
         trial(torch.zeros(2, channels, height, width, device=device))
-    return counter.get_total_flops() / 2
+    return 3 * counter.get_total_flops() / 2  # the backward pass counts as two
 
 
 class CountingTrainer(Trainer):
     """A trainer that counts its operations."""
 
-    operations, images_shown = 0.0, 0
-
-    def _training_step(self, batch: Batch, epoch: int) -> Tensor:
-        if self.step % RECOUNTED == 0:
-            self.costs: dict[tuple[int, ...], float] = {}
-        return super()._training_step(batch, epoch)
+    operations, shown = 0.0, 0
 
     def _examples(self, part: Batch, epoch: int) -> Examples:
         examples = super()._examples(part, epoch)
-        shape = tuple(examples.images.shape[1:])
-        if shape not in self.costs:
-            self.costs[shape] = (1 + OF_BACKWARD) * forward_operations(self.module, *shape)
-        self.operations += len(examples.images) * self.costs[shape]
-        self.images_shown += len(examples.images)
+        count, *shape = examples.images.shape
+        self.operations += count * training_operations(self.module, *shape)
+        self.shown += count
         return examples
 
 
 def steps_of(operations: float, opened: training.Opened) -> int:
-    """The number of steps that take so many operations."""
+    """The number of steps that take so many operations, if no idea changes the cost during the run."""
     options, config = opened.plan.options.optimization, opened.plan.model
     module = training.start_model(opened)
-    small, whole = (
-        (1 + OF_BACKWARD) * forward_operations(module, config.in_channels, *size)
-        for size in (small_size(config), config.image_hw)
-    )
+    sizes = small_size(config), config.image_hw
+    small, whole = (training_operations(module, config.in_channels, *size) for size in sizes)
     share = options.progressive
     return max(1, round(operations / options.batch_size / (share * small + (1 - share) * whole)))
 
@@ -173,81 +157,48 @@ def train(asked: Trial, data: str, options: dict[str, Any], device: str) -> Tria
         model = trainer.trained.eval()
         validation, test = (measured(model, images) for images in (opened.splits.val, opened.splits.measured))
         mirror = measured(Mirrored(model), opened.splits.measured)
-    return dataclasses.replace(
-        asked,
-        operations=trainer.operations,
-        images=trainer.images_shown,
-        steps=steps,
-        parameters=sum(parameter.numel() for parameter in model.parameters()),
-        validation=validation.accuracy,
-        loss=validation.loss,
-        test=test.accuracy,
-        mirror=mirror.accuracy,
-        minutes=minutes,
-    )
+    numbers = {"validation": validation.accuracy, "loss": validation.loss, "test": test.accuracy}
+    numbers |= {"mirror": mirror.accuracy, "minutes": minutes, "operations": trainer.operations}
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    return dataclasses.replace(asked, **numbers, images=trainer.shown, steps=steps, parameters=parameters)
 
 
-def apply_ideas(path: Path, chosen: list[str]) -> None:
-    """Change classes of the package, for the rest of this process."""
-    spec = importlib.util.spec_from_file_location("ideas", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    for name, value in named_values(chosen, fixed=()).items():
-        module.IDEAS[name](value)
+HEADER = ("change", "seeds", "validation", "test", "mirror", "loss", "images", "parameters", "minutes")
 
 
-def table(rows: list[Trial]) -> str:
-    """A table for each number of operations, best first."""
+def percent(values: Iterable[float]) -> str:
+    """The mean of shares, and the range of several."""
+    found = [100 * value for value in values]
+    spread = f" ({min(found):.1f} to {max(found):.1f})" if len(found) > 1 else ""
+    return f"{statistics.mean(found):.2f}{spread}"
 
-    def cell(values: list[float]) -> str:
-        percent = [100 * value for value in values]
-        spread = f" ({min(percent):.1f} to {max(percent):.1f})" if len(percent) > 1 else ""
-        return f"{statistics.mean(percent):.2f}{spread}"
 
-    def loss(trials: list[Trial]) -> float:
-        return statistics.mean(trial.loss for trial in trials)
+def row_of(trials: list[Trial]) -> tuple[str, ...]:
+    """The row of trials that differ by their seed."""
+    first = trials[0]
+    found = {name: [getattr(trial, name) for trial in trials] for name in (*HEADER[2:6], "minutes")}
+    loss, minutes = statistics.mean(found["loss"]), statistics.mean(found["minutes"])
+    shares = (percent(found[name]) for name in HEADER[2:5])
+    size = f"{first.parameters / 1e6:.2f} M"
+    return first.name, str(len(trials)), *shares, f"{loss:.3f}", f"{first.images:,}", size, f"{minutes:.1f}"
 
-    groups = collections.defaultdict(list)
-    for row in rows:
-        groups[row.asked, row.name, row.command].append(row)
-    sections: list[str] = []
-    header = (
-        "change",
-        "seeds",
-        "validation, %",
-        "loss",
-        "test, %",
-        "mirror, %",
-        "images",
-        "parameters",
-        "time",
-    )
-    for asked, keys in itertools.groupby(sorted(groups, key=lambda key: key[0]), key=lambda key: key[0]):
-        done: list[Any] = []
-        failed: list[Any] = []
-        for key in keys:
-            (failed if groups[key][0].failure else done).append(key)
-        done.sort(key=lambda key: loss(groups[key]))
-        lines = []
-        for key in done:
-            found = groups[key]
-            first = found[0]
-            seeds = str(len({trial.seed for trial in found}))
-            accuracies = [
-                cell([getattr(trial, name) for trial in found]) for name in ("validation", "test", "mirror")
-            ]
-            cost = (f"{first.images:,}", f"{first.parameters / 1e6:.2f} M")
-            time = f"{statistics.mean(trial.minutes for trial in found):.1f}"
-            lines.append((key[1], seeds, accuracies[0], f"{loss(found):.3f}", *accuracies[1:], *cost, time))
-        texts = [f"## {asked:.2g} operations", markdown_table(header, lines) if lines else ""]
-        texts += [
-            f"- {name}: failed: {groups[asked, name, command][0].failure}" for _, name, command in failed
-        ]
-        texts.append("\n".join(f"- {key[1]}: `{key[2]}`" for key in done))
-        sections += filter(None, texts)
-    return "\n\n".join(sections)
+
+def tables(trials: list[Trial]) -> str:
+    """A table for each number of operations, the lowest validation loss first, and what repeats its rows."""
+    alike: dict[float, dict[tuple[str, str], list[Trial]]] = {}
+    failed = []
+    for trial in trials:
+        if trial.failure:
+            failed.append(f"- {trial.name} (`{trial.command}`): {trial.failure}")
+        else:
+            alike.setdefault(trial.asked, {}).setdefault((trial.name, trial.command), []).append(trial)
+    sections = []
+    for operations, rows in sorted(alike.items()):
+        found = sorted(rows.values(), key=lambda row: statistics.mean(trial.loss for trial in row))
+        commands = [f"- {row[0].name}: `{row[0].command}`" for row in found]
+        table = markdown_table(HEADER, [row_of(row) for row in found])
+        sections += [f"## {operations:.2g} operations", table, "\n".join(commands)]
+    return "\n\n".join([*sections, *(["## Failed", *failed] if failed else [])])
 
 
 def parse() -> argparse.Namespace:
@@ -272,29 +223,26 @@ def main() -> None:
     if arguments.action == "table":
         rows = [Trial(**json.loads(line)) for line in arguments.rows.read_text(encoding="utf-8").splitlines()]
         head = conditions.heading("What operations teach", trials=str(len(rows)))
-        publish("operations", f"{head}\n\n{NOTES}\n\n{table(rows)}", arguments)
+        publish("operations", f"{head}\n\n{NOTES}\n\n{tables(rows)}", arguments)
         return
-    setattr(training, "Trainer", CountingTrainer)  # noqa: B010 - not one of the module's public names
+    setattr(training, "Trainer", CountingTrainer)  # noqa: B010 - which `build_trainer` makes
     if arguments.idea:
-        apply_ideas(arguments.ideas, arguments.idea)
-    words = [*arguments.idea, *arguments.options]
+        sys.path.insert(0, str(arguments.ideas.parent))
+        ideas = importlib.import_module(arguments.ideas.stem).IDEAS
+        for name, value in named_values(arguments.idea, fixed=()).items():
+            ideas[name](value)
+    stated: dict[str, Any] = {"machine": conditions.machine, "date": conditions.date}
+    command = shlex.join([*arguments.idea, *arguments.options])
     options = named_values(arguments.options, fixed=FIXED)
     for seed in range(arguments.first_seed, arguments.first_seed + arguments.seeds):
-        asked = Trial(
-            arguments.name,
-            shlex.join(words),
-            seed,
-            arguments.operations,
-            machine=conditions.machine,
-            date=conditions.date,
-        )
+        asked = Trial(arguments.name, command, seed, arguments.operations, **stated)
         try:
             row = train(asked, arguments.data, options, arguments.device)
         except (UserError, RuntimeError) as error:
             row = dataclasses.replace(asked, failure=str(error).splitlines()[0])
+        note(line := json.dumps(dataclasses.asdict(row)))
         with arguments.rows.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(dataclasses.asdict(row)) + "\n")
-        note(json.dumps(dataclasses.asdict(row)))
+            file.write(f"{line}\n")
 
 
 if __name__ == "__main__":

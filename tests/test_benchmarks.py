@@ -1278,3 +1278,24 @@ def test_parts_of_data_are_written_once(tmp_path: Path) -> None:
     limited = learning.write_limited(str(data), 4, tmp_path / "few")
     assert learning.write_limited(str(data), 400, tmp_path / "few") == limited
     assert len(learning.open_data(limited).train) + len(learning.open_data(limited).val) == 4
+
+
+operations = load("operations")
+
+
+@pytest.mark.parametrize("name", ["cct_mini", "resnet29_w32_cifar"])
+def test_an_image_costs_three_forward_passes_with_attention(name: str) -> None:
+    config = named_config(name, num_classes=3)
+    model = vs.create_model(name, num_classes=3)
+    assert operations.training_operations(model, 3, *config.image_hw) == 3 * config.flops
+
+
+def test_trials_of_one_change_share_a_row_and_failures_are_listed() -> None:
+    numbers = {"loss": 1.0, "test": 0.5, "mirror": 0.5, "minutes": 1.0}
+    trials = [
+        operations.Trial("small", "lr=1", seed, 3e13, validation=share, **numbers)
+        for seed, share in enumerate((0.25, 0.75))
+    ]
+    text = operations.tables([*trials, operations.Trial("large", "lr=9", 0, 3e13, failure="diverged")])
+    assert text.count("50.00 (25.0 to 75.0)") == 1
+    assert "diverged" in text
