@@ -99,6 +99,10 @@ def test_columns_of_a_table_are_kept_on_request_row_by_row(
         )
         assert status(*asked, "--out", str(out), "--resume") == 1
         assert out.read_bytes() == kept
+        (tmp_path / "t.csv").write_text("img,label,class\n3.png,a,=x\nbroken.png,b,-1\n3.png,,other\n")
+        assert "the column class had other cells; use the same" in error_line(
+            [*RUN, *asked, "--out", str(out), "--resume", *QUICK], capsys
+        )
     elif suffix == ".csv":
         with open(out, newline="", encoding="utf-8") as file:
             read = list(csv.DictReader(file))

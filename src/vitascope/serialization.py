@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -47,11 +46,11 @@ def _whole(text: str) -> int:
 
 def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """An object of JSON; of two values under one name, readers keep different ones."""
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        twice = next(name for name, count in Counter(name for name, _ in pairs).items() if count > 1)
-        raise ValueError(f"the name {twice[:40]!r} stands twice in an object")
-    return found
+    values = dict(pairs)
+    for name, value in pairs:
+        if values[name] != value:
+            raise ValueError(f"the name {name[:40]!r} stands twice in an object, with two values")
+    return values
 
 
 _JSON = json.JSONDecoder(

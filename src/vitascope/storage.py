@@ -107,10 +107,8 @@ def settle(aside: Path, path: Path) -> Path:
     else:
         for below in files:
             flush(below)
-    if (
-        WINDOWS and aside.is_dir() and path.is_dir()
-    ):  # where a rename replaces no folder, not even an empty one
-        path.rmdir()
+    if WINDOWS and aside.is_dir() and path.is_dir():
+        path.rmdir()  # a rename there replaces no folder, not even an empty one
     os.replace(aside, path)
     flush(path.parent)
     return path

@@ -115,4 +115,4 @@ def test_what_the_model_does_not_see_is_announced_with_the_size_that_keeps_it(
             train(data=str(tmp_path / "data"), run=str(run), **options)
         text = capsys.readouterr().out
         assert ("sees 50% of the median image of 20x40 pixels" in text) == announced
-        assert ("image_size=(20, 40) would keep all" in text) == announced
+        assert ("--image-size 20 40 would keep all" in text) == announced

@@ -23,7 +23,7 @@ from vitascope.cli.parsing import (
     MaybeSize,
     MaybeText,
 )
-from vitascope.data.table_options import TABLE_SUFFIXES
+from vitascope.data.table_options import is_table
 from vitascope.errors import UserError
 from vitascope.model.config import ViTConfig
 from vitascope.model.options import pair
@@ -184,8 +184,7 @@ class Explain:
                 f"{option(sampled[0])} is for --compare and --method distance, not {self._method}"
             )
         takes = VIEWS[self._method].takes if self._method in VIEWS else "some"
-        is_table = self.data is not None and self.data.lower().endswith((*TABLE_SUFFIXES, ".json"))
-        if is_table and self._method != "distance":
+        if self.data is not None and is_table(self.data) and self._method != "distance":
             raise UserError(
                 f"{self.data} is a table, and {self._method} explains a picture: name the picture, or add "
                 "--compare or --method distance"

@@ -19,7 +19,7 @@ from vitascope.cli.cluster import Cluster
 from vitascope.cli.exits import exit_if_unreadable, exit_stopped, exiting_if_stopped
 from vitascope.cli.parsing import Device, Flag, MaybeFile, MaybeFloat, MaybeInt, Model, Precision, Workers
 from vitascope.cli.zero_shot import Classes, Prompts
-from vitascope.data.table_options import TABLE_SUFFIXES, TableOptions
+from vitascope.data.table_options import TableOptions, is_table
 from vitascope.errors import UserError, printable
 from vitascope.formatting import counted
 
@@ -131,7 +131,7 @@ class Predict:
             raise UserError("--probabilities needs --out FILE or --json")
         if self.keep_columns and self.out is None and not self.json:
             raise UserError("--keep-columns needs --out FILE or --json")
-        tables = sum(map(is_table, self.images))
+        tables = sum(is_table(place) and not os.path.isdir(place) for place in self.images)
         if (self.table.given and not tables) or (self.keep_columns and (tables, len(self.images)) != (1, 1)):
             asked = "--keep-columns" if self.keep_columns else f"--{self.table.given[0]}"
             raise UserError(
@@ -248,11 +248,11 @@ class Predict:
         return find_images(self.images, self.table, keep=self.keep_columns)
 
     @functools.cached_property
-    def _kept(self) -> tuple[str, ...]:
-        """The names of the table's columns, if they are kept."""
-        from vitascope.data.formats.table import column_names
+    def _kept(self) -> dict[str, str]:
+        """The table's columns, if they are kept."""
+        from vitascope.data.formats.table import column_digests
 
-        return column_names(Path(self.images[0])) if self.keep_columns else ()
+        return column_digests(Path(self.images[0])) if self.keep_columns else {}
 
     def _results(
         self, predictor: Predictor, paths: Iterable[ImageFile], workers: int | None
@@ -289,11 +289,6 @@ class Predict:
             speed = f", {done / max(seconds, 1e-9):,.0f} images/s" if done else ""
             print(f"{counted(tally.images, 'image')}{place}{now}{speed}{precision}", file=sys.stderr)
         exit_if_unreadable(tally)
-
-
-def is_table(place: str) -> bool:
-    """Whether a place is a table."""
-    return place.lower().endswith(TABLE_SUFFIXES) and not os.path.isdir(place)
 
 
 def in_words(result: ImageResult, width: int) -> str:

@@ -17,17 +17,17 @@ from vitascope.data.decoding import ImageError, ImageSource, greatest_integer, h
 from vitascope.data.formats import digits
 from vitascope.data.formats.archive import Archive
 from vitascope.data.formats.cifar import Cifar
-from vitascope.data.formats.folder import Folder, FolderStream
+from vitascope.data.formats.folder import Folder, FolderStream, inner_folder
 from vitascope.data.formats.format import DataFormat, DataPackage
 from vitascope.data.formats.hub import HubDataset, looks_like_hub_id
 from vitascope.data.formats.idx import Idx
 from vitascope.data.formats.published import KNOWN_SETS, PublishedSet
 from vitascope.data.formats.shards import Shards
-from vitascope.data.formats.table import Table, is_table
+from vitascope.data.formats.table import Table
 from vitascope.data.listing import IMAGE_SUFFIXES
 from vitascope.data.splits import ImageSet, Inventory, Splits, complete_splits
 from vitascope.data.stored import Mirrored, hub_id, is_stored_image, mirrored, stored_images
-from vitascope.data.table_options import AS_RECOGNIZED, TABLE_SUFFIXES, TableOptions
+from vitascope.data.table_options import AS_RECOGNIZED, TABLE_SUFFIXES, TableOptions, is_table
 from vitascope.data.targets import ClassSets
 from vitascope.data.threads import in_threads
 from vitascope.errors import UserError, check_choice, nearest, nearest_path, printable
@@ -97,7 +97,8 @@ def open_data(
         _labelled(found, name, data)
     if len(classes) == 1:
         raise UserError(
-            f"{data}: only one class, {classes[0]!r}; a classifier needs two or more{_unused_in_words(found)}"
+            f"{data}: only one class, {classes[0]!r}; a classifier needs two or more{_wrapped_in_words(data)}"
+            f"{_unused_in_words(found)}"
         )
     return complete_splits(found, data, seed=seed)
 
@@ -230,6 +231,13 @@ def _labelled(found: Inventory, split: str, data: str) -> ImageSet:
 def _unused_in_words(found: Inventory) -> str:
     """The end of a message: what a data set has that is no image."""
     return f"; unused: {', '.join(found.unused)}" if found.unused else ""
+
+
+def _wrapped_in_words(data: str) -> str:
+    """The end of a message: the folder of folders that `data` only wraps."""
+    inner = inner_folder(Path(data)) if os.path.isdir(data) else Path(data)
+    wraps = inner != Path(data) and any(entry.is_dir() for entry in inner.iterdir())
+    return f"; did you mean {inner}?" if wraps else ""
 
 
 def _find(data: str) -> tuple[DataFormat, str]:

@@ -319,7 +319,7 @@ def _check_sizes(images: ImageSet, needed: int, parts: str) -> None:
         rule = f"{parts} need one each, so at least {needed}"
         more = f"; and {len(few) - MOST_NAMED} more" if len(few) > MOST_NAMED else ""
         several = (
-            f" ({len(few)} of {len(counts)} classes; add images, or remove their folders)"
+            f" ({len(few)} of {len(counts)} classes; add images, or leave these classes out)"
             if len(few) > 1
             else ""
         )

@@ -15,10 +15,9 @@ from typing import TypeAlias, TypeVar
 
 from vitascope.data.decoding import Encoded, ImageSource
 from vitascope.data.formats.shard_index import MAX_BYTES, check_size
-from vitascope.data.formats.table import is_table
 from vitascope.data.listing import IMAGE_SUFFIXES, is_system_folder, suffix_of
 from vitascope.data.splits import ImageSet, Inventory
-from vitascope.data.table_options import TABLE_SUFFIXES, TableOptions
+from vitascope.data.table_options import TABLE_SUFFIXES, TableOptions, is_table
 from vitascope.data.tars import TAR_SUFFIXES
 from vitascope.errors import UserError
 from vitascope.remote import cache

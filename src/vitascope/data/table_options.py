@@ -10,6 +10,7 @@ from typing import Annotated, Literal, cast, get_type_hints
 import tyro
 
 from vitascope.arguments import NamesFile, check_value
+from vitascope.data.listing import suffix_of
 from vitascope.errors import UserError, check_choice
 
 TABLE_SUFFIXES = (".csv", ".tsv", ".jsonl", ".parquet")
@@ -85,3 +86,8 @@ class TableOptions:
 
 AS_RECOGNIZED = TableOptions()
 """Nothing is named: columns and labels are recognized."""
+
+
+def is_table(data: str) -> bool:
+    """Whether a name is that of a table, or of other JSON, whose reader says why it is none."""
+    return suffix_of(data) in (*TABLE_SUFFIXES, ".json")

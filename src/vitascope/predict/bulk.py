@@ -168,7 +168,7 @@ def predict_in_parts(
     probabilities: bool = False,
     resume: bool = False,
     table: TableOptions = AS_RECOGNIZED,
-    kept: tuple[str, ...] = (),
+    kept: Mapping[str, str] | None = None,
 ) -> tuple[Tally, int]:
     """Predict image files and folders of any size into a result file, in parts, and join them.
 
@@ -180,7 +180,7 @@ def predict_in_parts(
         selection, probabilities: as for `ResultFile`.
         resume: continue a job that was begun in parts.
         table: how a table of images is read.
-        kept: the names of its columns, to write them too.
+        kept: its columns, to write them too, as `column_digests` has them.
 
     Returns:
         The counts of all images, and the number of images that were computed now.
@@ -196,7 +196,7 @@ def predict_in_parts(
     job.engine.check_classes()
     check_columns(job.out, job.engine, selection)
     rows = Rows.of(job.engine, probabilities=probabilities, kept=kept)
-    fingerprint = Fingerprint.of(job.engine, selection, probabilities=bool(rows.columns), kept=kept)
+    fingerprint = Fingerprint.of(job.engine, selection, probabilities=bool(rows.columns), kept=rows.kept)
     with job.computed(
         PredictTask,
         lambda: (
@@ -207,7 +207,7 @@ def predict_in_parts(
         lambda parts: check_same_job(parts, job.engine, selection, rows, places),
         selection=selection,
         probabilities=probabilities,
-        kept=kept,
+        kept=rows.kept,
     ) as (parts, computed):
         tally = Tally()
         written = write_json(fingerprint_file(job.out), parts.about["fingerprint"])

@@ -35,8 +35,8 @@ class Fingerprint:
     """Of each class; empty where one class applies, and in files of earlier versions."""
     probabilities: bool = False
     """Whether each row has the probabilities of all classes."""
-    kept: list[str] = dataclasses.field(default_factory=list)
-    """The columns of a table that each row has too."""
+    kept: dict[str, str] = dataclasses.field(default_factory=dict)
+    """The columns of a table that each row has too, with a digest of their cells each."""
     num_classes: int
     class_names: list[str]
     preprocess: dict[str, Any]
@@ -46,7 +46,8 @@ class Fingerprint:
     def __post_init__(self) -> None:
         """Raise a ValueError or TypeError for values of a damaged file, which `of` cannot compute."""
         are_lists = isinstance(self.class_names, list) and isinstance(self.thresholds, list)
-        fits = are_lists and isinstance(self.preprocess, dict) and len(self.test_answers) == TEST_IMAGES
+        are_objects = isinstance(self.preprocess, dict) and isinstance(self.kept, dict)
+        fits = are_lists and are_objects and len(self.test_answers) == TEST_IMAGES
         classes = range(self.num_classes)
         for index, score in self.test_answers:
             fits = fits and isinstance(index, int) and index in classes and isinstance(score, float)
@@ -55,7 +56,7 @@ class Fingerprint:
 
     @classmethod
     def of(
-        cls, engine: Engine, selection: ClassSelection, *, probabilities: bool, kept: Sequence[str] = ()
+        cls, engine: Engine, selection: ClassSelection, *, probabilities: bool, kept: Mapping[str, str]
     ) -> Fingerprint:
         """Compute the fingerprint; the engine predicts `TEST_IMAGES` images."""
         scores, indices = _probabilities_of_waves(engine).max(dim=1)
@@ -66,7 +67,7 @@ class Fingerprint:
             top_k=selection.limit(engine),
             thresholds=list(selection.thresholds(engine)),
             probabilities=probabilities,
-            kept=list(kept),
+            kept=dict(kept),
             num_classes=engine.num_classes,
             class_names=list(engine.class_names),
             preprocess=engine.preprocess.to_dict(),
@@ -74,14 +75,16 @@ class Fingerprint:
         )
 
     def differences(
-        self, engine: Engine, selection: ClassSelection, *, probabilities: bool, kept: Sequence[str] = ()
+        self, engine: Engine, selection: ClassSelection, *, probabilities: bool, kept: Mapping[str, str]
     ) -> list[str]:
         """List what differs, such as `top_k was 5, not 3`; empty if nothing does."""
         before: dict[str, Any] = {"top_k": self.top_k, "probabilities": self.probabilities}
-        before["columns kept"] = self.kept
-        now = {"top_k": selection.limit(engine), "probabilities": probabilities, "columns kept": list(kept)}
+        now = {"top_k": selection.limit(engine), "probabilities": probabilities}
+        others = [name for name in kept if self.kept.get(name, kept[name]) != kept[name]]
         found = [
             *_changes(before, now),
+            *_changes({"columns kept": list(self.kept)}, {"columns kept": list(kept)}),
+            *(f"the column {name} had other cells" for name in others[:NAMED]),
             *_changes({"num_classes": self.num_classes}, {"num_classes": engine.num_classes}),
             *_changes(self.preprocess, engine.preprocess.to_dict()),
             *_some_changes("class", "class names", self.class_names, engine.class_names),

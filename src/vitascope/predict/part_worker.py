@@ -94,8 +94,8 @@ class PredictTask(PartTask):
 
     selection: ClassSelection
     probabilities: bool
-    kept: tuple[str, ...] = ()
-    """The columns of a table that each line has too."""
+    kept: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    """The columns of a table that each line has too, as `column_digests` has them."""
 
     suffix = ".jsonl"
 

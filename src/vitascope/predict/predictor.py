@@ -20,12 +20,12 @@ from torch import Tensor
 
 from vitascope.arguments import checked
 from vitascope.data.decoding import ImageError, ImageSource, Levels, as_pictures, is_one_picture, read_image
-from vitascope.data.formats.table import TableImage, images_of_table, is_table
+from vitascope.data.formats.table import TableImage, images_of_table
 from vitascope.data.listing import is_image, visible_files
 from vitascope.data.preprocess import Preprocess
 from vitascope.data.reading import file_pool
 from vitascope.data.stored import ImageFile, StoredImage, fetched_ahead, stored_images
-from vitascope.data.table_options import AS_RECOGNIZED, TableOptions
+from vitascope.data.table_options import AS_RECOGNIZED, TableOptions, is_table
 from vitascope.data.threads import usable_cores
 from vitascope.data.transfer import Fetched, copied_ahead, one_late, to_device
 from vitascope.errors import UserError

@@ -7,7 +7,7 @@ import importlib.util
 import json
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, nullcontext, suppress
 from pathlib import Path
 
@@ -121,7 +121,7 @@ class ResultFile:
         probabilities: whether each class's probability is written too, as it always is with several classes
             per image.
         resume: continue a file that exists.
-        kept: the columns of a table that are written too.
+        kept: the columns of a table that are written too, as `column_digests` has them.
 
     Raises:
         UserError: as `check_out` and `ClassSelection.check`; a `top_k` for a CSV file of one class per image;
@@ -136,7 +136,7 @@ class ResultFile:
         *,
         probabilities: bool = False,
         resume: bool = False,
-        kept: tuple[str, ...] = (),
+        kept: Mapping[str, str] | None = None,
     ) -> None:
         self.out = Path(out)
         check_out(self.out, resume=resume)
@@ -157,7 +157,9 @@ class ResultFile:
             return
         is_new = not self._lines.exists()
         if is_new:
-            fingerprint = Fingerprint.of(engine, selection, probabilities=bool(self._rows.columns), kept=kept)
+            fingerprint = Fingerprint.of(
+                engine, selection, probabilities=bool(self._rows.columns), kept=self._rows.kept
+            )
             with explaining_failure(self.out, "the results", "choose another file"):
                 write_json(self._fingerprint_file, dataclasses.asdict(fingerprint))
         with ExitStack() as opened:

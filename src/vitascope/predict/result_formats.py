@@ -19,7 +19,7 @@ import dataclasses
 import itertools
 import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -53,15 +53,17 @@ class Rows:
     """Whether an image may have several classes."""
     columns: tuple[str, ...] = ()
     """The name of each class's probability, (K,); empty without probabilities."""
-    kept: tuple[str, ...] = ()
-    """The columns of a table, whose cells are those of `ImageResult.cells`."""
+    kept: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    """The columns of a table, whose cells are those of `ImageResult.cells`, as `column_digests` has them."""
 
     @classmethod
-    def of(cls, engine: Engine, *, probabilities: bool = False, kept: tuple[str, ...] = ()) -> Rows:
+    def of(
+        cls, engine: Engine, *, probabilities: bool = False, kept: Mapping[str, str] | None = None
+    ) -> Rows:
         """The rows of an engine's predictions. Those of several classes per image have probabilities."""
         wanted = probabilities or engine.several
         names = [engine.label(index) for index in range(engine.num_classes)] if wanted else ()
-        return cls(engine.several, column_names(names), kept)
+        return cls(engine.several, column_names(names), kept or {})
 
     def line(self, result: ImageResult) -> str:
         """One line of JSON."""
@@ -95,7 +97,7 @@ class Rows:
             raise ValueError("its values are not those of a prediction") from error
         are_texts = all(isinstance(text, str) for text in texts)
         are_numbers = all(isinstance(number, int | float) for number in numbers)
-        if not (fits and tuple(kept) == self.kept and are_texts and are_numbers):
+        if not (fits and tuple(kept) == tuple(self.kept) and are_texts and are_numbers):
             raise ValueError("its values are not those of a prediction")
         return row["image"], row.get("error")
 

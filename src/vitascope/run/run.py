@@ -16,10 +16,9 @@ from typing import Any
 
 from vitascope.arguments import NamesFile, checked, has_type
 from vitascope.data.datasets import read_data
-from vitascope.data.formats.table import is_table
 from vitascope.data.split_record import Restored, SplitRecord, record_of, restore
 from vitascope.data.splits import ImageSet, Splits
-from vitascope.data.table_options import TABLE_SUFFIXES, TableOptions
+from vitascope.data.table_options import TABLE_SUFFIXES, TableOptions, is_table
 from vitascope.errors import Interrupted, UserError
 from vitascope.model.configuration import options_of, traits
 from vitascope.model.vision_model import VisionModel

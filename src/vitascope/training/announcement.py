@@ -66,7 +66,7 @@ def _cut_off(trainer: Trainer) -> list[str]:
     )
     return [
         f"sees {share:.0%} of the median image of {height}x{width} pixels, its centre; "
-        f"image_size=({rows}, {columns}) would keep all of it"
+        f"--image-size {rows} {columns} would keep all of it"
     ]
 
 

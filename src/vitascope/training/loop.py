@@ -206,12 +206,9 @@ class Trainer:
         self.small, self.rate = small, 0.0  # a rate of zero updates no weight
         times: list[float] = []
         count, seconds = 3, min(MEASURED_SECONDS, 0.01 * 60 * (self.config.optimization.minutes or 0))
-        for batch in itertools.chain.from_iterable(
-            map(self.train_loader.epoch, itertools.repeat(0, MOST_MEASURED))
-        ):
-            if (
-                len(times) == 2
-            ):  # a short step is measured more often, the same number of times by all processes
+        epochs = map(self.train_loader.epoch, itertools.repeat(0, MOST_MEASURED))
+        for batch in itertools.chain.from_iterable(epochs):
+            if len(times) == 2:  # a short step is measured more often, by all processes as often
                 (step,) = distributed.largest(times[1])
                 count = max(count, min(MOST_MEASURED, int(seconds / max(step, 1e-6))))
             if len(times) >= count:

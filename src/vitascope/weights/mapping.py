@@ -425,26 +425,25 @@ def respelled(name: str, spellings: Iterable[tuple[str, str]]) -> str:
 
 def reject(faults: Sequence[str], what: str) -> None:
     """Raise CheckpointError with all faults, if there are any; those of several blocks stand together."""
-    blocks: dict[
-        tuple[str, str], list[int]
-    ] = {}  # by what stands before and after the first number of a name
-    for fault in faults:
-        before, number, after = re.fullmatch(r"(?s)(.*?\.)(\d{1,4})(\..*)|.*", fault).groups()  # type: ignore[union-attr]
-        blocks.setdefault((fault, "") if number is None else (before, after), []).append(int(number or 0))
     if not faults:
         return
+    blocks: dict[tuple[str, str], list[int]] = {}  # numbers, by what stands before and after them
+    for fault in faults:
+        named = re.fullmatch(r"(?s)(.*?\.)(\d{1,4})(\..*)", fault)
+        before, number, after = (fault, 0, "") if named is None else named.groups()
+        blocks.setdefault((before, after), []).append(int(number))
     listed = [
-        (before + (_numbers(found) if after else "") + after)[:400]
-        for (before, after), found in itertools.islice(blocks.items(), MAX_FAULTS)
+        (f"{before}{_numbers(sorted(numbers))}{after}" if after else before)[:400]
+        for (before, after), numbers in itertools.islice(blocks.items(), MAX_FAULTS)
     ]
     more = f"; and {len(blocks) - MAX_FAULTS} more" if len(blocks) > MAX_FAULTS else ""
     raise CheckpointError(f"{what}: {'; '.join(listed)}{more}")
 
 
-def _numbers(found: Sequence[int]) -> str:
+def _numbers(ascending: list[int]) -> str:
     """The numbers of blocks: 3, or {0..11}, or {0,2,5}."""
-    if len(found) == 1:
-        return str(found[0])
-    first, last = found[0], found[-1]
-    whole = list(found) == list(range(first, last + 1))
-    return f"{{{first}..{last}}}" if whole else f"{{{','.join(map(str, found))}}}"
+    first, last = ascending[0], ascending[-1]
+    if first == last:
+        return str(first)
+    is_range = ascending == list(range(first, last + 1))
+    return f"{{{first}..{last}}}" if is_range else f"{{{','.join(map(str, ascending))}}}"

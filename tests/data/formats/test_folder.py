@@ -130,6 +130,22 @@ def test_folders_beside_those_of_splits_are_named_with_their_images(tmp_path: Pa
     assert "3 images in the folder held back, which is no split (train, " in described_folder(tmp_path)
 
 
+def test_a_second_folder_of_a_split_is_named_with_its_images(tmp_path: Path) -> None:
+    write_tree(tmp_path, {"train/a": 6, "train/b": 6, "val/a": 2, "val/b": 2, "val2/a": 3})
+    assert "3 images in the folder val2, which is a second folder of the val split" in described_folder(
+        tmp_path
+    )
+
+
+def test_a_folder_that_only_wraps_others_is_rejected_with_the_inner_one(tmp_path: Path) -> None:
+    write_tree(tmp_path, {"photos/train/a": 3, "photos/val/b": 3, "@eaDir": 1})
+    with pytest.raises(UserError, match=rf"only one class, 'photos'.*did you mean {tmp_path / 'photos'}\?"):
+        open_data(str(tmp_path))
+    write_tree(tmp_path / "cats", {"cat": 3})
+    with pytest.raises(UserError, match=r"only one class, 'cat'; a classifier needs two or more$"):
+        open_data(str(tmp_path / "cats"))
+
+
 @pytest.mark.parametrize(
     ("name", "split"),
     [

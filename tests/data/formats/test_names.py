@@ -55,8 +55,8 @@ def test_cats_and_dogs_with_unlabelled_test_images_are_trained_on(tmp_path: Path
     assert {name: len(images) for name, images in splits.parts.items()} == {"train": 180, "val": 20}
     assert described(splits)[2:] == [
         "classes from file names: cat 100, dog 100",
-        "unused: 6 images without a class, 3 images in the folder test1, which is no split "
-        "(train, val, test, dev, ...)",
+        "unused: 6 images without a class, 3 images in the folder test1, which is a second folder of "
+        "the test split",
     ]
     assert {images.name for images in read_data(str(tmp_path)).sets} == {"train", OUTSIDE}
 

@@ -723,3 +723,9 @@ def test_a_name_that_stands_twice_in_a_line_of_json_is_rejected(photos: Path) ->
     path.write_text('{"path": "photos/cat/0.png", "label": "cat", "label": "dog"}\n')
     with pytest.raises(UserError, match="line 1: the name 'label' stands twice"):
         open_data(str(path))
+    same = [
+        f'{{"path": "photos/{name}/000.png", "label": "{name}", "label": "{name}"}}'
+        for name in ("cat", "dog")
+    ]
+    path.write_text("\n".join(same))
+    assert read_data(str(path)).sets[0].class_names == ("cat", "dog")

@@ -202,7 +202,12 @@ def _outside(images: Sequence[Path], depth: int, splits: Mapping[str, str]) -> l
     """The folders beside those of splits whose images are not used."""
     counts = Counter(path.parts[depth] for path in images if len(path.parts) > depth + 1)
     return [
-        f"{counted(count, 'image')} in the folder {name}, which is no split (train, val, test, dev, ...)"
+        f"{counted(count, 'image')} in the folder {name}, which is "
+        + (
+            f"a second folder of the {split} split"
+            if (split := split_of(name))
+            else "no split (train, val, test, dev, ...)"
+        )
         for name, count in sorted(counts.items())
         if splits and name not in splits
     ]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,9 +18,8 @@ from vitascope.data.formats.table_file import TableFile, open_table
 from vitascope.data.formats.table_labels import Labels
 from vitascope.data.formats.table_paths import located
 from vitascope.data.formats.table_rows import LabelledRows
-from vitascope.data.listing import suffix_of
 from vitascope.data.splits import Inventory
-from vitascope.data.table_options import AS_RECOGNIZED, TABLE_SUFFIXES, TableOptions
+from vitascope.data.table_options import AS_RECOGNIZED, TableOptions, is_table
 from vitascope.errors import UserError
 from vitascope.formatting import canonical, counted, listed
 
@@ -82,7 +83,7 @@ class TableImage(str):
 def images_of_table(place: Path, options: TableOptions = AS_RECOGNIZED, *, keep: bool = False) -> list[str]:
     """The paths of the images in a table, one for each row, in their order; labels are not needed.
 
-    With `keep`, they are `TableImage`s with the cells of all columns, in the order of `column_names`.
+    With `keep`, they are `TableImage`s with the cells of all columns, in the order of `column_digests`.
     """
     file = open_table(place)
     image = image_column(file.names, options, place)
@@ -93,14 +94,11 @@ def images_of_table(place: Path, options: TableOptions = AS_RECOGNIZED, *, keep:
     return list(map(TableImage.of, paths, zip(*columns.values(), strict=True)))
 
 
-def column_names(place: Path) -> tuple[str, ...]:
-    """The names of a table's columns."""
-    return open_table(place).names
-
-
-def is_table(data: str) -> bool:
-    """Whether a name is that of a table, or of other JSON, whose reader says why it is none."""
-    return suffix_of(data) in (*TABLE_SUFFIXES, ".json")
+def column_digests(place: Path) -> dict[str, str]:
+    """The columns of a table by name, with a digest of their cells each."""
+    file = open_table(place)
+    columns = file.columns(file.names)
+    return {name: hashlib.sha256(json.dumps(columns[name]).encode()).hexdigest() for name in file.names}
 
 
 def _columns(file: TableFile, roles: Roles, place: Path) -> tuple[Roles, dict[str, list[str]]]:

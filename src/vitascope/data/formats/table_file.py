@@ -200,9 +200,8 @@ def _encoding(start: bytes) -> str:
             return encoding
     zeros = start[0::2].count(0), start[1::2].count(0)
     first = "be" if zeros[0] > zeros[1] else "le"
-    if (
-        sum(zeros) > len(start) * 5 // 8
-    ):  # letters of a name of a column are Latin: of four bytes, three zeros
+    # Letters of a name of a column are Latin: three of four bytes are zeros, or one of two.
+    if sum(zeros) > len(start) * 5 // 8:
         return f"utf-32-{first}"
     if max(zeros) > len(start) // 4:
         return f"utf-16-{first}"
