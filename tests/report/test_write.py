@@ -230,11 +230,11 @@ def test_most_confident_mistakes_and_the_worst_pair_are_shown(made, run, quick) 
 def test_the_floor_of_a_smoothed_training_loss_is_stated(run, quick) -> None:
     target = torch.tensor([[0.95, 0.05]], dtype=torch.float64)  # of two classes and a smoothing of 0.1
     floor = float(F.cross_entropy(target.log(), torch.tensor([0]), label_smoothing=0.1))
-    assert f"it cannot fall below {floor:.2f}." in write_report(Run(run)).read_text("utf-8")
+    assert f"which keeps it above {floor:.2f}, and" in write_report(Run(run)).read_text("utf-8")
     config = (run / "config.yaml").read_text("utf-8")
     assert "label_smoothing: 0.1" in config
     (run / "config.yaml").write_text(config.replace("label_smoothing: 0.1", "label_smoothing: 0.0"), "utf-8")
-    assert "cannot fall below" not in write_report(Run(run)).read_text("utf-8")
+    assert "which keeps it above" not in write_report(Run(run)).read_text("utf-8")
 
 
 def test_a_report_of_only_a_few_test_images_says_so_and_shows_no_calibration(run, quick) -> None:
