@@ -65,8 +65,8 @@ def test_the_first_line_names_the_start_the_way_out_and_a_better_one(data, tmp_p
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("start  from cifar10: ")
     assert lines[1].strip() == (
-        "20 training images: few for random weights (--weights none); `vitascope probe` takes seconds, and "
-        "measures on all images; with a network, a larger model is a better start: "
+        "20 training images: few for random weights (--weights none); `vitascope probe cifar10 --data DATA` "
+        "takes seconds, and measures on all images; with a network, a larger model is a better start: "
         "--weights facebook/dinov2-small"
     )
     config = Run(tmp_path / "run").config

@@ -15,6 +15,7 @@ from vitascope.errors import printable
 from vitascope.formatting import counted
 from vitascope.model.config import ViTConfig
 from vitascope.options.groups import Balance
+from vitascope.options.recipes import BUILT_IN
 from vitascope.run.run import LARGER_START
 from vitascope.training import distributed
 from vitascope.training.loop import Trainer
@@ -128,6 +129,6 @@ def other_starts(splits: Splits) -> str:
     """The other ways to start a run on few images."""
     return (
         f"{counted(len(splits.train), 'training image')}: few for random weights (--weights none); "
-        "`vitascope probe` takes seconds, and measures on all images; with a network, a larger model is a "
+        f"`vitascope probe {BUILT_IN} --data DATA` takes seconds, and measures on all images; with a network, a larger model is a "
         f"better start: --weights {LARGER_START}"
     )
