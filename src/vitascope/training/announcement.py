@@ -129,6 +129,6 @@ def other_starts(splits: Splits) -> str:
     """The other ways to start a run on few images."""
     return (
         f"{counted(len(splits.train), 'training image')}: few for random weights (--weights none); "
-        f"`vitascope probe {BUILT_IN} --data DATA` takes seconds, and measures on all images; with a network, a larger model is a "
-        f"better start: --weights {LARGER_START}"
+        f"`vitascope probe {BUILT_IN} --data DATA` takes seconds, and measures on all images; with a "
+        f"network, a larger model is a better start: --weights {LARGER_START}"
     )
