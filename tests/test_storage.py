@@ -52,8 +52,10 @@ def test_a_write_failure_names_path_reason_free_space_and_remedy(tmp_path: Path)
 
 
 def test_a_missing_permission_is_named_without_the_free_space(tmp_path: Path) -> None:
-    message = f"{tmp_path}: the page cannot be written: Permission denied; choose another place"
-    with pytest.raises(UserError) as raised, explaining_failure(tmp_path, "the page", "choose another place"):
+    advice = "make room, or choose another place"
+    reason = "the page cannot be written: Permission denied"
+    message = f"{tmp_path}: {reason}; make it writable, or choose another place"
+    with pytest.raises(UserError) as raised, explaining_failure(tmp_path, "the page", advice):
         raise PermissionError(errno.EACCES, "Permission denied")
     assert str(raised.value) == message
 

@@ -191,7 +191,8 @@ def _holder(file: IO[Any]) -> str:
 def explaining_failure(path: Path, what: str, advice: str) -> Iterator[None]:
     """Turn a failure to write into one line: what and where, why, the free space, and what to do.
 
-    A missing permission is named without the free space, which has nothing to do with it.
+    A missing permission has nothing to do with the free space: the line leaves it out, and advises to make the
+    place writable where the advice is to make room.
     """
     try:
         yield
@@ -201,6 +202,8 @@ def explaining_failure(path: Path, what: str, advice: str) -> Iterator[None]:
         raise UserError(f"{error}; {advice}") from error
     except OSError as error:
         reason = error.strerror or str(error).partition("\n")[0]
-        if error.errno not in _NO_RIGHT:
+        if error.errno in _NO_RIGHT:
+            advice = advice.replace("make room", "make it writable")
+        else:
             reason += f" ({free_mb(path):,.1f} MB are free there)"
         raise UserError(f"{path}: {what} cannot be written: {reason}; {advice}") from error
