@@ -191,8 +191,8 @@ def _holder(file: IO[Any]) -> str:
 def explaining_failure(path: Path, what: str, advice: str) -> Iterator[None]:
     """Turn a failure to write into one line: what and where, why, the free space, and what to do.
 
-    A missing permission has nothing to do with the free space: the line leaves it out, and advises to make the
-    place writable where the advice is to make room.
+    A missing permission has nothing to do with the free space: the line leaves it out, and advises to make
+    the place writable where the advice is to make room.
     """
     try:
         yield
