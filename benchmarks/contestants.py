@@ -50,21 +50,6 @@ def vit_at(ref: str | Path) -> VisionTransformer:
     return model
 
 
-def training_entrants(config: ViTConfig, batch_size: int, precisions: tuple[str, ...]) -> list[Entrant]:
-    """Our training step in each of the precisions."""
-    return [
-        Entrant(
-            name="vitascope",
-            precision=precision,
-            dtype=(dtype := resolve_precision(precision, config, CPU, batch_size, training=True)),
-            prepare=functools.partial(our_training, config, batch_size, dtype),
-            images=batch_size,
-            flops=3 * config.flops * batch_size,
-        )
-        for precision in precisions
-    ]
-
-
 def inference_entrants(
     config: ViTConfig, batch_size: int, precisions: tuple[str, ...], model: str | None = None
 ) -> list[Entrant]:
@@ -80,21 +65,6 @@ def inference_entrants(
         )
         for precision in precisions
     ]
-
-
-def peer_training_entrant(
-    library: str, config: ViTConfig, batch_size: int, precision: str, *, our_allocator: bool = False
-) -> Entrant:
-    """A peer's training step with PyTorch's defaults, optionally with our allocator setting."""
-    dtype = DTYPES[precision]
-    return Entrant(
-        name=f"{library} + our allocator setting" if our_allocator else library,
-        precision=precision,
-        dtype=dtype,
-        prepare=functools.partial(peer_training, library, config, batch_size, dtype, our_allocator),
-        images=batch_size,
-        flops=3 * config.flops * batch_size,
-    )
 
 
 def peer_inference_entrant(
@@ -128,18 +98,6 @@ def our_training(config: ViTConfig, batch_size: int, dtype: torch.dtype) -> Iter
     model = VisionTransformer(config)
     with suitable_threads(config, CPU, batch_size):
         yield training_step(model, optimizer_of(model, Optimization()), config, batch_size, dtype)
-
-
-@contextmanager
-def peer_training(
-    library: str, config: ViTConfig, batch_size: int, dtype: torch.dtype, our_allocator: bool
-) -> Iterator[Step]:
-    """A step with the peer's model and PyTorch's default AdamW."""
-    if our_allocator:
-        reuse_freed_memory()
-    model = peer_model(library, config)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.05)
-    yield training_step(model, optimizer, config, batch_size, dtype)
 
 
 def training_step(

@@ -1,21 +1,18 @@
 """Check vitascope on a GPU: what its numbers, waits, shards and graphs are there, one part after the other.
 
-    python benchmarks/gpu_parts.py ceilings --out
+    python benchmarks/gpu_parts.py agreement --out
     python benchmarks/gpu_parts.py agreement --device cpu --dry
 
 `benchmarks/on_gpu.sh` calls the parts, each with a time limit:
 
-- ceilings: versions, matrix products and copies of this machine;
 - agreement: the GPU beside the CPU in fp32: augmentation, two steps of each recipe, each heatmap, ROAD's
   imputation, a `Predictor`, and a resumed run;
 - waits: training steps, predictions and features in which waiting for the GPU is an error, but for results of
-  the step or batch before;
-- sharded: FSDP2 in one process with Muon, clipped gradients, saving and restoring;
-- compilation: graphs, recompilations, seconds and losses of a compiled run, also as CUDA graphs.
+  the step or batch before.
 
 Every row is a check of its own. One that fails has its reason in the table, the others are run, and the exit
 status is 1. With --out the rows so far are in benchmarks/results, or in the folder $OUT, after each check.
-`--dry` takes tiny sizes, on a CPU gloo in place of NCCL, and no code generation.
+`--dry` takes tiny sizes and no code generation.
 """
 
 from __future__ import annotations
@@ -24,7 +21,6 @@ import argparse
 import contextlib
 import dataclasses
 import datetime
-import itertools
 import json
 import sys
 import tempfile
@@ -38,15 +34,12 @@ from unittest import mock
 
 import numpy as np
 import torch
-import torch.distributed as dist
-import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 import reports
 import vitascope as vs
 from conditions import Conditions
-from gpu_training import Setting, compiling_with, describe_device
+from gpu_training import compiling_with
 from reports import command_line, markdown_table, note
 from vitascope.data.augment import Augmentation
 from vitascope.data.loading import Loader
@@ -56,22 +49,13 @@ from vitascope.data.targets import ClassIndices
 from vitascope.explain.faithfulness.perturbation import impute, impute_together
 from vitascope.explain.methods import heatmap, methods_for
 from vitascope.model.hardware import resolve_device, without_tf32
-from vitascope.options.groups import ExecutionOptions
 from vitascope.options.recipes import BUILT_IN, RECIPES
 from vitascope.predict.engine import TorchEngine
 from vitascope.predict.feature_stream import FeatureStream
 from vitascope.predict.features import OWN
 from vitascope.run.run import Run
-from vitascope.training import distributed
-from vitascope.training.checkpoint.folders import load_checkpoint, save_checkpoint
-from vitascope.training.checkpoint.state import (
-    model_state,
-    optimizer_state,
-    restore_model,
-    restore_optimizer,
-)
+from vitascope.training.checkpoint.folders import load_checkpoint
 from vitascope.training.loop import Trainer
-from vitascope.training.optim import optimizer_of
 from vitascope.training.train import build_trainer, prepare
 
 CPU = torch.device("cpu")
@@ -106,11 +90,6 @@ class DifferenceError(Exception):
 class Sizes:
     """How much a part computes."""
 
-    matmul: int = 8192
-    """Side of the matrices."""
-    copy: int = 2**30
-    """Bytes of a copy."""
-    repeats: int = 20
     batch: int = 64
     image: int = 32
     """Side of the images, as of those that the built-in model was trained on."""
@@ -124,7 +103,7 @@ class Sizes:
 
 
 FULL = Sizes()
-DRY = Sizes(matmul=64, copy=2**12, repeats=2, batch=6, explained=1, imputed=28, steps=2, backend="eager")
+DRY = Sizes(batch=6, explained=1, imputed=28, steps=2, backend="eager")
 
 Row = dict[str, Any]
 Checks = Iterator[tuple[str, Callable[[], Row]]]
@@ -179,8 +158,7 @@ def train(trainer: Trainer, steps: int) -> list[Tensor]:
 def flat(module: nn.Module) -> Tensor:
     """All parameters of a module in one row, float64, on the CPU."""
     found = [parameter.detach() for parameter in module.parameters()]
-    wholes = [each.full_tensor() if isinstance(each, DTensor) else each for each in found]
-    return torch.cat([whole.double().cpu().flatten() for whole in wholes])
+    return torch.cat([parameter.double().cpu().flatten() for parameter in found])
 
 
 def equal_enough(values: Row, name: str, limit: float) -> Row:
@@ -195,33 +173,6 @@ def equal_enough(values: Row, name: str, limit: float) -> Row:
 
 
 # The parts
-
-
-def ceilings(device: torch.device, sizes: Sizes) -> Checks:
-    """What the machine multiplies and copies."""
-    setting = Setting(device=device, dtype=torch.bfloat16)
-
-    def product(dtype: torch.dtype, tf32: bool) -> Row:
-        torch.backends.cuda.matmul.allow_tf32 = tf32
-        a, b = (torch.randn(sizes.matmul, sizes.matmul, device=device).to(dtype) for _ in range(2))
-        setting.seconds(lambda: a @ b, 2)
-        return {"TFLOP/s": 2 * sizes.matmul**3 / setting.seconds(lambda: a @ b, sizes.repeats) / 1e12}
-
-    def copy(source: torch.device, pinned: bool) -> Row:
-        given = torch.zeros(sizes.copy, dtype=torch.uint8, device=source)
-        given = given.pin_memory() if pinned and device.type == "cuda" else given
-        target = torch.empty_like(given, device=device, pin_memory=False)
-        setting.seconds(lambda: target.copy_(given, non_blocking=True), 2)
-        seconds = setting.seconds(lambda: target.copy_(given, non_blocking=True), sizes.repeats)
-        return {"GB/s": sizes.copy / seconds / 1e9}
-
-    yield "device", lambda: {"value": describe_device(device)}
-    yield "product in fp32", lambda: product(torch.float32, False)
-    yield "product in TF32", lambda: product(torch.float32, True)
-    yield "product in bf16", lambda: product(torch.bfloat16, False)
-    yield "copy within the device", lambda: copy(device, False)
-    yield "copy from pageable memory", lambda: copy(CPU, False)
-    yield "copy from pinned memory", lambda: copy(CPU, True)
 
 
 def agreement(device: torch.device, sizes: Sizes) -> Checks:
@@ -382,111 +333,9 @@ def waits(device: torch.device, sizes: Sizes) -> Checks:
     yield "features", features
 
 
-def sharded(device: torch.device, sizes: Sizes) -> Checks:
-    """One process of FSDP2 beside the same model without it."""
-    without_tf32(device)
-    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-    if device.type == "cuda":
-        torch.cuda.set_device(device.index or 0)
-    dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
-    images = torch.from_numpy(noise(sizes.batch, sizes.image)).to(device).permute(0, 3, 1, 2) / 127.5 - 1
-    labels = torch.arange(sizes.batch, device=device) % 10
-
-    def start(optimizer: str, shards: bool) -> tuple[nn.Module, torch.optim.Optimizer]:
-        torch.manual_seed(0)
-        shape: dict[str, Any] = {"image_size": sizes.image, "num_classes": 10, **TINY}
-        model = vs.VisionTransformer(vs.ViTConfig(**shape)).to(device)
-        if shards:
-            distributed.shard(model, ExecutionOptions(parallel="fsdp"), device, torch.float32)
-        options = vs.TrainConfig.from_recipe("small-data", data="", optimizer=optimizer).optimization
-        return model, optimizer_of(model, options)
-
-    def train(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        for _ in range(sizes.steps):
-            F.cross_entropy(model(images), labels).backward()
-            nn.utils.clip_grad_norm_(model.parameters(), 0.1)
-            optimizer.step()
-            optimizer.zero_grad()
-
-    def compare(optimizer: str) -> Row:
-        alone, spread = start(optimizer, False), start(optimizer, True)
-        before = flat(alone[0])
-        train(*alone)
-        train(*spread)
-        update = (flat(alone[0]) - before).abs().mean()
-        with tempfile.TemporaryDirectory() as folder:
-            state = {"model": model_state(spread[0], whole=False), "optimizer": optimizer_state(*spread)}
-            save_checkpoint(Path(folder), sizes.steps, state)
-            found = load_checkpoint(Path(folder))
-        assert found is not None
-        restored = start(optimizer, True)
-        restore_model(restored[0], found[1]["model"])
-        restore_optimizer(*restored, found[1]["optimizer"])
-        difference = float((flat(spread[0]) - flat(alone[0])).abs().mean() / update)
-        train(*spread)
-        train(*restored)
-        again = float((flat(spread[0]) - flat(restored[0])).abs().mean() / update)
-        row = {"of the update": difference, "of the restored one": again}
-        return equal_enough(equal_enough(row, "of the update", 0.01), "of the restored one", 0.01)
-
-    try:
-        for optimizer in ("muon", "adamw"):
-            yield f"FSDP2 with {optimizer}", partial(compare, optimizer)
-    finally:
-        dist.destroy_process_group()
-
-
-def compilation(device: torch.device, sizes: Sizes) -> Checks:
-    """Graphs of a run with images of two sizes and a shorter last batch, the time to compile them, and the
-    losses beside those of an eager run, in fp32."""
-    from torch._dynamo.utils import counters
-
-    without_tf32(device)
-
-    def run(recipe: str, mode: str = "on", **options: Any) -> Row:
-        torch.compiler.reset()
-        counters.clear()
-        # Without stochastic depth, for which compiled steps draw other numbers.
-        shape: dict[str, Any] = {"batches": 2.5, "epochs": 4, "drop_path": 0.0, **options, **TINY}
-        with training(device, sizes, recipe, compile="off", **shape) as eager:
-            expected = [float(loss) for loss in train(eager, 12)]
-        times: list[float] = []
-        graphs = [0]
-        with (
-            compiling_with(sizes.backend),
-            training(device, sizes, recipe, compile=mode, **shape) as trainer,
-        ):
-            setting = Setting(device=device, dtype=trainer.precision)
-            losses: list[Tensor] = []
-            for _ in range(4):
-                times += [setting.seconds(lambda: losses.extend(train(trainer, 1)), 1) for _ in range(3)]
-                graphs.append(counters["stats"]["unique_graphs"])
-        new = [after - before for before, after in itertools.pairwise(graphs)]
-        usual = sorted(times)[len(times) // 2]
-        apart = max(abs(float(loss) / its - 1) for loss, its in zip(losses, expected, strict=True))
-        row: Row = {
-            "graphs by epoch": ", ".join(map(str, new)),
-            "graph breaks": sum(counters["graph_break"].values()),
-            "recompiled": new[1] + new[3],  # images become larger before the third of four epochs
-            "s to compile": sum(taken - usual for taken in times if taken > 2 * usual),
-            "ms a step": 1e3 * usual,
-            "of the loss": apart,
-        }
-        return equal_enough(equal_enough(row, "recompiled", 0), "of the loss", 0.02)
-
-    yield "small-data", lambda: run("small-data", progressive=0.5)
-    if device.type == "cuda":
-        yield "small-data as CUDA graphs", lambda: run("small-data", "graphs", progressive=0.5)
-    yield "deit", lambda: run("deit")
-    yield "mae", lambda: run("mae", decoder_dim=32)
-
-
 PARTS: dict[str, Callable[[torch.device, Sizes], Checks]] = {
-    "ceilings": ceilings,
     "agreement": agreement,
     "waits": waits,
-    "sharded": sharded,
-    "compilation": compilation,
 }
 
 

@@ -24,14 +24,12 @@ import gc
 import importlib.util
 import itertools
 import json
-import math
-import re
 import statistics
 import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -40,15 +38,12 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.autograd.profiler_util import FunctionEvent
-from torch.profiler import ProfilerActivity, profile
 
 import reports
 import vitascope as vs
 from conditions import Conditions
 from contest import positive, rate, ratio
 from contestants import make_torchvision_importable
-from launches import Launches
 from reports import command_line, markdown_table, note, publish
 from vitascope.data.splits import ImageSet, Splits
 from vitascope.data.targets import ClassIndices
@@ -72,10 +67,6 @@ MODES: dict[str, dict[str, Any] | None] = {
 """The options of torch.compile; None does not compile."""
 LOOP_MODES = {"eager": "off", "compiled": "on", "graphs": "graphs"}
 """The option `compile` of the loop."""
-LAUNCHING = re.compile("cu(da)?(LaunchKernel|GraphLaunch|Memcpy|Memset)")
-"""Names of the calls by which the host starts work on a GPU, as the profiler has them."""
-PROFILED = 3
-"""Steps in the profiler."""
 BATCHES_AN_EPOCH = 4
 """Batches per epoch of the loop's data, all of the same size."""
 
@@ -84,12 +75,9 @@ Medians over the rounds. The time of a round is that of all its steps, from an i
 timm": images per second over timm's in the same mode. "of the bare step": the loop's images per second over
 our bare step's. "of the ceiling": operations per second of the model's matrix products, counted for every
 token through every block, three forward passes per step, over those of the large bf16 product that took turns
-with the models. "of the data sheet": the same over --peak-tflops. "launches": calls per step that start
-kernels, CUDA graphs or copies; on a CPU, where only eager steps are counted, operations that are no views.
-"idle": the share of a step in which no kernel runs, by the profiler's kernels and the time without it. "GB":
-the most GPU memory while the entrant is built and takes its first steps, beyond that of the entrants before
-it. "first step": with compilation; the loop's model is already compiled for the bare step. Random weights,
-random images."""
+with the models. "of the data sheet": the same over --peak-tflops. "GB": the most GPU memory while the entrant
+is built and takes its first steps, beyond that of the entrants before it. "first step": with compilation; the
+loop's model is already compiled for the bare step. Random weights, random images."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -177,52 +165,6 @@ def compiling_with(backend: str) -> Iterator[None]:
         yield
 
 
-@dataclasses.dataclass(frozen=True)
-class Profile:
-    """What a profiler sees of a step; None where it sees nothing."""
-
-    launches: float | None
-    """Calls that start work on the device."""
-    busy: float | None
-    """Seconds in which a kernel runs."""
-    table: str = ""
-    """The operations that take longest."""
-
-
-def profiled(step: Step, setting: Setting, mode: str) -> Profile:
-    """Profile a step: on a GPU by its kernels, on a CPU by the operations of an eager step."""
-    if setting.device.type != "cuda":
-        if mode != "eager":
-            return Profile(None, None)
-        with Launches() as launches:
-            step()
-        return Profile(launches.counts.total(), None)
-    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as found:
-        setting.seconds(step, PROFILED)
-    launched, busy = seen(found.events() or [])
-    table = found.key_averages().table(sort_by="self_cuda_time_total", row_limit=40)
-    return Profile(launched / PROFILED, busy / PROFILED, table)
-
-
-def seen(events: Iterable[FunctionEvent]) -> tuple[int, float]:
-    """The number of calls that start work on a GPU, and the seconds in which it works."""
-    launched, spans = 0, []
-    for event in events:
-        launched += LAUNCHING.match(event.name) is not None
-        if event.device_type.name == "CUDA" and not event.is_user_annotation:
-            spans.append((event.time_range.start, event.time_range.end))  # in microseconds
-    return launched, covered(spans) / 1e6
-
-
-def covered(spans: Sequence[tuple[float, float]]) -> float:
-    """The length of the union of intervals."""
-    total, reached = 0.0, -math.inf
-    for start, end in sorted(spans):
-        total += max(0.0, end - max(start, reached))
-        reached = max(reached, end)
-    return total
-
-
 @dataclasses.dataclass(kw_only=True)
 class Entrant:
     """A competitor, and its seconds per step in each round."""
@@ -238,20 +180,12 @@ class Entrant:
     """Duration of the first step in seconds."""
     memory: int | None = None
     """Bytes of GPU memory at most, beyond that of the entrants before it."""
-    profile: Profile | None = None
     times: list[float] = dataclasses.field(default_factory=list)
 
     @property
     def images_per_second(self) -> float:
         """In the median round."""
         return self.images / statistics.median(self.times)
-
-    @property
-    def idle(self) -> float | None:
-        """The share of the median step in which the device has nothing to do."""
-        if self.profile is None or self.profile.busy is None:
-            return None
-        return max(0.0, 1 - self.profile.busy / statistics.median(self.times))
 
     @property
     def flops_per_second(self) -> float:
@@ -364,7 +298,7 @@ def matmul(side: int, device: torch.device) -> Entrant:
 
 
 def entrants(case: Case, setting: Setting, mode: str, names: Sequence[str], run: Path) -> list[Entrant]:
-    """Build the entrants of a case in a mode, run their first steps and profile them."""
+    """Build the entrants of a case in a mode, and run their first steps."""
     splits = random_splits(case)
     config = prepare(case.config(), splits).plan.model
     assert isinstance(config, ViTConfig)
@@ -388,7 +322,6 @@ def entrants(case: Case, setting: Setting, mode: str, names: Sequence[str], run:
         setting.seconds(step, 2)  # CUDA graphs are captured in the second step
         if before is not None:
             entrant.memory = torch.cuda.max_memory_allocated(setting.device) - before
-        entrant.profile = profiled(step, setting, mode)
         found.append(entrant)
     return found
 
@@ -416,13 +349,12 @@ def table(found: Sequence[Entrant], peak_tflops: float | None) -> str:
     rates = {(entrant.name, entrant.mode): entrant.images_per_second for entrant in models}
     header = ["entrant", "mode", "images/s", "slowest to fastest round", "of timm", "of the bare step"]
     header += ["of the ceiling", *(["of the data sheet"] if peak_tflops else []), "first step"]
-    header += ["launches", "idle", "GB"]
+    header += ["GB"]
     rows = []
     for entrant in models:
         speeds = [entrant.images / seconds for seconds in entrant.times]
         shares = [ceiling, peak_tflops * 1e12] if peak_tflops else [ceiling]
         bare = rates.get((OURS, entrant.mode)) if entrant.name == LOOP else None
-        launches = None if entrant.profile is None else entrant.profile.launches
         rows.append(
             (
                 entrant.name,
@@ -433,20 +365,10 @@ def table(found: Sequence[Entrant], peak_tflops: float | None) -> str:
                 "-" if bare is None else f"{entrant.images_per_second / bare:.1%}",
                 *(f"{entrant.flops_per_second / peak:.1%}" for peak in shares),
                 f"{entrant.first:.1f} s",
-                "-" if launches is None else f"{launches:,.0f}",
-                "-" if entrant.idle is None else f"{entrant.idle:.0%}",
                 "-" if entrant.memory is None else f"{entrant.memory / 1e9:.2f}",
             )
         )
     return f"{markdown_table(header, rows)}\n\nCeiling: {ceiling / 1e12:,.1f} TFLOP/s."
-
-
-def plain(entrant: Entrant) -> dict[str, Any]:
-    """The numbers of an entrant, for JSON."""
-    found = entrant.profile or Profile(None, None)
-    names = ("name", "mode", "images", "flops", "first", "memory", "times")
-    values = {name: getattr(entrant, name) for name in names}
-    return {**values, "launches": found.launches, "busy": found.busy}
 
 
 def describe_device(device: torch.device) -> str:
@@ -554,17 +476,17 @@ def report_of(
 
 
 def write(report: str, conditions: Conditions, sections: dict[str, list[Entrant]]) -> None:
-    """Write the report, the raw numbers, and the profiler's table of the first eager step of the loop."""
+    """Write the report and the raw numbers."""
     path = reports.RESULTS / f"{datetime.date.today().isoformat()}-gpu_training"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.with_suffix(".md").write_text(f"{report}\n", encoding="utf-8")
-    cases = {title: [plain(entrant) for entrant in found] for title, found in sections.items()}
+    names = ("name", "mode", "images", "flops", "first", "memory", "times")
+    cases = {
+        title: [{name: getattr(entrant, name) for name in names} for entrant in entrants]
+        for title, entrants in sections.items()
+    }
     values = {**dataclasses.asdict(conditions), "cases": cases}
     path.with_suffix(".json").write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
-    loops = [entrant for found in sections.values() for entrant in found if entrant.name == LOOP]
-    for entrant in loops[:1]:
-        if entrant.profile is not None and entrant.profile.table:
-            path.with_suffix(".profile.txt").write_text(entrant.profile.table, encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +38,6 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from conditions import Conditions
 from contest import positive
-from learning import named_values
 from reports import command_line, markdown_table, note, publish
 from vitascope.data.datasets import open_data
 from vitascope.data.loading import Batch
@@ -63,6 +62,24 @@ one view: the mean over the seeds, and the range of several. "mirror": on the te
 probabilities of an image and its mirror image. "loss": cross-entropy on the validation images, which label
 smoothing raises. "minutes": of the training, on a machine with other work. Trials of one seed differ by
 about half a point by chance."""
+
+
+def named_values(words: Sequence[str], fixed: Sequence[str]) -> dict[str, Any]:
+    """Parse options of `vitascope train`, NAME=VALUE each.
+
+    Raises:
+        UserError: a word is not an option, or names an option that the benchmark fixes.
+    """
+    options: dict[str, Any] = {}
+    for word in words:
+        name, equals, value = word.partition("=")
+        if not equals or name in fixed:
+            raise UserError(f"expected an option NAME=VALUE that this benchmark does not fix, not {word!r}")
+        try:
+            options[name] = json.loads(value)
+        except ValueError:
+            options[name] = value  # a name
+    return options
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,22 +12,29 @@ run one after the other, each in its own process, from the start to the finished
 from __future__ import annotations
 
 import argparse
+import contextlib
+import dataclasses
 import os
 import shlex
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 import vitascope as vs
 from conditions import Conditions
 from contest import positive
-from learning import add_engine, engine, runs_of, tested, train, write_classes, write_parts
 from reports import command_line, markdown_table, note, publish
 from vitascope.data.datasets import open_data
+from vitascope.data.decoding import read_image
+from vitascope.data.splits import ImageSet, check_known_classes
+from vitascope.data.targets import ClassIndices
 
 COMMANDS = {
     "`probe`": "probe {body} --data {data}",
@@ -51,8 +58,91 @@ def parse(given: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--seeds", type=positive, default=3, help="default 3")
     parser.add_argument("--epochs", type=positive, default=10, help="of the body (default 10)")
     parser.add_argument("--weights", help="a body to use instead, for all classes")
-    add_engine(parser)
+    parser.add_argument("--device", default="auto", help="default auto")
+    parser.add_argument("--precision", default="auto", help="default auto")
+    parser.add_argument(
+        "--runs",
+        type=Path,
+        metavar="FOLDER",
+        help="keep the runs here, so that the same command continues an interrupted measurement",
+    )
     return parser.parse_args(given)
+
+
+def engine(arguments: argparse.Namespace) -> dict[str, str]:
+    """The device and the precision."""
+    return {"device": arguments.device, "precision": arguments.precision}
+
+
+@contextlib.contextmanager
+def runs_of(arguments: argparse.Namespace) -> Iterator[Path]:
+    """The folder for runs: that of --runs, which stays, or a temporary one."""
+    if arguments.runs is None:
+        with tempfile.TemporaryDirectory() as folder:
+            yield Path(folder)
+    else:
+        arguments.runs.mkdir(parents=True, exist_ok=True)
+        yield arguments.runs
+
+
+def train(name: str, config: vs.TrainConfig) -> vs.Run:
+    """Train or pre-train a model, with the log on stderr; returns the finished run.
+
+    An interrupted run is continued, and a finished one is left as it is.
+    """
+    assert config.run is not None
+    run = vs.Run(config.run)
+    if not run.finished:
+        note(f"training {name}")
+        with contextlib.redirect_stdout(sys.stderr):
+            if run.exists:
+                vs.resume(run.path)
+            else:
+                (vs.pretrain if config.task == "masked" else vs.train)(config)
+    return run
+
+
+def tested(run: vs.Run) -> dict[str, Any]:
+    """What the final test of a run has recorded, such as `accuracy` and the `seconds` of training."""
+    return run.records("test")[-1]
+
+
+def write_classes(data: str, counts: Mapping[str, int | None], folder: Path) -> str:
+    """Write a folder with some classes: so many training images of each (None: all), and all test images."""
+    splits = open_data(data)
+    check_known_classes(list(counts), splits.train.class_names, data)
+    parts = {}
+    for name, images, most in (
+        ("train", splits.train, list(counts.values())),
+        ("test", splits.measured, [None] * len(counts)),
+    ):
+        labels = [images.class_names.index(kind) for kind in counts]
+        places = [
+            np.flatnonzero(images.labels == label)[:number]
+            for label, number in zip(labels, most, strict=True)
+        ]
+        chosen = images.subset(name, np.concatenate(places))
+        renumbered = np.repeat(np.arange(len(counts)), list(map(len, places)))
+        parts[name] = dataclasses.replace(chosen, targets=ClassIndices(renumbered, tuple(counts)))
+    return write_parts(parts, folder)
+
+
+def write_parts(parts: Mapping[str, ImageSet], folder: Path) -> str:
+    """Write each set to `folder/<name>`; a folder that is there already is left as it is."""
+    if not folder.exists():
+        with tempfile.TemporaryDirectory(dir=folder.parent) as partial:
+            for name, images in parts.items():
+                write_images(images, Path(partial) / "data" / name)
+            (Path(partial) / "data").rename(folder)
+    return str(folder)
+
+
+def write_images(images: ImageSet, folder: Path) -> None:
+    """Write each image as `folder/<class>/<number>.png`."""
+    for name in images.class_names:
+        (folder / name).mkdir(parents=True)
+    for index, (source, label) in enumerate(zip(images.sources, images.labels, strict=True)):
+        read_image(source).save(folder / images.class_names[label] / f"{index:06}.png")
 
 
 def drawn(data: str, classes: tuple[str, ...], count: int, seed: int, folder: Path) -> str:

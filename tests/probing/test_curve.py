@@ -96,7 +96,7 @@ def test_a_curve_at_its_end_is_not_continued_upwards() -> None:
 
 
 def test_forecasts_cover_the_curve_that_was_held_back() -> None:
-    """A small version of `benchmarks/probe_coverage.py`."""
+    """A small version of benchmarks/results/2026-11-26-probe_coverage.md."""
     covered = []
     classifier = LeastSquares((64.0,))
     for seed in range(25):

@@ -147,7 +147,7 @@ def test_no_candidate_and_no_test_image_are_rejected() -> None:
 
 
 def test_intervals_cover_the_accuracy_on_the_remaining_images() -> None:
-    """A small version of `benchmarks/probe_coverage.py`."""
+    """A small version of benchmarks/results/2026-11-26-probe_coverage.md."""
     covered = []
     for seed in range(60):
         order = drawn(seed)

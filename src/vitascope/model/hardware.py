@@ -58,7 +58,7 @@ def resolve_precision(
     """The dtype to compute in; `auto` is bf16 where it is faster, else fp32.
 
     With AMX, matrix products are about 8 times faster, with AVX-512 BF16 twice; small ones do not outweigh
-    the conversions. The limits were measured with `benchmarks/precision.py --sweep`.
+    the conversions. The limits are those of benchmarks/results/2026-11-20-precision.md.
     """
     check_choice("precision", precision, TRAINING_PRECISIONS if training else PRECISIONS)
     if precision != "auto":

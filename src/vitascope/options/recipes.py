@@ -35,8 +35,8 @@ SEED = Range(ge=0, lt=2**63)
 BUILT_IN, NO_WEIGHTS = "cifar10", "none"
 FEW_TO_START, FEW_TO_TUNE = 1_000, 100
 """Images up to which a run starts from the built-in model by default, and up to which it changes that in the
-small steps of `finetune`: those of `train`, or all where no split is given. benchmarks/few_images.py measures
-where each is better than random weights."""
+small steps of `finetune`: those of `train`, or all where no split is given.
+benchmarks/results/2026-11-25-few_images.md measures where each is better than random weights."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, init=False, repr=False)
@@ -245,7 +245,7 @@ RECIPES["lora"] = RECIPES["finetune"].replace(lora=8, lr=4e-3, lr_width=128, war
 
 # vitascope train --data FOLDER --weights cifar10 --recipe small-finetune
 # `small-data` from the weights of a small model, with smaller steps: the default for a few hundred images, on
-# which the smaller steps of `finetune` learn less (benchmarks/few_images.py).
+# which the smaller steps of `finetune` learn less (benchmarks/results/2026-11-25-few_images.md).
 RECIPES["small-finetune"] = RECIPES["small-data"].replace(model=None, model_options={}, lr=1e-3)
 
 # vitascope train --data FOLDER --weights MODEL --recipe linear-probe

@@ -41,7 +41,7 @@ MISFITS = np.array([0.01, 0.02, 0.04, 0.08, 0.16])
 """Deviations of the logarithm of an error from the law: training sets differ, and the law is not exact."""
 DRIFT = 0.2
 """Deviation of the logarithm of an error, for each e-fold of images beyond the largest size. It was chosen
-for the coverage of the intervals on the digits, which `benchmarks/probe_coverage.py` measures."""
+for the coverage of the intervals on the digits (benchmarks/results/2026-11-26-probe_coverage.md)."""
 UPPER = (1 + CONFIDENCE) / 2
 TIMES = {2: "twice as many labels", 4: "four times as many labels"}
 

@@ -97,8 +97,8 @@ class ProbeScore:
         classifier: with its one setting.
         validated: measured by cross-validation on the training images. Its interval counts images, so it is
             too narrow where they come in groups. It holds the accuracy on new images less often than in 95%
-            (`benchmarks/probe_coverage.py`): the best of many is a little too good, fits on fewer images are
-            a little worse.
+            (benchmarks/results/2026-11-26-probe_coverage.md): the best of many is a little too good, fits on
+            fewer images are a little worse.
         tested: measured once on the test images, after the choice.
         head: of a linear classifier, fitted on all training images: weight (K, D) and bias (K,).
         held_out: probabilities of the training images by classifiers that did not see them, float32 (N, K).
