@@ -10,7 +10,7 @@
 # Logs and tables as Markdown and JSON go to $OUT, by default benchmarks/results. A part that fails or reaches
 # its limit does not stop the others: the last line names it, and the exit status is 1. DATA is CIFAR-10 as
 # `vitascope train` takes it; without a network, an archive of its images as files. FOLDER has wheels of what
-# this machine lacks of tyro, captum, timm and what they need. --dry takes tiny sizes on a CPU, to test the
+# this machine lacks of tyro, timm and what they need. --dry takes tiny sizes on a CPU, to test the
 # script, by default into a new folder.
 set -u
 export VITASCOPE_FEATURES_GB=0 # features of one device must not be read by the other
@@ -65,7 +65,7 @@ export OUT
 mkdir -p "$OUT" || exit 2
 echo "results: $OUT"
 if [ -n "$wheels" ]; then
-    for package in tyro captum timm; do
+    for package in tyro timm; do
         python3 -c "import $package" 2>/dev/null ||
             python3 -m pip install --quiet --no-index --find-links "$wheels" "$package" || exit 1
     done

@@ -1,9 +1,6 @@
 """Integrated gradients against a quadrature by hand in float64, and their axioms."""
 
-import ast
 import copy
-import inspect
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -257,11 +254,3 @@ def test_invalid_request_is_rejected_and_the_mode_restored() -> None:
     with pytest.raises(UserError, match="image 1 has values that are not finite"):
         integrated_gradients(model, images_of(model) * torch.tensor([1, float("nan")])[:, None, None, None])
     assert model.training
-
-
-def test_captum_is_imported_only_when_it_is_used() -> None:
-    source = ast.parse(Path(inspect.getfile(pixel_attributions)).read_text(encoding="utf-8"))
-    at_once = [node for node in source.body if isinstance(node, ast.Import | ast.ImportFrom)]
-    assert len(at_once) > 3
-    assert not any("captum" in ast.unparse(node) for node in at_once)
-    assert "captum" in ast.unparse(source)

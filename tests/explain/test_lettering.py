@@ -1,5 +1,6 @@
 """Text of any script in figures: class names and file names."""
 
+import functools
 import itertools
 import logging
 import shutil
@@ -11,14 +12,14 @@ import matplotlib.text
 import numpy as np
 import pytest
 from matplotlib import font_manager
+from matplotlib.figure import Figure
 from matplotlib.transforms import Bbox
 
 from tests.explain.figures import assert_shows_something, drawn, texts
 from vitascope.explain import lettering, plots
-from vitascope.explain.lettering import fitted, note_on, short
+from vitascope.explain.lettering import fitted, short
 from vitascope.explain.pictures import Picture
 from vitascope.report.charts import draw_confusion
-from vitascope.report.svg import blank_figure
 
 ODD_NAMES = [
     "$5 to $10",
@@ -37,6 +38,7 @@ def no_warning(caplog: pytest.LogCaptureFixture):
     """Matplotlib has two ways to warn on the console; users should see neither."""
     with warnings.catch_warnings(), caplog.at_level(logging.WARNING, logger="matplotlib"):
         warnings.simplefilter("error")
+        warnings.filterwarnings("ignore", message=plots.MISSING)
         yield
     assert caplog.records == []
 
@@ -79,55 +81,37 @@ def test_every_figure_accepts_unusual_class_names(tmp_path: Path) -> None:
         assert_shows_something(drawn(figure, tmp_path))
 
 
-def test_missing_letters_are_drawn_in_another_installed_font(tmp_path: Path) -> None:
-    letter = "\N{HIRAGANA LETTER NO}"  # in STIX, which matplotlib includes, and not in DejaVu Sans
-    figure = plots.new_figure(4, 2, f"a {letter}")
-    plots.save_figure(figure, tmp_path / "seen.png")
-    assert letter in texts(figure)
-    assert "U+" not in texts(figure)
+def families(figure: Figure) -> set[str]:
+    """The font families of all texts."""
+    return {name for text in figure.findobj(matplotlib.text.Text) for name in text.get_fontfamily()}
 
 
-@pytest.fixture
-def no_cjk_font(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine without fonts for East Asian letters."""
-    monkeypatch.setattr(lettering, "_has", lambda font, letter: ord(letter) < 0x2E80)
-    monkeypatch.setattr(lettering, "_FAMILIES", {})
-
-
-def test_letters_without_a_font_are_drawn_as_code_points_with_the_font_to_install(
-    no_cjk_font, tmp_path: Path
+def test_letters_without_any_font_are_boxes_and_one_line_names_the_fonts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    cat, dog = "\N{CJK UNIFIED IDEOGRAPH-732B}", "\N{CJK UNIFIED IDEOGRAPH-72D7}"
-    written = confusion([cat, dog], tmp_path / "confusion.png")
-    assert {"U+732B", "U+72D7", "test: all of U+732B"} <= set(written.splitlines())
-    assert "apt install fonts-noto-cjk" in written.replace("\n", " ")
-
-
-@pytest.mark.parametrize(
-    ("letter", "package"), [("\u732b", "cjk"), ("\u0e01", "core"), ("\U0001f436", "symbola")]
-)
-def test_note_names_the_font_of_the_script(letter: str, package: str) -> None:
-    assert f"fonts-{package}" in note_on(frozenset(letter), 20).replace("noto-", "")
+    monkeypatch.setattr(lettering, "_installed", list)
+    plots._tell_of_boxes.cache_clear()
+    for name in ("first.png", "second.png"):
+        confusion(["\N{CJK UNIFIED IDEOGRAPH-732B}", "b"], tmp_path / name)
+    assert capfd.readouterr().err.count("apt install fonts-noto-cjk") == 1
 
 
 def test_font_that_was_installed_after_matplotlib_listed_the_fonts_is_used(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    letter = "\N{HIRAGANA LETTER NO}"
     listed = font_manager.fontManager.ttflist
     new = next(Path(font.fname) for font in listed if Path(font.fname).name == "STIXGeneral.ttf")
     installed = Path(shutil.copy(new, tmp_path / "new.ttf"))
-    monkeypatch.setattr(lettering, "_FAMILIES", {})
     monkeypatch.setattr(
         font_manager.fontManager, "ttflist", [font for font in listed if font.name == "DejaVu Sans"]
     )
-    monkeypatch.setattr(font_manager, "findSystemFonts", lambda: [])
-    assert lettering.without_font(letter) == {letter}
     monkeypatch.setattr(font_manager, "findSystemFonts", lambda: [str(installed)])
-    figure = plots.new_figure(4, 2, f"a {letter}")
+    monkeypatch.setattr(lettering, "_installed", functools.cache(lettering._installed.__wrapped__))
+    plots._tell_of_boxes.cache_clear()
+    figure = plots.new_figure(4, 2, "a \N{HIRAGANA LETTER NO}")  # in STIX, not in DejaVu Sans
     plots.save_figure(figure, tmp_path / "seen.png")
-    assert letter in texts(figure)
-    assert "U+" not in texts(figure)
+    assert "STIXGeneral" in families(figure)
+    assert capfd.readouterr().err == ""
 
 
 # --- room for long names
@@ -140,12 +124,7 @@ NAMES = {"long": LONG, "Chinese": WIDE, "Russian": CYRILLIC, "Arabic": ARABIC, "
 
 
 @pytest.mark.parametrize("names", NAMES.values(), ids=NAMES)
-@pytest.mark.parametrize("has_font", [True, False])
-def test_captions_of_neighbours_do_not_overlap(
-    names: list[str], has_font: bool, request: pytest.FixtureRequest, tmp_path: Path
-) -> None:
-    if not has_font:
-        request.getfixturevalue("no_cjk_font")
+def test_captions_of_neighbours_do_not_overlap(names: list[str], tmp_path: Path) -> None:
     captions = [plots.Caption(name, 0.87, names[place - 1]) for place, name in enumerate(names)]
     figure = plots.draw_grid([np.zeros((8, 8, 3), np.uint8)] * 10, captions, "predictions")
     plots.save_figure(figure, tmp_path / "seen.png")
@@ -158,12 +137,9 @@ def test_captions_of_neighbours_do_not_overlap(
 
 
 @pytest.mark.parametrize("names", NAMES.values(), ids=NAMES)
-@pytest.mark.parametrize("has_font", [True, False])
 def test_confusion_matrix_stays_large_and_its_names_inside_the_figure(
-    names: list[str], has_font: bool, request: pytest.FixtureRequest, tmp_path: Path
+    names: list[str], tmp_path: Path
 ) -> None:
-    if not has_font:
-        request.getfixturevalue("no_cjk_font")
     new = partial(plots.new_figure, title="test: 87.50% of 200 correct (most frequent class: 10.00%)")
     figure = draw_confusion(np.eye(10, dtype=np.int64), names, new=new)
     plots.save_figure(figure, tmp_path / "seen.png")
@@ -179,19 +155,6 @@ def test_confusion_matrix_stays_large_and_its_names_inside_the_figure(
 
 def _within(box: Bbox, around: Bbox) -> bool:
     return bool(around.x0 <= box.x0 and around.y0 <= box.y0 and box.x1 <= around.x1 and box.y1 <= around.y1)
-
-
-def test_room_for_names_in_the_page_does_not_depend_on_installed_fonts(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def size() -> tuple[float, ...]:
-        figure = draw_confusion(np.eye(10, dtype=np.int64), WIDE, new=blank_figure, fonts="browser")
-        return tuple(figure.get_size_inches())
-
-    with_fonts = size()
-    monkeypatch.setattr(lettering, "_has", lambda font, letter: ord(letter) < 0x2E80)
-    monkeypatch.setattr(lettering, "_FAMILIES", {})
-    assert size() == with_fonts
 
 
 def test_fitted_name_uses_the_room_and_not_more() -> None:

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import math
+import re
+import sys
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+import warnings
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +22,7 @@ from matplotlib.image import AxesImage
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
 
-from vitascope.explain.lettering import LiteralFigure, fitted, lay_out, width_of, without_font, writer
+from vitascope.explain.lettering import LiteralFigure, fitted, lay_out, width_of
 from vitascope.explain.pictures import Box, FloatArray, Picture, Uint8Array, overlay, shown
 
 RIGHT, WRONG, INK, GREY = "#1a7f4b", "#c2352b", "#222222", "#8a8a8a"
@@ -29,6 +33,8 @@ MAX_LINES = 5
 """Lines of a caption."""
 COMPRESSION = 4
 """zlib's level for PNGs: photographs take half of level 6's time, and 5% more bytes."""
+MISSING = "Glyph .* missing from font"
+"""Matplotlib's warning of a letter that no font has."""
 TITLE_SIZE, BOLD = 12, 1.12
 """Points of a title, and the width of bold letters in normal ones."""
 _TILE, _GAP = 96, 6
@@ -39,9 +45,8 @@ def new_figure(width: float, height: float, title: str = "") -> Figure:
     """A figure with a size in inches; a title wider than the figure is wrapped."""
     figure = LiteralFigure(figsize=(width, height), layout="constrained", dpi=120, label=title)
     if title:
-        write, letters = writer(title), len(title)
-        lines = [title]
-        while letters > 4 and any(BOLD * width_of(write(line), TITLE_SIZE) > 0.96 * width for line in lines):
+        letters, lines = len(title), [title]
+        while letters > 4 and any(BOLD * width_of(line, TITLE_SIZE) > 0.96 * width for line in lines):
             letters -= 1
             lines = textwrap.wrap(title, letters)
         figure.suptitle("\n".join(lines), fontsize=TITLE_SIZE, color=INK, fontweight="bold")
@@ -49,11 +54,27 @@ def new_figure(width: float, height: float, title: str = "") -> Figure:
 
 
 def save_figure(figure: Figure, path: Path) -> Path:
-    """Write a PNG."""
+    """Write a PNG; letters that no font has are boxes, which one line on stderr tells."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    lay_out(figure)
-    figure.savefig(path, pil_kwargs={"compress_level": COMPRESSION})
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.filterwarnings("always", message=MISSING)
+        lay_out(figure)
+        figure.savefig(path, pil_kwargs={"compress_level": COMPRESSION})
+    for warning in caught:
+        if re.match(MISSING, str(warning.message)):
+            _tell_of_boxes()
+        else:
+            warnings.warn(warning.message, warning.category, stacklevel=2)
     return path
+
+
+@functools.cache  # once per process
+def _tell_of_boxes() -> None:
+    print(
+        "vitascope: figures have boxes for letters that no installed font has: install Noto Sans CJK "
+        "(Debian, Ubuntu: apt install fonts-noto-cjk) or another font of their script, and draw again",
+        file=sys.stderr,
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,10 +114,10 @@ class CaptionLine:
     after: str = ""
     colour: str = INK
 
-    def text(self, inches: float, size: float, written: Callable[[str], str] = str) -> str:
+    def text(self, inches: float, size: float) -> str:
         """The line with at most this width, at a font size in points, by a shorter name."""
         room = inches - width_of(self.before + self.after, size)
-        return f"{self.before}{fitted(self.name, room, size, written)}{self.after}"
+        return f"{self.before}{fitted(self.name, room, size)}{self.after}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -136,7 +157,6 @@ def draw_grid(
     width, height, size = 1.45 * max(1.0, ratio), 1.45, 9  # inches, inches, points
     line_height = 0.15
     lined = [caption.lines() for caption in captions]
-    write = writer("".join(line.name for lines in lined for line in lines))
     text_height = 0.05 + line_height * max(1, *map(len, lined))
     figure = new_figure(width * columns, (height + text_height) * rows + 0.4, title)
     axes = figure.subplots()
@@ -146,7 +166,7 @@ def draw_grid(
         place_tile(axes, picture, (left, top, width - 0.06, height - 0.06), cmap="gray", vmin=0, vmax=255)
         place, foot = left + width / 2, top - 0.04
         for colour, same in itertools.groupby(reversed(lines), lambda line: line.colour):  # from below
-            block = [line.text(width - 0.18, size, write) for line in same][::-1]
+            block = [line.text(width - 0.18, size) for line in same][::-1]
             axes.text(place, foot, "\n".join(block), color=colour, fontsize=size, ha="center", va="bottom")
             foot -= line_height * len(block)
     axes.set_axis_off()
@@ -173,21 +193,19 @@ def draw_similar(
     width, height, text_height = 1.45 * min(2.0, max(1.0, ratio)), 1.45, 0.5  # inches
     times = min(2, rows)  # as large is the picture
     start = times * width + 0.25 if picture is not None else 0.0
-    letters = name + "".join(text for _, text in captions)
-    write = writer(letters)
     across, down = start + width * columns, (height + text_height) * rows
     figure = new_figure(max(4.5, across), down, title)
     lines = figure.get_suptitle().count("\n") + 1
-    figure.set_figheight(down + 0.2 * lines + (0.6 if without_font(letters) else 0.2))
+    figure.set_figheight(down + 0.2 * lines + 0.2)
     axes = figure.subplots()
     if picture is not None:
         axes.axvline(start - 0.15, color=GREY, linewidth=0.75)
         side = min(times * width - 0.06, times * height + text_height) if times > 1 else height
-        _place_above(axes, picture, (0, 0, times * width - 0.06, side), [CaptionLine(name=name)], write)
+        _place_above(axes, picture, (0, 0, times * width - 0.06, side), [CaptionLine(name=name)])
     for index, (tile, (similarity, label)) in enumerate(zip(similar, captions, strict=True)):
         row, column = divmod(index, columns)
         box = (start + column * width, row * (height + text_height), width - 0.06, height)
-        _place_above(axes, tile, box, [CaptionLine(after=similarity), CaptionLine(name=label)], write)
+        _place_above(axes, tile, box, [CaptionLine(after=similarity), CaptionLine(name=label)])
     axes.set_axis_off()
     axes.set(xlim=(0, across), ylim=(down, 0), aspect="equal")
     return figure
@@ -198,7 +216,6 @@ def _place_above(
     tile: Uint8Array | None,
     box: tuple[float, float, float, float],
     lines: Sequence[CaptionLine],
-    write: Callable[[str], str],
 ) -> None:
     """Draw a tile in a box (left, top, width, height) of the axes, in inches, and lines below the box."""
     left, top, width, height = box
@@ -211,7 +228,7 @@ def _place_above(
         text.set(ha="center", va="center")
     else:
         place_tile(axes, tile, box, cmap="gray", vmin=0, vmax=255)
-    caption = "\n".join(line.text(width - 0.12, size, write) for line in lines)
+    caption = "\n".join(line.text(width - 0.12, size) for line in lines)
     axes.text(middle, top + height + 0.05, caption, color=INK, fontsize=size, ha="center", va="top")
 
 

@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from vitascope.explain.lettering import fitted, note_on, width_of, without_font, writer
+from vitascope.explain.lettering import fitted, width_of
 from vitascope.explain.plots import GREY, INK, RIGHT, SERIES, WRONG, new_figure, plain
 from vitascope.run.average_precision import precision_recall
 from vitascope.run.label_measures import LabelScore
@@ -47,7 +47,6 @@ TITLE = "title:"
 
 Records = Sequence[Mapping[str, Any]]
 NewFigure = Callable[[float, float], Figure]
-Fonts = Literal["installed", "browser"]
 
 
 def curve_names(epochs: Records, steps: Records) -> list[str]:
@@ -196,19 +195,14 @@ def plot_runs(axes: Axes, curves: Sequence[Curve], name: str, by: str) -> None:
 
 
 def draw_confusion(
-    confusion: npt.NDArray[np.int64],
-    class_names: Sequence[str],
-    *,
-    new: NewFigure = new_figure,
-    fonts: Fonts = "installed",
+    confusion: npt.NDArray[np.int64], class_names: Sequence[str], *, new: NewFigure = new_figure
 ) -> Figure:
     """Counts (K, K), true class down and predicted class across: correct ones blue, mistakes red.
 
     Stronger colours are larger shares of the true class; of mistakes, their square roots, as most are small.
-    `fonts` write the names.
     """
     K = len(class_names)
-    figure, axes = _matrix_axes(class_names, new, fonts)
+    figure, axes = _matrix_axes(class_names, new)
     totals = confusion.sum(axis=1)
     shares = confusion / np.maximum(totals, 1)[:, None]
     strengths = np.where(np.eye(K, dtype=bool), shares, np.sqrt(shares))
@@ -234,7 +228,7 @@ def draw_confusion(
     return figure
 
 
-def _matrix_axes(class_names: Sequence[str], new: NewFigure, fonts: Fonts) -> tuple[Figure, Axes]:
+def _matrix_axes(class_names: Sequence[str], new: NewFigure) -> tuple[Figure, Axes]:
     """A figure, and square axes in it with the names on both sides, for which it has room.
 
     The names are measured here, because matplotlib would take their width from the matrix, and because the
@@ -242,16 +236,13 @@ def _matrix_axes(class_names: Sequence[str], new: NewFigure, fonts: Fonts) -> tu
     """
     K = len(class_names)
     named, size = K <= MAX_CLASSES, 9 if K <= WITH_COUNTS else 6
-    letters = "".join(class_names) if fonts == "installed" else ""
-    write, missing = writer(letters), without_font(letters)
-    names = [fitted(name, LONGEST_NAME, size, write) for name in class_names] if named else []
-    widest = max((width_of(write(name), size) for name in names), default=0.0)
+    names = [fitted(name, LONGEST_NAME, size) for name in class_names] if named else []
+    widest = max((width_of(name, size) for name in names), default=0.0)
     is_turned = max(map(len, names), default=0) > 2
     side = min(10.5, max(2.5, 0.5 * K))
     left, right = widest + 0.45, 0.15
     width = left + side + right
-    note = 0.13 * len(note_on(missing, width).splitlines()) if missing and named else 0.0
-    below = note + 0.45 + (math.sqrt(0.5) * widest + 0.1 if is_turned else 0.15)
+    below = 0.45 + (math.sqrt(0.5) * widest + 0.1 if is_turned else 0.15)
     figure = new(width, below + side)
     height = below + side + 0.15 + 0.25 * len(figure.get_suptitle().splitlines())
     figure.set_layout_engine("none")
@@ -262,7 +253,7 @@ def _matrix_axes(class_names: Sequence[str], new: NewFigure, fonts: Fonts) -> tu
         axes.set_xticks(range(K), names, fontsize=size, **(turned if is_turned else {}))
         axes.set_yticks(range(K), names, fontsize=size)
     across, down = (left + side / 2) / width, (below + side / 2) / height
-    figure.text(across, (note + 0.1) / height, "predicted", ha="center", va="bottom", fontsize=10)
+    figure.text(across, 0.1 / height, "predicted", ha="center", va="bottom", fontsize=10)
     figure.text(0.1 / width, down, "true", ha="left", va="center", rotation=90, fontsize=10)
     return figure, axes
 
@@ -317,14 +308,13 @@ def extreme_classes(score: LabelScore) -> tuple[list[int], list[int]]:
 
 
 def draw_precision_recall(
-    predictions: Predictions, score: LabelScore, *, new: NewFigure = new_figure, fonts: Fonts = "installed"
+    predictions: Predictions, score: LabelScore, *, new: NewFigure = new_figure
 ) -> Figure:
     """Precision by recall of the classes of `extreme_classes`: the worst solid, the best dashed.
 
-    The area under a curve is the class's average precision. `fonts` write the names.
+    The area under a curve is the class's average precision.
     """
     names = predictions.class_names
-    write = writer("".join(names) if fonts == "installed" else "")
     worst, best = extreme_classes(score)
     figure = new(5.2, 4.4)
     axes = figure.subplots()
@@ -338,7 +328,7 @@ def draw_precision_recall(
             color=RUN_COLOURS[place],
             linestyle="solid" if place < len(worst) else "dashed",
             linewidth=1.6,
-            label=f" {fitted(names[k], LEGEND_NAME, 8, write)}, AP {score.ap[k]:.1%}",
+            label=f" {fitted(names[k], LEGEND_NAME, 8)}, AP {score.ap[k]:.1%}",
         )
     plain(axes, xlabel="recall", ylabel="precision")
     axes.set(xlim=(0, 1.01), ylim=(0, 1.02))

@@ -138,7 +138,7 @@ def _confusion(
     matrix = None
     if K <= MAX_CLASSES:
         alt = f"Confusion matrix of {K} classes: {np.trace(confusion)} of {confusion.sum()} correct"
-        draw = partial(draw_confusion, confusion, names, new=blank_figure, fonts="browser")
+        draw = partial(draw_confusion, confusion, names, new=blank_figure)
         matrix = embed(draw, "confusion", alt, per_inch=88, least=0.75)
     cards = []
     for pair, (wrong, right) in zip(pairs, paired, strict=False):

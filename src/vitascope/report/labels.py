@@ -78,7 +78,7 @@ def _said(row: tuple[str, ...]) -> tuple[str, ...]:
 
 def _precision_recall(predictions: Predictions, score: LabelScore) -> dict[str, Any]:
     """The curves of the worst and the best classes."""
-    draw = partial(draw_precision_recall, predictions, score, new=blank_figure, fonts="browser")
+    draw = partial(draw_precision_recall, predictions, score, new=blank_figure)
     _, best = extreme_classes(score)
     return {
         "drawing": embed(draw, "precision-recall", "precision by recall", width=680),
