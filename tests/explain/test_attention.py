@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tests.explain import MODELS, heatmap, shares
-from tests.model import random_images, small_model, small_resnet
+from tests.model import random_images, small_model
 from vitascope import explain
 from vitascope.errors import UserError
 from vitascope.explain.attention import (
@@ -26,9 +26,6 @@ from vitascope.model.vit import VisionTransformer
 
 # --- attention
 
-
-SHAPES = [{"image_size": 32}, {"image_size": (16, 48)}, {"image_size": (24, 32), "patch_size": (12, 4)}]
-METHODS = [explain.attention, explain.rollout]
 
 of_every_model = pytest.mark.parametrize("options", MODELS.values(), ids=MODELS)
 
@@ -58,28 +55,6 @@ def test_shares_cover_exactly_the_pooled_tokens(options: dict[str, Any]) -> None
     if model.config.option("pool") not in ("map", "sequence"):
         pooled = model.pool(torch.eye(len(share))[None]).reshape(-1, len(share))
         np.testing.assert_allclose(pooled.mean(dim=0), share, atol=1e-7)
-
-
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize(
-    ("options", "shape"),
-    [
-        *((options, SHAPES[index % 3]) for index, options in enumerate(MODELS.values())),
-        *((MODELS[name], shape) for name in ("class_token", "mean", "window") for shape in SHAPES),
-    ],
-)
-def test_heatmaps_have_the_patch_grid_and_a_maximum_of_one(
-    method: Any, options: dict[str, Any], shape: dict[str, Any]
-) -> None:
-    model = small_model(**options, **shape)
-    heat = method(model, images_of(model))
-    assert heat.shape == (3, *model.config.grid)
-    assert heat.dtype == torch.float32
-    assert not heat.requires_grad
-    assert (heat >= 0).all()
-    torch.testing.assert_close(heat.amax(dim=(1, 2)), torch.ones(3))
-    assert heat.amin(dim=(1, 2)).max() < 0.999  # patches differ
-    assert not torch.allclose(heat[0], heat[1])  # and so do images
 
 
 @of_every_model
@@ -140,12 +115,6 @@ def test_weights_of_a_layer_equal_the_trace() -> None:
         torch.testing.assert_close(weights, traced[layer])
 
 
-def test_last_layer_and_mean_of_heads_are_the_default() -> None:
-    model = small_model()
-    images = images_of(model)
-    assert torch.equal(explain.attention(model, images), explain.attention(model, images, 2, None))
-
-
 def test_patch_attended_by_the_class_token_is_the_warmest() -> None:
     model = small_model(depth=1, num_heads=1, embed_dim=8)
     with torch.no_grad():  # keys that are large for patches of one colour, a constant query
@@ -164,24 +133,6 @@ def test_patch_attended_by_the_class_token_is_the_warmest() -> None:
     assert heat.flatten().sort().values[-2] < 0.5
 
 
-@pytest.mark.parametrize("method", METHODS)
-@of_every_model
-def test_other_resolution_has_its_own_grid(method: Any, options: dict[str, Any]) -> None:
-    model = small_model(**options)
-    images = random_images(2, 3, 48, 16)
-    heat = method(model, images)
-    assert heat.shape == (2, *model.config.grid_of((48, 16)))
-    model.resize((48, 16))
-    assert torch.equal(method(model, images), heat)
-
-
-@pytest.mark.parametrize("layer", [3, 99, -4])
-def test_missing_layer_is_rejected_with_the_range(layer: int) -> None:
-    model = small_model()
-    with pytest.raises(UserError, match=rf"no layer {layer}: the model has 3, 0 to 2"):
-        explain.attention(model, images_of(model), layer=layer)
-
-
 @pytest.mark.parametrize("head", [2, -1])
 def test_missing_head_is_rejected_with_the_range(head: int) -> None:
     model = small_model()
@@ -189,63 +140,11 @@ def test_missing_head_is_rejected_with_the_range(head: int) -> None:
         explain.attention(model, images_of(model), head=head)
 
 
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("training", [True, False])
-def test_model_runs_in_evaluation_mode_and_is_restored(method: Any, training: bool) -> None:
-    model = small_model(dropout=0.5, attention_dropout=0.5, drop_path=0.5, patch_dropout=0.5)
-    images = images_of(model)
-    expected = method(model, images)
-    model.train(training)
-    torch.testing.assert_close(method(model, images), expected)
-    assert model.training is training
-
-
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("without", [torch.enable_grad, torch.no_grad, torch.inference_mode])
-def test_model_and_images_are_not_changed(method: Any, without: Any) -> None:
-    model, images = small_model(), random_images(2, 3, 32, 32)
-    expected, values = method(model, images), images.clone()
-    images.requires_grad_()
-    with without():
-        assert torch.equal(method(model, images), expected)
-    assert images.grad is None
-    assert images.requires_grad
-    assert torch.equal(images, values)
-    for parameter in model.parameters():
-        assert parameter.grad is None
-        assert parameter.requires_grad
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_model_is_restored_after_an_error(method: Any) -> None:
-    model = small_model().train()
-    with pytest.raises(UserError):
-        method(model, random_images(1, 3, 33, 32))
-    assert model.training
-
-
-@pytest.mark.parametrize("method", METHODS)
-@of_every_model
-def test_half_precision_model_has_float32_maps(method: Any, options: dict[str, Any]) -> None:
-    model = small_model(**options)
-    images = images_of(model)
-    expected = method(model, images)
-    heat = method(model.to(torch.bfloat16), images.to(torch.bfloat16))
-    assert heat.dtype == torch.float32
-    torch.testing.assert_close(heat, expected, atol=0.1, rtol=0)
-
-
 def test_model_that_attends_to_no_patch_has_a_map_of_zeros() -> None:
     model = small_model(num_registers=1)
     rows = torch.zeros(2, 18, 18)
     rows[:, :, 1] = 1  # all tokens attend to the register
     assert torch.equal(to_heatmap(model, random_images(2, 3, 32, 32), rows), torch.zeros(2, 4, 4))
-
-
-def test_resnet_is_rejected() -> None:
-    for method in METHODS:
-        with pytest.raises(UserError, match="a ResNet has no attention to show"):
-            method(small_resnet(), random_images(1, 3, 32, 32))
 
 
 # --- heads
@@ -263,21 +162,6 @@ def test_each_map_equals_that_of_its_layer_and_head(options: dict[str, Any]) -> 
         for head in range(2):
             torch.testing.assert_close(maps[:, layer, head], explain.attention(model, images, layer, head))
     torch.testing.assert_close(maps.amax(dim=(3, 4)), torch.ones(2, 3, 2))
-
-
-@pytest.mark.parametrize("training", [True, False])
-def test_model_of_heads_runs_in_evaluation_mode_and_is_restored(training: bool) -> None:
-    model = small_model(dropout=0.5, attention_dropout=0.5, drop_path=0.5)
-    images = random_images(2, 3, 32, 32)
-    expected = head_maps(model, images)
-    model.train(training)
-    torch.testing.assert_close(head_maps(model, images), expected)
-    assert model.training is training
-
-
-def test_head_maps_of_resnet_are_rejected() -> None:
-    with pytest.raises(UserError, match="a ResNet has no attention to show"):
-        head_maps(small_resnet(), random_images(1, 3, 32, 32))
 
 
 # --- patch attention
@@ -316,14 +200,6 @@ def test_map_is_the_patchs_row_of_the_traced_weights(options: dict[str, Any]) ->
             np.testing.assert_allclose(heat[image], expected / expected.max(), atol=1e-5, err_msg=message)
 
 
-def test_patch_attention_defaults_to_the_last_layer_and_the_mean_of_heads() -> None:
-    model = small_model()
-    images = images_for_patch_attention(model)
-    assert torch.equal(
-        patch_attention(model, images, (1, 2)), patch_attention(model, images, (1, 2), 2, None)
-    )
-
-
 def test_patch_attends_within_its_window() -> None:
     model = small_model(attention="window", window=2)
     heat = patch_attention(model, images_for_patch_attention(model), (1, 2))
@@ -356,33 +232,11 @@ def test_missing_patch_is_rejected_with_rows_and_columns(patch: tuple[int, int])
         patch_attention(model, images_for_patch_attention(model), patch)
 
 
-@pytest.mark.parametrize("layer", [3, -4])
-def test_missing_layer_of_patch_attention_is_rejected_with_the_range(layer: int) -> None:
-    model = small_model()
-    with pytest.raises(UserError, match=f"no layer {layer}: the model has 3, 0 to 2"):
-        patch_attention(model, images_for_patch_attention(model), (0, 0), layer)
-
-
 @pytest.mark.parametrize("head", [2, -1])
 def test_missing_head_of_patch_attention_is_rejected_with_the_range(head: int) -> None:
     model = small_model()
     with pytest.raises(UserError, match=f"no head {head}: each layer has 2, 0 to 1"):
         patch_attention(model, images_for_patch_attention(model), (0, 0), head=head)
-
-
-@pytest.mark.parametrize("training", [True, False])
-def test_model_of_patch_attention_runs_in_evaluation_mode_and_is_restored(training: bool) -> None:
-    model = small_model(dropout=0.5, attention_dropout=0.5, drop_path=0.5, patch_dropout=0.5)
-    images = images_for_patch_attention(model)
-    expected = patch_attention(model, images, (0, 1))
-    model.train(training)
-    torch.testing.assert_close(patch_attention(model, images, (0, 1)), expected)
-    assert model.training is training
-
-
-def test_patch_attention_of_a_resnet_is_rejected() -> None:
-    with pytest.raises(UserError, match="a ResNet has no attention to show"):
-        patch_attention(small_resnet(), random_images(1, 3, 32, 32), (0, 0))
 
 
 # --- streams
@@ -442,14 +296,3 @@ def test_nothing_else_is_kept() -> None:
     assert stream.values == {}
     assert stream.attended == []
     assert stream.attention == []
-
-
-def test_model_of_streams_runs_in_evaluation_mode_and_is_restored() -> None:
-    model, images = small_model(dropout=0.5, drop_path=0.5), random_images(2, 3, 32, 32)
-    expected: list[Tensor] = []
-    stream_attention(model, images, expected.append)
-    handed: list[Tensor] = []
-    stream_attention(model.train(), images, handed.append)
-    assert model.training
-    for weights, same in zip(handed, expected, strict=True):
-        assert torch.equal(weights, same)

@@ -4,7 +4,6 @@ The last part tests every method that explains a class.
 """
 
 import copy
-import functools
 from collections.abc import Callable
 from typing import Any, get_args
 
@@ -17,9 +16,7 @@ from tests.explain import MODELS
 from tests.model import random_images, small_model, small_resnet
 from vitascope.errors import UserError
 from vitascope.explain.gradcam import Layer, Variant, grad_cam
-from vitascope.explain.occlusion import occlusion
-from vitascope.explain.rollout import gradient_rollout
-from vitascope.explain.targets import ClassDifference, ClassScore, FeatureCosine
+from vitascope.explain.targets import ClassDifference, FeatureCosine
 from vitascope.model.resnet import ResNet
 from vitascope.model.vision_model import VisionModel
 
@@ -27,18 +24,10 @@ HYBRID = {"stem": "resnet", "resnet_layers": (1, 2), "resnet_width": 4}
 THEN_NORM = {"pool": "mean", "pool_norm": "after"}
 CLASSES = [4, 0, 2]
 VARIANTS: tuple[Variant, ...] = get_args(Variant)
-METHODS = {
-    "gradient_rollout": gradient_rollout,
-    "occlusion": occlusion,
-    **{variant: functools.partial(grad_cam, variant=variant) for variant in VARIANTS},
-}
-
 of_every_model = pytest.mark.parametrize(
     "options", [*MODELS.values(), HYBRID, THEN_NORM], ids=[*MODELS, "resnet stem", "mean, then norm"]
 )
 of_every_variant = pytest.mark.parametrize("variant", VARIANTS)
-of_every_method = pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
-
 Score = Callable[[Tensor, Tensor], Tensor]
 """Pooled representation (B, D) and logits (B, K) to the sum of what is explained."""
 
@@ -255,12 +244,6 @@ def test_only_layers_above_are_differentiated(monkeypatch: pytest.MonkeyPatch) -
     assert recorded == [False, False, True, True]
 
 
-@pytest.mark.parametrize("layer", [3, -4, 99])
-def test_missing_layer_is_rejected_with_the_range(layer: int) -> None:
-    with pytest.raises(UserError, match=rf"no layer {layer}: the model has 3, 0 to 2"):
-        grad_cam(small_model(), random_images(1, 3, 32, 32), layer=layer)
-
-
 def test_layer_of_a_resnet_is_rejected() -> None:
     with pytest.raises(UserError, match="layer 0: a ResNet has only its last feature map"):
         grad_cam(small_resnet(), random_images(1, 3, 32, 32), layer=0)
@@ -272,183 +255,3 @@ def test_unknown_variant_is_rejected_with_the_known_ones() -> None:
 
 
 # Every method that explains a class
-
-
-@of_every_method
-def test_default_target_is_the_predicted_class(method: Any) -> None:
-    model, images = small_model(seed=2, pool="mean"), random_images(4, 3, 32, 32)
-    with torch.no_grad():
-        model.head.bias -= model(images).mean(dim=0)  # so that images differ in their class
-    predicted = model(images).argmax(dim=1)
-    assert len(set(predicted.tolist())) > 1
-    assert torch.equal(method(model, images), method(model, images, predicted))
-
-
-@of_every_method
-def test_class_is_selected_by_number_name_or_score(method: Any) -> None:
-    model = small_model(class_names=("ant", "bee", "cat", "dog", "eel"))
-    images = random_images(3, 3, 32, 32)
-    expected = method(model, images, 2)
-    for same in ("cat", torch.tensor(2), [2, "cat", 2], ClassScore(torch.tensor([2]))):
-        assert torch.equal(method(model, images, same), expected)
-    assert not torch.allclose(method(model, images, "dog"), expected)
-
-
-@of_every_method
-@pytest.mark.parametrize("options", [{}, {"pool": "mean"}])
-def test_each_image_is_explained_by_itself(method: Any, options: dict[str, Any]) -> None:
-    model, images = small_model(**options), random_images(3, 3, 32, 32)
-    together = method(model, images, CLASSES)
-    alone = [method(model, images[[index]], CLASSES[index]) for index in range(3)]
-    torch.testing.assert_close(together, torch.cat(alone), atol=1e-3, rtol=0)
-
-
-@of_every_method
-def test_half_precision_model_has_float32_maps(method: Any) -> None:
-    model, images = small_model(), random_images(3, 3, 32, 32)
-    expected = method(model, images, 1)
-    heat = method(model.to(torch.bfloat16), images.to(torch.bfloat16), 1)
-    assert heat.dtype == torch.float32
-    torch.testing.assert_close(heat.amax(dim=(1, 2)), torch.ones(3))
-    assert np.corrcoef(heat.flatten(), expected.flatten())[0, 1] > 0.97
-
-
-@of_every_method
-@pytest.mark.parametrize("without", [torch.no_grad, torch.inference_mode])
-def test_map_is_the_same_under_no_grad(method: Any, without: Any) -> None:
-    model, images = small_model(positions="rotary"), random_images(2, 3, 32, 32)
-    expected = method(model, images)
-    with without():
-        heat = method(model, images.clone())
-        assert torch.is_grad_enabled() is False
-    assert torch.equal(heat, expected)
-
-
-@of_every_method
-@pytest.mark.parametrize("kind", ["vit", "mean", "resnet"])
-def test_model_and_images_are_not_changed(method: Any, kind: str) -> None:
-    if kind == "resnet" and method is gradient_rollout:
-        pytest.skip("a ResNet has no attention")
-    model = small_resnet() if kind == "resnet" else small_model(pool="mean" if kind == "mean" else "cls")
-    images = random_images(2, 3, 64, 64).requires_grad_()
-    first, *_ = model.parameters()
-    first.requires_grad_(False)
-    model.head.weight.grad = torch.full_like(model.head.weight, 7)
-    model.head.eval()
-    before = copy.deepcopy(model.train())
-    model.head.eval()
-    values = images.detach().clone()
-    heat = method(model, images, 1)
-    assert not heat.requires_grad
-    assert images.grad is None
-    assert images.requires_grad
-    assert torch.equal(images, values)
-    for (name, parameter), old in zip(model.named_parameters(), before.parameters(), strict=True):
-        assert torch.equal(parameter, old), name
-        assert parameter.requires_grad is (parameter is not first), name
-        assert (parameter.grad is None) is (name != "head.weight"), name
-    assert (model.head.weight.grad == 7).all()
-    for (name, buffer), old in zip(model.named_buffers(), before.buffers(), strict=True):
-        assert torch.equal(buffer, old), name
-    assert {name for name, part in model.named_modules() if not part.training} == {"head"}
-
-
-@of_every_method
-def test_model_with_only_frozen_parameters_is_explained(method: Any) -> None:
-    model, images = small_model(), random_images(2, 3, 32, 32)
-    expected = method(model, images)
-    for parameter in model.parameters():
-        parameter.requires_grad_(False)
-    assert torch.equal(method(model, images), expected)
-
-
-@of_every_method
-def test_model_runs_in_evaluation_mode_and_is_restored(method: Any) -> None:
-    model = small_model(dropout=0.5, attention_dropout=0.5, drop_path=0.5, patch_dropout=0.5)
-    images = random_images(2, 3, 32, 32)
-    expected = method(model, images)
-    model.train()
-    torch.testing.assert_close(method(model, images), expected)
-    assert model.training
-    with pytest.raises(UserError):
-        method(model, images, 9)
-    assert all(part.training for part in model.modules())
-
-
-@of_every_method
-@pytest.mark.parametrize(
-    ("options", "target", "message"),
-    [
-        ({}, 5, "no class 5; the model has 5, 0 to 4"),
-        ({}, [0, -1], "no class -1"),
-        ({}, [0, 1, 2], "3 classes for 2 images"),
-        ({"class_names": ("ant", "bee", "cat", "dog", "eel")}, "cats", "no class 'cats'"),
-        ({"head": "none"}, None, "this model has no head"),
-        ({"head": "none"}, FeatureCosine(torch.ones(1, 3)), r"features \(B, 16\).*not \(1, 3\)"),
-    ],
-)
-def test_invalid_request_is_rejected(method: Any, options: dict[str, Any], target: Any, message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        method(small_model(**options), random_images(2, 3, 32, 32), target)
-
-
-@of_every_method
-@pytest.mark.parametrize("shape", [(1, 3, 33, 32), (1, 4, 32, 32), (3, 32, 32)])
-def test_images_of_a_wrong_shape_are_rejected(method: Any, shape: tuple[int, ...]) -> None:
-    with pytest.raises(UserError):
-        method(small_model(), random_images(*shape))
-
-
-@torch.no_grad()
-def reader_of_one_feature(**options: Any) -> VisionModel:
-    """Feature 0 of a patch is its brightness, class 3 is that feature, and attention is uniform.
-
-    No positions, no MLP: patches differ in nothing else.
-    """
-    model = small_model(positions="none", depth=2, num_heads=1, embed_dim=8, **options)
-    if model.class_token is not None:
-        model.class_token.copy_(torch.eye(8)[7])
-    model.patch_embedding.weight.zero_()
-    model.patch_embedding.weight[0] = 0.1
-    model.patch_embedding.bias.copy_(torch.eye(8)[1])
-    for block in model.encoder.blocks:
-        block.attention.qkv.weight.zero_()
-        block.attention.qkv.weight[16:] = torch.eye(8)  # the values are the tokens
-        block.attention.qkv.bias.zero_()
-        block.attention.proj.weight.copy_(0.5 * torch.eye(8))
-        block.attention.proj.bias.zero_()
-        block.mlp.fc2.weight.zero_()
-        block.mlp.fc2.bias.zero_()
-    for part in model.modules():
-        if isinstance(part, nn.LayerNorm):
-            part.weight.fill_(1)
-            part.bias.zero_()
-    model.head.weight.zero_()
-    model.head.weight[3, ::8] = 1  # also of the mean, if class token and mean are concatenated
-    return model
-
-
-@of_every_method
-@pytest.mark.parametrize("options", [{}, {"pool": "mean"}, {"pool": "cls_mean", "num_registers": 2}])
-@pytest.mark.parametrize("patch", [(1, 3), (3, 0)])
-def test_the_only_patch_that_carries_the_feature_is_the_warmest(
-    method: Any, options: dict[str, Any], patch: tuple[int, int]
-) -> None:
-    model = reader_of_one_feature(**options)
-    row, column = patch
-    images = torch.zeros(1, 3, 32, 32)
-    images[:, :, 8 * row : 8 * row + 8, 8 * column : 8 * column + 8] = 1
-    heat = method(model, images, 3)[0]
-    assert divmod(int(heat.argmax()), 4) == patch
-    assert heat.flatten().sort().values[-2] < 0.9
-
-
-@of_every_method
-@pytest.mark.parametrize("options", [{}, {"pool": "mean"}, {"pool": "map", "num_registers": 2}])
-def test_without_positions_heat_moves_with_its_patch(method: Any, options: dict[str, Any]) -> None:
-    model, images = small_model(positions="none", **options), random_images(2, 3, 32, 32)
-    moved = images.clone()
-    moved[:, :, 0:8, 16:24], moved[:, :, 24:32, 8:16] = images[:, :, 24:32, 8:16], images[:, :, 0:8, 16:24]
-    expected = method(model, images, 1)
-    expected[:, 0, 2], expected[:, 3, 1] = expected[:, 3, 1].clone(), expected[:, 0, 2].clone()
-    torch.testing.assert_close(method(model, moved, 1), expected, atol=1e-3, rtol=0)

@@ -220,34 +220,9 @@ def test_only_one_layer_of_weights_is_in_memory(
     assert len(seen) == 5
 
 
-@pytest.mark.parametrize("training", [True, False])
-def test_model_runs_in_evaluation_mode_and_is_restored(training: bool) -> None:
-    model = small_model(dropout=0.5, attention_dropout=0.5, drop_path=0.5, patch_dropout=0.5)
-    images = images_of(model)
-    expected = attention_distance(model, images)
-    model.train(training)
-    torch.testing.assert_close(attention_distance(model, images), expected)
-    assert model.training is training
-
-
-def test_half_precision_model_has_float32_distances() -> None:
-    model = small_model()
-    images = images_of(model)
-    expected = attention_distance(model, images)
-    reached = attention_distance(model.to(torch.bfloat16), images.to(torch.bfloat16))
-    assert reached.dtype == torch.float32
-    torch.testing.assert_close(reached, expected, rtol=0.05, atol=0)
-
-
 def test_no_images_are_rejected() -> None:
     with pytest.raises(UserError, match="give at least one"):
         attention_distance(small_model(), random_images(0, 3, 32, 32))
-
-
-def test_resnet_is_rejected() -> None:
-    for method in (attention_distance, uniform_distance):
-        with pytest.raises(UserError, match="a ResNet has no attention to show"):
-            method(small_resnet(), random_images(1, 3, 32, 32))
 
 
 # --- positions
@@ -511,31 +486,9 @@ def test_missing_layer_is_rejected_with_the_range(layer: int) -> None:
         feature_colours(model, images_for_features(model), layer)
 
 
-@pytest.mark.parametrize("training", [True, False])
-def test_model_of_features_runs_in_evaluation_mode_and_is_restored(training: bool) -> None:
-    model = small_model(dropout=0.5, attention_dropout=0.5, drop_path=0.5, patch_dropout=0.5)
-    images = images_for_features(model)
-    expected = feature_colours(model, images)
-    model.train(training)
-    torch.testing.assert_close(feature_colours(model, images), expected)
-    assert model.training is training
-
-
-def test_half_precision_model_has_float32_colours() -> None:
-    model = small_model()
-    images = images_for_features(model)
-    colours = feature_colours(model.to(torch.bfloat16), images.to(torch.bfloat16))
-    assert colours.dtype == torch.float32
-
-
 def test_features_of_no_images_are_rejected() -> None:
     with pytest.raises(UserError, match="give at least one"):
         feature_colours(small_model(), random_images(0, 3, 32, 32))
-
-
-def test_features_of_a_resnet_are_rejected() -> None:
-    with pytest.raises(UserError, match="a ResNet has no attention to show"):
-        feature_colours(small_resnet(), random_images(1, 3, 32, 32))
 
 
 def test_features_that_are_not_finite_are_rejected() -> None:

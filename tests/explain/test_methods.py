@@ -1,13 +1,21 @@
-"""Heatmaps by the name of a method."""
+"""Heatmaps by the name of a method, and what all methods and views have in common."""
 
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
 import pytest
 import torch
+from torch import Tensor, nn
 
+from tests.explain import MODELS
 from tests.model import random_images, small_model, small_resnet
 from vitascope import explain
 from vitascope.errors import UserError
-from vitascope.explain.methods import DEFAULT_METHOD, METHODS, check_settings, methods_for
-from vitascope.explain.targets import FeatureCosine
+from vitascope.explain.methods import DEFAULT_METHOD, METHODS, Method, check_settings, methods_for
+from vitascope.explain.targets import ClassScore, FeatureCosine
+from vitascope.model.vit import VisionTransformer
 
 
 def test_heatmap_equals_the_methods_with_its_settings() -> None:
@@ -60,3 +68,202 @@ def test_methods_that_run_single_blocks_do_not_suit_a_merging_model() -> None:
         assert "token_merging=0" in METHODS[name].lacking(model)
         with pytest.raises(UserError, match="cannot be run by itself"):
             METHODS[name](model, torch.zeros(1, 3, 32, 32))
+
+
+# What all methods and views have in common
+
+VIEWS: dict[str, Callable[..., Tensor]] = {
+    **METHODS,
+    "head maps": explain.head_maps,
+    "patch attention": partial(explain.patch_attention, patch=(1, 1)),
+    "attention distance": explain.attention_distance,
+    "feature colours": explain.feature_colours,
+}
+EXPLAINING = {name: method for name, method in METHODS.items() if method.has_target}
+CLASSES = [4, 0, 2]
+
+of_every_view = pytest.mark.parametrize("view", VIEWS.values(), ids=VIEWS)
+of_every_method = pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
+of_every_explanation = pytest.mark.parametrize("method", EXPLAINING.values(), ids=EXPLAINING)
+
+
+@of_every_method
+@pytest.mark.parametrize("name", MODELS)
+def test_heatmap_has_the_patch_grid_and_a_maximum_of_one(method: Method, name: str) -> None:
+    model = small_model(**MODELS[name])
+    for size in ((32, 32), (48, 16)):
+        heat = method(model, random_images(2, 3, *size))
+        assert heat.shape == (2, *model.config.grid_of(size))
+        assert (heat.dtype, heat.requires_grad) == (torch.float32, False)
+        assert heat.amin() >= 0
+        largest = heat.amax(dim=(1, 2))
+        assert ((largest - 1).abs() < 1e-6).logical_or(largest == 0).all()  # 0 without evidence
+
+
+@of_every_method
+@pytest.mark.parametrize("options", [{}, {"pool": "mean"}])
+def test_each_image_is_explained_by_itself(method: Method, options: dict[str, Any]) -> None:
+    model, images = small_model(**options), random_images(3, 3, 32, 32)
+    alone = torch.cat([method(model, image[None]) for image in images])
+    torch.testing.assert_close(method(model, images), alone, atol=1e-3, rtol=0)
+
+
+@of_every_view
+def test_model_runs_in_evaluation_mode_and_nothing_is_changed(view: Callable[..., Tensor]) -> None:
+    model = small_model(dropout=0.5, attention_dropout=0.5, drop_path=0.5, patch_dropout=0.5)
+    images = random_images(2, 3, 32, 32)
+    expected, pixels = view(model, images), images.clone()
+    model.head.weight.grad = torch.full_like(model.head.weight, 7)
+    model.norm.weight.requires_grad_(False)
+    model.train()
+    model.head.eval()
+    before = {name: values.clone() for name, values in model.state_dict().items()}
+    torch.testing.assert_close(view(model, images.requires_grad_()), expected)
+    with pytest.raises(UserError):
+        view(model, random_images(1, 3, 33, 32))
+    assert {name for name, part in model.named_modules() if not part.training} == {"head"}
+    assert torch.equal(images, pixels)
+    assert images.grad is None
+    assert all(torch.equal(values, before[name]) for name, values in model.state_dict().items())
+    graded = {name for name, parameter in model.named_parameters() if parameter.grad is not None}
+    assert graded == {"head.weight"}
+    assert (model.head.weight.grad == 7).all()
+    frozen = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
+    assert frozen == {"norm.weight"}
+
+
+@of_every_view
+@pytest.mark.parametrize("without", [torch.no_grad, torch.inference_mode])
+def test_result_is_the_same_without_gradients_and_of_a_frozen_model(
+    view: Callable[..., Tensor], without: Any
+) -> None:
+    model, images = small_model(positions="rotary"), random_images(2, 3, 32, 32)
+    expected = view(model, images)
+    model.requires_grad_(False)
+    with without():
+        assert torch.equal(view(model, images.clone()), expected)
+        assert not torch.is_grad_enabled()
+
+
+@of_every_view
+def test_half_precision_model_has_float32_results(view: Callable[..., Tensor]) -> None:
+    model, images = small_model(), random_images(2, 3, 32, 32)
+    expected = view(model, images)
+    result = view(model.to(torch.bfloat16), images.to(torch.bfloat16))
+    assert result.dtype == torch.float32
+    if view is not explain.feature_colours:  # whose components of random weights have no margin
+        assert np.corrcoef(result.flatten(), expected.flatten())[0, 1] > 0.97
+
+
+@pytest.mark.parametrize("name", [name for name in VIEWS if name not in METHODS or METHODS[name].attends])
+def test_views_of_attention_reject_a_resnet(name: str) -> None:
+    with pytest.raises(UserError, match="a ResNet has no"):
+        VIEWS[name](small_resnet(), random_images(1, 3, 32, 32))
+
+
+@pytest.mark.parametrize("name", ["attention", "grad-cam", "layer-cam", "patch attention"])
+@pytest.mark.parametrize("layer", [3, -4])
+def test_missing_layer_is_rejected_with_the_range(name: str, layer: int) -> None:
+    with pytest.raises(UserError, match=rf"no layer {layer}: the model has 3, 0 to 2"):
+        VIEWS[name](small_model(), random_images(1, 3, 32, 32), layer=layer)
+
+
+@of_every_explanation
+def test_default_target_is_the_predicted_class(method: Method) -> None:
+    model, images = small_model(seed=2, pool="mean"), random_images(4, 3, 32, 32)
+    with torch.no_grad():
+        model.head.bias -= model(images).mean(dim=0)  # so that images differ in their class
+    predicted = model(images).argmax(dim=1)
+    assert len(set(predicted.tolist())) > 1
+    assert torch.equal(method(model, images), method(model, images, predicted))
+
+
+@of_every_explanation
+def test_class_is_selected_by_number_name_or_score(method: Method) -> None:
+    model = small_model(class_names=("ant", "bee", "cat", "dog", "eel"))
+    images = random_images(3, 3, 32, 32)
+    expected = method(model, images, 2)
+    for same in ("cat", torch.tensor(2), [2, "cat", 2], ClassScore(torch.tensor([2]))):
+        assert torch.equal(method(model, images, same), expected)
+    assert not torch.allclose(method(model, images, "dog"), expected)
+
+
+@of_every_explanation
+@pytest.mark.parametrize(
+    ("options", "target", "message"),
+    [
+        ({}, 5, "no class 5; the model has 5, 0 to 4"),
+        ({}, [0, -1], "no class -1"),
+        ({}, [0, 1, 2], "3 classes for 2 images"),
+        ({"class_names": ("ant", "bee", "cat", "dog", "eel")}, "cats", "no class 'cats'"),
+        ({"head": "none"}, None, "this model has no head"),
+        ({"head": "none"}, FeatureCosine(torch.ones(1, 3)), r"features \(B, 16\).*not \(1, 3\)"),
+    ],
+)
+def test_invalid_target_is_rejected(
+    method: Method, options: dict[str, Any], target: Any, message: str
+) -> None:
+    with pytest.raises(UserError, match=message):
+        method(small_model(**options), random_images(2, 3, 32, 32), target)
+
+
+@of_every_method
+def test_heat_that_is_not_finite_is_rejected(method: Method) -> None:
+    images = random_images(2, 3, 32, 32) * torch.tensor([1, float("nan")])[:, None, None, None]
+    with pytest.raises(UserError, match="not finite"):
+        method(small_model(), images)
+
+
+@torch.no_grad()
+def reader_of_one_feature(**options: Any) -> VisionTransformer:
+    """Feature 0 of a patch is its brightness, class 3 is that feature, and attention is uniform.
+
+    No positions, no MLP: patches differ in nothing else.
+    """
+    model = small_model(positions="none", depth=2, num_heads=1, embed_dim=8, **options)
+    if model.class_token is not None:
+        model.class_token.copy_(torch.eye(8)[7])
+    model.patch_embedding.weight.zero_()
+    model.patch_embedding.weight[0] = 0.1
+    model.patch_embedding.bias.copy_(torch.eye(8)[1])
+    for block in model.encoder.blocks:
+        block.attention.qkv.weight.zero_()
+        block.attention.qkv.weight[16:] = torch.eye(8)  # the values are the tokens
+        block.attention.qkv.bias.zero_()
+        block.attention.proj.weight.copy_(0.5 * torch.eye(8))
+        block.attention.proj.bias.zero_()
+        block.mlp.fc2.weight.zero_()
+        block.mlp.fc2.bias.zero_()
+    for part in model.modules():
+        if isinstance(part, nn.LayerNorm):
+            part.weight.fill_(1)
+            part.bias.zero_()
+    model.head.weight.zero_()
+    model.head.weight[3, ::8] = 1  # also of the mean, if class token and mean are concatenated
+    return model
+
+
+@of_every_explanation
+@pytest.mark.parametrize("options", [{}, {"pool": "mean"}, {"pool": "cls_mean", "num_registers": 2}])
+@pytest.mark.parametrize("patch", [(1, 3), (3, 0)])
+def test_the_only_patch_that_carries_the_feature_is_the_warmest(
+    method: Method, options: dict[str, Any], patch: tuple[int, int]
+) -> None:
+    row, column = patch
+    images = torch.zeros(1, 3, 32, 32)
+    images[:, :, 8 * row : 8 * row + 8, 8 * column : 8 * column + 8] = 1
+    heat = method(reader_of_one_feature(**options), images, 3)[0]
+    assert divmod(int(heat.argmax()), 4) == patch
+    assert heat.flatten().sort().values[-2] < 0.9
+
+
+@of_every_method
+@pytest.mark.parametrize("options", [{}, {"pool": "mean"}, {"pool": "map", "num_registers": 2}])
+def test_without_positions_heat_moves_with_its_patch(method: Method, options: dict[str, Any]) -> None:
+    model, images = small_model(positions="none", **options), random_images(2, 3, 32, 32)
+    moved = images.clone()
+    moved[:, :, 0:8, 16:24], moved[:, :, 24:32, 8:16] = images[:, :, 24:32, 8:16], images[:, :, 0:8, 16:24]
+    target = {"target": 1} if method.has_target else {}
+    expected = method(model, images, **target)
+    expected[:, 0, 2], expected[:, 3, 1] = expected[:, 3, 1].clone(), expected[:, 0, 2].clone()
+    torch.testing.assert_close(method(model, moved, **target), expected, atol=1e-3, rtol=0)

@@ -132,15 +132,6 @@ def test_similarity_is_explained_for_a_model_without_a_head() -> None:
     np.testing.assert_allclose(heat, directly(model, images, (4, 4), 1, score), atol=1e-4)
 
 
-@of_every_model
-def test_batches_equal_single_images_and_any_batch_size(build: Any, options: dict[str, Any]) -> None:
-    model = build(**options)
-    images = images_of(model)
-    heat = occlusion(model, images)
-    singly = torch.cat([occlusion(model, image[None], batch_size=5) for image in images])
-    torch.testing.assert_close(heat, singly, atol=1e-4, rtol=0)
-
-
 @pytest.mark.parametrize("batch_size", [1, 3, 16])
 def test_model_never_gets_more_images_than_the_batch_size(batch_size: int) -> None:
     model = small_model()
@@ -162,55 +153,7 @@ def test_areas_of_the_mean_colour_have_no_heat() -> None:
     assert torch.equal(heat[1], torch.zeros(4, 4))
 
 
-@pytest.mark.parametrize("training", [True, False])
-def test_model_runs_in_evaluation_mode_and_is_restored(training: bool) -> None:
-    model = small_model(dropout=0.5, attention_dropout=0.5, drop_path=0.5, patch_dropout=0.5)
-    images = images_of(model)
-    expected = occlusion(model, images)
-    model.train(training)
-    heat = occlusion(model, images)
-    torch.testing.assert_close(heat, expected)
-    assert model.training is training
-    assert not heat.requires_grad
-
-
-@of_every_model
-def test_half_precision_model_has_float32_maps(build: Any, options: dict[str, Any]) -> None:
-    model = build(**options)
-    images = images_of(model)
-    heat = occlusion(model.to(torch.bfloat16), images.to(torch.bfloat16), 1)
-    assert heat.dtype == torch.float32
-    assert heat.isfinite().all()
-    assert heat.shape == (2, *model.config.grid)
-
-
-def test_half_precision_map_is_close() -> None:
-    model = small_model()
-    images = images_of(model)
-    expected = occlusion(model, images, window=2)
-    heat = occlusion(model.to(torch.bfloat16), images.to(torch.bfloat16), window=2)
-    torch.testing.assert_close(heat, expected, atol=0.15, rtol=0)
-
-
 @pytest.mark.parametrize("window", [0, -1, 5, 1.5])
 def test_window_that_does_not_fit_the_grid_is_rejected(window: Any) -> None:
     with pytest.raises(UserError, match=rf"window must be (a whole number|in \[1, 4\]), not {window}"):
         occlusion(small_model(), random_images(1, 3, 32, 48), window=window)
-
-
-@pytest.mark.parametrize("batch_size", [0, -1])
-def test_batch_size_below_one_is_rejected(batch_size: int) -> None:
-    model = small_model()
-    with pytest.raises(UserError, match=f"batch_size must be at least 1, not {batch_size}"):
-        occlusion(model, images_of(model), batch_size=batch_size)
-
-
-def test_invalid_request_is_rejected_and_the_mode_restored() -> None:
-    model = small_model().train()
-    with pytest.raises(UserError, match="no class 5; the model has 5, 0 to 4"):
-        occlusion(model, images_of(model), 5)
-    with pytest.raises(UserError, match="nearest: 32x32"):
-        occlusion(model, random_images(1, 3, 33, 32))
-    with pytest.raises(UserError, match="image 1 has values that are not finite"):
-        occlusion(model, images_of(model) * torch.tensor([1, float("nan")])[:, None, None, None])
-    assert model.training

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from tests.explain import MODELS, heatmap, shares
-from tests.model import random_images, small_model, small_resnet
+from tests.model import random_images, small_model
 from vitascope import explain
 from vitascope.errors import UserError
 from vitascope.explain.rollout import Fusion, gradient_rollout, without_smallest
@@ -224,13 +224,6 @@ def test_relevance_equals_the_recursion_at_every_depth(depth: int, pool: str) ->
     assert_is_recursion(model, random_images(3, 3, 32, 32), CLASSES, logits_of(CLASSES))
 
 
-@pytest.mark.parametrize("name", ["class_token", "rotary", "relative", "mean_beside_registers"])
-def test_other_resolution_has_its_own_grid(name: str) -> None:
-    model, images = small_model(**MODELS[name]), random_images(3, 3, 48, 16)
-    assert gradient_rollout(model, images, CLASSES).shape == (3, 6, 2)
-    assert_is_recursion(model, images, CLASSES, logits_of(CLASSES))
-
-
 def test_difference_of_classes_is_explained_as_one_score() -> None:
     model, images = small_model(), random_images(3, 3, 32, 32)
     target = ClassDifference(torch.tensor(CLASSES), torch.tensor([1]))
@@ -299,8 +292,3 @@ def test_attention_of_only_one_layer_is_in_memory(pool: str) -> None:
         block.attention.weights = watched(block.attention.weights)
     gradient_rollout(model, images)
     assert alive == [0] * 4
-
-
-def test_resnet_is_rejected() -> None:
-    with pytest.raises(UserError, match="a ResNet has no attention to show"):
-        gradient_rollout(small_resnet(), random_images(1, 3, 32, 32))
