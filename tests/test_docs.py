@@ -445,26 +445,3 @@ def test_usual_names_of_columns_are_those_of_the_code() -> None:
 def test_every_recipe_has_its_line() -> None:
     named = [cell.strip("`") for cell, *_ in table(ROOT / "docs" / "training.md", "`--recipe`")]
     assert sorted(named) == sorted(RECIPES)
-
-
-def test_every_module_is_on_the_page_of_the_architecture() -> None:
-    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
-    words = set(re.findall(r"\w+", " ".join(re.findall(r"`([^`\n]+)`", page))))  # of names, not of sentences
-    package = ROOT / "src" / "vitascope"
-    modules = {path.stem for path in package.rglob("*.py") if path.parent.name != "cli"}
-    assert modules - {"__init__"} <= words
-
-
-def test_every_module_in_the_tables_of_the_architecture_exists() -> None:
-    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
-    tables = re.findall(r"^\| file.*\n\|-.*\n((?:\|.*\n)+)", page, re.MULTILINE)
-    cells = [row.split("|")[1] for table in tables for row in table.splitlines()]
-    names = {name for cell in cells for path in re.findall(r"`([^`]+)`", cell) for name in named_files(path)}
-    existing = {path.stem for path in (ROOT / "src" / "vitascope").rglob("*")}
-    assert len(names) > 100
-    assert names <= existing
-
-
-def named_files(path: str) -> list[str]:
-    """The last parts of a path with alternatives: x and y for `folder/{x,y}`."""
-    return path.rstrip("/").rpartition("/")[2].strip("{}").split(",")

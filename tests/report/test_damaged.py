@@ -22,8 +22,8 @@ from vitascope.report.charts import draw_curves, kept_place
 from vitascope.report.write import rewrite_report
 from vitascope.run import layout
 
-MUTATIONS = 40  # of each file
-DRAWN = 4  # of them with charts and a whole report, which take longest
+MUTATIONS = 15  # of each file
+DRAWN = 1  # of them with charts and a whole report, which take longest
 VALUES: list[Any] = [
     *(None, True, False, 0, -1, 2.5, 1e300, -1e300, 10**400, 2**63, float("inf"), float("nan")),
     *("", "x", "\ud800", "a\0b", "$\\frac{$", "~nobody/x", "x" * 5000, "2020-01-01", "\u202e"),
