@@ -28,9 +28,8 @@ from vitascope.options.groups import Optimization
 from vitascope.predict.engine import Engine, TorchEngine
 from vitascope.predict.runtimes import open_engine
 from vitascope.training.optim import optimizer_of
-from vitascope.weights.loading import from_pretrained
+from vitascope.weights.loading import from_pretrained, save_pretrained
 from vitascope.weights.preprocess import default_preprocess
-from vitascope.weights.saving import save_pretrained
 
 CPU = torch.device("cpu")
 

@@ -29,7 +29,7 @@ from reports import note
 from serving import serving
 from vitascope.model.config import ViTConfig
 from vitascope.model.vision_model import build
-from vitascope.weights.saving import save_pretrained
+from vitascope.weights.loading import save_pretrained
 
 TOKEN = "a token for the time of this benchmark"
 PREFIX = "/vitascope"

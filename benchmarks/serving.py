@@ -38,7 +38,7 @@ from reports import command_line, markdown_table, note, publish
 from vitascope.model.config import ViTConfig
 from vitascope.model.sizes import named_config
 from vitascope.model.vision_model import build
-from vitascope.weights.saving import save_pretrained
+from vitascope.weights.loading import save_pretrained
 
 PATIENCE_MS = 600_000
 """The deadline for measuring capacity, so long that no request is rejected."""

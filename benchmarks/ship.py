@@ -40,8 +40,7 @@ from vitascope.evaluation.measure import Evaluation
 from vitascope.run.measures import score_of
 from vitascope.run.run import Run
 from vitascope.weights.builtin import DEFAULT, built_in
-from vitascope.weights.loading import from_pretrained
-from vitascope.weights.saving import save_pretrained
+from vitascope.weights.loading import from_pretrained, save_pretrained
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"

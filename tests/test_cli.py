@@ -37,7 +37,7 @@ from vitascope.model.sizes import NAMED_SIZES, list_models, named_config
 from vitascope.options.recipes import RECIPES
 from vitascope.report import write
 from vitascope.training import train
-from vitascope.weights.saving import save_pretrained
+from vitascope.weights.loading import save_pretrained
 
 ROOT = Path(vitascope.__file__).parent
 MASKING = {"masking", "target", "corrupt", "decoder_dim", "decoder_depth"}

@@ -10,7 +10,7 @@ from vitascope.cli import main
 from vitascope.cli.bench import in_words, remarks, table
 from vitascope.predict import throughput
 from vitascope.predict.throughput import Throughput
-from vitascope.weights.saving import save_pretrained
+from vitascope.weights.loading import save_pretrained
 
 
 @pytest.fixture(autouse=True)

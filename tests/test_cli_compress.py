@@ -5,8 +5,7 @@ import pytest
 
 from tests.model import small_model
 from vitascope.cli import main
-from vitascope.weights.loading import from_pretrained
-from vitascope.weights.saving import save_pretrained
+from vitascope.weights.loading import from_pretrained, save_pretrained
 
 
 @pytest.fixture(scope="module")

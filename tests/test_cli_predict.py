@@ -17,7 +17,7 @@ from tests.model import labelling_model, small_model
 from vitascope.cli import main
 from vitascope.predict.predictor import ImageResult
 from vitascope.predict.result_file import ResultFile
-from vitascope.weights.saving import save_pretrained
+from vitascope.weights.loading import save_pretrained
 
 RUN = ["predict", "runs/tiny"]
 QUICK = ["--device", "cpu", "--workers", "1", "--batch-size", "4"]

@@ -32,8 +32,7 @@ from vitascope.remote import cache
 from vitascope.remote.stores import StoreError, find_object, listed
 from vitascope.training.loop import Trainer
 from vitascope.training.train import resume, train
-from vitascope.weights.loading import from_pretrained
-from vitascope.weights.saving import save_pretrained
+from vitascope.weights.loading import from_pretrained, save_pretrained
 from vitascope.weights.stored_model import _copied
 
 QUICK = ["--device", "cpu", "--workers", "2", "--precision", "fp32", "--batch-size", "4"]

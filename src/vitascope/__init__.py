@@ -36,8 +36,7 @@ if TYPE_CHECKING:
     from vitascope.text.zero_shot import zero_shot
     from vitascope.training.train import pretrain, resume, train
     from vitascope.weights.convert import convert
-    from vitascope.weights.loading import from_pretrained
-    from vitascope.weights.saving import save_pretrained
+    from vitascope.weights.loading import from_pretrained, save_pretrained
     from vitascope.weights.transfer import create_model
 
 _HOMES = {
@@ -71,7 +70,7 @@ _HOMES = {
     "push_to_hub": "deploy.model_card",
     "quantize": "deploy.export.quantize",
     "resume": "training.train",
-    "save_pretrained": "weights.saving",
+    "save_pretrained": "weights.loading",
     "train": "training.train",
     "zero_shot": "text.zero_shot",
 }

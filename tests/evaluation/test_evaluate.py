@@ -21,8 +21,8 @@ from vitascope.predict.engine import TorchEngine
 from vitascope.run.layout import SPLIT
 from vitascope.run.run import Run
 from vitascope.training import train
+from vitascope.weights.loading import save_pretrained
 from vitascope.weights.preprocess import default_preprocess
-from vitascope.weights.saving import save_pretrained
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from torch import Tensor
 from tests.explain import MODELS
 from tests.model import random_images, small_model, small_resnet
 from vitascope.errors import UserError
-from vitascope.explain.forward import pooled_and_logits
+from vitascope.explain.inputs import pooled_and_logits
 from vitascope.explain.integrated_gradients import integrated_gradients, pixel_attributions, sum_cells
 from vitascope.explain.targets import ClassDifference, ClassScore, FeatureCosine, Target, as_target
 from vitascope.model.vision_model import VisionModel

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from tests.model import random_images, small_config, small_model, small_resnet
 from vitascope.errors import UserError
-from vitascope.explain.forward import pooled_and_logits
+from vitascope.explain.inputs import pooled_and_logits
 from vitascope.explain.targets import (
     ClassDifference,
     ClassScore,

@@ -22,9 +22,8 @@ from vitascope.model.vit import VisionTransformer
 from vitascope.predict.engine import TorchEngine
 from vitascope.weights.families.huggingface.family import HuggingFace
 from vitascope.weights.files import CheckpointError
-from vitascope.weights.loading import from_pretrained
+from vitascope.weights.loading import from_pretrained, save_pretrained
 from vitascope.weights.mapping import Source, changes, from_family, to_family
-from vitascope.weights.saving import save_pretrained
 
 transformers = pytest.importorskip(
     "transformers", minversion="5", reason="transformers 5 is not installed (vitascope[peers])"

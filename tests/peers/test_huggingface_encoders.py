@@ -21,13 +21,11 @@ from tests.peers.test_huggingface import (
 )
 from vitascope.errors import UserError
 from vitascope.model.vit import VisionTransformer
-from vitascope.weights.families.huggingface.elsewhere import reason
-from vitascope.weights.families.huggingface.family import KINDS
+from vitascope.weights.families.huggingface.family import KINDS, reason
 from vitascope.weights.files import CheckpointError
 from vitascope.weights.identification import identify
-from vitascope.weights.loading import from_pretrained
+from vitascope.weights.loading import from_pretrained, save_pretrained
 from vitascope.weights.mapping import Source, misfit, to_family
-from vitascope.weights.saving import save_pretrained
 
 transformers = pytest.importorskip(
     "transformers", minversion="5", reason="transformers 5 is not installed (vitascope[peers])"

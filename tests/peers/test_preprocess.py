@@ -17,9 +17,8 @@ from vitascope.model.config import ViTConfig
 from vitascope.model.sizes import named_config
 from vitascope.weights.convert import convert
 from vitascope.weights.identification import FAMILIES
-from vitascope.weights.loading import from_pretrained
+from vitascope.weights.loading import from_pretrained, save_pretrained
 from vitascope.weights.mapping import Source
-from vitascope.weights.saving import save_pretrained
 
 timm = pytest.importorskip("timm", reason="timm is not installed (vitascope[peers])")
 torchvision = pytest.importorskip("torchvision", reason="torchvision is not installed (vitascope[peers])")

@@ -31,8 +31,7 @@ from vitascope.predict.parts import MOST_DEATHS, Parts, parts_folder
 from vitascope.predict.predictor import ImageResult, Predictor, find_images
 from vitascope.predict.result_file import ResultFile
 from vitascope.predict.selection import ClassSelection
-from vitascope.weights.loading import from_pretrained
-from vitascope.weights.saving import save_pretrained
+from vitascope.weights.loading import from_pretrained, save_pretrained
 
 HERE = {"device": "cpu", "workers": 0, "precision": "fp32", "batch_size": 2}
 

@@ -13,7 +13,7 @@ from vitascope.errors import UserError
 from vitascope.predict import embed as module
 from vitascope.predict.embed import Embeddings, embed
 from vitascope.predict.engine import TorchEngine
-from vitascope.weights.saving import save_pretrained
+from vitascope.weights.loading import save_pretrained
 
 HERE = {"device": "cpu", "workers": 0, "precision": "fp32"}
 

@@ -22,7 +22,7 @@ from vitascope.predict.embed import Embeddings, embed
 from vitascope.predict.engine import TorchEngine
 from vitascope.predict.nearest import _Best, nearest
 from vitascope.predict.runtimes import open_engine
-from vitascope.weights.saving import save_pretrained
+from vitascope.weights.loading import save_pretrained
 
 HERE = {"device": "cpu", "workers": 0, "precision": "fp32"}
 

@@ -19,7 +19,7 @@ from vitascope.errors import UserError
 from vitascope.predict.on_ray import Share, check_reachable, connected, explained, share_of
 from vitascope.predict.part_worker import PredictTask
 from vitascope.predict.selection import ClassSelection
-from vitascope.weights.saving import save_pretrained
+from vitascope.weights.loading import save_pretrained
 
 SECONDS = 280
 """After which a wait is given up."""

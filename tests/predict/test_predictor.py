@@ -26,8 +26,8 @@ from vitascope.explain.methods import DEFAULT_METHOD, METHODS
 from vitascope.predict.engine import TorchEngine
 from vitascope.predict.predictor import Prediction, Predictor, find_images
 from vitascope.weights.files import CheckpointError
+from vitascope.weights.loading import save_pretrained
 from vitascope.weights.preprocess import default_preprocess
-from vitascope.weights.saving import save_pretrained
 
 NAMES = ("ant", "bee", "cat", "dog", "eel")
 

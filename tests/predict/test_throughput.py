@@ -13,8 +13,8 @@ from vitascope.model.sizes import named_config
 from vitascope.predict import throughput
 from vitascope.predict.engine import TorchEngine
 from vitascope.predict.throughput import ROUNDS, Benchmark, Throughput, product, take_turns
+from vitascope.weights.loading import save_pretrained
 from vitascope.weights.preprocess import default_preprocess
-from vitascope.weights.saving import save_pretrained
 
 
 def measured(**values: object) -> Throughput:

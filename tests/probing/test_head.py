@@ -12,8 +12,7 @@ from vitascope.errors import UserError
 from vitascope.model.vision_model import VisionModel
 from vitascope.predict.features import OWN, FeatureSpec, features_of
 from vitascope.probing.head import headed, representations, sharpened, sharpness, with_head
-from vitascope.weights.loading import from_pretrained
-from vitascope.weights.saving import save_pretrained
+from vitascope.weights.loading import from_pretrained, save_pretrained
 
 NAMES = ("ant", "bee", "cow")
 BODIES = {

@@ -15,7 +15,7 @@ from vitascope.probing import probe as module
 from vitascope.probing.probe import probe
 from vitascope.run.run import Run
 from vitascope.training.train import resume
-from vitascope.weights.saving import save_pretrained
+from vitascope.weights.loading import save_pretrained
 
 HERE = {"device": "cpu", "workers": 0, "precision": "fp32"}
 NAME = "3 blocks of width 16, 16x16 pixels in patches of 8"

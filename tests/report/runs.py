@@ -13,7 +13,7 @@ from vitascope.data.targets import ClassIndices, ClassSets
 from vitascope.run import layout
 from vitascope.run.predictions import Predictions
 from vitascope.run.run import Run
-from vitascope.weights.saving import save_pretrained
+from vitascope.weights.loading import save_pretrained
 
 Image = tuple[str, str, bool]
 """A test image: its content, its class, and whether it is predicted correctly."""

@@ -12,7 +12,7 @@ from tests.report import Reader
 from vitascope.explain import plots
 from vitascope.explain.lettering import width_of
 from vitascope.report.charts import LONGEST_NAME, Curve, draw_confusion, draw_curves, plot_runs
-from vitascope.report.svg import blank_figure, embed
+from vitascope.report.page import blank_figure, embed
 
 
 def epochs(count: int) -> list[dict[str, Any]]:

@@ -14,7 +14,7 @@ from vitascope.report import comparison_page
 from vitascope.report.charts import RUN_COLOURS
 from vitascope.report.comparison import MAX_RUNS, RunComparison
 from vitascope.report.comparison_page import curves_of, draw_comparison, write_comparison
-from vitascope.report.svg import COLOURS
+from vitascope.report.page import COLOURS
 from vitascope.run.run import Run
 
 

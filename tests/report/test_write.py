@@ -25,7 +25,7 @@ from vitascope.report import classification, figures, internals, overview, write
 from vitascope.report.write import write_report
 from vitascope.run.run import Run
 from vitascope.training import train
-from vitascope.weights.saving import save_pretrained
+from vitascope.weights.loading import save_pretrained
 
 STRANGE = '<b>&"$x$'
 ALL = {

@@ -8,7 +8,7 @@ import pytest
 
 from tests.model import small_model
 from tests.training import undrawn, write_folder
-from vitascope.weights.saving import save_pretrained
+from vitascope.weights.loading import save_pretrained
 
 WRITING = ("test_faults.py", "test_folders.py")
 

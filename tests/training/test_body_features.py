@@ -28,9 +28,8 @@ from vitascope.training.checkpoint.folders import checkpoints, load_checkpoint
 from vitascope.training.loop import Trainer
 from vitascope.training.tasks.classify import Classify
 from vitascope.training.tasks.classify_features import ClassifyFeatures
-from vitascope.weights.loading import from_pretrained
+from vitascope.weights.loading import from_pretrained, save_pretrained
 from vitascope.weights.preprocess import default_preprocess
-from vitascope.weights.saving import save_pretrained
 
 PROBE: dict[str, Any] = {
     "freeze": True,

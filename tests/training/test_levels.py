@@ -23,8 +23,8 @@ from vitascope.training import plan as planning
 from vitascope.training.loop import Trainer
 from vitascope.training.plan import Plan
 from vitascope.training.train import prepare, pretrain, resume, train
+from vitascope.weights.loading import save_pretrained
 from vitascope.weights.preprocess import default_preprocess
-from vitascope.weights.saving import save_pretrained
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ from tests.model import small_model
 from tests.training import undrawn
 from vitascope.run.run import Run
 from vitascope.training import train
-from vitascope.weights.saving import save_pretrained
+from vitascope.weights.loading import save_pretrained
 
 
 @pytest.fixture(scope="module")

@@ -25,7 +25,7 @@ from vitascope.training.loop import Trainer, augmentation_of
 from vitascope.training.plan import Facts, Plan, default_batch_size, inspect, plan
 from vitascope.training.schedule import Schedule
 from vitascope.training.train import prepare, pretrain, resume, train
-from vitascope.weights.saving import save_pretrained
+from vitascope.weights.loading import save_pretrained
 
 
 def sizes(config: TrainConfig) -> tuple[int | None, int | None]:

@@ -22,9 +22,8 @@ from vitascope.training.checkpoint.folders import load_checkpoint
 from vitascope.training.loop import Trainer
 from vitascope.training.tasks import masked
 from vitascope.training.tasks.classify import Classify
-from vitascope.weights.loading import from_pretrained
+from vitascope.weights.loading import from_pretrained, save_pretrained
 from vitascope.weights.preprocess import default_preprocess
-from vitascope.weights.saving import save_pretrained
 
 
 @pytest.fixture(scope="module")

@@ -24,8 +24,7 @@ from vitascope.training.loop import augmentation_of
 from vitascope.training.memory import place
 from vitascope.training.tasks.classify import Classify
 from vitascope.training.train import make_task, prepare, start_model
-from vitascope.weights.loading import from_pretrained
-from vitascope.weights.saving import save_pretrained
+from vitascope.weights.loading import from_pretrained, save_pretrained
 
 # Several processes
 

@@ -18,7 +18,7 @@ from vitascope.run.run import lasting_paths
 from vitascope.weights.builtin import DEFAULT, NAMES, built_in, in_words
 from vitascope.weights.files import CheckpointError
 from vitascope.weights.identification import locate
-from vitascope.weights.saving import save_pretrained
+from vitascope.weights.loading import save_pretrained
 
 FOLDER = Path(vs.__file__).parent / "weights" / "builtin" / DEFAULT
 MAX_BYTES = 2_500_000

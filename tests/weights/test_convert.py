@@ -18,9 +18,8 @@ from vitascope.model.vit import VisionTransformer
 from vitascope.weights.convert import convert, normalized, parity_of
 from vitascope.weights.files import CheckpointError
 from vitascope.weights.identification import identify
-from vitascope.weights.loading import from_pretrained
+from vitascope.weights.loading import from_pretrained, save_pretrained
 from vitascope.weights.preprocess import default_preprocess
-from vitascope.weights.saving import save_pretrained
 
 BODY = {"embed_dim": 128, "num_heads": 2}
 

@@ -11,10 +11,9 @@ from vitascope.model.config import ViTConfig
 from vitascope.model.vit import VisionTransformer
 from vitascope.weights.files import CheckpointError
 from vitascope.weights.identification import FAMILIES, identify
-from vitascope.weights.loading import from_pretrained
+from vitascope.weights.loading import from_pretrained, save_pretrained
 from vitascope.weights.mapping import misfit, to_family
 from vitascope.weights.preprocess import default_preprocess
-from vitascope.weights.saving import save_pretrained
 from vitascope.weights.transfer import create_model
 
 BODY = {"embed_dim": 128, "num_heads": 2, "depth": 2}

@@ -13,8 +13,7 @@ from vitascope.errors import UserError
 from vitascope.weights.files import CheckpointError
 from vitascope.weights.hub import TORCHVISION_FILES
 from vitascope.weights.identification import identify, is_model, open_source
-from vitascope.weights.loading import from_pretrained
-from vitascope.weights.saving import save_pretrained
+from vitascope.weights.loading import from_pretrained, save_pretrained
 
 TENSORS = {"a": torch.arange(3.0)}
 WEIGHTS = "vit_b_16.IMAGENET1K_V1"

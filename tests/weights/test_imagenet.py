@@ -9,8 +9,7 @@ import torch
 from tests.model import small_model
 from vitascope.weights.hub import TORCHVISION_FILES
 from vitascope.weights.imagenet import imagenet_classes, is_imagenet
-from vitascope.weights.loading import from_pretrained
-from vitascope.weights.saving import save_pretrained
+from vitascope.weights.loading import from_pretrained, save_pretrained
 
 
 def test_there_are_a_thousand_different_names() -> None:

@@ -18,8 +18,7 @@ from vitascope.errors import UserError
 from vitascope.model.vit import VisionTransformer
 from vitascope.storage import WriteError, settle
 from vitascope.weights.files import CheckpointError
-from vitascope.weights.loading import from_pretrained
-from vitascope.weights.saving import save_pretrained
+from vitascope.weights.loading import from_pretrained, save_pretrained
 from vitascope.weights.transfer import create_model
 
 NAMES = ("ant", "bee", "cat", "dog", "eel")

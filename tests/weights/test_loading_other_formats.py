@@ -10,8 +10,7 @@ from safetensors.torch import load_file, save_file
 
 from tests.model import small_model
 from vitascope.weights.files import CheckpointError
-from vitascope.weights.loading import from_pretrained
-from vitascope.weights.saving import save_pretrained
+from vitascope.weights.loading import from_pretrained, save_pretrained
 
 OPTIONS = {"embed_dim": 128, "num_heads": 2}
 

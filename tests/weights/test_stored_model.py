@@ -12,8 +12,7 @@ from vitascope.predict.runtimes import open_engine
 from vitascope.remote import cache
 from vitascope.remote.stores import StoreError
 from vitascope.weights.files import CheckpointError
-from vitascope.weights.loading import from_pretrained
-from vitascope.weights.saving import save_pretrained
+from vitascope.weights.loading import from_pretrained, save_pretrained
 from vitascope.weights.stored_model import _copied, local_model
 
 

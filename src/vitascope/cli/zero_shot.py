@@ -46,7 +46,7 @@ class ZeroShot:
     def call(self) -> None:
         """Make the classifier and write it."""
         from vitascope.text.zero_shot import zero_shot
-        from vitascope.weights.saving import save_pretrained
+        from vitascope.weights.loading import save_pretrained
 
         model = zero_shot(
             self.model, self.classes, prompts=self.prompts or None, outputs=self.outputs, device=self.device

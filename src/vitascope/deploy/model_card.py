@@ -20,8 +20,8 @@ from vitascope.model.vision_model import VisionModel
 from vitascope.network import ask, client_errors, misunderstood, status_of, unreachable
 from vitascope.run.run import Run, load_with_run
 from vitascope.storage import explaining_failure
+from vitascope.weights.loading import save_pretrained
 from vitascope.weights.preprocess import preprocess_of
-from vitascope.weights.saving import save_pretrained
 
 MAX_CLASSES = 50
 """Class names that a card lists; of more classes it states the number."""

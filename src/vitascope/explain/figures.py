@@ -18,8 +18,7 @@ from vitascope.arguments import checked
 from vitascope.errors import UserError, printable
 from vitascope.explain import learned, plots
 from vitascope.explain.attention import attending, head_maps, patch_attention
-from vitascope.explain.forward import pooled_and_logits
-from vitascope.explain.inputs import normalized, seen_hw
+from vitascope.explain.inputs import normalized, pooled_and_logits, seen_hw
 from vitascope.explain.methods import DEFAULT_METHOD, METHODS, Method, check_settings, heatmap, methods_for
 from vitascope.explain.pictures import FloatArray, Picture, beside_itself, to_picture
 from vitascope.explain.targets import ClassDifference, FeatureCosine, TargetLike

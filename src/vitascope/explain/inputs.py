@@ -1,8 +1,13 @@
-"""The images that explanations take: normalized tensors, or pictures that the model's preprocessing reads."""
+"""The images that explanations take, normalized tensors or pictures, and their forward passes.
+
+With a hook before each pass, a server can run something else in between.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
@@ -11,7 +16,7 @@ from torch import Tensor
 
 from vitascope.arguments import Range
 from vitascope.errors import UserError
-from vitascope.model.vision_model import VisionModel
+from vitascope.model.vision_model import VisionModel, evaluation_mode
 from vitascope.model.vit import VisionTransformer
 from vitascope.weights.preprocess import preprocess_of
 
@@ -53,3 +58,33 @@ def sample(pictures: Sequence[T], count: int, seed: int = 0) -> list[T]:
     Range(ge=0).check("seed", seed)
     chosen = np.random.default_rng(seed).permutation(len(pictures))[:count]
     return [pictures[index] for index in np.sort(chosen)]
+
+
+_hook: ContextVar[Callable[[], None] | None] = ContextVar("hook", default=None)
+
+
+@contextmanager
+def before_each_forward(hook: Callable[[], None]) -> Iterator[None]:
+    """Call a function before each forward pass of the methods in this thread or task; its exceptions end
+    them."""
+    token = _hook.set(hook)
+    try:
+        yield
+    finally:
+        _hook.reset(token)
+
+
+def call_hook() -> None:
+    """Call the hook, if there is one; a method calls this before each of its forward passes."""
+    hook = _hook.get()
+    if hook is not None:
+        hook()
+
+
+@torch.no_grad()
+def pooled_and_logits(model: VisionModel, images: Tensor) -> tuple[Tensor, Tensor]:
+    """The pooled representation (B, D) and the logits (B, K) of images (B, C, H, W), in evaluation mode."""
+    call_hook()
+    with evaluation_mode(model):
+        pooled = model.embed(images)
+        return pooled, model.head(pooled)

@@ -7,9 +7,8 @@ import torch
 from torch import Tensor
 
 from vitascope.arguments import checked
-from vitascope.explain.forward import call_hook, pooled_and_logits
 from vitascope.explain.heatmaps import Count, cell_of_pixels, grid_of, to_unit
-from vitascope.explain.inputs import Images, as_images
+from vitascope.explain.inputs import Images, as_images, call_hook, pooled_and_logits
 from vitascope.explain.targets import Target, TargetLike, as_target
 from vitascope.model.vision_model import VisionModel, evaluation_mode
 

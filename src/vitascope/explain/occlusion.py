@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 
 from vitascope.arguments import Range, checked
-from vitascope.explain.forward import pooled_and_logits
 from vitascope.explain.heatmaps import Count, cell_of_pixels, grid_of, to_unit
-from vitascope.explain.inputs import Images, as_images
+from vitascope.explain.inputs import Images, as_images, pooled_and_logits
 from vitascope.explain.targets import Target, TargetLike, as_target
 from vitascope.model.vision_model import VisionModel
 

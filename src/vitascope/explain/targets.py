@@ -13,8 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vitascope.errors import UserError, nearest
-from vitascope.explain.forward import pooled_and_logits
-from vitascope.explain.inputs import as_images
+from vitascope.explain.inputs import as_images, pooled_and_logits
 from vitascope.formatting import canonical
 from vitascope.model.heads import predicted
 from vitascope.model.sizes import ModelConfig

@@ -44,7 +44,7 @@ from vitascope.predict.result_formats import Rows
 from vitascope.predict.runtimes import open_engine
 from vitascope.predict.selection import ClassSelection
 from vitascope.storage import check_local, explaining_failure, locked, write_json
-from vitascope.weights.saving import save_pretrained
+from vitascope.weights.loading import save_pretrained
 
 MODEL = "model"
 """The folder, among the parts, of a model that was made in memory."""

@@ -14,8 +14,7 @@ from PIL import Image, ImageDraw
 
 from vitascope.data.preprocess import Framed, Pixels
 from vitascope.errors import UserError
-from vitascope.explain.forward import pooled_and_logits
-from vitascope.explain.inputs import seen_hw
+from vitascope.explain.inputs import pooled_and_logits, seen_hw
 from vitascope.explain.methods import METHODS, check_settings, methods_for
 from vitascope.explain.targets import class_index
 from vitascope.model.heads import predicted

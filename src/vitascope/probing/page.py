@@ -23,8 +23,7 @@ from vitascope.probing.curve import TIMES, LearningCurve
 from vitascope.probing.head import sharpened, sharpness
 from vitascope.probing.selection import SCORES_HEAD, ProbeSelection, in_words, value_of
 from vitascope.probing.typical import ClassExamples, Suspect, class_examples, confused, suspects
-from vitascope.report.page import render, sure
-from vitascope.report.svg import blank_figure, embed
+from vitascope.report.page import blank_figure, embed, render, sure
 from vitascope.report.thumbnails import name_of_image, read_pictures
 from vitascope.run.environment import without_home
 from vitascope.run.measures import Z

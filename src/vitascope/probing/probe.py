@@ -59,8 +59,7 @@ from vitascope.run.run import Run, lasting_path, new_run
 from vitascope.storage import explaining_failure
 from vitascope.weights.builtin import built_in
 from vitascope.weights.identification import reject_model
-from vitascope.weights.loading import from_pretrained
-from vitascope.weights.saving import save_pretrained
+from vitascope.weights.loading import from_pretrained, save_pretrained
 
 if TYPE_CHECKING:
     import pandas

@@ -15,8 +15,7 @@ from vitascope.explain.lettering import short
 from vitascope.language import say
 from vitascope.model.vision_model import VisionModel
 from vitascope.report.charts import MAX_CLASSES, CalibrationWords, draw_calibration, draw_confusion
-from vitascope.report.page import sure
-from vitascope.report.svg import blank_figure, embed
+from vitascope.report.page import blank_figure, embed, sure
 from vitascope.report.thumbnails import attention_over, name_of_image, read_pictures
 from vitascope.run.measures import FEW, ConfusedPair, calibration, surest, wilson_interval, worst_pairs
 from vitascope.run.predictions import Predictions

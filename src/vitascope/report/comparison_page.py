@@ -18,8 +18,7 @@ from vitascope.explain.plots import new_figure, save_figure
 from vitascope.language import say
 from vitascope.report.charts import RUN_COLOURS, RUN_STYLES, Curve, curve_title, kept_place, plot_runs
 from vitascope.report.comparison import RunComparison, seed_group
-from vitascope.report.page import render
-from vitascope.report.svg import COLOURS, blank_figure, embed
+from vitascope.report.page import COLOURS, blank_figure, embed, render
 from vitascope.run.run import Run
 from vitascope.storage import explaining_failure, make_folder, replacing
 

@@ -22,7 +22,7 @@ from vitascope.language import say
 from vitascope.model.vision_model import VisionModel
 from vitascope.model.vit import VisionTransformer
 from vitascope.report.figures import draw_embedding
-from vitascope.report.svg import PAGE_STYLE, embed
+from vitascope.report.page import PAGE_STYLE, embed
 from vitascope.report.thumbnails import attention_over, data_uri, name_of_image, read_pictures
 from vitascope.run.run import Run
 

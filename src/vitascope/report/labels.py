@@ -13,8 +13,7 @@ from vitascope.language import say
 from vitascope.model.vision_model import VisionModel
 from vitascope.report.charts import EXTREMES, PAIR_WORDS, draw_precision_recall, extreme_classes
 from vitascope.report.classification import WORST_CLASSES, calibrated, pictured, pictures_of
-from vitascope.report.page import sure
-from vitascope.report.svg import blank_figure, embed
+from vitascope.report.page import blank_figure, embed, sure
 from vitascope.run.label_measures import (
     CLASSES_HEAD,
     ESTIMATES_HEAD,

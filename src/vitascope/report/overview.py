@@ -19,7 +19,7 @@ from vitascope.formatting import duration
 from vitascope.language import counted, say
 from vitascope.model.vision_model import VisionModel
 from vitascope.report.charts import curve_names, kept_place, plot_curve, values_of
-from vitascope.report.svg import blank_figure, embed
+from vitascope.report.page import blank_figure, embed
 from vitascope.run.environment import without_home
 from vitascope.run.label_measures import LabelScore
 from vitascope.run.measures import FEW, Score, calibration, wilson_interval

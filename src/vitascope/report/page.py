@@ -1,18 +1,28 @@
-"""The report's page: `page.html` filled with plain values, which Jinja escapes."""
+"""The report's page: `page.html`, with plain values that Jinja escapes, and with figures as vectors in the
+page's font and in its light or dark colours.
+"""
 
 from __future__ import annotations
 
 import functools
+import io
+import re
+import warnings
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib.resources import files
 from typing import Any
 
+import matplotlib
 from jinja2 import Environment, StrictUndefined, Template
 from markupsafe import Markup
+from matplotlib.figure import Figure
 
 from vitascope._version import __version__
+from vitascope.explain import plots
+from vitascope.explain.lettering import lay_out
 from vitascope.language import counted, language, say
+from vitascope.report.charts import TITLE
 from vitascope.report.thumbnails import image_element
 
 
@@ -67,3 +77,76 @@ def sure(probability: float) -> str:
     if 0 < probability < 0.0005:
         return "< 0.1%"
     return percent(float(probability))
+
+
+COLOURS = {
+    plots.INK: "--ink",
+    "#000000": "--ink",
+    "#ffffff": "--paper",
+    plots.GREY: "--muted",
+    "#b0b0b0": "--muted",  # of matplotlib's grid lines
+    plots.SERIES[0]: "--blue",
+    plots.SERIES[1]: "--orange",
+    plots.RIGHT: "--green",
+    plots.WRONG: "--red",
+    "#7b4ba8": "--purple",
+    "#0f8583": "--teal",
+    "#86691b": "--olive",
+    "#b83f86": "--pink",
+}
+"""The style sheet's variable for each colour of the figures."""
+
+PAGE_STYLE: dict[Any, Any] = {
+    "svg.fonttype": "none",  # letters stay letters: small, searchable, in the page's font
+    "text.parse_math": False,  # a class may be called $x$
+    "font.size": 9,
+    "axes.titlesize": 9.5,
+    "axes.linewidth": 0.6,
+}
+"""Settings of figures that are drawn for the page."""
+_NO_METADATA = {"Date": None, "Creator": None, "Format": None, "Type": None}
+
+
+def embed(
+    draw: Callable[[], Figure],
+    name: str,
+    alt: str,
+    *,
+    width: int | None = None,
+    per_inch: int | None = None,
+    least: float = 0.0,
+) -> Markup:
+    """A figure as `<svg>`, described by `alt`, at most `width` pixels wide, or `per_inch` times its width.
+
+    On a narrow screen it shrinks to the share `least` of that, and is scrolled. The same figure gives the
+    same text. Identifiers of figures with other names differ.
+    """
+    written = io.StringIO()
+    with matplotlib.rc_context(PAGE_STYLE | {"svg.hashsalt": name}), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph .* missing")  # the browser has its own fonts
+        figure = draw()
+        lay_out(figure)
+        figure.savefig(written, format="svg", transparent=True, metadata=_NO_METADATA, dpi=144)
+    text = re.sub(r"<!--.*?-->\s*", "", written.getvalue(), flags=re.DOTALL).strip()
+    view = re.search(r'<svg [^>]*viewBox="([^"]+)"[^>]*>(.*)</svg>', text, flags=re.DOTALL)
+    assert view is not None
+    inside = re.sub(rf"<g id=([\"']){TITLE}(.*?)\1>", r"<g><title>\2</title>", view[2])
+    referred = set(re.findall(r"#([\w-]+)", inside))
+    inside = re.sub(r' id="([^"]+)"', lambda found: found[0] if found[1] in referred else "", inside)
+    inside = re.sub(r"(font: [\d.]+px) [^;\"]+", r"\1 var(--font)", inside)
+    inside = re.sub(r">\s+<", "><", inside)
+    for colour, variable in COLOURS.items():
+        inside = inside.replace(colour, f"var({variable})")
+    if per_inch is not None:
+        width = round(per_inch * figure.get_figwidth())
+    style = "" if width is None else f"max-width: {width}px"
+    if width is not None and least:
+        style += f"; min-width: {round(least * width)}px"
+    return Markup('<svg viewBox="{}" role="img" aria-label="{}" style="{}">{}</svg>').format(
+        view[1], alt, style, Markup(inside)
+    )
+
+
+def blank_figure(width: float, height: float) -> Figure:
+    """An empty figure for the page, of a size in inches: its letters need no installed font."""
+    return Figure(figsize=(width, height), layout="constrained")

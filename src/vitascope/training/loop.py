@@ -58,8 +58,8 @@ from vitascope.training.schedule import Schedule, TimeBudget, small_size
 from vitascope.training.signals import Stop, interruptible, stop_signals, until_stopped
 from vitascope.training.step_losses import StepLosses
 from vitascope.training.tasks.task import Examples, Sums, Task
+from vitascope.weights.loading import save_pretrained
 from vitascope.weights.preprocess import preprocess_of
-from vitascope.weights.saving import save_pretrained
 
 MEASURED_SECONDS, MOST_MEASURED = 0.5, 100
 """Seconds that steps are measured for at most, if more than two fit in, and their largest number: two short

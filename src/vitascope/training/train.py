@@ -67,9 +67,8 @@ from vitascope.training.tasks.classify_features import ClassifyFeatures
 from vitascope.training.tasks.masked import Masked
 from vitascope.training.tasks.task import Finished, PatchEvaluation, Task
 from vitascope.training.tasks.teachers import open_teacher
-from vitascope.weights.loading import from_pretrained
+from vitascope.weights.loading import from_pretrained, save_pretrained
 from vitascope.weights.preprocess import default_preprocess, preprocess_of
-from vitascope.weights.saving import save_pretrained
 from vitascope.weights.transfer import transfer
 
 if TYPE_CHECKING:

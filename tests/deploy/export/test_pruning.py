@@ -14,8 +14,7 @@ from vitascope.explain import grad_cam, integrated_gradients, rollout
 from vitascope.model.attention import SelfAttention
 from vitascope.model.encoder import MLP, SwiGLU
 from vitascope.model.vit import VisionTransformer
-from vitascope.weights.loading import from_pretrained
-from vitascope.weights.saving import save_pretrained
+from vitascope.weights.loading import from_pretrained, save_pretrained
 from vitascope.weights.transfer import adapted, transfer
 
 PRUNABLE: dict[str, dict[str, Any]] = {

@@ -39,7 +39,7 @@ from vitascope.deploy.server.metrics import SHARED_FOLDER
 from vitascope.deploy.server.server import announce, listen, read_token, supervise
 from vitascope.deploy.server.settings import Settings
 from vitascope.errors import UserError
-from vitascope.weights.saving import save_pretrained
+from vitascope.weights.loading import save_pretrained
 
 
 @pytest.fixture(scope="module")

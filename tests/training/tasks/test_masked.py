@@ -16,8 +16,7 @@ from vitascope.report import figures
 from vitascope.report.figures import draw_masked_patches
 from vitascope.run.run import Run
 from vitascope.training.tasks.masked import MaskedPatchModel, body_config, draw_masked
-from vitascope.weights.loading import from_pretrained
-from vitascope.weights.saving import save_pretrained
+from vitascope.weights.loading import from_pretrained, save_pretrained
 from vitascope.weights.transfer import adapted, transfer
 
 COLORS = ("mean_color", "downsampled")

@@ -14,8 +14,7 @@ from vitascope.errors import UserError
 from vitascope.model.resnet import ResNet
 from vitascope.weights.files import CheckpointError
 from vitascope.weights.identification import FAMILIES, identify, pretrained_config
-from vitascope.weights.loading import from_pretrained
-from vitascope.weights.saving import save_pretrained
+from vitascope.weights.loading import from_pretrained, save_pretrained
 from vitascope.weights.transfer import create_model
 
 NAMES = ("ant", "bee", "cat", "dog", "eel")

@@ -31,9 +31,8 @@ from vitascope.run.measures import PairedMeasure
 from vitascope.run.predictions import paired
 from vitascope.run.run import Run, load_with_run
 from vitascope.storage import check_new_folder
-from vitascope.weights.loading import from_pretrained
+from vitascope.weights.loading import from_pretrained, save_pretrained
 from vitascope.weights.preprocess import preprocess_of
-from vitascope.weights.saving import save_pretrained
 
 EXAMPLES_AT_ONCE = 32
 ROUNDS = 7

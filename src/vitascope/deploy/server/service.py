@@ -246,7 +246,7 @@ class Service:
         pixels = await self.unless_gone(request, decoding)
 
         def in_parts(pause: Pause) -> R:
-            from vitascope.explain.forward import before_each_forward
+            from vitascope.explain.inputs import before_each_forward
 
             with before_each_forward(pause):
                 return function(self.engine, pixels, *args)

@@ -16,9 +16,8 @@ from vitascope.arguments import Range, checked
 from vitascope.errors import UserError
 from vitascope.explain.faithfulness.perturbation import Perturbation, PerturbationPlan, areas
 from vitascope.explain.faithfulness.results import RANDOM, Comparison, Scores
-from vitascope.explain.forward import pooled_and_logits
 from vitascope.explain.heatmaps import Count, grid_of
-from vitascope.explain.inputs import Images, as_images
+from vitascope.explain.inputs import Images, as_images, pooled_and_logits
 from vitascope.explain.methods import methods_for
 from vitascope.explain.targets import ClassScore, Target, TargetLike, as_target
 from vitascope.model.heads import scores

@@ -1,7 +1,7 @@
-"""transformers' ViT, and the models with its tensors: the encoder of ViT-MAE, and ViT-MSN.
+"""transformers' ViT, and the models with its tensors: DeiT, I-JEPA, the encoder of ViT-MAE, and ViT-MSN.
 
-Facts: transformers 5.23.0, `models/{vit,vit_mae,vit_msn}`. Files keep the names of version 4, which every
-version loads; in memory version 5 has others, and those are read too.
+Facts: transformers 5.23.0, `models/{vit,deit,ijepa,vit_mae,vit_msn}`. Files keep the names of version 4,
+which every version loads; in memory version 5 has others, and those are read too.
 """
 
 from __future__ import annotations
@@ -133,3 +133,63 @@ def pad_positions(state: State, config: ViTConfig, covered: int) -> None:
         positions = state["embeddings.position_embeddings"]
         zeros = positions.new_zeros(1, covered, config.embed_dim)
         state["embeddings.position_embeddings"] = torch.cat([zeros, positions], dim=1)
+
+
+class IJepa(ModelType):
+    """transformers' I-JEPA."""
+
+    kinds = ("ijepa",)
+    defaults: ClassVar[Mapping[str, Any]] = BASE
+    body, classifier, prefix = "IJepaModel", "IJepaForImageClassification", "ijepa."
+    spellings = SPELLINGS
+    names = VIT
+    supports = ViT.supports | supporting(
+        "position_prefix", pool=("mean",), class_token=(None, False), head=("linear", "none")
+    )
+    ignored = ("embeddings.mask_token",)
+
+    def own_options(self, source: Source, values: Mapping[str, Any]) -> dict[str, Any]:
+        if source.has("pooler.dense.weight"):
+            raise CheckpointError(
+                f"{source.name}: its pooler reads the first patch; vitascope has no such pooling. Without "
+                "the pooler the model loads: AutoModel.from_pretrained(MODEL).save_pretrained(FOLDER)"
+            )
+        return {"pool": "mean", **classifier_options(source)}
+
+
+DEIT: Table = {
+    "distillation_token": "embeddings.distillation_token",
+    "registers": "embeddings.distillation_token",  # one that no head reads is a register here
+    "head.linear.*": "cls_classifier.*",
+    "head.distillation.*": "distillation_classifier.*",
+    **VIT,
+}
+
+
+class DeiT(ViT):
+    """transformers' DeiT, with the teacher's classifier or without."""
+
+    kinds = ("deit",)
+    body, classifier, prefix = "DeiTModel", "DeiTForImageClassification", "deit."
+    names = DEIT
+    processor, evaluation = "DeiT", "crop"
+    supports = ViT.supports | supporting("distillation_token", num_registers=(0, 1))
+
+    def conflicts(self, config: ViTConfig) -> list[str]:
+        readout = config.readout
+        against = {
+            "neither a distillation token nor a register": not readout.distillation_token
+            and not readout.num_registers,
+            "a distillation token beside a register": readout.distillation_token and readout.num_registers,
+            "a distillation token and head 'none'": readout.distillation_token and readout.head == "none",
+            "a register without position": readout.num_registers and not config.embedding.position_prefix,
+        }
+        return [reason for reason, stands in against.items() if stands]
+
+    def own_options(self, source: Source, values: Mapping[str, Any]) -> dict[str, Any]:
+        if source.has("cls_classifier.weight"):
+            return {"distillation_token": True, **classifier_options(source, "cls_classifier.weight")}
+        return {"num_registers": 1, **super().own_options(source, values)}
+
+    def class_there(self, config: ViTConfig) -> str:
+        return super().class_there(config) + "WithTeacher" * config.readout.distillation_token
