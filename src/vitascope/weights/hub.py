@@ -8,21 +8,18 @@ from __future__ import annotations
 import contextlib
 import difflib
 import errno
-import hashlib
 import http.client
 import logging
-import os
 import re
+import socket
+import sys
 import urllib.error
-import urllib.request
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
-from tqdm import tqdm
-
 from vitascope.errors import nearest
-from vitascope.network import ask, chunks, client_errors, misunderstood, status_of, unreachable, within
-from vitascope.storage import free_mb, settle
+from vitascope.network import ask, client_errors, misunderstood, status_of, unreachable
+from vitascope.storage import free_mb
 from vitascope.weights.files import CheckpointError, described, rejection, shard_files
 
 log = logging.getLogger(__name__)
@@ -269,34 +266,19 @@ def fetch_torchvision(name: str) -> Path:
     path, url = folder / name, TORCHVISION_URL + name
     if path.is_file():
         return path
+    limit = socket.getdefaulttimeout()
+    socket.setdefaulttimeout(TIMEOUT)  # torch's download has none
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        if not _fetch_checked(url, path, name.rsplit("-")[-1].split(".")[0]):
-            raise rejection(url, "cut off or changed on its way; try again")
+        prefix = name.rsplit("-")[-1].split(".")[0]
+        torch.hub.download_url_to_file(url, str(path), prefix, progress=sys.stderr.isatty())
     except urllib.error.HTTPError as error:
         raise rejection(url, f"the server answers {error.code} {error.reason}") from error
+    except RuntimeError as error:  # another digest
+        raise rejection(url, "cut off or changed on its way; try again") from error
     except (OSError, http.client.HTTPException) as error:
         offline = f"no network ({getattr(error, 'reason', error)}), and not in {folder}"
         raise rejection(url, _disk_reason(error, folder, "TORCH_HOME") or offline) from error
-    return path
-
-
-def _fetch_checked(url: str, path: Path, prefix: str) -> bool:
-    """Fetch a file, unless its SHA-256 does not begin with a prefix; returns whether it does."""
-    digest, aside = hashlib.sha256(), path.with_name(f".{os.getpid()}.{path.name}")
-    request = urllib.request.Request(url, headers={"User-Agent": "vitascope"})
-    try:
-        opened = within(lambda: urllib.request.urlopen(request, timeout=TIMEOUT), 2 * TIMEOUT)  # with headers
-        with opened as response, open(aside, "wb") as file:
-            total = int(response.headers.get("Content-Length") or 0)
-            with tqdm(total=total or None, desc=path.name, unit="B", unit_scale=True, disable=None) as bar:
-                for chunk in chunks(response):
-                    file.write(chunk)
-                    digest.update(chunk)
-                    bar.update(len(chunk))
-        right = digest.hexdigest().startswith(prefix)
-        if right:
-            settle(aside, path)
-        return right
     finally:
-        aside.unlink(missing_ok=True)
+        socket.setdefaulttimeout(limit)
+    return path
