@@ -183,25 +183,27 @@ class SeedGroup:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PairedTest:
-    """A run beside the best one on the images that both were tested on; this class itself is no test."""
+    """A run beside the best one on the images that both were tested on.
+
+    One class per image: McNemar's exact test of correct predictions. Several: the difference of the mAPs over
+    the same bootstrap samples of the images; see `paired_difference`.
+    """
 
     run: str
     images: int = 0
     """The number of common images."""
+    difference: float = 0.0
+    """The accuracy, or mAP, of this run minus that of the best one, on the common images."""
     p: float | None = None
-    """Two-sided p-value of equally good runs."""
+    """Two-sided p-value of equally good runs; None if there is no test."""
+    only_best: int | None = None
+    """Images that the best run alone predicts correctly."""
+    only_run: int | None = None
+    """Images that this run alone predicts correctly."""
+    interval: tuple[float, float] | None = None
+    """The 95% interval of the difference of the mAPs."""
     reason: str = ""
     """The reason if there is no test."""
-
-    @property
-    def difference(self) -> float:
-        """The result of this run minus that of the best one, on the common images."""
-        return math.nan
-
-    @property
-    def numbers(self) -> tuple[str, str]:
-        """The cells between the number of images and p."""
-        return "", ""
 
     @property
     def verdict(self) -> str:
@@ -215,48 +217,13 @@ class PairedTest:
     def cells(self) -> tuple[str, ...]:
         """The row in the table of tests, below `RunComparison.paired_head`."""
         if self.p is None:
-            return (self.run, "", *self.numbers, "", self.verdict)
+            return (self.run, "", "", "", "", self.verdict)
+        if self.interval is not None:
+            numbers = f"{self.difference:+.2%}", "{:+.1%} to {:+.1%}".format(*self.interval)
+        else:
+            numbers = f"{self.only_best:,}", f"{self.only_run:,}"
         p = f"{self.p:.4f}" if self.p >= 1e-4 else "< 0.0001"
-        return (self.run, f"{self.images:,}", *self.numbers, p, self.verdict)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class AccuracyTest(PairedTest):
-    """The exact test of McNemar on correct predictions."""
-
-    only_run: int
-    """Images that this run alone predicts correctly."""
-    only_best: int
-    """Images that the best run alone predicts correctly."""
-
-    @property
-    def difference(self) -> float:
-        """The difference of the accuracies."""
-        return (self.only_run - self.only_best) / self.images
-
-    @property
-    def numbers(self) -> tuple[str, str]:
-        """The images that one of the two runs alone predicts correctly."""
-        return f"{self.only_best:,}", f"{self.only_run:,}"
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class MapTest(PairedTest):
-    """The difference of the mAPs over the same bootstrap samples of the images; see `paired_difference`."""
-
-    value: float
-    low: float
-    high: float
-
-    @property
-    def difference(self) -> float:
-        """The difference of the mAPs."""
-        return self.value
-
-    @property
-    def numbers(self) -> tuple[str, str]:
-        """The difference and its 95% interval."""
-        return f"{self.value:+.2%}", f"{self.low:+.1%} to {self.high:+.1%}"
+        return (self.run, f"{self.images:,}", *numbers, p, self.verdict)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
@@ -527,9 +494,19 @@ def _paired_test(name: str, mine: TestedImages, best: TestedImages) -> PairedTes
     if mine.predictions.several:
         return _map_test(name, mine.predictions, best.predictions, here, there)
     right, best_right = mine.predictions.correct[here], best.predictions.correct[there]
-    only_run, only_best = int((right & ~best_right).sum()), int((best_right & ~right).sum())
-    p = mcnemar(only_run, only_best)
-    return AccuracyTest(run=name, images=len(common), only_run=only_run, only_best=only_best, p=p)
+    only_run, only_best, images = (
+        int((right & ~best_right).sum()),
+        int((best_right & ~right).sum()),
+        len(here),
+    )
+    return PairedTest(
+        run=name,
+        images=images,
+        difference=(only_run - only_best) / images,
+        p=mcnemar(only_run, only_best),
+        only_best=only_best,
+        only_run=only_run,
+    )
 
 
 def _map_test(
@@ -539,6 +516,6 @@ def _map_test(
     labels = mine.labels[here]
     if not labels.any():
         return PairedTest(run=name, reason="no common test image has a class")
-    order = [best.class_names.index(each) for each in mine.class_names]
-    found = paired_difference(labels, mine.probabilities[here], best.probabilities[there][:, order])
-    return MapTest(run=name, images=len(here), **dataclasses.asdict(found))
+    order = [best.class_names.index(label) for label in mine.class_names]
+    gap = paired_difference(labels, mine.probabilities[here], best.probabilities[there][:, order])
+    return PairedTest(run=name, images=len(here), difference=gap.value, p=gap.p, interval=(gap.low, gap.high))
