@@ -5,8 +5,8 @@
 
 `benchmarks/on_gpu.sh` calls the parts, each with a time limit:
 
-- agreement: the GPU beside the CPU in fp32: augmentation, two steps of each recipe, each heatmap, ROAD's
-  imputation, a `Predictor`, and a resumed run;
+- agreement: the GPU beside the CPU in fp32: augmentation, two steps of each recipe, each heatmap, a
+  `Predictor`, and a resumed run;
 - waits: training steps, predictions and features in which waiting for the GPU is an error, but for results of
   the step or batch before.
 
@@ -46,7 +46,6 @@ from vitascope.data.loading import Loader
 from vitascope.data.randaugment import RandAugment
 from vitascope.data.splits import ImageSet, Splits
 from vitascope.data.targets import ClassIndices
-from vitascope.explain.faithfulness.perturbation import impute, impute_together
 from vitascope.explain.methods import heatmap, methods_for
 from vitascope.model.hardware import resolve_device, without_tf32
 from vitascope.options.recipes import BUILT_IN, RECIPES
@@ -95,15 +94,13 @@ class Sizes:
     """Side of the images, as of those that the built-in model was trained on."""
     explained: int = 8
     """Pictures with heatmaps."""
-    imputed: int = 224
-    """Side of the picture without some of its pixels."""
     steps: int = 10
     backend: str = "inductor"
     """Of torch.compile."""
 
 
 FULL = Sizes()
-DRY = Sizes(batch=6, explained=1, imputed=28, steps=2, backend="eager")
+DRY = Sizes(batch=6, explained=1, steps=2, backend="eager")
 
 Row = dict[str, Any]
 Checks = Iterator[tuple[str, Callable[[], Row]]]
@@ -222,21 +219,6 @@ def agreement(device: torch.device, sizes: Sizes) -> Checks:
         difference = float((ours - theirs).abs().max() / theirs.abs().max())
         return equal_enough({"largest difference": difference}, "largest difference", 1e-2)
 
-    def imputation() -> Row:
-        side = sizes.imputed
-        picture = torch.from_numpy(noise(1, side)[0]).permute(2, 0, 1) / 127.5 - 1
-        shares = torch.linspace(0.1, 0.9, 5)[:, None, None]
-        cells = torch.rand(5, side // 7, side // 7, generator=torch.Generator().manual_seed(0)) < shares
-        removed = cells.repeat_interleave(7, dim=1).repeat_interleave(7, dim=2)  # (5, side, side)
-        began = time.monotonic()
-        theirs = torch.stack([impute(picture, each) for each in removed])
-        theirs_took, began = time.monotonic() - began, time.monotonic()
-        ours = impute_together(picture.to(device), removed.to(device)).cpu()
-        ours_took = time.monotonic() - began
-        difference = float((ours - theirs).abs().max() / theirs.abs().max())
-        row = {"largest difference": difference, "s on the CPU": theirs_took, "s on the device": ours_took}
-        return equal_enough(row, "largest difference", 1e-5)
-
     def predictor() -> Row:
         pictures = list(noise(8, sizes.image))
         theirs, ours = (
@@ -276,7 +258,6 @@ def agreement(device: torch.device, sizes: Sizes) -> Checks:
         yield f"two steps of {recipe}", partial(steps, recipe)
     for method in methods_for(vs.from_pretrained(BUILT_IN)):
         yield f"heatmap: {method}", partial(heat, method)
-    yield "ROAD's imputation", imputation
     yield "Predictor", predictor
     yield "resumed run", resumed
 

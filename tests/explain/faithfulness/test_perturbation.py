@@ -14,7 +14,6 @@ from vitascope.explain.faithfulness.perturbation import (
     PerturbationPlan,
     blur,
     impute,
-    impute_together,
 )
 
 
@@ -240,36 +239,3 @@ def test_nothing_removed_changes_nothing() -> None:
 def test_removing_everything_is_rejected() -> None:
     with pytest.raises(UserError, match="all 64 pixels"):
         impute(random_images(3, 8, 8), torch.ones(8, 8, dtype=torch.bool))
-
-
-# --- By conjugate gradients, as on a GPU
-
-
-@pytest.mark.parametrize("size", [(24, 31), (1, 12), (11, 1), (2, 2)])
-def test_masks_imputed_together_are_those_imputed_directly(size: tuple[int, int]) -> None:
-    image, noise = random_images(3, *size), random_images(3, *size, seed=2)
-    removed = torch.stack([random_mask(*size, share=share, seed=3) for share in (0.0, 0.1, 0.5, 0.95)])
-    removed[:, 0, 0], removed[1:, -1, -1] = False, True
-    found = impute_together(image, removed, noise)
-    expected = torch.stack([impute(image, each, noise) for each in removed])
-    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
-    assert torch.equal(found[0], image)
-
-
-def test_large_holes_are_imputed_together_exactly_enough() -> None:
-    image = random_images(3, 48, 48).double()
-    removed = torch.ones(2, 48, 48, dtype=torch.bool)
-    removed[0, :12, :12] = removed[1, 20:24, 20:24] = False
-    found = impute_together(image, removed)
-    for mine, mask in zip(found, removed, strict=True):
-        expected = impute(image, mask)
-        assert (mine - expected).norm() <= 1e-5 * expected.norm()
-
-
-def test_variants_of_an_order_can_be_imputed_together() -> None:
-    holder, order = perturbed(random_images(3, 16, 16), (4, 4), plan(16)), torch.randperm(16)
-    expected = torch.stack(list(holder.variants(order)))
-    together = impute_together(
-        holder.image, torch.stack([(expected[k] != holder.image).any(0) for k in range(-4, 0)]), holder._noise
-    )
-    torch.testing.assert_close(together, expected[-4:], rtol=1e-5, atol=1e-6)
