@@ -1,6 +1,7 @@
 """Measures of several classes per image, compared with scikit-learn's, and what their intervals cover."""
 
 import warnings
+from itertools import combinations, permutations
 
 import numpy as np
 import pytest
@@ -11,8 +12,11 @@ from sklearn.metrics import accuracy_score, average_precision_score, f1_score
 
 from tests.model import law
 from vitascope.run.label_measures import (
+    ClassPair,
     best_thresholds,
     label_score,
+    pairs_confused,
+    pairs_together,
 )
 
 TOLERANCE = {"rtol": 0, "atol": 1e-12}
@@ -129,3 +133,18 @@ def test_the_threshold_is_even_where_no_other_is_better() -> None:
     labels = np.array([[True, False], [False, False]])
     assert best_thresholds(labels, np.array([[0.9, 0.3], [0.2, 0.6]])).tolist() == [0.5, 0.5]
     assert 0.2 < best_thresholds(labels, np.array([[0.4, 0.3], [0.2, 0.6]]))[0] < 0.4
+
+
+@law
+@given(N=st.integers(1, 30), K=st.integers(1, 6), seed=st.integers(0, 10**6), count=st.integers(1, 40))
+def test_pairs_are_counted_and_the_most_frequent_come_first(N: int, K: int, seed: int, count: int) -> None:
+    labels, answers = np.random.default_rng(seed).random((2, N, K)) < 0.4
+    together = {(i, j): int((labels[:, i] & labels[:, j]).sum()) for i, j in combinations(range(K), 2)}
+    missed, wrong = labels & ~answers, ~labels & answers
+    confused = {(i, j): int((missed[:, i] & wrong[:, j]).sum()) for i, j in permutations(range(K), 2)}
+    for found, counts in (
+        (pairs_together(labels, count), together),
+        (pairs_confused(labels, answers, count), confused),
+    ):
+        ranked = sorted((-number, pair) for pair, number in counts.items() if number)
+        assert found == [ClassPair(*pair, -number) for number, pair in ranked[:count]]

@@ -11,8 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-from vitascope.data.formats.table_columns import roles_of
-from vitascope.data.table_options import TableOptions
+from vitascope.data.table_options import TableOptions, roles_of
 from vitascope.errors import UserError
 
 FILE = "data.jsonl"

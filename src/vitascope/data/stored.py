@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import TypeAlias, TypeVar
 
 from vitascope.data.decoding import Encoded, ImageSource
+from vitascope.data.formats.archive import TAR_SUFFIXES
 from vitascope.data.formats.shard_index import MAX_BYTES, check_size
 from vitascope.data.listing import IMAGE_SUFFIXES, is_system_folder, suffix_of
 from vitascope.data.splits import ImageSet, Inventory
 from vitascope.data.table_options import TABLE_SUFFIXES, TableOptions, is_table
-from vitascope.data.tars import TAR_SUFFIXES
 from vitascope.errors import UserError
 from vitascope.remote import cache
 from vitascope.remote.stores import ChangedError, RemoteObject, StoreError, find_object, is_url, name_in, walk

@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.data import sets_of, splits_of, write_tree
-from tests.data.test_tars import write_tar
+from tests.data.formats.test_archive import write_tar
 from tests.model import law
 from vitascope.data.decoding import ImageError, read_image
 from vitascope.data.formats.shards import Shards, shard_streams

@@ -22,7 +22,8 @@ from vitascope.data.datasets import (
     open_pictures,
     read_data,
 )
-from vitascope.data.formats import table_paths
+from vitascope.data.formats import table
+from vitascope.data.formats.table import located
 from vitascope.data.pack import pack
 from vitascope.data.split_record import record_of, restore
 from vitascope.data.splits import Splits
@@ -345,8 +346,8 @@ def test_each_name_without_suffix_is_looked_up_once(tmp_path: Path, monkeypatch:
     for cell in cells:
         (tmp_path / f"{cell}.png").touch()
     calls: list[str] = []
-    monkeypatch.setattr(table_paths, "canonical", lambda name: calls.append(name) or name)
-    found, _ = table_paths.located(cells, tmp_path / "t.csv", None)
+    monkeypatch.setattr(table, "canonical", lambda name: calls.append(name) or name)
+    found, _ = located(cells, tmp_path / "t.csv", None)
     assert found == [str(tmp_path / f"{cell}.png") for cell in cells]
     assert len(calls) <= 2 * len(cells)  # not once for each pair of a row and a file
 

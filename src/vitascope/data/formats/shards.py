@@ -26,6 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from vitascope.data.decoding import Encoded
+from vitascope.data.formats.archive import archive_errors, open_plain_tar, tar_fault, tar_members
 from vitascope.data.formats.folder import OUTSIDE, files_of_splits, has_class_folders
 from vitascope.data.formats.format import DataFormat
 from vitascope.data.formats.shard_files import ShardFile, open_shard, read_at, size_of
@@ -42,7 +43,6 @@ from vitascope.data.formats.shard_index import (
 from vitascope.data.listing import IMAGE_SUFFIXES
 from vitascope.data.splits import ImageSet, Inventory, LazySources
 from vitascope.data.targets import ClassIndices, minus_one_is_none
-from vitascope.data.tars import archive_errors, open_plain_tar, tar_fault, tar_members
 from vitascope.errors import SourceError, UserError
 from vitascope.formatting import canonical, counted
 from vitascope.network import Threads

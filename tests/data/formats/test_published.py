@@ -19,10 +19,9 @@ from tests.forked import ending, fork
 from tests.http_server import Quiet, answering
 from vitascope import network
 from vitascope.cache import cache_folder
-from vitascope.data import download
 from vitascope.data.datasets import open_data
-from vitascope.data.download import Published, fetch
-from vitascope.data.formats.published import KNOWN_SETS, PublishedSet
+from vitascope.data.formats import published as downloads
+from vitascope.data.formats.published import KNOWN_SETS, RETRIES, Published, PublishedSet, fetch
 from vitascope.errors import UserError
 
 CONTENT = bytes(range(256)) * 4000  # 1 MB
@@ -73,7 +72,7 @@ def server() -> Iterator[Server]:
 
 @pytest.fixture(autouse=True)
 def _no_pause_and_own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(download, "PAUSE", 0.0)
+    monkeypatch.setattr(downloads, "PAUSE", 0.0)
     monkeypatch.setenv("VITASCOPE_CACHE", str(tmp_path / "cache"))
 
 
@@ -133,7 +132,7 @@ def test_retries_are_limited_and_the_part_is_kept(server: Server, tmp_path: Path
     server.cuts = [1000] + [0] * 100
     with pytest.raises(UserError, match="the connection ended after 1,000 of 1,024,000 bytes"):
         fetch(published(server.url), tmp_path)
-    assert len(server.asked) == 1 + download.RETRIES + 1
+    assert len(server.asked) == 1 + RETRIES + 1
     assert part_of(tmp_path).read_bytes() == CONTENT[:1000]
     server.cuts = []
     assert fetch(published(server.url), tmp_path).read_bytes() == CONTENT
@@ -145,7 +144,7 @@ def test_a_busy_server_is_asked_again(server: Server, tmp_path: Path) -> None:
 
 
 def test_a_silent_server_times_out(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(download, "RETRIES", 1)
+    monkeypatch.setattr(downloads, "RETRIES", 1)
     opened = urllib.request.urlopen
 
     def impatient(request: urllib.request.Request, timeout: float) -> Any:
@@ -162,8 +161,8 @@ def test_a_silent_server_times_out(server: Server, tmp_path: Path, monkeypatch: 
 def test_headers_that_hardly_arrive_end_with_the_time_limit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(download, "TIMEOUT", 0.15)
-    monkeypatch.setattr(download, "RETRIES", 0)
+    monkeypatch.setattr(downloads, "TIMEOUT", 0.15)
+    monkeypatch.setattr(downloads, "RETRIES", 0)
     left = threading.Event()
 
     class Dripping(Quiet, http.server.BaseHTTPRequestHandler):
