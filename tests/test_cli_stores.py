@@ -21,7 +21,7 @@ from tests.training import assert_bitwise, tiny_config, undrawn, write_folder
 from vitascope import network
 from vitascope.__main__ import main as installed
 from vitascope.cli import main
-from vitascope.data.formats import shard_files
+from vitascope.data.formats import shards
 from vitascope.data.loading import Loader
 from vitascope.data.pack import pack
 from vitascope.data.split_record import SplitRecord
@@ -120,7 +120,7 @@ def test_training_stops_when_the_server_is_gone_and_is_resumed(
     with undrawn():
         whole = train(tiny_config(data, run=f"{store.folder}/whole", **options))
         with monkeypatch.context() as patch:
-            patch.setattr(shard_files.cache, "read", gone_soon)
+            patch.setattr(shards.cache, "read", gone_soon)
             with pytest.raises(StoreError, match="does not answer as it should"):
                 train(tiny_config(data, run=f"{store.folder}/cut", **options | {"workers": 0}))
         store.server.gone = False

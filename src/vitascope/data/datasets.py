@@ -19,20 +19,21 @@ from vitascope.data.decoding import ImageError, ImageSource, greatest_integer, h
 from vitascope.data.formats import digits
 from vitascope.data.formats.archive import Archive
 from vitascope.data.formats.cifar import Cifar
-from vitascope.data.formats.folder import Folder, FolderStream, inner_folder
+from vitascope.data.formats.folder import Folder, FolderStream, inner_folder, read_folder
 from vitascope.data.formats.format import DataFormat, DataPackage
 from vitascope.data.formats.hub import HubDataset, looks_like_hub_id
 from vitascope.data.formats.idx import Idx
 from vitascope.data.formats.published import KNOWN_SETS, PublishedSet
-from vitascope.data.formats.shards import Shards
+from vitascope.data.formats.shards import Shards, has_shards, read_shards
 from vitascope.data.formats.table import Table
 from vitascope.data.listing import IMAGE_SUFFIXES
 from vitascope.data.splits import ImageSet, Inventory, Splits, complete_splits
-from vitascope.data.stored import Mirrored, hub_id, is_stored_image, mirrored, stored_images
+from vitascope.data.stored import hub_id, is_stored_image, opened, stored_images, with_objects
 from vitascope.data.table_options import AS_RECOGNIZED, TABLE_SUFFIXES, TableOptions, is_table
 from vitascope.data.threads import in_threads
 from vitascope.errors import UserError, check_choice, nearest, nearest_path, printable
 from vitascope.formatting import canonical, counted
+from vitascope.remote.paths import StorePath
 from vitascope.remote.stores import is_url
 
 log = logging.getLogger(__name__)
@@ -155,29 +156,42 @@ def open_pictures(data: str) -> Sequence[ImageSource]:
 def read_data(data: str, table: TableOptions = AS_RECOGNIZED) -> Inventory:
     """All images of a data set, in the splits that it has, or in `all`; none is drawn."""
     data = hub_id(data)
-    if not is_url(data) and not is_url(table.images):
-        return _read(data, table)
-    with mirrored(data, table) as local:
-        return local.stored(_read(local.place, local.table, local))
+    found = _read_stored(data, table) if is_url(data) else _read(data, table)
+    sets = (
+        images if images.targets is None else dataclasses.replace(images, targets=images.targets.merged())
+        for images in map(with_objects, found.sets)
+    )
+    root = str(found.root) if isinstance(found.root, StorePath) else found.root
+    return dataclasses.replace(found, sets=tuple(sets), root=root)
 
 
-def _read(data: str, table: TableOptions, mirrored: Mirrored | None = None) -> Inventory:
+def _read(data: str, table: TableOptions) -> Inventory:
     format, place = _find(data)
     if isinstance(format, Table):
         format = Table(table)
     elif table.given:
-        raise UserError(f"{table.given[0]} is about a table, and {data} is none")
-    if mirrored is not None and mirrored.is_listing:
-        if isinstance(format, Shards):
-            format = Shards(mirrored.file_of)
-        elif not isinstance(format, Folder):
-            raise UserError(f"{data}: files of this kind are not read from a store: copy the folder")
-    found = format.read(place)
-    sets = (
-        images if images.targets is None else dataclasses.replace(images, targets=images.targets.merged())
-        for images in found.sets
-    )
-    return dataclasses.replace(found, sets=tuple(sets))
+        raise _not_a_table(data, table)
+    return format.read(place)
+
+
+def _read_stored(url: str, table: TableOptions) -> Inventory:
+    """As `_read`, of a folder, a table or an archive in a store."""
+    place = opened(url)
+    if not isinstance(place, StorePath):
+        if is_table(url) and table.images is None:
+            table = dataclasses.replace(table, images=url.rpartition("/")[0])
+        try:
+            return _read(str(place), table)
+        except UserError as error:
+            error.args = (str(error).replace(str(place), url),)
+            raise
+    if table.given:
+        raise _not_a_table(url, table)
+    return read_shards(place) if has_shards(place) else read_folder(place)
+
+
+def _not_a_table(data: str, table: TableOptions) -> UserError:
+    return UserError(f"{table.given[0]} is about a table, and {data} is none")
 
 
 def stream_of_folder(data: str) -> FolderStream | None:

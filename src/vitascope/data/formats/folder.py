@@ -17,6 +17,7 @@ from vitascope.data.table_options import TABLE_SUFFIXES
 from vitascope.data.targets import ClassIndices
 from vitascope.errors import UserError
 from vitascope.formatting import canonical, counted, listed
+from vitascope.remote.paths import StorePath
 
 SPLIT_FOLDERS = {
     "train": ("train", "training", "trainval"),
@@ -61,49 +62,55 @@ class Folder(DataFormat):
         return os.path.isdir(data)
 
     def read(self, data: str) -> Inventory:
-        root, depth = Path(data), len(Path(data).parts)
-        images: list[Path] = []
-        others: list[Path] = []
-        unlisted: dict[str, OSError] = {}
-        system: list[str] = []
-        entries = visible_files(
-            root, lambda folder, error: unlisted.update({folder: error}), skipped=system.append
+        return read_folder(Path(data))
+
+
+def read_folder(root: Path) -> Inventory:
+    """The images of a folder, which may be a `StorePath`."""
+    depth = len(root.parts)
+    images: list[Path] = []
+    others: list[Path] = []
+    unlisted: dict[str, OSError] = {}
+    system: list[str] = []
+    entries = visible_files(
+        root, lambda folder, error: unlisted.update({folder: error}), skipped=system.append
+    )
+    for entry in entries:
+        path = entry if isinstance(entry, StorePath) else Path(entry.path)
+        (images if is_image(entry) else others).append(path)
+    splits = _splits(root, Counter(path.parts[depth:-1][:2] for path in images))
+    classes: dict[str, dict[str, list[Path]]] = {split: {} for split in splits.values() or ("all",)}
+    for path in sorted(images):
+        split, folder = _place(path.parts[depth:], splits)
+        classes.setdefault(split, {}).setdefault(folder, []).append(path)
+    notes, unlabelled = _sort_by_names(classes)
+    tables = [path for path in others if path.parent == root and suffix_of(path.name) in TABLE_SUFFIXES]
+    if tables:
+        unlabelled = f"if {tables[0]} has the classes, give it as the data"
+    kinds: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)  # of other files, by their place
+    for path in others:
+        kinds[_place(path.parts[depth:], splits)][suffix_of(path.name)] += 1
+    sets = [found for split in classes for found in _image_sets(split, classes[split])]
+    without = [
+        f"the folder {folder.relative_to(root)}, which contains no image "
+        f"({', '.join(_listed(kinds[split, canonical(folder.name)])) or 'it is empty'})"
+        for place, split in [(root / name, split) for name, split in splits.items()] or [(root, "all")]
+        for folder in _visible_folders(place)
+        if canonical(folder.name) not in classes[split]
+    ]
+    without += [
+        f"the folder {Path(folder).relative_to(root)}, which cannot be listed ({error.strerror or error})"
+        for folder, error in unlisted.items()
+    ]
+    without += _outside(images, depth, splits)
+    if system:
+        names = sorted({Path(folder).name for folder in system})
+        count = sum(len(files) for folder in system for _, _, files in os.walk(folder))
+        without.append(
+            f"{counted(count, 'file')} in {counted(len(system), 'system folder')}: {listed(names)}"
         )
-        for entry in entries:
-            (images if is_image(entry) else others).append(Path(entry.path))
-        splits = _splits(root, Counter(path.parts[depth:-1][:2] for path in images))
-        classes: dict[str, dict[str, list[Path]]] = {split: {} for split in splits.values() or ("all",)}
-        for path in sorted(images):
-            split, folder = _place(path.parts[depth:], splits)
-            classes.setdefault(split, {}).setdefault(folder, []).append(path)
-        notes, unlabelled = _sort_by_names(classes)
-        tables = [path for path in others if path.parent == root and suffix_of(path.name) in TABLE_SUFFIXES]
-        if tables:
-            unlabelled = f"if {tables[0]} has the classes, give it as the data"
-        kinds: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)  # of other files, by their place
-        for path in others:
-            kinds[_place(path.parts[depth:], splits)][suffix_of(path.name)] += 1
-        sets = [found for split in classes for found in _image_sets(split, classes[split])]
-        without = [
-            f"the folder {folder.relative_to(root)}, which contains no image "
-            f"({', '.join(_listed(kinds[split, canonical(folder.name)])) or 'it is empty'})"
-            for place, split in [(root / name, split) for name, split in splits.items()] or [(root, "all")]
-            for folder in _visible_folders(place)
-            if canonical(folder.name) not in classes[split]
-        ]
-        without += [
-            f"the folder {Path(folder).relative_to(root)}, which cannot be listed ({error.strerror or error})"
-            for folder, error in unlisted.items()
-        ]
-        without += _outside(images, depth, splits)
-        if system:
-            names = sorted({Path(folder).name for folder in system})
-            count = sum(len(files) for folder in system for _, _, files in os.walk(folder))
-            without.append(
-                f"{counted(count, 'file')} in {counted(len(system), 'system folder')}: {listed(names)}"
-            )
-        unused = _listed(sum(kinds.values(), Counter()))
-        return Inventory(tuple(sets), 3, root, (*unused, *without), notes, unlabelled)
+    unused = _listed(sum(kinds.values(), Counter()))
+    return Inventory(tuple(sets), 3, root, (*unused, *without), notes, unlabelled)
 
 
 class FolderStream:

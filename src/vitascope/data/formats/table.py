@@ -6,6 +6,7 @@ import dataclasses
 import hashlib
 import json
 import os
+import posixpath
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
@@ -33,6 +34,8 @@ from vitascope.data.table_options import (
 from vitascope.data.targets import ClassIndices, ClassSets
 from vitascope.errors import UserError
 from vitascope.formatting import canonical, counted, listed
+from vitascope.remote.paths import StorePath, listed_folder
+from vitascope.remote.stores import is_url
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,6 +66,7 @@ class Table(DataFormat):
             labels is not None and labels.several,
             splits,
             groups,
+            root,
         )
         different = rows.without_copies(place)
         different.check_groups(f"{place}: the column {roles.group}")
@@ -187,6 +191,8 @@ class LabelledRows:
     splits: Sequence[str]
     groups: Sequence[str]
     """Empty without groups; an empty one is that of an image without a group."""
+    root: Path
+    """The folder of the images."""
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -269,8 +275,15 @@ class LabelledRows:
             targets = (ClassSets if self.several else ClassIndices).of_names(ordered.classes, names)
         groups = [group or path for group, path in zip(ordered.groups, ordered.paths, strict=False)]
         return ImageSet(
-            split, [Path(path) for path in ordered.paths], targets, groups=np.array(groups, dtype=np.str_)
+            split,
+            [ordered._source(path) for path in ordered.paths],
+            targets,
+            groups=np.array(groups, dtype=np.str_),
         )
+
+    def _source(self, path: str) -> Path:
+        store = isinstance(self.root, StorePath)
+        return self.root / path.removeprefix(f"{self.root}/") if store else Path(path)
 
     def _take(self, rows: Sequence[int]) -> LabelledRows:
         """Some of the rows, in the order given."""
@@ -300,8 +313,10 @@ def located(cells: Sequence[str], table: Path, images: str | None) -> tuple[list
     Raises:
         UserError: files that are missing or unclear, or outside of `images`, with their number.
     """
-    base = os.path.expanduser(images) if images is not None else str(table.parent)
-    if not os.path.isdir(base):
+    base = table.parent if images is None else Path(images).expanduser()
+    if images is not None and is_url(images):
+        base = listed_folder(images)
+    elif not base.is_dir():
         raise UserError(f"{table}: images {images}: no such folder")
     folders = _Folders(base)
     found = [folders.find(cell) for cell in cells]
@@ -333,7 +348,7 @@ def located(cells: Sequence[str], table: Path, images: str | None) -> tuple[list
         )
         raise UserError(f"{table}: {_share(missing, cells)} do not exist: {listed(missing)}; {advice}")
     if not outside:
-        return found, Path(base)
+        return found, base
     found = [os.path.abspath(path) for path in found]
     return found, Path(os.path.commonpath({os.path.dirname(path) for path in found}))
 
@@ -341,12 +356,12 @@ def located(cells: Sequence[str], table: Path, images: str | None) -> tuple[list
 class _Folders:
     """Finds files by their paths; each folder is listed once, which is faster than a look at each file."""
 
-    def __init__(self, base: str) -> None:
+    def __init__(self, base: Path) -> None:
         self.base = base
         self.outside: list[str] = []
         self.missing: set[str] = set()
         self.unclear: dict[str, list[str]] = {}
-        self._absolute = os.path.abspath(base)
+        self._absolute = "" if isinstance(base, StorePath) else os.path.abspath(base)
         self._listed: dict[str, tuple[str, set[str], bool]] = {}  # by the path before the name
         self._stems: dict[str, dict[str, list[str]]] = {}
 
@@ -368,7 +383,12 @@ class _Folders:
 
     def _folder(self, head: str) -> tuple[str, set[str], bool]:
         """A folder's path, the names of the files in it, and whether it lies in the base."""
-        if head not in self._listed:
+        if head not in self._listed and isinstance(self.base, StorePath):
+            folder = self.base / posixpath.normpath(head)
+            files = folder.iterdir() if folder.is_dir() else ()  # of others, the images are missing
+            names = {file.name for file in files if file.is_file()}
+            self._listed[head] = str(folder), names, not {"/", ".."} & {*folder.below}
+        elif head not in self._listed:
             place = os.path.normpath(os.path.join(self.base, head))
             absolute = os.path.abspath(place)
             inside = absolute == self._absolute or absolute.startswith(os.path.join(self._absolute, ""))
