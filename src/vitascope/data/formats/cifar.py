@@ -6,9 +6,7 @@ Archives are read member by member, in place.
 from __future__ import annotations
 
 import dataclasses
-import math
 import pickle
-import re
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any, TypeAlias
@@ -179,17 +177,15 @@ def _read_batch(form: _Form, content: bytes, where: str) -> _Batch:
 def _from_pickle(form: _Form, content: bytes, where: str) -> _Batch:
     values = read_pickle(content, where)
     pixels, labels = values.get("data"), values.get(form.labels_key)
-    if not (isinstance(pixels, np.ndarray) and pixels.dtype == np.uint8 and pixels.shape[1:] == (PIXELS,)):
-        found = f"{pixels.dtype} {pixels.shape}" if isinstance(pixels, np.ndarray) else type(pixels).__name__
+    if not (isinstance(pixels, np.ndarray) and pixels.shape[1:] == (PIXELS,)):
+        found = f"uint8 {pixels.shape}" if isinstance(pixels, np.ndarray) else type(pixels).__name__
         raise UserError(f"{where}: 'data' must be uint8 (N, {PIXELS}), not {found}")
-    if isinstance(labels, list) and all(type(label) is int and abs(label) < 2**31 for label in labels):
-        labels = np.array(labels, dtype=np.int64)
-    if not (isinstance(labels, np.ndarray) and labels.shape == pixels.shape[:1] != (0,)):
-        count = len(labels) if isinstance(labels, list | np.ndarray) else "no"
+    known = labels if isinstance(labels, list) else []
+    if len(known) != len(pixels) or not known or any(type(k) is not int or abs(k) >= 2**31 for k in known):
         raise UserError(
-            f"{where}: {len(pixels)} images need as many integers in {form.labels_key!r}, there are {count}"
+            f"{where}: {len(pixels)} images need as many integers in {form.labels_key!r}, not {len(known)}"
         )
-    return pixels, labels.astype(np.int64)
+    return pixels, np.array(known, dtype=np.int64)
 
 
 def _read_names(form: _Form, content: bytes, where: str) -> tuple[str, ...]:
@@ -210,20 +206,20 @@ MAX_TUPLES = 100
 
 
 def read_pickle(content: bytes, name: str) -> dict[str, Any]:
-    """A pickled dictionary of numbers, texts, bytes, lists, tuples and integer arrays (read-only), written by
-    Python 2 or 3; keys that are bytes become text. `name` stands in messages."""
+    """A pickled dictionary of numbers, texts, bytes, lists, tuples and arrays of bytes (read-only), written
+    by Python 2 or 3, up to protocol 4; keys that are bytes become text. `name` stands in messages."""
     try:
-        values = load_pickle(content, _FOUND.get, max_tuples=MAX_TUPLES)
+        values = load_pickle(content, _ADMITTED.get, max_tuples=MAX_TUPLES)
         if not isinstance(values, dict):
             raise pickle.UnpicklingError(f"it contains a {type(values).__name__}, not a dictionary")
-        return {
-            _text(key) if isinstance(key, bytes) else str(key): (
-                value.values if isinstance(value, _Array) else value
-            )
-            for key, value in values.items()
-        }
     except (pickle.UnpicklingError, ValueError) as error:
         raise UserError(f"{name}: rejected: {error}") from error
+    return {
+        key.decode("latin-1") if isinstance(key, bytes) else str(key): (
+            value.values if isinstance(value, _Array) else value
+        )
+        for key, value in values.items()
+    }
 
 
 class _StandIn:
@@ -241,67 +237,37 @@ class _StandIn:
         raise ValueError("a function has no state")
 
 
-class _Type:
-    """A NumPy type of integers."""
+class _Kind:
+    """A stand-in for a NumPy dtype; that of bytes has no byte order."""
 
-    def __init__(self, kind: Any, *_: Any) -> None:
-        if not re.fullmatch(r"[<>=|]?[iu][1248]", _text(kind)):
-            raise ValueError(f"an array of {_text(kind)[:40]!r}, not of integers")
-        self.dtype = np.dtype(_text(kind))
+    def __init__(self, name: Any, *_: Any) -> None:
+        if name != "u1":
+            raise ValueError(f"an array of {str(name)[:40]!r}, not of bytes")
 
-    def __setstate__(self, state: tuple[Any, ...]) -> None:
-        order = _text(state[1])
-        if order not in ("<", ">", "|", "="):
-            raise ValueError(f"a byte order of {order[:40]!r}")
-        self.dtype = self.dtype.newbyteorder(order)  # type: ignore[arg-type]
+    def __setstate__(self, state: Any) -> None:
+        pass
 
 
 class _Array:
-    """A NumPy array; `__setstate__` may fill it."""
+    """A stand-in for a NumPy array, which `__setstate__` fills with bytes that the pickle contains."""
 
-    def __init__(self, values: npt.NDArray[Any] | None = None) -> None:
-        self.values = values
+    values: npt.NDArray[np.uint8] | None = None
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:
         _, shape, kind, fortran, content = state
-        self.values = _array(content, kind, shape, "F" if fortran else "C")
+        if isinstance(content, str):  # bytes of Python 2
+            content = content.encode("latin-1")
+        if not isinstance(content, bytes) or not isinstance(kind, _Kind) or fortran:
+            raise ValueError("an array without type or content, or column by column")
+        self.values = np.frombuffer(content, np.uint8).reshape(shape)
 
 
-def _array(content: Any, kind: Any, shape: Any, order: Any) -> npt.NDArray[Any]:
-    """An array over bytes that the pickle contains."""
-    if isinstance(content, str):  # bytes of Python 2
-        content = content.encode("latin-1")
-    if not (isinstance(content, bytes | bytearray) and isinstance(kind, _Type) and isinstance(shape, tuple)):
-        raise ValueError("an array without shape, type or content")
-    if len(shape) > 4 or not all(isinstance(size, int) and 0 <= size < 2**32 for size in shape):
-        raise ValueError("an array of no sensible shape")
-    promised = math.prod(shape) * kind.dtype.itemsize
-    if promised != len(content):
-        raise ValueError(f"an array {shape} of {kind.dtype} has {promised:,} bytes, not {len(content):,}")
-    return np.frombuffer(bytes(content), kind.dtype).reshape(shape, order="F" if order == "F" else "C")
-
-
-def _encoded(text: Any, encoding: Any) -> Any:
-    if _text(encoding) not in ("latin1", "latin-1"):
-        raise ValueError(f"bytes written as {_text(encoding)[:40]!r}")
-    return text.encode("latin-1") if isinstance(text, str) else text
-
-
-def _text(value: Any) -> str:
-    if not isinstance(value, str | bytes):
-        raise ValueError(f"a {type(value).__name__} where a text is needed")
-    return value.decode("latin-1") if isinstance(value, bytes) else value
-
-
-_EMPTY = _StandIn(lambda *_: _Array())  # the arguments are a placeholder's: class, shape (0,), type "b"
-_FILLED = _StandIn(lambda content, kind, shape, order: _Array(_array(content, kind, shape, order)))
-_FOUND = {
-    "numpy.core.multiarray._reconstruct": _EMPTY,  # NumPy 1
-    "numpy._core.multiarray._reconstruct": _EMPTY,
-    "numpy.core.numeric._frombuffer": _FILLED,
-    "numpy._core.numeric._frombuffer": _FILLED,
+_MADE = _StandIn(lambda *_: _Array())  # the arguments are a placeholder's: class, shape (0,), type "b"
+_ADMITTED = {
+    "numpy.core.multiarray._reconstruct": _MADE,  # NumPy 1
+    "numpy._core.multiarray._reconstruct": _MADE,
     "numpy.ndarray": _StandIn(None),
-    "numpy.dtype": _StandIn(_Type),
-    "_codecs.encode": _StandIn(_encoded),
+    "numpy.dtype": _StandIn(_Kind),
+    "_codecs.encode": _StandIn(lambda text, encoding: text.encode("latin-1")),  # bytes, up to protocol 2
 }
-"""The names in a pickled array of integers."""
+"""The names in a pickled array of bytes."""

@@ -2,32 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import hashlib
-import http.client
 import os
 import sys
-import time
-import urllib.error
-import urllib.request
-from collections.abc import Iterator
 from pathlib import Path
 
-from tqdm import tqdm
-
-from vitascope.cache import cache_folder, writing_to_cache
+from vitascope.cache import cache_folder, local_failure, writing_to_cache
 from vitascope.data.formats.format import DataPackage
 from vitascope.errors import UserError
-from vitascope.network import StalledError, chunks, within
+from vitascope.network import client_errors
 from vitascope.storage import settle
-
-RETRIES = 4
-"""Connections in a row that may drop without a new byte, before the next address is tried."""
-PAUSE = 1.0
-"""Seconds before the second connection; the pause doubles with each connection without a new byte."""
-TIMEOUT = 30.0
-"""Seconds without a byte after which a connection counts as dropped."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -38,14 +23,6 @@ class Published:
     size: int  # bytes
     md5: str  # hexadecimal, from the authors: it detects damage, not forgery
     urls: tuple[str, ...]  # addresses, in the order in which they are tried
-
-
-class _DroppedError(Exception):
-    """A connection that broke; another may bring the rest."""
-
-
-class _MirrorError(Exception):
-    """An address that does not have the file."""
 
 
 def fetch(file: Published, folder: Path) -> Path:
@@ -62,13 +39,22 @@ def fetch(file: Published, folder: Path) -> Path:
 
 
 def _download(file: Published, path: Path) -> Path:
+    from huggingface_hub.file_download import http_get
+
     part = path.with_name(f".{path.name}.part")
     faults = []
     for url in file.urls:
+        if _size(part) > file.size:
+            part.unlink()
+        have = _size(part) / file.size
+        print(f"downloading {url} ({file.size / 1e6:,.1f} MB, {have:.0%} there)", file=sys.stderr)
         try:
-            _fetch_from(url, file, part)
-        except _MirrorError as error:
-            faults.append(f"{url}: {error}")
+            with open(part, "ab") as output:
+                http_get(url, output, resume_size=output.tell(), expected_size=file.size)
+        except client_errors() as error:
+            if local_failure(error) is not None:  # of the disk
+                raise
+            faults.append(f"{url}: {str(error).partition(chr(10))[0] or type(error).__name__}")
             continue
         if _is_right(part, file):
             return settle(part, path)
@@ -78,72 +64,6 @@ def _download(file: Published, path: Path) -> Path:
         f"{file.name} cannot be downloaded ({'; '.join(faults)}); "
         f"try again, or put the file into {path.parent} by hand"
     )
-
-
-def _fetch_from(url: str, file: Published, part: Path) -> None:
-    """Complete a part from one address, over as many connections as that takes."""
-    if _size(part) > file.size:
-        part.unlink()
-    in_vain = 0
-    while (before := _size(part)) < file.size:
-        try:
-            _resume(url, file, part)
-        except _DroppedError as error:
-            in_vain = 0 if _size(part) > before else in_vain + 1
-            if in_vain > RETRIES:
-                raise _MirrorError(str(error)) from error
-            time.sleep(PAUSE * 2**in_vain)
-
-
-def _resume(url: str, file: Published, part: Path) -> None:
-    """Append the rest of a part over one connection, or start again if the server knows no ranges."""
-    have = _size(part)
-    headers = {"User-Agent": "vitascope", **({"Range": f"bytes={have}-"} if have else {})}
-    with _connection_errors():
-        request = urllib.request.Request(url, headers=headers)
-        opened = within(lambda: urllib.request.urlopen(request, timeout=TIMEOUT), 2 * TIMEOUT)  # with headers
-    with opened as response:
-        if have and not (response.headers.get("Content-Range") or "").startswith(f"bytes {have}-"):
-            have = 0
-        announced = response.headers.get("Content-Length")
-        if announced is not None and announced != str(file.size - have):
-            raise _MirrorError(f"it has {announced} bytes, not {file.size - have}")
-        shown = sys.stderr.isatty()
-        if not shown:
-            line = f"downloading {url} ({file.size / 1e6:,.1f} MB, {have / file.size:.0%} there)"
-            print(line, file=sys.stderr)
-        bar = tqdm(
-            total=file.size, initial=have, desc=file.name, unit="B", unit_scale=True, disable=not shown
-        )
-        with open(part, "ab" if have else "wb") as output, bar:
-            content = chunks(response, file.size - have)
-            while have < file.size:
-                with _connection_errors():
-                    chunk = next(content, b"")
-                if not chunk:
-                    raise _DroppedError(f"the connection ended after {have:,} of {file.size:,} bytes")
-                output.write(chunk)
-                output.flush()  # so that a killed download loses nothing
-                have += len(chunk)
-                bar.update(len(chunk))
-
-
-@contextlib.contextmanager
-def _connection_errors() -> Iterator[None]:
-    """Tell a connection that broke from an address that does not have the file."""
-    try:
-        yield
-    except urllib.error.HTTPError as error:
-        error.close()
-        if error.code >= 500 or error.code in (408, 429):
-            raise _DroppedError(f"HTTP status {error.code}") from error
-        raise _MirrorError(f"HTTP status {error.code}") from error
-    except urllib.error.URLError as error:  # no name, no route, no server, no certificate
-        raise _MirrorError(f"no connection: {error.reason}") from error
-    except StalledError as error:
-        raise _MirrorError(str(error)) from error
-    except (http.client.HTTPException, OSError) as error:
-        raise _DroppedError(str(error) or type(error).__name__) from error
 
 
 def _is_right(path: Path, file: Published) -> bool:
