@@ -9,7 +9,7 @@ import os
 import posixpath
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Self
 
@@ -18,7 +18,7 @@ import numpy as np
 from vitascope.data.formats import table_labels
 from vitascope.data.formats.folder import OUTSIDE, SPLIT_FOLDERS, split_of
 from vitascope.data.formats.format import DataFormat
-from vitascope.data.formats.table_file import TableFile, open_table
+from vitascope.data.formats.table_file import TableFile, read_table
 from vitascope.data.formats.table_labels import Labels
 from vitascope.data.listing import IMAGE_SUFFIXES, suffix_of
 from vitascope.data.splits import ImageSet, Inventory
@@ -54,8 +54,10 @@ class Table(DataFormat):
 
     def read(self, data: str) -> Inventory:
         place, options = Path(data), self.options
-        file = open_table(place)
-        roles, columns = _columns(file, roles_of(file.names, options, place), place)
+        file = read_table(place, lambda names: _used(roles_of(names, options, place), names))
+        roles, columns = _with_indicators(roles_of(file.names, options, place), file), file.columns
+        if not columns[roles.image]:
+            raise UserError(f"{place}: the table has no rows")
         labels = _labels({name: columns[name] for name in roles.label}, options, place)
         splits, ignored = _splits(columns, roles, options, place)
         paths, root = located(columns[roles.image], place, options.images)
@@ -100,35 +102,34 @@ def images_of_table(place: Path, options: TableOptions = AS_RECOGNIZED, *, keep:
 
     With `keep`, they are `TableImage`s with the cells of all columns, in the order of `column_digests`.
     """
-    file = open_table(place)
-    image = image_column(file.names, options, place)
-    columns = file.columns(file.names if keep else [image])
-    paths, _ = located(columns[image], place, options.images)
+    file = read_table(place, lambda names: names if keep else [image_column(names, options, place)])
+    paths, _ = located(file.columns[image_column(file.names, options, place)], place, options.images)
     if not keep:
         return paths
-    return list(map(TableImage.of, paths, zip(*columns.values(), strict=True)))
+    return list(map(TableImage.of, paths, zip(*file.columns.values(), strict=True)))
 
 
 def column_digests(place: Path) -> dict[str, str]:
     """The columns of a table by name, with a digest of their cells each."""
-    file = open_table(place)
-    columns = file.columns(file.names)
-    return {name: hashlib.sha256(json.dumps(columns[name]).encode()).hexdigest() for name in file.names}
+    columns = read_table(place).columns
+    return {name: hashlib.sha256(json.dumps(cells).encode()).hexdigest() for name, cells in columns.items()}
 
 
-def _columns(file: TableFile, roles: Roles, place: Path) -> tuple[Roles, dict[str, list[str]]]:
-    """The cells of the columns that are used; without a column of labels, those of 0 and 1 are."""
-    own = [name for name in (roles.image, roles.split, roles.group) if name is not None]
+def _used(roles: Roles, names: tuple[str, ...]) -> Iterable[str]:
+    """The columns to read: without one of labels, all, because those of 0 and 1 are."""
+    if roles.guess_label and not roles.label:
+        return names
+    return filter(None, (roles.image, roles.split, roles.group, *roles.label))
+
+
+def _with_indicators(roles: Roles, file: TableFile) -> Roles:
+    """The roles with the columns of 0 and 1 as labels, if there is no other."""
     if roles.label or not roles.guess_label:
-        columns = file.columns(list(dict.fromkeys([*own, *roles.label])))
-    else:
-        columns = file.columns(file.names)
-        found = [name for name in file.names if name not in own and table_labels.is_indicator(columns[name])]
-        if len(found) > 1:  # a single one is more likely something else
-            roles = dataclasses.replace(roles, label=tuple(found))
-    if not columns[roles.image]:
-        raise UserError(f"{place}: the table has no rows")
-    return roles, columns
+        return roles
+    others = set(file.names) - {roles.image, roles.split, roles.group}
+    found = [name for name in file.names if name in others and table_labels.is_indicator(file.columns[name])]
+    # A single one is more likely something else.
+    return dataclasses.replace(roles, label=tuple(found)) if len(found) > 1 else roles
 
 
 def _labels(columns: dict[str, list[str]], options: TableOptions, place: Path) -> Labels | None:
