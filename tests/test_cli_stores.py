@@ -286,14 +286,6 @@ def test_interrupted_upload_is_resumed(s3_store: Store, capsys: pytest.CaptureFi
     assert find_object(url) is not None
 
 
-def test_outputs_that_cannot_be_written_are_one_line(
-    web_store: Store, capsys: pytest.CaptureFixture[str]
-) -> None:
-    write_folder(web_store.folder / "photos", per_class=1)
-    command = ["predict", "cifar10", f"{web_store.folder}/photos", *QUICK, "--out"]
-    assert "a web server is read only" in error_line([*command, f"{web_store.url}/p.jsonl"], capsys)
-
-
 def test_missing_bucket_for_results_is_found_before_the_work(
     s3_store: Store, capsys: pytest.CaptureFixture[str]
 ) -> None:

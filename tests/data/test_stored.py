@@ -1,6 +1,5 @@
 """DATA in a store: the same images, labels and names as on the disk, and one line for what is not read."""
 
-import hashlib
 import json
 import shutil
 from pathlib import Path
@@ -19,7 +18,7 @@ from vitascope.data.pack import pack
 from vitascope.data.splits import Splits
 from vitascope.data.stored import StoredImage, hub_id, stored_images
 from vitascope.data.table_options import TableOptions
-from vitascope.errors import SourceError, UserError
+from vitascope.errors import UserError
 from vitascope.remote.stores import StoreError
 
 
@@ -67,15 +66,6 @@ def test_shards_are_read_like_local_ones(store: Store) -> None:
     assert_same(open_data(url), open_data(str(store.folder / "shards")))
 
 
-def test_shards_without_an_index_have_the_names_beside_them(store: Store) -> None:
-    write_tree(store.folder / "photos", {"cat": 9, "dog": 9})
-    pack(str(store.folder / "photos"), store.folder / "shards")
-    (store.folder / "shards" / "index.json").unlink()
-    (store.folder / "shards" / "classes.txt").write_text("cat\ndog\n")
-    url = store.add("shards")
-    assert_same(open_data(url), open_data(str(store.folder / "shards")))
-
-
 def requested_tars(store: Store, before: int) -> list[str]:
     """The shards of which something was read."""
     return [each for each in store.server.requests[before:] if ".tar" in each and each.startswith("GET")]
@@ -110,22 +100,6 @@ def test_file_beside_shards_that_is_too_large_is_not_fetched(
     assert f"GET /shards/{name}" not in web_store.server.requests
 
 
-def test_shard_of_another_packing_in_a_store_is_not_read(web_store: Store) -> None:
-    write_tree(web_store.folder / "photos", {"cat": 9, "dog": 9})
-    pack(str(web_store.folder / "photos"), web_store.folder / "shards")
-    shard = web_store.folder / "shards" / "train-00000.tar"
-    content = shard.read_bytes()
-    shard.write_bytes(
-        content[2048:4096] + content[:2048] + content[4096:]
-    )  # the first two samples, exchanged
-    sources = read_data(web_store.add("shards")).by_name["train"].sources
-    read_image(sources[2])
-    with pytest.raises(
-        SourceError, match=rf"^{web_store.url}/shards/train-00000\.tar: 00000000\.png of class"
-    ):
-        read_image(sources[0])
-
-
 def test_headers_of_other_shards_are_read_once(web_store: Store) -> None:
     write_tree(web_store.folder / "photos", {"cat": 9, "dog": 9})
     pack(str(web_store.folder / "photos"), web_store.folder / "shards")
@@ -140,27 +114,6 @@ def test_headers_of_other_shards_are_read_once(web_store: Store) -> None:
     assert not requested_tars(web_store, before)
     assert list(again.sources) == list(first.sources)
     assert np.array_equal(again.labels, first.labels)
-
-
-@pytest.mark.parametrize("damage", ["lost", "changed", "of other shards"])
-def test_places_of_pictures_that_do_not_belong_to_the_index_are_rejected(
-    web_store: Store, damage: str
-) -> None:
-    write_tree(web_store.folder / "photos", {"cat": 9, "dog": 9})
-    pack(str(web_store.folder / "photos"), web_store.folder / "shards")
-    places, index = (web_store.folder / "shards" / name for name in ("samples.npz", "index.json"))
-    if damage == "lost":
-        places.unlink()
-    elif damage == "changed":
-        places.write_bytes(places.read_bytes()[:-1])
-    else:
-        with np.load(places) as arrays:
-            changed = dict(arrays)
-        np.savez(places, **changed | {"offsets": changed["offsets"] + 10**6})
-        digest = hashlib.sha256(places.read_bytes()).hexdigest()
-        index.write_text(json.dumps(json.loads(index.read_text()) | {"samples": digest}))
-    with pytest.raises(UserError, match=r"/shards/samples\.npz: .* (copy it|pack them) again"):
-        read_data(web_store.add("shards"))
 
 
 @pytest.mark.parametrize("place", ["beside", "elsewhere"])
@@ -228,19 +181,6 @@ def test_shard_that_changed_stops_the_run(web_store: Store) -> None:
     web_store.add("shards")
     with pytest.raises(StoreError, match=r"changed since it was listed.*list the shards again"):
         read_image(images.sources[0])
-
-
-def test_shard_that_the_index_does_not_fit_is_named_by_its_url(web_store: Store) -> None:
-    write_tree(web_store.folder / "photos", {"cat": 9, "dog": 9})
-    pack(str(web_store.folder / "photos"), web_store.folder / "shards")
-    index = json.loads((web_store.folder / "shards" / "index.json").read_text())
-    index["splits"]["train"][0]["bytes"] += 512
-    (web_store.folder / "shards" / "index.json").write_text(json.dumps(index))
-    url = web_store.add("shards")
-    with pytest.raises(
-        UserError, match=rf"^{url}/train-.*\.tar: .* bytes, index\.json has .*; copy it again"
-    ):
-        read_data(url)
 
 
 def test_places_that_are_no_data_are_one_line(web_store: Store) -> None:

@@ -50,12 +50,6 @@ def test_parts_are_those_of_the_object_and_are_fetched_once(web_store: Store) ->
         read(found, 1, 3500)
 
 
-def test_only_the_blocks_of_a_part_are_fetched(web_store: Store) -> None:
-    found = stored(web_store, 10 * BLOCK)
-    read(found, 5 * BLOCK + 1, 10)
-    assert BLOCK <= size_on_disk() < 1.1 * BLOCK
-
-
 def test_open_object_reads_like_a_file(web_store: Store) -> None:
     found, expected = stored(web_store), content(3500)
     with ObjectReader(found) as file:
@@ -229,10 +223,3 @@ def test_objects_are_fetched_ahead_in_their_order(web_store: Store) -> None:
     before = len(web_store.server.requests)
     assert [read(each) for each in found] == [content(100, seed) for seed in range(20)]
     assert len(web_store.server.requests) == before
-
-
-def test_local_sources_are_not_taken_ahead() -> None:
-    taken = []
-    sources = fetched_ahead((taken.append(number) or number for number in range(9)), lambda _: None)
-    assert next(sources) == 0
-    assert taken == [0]

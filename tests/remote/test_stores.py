@@ -15,7 +15,6 @@ from vitascope.remote import stores
 from vitascope.remote.outputs import Output
 from vitascope.remote.stores import (
     ChangedError,
-    RemoteObject,
     StoreError,
     find_object,
     is_url,
@@ -88,14 +87,6 @@ def test_object_with_the_name_of_a_folder_is_listed_unless_it_only_marks_it(
             list(walk(url))
 
 
-def test_read_returns_a_part(store: Store) -> None:
-    found = find_object(f"{filled(store)}/b.txt")
-    assert found is not None
-    assert read_range(found, 2, 5) == b"234"
-    assert read_range(found, 0, 10) == b"0123456789"
-    assert read_range(found, 4, 4) == b""
-
-
 @pytest.mark.parametrize("fault", ["every_third_fails", "cut", "seconds"])
 def test_passing_faults_change_nothing(store: Store, fault: str) -> None:
     url = filled(store)
@@ -141,15 +132,6 @@ def test_object_that_changed_is_not_read(store: Store) -> None:
     store.add("data")
     with pytest.raises(ChangedError, match="changed since it was listed"):
         read_range(found, 0, 4)
-
-
-def test_object_that_is_gone_is_a_change(store: Store) -> None:
-    url = filled(store)
-    found = find_object(f"{url}/b.txt")
-    assert found is not None
-    gone = RemoteObject(f"{url}/d.txt", found.size, found.version)
-    with pytest.raises(ChangedError, match="it was listed, and is gone"):
-        read_range(gone, 0, 4)
 
 
 def test_missing_places_are_one_line(store: Store) -> None:
@@ -254,12 +236,6 @@ def test_failure_of_this_machine_is_not_reported_as_one_of_the_store(
 )
 def test_error_of_a_server_that_is_an_oserror_is_one_of_the_store(client: FailingClient) -> None:
     with pytest.raises(StoreError, match=r"no access|does not answer as it should"):
-        upload(Path(__file__), "s3://bucket/a")
-
-
-@pytest.mark.parametrize("client", [MemoryError()], indirect=True)
-def test_full_memory_keeps_its_type(client: FailingClient) -> None:
-    with pytest.raises(MemoryError):
         upload(Path(__file__), "s3://bucket/a")
 
 

@@ -12,7 +12,7 @@ from sklearn.metrics import balanced_accuracy_score, confusion_matrix, f1_score,
 from tests.model import law
 from vitascope.data.targets import ClassIndices, ClassSets
 from vitascope.errors import UserError
-from vitascope.run.average_precision import PairedPrecision, mean_average_precision, paired_difference
+from vitascope.run.average_precision import PairedPrecision, mean_average_precision
 from vitascope.run.measures import (
     PairedAccuracy,
     calibration,
@@ -135,11 +135,6 @@ def test_worst_pairs_are_the_most_frequent_mistakes(n: int, K: int, seed: int, c
     assert len({(pair.true, pair.predicted) for pair in pairs}) == len(pairs)
 
 
-def test_equally_frequent_pairs_are_sorted_by_share() -> None:
-    confusion = np.array([[90, 2, 0], [0, 1, 2], [0, 0, 5]])
-    assert [(pair.true, pair.predicted) for pair in worst_pairs(confusion, 5)] == [(1, 2), (0, 1)]
-
-
 def test_surest_mistakes_are_wrong_and_sorted_by_confidence() -> None:
     confidences = np.array([0.9, 0.5, 0.8, 0.7, 0.99])
     right = np.array([False, False, True, False, True])
@@ -255,13 +250,6 @@ def test_interval_contains_the_true_loss_in_most_samples_and_shrinks_with_pairin
     assert 0.9 <= np.mean([each.interval[0] <= true <= each.interval[1] for each in found]) <= 0.99
     apart = np.mean([sum(high - low for _, low, high in (each.before, each.after)) for each in found])
     assert np.mean([each.interval[1] - each.interval[0] for each in found]) < apart / 2
-
-
-def test_a_comparison_of_runs_has_the_same_interval() -> None:
-    labels, first, second = drawn(5)
-    loss, difference = PairedPrecision.of(labels, first, second), paired_difference(labels, first, second)
-    assert difference.value == loss.drop
-    assert (difference.low, difference.high) == pytest.approx(loss.interval)
 
 
 def test_equal_results_on_few_images_leave_a_doubt() -> None:

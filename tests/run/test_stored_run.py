@@ -400,12 +400,6 @@ def test_error_of_this_machine_names_the_local_copy_too(kind: type[Exception]) -
     assert str(found.value).endswith(f"; the local copy is {run.path}") is (kind is not UserError)
 
 
-def test_folder_of_other_files_is_no_new_run(url) -> None:
-    StoredRun(f"{url}/inside").path.parent.mkdir(parents=True)
-    StoredRun(f"{url}/inside").claim()
-    assert not StoredRun(url).is_new()
-
-
 @pytest.mark.parametrize("manifest", [b"", b"[]", b'{"files": 5}', b'{"files": ["../x"]}', b"[" * 10**5])
 def test_broken_manifest_in_a_store_is_one_line(manifest: bytes) -> None:
     with pytest.raises(

@@ -7,18 +7,17 @@ import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 
-from tests.trackers import MODULES, install
+from tests.trackers import install
 from tests.training import tiny_config, undrawn, write_folder
 from vitascope.errors import Interrupted, UserError
-from vitascope.options.groups import ExecutionOptions, MaybeTracker
 from vitascope.run import trackers
 from vitascope.run.metrics import MetricsWriter
 from vitascope.run.run import Run
-from vitascope.run.trackers import TRACKERS, Tracker, check_tracker
+from vitascope.run.trackers import TRACKERS, Tracker
 from vitascope.training import train
 from vitascope.training.loop import Trainer
 
@@ -55,11 +54,6 @@ def write_steps(run: Run, count: int) -> None:
 def only(service: SimpleNamespace) -> SimpleNamespace:
     (run,) = service.runs.values()
     return run
-
-
-def test_the_option_names_every_tracker() -> None:
-    assert set(get_args(get_args(get_args(MaybeTracker)[0])[0])) == set(TRACKERS) == set(MODULES)
-    assert ExecutionOptions().tracker is None
 
 
 @every
@@ -109,11 +103,6 @@ def test_missing_library_is_named_before_a_run_is_created(data, tmp_path, monkey
     assert not (tmp_path / "run").exists()
 
 
-def test_unknown_tracker_is_rejected_with_the_nearest() -> None:
-    with pytest.raises(UserError, match="unknown tracker 'wandbb'; nearest: wandb"):
-        check_tracker("wandbb")
-
-
 @every
 def test_tracker_that_cannot_start_leaves_no_run(data, tmp_path, monkeypatch, name) -> None:
     install(monkeypatch, name).broken = "no\nroute"
@@ -156,19 +145,6 @@ def test_anything_that_a_tracker_raises_is_a_failure_of_it(
     assert [record["step"] for record in run.metrics] == [1, 2]
     (message,) = (record.getMessage() for record in caplog.records)
     assert message.startswith(f"the tracker {name} failed: {named}")
-
-
-@every
-@pytest.mark.parametrize("error", [SystemExit(3), UnprintableError()])
-def test_whatever_a_tracker_raises_at_the_start_leaves_no_run(
-    data, tmp_path, monkeypatch, name, error
-) -> None:
-    install(monkeypatch, name).raised = iter([error])
-    with pytest.raises(
-        UserError, match=f"the tracker {name} failed: {type(error).__name__}.*; train without"
-    ):
-        train.train(tiny_config(data, run=str(tmp_path / "run"), tracker=name))
-    assert not (tmp_path / "run").exists()
 
 
 # Trackers that hang

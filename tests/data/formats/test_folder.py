@@ -6,13 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.data import read_tree, write_picture, write_tree
+from tests.data import write_picture, write_tree
 from vitascope.data.all_images import AllImages, all_images
 from vitascope.data.datasets import (
     class_counts,
     described,
     open_data,
-    open_for_evaluation,
     read_data,
     stream_of_folder,
 )
@@ -132,11 +131,6 @@ def test_train_beside_one_folder_is_ambiguous_and_the_numbers_are_named(tmp_path
             read(str(tmp_path))
 
 
-def test_folders_beside_those_of_splits_are_named_with_their_images(tmp_path: Path) -> None:
-    write_tree(tmp_path, {"train/a": 6, "train/b": 6, "test/a": 2, "test/b": 2, "held back/a": 3})
-    assert "3 images in the folder held back, which is no split (train, " in described_folder(tmp_path)
-
-
 def test_a_second_folder_of_a_split_is_named_with_its_images(tmp_path: Path) -> None:
     write_tree(tmp_path, {"train/a": 6, "train/b": 6, "val/a": 2, "val/b": 2, "val2/a": 3})
     assert "3 images in the folder val2, which is a second folder of the val split" in described_folder(
@@ -167,15 +161,6 @@ def test_a_folder_that_only_wraps_others_is_rejected_with_the_inner_one(tmp_path
 )
 def test_usual_names_of_splits_are_known(name: str, split: str | None) -> None:
     assert split_of(name) == split
-
-
-def test_named_splits_are_taken_as_given(tmp_path: Path) -> None:
-    write_tree(
-        tmp_path, {"train_images/a": 4, "train_images/b": 4, "dev/a": 2, "dev/b": 2, "eval/a": 1, "eval/b": 1}
-    )
-    splits = open_data(str(tmp_path))
-    assert {name: len(images) for name, images in splits.parts.items()} == {"train": 8, "val": 4, "test": 2}
-    assert splits.drawn == ()
 
 
 @pytest.mark.parametrize(
@@ -257,21 +242,6 @@ def test_cats_and_dogs_with_unlabelled_test_images_are_trained_on(tmp_path: Path
         "the test split",
     ]
     assert {images.name for images in read_data(str(tmp_path)).sets} == {"train", OUTSIDE}
-
-
-def test_flat_splits_are_kept(tmp_path: Path) -> None:
-    for split in ("train", "val", "test"):
-        write_flat(tmp_path / split, {"cat": 4, "dog": 4})
-    splits = open_data(str(tmp_path))
-    assert splits.drawn == ()
-    assert class_counts(splits.measured) == {"cat": 4, "dog": 4}
-    assert len(open_for_evaluation(str(tmp_path), ("dog", "cat"))) == 8
-
-
-def test_class_folders_come_before_names(tmp_path: Path) -> None:
-    write_tree(tmp_path, {"cat": 5, "dog": 5})
-    write_flat(tmp_path, {"fox": 5, "owl": 5})
-    assert read_tree(tmp_path).class_names == ("cat", "dog")
 
 
 @pytest.mark.parametrize(

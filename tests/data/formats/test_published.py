@@ -243,17 +243,6 @@ def test_the_environment_sets_the_cache_folder(
     assert str(cache_folder()) == expected
 
 
-def test_known_sets_are_complete() -> None:
-    assert list(KNOWN_SETS) == ["cifar10", "cifar100", "mnist", "fashion-mnist"]
-    for files in KNOWN_SETS.values():
-        assert len(files) in (1, 4)
-        for file in files:
-            assert len(file.md5) == 32
-            assert file.urls
-            assert all(url.endswith(f"/{file.name}") for url in file.urls)
-    assert len({file.md5 for files in KNOWN_SETS.values() for file in files}) == 10
-
-
 @pytest.mark.parametrize("name", ["mnist", "fashion-mnist"])
 def test_the_name_of_a_known_idx_set_opens_it(
     server: Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str
