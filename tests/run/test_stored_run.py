@@ -226,18 +226,6 @@ def test_store_that_is_gone_at_the_end_leaves_the_run_here_and_resuming_uploads_
     assert "this run has finished" in error_line(["train", "--resume", url], capsys)
 
 
-def test_checkpoint_in_a_store_is_resumed_and_later_ones_are_discarded(data, whole, url, capsys) -> None:
-    killed(data, url)
-    forget()
-    with killed_at(KILLED_AT - 1):
-        resume(f"{url}/checkpoints/step-{KILLED_AT - 1:08}")
-    assert saved_steps(url) == [KILLED_AT - 1]
-    with pytest.raises(UserError, match="step-00000099: not a complete checkpoint"):
-        resume(f"{url}/checkpoints/step-00000099")
-    resume(url)
-    assert_finished(url, whole)
-
-
 def test_url_of_a_run_is_never_overwritten(data, url, s3_store, capsys) -> None:
     killed(data, url)
     for _ in range(2):

@@ -223,7 +223,7 @@ class Run:
             UserError: no run there.
         """
         if isinstance(ref, str) and is_url(ref):
-            return cls._find_stored(ref.rstrip("/"))
+            return cls._find_stored(ref), None
         path = Path(ref)
         if str(ref) == "auto":
             found = [cls(config.parent) for config in Path("runs").glob(f"*/{layout.CONFIG}")]
@@ -241,16 +241,14 @@ class Run:
         return cls.open(path), None
 
     @classmethod
-    def _find_stored(cls, url: str) -> tuple[Run, Path | None]:
-        above, _, name = url.rpartition("/")
-        step = layout.step_of(name) if above.endswith(f"/{layout.CHECKPOINTS}") else None
-        run = cls.stored(url if step is None else above.removesuffix(f"/{layout.CHECKPOINTS}"))
+    def _find_stored(cls, url: str) -> Run:
+        run = cls.stored(url)
         assert run.store is not None
-        run.store.fetch(step)
+        run.store.fetch()
         run.check_unfinished()
         if not run.exists:
             raise UserError(f"{run.ref}: not a run folder (it has no {layout.CONFIG})")
-        return run, None if step is None else run.checkpoints / name
+        return run
 
     @property
     def exists(self) -> bool:

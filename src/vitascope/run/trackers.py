@@ -160,10 +160,4 @@ class Tracker:
 
 
 def _described(error: BaseException) -> str:
-    """The type and the message of an exception, whose own method may fail."""
-    kind = type(error).__name__
-    try:
-        reason = " ".join(str(error).split())[:300]
-    except BaseException as other:  # noqa: BLE001 - as above
-        return f"{kind}, whose message cannot be printed ({type(other).__name__})"
-    return f"{kind}: {reason}".removesuffix(": ")
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}".removesuffix(": ")
