@@ -173,16 +173,6 @@ def test_only_streamed_training_images_are_cropped(images: ImageSet) -> None:
     assert_same(list(plain.epoch()), list(Loader(images, FIT, 13, workers=0).epoch()))
 
 
-def test_a_split_can_define_its_order(images: ImageSet) -> None:
-    class Backwards(ImageSet):
-        def order(self, seed: int, epoch: int) -> np.ndarray:
-            return np.roll(np.arange(len(self))[::-1], seed + epoch)
-
-    data = Backwards(images.name, images.sources, images.targets)
-    assert order(Loader(data, FIT, 4, seed=1, workers=0), 2) == np.roll(np.arange(13)[::-1], 3).tolist()
-    assert order(Loader(data, FIT, 4, workers=0), 2) == list(range(13))
-
-
 # Balanced sampling
 
 

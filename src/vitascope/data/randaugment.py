@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import TypeAlias
+from typing import Annotated, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -19,8 +19,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from vitascope.arguments import Range, check_fields
 from vitascope.data.changes import Change, apply_changes, sample, sampling_lines
-from vitascope.errors import UserError
 
 _Floats: TypeAlias = npt.NDArray[np.float64]
 _Choice: TypeAlias = tuple[npt.NDArray[np.int64], _Floats]
@@ -54,22 +54,15 @@ class RandAugment:
     is always a larger change; see `operation_arguments`.
     """
 
-    num_ops: int = 2  # operations one after the other, at least 1
-    magnitude: float = 9.0  # strength, from 0 to 10
-    std: float = 0.5  # standard deviation of the magnitude, which is cut to 0 to 10 (timm; 0 in the paper)
-    probability: float = 1.0  # share of the operations that are carried out, above 0: 0.5 in timm and DeiT
+    num_ops: Annotated[int, Range(ge=1)] = 2  # operations one after the other, at least 1
+    magnitude: Annotated[float, Range(ge=0, le=10)] = 9.0  # strength, from 0 to 10
+    std: Annotated[float, Range(ge=0)] = 0.5
+    """Standard deviation of the magnitude, which is cut to 0 to 10 (timm; 0 in the paper)."""
+    probability: Annotated[float, Range(gt=0, le=1)] = 1.0
+    """Share of the operations that are carried out: 0.5 in timm and DeiT."""
 
     def __post_init__(self) -> None:
-        if self.num_ops < 1:
-            raise UserError(f"RandAugment needs 1 operation or more per image, not {self.num_ops}")
-        if not 0 <= self.magnitude <= 10:
-            raise UserError(f"RandAugment's magnitude is from 0 to 10, not {self.magnitude:g}")
-        if not 0 <= self.std < float("inf"):
-            raise UserError(
-                f"RandAugment's standard deviation must be a number of 0 or more, not {self.std:g}"
-            )
-        if not 0 < self.probability <= 1:
-            raise UserError(f"RandAugment's probability is above 0 and at most 1, not {self.probability:g}")
+        check_fields(self)
 
     @property
     def draws(self) -> int:

@@ -43,14 +43,10 @@ class LazySources(Sequence[Encoded]):
     def take(self, indices: npt.NDArray[np.int64]) -> Self:
         """Some of the images, in the order given."""
 
-    def order(self, seed: int, epoch: int) -> npt.NDArray[np.int64]:
-        """The order of an epoch: a permutation of range(len(self))."""
-        return epoch_order(seed, epoch, len(self))
-
     def streams(self, seed: int, epoch: int, count: int) -> list[npt.NDArray[np.int64]]:
         """The images of an epoch in orders that different machines can read; one order where images are not
         in shards."""
-        return [self.order(seed, epoch)]
+        return [epoch_order(seed, epoch, len(self))]
 
     @property
     def shard_files(self) -> int:
@@ -130,15 +126,13 @@ class ImageSet:
 
     def order(self, seed: int, epoch: int) -> npt.NDArray[np.int64]:
         """The order of an epoch: a permutation of range(len(self)), a function of seed and epoch."""
-        if isinstance(self.sources, LazySources):
-            return self.sources.order(seed, epoch)
-        return epoch_order(seed, epoch, len(self))
+        return self.streams(seed, epoch, 1)[0]
 
     def streams(self, seed: int, epoch: int, count: int) -> list[npt.NDArray[np.int64]]:
         """The images of an epoch in `count` orders of different shards; one order for files of their own."""
         if isinstance(self.sources, LazySources):
             return self.sources.streams(seed, epoch, count)
-        return [self.order(seed, epoch)]
+        return [epoch_order(seed, epoch, len(self))]
 
     @property
     def shard_files(self) -> int:

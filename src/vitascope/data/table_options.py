@@ -6,11 +6,11 @@ import dataclasses
 import os
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
-from typing import Annotated, Literal, cast, get_type_hints
+from typing import Annotated, Literal, cast
 
 import tyro
 
-from vitascope.arguments import NamesFile, check_value
+from vitascope.arguments import NamesFile, check_fields
 from vitascope.data.listing import suffix_of
 from vitascope.errors import UserError, check_choice, nearest
 from vitascope.formatting import canonical, listed
@@ -60,9 +60,7 @@ class TableOptions:
         if isinstance(self.columns, Mapping):
             pairs = tuple(f"{role}={name or ''}" for role, name in self.columns.items())
             object.__setattr__(self, "columns", pairs)
-        for name, kind in get_type_hints(TableOptions, include_extras=True).items():
-            check_value(name, getattr(self, name), kind)
-        object.__setattr__(self, "columns", tuple(self.columns))
+        check_fields(self)
         roles = [text.partition("=")[0] for text in self.columns]
         for role, text in zip(roles, self.columns, strict=True):
             if "=" not in text:

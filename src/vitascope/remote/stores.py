@@ -198,8 +198,8 @@ def find_object(url: str) -> RemoteObject | None:
 def exists(url: str) -> bool:
     """Whether an object or a folder has this URL; raises as `find_object`, if the store does not answer."""
     try:
-        _asked(url, lambda files: files.info(files._strip_protocol(url)))
-    except FileNotFoundError:
+        find_object(url)
+    except MissingError:
         return False
     return True
 

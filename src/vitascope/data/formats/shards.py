@@ -217,10 +217,6 @@ class ShardMembers(LazySources):
     def shard_files(self) -> int:
         return len(np.unique(self.shards))
 
-    def order(self, seed: int, epoch: int) -> npt.NDArray[np.int64]:
-        """The order of an epoch, which reads a few shards at a time: a permutation of range(len(self))."""
-        return self.streams(seed, epoch, 1)[0]
-
     def streams(self, seed: int, epoch: int, count: int) -> list[npt.NDArray[np.int64]]:
         """The images of an epoch in `count` orders of about the same length, each of the same shards in every
         epoch, and all of different ones."""
