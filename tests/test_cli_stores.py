@@ -29,7 +29,7 @@ from vitascope.errors import Interrupted
 from vitascope.evaluation.evaluate import evaluate
 from vitascope.predict.embed import Embeddings, embed
 from vitascope.remote import cache
-from vitascope.remote.stores import StoreError, find_object, listed
+from vitascope.remote.stores import StoreError, find_object, list_folder
 from vitascope.training.loop import Trainer
 from vitascope.training.train import resume, train
 from vitascope.weights.loading import from_pretrained, save_pretrained
@@ -242,7 +242,7 @@ def test_results_are_written_to_a_store(s3_store: Store, capsys: pytest.CaptureF
     s3_store.server.every_third_fails = True
     assert main([*command, url]) == 0
     assert main([*command, f"{root}/local.jsonl"]) == 0
-    found, _ = listed(f"{s3_store.url}/results")
+    found, _ = list_folder(f"{s3_store.url}/results")
     assert [each.url for each in found] == [url, f"{url}.fingerprint.json"]
     assert cache.read(found[0]) == (root / "local.jsonl").read_bytes()
     assert not list((root / "cache" / "remote" / "outputs").glob("*"))
@@ -261,7 +261,7 @@ def test_features_are_written_to_a_store(s3_store: Store) -> None:
         found = embed(small_model(), root / "photos", out=url, device="cpu")
         local = embed(small_model(), root / "photos", out=root / name, device="cpu")
         assert np.array_equal(found.features, local.features)
-        folder = cache.copied(listed(f"{s3_store.url}/results")[0], f"{s3_store.url}/results")
+        folder = cache.copied(list_folder(f"{s3_store.url}/results")[0], f"{s3_store.url}/results")
         assert np.array_equal(Embeddings.load(folder / name).features, local.features)
     left = root / "cache" / "remote" / "outputs"
     assert list(left.glob("*"))  # that of `found`

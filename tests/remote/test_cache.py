@@ -17,7 +17,7 @@ from vitascope.data.decoding import read_image
 from vitascope.data.stored import StoredImage
 from vitascope.errors import UserError
 from vitascope.remote import cache
-from vitascope.remote.cache import ObjectReader, copied, fetched_ahead, read, size_on_disk
+from vitascope.remote.cache import ObjectReader, copied, prefetched, read, size_on_disk
 from vitascope.remote.stores import ChangedError, RemoteObject, StoreError, find_object
 
 BLOCK = 2**10
@@ -214,10 +214,10 @@ def test_threads_and_processes_fetch_a_block_once(web_store: Store) -> None:
     assert sum(each.startswith("GET") for each in web_store.server.requests) == 1
 
 
-def test_objects_are_fetched_ahead_in_their_order(web_store: Store) -> None:
+def test_objects_are_prefetched_in_their_order(web_store: Store) -> None:
     found = [stored(web_store, 100, seed, f"{seed}.bin") for seed in range(20)]
     sources = [*found[:5], None, *found[5:]]
-    taken = fetched_ahead(iter(sources), lambda source: source)
+    taken = prefetched(iter(sources), lambda source: source)
     assert next(taken) == found[0]
     assert list(taken) == sources[1:]
     before = len(web_store.server.requests)

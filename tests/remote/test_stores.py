@@ -18,7 +18,7 @@ from vitascope.remote.stores import (
     StoreError,
     find_object,
     is_url,
-    listed,
+    list_folder,
     name_in,
     read_range,
     upload,
@@ -51,7 +51,7 @@ def test_walk_lists_files_before_folders_by_name_without_hidden_ones(store: Stor
     names = ["b.txt", "c.txt", "a/1.txt", "a/2.txt", "a/b/3.txt"]
     assert [name_in(each.url, url) for each in walk(url)] == names
     assert [each.size for each in walk(url)] == [10] * 5
-    assert [each.url for each in listed(f"{url}/")[0]] == [f"{url}/b.txt", f"{url}/c.txt"]
+    assert [each.url for each in list_folder(f"{url}/")[0]] == [f"{url}/b.txt", f"{url}/c.txt"]
     assert find_object(url) is None
     assert find_object(f"{url}/a/1.txt") in walk(url)
 
@@ -308,10 +308,10 @@ def test_list_that_breaks_off_is_not_taken_for_the_whole(end: str, monkeypatch: 
 
     with answering(Handler) as url:
         if end:
-            assert listed(url) == ([], [f"{url}/a", f"{url}/b"])
+            assert list_folder(url) == ([], [f"{url}/a", f"{url}/b"])
         else:
             with pytest.raises(StoreError, match="breaks off before </html>"):
-                listed(url)
+                list_folder(url)
 
 
 def test_names_that_lead_out_of_a_folder_are_rejected() -> None:

@@ -110,7 +110,7 @@ def test_a_folder_that_is_no_run_is_rejected(tmp_path: Path, config: str | None,
 @pytest.mark.parametrize("line", ["task: other", "seed: -1", "seed: true", "data: 5", "weights: [1]"])
 def test_an_option_that_every_reader_needs_is_checked(tmp_path: Path, line: str) -> None:
     (tmp_path / "config.yaml").write_text(f"task: classify\ndata: digits\nseed: 0\n{line}\n")
-    with pytest.raises(UserError, match=rf"config\.yaml is broken: {line.partition(':')[0]} "):
+    with pytest.raises(UserError, match=rf"config\.yaml is broken: .*{line.partition(':')[0]} "):
         Run(tmp_path).config  # noqa: B018
 
 

@@ -17,7 +17,7 @@ from vitascope.cache import cache_folder
 from vitascope.cli import main
 from vitascope.errors import UserError
 from vitascope.probing.probe import probe
-from vitascope.remote.stores import RemoteObject, StoreError, exists, listed, walk
+from vitascope.remote.stores import RemoteObject, StoreError, exists, list_folder, walk
 from vitascope.run import layout, stored_run
 from vitascope.run.run import Run
 from vitascope.run.stored_run import OtherWriterError, StoredRun
@@ -106,7 +106,7 @@ def forget() -> None:
 
 
 def saved_steps(url: str) -> list[int]:
-    folders = listed(f"{url}/checkpoints")[1]
+    folders = list_folder(f"{url}/checkpoints")[1]
     return [int(folder.rpartition("-")[2]) for folder in folders if "/step-" in folder]
 
 

@@ -28,7 +28,7 @@ from vitascope.data.formats.shards import Shards, has_shards, read_shards
 from vitascope.data.formats.table import Table
 from vitascope.data.listing import IMAGE_SUFFIXES
 from vitascope.data.splits import ImageSet, Inventory, Splits, complete_splits
-from vitascope.data.stored import hub_id, is_stored_image, opened, stored_images, with_objects
+from vitascope.data.stored import hub_id, is_stored_image, open_stored, stored_images, with_objects
 from vitascope.data.table_options import AS_RECOGNIZED, TABLE_SUFFIXES, TableOptions, is_table
 from vitascope.data.threads import in_threads
 from vitascope.errors import UserError, check_choice, nearest, nearest_path, printable
@@ -176,7 +176,7 @@ def _read(data: str, table: TableOptions) -> Inventory:
 
 def _read_stored(url: str, table: TableOptions) -> Inventory:
     """As `_read`, of a folder, a table or an archive in a store."""
-    place = opened(url)
+    place = open_stored(url)
     if not isinstance(place, StorePath):
         if is_table(url) and table.images is None:
             table = dataclasses.replace(table, images=url.rpartition("/")[0])

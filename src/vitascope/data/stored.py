@@ -80,12 +80,12 @@ def is_stored_image(data: str) -> bool:
 
 def fetched_ahead(sources: Iterable[S]) -> Generator[S, None, None]:
     """The sources, while the next ones are fetched from their store by threads."""
-    return cache.fetched_ahead(
+    return cache.prefetched(
         sources, lambda source: source.object if isinstance(source, StoredImage) else None
     )
 
 
-def opened(url: str) -> Path:
+def open_stored(url: str) -> Path:
     """DATA in a store: a folder as it is listed now, or the local copy of a table or an archive.
 
     Raises:

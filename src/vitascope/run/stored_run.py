@@ -32,7 +32,7 @@ from vitascope.remote.stores import (
     check_writable,
     exists,
     find_object,
-    listed,
+    list_folder,
     name_in,
     remove,
     upload,
@@ -111,7 +111,7 @@ class StoredRun:
                     time.sleep(PAUSE * 2**attempt)
 
     def _fetch(self) -> None:
-        objects, folders = ([], []) if self.is_new() else listed(self.url)
+        objects, folders = ([], []) if self.is_new() else list_folder(self.url)
         files = {name_in(each.url, self.url): each for each in objects}
         if layout.CONFIG not in files:
             return
@@ -121,7 +121,7 @@ class StoredRun:
         if layout.is_run(self.path):
             self._check_same(files.get(layout.ENVIRONMENT))
         checkpoints = f"{self.url}/{layout.CHECKPOINTS}"
-        saved = listed(checkpoints)[1] if checkpoints in folders else []
+        saved = list_folder(checkpoints)[1] if checkpoints in folders else []
         complete = dict(self._complete_steps(saved))
         local = self._local_steps()
         for each in local & complete.keys():
@@ -158,7 +158,7 @@ class StoredRun:
                 yield step, fetched(f"{folder}/{layout.MANIFEST}")
 
     def _files_of(self, step: int, manifest: bytes) -> dict[str, RemoteObject]:
-        """The files of a checkpoint, as its manifest lists them: `listed` leaves out hidden ones."""
+        """The files of a checkpoint, as its manifest lists them: `list_folder` leaves out hidden ones."""
         folder = f"{layout.CHECKPOINTS}/{layout.step_name(step)}"
         try:
             names = [str(name) for name in json.loads(manifest)["files"]]
