@@ -181,6 +181,7 @@ def s3_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, _quick: None) -> I
 def _quick(own_cache: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """A cache of the test's own, and short pauses before a request is repeated."""
     monkeypatch.setattr("vitascope.remote.stores.PAUSE", 0.01)
+    monkeypatch.setattr("vitascope.remote.stores.LONGEST_PAUSE", 0.05)
 
 
 def files_of(root: Path, *, ranges: bool = True, versions: bool = True) -> Application:

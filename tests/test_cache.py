@@ -9,9 +9,9 @@ import pytest
 
 from vitascope.cache import cache_folder, local_failure
 from vitascope.data.contents import DIGEST
-from vitascope.data.download import Published, fetch
 from vitascope.data.feature_cache import FeatureCache
 from vitascope.data.formats.archive import unpack
+from vitascope.data.formats.published import Published, fetch
 from vitascope.errors import UserError
 from vitascope.storage import free_mb
 

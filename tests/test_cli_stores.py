@@ -21,7 +21,7 @@ from tests.training import assert_bitwise, tiny_config, undrawn, write_folder
 from vitascope import network
 from vitascope.__main__ import main as installed
 from vitascope.cli import main
-from vitascope.data.formats import shard_files
+from vitascope.data.formats import shards
 from vitascope.data.loading import Loader
 from vitascope.data.pack import pack
 from vitascope.data.split_record import SplitRecord
@@ -29,7 +29,7 @@ from vitascope.errors import Interrupted
 from vitascope.evaluation.evaluate import evaluate
 from vitascope.predict.embed import Embeddings, embed
 from vitascope.remote import cache
-from vitascope.remote.stores import StoreError, find_object, listed
+from vitascope.remote.stores import StoreError, find_object, list_folder
 from vitascope.training.loop import Trainer
 from vitascope.training.train import resume, train
 from vitascope.weights.loading import from_pretrained, save_pretrained
@@ -120,7 +120,7 @@ def test_training_stops_when_the_server_is_gone_and_is_resumed(
     with undrawn():
         whole = train(tiny_config(data, run=f"{store.folder}/whole", **options))
         with monkeypatch.context() as patch:
-            patch.setattr(shard_files.cache, "read", gone_soon)
+            patch.setattr(shards.cache, "read", gone_soon)
             with pytest.raises(StoreError, match="does not answer as it should"):
                 train(tiny_config(data, run=f"{store.folder}/cut", **options | {"workers": 0}))
         store.server.gone = False
@@ -242,7 +242,7 @@ def test_results_are_written_to_a_store(s3_store: Store, capsys: pytest.CaptureF
     s3_store.server.every_third_fails = True
     assert main([*command, url]) == 0
     assert main([*command, f"{root}/local.jsonl"]) == 0
-    found, _ = listed(f"{s3_store.url}/results")
+    found, _ = list_folder(f"{s3_store.url}/results")
     assert [each.url for each in found] == [url, f"{url}.fingerprint.json"]
     assert cache.read(found[0]) == (root / "local.jsonl").read_bytes()
     assert not list((root / "cache" / "remote" / "outputs").glob("*"))
@@ -261,7 +261,7 @@ def test_features_are_written_to_a_store(s3_store: Store) -> None:
         found = embed(small_model(), root / "photos", out=url, device="cpu")
         local = embed(small_model(), root / "photos", out=root / name, device="cpu")
         assert np.array_equal(found.features, local.features)
-        folder = cache.copied(listed(f"{s3_store.url}/results")[0], f"{s3_store.url}/results")
+        folder = cache.copied(list_folder(f"{s3_store.url}/results")[0], f"{s3_store.url}/results")
         assert np.array_equal(Embeddings.load(folder / name).features, local.features)
     left = root / "cache" / "remote" / "outputs"
     assert list(left.glob("*"))  # that of `found`
@@ -284,14 +284,6 @@ def test_interrupted_upload_is_resumed(s3_store: Store, capsys: pytest.CaptureFi
     assert error_line(command, capsys).startswith(f"vitascope: error: {url} exists: resume it")
     assert main([*command, "--resume"]) == 0
     assert find_object(url) is not None
-
-
-def test_outputs_that_cannot_be_written_are_one_line(
-    web_store: Store, capsys: pytest.CaptureFixture[str]
-) -> None:
-    write_folder(web_store.folder / "photos", per_class=1)
-    command = ["predict", "cifar10", f"{web_store.folder}/photos", *QUICK, "--out"]
-    assert "a web server is read only" in error_line([*command, f"{web_store.url}/p.jsonl"], capsys)
 
 
 def test_missing_bucket_for_results_is_found_before_the_work(

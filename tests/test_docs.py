@@ -38,8 +38,8 @@ from vitascope.cli import main
 from vitascope.cli.export import Export
 from vitascope.cli.parsing import parse
 from vitascope.cli.serve import Serve
-from vitascope.data import datasets, listing, loading, pack, reading, splits, tars
-from vitascope.data.formats import folder, hub, published, shards, table_columns
+from vitascope.data import datasets, listing, loading, pack, reading, splits, table_options
+from vitascope.data.formats import archive, folder, hub, published, shards
 from vitascope.model import hardware
 from vitascope.model.sizes import named_config
 from vitascope.options.groups import AugmentationOptions
@@ -319,7 +319,7 @@ def table(page: Path, header: str) -> list[list[str]]:
 def test_every_kind_of_data_has_its_line() -> None:
     named = [set(re.findall(r"`([^`]+)`", cell)) for cell, _ in table(DATA_PAGE, "DATA")]
     assert set.union(*named) >= set(datasets.NAMES)
-    assert {*tars.TAR_SUFFIXES, "photos.zip"} in named
+    assert {*archive.TAR_SUFFIXES, "photos.zip"} in named
     used = {
         word for program, step in steps(DATA_PAGE) if program == "vitascope" for word in shlex.split(step)
     }
@@ -437,8 +437,8 @@ def test_table_of_augmentation_is_that_of_the_options() -> None:
 
 def test_usual_names_of_columns_are_those_of_the_code() -> None:
     named = [re.findall(r"`([^`]+)`", line) for line in marked(DATA_PAGE, "columns").splitlines()[2:]]
-    usual = {role: list(names) for role, names in table_columns.USUAL.items()}
-    usual["image"] += table_columns.LESS_USUAL
+    usual = {role: list(names) for role, names in table_options.USUAL.items()}
+    usual["image"] += table_options.LESS_USUAL
     assert named == [[role, *names] for role, names in usual.items()]
 
 

@@ -49,6 +49,15 @@ def checked(function: F) -> F:
     return cast("F", call)
 
 
+def check_fields(options: Any) -> None:
+    """Check the fields of a frozen dataclass against their annotations; lists become tuples."""
+    for name, kind in get_type_hints(type(options), include_extras=True).items():
+        value = getattr(options, name)
+        check_value(name, value, kind)
+        if isinstance(value, list):
+            object.__setattr__(options, name, tuple(value))
+
+
 @dataclasses.dataclass(frozen=True)
 class NamesFile:
     """A trait of options that may name a file or folder, which may be moved."""

@@ -65,7 +65,8 @@ def read_yaml(path: str | os.PathLike[str]) -> Any:
     if len(text) > MAX_YAML:
         raise ValueError(f"it has more than {MAX_YAML:,} characters")
     try:
-        value = yaml.load(text, _PlainLoader)
+        _check_events(text)
+        value = yaml.safe_load(text)
     except yaml.YAMLError as error:
         raise ValueError(_in_one_line(error)) from error
     _check_plain(value)
@@ -79,24 +80,17 @@ def _in_one_line(error: yaml.YAMLError) -> str:
     return " ".join(str(error).split())
 
 
-class _PlainLoader(yaml.SafeLoader):
-    """Reads what `yaml_text` writes: a few bytes of references stand for gigabytes, or for no end at all, and
-    tags lead to faults in the library."""
-
+def _check_events(text: str) -> None:
+    """Reject references, of which a few bytes stand for gigabytes, tags, which lead to faults in the library,
+    and deep nesting."""
     level = 0
-
-    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
-        event = self.peek_event()  # type: ignore[no-untyped-call]
-        if getattr(event, "anchor", None) is not None or getattr(event, "tag", None) is not None:
-            raise yaml.composer.ComposerError(
-                None, None, "references (& and *) and tags (!) are not read", event.start_mark
-            )
-        self.level += 1
-        if self.level > MAX_NESTING:
-            raise yaml.composer.ComposerError(None, None, "it is nested too deeply", event.start_mark)
-        node = super().compose_node(parent, index)
-        self.level -= 1
-        return node
+    for event in yaml.parse(text, yaml.SafeLoader):
+        level += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        refers = getattr(event, "anchor", None) is not None or getattr(event, "tag", None) is not None
+        if refers or level >= MAX_NESTING:
+            assert event.start_mark is not None
+            fault = "references (& and *) and tags (!) are not read" if refers else "it is nested too deeply"
+            raise ValueError(f"line {event.start_mark.line + 1}: {fault}")
 
 
 def _check_plain(value: object) -> None:

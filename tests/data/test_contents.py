@@ -12,7 +12,6 @@ from vitascope.data.contents import (
     BLOCK,
     DIGEST,
     PIECE,
-    UNREADABLE,
     WHOLE,
     content_of,
     contents_of,
@@ -38,10 +37,6 @@ def test_the_content_is_identified_by_size_and_bytes(tmp_path: Path, size: int) 
         other[place] ^= 1
         path.write_bytes(other)
         assert content_of(path) != first
-
-
-def test_a_file_that_cannot_be_opened_has_no_content(tmp_path: Path) -> None:
-    assert content_of(tmp_path / "missing.png") == UNREADABLE
 
 
 def test_copies_are_found_by_their_first_image_but_not_among_unreadable_or_empty_files(
@@ -72,13 +67,6 @@ def test_every_byte_of_a_file_is_in_its_digest(tmp_path: Path, size: int) -> Non
         other[place] ^= 1
         path.write_bytes(other)
         assert digest_of(path) != first
-
-
-def test_a_digest_of_pixels_has_their_shape_and_type() -> None:
-    pixels = noise(4, 6)
-    views = [pixels, pixels.reshape(6, 4, 3), pixels.astype(np.int64), pixels + 1]
-    assert len({digest_of(view) for view in views}) == 4
-    assert digest_of(pixels[::1]) == digest_of(pixels.copy(order="F"))
 
 
 def test_a_shard_member_has_the_digest_of_its_file(tmp_path: Path) -> None:

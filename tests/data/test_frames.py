@@ -54,15 +54,11 @@ def test_errors_name_the_frame_instead_of_its_file() -> None:
         raise UserError(f"{path}: broken")
 
 
-def test_infinity_and_sets_of_texts_and_numbers_are_written() -> None:
-    frame = pandas.DataFrame({"path": ["/a.png"], "score": [-np.inf], "tags": [{"x", 1}]})
-    assert lines(frame) == [{"path": "/a.png", "score": "-inf", "tags": [1, "x"]}]
-
-
-@pytest.mark.parametrize("value", [{(1, 2): "x"}, 10**5000], ids=["keys", "digits"])
-def test_values_that_json_lacks_are_named_with_their_row(value: object) -> None:
-    frame = pandas.DataFrame({"path": ["a.png", "b.png"], "value": pandas.Series([1, value], dtype=object)})
-    with pytest.raises(UserError, match=r"^the DataFrame: row 2 cannot be written as JSON: "):
+def test_value_that_json_lacks_is_named() -> None:
+    frame = pandas.DataFrame(
+        {"path": ["a.png", "b.png"], "value": pandas.Series([1, 10**5000], dtype=object)}
+    )
+    with pytest.raises(UserError, match=r"^the DataFrame cannot be written as JSON: "):
         lines(frame)
 
 

@@ -15,9 +15,8 @@ from hypothesis import strategies as st
 
 from tests.data import noise, read_tree, write_picture, write_tree
 from tests.model import law
-from vitascope.data import loading
-from vitascope.data.formats.shards import ShardMembers
-from vitascope.data.loading import Batch, KeptFeatures, Loader, even_cuts, woven
+from vitascope.data.formats.shards import GROUP, ShardMembers
+from vitascope.data.loading import Batch, KeptFeatures, Loader, balanced_order, even_cuts, woven
 from vitascope.data.preprocess import Preprocess
 from vitascope.data.randomness import epoch_order
 from vitascope.data.splits import ImageSet
@@ -90,11 +89,6 @@ def test_order_is_a_function_of_seed_and_epoch() -> None:
     assert first != sorted(first)
 
 
-def test_without_a_seed_the_order_is_that_of_the_split() -> None:
-    loader = Loader(arrays(20), FIT, 8)
-    assert order(loader, 0) == order(loader, 7) == list(range(20))
-
-
 @pytest.mark.parametrize("memory_budget", [2**30, 0])
 @pytest.mark.parametrize("start", [0, 1, 3, 4])
 def test_start_skips_exactly_the_first_batches(images: ImageSet, start: int, memory_budget: int) -> None:
@@ -122,35 +116,6 @@ def test_split_that_fits_is_read_once(images: ImageSet, monkeypatch: pytest.Monk
     assert not reads
     list(streamed.epoch())
     assert len(reads) == len(images)
-
-
-@pytest.mark.parametrize(("memory_budget", "workers"), [(2**30, 2), (0, 0), (0, 2)])
-def test_unreadable_images_are_left_out_and_named(
-    images: ImageSet, tmp_path: Path, memory_budget: int, workers: int
-) -> None:
-    data, broken = break_some(images, [5], tmp_path)
-    loader = Loader(data, FIT, 4, seed=0, workers=workers, memory_budget=memory_budget)
-    for epoch in (0, 1):
-        assert sorted(order(loader, epoch)) == [index for index in range(13) if index != 5]
-        assert list(loader.unreadable) == [str(broken[0])]
-        assert "broken5.png" in loader.unreadable[str(broken[0])]
-    for batch in loader.epoch():
-        for pixels, index in zip(batch.pixels, batch.indices, strict=True):
-            np.testing.assert_array_equal(pixels.numpy(), FIT.pixels(data.sources[index]))
-
-
-@pytest.mark.parametrize(("memory_budget", "workers"), [(2**30, 2), (0, 0), (0, 1)])
-def test_more_than_a_tenth_unreadable_is_rejected(
-    images: ImageSet, tmp_path: Path, memory_budget: int, workers: int
-) -> None:
-    data, _ = break_some(images, [2, 8], tmp_path)  # 2 of 13
-    with pytest.raises(UserError, match=r"more than 10% of the 13 images.*broken"):
-        list(Loader(data, FIT, 4, workers=workers, memory_budget=memory_budget).epoch())
-
-
-def test_a_tenth_unreadable_is_accepted(tmp_path: Path) -> None:
-    data, _ = break_some(arrays(20), [2, 8], tmp_path)
-    assert len(order(Loader(data, FIT, 4))) == 18
 
 
 @pytest.mark.parametrize("memory_budget", [2**30, 0])
@@ -208,16 +173,6 @@ def test_only_streamed_training_images_are_cropped(images: ImageSet) -> None:
     assert_same(list(plain.epoch()), list(Loader(images, FIT, 13, workers=0).epoch()))
 
 
-def test_a_split_can_define_its_order(images: ImageSet) -> None:
-    class Backwards(ImageSet):
-        def order(self, seed: int, epoch: int) -> np.ndarray:
-            return np.roll(np.arange(len(self))[::-1], seed + epoch)
-
-    data = Backwards(images.name, images.sources, images.targets)
-    assert order(Loader(data, FIT, 4, seed=1, workers=0), 2) == np.roll(np.arange(13)[::-1], 3).tolist()
-    assert order(Loader(data, FIT, 4, workers=0), 2) == list(range(13))
-
-
 # Balanced sampling
 
 
@@ -252,14 +207,6 @@ def test_balanced_parts_of_two_processes_are_the_batches_of_one(uneven: ImageSet
     for batch, *pieces in zip(whole, *parts, strict=True):
         assert torch.equal(torch.cat([piece.pixels for piece in pieces]), batch.pixels)
         np.testing.assert_array_equal(np.concatenate([piece.indices for piece in pieces]), batch.indices)
-
-
-def test_repetitions_of_an_image_have_crops_of_their_own(uneven: ImageSet) -> None:
-    kinds = {"seed": 1, "workers": 2, "memory_budget": 0, "balanced": True, "crop_scale": 0.1}
-    (batch,) = Loader(uneven, FIT, 13, **kinds).epoch()
-    repeated = batch.pixels[batch.indices % 13 == 12]
-    assert len(repeated) >= 3
-    assert len(repeated.flatten(1).unique(dim=0)) == len(repeated)
 
 
 @pytest.mark.parametrize("memory_budget", [2**30, 0])
@@ -411,13 +358,6 @@ def test_repeats_are_copies_of_an_image_in_one_batch(
     assert_same(list(loader.epoch(2, start=1)), batches[1:])
 
 
-def test_neighbours_of_repeated_images_differ() -> None:
-    *batches, _ = Loader(arrays(50), FIT, 12, seed=0, workers=0, repeats=3).epoch()  # the last has 2 images
-    for batch in batches:
-        images = batch.indices % 50
-        assert (images[::2] != images[1::2]).all()  # which are mixed
-
-
 def test_every_copy_of_a_streamed_image_has_its_own_crop(images: ImageSet) -> None:
     kinds = {"seed": 3, "memory_budget": 0, "crop_scale": 0.1, "repeats": 3}
     alone = Loader(images, FIT, 6, workers=0, **kinds)
@@ -427,28 +367,6 @@ def test_every_copy_of_a_streamed_image_has_its_own_crop(images: ImageSet) -> No
     same = first.indices % 13 == first.indices[0] % 13
     assert same.sum() == 3
     assert len({pixels.numpy().tobytes() for pixels in first.pixels[torch.from_numpy(same)]}) == 3
-
-
-def test_repeats_leave_out_and_name_unreadable_images(tmp_path: Path) -> None:
-    data, broken = break_some(arrays(40), [7, 20], tmp_path)
-    for memory_budget in (2**30, 0):
-        loader = Loader(data, FIT, 8, seed=0, workers=0, memory_budget=memory_budget, repeats=3)
-        for epoch in range(4):
-            assert not {7, 20} & {index % 40 for index in order(loader, epoch)}
-        assert loader.unreadable
-        assert set(loader.unreadable) <= set(map(str, broken))
-
-
-def test_images_in_their_own_order_are_not_repeated(images: ImageSet) -> None:
-    assert order(Loader(images, FIT, 4, workers=0, repeats=3)) == list(range(13))
-
-
-def test_kept_images_are_the_same_from_workers(images: ImageSet, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loading, "ALONE_SECONDS", -1.0)
-    assert_same(
-        list(Loader(images, FIT, 4, seed=1, workers=2).epoch()),
-        list(Loader(images, FIT, 4, seed=1, workers=0).epoch()),
-    )
 
 
 def bomb(path: Path) -> Path:
@@ -590,3 +508,59 @@ def test_images_without_room_or_with_crops_are_read_again(images: ImageSet) -> N
     assert Loader(images, FIT, 4, room=size, **kinds).kept_bytes == size
     assert Loader(images, FIT, 4, room=size - 1, **kinds).kept_bytes == 0
     assert Loader(images, FIT, 4, room=size, crop_scale=0.5, **kinds).kept_bytes == 0
+
+
+def images_of(labels: np.ndarray, K: int) -> ImageSet:
+    return ImageSet("train", range(len(labels)), ClassIndices(labels, tuple(map(str, range(K)))))
+
+
+@law
+@given(counts=st.lists(st.integers(1, 40), min_size=1, max_size=6), seed=st.integers(0, 10**6))
+def test_classes_and_the_images_of_each_class_are_equally_often_in_an_epoch(counts, seed: int) -> None:
+    labels = np.random.default_rng(seed).permutation(np.repeat(np.arange(len(counts)), counts))
+    N, K = len(labels), len(counts)
+    order = balanced_order(images_of(labels, K), np.arange(N), seed, epoch=3)
+    assert len(order) == len(set(order.tolist())) == N  # repetitions have numbers of their own
+    places = np.bincount(labels[order % N], minlength=K)
+    assert places.max() - places.min() <= 1
+    often = np.bincount(order % N, minlength=N)
+    for label in range(K):
+        of_class = often[labels == label]
+        assert of_class.max() - of_class.min() <= 1
+    for image in range(N):
+        assert sorted(order[order % N == image] // N) == list(range(often[image]))
+
+
+def test_places_that_do_not_divide_evenly_go_to_every_class_in_turn() -> None:
+    """Five places for three classes."""
+    images = images_of(np.array([0, 1, 2, 0, 0]), 3)
+    among = np.arange(5)
+    totals = sum(
+        np.bincount(images.labels[balanced_order(images, among, 0, epoch) % 5], minlength=3)
+        for epoch in range(600)
+    )
+    np.testing.assert_allclose(totals / 600, 5 / 3, atol=0.1)
+
+
+def test_every_image_of_a_large_class_comes_in_some_epoch_and_orders_differ() -> None:
+    images = images_of(np.repeat([0, 1], [90, 10]), 2)
+    orders = [balanced_order(images, np.arange(100), 0, epoch) for epoch in range(20)]
+    assert set(np.concatenate(orders) % 100) == set(range(100))
+    assert all((one != other).any() for one, other in itertools.pairwise(orders))
+    np.testing.assert_array_equal(orders[7], balanced_order(images, np.arange(100), 0, 7))
+    assert (orders[7] != balanced_order(images, np.arange(100), 1, 7)).any()
+
+
+def test_shards_are_read_forward_a_few_at_a_time() -> None:
+    shards, N = np.repeat(np.arange(12, dtype=np.int32), 10), 120
+    members = ShardMembers(
+        tuple(map(str, range(12))), shards, np.arange(N), np.ones(N, np.int64), np.full(N, b"a")
+    )
+    labels = (np.arange(N) % 10 == 0).astype(np.int64)  # one image of the small class in each shard
+    order = balanced_order(ImageSet("train", members, ClassIndices(labels, ("a", "b"))), np.arange(N), 0, 0)
+    read = shards[order % N]
+    last = {shard: max(np.flatnonzero(read == shard)) for shard in set(read)}
+    first = {shard: min(np.flatnonzero(read == shard)) for shard in set(read)}
+    for place in range(N):
+        assert sum(first[shard] <= place <= last[shard] for shard in first) <= GROUP
+    assert np.bincount(labels[order % N]).tolist() == [60, 60]

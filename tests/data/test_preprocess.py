@@ -125,23 +125,6 @@ def test_cmyk_becomes_rgb(tmp_path: Path) -> None:
     np.testing.assert_allclose(rgb(path), lights, atol=0.5)
 
 
-def test_palette_becomes_its_colours(tmp_path: Path) -> None:
-    palette = [10, 20, 30, 200, 100, 50, 7, 8, 9]
-    image = Image.fromarray(np.array([[0, 1], [2, 1]], dtype=np.uint8), mode="P")
-    image.putpalette(palette)
-    path = saved(image, tmp_path / "palette.png")
-    assert Image.open(path).mode == "P"
-    colours = np.array(palette).reshape(3, 3)
-    np.testing.assert_array_equal(rgb(path), colours[[[0, 1], [2, 1]]])
-
-
-def test_transparent_palette_entry_becomes_white(tmp_path: Path) -> None:
-    image = Image.fromarray(np.array([[0, 1]], dtype=np.uint8), mode="P")
-    image.putpalette([10, 20, 30, 200, 100, 50])
-    path = saved(image, tmp_path / "palette.png", transparency=0)
-    np.testing.assert_array_equal(rgb(path), [[[255, 255, 255], [200, 100, 50]]])
-
-
 def test_transparent_grey_is_blended_with_white(tmp_path: Path) -> None:
     pixels = np.array([[[40, 255], [40, 0], [40, 51]]], dtype=np.uint8)  # grey, alpha
     path = saved(Image.fromarray(pixels, mode="LA"), tmp_path / "grey.png")
@@ -167,21 +150,6 @@ def test_transparent_colour_of_an_opaque_mode_becomes_white(tmp_path: Path) -> N
     pixels = np.array([[[1, 2, 3], [9, 9, 9]]], dtype=np.uint8)
     path = saved(Image.fromarray(pixels), tmp_path / "key.png", transparency=(1, 2, 3))
     np.testing.assert_array_equal(rgb(path), [[[255, 255, 255], [9, 9, 9]]])
-
-
-def test_sixteen_bit_grey_is_divided_by_257(tmp_path: Path) -> None:
-    values = np.array([[0, 257, 128 * 257, 65535], [128, 129, 1000, 40000]], dtype=np.uint16)
-    path = saved(Image.fromarray(values), tmp_path / "scan.png")
-    found = identity(2, 4, channels=1).pixels(path)[0]
-    np.testing.assert_array_equal(found, np.rint(values / 257))
-    assert found[0, 3] == 255
-
-
-def test_thirty_two_bit_grey_is_clipped_to_sixteen_bits() -> None:
-    values = np.array([[-5, 0, 32896, 65535, 70000]], dtype=np.int32)
-    image = Image.fromarray(values)
-    assert image.mode == "I"
-    np.testing.assert_array_equal(identity(1, 5, channels=1).pixels(image)[0], [[0, 0, 128, 255, 255]])
 
 
 def test_floating_point_grey_is_multiplied_by_255(tmp_path: Path) -> None:
@@ -275,13 +243,6 @@ def test_greatest_integer_is_that_of_deep_pictures_and_reads_only_these(
     assert greatest_integer(noise(4, 4)) is None
 
 
-def test_one_bit_becomes_black_and_white(tmp_path: Path) -> None:
-    bits = np.array([[True, False, True]])
-    path = saved(Image.fromarray(bits), tmp_path / "fax.png")
-    assert Image.open(path).mode == "1"
-    np.testing.assert_array_equal(rgb(path)[..., 1], [[255, 0, 255]])
-
-
 def test_the_first_frame_of_an_animation_is_read(tmp_path: Path) -> None:
     frames = [Image.new("RGB", (4, 4), colour) for colour in ("red", "blue", "lime")]
     path = saved(frames[0], tmp_path / "moving.gif", save_all=True, append_images=frames[1:])
@@ -369,12 +330,6 @@ def test_tensor_has_its_channels_first_or_last(dtype: torch.dtype, layout: tuple
     np.testing.assert_array_equal(read_image(tensor.detach().numpy()), pixels)
 
 
-def test_grey_tensors_are_pictures() -> None:
-    pixels = noise(5, 6)[..., 0]
-    for tensor in (torch.from_numpy(pixels), torch.from_numpy(pixels)[None]):
-        np.testing.assert_array_equal(read_image(tensor), pixels)
-
-
 @pytest.mark.parametrize(
     ("pixels", "complaint"),
     [
@@ -395,17 +350,6 @@ def test_pixels_that_are_not_clear_are_rejected_with_the_way_to_convert_them(
 ) -> None:
     with pytest.raises(ImageError, match=complaint):
         read_image(pixels)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("shape", [(4, 4, 5), (2, 4, 4, 3), (0, 4), (4, 0, 3)])
-def test_array_of_another_shape_is_rejected(shape: tuple[int, ...]) -> None:
-    with pytest.raises(ImageError):
-        identity(4, 4).pixels(np.zeros(shape, dtype=np.uint8))
-
-
-def test_empty_pillow_image_is_rejected() -> None:
-    with pytest.raises(ImageError, match="has no pixels"):
-        identity(4, 4).pixels(Image.new("RGB", (0, 4)))
 
 
 def test_reading_does_not_modify_the_given_image() -> None:
@@ -453,12 +397,6 @@ def test_crop_of_an_upright_picture_keeps_the_centre() -> None:
         green_inside(40, 20, (10, 30, 0, 20))
     )
     assert (pixels[1] == 255).all()
-
-
-def test_squash_keeps_all_of_the_picture() -> None:
-    fit = Preprocess(image_size=(8, 8), resize="squash", interpolation="nearest")
-    pixels = fit.pixels(green_inside(20, 40, (0, 20, 10, 30)))
-    assert (pixels[1] == [0, 0, 255, 255, 255, 255, 0, 0]).all()
 
 
 @pytest.mark.parametrize("interpolation", ["nearest", "bilinear", "bicubic", "lanczos"])
@@ -535,20 +473,6 @@ def test_framed_photograph_keeps_its_own_pixels_and_what_the_crop_leaves_out() -
     assert framed.box == (40, 0, 160, 120)
 
 
-def test_framed_photograph_is_upright(tmp_path: Path) -> None:
-    exif = Image.Exif()
-    exif[ORIENTATION] = 6
-    path = saved(Image.fromarray(smooth(40, 60)), tmp_path / "turned.jpg", exif=exif)
-    assert Preprocess(image_size=(8, 8)).framed(path).picture.shape == (3, 60, 40)
-
-
-@pytest.mark.parametrize("size", [(8, 8), (32, 32), (28, 28)])
-def test_small_picture_is_framed_in_the_models_pixels(size: tuple[int, int]) -> None:
-    framed = Preprocess(image_size=(32, 32)).framed(noise(*size))
-    np.testing.assert_array_equal(framed.picture, framed.pixels)
-    assert framed.box == (0, 0, 32, 32)
-
-
 @pytest.mark.parametrize("resize", ["crop", "squash"])
 @pytest.mark.parametrize("size", [(1, 4000), (4000, 1), (60, 600)])
 def test_long_strip_is_framed_as_the_model_sees_it(size: tuple[int, int], resize: str) -> None:
@@ -580,18 +504,6 @@ def test_normalize_modifies_its_images_only_in_place() -> None:
     assert torch.equal(images, expected)
 
 
-def test_normalize_does_not_scale_floats() -> None:
-    fit = Preprocess(image_size=(4, 5))
-    pixels = torch.from_numpy(noise(4, 5).transpose(2, 0, 1)[None].copy())
-    assert torch.equal(fit.normalize(pixels.float() / 255), fit.normalize(pixels))
-
-
-def test_default_normalization_goes_from_minus_one_to_one() -> None:
-    ends = torch.tensor([0, 255], dtype=torch.uint8).view(1, 1, 1, 2).expand(1, 3, 1, 2)
-    found = Preprocess(image_size=(1, 2)).normalize(ends)
-    assert torch.equal(found, torch.tensor([-1.0, 1.0]).expand(1, 3, 1, 2))
-
-
 # --- as a value
 
 
@@ -607,18 +519,6 @@ def test_dictionary_survives_json() -> None:
         exif_orientation=False,
     )
     assert Preprocess.from_dict(json.loads(json.dumps(fit.to_dict()))) == fit
-
-
-def test_unknown_key_names_the_nearest() -> None:
-    with pytest.raises(UserError, match=r"'interpolaton'; nearest: interpolation"):
-        Preprocess.from_dict({"image_size": [8, 8], "interpolaton": "bicubic"})
-
-
-def test_at_size_changes_only_the_size() -> None:
-    fit = Preprocess(image_size=(8, 8), crop_pct=0.9, mean=(0.1, 0.2, 0.3))
-    other = fit.at_size((16, 12))
-    assert other.image_size == (16, 12)
-    assert {**other.to_dict(), "image_size": None} == {**fit.to_dict(), "image_size": None}
 
 
 def test_resize_to_survives_json_and_scales_with_the_model() -> None:
@@ -679,19 +579,19 @@ def test_a_strip_that_a_resize_would_make_huge_is_rejected_by_name(tmp_path: Pat
         ({"resize": "crpo"}, "nearest: crop"),
         ({"interpolation": "bicubik"}, "nearest: bicubic"),
         ({"channels": 0}, "not 0"),
-        ({"channels": "3"}, "channels must be an integer of at least 1, not '3'"),
+        ({"channels": "3"}, "channels must be a whole number, not '3'"),
         ({"channels": None}, "not None"),
-        ({"image_size": [32]}, "image_size is a height and a width"),
-        ({"image_size": [32.5, 32]}, "image_size is a height and a width"),
-        ({"image_size": [0, 32]}, "image_size is a height and a width"),
+        ({"image_size": [32]}, "image_size must be a pair of whole numbers"),
+        ({"image_size": [32.5, 32]}, "image_size must be a pair of whole numbers"),
+        ({"image_size": [0, 32]}, "image_size must be positive|image_size must be at least 1"),
         ({"channels": 1}, "1 channels"),  # with three means
         ({"std": (0.5, 0.0, 0.5)}, "std"),
         ({"crop_pct": 0.0}, "crop_pct"),
         ({"crop_pct": 1.2}, "1.2"),
         ({"crop_pct": "most"}, "'most'"),
-        ({"mean": 0.5}, "mean is a list of numbers"),
+        ({"mean": 0.5}, "mean must be a list of numbers"),
         ({"resize": "border"}, "needs resize_to"),
-        ({"resize_to": 9}, "a height and a width in whole pixels, not 9"),
+        ({"resize_to": 9}, "a pair of whole numbers or null, not 9"),
         ({"resize_to": (9, 0)}, "not \\(9, 0\\)"),
         ({"resize_to": (True, 9)}, "not \\(True, 9\\)"),
         ({"resize_to": (9, 9), "crop_pct": 0.9}, "exclude each other"),
@@ -757,12 +657,6 @@ def test_decompression_bomb_is_rejected_by_name(tmp_path: Path, width: int, heig
         read_image(path)
 
 
-def test_generated_png_is_valid_at_a_usual_size(tmp_path: Path) -> None:
-    path = tmp_path / "small.png"
-    path.write_bytes(png_of_zeros(30, 20))
-    assert read_image(path).size == (30, 20)
-
-
 def test_missing_file_and_folder_are_named(tmp_path: Path) -> None:
     with pytest.raises(ImageError, match=r"nowhere\.png: no such file"):
         read_image(tmp_path / "nowhere.png")
@@ -786,3 +680,23 @@ def test_damaged_file_is_read_or_rejected(format: str, data: st.DataObject) -> N
     except ImageError:
         return
     assert pixels.shape == (3, 4, 4)
+
+
+def test_transparent_palette_entry_becomes_white(tmp_path: Path) -> None:
+    image = Image.fromarray(np.array([[0, 1]], dtype=np.uint8), mode="P")
+    image.putpalette([10, 20, 30, 200, 100, 50])
+    path = saved(image, tmp_path / "palette.png", transparency=0)
+    np.testing.assert_array_equal(rgb(path), [[[255, 255, 255], [200, 100, 50]]])
+
+
+def test_framed_photograph_is_upright(tmp_path: Path) -> None:
+    exif = Image.Exif()
+    exif[ORIENTATION] = 6
+    path = saved(Image.fromarray(smooth(40, 60)), tmp_path / "turned.jpg", exif=exif)
+    assert Preprocess(image_size=(8, 8)).framed(path).picture.shape == (3, 60, 40)
+
+
+def test_normalize_does_not_scale_floats() -> None:
+    fit = Preprocess(image_size=(4, 5))
+    pixels = torch.from_numpy(noise(4, 5).transpose(2, 0, 1)[None].copy())
+    assert torch.equal(fit.normalize(pixels.float() / 255), fit.normalize(pixels))

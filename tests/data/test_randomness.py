@@ -20,15 +20,6 @@ def test_epoch_order_is_a_permutation_and_repeats(seed: int, epoch: int, length:
 
 
 @law
-@given(seed=seeds, epoch=counters)
-def test_epoch_order_differs_by_seed_and_epoch(seed: int, epoch: int) -> None:
-    order = epoch_order(seed, epoch, 100)
-    assert not np.array_equal(order, epoch_order(seed, epoch + 1, 100))
-    assert not np.array_equal(order, epoch_order(seed + 1, epoch, 100))
-    assert not np.array_equal(epoch_order(seed + 1, epoch, 100), epoch_order(seed, epoch + 1, 100))
-
-
-@law
 @given(seed=seeds, epoch=counters, draws=st.integers(1, 9), indices=st.lists(counters, min_size=1))
 def test_uniform_rows_depend_only_on_their_index(
     seed: int, epoch: int, draws: int, indices: list[int]

@@ -67,22 +67,6 @@ def test_crop_lies_in_the_picture_and_has_the_drawn_area_and_proportions(
         assert max((right - left) / width, (bottom - top) / height) == pytest.approx(1)
 
 
-@given(
-    width=st.integers(1, 5000),
-    height=st.integers(1, 5000),
-    draws=st.tuples(unit, unit, unit, unit),
-    smallest=st.floats(0.01, 1),
-    aspect=st.floats(0.1, 10),
-)
-def test_crop_for_a_model_that_is_not_square_has_its_proportions(
-    width: int, height: int, draws: tuple[float, ...], smallest: float, aspect: float
-) -> None:
-    left, top, right, bottom = random_crop(width, height, np.array(draws), smallest, aspect)
-    assert 0 <= left < right <= width * (1 + 1e-12)
-    assert 0 <= top < bottom <= height * (1 + 1e-12)
-    assert 3 / 4 - 1e-6 <= (right - left) / (bottom - top) / aspect <= 4 / 3 + 1e-6
-
-
 def test_streamed_images_are_cropped_in_the_proportions_of_the_model() -> None:
     rows = np.repeat(np.arange(200, dtype=np.uint8)[:, None], 200, axis=1)  # of a square picture
     images = [Image.fromarray(rows), Image.fromarray(rows.T)]
@@ -123,21 +107,6 @@ def test_cropped_pixels_equal_those_of_pillow(tmp_path: Path, name: str) -> None
         expected = np.asarray(part.resize((6, 4), Image.Resampling[name.upper()])).transpose(2, 0, 1)
         np.testing.assert_allclose(found.astype(int), expected, atol=1)
         assert found.flags.c_contiguous
-
-
-def test_crop_of_a_grey_model_is_grey() -> None:
-    grey = dataclasses.replace(FIT, channels=1, mean=(0.5,), std=(0.5,))
-    pixels = noise(30, 40)
-    found = grey.cropped(pixels, lambda width, height: (0, 0, width, height))
-    expected = np.asarray(Image.fromarray(pixels).convert("L").resize((6, 4), Image.Resampling.BICUBIC))
-    np.testing.assert_allclose(found.astype(int), expected[None], atol=1)
-
-
-@given(width=st.integers(1, 9), height=st.integers(1, 9), draws=st.tuples(unit, unit, unit, unit))
-def test_smallest_crops_keep_a_pixel(width: int, height: int, draws: tuple[float, ...]) -> None:
-    pixels = noise(height, width)
-    found = FIT.cropped(pixels, lambda width, height: random_crop(width, height, np.array(draws), 0.01))
-    assert found.shape == (3, 4, 6)
 
 
 def test_crops_are_taken_from_the_upright_picture() -> None:

@@ -94,16 +94,6 @@ def test_deleted_images_do_not_change_the_split_of_others(photos: Path) -> None:
         read_image(whole.sources[0])
 
 
-def test_new_images_are_in_no_split(photos: Path) -> None:
-    record = recorded(photos)
-    for number in range(30):
-        write_picture(photos / "cat" / f"a{number}.png", seed=1000 + number)
-    found = again(record, photos)
-    assert found.complete
-    assert found.note() == "30 new"
-    assert found.as_recorded().measured.sources == part_of(record, "test", photos)
-
-
 def test_a_renamed_image_is_found_by_content_with_the_class_of_its_new_folder(photos: Path) -> None:
     record = recorded(photos)
     first, *others = part_of(record, "test", photos)
@@ -139,17 +129,6 @@ def test_images_without_a_label_or_a_split_are_not_new(tmp_path: Path) -> None:
     record = recorded(tmp_path / "labels.csv")
     assert record.images() == 20
     assert again(record, tmp_path / "labels.csv").note() == ""
-
-
-def test_a_class_without_images_is_not_gone(tmp_path: Path) -> None:
-    photos = write_tree(tmp_path / "photos", {"train/cat": 9, "train/dog": 9, "val/cat": 2})
-    splits = open_data(str(photos))
-    parts = {
-        name: dataclasses.replace(part, targets=part.truth.in_classes(("cat", "dog", "yak")))
-        for name, part in splits.parts.items()
-    }
-    record = record_of(dataclasses.replace(splits, train=parts["train"], val=parts["val"]))
-    assert again(record, photos).note() == ""
 
 
 def test_a_changed_image_is_left_out(photos: Path) -> None:
@@ -258,25 +237,6 @@ def test_unlabelled_images_are_recorded_without_labels(photos: Path, tmp_path: P
     assert (found.complete, found.note()) == (True, "")
     assert found.as_recorded().train.targets is None
     assert found.present("val", ()).sources == splits.val.sources
-
-
-def test_unlabelled_images_of_earlier_versions_are_read(photos: Path, tmp_path: Path) -> None:
-    """They had one class, "image", with the label 0."""
-    shutil.rmtree(photos / "dog")
-    path = tmp_path / "split.jsonl.gz"
-    record_of(open_data(str(photos), labelled=False)).write(path)
-    head, *lines = map(json.loads, gzip.decompress(path.read_bytes()).splitlines())
-    former = [head | {"class_names": ["image"]}, *(line | {"label": 0} for line in lines)]
-    (tmp_path / "former.gz").write_bytes(gzip.compress("\n".join(map(json.dumps, former)).encode()))
-    record = SplitRecord.read(tmp_path / "former.gz")
-    assert record.class_names == ()
-    assert record.parts["train"].targets is None
-    record.write(tmp_path / "again.gz")
-    assert gzip.decompress((tmp_path / "again.gz").read_bytes()) == gzip.decompress(path.read_bytes())
-    (photos / "cat" / "000.png").unlink()
-    found = again(record, photos)
-    assert found.note().startswith("1 missing")
-    assert [part.targets for part in found.remaining().skipped.values()] == [None]
 
 
 def test_an_image_that_left_its_class_folder_keeps_its_recorded_class(photos: Path) -> None:

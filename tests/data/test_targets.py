@@ -18,13 +18,6 @@ sets_of_three = st.lists(st.lists(st.booleans(), min_size=3, max_size=3), max_si
 labels_of_three = st.lists(st.integers(0, 2), max_size=40).map(lambda labels: np.array(labels, np.int64))
 
 
-def test_counts_are_of_every_class() -> None:
-    targets = ClassIndices(np.array([2, 0, 2]), NAMES)
-    assert len(targets) == 3
-    assert targets.counts.tolist() == [1, 0, 2]
-    assert targets.names() == [("cat",), ("ant",), ("cat",)]
-
-
 @law
 @given(labels=labels_of_three)
 def test_every_image_is_in_its_class(labels: np.ndarray) -> None:
@@ -57,12 +50,6 @@ def test_an_image_may_have_any_number_of_classes() -> None:
     assert targets.names() == [("ant", "cat"), (), ("bee",)]
     assert [places.tolist() for places in targets.by_class()] == [[0], [2], [0]]
     assert targets.shares(torch.from_numpy(targets.labels)).tolist() == [[1, 0, 1], [0, 0, 0], [0, 1, 0]]
-
-
-def test_an_answer_is_right_with_exactly_the_classes_of_an_image() -> None:
-    targets = ClassSets(np.array([[True, False], [True, True], [False, False]]), NAMES[:2])
-    answers = np.array([[True, True], [True, True], [False, False]])
-    assert targets.correct(answers).tolist() == [False, True, True]
 
 
 @law
@@ -108,12 +95,6 @@ def test_differing_labels_are_found_by_pair() -> None:
     assert targets.differ(np.array([], np.int64), np.array([], np.int64)).tolist() == []
 
 
-def test_the_share_of_the_own_class_is_one() -> None:
-    shares = ClassIndices(np.array([0]), NAMES).shares(torch.tensor([2, 0]))
-    assert shares.tolist() == [[0, 0, 1], [1, 0, 0]]
-    assert shares.dtype == torch.float32
-
-
 @pytest.mark.parametrize(("counts", "uneven"), [([3, 1, 0], False), ([4, 1, 0], True), ([9, 0, 0], False)])
 def test_targets_are_uneven_from_a_ratio_on(counts: list[int], uneven: bool) -> None:
     assert ClassIndices(np.repeat(np.arange(3), counts), NAMES).uneven == uneven
@@ -125,10 +106,6 @@ def test_a_value_that_is_no_label_of_the_classes_is_rejected(value: object) -> N
         targets_from_json([0, value], NAMES)
 
 
-def test_images_without_class_names_have_no_targets() -> None:
-    assert targets_from_json([None, None], ()) is None
-
-
 def test_predictions_are_compared_with_loops() -> None:
     targets = ClassIndices(np.array([0, 2, 2, 1]), ("a", "b", "c"))
     classes = np.array([0, 2, 1, 0])
@@ -137,3 +114,9 @@ def test_predictions_are_compared_with_loops() -> None:
     for true, predicted in zip(targets.labels, classes, strict=True):
         expected[true, predicted] += 1
     np.testing.assert_array_equal(targets.confusion(classes), expected)
+
+
+def test_an_answer_is_right_with_exactly_the_classes_of_an_image() -> None:
+    targets = ClassSets(np.array([[True, False], [True, True], [False, False]]), NAMES[:2])
+    answers = np.array([[True, True], [True, True], [False, False]])
+    assert targets.correct(answers).tolist() == [False, True, True]

@@ -11,7 +11,6 @@ from PIL import Image
 from tests.data import noise
 from vitascope.data.decoding import ImageError, header_size, read_image
 from vitascope.data.tiff import check_channels
-from vitascope.deploy.server.decoder_process import DecodeError, DecodeOptions, decode
 
 GREY, RGB, CMYK = 1, 2, 5
 """Photometric interpretations."""
@@ -60,12 +59,6 @@ def test_more_channels_are_rejected_in_one_line_that_names_the_file(
             read(path.read_bytes())
 
 
-@pytest.mark.parametrize("order", ["<", ">"])
-@pytest.mark.parametrize(("channels", "photometric"), [(1, GREY), (3, RGB), (4, RGB), (4, CMYK), (5, CMYK)])
-def test_grey_and_colours_are_read(channels: int, photometric: int, order: str) -> None:
-    assert read_image(tiff(channels, photometric, order)).size == (4, 4)
-
-
 def test_pictures_with_transparency_are_read(tmp_path: Path) -> None:
     for mode in ("LA", "RGBA"):
         path = tmp_path / f"{mode}.tif"
@@ -80,12 +73,3 @@ def test_every_damaged_file_is_left_to_pillow() -> None:
     generator = np.random.default_rng(0)
     for _ in range(200):
         check_channels(b"II*\0" + generator.bytes(60))
-
-
-def test_the_server_rejects_them_with_the_same_words() -> None:
-    options = DecodeOptions(reader=read_image, max_megapixels=1, max_memory_mb=64, max_seconds=9)  # type: ignore[arg-type]
-    with pytest.raises(
-        DecodeError, match=r"^cannot be read: has 5 channels; vitascope reads grey"
-    ) as rejected:
-        decode(tiff(5, GREY), options)
-    assert rejected.value.status == 422

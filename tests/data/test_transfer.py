@@ -46,12 +46,6 @@ def test_the_next_batch_is_copied_while_one_is_computed(gpu: PretendedGPU) -> No
     ]
 
 
-def test_all_batches_are_copied_in_one_stream(gpu: PretendedGPU) -> None:
-    for _ in range(3):  # the memory of one stream's tensors is not used again for another's
-        list(copied_ahead(range(2), lambda number: sent(number, GPU), GPU))
-    assert gpu.streams == 1
-
-
 @pytest.mark.parametrize("memory_budget", [2**30, 0])
 def test_a_loader_does_not_wait_for_its_device(gpu: PretendedGPU, memory_budget: int) -> None:
     sources = list(np.zeros((6, 4, 4, 3), np.uint8))

@@ -17,7 +17,7 @@ from vitascope.data.decoding import read_image
 from vitascope.data.stored import StoredImage
 from vitascope.errors import UserError
 from vitascope.remote import cache
-from vitascope.remote.cache import ObjectReader, copied, fetched_ahead, read, size_on_disk
+from vitascope.remote.cache import ObjectReader, copied, prefetched, read, size_on_disk
 from vitascope.remote.stores import ChangedError, RemoteObject, StoreError, find_object
 
 BLOCK = 2**10
@@ -48,12 +48,6 @@ def test_parts_are_those_of_the_object_and_are_fetched_once(web_store: Store) ->
     assert sum(each.startswith("GET") for each in web_store.server.requests) == 4
     with pytest.raises(EOFError, match="it has 3,500 bytes, and 3,501 are needed"):
         read(found, 1, 3500)
-
-
-def test_only_the_blocks_of_a_part_are_fetched(web_store: Store) -> None:
-    found = stored(web_store, 10 * BLOCK)
-    read(found, 5 * BLOCK + 1, 10)
-    assert BLOCK <= size_on_disk() < 1.1 * BLOCK
 
 
 def test_open_object_reads_like_a_file(web_store: Store) -> None:
@@ -220,19 +214,12 @@ def test_threads_and_processes_fetch_a_block_once(web_store: Store) -> None:
     assert sum(each.startswith("GET") for each in web_store.server.requests) == 1
 
 
-def test_objects_are_fetched_ahead_in_their_order(web_store: Store) -> None:
+def test_objects_are_prefetched_in_their_order(web_store: Store) -> None:
     found = [stored(web_store, 100, seed, f"{seed}.bin") for seed in range(20)]
     sources = [*found[:5], None, *found[5:]]
-    taken = fetched_ahead(iter(sources), lambda source: source)
+    taken = prefetched(iter(sources), lambda source: source)
     assert next(taken) == found[0]
     assert list(taken) == sources[1:]
     before = len(web_store.server.requests)
     assert [read(each) for each in found] == [content(100, seed) for seed in range(20)]
     assert len(web_store.server.requests) == before
-
-
-def test_local_sources_are_not_taken_ahead() -> None:
-    taken = []
-    sources = fetched_ahead((taken.append(number) or number for number in range(9)), lambda _: None)
-    assert next(sources) == 0
-    assert taken == [0]

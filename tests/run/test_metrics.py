@@ -54,11 +54,6 @@ def test_a_line_that_is_not_a_record_is_rejected(path: Path, line: bytes) -> Non
         read_metrics(path)
 
 
-def test_an_empty_file_has_no_records(path: Path) -> None:
-    path.touch()
-    assert read_metrics(path) == []
-
-
 def test_records_after_the_resumed_step_are_dropped(path: Path) -> None:
     first = MetricsWriter(path)
     for step in (10, 20, 30):

@@ -1,7 +1,6 @@
 """A run folder: created, found, opened."""
 
 import os
-import pickle
 from pathlib import Path
 from typing import Any
 
@@ -44,13 +43,6 @@ def test_a_run_opens_with_its_configuration(tmp_path: Path) -> None:
         Run.open(tmp_path)
 
 
-def test_a_run_takes_its_folder_as_text_and_shows_it(tmp_path: Path) -> None:
-    path = created(tmp_path / "r").path
-    assert Run(str(path)) == Run(path)
-    assert Run(str(path)).config["data"] == "digits"
-    assert repr(Run(path)) == f"Run({path})"
-
-
 @pytest.mark.parametrize(
     ("weights", "start"),
     [
@@ -65,11 +57,6 @@ def test_advice_for_a_better_start_depends_on_the_start(
     advice = created(tmp_path / "r", weights=weights).better_start
     assert advice.startswith(start)
     assert bool(advice) == bool(start)
-
-
-def test_a_run_can_be_pickled(tmp_path: Path) -> None:
-    run = created(tmp_path / "r")
-    assert run.config == pickle.loads(pickle.dumps(run)).config  # noqa: S301 - ours
 
 
 def test_paths_in_the_configuration_are_valid_from_any_folder(
@@ -104,12 +91,6 @@ def test_a_full_disk_leaves_no_run_and_is_one_line(tmp_path: Path, monkeypatch: 
     assert not (tmp_path / "r").exists()
 
 
-def test_a_run_folder_that_cannot_be_created_is_reported(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    with pytest.raises(UserError, match=r"file/r: the run folder cannot be written: Not a directory"):
-        created(tmp_path / "file" / "r")
-
-
 @pytest.mark.parametrize(
     ("config", "message"),
     [
@@ -126,21 +107,10 @@ def test_a_folder_that_is_no_run_is_rejected(tmp_path: Path, config: str | None,
         Run.open(tmp_path).config  # noqa: B018
 
 
-def test_a_missing_configuration_is_named(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"none/config\.yaml cannot be read: No such file"):
-        Run(tmp_path / "none").config  # noqa: B018 - reads the file
-
-
-def test_a_seed_that_is_not_an_integer_is_named(tmp_path: Path) -> None:
-    (tmp_path / "config.yaml").write_text("task: classify\ndata: digits\nseed: x\n")
-    with pytest.raises(UserError, match=r"config\.yaml is broken: seed 'x'"):
-        Run(tmp_path).config  # noqa: B018
-
-
 @pytest.mark.parametrize("line", ["task: other", "seed: -1", "seed: true", "data: 5", "weights: [1]"])
 def test_an_option_that_every_reader_needs_is_checked(tmp_path: Path, line: str) -> None:
     (tmp_path / "config.yaml").write_text(f"task: classify\ndata: digits\nseed: 0\n{line}\n")
-    with pytest.raises(UserError, match=rf"config\.yaml is broken: {line.partition(':')[0]} "):
+    with pytest.raises(UserError, match=rf"config\.yaml is broken: .*{line.partition(':')[0]} "):
         Run(tmp_path).config  # noqa: B018
 
 

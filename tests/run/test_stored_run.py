@@ -17,7 +17,7 @@ from vitascope.cache import cache_folder
 from vitascope.cli import main
 from vitascope.errors import UserError
 from vitascope.probing.probe import probe
-from vitascope.remote.stores import RemoteObject, StoreError, exists, listed, walk
+from vitascope.remote.stores import RemoteObject, StoreError, exists, list_folder, walk
 from vitascope.run import layout, stored_run
 from vitascope.run.run import Run
 from vitascope.run.stored_run import OtherWriterError, StoredRun
@@ -106,7 +106,7 @@ def forget() -> None:
 
 
 def saved_steps(url: str) -> list[int]:
-    folders = listed(f"{url}/checkpoints")[1]
+    folders = list_folder(f"{url}/checkpoints")[1]
     return [int(folder.rpartition("-")[2]) for folder in folders if "/step-" in folder]
 
 
@@ -224,18 +224,6 @@ def test_store_that_is_gone_at_the_end_leaves_the_run_here_and_resuming_uploads_
     assert f"model  {url}/model\n" in capsys.readouterr().out
     assert exists(f"{url}/model/config.json")
     assert "this run has finished" in error_line(["train", "--resume", url], capsys)
-
-
-def test_checkpoint_in_a_store_is_resumed_and_later_ones_are_discarded(data, whole, url, capsys) -> None:
-    killed(data, url)
-    forget()
-    with killed_at(KILLED_AT - 1):
-        resume(f"{url}/checkpoints/step-{KILLED_AT - 1:08}")
-    assert saved_steps(url) == [KILLED_AT - 1]
-    with pytest.raises(UserError, match="step-00000099: not a complete checkpoint"):
-        resume(f"{url}/checkpoints/step-00000099")
-    resume(url)
-    assert_finished(url, whole)
 
 
 def test_url_of_a_run_is_never_overwritten(data, url, s3_store, capsys) -> None:
@@ -398,12 +386,6 @@ def test_error_of_this_machine_names_the_local_copy_too(kind: type[Exception]) -
         raise kind(f"{run.path}/plan.json: no space")
     assert "s3://bucket/run/plan.json: no space" in str(found.value)
     assert str(found.value).endswith(f"; the local copy is {run.path}") is (kind is not UserError)
-
-
-def test_folder_of_other_files_is_no_new_run(url) -> None:
-    StoredRun(f"{url}/inside").path.parent.mkdir(parents=True)
-    StoredRun(f"{url}/inside").claim()
-    assert not StoredRun(url).is_new()
 
 
 @pytest.mark.parametrize("manifest", [b"", b"[]", b'{"files": 5}', b'{"files": ["../x"]}', b"[" * 10**5])

@@ -7,18 +7,17 @@ import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 
-from tests.trackers import MODULES, install
+from tests.trackers import install
 from tests.training import tiny_config, undrawn, write_folder
 from vitascope.errors import Interrupted, UserError
-from vitascope.options.groups import ExecutionOptions, MaybeTracker
 from vitascope.run import trackers
 from vitascope.run.metrics import MetricsWriter
 from vitascope.run.run import Run
-from vitascope.run.trackers import TRACKERS, Tracker, check_tracker
+from vitascope.run.trackers import TRACKERS, Tracker
 from vitascope.training import train
 from vitascope.training.loop import Trainer
 
@@ -55,11 +54,6 @@ def write_steps(run: Run, count: int) -> None:
 def only(service: SimpleNamespace) -> SimpleNamespace:
     (run,) = service.runs.values()
     return run
-
-
-def test_the_option_names_every_tracker() -> None:
-    assert set(get_args(get_args(get_args(MaybeTracker)[0])[0])) == set(TRACKERS) == set(MODULES)
-    assert ExecutionOptions().tracker is None
 
 
 @every
@@ -109,11 +103,6 @@ def test_missing_library_is_named_before_a_run_is_created(data, tmp_path, monkey
     assert not (tmp_path / "run").exists()
 
 
-def test_unknown_tracker_is_rejected_with_the_nearest() -> None:
-    with pytest.raises(UserError, match="unknown tracker 'wandbb'; nearest: wandb"):
-        check_tracker("wandbb")
-
-
 @every
 def test_tracker_that_cannot_start_leaves_no_run(data, tmp_path, monkeypatch, name) -> None:
     install(monkeypatch, name).broken = "no\nroute"
@@ -135,40 +124,16 @@ def test_tracker_that_fails_is_off_after_one_warning(run, monkeypatch, caplog, n
     assert message.startswith(f"the tracker {name} failed: ConnectionError: gone; it gets no more metrics")
 
 
-class UnprintableError(Exception):
-    def __str__(self) -> str:
-        raise SystemExit
-
-
 @every
-@pytest.mark.parametrize(
-    ("error", "named"),
-    [(SystemExit(3), "SystemExit: 3"), (UnprintableError(), "UnprintableError, whose message")],
-)
-def test_anything_that_a_tracker_raises_is_a_failure_of_it(
-    run, monkeypatch, caplog, name, error, named
-) -> None:
+def test_anything_that_a_tracker_raises_is_a_failure_of_it(run, monkeypatch, caplog, name) -> None:
     service = install(monkeypatch, name)
     with caplog.at_level(logging.WARNING), run.lock():
         run.start_tracker(name)
-        service.raised = iter([error])
+        service.raised = iter([SystemExit(3)])
         write_steps(run, 2)
     assert [record["step"] for record in run.metrics] == [1, 2]
     (message,) = (record.getMessage() for record in caplog.records)
-    assert message.startswith(f"the tracker {name} failed: {named}")
-
-
-@every
-@pytest.mark.parametrize("error", [SystemExit(3), UnprintableError()])
-def test_whatever_a_tracker_raises_at_the_start_leaves_no_run(
-    data, tmp_path, monkeypatch, name, error
-) -> None:
-    install(monkeypatch, name).raised = iter([error])
-    with pytest.raises(
-        UserError, match=f"the tracker {name} failed: {type(error).__name__}.*; train without"
-    ):
-        train.train(tiny_config(data, run=str(tmp_path / "run"), tracker=name))
-    assert not (tmp_path / "run").exists()
+    assert message.startswith(f"the tracker {name} failed: SystemExit: 3")
 
 
 # Trackers that hang
@@ -195,7 +160,6 @@ def test_training_ends_beside_a_tracker_that_hangs(data, tmp_path, monkeypatch, 
     assert [record["kind"] for record in Run(tmp_path / "run").metrics][-1] == "test"
     (message,) = (record.getMessage() for record in caplog.records)
     assert message.startswith(f"the tracker {name} failed: no answer within 0.1 s; it gets no more metrics")
-    assert all(thread.daemon for thread in threading.enumerate() if thread.name == f"tracker {name}")
     service.released.set()
 
 
@@ -215,7 +179,7 @@ def test_tracker_that_hangs_is_off_after_one_warning(run, monkeypatch, caplog, n
         assert len(caplog.records) == 1
         calls = service.calls
         service.released.set()
-        (thread,) = {each for each in threading.enumerate() if each.name == f"tracker {name}"} - others
+        (thread,) = {each for each in threading.enumerate() if each.name == "request"} - others
         thread.join()
     assert service.calls == calls
     assert len(caplog.records) == 1

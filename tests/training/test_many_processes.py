@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 
 from tests.data import noise
-from tests.data.test_tars import write_tar
+from tests.data.formats.test_archive import write_tar
 from tests.forked import torchrun
 from tests.training import tiny_config, undrawn
 from vitascope.errors import UserError

@@ -12,11 +12,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from vitascope.data.affine import sample, sampling_lines
-from vitascope.data.changes import Change, apply_changes
-from vitascope.data.randaugment import RandAugment
+from vitascope.data.changes import Change, apply_changes, sample, sampling_lines
+from vitascope.data.randaugment import DRAWS, RandAugment, luma_weights, three_augment_change
 from vitascope.data.randomness import uniform
-from vitascope.data.three_augment import DRAWS, luma_weights, three_augment_change
 
 _Floats = npt.NDArray[np.float64]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import errno
+import functools
 import logging
 import os
 from collections import Counter
@@ -13,25 +14,26 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from vitascope.data.contents import first_of_content, image_name
 from vitascope.data.decoding import ImageError, ImageSource, greatest_integer, header_size, source_name
 from vitascope.data.formats import digits
 from vitascope.data.formats.archive import Archive
 from vitascope.data.formats.cifar import Cifar
-from vitascope.data.formats.folder import Folder, FolderStream, inner_folder
+from vitascope.data.formats.folder import Folder, FolderStream, inner_folder, read_folder
 from vitascope.data.formats.format import DataFormat, DataPackage
 from vitascope.data.formats.hub import HubDataset, looks_like_hub_id
 from vitascope.data.formats.idx import Idx
 from vitascope.data.formats.published import KNOWN_SETS, PublishedSet
-from vitascope.data.formats.shards import Shards
+from vitascope.data.formats.shards import Shards, has_shards, read_shards
 from vitascope.data.formats.table import Table
 from vitascope.data.listing import IMAGE_SUFFIXES
 from vitascope.data.splits import ImageSet, Inventory, Splits, complete_splits
-from vitascope.data.stored import Mirrored, hub_id, is_stored_image, mirrored, stored_images
+from vitascope.data.stored import hub_id, is_stored_image, open_stored, stored_images, with_objects
 from vitascope.data.table_options import AS_RECOGNIZED, TABLE_SUFFIXES, TableOptions, is_table
-from vitascope.data.targets import ClassSets
 from vitascope.data.threads import in_threads
 from vitascope.errors import UserError, check_choice, nearest, nearest_path, printable
 from vitascope.formatting import canonical, counted
+from vitascope.remote.paths import StorePath
 from vitascope.remote.stores import is_url
 
 log = logging.getLogger(__name__)
@@ -154,29 +156,42 @@ def open_pictures(data: str) -> Sequence[ImageSource]:
 def read_data(data: str, table: TableOptions = AS_RECOGNIZED) -> Inventory:
     """All images of a data set, in the splits that it has, or in `all`; none is drawn."""
     data = hub_id(data)
-    if not is_url(data) and not is_url(table.images):
-        return _read(data, table)
-    with mirrored(data, table) as local:
-        return local.stored(_read(local.place, local.table, local))
+    found = _read_stored(data, table) if is_url(data) else _read(data, table)
+    sets = (
+        images if images.targets is None else dataclasses.replace(images, targets=images.targets.merged())
+        for images in map(with_objects, found.sets)
+    )
+    root = str(found.root) if isinstance(found.root, StorePath) else found.root
+    return dataclasses.replace(found, sets=tuple(sets), root=root)
 
 
-def _read(data: str, table: TableOptions, mirrored: Mirrored | None = None) -> Inventory:
+def _read(data: str, table: TableOptions) -> Inventory:
     format, place = _find(data)
     if isinstance(format, Table):
         format = Table(table)
     elif table.given:
-        raise UserError(f"{table.given[0]} is about a table, and {data} is none")
-    if mirrored is not None and mirrored.is_listing:
-        if isinstance(format, Shards):
-            format = Shards(mirrored.file_of)
-        elif not isinstance(format, Folder):
-            raise UserError(f"{data}: files of this kind are not read from a store: copy the folder")
-    found = format.read(place)
-    sets = (
-        images if images.targets is None else dataclasses.replace(images, targets=images.targets.merged())
-        for images in found.sets
-    )
-    return dataclasses.replace(found, sets=tuple(sets))
+        raise _not_a_table(data, table)
+    return format.read(place)
+
+
+def _read_stored(url: str, table: TableOptions) -> Inventory:
+    """As `_read`, of a folder, a table or an archive in a store."""
+    place = open_stored(url)
+    if not isinstance(place, StorePath):
+        if is_table(url) and table.images is None:
+            table = dataclasses.replace(table, images=url.rpartition("/")[0])
+        try:
+            return _read(str(place), table)
+        except UserError as error:
+            error.args = (str(error).replace(str(place), url),)
+            raise
+    if table.given:
+        raise _not_a_table(url, table)
+    return read_shards(place) if has_shards(place) else read_folder(place)
+
+
+def _not_a_table(data: str, table: TableOptions) -> UserError:
+    return UserError(f"{table.given[0]} is about a table, and {data} is none")
 
 
 def stream_of_folder(data: str) -> FolderStream | None:
@@ -314,9 +329,8 @@ def described(splits: Splits) -> list[str]:
     names = splits.train.class_names
     sizes = ", ".join(f"{len(images):,} {images.name}" for images in sets)
     lines = [f"{sizes} images " + (f"of {len(names):,} classes" if names else "without labels")]
-    found = [images.targets.labels for images in sets if isinstance(images.targets, ClassSets)]
-    if found:
-        each = np.concatenate([labels.sum(axis=1) for labels in found])
+    if splits.train.targets is not None and not splits.train.targets.exclusive:
+        each = np.concatenate([images.labels.sum(axis=1) for images in sets])
         lines.append(f"{each.mean():.3g} classes per image, from {each.min()} to {each.max()}")
     if len(names) > 1:
         counts: Counter[str] = Counter()
@@ -331,3 +345,70 @@ def described(splits: Splits) -> list[str]:
     if splits.unused:
         lines.append(f"unused: {', '.join(splits.unused)}")
     return [printable(line) for line in lines]  # names of folders and files may be anything
+
+
+_NAMED = 3  # pairs of images that a message names
+
+
+@dataclasses.dataclass(frozen=True)
+class Copies:
+    """The images of a data set that have the content of another one."""
+
+    count: int
+    """Without the first image of each content."""
+    across: dict[str, int]
+    """By split, the images with the content of one in an earlier split; splits without any are left out."""
+    mislabelled: tuple[tuple[str, str], ...]
+    """For each content with two labels, the names of two such images."""
+
+    def described(self) -> list[str]:
+        """A line with the number of copies; empty if there are none."""
+        if not self.count:
+            return []
+        be = "is a copy of another" if self.count == 1 else "are copies of others"
+        return [f"{counted(self.count, 'image')} {be}"]
+
+    def warnings(self, *, labelled: bool = True) -> list[str]:
+        """What is wrong with the copies: they lie in two splits, or have two labels."""
+        found = []
+        if self.across:
+            listed = " and ".join(f"{count:,} {split}" for split, count in self.across.items())
+            found.append(
+                f"{listed} images are copies of images in another split, which makes the accuracy look too "
+                "high: remove them, or put all images into one folder per class: vitascope's own splits keep "
+                "copies together"
+            )
+        if self.mislabelled and labelled:
+            pairs = ", ".join(f"{one} = {other}" for one, other in self.mislabelled[:_NAMED])
+            more = ", ..." if len(self.mislabelled) > _NAMED else ""
+            contents = counted(len(self.mislabelled), "picture")
+            found.append(f"{contents} with two labels: {pairs}{more}; keep each in one class")
+        return [printable(warning) for warning in found]
+
+
+def find_copies(splits: Splits) -> Copies:
+    """The copies in a data set; reads the contents that are not known yet."""
+    parts = list(splits.identified().parts.values())
+    sizes = [len(images) for images in parts]
+    part = np.repeat(np.arange(len(parts)), sizes)
+    row = np.concatenate([np.arange(size) for size in sizes])
+    first = first_of_content(np.concatenate([images.contents for images in parts]))
+
+    def name(index: int) -> str:
+        images, place = parts[part[index]], int(row[index])
+        return image_name(images.sources[place], splits.root) or f"{images.name} image {place}"
+
+    copies = np.flatnonzero(first != np.arange(len(first)))
+    across = np.bincount(part[copies][part[first[copies]] < part[copies]], minlength=len(parts))
+    other = copies[:0]
+    if splits.train.targets is not None:
+        targets = functools.reduce(lambda one, more: one.joined(more), [images.truth for images in parts])
+        other = copies[targets.differ(first[copies], copies)]
+    firsts, places = np.unique(first[other], return_index=True)
+    return Copies(
+        count=len(copies),
+        across={images.name: int(count) for images, count in zip(parts, across, strict=True) if count},
+        mislabelled=tuple(
+            (name(one), name(another)) for one, another in zip(firsts, other[places], strict=True)
+        ),
+    )

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import math
 import os
 import tempfile
 from collections.abc import Iterator
@@ -11,8 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-from vitascope.data.formats.table_columns import roles_of
-from vitascope.data.table_options import TableOptions
+from vitascope.data.table_options import TableOptions, roles_of
 from vitascope.errors import UserError
 
 FILE = "data.jsonl"
@@ -24,11 +21,14 @@ class DataFrame(Protocol):
 
     columns: Any
 
-    def astype(self, dtype: Any) -> Any:
-        """The frame with values of another type."""
+    def __getitem__(self, name: str) -> Any:
+        """A column."""
 
-    def notna(self) -> Any:
-        """Whether each value is one."""
+    def assign(self, **columns: Any) -> Any:
+        """The frame with other columns."""
+
+    def to_json(self, *arguments: Any, **options: Any) -> Any:
+        """Write the frame."""
 
 
 @contextmanager
@@ -57,27 +57,10 @@ def _write(frame: DataFrame, path: Path, table: TableOptions) -> None:
         raise UserError(f"the DataFrame has several columns of the same name: {', '.join(sorted(names))}")
     image = roles_of(names, table, "the DataFrame").image
     base = os.path.abspath(os.path.expanduser(table.images or "."))
-    values = frame.astype(object).where(frame.notna(), None)
-    with open(path, "w", encoding="utf-8") as file:
-        for number, row in enumerate(values.itertuples(index=False, name=None), 1):
-            cells = dict(zip(names, map(_finite, row), strict=True))
-            if cells[image] is not None:
-                cells[image] = os.path.join(base, str(cells[image]))
-            try:
-                file.write(json.dumps(cells, ensure_ascii=False, default=_plain) + "\n")
-            except (TypeError, ValueError, RecursionError) as error:
-                raise UserError(
-                    f"the DataFrame: row {number:,} cannot be written as JSON: {error}"
-                ) from error
-
-
-def _finite(value: Any) -> Any:
-    """A value; infinity, which no JSON has, as text: the column may be one that is not used."""
-    return str(value) if isinstance(value, float) and math.isinf(value) else value
-
-
-def _plain(value: Any) -> Any:
-    """A value of NumPy, or another one, as JSON has it."""
-    if hasattr(value, "tolist"):
-        return value.tolist()
-    return sorted(value, key=str) if isinstance(value, set | frozenset) else str(value)
+    paths = frame[image].map(lambda cell: os.path.join(base, str(cell)), na_action="ignore")
+    try:
+        frame.assign(**{image: paths}).to_json(
+            path, orient="records", lines=True, force_ascii=False, date_format="iso", default_handler=str
+        )
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise UserError(f"the DataFrame cannot be written as JSON: {error}") from error

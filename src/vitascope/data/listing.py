@@ -5,6 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import cast
+
+from vitascope.remote.paths import StorePath
 
 IMAGE_SUFFIXES = {
     *(".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff"),
@@ -56,6 +59,8 @@ def visible_files(
         failed: called with each folder that cannot be listed, because it has vanished for example.
         skipped: called with each system folder.
     """
+    if isinstance(folder, StorePath):
+        return cast("Iterator[os.DirEntry[str]]", _listed_below(folder))
     place = Path(folder).absolute()
     try:
         above = frozenset(_identity(os.stat(path)) for path in (place, *place.parents))
@@ -63,6 +68,15 @@ def visible_files(
         failed(os.fspath(folder), error)
         return iter(())
     return _below(os.fspath(folder), above, failed, skipped, as_paths)
+
+
+def _listed_below(folder: StorePath) -> Iterator[StorePath]:
+    """The files below a folder in a store, in the order of `visible_files`."""
+    entries = sorted(folder.iterdir())
+    yield from (entry for entry in entries if entry.is_file())
+    for entry in entries:
+        if entry.is_dir() and not is_system_folder(entry.name):
+            yield from _listed_below(entry)
 
 
 def _below(

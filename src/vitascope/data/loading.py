@@ -18,7 +18,6 @@ from torch import Tensor
 
 from vitascope.data.preprocess import Pixels, Preprocess
 from vitascope.data.reading import ImageReader, ReadingPool, read_here
-from vitascope.data.sampling import balanced_order
 from vitascope.data.splits import ImageSet, check_every_class
 from vitascope.data.threads import usable_cores
 from vitascope.data.transfer import copied_ahead, to_device
@@ -317,3 +316,31 @@ def even_cuts(count: int, parts: int) -> list[int]:
     """Cuts of `count` images into parts of about the same size, at even places: parts + 1 numbers."""
     pairs = math.ceil(count / 2)
     return [min(2 * (pairs * part // parts), count) for part in range(parts + 1)]
+
+
+_STREAM = 0x62616C61
+"""Makes the choice of the images independent of their order, which is drawn from the same seed and epoch."""
+
+
+def balanced_order(
+    images: ImageSet, among: npt.NDArray[np.int64], seed: int, epoch: int
+) -> npt.NDArray[np.int64]:
+    """An epoch of len(among) places for the images `among` (indices), each class equally often: (n,).
+
+    Each of the K classes gets n // K places, and n % K random ones get one more. The places of a class take
+    its images in turn, in a random order: a small class has repetitions, a large one has images that are left
+    out. The r-th repetition of an image, r from 1, has its index plus r len(images), so that random draws by
+    index differ. Every class must have an image.
+    """
+    N, K, n = len(images), len(images.class_names), len(among)
+    generator = np.random.default_rng([seed, epoch, _STREAM])
+    places = np.full(K, n // K)
+    places[generator.permutation(K)[: n % K]] += 1
+    chosen = []
+    for members, count in zip(images.truth.take(among).by_class(), places, strict=True):
+        turn = np.arange(count)
+        mixed = generator.permutation(among[members])
+        chosen.append(mixed[turn % len(members)] + N * (turn // len(members)))
+    drawn = np.concatenate(chosen)
+    # In the set's own order: shards are read forward.
+    return drawn[images.subset(images.name, drawn % N).order(seed, epoch)]

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Annotated
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from vitascope.arguments import Range, check_fields
 from vitascope.data.randomness import step_seed
 from vitascope.data.transfer import to_device
-from vitascope.errors import UserError
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -22,18 +23,17 @@ class Mixing:
     its own slice with the same result as the whole batch.
     """
 
-    mixup: float = 0.8  # both parameters of Mixup's beta distribution; 0 turns Mixup off
-    cutmix: float = 1.0  # both parameters of CutMix's beta distribution; 0 turns CutMix off
-    probability: float = 1.0  # share of the steps that are mixed
-    switch: float = 0.5  # share of CutMix in the mixed steps, where both are on
+    mixup: Annotated[float, Range(ge=0)] = (
+        0.8  # both parameters of Mixup's beta distribution; 0 turns Mixup off
+    )
+    cutmix: Annotated[float, Range(ge=0)] = (
+        1.0  # both parameters of CutMix's beta distribution; 0 turns CutMix off
+    )
+    probability: Annotated[float, Range(ge=0, le=1)] = 1.0  # share of the steps that are mixed
+    switch: Annotated[float, Range(ge=0, le=1)] = 0.5  # share of CutMix in the mixed steps, where both are on
 
     def __post_init__(self) -> None:
-        for name, alpha in (("mixup", self.mixup), ("cutmix", self.cutmix)):
-            if not 0 <= alpha < float("inf"):
-                raise UserError(f"{name} must be a number of 0 (off) or more, not {alpha:g}")
-        for name, share in (("probability", self.probability), ("switch", self.switch)):
-            if not 0 <= share <= 1:
-                raise UserError(f"{name} of mixing is from 0 to 1, not {share:g}")
+        check_fields(self)
 
     def __call__(
         self, images: Tensor, targets: Tensor, *, seed: int, step: int, first: int = 0

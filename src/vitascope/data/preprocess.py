@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeAlias
 import numpy as np
 from PIL import ExifTags, Image
 
-from vitascope.arguments import Increasing, check_value
+from vitascope.arguments import Increasing, Range, check_fields
 from vitascope.data.decoding import (
     ImageError,
     ImageSource,
@@ -29,7 +29,7 @@ from vitascope.data.decoding import (
     read_image,
     source_name,
 )
-from vitascope.errors import UnknownNameError, UserError, check_choice, nearest
+from vitascope.errors import UnknownNameError, UserError, nearest
 
 if TYPE_CHECKING:
     import torch  # imported at run time in methods, because processes that only decode need none
@@ -102,17 +102,17 @@ class Preprocess:
     `crop_pct`. Other libraries resize to whole pixels, then crop whole pixels: `resize_to`.
     """
 
-    image_size: tuple[int, int]
+    image_size: Annotated[tuple[int, int], Range(ge=1)]
     """Height and width of the result, pixels."""
-    channels: int = 3
+    channels: Annotated[int, Range(ge=1)] = 3
     """3 for RGB, 1 for grey; a model of any other number accepts tensors only."""
     resize: Literal["crop", "squash", "border"] = "crop"
     """`crop` keeps the proportions and crops the centre, `squash` gives the picture the model's proportions,
     `border` (with `resize_to` only) keeps the proportions and fills what is left with `mean`."""
-    crop_pct: float = 1.0
+    crop_pct: Annotated[float, Range(gt=0, le=1)] = 1.0
     """The share of the resized picture that the crop keeps: of its shorter side, or of both with `squash`.
     1 with `resize_to`."""
-    resize_to: tuple[int, int] | None = None
+    resize_to: Annotated[tuple[int, int] | None, Range(ge=1)] = None
     """Height and width, in whole pixels, to which a picture is resized before its centre is cropped. With
     `crop` the resized picture keeps its proportions and covers this size, with `border` it fits into it.
     A picture smaller than the crop is padded with black, with `border` with the colour `mean`."""
@@ -124,55 +124,26 @@ class Preprocess:
     """Pillow's filter, antialiased."""
     mean: tuple[float, ...] = (0.5, 0.5, 0.5)
     """Per channel, of pixels in [0, 1]."""
-    std: tuple[float, ...] = (0.5, 0.5, 0.5)
+    std: Annotated[tuple[float, ...], Range(gt=0)] = (0.5, 0.5, 0.5)
     """Per channel, of pixels in [0, 1]."""
     exif_orientation: bool = True
     """Turn a photograph upright as its EXIF data says."""
-    levels: Levels | None = None
+    levels: Annotated[Levels | None, Increasing()] = None
     """The values of grey of more than 8 bits that become 0 and 255, see `decoding`. None: 0 and 65,535 for
     integers, 0 and 1 for floats."""
 
     def __post_init__(self) -> None:
-        """Reject impossible options."""
-        for name in ("image_size", "mean", "std"):
-            values = getattr(self, name)
-            is_list = isinstance(values, list | tuple)
-            if not (is_list and all(isinstance(value, int | float) for value in values)):
-                raise UserError(f"{name} is a list of numbers, not {values!r}")
-            object.__setattr__(self, name, tuple(values))
-        check_choice("resize", self.resize, ("crop", "squash", "border"))
-        check_choice("side_rounding", self.side_rounding, ("down", "nearest"))
-        check_choice("crop_rounding", self.crop_rounding, ("down", "even"))
-        check_choice("interpolation", self.interpolation, ("nearest", "bilinear", "bicubic", "lanczos"))
-        if len(self.image_size) != 2 or not all(type(side) is int and side > 0 for side in self.image_size):
-            raise UserError(f"image_size is a height and a width in whole pixels, not {self.image_size!r}")
-        if type(self.channels) is not int or self.channels < 1:
-            raise UserError(f"channels must be an integer of at least 1, not {self.channels!r}")
-        if len(self.mean) != self.channels or len(self.std) != self.channels or min(self.std) <= 0:
+        """Reject impossible options, and a rule of whole pixels that is incomplete or contradicts itself."""
+        check_fields(self)
+        if len(self.mean) != self.channels or len(self.std) != self.channels:
             raise UserError(f"mean {self.mean} and std {self.std} do not fit {self.channels} channels")
-        if not (isinstance(self.crop_pct, int | float) and 0 < self.crop_pct <= 1):
-            raise UserError(f"crop_pct is a share in (0, 1], not {self.crop_pct!r}")
-        self._check_resize_to()
-        if self.levels is not None:
-            check_value("levels", self.levels, Annotated[Levels, Increasing()])
-            low, high = self.levels
-            object.__setattr__(self, "levels", (low, high))
-
-    def _check_resize_to(self) -> None:
-        """Reject a rule of whole pixels that is incomplete or contradicts itself."""
-        if self.resize_to is None:
-            if self.resize == "border":
-                raise UserError('resize "border" needs resize_to, a height and a width in pixels')
-            if (self.side_rounding, self.crop_rounding) != ("down", "even"):
-                raise UserError("side_rounding and crop_rounding need resize_to")
-            return
-        sides = self.resize_to
-        is_pair = isinstance(sides, list | tuple) and len(sides) == 2
-        if not (is_pair and all(type(side) is int and side > 0 for side in sides)):
-            raise UserError(f"resize_to is a height and a width in whole pixels, not {sides!r}")
-        if self.crop_pct != 1:
-            raise UserError(f"crop_pct {self.crop_pct} and resize_to {list(sides)} exclude each other")
-        object.__setattr__(self, "resize_to", tuple(sides))
+        if self.resize_to is not None:
+            if self.crop_pct != 1:
+                raise UserError(f"crop_pct {self.crop_pct} and resize_to {self.resize_to} exclude each other")
+        elif self.resize == "border":
+            raise UserError('resize "border" needs resize_to, a height and a width in pixels')
+        elif (self.side_rounding, self.crop_rounding) != ("down", "even"):
+            raise UserError("side_rounding and crop_rounding need resize_to")
 
     @property
     def keeps_own_size(self) -> bool:

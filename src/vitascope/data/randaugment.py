@@ -1,4 +1,6 @@
-"""RandAugment (Cubuk et al. 2020) of whole batches on the device, level for level equal to PIL's.
+"""RandAugment (Cubuk et al. 2020) and 3-Augment (Touvron et al. 2022) of whole batches on the device.
+
+RandAugment is level for level equal to PIL's.
 
 The operations of an image and their strengths are drawn on the host from given numbers. Images are sorted by
 operation, so that each kind of operation runs once per layer, however large the batch: a table of the 256
@@ -9,16 +11,16 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import TypeAlias
+from typing import Annotated, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from vitascope.data.affine import sample, sampling_lines
-from vitascope.data.changes import Change, apply_changes
-from vitascope.errors import UserError
+from vitascope.arguments import Range, check_fields
+from vitascope.data.changes import Change, apply_changes, sample, sampling_lines
 
 _Floats: TypeAlias = npt.NDArray[np.float64]
 _Choice: TypeAlias = tuple[npt.NDArray[np.int64], _Floats]
@@ -52,22 +54,15 @@ class RandAugment:
     is always a larger change; see `operation_arguments`.
     """
 
-    num_ops: int = 2  # operations one after the other, at least 1
-    magnitude: float = 9.0  # strength, from 0 to 10
-    std: float = 0.5  # standard deviation of the magnitude, which is cut to 0 to 10 (timm; 0 in the paper)
-    probability: float = 1.0  # share of the operations that are carried out, above 0: 0.5 in timm and DeiT
+    num_ops: Annotated[int, Range(ge=1)] = 2  # operations one after the other, at least 1
+    magnitude: Annotated[float, Range(ge=0, le=10)] = 9.0  # strength, from 0 to 10
+    std: Annotated[float, Range(ge=0)] = 0.5
+    """Standard deviation of the magnitude, which is cut to 0 to 10 (timm; 0 in the paper)."""
+    probability: Annotated[float, Range(gt=0, le=1)] = 1.0
+    """Share of the operations that are carried out: 0.5 in timm and DeiT."""
 
     def __post_init__(self) -> None:
-        if self.num_ops < 1:
-            raise UserError(f"RandAugment needs 1 operation or more per image, not {self.num_ops}")
-        if not 0 <= self.magnitude <= 10:
-            raise UserError(f"RandAugment's magnitude is from 0 to 10, not {self.magnitude:g}")
-        if not 0 <= self.std < float("inf"):
-            raise UserError(
-                f"RandAugment's standard deviation must be a number of 0 or more, not {self.std:g}"
-            )
-        if not 0 < self.probability <= 1:
-            raise UserError(f"RandAugment's probability is above 0 and at most 1, not {self.probability:g}")
+        check_fields(self)
 
     @property
     def draws(self) -> int:
@@ -266,3 +261,72 @@ def affine_matrices(
     row_x = [np.cos(angle), shear_x - np.sin(angle) * height / width, shear_x + 2 * amount("TranslateX")]
     row_y = [shear_y + np.sin(angle) * width / height, np.cos(angle), shear_y + 2 * amount("TranslateY")]
     return np.stack([row_x, row_y]).transpose(2, 0, 1)
+
+
+DRAWS = 2
+"""Uniform numbers per image: choice, width of the blur."""
+DEVIATIONS = (0.1, 2.0)
+"""The range of the blur's standard deviation, pixels, as in DeiT III's code, at every image size."""
+_REACH = 6
+"""Pixels on each side that a blur reads: three times the largest deviation."""
+_LUMA = [0.299, 0.587, 0.114]
+"""Luma of red, green and blue (ITU-R 601)."""
+
+
+def three_augment(images: Tensor, draws: _Floats) -> Tensor:
+    """Convert each image to grey, solarize it, or blur it, with equal probabilities.
+
+    Floats in [0, 1], (B, C, H, W), and uniform numbers (B, DRAWS) -> floats in [0, 1], (B, C, H, W).
+    """
+    return apply_changes(images, [three_augment_change(draws, images.shape[1])])
+
+
+def three_augment_change(draws: _Floats, channels: int) -> Change:
+    """The change of images with C channels, by uniform numbers (B, DRAWS)."""
+    which, width = draws.T
+    chosen = [np.flatnonzero(np.floor(3 * which) == number) for number in range(3)]  # (b,) each
+    low, high = DEVIATIONS
+    deviation = low + width[chosen[2]] * (high - low)  # (b,)
+    taps = np.exp(-0.5 * (np.arange(-_REACH, _REACH + 1) / deviation[:, None]) ** 2)  # (b, 13)
+    taps /= taps.sum(axis=1, keepdims=True)
+
+    def apply(
+        images: Tensor, grey: Tensor, solarized: Tensor, blurred: Tensor, luma: Tensor, taps: Tensor
+    ) -> Tensor:
+        changed = images
+        for rows, operation, number in (
+            (grey, _greyscale, luma),
+            (solarized, _solarize, luma),
+            (blurred, _blur, taps),
+        ):
+            if len(rows):  # each image depends on its own draws only, so that it is the same in any batch
+                changed = changed.index_copy(0, rows, operation(images.index_select(0, rows), number))
+        return changed
+
+    columns = taps.repeat(channels, axis=0).astype(np.float32)[:, None, :, None]  # (b * C, 1, 13, 1)
+    luma = luma_weights(channels).astype(np.float32)[:, None, None]
+    return Change((*chosen, luma, columns), apply)
+
+
+def luma_weights(channels: int) -> _Floats:
+    """The share of each channel in the luma, (C,); equal ones unless the channels are RGB."""
+    return np.array(_LUMA if channels == 3 else [1 / channels] * channels)
+
+
+def _greyscale(images: Tensor, luma: Tensor) -> Tensor:
+    return (images * luma).sum(dim=1, keepdim=True).expand_as(images)
+
+
+def _solarize(images: Tensor, _: Tensor) -> Tensor:
+    """Invert values above one half: levels from 128 on."""
+    return torch.minimum(images, 1 - images)
+
+
+def _blur(images: Tensor, taps: Tensor) -> Tensor:
+    """Gaussian blur, along columns and then along rows, by taps (B * C, 1, 13, 1) for each channel; the
+    picture's border is repeated outside of it."""
+    channels = images.flatten(0, 1).unsqueeze(0)  # (1, B * C, H, W)
+    padded = F.pad(channels, (_REACH,) * 4, mode="replicate")
+    for kernel in (taps, taps.mT):
+        padded = F.conv2d(padded, kernel, groups=len(taps))
+    return padded.view_as(images).clamp_(0, 1)

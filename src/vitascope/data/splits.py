@@ -13,9 +13,8 @@ import numpy.typing as npt
 
 from vitascope.data.contents import contents_of, first_of_content
 from vitascope.data.decoding import Encoded, ImageSource
-from vitascope.data.draws import bound_sets, draw_share
 from vitascope.data.randomness import epoch_order
-from vitascope.data.targets import ClassSets, Targets
+from vitascope.data.targets import Targets
 from vitascope.errors import UserError, nearest, printable
 from vitascope.formatting import canonical, counted
 
@@ -44,14 +43,10 @@ class LazySources(Sequence[Encoded]):
     def take(self, indices: npt.NDArray[np.int64]) -> Self:
         """Some of the images, in the order given."""
 
-    def order(self, seed: int, epoch: int) -> npt.NDArray[np.int64]:
-        """The order of an epoch: a permutation of range(len(self))."""
-        return epoch_order(seed, epoch, len(self))
-
     def streams(self, seed: int, epoch: int, count: int) -> list[npt.NDArray[np.int64]]:
         """The images of an epoch in orders that different machines can read; one order where images are not
         in shards."""
-        return [self.order(seed, epoch)]
+        return [epoch_order(seed, epoch, len(self))]
 
     @property
     def shard_files(self) -> int:
@@ -131,15 +126,13 @@ class ImageSet:
 
     def order(self, seed: int, epoch: int) -> npt.NDArray[np.int64]:
         """The order of an epoch: a permutation of range(len(self)), a function of seed and epoch."""
-        if isinstance(self.sources, LazySources):
-            return self.sources.order(seed, epoch)
-        return epoch_order(seed, epoch, len(self))
+        return self.streams(seed, epoch, 1)[0]
 
     def streams(self, seed: int, epoch: int, count: int) -> list[npt.NDArray[np.int64]]:
         """The images of an epoch in `count` orders of different shards; one order for files of their own."""
         if isinstance(self.sources, LazySources):
             return self.sources.streams(seed, epoch, count)
-        return [self.order(seed, epoch)]
+        return [epoch_order(seed, epoch, len(self))]
 
     @property
     def shard_files(self) -> int:
@@ -265,7 +258,7 @@ def stratified_split(images: ImageSet, share: float, name: str, seed: int) -> tu
     images = images.identified()
     _check_sizes(images, 2, f"{images.name} and {name}")
     first, targets = first_of_content(images.contents), images.targets
-    if len(images.groups) or isinstance(targets, ClassSets):
+    if len(images.groups) or not (targets is None or targets.exclusive):
         taken = _bound_share(images, first, share, seed)
     else:
         # The first of equal images is drawn, and the others follow it.
@@ -284,13 +277,8 @@ def _bound_share(
     """Whether each image, (N,), is in a share that divides no group and separates no copies."""
     group_of = np.unique(images.groups, return_inverse=True)[1] if len(images.groups) else first
     targets = images.targets
-    if targets is None:
-        labels = np.zeros((len(images), 0), dtype=np.bool_)
-    elif isinstance(targets, ClassSets):
-        labels = targets.labels
-    else:
-        labels = targets.labels[:, None] == np.arange(len(targets.class_names))
-    every_class = not isinstance(targets, ClassSets)
+    labels = np.zeros((len(images), 0), dtype=np.bool_) if targets is None else targets.members
+    every_class = targets is not None and targets.exclusive
     sets = bound_sets(first, group_of)
     for k, column in enumerate(labels.T) if every_class else ():
         if len(np.unique(sets[column])) < 2:
@@ -306,7 +294,7 @@ def _check_sizes(images: ImageSet, needed: int, parts: str) -> None:
     """Reject images, or a class, with too few different ones for some parts."""
     different = np.flatnonzero(first_of_content(images.contents) == np.arange(len(images)))
     counts = [("the data have", len(images), len(different))]
-    if (targets := images.targets) is not None and not isinstance(targets, ClassSets):
+    if (targets := images.targets) is not None and targets.exclusive:
         classes = [f"class {name!r} has" for name in targets.class_names]
         pairs = targets.counts.tolist(), targets.take(different).counts.tolist()
         counts = list(zip(classes, *pairs, strict=True))
@@ -365,3 +353,75 @@ def check_known_classes(found: Sequence[str], known: Sequence[str], where: str) 
 def _some(names: Sequence[str]) -> str:
     """The first of some class names."""
     return printable(", ".join(names[:5]) + (", ..." if len(names) > 5 else ""), 500)
+
+
+def bound_sets(*keys: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """The set of each image, (N,), 0 to G - 1: two images of the same key, in any of the keys (N,), are in
+    the same set, and so are images that a chain of such pairs connects."""
+    from scipy.sparse import coo_array
+    from scipy.sparse.csgraph import connected_components
+
+    N = len(keys[0])
+    columns = np.concatenate(
+        [np.unique(key, return_inverse=True)[1] + N * (1 + n) for n, key in enumerate(keys)]
+    )
+    size = N * (1 + len(keys))
+    edges = coo_array(
+        (np.ones(len(columns), dtype=np.bool_), (np.tile(np.arange(N), len(keys)), columns)), (size, size)
+    )
+    _, sets = connected_components(edges, directed=False)
+    found: npt.NDArray[np.int64] = np.unique(sets[:N], return_inverse=True)[1]
+    return found
+
+
+def draw_share(
+    labels: npt.NDArray[np.bool_],
+    sets: npt.NDArray[np.int64],
+    share: float,
+    generator: np.random.Generator,
+    *,
+    every_class: bool,
+) -> npt.NDArray[np.bool_]:
+    """Draw about a share of N images and of each of their K classes, without dividing a set: bool (N,).
+
+    Sets are taken one by one, those of rare classes first (as in iterative stratification, Sechidis et al.
+    2011), large ones before small ones, in a random order: if each of their classes and the whole are nearer
+    to the share with them; then, in the reverse order, until the whole is as near as a further set could
+    bring it. A class is never drawn completely. The number of images differs from the share by at most half
+    of a set, unless that needs all sets of a class.
+
+    Args:
+        labels: the classes of each image, (N, K).
+        sets: from `bound_sets`, (N,).
+        share: in (0, 1).
+        generator: of the order.
+        every_class: draw at least one set of each class that is in two or more of them.
+    """
+    sizes = np.bincount(sets)  # (G,)
+    counts = np.zeros((len(sizes), labels.shape[1]), dtype=np.int64)  # (G, K)
+    np.add.at(counts, sets, labels)
+    totals = counts.sum(axis=0)
+    wanted, whole = share * totals, share * len(labels)
+    rarest = np.where(counts > 0, totals, len(labels) + 1).min(axis=1, initial=len(labels) + 1)  # (G,)
+    order = np.lexsort((generator.permutation(len(sizes)), -sizes, rarest))
+    taken, drawn, drawn_whole = np.zeros(len(sizes), dtype=np.bool_), np.zeros(len(totals)), 0
+
+    def take(number: int) -> None:
+        nonlocal drawn_whole
+        taken[number] = True
+        drawn[:] += counts[number]
+        drawn_whole += int(sizes[number])
+
+    for k in np.argsort(totals, kind="stable") if every_class else ():
+        having = order[counts[order, k] > 0]
+        if len(having) > 1 and not taken[having].any():
+            take(having[np.argmin(sizes[having])])
+    for numbers, by_class in ((order, True), (order[::-1], False)):
+        for number in numbers:
+            own, size = counts[number], sizes[number]
+            nearer = 2 * (whole - drawn_whole) > size
+            if nearer and by_class:
+                nearer = bool((2 * (wanted - drawn) > own)[own > 0].all())
+            if nearer and not taken[number] and not ((own > 0) & (drawn + own == totals)).any():
+                take(number)
+    return taken[sets]

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from vitascope.data.draws import bound_sets, draw_share
+from vitascope.data.splits import bound_sets, draw_share
 from vitascope.data.targets import ClassIndices, Targets
 from vitascope.errors import UserError
 from vitascope.formatting import counted

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from vitascope.data.targets import ClassIndices, Targets
 from vitascope.model.options import EVEN
 from vitascope.probing.folds import Division
-from vitascope.run.label_pairs import ClassPair, pairs_confused
+from vitascope.run.label_measures import ClassPair, pairs_confused
 from vitascope.run.measures import predicted, worst_pairs
 
 Probabilities = npt.NDArray[np.floating]

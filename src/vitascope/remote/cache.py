@@ -44,7 +44,7 @@ BLOCK = 2**22
 READERS = 16
 """Threads that fetch at once."""
 AHEAD = 256
-"""Objects that `fetched_ahead` fetches before they are taken."""
+"""Objects that `prefetched` fetches before they are taken."""
 PIECE = 2**14
 """Bytes of a block that have a checksum of their own, and are read together."""
 _PORTION = 1 / 64
@@ -151,7 +151,7 @@ class ObjectReader(io.RawIOBase):
         return size
 
 
-def fetched_ahead(
+def prefetched(
     sources: Iterable[T], object_of: Callable[[T], RemoteObject | None]
 ) -> Generator[T, None, None]:
     """The sources, while the objects of the next ones are fetched into the cache; an object that has changed

@@ -13,7 +13,7 @@ from pathlib import Path
 from vitascope.cache import ADVICE, cache_folder
 from vitascope.errors import UserError
 from vitascope.remote.cache import copied
-from vitascope.remote.stores import check_writable, exists, is_url, listed, name_in, upload
+from vitascope.remote.stores import check_writable, exists, is_url, list_folder, name_in, upload
 from vitascope.storage import explaining_failure
 
 
@@ -52,7 +52,9 @@ class Output:
                 shutil.rmtree(self.path.parent, ignore_errors=True)
             self.path.parent.mkdir(parents=True, exist_ok=True)
             if there and not any(self.path.parent.iterdir()):
-                found = [each for each in listed(folder)[0] if name_in(each.url, folder).startswith(name)]
+                found = [
+                    each for each in list_folder(folder)[0] if name_in(each.url, folder).startswith(name)
+                ]
                 shutil.copytree(copied(found, folder), self.path.parent, dirs_exist_ok=True)
 
     def publish(self, reader: object = None) -> None:

@@ -198,8 +198,8 @@ def find_object(url: str) -> RemoteObject | None:
 def exists(url: str) -> bool:
     """Whether an object or a folder has this URL; raises as `find_object`, if the store does not answer."""
     try:
-        _asked(url, lambda files: files.info(files._strip_protocol(url)))
-    except FileNotFoundError:
+        find_object(url)
+    except MissingError:
         return False
     return True
 
@@ -211,14 +211,14 @@ def walk(url: str, depth: int = 0) -> Iterator[RemoteObject]:
     """
     if depth > DEEPEST:
         raise StoreError(f"{url}: more than {DEEPEST} folders in each other: does one of them list itself?")
-    objects, folders = listed(url)
+    objects, folders = list_folder(url)
     yield from objects
     del objects
     for folder in folders:
         yield from walk(folder, depth + 1)
 
 
-def listed(url: str) -> tuple[list[RemoteObject], list[str]]:
+def list_folder(url: str) -> tuple[list[RemoteObject], list[str]]:
     """The objects and the folders in a folder, each by name; raises as `find_object`."""
     url = url.rstrip("/")
 

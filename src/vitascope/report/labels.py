@@ -19,8 +19,9 @@ from vitascope.run.label_measures import (
     ESTIMATES_HEAD,
     LabelScore,
     mistake_confidences,
+    pairs_confused,
+    pairs_together,
 )
-from vitascope.run.label_pairs import pairs_confused, pairs_together
 from vitascope.run.measures import surest
 from vitascope.run.predictions import Predictions
 

@@ -12,9 +12,9 @@ import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from vitascope.arguments import NamesFile, checked, has_type
+from vitascope.arguments import NamesFile, Range, check_value, checked, has_type
 from vitascope.data.datasets import read_data
 from vitascope.data.split_record import Restored, SplitRecord, record_of, restore
 from vitascope.data.splits import ImageSet, Splits
@@ -41,7 +41,7 @@ log = logging.getLogger(__name__)
 
 LARGER_START = "facebook/dinov2-small"
 """A body on the hub that is recommended to start from."""
-_TASKS = ("classify", "masked", "probe")
+_Task = Literal["classify", "masked", "probe"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -223,7 +223,7 @@ class Run:
             UserError: no run there.
         """
         if isinstance(ref, str) and is_url(ref):
-            return cls._find_stored(ref.rstrip("/"))
+            return cls._find_stored(ref), None
         path = Path(ref)
         if str(ref) == "auto":
             found = [cls(config.parent) for config in Path("runs").glob(f"*/{layout.CONFIG}")]
@@ -241,16 +241,14 @@ class Run:
         return cls.open(path), None
 
     @classmethod
-    def _find_stored(cls, url: str) -> tuple[Run, Path | None]:
-        above, _, name = url.rpartition("/")
-        step = layout.step_of(name) if above.endswith(f"/{layout.CHECKPOINTS}") else None
-        run = cls.stored(url if step is None else above.removesuffix(f"/{layout.CHECKPOINTS}"))
+    def _find_stored(cls, url: str) -> Run:
+        run = cls.stored(url)
         assert run.store is not None
-        run.store.fetch(step)
+        run.store.fetch()
         run.check_unfinished()
         if not run.exists:
             raise UserError(f"{run.ref}: not a run folder (it has no {layout.CONFIG})")
-        return run, None if step is None else run.checkpoints / name
+        return run
 
     @property
     def exists(self) -> bool:
@@ -332,23 +330,15 @@ class Run:
         config = self._read(self.config_file, read_yaml)
         if not isinstance(config, dict) or not {"task", "data", "seed"} <= config.keys():
             raise UserError(f"{self.config_file}: not the configuration of a run (no task, data and seed)")
-        task, seed = config["task"], config["seed"]
-        if task not in _TASKS:
-            raise UserError(f"{self.config_file} is broken: task {task!r} is not one of {', '.join(_TASKS)}")
-        if type(seed) is not int or not 0 <= seed < 2**63:
-            raise UserError(f"{self.config_file} is broken: seed {seed!r} is not an integer in [0, 2**63)")
-        for name in traits(TrainConfig, NamesFile):
-            value = config.get(name)
-            if not isinstance(value, str | None) or (name == "data" and value is None):
-                raise UserError(f"{self.config_file} is broken: {name} {value!r} is not text")
-        for name in traits(TrainConfig, SetsLength):
-            value = config.get(name)
-            if value is not None and (type(value) not in (int, float) or value <= 0):
-                raise UserError(f"{self.config_file} is broken: {name} {value!r} is not a positive number")
-        if not has_type(config.get("lengths", ()), tuple[tuple[int, int], ...]):
-            raise UserError(
-                f"{self.config_file} is broken: lengths {config['lengths']!r} are not pairs of steps"
-            )
+        kinds: dict[str, Any] = {"task": _Task, "seed": Annotated[int, Range(ge=0, lt=2**63)]}
+        kinds |= dict.fromkeys(traits(TrainConfig, NamesFile), str | None) | {"data": str}
+        kinds |= dict.fromkeys(traits(TrainConfig, SetsLength), Annotated[float | None, Range(gt=0)])
+        kinds["lengths"] = tuple[tuple[int, int], ...]
+        for name in kinds.keys() & config.keys():
+            try:
+                check_value(name, config[name], kinds[name])
+            except UserError as error:
+                raise UserError(f"{self.config_file} is broken: {error}") from error
         return config
 
     @property

@@ -32,7 +32,7 @@ from vitascope.remote.stores import (
     check_writable,
     exists,
     find_object,
-    listed,
+    list_folder,
     name_in,
     remove,
     upload,
@@ -88,8 +88,8 @@ class StoredRun:
             return True
         return exists(f"{self.url}/{_WRITER}") and not exists(f"{self.url}/{layout.CONFIG}")
 
-    def fetch(self, step: int | None = None) -> None:
-        """Make the local copy as new as the store, with its newest complete checkpoint, or that of a step.
+    def fetch(self) -> None:
+        """Make the local copy as new as the store, with its newest complete checkpoint.
 
         A copy whose newest checkpoint is as new stays as it is. Processes of a machine wait for each other.
         A run that is changed meanwhile is fetched again, after a `claim`, so that whoever writes it stops.
@@ -103,15 +103,15 @@ class StoredRun:
             with locked(self.path.parent / layout.LOCK, wait=True):
                 for attempt in range(ATTEMPTS):
                     try:
-                        return self._fetch(step)
+                        return self._fetch()
                     except (ChangedError, MissingError) as error:
                         if attempt == ATTEMPTS - 1:
                             raise StoreError(f"{self.url}: {error}; it is written elsewhere") from error
                     self.claim()
                     time.sleep(PAUSE * 2**attempt)
 
-    def _fetch(self, step: int | None) -> None:
-        objects, folders = ([], []) if self.is_new() else listed(self.url)
+    def _fetch(self) -> None:
+        objects, folders = ([], []) if self.is_new() else list_folder(self.url)
         files = {name_in(each.url, self.url): each for each in objects}
         if layout.CONFIG not in files:
             return
@@ -121,7 +121,7 @@ class StoredRun:
         if layout.is_run(self.path):
             self._check_same(files.get(layout.ENVIRONMENT))
         checkpoints = f"{self.url}/{layout.CHECKPOINTS}"
-        saved = listed(checkpoints)[1] if checkpoints in folders else []
+        saved = list_folder(checkpoints)[1] if checkpoints in folders else []
         complete = dict(self._complete_steps(saved))
         local = self._local_steps()
         for each in local & complete.keys():
@@ -129,21 +129,13 @@ class StoredRun:
             if (self.path / folder / layout.MANIFEST).read_bytes() == complete[each]:
                 self._note(name for name in self._names() if name.startswith(f"{folder}/"))
         newest = max(complete, default=-1)
-        if layout.is_run(self.path) and (
-            step in local if step is not None else max(local, default=-1) >= newest
-        ):
+        if layout.is_run(self.path) and max(local, default=-1) >= newest:
             return
-        if step is None:
-            step = newest if complete else None
-        elif step not in complete:
-            raise UserError(
-                f"{self.url}/{layout.CHECKPOINTS}/{layout.step_name(step)}: not a complete checkpoint"
-            )
         for model in saved:
             if layout.step_of(model.rpartition("/")[2]) is None:
                 files |= {name_in(each.url, self.url): each for each in walk(model)}
-        if step is not None:
-            files |= self._files_of(step, complete[step])
+        if complete:
+            files |= self._files_of(newest, complete[newest])
         self._replace(files)
 
     def _check_same(self, environment: RemoteObject | None) -> None:
@@ -166,7 +158,7 @@ class StoredRun:
                 yield step, fetched(f"{folder}/{layout.MANIFEST}")
 
     def _files_of(self, step: int, manifest: bytes) -> dict[str, RemoteObject]:
-        """The files of a checkpoint, as its manifest lists them: `listed` leaves out hidden ones."""
+        """The files of a checkpoint, as its manifest lists them: `list_folder` leaves out hidden ones."""
         folder = f"{layout.CHECKPOINTS}/{layout.step_name(step)}"
         try:
             names = [str(name) for name in json.loads(manifest)["files"]]

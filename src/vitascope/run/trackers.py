@@ -6,18 +6,16 @@ import dataclasses
 import importlib.util
 import logging
 import os
-import queue
-import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
-from functools import partial
-from typing import Any, TypeVar
+from concurrent.futures import Future, wait
+from typing import Any
 
 from vitascope.errors import UserError, check_choice
+from vitascope.network import Threads
 
 log = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 PROJECT = "vitascope"
 """Project in Trackio and W&B, unless their environment variables name another."""
@@ -100,8 +98,8 @@ class Tracker:
         config: the options of the run.
         run_id: the tracker's run to continue; None for a new one.
 
-    Its library runs in one thread: MLflow knows the active run of a thread only. It is a daemon thread with a
-    time limit, so that a library that hangs holds up neither the training nor the end of the process.
+    Its library runs in one thread: MLflow knows the active run of a thread only. Neither the training nor the
+    end of the process waits for a library that hangs.
 
     A failure of the tracker is one warning, and it gets nothing any more. A new run that cannot start is a
     `UserError`.
@@ -110,83 +108,56 @@ class Tracker:
     def __init__(self, tracker: str, name: str, config: Mapping[str, Any], run_id: str | None) -> None:
         check_tracker(tracker)
         self.name, self.run_id = tracker, run_id
-        self._records: queue.Queue[tuple[dict[str, float], int] | int] = queue.Queue(MOST_WAITING)
-        self._began: float | None = None  # when the thread's present call into the library began
-        self._failure = ""
-        self._hangs = self._warned = False
-        self._started, self._ended = threading.Event(), threading.Event()
-
-        start = partial(TRACKERS[tracker], name, dict(config), run_id)
-        threading.Thread(target=self._follow, args=(start,), name=f"tracker {tracker}", daemon=True).start()
-        if not self._started.wait(START_LIMIT):
-            self._give_up(START_LIMIT)
+        self._failure, self._hangs = "", False
+        self._thread = Threads(1)
+        self._calls: deque[Future[Any]] = deque()  # into the library, that have not ended, as far as is known
+        self._since = 0.0  # when the first of them began, or earlier
+        start = self._thread.submit(TRACKERS[tracker], name, dict(config), run_id)
+        self._take(start, START_LIMIT, START_LIMIT, warn=run_id is not None)
         if self._failure and run_id is None:
             raise UserError(f"{self._failure}; train without a tracker, or set it up")
-        self._warn()
+        self._run = None if self._failure else start.result()
+        self.run_id = run_id if self._run is None else self._run.run_id
 
     def log(self, values: dict[str, float], step: int) -> None:
         """Pass numbers by name on to the tracker; waits only if it is far behind."""
-        if (began := self._began) is not None and time.monotonic() - began > LIMIT:
-            self._give_up(LIMIT)
-        if not self._failure:
-            self._put((values, step))
-        self._warn()
+        if self._failure or self._run is None:
+            return
+        if not self._calls:
+            self._since = time.monotonic()
+        self._calls.append(self._thread.submit(self._run.log, values, step))
+        while self._calls and not self._failure:
+            left = self._since + LIMIT - time.monotonic()
+            if not self._calls[0].done() and left > 0 and len(self._calls) <= MOST_WAITING:
+                break
+            self._take(self._calls.popleft(), left)
+            self._since = time.monotonic()
 
     def finish(self, exit_code: int) -> None:
         """End the tracker's run, after all that it was given: with 0 as finished, otherwise as failed."""
-        if not self._hangs:
-            self._put(exit_code)
-        if not self._hangs and not self._ended.wait(LIMIT):
-            self._give_up(LIMIT)
-        self._warn()
+        if self._run is not None and not self._hangs:
+            until = time.monotonic() + LIMIT
+            for call in (*self._calls, self._thread.submit(self._run.finish, exit_code)):
+                self._take(call, until - time.monotonic())
+        self._thread.close()
 
-    def _put(self, record: tuple[dict[str, float], int] | int) -> None:
-        try:
-            self._records.put(record, timeout=LIMIT)
-        except queue.Full:
-            self._give_up(LIMIT)
-
-    def _give_up(self, seconds: float) -> None:
-        self._hangs = True
-        self._failure = self._failure or f"the tracker {self.name} failed: no answer within {seconds:g} s"
-
-    def _warn(self) -> None:
-        if self._failure and not self._warned:
-            self._warned = True
-            log.warning("%s; it gets no more metrics of this run, which continues", self._failure)
-
-    def _follow(self, start: Callable[[], TrackedRun]) -> None:
-        """The thread's program: start the run, log every record until one fails, end the run."""
-        run = self._call(start)
-        if run is not None:
-            self.run_id = run.run_id
-        self._started.set()
-        while run is not None and not self._hangs:
-            record = self._records.get()
-            if isinstance(record, int):
-                self._call(partial(run.finish, record))
-                break
-            if not self._failure:
-                self._call(partial(run.log, *record))
-        self._ended.set()
-
-    def _call(self, call: Callable[[], T]) -> T | None:
-        """The result of a call into the library; None if it fails."""
-        self._began = time.monotonic()
-        try:
-            return call()
-        except BaseException as error:  # noqa: BLE001 - whatever it raises, SystemExit too, is a failure of it
-            self._failure = self._failure or f"the tracker {self.name} failed: {_described(error)}"
-            return None
-        finally:
-            self._began = None
+    def _take(
+        self, call: Future[Any], seconds: float, limit: float | None = None, *, warn: bool = True
+    ) -> None:
+        """Wait for a call; the first one that fails, or takes longer, is the last."""
+        wait([call], max(0.0, seconds))
+        if call.done() and call.exception() is None:
+            return
+        error = call.exception() if call.done() else None
+        self._hangs = error is None
+        if self._hangs:
+            self._thread.close()
+        if not self._failure:
+            reason = f"no answer within {limit or LIMIT:g} s" if error is None else _described(error)
+            self._failure = f"the tracker {self.name} failed: {reason}"
+            if warn:
+                log.warning("%s; it gets no more metrics of this run, which continues", self._failure)
 
 
 def _described(error: BaseException) -> str:
-    """The type and the message of an exception, whose own method may fail."""
-    kind = type(error).__name__
-    try:
-        reason = " ".join(str(error).split())[:300]
-    except BaseException as other:  # noqa: BLE001 - as above
-        return f"{kind}, whose message cannot be printed ({type(other).__name__})"
-    return f"{kind}: {reason}".removesuffix(": ")
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}".removesuffix(": ")

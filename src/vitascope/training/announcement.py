@@ -8,8 +8,7 @@ import logging
 import numpy as np
 from torch import nn
 
-from vitascope.data.copies import find_copies
-from vitascope.data.datasets import class_counts, described, sampled_sizes
+from vitascope.data.datasets import class_counts, described, find_copies, sampled_sizes
 from vitascope.data.splits import ImageSet, Splits, absent_classes
 from vitascope.errors import printable
 from vitascope.formatting import counted

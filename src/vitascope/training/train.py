@@ -36,7 +36,6 @@ from vitascope.model.vision_model import VisionModel, build
 from vitascope.model.vit import VisionTransformer
 from vitascope.options.recipes import BUILT_IN, FEW_TO_START, GROUP_OF, Asked, TrainConfig
 from vitascope.remote.stores import is_url
-from vitascope.run import layout
 from vitascope.run.layout import DATA, has_model
 from vitascope.run.run import Run, RunData, lasting_paths, new_run
 from vitascope.run.trackers import check_tracker
@@ -177,7 +176,8 @@ def resume(
 
     Args:
         run: a run folder or its URL, for its newest valid checkpoint, or its start if it has none; one of
-            its checkpoints, `RUN/checkpoints/step-N`; or `auto` for the newest unfinished run in runs/.
+            the checkpoints of a local run, `RUN/checkpoints/step-N`; or `auto` for the newest unfinished run
+            in runs/.
         missing: `skip` resumes the run without the images that are missing or changed, from now on; `error`
             rejects data in which there are any.
         **execution: changes of execution options, such as `device="cuda"`.
@@ -198,17 +198,17 @@ def resume(
     if distributed.by_first(lambda: launch.begun) is not None:
         checkpoint = None  # restarted by torchrun: the newest checkpoint is of this launch
     distributed.by_first(lambda: launch.note(found))
-    distributed.by_first(lambda: _take_over(found, checkpoint))
+    distributed.by_first(lambda: _take_over(found))
     return _continue(found, checkpoint, config, device, missing=missing, started=started)
 
 
-def _take_over(run: Run, checkpoint: Path | None) -> None:
+def _take_over(run: Run) -> None:
     """Become the writer of a run in a store, and only then fetch what it has: another writer stops."""
     if run.store is None:
         return
     with run.lock():  # which no process of this machine holds
         run.store.claim()
-    run.store.fetch(None if checkpoint is None else layout.step_of(checkpoint.name))
+    run.store.fetch()
     run.check_unfinished()
 
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from vitascope.remote.cache import copied
-from vitascope.remote.stores import RemoteObject, find_object, is_url, listed, walk
+from vitascope.remote.stores import RemoteObject, find_object, is_url, list_folder, walk
 from vitascope.run import layout
 from vitascope.weights.files import shard_files
 from vitascope.weights.hub import FILE_ENDINGS, INDEX, OPEN_CLIP_CONFIG, SETTINGS, weights_name
@@ -40,8 +40,8 @@ def _copied(url: str) -> Path:
     found = find_object(url)
     folder, _, name = url.rpartition("/")
     if found is not None:
-        return copied([found, *_settings_of(found, listed(folder)[0])], folder) / name
-    objects, folders = listed(url)
+        return copied([found, *_settings_of(found, list_folder(folder)[0])], folder) / name
+    objects, folders = list_folder(url)
     model = f"{url}/{layout.MODEL}"
     if any(_name(each) == layout.CONFIG for each in objects):
         objects += walk(model) if model in folders else []

@@ -10,9 +10,7 @@ import pytest
 
 from tests.data import splits_of
 from vitascope.data.datasets import class_counts, open_data, open_for_evaluation
-from vitascope.data.formats import idx
 from vitascope.data.formats.idx import FASHION_NAMES, Idx, read_idx
-from vitascope.data.preprocess import Preprocess
 from vitascope.errors import UserError
 
 
@@ -53,19 +51,6 @@ def test_every_usual_file_name_is_read(tmp_path: Path, packed: bool, dots: bool)
         for source, label in zip(s.sources, s.labels, strict=True)
     }
     assert found == {source.tobytes(): index % 10 for index, source in enumerate(pixels(60, 60))}
-
-
-def test_pictures_are_accepted_by_preprocessing(tmp_path: Path) -> None:
-    source = splits_of(Idx(), str(write_set(tmp_path / "d")), seed=0).measured.sources[3]
-    result = Preprocess(image_size=(6, 5), channels=1, mean=(0.5,), std=(0.5,)).pixels(source)
-    np.testing.assert_array_equal(result[0], pixels(10, 10)[3])
-
-
-def test_split_depends_on_the_seed(tmp_path: Path) -> None:
-    root = write_set(tmp_path / "d")
-    first, again, other = (np.stack(splits_of(Idx(), str(root), seed=seed).val.sources) for seed in (0, 0, 1))
-    np.testing.assert_array_equal(first, again)
-    assert not np.array_equal(first, other)
 
 
 @pytest.mark.parametrize("folder", ["Fashion-MNIST", "FashionMNIST/raw"])
@@ -133,14 +118,6 @@ def test_no_more_is_unpacked_than_the_header_declares(tmp_path: Path) -> None:
         read_idx(path, 3)
     assert tracemalloc.get_traced_memory()[1] < 2**20
     tracemalloc.stop()
-
-
-def test_a_declared_size_above_the_limit_is_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(idx, "MAX_BYTES", 89)
-    path = tmp_path / "x-idx3-ubyte"
-    path.write_bytes(GOOD)
-    with pytest.raises(UserError, match=r"declares 90 bytes .* but can have 89"):
-        read_idx(path, 3)
 
 
 @pytest.mark.parametrize(

@@ -18,11 +18,9 @@ from vitascope.data.datasets import (
     class_counts,
     described,
     open_data,
-    open_for_evaluation,
     open_pictures,
     read_data,
 )
-from vitascope.data.formats import table_paths
 from vitascope.data.pack import pack
 from vitascope.data.split_record import record_of, restore
 from vitascope.data.splits import Splits
@@ -175,12 +173,6 @@ def test_file_that_is_no_table_is_one_line(tmp_path: Path, name: str, content: b
     assert str(tmp_path / name) in str(raised.value)
 
 
-def test_folder_with_the_name_of_a_table_is_a_folder(tmp_path: Path) -> None:
-    (tmp_path / "a.csv").mkdir()
-    with pytest.raises(UserError, match=r"a\.csv: no images in class folders; expected .*a\.csv/<class>"):
-        open_data(str(tmp_path / "a.csv"))
-
-
 def test_keys_of_some_rows_are_columns_with_empty_cells(photos: Path) -> None:
     rows = [row | {f"k{number}": 1} for number, row in enumerate(rows_of(photos))]
     del rows[0]["label"], rows[-1]["label"]
@@ -193,12 +185,6 @@ def test_parquet_with_pictures_names_the_folder_that_is_read(tmp_path: Path) -> 
     write_parquet(tmp_path / "a.parquet", [{"image": {"bytes": b"x", "path": None}, "label": 1}])
     with pytest.raises(UserError, match=r"'image' has pictures.*folder.*Hugging Face"):
         open_data(str(tmp_path / "a.parquet"))
-
-
-def test_missing_table_is_named_with_the_nearest(photos: Path) -> None:
-    opened(photos, rows_of(photos))
-    with pytest.raises(UserError, match=r"label\.csv: no such file; nearest: .*labels\.csv"):
-        open_data(str(photos / "label.csv"))
 
 
 # --- columns
@@ -252,15 +238,6 @@ def test_table_without_a_column_of_images_or_labels_names_the_columns(photos: Pa
     assert_refused(
         photos, [{"path": row["path"], "b": "x"} for row in rows], "no labelled images.*unused: b; name"
     )
-
-
-def test_thousands_of_columns_are_read_and_not_listed(photos: Path) -> None:
-    more = {f"c{number}": "x" for number in range(3000)} | {
-        f"a longer name {number}": 1 for number in range(10_000)
-    }
-    splits = opened(photos, [row | more for row in rows_of(photos)])
-    assert_like_the_folder(splits, photos)
-    assert described(splits)[-1].endswith("; unused: c0, c1, c2, c3, c4, c5, c6, c7 and 12,992 others")
 
 
 @pytest.mark.parametrize(
@@ -332,25 +309,6 @@ def test_missing_files_are_counted_and_the_first_are_named(photos: Path) -> None
     assert_refused(photos, rows, line + str(photos))
 
 
-@pytest.mark.parametrize("root", ["/home/another/", "C:\\Users\\another\\"])
-def test_absolute_paths_of_another_machine_are_explained(photos: Path, root: str) -> None:
-    rows = [row | {"path": root + row["path"]} for row in rows_of(photos)]
-    assert_refused(
-        photos, rows, "22 of 22 images do not exist: .*absolute, perhaps of another machine: write them rel"
-    )
-
-
-def test_each_name_without_suffix_is_looked_up_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    cells = [str(number) for number in range(200)]
-    for cell in cells:
-        (tmp_path / f"{cell}.png").touch()
-    calls: list[str] = []
-    monkeypatch.setattr(table_paths, "canonical", lambda name: calls.append(name) or name)
-    found, _ = table_paths.located(cells, tmp_path / "t.csv", None)
-    assert found == [str(tmp_path / f"{cell}.png") for cell in cells]
-    assert len(calls) <= 2 * len(cells)  # not once for each pair of a row and a file
-
-
 def test_name_without_suffix_of_several_files_is_refused(tmp_path: Path) -> None:
     for name in ("a.png", "a.bmp", "b.png"):
         write_picture(tmp_path / name)
@@ -366,11 +324,6 @@ def test_what_is_no_file_is_missing(photos: Path) -> None:
     rows = [{"path": name, "label": "cat"} for name in ("pipe.png", "broken.png", "photos")]
     line = r"3 of 25 images do not exist: pipe\.png, broken\.png, photos; searched in "
     assert_refused(photos, [*rows_of(photos), *rows], line)
-
-
-def test_rows_without_an_image_are_refused(photos: Path) -> None:
-    rows = [*rows_of(photos), {"path": "", "label": "cat"}]
-    assert_refused(photos, rows, "1 row without an image; the first is row 23")
 
 
 def test_repeated_images_count_once_unless_they_differ(photos: Path) -> None:
@@ -410,13 +363,6 @@ def test_lists_are_recognized(photos: Path, form: str) -> None:
     if form == "csv":
         rows = [row | {"label": json.dumps(row["label"])} for row in rows]
     assert several(opened(photos, rows, f"lists.{form}")) == {"cat": 9, "dog": 12, "small": 11}
-
-
-def test_lists_that_pandas_writes_are_read(photos: Path) -> None:
-    rows = labelled(photos, lambda n, name: str([name, "small"] if n % 2 else [name]))
-    assert several(opened(photos, rows)) == {"cat": 10, "dog": 12, "small": 11}
-    rows[0]["label"] = "[cat]"
-    assert_refused(photos, rows, r"label: '\[cat\]' is not a list in JSON")
 
 
 @pytest.mark.parametrize("form", ["jsonl", "parquet"])
@@ -546,10 +492,6 @@ def test_labels_that_cannot_be_learned_are_refused(
     assert_refused(photos, labelled(photos, label), line)
 
 
-def test_numbers_of_classes_are_classes(photos: Path) -> None:
-    assert opened(photos, labelled(photos, lambda n, name: n % 3)).train.class_names == ("0", "1", "2")
-
-
 # --- splits and groups
 
 
@@ -601,13 +543,6 @@ def test_groups_are_in_one_part(photos: Path) -> None:
 
 
 # --- other functions
-
-
-def test_table_is_measured_and_shown(photos: Path) -> None:
-    path = str(write_csv(photos / "measured.csv", rows_of(photos)))
-    images = open_for_evaluation(path, ("dog", "owl", "cat"))
-    assert class_counts(images) == {"dog": 12, "owl": 0, "cat": 10}
-    assert open_pictures(path) == list(images.sources)
 
 
 def test_several_labels_are_not_packed(photos: Path, tmp_path: Path) -> None:

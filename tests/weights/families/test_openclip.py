@@ -289,7 +289,7 @@ def test_vision_models_that_are_not_read_are_rejected(
     [
         ([0.5], r"preprocess_cfg \[0.5\] in open_clip_config.json is no object"),
         ({"mean": 0.5}, "mean 0.5 in preprocess_cfg is not a list"),
-        ({"mean": ["a"]}, "mean is a list of numbers, not"),
+        ({"mean": ["a"]}, "mean must be a list of numbers, not"),
         ({"size": "32"}, "size '32' in preprocess_cfg is not a number or a list"),
         ({"size": ["a"]}, r"preprocess_cfg: \['a'\] is not a size"),
         ({"resize_mode": []}, r"resize_mode \[\] in preprocess_cfg is not a text"),

@@ -6,6 +6,7 @@ Archives are read member by member, in place.
 from __future__ import annotations
 
 import dataclasses
+import pickle
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any, TypeAlias
@@ -14,12 +15,12 @@ import numpy as np
 import numpy.typing as npt
 
 from vitascope.data.decoding import ImageSource
+from vitascope.data.formats.archive import archive_errors, is_tar, open_tar, reject, tar_content, tar_members
 from vitascope.data.formats.format import DataFormat
-from vitascope.data.formats.pickled_arrays import read_pickle
 from vitascope.data.splits import ImageSet, Inventory
 from vitascope.data.targets import ClassIndices
-from vitascope.data.tars import archive_errors, is_tar, open_tar, reject, tar_content, tar_members
 from vitascope.errors import UserError
+from vitascope.pickles import load_pickle
 
 PIXELS = 3 * 32 * 32
 """Bytes of an image: the red plane, row by row, then the green, then the blue one."""
@@ -176,17 +177,15 @@ def _read_batch(form: _Form, content: bytes, where: str) -> _Batch:
 def _from_pickle(form: _Form, content: bytes, where: str) -> _Batch:
     values = read_pickle(content, where)
     pixels, labels = values.get("data"), values.get(form.labels_key)
-    if not (isinstance(pixels, np.ndarray) and pixels.dtype == np.uint8 and pixels.shape[1:] == (PIXELS,)):
-        found = f"{pixels.dtype} {pixels.shape}" if isinstance(pixels, np.ndarray) else type(pixels).__name__
+    if not (isinstance(pixels, np.ndarray) and pixels.shape[1:] == (PIXELS,)):
+        found = f"uint8 {pixels.shape}" if isinstance(pixels, np.ndarray) else type(pixels).__name__
         raise UserError(f"{where}: 'data' must be uint8 (N, {PIXELS}), not {found}")
-    if isinstance(labels, list) and all(type(label) is int and abs(label) < 2**31 for label in labels):
-        labels = np.array(labels, dtype=np.int64)
-    if not (isinstance(labels, np.ndarray) and labels.shape == pixels.shape[:1] != (0,)):
-        count = len(labels) if isinstance(labels, list | np.ndarray) else "no"
+    known = labels if isinstance(labels, list) else []
+    if len(known) != len(pixels) or not known or any(type(k) is not int or abs(k) >= 2**31 for k in known):
         raise UserError(
-            f"{where}: {len(pixels)} images need as many integers in {form.labels_key!r}, there are {count}"
+            f"{where}: {len(pixels)} images need as many integers in {form.labels_key!r}, not {len(known)}"
         )
-    return pixels, labels.astype(np.int64)
+    return pixels, np.array(known, dtype=np.int64)
 
 
 def _read_names(form: _Form, content: bytes, where: str) -> tuple[str, ...]:
@@ -200,3 +199,75 @@ def _read_names(form: _Form, content: bytes, where: str) -> tuple[str, ...]:
     if len(names) != form.classes or len(set(names)) != form.classes:
         raise UserError(f"{where}: {len(set(names))} different class names, not {form.classes}")
     return names
+
+
+MAX_TUPLES = 100
+"""Pickling an array takes six or seven."""
+
+
+def read_pickle(content: bytes, name: str) -> dict[str, Any]:
+    """A pickled dictionary of numbers, texts, bytes, lists, tuples and arrays of bytes (read-only), written
+    by Python 2 or 3, up to protocol 4; keys that are bytes become text. `name` stands in messages."""
+    try:
+        values = load_pickle(content, _ADMITTED.get, max_tuples=MAX_TUPLES)
+        if not isinstance(values, dict):
+            raise pickle.UnpicklingError(f"it contains a {type(values).__name__}, not a dictionary")
+    except (pickle.UnpicklingError, ValueError) as error:
+        raise UserError(f"{name}: rejected: {error}") from error
+    return {
+        key.decode("latin-1") if isinstance(key, bytes) else str(key): (
+            value.values if isinstance(value, _Array) else value
+        )
+        for key, value in values.items()
+    }
+
+
+class _StandIn:
+    """A stand-in for a function of NumPy's, without attributes to change."""
+
+    __slots__ = ("_make",)
+
+    def __init__(self, make: Any) -> None:
+        self._make = make
+
+    def __call__(self, *arguments: Any) -> Any:
+        return self._make(*arguments)
+
+    def __setstate__(self, state: Any) -> None:
+        raise ValueError("a function has no state")
+
+
+class _Kind:
+    """A stand-in for a NumPy dtype; that of bytes has no byte order."""
+
+    def __init__(self, name: Any, *_: Any) -> None:
+        if name != "u1":
+            raise ValueError(f"an array of {str(name)[:40]!r}, not of bytes")
+
+    def __setstate__(self, state: Any) -> None:
+        pass
+
+
+class _Array:
+    """A stand-in for a NumPy array, which `__setstate__` fills with bytes that the pickle contains."""
+
+    values: npt.NDArray[np.uint8] | None = None
+
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        _, shape, kind, fortran, content = state
+        if isinstance(content, str):  # bytes of Python 2
+            content = content.encode("latin-1")
+        if not isinstance(content, bytes) or not isinstance(kind, _Kind) or fortran:
+            raise ValueError("an array without type or content, or column by column")
+        self.values = np.frombuffer(content, np.uint8).reshape(shape)
+
+
+_MADE = _StandIn(lambda *_: _Array())  # the arguments are a placeholder's: class, shape (0,), type "b"
+_ADMITTED = {
+    "numpy.core.multiarray._reconstruct": _MADE,  # NumPy 1
+    "numpy._core.multiarray._reconstruct": _MADE,
+    "numpy.ndarray": _StandIn(None),
+    "numpy.dtype": _StandIn(_Kind),
+    "_codecs.encode": _StandIn(lambda text, encoding: text.encode("latin-1")),  # bytes, up to protocol 2
+}
+"""The names in a pickled array of bytes."""

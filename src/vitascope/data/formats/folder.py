@@ -5,19 +5,19 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from vitascope.data.formats.format import DataFormat
-from vitascope.data.formats.names import classes_in_names
 from vitascope.data.listing import is_image, is_system_folder, suffix_of, visible_files
 from vitascope.data.splits import ImageSet, Inventory
 from vitascope.data.table_options import TABLE_SUFFIXES
 from vitascope.data.targets import ClassIndices
 from vitascope.errors import UserError
 from vitascope.formatting import canonical, counted, listed
+from vitascope.remote.paths import StorePath
 
 SPLIT_FOLDERS = {
     "train": ("train", "training", "trainval"),
@@ -62,49 +62,55 @@ class Folder(DataFormat):
         return os.path.isdir(data)
 
     def read(self, data: str) -> Inventory:
-        root, depth = Path(data), len(Path(data).parts)
-        images: list[Path] = []
-        others: list[Path] = []
-        unlisted: dict[str, OSError] = {}
-        system: list[str] = []
-        entries = visible_files(
-            root, lambda folder, error: unlisted.update({folder: error}), skipped=system.append
+        return read_folder(Path(data))
+
+
+def read_folder(root: Path) -> Inventory:
+    """The images of a folder, which may be a `StorePath`."""
+    depth = len(root.parts)
+    images: list[Path] = []
+    others: list[Path] = []
+    unlisted: dict[str, OSError] = {}
+    system: list[str] = []
+    entries = visible_files(
+        root, lambda folder, error: unlisted.update({folder: error}), skipped=system.append
+    )
+    for entry in entries:
+        path = entry if isinstance(entry, StorePath) else Path(entry.path)
+        (images if is_image(entry) else others).append(path)
+    splits = _splits(root, Counter(path.parts[depth:-1][:2] for path in images))
+    classes: dict[str, dict[str, list[Path]]] = {split: {} for split in splits.values() or ("all",)}
+    for path in sorted(images):
+        split, folder = _place(path.parts[depth:], splits)
+        classes.setdefault(split, {}).setdefault(folder, []).append(path)
+    notes, unlabelled = _sort_by_names(classes)
+    tables = [path for path in others if path.parent == root and suffix_of(path.name) in TABLE_SUFFIXES]
+    if tables:
+        unlabelled = f"if {tables[0]} has the classes, give it as the data"
+    kinds: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)  # of other files, by their place
+    for path in others:
+        kinds[_place(path.parts[depth:], splits)][suffix_of(path.name)] += 1
+    sets = [found for split in classes for found in _image_sets(split, classes[split])]
+    without = [
+        f"the folder {folder.relative_to(root)}, which contains no image "
+        f"({', '.join(_listed(kinds[split, canonical(folder.name)])) or 'it is empty'})"
+        for place, split in [(root / name, split) for name, split in splits.items()] or [(root, "all")]
+        for folder in _visible_folders(place)
+        if canonical(folder.name) not in classes[split]
+    ]
+    without += [
+        f"the folder {Path(folder).relative_to(root)}, which cannot be listed ({error.strerror or error})"
+        for folder, error in unlisted.items()
+    ]
+    without += _outside(images, depth, splits)
+    if system:
+        names = sorted({Path(folder).name for folder in system})
+        count = sum(len(files) for folder in system for _, _, files in os.walk(folder))
+        without.append(
+            f"{counted(count, 'file')} in {counted(len(system), 'system folder')}: {listed(names)}"
         )
-        for entry in entries:
-            (images if is_image(entry) else others).append(Path(entry.path))
-        splits = _splits(root, Counter(path.parts[depth:-1][:2] for path in images))
-        classes: dict[str, dict[str, list[Path]]] = {split: {} for split in splits.values() or ("all",)}
-        for path in sorted(images):
-            split, folder = _place(path.parts[depth:], splits)
-            classes.setdefault(split, {}).setdefault(folder, []).append(path)
-        notes, unlabelled = _sort_by_names(classes)
-        tables = [path for path in others if path.parent == root and suffix_of(path.name) in TABLE_SUFFIXES]
-        if tables:
-            unlabelled = f"if {tables[0]} has the classes, give it as the data"
-        kinds: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)  # of other files, by their place
-        for path in others:
-            kinds[_place(path.parts[depth:], splits)][suffix_of(path.name)] += 1
-        sets = [found for split in classes for found in _image_sets(split, classes[split])]
-        without = [
-            f"the folder {folder.relative_to(root)}, which contains no image "
-            f"({', '.join(_listed(kinds[split, canonical(folder.name)])) or 'it is empty'})"
-            for place, split in [(root / name, split) for name, split in splits.items()] or [(root, "all")]
-            for folder in _visible_folders(place)
-            if canonical(folder.name) not in classes[split]
-        ]
-        without += [
-            f"the folder {Path(folder).relative_to(root)}, which cannot be listed ({error.strerror or error})"
-            for folder, error in unlisted.items()
-        ]
-        without += _outside(images, depth, splits)
-        if system:
-            names = sorted({Path(folder).name for folder in system})
-            count = sum(len(files) for folder in system for _, _, files in os.walk(folder))
-            without.append(
-                f"{counted(count, 'file')} in {counted(len(system), 'system folder')}: {listed(names)}"
-            )
-        unused = _listed(sum(kinds.values(), Counter()))
-        return Inventory(tuple(sets), 3, root, (*unused, *without), notes, unlabelled)
+    unused = _listed(sum(kinds.values(), Counter()))
+    return Inventory(tuple(sets), 3, root, (*unused, *without), notes, unlabelled)
 
 
 class FolderStream:
@@ -303,3 +309,53 @@ def has_class_folders(folder: Path) -> bool:
 def _visible(folder: Path, suffixes: tuple[str, ...]) -> list[Path]:
     files = folder.iterdir() if folder.is_dir() else ()
     return sorted(p for p in files if p.suffix in suffixes and p.name[0] != "." and p.is_file())
+
+
+_RULE = re.compile(r"(?P<label>[^\W\d_].*?)[ ._-]*\(?\d+\)?")
+_NO_CLASSES = {
+    *("img", "image", "images", "dsc", "dscn", "dscf", "dscfn", "dcim", "pxl", "mvimg", "gopr", "vid"),
+    *("photo", "picture", "pic", "scan", "screenshot", "frame", "file", "untitled", "whatsapp"),
+}
+"""First words of the names that cameras, phones and other programs give."""
+_FEWEST, _PER_CLASS = 2, 4
+
+
+def classes_in_names(
+    paths: Sequence[Path], known: Collection[str] | None = None
+) -> dict[str, list[Path]] | str:
+    """The paths by the classes in their names, sorted; or the reason why the rule is not plain.
+
+    Every name has a class and then a number, no class is the name of a camera, and there are at least two
+    classes, of at least two images each and four on average; or all classes are `known`.
+    """
+    matches = {path: _RULE.fullmatch(path.stem) for path in paths}
+    if without := [path.name for path, match in matches.items() if match is None]:
+        return (
+            f"{len(without):,} of {len(paths):,} names have no class and number, as cat.1.jpg has: "
+            f"{listed(without)}"
+        )
+    classes: dict[str, list[Path]] = {}
+    for path, match in matches.items():
+        assert match is not None
+        classes.setdefault(match["label"], []).append(path)
+    names = sorted(classes)
+    if known is not None:
+        others = [name for name in names if name not in known]
+        return f"{listed(others)} are no classes of train" if others else {n: classes[n] for n in names}
+    if programs := [name for name in names if _first_word(name) in _NO_CLASSES]:
+        return f"their names are those that cameras and programs give: {listed(programs)}"
+    if len(names) < 2:
+        return f"their names have only one class, {names[0]!r}"
+    if len({name.casefold() for name in names}) < len(names):
+        return f"the classes in their names differ in case only: {listed(names)}"
+    few = [name for name in names if len(classes[name]) < _FEWEST]
+    if few or len(paths) < _PER_CLASS * len(names):
+        return (
+            f"{len(names):,} different words before the numbers in {len(paths):,} names are too many to be "
+            f"classes: {listed(few or names)}"
+        )
+    return {name: classes[name] for name in names}
+
+
+def _first_word(name: str) -> str:
+    return re.split(r"[\W\d_]", name, maxsplit=1)[0].lower()

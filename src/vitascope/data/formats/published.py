@@ -1,13 +1,79 @@
-"""Data sets that are downloaded by name."""
+"""Data sets that are downloaded by name: resumed, retried, from several addresses, checked, then renamed."""
 
 from __future__ import annotations
 
+import dataclasses
+import hashlib
 import os
+import sys
 from pathlib import Path
 
-from vitascope.cache import cache_folder
-from vitascope.data.download import Published, fetch
+from vitascope.cache import cache_folder, local_failure, writing_to_cache
 from vitascope.data.formats.format import DataPackage
+from vitascope.errors import UserError
+from vitascope.network import client_errors
+from vitascope.storage import settle
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Published:
+    """A file as its authors publish it."""
+
+    name: str
+    size: int  # bytes
+    md5: str  # hexadecimal, from the authors: it detects damage, not forgery
+    urls: tuple[str, ...]  # addresses, in the order in which they are tried
+
+
+def fetch(file: Published, folder: Path) -> Path:
+    """The path of a published file in the cache, checked; if it is not there, it is downloaded to
+    `.<name>.part` (which a later call resumes), checked and renamed."""
+    path = folder / file.name
+    if not os.path.exists(path):  # nor in a cache that this user may not enter
+        with writing_to_cache(folder):
+            if not path.exists():
+                return _download(file, path)
+    if not _is_right(path, file):
+        raise UserError(f"{path} is not {file.name} as published (its MD5 is not {file.md5}); remove it")
+    return path
+
+
+def _download(file: Published, path: Path) -> Path:
+    from huggingface_hub.file_download import http_get
+
+    part = path.with_name(f".{path.name}.part")
+    faults = []
+    for url in file.urls:
+        if _size(part) > file.size:
+            part.unlink()
+        have = _size(part) / file.size
+        print(f"downloading {url} ({file.size / 1e6:,.1f} MB, {have:.0%} there)", file=sys.stderr)
+        try:
+            with open(part, "ab") as output:
+                http_get(url, output, resume_size=output.tell(), expected_size=file.size)
+        except client_errors() as error:
+            if local_failure(error) is not None:  # of the disk
+                raise
+            faults.append(f"{url}: {str(error).partition(chr(10))[0] or type(error).__name__}")
+            continue
+        if _is_right(part, file):
+            return settle(part, path)
+        part.unlink()
+        faults.append(f"{url}: the file does not have the MD5 {file.md5}, and was removed")
+    raise UserError(
+        f"{file.name} cannot be downloaded ({'; '.join(faults)}); "
+        f"try again, or put the file into {path.parent} by hand"
+    )
+
+
+def _is_right(path: Path, file: Published) -> bool:
+    with open(path, "rb") as content:
+        digest = hashlib.file_digest(content, lambda: hashlib.md5(usedforsecurity=False))
+    return digest.hexdigest() == file.md5
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
 
 
 def _files(parts: tuple[tuple[str, int, str], ...], *folders: str) -> tuple[Published, ...]:

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from vitascope.data.formats.archive import BROKEN
 from vitascope.data.formats.folder import SPLIT_FOLDERS
-from vitascope.data.tars import BROKEN
 from vitascope.errors import UserError
 from vitascope.serialization import parse_json
 

@@ -15,20 +15,21 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
+import os
 import re
 import tarfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import IO, NamedTuple, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
 
 from vitascope.data.decoding import Encoded
+from vitascope.data.formats.archive import archive_errors, open_plain_tar, tar_fault, tar_members
 from vitascope.data.formats.folder import OUTSIDE, files_of_splits, has_class_folders
 from vitascope.data.formats.format import DataFormat
-from vitascope.data.formats.shard_files import ShardFile, open_shard, read_at, size_of
 from vitascope.data.formats.shard_index import (
     CLASSES,
     INDEX,
@@ -42,12 +43,13 @@ from vitascope.data.formats.shard_index import (
 from vitascope.data.listing import IMAGE_SUFFIXES
 from vitascope.data.splits import ImageSet, Inventory, LazySources
 from vitascope.data.targets import ClassIndices, minus_one_is_none
-from vitascope.data.tars import archive_errors, open_plain_tar, tar_fault, tar_members
 from vitascope.errors import SourceError, UserError
 from vitascope.formatting import canonical, counted
 from vitascope.network import Threads
 from vitascope.remote import cache
-from vitascope.remote.stores import RemoteObject
+from vitascope.remote.paths import StorePath
+from vitascope.remote.stores import ChangedError, RemoteObject, StoreError
+from vitascope.storage import READ_BYTES
 
 MAX_PICTURE = 2**30
 """Limit of bytes of an encoded picture, which is read into memory."""
@@ -59,45 +61,94 @@ MAX_CLASSES = 100_000
 _NAME_LENGTH = 100  # bytes of a member's name that messages show
 
 
-@dataclasses.dataclass(frozen=True)
+ShardFile: TypeAlias = str | RemoteObject
+"""A path, or an object, of which the blocks that are read are cached."""
+
+
+def size_of(shard: ShardFile) -> int:
+    """The size in bytes."""
+    return shard.size if isinstance(shard, RemoteObject) else os.stat(shard).st_size
+
+
+def open_shard(shard: ShardFile) -> AbstractContextManager[IO[bytes]]:
+    """The shard as an open file without a buffer."""
+    if isinstance(shard, RemoteObject):
+        return cast("IO[bytes]", cache.ObjectReader(shard))
+    return open(shard, "rb", buffering=0)
+
+
+def read_at(shard: ShardFile, offset: int, size: int) -> bytes:
+    """A part of a shard.
+
+    Raises:
+        EOFError: the shard ends earlier.
+        StoreError: an object that has changed, whose offsets have no meaning any more; as `cache.read`.
+    """
+    if isinstance(shard, RemoteObject):
+        try:
+            return cache.read(shard, offset, size)
+        except ChangedError as error:
+            raise StoreError(f"{shard}: {error}; list the shards again by repeating the command") from error
+    descriptor = os.open(shard, READ_BYTES)  # in half the time of a file object
+    try:
+        os.lseek(descriptor, offset, os.SEEK_SET)
+        content = os.read(descriptor, size)
+        while len(content) < size:  # some network file systems return a part
+            more = os.read(descriptor, size - len(content))
+            if not more:
+                raise EOFError(f"the shard ends {size - len(content):,} bytes too early")
+            content += more
+    finally:
+        os.close(descriptor)
+    return content
+
+
 class Shards(DataFormat):
     """A folder of tars, or of `train/`, `val/`, `test/` with tars, without folders of images.
 
     Class names are those of `index.json`, else the lines of `classes.txt`, else the numbers.
     """
 
-    file_of: Callable[[Path], ShardFile] = str
-    """The file to read for each path in the folder."""
-
     def matches(self, data: str) -> bool:
-        path = Path(data)
-        has_tars = any(files_of_splits(path, (".tar",)).values())
-        return has_tars and not has_class_folders(path)
+        return has_shards(Path(data))
 
     def read(self, data: str) -> Inventory:
-        path = Path(data)
-        index = read_index(path)
-        files = files_of_splits(path, (".tar",)) if index is None else index.checked_files(path)
-        shards = {split: [*map(self.file_of, paths)] for split, paths in files.items() if paths}
-        if index is not None and index.samples:
-            places = SamplePlaces.read(path, index)
-            found = {
-                split: _placed(places, [line.file for line in index.splits[split]], paths)
-                for split, paths in shards.items()
-            }
-        else:
-            found = {split: _read_split(paths) for split, paths in shards.items()}
-        if not any(len(labels) for _, labels in found.values()):
-            raise UserError(f"{path}: no images in its shards; expected <key>.jpg and <key>.cls")
-        for split, (_, labels) in found.items():
-            if index is not None and len(labels) != index.images(split):
-                raise UserError(
-                    f"{path}: {len(labels)} images in the {split} shards, {INDEX} has {index.images(split)}; "
-                    "pack them again"
-                )
-        names = _class_names(path) if index is None else index.class_names
-        channels = 3 if index is None else index.channels
-        return Inventory(sets_of_numbers(found, names, str(path)), channels, path)
+        return read_shards(Path(data))
+
+
+def has_shards(path: Path) -> bool:
+    """Whether a folder, which may be a `StorePath`, is one of shards."""
+    return any(files_of_splits(path, (".tar",)).values()) and not has_class_folders(path)
+
+
+def read_shards(path: Path) -> Inventory:
+    """The images of a folder of shards, which may be a `StorePath`."""
+    index = read_index(path)
+    files = files_of_splits(path, (".tar",)) if index is None else index.checked_files(path)
+    shards = {split: [*map(_file_of, paths)] for split, paths in files.items() if paths}
+    if index is not None and index.samples:
+        places = SamplePlaces.read(path, index)
+        found = {
+            split: _placed(places, [line.file for line in index.splits[split]], paths)
+            for split, paths in shards.items()
+        }
+    else:
+        found = {split: _read_split(paths) for split, paths in shards.items()}
+    if not any(len(labels) for _, labels in found.values()):
+        raise UserError(f"{path}: no images in its shards; expected <key>.jpg and <key>.cls")
+    for split, (_, labels) in found.items():
+        if index is not None and len(labels) != index.images(split):
+            raise UserError(
+                f"{path}: {len(labels)} images in the {split} shards, {INDEX} has {index.images(split)}; "
+                "pack them again"
+            )
+    names = _class_names(path) if index is None else index.class_names
+    channels = 3 if index is None else index.channels
+    return Inventory(sets_of_numbers(found, names, str(path)), channels, path)
+
+
+def _file_of(path: Path) -> ShardFile:
+    return path.object if isinstance(path, StorePath) else str(path)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -165,10 +216,6 @@ class ShardMembers(LazySources):
     @property
     def shard_files(self) -> int:
         return len(np.unique(self.shards))
-
-    def order(self, seed: int, epoch: int) -> npt.NDArray[np.int64]:
-        """The order of an epoch, which reads a few shards at a time: a permutation of range(len(self))."""
-        return self.streams(seed, epoch, 1)[0]
 
     def streams(self, seed: int, epoch: int, count: int) -> list[npt.NDArray[np.int64]]:
         """The images of an epoch in `count` orders of about the same length, each of the same shards in every

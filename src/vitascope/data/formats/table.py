@@ -6,22 +6,36 @@ import dataclasses
 import hashlib
 import json
 import os
-from collections.abc import Sequence
+import posixpath
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Self
+
+import numpy as np
 
 from vitascope.data.formats import table_labels
 from vitascope.data.formats.folder import OUTSIDE, SPLIT_FOLDERS, split_of
 from vitascope.data.formats.format import DataFormat
-from vitascope.data.formats.table_columns import LISTED, Roles, image_column, roles_of
-from vitascope.data.formats.table_file import TableFile, open_table
+from vitascope.data.formats.table_file import TableFile, read_table
 from vitascope.data.formats.table_labels import Labels
-from vitascope.data.formats.table_paths import located
-from vitascope.data.formats.table_rows import LabelledRows
-from vitascope.data.splits import Inventory
-from vitascope.data.table_options import AS_RECOGNIZED, TableOptions, is_table
+from vitascope.data.listing import IMAGE_SUFFIXES, suffix_of
+from vitascope.data.splits import ImageSet, Inventory
+from vitascope.data.table_options import (
+    AS_RECOGNIZED,
+    LISTED,
+    Roles,
+    TableOptions,
+    image_column,
+    is_table,
+    roles_of,
+)
+from vitascope.data.targets import ClassIndices, ClassSets
 from vitascope.errors import UserError
 from vitascope.formatting import canonical, counted, listed
+from vitascope.remote.paths import StorePath, listed_folder
+from vitascope.remote.stores import is_url
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,8 +54,10 @@ class Table(DataFormat):
 
     def read(self, data: str) -> Inventory:
         place, options = Path(data), self.options
-        file = open_table(place)
-        roles, columns = _columns(file, roles_of(file.names, options, place), place)
+        file = read_table(place, lambda names: _used(roles_of(names, options, place), names))
+        roles, columns = _with_indicators(roles_of(file.names, options, place), file), file.columns
+        if not columns[roles.image]:
+            raise UserError(f"{place}: the table has no rows")
         labels = _labels({name: columns[name] for name in roles.label}, options, place)
         splits, ignored = _splits(columns, roles, options, place)
         paths, root = located(columns[roles.image], place, options.images)
@@ -52,6 +68,7 @@ class Table(DataFormat):
             labels is not None and labels.several,
             splits,
             groups,
+            root,
         )
         different = rows.without_copies(place)
         different.check_groups(f"{place}: the column {roles.group}")
@@ -85,35 +102,34 @@ def images_of_table(place: Path, options: TableOptions = AS_RECOGNIZED, *, keep:
 
     With `keep`, they are `TableImage`s with the cells of all columns, in the order of `column_digests`.
     """
-    file = open_table(place)
-    image = image_column(file.names, options, place)
-    columns = file.columns(file.names if keep else [image])
-    paths, _ = located(columns[image], place, options.images)
+    file = read_table(place, lambda names: names if keep else [image_column(names, options, place)])
+    paths, _ = located(file.columns[image_column(file.names, options, place)], place, options.images)
     if not keep:
         return paths
-    return list(map(TableImage.of, paths, zip(*columns.values(), strict=True)))
+    return list(map(TableImage.of, paths, zip(*file.columns.values(), strict=True)))
 
 
 def column_digests(place: Path) -> dict[str, str]:
     """The columns of a table by name, with a digest of their cells each."""
-    file = open_table(place)
-    columns = file.columns(file.names)
-    return {name: hashlib.sha256(json.dumps(columns[name]).encode()).hexdigest() for name in file.names}
+    columns = read_table(place).columns
+    return {name: hashlib.sha256(json.dumps(cells).encode()).hexdigest() for name, cells in columns.items()}
 
 
-def _columns(file: TableFile, roles: Roles, place: Path) -> tuple[Roles, dict[str, list[str]]]:
-    """The cells of the columns that are used; without a column of labels, those of 0 and 1 are."""
-    own = [name for name in (roles.image, roles.split, roles.group) if name is not None]
+def _used(roles: Roles, names: tuple[str, ...]) -> Iterable[str]:
+    """The columns to read: without one of labels, all, because those of 0 and 1 are."""
+    if roles.guess_label and not roles.label:
+        return names
+    return filter(None, (roles.image, roles.split, roles.group, *roles.label))
+
+
+def _with_indicators(roles: Roles, file: TableFile) -> Roles:
+    """The roles with the columns of 0 and 1 as labels, if there is no other."""
     if roles.label or not roles.guess_label:
-        columns = file.columns(list(dict.fromkeys([*own, *roles.label])))
-    else:
-        columns = file.columns(file.names)
-        found = [name for name in file.names if name not in own and table_labels.is_indicator(columns[name])]
-        if len(found) > 1:  # a single one is more likely something else
-            roles = dataclasses.replace(roles, label=tuple(found))
-    if not columns[roles.image]:
-        raise UserError(f"{place}: the table has no rows")
-    return roles, columns
+        return roles
+    others = set(file.names) - {roles.image, roles.split, roles.group}
+    found = [name for name in file.names if name in others and table_labels.is_indicator(file.columns[name])]
+    # A single one is more likely something else.
+    return dataclasses.replace(roles, label=tuple(found)) if len(found) > 1 else roles
 
 
 def _labels(columns: dict[str, list[str]], options: TableOptions, place: Path) -> Labels | None:
@@ -162,3 +178,257 @@ def _note(file: TableFile, roles: Roles, labels: Labels | None) -> str:
     named = {roles.image, *roles.label, roles.split, roles.group}
     others: Sequence[str] = [name for name in file.names if name not in named]
     return f"columns: {', '.join(used)}" + (f"; unused: {listed(others, LISTED)}" if others else "")
+
+
+@dataclasses.dataclass(frozen=True)
+class LabelledRows:
+    """Paths, the names of their classes, splits and groups, each (N,)."""
+
+    paths: Sequence[str]
+    classes: Sequence[tuple[str, ...]] | None
+    """None for a table without labels."""
+    several: bool
+    """Whether an image may have any number of classes; else one without any is unlabelled."""
+    splits: Sequence[str]
+    groups: Sequence[str]
+    """Empty without groups; an empty one is that of an image without a group."""
+    root: Path
+    """The folder of the images."""
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def without_copies(self, place: Path) -> LabelledRows:
+        """One row of those that repeat an image; a UserError if they differ."""
+        if len(set(self.paths)) == len(self):
+            return self
+        first: dict[str, int] = {}
+        for row, path in enumerate(self.paths):
+            before = first.setdefault(path, row)
+            for what, values in (("labels", self.classes), ("splits", self.splits), ("groups", self.groups)):
+                if values and values[before] != values[row]:
+                    different = " and ".join(repr(_in_words(values[each])) for each in (before, row))
+                    raise UserError(
+                        f"{place}: {path} is in several rows, with different {what}: {different} in rows "
+                        f"{before + 1:,} and {row + 1:,}; give each image one row with all that it has"
+                    )
+        return self._take(list(first.values()))
+
+    def check_groups(self, column: str) -> None:
+        """Reject groups that the splits divide, with the numbers."""
+        found: dict[str, Counter[str]] = defaultdict(Counter)
+        for group, split in zip(self.groups, self.splits, strict=True) if self.groups else ():
+            if group and split != OUTSIDE:
+                found[group][split] += 1
+        divided = {group: splits for group, splits in found.items() if len(splits) > 1}
+        if divided:
+            some = [
+                f"{group} ({', '.join(f'{count:,} {split}' for split, count in splits.items())})"
+                for group, splits in divided.items()
+            ]
+            raise UserError(
+                f"{column}: {len(divided):,} of {len(found):,} groups are in several splits: "
+                f"{listed(some)}; correct the splits, or leave them out, so that they are drawn by group, "
+                "with columns split="
+            )
+
+    def with_secret_labels_outside(self) -> LabelledRows:
+        """The same rows, but those of a split without any label beside labelled ones are in no split: the
+        labels of a competition's test images are secret."""
+        if self.classes is None:
+            return self
+        labelled = {split for split, classes in zip(self.splits, self.classes, strict=True) if classes}
+        return dataclasses.replace(
+            self, splits=[split if split in labelled else OUTSIDE for split in self.splits]
+        )
+
+    def sets(self) -> Iterator[ImageSet]:
+        """The images of each split: the labelled ones, and those without a label."""
+        by_split: dict[str, list[int]] = defaultdict(list)
+        for row, split in enumerate(self.splits):
+            by_split[split].append(row)
+        for split, rows in by_split.items():
+            labelled = [row for row in rows if self._is_labelled(row, split)]
+            if labelled:
+                yield self._set(split, labelled)
+            if len(labelled) < len(rows):
+                some = set(labelled)
+                without = [row for row in rows if row not in some]
+                yield dataclasses.replace(self, classes=None)._set(split, without)
+
+    def _is_labelled(self, row: int, split: str) -> bool:
+        if self.classes is None:
+            return False
+        return bool(self.classes[row]) or (self.several and split != OUTSIDE)
+
+    def _set(self, split: str, rows: Sequence[int]) -> ImageSet:
+        """The images of some rows, in the order of their classes and paths."""
+        chosen = self._take(rows)
+        classes = chosen.classes
+        names = () if classes is None else tuple(sorted(set().union(*set(classes))))
+        # The order of `Path`, which is that of its parts.
+        by_path = sorted(range(len(chosen)), key=lambda row: chosen.paths[row].split("/"))
+        if classes is not None and not self.several:
+            by_path.sort(key=classes.__getitem__)
+        ordered = chosen._take(by_path)
+        targets = None
+        if ordered.classes is not None:
+            targets = (ClassSets if self.several else ClassIndices).of_names(ordered.classes, names)
+        groups = [group or path for group, path in zip(ordered.groups, ordered.paths, strict=False)]
+        return ImageSet(
+            split,
+            [ordered._source(path) for path in ordered.paths],
+            targets,
+            groups=np.array(groups, dtype=np.str_),
+        )
+
+    def _source(self, path: str) -> Path:
+        store = isinstance(self.root, StorePath)
+        return self.root / path.removeprefix(f"{self.root}/") if store else Path(path)
+
+    def _take(self, rows: Sequence[int]) -> LabelledRows:
+        """Some of the rows, in the order given."""
+        return dataclasses.replace(
+            self,
+            paths=[self.paths[row] for row in rows],
+            classes=None if self.classes is None else [self.classes[row] for row in rows],
+            splits=[self.splits[row] for row in rows],
+            groups=[self.groups[row] for row in rows] if self.groups else (),
+        )
+
+
+def _in_words(value: str | tuple[str, ...]) -> str:
+    """A label, a split or a group."""
+    return value if isinstance(value, str) else ", ".join(value)
+
+
+_DRIVE = re.compile(r"[A-Za-z]:/")
+
+
+def located(cells: Sequence[str], table: Path, images: str | None) -> tuple[list[str], Path]:
+    """The path of each image, and the folder of the images: `images` or the table's folder, or, if the paths
+    lead out of the latter, the one that contains all.
+
+    A missing suffix is found if it is unique.
+
+    Raises:
+        UserError: files that are missing or unclear, or outside of `images`, with their number.
+    """
+    base = table.parent if images is None else Path(images).expanduser()
+    if images is not None and is_url(images):
+        base = listed_folder(images)
+    elif not base.is_dir():
+        raise UserError(f"{table}: images {images}: no such folder")
+    folders = _Folders(base)
+    found = [folders.find(cell) for cell in cells]
+    outside = folders.outside
+    if outside and images is not None:
+        raise UserError(
+            f"{table}: {_share(outside, cells)} lead out of {images}: {listed(outside)}; write them relative "
+            "to it, or give the folder that contains all as images"
+        )
+    if empty := [number for number, cell in enumerate(cells, 1) if not cell.strip()]:
+        raise UserError(
+            f"{table}: {counted(len(empty), 'row')} without an image; the first is row {empty[0]:,}"
+        )
+    unclear = [cell for cell in cells if cell in folders.unclear]
+    if unclear:
+        cell = unclear[0]
+        raise UserError(
+            f"{table}: {_share(unclear, cells)} have several files: {cell} may be "
+            f"{' or '.join(folders.unclear[cell][:3])}; write the suffixes"
+        )
+    missing = [cell for cell in cells if cell in folders.missing]
+    if missing:
+        absolute = all(os.path.isabs(cell) or _DRIVE.match(cell.replace("\\", "/")) for cell in missing)
+        advice = (
+            "they are absolute, perhaps of another machine: write them relative to the table (of a "
+            "DataFrame, to the working directory), or to the folder images"
+            if absolute
+            else f"searched in {base}; give another folder as images, or leave the rows out"
+        )
+        raise UserError(f"{table}: {_share(missing, cells)} do not exist: {listed(missing)}; {advice}")
+    if not outside:
+        return found, base
+    found = [os.path.abspath(path) for path in found]
+    return found, Path(os.path.commonpath({os.path.dirname(path) for path in found}))
+
+
+class _Folders:
+    """Finds files by their paths; each folder is listed once, which is faster than a look at each file."""
+
+    def __init__(self, base: Path) -> None:
+        self.base = base
+        self.outside: list[str] = []
+        self.missing: set[str] = set()
+        self.unclear: dict[str, list[str]] = {}
+        self._absolute = "" if isinstance(base, StorePath) else os.path.abspath(base)
+        self._listed: dict[str, tuple[str, set[str], bool]] = {}  # by the path before the name
+        self._stems: dict[str, dict[str, list[str]]] = {}
+
+    def find(self, cell: str) -> str:
+        """The path of an image; one that lies outside, or is missing or unclear, is recorded."""
+        head, slash, name = cell.strip().replace("\\", "/").rpartition("/")
+        place, names, inside = self._folder(head + slash)
+        if not inside:
+            self.outside.append(cell)
+        if name not in names:
+            fitting = self._alike(place, names).get(canonical(name), [])
+            if len(fitting) == 1:
+                name = fitting[0]
+            elif fitting:
+                self.unclear[cell] = fitting
+            else:
+                self.missing.add(cell)
+        return os.path.join(place, name)
+
+    def _folder(self, head: str) -> tuple[str, set[str], bool]:
+        """A folder's path, the names of the files in it, and whether it lies in the base."""
+        if head not in self._listed and isinstance(self.base, StorePath):
+            folder = self.base / posixpath.normpath(head)
+            files = folder.iterdir() if folder.is_dir() else ()  # of others, the images are missing
+            names = {file.name for file in files if file.is_file()}
+            self._listed[head] = str(folder), names, not {"/", ".."} & {*folder.below}
+        elif head not in self._listed:
+            place = os.path.normpath(os.path.join(self.base, head))
+            absolute = os.path.abspath(place)
+            inside = absolute == self._absolute or absolute.startswith(os.path.join(self._absolute, ""))
+            if os.path.isabs(head) and inside:
+                place = os.path.normpath(os.path.join(self.base, os.path.relpath(absolute, self._absolute)))
+            place = _in_any_form(place)
+            try:
+                with os.scandir(place) as entries:
+                    names = {entry.name for entry in entries if entry.is_file()}
+            except (OSError, ValueError):  # its images are reported as missing
+                names = set()
+            self._listed[head] = place, names, inside
+        return self._listed[head]
+
+    def _alike(self, place: str, names: set[str]) -> dict[str, list[str]]:
+        """The files in a folder by their names in one Unicode form, those of images also without suffix."""
+        if place not in self._stems:
+            stems: dict[str, list[str]] = {}
+            for name in sorted(names):
+                whole = canonical(name)
+                stems.setdefault(whole, []).append(name)
+                if suffix_of(name) in IMAGE_SUFFIXES:
+                    stems.setdefault(os.path.splitext(whole)[0], []).append(name)
+            self._stems[place] = stems
+        return self._stems[place]
+
+
+def _in_any_form(path: str) -> str:
+    """The path, or the only one there is that differs from it in the Unicode forms of its names."""
+    if path.isascii() or os.path.lexists(path):
+        return path
+    folder, name = os.path.split(path)
+    folder = _in_any_form(folder)
+    try:
+        alike = [each for each in os.listdir(folder or ".") if canonical(each) == canonical(name)]
+    except OSError:  # its images are reported as missing
+        alike = []
+    return os.path.join(folder, alike[0] if len(alike) == 1 else name)
+
+
+def _share(some: Sequence[str], cells: Sequence[str]) -> str:
+    return f"{len(some):,} of {len(cells):,} images"

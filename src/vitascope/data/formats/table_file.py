@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import codecs
 import csv
+import dataclasses
+import itertools
 import json
-from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from vitascope.errors import UserError
 from vitascope.serialization import parse_json
@@ -25,24 +26,26 @@ _MARKS = {
 _DELIMITERS = {".csv": ",;\t", ".tsv": "\t,;"}  # the first of those that give the most columns
 
 
-class TableFile(ABC):
-    """A table; missing values are empty cells, and lists are JSON.
+@dataclasses.dataclass(frozen=True)
+class TableFile:
+    """The names of all columns of a table, and the cells of some: text, empty for a missing value, JSON for a
+    list."""
 
-    Raises:
-        UserError: the file cannot be read.
-    """
-
-    path: Path
     names: tuple[str, ...]
-    """The names of the columns, in their order."""
-
-    @abstractmethod
-    def columns(self, wanted: Sequence[str]) -> dict[str, list[str]]:
-        """The cells of some columns, by name."""
+    columns: dict[str, list[str]]
 
 
-def open_table(path: Path) -> TableFile:
-    """The table in a file, by its suffix."""
+Choice: TypeAlias = Callable[[tuple[str, ...]], Iterable[str]]
+"""The columns to read, from the names of all."""
+
+
+def all_of_them(names: tuple[str, ...]) -> tuple[str, ...]:
+    """The choice of all columns."""
+    return names
+
+
+def read_table(path: Path, choose: Choice = all_of_them) -> TableFile:
+    """The table in a file, by its suffix; a UserError if it cannot be read."""
     suffix = path.suffix.lower()
     if suffix == ".json":
         raise UserError(
@@ -50,117 +53,89 @@ def open_table(path: Path) -> TableFile:
             "classes of whole images, not boxes; a table has one JSON object per line (.jsonl)"
         )
     with _explaining(path):
-        table = {".jsonl": _JsonLines, ".parquet": _Parquet}.get(suffix, _Separated)(path)
-    return table
+        return {".jsonl": _read_json_lines, ".parquet": _read_parquet}.get(suffix, _read_separated)(
+            path, choose
+        )
 
 
-class _Separated(TableFile):
+def _read_separated(path: Path, choose: Choice) -> TableFile:
     """CSV and TSV, as spreadsheets and pandas write them."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        with open(path, "rb") as file:
-            self._encoding = _encoding(file.read(4096))
-        with open(path, encoding=self._encoding, newline="") as file:
+    with open(path, encoding=_encoding(path), newline="") as file:
+        first = file.readline()
+        if first.lower().startswith("sep="):  # a hint for Excel
             first = file.readline()
-            self._skipped = first.lower().startswith("sep=")  # a hint for Excel
-            header = file.readline() if self._skipped else first
-        counts = {delimiter: _cells(header, delimiter) for delimiter in _DELIMITERS[path.suffix.lower()]}
-        self._delimiter = max(counts, key=counts.__getitem__)
-        with self._rows() as rows:
-            self._header = [name.strip() for name in next(rows, [])]
-        if not any(self._header):
-            raise ValueError("its first row has no names of columns")
-        self.names = _different(filter(None, self._header))  # the index of pandas has no name
-
-    @contextmanager
-    def _rows(self) -> Iterator[Any]:
-        """A reader of the rows, with the header."""
-        with open(self.path, encoding=self._encoding, newline="") as file:
-            if self._skipped:
-                file.readline()
-            yield csv.reader(file, delimiter=self._delimiter, strict=True)
-
-    def columns(self, wanted: Sequence[str]) -> dict[str, list[str]]:
-        width, place_of = len(self._header), {name: place for place, name in enumerate(self._header)}
-        places = [place_of[name] for name in wanted]
-        columns: list[list[str]] = [[] for _ in wanted]
-        with _explaining(self.path), self._rows() as rows:
-            next(rows)
-            try:
-                for row in rows:
-                    if len(row) != width and (not row or len(row) < width or any(row[width:])):
-                        if not any(row):
-                            continue
-                        raise ValueError(
-                            f"line {rows.line_num} has {len(row)} cells, the first row {width}; put "
-                            f"cells that contain {self._delimiter!r} between quotes"
-                        )
-                    for column, place in zip(columns, places, strict=True):
-                        column.append(row[place])
-            except csv.Error as error:
-                raise ValueError(f"line {rows.line_num}: {error}") from error
-        return dict(zip(wanted, columns, strict=True))
-
-
-class _JsonLines(TableFile):
-    """One JSON object per row."""
-
-    def __init__(self, path: Path) -> None:
-        self.path, count = path, 0
-        self._columns: dict[str, list[str]] = {}
-        with open(path, "rb") as file:
-            encoding = _encoding(file.read(4096))
-        with open(path, encoding=encoding) as file:
-            for number, line in enumerate(file, 1):
-                if not line.strip():
-                    continue
-                try:
-                    row = parse_json(line)
-                    if "\\u" in line:  # half of a character is a UnicodeEncodeError
-                        json.dumps(row, ensure_ascii=False).encode()
-                except ValueError as error:
-                    raise ValueError(f"line {number}: {error}") from error
-                if not isinstance(row, dict):
-                    raise ValueError(f'line {number} is not an object, such as {{"image": "1.jpg"}}')
-                for name, value in row.items():
-                    cells = self._columns.setdefault(name, [])
-                    cells.extend([""] * (count - len(cells)))  # of rows without it
-                    cells.append(as_cell(value))
-                count += 1
-        self.names, self._count = tuple(self._columns), count
-        if not self.names:
-            raise ValueError("it has no rows")
-
-    def columns(self, wanted: Sequence[str]) -> dict[str, list[str]]:
-        return {
-            name: self._columns[name] + [""] * (self._count - len(self._columns[name])) for name in wanted
-        }
-
-
-class _Parquet(TableFile):
-    """Parquet; only the columns that are asked for are read."""
-
-    def __init__(self, path: Path) -> None:
+        counts = {delimiter: _cells(first, delimiter) for delimiter in _DELIMITERS[path.suffix.lower()]}
+        delimiter = max(counts, key=counts.__getitem__)
+        rows = csv.reader(itertools.chain([first], file), delimiter=delimiter, strict=True)
         try:
-            from pyarrow import parquet, types
-        except ModuleNotFoundError as error:
-            raise UserError(f'{path}: Parquet needs an extra: pip install "vitascope[parquet]"') from error
-        self.path, self._file = path, parquet.ParquetFile(path)
-        schema = self._file.schema_arrow
-        for field in schema:
+            header = [name.strip() for name in next(rows, [])]
+            if not any(header):
+                raise ValueError("its first row has no names of columns")
+            names = _different(filter(None, header))  # the index of pandas has no name
+            columns: dict[str, list[str]] = {name: [] for name in choose(names)}
+            wanted = [(header.index(name), cells) for name, cells in columns.items()]
+            for row in rows:
+                if len(row) != len(header) and (len(row) < len(header) or any(row[len(header) :])):
+                    if not any(row):
+                        continue
+                    raise ValueError(
+                        f"line {rows.line_num} has {len(row)} cells, the first row {len(header)}; put cells "
+                        f"that contain {delimiter!r} between quotes"
+                    )
+                for place, cells in wanted:
+                    cells.append(row[place])
+        except csv.Error as error:
+            raise ValueError(f"line {rows.line_num}: {error}") from error
+    return TableFile(names, columns)
+
+
+def _read_json_lines(path: Path, choose: Choice) -> TableFile:
+    """One JSON object per row."""
+    columns: dict[str, list[str]] = {}
+    count = 0
+    with open(path, encoding=_encoding(path)) as file:
+        for number, line in enumerate(file, 1):
+            if not line.strip():
+                continue
+            try:
+                row = parse_json(line)
+                if "\\u" in line:  # half of a character is a UnicodeEncodeError
+                    json.dumps(row, ensure_ascii=False).encode()
+            except ValueError as error:
+                raise ValueError(f"line {number}: {error}") from error
+            if not isinstance(row, dict):
+                raise ValueError(f'line {number} is not an object, such as {{"image": "1.jpg"}}')
+            for name, value in row.items():
+                cells = columns.setdefault(name, [])
+                cells.extend([""] * (count - len(cells)))  # of rows without it
+                cells.append(as_cell(value))
+            count += 1
+    if not columns:
+        raise ValueError("it has no rows")
+    names = tuple(columns)
+    return TableFile(
+        names, {name: columns[name] + [""] * (count - len(columns[name])) for name in choose(names)}
+    )
+
+
+def _read_parquet(path: Path, choose: Choice) -> TableFile:
+    """Parquet; only the columns that are chosen are read."""
+    try:
+        from pyarrow import parquet, types
+    except ModuleNotFoundError as error:
+        raise UserError(f'{path}: Parquet needs an extra: pip install "vitascope[parquet]"') from error
+    with parquet.ParquetFile(path) as file:
+        for field in file.schema_arrow:
             parts = [field.type, *(part.type for part in field.flatten())]
             if any(types.is_binary(part) or types.is_large_binary(part) for part in parts):
                 raise ValueError(
                     f"its column {field.name!r} has pictures, not their paths; put the file into a folder of "
                     "its own, which is read as a Hugging Face data set"
                 )
-        self.names = _different(schema.names)
-
-    def columns(self, wanted: Sequence[str]) -> dict[str, list[str]]:
-        with _explaining(self.path):
-            table = self._file.read(columns=list(wanted))
-            return {name: [as_cell(value) for value in table.column(name).to_pylist()] for name in wanted}
+        names = _different(file.schema_arrow.names)
+        chosen = list(dict.fromkeys(choose(names)))
+        table = file.read(columns=chosen)
+    return TableFile(names, {name: list(map(as_cell, table.column(name).to_pylist())) for name in chosen})
 
 
 def as_cell(value: Any) -> str:
@@ -193,8 +168,10 @@ def _different(names: Iterable[str]) -> tuple[str, ...]:
     return found
 
 
-def _encoding(start: bytes) -> str:
+def _encoding(path: Path) -> str:
     """The encoding of a text, by its first bytes: UTF-8, UTF-16 or UTF-32, with or without a mark."""
+    with open(path, "rb") as file:
+        start = file.read(4096)
     for mark, encoding in _MARKS.items():
         if start.startswith(mark):
             return encoding

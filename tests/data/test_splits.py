@@ -6,8 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.model import law
-from vitascope.data.draws import bound_sets, draw_share
-from vitascope.data.splits import ImageSet, stratified_split
+from vitascope.data.splits import ImageSet, bound_sets, draw_share, stratified_split
 from vitascope.data.targets import ClassIndices, ClassSets
 from vitascope.errors import UserError
 
