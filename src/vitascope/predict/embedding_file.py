@@ -28,6 +28,7 @@ from vitascope.storage import check_room, replacing
 from vitascope.weights.files import read_npz
 
 FORMATS = (".npz", ".npy", ".parquet")
+READ_ROWS = 2**14
 GROUP_BYTES = 2**25
 """Features in a row group of Parquet, which bounds the memory."""
 
@@ -238,18 +239,10 @@ def read_features(path: Path) -> Features:
     Raises:
         UserError: as `read_columns`.
     """
-    with _explaining(path):
-        if path.suffix == ".npz":
-            found = read_npz(path, ["feature"])["feature"]
-        elif path.suffix == ".npy":
-            found = np.load(path, mmap_mode="r", allow_pickle=False)
-        else:
-            import pyarrow.parquet as pq
-
-            with pq.ParquetFile(path) as file:
-                found = _matrix(file.read(columns=["feature"]).column("feature").combine_chunks())
-        _check_matrix(found.dtype, found.shape)
-    return found
+    if path.suffix == ".npy":
+        with _explaining(path):
+            return _checked(np.load(path, mmap_mode="r", allow_pickle=False))
+    return np.concatenate(list(read_blocks(path, READ_ROWS)))
 
 
 def read_blocks(path: Path, size: int) -> Iterator[Features]:
@@ -270,9 +263,8 @@ def read_blocks(path: Path, size: int) -> Iterator[Features]:
 
             with pq.ParquetFile(path, pre_buffer=False) as file:  # a buffer would hold the whole column
                 for batch in file.iter_batches(size, columns=["feature"]):
-                    found = _matrix(batch.column("feature"))
-                    _check_matrix(found.dtype, found.shape)
-                    yield found
+                    column = batch.column("feature")
+                    yield _checked(column.flatten().to_numpy().reshape(len(column), -1))
 
 
 def _array_blocks(file: IO[bytes], size: int) -> Iterator[Features]:
@@ -280,24 +272,18 @@ def _array_blocks(file: IO[bytes], size: int) -> Iterator[Features]:
     if np.lib.format.read_magic(file) != (1, 0):
         raise ValueError("its features are no array of NumPy's format 1.0")
     shape, fortran_order, dtype = np.lib.format.read_array_header_1_0(file)
-    _check_matrix(dtype, shape)
-    if fortran_order:
-        raise ValueError("its features are in Fortran's order")
+    if fortran_order or len(shape) != 2:
+        raise ValueError(f"its features are {dtype} {shape}, not float32 (N, D) in C order")
     N, D = shape
     for start in range(0, N, size):
         rows = min(size, N - start)
-        yield np.frombuffer(file.read(rows * D * dtype.itemsize), dtype).reshape(rows, D)
+        yield _checked(np.frombuffer(file.read(rows * D * dtype.itemsize), dtype).reshape(rows, D))
 
 
-def _matrix(column: Any) -> npt.NDArray[Any]:
-    """Lists of Arrow, all of the same length, as (n, D)."""
-    found: npt.NDArray[Any] = column.flatten().to_numpy()
-    return found.reshape(len(column), -1)
-
-
-def _check_matrix(dtype: np.dtype[Any], shape: tuple[int, ...]) -> None:
-    if len(shape) != 2 or dtype != np.float32:
-        raise ValueError(f"its features are {dtype} {shape}, not float32 (N, D)")
+def _checked(features: npt.NDArray[Any]) -> Features:
+    if features.ndim != 2 or features.dtype != np.float32:
+        raise ValueError(f"its features are {features.dtype} {features.shape}, not float32 (N, D)")
+    return features
 
 
 @contextlib.contextmanager
