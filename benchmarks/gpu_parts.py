@@ -300,9 +300,9 @@ def waits(device: torch.device, sizes: Sizes) -> Checks:
     def features() -> Row:
         engine = TorchEngine(vs.from_pretrained(BUILT_IN), device=str(device))
         pictures = list(noise(4 * sizes.batch, sizes.image))
-        options: dict[str, Any] = {"batch_size": sizes.batch, "workers": 0, "cached": False}
-        list(FeatureStream(engine, [OWN], pictures[:1], **options))
-        found = FeatureStream(engine, [OWN], pictures, **options)
+        compute = vs.Compute(batch_size=sizes.batch, workers=0, cache=False)
+        list(FeatureStream(engine, [OWN], pictures[:1], compute))
+        found = FeatureStream(engine, [OWN], pictures, compute)
         with waiting_is_an_error(device):
             list(found)
         return {"batches without a wait": 4}

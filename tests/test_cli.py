@@ -46,9 +46,10 @@ BALANCE = {"balance", "class_weights", "sampling"}
 HELP_SOURCES = [
     *(ROOT / "options" / f"{name}.py" for name in ("groups", "recipes")),
     ROOT / "data" / "table_options.py",
+    ROOT / "predict" / "compute.py",
     *(ROOT / "cli" / f"{name}.py" for name in ("checkpoints", "compare", "compress", "export", "pack")),
     *(ROOT / "cli" / f"{name}.py" for name in ("bench", "embed", "evaluate", "predict", "report")),
-    *(ROOT / "cli" / f"{name}.py" for name in ("cluster", "features", "learn", "probe", "similar")),
+    *(ROOT / "cli" / f"{name}.py" for name in ("features", "learn", "probe", "similar")),
     *(ROOT / "cli" / f"{name}.py" for name in ("explain", "page", "serve", "train", "zero_shot")),
     ROOT / "deploy" / "server" / "settings.py",
 ]
@@ -654,7 +655,7 @@ def test_trained_model_is_not_advised_to_start_from_itself(
         (["predict", "runs/tiny", "nowhere.jpg"], "nowhere.jpg: no such file"),
         (["predict", "runs/tiny", "data/red/0.png", "--top-k", "0"], "at least 1"),
         (["predict", "data", "data/red/0.png"], "data: not a model"),
-        (["evaluate", "runs/tiny", "--batch-size", "0"], "batch_size must be at least 1, not 0"),
+        (["evaluate", "runs/tiny", "--batch-size", "0"], "batch_size must be in [1, 100000], not 0"),
         (["evaluate", "runs/tiny", "--data", ""], "'': no such folder"),
         (["train", "--mixup", "-1"], "error: mixup must be at least 0, not -1.0"),
         (["train", "--data", "data", "--levels", "9", "5"], "levels must increase, not (9.0, 5.0)"),

@@ -6,6 +6,7 @@ import importlib
 import json
 import os
 import signal
+from collections.abc import Iterable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,8 +16,8 @@ from tests.cli import error_line, exit_status
 from tests.forked import ending, fork
 from tests.model import labelling_model, small_model
 from vitascope.cli import main
-from vitascope.predict.predictor import ImageResult
-from vitascope.predict.result_file import ResultFile
+from vitascope.predict import parts
+from vitascope.predict.parts import Parts
 from vitascope.weights.loading import save_pretrained
 
 RUN = ["predict", "runs/tiny"]
@@ -93,7 +94,6 @@ def test_columns_of_a_table_are_kept_on_request_row_by_row(
         found = [(Path(row["image"]).name, *row["table"].values()) for row in lines(out)]
         assert list(lines(out)[0]["table"]) == ["img", "label", "class"]
         kept = out.read_bytes()
-        out.write_bytes(kept[: kept.index(b"\n") + 1])
         assert "columns kept was" in error_line(
             [*RUN, *asked[:3], "--out", str(out), "--resume", *QUICK], capsys
         )
@@ -246,82 +246,59 @@ def test_one_picture_is_counted_in_the_singular(
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
-def test_stopped_job_keeps_its_lines_and_is_resumed(
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
+def test_stopped_job_keeps_its_parts_and_is_resumed(
     signum: signal.Signals,
+    suffix: str,
     here: SimpleNamespace,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    out, write = tmp_path / "o.jsonl", ResultFile.write
-
-    def stop_after_six(file: ResultFile, answer: ImageResult) -> None:
-        write(file, answer)
-        if file.tally.images == 6:
-            os.kill(os.getpid(), signum)
-
-    def predict() -> int:
-        monkeypatch.setattr(ResultFile, "write", stop_after_six)
-        with (tmp_path / "err").open("w") as err_file, contextlib.redirect_stderr(err_file):
-            return status("data", "--out", str(out))
-
-    # The signal goes to a child, because this process has other handlers.
-    assert ending(fork(predict)) == 128 + signum
-    assert (tmp_path / "err").read_text() == (
-        f"vitascope: stopped by {signum.name}; 6 images in {out}; "
-        "repeat the command with --resume to continue\n"
-    )
-    assert images(out) == EVERY[:6]
-    assert f"{out} exists" in error_line([*RUN, "data", "--out", str(out), *QUICK], capsys)
-    assert status("data", "--out", str(out), "--resume") == 0
-    assert "20 images in" in capsys.readouterr().err
-    assert images(out) == EVERY
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
-@pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
-def test_killed_job_is_resumed_at_its_last_complete_line(
-    suffix: str, here: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
     if suffix == ".parquet":
         pytest.importorskip("pyarrow")
-    out = tmp_path / f"o{suffix}"
-    argv = ["data", "--out", str(out), "--resume"]
-    write = ResultFile.write
+    monkeypatch.setattr(parts, "UNIT_IMAGES", 4)
+    out, argv = tmp_path / f"o{suffix}", ["data", "--out", str(tmp_path / f"o{suffix}")]
+    write = Parts.write
 
-    def die_after_six(file: ResultFile, answer: ImageResult) -> None:
-        write(file, answer)
-        if file.tally.images == 6:
-            file._file.flush()
-            os.truncate(file._lines, file._lines.stat().st_size - 9)  # cut the last line
-            os.kill(os.getpid(), signal.SIGKILL)
+    def stop_in_the_third(folder: Parts, part: int, content: Iterable[bytes]) -> None:
+        if part == 2:
+            os.kill(os.getpid(), signum)
+        write(folder, part, content)
 
     def predict() -> int:
-        monkeypatch.setattr(ResultFile, "write", die_after_six)
-        return status(*argv)
+        monkeypatch.setattr(Parts, "write", stop_in_the_third)
+        with (tmp_path / "err").open("w") as err_file, contextlib.redirect_stderr(err_file):
+            return status(*argv)
 
-    assert ending(fork(predict)) == -signal.SIGKILL
-    written = out if suffix == ".jsonl" else tmp_path / "o.parquet.partial.jsonl"
-    assert len(written.read_bytes().splitlines()) == 6
-    assert status(*argv) == 0
-    if suffix == ".jsonl":
-        assert images(out) == EVERY
-    else:
-        from pyarrow import parquet
+    # The signal goes to a child, because this process has other handlers.
+    killed = signum == signal.SIGKILL
+    assert ending(fork(predict)) == (-signum if killed else 128 + signum)
+    if not killed:
+        assert (tmp_path / "err").read_text() == (
+            f"vitascope: stopped by {signum.name}; the finished parts of {out} are kept; repeat the command "
+            "with --resume to continue\n"
+        )
+    assert not out.exists()
+    assert f"{out}.parts exists" in error_line([*RUN, *argv, *QUICK], capsys)
+    assert status(*argv, "--resume") == 0
+    assert "20 images in" in (err := capsys.readouterr().err)
+    assert ", 12 of them now, " in err
+    assert status("data", "--out", str(tmp_path / f"whole{suffix}")) == 0
+    assert out.read_bytes() == (tmp_path / f"whole{suffix}").read_bytes()
 
-        assert parquet.read_table(out)["image"].to_pylist() == EVERY
 
-
-def test_unreadable_pictures_of_earlier_runs_are_counted(
+def test_finished_file_is_counted_again_when_resumed(
     here: SimpleNamespace, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    out = str(tmp_path / "o.jsonl")
-    assert status("broken.jpg", "--out", out) == 1
-    assert status("broken.jpg", "data/red", "--out", out, "--resume") == 1
+    argv = ["broken.jpg", "data/red", "--out", str(tmp_path / "o.csv")]
+    assert status(*argv) == 1
+    assert status(*argv, "--resume") == 1
     err = capsys.readouterr().err
     assert "11 images in" in err
-    assert ", 10 of them now, " in err
+    assert ", 0 of them now, " in err
+    assert err.count("1 of 11 images could not be read:\n  broken.jpg: not a picture") == 2
 
 
 @pytest.mark.parametrize(
@@ -338,8 +315,8 @@ def test_unreadable_pictures_of_earlier_runs_are_counted(
         (["data", "--out", "o.csv", "--top-k", "2"], "has the most probable class of each image: leave out"),
         (["data", "--out", "nowhere/o.jsonl"], "nowhere: no such folder"),
         (["data", "--out", "data"], "data: a result file ends in"),
-        (["data", "--workers", "-1"], "workers must not be negative, not -1"),
-        (["data", "--batch-size", "0"], "batch_size must be at least 1, not 0"),
+        (["data", "--workers", "-1"], "workers must be at least 0, not -1"),
+        (["data", "--batch-size", "0"], "batch_size must be in [1, 100000], not 0"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

@@ -12,6 +12,7 @@ from PIL import Image
 from tests.cli import error_line, exit_status
 from tests.explain.figures import coarse
 from tests.forked import ending, fork
+from vitascope.predict.compute import Compute
 from vitascope.predict.embed import embed
 from vitascope.predict.engine import TorchEngine
 
@@ -97,7 +98,12 @@ def test_picture_is_written_and_named(
 def test_file_of_features_gives_the_same_table(
     here: SimpleNamespace, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    embed("runs/tiny", "data", out=tmp_path / "f.npz", device="cpu", workers=0, precision="fp32")
+    embed(
+        "runs/tiny",
+        "data",
+        out=tmp_path / "f.npz",
+        compute=Compute(device="cpu", workers=0, precision="fp32"),
+    )
     assert similar("runs/tiny", PICTURE, "data") == 0
     of_data = capsys.readouterr().out
     assert similar("runs/tiny", PICTURE, tmp_path / "f.npz") == 0

@@ -27,6 +27,7 @@ from vitascope.data.pack import pack
 from vitascope.data.split_record import SplitRecord
 from vitascope.errors import Interrupted
 from vitascope.evaluation.evaluate import evaluate
+from vitascope.predict.compute import Compute
 from vitascope.predict.embed import Embeddings, embed
 from vitascope.remote import cache
 from vitascope.remote.stores import StoreError, find_object, list_folder
@@ -77,9 +78,9 @@ def test_predictions_equal_those_of_local_files(store: Store, photos: str, fails
 
 @pytest.mark.parametrize("fails", [False, True])
 def test_features_equal_those_of_local_files(store: Store, photos: str, fails: bool) -> None:
-    local = embed(store.folder / "model", store.folder / "photos", device="cpu", cache=False)
+    local = embed(store.folder / "model", store.folder / "photos", compute=Compute(device="cpu", cache=False))
     store.server.every_third_fails = fails
-    there = embed(f"{store.url}/model", photos, device="cpu", cache=False)
+    there = embed(f"{store.url}/model", photos, compute=Compute(device="cpu", cache=False))
     assert np.array_equal(there.features, local.features)
     assert there.made == local.made
     assert there.labels is not None
@@ -144,9 +145,7 @@ def test_server_that_is_gone_stops_a_prediction_that_is_resumed(
         patch.setattr(type(store.server), "__call__", gone_soon)
         line = error_line(command, capsys)
     assert "does not answer as it should" in line
-    done = lines(root / "p.jsonl")
-    assert 0 < len(done) < 40
-    assert all("error" not in row for row in done)
+    assert not (root / "p.jsonl").exists()
     store.server.gone = False
     assert main([*command, "--resume"]) == 0
     assert main(["predict", f"{root}/model", photos, "--out", f"{root}/q.jsonl", *QUICK]) == 0
@@ -258,8 +257,8 @@ def test_features_are_written_to_a_store(s3_store: Store) -> None:
     write_folder(root / "photos", per_class=6)
     for name in ("f.npz", "f.npy"):
         url = f"{s3_store.url}/results/{name}"
-        found = embed(small_model(), root / "photos", out=url, device="cpu")
-        local = embed(small_model(), root / "photos", out=root / name, device="cpu")
+        found = embed(small_model(), root / "photos", out=url, compute=Compute(device="cpu"))
+        local = embed(small_model(), root / "photos", out=root / name, compute=Compute(device="cpu"))
         assert np.array_equal(found.features, local.features)
         folder = cache.copied(list_folder(f"{s3_store.url}/results")[0], f"{s3_store.url}/results")
         assert np.array_equal(Embeddings.load(folder / name).features, local.features)
@@ -277,8 +276,12 @@ def test_interrupted_upload_is_resumed(s3_store: Store, capsys: pytest.CaptureFi
     url = f"{s3_store.url}/p.csv"
     command = ["predict", f"{root}/model", f"{root}/photos", *QUICK, "--out", url]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("vitascope.remote.outputs.upload", lambda *_: setattr(s3_store.server, "gone", True))
-        patch.setattr("vitascope.remote.outputs.shutil.rmtree", lambda *_: find_object(url))
+
+        def gone(*_: object) -> None:
+            s3_store.server.gone = True
+            find_object(url)
+
+        patch.setattr("vitascope.remote.outputs.upload", gone)
         assert "does not answer" in error_line(command, capsys)
     s3_store.server.gone = False
     assert error_line(command, capsys).startswith(f"vitascope: error: {url} exists: resume it")

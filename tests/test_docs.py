@@ -45,7 +45,6 @@ from vitascope.model.sizes import named_config
 from vitascope.options.groups import AugmentationOptions
 from vitascope.options.recipes import RECIPES
 from vitascope.predict import on_ray
-from vitascope.predict.bulk import compute_here
 from vitascope.predict.runtimes import open_engine
 from vitascope.run.trackers import TRACKERS
 from vitascope.training import plan
@@ -235,7 +234,8 @@ def test_page_runs_from_top_to_bottom(
     if "vs.zero_shot" in text:
         pytest.importorskip("tokenizers", reason="tokenizers is not installed (vitascope[text])")
     monkeypatch.setattr(on_ray, "connected", lambda address: nullcontext())
-    monkeypatch.setattr(on_ray, "compute_on_ray", compute_here)  # tests/predict/test_on_ray.py starts a Ray
+    here = lambda loop, parts, task, wanted: parts.compute(task, loop.engine, wanted)  # noqa: E731
+    monkeypatch.setattr(on_ray.RayLoop, "__call__", here)  # tests/predict/test_on_ray.py starts a Ray
     if "import pyarrow" in text:
         pytest.importorskip("pyarrow", reason="pyarrow is not installed (vitascope[parquet])")
     tracked = [install(monkeypatch, name) for name in TRACKERS if f"--tracker {name}" in text]

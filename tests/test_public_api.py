@@ -10,27 +10,24 @@ import vitascope as vs
 
 FROZEN = {
     "compare": "(runs, out=None)",
+    "Compute": "(*, batch_size=None, workers=None, precision='auto', device='auto', cache=True)",
+    "TableOptions": "(*, columns=(), images=None, labels=None, label_separator=None)",
     "compress": "(model, out, *, merge=None, heads=None, mlp_ratio=None, data=None, num_images=512, "
     "batch_size=8, precision='auto', device='auto')",
     "convert": "(ref, folder, *, format='vitascope', revision=None, images=())",
     "create_model": "(name, *, weights=None, **overrides)",
-    "embed": "(model, data, *, out=None, layer=None, pool=None, columns=(), images=None, labels=None, "
-    "label_separator=None, batch_size=None, workers=None, precision='auto', device='auto', cache=True, "
-    "engine='local', ray_address=None)",
-    "evaluate": "(model, data=None, *, rename=None, columns=(), images=None, labels=None, "
-    "label_separator=None, batch_size=None, precision='auto', device='auto')",
+    "embed": "(model, data, *, out=None, layer=None, pool=None, table=TABLE, compute=COMPUTE, ray=None)",
+    "evaluate": "(model, data=None, *, rename=None, table=TABLE, batch_size=None, precision='auto', "
+    "device='auto')",
     "export": "(model, path=None, *, format='onnx', input='pictures', dynamic_resolution=False, images=None, "
     "features=False)",
     "from_pretrained": "(ref, revision=None, *, family=None, config=None, dtype=None, device=None)",
     "list_models": "()",
-    "nearest": "(model, picture, data, *, k=12, layer=None, pool=None, columns=(), images=None, labels=None, "
-    "label_separator=None, batch_size=None, workers=None, precision='auto', device='auto', cache=True)",
+    "nearest": "(model, picture, data, *, k=12, layer=None, pool=None, table=TABLE, compute=COMPUTE)",
     "page": "(model, path=None, *, beside=None, weights='fp16', images=None, samples=None, browser=None, "
     "unproved=False)",
     "pretrain": "(config=None, *, recipe=None, **options)",
-    "probe": "(models, data, *, run=None, layers=None, pools=None, folds=5, columns=(), images=None, "
-    "labels=None, label_separator=None, seed=0, batch_size=None, workers=None, precision='auto', "
-    "device='auto', cache=True)",
+    "probe": "(models, data, *, run=None, layers=None, pools=None, seed=0, table=TABLE, compute=COMPUTE)",
     "push_to_hub": "(model, repo_id, *, private=False, token=None, format='vitascope')",
     "quantize": "(model, path=None, *, format='onnx', input='pictures', dynamic_resolution=False, data=None, "
     "calibration=None, calibration_images=300, max_drop=0.01)",
@@ -90,7 +87,8 @@ def signature_of(path: str) -> str:
         for parameter in found.parameters.values()
         if parameter.name != "self"
     ]
-    return str(found.replace(parameters=given, return_annotation=inspect.Signature.empty))
+    text = str(found.replace(parameters=given, return_annotation=inspect.Signature.empty))
+    return text.replace(repr(vs.TableOptions()), "TABLE").replace(repr(vs.Compute()), "COMPUTE")
 
 
 @pytest.mark.parametrize("name", vs.__all__)

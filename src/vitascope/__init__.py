@@ -13,6 +13,7 @@ from vitascope._version import __version__ as __version__
 if TYPE_CHECKING:
     from vitascope import explain
     from vitascope.data.preprocess import Preprocess
+    from vitascope.data.table_options import TableOptions
     from vitascope.deploy.export.compress import compress
     from vitascope.deploy.export.export import export
     from vitascope.deploy.export.quantize import quantize
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from vitascope.model.trace import Trace
     from vitascope.model.vit import VisionTransformer
     from vitascope.options.recipes import TrainConfig
+    from vitascope.predict.compute import Compute
     from vitascope.predict.embed import Embeddings, embed
     from vitascope.predict.nearest import Nearest, nearest
     from vitascope.predict.predictor import Prediction, Predictor
@@ -40,6 +42,7 @@ if TYPE_CHECKING:
     from vitascope.weights.transfer import create_model
 
 _HOMES = {
+    "Compute": "predict.compute",
     "Embeddings": "predict.embed",
     "Nearest": "predict.nearest",
     "Prediction": "predict.predictor",
@@ -49,6 +52,7 @@ _HOMES = {
     "ResNet": "model.resnet",
     "ResNetConfig": "model.resnet_config",
     "Run": "run.run",
+    "TableOptions": "data.table_options",
     "Trace": "model.trace",
     "TrainConfig": "options.recipes",
     "UserError": "errors",
@@ -76,6 +80,7 @@ _HOMES = {
 }
 
 __all__ = [
+    "Compute",
     "Embeddings",
     "Nearest",
     "Prediction",
@@ -85,6 +90,7 @@ __all__ = [
     "ResNet",
     "ResNetConfig",
     "Run",
+    "TableOptions",
     "Trace",
     "TrainConfig",
     "UserError",

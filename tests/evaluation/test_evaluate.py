@@ -93,15 +93,9 @@ def test_model_folder_without_data_is_rejected(tmp_path) -> None:
         evaluate(tmp_path / "m")
 
 
-@pytest.mark.parametrize("size", [0, -1])
-def test_batch_size_of_zero_is_rejected(tmp_path, size: int) -> None:
-    with pytest.raises(UserError, match=f"batch_size must be at least 1, not {size}"):
-        evaluate(tmp_path / "m", "digits", batch_size=size)
-
-
-@pytest.mark.parametrize("size", [10**9, 10**23])
-def test_batches_that_no_memory_holds_are_rejected(tmp_path, size: int) -> None:
-    with pytest.raises(UserError, match=f"batch_size must be at most 100,000, not {size}"):
+@pytest.mark.parametrize("size", [0, 10**23])
+def test_batches_of_no_image_or_that_no_memory_holds_are_rejected(tmp_path, size: int) -> None:
+    with pytest.raises(UserError, match=rf"batch_size must be in \[1, 100000\], not {size}"):
         evaluate(tmp_path / "m", "digits", batch_size=size)
 
 

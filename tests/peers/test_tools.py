@@ -128,6 +128,8 @@ def test_probe_takes_it_as_a_body(folder: Path, tmp_path: Path, monkeypatch: pyt
         place = tmp_path / "photos" / ("dark" if number % 2 else "bright")
         place.mkdir(parents=True, exist_ok=True)
         Image.fromarray(image // 4 if number % 2 else image).save(place / f"{number}.png")
-    result = vs.probe(folder, tmp_path / "photos", run=tmp_path / "run", workers=0, **HERE)
+    result = vs.probe(
+        folder, tmp_path / "photos", run=tmp_path / "run", compute=vs.Compute(workers=0, **HERE)
+    )
     assert vs.from_pretrained(tmp_path / "run").config.class_names == ("bright", "dark")
     assert result.evaluation.accuracy == 1

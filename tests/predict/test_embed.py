@@ -1,5 +1,10 @@
 """`embed`: features of any data, in memory and in files."""
 
+import dataclasses
+import json
+import os
+from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -9,13 +14,19 @@ import torch
 import vitascope as vs
 from tests.data import noise, write_picture, write_tree
 from tests.model import small_model, small_resnet
+from vitascope.cli import main
+from vitascope.data.table_options import TableOptions
 from vitascope.errors import UserError
 from vitascope.predict import embed as module
+from vitascope.predict import parts as parts_module
+from vitascope.predict.compute import Compute
 from vitascope.predict.embed import Embeddings, embed
 from vitascope.predict.engine import TorchEngine
+from vitascope.predict.on_ray import RayLoop
+from vitascope.predict.parts import PartDone, Parts, PartTask, parts_folder
 from vitascope.weights.loading import save_pretrained
 
-HERE = {"device": "cpu", "workers": 0, "precision": "fp32"}
+HERE = {"compute": Compute(device="cpu", workers=0, precision="fp32")}
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 
@@ -99,11 +110,12 @@ def test_table_with_several_labels_per_image(tmp_path: Path) -> None:
         write_picture(tmp_path / f"{number}.png", seed=number)
     rows = "image,label\n0.png,cat;dog\n1.png,dog\n2.png,cat\n3.png,cat;dog\n"
     (tmp_path / "labels.csv").write_text(rows)
-    found = embed(small_model(), tmp_path / "labels.csv", labels="several", label_separator=";", **HERE)
+    several = {"labels": "several", "label_separator": ";"}
+    found = embed(small_model(), tmp_path / "labels.csv", table=TableOptions(**several), **HERE)
     assert found.labels.tolist() == ["cat;dog", "dog", "cat", "cat;dog"]
     assert found.targets.labels.tolist() == [[True, True], [False, True], [True, False], [True, True]]
     frame = pytest.importorskip("pandas", reason="pandas is not installed").read_csv(tmp_path / "labels.csv")
-    again = embed(small_model(), frame, images=tmp_path, labels="several", label_separator=";", **HERE)
+    again = embed(small_model(), frame, table=TableOptions(images=tmp_path, **several), **HERE)
     assert np.array_equal(again.features, found.features)
 
 
@@ -206,7 +218,7 @@ def test_exported_features_are_embedded_and_cached_like_those_of_the_model(
     vs.export(model, tmp_path / "body.onnx", input=mode, features=True, images=noise(40, 36))
     own = embed(model, photos, **HERE)
     for computed in (9, 0):  # those of the model are not taken for those of the file
-        found = embed(tmp_path / "body.onnx", photos, workers=0, batch_size=4)
+        found = embed(tmp_path / "body.onnx", photos, compute=Compute(workers=0, batch_size=4))
         assert found.images.tolist() == own.images.tolist()
         np.testing.assert_allclose(found.features, own.features, atol=5e-3)
         assert (found.computed, len(found.unreadable)) == (computed, 1)
@@ -214,7 +226,7 @@ def test_exported_features_are_embedded_and_cached_like_those_of_the_model(
     own.check_model(tmp_path / "body.onnx")
     (tmp_path / "photo.png").write_bytes(b"broken")
     with pytest.raises(UserError, match="none of 1 image can be read"):
-        embed(tmp_path / "body.onnx", tmp_path / "photo.png", workers=0)
+        embed(tmp_path / "body.onnx", tmp_path / "photo.png", compute=Compute(workers=0))
 
 
 def test_subset_has_the_rows_of_its_images(photos: Path) -> None:
@@ -238,13 +250,11 @@ def test_targets_of_partly_labelled_images_are_rejected(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ({"batch_size": 0}, "batch_size must be at least 1"),
-        ({"workers": -1}, "workers must not be negative"),
         ({"pool": "max"}, "pool must be 'cls', 'mean', 'cls_mean' or null"),
         ({"layer": 9}, "no layer 9: the model has 3"),
         ({"out": "f.txt"}, r"ends in \.npz"),
         ({"layer": "last"}, "layer must be a whole number"),
-        ({"labels": "one"}, "labels is about a table"),
+        ({"table": TableOptions(labels="one")}, "labels is about a table"),
     ],
 )
 def test_impossible_requests_are_one_line(photos: Path, options: dict, reason: str) -> None:
@@ -263,3 +273,110 @@ def test_features_of_another_number_of_images_are_rejected(photos: Path, tmp_pat
     np.save(tmp_path / "f.npy", np.zeros((3, 16), np.float32))
     with pytest.raises(UserError, match="3 features of 9 images"):
         _ = Embeddings.load(tmp_path / "f.npy").features
+
+
+IN_PARTS = {"compute": Compute(device="cpu", workers=0, precision="fp32", batch_size=2), "ray": "local"}
+
+
+def compute_here(loop: RayLoop, parts: Parts, task: PartTask, wanted: list[int]) -> Iterator[PartDone]:
+    """In place of the workers of Ray."""
+    return parts.compute(task, loop.engine, wanted)
+
+
+@pytest.fixture
+def without_ray(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compute in parts of 4 images, in this process, in a folder with pictures and a model."""
+    monkeypatch.setattr(module, "connected", lambda address: nullcontext())
+    monkeypatch.setattr(parts_module, "UNIT_IMAGES", 3)
+    monkeypatch.setattr(RayLoop, "__call__", compute_here)
+    write_tree(tmp_path / "pictures", {"a": 6, "b": 5})
+    (tmp_path / "pictures" / "a" / "002.png").write_bytes(b"text")
+    rows = [f"pictures/{name}/00{number}.png,{name};day" for name in "ab" for number in (4, 1, 2)]
+    (tmp_path / "labels.csv").write_text("\n".join(["path,labels", *rows]))
+    save_pretrained(small_model(), tmp_path / "model")
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.parametrize("data", ["pictures", "pictures/b", "labels.csv", "photos"])
+@pytest.mark.parametrize("suffix", [".npz", ".npy", ".parquet"])
+@pytest.mark.usefixtures("without_ray")
+def test_file_is_bitwise_that_of_one_process(photos: Path, tmp_path: Path, data: str, suffix: str) -> None:
+    if suffix == ".parquet":
+        pytest.importorskip("pyarrow", reason="pyarrow is not installed (vitascope[parquet])")
+    names, compute = (f"one{suffix}", f"out{suffix}"), IN_PARTS["compute"]
+    one = embed("model", data, out=names[0], compute=dataclasses.replace(compute, cache=False))
+    found = embed("model", data, out=names[1], **IN_PARTS)
+    assert Path(names[0]).read_bytes() == Path(names[1]).read_bytes() or suffix == ".npz"  # it has a time
+    assert (found.made, found.count) == (one.made, one.count)
+    for column in ("features", "images", "labels", "splits", "unreadable", "computed"):
+        assert np.array_equal(getattr(found, column), getattr(one, column))
+    assert not parts_folder(tmp_path / names[1]).exists()
+
+
+@pytest.mark.usefixtures("without_ray")
+def test_command_embeds_on_ray(capsys: pytest.CaptureFixture[str]) -> None:
+    argv = ["embed", "model", "pictures", "--out", "f.npz", "--device", "cpu", "--precision", "fp32"]
+    with pytest.raises(SystemExit, match="1"):  # of the image that cannot be read
+        main([*argv, "--batch-size", "2", "--engine", "ray", "--json"])
+    counts = {"out": "f.npz", "images": 10, "unreadable": 1, "computed": 10}
+    assert json.loads(capsys.readouterr().out) == counts
+    assert len(Embeddings.load("f.npz")) == 10
+    assert main([*argv, "--engine", "ray"]) == 2
+    assert "is not overwritten" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("without_ray")
+def test_repeated_call_continues_and_other_options_are_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
+    def stopping(loop: RayLoop, parts: Parts, task: PartTask, wanted: list[int]) -> Iterator[PartDone]:
+        yield from compute_here(loop, parts, task, wanted[:1])
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(RayLoop, "__call__", stopping)
+    with pytest.raises(KeyboardInterrupt):
+        embed("model", "pictures", out="f.npz", **IN_PARTS)
+    monkeypatch.setattr(RayLoop, "__call__", compute_here)
+    for options, message in (
+        ({"pool": "mean"}, "pool was None, not 'mean'"),
+        ({"data": os.path.abspath("pictures")}, "images was "),
+        ({"ray": None}, "continue it on Ray"),
+    ):
+        with pytest.raises(UserError, match=message):
+            embed("model", **{"data": "pictures", "out": "f.npz", **IN_PARTS, **options})
+    assert embed("model", "pictures", out="f.npz", **IN_PARTS).computed == 7
+    assert len(Embeddings.load("f.npz")) == 10
+
+
+@pytest.mark.usefixtures("without_ray")
+def test_precisions_of_several_machines_are_not_mixed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def loop(loop: RayLoop, parts: Parts, task: PartTask, wanted: list[int]) -> Iterator[PartDone]:
+        yield from compute_here(loop, parts, task, wanted[:1])
+        yield from compute_here(dataclasses.replace(loop, precision="bf16"), parts, task, wanted[1:])
+
+    monkeypatch.setattr(RayLoop, "__call__", loop)
+    with pytest.raises(UserError, match=r"several precisions, fp32 \(.*\), bf16 \(.*\)"):
+        embed("model", "pictures", out="f.npz", **IN_PARTS)
+
+
+@pytest.mark.usefixtures("without_ray")
+def test_damaged_part_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def loop(loop: RayLoop, parts: Parts, task: PartTask, wanted: list[int]) -> Iterator[PartDone]:
+        yield from compute_here(loop, parts, task, wanted)
+        parts.file(1).write_bytes(parts.file(1).read_bytes()[:-40])
+
+    monkeypatch.setattr(RayLoop, "__call__", loop)
+    with pytest.raises(UserError, match=r"00001\.part: damaged"):
+        embed("model", "pictures", out="f.npz", **IN_PARTS)
+
+
+@pytest.mark.usefixtures("without_ray")
+def test_what_no_other_process_can_read_is_rejected(tmp_path: Path) -> None:
+    Path("broken").mkdir()
+    Path("broken/a.png").write_bytes(b"text")
+    for data, options, message in (
+        ("digits", {}, "is no image file"),
+        ("pictures", {"out": None}, "features go into a file"),
+        ("broken", {}, r"none of 1 image can be read: .*a\.png"),
+    ):
+        with pytest.raises(UserError, match=message):
+            embed("model", data, **{"out": "f.npz", **IN_PARTS, **options})
+    assert not Path("f.npz").exists()

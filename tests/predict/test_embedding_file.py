@@ -92,7 +92,7 @@ def test_parquet_is_written_in_groups_of_bounded_size(
     monkeypatch.setattr("vitascope.predict.embedding_file.GROUP_BYTES", 6 * 12)
     write_embeddings(tmp_path / "f.parquet", (part(4 * number, 4) for number in range(5)), 20, MADE)
     file = pq.ParquetFile(tmp_path / "f.parquet")
-    assert [file.metadata.row_group(number).num_rows for number in range(3)] == [8, 8, 4]
+    assert [file.metadata.row_group(number).num_rows for number in range(4)] == [6, 6, 6, 2]
 
 
 def test_path_that_is_no_utf8_is_written_escaped(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from tests.pretended_gpu import GPU, pretended_gpu
 from vitascope.data.decoding import ImageSource
 from vitascope.errors import UserError
 from vitascope.predict import feature_stream
+from vitascope.predict.compute import Compute
 from vitascope.predict.engine import TorchEngine
 from vitascope.predict.feature_stream import FeatureStream
 from vitascope.predict.features import OWN, FeatureSpec
@@ -34,7 +35,7 @@ def pictures(count: int, start: int = 0) -> list[np.ndarray]:
 
 
 def stream(sources: list[ImageSource], specs: list[FeatureSpec] = LAYERS, **options: object) -> FeatureStream:
-    return FeatureStream(engine(), specs, sources, **{"batch_size": 4, "workers": 0, **options})
+    return FeatureStream(engine(), specs, sources, Compute(**{"batch_size": 4, "workers": 0, **options}))
 
 
 def collect(found: FeatureStream) -> tuple[np.ndarray, list[np.ndarray]]:
@@ -49,11 +50,11 @@ def in_batches(sources: list[np.ndarray], specs: list[FeatureSpec] = LAYERS) -> 
     return [torch.cat(each).numpy() for each in zip(*found, strict=True)]
 
 
-@pytest.mark.parametrize("cached", [False, True])
+@pytest.mark.parametrize("cache", [False, True])
 @pytest.mark.parametrize("workers", [0, 2])
-def test_features_are_bitwise_those_of_the_model_in_the_same_batches(cached: bool, workers: int) -> None:
+def test_features_are_bitwise_those_of_the_model_in_the_same_batches(cache: bool, workers: int) -> None:
     sources = pictures(11)
-    found = stream(sources, cached=cached, workers=workers)
+    found = stream(sources, cache=cache, workers=workers)
     indices, features = collect(found)
     assert indices.tolist() == list(range(11))
     for mine, theirs in zip(features, in_batches(sources), strict=True):
@@ -138,7 +139,7 @@ def test_features_of_a_block_that_was_interrupted_are_kept(monkeypatch: pytest.M
     again = stream(sources)
     _, whole = collect(again)
     assert again.computed == 1  # of the batch that was interrupted
-    _, fresh = collect(stream(sources, cached=False))
+    _, fresh = collect(stream(sources, cache=False))
     for mine, theirs in zip(whole, fresh, strict=True):
         np.testing.assert_allclose(mine, theirs, atol=1e-5)
 
@@ -146,7 +147,7 @@ def test_features_of_a_block_that_was_interrupted_are_kept(monkeypatch: pytest.M
 def test_another_precision_or_body_has_features_of_its_own() -> None:
     collect(stream(pictures(4)))
     for other in (TorchEngine(engine().model, precision="bf16", device="cpu"), engine(norm_eps=1e-3)):
-        found = FeatureStream(other, [OWN], pictures(4), batch_size=4, workers=0)
+        found = FeatureStream(other, [OWN], pictures(4), Compute(batch_size=4, workers=0))
         collect(found)
         assert found.computed == 4
 
@@ -157,7 +158,10 @@ def test_another_head_on_the_same_body_has_the_same_features() -> None:
     with torch.no_grad():
         model.head.weight.mul_(2)
     found = FeatureStream(
-        TorchEngine(model, precision="fp32", device="cpu"), [OWN], pictures(4), batch_size=4, workers=0
+        TorchEngine(model, precision="fp32", device="cpu"),
+        [OWN],
+        pictures(4),
+        Compute(batch_size=4, workers=0),
     )
     collect(found)
     assert found.computed == 0
@@ -170,16 +174,16 @@ def test_features_that_are_not_finite_name_the_image_and_are_not_kept(tmp_path: 
         model.norm.weight[0] = torch.nan
     sick = TorchEngine(model, precision="fp32", device="cpu")
     for _ in range(2):
-        found = FeatureStream(sick, [OWN], paths, batch_size=2, workers=0)
+        found = FeatureStream(sick, [OWN], paths, Compute(batch_size=2, workers=0))
         with pytest.raises(UserError, match=r"image 0, .*0\.png: its features .* are not finite in fp32"):
             list(found)
 
 
 def test_no_cache_neither_reads_nor_writes(tmp_path: Path) -> None:
-    collect(stream(pictures(3), cached=False))
+    collect(stream(pictures(3), cache=False))
     assert not (tmp_path / "cache").exists()
     collect(stream(pictures(3)))
-    found = stream(pictures(3), cached=False)
+    found = stream(pictures(3), cache=False)
     collect(found)
     assert found.computed == 3
 
@@ -187,9 +191,9 @@ def test_no_cache_neither_reads_nor_writes(tmp_path: Path) -> None:
 def test_a_gpu_computes_a_batch_while_the_last_is_fetched() -> None:
     with pretended_gpu() as gpu:
         made = TorchEngine(small_model().to(GPU), precision="fp32", device=str(GPU))
-        options = {"batch_size": 2, "workers": 0, "cached": False}
-        list(FeatureStream(made, [OWN], pictures(2), **options))  # moves constants to the device
-        found = FeatureStream(made, [OWN], pictures(5), **options)
+        compute = Compute(batch_size=2, workers=0, cache=False)
+        list(FeatureStream(made, [OWN], pictures(2), compute))  # moves constants to the device
+        found = FeatureStream(made, [OWN], pictures(5), compute)
         gpu.log.clear()
         with gpu.watched():
             rows = list(found)

@@ -16,15 +16,18 @@ import vitascope as vs
 from tests.data import noise, write_picture, write_tree
 from tests.model import law, small_model
 from vitascope.data.preprocess import Preprocess
+from vitascope.data.table_options import TableOptions
 from vitascope.errors import UserError
 from vitascope.predict import nearest as module
+from vitascope.predict.compute import Compute
 from vitascope.predict.embed import Embeddings, embed
 from vitascope.predict.engine import TorchEngine
 from vitascope.predict.nearest import _Best, nearest
 from vitascope.predict.runtimes import open_engine
 from vitascope.weights.loading import save_pretrained
 
-HERE = {"device": "cpu", "workers": 0, "precision": "fp32"}
+HERE = {"compute": Compute(device="cpu", workers=0, precision="fp32")}
+ON_CPU = Compute(device="cpu", workers=0)
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 
@@ -92,7 +95,7 @@ def test_computed_features_give_what_the_data_give(
     calls = []
     monkeypatch.setattr(module, "opened_images", lambda *_: calls.append(1))
     for again in (kept, *([out] if out else [])):
-        found = nearest(small_model(), picture, again, k=6, device="cpu", workers=0)
+        found = nearest(small_model(), picture, again, k=6, compute=ON_CPU)
         assert found.rows() == of_data.rows()
         assert found.compared == 9
         assert found.computed == 0
@@ -101,12 +104,14 @@ def test_computed_features_give_what_the_data_give(
 
 def test_picture_is_computed_in_the_precision_of_computed_features(photos: Path) -> None:
     asked = photos / "train" / "dog" / "001.png"
-    kept = embed(small_model(), photos, device="cpu", workers=0, precision="bf16", cache=False)
-    found = nearest(small_model(), asked, kept, device="cpu", workers=0, cache=False)
+    kept = embed(
+        small_model(), photos, compute=Compute(device="cpu", workers=0, precision="bf16", cache=False)
+    )
+    found = nearest(small_model(), asked, kept, compute=Compute(device="cpu", workers=0, cache=False))
     assert found.images[0] == str(asked)
     assert found.similarities[0] == pytest.approx(1, abs=1e-3)
-    same = embed(small_model(), photos, device="cpu", workers=0, precision="bf16")
-    assert nearest(small_model(), asked, same, device="cpu", workers=0).similarities[0] == 1
+    same = embed(small_model(), photos, compute=Compute(device="cpu", workers=0, precision="bf16"))
+    assert nearest(small_model(), asked, same, compute=ON_CPU).similarities[0] == 1
     of_fp32 = nearest(small_model(), asked, same, **HERE)
     assert of_fp32.similarities[0] != 1
 
@@ -115,7 +120,9 @@ def test_picture_in_the_data_comes_first_and_its_copies_follow_in_their_order(ph
     asked = photos / "train" / "dog" / "001.png"
     for place in (photos / "train" / "cat" / "zzz.png", photos / "test" / "dog" / "zzz.png"):
         place.write_bytes(asked.read_bytes())
-    found = nearest(small_model(), asked, photos, k=4, batch_size=2, **HERE)
+    found = nearest(
+        small_model(), asked, photos, k=4, compute=dataclasses.replace(HERE["compute"], batch_size=2)
+    )
     assert found.similarities[:3].tolist() == [1.0, 1.0, 1.0]
     assert [Path(name).name for name in found.images[:3]] == ["zzz.png", "001.png", "zzz.png"]
     assert (np.diff(found.indices[:3]) > 0).all()
@@ -174,12 +181,12 @@ def test_table_and_frame_with_several_labels_per_image(tmp_path: Path, picture: 
     for number in range(3):
         write_picture(tmp_path / f"{number}.png", seed=number)
     (tmp_path / "labels.csv").write_text("image,label\n0.png,cat;dog\n1.png,dog\n2.png,cat\n")
-    options = {"labels": "several", "label_separator": ";", **HERE}
-    found = nearest(small_model(), picture, tmp_path / "labels.csv", **options)
+    several = {"labels": "several", "label_separator": ";"}
+    found = nearest(small_model(), picture, tmp_path / "labels.csv", table=TableOptions(**several), **HERE)
     named = dict(zip(found.indices.tolist(), found.labels.tolist(), strict=True))
     assert named == {0: "cat;dog", 1: "dog", 2: "cat"}
     frame = pytest.importorskip("pandas", reason="pandas is not installed").read_csv(tmp_path / "labels.csv")
-    again = nearest(small_model(), picture, frame, images=tmp_path, **options)
+    again = nearest(small_model(), picture, frame, table=TableOptions(images=tmp_path, **several), **HERE)
     assert again.similarities.tolist() == found.similarities.tolist()
 
 
@@ -249,11 +256,9 @@ def test_image_that_has_gone_leaves_its_place_empty_with_a_warning(
     [
         ({"k": 0}, "k must be at least 1, not 0"),
         ({"k": 1.5}, "k must be a whole number"),
-        ({"batch_size": 0}, "batch_size must be at least 1"),
-        ({"workers": -1}, "workers must not be negative"),
         ({"pool": "max"}, "pool must be 'cls', 'mean', 'cls_mean' or null"),
         ({"layer": 9}, "no layer 9: the model has 3"),
-        ({"labels": "one"}, "labels is about a table"),
+        ({"table": TableOptions(labels="one")}, "labels is about a table"),
     ],
 )
 def test_impossible_requests_are_one_line(photos: Path, picture: Path, options: dict, reason: str) -> None:
@@ -299,24 +304,24 @@ def test_exported_classifier_names_the_way_out(photos: Path, picture: Path, expo
 def test_features_of_another_model_are_rejected(photos: Path, picture: Path) -> None:
     kept = embed(small_model(), photos, **HERE)
     with pytest.raises(UserError, match=r"these features are of a model \(\w{12}\), not of this model"):
-        nearest(small_model(seed=1), picture, kept, device="cpu")
+        nearest(small_model(seed=1), picture, kept, compute=ON_CPU)
     with pytest.raises(UserError, match="of the model's own pooling, not of layer 1, pool cls: embed"):
-        nearest(small_model(), picture, kept, layer=1, pool="cls", device="cpu")
+        nearest(small_model(), picture, kept, layer=1, pool="cls", compute=ON_CPU)
     other = small_model()
     other.preprocess = dataclasses.replace(other.preprocess, crop_pct=0.5)
     with pytest.raises(UserError, match=r"another preprocessing, crop_pct 1\.0, not 0\.5: embed"):
-        nearest(other, picture, kept, device="cpu")
+        nearest(other, picture, kept, compute=ON_CPU)
     with pytest.raises(UserError, match="labels is about a table, and these features are computed"):
-        nearest(small_model(), picture, kept, labels="one", device="cpu")
+        nearest(small_model(), picture, kept, table=TableOptions(labels="one"), compute=ON_CPU)
     assert nearest(TorchEngine(small_model(), device="cpu", precision="fp32"), picture, kept).compared == 9
-    assert nearest(small_model(num_classes=2), picture, kept, device="cpu").compared == 9
+    assert nearest(small_model(num_classes=2), picture, kept, compute=ON_CPU).compared == 9
 
 
 def test_features_that_are_not_finite_are_rejected_with_the_image(photos: Path, picture: Path) -> None:
     kept = embed(small_model(), photos, **HERE)
-    kept.kept[4, 2] = np.nan
+    kept.features[4, 2] = np.nan
     with pytest.raises(UserError, match=r"dog/000\.png: its features are not finite numbers"):
-        nearest(small_model(), picture, kept, device="cpu")
+        nearest(small_model(), picture, kept, compute=ON_CPU)
 
 
 def test_damaged_files_of_features_are_one_line(photos: Path, picture: Path, tmp_path: Path) -> None:
@@ -325,10 +330,10 @@ def test_damaged_files_of_features_are_one_line(photos: Path, picture: Path, tmp
     embed(small_model(), photos, out=tmp_path / "f.npy", **HERE)
     np.save(tmp_path / "f.npy", np.ones((9, 5), np.float32))
     with pytest.raises(UserError, match="features of 5 numbers, and the model's have 16"):
-        nearest(small_model(), picture, tmp_path / "f.npy", device="cpu")
+        nearest(small_model(), picture, tmp_path / "f.npy", compute=ON_CPU)
     np.save(tmp_path / "f.npy", np.ones((3, 16), np.float32))
     with pytest.raises(UserError, match="3 features of 9 images"):
-        nearest(small_model(), picture, tmp_path / "f.npy", device="cpu")
+        nearest(small_model(), picture, tmp_path / "f.npy", compute=ON_CPU)
     described = json.loads((tmp_path / "f.npy.json").read_text())
     described["made"]["layer"] = "last"
     (tmp_path / "f.npy.json").write_text(json.dumps(described))

@@ -1,6 +1,7 @@
 """Bulk work on Ray: what it is given, what is wrong in one line, and once the whole with a killed worker."""
 
 import contextlib
+import dataclasses
 import json
 import os
 import shutil
@@ -16,21 +17,23 @@ from tests.data import write_tree
 from tests.model import small_model
 from vitascope.cli import main
 from vitascope.errors import UserError
-from vitascope.predict.on_ray import Share, check_reachable, connected, explained, share_of
-from vitascope.predict.part_worker import PredictTask
-from vitascope.predict.selection import ClassSelection
+from vitascope.predict.on_ray import (
+    RayPartWorker,
+    Share,
+    WorkerModel,
+    check_reachable,
+    connected,
+    explained,
+    share_of,
+)
+from vitascope.predict.parts import Parts
+from vitascope.predict.result_file import PredictTask
+from vitascope.predict.runtimes import open_engine
 from vitascope.weights.loading import save_pretrained
 
 SECONDS = 280
 """After which a wait is given up."""
 QUICK = ["--device", "cpu", "--precision", "fp32", "--batch-size", "2"]
-
-
-def task(device: str = "auto", workers: int | None = None) -> PredictTask:
-    options = {"model": "m", "digest": "", "precision": "auto", "batch_size": 64}
-    return PredictTask(
-        **options, device=device, workers=workers, selection=ClassSelection(), probabilities=False
-    )
 
 
 HEAD, SMALL, LARGE = {"CPU": 8.0}, {"CPU": 16.0, "GPU": 2.0}, {"CPU": 64.0, "GPU": 8.0}
@@ -39,30 +42,39 @@ HEAD, SMALL, LARGE = {"CPU": 8.0}, {"CPU": 16.0, "GPU": 2.0}, {"CPU": 64.0, "GPU
 @pytest.mark.parametrize(
     ("asked", "nodes", "share"),
     [
-        (task(), [HEAD, {"CPU": 4.0}], Share(1, 0, 12)),  # a worker per core, which reads by itself
-        (task(workers=2), [HEAD, {"CPU": 4.0}, {"memory": 1.0}], Share(3, 0, 3)),
-        (task(), [HEAD, LARGE, LARGE], Share(8, 1, 16)),  # a worker per GPU, and its cores to read with
-        (task("cuda", workers=3), [HEAD, SMALL], Share(4, 1, 2)),
-        (task("cuda"), [SMALL, {"CPU": 2.0, "GPU": 1.0}], Share(2, 1, 3)),
-        (task("cpu"), [SMALL], Share(1, 0, 16)),
+        (("auto", None), [HEAD, {"CPU": 4.0}], Share(1, 0, 12)),  # a worker per core, which reads by itself
+        (("auto", 2), [HEAD, {"CPU": 4.0}, {"memory": 1.0}], Share(3, 0, 3)),
+        (
+            ("auto", None),
+            [HEAD, LARGE, LARGE],
+            Share(8, 1, 16),
+        ),  # a worker per GPU, and its cores to read with
+        (("cuda", 3), [HEAD, SMALL], Share(4, 1, 2)),
+        (("cuda", None), [SMALL, {"CPU": 2.0, "GPU": 1.0}], Share(2, 1, 3)),
+        (("cpu", None), [SMALL], Share(1, 0, 16)),
     ],
 )
 def test_worker_takes_a_cpu_or_a_gpu_with_its_cores(
-    asked: PredictTask, nodes: list[dict[str, float]], share: Share
+    asked: tuple[str, int | None], nodes: list[dict[str, float]], share: Share
 ) -> None:
-    assert share_of(asked, nodes) == share
+    assert share_of(*asked, nodes) == share
 
 
 @pytest.mark.parametrize(
     ("asked", "message"),
     [
-        (task("cuda"), "no node of Ray has the 1 CPUs and the GPU of a worker: they have 8 CPUs and 0 GPUs"),
-        (task(workers=8), "the 9 CPUs of a worker"),
+        (
+            ("cuda", None),
+            "no node of Ray has the 1 CPUs and the GPU of a worker: they have 8 CPUs and 0 GPUs",
+        ),
+        (("auto", 8), "the 9 CPUs of a worker"),
     ],
 )
-def test_worker_that_fits_nowhere_is_rejected_instead_of_waited_for(asked: PredictTask, message: str) -> None:
+def test_worker_that_fits_nowhere_is_rejected_instead_of_waited_for(
+    asked: tuple[str, int | None], message: str
+) -> None:
     with pytest.raises(UserError, match=message):
-        share_of(asked, [HEAD])
+        share_of(*asked, [HEAD])
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:1", "no-host.invalid:6379", "127.0.0.1:99999"])
@@ -155,6 +167,52 @@ def test_command_says_in_one_line_what_is_wrong(
     assert (out, err.count("\n")) == ("", 1)
     assert message in err
     assert [path.name for path in tmp_path.iterdir()] == ["pictures"]
+
+
+@pytest.fixture
+def pictures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a model and nine pictures, of which one has vanished."""
+    monkeypatch.chdir(tmp_path)
+    write_tree(tmp_path / "pictures", {"a": 9})
+    save_pretrained(small_model(), tmp_path / "model")
+    return tmp_path / "pictures"
+
+
+def result_of(pictures: Path, **change: object) -> str:
+    """The error of a worker that computes the pictures as one part."""
+    listed = [(str(pictures / "a" / f"00{number}.png"),) for number in range(9)]
+    parts = Parts.create(pictures.parent / "o.parts", listed, batch_size=2, about={})
+    digest = open_engine("model").digest
+    model = WorkerModel(model="model", digest=digest, precision="fp32", device="cpu")
+    worker = RayPartWorker(parts, PredictTask(batch_size=2, workers=0), dataclasses.replace(model, **change))
+    return str(worker({"part": [0]})["error"][0])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"versions": {"vitascope": "0.0.1", "torch": "2.0"}}, "the command vitascope 0.0.1, torch 2.0"),
+        ({"home": "/no/such/folder"}, "a folder that all nodes share"),
+        ({"digest": "f" * 64}, "another model here: SHA-256"),
+        ({"model": "no-model"}, "no-model"),
+        ({"device": "abacus"}, "abacus"),
+    ],
+)
+def test_worker_that_is_not_like_the_others_reports_it_with_its_node(
+    pictures: Path, change: dict, message: str
+) -> None:
+    error = result_of(pictures, **change)
+    assert message in error
+    assert error.startswith(f"{os.uname().nodename}: ")
+
+
+def test_images_that_a_node_does_not_see_are_not_taken_for_unreadable(pictures: Path) -> None:
+    (pictures / "a" / "001.png").unlink()
+    assert result_of(pictures) == ""
+    shutil.rmtree(pictures.parent / "o.parts")
+    shutil.rmtree(pictures)
+    assert "000.png to " in (error := result_of(pictures))
+    assert "008.png is here: they must be in a folder that all nodes share" in error
 
 
 @pytest.mark.parametrize("command", ["predict", "embed"])

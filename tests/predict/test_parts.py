@@ -1,23 +1,60 @@
-"""Parts of a job: their list of images is whole or rejected, and so are their results."""
+"""Jobs in parts: the list of images is whole or rejected, and so are results, whatever dies or stops."""
 
 import json
+import logging
 import os
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
 from tests.forked import ending, fork
 from vitascope.errors import UserError
 from vitascope.predict import parts as module
-from vitascope.predict.parts import Parts, job_exists, parts_folder
+from vitascope.predict.parts import (
+    MOST_DEATHS,
+    Images,
+    Loop,
+    PartDone,
+    Parts,
+    PartTask,
+    computed,
+    job_exists,
+    loop_of,
+    parts_folder,
+)
+
+ENGINE = cast("Any", None)
+HERE = loop_of(ENGINE)
+
+
+class Names(PartTask):
+    """The result of an image is its name."""
+
+    def contents(self, engine: Any, parts: Iterator[Images]) -> Generator[Iterable[bytes], None, None]:
+        for images in parts:
+            yield [f"{name}\n".encode() for (name,) in images]
 
 
 def listed(folder: Path, images: list[tuple[str, ...]], batch_size: int = 4) -> Parts:
-    return Parts.create(folder, ".txt", images, batch_size=batch_size, about={"top_k": 3})
+    return Parts.create(folder, images, batch_size=batch_size, about={"top_k": 3})
 
 
 def names(count: int) -> list[tuple[str, ...]]:
     return [(f"{number:03}.png",) for number in range(count)]
+
+
+def run(out: Path, loop: Loop = HERE, images: int = 19, top_k: int = 3) -> list[int]:
+    """Write the names of images to a file; returns the parts that were computed now."""
+
+    def differences(about: Any) -> list[str]:
+        return [] if about["top_k"] == top_k else [f"top_k was {about['top_k']}"]
+
+    task = Names(batch_size=4)
+    with computed(out, task, loop, lambda: names(images), {"top_k": top_k}, differences) as (parts, now):
+        out.write_bytes(b"".join(parts.file(part).read_bytes() for part in range(len(parts))))
+    return now
 
 
 @pytest.fixture(autouse=True)
@@ -31,7 +68,7 @@ def test_parts_have_all_images_in_order_and_whole_batches(tmp_path: Path) -> Non
     assert parts.part_images == 8  # batches of 4 up to at least 6 images
     assert [parts.count(part) for part in range(len(parts))] == [8, 8, 3]
     assert [image for part in range(len(parts)) for image in parts.texts(part)] == images
-    assert Parts.open(tmp_path, ".txt") == parts
+    assert Parts.open(tmp_path) == parts
 
 
 def test_parts_become_larger_and_not_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -43,7 +80,7 @@ def test_parts_become_larger_and_not_more(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_any_path_and_empty_labels_are_kept(tmp_path: Path) -> None:
-    images = [("a\nb.png", "", "all"), (os.fsdecode(b"\xe9.png"), "cat;dog", "all"), ("日本.png", "", "")]
+    images = [("a\nb.png", "", "all"), (os.fsdecode(b"\xe9.png"), "\ud800;dog", "all"), ("日本.png", "", "")]
     assert listed(tmp_path, images).texts(0) == images
 
 
@@ -63,7 +100,6 @@ def test_nothing_is_listed_of_no_images_or_of_a_nul(tmp_path: Path) -> None:
         ("job.json", lambda data: b"[]"),
         ("job.json", lambda data: data.replace(b'"part_images": 8', b'"part_images": 0')),
         ("job.json", lambda data: data.replace(b'"part_images": 8', b'"part_images": 6')),
-        ("job.json", lambda data: data.replace(b'"images": 19', b'"images": "19"')),
         ("job.json", lambda data: data.replace(b'"images": 19', b'"imagos": 19')),
     ],
 )
@@ -72,77 +108,113 @@ def test_list_that_was_cut_short_or_damaged_is_rejected(tmp_path: Path, file: st
     path = tmp_path / file
     path.write_bytes(change(path.read_bytes()))
     with pytest.raises(UserError, match="begin again"):
-        Parts.open(tmp_path, ".txt")
+        Parts.open(tmp_path)
 
 
-def test_list_that_changes_in_the_job_is_rejected(tmp_path: Path) -> None:
+def test_list_that_changes_or_that_a_node_does_not_see_is_rejected(tmp_path: Path) -> None:
     parts = listed(tmp_path, names(19))
     path = tmp_path / "images"
     path.write_bytes(path.read_bytes().replace(b"018.png\0", b"018-png?"))
     assert parts.texts(1)
     with pytest.raises(UserError, match="cut short or changed"):
         parts.texts(2)
-
-
-def test_list_that_a_node_does_not_see_is_explained(tmp_path: Path) -> None:
-    parts = listed(tmp_path, names(19))
-    (tmp_path / "images").unlink()
+    path.unlink()
     with pytest.raises(UserError, match="a folder that all nodes share"):
         parts.texts(0)
 
 
-def test_killed_process_leaves_no_result_and_is_counted(tmp_path: Path) -> None:
-    parts = listed(tmp_path, names(19))
+def test_job_is_joined_from_all_parts_and_leaves_nothing(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    assert run(out) == [0, 1, 2]
+    assert out.read_text().split() == [name for (name,) in names(19)]
+    assert list(tmp_path.iterdir()) == [out]
 
-    def die() -> None:
-        with parts.writing(1) as path:
+
+def test_interrupted_job_computes_the_missing_parts_only(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+
+    def stopping(parts: Parts, task: PartTask, wanted: Sequence[int]) -> Iterator[PartDone]:
+        yield from HERE(parts, task, wanted[:2])
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(out, stopping)
+    assert job_exists(out)
+    assert not out.exists()
+    with pytest.raises(
+        UserError, match=r"out\.parts was made with other options .*: top_k was 3; use the same"
+    ):
+        run(out, top_k=5)
+    assert run(out, images=99) == [2]  # the images are those that were listed
+    assert len(out.read_text().split()) == 19
+
+
+def test_job_that_was_not_listed_completely_or_not_removed_completely_begins_again(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    parts_folder(out).mkdir()
+    (parts_folder(out) / "images").write_bytes(b"000.png\0")
+    (parts_folder(out) / "00000.part").write_text("old")
+    assert run(out) == [0, 1, 2]
+    assert "old" not in out.read_text()
+
+
+def test_part_that_nothing_computed_stops_the_job(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="2 of 3 parts are not computed"):
+        run(tmp_path / "out", lambda parts, task, wanted: HERE(parts, task, wanted[:1]))
+
+
+def test_second_process_is_rejected(tmp_path: Path) -> None:
+    def second(parts: Parts, task: PartTask, wanted: Sequence[int]) -> Iterator[PartDone]:
+        with pytest.raises(UserError, match="is in use by process"):
+            run(tmp_path / "out")
+        return HERE(parts, task, wanted)
+
+    run(tmp_path / "out", second)
+
+
+def test_killed_process_leaves_no_results_and_is_reported(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def content() -> Iterator[bytes]:
+        yield b"half"
+        os.kill(os.getpid(), 9)
+
+    def die(parts: Parts) -> None:
+        parts.begin(1)
+        parts.write(1, content())
+
+    def dying(parts: Parts, task: PartTask, wanted: Sequence[int]) -> Iterator[PartDone]:
+        assert [ending(fork(lambda: die(parts))) for _ in range(2)] == [-9, -9]
+        assert parts.missing() == [0, 1, 2]
+        return HERE(parts, task, wanted)
+
+    with caplog.at_level(logging.WARNING):
+        assert run(tmp_path / "out", dying) == [0, 1, 2]
+    assert "2 workers died at part 2 of 3, which was computed again" in caplog.text
+    assert "half" not in (tmp_path / "out").read_text()
+
+
+def test_part_at_which_workers_die_stops_the_job_and_names_its_images(tmp_path: Path) -> None:
+    def dying(parts: Parts, task: PartTask, wanted: Sequence[int]) -> Iterator[PartDone]:
+        for _ in range(MOST_DEATHS):
             parts.begin(1)
-            path.write_text("half")
-            os.kill(os.getpid(), 9)
+        return HERE(parts, task, wanted)
 
-    assert [ending(fork(die)) for _ in range(2)] == [-9, -9]
-    assert parts.missing() == [0, 1, 2]
-    with parts.writing(1) as path:
-        assert parts.begin(1) == 2
-        path.write_text("whole")
-    assert parts.missing() == [0, 2]
-    assert parts.file(1).read_text() == "whole"
-    assert not parts.tries(1).exists()
+    with pytest.raises(UserError, match=r"5 workers died at the images from 008\.png to 015\.png"):
+        run(tmp_path / "out", dying)
+    assert run(tmp_path / "out") == [1, 2]  # deaths are forgotten by the next command
 
 
-def test_error_leaves_no_result_and_counts_no_death(tmp_path: Path) -> None:
+def test_error_leaves_no_results_and_counts_no_death(tmp_path: Path) -> None:
     parts = listed(tmp_path, names(19))
 
-    def fail() -> None:
-        with parts.writing(0) as path:
-            parts.begin(0)
-            path.write_text("half")
-            raise UserError("no")
+    def failing() -> Iterator[bytes]:
+        yield b"half"
+        raise UserError("no")
 
+    parts.begin(0)
     with pytest.raises(UserError, match="no"):
-        fail()
+        parts.write(0, failing())
     assert parts.missing() == [0, 1, 2]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["images", "job.json"]
-
-
-def test_deaths_are_forgotten_by_the_next_command(tmp_path: Path) -> None:
-    parts = listed(tmp_path, names(19))
-    parts.begin(0)
-    parts.forgive()
-    assert parts.begin(0) == 0
-
-
-def test_removed_job_is_gone(tmp_path: Path) -> None:
-    out = tmp_path / "out.jsonl"
-    parts = listed(parts_folder(out), names(3))
-    assert job_exists(out)
-    assert json.loads((parts.folder / "job.json").read_text())["about"] == {"top_k": 3}
-    parts.remove()
-    assert not parts.folder.exists()
-
-
-def test_results_of_a_job_whose_removal_was_interrupted_are_not_taken(tmp_path: Path) -> None:
-    parts = listed(tmp_path, names(19))
-    parts.file(0).write_text("old")
-    (tmp_path / "job.json").unlink()
-    assert listed(tmp_path, names(12)).missing() == [0, 1]
+    assert json.loads((tmp_path / "job.json").read_text())["about"] == {"top_k": 3}

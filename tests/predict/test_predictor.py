@@ -454,7 +454,7 @@ def test_missing_folder_and_invalid_options_are_rejected_immediately(tmp_path: P
         predictor().predict_folder(tmp_path / "nowhere")
     with pytest.raises(UserError, match="top_k must be at least 1, not 0"):
         predictor().predict_folder(tmp_path, 0)
-    with pytest.raises(UserError, match="workers must not be negative, not -1"):
+    with pytest.raises(UserError, match="workers must be at least 0, not -1"):
         predictor().stream([], workers=-1)
     with pytest.raises(UserError, match=r"gone\.png: no such file"):
         list(find_images([tmp_path / "gone.png"]))

@@ -2,7 +2,6 @@
 
 import csv
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +12,11 @@ from hypothesis import strategies as st
 
 from tests.data import write_picture
 from tests.model import labelling_model, law, small_model
-from vitascope.errors import UserError
 from vitascope.predict.engine import Engine, TorchEngine
+from vitascope.predict.parts import loop_of
 from vitascope.predict.predictor import Predictor
-from vitascope.predict.result_file import ResultFile
-from vitascope.predict.result_formats import COLUMNS, column_names, csv_text, images_of_csv
+from vitascope.predict.result_file import PredictTask, predict_to_file
+from vitascope.predict.result_formats import COLUMNS, column_names, csv_text
 from vitascope.predict.selection import ClassSelection
 
 NAMES = ("ant", "bee;wasp", 'a "cat", big', "line\nbreak\rand return")
@@ -38,14 +37,8 @@ def predict(
     """Predict a picture with a comma in its name, and one that cannot be read."""
     paths = [str(write_picture(folder / "a, b.png")), str(folder / "z.png")]
     (folder / "z.png").write_text("none")
-    chosen = selection or ClassSelection()
-    with ResultFile(out, engine, selection, **options) as file:
-        stream = Predictor(engine).stream(
-            file.remaining(paths), chosen.top_k, threshold=chosen.threshold, workers=0
-        )
-        for result in stream:
-            file.write(result)
-        file.finish()
+    task = PredictTask(batch_size=8, workers=0, selection=selection or ClassSelection(), **options)
+    predict_to_file(out, engine, task, loop_of(engine), paths)
     return out
 
 
@@ -149,77 +142,6 @@ def test_column_names_are_distinct_and_those_of_distinct_classes_are_their_label
     assert len({*found, *COLUMNS}) == len(labels) + len(COLUMNS)
     for label, name in zip(labels, found, strict=True):
         assert name == label or label in COLUMNS or labels.count(label) > 1
-
-
-@pytest.mark.parametrize("name", ["o.csv", "o.parquet"])
-def test_finished_file_is_resumed_with_the_same_job_alone(name: str, tmp_path: Path) -> None:
-    if name == "o.parquet":
-        pytest.importorskip("pyarrow")
-    engine = labelling(0.2, 0.9, 0.6, 0.1)
-    before = predict(engine, tmp_path / name, tmp_path).read_bytes()
-    assert predict(engine, tmp_path / name, tmp_path, resume=True).read_bytes() == before
-    with pytest.raises(UserError, match=r"threshold 0 was 0\.5, not 0\.3; .*; 1 more thresholds differ"):
-        predict(engine, tmp_path / name, tmp_path, ClassSelection(threshold=0.3), resume=True)
-    with pytest.raises(UserError, match="top_k was None, not 3"):
-        predict(engine, tmp_path / name, tmp_path, ClassSelection(top_k=3), resume=True)
-
-
-def test_interrupted_csv_is_resumed_from_its_lines(tmp_path: Path) -> None:
-    engine, out = labelling(0.2, 0.9, 0.6, 0.1), tmp_path / "o.csv"
-    path = str(write_picture(tmp_path / "a, b.png"))
-    with ResultFile(out, engine) as file:
-        file.write(next(iter(Predictor(engine).stream([path], workers=0))))
-    assert not out.exists()
-    predict(engine, out, tmp_path, resume=True)
-    assert [row["image"] for row in rows_of_csv(out)] == [path, str(tmp_path / "z.png")]
-    assert sorted(each.name for each in tmp_path.glob("o.csv*")) == ["o.csv", "o.csv.fingerprint.json"]
-
-
-def test_probabilities_belong_to_the_job(tmp_path: Path) -> None:
-    predict(classifying(), tmp_path / "o.jsonl", tmp_path)
-    with pytest.raises(UserError, match="probabilities was False, not True"):
-        predict(classifying(), tmp_path / "o.jsonl", tmp_path, probabilities=True, resume=True)
-
-
-def test_file_of_an_earlier_version_is_resumed(tmp_path: Path) -> None:
-    predict(classifying(), tmp_path / "o.jsonl", tmp_path)
-    beside = tmp_path / "o.jsonl.fingerprint.json"
-    stored = json.loads(beside.read_text())
-    for added in ("thresholds", "probabilities"):
-        del stored[added]
-    beside.write_text(json.dumps(stored))
-    before = (tmp_path / "o.jsonl").read_bytes()
-    assert predict(classifying(), tmp_path / "o.jsonl", tmp_path, resume=True).read_bytes() == before
-
-
-def test_top_k_of_a_csv_with_one_class_per_image_is_rejected(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="the most probable class of each image: leave out top_k"):
-        ResultFile(tmp_path / "o.csv", classifying(), ClassSelection(top_k=3))
-    assert not list(tmp_path.iterdir())
-
-
-def test_csv_of_another_origin_is_rejected(tmp_path: Path) -> None:
-    (tmp_path / "o.csv").write_text("id,label\n1,cat\n")
-    with pytest.raises(UserError, match="not written by `vitascope predict`"):
-        list(images_of_csv(tmp_path / "o.csv"))
-
-
-@pytest.mark.parametrize(
-    ("damage", "message"),
-    [
-        (lambda content: content[: content.rindex(b",")], "2 cells, not 3"),
-        (lambda content: content + b"\xff,ant,0.5\n", "invalid start byte"),
-        (lambda content: content + b'"a.png,ant,0.5\n', "unexpected end of data"),
-        (lambda content: content + b"a.png," + b"x" * 200_000 + b",0.5\n", "field larger than field limit"),
-    ],
-)
-def test_damaged_csv_is_rejected_with_the_line(
-    damage: Callable[[bytes], bytes], message: str, tmp_path: Path
-) -> None:
-    out = predict(classifying(), tmp_path / "o.csv", tmp_path)
-    out.write_bytes(damage(out.read_bytes()))
-    with pytest.raises(UserError, match=rf"o\.csv, line \d+: cannot be read: .*{message}"):
-        predict(classifying(), out, tmp_path, resume=True)
 
 
 @pytest.mark.parametrize(

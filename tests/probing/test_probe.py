@@ -1,5 +1,6 @@
 """`probe`: from bodies and images to a finished run."""
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -11,13 +12,14 @@ from PIL import Image
 import vitascope as vs
 from tests.model import small_model, small_resnet
 from vitascope.errors import UserError
+from vitascope.predict.compute import Compute
 from vitascope.probing import probe as module
 from vitascope.probing.probe import probe
 from vitascope.run.run import Run
 from vitascope.training.train import resume
 from vitascope.weights.loading import save_pretrained
 
-HERE = {"device": "cpu", "workers": 0, "precision": "fp32"}
+HERE = {"compute": Compute(device="cpu", workers=0, precision="fp32")}
 NAME = "3 blocks of width 16, 16x16 pixels in patches of 8"
 COLOURS = {"red": (170, 90, 90), "green": (90, 170, 90), "blue": (90, 90, 170)}
 
@@ -62,7 +64,7 @@ def test_the_run_is_an_ordinary_one(photos: Path, tmp_path: Path) -> None:
     assert (run.finished, run.classifies, run.probes) == (True, True, True)
     assert {path.name for path in (result.page, result.report)} == {"probe.html", "report.html"}
     assert result.page.is_file()
-    evaluation = vs.evaluate("runs/probe", **{name: HERE[name] for name in ("device", "precision")})
+    evaluation = vs.evaluate("runs/probe", device="cpu", precision="fp32")
     assert np.array_equal(evaluation.indices, run.predictions.indices)
     assert np.allclose(evaluation.probabilities, run.predictions.probabilities, atol=1e-5)
     assert evaluation.loss == pytest.approx(result.evaluation.loss, abs=1e-4)
@@ -130,7 +132,7 @@ def test_a_second_probe_computes_no_features(photos: Path, undrawn: None) -> Non
     assert " 60 images, 0 computed now" in second.lines[0]
     assert np.array_equal(first.best.probabilities, second.best.probabilities)
     assert second.run == Path("runs/photos-2")
-    third = probe(body(), photos, cache=False, **HERE)
+    third = probe(body(), photos, compute=dataclasses.replace(HERE["compute"], cache=False))
     assert " 60 images, 60 computed now" in third.lines[0]
 
 
@@ -231,8 +233,6 @@ def few(root: Path) -> Path:
         ({"seed": 2**64}, "seed must be in"),
         ({"layers": [3]}, "layer"),
         ({"pools": ["map"]}, "pool 'map'"),
-        ({"folds": 1}, "folds: 1"),
-        ({"batch_size": 0}, "batch_size"),
         ({"data": one_class}, "only one class, 'green'"),
         ({"data": few}, "class 'red' has 1 image"),
         ({"data": "nowhere"}, "nowhere"),
@@ -305,9 +305,7 @@ def test_the_plan_names_what_was_chosen(photos: Path, undrawn: None) -> None:
 
 def test_a_probe_is_compared_with_a_training(photos: Path, tmp_path: Path, undrawn: None) -> None:
     probed = probe(body(), photos, run="runs/probed", **HERE).run
-    config = {
-        name: value for name, value in Run.open(probed).config.items() if name not in ("bodies", "folds")
-    }
+    config = {name: value for name, value in Run.open(probed).config.items() if name != "bodies"}
     other = Run.create({**config, "task": "classify", "run": "runs/trained", "epochs": 3, "lr": 0.1})
     comparison = vs.compare([probed, other.path])
     assert "task" in comparison.options

@@ -16,6 +16,7 @@ from tests.training import assert_bitwise, tiny_config, undrawn, write_folder
 from vitascope.cache import cache_folder
 from vitascope.cli import main
 from vitascope.errors import UserError
+from vitascope.predict.compute import Compute
 from vitascope.probing.probe import probe
 from vitascope.remote.stores import RemoteObject, StoreError, exists, list_folder, walk
 from vitascope.run import layout, stored_run
@@ -259,7 +260,7 @@ def test_copy_of_another_run_is_not_taken_for_that_of_the_store(data, url) -> No
 
 
 def test_probe_is_uploaded_when_it_is_complete(data, url) -> None:
-    result = probe(small_model(), str(data), run=url, device="cpu", cache=False, folds=2)
+    result = probe(small_model(), str(data), run=url, compute=Compute(device="cpu", cache=False))
     assert result.url == url
     assert not exists(f"{url}/checkpoints")
     assert Run.open(url).probes

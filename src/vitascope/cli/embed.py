@@ -5,20 +5,16 @@ from __future__ import annotations
 import dataclasses
 import json
 import time
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import tyro
 
-from vitascope.cli.cluster import Cluster
 from vitascope.cli.exits import exit_if_left_out
-from vitascope.cli.features import Computation, Representation
+from vitascope.cli.features import Cluster, Representation, exiting_with_cache
 from vitascope.cli.parsing import Json, Model
 from vitascope.data.table_options import TableOptions
 from vitascope.formatting import counted, speed
-
-if TYPE_CHECKING:
-    from vitascope.predict.embed import EmbeddedFile, Embeddings
+from vitascope.predict.compute import Compute
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -39,17 +35,27 @@ class Embed:
     """What is read of the model."""
     table: TableOptions = dataclasses.field(default_factory=TableOptions)
     """How a table is read."""
-    computation: Computation = dataclasses.field(default_factory=Computation)
+    compute: Compute = dataclasses.field(default_factory=Compute)
     """How images are read and features computed."""
     cluster: Cluster = dataclasses.field(default_factory=Cluster)
     """Where features are computed."""
 
     def call(self) -> None:
         """Compute, write and print a summary."""
-        self.cluster.check()
+        from vitascope.predict.embed import embed
+
+        ray = self.cluster.ray
         started = time.monotonic()
-        with self.computation.exiting_if_stopped():
-            found = self._on_ray() if self.cluster.engine == "ray" else self._here()
+        with exiting_with_cache(self.compute):
+            found = embed(
+                self.model,
+                self.data,
+                out=self.out,
+                **dataclasses.asdict(self.representation),
+                table=self.table,
+                compute=self.compute,
+                ray=ray,
+            )
         if self.json:
             counts = {"images": len(found), "unreadable": len(found.unreadable), "computed": found.computed}
             print(json.dumps({"out": self.out, **counts}))
@@ -59,30 +65,3 @@ class Embed:
                 f"{speed(len(found) / (time.monotonic() - started))}"
             )
         exit_if_left_out(len(found), found.unreadable)
-
-    def _here(self) -> Embeddings:
-        """Compute in this process."""
-        from vitascope.predict.embed import embed
-
-        return embed(
-            self.model,
-            self.data,
-            out=self.out,
-            **dataclasses.asdict(self.representation),
-            **dataclasses.asdict(self.table),
-            **self.computation.options(),
-        )
-
-    def _on_ray(self) -> EmbeddedFile:
-        """Compute on the workers of Ray; the file is not read, because it may be larger than the memory."""
-        from vitascope.predict.embed import embed_on_ray
-        from vitascope.predict.features import FeatureSpec
-
-        options = self.computation.options()
-        del options["cache"]  # the parts are what a repeated command continues with
-        return embed_on_ray(
-            *(self.model, self.data, Path(self.out), self.cluster.ray_address),
-            spec=FeatureSpec(**dataclasses.asdict(self.representation)),
-            table=self.table,
-            **options,
-        )

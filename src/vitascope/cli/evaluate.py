@@ -50,7 +50,7 @@ class Evaluate:
             self.model,
             self.data,
             rename=renamed(self.rename),
-            **dataclasses.asdict(self.table),
+            table=self.table,
             batch_size=self.batch_size,
             precision=self.precision,
             device=self.device,

@@ -1,15 +1,17 @@
-"""The options of commands that compute features of images: groups that several share."""
+"""The options of commands that compute features of images, perhaps on a cluster."""
 
 from __future__ import annotations
 
 import dataclasses
 from contextlib import AbstractContextManager
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import tyro
 
 from vitascope.cli.exits import exiting_if_stopped
-from vitascope.cli.parsing import Device, Flag, MaybeInt, Precision, Workers
+from vitascope.cli.parsing import MaybeInt
+from vitascope.errors import UserError
+from vitascope.predict.compute import Compute
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -28,23 +30,30 @@ class Representation:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Computation:
-    """How images are read and features computed."""
+class Cluster:
+    """Where a command on many images computes."""
 
-    no_cache: Flag = False
-    """Compute all features, and keep none in the cache."""
-    batch_size: MaybeInt = None
-    """Images per batch. Default: 64; on a GPU as many as keep it busy."""
-    workers: Workers = None
-    precision: Precision = "auto"
-    device: Device = "auto"
+    engine: Annotated[Literal["local", "ray"], tyro.conf.arg(metavar="{local,ray}")] = "local"
+    """`local` computes in this process.
+    `ray` computes on the workers of Ray, in parts, into --out; it needs pip install 'vitascope[ray]'.
+    Then --workers are the readers of each: by default none, beside a GPU its cores."""
+    ray_address: Annotated[str | None, tyro.conf.arg(metavar="ADDRESS", help_behavior_hint="")] = None
+    """With --engine ray: `auto` for the cluster that this machine belongs to, or HOST:PORT of its head.
+    Default: Ray on this machine alone, for as long as the command runs."""
 
-    def options(self) -> dict[str, Any]:
-        """The keywords of the library's functions."""
-        values = dataclasses.asdict(self)
-        return {"cache": not values.pop("no_cache"), **values}
+    @property
+    def ray(self) -> str | None:
+        """The address of Ray; None without.
 
-    def exiting_if_stopped(self) -> AbstractContextManager[None]:
-        """SIGINT and SIGTERM stop the command at once; it says what is left."""
-        kept = "repeat the command to continue with the cached features"
-        return exiting_if_stopped("nothing is kept" if self.no_cache else kept)
+        Raises:
+            UserError: an address without Ray.
+        """
+        if self.ray_address is not None and self.engine != "ray":
+            raise UserError("--ray-address needs --engine ray")
+        return None if self.engine == "local" else self.ray_address or "local"
+
+
+def exiting_with_cache(compute: Compute) -> AbstractContextManager[None]:
+    """SIGINT and SIGTERM stop the command at once; it says what is left."""
+    kept = "repeat the command to continue with the cached features"
+    return exiting_if_stopped(kept if compute.cache else "nothing is kept")

@@ -9,7 +9,7 @@ import itertools
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import tyro
 
@@ -19,6 +19,8 @@ from vitascope.options.groups import MaybeFloat as MaybeFloat
 from vitascope.options.groups import MaybeInt as MaybeInt
 from vitascope.options.groups import MaybeSize as MaybeSize
 from vitascope.options.groups import MaybeText as MaybeText
+from vitascope.predict.compute import Device as Device
+from vitascope.predict.compute import Precision as Precision
 from vitascope.run.layout import is_run
 from vitascope.storage import check_local
 
@@ -42,20 +44,7 @@ MaybeFile = Annotated[str | None, tyro.conf.arg(metavar="FILE", help_behavior_hi
 Model = tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="MODEL")]]
 MaybeModel = tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="[MODEL]", help_behavior_hint="")]]
 Folder = tyro.conf.Positional[Annotated[Path, tyro.conf.arg(metavar="FOLDER")]]
-Device = Annotated[str, tyro.conf.arg(help="`auto`, `cpu`, `cuda` or `mps`.")]
-Precision = Annotated[
-    Literal["auto", "fp32", "bf16"],
-    tyro.conf.arg(help="`auto` uses bf16 where this machine is faster with it."),
-]
 Json = Annotated[Flag, tyro.conf.arg(help="Print JSON.", help_behavior_hint="")]
-Workers = Annotated[
-    int | None,
-    tyro.conf.arg(
-        metavar="INT",
-        help_behavior_hint="",
-        help="Processes that read images; 0 reads in the main process. Default: one per core.",
-    ),
-]
 
 
 class UnknownOptionError(UserError):
@@ -126,7 +115,9 @@ def options_of(command: type[DataclassInstance]) -> dict[str, dataclasses.Field[
         if isinstance(group, type) and dataclasses.is_dataclass(group):
             found.update(options_of(group))
         else:
-            found[f"--{field.name.replace('_', '-')}"] = field
+            negated = field.default is True and "FlagCreatePairsOff" in str(field.type)
+            name = f"no_{field.name}" if negated else field.name
+            found[f"--{name.replace('_', '-')}"] = field
     return found
 
 

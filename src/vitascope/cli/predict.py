@@ -4,34 +4,31 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import json
 import os
 import sys
 import time
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from vitascope.cli.cluster import Cluster
-from vitascope.cli.exits import exit_if_unreadable, exit_stopped, exiting_if_stopped
-from vitascope.cli.parsing import Device, Flag, MaybeFile, MaybeFloat, MaybeInt, Model, Precision, Workers
+from vitascope.cli.exits import exit_if_unreadable, exiting_if_stopped
+from vitascope.cli.features import Cluster
+from vitascope.cli.parsing import Flag, MaybeFile, MaybeFloat, MaybeInt, Model
 from vitascope.cli.zero_shot import Classes, Prompts
 from vitascope.data.table_options import TableOptions, is_table
 from vitascope.errors import UserError, printable
 from vitascope.formatting import counted
+from vitascope.predict.compute import Resources
 
 if TYPE_CHECKING:
-    from tqdm import tqdm
-
     from vitascope.data.stored import ImageFile
     from vitascope.model.vit import VisionTransformer
-    from vitascope.predict.predictor import ImageResult, Predictor
-    from vitascope.predict.result_file import ResultFile, Tally
-    from vitascope.predict.selection import ClassSelection
-    from vitascope.remote.outputs import Output
+    from vitascope.predict.engine import Engine
+    from vitascope.predict.predictor import ImageResult
+    from vitascope.predict.result_file import PredictTask, Tally
 
 BATCH_SIZE = 64
 
@@ -61,11 +58,6 @@ class Predict:
     Default: the model's own threshold of each class."""
     probabilities: Flag = False
     """With --out and --json: the probability of every class too, as always with several classes per image."""
-    batch_size: MaybeInt = None
-    """Images per batch. Default: 64; on a GPU as many as keep it busy."""
-    workers: Workers = None
-    precision: Precision = "auto"
-    device: Device = "auto"
     json: Flag = False
     """Print JSON: a list for files, one line per image for folders, the counts with --out."""
     classes: Classes = ()
@@ -73,52 +65,49 @@ class Predict:
     prompts: Prompts = ()
     table: TableOptions = dataclasses.field(default_factory=TableOptions)
     """How a table is read."""
+    compute: Resources = dataclasses.field(default_factory=Resources)
+    """How images are read and predicted."""
     cluster: Cluster = dataclasses.field(default_factory=Cluster)
     """Where predictions are computed."""
 
     def call(self) -> None:
         """Predict, and print or write."""
         self._check()
-        from vitascope.model.hardware import reuse_freed_memory
-        from vitascope.predict.predictor import check_workers
-        from vitascope.predict.result_file import ResultFile, check_out
+        from vitascope.data.formats.table import column_digests
+        from vitascope.predict.result_file import PredictTask
         from vitascope.predict.selection import ClassSelection
-        from vitascope.remote.outputs import Output
         from vitascope.remote.stores import is_url
 
         selection = ClassSelection(self.top_k, self.threshold)
-        check_workers(self.workers)
         for place in self.images:  # before the model is loaded
             if not is_url(place) and not os.path.exists(place):
                 raise UserError(f"{place}: no such file")
         if next(self._found(), None) is None:
             raise UserError(f"{', '.join(self.images)}: no images found")
-        if self.cluster.engine == "ray":
-            self._on_ray(selection)
-            return
-        output = None if self.out is None else Output(self.out, resume=self.resume)
-        if output is not None:
-            with output.named():
-                check_out(output.path, resume=self.resume)
-        reuse_freed_memory()
-        predictor = self._predictor()
-        if output is not None:
-            with (
-                output.named(),
-                ResultFile(
-                    output.path,
-                    predictor.engine,
-                    selection,
-                    probabilities=self.probabilities,
-                    resume=self.resume,
-                    kept=self._kept,
-                ) as file,
-            ):
-                self._stream(predictor, file, output)
-        elif any(is_url(place) or os.path.isdir(place) or is_table(place) for place in self.images):
-            self._stream(predictor, None)
+        task = PredictTask(
+            batch_size=self.compute.batch_size or BATCH_SIZE,
+            workers=self.compute.workers,
+            selection=selection,
+            probabilities=self.probabilities,
+            kept=column_digests(Path(self.images[0])) if self.keep_columns else {},
+        )
+        if self.out is not None:
+            self._write(self.out, task)
         else:
-            self._print_files(predictor)
+            engine = self._engine()
+            self._print(engine, self._suited(task, engine))
+
+    def _engine(self) -> Engine:
+        from vitascope.model.hardware import reuse_freed_memory
+        from vitascope.predict.runtimes import as_engine
+
+        reuse_freed_memory()
+        return as_engine(self._model(), precision=self.compute.precision, device=self.compute.device)
+
+    def _suited(self, task: PredictTask, engine: Engine) -> PredictTask:
+        """The task with the batch size that keeps a GPU busy, unless one is named."""
+        batch_size = engine.batch_size(self.compute.batch_size, BATCH_SIZE)
+        return dataclasses.replace(task, batch_size=batch_size)
 
     def _check(self) -> None:
         """Reject options that need others."""
@@ -144,20 +133,8 @@ class Predict:
             )
         if self.prompts and not self.classes:
             raise UserError("--prompts needs the names that stand in them: --classes NAME NAME")
-        self.cluster.check()
-        if self.cluster.engine == "ray" and self.out is None:
+        if self.cluster.ray is not None and self.out is None:
             raise UserError("--engine ray writes a file: --out FILE")
-        from vitascope.predict.predictor import check_batch_size
-
-        check_batch_size(self.batch_size)
-
-    def _predictor(self) -> Predictor:
-        """The predictor of the MODEL."""
-        from vitascope.predict.predictor import Predictor
-        from vitascope.predict.runtimes import as_engine
-
-        engine = as_engine(self._model(), precision=self.precision, device=self.device)
-        return Predictor(engine, batch_size=engine.batch_size(self.batch_size, BATCH_SIZE))
 
     def _model(self) -> str | VisionTransformer:
         """The MODEL, or its classifier of the classes that are named."""
@@ -165,81 +142,73 @@ class Predict:
             return self.model
         from vitascope.text.zero_shot import zero_shot
 
-        return zero_shot(self.model, self.classes, prompts=self.prompts or None, device=self.device)
+        return zero_shot(self.model, self.classes, prompts=self.prompts or None, device=self.compute.device)
 
-    def _on_ray(self, selection: ClassSelection) -> None:
-        """Predict in parts on the workers of Ray, into the file."""
-        from vitascope.predict.bulk import Job, check_out_in_parts, predict_in_parts
-        from vitascope.predict.on_ray import compute_on_ray, connected
+    def _write(self, out: str, task: PredictTask) -> None:
+        """Predict into a file, in parts, in this process or on the workers of Ray."""
+        from vitascope.predict.on_ray import RayLoop, connected
+        from vitascope.predict.parts import Loop, loop_of
+        from vitascope.predict.result_file import check_out, predict_to_file
+        from vitascope.remote.outputs import Output
+        from vitascope.storage import check_local
 
-        assert self.out is not None
-        out = Path(self.out)
-        check_out_in_parts(out, resume=self.resume)
+        compute, ray = self.compute, self.cluster.ray
+        loop: Loop
+        if ray is not None:
+            check_local(Path(out))
+        output = Output(out, resume=self.resume)
         started = time.monotonic()
-        state = "the parts that are done are kept; repeat the command with --resume to continue"
-        with exiting_if_stopped(state), connected(self.cluster.ray_address):
-            job = Job(
-                *(self._model(), out, compute_on_ray),
-                batch_size=BATCH_SIZE if self.batch_size is None else self.batch_size,
-                workers=self.workers,
-                precision=self.precision,
-                device=self.device,
+        state = f"the finished parts of {out} are kept; repeat the command with --resume to continue"
+        with contextlib.ExitStack() as opened:
+            opened.enter_context(output.named())
+            check_out(output.path, resume=self.resume)
+            opened.enter_context(exiting_if_stopped(state))
+            if ray is not None:
+                opened.enter_context(connected(ray))
+                on_ray = RayLoop(self._model(), compute.precision, compute.device)
+                engine, loop = on_ray.engine, on_ray
+            else:
+                engine = self._engine()
+                task, loop = self._suited(task, engine), loop_of(engine)
+            tally, now = predict_to_file(
+                output.path, engine, task, loop, self.images, self.table, resume=self.resume
             )
-            tally, computed = predict_in_parts(
-                *(job, self.images, selection),
-                probabilities=self.probabilities,
-                resume=self.resume,
-                table=self.table,
-                kept=self._kept,
-            )
-        self._summarize(tally, computed, time.monotonic() - started)
-
-    def _print_files(self, predictor: Predictor) -> None:
-        """Predict image files, and print when all are predicted."""
-        from vitascope.predict.result_file import Tally
-        from vitascope.predict.result_formats import Rows
-
-        workers = 0 if self.workers is None and len(self.images) <= predictor.batch_size else self.workers
-        results = list(self._results(predictor, self.images, workers))
+        output.publish()
         if self.json:
-            rows = Rows.of(predictor.engine, probabilities=self.probabilities)
-            print(f"[{', '.join(rows.line(result).rstrip() for result in results)}]")
-        else:
-            width = max(map(label_width, results))
-            for result in results:
-                print(in_words(result, width))
-        tally = Tally()
-        for result in results:
-            tally.add(result.error)
-        exit_if_unreadable(tally)
+            print(json.dumps({"out": out, "pictures": tally.images, "unreadable": tally.unreadable}))
+            exit_if_unreadable(tally)
+        precision = "" if ray is not None else f", {engine.precision_for(task.batch_size)}"
+        self._summarize(tally, now, time.monotonic() - started, precision)
 
-    def _stream(self, predictor: Predictor, file: ResultFile | None, output: Output | None = None) -> None:
-        """Predict images one after the other, into the file of an output or to standard output."""
+    def _print(self, engine: Engine, task: PredictTask) -> None:
+        """Print each result as it comes; those of a few image files when all are predicted."""
+        from vitascope.predict.predictor import Predictor
         from vitascope.predict.result_file import Tally
-        from vitascope.predict.result_formats import Rows
-        from vitascope.training.signals import stop_signals, until_stopped
+        from vitascope.remote.stores import is_url
 
-        paths = self._found()
-        rows = Rows.of(predictor.engine, probabilities=self.probabilities, kept=self._kept)
-        tally, before = (Tally(), 0) if file is None else (file.tally, file.tally.images)
-        started = time.monotonic()
-        with stop_signals() as stop, self._bar(file) as bar:
-            remaining = paths if file is None else file.remaining(paths)
-            with contextlib.closing(self._results(predictor, remaining, self.workers)) as results:
-                for result in until_stopped(results, stop):
-                    if file is not None:
-                        file.write(result)
-                    else:
-                        tally.add(result.error)
-                        print(rows.line(result)[:-1] if self.json else in_words(result, label_width(result)))
-                    bar.update()
-        if stop.signum:
-            self._stopped(stop.signum, tally)
-        if file is not None and output is not None:
-            file.finish()
-            output.publish()
-        precision = predictor.engine.precision_for(predictor.batch_size)
-        self._summarize(tally, tally.images - before, time.monotonic() - started, f", {precision}")
+        few = not any(is_url(place) or os.path.isdir(place) or is_table(place) for place in self.images)
+        workers = 0 if few and task.workers is None and len(self.images) <= task.batch_size else task.workers
+        tally, rows, started = Tally(), task.rows(engine), time.monotonic()
+        results = Predictor(engine, batch_size=task.batch_size).stream(
+            self._found(), self.top_k, threshold=self.threshold, workers=workers
+        )
+        stopping = contextlib.nullcontext() if few else exiting_if_stopped("what was predicted is printed")
+        with stopping, contextlib.closing(results):
+            found = list(results) if few else results
+            if few and self.json:
+                print(f"[{', '.join(rows.line(result).rstrip() for result in found)}]")
+            width = max(map(label_width, found)) if few else 0
+            for result in found:
+                tally.add(result.error)
+                if not self.json:
+                    print(in_words(result, width or label_width(result)))
+                elif not few:
+                    print(rows.line(result)[:-1])
+        if few:
+            exit_if_unreadable(tally)
+        else:
+            seconds = time.monotonic() - started
+            self._summarize(tally, tally.images, seconds, f", {engine.precision_for(task.batch_size)}")
 
     def _found(self) -> Iterator[ImageFile]:
         """The images to predict."""
@@ -247,47 +216,12 @@ class Predict:
 
         return find_images(self.images, self.table, keep=self.keep_columns)
 
-    @functools.cached_property
-    def _kept(self) -> dict[str, str]:
-        """The table's columns, if they are kept."""
-        from vitascope.data.formats.table import column_digests
-
-        return column_digests(Path(self.images[0])) if self.keep_columns else {}
-
-    def _results(
-        self, predictor: Predictor, paths: Iterable[ImageFile], workers: int | None
-    ) -> Generator[ImageResult, None, None]:
-        return predictor.stream(paths, self.top_k, threshold=self.threshold, workers=workers)
-
-    def _bar(self, file: ResultFile | None) -> tqdm[NoReturn]:
-        """A progress bar on a terminal, unless results are printed there; it counts the images first."""
-        from tqdm import tqdm
-
-        shown = sys.stderr.isatty() and (file is not None or not sys.stdout.isatty())
-        return tqdm(
-            total=sum(1 for _ in self._found()) if shown else None,
-            initial=0 if file is None else file.tally.images,
-            disable=not shown,
-            unit=" images",
-            dynamic_ncols=True,
-            leave=False,
-            bar_format="|{bar}| {n_fmt} of {total_fmt}, {rate_fmt}, {remaining} left",
-        )
-
-    def _stopped(self, signum: int, tally: Tally) -> NoReturn:
-        kept = "" if self.out is None else f" in {self.out}; repeat the command with --resume to continue"
-        exit_stopped(signum, f"{counted(tally.images, 'image')}{kept}")
-
-    def _summarize(self, tally: Tally, done: int, seconds: float, precision: str = "") -> None:
+    def _summarize(self, tally: Tally, done: int, seconds: float, precision: str) -> None:
         """Print the counts; exit with status 1 if images could not be read."""
-        if self.out is not None and self.json:
-            counts = {"pictures": tally.images, "unreadable": tally.unreadable}
-            print(json.dumps({"out": str(self.out), **counts}))
-        else:
-            now = "" if done == tally.images else f", {done:,} of them now"
-            place = "" if self.out is None else f" in {self.out}"
-            speed = f", {done / max(seconds, 1e-9):,.0f} images/s" if done else ""
-            print(f"{counted(tally.images, 'image')}{place}{now}{speed}{precision}", file=sys.stderr)
+        now = "" if done == tally.images else f", {done:,} of them now"
+        place = "" if self.out is None else f" in {self.out}"
+        speed = f", {done / max(seconds, 1e-9):,.0f} images/s" if done else ""
+        print(f"{counted(tally.images, 'image')}{place}{now}{speed}{precision}", file=sys.stderr)
         exit_if_unreadable(tally)
 
 

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import tyro
 
 from vitascope.cli.exits import exit_if_left_out
-from vitascope.cli.features import Computation
+from vitascope.cli.features import exiting_with_cache
 from vitascope.cli.parsing import Json, MaybeText
 from vitascope.data.table_options import TableOptions
 from vitascope.formatting import aligned, counted
+from vitascope.predict.compute import Compute
 
 if TYPE_CHECKING:
     from vitascope.probing.probe import ProbeResult
@@ -50,19 +51,17 @@ class Probe:
         tyro.conf.arg(metavar="{cls,mean,cls_mean} ...", help_behavior_hint=""),
     ] = None
     """The class token, the mean of the patches, or both. Default: all that a body has."""
-    folds: int = 5
-    """Of cross-validation, at most."""
     seed: int = 0
     """Of the folds, and of the splits that the data do not have."""
     json: Json = False
     table: TableOptions = dataclasses.field(default_factory=TableOptions)
     """How a table is read."""
-    computation: Computation = dataclasses.field(default_factory=Computation)
+    compute: Compute = dataclasses.field(default_factory=Compute)
     """How images are read and features computed."""
 
     def call(self) -> None:
         """Compare, write the run, and print the comparison."""
-        with self.computation.exiting_if_stopped():
+        with exiting_with_cache(self.compute):
             found = self._probe()
         if self.json:
             print(json.dumps(as_json(found)))
@@ -80,10 +79,9 @@ class Probe:
             run=self.run,
             layers=self.layers,
             pools=self.pools,
-            folds=self.folds,
             seed=self.seed,
-            **dataclasses.asdict(self.table),
-            **self.computation.options(),
+            table=self.table,
+            compute=self.compute,
         )
 
 

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Annotated
 import tyro
 
 from vitascope.cli.exits import exit_if_left_out
-from vitascope.cli.features import Computation, Representation
+from vitascope.cli.features import Representation, exiting_with_cache
 from vitascope.cli.parsing import Json, MaybePath, Model
 from vitascope.data.table_options import TableOptions
 from vitascope.errors import UserError, printable
 from vitascope.formatting import aligned, counted
+from vitascope.predict.compute import Compute
 from vitascope.storage import explaining_failure
 
 if TYPE_CHECKING:
@@ -46,14 +47,14 @@ class Similar:
     """What is read of the model."""
     table: TableOptions = dataclasses.field(default_factory=TableOptions)
     """How a table is read."""
-    computation: Computation = dataclasses.field(default_factory=Computation)
+    compute: Compute = dataclasses.field(default_factory=Compute)
     """How images are read and features computed."""
 
     def call(self) -> None:
         """Search, print the table, and draw."""
         if self.out is not None:
             self._check(self.out)
-        with self.computation.exiting_if_stopped():
+        with exiting_with_cache(self.compute):
             found = self._nearest()
         if self.out is not None:
             from vitascope.explain.plots import save_figure
@@ -81,8 +82,8 @@ class Similar:
             self.data,
             k=self.k,
             **dataclasses.asdict(self.representation),
-            **dataclasses.asdict(self.table),
-            **self.computation.options(),
+            table=self.table,
+            compute=self.compute,
         )
 
     def _values(self, found: Nearest) -> dict[str, object]:

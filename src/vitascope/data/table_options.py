@@ -6,7 +6,7 @@ import dataclasses
 import os
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
-from typing import Annotated, Literal, cast
+from typing import Annotated, Literal
 
 import tyro
 
@@ -39,24 +39,10 @@ class TableOptions:
     label_separator: Annotated[str | None, tyro.conf.arg(metavar="STR", help_behavior_hint="")] = None
     """Text between the classes in a cell. Default: by the cells."""
 
-    @classmethod
-    def of(
-        cls,
-        columns: Mapping[str, str] | Sequence[str],
-        images: str | os.PathLike[str] | None,
-        labels: Literal["one", "several"] | None,
-        label_separator: str | None,
-    ) -> TableOptions:
-        """From the arguments of a function, which may be a mapping and a path."""
-        return cls(
-            columns=cast("tuple[str, ...]", columns),
-            images=None if images is None else os.fspath(images),
-            labels=labels,
-            label_separator=label_separator,
-        )
-
     def __post_init__(self) -> None:
-        """Check the options; a mapping of columns becomes ROLE=COLUMN each."""
+        """Check the options; a mapping of columns becomes ROLE=COLUMN each, a path its text."""
+        if isinstance(self.images, os.PathLike):
+            object.__setattr__(self, "images", os.fspath(self.images))
         if isinstance(self.columns, Mapping):
             pairs = tuple(f"{role}={name or ''}" for role, name in self.columns.items())
             object.__setattr__(self, "columns", pairs)

@@ -5,22 +5,21 @@ from __future__ import annotations
 import dataclasses
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal
 
 from vitascope.arguments import checked
 from vitascope.data.datasets import open_for_evaluation
 from vitascope.data.frames import DataFrame, stored
 from vitascope.data.splits import ImageSet, UnknownClassesError
-from vitascope.data.table_options import TableOptions
+from vitascope.data.table_options import AS_RECOGNIZED, TableOptions
 from vitascope.errors import UserError
 from vitascope.evaluation.images import without_training_images
 from vitascope.evaluation.measure import Evaluation, batches_of, measure
 from vitascope.model.hardware import reuse_freed_memory
 from vitascope.model.vision_model import VisionModel, left_as_it_was
+from vitascope.predict.compute import BatchSize
 from vitascope.predict.engine import Engine
-from vitascope.predict.predictor import check_batch_size
 from vitascope.predict.runtimes import as_engine
 from vitascope.run.run import Run
 from vitascope.weights.stored_model import local_model
@@ -34,11 +33,8 @@ def evaluate(
     data: DataFrame | str | os.PathLike[str] | None = None,
     *,
     rename: Mapping[str, str] | None = None,
-    columns: Mapping[str, str] | Sequence[str] = (),
-    images: str | os.PathLike[str] | None = None,
-    labels: Literal["one", "several"] | None = None,
-    label_separator: str | None = None,
-    batch_size: int | None = None,
+    table: TableOptions = AS_RECOGNIZED,
+    batch_size: BatchSize = None,
     precision: str = "auto",
     device: str = "auto",
 ) -> Evaluation:
@@ -52,7 +48,7 @@ def evaluate(
             run.
         rename: the model's names of classes that have other names in `data`: `{"birds": "bird"}`. Class
             folders of a run's own data are recognized by their contents.
-        columns, images, labels, label_separator: how a table is read, as for `train`.
+        table: how a table is read.
         batch_size: images per batch; by default 128, and on a GPU as many as keep it busy.
         precision: `auto`, `fp32` or `bf16`.
         device: `auto`, or a torch device.
@@ -60,8 +56,6 @@ def evaluate(
     Raises:
         UserError: no such model or data, no classes, unknown classes, or no data for a model that is no run.
     """
-    check_batch_size(batch_size)
-    table = TableOptions.of(columns, images, labels, label_separator)
     reuse_freed_memory()
     ref = Path(local_model(model)) if isinstance(model, str | os.PathLike) else None
     with left_as_it_was(model):

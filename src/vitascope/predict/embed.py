@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import hashlib
+import io
 import os
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, nullcontext
+import zipfile
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence, Sized
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -22,14 +25,14 @@ from vitascope.data.datasets import stream_of_folder
 from vitascope.data.decoding import ImageSource
 from vitascope.data.feature_cache import Features
 from vitascope.data.frames import DataFrame, stored
-from vitascope.data.stored import StoredImage, as_text
-from vitascope.data.table_options import TableOptions
+from vitascope.data.stored import StoredImage, as_text, from_text
+from vitascope.data.table_options import AS_RECOGNIZED, TableOptions
 from vitascope.data.targets import ClassIndices, ClassSets, Targets
 from vitascope.errors import UserError
 from vitascope.formatting import counted
 from vitascope.model.hardware import reuse_freed_memory
 from vitascope.model.vision_model import VisionModel, left_as_it_was
-from vitascope.predict.bulk import Job, embed_in_parts
+from vitascope.predict.compute import DEFAULT, Compute
 from vitascope.predict.embedding_file import (
     EmbeddingColumns,
     Part,
@@ -43,24 +46,26 @@ from vitascope.predict.embedding_file import (
 from vitascope.predict.engine import Engine
 from vitascope.predict.feature_stream import BATCH_SIZE, BLOCK, FeatureRows, FeatureStream, Indices
 from vitascope.predict.features import FeaturePool, FeatureSpec
-from vitascope.predict.on_ray import compute_on_ray, connected
-from vitascope.predict.parts import job_exists, parts_folder
-from vitascope.predict.predictor import check_batch_size, check_workers
+from vitascope.predict.on_ray import RayLoop, connected
+from vitascope.predict.parts import Images, Parts, PartTask, computed, job_exists, parts_folder
 from vitascope.predict.result_formats import escaped
 from vitascope.predict.runtimes import as_engine
 from vitascope.remote.outputs import Output
 from vitascope.storage import check_local, explaining_failure
 from vitascope.weights.identification import reject_model
 
+T = TypeVar("T", bound=Sized)
 MEMORY_GB = 4.0
 """Features that are held in memory; more have to go into a file."""
+
+Model = Engine | VisionModel | str | os.PathLike[str]
+Data = DataFrame | str | os.PathLike[str] | Sequence[ImageSource]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class Embeddings:
     """Features of N images, with what is known of each image, and of how they were made."""
 
-    columns: EmbeddingColumns
     made: dict[str, Any]
     """`model`, its name; `digest`, SHA-256 of the weights and options below the head; `layer`, `pool`,
     `preprocess` and `precision`; `file`, SHA-256 of the exported file if one computed them; `class_names`;
@@ -69,25 +74,29 @@ class Embeddings:
     """Why images could not be read, which are left out."""
     computed: int = 0
     """The number of images whose features were not in the cache."""
-    kept: Features | Path
-    """The features, or the file that has them."""
+    kept: tuple[EmbeddingColumns, Features] | Path
+    """The images and their features, or the file that has them, which is read on first use."""
+    count: int
+    """N."""
 
     def __len__(self) -> int:
-        return len(self.columns)
+        return self.count
+
+    @functools.cached_property
+    def columns(self) -> EmbeddingColumns:
+        """The names, labels and splits of the images; raises as `features`."""
+        return read_columns(self.kept)[0] if isinstance(self.kept, Path) else self.kept[0]
 
     @functools.cached_property
     def features(self) -> Features:
-        """float32 (N, D), read from the file on first use.
+        """float32 (N, D).
 
         Raises:
             UserError: a damaged file.
         """
         if not isinstance(self.kept, Path):
-            return self.kept
-        found = read_features(self.kept)
-        if len(found) != len(self):
-            raise UserError(f"{self.kept}: {len(found):,} features of {counted(len(self), 'image')}")
-        return found
+            return self.kept[1]
+        return self._whole(read_features(self.kept))
 
     def blocks(self) -> Iterator[Features]:
         """The features, up to `BLOCK` images at a time; those of a file are read as they are taken.
@@ -96,14 +105,19 @@ class Embeddings:
             UserError: a damaged file.
         """
         if not isinstance(self.kept, Path):
-            yield from (self.kept[start : start + BLOCK] for start in range(0, len(self), BLOCK))
+            yield from (self.features[start : start + BLOCK] for start in range(0, len(self), BLOCK))
             return
         count = 0
         for features in read_blocks(self.kept, BLOCK):
             count += len(features)
             yield features
-        if count != len(self):
-            raise UserError(f"{self.kept}: {count:,} features of {counted(len(self), 'image')}")
+        self._whole(range(count))
+
+    def _whole(self, features: T) -> T:
+        """Reject features of a file that are not of as many images as it names."""
+        if len(features) != len(self):
+            raise UserError(f"{self.kept}: {len(features):,} features of {counted(len(self), 'image')}")
+        return features
 
     @property
     def images(self) -> Text:
@@ -139,7 +153,7 @@ class Embeddings:
 
     def subset(self, rows: npt.NDArray[Any]) -> Embeddings:
         """Some of the images, by their indices or by a mask (N,)."""
-        return dataclasses.replace(self, columns=self.columns.subset(rows), kept=self.features[rows])
+        return Embeddings.of_parts([(self.columns.subset(rows), self.features[rows])], self.made)
 
     def check_model(self, model: Engine | VisionModel | str | os.PathLike[str]) -> None:
         """Reject a model with another body than the one that these features are of.
@@ -160,7 +174,8 @@ class Embeddings:
     def of_parts(cls, parts: Sequence[Part], made: dict[str, Any]) -> Embeddings:
         """Join parts, at least one."""
         columns = EmbeddingColumns.joined([columns for columns, _ in parts])
-        return cls(columns=columns, made=made, kept=np.concatenate([features for _, features in parts]))
+        features = np.concatenate([features for _, features in parts])
+        return cls(kept=(columns, features), made=made, count=len(columns))
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Embeddings:
@@ -175,7 +190,7 @@ class Embeddings:
             raise UserError(f"{path}: it does not say how its features were made; embed the images again")
         for name, kind in _MADE.items():
             check_value(f"{path}: {name}", made[name], kind)
-        return cls(columns=columns, made=made, kept=path)
+        return cls(made=made, kept=path, count=len(columns))
 
     def __repr__(self) -> str:
         name, spec = self.made["model"] or "a model", FeatureSpec(self.made["layer"], self.made["pool"])
@@ -197,23 +212,15 @@ _MADE: dict[str, Any] = {
 
 @checked
 def embed(
-    model: Engine | VisionModel | str | os.PathLike[str],
-    data: DataFrame | str | os.PathLike[str] | Sequence[ImageSource],
+    model: Model,
+    data: Data,
     *,
     out: str | os.PathLike[str] | None = None,
     layer: int | None = None,
     pool: FeaturePool | None = None,
-    columns: Mapping[str, str] | Sequence[str] = (),
-    images: str | os.PathLike[str] | None = None,
-    labels: Literal["one", "several"] | None = None,
-    label_separator: str | None = None,
-    batch_size: int | None = None,
-    workers: int | None = None,
-    precision: str = "auto",
-    device: str = "auto",
-    cache: bool = True,
-    engine: Literal["local", "ray"] = "local",
-    ray_address: str | None = None,
+    table: TableOptions = AS_RECOGNIZED,
+    compute: Compute = DEFAULT,
+    ray: str | None = None,
 ) -> Embeddings:
     """Compute the features of images, as `vitascope embed` does.
 
@@ -231,127 +238,80 @@ def embed(
             the last.
         pool: `cls`, the class token; `mean`, the mean of the patches; `cls_mean`, both. None with a layer:
             that of the model where it is one of these, else `mean`.
-        columns, images, labels, label_separator: how a table is read, as for `train`.
-        batch_size: images per batch; by default 64, and on a GPU without Ray as many as keep it busy.
-        workers: processes that read; 0 reads in this process, None means one per core.
-        precision: `auto`, `fp32` or `bf16`.
-        device: `auto`, or a torch device.
-        cache: take features from the cache, and keep them there.
-        engine: `ray` computes on the workers of Ray, into `out`, in parts that a repeated call continues, and
-            without the cache.
-        ray_address: with `ray`, `auto` for the cluster of this machine, or `HOST:PORT`; None for Ray on this
-            machine alone.
+        table: how a table is read.
+        compute: batch size, reading processes, precision, device and cache.
+        ray: compute on the workers of Ray, into `out`, in parts that a repeated call continues, and without
+            the cache: `auto` for the cluster of this machine, `HOST:PORT`, or `local` for this machine alone.
 
     Raises:
         UserError: no such model, data, layer or pool; a file that exists or cannot be written; more features
             than fit into memory; features that are not finite; no image that can be read; with `ray`, images
             that are no files, no cluster, or no Ray.
     """
-    table = TableOptions.of(columns, images, labels, label_separator)
-    if engine == "ray":
-        if out is None or isinstance(model, Engine):
-            raise UserError("on Ray, features go into a file, out, and the model is a MODEL or in torch")
-        path = Path(out)
-        counts = embed_on_ray(
-            *(model, data, path, ray_address),
-            spec=FeatureSpec(layer, pool),
-            table=table,
-            batch_size=BATCH_SIZE if batch_size is None else batch_size,
-            workers=workers,
-            precision=precision,
-            device=device,
-        )
-        found = Embeddings.load(path)
-        return dataclasses.replace(found, unreadable=counts.unreadable, computed=counts.computed)
-    if ray_address is not None:
-        raise UserError("ray_address needs engine 'ray'")
+    if ray is not None and (out is None or isinstance(model, Engine)):
+        raise UserError("on Ray, features go into a file, out, and the model is a MODEL or in torch")
+    reject_model(data, "the model comes first, then the data")
+    spec = FeatureSpec(layer, pool)
+    if ray is not None:
+        assert out is not None
+        check_local(Path(out))
+        check_out(Path(out))
+        with connected(ray), left_as_it_was(model), _listed(data, table) as listed:
+            place = model if isinstance(model, VisionModel) else os.fspath(model)  # type: ignore[arg-type]
+            loop = RayLoop(place, compute.precision, compute.device)
+            return _embed_in_parts(Path(out), loop, listed, spec, compute)
     output = None if out is None else Output(out, afresh=True)
-    with nullcontext() if output is None else output.named():
-        _check(data, None if output is None else output.path, batch_size, workers)
-    if output is not None and job_exists(output.path):
-        folder = parts_folder(output.path)
-        raise UserError(f"{folder} exists: continue it on Ray, remove it, or choose another file")
+    if output is not None:
+        with output.named():
+            check_out(output.path)
+        if job_exists(output.path):
+            folder = parts_folder(output.path)
+            raise UserError(f"{folder} exists: continue it on Ray, remove it, or choose another file")
     reuse_freed_memory()
-    with left_as_it_was(model), opened_images(data, table) as everything:
-        spec = FeatureSpec(layer, pool)
-        stream = FeatureStream(
-            as_engine(model, precision=precision, device=device),
-            [spec],
-            everything,
-            batch_size=batch_size,
-            workers=workers,
-            cached=cache,
-        )
+    with left_as_it_was(model), opened_images(data, table) as everything, ExitStack() as opened:
+        engine = as_engine(model, precision=compute.precision, device=compute.device)
+        stream = FeatureStream(engine, [spec], everything, compute)
         made = _made(stream, everything)
         # Closed at once after a failure to write too, so that the cache gets what was computed.
-        with closing(_parts(stream, everything, in_memory=output is None)) as parts:
-            if output is None:
-                found = Embeddings.of_parts(list(parts), made)
-            else:
-                kept = "the features in the cache are kept" if cache else "nothing is kept"
-                advice = f"choose a file on another disk; {kept}"
-                with output.named(), explaining_failure(output.path, "the features", advice):
-                    write_embeddings(output.path, parts, len(everything), made)
-                found = Embeddings.load(output.path)
+        parts = opened.enter_context(closing(_parts(stream, everything, in_memory=output is None)))
+        if output is None:
+            found = Embeddings.of_parts(list(parts), made)
+        else:
+            kept = "the features in the cache are kept" if compute.cache else "nothing is kept"
+            advice = f"choose a file on another disk; {kept}"
+            with output.named(), explaining_failure(output.path, "the features", advice):
+                count = write_embeddings(output.path, parts, len(everything), made)
+            found = Embeddings(kept=output.path, made=made, count=count)
     found = dataclasses.replace(found, unreadable=tuple(stream.unreadable.values()), computed=stream.computed)
     if output is not None:
         output.publish(found)
     return found
 
 
-def _check(data: object, out: Path | None, batch_size: int | None, workers: int | None) -> None:
-    """Reject what is wrong before a model is loaded."""
-    check_batch_size(batch_size)
-    check_workers(workers)
-    if out is not None:
-        check_out(out)
-    reject_model(data, "the model comes first, then the data")
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EmbedTask(PartTask):
+    """Features of images in an `.npz`: `rows` (n,), the places of the readable images in their part,
+    `features` float32 (n, D), `errors`, the reasons for the others, and the `precision`."""
 
+    spec: FeatureSpec
+    """Resolved."""
 
-@dataclasses.dataclass(frozen=True)
-class EmbeddedFile:
-    """What a file of features came to, which may have more images than fit into memory."""
-
-    images: int
-    """In the file."""
-    unreadable: tuple[str, ...]
-    """Why images could not be read, which are left out."""
-    computed: int
-    """The number of images whose features were computed now."""
-
-    def __len__(self) -> int:
-        return self.images
-
-
-def embed_on_ray(
-    model: VisionModel | str | os.PathLike[str],
-    data: DataFrame | str | os.PathLike[str] | Sequence[ImageSource],
-    out: Path,
-    address: str | None,
-    *,
-    spec: FeatureSpec,
-    table: TableOptions,
-    batch_size: int,
-    workers: int | None,
-    precision: str,
-    device: str,
-) -> EmbeddedFile:
-    """As `embed`, in parts on the workers of Ray; a folder of class folders needs no memory per image."""
-    check_local(out)
-    _check(data, out, batch_size, workers)
-    with connected(address), left_as_it_was(model), _listed(data, table) as listed:
-        where = model if isinstance(model, VisionModel) else os.fspath(model)
-        job = Job(
-            *(where, out, compute_on_ray),
-            batch_size=batch_size,
-            workers=workers,
-            precision=precision,
-            device=device,
-        )
-        stream = FeatureStream(job.engine, [spec], [], batch_size=batch_size, cached=False)
-        made = _made(stream, listed)
-        unreadable, images, computed = embed_in_parts(job, stream.specs[0], listed.texts, made)
-    return EmbeddedFile(images, tuple(unreadable), computed)
+    def contents(self, engine: Engine, parts: Iterator[Images]) -> Generator[Iterable[bytes], None, None]:
+        """As `PartTask.contents`."""
+        compute = Compute(batch_size=self.batch_size, workers=self.workers, cache=False)
+        for images in parts:
+            stream = FeatureStream(engine, [self.spec], [from_text(texts[0]) for texts in images], compute)
+            blocks, file = list(stream), io.BytesIO()
+            np.savez(
+                file,
+                rows=np.concatenate([np.zeros(0, np.int64), *(block.indices for block in blocks)]),
+                features=np.concatenate(
+                    [block.features[0] for block in blocks] or [np.zeros((0, 0), np.float32)]
+                ),
+                errors=np.array([escaped(reason) for reason in stream.unreadable.values()], np.str_),
+                precision=np.array(engine.precision_for(stream.batch_size), np.str_),
+            )
+            yield [file.getvalue()]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -365,10 +325,83 @@ class ListedImages:
     """Whether an image may have several classes."""
 
 
+def _embed_in_parts(
+    out: Path, loop: RayLoop, listed: ListedImages, spec: FeatureSpec, compute: Compute
+) -> Embeddings:
+    """Write the features of image files in parts, and join them; a job that exists is continued."""
+    batch_size = BATCH_SIZE if compute.batch_size is None else compute.batch_size
+    stream = FeatureStream(loop.engine, [spec], [], Compute(batch_size=batch_size, cache=False))
+    made = _made(stream, listed)
+    digest = hashlib.sha256()
+    for texts in listed.texts():
+        digest.update(repr(texts).encode())
+    # The precision that was asked for; that of this process says nothing of the others.
+    about = {**made, "class_names": list(made["class_names"]), "precision": compute.precision}
+    about["images"] = digest.hexdigest()
+    task = EmbedTask(batch_size=batch_size, workers=compute.workers, spec=stream.specs[0])
+
+    def differences(before: Mapping[str, Any]) -> list[str]:
+        changed = (name for name in about if before[name] != about[name])
+        return [f"{name} was {before[name]!r}, not {about[name]!r}" for name in changed]
+
+    with computed(out, task, loop, listed.texts, about, differences) as (parts, now):
+        errors, made["precision"] = _errors(parts)
+        count = write_embeddings(out, _feature_parts(parts), parts.images, made)
+    return Embeddings(
+        kept=out,
+        made=made,
+        count=count,
+        unreadable=tuple(reason for reasons in errors for reason in reasons),
+        computed=sum(parts.count(part) - len(errors[part]) for part in now),
+    )
+
+
+def _errors(parts: Parts) -> tuple[list[list[str]], str]:
+    """By part the reasons for the images that could not be read, and the precision that all features have."""
+    errors: list[list[str]] = []
+    precisions: dict[str, int] = {}
+    for part in range(len(parts)):
+        arrays = _part_arrays(parts, part, "errors", "precision")
+        errors.append(arrays["errors"].tolist())
+        precisions.setdefault(str(arrays["precision"]), part)
+    if sum(map(len, errors)) == parts.images:
+        raise _none_readable(parts.images, errors[0])
+    if len(precisions) > 1:
+        places = ", ".join(f"{name} ({parts.file(part)})" for name, part in precisions.items())
+        raise UserError(
+            f"parts were computed in several precisions, {places}: name one, and choose another file"
+        )
+    return errors, next(iter(precisions))
+
+
+def _feature_parts(parts: Parts) -> Iterator[Part]:
+    """The features of all parts in order, up to `BLOCK` images at a time as one process writes them."""
+    for part in range(len(parts)):
+        texts, arrays = parts.texts(part), _part_arrays(parts, part, "rows", "features")
+        rows, features = arrays["rows"], arrays["features"]
+        for start in range(0, len(rows), BLOCK):
+            some = rows[start : start + BLOCK].tolist()
+            names, *labels, splits = zip(*(texts[row] for row in some), strict=True)
+            columns = EmbeddingColumns(
+                images=np.array([str(from_text(name)) for name in names], np.str_),
+                labels=np.array(labels[0], np.str_) if labels else None,
+                splits=np.array(splits, np.str_),
+            )
+            yield columns, features[start : start + BLOCK]
+
+
+def _part_arrays(parts: Parts, part: int, *names: str) -> dict[str, Any]:
+    """Some arrays of a part's results."""
+    path = parts.file(part)
+    try:
+        with np.load(path, allow_pickle=False) as found:
+            return {name: found[name] for name in names}
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+        raise UserError(f"{path}: damaged ({error}); remove it, and repeat the command") from error
+
+
 @contextmanager
-def _listed(
-    data: DataFrame | str | os.PathLike[str] | Sequence[ImageSource], table: TableOptions
-) -> Iterator[ListedImages]:
+def _listed(data: Data, table: TableOptions) -> Iterator[ListedImages]:
     """Image files for workers; those of a folder of class folders are listed as they are taken."""
     if isinstance(data, str | os.PathLike) and not table.given:
         place = os.fspath(data)
@@ -398,9 +431,7 @@ def _listed(
 
 
 @contextmanager
-def opened_images(
-    data: DataFrame | str | os.PathLike[str] | Sequence[ImageSource], table: TableOptions
-) -> Iterator[AllImages]:
+def opened_images(data: Data, table: TableOptions) -> Iterator[AllImages]:
     """The images of any data; the table of a DataFrame exists while the context lasts."""
     if isinstance(data, DataFrame | str | os.PathLike):
         with stored(data, table) as place:
@@ -455,5 +486,8 @@ def with_progress(stream: FeatureStream) -> Generator[FeatureRows, None, None]:
             bar.update(end - count)
             count = end
     if len(stream.unreadable) == total:
-        reasons = list(stream.unreadable.values())
-        raise UserError(f"none of {counted(total, 'image')} can be read: {'; '.join(reasons[:3])}")
+        raise _none_readable(total, list(stream.unreadable.values()))
+
+
+def _none_readable(images: int, reasons: Sequence[str]) -> UserError:
+    return UserError(f"none of {counted(images, 'image')} can be read: {'; '.join(reasons[:3])}")

@@ -28,6 +28,7 @@ from vitascope.storage import check_room, replacing
 from vitascope.weights.files import read_npz
 
 FORMATS = (".npz", ".npy", ".parquet")
+READ_ROWS = 2**14
 GROUP_BYTES = 2**25
 """Features in a row group of Parquet, which bounds the memory."""
 
@@ -120,10 +121,11 @@ def beside(out: Path) -> Path:
     return out.with_name(f"{out.name}.json")
 
 
-def write_embeddings(out: Path, parts: Iterable[Part], total: int, made: Mapping[str, Any]) -> None:
-    """Write a new file from parts with `total` images at most; it is whole or absent."""
+def write_embeddings(out: Path, parts: Iterable[Part], total: int, made: Mapping[str, Any]) -> int:
+    """Write a new file from parts with `total` images at most, and return their number; the file is whole or
+    absent."""
     writer = {".npz": _write_npz, ".npy": _write_npy, ".parquet": _write_parquet}[out.suffix]
-    writer(out, _with_room(out, parts, total), json.dumps(made))
+    return writer(out, _with_room(out, parts, total), json.dumps(made))
 
 
 def _with_room(out: Path, parts: Iterable[Part], total: int) -> Iterator[Part]:
@@ -135,7 +137,7 @@ def _with_room(out: Path, parts: Iterable[Part], total: int) -> Iterator[Part]:
         yield columns, features
 
 
-def _write_npz(out: Path, parts: Iterable[Part], made: str) -> None:
+def _write_npz(out: Path, parts: Iterable[Part], made: str) -> int:
     with tempfile.TemporaryDirectory(prefix=".embed-", dir=out.absolute().parent) as folder:
         whole = Path(folder) / "feature.npy"  # the number of images, at its head, is known at the end
         columns = _write_array(whole, parts)
@@ -144,12 +146,14 @@ def _write_npz(out: Path, parts: Iterable[Part], made: str) -> None:
             for name, values in {**columns, "made": made}.items():
                 with archive.open(f"{name}.npy", "w", force_zip64=True) as file:
                     np.lib.format.write_array(file, np.array(values, dtype=np.str_), allow_pickle=False)
+    return len(columns["image"])
 
 
-def _write_npy(out: Path, parts: Iterable[Part], made: str) -> None:
+def _write_npy(out: Path, parts: Iterable[Part], made: str) -> int:
     with replacing(beside(out)) as described, replacing(out) as aside:
         columns = _write_array(aside, parts)
         described.write_text(json.dumps({"made": json.loads(made), **columns}), encoding="utf-8")
+    return len(columns["image"])
 
 
 def _write_array(path: Path, parts: Iterable[Part]) -> dict[str, list[str]]:
@@ -174,30 +178,34 @@ def _write_header(file: IO[bytes], shape: tuple[int, int]) -> None:
     np.lib.format.write_array_header_1_0(file, {"descr": "<f4", "fortran_order": False, "shape": shape})
 
 
-def _write_parquet(out: Path, parts: Iterable[Part], made: str) -> None:
+def _write_parquet(out: Path, parts: Iterable[Part], made: str) -> int:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    with contextlib.ExitStack() as opened:
-        aside = opened.enter_context(replacing(out))
-        writer: Any = None
-        waiting: list[Any] = []
+    def tables() -> Iterator[Any]:
         for columns, features in parts:
             N, D = features.shape
             arrays = {name: pa.array(values, pa.string()) for name, values in columns.lists().items()}
             flat = pa.array(np.ascontiguousarray(features, np.float32).reshape(N * D))
             arrays["feature"] = pa.FixedSizeListArray.from_arrays(flat, D)
-            table = pa.table(arrays).replace_schema_metadata({"made": made})
+            yield pa.table(arrays).replace_schema_metadata({"made": made})
+
+    count = 0
+    with replacing(out) as aside, contextlib.ExitStack() as opened:
+        writer: Any = None
+        waiting: list[Any] = []
+        for table in tables():
             if writer is None:
                 writer = opened.enter_context(pq.ParquetWriter(aside, table.schema))
+                rows = max(1, GROUP_BYTES // (4 * table.schema.field("feature").type.list_size))
+            count += table.num_rows
             waiting.append(table)
-            if sum(part.num_rows for part in waiting) * D * 4 >= GROUP_BYTES:
-                writer.write_table(pa.concat_tables(waiting))
-                waiting = []
-        if waiting:
-            writer.write_table(pa.concat_tables(waiting))
-        if writer is not None:
-            writer.close()
+            while sum(part.num_rows for part in waiting) >= rows:  # the same groups, whatever the parts
+                whole = pa.concat_tables(waiting).combine_chunks()
+                writer.write_table(whole.slice(0, rows))
+                waiting = [whole.slice(rows)]
+        writer.write_table(pa.concat_tables(waiting).combine_chunks())
+    return count
 
 
 def read_columns(path: Path) -> tuple[EmbeddingColumns, dict[str, Any]]:
@@ -231,18 +239,10 @@ def read_features(path: Path) -> Features:
     Raises:
         UserError: as `read_columns`.
     """
-    with _explaining(path):
-        if path.suffix == ".npz":
-            found = read_npz(path, ["feature"])["feature"]
-        elif path.suffix == ".npy":
-            found = np.load(path, mmap_mode="r", allow_pickle=False)
-        else:
-            import pyarrow.parquet as pq
-
-            with pq.ParquetFile(path) as file:
-                found = _matrix(file.read(columns=["feature"]).column("feature").combine_chunks())
-        _check_matrix(found.dtype, found.shape)
-    return found
+    if path.suffix == ".npy":
+        with _explaining(path):
+            return _checked(np.load(path, mmap_mode="r", allow_pickle=False))
+    return np.concatenate(list(read_blocks(path, READ_ROWS)))
 
 
 def read_blocks(path: Path, size: int) -> Iterator[Features]:
@@ -263,9 +263,8 @@ def read_blocks(path: Path, size: int) -> Iterator[Features]:
 
             with pq.ParquetFile(path, pre_buffer=False) as file:  # a buffer would hold the whole column
                 for batch in file.iter_batches(size, columns=["feature"]):
-                    found = _matrix(batch.column("feature"))
-                    _check_matrix(found.dtype, found.shape)
-                    yield found
+                    column = batch.column("feature")
+                    yield _checked(column.flatten().to_numpy().reshape(len(column), -1))
 
 
 def _array_blocks(file: IO[bytes], size: int) -> Iterator[Features]:
@@ -273,24 +272,18 @@ def _array_blocks(file: IO[bytes], size: int) -> Iterator[Features]:
     if np.lib.format.read_magic(file) != (1, 0):
         raise ValueError("its features are no array of NumPy's format 1.0")
     shape, fortran_order, dtype = np.lib.format.read_array_header_1_0(file)
-    _check_matrix(dtype, shape)
-    if fortran_order:
-        raise ValueError("its features are in Fortran's order")
+    if fortran_order or len(shape) != 2:
+        raise ValueError(f"its features are {dtype} {shape}, not float32 (N, D) in C order")
     N, D = shape
     for start in range(0, N, size):
         rows = min(size, N - start)
-        yield np.frombuffer(file.read(rows * D * dtype.itemsize), dtype).reshape(rows, D)
+        yield _checked(np.frombuffer(file.read(rows * D * dtype.itemsize), dtype).reshape(rows, D))
 
 
-def _matrix(column: Any) -> npt.NDArray[Any]:
-    """Lists of Arrow, all of the same length, as (n, D)."""
-    found: npt.NDArray[Any] = column.flatten().to_numpy()
-    return found.reshape(len(column), -1)
-
-
-def _check_matrix(dtype: np.dtype[Any], shape: tuple[int, ...]) -> None:
-    if len(shape) != 2 or dtype != np.float32:
-        raise ValueError(f"its features are {dtype} {shape}, not float32 (N, D)")
+def _checked(features: npt.NDArray[Any]) -> Features:
+    if features.ndim != 2 or features.dtype != np.float32:
+        raise ValueError(f"its features are {features.dtype} {features.shape}, not float32 (N, D)")
+    return features
 
 
 @contextlib.contextmanager

@@ -20,6 +20,7 @@ from vitascope.data.reading import ImageReader, ReadingPool, read_here
 from vitascope.data.threads import usable_cores
 from vitascope.data.transfer import Fetched, copied_ahead, one_late, to_device
 from vitascope.errors import UserError
+from vitascope.predict.compute import DEFAULT, Compute
 from vitascope.predict.engine import WHOLE_PICTURES, Engine, TorchEngine
 from vitascope.predict.features import FeatureSpec
 
@@ -52,9 +53,8 @@ class FeatureStream:
         engine: a model that has these representations.
         specs: the representations, which are computed in one forward pass.
         sources: the images.
-        batch_size: images per forward pass; by default `BATCH_SIZE`, and on a GPU as many as keep it busy.
-        workers: processes that read; 0 reads in this process, None means one per core.
-        cached: take features from the cache, and keep them there.
+        compute: the batch size, by default `BATCH_SIZE`, and on a GPU as many as keep it busy; the reading
+            processes; and whether features are taken from the cache and kept there.
 
     Attributes:
         origins: for each representation, everything that it depends on beside the images, as values of JSON.
@@ -67,22 +67,19 @@ class FeatureStream:
         engine: Engine,
         specs: Sequence[FeatureSpec],
         sources: Sequence[ImageSource],
-        *,
-        batch_size: int | None = None,
-        workers: int | None = None,
-        cached: bool = True,
+        compute: Compute = DEFAULT,
     ) -> None:
         self.engine = engine
         self.specs = [engine.resolved(spec) for spec in specs]
         self.sources = sources
-        size = engine.batch_size(batch_size, BATCH_SIZE)
+        size = engine.batch_size(compute.batch_size, BATCH_SIZE)
         self.batch_size = min(size, WHOLE_PICTURES) if engine.own_pixels else size
-        self.workers = usable_cores() if workers is None else workers
+        self.workers = usable_cores() if compute.workers is None else compute.workers
         self.unreadable: dict[int, str] = {}
         self.computed = 0
-        self._cached = cached
+        self._cached = compute.cache
         self.origins = [_origin_of(engine, spec, self.batch_size) for spec in self.specs]
-        self._caches = [FeatureCache(origin) if cached else None for origin in self.origins]
+        self._caches = [FeatureCache(origin) if compute.cache else None for origin in self.origins]
         self._blocks: deque[_Block] = deque()
 
     def __iter__(self) -> Generator[FeatureRows, None, None]:

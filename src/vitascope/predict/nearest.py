@@ -8,10 +8,10 @@ import functools
 import io
 import logging
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, Unpack, cast, overload
+from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict, Unpack, cast, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -29,14 +29,16 @@ from vitascope.data.decoding import (
     source_name,
 )
 from vitascope.data.feature_cache import Features
-from vitascope.data.frames import DataFrame
-from vitascope.data.table_options import TableOptions
+from vitascope.data.table_options import AS_RECOGNIZED, TableOptions
 from vitascope.errors import UserError, printable
 from vitascope.formatting import counted, listed, pandas_library
 from vitascope.model.hardware import PRECISIONS, reuse_freed_memory
 from vitascope.model.vision_model import VisionModel, left_as_it_was
+from vitascope.predict.compute import DEFAULT, Compute
 from vitascope.predict.embed import (
+    Data,
     Embeddings,
+    Model,
     columns_of,
     opened_images,
     with_progress,
@@ -45,7 +47,6 @@ from vitascope.predict.embedding_file import EmbeddingColumns, Text, is_embeddin
 from vitascope.predict.engine import Engine
 from vitascope.predict.feature_stream import BLOCK, FeatureStream, Indices
 from vitascope.predict.features import FeaturePool, FeatureSpec
-from vitascope.predict.predictor import check_batch_size, check_workers
 from vitascope.predict.runtimes import as_engine
 from vitascope.text.zero_shot import ImagesAndWords, check_names
 from vitascope.weights.files import CheckpointError
@@ -63,8 +64,7 @@ LONGEST_DRAWN = 360
 Similarities = npt.NDArray[np.float32]
 Tile = npt.NDArray[np.uint8]
 """(H, W, 3)."""
-Model: TypeAlias = Engine | VisionModel | str | os.PathLike[str]
-Data: TypeAlias = Embeddings | DataFrame | str | os.PathLike[str] | Sequence[ImageSource]
+Searched: TypeAlias = Embeddings | Data
 
 log = logging.getLogger(__name__)
 
@@ -199,26 +199,19 @@ class _Options(TypedDict, total=False):
     k: int
     layer: int | None
     pool: FeaturePool | None
-    columns: Mapping[str, str] | Sequence[str]
-    images: str | os.PathLike[str] | None
-    labels: Literal["one", "several"] | None
-    label_separator: str | None
-    batch_size: int | None
-    workers: int | None
-    precision: str
-    device: str
-    cache: bool
+    table: TableOptions
+    compute: Compute
 
 
 @overload
 def nearest(  # type: ignore[overload-overlap] # a str is a sequence of str too, and means one path
-    model: Model, picture: ImageSource, data: Data, **options: Unpack[_Options]
+    model: Model, picture: ImageSource, data: Searched, **options: Unpack[_Options]
 ) -> Nearest: ...
 
 
 @overload
 def nearest(
-    model: Model, picture: Iterable[ImageSource], data: Data, **options: Unpack[_Options]
+    model: Model, picture: Iterable[ImageSource], data: Searched, **options: Unpack[_Options]
 ) -> list[Nearest]: ...
 
 
@@ -226,20 +219,13 @@ def nearest(
 def nearest(
     model: Model,
     picture: ImageSource | Iterable[ImageSource],
-    data: Data,
+    data: Searched,
     *,
     k: int = 12,
     layer: int | None = None,
     pool: FeaturePool | None = None,
-    columns: Mapping[str, str] | Sequence[str] = (),
-    images: str | os.PathLike[str] | None = None,
-    labels: Literal["one", "several"] | None = None,
-    label_separator: str | None = None,
-    batch_size: int | None = None,
-    workers: int | None = None,
-    precision: str = "auto",
-    device: str = "auto",
-    cache: bool = True,
+    table: TableOptions = AS_RECOGNIZED,
+    compute: Compute = DEFAULT,
 ) -> Nearest | list[Nearest]:
     """Find the pictures that are most similar to one picture, or to words, as `vitascope similar` does.
 
@@ -254,9 +240,8 @@ def nearest(
         data: as for `embed`, or computed features of this model: `Embeddings`, or their file.
         k: the most pictures to find.
         layer, pool: as for `embed`; None with computed features: as these.
-        columns, images, labels, label_separator: how a table is read, as for `train`.
-        batch_size, workers, device, cache: as for `embed`.
-        precision: as for `embed`; `auto` with computed features: as these.
+        table: how a table is read.
+        compute: as for `embed`; the precision `auto` with computed features: as these.
 
     Returns:
         The similar pictures of one picture, most similar first; for several pictures, a list of these.
@@ -268,32 +253,34 @@ def nearest(
     """
     if k < 1:
         raise UserError(f"k must be at least 1, not {k}")
-    check_batch_size(batch_size)
-    check_workers(workers)
     pictures = as_pictures(picture)
     words = _are_words(model, pictures)
     if words and (layer, pool) != (None, None):
         raise UserError("words are compared with the model's own features: leave out layer and pool")
     if not words:
         _check_pictures(pictures)
-    table = TableOptions.of(columns, images, labels, label_separator)
     data = _opened(data, table)
-    stream_of = functools.partial(FeatureStream, batch_size=batch_size, workers=workers, cached=cache)
     reuse_freed_memory()
-    asked = _TextQueries.of(cast("str", model), pictures, device) if words else None
+    asked = _TextQueries.of(cast("str", model), pictures, compute.device) if words else None
     model = model if asked is None else asked.model
     with left_as_it_was(model):
         # Before the data are opened, which may be downloaded: it may be the data that were given first.
-        engine = as_engine(model, precision=_precision_for(data, model, precision), device=device)
+        engine = as_engine(
+            model, precision=_precision_for(data, model, compute.precision), device=compute.device
+        )
         if isinstance(data, Embeddings):
             spec = _spec_as(data, engine, FeatureSpec(layer, pool))
-            best = asked.best(k) if asked else _Best.to(stream_of(engine, [spec], pictures), k)
+            best = asked.best(k) if asked else _Best.to(FeatureStream(engine, [spec], pictures, compute), k)
             found = _among_features(data, pictures, best, engine)
         else:
             spec = engine.resolved(FeatureSpec(layer, pool))
             with opened_images(data, table) as everything:
-                best = asked.best(k) if asked else _Best.to(stream_of(engine, [spec], pictures), k)
-                found = _among_images(everything, pictures, best, stream_of(engine, [spec], everything))
+                best = (
+                    asked.best(k) if asked else _Best.to(FeatureStream(engine, [spec], pictures, compute), k)
+                )
+                found = _among_images(
+                    everything, pictures, best, FeatureStream(engine, [spec], everything, compute)
+                )
     found = [dataclasses.replace(each, is_words=words) for each in found]
     return found[0] if is_one_picture(picture) else found
 
@@ -343,7 +330,7 @@ def _check_pictures(pictures: Sequence[ImageSource]) -> None:
             raise ImageError(f"{os.fspath(path)}: no such file")
 
 
-def _opened(data: Data, table: TableOptions) -> Data:
+def _opened(data: Searched, table: TableOptions) -> Searched:
     """The data; `Embeddings` for a file of features."""
     if isinstance(data, str | os.PathLike) and is_embedding_file(Path(data)):
         data = Embeddings.load(data)
@@ -353,7 +340,7 @@ def _opened(data: Data, table: TableOptions) -> Data:
     return data
 
 
-def _precision_for(data: Data, model: Model, asked: str) -> str:
+def _precision_for(data: Searched, model: Model, asked: str) -> str:
     """The precision of the pictures' features: that of computed ones, unless another one is asked for, or the
     model is an engine, which has its own."""
     if asked != "auto" or isinstance(model, Engine) or not isinstance(data, Embeddings):

@@ -3,40 +3,116 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
 import os
 import re
 import signal
 import socket
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from typing import Any
 
 import numpy as np
+import torch
 
+from vitascope._version import __version__
+from vitascope.data.stored import StoredImage, from_text
 from vitascope.errors import UserError
-from vitascope.predict.part_worker import PartDone, PartTask, PartWorker
-from vitascope.predict.parts import Parts
+from vitascope.model.hardware import reuse_freed_memory
+from vitascope.model.vision_model import VisionModel
+from vitascope.predict.engine import Engine, TorchEngine
+from vitascope.predict.parts import Images, PartDone, Parts, PartTask
+from vitascope.predict.runtimes import as_engine, open_engine
 from vitascope.storage import WINDOWS
+from vitascope.weights.loading import save_pretrained
 
+MODEL = "model"
+"""The folder, among the parts, of a model that was made in memory."""
 CONNECT_SECONDS = 5.0
-AUTO = "auto"
+AUTO, LOCAL = "auto", "local"
 _NOT_THERE = re.compile(
     r"No module named 'vitascope[\w.]*'|Can't get attribute '\w+' on <module 'vitascope[\w.]*'"
 )
 
 
-class RayPartWorker:
-    """`PartWorker` for Ray Data: a batch is a part's number."""
+def versions() -> dict[str, str]:
+    """What the processes of a job have to have in common, without the builds of torch for CPUs and GPUs."""
+    return {"vitascope": __version__, "torch": torch.__version__.partition("+")[0]}
 
-    def __init__(self, parts: Parts, task: PartTask) -> None:
-        self.worker = PartWorker(parts, task)
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class WorkerModel:
+    """The model that every worker opens, in a process like the one that began the job."""
+
+    model: str
+    """A MODEL."""
+    digest: str
+    """SHA-256 of its weights."""
+    precision: str
+    device: str
+    home: str = dataclasses.field(default_factory=os.getcwd)
+    """The working folder, from which relative paths begin."""
+    versions: Mapping[str, str] = dataclasses.field(default_factory=versions)
+
+    def open(self) -> Engine:
+        """The engine.
+
+        Raises:
+            UserError: other versions, another working folder or another model here.
+        """
+        if versions() != self.versions:
+            here, there = (
+                ", ".join(f"{name} {version}" for name, version in each.items())
+                for each in (versions(), self.versions)
+            )
+            raise UserError(f"this worker has {here}, and the command {there}: install the same on all nodes")
+        try:
+            os.chdir(self.home)
+        except OSError as error:
+            raise UserError(
+                f"{self.home}: no such folder here; start the command in a folder that all nodes share"
+            ) from error
+        reuse_freed_memory()
+        engine = open_engine(self.model, precision=self.precision, device=self.device)
+        if engine.digest != self.digest:
+            raise UserError(
+                f"{self.model} is another model here: SHA-256 {engine.digest[:12]}, not {self.digest[:12]}"
+            )
+        return engine
+
+    def check_images(self, images: Images) -> None:
+        """Reject a node that sees none of the images. Single ones may have vanished, which is their error."""
+        files = [from_text(texts[0]) for texts in images]
+        if not any(isinstance(file, StoredImage) or os.path.exists(file) for file in files):
+            raise UserError(
+                f"none of the images from {files[0]} to {files[-1]} is here: they must be in a folder that "
+                "all nodes share; if they were removed, begin again"
+            )
+
+
+class RayPartWorker:
+    """Computes parts for Ray Data, in which a batch is a part's number; the model is opened for the first."""
+
+    def __init__(self, parts: Parts, task: PartTask, model: WorkerModel) -> None:
+        self.parts, self.task, self.model = parts, task, model
+
+    @functools.cached_property
+    def engine(self) -> Engine:
+        """The engine of this process."""
+        return self.model.open()
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
-        """Compute a part."""
-        done = self.worker.compute(int(batch["part"][0]))
-        return {name: np.array([value]) for name, value in dataclasses.asdict(done).items()}
+        """Compute a part, unless a worker did that died before it could report it."""
+        part, deaths, error = int(batch["part"][0]), 0, ""
+        try:
+            if not self.parts.file(part).exists():
+                self.model.check_images(self.parts.texts(part))
+                ((_, deaths),) = self.parts.compute(self.task, self.engine, [part])
+        except UserError as fault:
+            error = f"{socket.gethostname()}: {fault}"
+        return {"part": np.array([part]), "deaths": np.array([deaths]), "error": np.array([error])}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,9 +125,9 @@ class Share:
 
 
 @contextmanager
-def connected(address: str | None) -> Iterator[None]:
+def connected(address: str) -> Iterator[None]:
     """Be connected to a cluster: `auto` for that of this machine or of `RAY_ADDRESS`, `HOST:PORT` of a head,
-    None for one on this machine that lives as long as the context. Signals are handled as before.
+    `local` for one on this machine that lives as long as the context. Signals are handled as before.
     Meanwhile nothing can be printed on standard output, where Ray describes the death of a worker at length.
 
     Raises:
@@ -69,18 +145,18 @@ def connected(address: str | None) -> Iterator[None]:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
     logging.getLogger("ray.data").setLevel(logging.CRITICAL)  # what it raises, `explained` explains
-    local: dict[str, Any] = {"include_dashboard": False} if address is None else {}
+    local: dict[str, Any] = {"include_dashboard": False} if address == LOCAL else {}
     signals = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     with open(os.devnull, "w", encoding="utf-8") as nowhere, redirect_stdout(nowhere):
         try:
-            ray.init(address=address or "local", logging_level="ERROR", log_to_driver=False, **local)
+            ray.init(address=address, logging_level="ERROR", log_to_driver=False, **local)
         except ConnectionError as error:  # of `auto`; `check_reachable` finds others
             raise UserError(
                 "no Ray runs on this machine: start it with `ray start`, or leave out the address, for Ray "
                 "during this command alone"
             ) from error
         except (ray.exceptions.RayError, RuntimeError, ValueError, OSError) as error:
-            raise UserError(f"Ray at {address or 'this machine'}: {in_one_line(error)}") from error
+            raise UserError(f"Ray at {address}: {in_one_line(error)}") from error
         try:
             if threading.current_thread() is threading.main_thread():  # only it may set them
                 for number, handler in signals.items():
@@ -91,11 +167,11 @@ def connected(address: str | None) -> Iterator[None]:
             ray.shutdown()
 
 
-def check_reachable(address: str | None) -> None:
+def check_reachable(address: str) -> None:
     """Reject an address at which no process listens, where Ray would wait for long and end the process."""
     if address == AUTO:
         address = os.environ.get("RAY_ADDRESS", AUTO)
-    if address is None or address in (AUTO, "local"):
+    if address in (AUTO, LOCAL):
         return
     host, colon, port = address.rpartition(":")
     if "://" in address or not colon or not port.isdigit():
@@ -119,44 +195,75 @@ def in_one_line(error: BaseException) -> str:
     return " ".join(lines[:3]) or type(error).__name__
 
 
-def compute_on_ray(parts: Parts, task: PartTask, wanted: Sequence[int]) -> Iterator[PartDone]:
-    """Compute parts on the cluster that this process is connected to, one worker per CPU or per GPU.
+@dataclasses.dataclass(frozen=True)
+class RayLoop:
+    """Computes parts on the cluster that this process is connected to, one worker per CPU or per GPU."""
 
-    Raises:
-        UserError: a cluster without room for a worker; a part at which workers die again and again; workers
-            without vitascope.
-    """
-    import ray
-    from ray.data import ActorPoolStrategy
+    model: str | VisionModel
+    """A MODEL, or a model with its preprocessing, which is saved among the parts."""
+    precision: str = "auto"
+    device: str = "auto"
+    """These two as for `Predictor`, in each worker."""
 
-    share = share_of(task, [node["Resources"] for node in ray.nodes() if node["Alive"]])
-    if task.workers is None:
-        task = dataclasses.replace(task, workers=share.cpus - 1)
-    # A block per part: what is computed again if a worker dies. A second one waits at each, without which
-    # Ray Data would start no workers on nodes that join later.
-    blocks = ray.data.from_items([{"part": part} for part in wanted], override_num_blocks=len(wanted))
-    computed = blocks.map_batches(
-        RayPartWorker,
-        batch_size=1,
-        batch_format="numpy",
-        fn_constructor_args=(parts, task),
-        compute=ActorPoolStrategy(
-            min_size=1,
-            initial_size=min(share.workers, len(wanted)),
-            max_size=len(wanted),
-            max_tasks_in_flight_per_actor=2,
-        ),
-        num_cpus=share.cpus,
-        num_gpus=share.gpus,
-    )
-    try:
-        for row in computed.iter_rows():
-            yield PartDone(int(row["part"]), int(row["died"]), str(row["error"]))
-    except ray.exceptions.RayError as error:
-        raise explained(error) from error
+    @functools.cached_property
+    def engine(self) -> Engine:
+        """That of this process, on the CPU, which computes nothing."""
+        return as_engine(self.model, precision=self.precision, device="cpu")
+
+    def __call__(self, parts: Parts, task: PartTask, wanted: Sequence[int]) -> Iterator[PartDone]:
+        """Compute parts.
+
+        Raises:
+            UserError: of any worker; a cluster without room for a worker; workers without vitascope.
+        """
+        import ray
+        from ray.data import ActorPoolStrategy
+
+        model = self.worker_model(parts)
+        nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+        share = share_of(model.device, task.workers, nodes)
+        if task.workers is None:
+            task = dataclasses.replace(task, workers=share.cpus - 1)
+        # A block per part: what is computed again if a worker dies. A second one waits at each, without which
+        # Ray Data would start no workers on nodes that join later.
+        blocks = ray.data.from_items([{"part": part} for part in wanted], override_num_blocks=len(wanted))
+        computed = blocks.map_batches(
+            RayPartWorker,
+            batch_size=1,
+            batch_format="numpy",
+            fn_constructor_args=(parts, task, model),
+            compute=ActorPoolStrategy(
+                min_size=1,
+                initial_size=min(share.workers, len(wanted)),
+                max_size=len(wanted),
+                max_tasks_in_flight_per_actor=2,
+            ),
+            num_cpus=share.cpus,
+            num_gpus=share.gpus,
+        )
+        try:
+            for row in computed.iter_rows():
+                if row["error"]:
+                    raise UserError(str(row["error"]))
+                yield PartDone(int(row["part"]), int(row["deaths"]))
+        except ray.exceptions.RayError as error:
+            raise explained(error) from error
+
+    def worker_model(self, parts: Parts) -> WorkerModel:
+        """What the workers open."""
+        model = self.model
+        if not isinstance(model, str):
+            model = os.path.abspath(save_pretrained(model, parts.folder / MODEL))
+        on_cpu = self.device == "auto" and not isinstance(self.engine, TorchEngine)  # an exported model
+        return WorkerModel(
+            model=model,
+            digest=self.engine.digest,
+            precision=self.precision,
+            device="cpu" if on_cpu else self.device,
+        )
 
 
-def share_of(task: PartTask, nodes: Sequence[dict[str, float]]) -> Share:
+def share_of(device: str, readers: int | None, nodes: Sequence[dict[str, float]]) -> Share:
     """What a worker takes: a GPU where there are any, with its share of the CPUs to read with; else a CPU.
 
     `nodes` have the resources of each node, `CPU` and `GPU`.
@@ -166,8 +273,7 @@ def share_of(task: PartTask, nodes: Sequence[dict[str, float]]) -> Share:
     """
     sizes = [(int(node.get("CPU", 0)), int(node.get("GPU", 0))) for node in nodes]
     with_gpu = [(cpus, gpus) for cpus, gpus in sizes if gpus]
-    gpus = int(task.device.startswith("cuda") or (task.device == "auto" and bool(with_gpu)))
-    readers = task.workers
+    gpus = int(device.startswith("cuda") or (device == "auto" and bool(with_gpu)))
     if readers is None:
         readers = max(0, min((each // gpu for each, gpu in with_gpu), default=1) - 1) if gpus else 0
     workers = sum(

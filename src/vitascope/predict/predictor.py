@@ -31,6 +31,7 @@ from vitascope.data.transfer import Fetched, copied_ahead, one_late, to_device
 from vitascope.errors import UserError
 from vitascope.explain.methods import DEFAULT_METHOD
 from vitascope.model.vision_model import VisionModel
+from vitascope.predict.compute import BatchSize, Workers
 from vitascope.predict.engine import Engine, stacks
 from vitascope.predict.explanation import Explanation, explain_framed
 from vitascope.predict.runtimes import as_engine, open_engine
@@ -40,8 +41,6 @@ from vitascope.remote.stores import is_url
 T = TypeVar("T")
 BATCH_SIZE = 32
 """On a CPU."""
-MOST_IMAGES = 100_000
-"""In a batch."""
 THUMBNAIL = 240
 """Largest side, in pixels, of a picture in a notebook."""
 
@@ -162,9 +161,8 @@ class Predictor:
         *,
         precision: str = "auto",
         device: str = "auto",
-        batch_size: int | None = None,
+        batch_size: BatchSize = None,
     ) -> None:
-        check_batch_size(batch_size)
         self.engine = as_engine(model, precision=precision, device=device)
         self.engine.check_classes()
         self.batch_size = self.engine.batch_size(batch_size, BATCH_SIZE)
@@ -179,7 +177,7 @@ class Predictor:
         revision: str | None = None,
         precision: str = "auto",
         device: str = "auto",
-        batch_size: int | None = None,
+        batch_size: BatchSize = None,
     ) -> Predictor:
         """`Predictor(ref)`, with the revision of a hub id."""
         engine = open_engine(ref, revision=revision, precision=precision, device=device)
@@ -290,7 +288,7 @@ class Predictor:
         top_k: int | None = None,
         *,
         threshold: float | None = None,
-        workers: int | None = None,
+        workers: Workers = None,
     ) -> Generator[ImageResult, None, None]:
         """Yield the result of each image file below a folder, of any size, in the order of the names.
 
@@ -317,12 +315,11 @@ class Predictor:
         top_k: int | None = None,
         *,
         threshold: float | None = None,
-        workers: int | None = None,
+        workers: Workers = None,
     ) -> Generator[ImageResult, None, None]:
         """As `predict_folder`, for one file or for the files in `paths`, taken a few batches ahead; those in
         a store, from `find_images`, are fetched further ahead."""
         selection = self._selection(top_k, threshold)
-        check_workers(workers)
         several = [paths] if isinstance(paths, str | os.PathLike | StoredImage) else paths
         files = (file if isinstance(file, StoredImage) else os.fspath(file) for file in several)
         return self._stream(files, selection, workers)
@@ -405,20 +402,6 @@ class Predictor:
 
     def _named(self, index: int, score: float) -> Prediction:
         return Prediction(self.engine.label(index), index, score)
-
-
-def check_batch_size(batch_size: int | None) -> None:
-    """Reject batches without images, and those for which reading processes would fill the memory."""
-    if batch_size is not None and batch_size < 1:
-        raise UserError(f"batch_size must be at least 1, not {batch_size}")
-    if batch_size is not None and batch_size > MOST_IMAGES:
-        raise UserError(f"batch_size must be at most {MOST_IMAGES:,}, not {batch_size}")
-
-
-def check_workers(workers: int | None) -> None:
-    """Reject a negative number of processes."""
-    if workers is not None and workers < 0:
-        raise UserError(f"workers must not be negative, not {workers}")
 
 
 def find_images(

@@ -1,36 +1,65 @@
-"""Predictions of any number of images in one file that can be resumed."""
+"""Predictions of any number of images in one file: a job in parts, whose JSON lines are joined at its end.
+
+`OUT.fingerprint.json` beside the file has everything that the predictions depend on. It is compared before a
+job is resumed.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import importlib.util
+import itertools
 import json
-import os
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack, nullcontext, suppress
+import logging
+import math
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
-from vitascope.data.stored import ImageFile
+import numpy as np
+import numpy.typing as npt
+from torch import Tensor
+
+from vitascope.data.formats.table import TableImage
+from vitascope.data.stored import ImageFile, as_text, from_text
+from vitascope.data.table_options import AS_RECOGNIZED, TableOptions
 from vitascope.errors import UserError
+from vitascope.formatting import counted
 from vitascope.predict.engine import Engine
-from vitascope.predict.fingerprint import Fingerprint
-from vitascope.predict.parts import job_exists, parts_folder
-from vitascope.predict.predictor import ImageResult
-from vitascope.predict.result_formats import (
-    Rows,
-    csv_text,
-    escaped,
-    images_of_csv,
-    images_of_parquet,
-    read_fingerprint,
+from vitascope.predict.parts import (
+    Images,
+    Loop,
+    Parts,
+    PartTask,
+    check_same,
+    computed,
+    job_exists,
+    parts_folder,
 )
-from vitascope.predict.selection import ClassSelection
-from vitascope.storage import explaining_failure, flush, hold, replacing, write_json
+from vitascope.predict.predictor import Predictor, find_images
+from vitascope.predict.result_formats import FORMATS, Rows
+from vitascope.predict.selection import AUTO, ClassSelection
+from vitascope.serialization import parse_json
+from vitascope.storage import replacing, write_json
 
-FORMATS = (".jsonl", ".parquet", ".csv")
 NAMED = 10
 """Unreadable images whose reasons are kept."""
+ERROR_KEY = b'", "error": "'
+"""In the lines of JSON of images that could not be read, and in no others: texts have no plain quotes."""
+FULL_BATCH = 64
+"""Images of a batch whose precision is named."""
+TEST_IMAGES = 16
+LISTED = 3
+"""Changes of class names, and of thresholds, that are listed."""
+TOLERANCE = 0.01
+"""The largest difference of a test image's probability: bf16 differs by this much between processors."""
+
+_PER_CLASS = {"class_names": ("class", "class names"), "thresholds": ("threshold", "thresholds")}
+
+log = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass
@@ -52,30 +81,125 @@ class Tally:
                 self.reasons.append(error)
 
 
-def lines_file(out: Path) -> Path:
-    """The file of the JSON lines: `out`, or for the other formats a file beside it until it is complete."""
-    return out if out.suffix == ".jsonl" else out.with_name(f"{out.name}.partial.jsonl")
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PredictTask(PartTask):
+    """Predictions of images, one line of JSON each."""
+
+    selection: ClassSelection = AUTO
+    probabilities: bool = False
+    """Whether each line has the probability of every class, as always with several classes per image."""
+    kept: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    """The columns of a table that each line has too, as `column_digests` has them."""
+
+    def rows(self, engine: Engine) -> Rows:
+        """The form of the results."""
+        return Rows.of(engine, probabilities=self.probabilities, kept=self.kept)
+
+    def contents(self, engine: Engine, parts: Iterator[Images]) -> Generator[Iterable[bytes], None, None]:
+        """As `PartTask.contents`; an image has its path and its cells of `kept`."""
+        rows, counts = self.rows(engine), deque[int]()
+
+        def files() -> Iterator[ImageFile]:
+            for images in parts:
+                counts.append(len(images))
+                for path, *cells in images:
+                    yield TableImage.of(path, cells) if cells else from_text(path)
+
+        selection = self.selection
+        results = Predictor(engine, batch_size=self.batch_size).stream(
+            files(), selection.top_k, threshold=selection.threshold, workers=self.workers
+        )
+        with closing(results):
+            for first in results:
+                part = itertools.chain([first], itertools.islice(results, counts.popleft() - 1))
+                yield (rows.line(result).encode() for result in part)
+
+    def options(self, engine: Engine) -> dict[str, Any]:
+        """Everything that the predictions depend on beside the images and the weights, as values of JSON."""
+        rows = self.rows(engine)
+        return {
+            "top_k": self.selection.limit(engine),
+            "probabilities": bool(rows.columns),
+            "columns kept": list(self.kept),
+            "cells": dict(self.kept),
+            "num_classes": engine.num_classes,
+            "preprocess": engine.preprocess.to_dict(),
+            "class_names": list(engine.class_names),
+            "thresholds": list(self.selection.thresholds(engine)),
+        }
+
+
+def fingerprint(engine: Engine, task: PredictTask, places: Sequence[str]) -> dict[str, Any]:
+    """What identifies the predictions of a task, as values of JSON; the weights are recognized by the most
+    probable class of each of `TEST_IMAGES` synthetic images, and its probability."""
+    scores, indices = _probabilities_of_waves(engine).max(dim=1)
+    automatic = f"auto precision ({engine.precision_for(FULL_BATCH)})"
+    return {
+        "places": list(places),
+        **task.options(engine),
+        "engine": engine.description.replace("auto precision", automatic),  # for people
+        "test_answers": [list(pair) for pair in zip(indices.tolist(), scores.tolist(), strict=True)],
+    }
+
+
+def differences(
+    before: Mapping[str, Any], engine: Engine, task: PredictTask, places: Sequence[str]
+) -> list[str]:
+    """List the differences from a fingerprint, such as `top_k was 5, not 3`; empty if there are none."""
+    now = {"places": list(places), **task.options(engine)}
+    found = [change for name in now for change in _changes(name, before[name], now[name])]
+    if found:
+        return found
+    rows = _probabilities_of_waves(engine).tolist()
+    for row, (index, score) in zip(rows, before["test_answers"], strict=True):
+        if abs(row[index] - score) > TOLERANCE:
+            label = engine.label(index)
+            return [f"its model gave class {label} {score:.1%} on a test image, not {row[index]:.1%}"]
+    return []
+
+
+def _changes(name: str, before: Any, now: Any) -> Iterator[str]:
+    if name == "places" and before != now:
+        yield f"the images were {' '.join(before)}, not {' '.join(now)}"
+    elif name == "cells":
+        others = [key for key in now if before.get(key, now[key]) != now[key]]
+        yield from (f"the column {key} had other cells" for key in others)
+    elif isinstance(now, Mapping):
+        for key in {**before, **now}:
+            yield from _changes(key, before.get(key), now.get(key))
+    elif name in _PER_CLASS:
+        one, many = _PER_CLASS[name]
+        by_class = ({f"{one} {k}": value for k, value in enumerate(each)} for each in (before, now))
+        changes = list(_changes("", *by_class))
+        yield from changes[:LISTED]
+        if len(changes) > LISTED:
+            yield f"{len(changes) - LISTED:,} more {many} differ"
+    elif before != now:
+        yield f"{name} was {before!r}, not {now!r}"
+
+
+def _probabilities_of_waves(engine: Engine) -> Tensor:
+    """Probabilities of the test images, (TEST_IMAGES, K)."""
+    return engine.predict([engine.pixels(waves(number)) for number in range(TEST_IMAGES)])
+
+
+def waves(number: int, size: int = 64) -> npt.NDArray[np.uint8]:
+    """An image of coloured waves, different for each number, uint8 (size, size, 3)."""
+    y, x = np.mgrid[:size, :size] / size
+    planes = [
+        np.sin(2 * math.pi * ((number % 4 + channel) * x + (number // 4 + 1) * y) + number * (channel + 1))
+        for channel in range(3)
+    ]
+    return np.rint(127.5 + 127.5 * np.stack(planes, axis=2)).astype(np.uint8)
 
 
 def fingerprint_file(out: Path) -> Path:
-    """The file of the fingerprint, for Parquet until the file is complete, which contains it then."""
-    keeper = lines_file(out) if out.suffix == ".parquet" else out
-    return keeper.with_name(f"{keeper.name}.fingerprint.json")
+    """The file beside a complete result file with its fingerprint and its counts."""
+    return out.with_name(f"{out.name}.fingerprint.json")
 
 
-def write_whole(out: Path, lines: Iterable[str], rows: Rows, fingerprint: str) -> None:
-    """Write a result file from all its lines of JSON; it is complete or absent."""
-    if out.suffix == ".csv":
-        rows.write_csv(lines, out)
-    elif out.suffix == ".parquet":
-        rows.write_parquet(lines, out, fingerprint)
-    else:
-        with replacing(out) as aside, open(aside, "w", encoding="utf-8", newline="\n") as to:
-            to.writelines(lines)
-
-
-def check_place(out: Path) -> None:
-    """Reject a file of a format or in a folder in which none can be written."""
+def check_out(out: Path, *, resume: bool) -> None:
+    """Reject a file that cannot be written, and an existing one or its parts unless they are resumed."""
     if out.suffix not in FORMATS:
         raise UserError(f"{out}: a result file ends in {', '.join(FORMATS[:-1])} or {FORMATS[-1]}")
     if out.suffix == ".parquet" and importlib.util.find_spec("pyarrow") is None:
@@ -84,171 +208,103 @@ def check_place(out: Path) -> None:
         )
     if not out.parent.is_dir():
         raise UserError(f"{out.parent}: no such folder")
+    if out.is_dir():
+        raise UserError(f"{out} is a folder")
+    begun = parts_folder(out) if job_exists(out) else out
+    if begun.exists() and not resume:
+        raise UserError(f"{begun} exists: resume it, or choose another file")
 
 
-def check_columns(out: Path, engine: Engine, selection: ClassSelection) -> None:
-    """Reject a selection of classes that a model does not have, or that a CSV file does not show."""
+def predict_to_file(
+    out: Path,
+    engine: Engine,
+    task: PredictTask,
+    loop: Loop,
+    places: Sequence[str],
+    table: TableOptions = AS_RECOGNIZED,
+    *,
+    resume: bool = False,
+) -> tuple[Tally, int]:
+    """Predict image files and folders of any size into a result file, in parts that are joined at the end.
+
+    The images are listed once, when the job begins; resuming it warns of other numbers of images.
+
+    Args:
+        out: the file, of one of `FORMATS`, complete or absent.
+        engine: the model, which need not be the one that computes in other processes.
+        loop: `Parts.compute` of this process, or the workers of Ray.
+        places: image files, and folders of them, also in stores.
+        table: how a table of images is read.
+        resume: continue a job that was begun, or begin it.
+
+    Returns:
+        The counts of all images, and the number of images that were computed now.
+
+    Raises:
+        UserError: as `check_out` and `ClassSelection.check`; a `top_k` for a CSV file of one class per image;
+            a job of other images, options or another model; no images.
+    """
+    check_out(out, resume=resume)
+    engine.check_classes()
+    selection = task.selection
     selection.check(engine)
     if out.suffix == ".csv" and not engine.several and selection.top_k not in (None, 1):
         raise UserError(
             f"{out}: a .csv file has the most probable class of each image: leave out top_k, and "
             "ask for all probabilities to get the other classes"
         )
+    changes = functools.partial(differences, engine=engine, task=task, places=places)
+    found = functools.partial(find_images, places, table, keep=bool(task.kept))
+    if out.exists() and not job_exists(out):
+        tally = _tally_of(out, changes)
+        _warn_of_others(out, tally.images, found())
+        return tally, 0
+    begun = job_exists(out)
+    about = {} if begun else fingerprint(engine, task, places)
+    images = ((as_text(f), *(f.cells if isinstance(f, TableImage) else ())) for f in found())
+    with computed(out, task, loop, lambda: images, about, changes) as (parts, now):
+        tally = Tally()
+        with replacing(out) as aside:
+            task.rows(engine).write(counted_lines(parts, tally), aside)
+            write_json(fingerprint_file(out), {**parts.about, "tally": dataclasses.asdict(tally)})
+    if begun:
+        _warn_of_others(out, tally.images, found())
+    return tally, sum(map(parts.count, now))
 
 
-def check_out(out: Path, *, resume: bool) -> None:
-    """Reject a file that cannot be written, and an existing one unless it is resumed."""
-    check_place(out)
-    if job_exists(out):
-        raise UserError(f"{parts_folder(out)} exists: continue it on Ray, remove it, or choose another file")
-    for path in (out, lines_file(out)):
-        if path.is_dir():
-            raise UserError(f"{path} is a folder")
-        if path.exists() and not resume:
-            raise UserError(f"{path} exists: resume it, or choose another file")
+def _tally_of(out: Path, changes: Callable[[Mapping[str, Any]], Sequence[str]]) -> Tally:
+    """The counts of a complete file, which must be one of the same job."""
+    path = fingerprint_file(out)
+    if not path.exists():
+        raise UserError(f"{out} cannot be resumed without {path.name}, which is missing; choose another file")
+    try:
+        about = parse_json(path.read_text(encoding="utf-8"))
+        tally = Tally(**about["tally"])
+    except (ValueError, LookupError, TypeError) as error:
+        raise UserError(f"{out}: its fingerprint is broken; choose another file") from error
+    check_same(out, about, changes)
+    return tally
 
 
-class ResultFile:
-    """A result file, written one line per image, with `FILE.fingerprint.json` beside it.
+def _warn_of_others(out: Path, images: int, files: Iterable[ImageFile]) -> None:
+    """Warn if there are more or fewer images than were listed when the job began."""
+    if (count := sum(1 for _ in files)) != images:
+        log.warning(
+            "%s has the %s that were listed when it was begun, and there are %s now: predict the others into "
+            "another file",
+            *(out, counted(images, "image"), f"{count:,}"),
+        )
 
-    `finish` makes a Parquet or CSV file from the lines in `FILE.partial.jsonl`; a Parquet file contains the
-    fingerprint. When a file is resumed, all complete lines count.
 
-    Args:
-        out: the file, of one of `FORMATS`.
-        engine: what predicts.
-        selection: the classes that are predicted.
-        probabilities: whether each class's probability is written too, as it always is with several classes
-            per image.
-        resume: continue a file that exists.
-        kept: the columns of a table that are written too, as `column_digests` has them.
-
-    Raises:
-        UserError: as `check_out` and `ClassSelection.check`; a `top_k` for a CSV file of one class per image;
-            a file of another job.
-    """
-
-    def __init__(
-        self,
-        out: str | os.PathLike[str],
-        engine: Engine,
-        selection: ClassSelection | None = None,
-        *,
-        probabilities: bool = False,
-        resume: bool = False,
-        kept: Mapping[str, str] | None = None,
-    ) -> None:
-        self.out = Path(out)
-        check_out(self.out, resume=resume)
-        selection = selection or ClassSelection()
-        check_columns(self.out, engine, selection)
-        self.tally = Tally()
-        """Of all images in the file, those of earlier runs included."""
-        self._rows = Rows.of(engine, probabilities=probabilities, kept=kept)
-        self._lines = lines_file(self.out)
-        self._fingerprint_file = fingerprint_file(self.out)
-        self._done: Counter[str] = Counter()
-        self._finished = self.out != self._lines and self.out.exists() and not self._lines.exists()
-        if self._finished:
-            is_parquet = self.out.suffix == ".parquet"
-            self._check(read_fingerprint(self.out) if is_parquet else self._stored(), engine, selection)
-            for image, error in (images_of_parquet if is_parquet else images_of_csv)(self.out):
-                self._recall(image, error)
-            return
-        is_new = not self._lines.exists()
-        if is_new:
-            fingerprint = Fingerprint.of(
-                engine, selection, probabilities=bool(self._rows.columns), kept=self._rows.kept
-            )
-            with explaining_failure(self.out, "the results", "choose another file"):
-                write_json(self._fingerprint_file, dataclasses.asdict(fingerprint))
-        with ExitStack() as opened:
-            self._file = opened.enter_context(open(self._lines, "a", encoding="utf-8", newline="\n"))
-            hold(opened.enter_context(open(self._lines, "rb")), self._lines)
-            if not is_new:
-                self._check(self._stored(), engine, selection)
-                os.truncate(self._lines, self._recall_lines())
-            self._opened = opened.pop_all()
-
-    def _stored(self) -> bytes:
-        """The content of the fingerprint's file."""
-        if not self._fingerprint_file.exists():
+def counted_lines(parts: Parts, tally: Tally) -> Iterator[bytes]:
+    """The lines of all parts in order, which are added to the counts."""
+    for part in range(len(parts)):
+        before, path = tally.images, parts.file(part)
+        with open(path, "rb") as file:
+            for line in file:
+                tally.add(json.loads(line)["error"] if ERROR_KEY in line else None)
+                yield line
+        if (count := tally.images - before) != parts.count(part):
             raise UserError(
-                f"{self.out} cannot be resumed without {self._fingerprint_file.name}, which is missing; "
-                "choose another file"
+                f"{path}: {count:,} results of {parts.count(part):,} images; remove it, and resume"
             )
-        return self._fingerprint_file.read_bytes()
-
-    def _check(self, stored: str | bytes, engine: Engine, selection: ClassSelection) -> None:
-        try:
-            earlier = Fingerprint(**json.loads(stored))
-        except (ValueError, TypeError) as error:
-            raise UserError(f"{self.out}: its fingerprint is broken; choose another file") from error
-        rows = self._rows
-        if found := earlier.differences(engine, selection, probabilities=bool(rows.columns), kept=rows.kept):
-            raise UserError(
-                f"{self.out} was made with other options or another model: {'; '.join(found)}; "
-                "use the same ones, or choose another file"
-            )
-
-    def _recall_lines(self) -> int:
-        """Count the lines of earlier runs; return where the last complete line ends, in bytes."""
-        end = 0
-        with open(self._lines, "rb") as file:
-            for number, line in enumerate(file, 1):
-                if not line.endswith(b"\n"):
-                    break
-                try:
-                    self._recall(*self._rows.parse(line))
-                except ValueError as error:
-                    raise UserError(
-                        f"{self._lines}, line {number}: not a prediction; choose another file"
-                    ) from error
-                end += len(line)
-        return end
-
-    def _recall(self, image: str, error: str | None) -> None:
-        self._done[image] += 1
-        self.tally.add(error)
-
-    def remaining(self, files: Iterable[ImageFile]) -> Iterator[ImageFile]:
-        """The `files` that are not in the file yet."""
-        for file in files:
-            name = escaped(str(file)) if self._finished else str(file)
-            name = csv_text(name) if self._finished and self.out.suffix == ".csv" else name
-            if self._done[name]:
-                self._done[name] -= 1
-            else:
-                yield file
-
-    def write(self, result: ImageResult) -> None:
-        """Append one image's result."""
-        if self._finished:
-            raise UserError(f"{self.out} is finished, and {result.image} is not in it; choose another file")
-        with explaining_failure(self.out, "predictions", "those written are kept and can be resumed"):
-            self._file.write(self._rows.line(result))
-        self.tally.add(result.error)
-
-    def finish(self) -> None:
-        """Flush everything to the disk; make the Parquet or CSV file."""
-        if self._finished:
-            return
-        with explaining_failure(self.out, "predictions", "those written are kept and can be resumed"):
-            self._file.flush()
-            flush(self._lines)
-            if self.out == self._lines:
-                return
-            fingerprint = self._fingerprint_file.read_text("utf-8")
-            with open(self._lines, encoding="utf-8") as lines:
-                write_whole(self.out, lines, self._rows, fingerprint)
-            self._lines.unlink()
-            if self.out.suffix == ".parquet":
-                self._fingerprint_file.unlink()
-
-    def __enter__(self) -> ResultFile:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *exception: object) -> None:
-        if not self._finished:
-            with suppress(OSError) if kind else nullcontext():  # a full disk is reported once
-                self._opened.close()

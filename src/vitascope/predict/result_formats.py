@@ -14,7 +14,6 @@ of a table that are kept, in JSON under `table`.
 
 from __future__ import annotations
 
-import csv
 import dataclasses
 import itertools
 import json
@@ -25,20 +24,16 @@ from typing import Any
 
 import numpy as np
 
-from vitascope.errors import UserError
 from vitascope.predict.engine import Engine
 from vitascope.predict.predictor import ImageResult
-from vitascope.storage import replacing
 
+FORMATS: tuple[str, ...] = (".jsonl", ".parquet", ".csv")
 COLUMNS = ("image", "label", "score", "labels", "predictions", "error")
 """The columns that are no class's, in any format."""
-CSV_COLUMNS = ("image", "label", "score")
-"""Those of a CSV file."""
 SEPARATOR = ";"
 """Between the labels of an image in a CSV file."""
 PARQUET_ROWS = 10_000
 """Rows per row group, which bounds the memory."""
-_METADATA = b"vitascope"
 _CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 """Control characters, line ends, and marks of the direction of a text, which show another name."""
 _FORMULA = re.compile(r"(?![-+]?[\d.]+([eE][-+]?\d+)?$)\s*[=+\-@]")
@@ -81,33 +76,20 @@ class Rows:
             row["table"] = dict(zip(self.kept, result.cells, strict=True))
         return escaped(json.dumps(row, ensure_ascii=False)) + "\n"
 
-    def parse(self, line: bytes) -> tuple[str, str | None]:
-        """Image and error of a line of JSON; a ValueError for one that `line` cannot have written."""
-        try:
-            row = json.loads(line)
-            classes, shares = row.get("predictions", []), row.get("probabilities", {})
-            labels = [each["label"] for each in classes]
-            kept = row.get("table", {})
-            texts = [row["image"], row.get("error", ""), *labels, *kept.values()]
-            numbers = [*(each[name] for each in classes for name in ("index", "score")), *shares.values()]
-            fits = "error" in row or (
-                (row["labels"] == labels if self.several else bool(labels)) and tuple(shares) == self.columns
-            )
-        except (KeyError, TypeError, AttributeError, RecursionError) as error:
-            raise ValueError("its values are not those of a prediction") from error
-        are_texts = all(isinstance(text, str) for text in texts)
-        are_numbers = all(isinstance(number, int | float) for number in numbers)
-        if not (fits and tuple(kept) == tuple(self.kept) and are_texts and are_numbers):
-            raise ValueError("its values are not those of a prediction")
-        return row["image"], row.get("error")
+    def write(self, lines: Iterable[bytes], path: Path) -> None:
+        """Write lines of JSON to a file of one of `FORMATS`."""
+        if path.suffix == ".jsonl":
+            with open(path, "wb") as to:
+                to.writelines(lines)
+        else:
+            write = self._write_csv if path.suffix == ".csv" else self._write_parquet
+            write((_without_surrogates(json.loads(line)) for line in lines), path)
 
-    def write_csv(self, lines: Iterable[str], out: Path) -> None:
-        """Convert lines of JSON; `out` is complete or absent."""
-        with replacing(out) as aside, open(aside, "w", encoding="utf-8", newline="") as to:
+    def _write_csv(self, rows: Iterable[dict[str, Any]], path: Path) -> None:
+        with open(path, "w", encoding="utf-8", newline="") as to:
             names = (*self.columns, *self._kept_names())
-            to.write(_csv_line([*CSV_COLUMNS, *(csv_text(escaped(name)) for name in names)]))
-            for line in lines:
-                to.write(_csv_line(self._cells(json.loads(line, object_hook=_without_surrogates))))
+            to.write(_csv_line(["image", "label", "score", *(csv_text(escaped(name)) for name in names)]))
+            to.writelines(_csv_line(self._cells(row)) for row in rows)
 
     def _cells(self, row: dict[str, Any]) -> list[str]:
         """A row of a CSV file."""
@@ -131,33 +113,28 @@ class Rows:
             taken.add(name)
             yield name
 
-    def write_parquet(self, lines: Iterable[str], out: Path, fingerprint: str) -> None:
-        """Convert lines of JSON; `out` is complete or absent."""
+    def _write_parquet(self, rows: Iterator[dict[str, Any]], path: Path) -> None:
         import pyarrow as pa
         import pyarrow.parquet as pq
 
         prediction = pa.struct([("label", pa.string()), ("index", pa.int32()), ("score", pa.float32())])
-        fields = [
-            ("image", pa.string()),
-            *[("labels", pa.list_(pa.string()))] * self.several,
-            ("predictions", pa.list_(prediction)),
-            ("error", pa.string()),
-            *((escaped(name), pa.float32()) for name in self.columns),
-            *((escaped(name), pa.string()) for name in self._kept_names()),
-        ]
-        schema = pa.schema(fields, metadata={_METADATA: fingerprint})
-        remaining = iter(lines)
-        with replacing(out) as aside, pq.ParquetWriter(aside, schema) as to:
-            while group := list(itertools.islice(remaining, PARQUET_ROWS)):
-                rows = [json.loads(line, object_hook=_without_surrogates) for line in group]
-                names = tuple(map(escaped, self._kept_names()))
-                flat = [
-                    row
-                    | row.pop("probabilities", {})
-                    | dict(zip(names, row.pop("table", {}).values(), strict=True))
-                    for row in rows
-                ]
-                to.write_table(pa.Table.from_pylist(flat, schema=schema))
+        names = tuple(map(escaped, self._kept_names()))
+        schema = pa.schema(
+            [
+                ("image", pa.string()),
+                *[("labels", pa.list_(pa.string()))] * self.several,
+                ("predictions", pa.list_(prediction)),
+                ("error", pa.string()),
+                *((escaped(name), pa.float32()) for name in self.columns),
+                *((name, pa.string()) for name in names),
+            ]
+        )
+        with pq.ParquetWriter(path, schema) as to:
+            while group := list(itertools.islice(rows, PARQUET_ROWS)):
+                for row in group:
+                    row |= row.pop("probabilities", {})
+                    row |= dict(zip(names, row.pop("table", {}).values(), strict=True))
+                to.write_table(pa.Table.from_pylist(group, schema=schema))
 
 
 def column_names(labels: Sequence[str]) -> tuple[str, ...]:
@@ -197,55 +174,10 @@ def escaped(text: str) -> str:
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
-def _without_surrogates(row: dict[str, Any]) -> dict[str, Any]:
-    """An object without the surrogates that JSON can hold, and the other formats cannot."""
-    return {escaped(name): _text_without(value) for name, value in row.items()}
-
-
-def _text_without(value: Any) -> Any:
+def _without_surrogates(value: Any) -> Any:
+    """A value without the surrogates that JSON can hold, and the other formats cannot."""
+    if isinstance(value, dict):
+        return {escaped(name): _without_surrogates(each) for name, each in value.items()}
     if isinstance(value, list):
-        return [_text_without(each) for each in value]
+        return [_without_surrogates(each) for each in value]
     return escaped(value) if isinstance(value, str) else value
-
-
-def read_fingerprint(path: Path) -> str:
-    """The fingerprint's JSON in a file of `Rows.write_parquet`."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    try:
-        metadata = pq.read_schema(path).metadata or {}
-    except pa.ArrowInvalid as error:
-        raise UserError(f"{path}: not a Parquet file") from error
-    if _METADATA not in metadata:
-        raise UserError(f"{path}: not written by `vitascope predict`; choose another file")
-    return str(metadata[_METADATA], "utf-8")
-
-
-def images_of_parquet(path: Path) -> Iterator[tuple[str, str | None]]:
-    """Image and error of each row."""
-    import pyarrow.parquet as pq
-
-    with pq.ParquetFile(path) as file:
-        for batch in file.iter_batches(batch_size=PARQUET_ROWS, columns=["image", "error"]):
-            yield from zip(*(column.to_pylist() for column in batch.columns), strict=True)
-
-
-def images_of_csv(path: Path) -> Iterator[tuple[str, str | None]]:
-    """Image and error of each row; the reasons of unreadable images are not in the file."""
-    with open(path, encoding="utf-8", newline="") as file:
-        rows = csv.reader(file, strict=True)
-        try:
-            header = next(rows, [])
-            is_ours = tuple(header[:3]) == CSV_COLUMNS
-            for row in rows if is_ours else ():
-                if len(row) != len(header):
-                    raise ValueError(f"{len(row)} cells, not {len(header)}")
-                image, _, score, *_ = row
-                yield image, None if score else f"{image}: could not be read"
-        except (ValueError, csv.Error) as error:
-            raise UserError(
-                f"{path}, line {rows.line_num}: cannot be read: {error}; choose another file"
-            ) from error
-        if not is_ours:
-            raise UserError(f"{path}: not written by `vitascope predict`; choose another file")

@@ -38,13 +38,23 @@ from vitascope.weights.stored_model import local_model
 SUFFIXES = (".onnx", ".xml", ".pt2")  # of exported models
 InputMode = Literal["pictures", "tensors"]
 INPUT_MODES = ("pictures", "tensors")
-FORMER_INPUT_MODES = {"pixels": "tensors"}  # names in files of earlier versions
 INPUT = "pixels"  # names in the graph
 OUTPUTS_OF_CLASSIFIER, OUTPUTS_OF_BODY = ("probabilities", "logits"), ("features",)
 FORMAT_VERSION = 1
-KEYS = ("preprocess", "class_names", "num_classes", "input", "model", "precision", "vitascope", "format")
-LATER_KEYS: dict[str, Any] = {"outputs": "exclusive", "thresholds": [], "body_digest": ""}
-"""Keys that files of earlier versions lack, with their values there."""
+KEYS: dict[str, Any] = {
+    "format": int,
+    "preprocess": Mapping,
+    "class_names": tuple[str, ...],
+    "num_classes": int,
+    "outputs": Meaning,
+    "thresholds": tuple[float, ...],
+    "input": InputMode,
+    "model": Mapping,
+    "precision": str,
+    "body_digest": str,
+    "vitascope": str,
+}
+"""Of the metadata, with their types."""
 SECTION = "vitascope"  # of OpenVINO's `rt_info`, for all keys; ONNX has them in its metadata
 
 Batch = npt.NDArray[np.uint8]  # (B, H, W, C)
@@ -73,6 +83,7 @@ def metadata_of(
         "precision": "fp32",
         "vitascope": __version__,
         "format": FORMAT_VERSION,
+        "body_digest": "",
     }
     if body_digest:
         no_classes = {"class_names": (), "num_classes": 0, "thresholds": ()}
@@ -86,39 +97,26 @@ def read_metadata(texts: Mapping[str, str], path: Path) -> dict[str, Any]:
     if missing:
         raise ExportedModelError(f"{path}: not written by `vitascope export`: it lacks {', '.join(missing)}")
     try:
-        values = {key: json.loads(texts[key]) for key in (*KEYS, *LATER_KEYS) if key in texts}
-        values = LATER_KEYS | values
+        values = {key: json.loads(texts[key]) for key in KEYS}
         if values["format"] != FORMAT_VERSION:
-            raise ExportedModelError(
-                f"{path}: this vitascope reads format {FORMAT_VERSION}, not format {values['format']}; the "
-                f"file was written by vitascope {values['vitascope']}"
-            )
-        values["preprocess"] = Preprocess.from_dict(values["preprocess"])
-        values["class_names"] = tuple(map(str, values["class_names"]))
-        values["input"] = FORMER_INPUT_MODES.get(values["input"], values["input"])
-        if values["input"] not in INPUT_MODES:
-            raise UserError(f"input {values['input']!r} is none of {', '.join(INPUT_MODES)}")
-        check_value("thresholds", values["thresholds"], tuple[float, ...])
-        values["thresholds"] = tuple(map(float, values["thresholds"]))
-        names, count = values["class_names"], values["num_classes"]
-        check_value("outputs", values["outputs"], Meaning)
-        returns_features = values["outputs"] == "embedding"
-        if not isinstance(count, int) or (count != 0 if returns_features else count < 1):
-            expected_count = "0 for features" if returns_features else "at least 1"
-            raise UserError(f"num_classes must be {expected_count}, not {count!r}")
-        check_value("body_digest", values["body_digest"], str)
-        if bool(values["body_digest"]) != returns_features:
-            raise UserError(f"body_digest {values['body_digest']!r} of {values['outputs']} outputs")
-        if names and len(names) != count:
-            raise UserError(f"{len(names)} class_names for num_classes {count}")
-        expected = count if values["outputs"] == "independent" else 0
-        if len(values["thresholds"]) != expected or not all(0 <= one <= 1 for one in values["thresholds"]):
             raise UserError(
-                f"thresholds of {values['outputs']} outputs are {expected} probabilities, not "
-                f"{list(values['thresholds'])}"
+                f"this vitascope reads format {FORMAT_VERSION}, not format {values['format']}; the file was "
+                f"written by vitascope {values['vitascope']}"
             )
-    except ExportedModelError:
-        raise
+        for key, kind in KEYS.items():
+            check_value(key, values[key], kind)
+        values["preprocess"] = Preprocess.from_dict(values["preprocess"])
+        names, thresholds = tuple(values["class_names"]), tuple(map(float, values["thresholds"]))
+        values |= {"class_names": names, "thresholds": thresholds}
+        count, outputs, digest = (values[key] for key in ("num_classes", "outputs", "body_digest"))
+        of_body = outputs == "embedding"
+        fits = (count == 0) == of_body == bool(digest) and len(names) in (0, max(count, 0))
+        expected = count if outputs == "independent" else 0
+        if not fits or len(thresholds) != expected or not all(0 <= each <= 1 for each in thresholds):
+            raise UserError(
+                f"{len(names)} class_names, thresholds {list(thresholds)} and body_digest {digest!r} for "
+                f"num_classes {count} of {outputs} outputs"
+            )
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise ExportedModelError(f"{path}: broken metadata: {error}") from error
     return values

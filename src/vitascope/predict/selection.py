@@ -62,3 +62,7 @@ class ClassSelection:
         found = shown.topk(min(self.limit(engine) or K, K), dim=1)  # (B, k)
         rows = zip(found.indices.tolist(), found.values.tolist(), counts, strict=True)
         return [list(zip(indices, values, strict=True))[:count] for indices, values, count in rows]
+
+
+AUTO = ClassSelection()
+"""The default of each model."""

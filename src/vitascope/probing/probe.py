@@ -7,10 +7,10 @@ import os
 import shlex
 import shutil
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -23,7 +23,7 @@ from vitascope.data.decoding import ImageSource, source_name
 from vitascope.data.feature_cache import Features
 from vitascope.data.frames import DataFrame, stored
 from vitascope.data.splits import ImageSet, Splits
-from vitascope.data.table_options import TableOptions
+from vitascope.data.table_options import AS_RECOGNIZED, TableOptions
 from vitascope.data.targets import ClassIndices, ClassSets, Targets
 from vitascope.errors import UserError
 from vitascope.evaluation.measure import Evaluation, data_frame, html_table
@@ -33,15 +33,15 @@ from vitascope.model.hardware import reuse_freed_memory
 from vitascope.model.options import Outputs
 from vitascope.model.sizes import ModelConfig, architecture_of, record_of
 from vitascope.model.vision_model import VisionModel, left_as_it_was
+from vitascope.predict.compute import DEFAULT, Compute
 from vitascope.predict.embed import MEMORY_GB, with_progress
 from vitascope.predict.engine import TorchEngine
 from vitascope.predict.feature_stream import FeatureStream, Indices
 from vitascope.predict.features import FeaturePool, FeatureSpec
-from vitascope.predict.predictor import check_batch_size, check_workers
 from vitascope.predict.runtimes import name_of
 from vitascope.probing.classifiers import Floats
 from vitascope.probing.curve import LearningCurve, learning_curve
-from vitascope.probing.folds import FOLDS, Division
+from vitascope.probing.folds import Division
 from vitascope.probing.head import headed, representations, sharpened, sharpness, with_head
 from vitascope.probing.page import write_page
 from vitascope.probing.selection import (
@@ -139,17 +139,9 @@ def probe(
     run: str | os.PathLike[str] | None = None,
     layers: Sequence[int] | None = None,
     pools: Sequence[FeaturePool] | None = None,
-    folds: int = FOLDS,
-    columns: Mapping[str, str] | Sequence[str] = (),
-    images: str | os.PathLike[str] | None = None,
-    labels: Literal["one", "several"] | None = None,
-    label_separator: str | None = None,
     seed: int = 0,
-    batch_size: int | None = None,
-    workers: int | None = None,
-    precision: str = "auto",
-    device: str = "auto",
-    cache: bool = True,
+    table: TableOptions = AS_RECOGNIZED,
+    compute: Compute = DEFAULT,
 ) -> ProbeResult:
     """Find the best classifier on frozen features, as `vitascope probe` does.
 
@@ -164,22 +156,18 @@ def probe(
         layers: to compare, in 0 to depth - 1; negative ones count from the last. None: the last one, and the
             one at two thirds of the depth.
         pools: to compare, of `cls`, `mean` and `cls_mean`; None: all that a body has.
-        folds: of cross-validation, at most; a class of fewer images or groups has as many folds as these.
-        columns, images, labels, label_separator: how a table is read, as for `train`.
         seed: of the splits that the data do not have, and of the folds.
-        batch_size, workers, precision, device, cache: of the features, as for `embed`.
+        table: how a table is read.
+        compute: how features are computed, as for `embed`.
 
     Raises:
         UserError: no such model, data, layer or pool; a run folder that exists; one class, or one with fewer
             images than two folds need; features that are not finite, or too many for the memory.
     """
     began = time.monotonic()
-    check_batch_size(batch_size)
     if not 0 <= seed < 2**63:
         raise UserError(f"seed must be in [0, 2**63), not {seed}")
-    check_workers(workers)
     reject_model(data, "models come first, then the data")
-    table = TableOptions.of(columns, images, labels, label_separator)
     given = [models] if isinstance(models, VisionModel | str | os.PathLike) else list(models)
     if not given:
         raise UserError("no body to probe: give at least one MODEL")
@@ -188,12 +176,11 @@ def probe(
     reuse_freed_memory()
     with ExitStack() as left, stored(data, table) as place:
         splits = fitting(open_data(place, seed=seed, labelled=True, table=table).identified())
-        _division(splits.train).fold_count(folds)
+        _division(splits.train).fold_count()
         for model in given:
             left.enter_context(left_as_it_was(model))
         bodies = _opened(given, layers, pools, splits.train.truth)
-        how = _Features(batch_size, workers, precision, device, cache)
-        found = _compared(bodies, splits, how, folds=folds, seed=seed)
+        found = _compared(bodies, splits, compute, seed=seed)
         options = {
             "task": "probe",
             "data": place,
@@ -202,16 +189,15 @@ def probe(
             "run": None if run is None else os.fspath(run),
             "layers": layers and list(layers),
             "pools": pools and list(pools),
-            "folds": folds,
             **dataclasses.asdict(table),
             "columns": list(table.columns),
             "seed": seed,
-            "batch_size": batch_size,
-            "precision": precision,
-            "device": device,
+            "batch_size": compute.batch_size,
+            "precision": compute.precision,
+            "device": compute.device,
         }
         made = Run.create(options, _plan(found), keep_data=isinstance(data, DataFrame))
-    return _written(made, found, splits, device=device, seconds=time.monotonic() - began)
+    return _written(made, found, splits, device=compute.device, seconds=time.monotonic() - began)
 
 
 def fitting(splits: Splits) -> Splits:
@@ -264,47 +250,30 @@ def naming(body: str) -> Iterator[None]:
         raise UserError(f"{body}: {error}") from error
 
 
-@dataclasses.dataclass(frozen=True)
-class _Features:
-    """How features are computed."""
+def _features(
+    body: Body, sources: Sequence[ImageSource], compute: Compute, room: float
+) -> tuple[Indices, list[Features], FeatureStream]:
+    """The images that can be read, their features of each representation, and where these come from.
 
-    batch_size: int | None
-    workers: int | None
-    precision: str
-    device: str
-    cache: bool
-
-    def of(
-        self, body: Body, sources: Sequence[ImageSource], room: float
-    ) -> tuple[Indices, list[Features], FeatureStream]:
-        """The images that can be read, their features of each representation, and where these come from.
-
-        Raises:
-            UserError: more than `room` GB of features; features that are not finite.
-        """
-        engine = TorchEngine(body.model, precision=self.precision, device=self.device)
-        stream = FeatureStream(
-            engine,
-            body.representations,
-            sources,
-            batch_size=self.batch_size,
-            workers=self.workers,
-            cached=self.cache,
-        )
-        blocks = []
-        with naming(body.name), closing(with_progress(stream)) as rows:
-            for block in rows:
-                width = sum(features.shape[1] for features in block.features)
-                if (size := 4e-9 * len(sources) * width) > room:
-                    raise UserError(
-                        f"{len(body.representations)} representations of {len(sources):,} images take "
-                        f"{size:,.1f} GB, and {room:,.1f} of {MEMORY_GB:g} GB are left: name fewer layers, "
-                        "pools or bodies, or give fewer images"
-                    )
-                blocks.append(block)
-        indices = np.concatenate([block.indices for block in blocks])
-        columns = zip(*(block.features for block in blocks), strict=True)
-        return indices, [np.concatenate(column) for column in columns], stream
+    Raises:
+        UserError: more than `room` GB of features; features that are not finite.
+    """
+    engine = TorchEngine(body.model, precision=compute.precision, device=compute.device)
+    stream = FeatureStream(engine, body.representations, sources, compute)
+    blocks = []
+    with naming(body.name), closing(with_progress(stream)) as rows:
+        for block in rows:
+            width = sum(features.shape[1] for features in block.features)
+            if (size := 4e-9 * len(sources) * width) > room:
+                raise UserError(
+                    f"{len(body.representations)} representations of {len(sources):,} images take "
+                    f"{size:,.1f} GB, and {room:,.1f} of {MEMORY_GB:g} GB are left: name fewer layers, "
+                    "pools or bodies, or give fewer images"
+                )
+            blocks.append(block)
+    indices = np.concatenate([block.indices for block in blocks])
+    columns = zip(*(block.features for block in blocks), strict=True)
+    return indices, [np.concatenate(column) for column in columns], stream
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -329,15 +298,14 @@ class _Found:
     lines: list[str]
 
 
-def _compared(bodies: Sequence[Body], splits: Splits, how: _Features, *, folds: int, seed: int) -> _Found:
+def _compared(bodies: Sequence[Body], splits: Splits, compute: Compute, *, seed: int) -> _Found:
     """Compute the features, and choose."""
-    places, known, tested, notes = _places(bodies, splits, how)
+    places, known, tested, notes = _places(bodies, splits, compute)
     division = _division(known)
     selection = select(
         [place.candidate for place in places],
         LabelledPart(known.truth, [source_name(source) for source in known.sources], division.sets),
         LabelledPart(tested.truth, [source_name(source) for source in tested.sources]),
-        folds=folds,
         seed=seed,
     )
     best = selection.best
@@ -413,7 +381,7 @@ class _Notes:
 
 
 def _places(
-    bodies: Sequence[Body], splits: Splits, how: _Features
+    bodies: Sequence[Body], splits: Splits, compute: Compute
 ) -> tuple[list[_Place], ImageSet, ImageSet, _Notes]:
     """The features of all bodies, and the images that could be read: to fit on, and to test on."""
     train, test = splits.train, splits.measured
@@ -422,7 +390,7 @@ def _places(
     readable, unreadable, lines, room = np.arange(0), dict[int, str](), list[str](), MEMORY_GB
     for number, body in enumerate(bodies):
         started = time.monotonic()
-        indices, found, stream = how.of(body, sources, room)
+        indices, found, stream = _features(body, sources, compute, room)
         if number == 0:
             readable, unreadable = indices, stream.unreadable
         elif not np.array_equal(indices, readable):

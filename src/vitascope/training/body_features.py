@@ -12,6 +12,7 @@ from vitascope.data.loading import KeptFeatures, check_unreadable
 from vitascope.data.splits import ImageSet, Splits
 from vitascope.formatting import counted
 from vitascope.model.vision_model import VisionModel, evaluation_mode
+from vitascope.predict.compute import Compute
 from vitascope.predict.engine import Engine
 from vitascope.predict.feature_stream import BATCH_SIZE, FeatureStream
 from vitascope.predict.features import OWN
@@ -93,7 +94,8 @@ def _features_of(
     """The features of a split, and how many were computed."""
     cuts = [len(images) * part // distributed.world_size() for part in range(distributed.world_size() + 1)]
     begin, end = cuts[distributed.rank()], cuts[distributed.rank() + 1]
-    stream = FeatureStream(engine, [OWN], images.sources[begin:end], batch_size=batch_size, workers=workers)
+    compute = Compute(batch_size=batch_size, workers=workers)
+    stream = FeatureStream(engine, [OWN], images.sources[begin:end], compute)
     values = torch.zeros(len(images), width)  # (N, D)
     hidden = None if distributed.is_first() else True  # None: only in a terminal
 
@@ -121,7 +123,9 @@ def _seconds_per_image(engine: Engine, images: ImageSet) -> float:
     sources = images.sources[:TIMED]
     for _ in range(2):
         began = time.monotonic()
-        stream = FeatureStream(engine, [OWN], sources, batch_size=len(sources), workers=0, cached=False)
+        stream = FeatureStream(
+            engine, [OWN], sources, Compute(batch_size=len(sources), workers=0, cache=False)
+        )
         for _ in stream:
             pass
     return (time.monotonic() - began) / len(sources)

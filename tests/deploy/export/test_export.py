@@ -27,6 +27,7 @@ from vitascope.deploy.export.export import default_path, export, spread, usage
 from vitascope.deploy.export.formats import FORMATS, Format
 from vitascope.errors import UserError
 from vitascope.model.vit import VisionTransformer
+from vitascope.predict.compute import Compute
 from vitascope.predict.embed import embed
 from vitascope.predict.engine import TorchEngine
 from vitascope.predict.features import FeatureSpec
@@ -511,7 +512,7 @@ def test_file_of_features_says_so_and_has_no_classes(body: SimpleNamespace) -> N
 def test_file_of_features_has_the_body_of_its_model(body: SimpleNamespace) -> None:
     own = TorchEngine(body.model, device="cpu")
     assert body.engine.body_digest == own.body_digest != body.engine.digest
-    found = embed(body.engine, pictures(), workers=0, cache=False)
+    found = embed(body.engine, pictures(), compute=Compute(workers=0, cache=False))
     found.check_model(body.engine)
     found.check_model(own)
     assert (found.made["digest"], found.made["file"]) == (own.body_digest, body.engine.digest)

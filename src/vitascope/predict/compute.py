@@ -1,0 +1,60 @@
+"""`Compute`: how features are computed. No torch: it is a group of options of commands."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Annotated, Literal, get_type_hints
+
+import tyro
+
+from vitascope.arguments import Range, check_value
+
+BatchSize = Annotated[
+    int | None, tyro.conf.arg(metavar="INT", help_behavior_hint=""), Range(ge=1, le=100_000)
+]
+"""Larger batches would fill the memory of reading processes."""
+Workers = Annotated[
+    int | None,
+    tyro.conf.arg(
+        metavar="INT",
+        help_behavior_hint="",
+        help="Processes that read images; 0 reads in the main process. Default: one per core.",
+    ),
+    Range(ge=0),
+]
+Precision = Annotated[
+    Literal["auto", "fp32", "bf16"],
+    tyro.conf.arg(help="`auto` uses bf16 where this machine is faster with it."),
+]
+Device = Annotated[str, tyro.conf.arg(help="`auto`, `cpu`, `cuda` or `mps`.")]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Resources:
+    """How images are read and a model computes.
+
+    Raises:
+        UserError: values of other types or out of range.
+    """
+
+    batch_size: BatchSize = None
+    """Images per batch. Default: 64; on a GPU as many as keep it busy."""
+    workers: Workers = None
+    precision: Precision = "auto"
+    device: Device = "auto"
+
+    def __post_init__(self) -> None:
+        """Check the values."""
+        for name, kind in get_type_hints(type(self), include_extras=True).items():
+            check_value(name, getattr(self, name), kind)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Compute(Resources):
+    """How images are read and features computed."""
+
+    cache: Annotated[bool, tyro.conf.FlagCreatePairsOff, tyro.conf.arg(help_behavior_hint="")] = True
+    """Compute all features, and keep none in the cache."""
+
+
+DEFAULT = Compute()
