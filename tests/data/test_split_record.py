@@ -260,25 +260,6 @@ def test_unlabelled_images_are_recorded_without_labels(photos: Path, tmp_path: P
     assert found.present("val", ()).sources == splits.val.sources
 
 
-def test_unlabelled_images_of_earlier_versions_are_read(photos: Path, tmp_path: Path) -> None:
-    """They had one class, "image", with the label 0."""
-    shutil.rmtree(photos / "dog")
-    path = tmp_path / "split.jsonl.gz"
-    record_of(open_data(str(photos), labelled=False)).write(path)
-    head, *lines = map(json.loads, gzip.decompress(path.read_bytes()).splitlines())
-    former = [head | {"class_names": ["image"]}, *(line | {"label": 0} for line in lines)]
-    (tmp_path / "former.gz").write_bytes(gzip.compress("\n".join(map(json.dumps, former)).encode()))
-    record = SplitRecord.read(tmp_path / "former.gz")
-    assert record.class_names == ()
-    assert record.parts["train"].targets is None
-    record.write(tmp_path / "again.gz")
-    assert gzip.decompress((tmp_path / "again.gz").read_bytes()) == gzip.decompress(path.read_bytes())
-    (photos / "cat" / "000.png").unlink()
-    found = again(record, photos)
-    assert found.note().startswith("1 missing")
-    assert [part.targets for part in found.remaining().skipped.values()] == [None]
-
-
 def test_an_image_that_left_its_class_folder_keeps_its_recorded_class(photos: Path) -> None:
     record = recorded(photos)
     first = part_of(record, "test", photos)[0]

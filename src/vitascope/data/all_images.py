@@ -14,7 +14,6 @@ from vitascope.data.listing import IMAGE_SUFFIXES, suffix_of
 from vitascope.data.splits import ImageSet
 from vitascope.data.stored import is_stored_image, stored_images
 from vitascope.data.table_options import AS_RECOGNIZED, TableOptions
-from vitascope.data.targets import ClassSets
 from vitascope.errors import UserError
 
 SPLITS = ("train", "val", "test", "all")
@@ -45,7 +44,9 @@ class AllImages(Sequence[ImageSource]):
         ]
         self.splits = [images.name for images in self._sets for _ in range(len(images))]
         self.class_names = tuple(dict.fromkeys(name for images in self._sets for name in images.class_names))
-        self.several = any(isinstance(images.targets, ClassSets) for images in self._sets)
+        self.several = any(
+            images.targets is not None and not images.targets.exclusive for images in self._sets
+        )
         if self.several and (wrong := next((name for name in self.class_names if SEPARATOR in name), None)):
             raise UserError(
                 f"the class name {wrong!r} contains {SEPARATOR!r}, which separates the classes of an image: "

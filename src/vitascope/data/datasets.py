@@ -28,7 +28,6 @@ from vitascope.data.listing import IMAGE_SUFFIXES
 from vitascope.data.splits import ImageSet, Inventory, Splits, complete_splits
 from vitascope.data.stored import Mirrored, hub_id, is_stored_image, mirrored, stored_images
 from vitascope.data.table_options import AS_RECOGNIZED, TABLE_SUFFIXES, TableOptions, is_table
-from vitascope.data.targets import ClassSets
 from vitascope.data.threads import in_threads
 from vitascope.errors import UserError, check_choice, nearest, nearest_path, printable
 from vitascope.formatting import canonical, counted
@@ -314,9 +313,8 @@ def described(splits: Splits) -> list[str]:
     names = splits.train.class_names
     sizes = ", ".join(f"{len(images):,} {images.name}" for images in sets)
     lines = [f"{sizes} images " + (f"of {len(names):,} classes" if names else "without labels")]
-    found = [images.targets.labels for images in sets if isinstance(images.targets, ClassSets)]
-    if found:
-        each = np.concatenate([labels.sum(axis=1) for labels in found])
+    if splits.train.targets is not None and not splits.train.targets.exclusive:
+        each = np.concatenate([images.labels.sum(axis=1) for images in sets])
         lines.append(f"{each.mean():.3g} classes per image, from {each.min()} to {each.max()}")
     if len(names) > 1:
         counts: Counter[str] = Counter()

@@ -32,7 +32,6 @@ from vitascope.data.loading import check_unreadable
 from vitascope.data.randomness import epoch_order
 from vitascope.data.splits import ImageSet
 from vitascope.data.table_options import AS_RECOGNIZED, TableOptions
-from vitascope.data.targets import ClassSets
 from vitascope.data.threads import in_threads
 from vitascope.errors import UserError
 from vitascope.storage import explaining_failure, make_folder, replacing
@@ -78,7 +77,7 @@ def pack(
     if place.is_dir() and out.resolve().is_relative_to(place.resolve()):
         raise UserError(f"{out}: inside of {data}, where it would be taken for images; give another folder")
     splits = open_data(data, seed=seed, table=table)
-    if isinstance(splits.train.targets, ClassSets):
+    if not splits.train.truth.exclusive:
         raise UserError(f"{data}: several classes per image; shards have one, so these data are not packed")
     packer = _Packer(shard_mb * MB, image_size, seed)
     make_folder(out.parent)

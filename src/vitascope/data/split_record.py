@@ -12,7 +12,7 @@ import itertools
 import json
 import zlib
 from collections import defaultdict, deque
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from vitascope.data.contents import UNREADABLE, contents_of, image_name
 from vitascope.data.decoding import Encoded, ImageSource
 from vitascope.data.formats.folder import OUTSIDE
 from vitascope.data.splits import ImageSet, Inventory, LazySources, Splits, check_known_classes
-from vitascope.data.targets import FORMER_UNLABELLED, Targets, targets_from_json
+from vitascope.data.targets import Targets, targets_from_json
 from vitascope.errors import UserError
 from vitascope.formatting import canonical
 from vitascope.serialization import parse_json
@@ -132,8 +132,6 @@ class SplitRecord:
                 if not all(isinstance(text, str) for text in (*class_names, *head["parts"], place)):
                     raise ValueError("a name in its first line is not text")
                 class_names = tuple(map(canonical, class_names))
-                if class_names == FORMER_UNLABELLED:
-                    class_names = ()
                 lines: dict[bool, dict[str, list[tuple[str, Any, str]]]] = {
                     False: {split: [] for split in head["parts"]},
                     True: defaultdict(list),
@@ -191,8 +189,7 @@ class Restored:
 
     record: SplitRecord
     inventory: Inventory
-    names: list[str]  # of the images in `inventory.sets`, in class folders of the record's names
-    aliases: dict[str, str]  # class folders that have another name now, with their name in the record
+    names: list[str]  # of the images in `inventory.sets`, in the record's Unicode form
     found: dict[str, npt.NDArray[np.int64]]  # places in `inventory.sets`; -1 if missing or changed
     changed: dict[str, npt.NDArray[np.bool_]]  # whether a file of an image's name has another content now
     renamed: dict[str, npt.NDArray[np.bool_]]  # whether an image was found by its content only
@@ -237,7 +234,7 @@ class Restored:
         images = ImageSet(split, [now[place] for place in found[there].tolist()])
         if recorded is None:
             return images
-        classes, named = self._classes_now(), recorded.take(there).names()
+        classes, named = _classes(self.inventory), recorded.take(there).names()
         for at, row in enumerate(there.tolist()):
             if self.renamed[split][row] and (new := classes[found[row]]):
                 named[at] = new
@@ -280,12 +277,8 @@ class Restored:
             for change, parts in flags.items()
         }
 
-    def _classes_now(self) -> list[tuple[str, ...]]:
-        """The classes of each image in `inventory.sets`, by their names in the record."""
-        return [tuple(self.aliases.get(name, name) for name in own) for own in _classes(self.inventory)]
-
     def _relabelled(self, classes: list[tuple[str, ...]]) -> int:
-        """The number of images that have their names still, but other classes, of those in `_classes_now`."""
+        """The number of images that have their names still, but other classes."""
         count = 0
         for split, part in self.record.parts.items():
             kept = np.flatnonzero((self.found[split] >= 0) & ~self.renamed[split])
@@ -297,7 +290,7 @@ class Restored:
 
     def note(self) -> str:
         """The differences between the data and the record, in words; empty if there are none."""
-        changes = [f"the class {old} is called {now} now" for now, old in self.aliases.items()]
+        changes = []
         if skipped := {split: len(part.names) for split, part in self.record.skipped.items()}:
             listed = ", ".join(f"{count:,} {split}" for split, count in skipped.items())
             changes.append(f"{sum(skipped.values()):,} skipped since the run was resumed ({listed})")
@@ -305,7 +298,7 @@ class Restored:
             if total := sum(parts.values()):
                 listed = ", ".join(f"{count:,} {split}" for split, count in parts.items() if count)
                 changes.append(f"{total:,} {change} ({listed})")
-        classes = self._classes_now()
+        classes = _classes(self.inventory)
         if relabelled := self._relabelled(classes):
             changes.append(f"{relabelled:,} with other labels, which are taken as recorded")
         if self.new:
@@ -352,10 +345,7 @@ def _classes(inventory: Inventory) -> list[tuple[str, ...]]:
 
 def restore(record: SplitRecord, inventory: Inventory, check: Collection[str]) -> Restored:
     """Find the images of a recorded split in the data as they are now: by name (in the parts in `check`, only
-    if the content is the same as well), the rest by content among images that the record does not name.
-
-    A class folder with another name is recognized by the contents of its images, which keep their names then.
-    """
+    if the content is the same as well), the rest by content among images that the record does not name."""
     sources = _all_sources(inventory)
     recorded = {name: split for split, part, _ in record.lines() for name in part.names if name}
     in_form = {canonical(name): name for name in recorded}
@@ -367,11 +357,6 @@ def restore(record: SplitRecord, inventory: Inventory, check: Collection[str]) -
     ]
     read = [index for index, name in enumerate(names) if not name or recorded.get(name) in {None, *check}]
     contents = dict(zip(read, contents_of([sources[index] for index in read]).tolist(), strict=True))
-    aliases = _renamed_classes(record, inventory, contents)
-    if aliases:
-        for index, classes in enumerate(_classes(inventory)):
-            for now in aliases.keys() & set(classes):
-                names[index] = _in_class(names[index], now, aliases[now])
     by_name = {name: index for index, name in enumerate(names) if name}
 
     found = {split: np.full(len(part.names), -1, dtype=np.int64) for split, part in record.parts.items()}
@@ -405,33 +390,4 @@ def restore(record: SplitRecord, inventory: Inventory, check: Collection[str]) -
     new = sum(
         usable[index] and index not in claimed and name not in recorded for index, name in enumerate(names)
     )
-    return Restored(record, inventory, names, aliases, found, changed, renamed, new)
-
-
-def _renamed_classes(
-    record: SplitRecord, inventory: Inventory, contents: Mapping[int, bytes]
-) -> dict[str, str]:
-    """The class folders that the record does not have, with images of one class that has no folder any more:
-    their names, and the names of these classes."""
-    classes = _classes(inventory)
-    gone = set(record.class_names).difference(*classes)
-    if not gone:
-        return {}
-    known: dict[bytes, set[str]] = defaultdict(set)
-    for _, part, _ in record.lines():
-        if part.targets is not None:
-            for names, content in zip(part.targets.names(), part.contents.tolist(), strict=True):
-                known[content].update(names)
-    known.pop(UNREADABLE, None)
-    meant: dict[str, set[str]] = defaultdict(set)
-    for index, content in contents.items():
-        for now in set(classes[index]).difference(record.class_names):
-            meant[now] |= known.get(content, set()) & gone
-    return {now: next(iter(old)) for now, old in meant.items() if len(old) == 1}
-
-
-def _in_class(name: str, now: str, recorded: str) -> str:
-    """An image's name in a class folder of the recorded name: at the top, or in the folder of a split."""
-    parts = name.split("/")
-    place = next((place for place in (0, 1) if parts[place : place + 1] == [now]), None)
-    return name if place is None else "/".join([*parts[:place], recorded, *parts[place + 1 :]])
+    return Restored(record, inventory, names, found, changed, renamed, new)

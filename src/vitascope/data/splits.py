@@ -15,7 +15,7 @@ from vitascope.data.contents import contents_of, first_of_content
 from vitascope.data.decoding import Encoded, ImageSource
 from vitascope.data.draws import bound_sets, draw_share
 from vitascope.data.randomness import epoch_order
-from vitascope.data.targets import ClassSets, Targets
+from vitascope.data.targets import Targets
 from vitascope.errors import UserError, nearest, printable
 from vitascope.formatting import canonical, counted
 
@@ -265,7 +265,7 @@ def stratified_split(images: ImageSet, share: float, name: str, seed: int) -> tu
     images = images.identified()
     _check_sizes(images, 2, f"{images.name} and {name}")
     first, targets = first_of_content(images.contents), images.targets
-    if len(images.groups) or isinstance(targets, ClassSets):
+    if len(images.groups) or not (targets is None or targets.exclusive):
         taken = _bound_share(images, first, share, seed)
     else:
         # The first of equal images is drawn, and the others follow it.
@@ -284,13 +284,8 @@ def _bound_share(
     """Whether each image, (N,), is in a share that divides no group and separates no copies."""
     group_of = np.unique(images.groups, return_inverse=True)[1] if len(images.groups) else first
     targets = images.targets
-    if targets is None:
-        labels = np.zeros((len(images), 0), dtype=np.bool_)
-    elif isinstance(targets, ClassSets):
-        labels = targets.labels
-    else:
-        labels = targets.labels[:, None] == np.arange(len(targets.class_names))
-    every_class = not isinstance(targets, ClassSets)
+    labels = np.zeros((len(images), 0), dtype=np.bool_) if targets is None else targets.members
+    every_class = targets is not None and targets.exclusive
     sets = bound_sets(first, group_of)
     for k, column in enumerate(labels.T) if every_class else ():
         if len(np.unique(sets[column])) < 2:
@@ -306,7 +301,7 @@ def _check_sizes(images: ImageSet, needed: int, parts: str) -> None:
     """Reject images, or a class, with too few different ones for some parts."""
     different = np.flatnonzero(first_of_content(images.contents) == np.arange(len(images)))
     counts = [("the data have", len(images), len(different))]
-    if (targets := images.targets) is not None and not isinstance(targets, ClassSets):
+    if (targets := images.targets) is not None and targets.exclusive:
         classes = [f"class {name!r} has" for name in targets.class_names]
         pairs = targets.counts.tolist(), targets.take(different).counts.tolist()
         counts = list(zip(classes, *pairs, strict=True))

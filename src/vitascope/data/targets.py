@@ -6,19 +6,18 @@ import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from itertools import chain
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from vitascope.errors import UserError
 from vitascope.formatting import canonical
 
 UNEVEN = 3
 """Ratio of the numbers of images of two classes above which training mentions it."""
-FORMER_UNLABELLED = ("image",)
-"""The class names of images without labels in files of earlier versions, which gave them the label 0."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -29,6 +28,8 @@ class Targets(ABC):
     """(N, ...): the rows of a batch are its tensor for a loss."""
     class_names: tuple[str, ...]
     """Each in its `canonical` form."""
+    exclusive: ClassVar[bool]
+    """Whether each image has exactly one class."""
 
     def __post_init__(self) -> None:
         """Bring the names of the classes into one form, in which those of a model and of data are equal."""
@@ -44,6 +45,14 @@ class Targets(ABC):
             and self.class_names == other.class_names
             and np.array_equal(self.labels, other.labels)
         )
+
+    @property
+    def members(self) -> npt.NDArray[np.bool_]:
+        """Whether each image has each class, (N, K)."""
+        members = np.zeros((len(self), len(self.class_names)), dtype=np.bool_)
+        for k, images in enumerate(self.by_class()):
+            members[images, k] = True
+        return members
 
     def take(self, indices: npt.NDArray[np.int64]) -> Self:
         """The targets of some of the images, in the order given."""
@@ -103,6 +112,11 @@ class Targets(ABC):
     def correct(self, answers: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
         """Whether each image's answer, a row of the form of its label, is right: (N,)."""
 
+    def confusion(self, classes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Counts (K, K) of predicted classes, (N,): rows are true classes, columns are predicted ones; a
+        UserError for several classes per image, which are not confused one for one."""
+        raise UserError("images of several classes have no confusion matrix")
+
     @abstractmethod
     def to_json(self) -> list[Any]:
         """Each image's label as a value of JSON."""
@@ -113,6 +127,7 @@ class ClassIndices(Targets):
     """One class per image: int64 (N,), indices into `class_names`."""
 
     labels: npt.NDArray[np.int64]
+    exclusive = True
 
     @property
     def counts(self) -> npt.NDArray[np.int64]:
@@ -134,7 +149,6 @@ class ClassIndices(Targets):
         return answers == self.labels
 
     def confusion(self, classes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Counts (K, K) of predicted classes, (N,): rows are true classes, columns are predicted ones."""
         K = len(self.class_names)
         return np.bincount(self.labels * K + classes, minlength=K * K).reshape(K, K)
 
@@ -151,6 +165,7 @@ class ClassSets(Targets):
     """Any number of classes per image, also none: bool (N, K), True for the classes that an image has."""
 
     labels: npt.NDArray[np.bool_]
+    exclusive = False
 
     @property
     def counts(self) -> npt.NDArray[np.int64]:

@@ -78,7 +78,7 @@ class Predictions:
     @property
     def several(self) -> bool:
         """Whether an image may have several classes."""
-        return isinstance(self.targets, ClassSets)
+        return not self.targets.exclusive
 
     @property
     def answers(self) -> npt.NDArray[Any]:
@@ -107,10 +107,7 @@ class Predictions:
 
     @property
     def confusion(self) -> npt.NDArray[np.int64]:
-        """Counts (K, K): rows are true classes, columns are predicted classes; UserError for several classes
-        per image, which are not confused one for one."""
-        if not isinstance(self.targets, ClassIndices):
-            raise UserError("images of several classes have no confusion matrix")
+        """As `Targets.confusion`."""
         return self.targets.confusion(self.classes)
 
     def save(self, path: Path) -> None:
