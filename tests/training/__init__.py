@@ -18,7 +18,6 @@ from vitascope.report import figures, write
 from vitascope.run.run import Run
 from vitascope.training import train
 from vitascope.training.loop import Trainer
-from vitascope.training.plan import Decided
 from vitascope.training.tasks import masked
 from vitascope.training.train import build_trainer, prepare
 
@@ -63,7 +62,7 @@ def tiny_config(data: Path | str, **options: Any) -> TrainConfig:
     return TrainConfig.from_dict(values | options)
 
 
-def planned(config: TrainConfig, splits: Splits) -> tuple[Decided, ModelConfig]:
+def planned(config: TrainConfig, splits: Splits) -> tuple[TrainConfig, ModelConfig]:
     """The options and the model of a plan."""
     found = train.prepare(config, splits).plan
     return found.options, found.model

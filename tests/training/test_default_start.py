@@ -6,7 +6,7 @@ import pytest
 
 from vitascope.cli import main
 from vitascope.errors import UserError
-from vitascope.options.recipes import FEW_TO_START, FEW_TO_TUNE, RECIPES, Asked, TrainConfig
+from vitascope.options.recipes import FEW_TO_START, FEW_TO_TUNE, RECIPES, TrainConfig, configuration
 from vitascope.run.run import Run
 from vitascope.training import train
 
@@ -16,7 +16,7 @@ SHORT = {"epochs": 1, "device": "cpu"}
 
 
 def start(images: int = 24, channels: int = 3, **options: object) -> TrainConfig:
-    return Asked(options={"data": "photos/", **options}).with_data(images, channels)
+    return configuration({"recipe": None, "data": "photos/", **options}, images, channels)
 
 
 def expected(recipe: str, **options: object) -> TrainConfig:
@@ -57,7 +57,7 @@ def test_random_weights_can_be_asked_for() -> None:
 
 
 def test_embedded_digits_keep_their_recipe() -> None:
-    assert Asked(options={}).with_data(1797, 1) == RECIPES["digits"]
+    assert configuration({"recipe": None}, 1797, 1) == RECIPES["digits"]
 
 
 def test_the_first_line_names_the_start_the_way_out_and_a_better_one(data, tmp_path, capsys) -> None:

@@ -12,16 +12,16 @@ from vitascope.data.datasets import open_data
 from vitascope.model.lora import add_adapters
 from vitascope.model.resnet import ResNet
 from vitascope.model.resnet_config import ResNetConfig
+from vitascope.options.recipes import TrainConfig
 from vitascope.run.run import Run
 from vitascope.training import memory, train
 from vitascope.training.memory import bytes_per_image, parts_of_batch
 from vitascope.training.optim import freeze_body
-from vitascope.training.plan import Decided
 
 CPU = torch.device("cpu")
 
 
-def decided(data: Path, **options: object) -> Decided:
+def decided(data: Path, **options: object) -> TrainConfig:
     return planned(tiny_config(data, **options), open_data(str(data)))[0]
 
 

@@ -298,7 +298,7 @@ def broken_off(once_killed, tmp_path) -> Path:
         ("batch_size: 5", "batch_size was 4, is 5"),
         ("seed: 1", "seed was 0, is 1"),
         ("model_options: {init: timm}", "model_options was {}, is {'init': 'timm'}"),
-        ("batch_size: null", "config.yaml: batch_size must be a whole number, not None"),
+        ("batch_size: null", "config.yaml: batch_size has no value"),
         ("future: 1", "config.yaml: unknown training option 'future'"),
     ],
 )
@@ -320,21 +320,6 @@ def test_other_classes_are_rejected_with_the_difference(tmp_path) -> None:
     shutil.copytree(folder / "light", folder / "dim")
     with pytest.raises(UserError, match="classes gone: dark, classes new: dim"):
         train.resume(run)
-
-
-def test_run_resumes_bitwise_after_its_class_folders_were_renamed(tmp_path, caplog) -> None:
-    folder = write_folder(tmp_path / "data")
-    config = tiny_config(folder, run=str(tmp_path / "whole"), epochs=2, checkpoint_seconds=0.0)
-    with undrawn():
-        whole = train.train(config)
-        run = killed(config.replace(run=str(tmp_path / "run")))
-        (folder / "light").rename(folder / "a")
-        (folder / "dark").rename(folder / "b")
-        resumed = train.resume(run)
-    assert "the class light is called a now, the class dark is called b now" in caplog.text
-    assert_bitwise(resumed.model.state_dict(), whole.model.state_dict())
-    assert resumed.evaluation.class_names == ("dark", "light")
-    assert (resumed.evaluation.labels == whole.evaluation.labels).all()
 
 
 def test_new_images_are_ignored_and_changed_or_missing_ones_are_rejected(tmp_path, caplog) -> None:
@@ -425,7 +410,7 @@ def test_part_without_any_image_left_is_not_skipped(tmp_path) -> None:
 
 
 def test_only_engine_options_may_change_on_resume(broken_off) -> None:
-    with pytest.raises(UserError, match="'epochs' cannot change when a run is resumed"):
+    with pytest.raises(UserError, match="epochs cannot change when a run is resumed: it is 3, not 9"):
         train.resume(broken_off, epochs=9)
 
 

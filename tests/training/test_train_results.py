@@ -8,6 +8,7 @@ import pytest
 import vitascope as vs
 from tests.training import tiny_config, undrawn, write_folder
 from vitascope.errors import UserError
+from vitascope.options.recipes import configuration
 from vitascope.training.train import PretrainResult, TrainResult
 
 
@@ -71,7 +72,7 @@ def test_train_takes_options_as_keywords_and_derives_the_recipe(monkeypatch) -> 
     from vitascope.training import train
 
     configs: list[vs.TrainConfig] = []
-    monkeypatch.setattr(train, "_run", lambda asked, task: configs.append(asked.with_data(5000, 3)))
+    monkeypatch.setattr(train, "_run", lambda asked, task: configs.append(configuration(asked, 5000, 3)))
     vs.train(data="digits", epochs=1)
     vs.train(recipe="base", lr=1e-4)
     vs.train(vs.TrainConfig(lr=0.01), epochs=7)

@@ -228,13 +228,13 @@ def test_augmentation_has_the_given_options() -> None:
     config = TrainConfig().replace(
         flip=0.25, crop_scale=0.3, shift=0.1, rotate=5.0, color_jitter=0.4, erase=0.2, cutmix=0.7
     )
-    augmentation, mixing = augmentation_of(config.augmentation)
+    augmentation, mixing = augmentation_of(config)
     asked = {field.name: getattr(augmentation, field.name) for field in dataclasses.fields(augmentation)}
     assert asked.pop("randaugment") is None
     assert asked == {name: config.option(name) for name in asked}
     assert mixing is not None
     assert (mixing.mixup, mixing.cutmix) == (0.0, 0.7)
-    assert augmentation_of(TrainConfig().augmentation)[1] is None
-    drawn = augmentation_of(RECIPES["deit"].augmentation)[0].randaugment
+    assert augmentation_of(TrainConfig())[1] is None
+    drawn = augmentation_of(RECIPES["deit"])[0].randaugment
     assert drawn is not None
     assert (drawn.num_ops, drawn.magnitude, drawn.probability) == (2, 9.0, 0.5)

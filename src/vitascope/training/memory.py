@@ -11,8 +11,9 @@ from torch import Tensor
 
 from vitascope.model.hardware import memory_of, resolve_precision, suitable_threads
 from vitascope.model.vision_model import VisionModel
+from vitascope.options.recipes import TrainConfig
 from vitascope.training import distributed
-from vitascope.training.plan import Decided, Plan
+from vitascope.training.plan import Plan
 
 SHARE = 0.5
 """The share of the memory for activations; weights, gradients, moments, data and copies get the rest."""
@@ -33,7 +34,7 @@ def place(plan: Plan, model: VisionModel, device: torch.device, *, on_features: 
     """Choose the parts and the precision of a model on its device, or of its head alone on features."""
     options = plan.options
     parts = parts_of_batch(options, model, device)
-    images = images_at_once(options.optimization.batch_size, parts)
+    images = images_at_once(options.option("batch_size"), parts)
     asked = options.execution.precision
     if on_features and asked == "auto":  # a head is too small for bf16 to pay, and its features are fp32
         asked = "fp32"
@@ -46,7 +47,7 @@ def images_at_once(batch_size: int, parts: int) -> int:
     return max(1, batch_size // (distributed.world_size() * parts))
 
 
-def parts_of_batch(config: Decided, model: VisionModel, device: torch.device) -> int:
+def parts_of_batch(config: TrainConfig, model: VisionModel, device: torch.device) -> int:
     """The number of parts in which each process computes a batch, so that its activations fit in memory.
 
     `config.execution.accumulate` where that is set; else the same number in all processes.
@@ -58,7 +59,7 @@ def parts_of_batch(config: Decided, model: VisionModel, device: torch.device) ->
     """
     if config.execution.accumulate is not None:
         return config.execution.accumulate
-    images = math.ceil(config.optimization.batch_size / distributed.world_size())
+    images = math.ceil(config.option("batch_size") / distributed.world_size())
     memory, parts = memory_of(device), 1
     if memory is not None and not config.optimization.freeze:  # a frozen body keeps no activations
         dtype = resolve_precision(config.execution.precision, model.config, device, images, training=True)

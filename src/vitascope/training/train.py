@@ -13,7 +13,7 @@ import re
 import shlex
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from os import PathLike
 from pathlib import Path
@@ -25,7 +25,6 @@ from vitascope.arguments import checked
 from vitascope.data.datasets import open_data
 from vitascope.data.frames import DataFrame, stored
 from vitascope.data.splits import Splits
-from vitascope.data.targets import ClassSets
 from vitascope.errors import UserError
 from vitascope.evaluation.measure import Evaluation, data_frame, html_table
 from vitascope.formatting import counted
@@ -34,7 +33,7 @@ from vitascope.model.hardware import explaining_memory, reuse_freed_memory, suit
 from vitascope.model.lora import add_adapters
 from vitascope.model.vision_model import VisionModel, build
 from vitascope.model.vit import VisionTransformer
-from vitascope.options.recipes import BUILT_IN, FEW_TO_START, GROUP_OF, Asked, TrainConfig
+from vitascope.options.recipes import BUILT_IN, FEW_TO_START, GROUP_OF, TrainConfig, configuration
 from vitascope.remote.stores import is_url
 from vitascope.run import layout
 from vitascope.run.layout import DATA, has_model
@@ -56,7 +55,7 @@ from vitascope.training.checkpoint.state import with_images_of
 from vitascope.training.loop import Trainer
 from vitascope.training.memory import Placement, images_at_once, place
 from vitascope.training.optim import freeze_body
-from vitascope.training.plan import Decided, Plan, inspect, plan
+from vitascope.training.plan import Plan, inspect, resolve
 from vitascope.training.restarts import Launch, restarts_left
 from vitascope.training.schedule import Schedule
 from vitascope.training.selection import Selection, select
@@ -132,7 +131,7 @@ def train(config: TrainConfig | None = None, *, recipe: str | None = None, **opt
     Args:
         config: the configuration; None starts from a recipe.
         recipe: name of the recipe; None selects one by the options and the number of images, as
-            `Asked.with_data` does.
+            `options.recipes.configuration` does.
         **options: changes of the configuration: `train(data="photos/", epochs=20)`. `data` may be a pandas
             DataFrame, a table whose paths are relative to `images` or to the working directory; the run
             keeps it.
@@ -141,7 +140,7 @@ def train(config: TrainConfig | None = None, *, recipe: str | None = None, **opt
         UserError: data, model or options that cannot be used.
         Interrupted: by SIGINT or SIGTERM, after saving a checkpoint.
     """
-    return cast("TrainResult", _run(Asked(options=options, recipe=recipe, config=config), "classify"))
+    return cast("TrainResult", _run(_asked(config, recipe, options), "classify"))
 
 
 def pretrain(
@@ -160,12 +159,25 @@ def pretrain(
     """
     if config is None and recipe is None:
         options = {"task": "masked", **options}
-    return cast("PretrainResult", _run(Asked(options=options, recipe=recipe, config=config), "masked"))
+    return cast("PretrainResult", _run(_asked(config, recipe, options), "masked"))
+
+
+def _asked(config: TrainConfig | None, recipe: str | None, options: Mapping[str, Any]) -> dict[str, Any]:
+    """What a run is asked for: its recipe, and options by name; a configuration names all of them."""
+    if config is None:
+        return {"recipe": recipe, **options}
+    if not isinstance(config, TrainConfig):
+        raise UserError(
+            f"config must be a TrainConfig, not a {type(config).__name__}; name options: data=..."
+        )
+    if recipe is not None:
+        raise UserError("a configuration contains every option already; leave out recipe")
+    return {"recipe": "base", **config.replace(**options).to_dict()}
 
 
 @checked
 def resume(
-    run: str | PathLike[str], *, missing: Literal["error", "skip"] = "error", **execution: Any
+    run: str | PathLike[str], *, missing: Literal["error", "skip"] = "error", **options: Any
 ) -> TrainResult | PretrainResult:
     """Resume an interrupted run, with any number of processes.
 
@@ -180,7 +192,7 @@ def resume(
             its checkpoints, `RUN/checkpoints/step-N`; or `auto` for the newest unfinished run in runs/.
         missing: `skip` resumes the run without the images that are missing or changed, from now on; `error`
             rejects data in which there are any.
-        **execution: changes of execution options, such as `device="cuda"`.
+        **options: changes of execution options, such as `device="cuda"`; other options are as recorded.
 
     Raises:
         UserError: no such run, a finished one or one in use, no valid checkpoint, changes of the data, the
@@ -189,10 +201,18 @@ def resume(
     """
     started = time.monotonic()
     found, checkpoint = Run.find(run)
-    for name in execution:
-        if GROUP_OF.get(name) != "execution":
-            raise UserError(f"{name!r} cannot change when a run is resumed; only execution options can")
-    config = _recorded_options(found).replace(**execution)
+    recorded = _recorded_options(found)
+    execution = {name: value for name, value in options.items() if GROUP_OF.get(name) == "execution"}
+    changed = recorded.replace(**options)
+    lasting = [config.replace(**lasting_paths(config.to_dict())) for config in (recorded, changed)]
+    for name in options.keys() - execution.keys():
+        before, now = (config.option(name) for config in lasting)
+        if now != before:
+            raise UserError(
+                f"{name} cannot change when a run is resumed: it is {before!r}, not {now!r}; leave it out"
+            )
+    found.check_unfinished()
+    config = recorded.replace(**execution)
     device = _join(config, execution.get("shard_size"))  # a recorded one may be of more processes
     launch = Launch()
     if distributed.by_first(lambda: launch.begun) is not None:
@@ -221,8 +241,6 @@ def _join(config: TrainConfig, shard_size: int | None) -> torch.device:
 
 
 def _recorded_options(run: Run) -> TrainConfig:
-    """The options of an unfinished run."""
-    run.check_unfinished()
     with options_of(run.config_file):
         return TrainConfig.from_dict(run.config)
 
@@ -271,20 +289,17 @@ class Opened:
     """The model to start from; None for random weights."""
 
 
-def _run(asked: Asked, task: str) -> TrainResult | PretrainResult:
+def _run(asked: dict[str, Any], task: str) -> TrainResult | PretrainResult:
     """Create a run, train and finish it; a run that cannot start leaves no folder.
 
     Processes that torchrun has restarted go on with the run that those before them created.
     """
     started = time.monotonic()
-    data = asked.options.get("data")
-    frame = data if isinstance(data, DataFrame) else None
-    if frame is not None:
-        others = {name: value for name, value in asked.options.items() if name != "data"}
-        asked = dataclasses.replace(asked, options=others)
-    first = asked.before_data()
+    frame = asked.pop("data") if isinstance(asked.get("data"), DataFrame) else None
+    first = configuration(asked)
     if first.task != task:
-        what = "this configuration" if asked.recipe is None else f"the recipe {asked.recipe}"
+        recipe = asked["recipe"]
+        what = "this configuration" if recipe in (None, "base") else f"the recipe {recipe}"
         other = "pretrain" if first.task == "masked" else "train"
         raise UserError(f"{what} is for `vitascope {other}`, in Python `{other}`")
     device = _join(first, first.execution.shard_size)
@@ -292,6 +307,7 @@ def _run(asked: Asked, task: str) -> TrainResult | PretrainResult:
     begun = distributed.by_first(lambda: _begun(launch))
     if begun is not None:
         run, _ = distributed.by_all(lambda: Run.find(begun))
+        distributed.by_all(run.check_unfinished)
         config = distributed.by_all(lambda: _recorded_options(run))
         return _continue(run, None, config, device, missing="error", started=started)
     if first.run is not None:  # an error comes before anything that takes time
@@ -300,8 +316,7 @@ def _run(asked: Asked, task: str) -> TrainResult | PretrainResult:
         run, opened = _create(asked, False)
     else:
         with stored(frame, first.table) as place:
-            with_place = dataclasses.replace(asked, options={**asked.options, "data": place})
-            run, opened = _create(with_place, True)
+            run, opened = _create({**asked, "data": place}, True)
     distributed.by_first(lambda: launch.note(run))
     with _locked(run), explaining_memory():
         trainer = _start(run, opened, device, started)
@@ -352,13 +367,18 @@ def _begun(launch: Launch) -> str | None:
     return begun
 
 
-def _create(asked: Asked, keep_data: bool) -> tuple[Run, Opened]:
+def _create(asked: Mapping[str, Any], keep_data: bool) -> tuple[Run, Opened]:
     """Open the data and create the run folder, which perhaps takes the file of the data."""
     opened = distributed.by_all(lambda: _open(asked))
     check_plan_and_data(opened.plan, opened.splits)
     plan, config = opened.plan, opened.plan.options.to_dict()
     places = lasting_paths(config) | ({"data": DATA} if keep_data else {})
-    recorded = {"asked": asked.record(places), **plan.to_dict()}
+    named = {
+        name: value
+        for name, value in (configuration(asked).to_dict() | places).items()
+        if name in asked or GROUP_OF[name] in asked
+    }
+    recorded = {"asked": {"recipe": asked["recipe"], "options": named}, **plan.to_dict()}
     processes = distributed.world_size()
     run = distributed.by_first(lambda: Run.create(config, recorded, processes=processes, keep_data=keep_data))
     if keep_data:
@@ -366,9 +386,9 @@ def _create(asked: Asked, keep_data: bool) -> tuple[Run, Opened]:
     return run, dataclasses.replace(opened, plan=plan)
 
 
-def _open(asked: Asked) -> Opened:
+def _open(asked: Mapping[str, Any]) -> Opened:
     """The data, the weights and the plan of a new run."""
-    first = asked.before_data()
+    first = configuration(asked)
     if first.execution.tracker is not None:
         check_tracker(first.execution.tracker)
     labelled = first.task == "classify"
@@ -376,7 +396,7 @@ def _open(asked: Asked) -> Opened:
     if distributed.is_first():  # which records and announces them
         splits = splits.identified()
     drawn = sum(len(splits.parts[name]) for name in splits.drawn)
-    config = asked.with_data(len(splits.train) + drawn, splits.channels)
+    config = configuration(asked, len(splits.train) + drawn, splits.channels)
     if config.optimization.lengths:  # a run with minutes is repeated, whatever time that takes
         config = config.replace(minutes=None)
     return prepare(config, splits)
@@ -388,7 +408,7 @@ def prepare(config: TrainConfig, splits: Splits) -> Opened:
     if config.levels is None and weights is not None:
         config = config.replace(levels=preprocess_of(weights).levels)
     facts = inspect(splits, None if weights is None else weights.config, levels=config.levels is None)
-    return Opened(plan(config, facts), splits, weights)
+    return Opened(resolve(config, facts), splits, weights)
 
 
 def _open_again(config: TrainConfig, run: Run) -> tuple[Opened, RunData]:
@@ -507,7 +527,12 @@ def start_model(opened: Opened) -> VisionModel:
 
 
 def make_task(
-    options: Decided, model: VisionModel, splits: Splits, placement: Placement, *, on_features: bool = False
+    options: TrainConfig,
+    model: VisionModel,
+    splits: Splits,
+    placement: Placement,
+    *,
+    on_features: bool = False,
 ) -> Task:
     """The task of a run, perhaps on the features of its frozen body."""
     preprocess, device = preprocess_of(model), placement.device
@@ -516,7 +541,7 @@ def make_task(
         return kind(masking=options.masking, config=cast("ViTConfig", model.config), preprocess=preprocess)
     balanced = options.balance.class_weights == "balanced"
     weights = balanced_weights(splits.train).to(device) if balanced else None
-    several = isinstance(splits.train.targets, ClassSets)
+    several = not splits.train.truth.exclusive
     for images in (splits.val, splits.measured) if several else ():
         if not images.truth.counts.any():
             raise UserError(

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from vitascope.data.loading import Loader
 from vitascope.data.preprocess import Preprocess
 from vitascope.data.splits import ImageSet, absent_classes, check_every_class
-from vitascope.data.targets import ClassSets
 from vitascope.errors import UserError, printable
 from vitascope.evaluation.measure import Evaluation, measure
 from vitascope.formatting import counted
@@ -205,8 +204,7 @@ def balanced_weights(images: ImageSet) -> Tensor:
     """
     check_every_class(images, "class_weights=balanced")
     counts, N = torch.from_numpy(images.truth.counts).double(), len(images)
-    several = isinstance(images.truth, ClassSets)
-    return ((N - counts) / counts if several else N / (len(counts) * counts)).float()
+    return (N / (len(counts) * counts) if images.truth.exclusive else (N - counts) / counts).float()
 
 
 def right(logits: Tensor, labels: Tensor) -> Tensor:
