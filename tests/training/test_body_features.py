@@ -26,9 +26,8 @@ from vitascope.run.run import Run
 from vitascope.training import body_features, loop, train
 from vitascope.training.checkpoint.folders import checkpoints, load_checkpoint
 from vitascope.training.loop import Trainer
-from vitascope.training.tasks.classify import Classify
-from vitascope.training.tasks.classify_features import ClassifyFeatures
-from vitascope.weights.loading import from_pretrained, save_pretrained
+from vitascope.training.tasks.classify import Classify, ClassifyFeatures
+from vitascope.weights.loading import from_pretrained
 from vitascope.weights.preprocess import default_preprocess
 
 PROBE: dict[str, Any] = {
@@ -333,7 +332,7 @@ def test_minutes_count_the_body_for_the_final_test(data, body, tmp_path, monkeyp
 
 
 def test_head_computes_in_fp32_unless_another_precision_is_named(data, body, monkeypatch) -> None:
-    monkeypatch.setattr("vitascope.training.memory.resolve_precision", lambda asked, *_, **__: asked)
+    monkeypatch.setattr("vitascope.training.placement.resolve_precision", lambda asked, *_, **__: asked)
     assert trainer_of(probe(data, body, precision="auto")).precision == "fp32"
     assert trainer_of(probe(data, body, precision="bf16")).precision == "bf16"
     assert trainer_of(probe(data, body, precision="auto", flip=0.5)).precision == "auto"

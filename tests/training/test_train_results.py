@@ -1,15 +1,20 @@
-"""The results of `train`, `pretrain` and `evaluate`."""
+"""The results of `train`, `pretrain` and `evaluate`, and the baseline on the digits."""
+
+from __future__ import annotations
 
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+from sklearn.svm import SVC
 
 import vitascope as vs
 from tests.training import tiny_config, undrawn, write_folder
+from vitascope.data.datasets import read_data
 from vitascope.errors import UserError
 from vitascope.options.recipes import configuration
-from vitascope.training.train import PretrainResult, TrainResult
+from vitascope.training.train import DIGITS_BASELINE, PretrainResult, TrainResult
 
 
 @pytest.fixture(scope="module")
@@ -101,3 +106,9 @@ def test_evaluate_takes_a_model_or_a_run(trained, data) -> None:
     assert of_model.trained_on == 0  # a model does not know its images
     with pytest.raises(UserError, match="the model is not a run folder with test images"):
         vs.evaluate(trained.model)
+
+
+def test_recorded_baseline_is_the_accuracy_of_svc_on_the_same_split() -> None:
+    rest, test = read_data("digits").sets
+    flat, unseen = (np.array(images.sources).reshape(-1, 64) for images in (rest, test))
+    assert (SVC().fit(flat, rest.labels).predict(unseen) == test.labels).mean() == DIGITS_BASELINE

@@ -14,21 +14,16 @@ from typing import Any
 
 from vitascope._version import __version__
 from vitascope.cli.bench import Bench
-from vitascope.cli.checkpoints import Convert, Models
-from vitascope.cli.compare import Compare
-from vitascope.cli.compress import Compress
 from vitascope.cli.embed import Embed
 from vitascope.cli.evaluate import Evaluate
 from vitascope.cli.explain import Explain
-from vitascope.cli.export import Export
 from vitascope.cli.learn import Learn
-from vitascope.cli.pack import Pack
-from vitascope.cli.page import Page
+from vitascope.cli.models import Compress, Convert, Models, Pack
 from vitascope.cli.parsing import UnknownOptionError, options_of, parse
 from vitascope.cli.predict import Predict
 from vitascope.cli.probe import Probe
-from vitascope.cli.report import Report
-from vitascope.cli.serve import Serve
+from vitascope.cli.runs import Compare, Report
+from vitascope.cli.ship import Export, Page, Serve
 from vitascope.cli.similar import Similar
 from vitascope.cli.train import Pretrain, Train, parse_run
 from vitascope.cli.zero_shot import ZeroShot

@@ -17,7 +17,7 @@ from vitascope.predict.engine import Engine
 from vitascope.predict.feature_stream import BATCH_SIZE, FeatureStream
 from vitascope.predict.features import OWN
 from vitascope.training import distributed
-from vitascope.training.memory import Placement
+from vitascope.training.placement import Placement
 from vitascope.training.plan import image_options
 from vitascope.training.tasks.classify import engine_of
 

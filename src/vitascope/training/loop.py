@@ -36,9 +36,8 @@ from vitascope.run.metrics import MetricsWriter
 from vitascope.run.run import Run
 from vitascope.storage import explaining_failure
 from vitascope.training import distributed
-from vitascope.training.best_weights import BestWeights
+from vitascope.training.background import BestWeights, CheckpointWriter, StepLosses
 from vitascope.training.body_features import BodyFeatures
-from vitascope.training.checkpoint.background import CheckpointWriter
 from vitascope.training.checkpoint.folders import checkpoints, to_resume
 from vitascope.training.checkpoint.state import (
     all_finite,
@@ -49,15 +48,13 @@ from vitascope.training.checkpoint.state import (
     restore_optimizer,
     run_identity,
 )
-from vitascope.training.compilation import compile_module, eager_unless
-from vitascope.training.memory import Placement, images_at_once
-from vitascope.training.muon import local
 from vitascope.training.optim import freeze_body, optimizer_of, train_mode, update_average
+from vitascope.training.optimizers import local
+from vitascope.training.placement import Placement, compile_module, eager_unless, images_at_once
 from vitascope.training.plan import Plan
 from vitascope.training.progress import Progress
 from vitascope.training.schedule import Schedule, TimeBudget, small_size
 from vitascope.training.signals import Stop, interruptible, stop_signals, until_stopped
-from vitascope.training.step_losses import StepLosses
 from vitascope.training.tasks.task import Examples, Sums, Task
 from vitascope.weights.loading import save_pretrained
 from vitascope.weights.preprocess import preprocess_of

@@ -1,6 +1,11 @@
+"""Classification of images and of features, and distillation."""
+
+from __future__ import annotations
+
 import copy
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,9 +22,18 @@ from vitascope.data.preprocess import Preprocess
 from vitascope.data.splits import ImageSet
 from vitascope.data.targets import ClassIndices, ClassSets
 from vitascope.errors import UserError
+from vitascope.model.resnet import ResNet
+from vitascope.model.resnet_config import ResNetConfig
 from vitascope.model.vit import VisionTransformer
 from vitascope.options.groups import Distillation
-from vitascope.training.tasks.classify import BothHeads, Classify, Distill, MeanOfHeads, balanced_weights
+from vitascope.training.tasks.classify import (
+    BothHeads,
+    Classify,
+    Distill,
+    HeadAlone,
+    MeanOfHeads,
+    balanced_weights,
+)
 from vitascope.training.tasks.task import Examples
 from vitascope.training.tasks.teachers import Teacher
 from vitascope.weights.preprocess import default_preprocess
@@ -461,3 +475,33 @@ def test_the_best_weights_have_the_highest_map_or_the_lowest_loss() -> None:
     assert several().monitor.better(0.5, 0.4)
     assert not several().monitor.better(float("nan"), several().monitor.worst)
     assert Classify(Preprocess(image_size=(32, 32))).monitor.better(0.4, 0.5)
+
+
+OPTIONS: list[dict[str, Any]] = [
+    {},
+    {"pool": "mean", "num_registers": 2},
+    {"pool": "cls_mean", "head": "mlp"},
+    {"pool": "map"},
+    {"pool": "mean", "pool_norm": "after"},
+    {"pool": "cls", "distillation_token": True},
+]
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_head_alone_has_the_names_and_the_logits_of_the_model(options: dict[str, Any]) -> None:
+    model = small_model(**options).eval()
+    module, size = HeadAlone(model).eval(), model.config.image_hw
+    assert list(module.state_dict()) == list(model.state_dict())
+    assert all(mine is theirs for mine, theirs in zip(module.parameters(), model.parameters(), strict=True))
+    images = torch.rand(3, model.config.in_channels, *size)
+    with torch.no_grad():
+        torch.testing.assert_close(module(model.embed(images)), model(images))
+
+
+def test_head_alone_has_the_names_and_the_logits_of_a_resnet() -> None:
+    model = ResNet(ResNetConfig(image_size=16, layers=(1, 1), width=8, num_classes=3)).eval()
+    torch.nn.init.normal_(model.head.weight)
+    module, images = HeadAlone(model), torch.rand(2, 3, 16, 16)
+    assert list(module.state_dict()) == list(model.state_dict())
+    with torch.no_grad():
+        torch.testing.assert_close(module(model.embed(images)), model(images))
