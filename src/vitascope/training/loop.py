@@ -41,13 +41,12 @@ from vitascope.training.body_features import BodyFeatures
 from vitascope.training.checkpoint.folders import checkpoints, to_resume
 from vitascope.training.checkpoint.state import (
     all_finite,
-    check_identity,
     model_state,
     optimizer_state,
     restore_model,
     restore_optimizer,
-    run_identity,
 )
+from vitascope.training.identity import check_identity, run_identity
 from vitascope.training.optim import freeze_body, optimizer_of, train_mode, update_average
 from vitascope.training.optimizers import local
 from vitascope.training.placement import Placement, compile_module, eager_unless, images_at_once

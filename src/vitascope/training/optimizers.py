@@ -9,7 +9,6 @@ https://kellerjordan.github.io/posts/muon).
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable, Sequence
 from inspect import unwrap
@@ -118,68 +117,38 @@ class Muon(AdamW):
 
 def orthogonal_updates(wholes: Sequence[Tensor], stacked: Sequence[int]) -> list[Tensor]:
     """Orthogonal matrices of AdamW's size in place of parameters (rows, ...) of stacked matrices, one below
-    the other.
+    the other. Matrices with the same sides are multiplied together.
 
     Computed in bfloat16 where the device multiplies it, else in float32; returned in the dtype given.
     """
-    if not wholes:  # of a process, where there are more processes than matrices
-        return []
-    shapes = [(len(whole) // count, whole[0].numel()) for whole, count in zip(wholes, stacked, strict=True)]
-    order = sorted(range(len(wholes)), key=lambda number: shapes[number])
-    runs = [list(run) for _, run in itertools.groupby(order, key=lambda number: shapes[number])]
-    lengths = [sum(wholes[number].numel() for number in run) for run in runs]
-
-    def batches(values: Tensor, *, wide: bool) -> list[Tensor]:
-        sides = [sorted(shapes[run[0]]) if wide else shapes[run[0]] for run in runs]
-        return [own.view(-1, *each) for own, each in zip(values.split(lengths), sides, strict=True)]
-
-    flat = torch.cat([wholes[number].reshape(-1) for number in order])
-    dtype = torch.bfloat16 if has_bf16(flat.device) else torch.float32
-    given, made = batches(flat.to(dtype), wide=False), torch.empty_like(flat, dtype=dtype)
-    orthogonal(
-        [matrices.mT if matrices.shape[1] > matrices.shape[2] else matrices for matrices in given],
-        [0.2 * math.sqrt(max(shapes[run[0]])) for run in runs],  # AdamW's root mean square of 0.2 to 0.4
-        out=batches(made, wide=True),  # contiguous: torch is slow on a CPU with other results in bfloat16
-    )
-    found: dict[int, Tensor] = {}
-    for run, own in zip(runs, batches(made.to(flat.dtype), wide=True), strict=True):
-        rows, columns = shapes[run[0]]
-        own = own.mT.contiguous() if rows > columns else own
-        updates = own.split([stacked[number] for number in run])
-        found |= {n: update.view(wholes[n].shape) for n, update in zip(run, updates, strict=True)}
-    return [found[number] for number in range(len(wholes))]
+    by_sides: dict[tuple[int, int], list[int]] = {}
+    for number, (whole, count) in enumerate(zip(wholes, stacked, strict=True)):
+        short, long = sorted((len(whole) // count, whole[0].numel()))
+        by_sides.setdefault((short, long), []).append(number)
+    updates = [*wholes]
+    for (short, long), numbers in by_sides.items():
+        matrices = [wholes[n].reshape(stacked[n], -1, wholes[n][0].numel()) for n in numbers]
+        tall = [part.shape[1] > short for part in matrices]
+        X = torch.cat([part.mT if is_tall else part for part, is_tall in zip(matrices, tall, strict=True)])
+        dtype = torch.bfloat16 if has_bf16(X.device) else torch.float32
+        found = orthogonal(X.to(dtype), 0.2 * math.sqrt(long)).to(X.dtype)  # AdamW's: 0.2 to 0.4
+        parts = found.split([len(part) for part in matrices])
+        for n, part, is_tall in zip(numbers, parts, tall, strict=True):
+            updates[n] = (part.mT if is_tall else part).reshape(wholes[n].shape)
+    return updates
 
 
-def orthogonal(batches: Sequence[Tensor], sizes: Sequence[float], *, out: Sequence[Tensor]) -> None:
-    """Replace the singular values of matrices by about their batch's size, by Newton-Schulz iterations.
-
-    Batches are (n, rows, columns), with at most as many rows as columns. Matrices of the same sides are
-    multiplied together, and so are the small square products of all with as many rows.
-    """
-    norms = torch.stack(torch._foreach_norm([matrix for batch in batches for matrix in batch]))
-    shares = norms.clamp_min_(1e-7).view(-1, 1, 1).split([len(batch) for batch in batches])
-    by_shape: dict[tuple[int, ...], list[int]] = {}  # the numbers of the batches with the same matrices
-    for number, batch in enumerate(batches):
-        by_shape.setdefault(tuple(batch.shape[1:]), []).append(number)
-    by_rows: dict[int, list[tuple[list[int], Tensor]]] = {}
-    for (rows, _), numbers in by_shape.items():
-        X = torch.cat([batches[number] / shares[number] for number in numbers])  # no singular value above 1
-        by_rows.setdefault(rows, []).append((numbers, X))
+def orthogonal(X: Tensor, size: float = 1.0) -> Tensor:
+    """Matrices (n, rows, columns), rows <= columns, with singular values of about `size`, by Newton-Schulz
+    iterations."""
+    norms = torch.stack(torch._foreach_norm(X.unbind()))
+    X = X / norms.clamp_min_(1e-7).view(-1, 1, 1)  # no singular value above 1
     a, b, c = COEFFICIENTS
-    for rows, alike in by_rows.items():
-        found = [X for _, X in alike]
-        counts = [len(X) for X in found]
-        A = norms.new_empty(sum(counts), rows, rows)
-        for left in reversed(range(ITERATIONS)):
-            for X, product in zip(found, A.split(counts), strict=True):
-                torch.bmm(X, X.mT, out=product)
-            factors = torch.baddbmm(A, A, A, beta=b, alpha=c).split(counts)  # b A + c A^2
-            if left:  # a X + B X
-                found = [torch.baddbmm(X, B, X, beta=a) for X, B in zip(found, factors, strict=True)]
-        for (numbers, _), whole, factor in zip(alike, found, factors, strict=True):
-            lengths = [len(batches[number]) for number in numbers]
-            for number, X, B in zip(numbers, whole.split(lengths), factor.split(lengths), strict=True):
-                torch.baddbmm(X, B, X, beta=sizes[number] * a, alpha=sizes[number], out=out[number])
+    for scale in (*[1.0] * (ITERATIONS - 1), size):
+        A = X @ X.mT
+        B = torch.baddbmm(A, A, A, beta=b, alpha=c)  # b A + c A^2
+        X = torch.baddbmm(X, B, X, beta=scale * a, alpha=scale)  # a X + B X
+    return X
 
 
 # Sharded parameters (FSDP2): each process has some rows of each, and computes the updates of some matrices.

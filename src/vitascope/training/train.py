@@ -24,7 +24,7 @@ import torch
 from vitascope.arguments import checked
 from vitascope.data.datasets import open_data
 from vitascope.data.frames import DataFrame, stored
-from vitascope.data.splits import Splits
+from vitascope.data.splits import ImageSet, Splits
 from vitascope.errors import UserError
 from vitascope.evaluation.measure import Evaluation, data_frame, html_table
 from vitascope.formatting import counted
@@ -41,17 +41,17 @@ from vitascope.run.run import Run, RunData, lasting_paths, new_run
 from vitascope.run.trackers import check_tracker
 from vitascope.storage import explaining_failure
 from vitascope.training import distributed
-from vitascope.training.agreement import (
-    check_folder_is_shared,
-    check_plan_and_data,
-    check_versions,
-)
 from vitascope.training.announcement import announce_data, announce_run, other_starts
 from vitascope.training.body_features import body_features, trains_on_features
 from vitascope.training.checkpoint import folders
 from vitascope.training.checkpoint.folders import remove_checkpoints, to_resume
-from vitascope.training.checkpoint.state import with_images_of
 from vitascope.training.distributed import Launch, restarts_left
+from vitascope.training.identity import (
+    check_folder_is_shared,
+    check_plan_and_data,
+    check_versions,
+    with_images_of,
+)
 from vitascope.training.loop import Trainer
 from vitascope.training.optim import freeze_body
 from vitascope.training.placement import Placement, images_at_once, place
@@ -269,7 +269,7 @@ def _continue(
         opened, data = distributed.by_all(lambda: _open_again(config, found))
         check_plan_and_data(opened.plan, opened.splits)
         trainer = build_trainer(found, opened, device)
-        trainer.restore(_checkpoint(found, checkpoint, data, trainer.identity))
+        trainer.restore(_checkpoint(found, checkpoint, data, trainer.splits.train))
         distributed.by_first(lambda: None if found.store is None else found.store.check_writer())
         if checkpoint is not None and distributed.is_first():
             folders.discard_newer(checkpoint)
@@ -452,14 +452,14 @@ def _skip_missing(run: Run, config: TrainConfig) -> TrainConfig:
 
 
 def _checkpoint(
-    run: Run, chosen: Path | None, data: RunData, identity: dict[str, Any]
+    run: Run, chosen: Path | None, data: RunData, images: ImageSet
 ) -> tuple[int, dict[str, Any]] | None:
     """The step and the state to resume from: of the chosen checkpoint, or of the newest, if there is one."""
     found = folders.load_checkpoint(run.path) if chosen is None else folders.load_checkpoint_at(chosen)
     if found is None or not data.restored.record.skipped:
         return found
     step, state = found
-    return step, with_images_of(state, identity)
+    return step, with_images_of(state, images)
 
 
 @contextmanager

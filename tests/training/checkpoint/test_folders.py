@@ -18,7 +18,7 @@ from vitascope.training.checkpoint.folders import (
     load_checkpoint_at,
     save_checkpoint,
 )
-from vitascope.training.checkpoint.shards import file_record
+from vitascope.training.checkpoint.state import file_record
 
 
 def state(value: float) -> dict[str, Any]:
