@@ -664,8 +664,7 @@ def test_trained_model_is_not_advised_to_start_from_itself(
             "--model-options is given more than once",
         ),
         (["train", "--options", "mlp=swiglu"], "nearest: --model-options"),
-        (["train", "--top-k", "3"], "unknown option '--top-k': only predict has it; see"),
-        (["train", "--corrupt=0.3"], "unknown option '--corrupt=0.3': only pretrain has it; see"),
+        (["train", "--corrupt=0.3"], "unknown option '--corrupt=0.3'; see"),
         (["train", "--out", "x"], "nearest: --run; see"),  # of many commands, but not under this name
         (
             ["learn", "broken.jpg/learn"],
@@ -760,14 +759,6 @@ def test_interrupts_have_their_own_exit_status(
         assert err.count("\n") == 1
         if isinstance(error, Interrupted):
             assert f"vitascope train --resume {tmp_path}{os.linesep}" in err
-
-
-def test_a_small_address_space_is_one_line_before_anything_is_written(tmp_path: Path) -> None:
-    command = f"ulimit -v 1500000; exec {sys.executable} -m vitascope.cli train --run r"
-    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=False, cwd=tmp_path)
-    assert done.returncode == 2
-    assert re.fullmatch(r"vitascope: error: the address space is limited to 1,536 MB .*\n", done.stderr)
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_missing_memory_is_one_line(

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-import os
 import shutil
-import signal
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,7 +18,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import distribute_tensor
 
-from tests.forked import ending, fork, in_group
+from tests.forked import in_group
 from tests.pretended_gpu import GPU, pretended_gpu
 from tests.training import assert_bitwise, tiny_config, trainer_of, undrawn, write_folder
 from vitascope.data.transfer import Fetched
@@ -97,11 +95,6 @@ def test_a_late_loss_that_diverges_ends_the_run_before_a_checkpoint(
     with pytest.raises(UserError, match=r"the loss is nan at step 10, with learning rate 0\.2"):
         trainer.save()
     assert not checkpoints(trainer.run.path)
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory) -> Path:
-    return write_folder(tmp_path_factory.mktemp("data") / "greys")
 
 
 def weights(value: float) -> dict[str, torch.Tensor]:
@@ -300,22 +293,6 @@ def test_failure_in_the_thread_is_raised_once_and_older_checkpoints_stay(
     assert not writer.failed
     writer.close()
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-00000001"]
-
-
-def test_process_killed_while_the_thread_writes_leaves_the_older_checkpoint(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def write_and_die() -> None:
-        writer = CheckpointWriter(Run(tmp_path), keep=2)
-        writer.save(1, {"weights": torch.zeros(3)})
-        writer.wait()
-        settle = folders.settle
-        folders.settle = lambda *paths: (os.kill(os.getpid(), signal.SIGKILL), settle(*paths))
-        writer.save(2, {"weights": torch.ones(3)})
-        writer.wait()
-
-    assert ending(fork(write_and_die)) == -signal.SIGKILL
-    assert load_checkpoint(tmp_path)[0] == 1
 
 
 def write_shards_beside_other_communication(run: Path) -> None:

@@ -11,14 +11,9 @@ import torch
 
 from tests.model import small_model
 from tests.training import assert_bitwise, tiny_config, trainer_of, write_folder, write_uneven
-from tests.training.test_several_labels import write_table
-from vitascope.cli import main
-from vitascope.data.datasets import open_data
 from vitascope.data.loading import Loader
 from vitascope.errors import Interrupted, UserError
 from vitascope.model.configuration import traits
-from vitascope.model.resnet import ResNet
-from vitascope.model.resnet_config import ResNetConfig
 from vitascope.options.groups import AugmentationOptions, NeedsImages
 from vitascope.options.recipes import TrainConfig
 from vitascope.predict.engine import TorchEngine
@@ -26,9 +21,9 @@ from vitascope.run.run import Run
 from vitascope.training import body_features, loop, train
 from vitascope.training.checkpoint.folders import checkpoints, load_checkpoint
 from vitascope.training.loop import Trainer
-from vitascope.training.tasks.classify import Classify, ClassifyFeatures
+from vitascope.training.tasks.classify import Classify
 from vitascope.weights.loading import from_pretrained
-from vitascope.weights.preprocess import default_preprocess
+from vitascope.weights.saving import save_pretrained
 
 PROBE: dict[str, Any] = {
     "freeze": True,
@@ -160,18 +155,6 @@ def test_stopped_run_resumes_bitwise(data, body, tmp_path, monkeypatch, cache: s
     assert_bitwise(resumed.model.state_dict(), whole.model.state_dict())
 
 
-def test_run_stopped_with_the_body_in_every_epoch_resumes_on_features(
-    data, body, tmp_path, monkeypatch
-) -> None:
-    config = probe(data, body, ema=0.9)
-    with monkeypatch.context() as patch:
-        patch.setattr(body_features, "LIMIT_GB", 0.0)
-        run = stopped(config, tmp_path / "stopped", after=7)
-    resumed, whole = train.resume(run), trained(config, tmp_path / "whole")
-    for name, value in resumed.model.state_dict().items():
-        torch.testing.assert_close(value, whole.model.state_dict()[name], rtol=1e-4, atol=1e-5)
-
-
 def test_every_augmentation_needs_images_but_options_without_an_effect_of_their_own() -> None:
     others = {"repeats", "magnitude", "operation_probability"}
     names = traits(AugmentationOptions, NeedsImages).keys()
@@ -215,25 +198,6 @@ def test_teacher_has_the_body_compute_in_every_epoch(data, tmp_path, capsys) -> 
     assert trainer.features is None
 
 
-def test_linear_probe_trains_on_features_and_named_augmentation_has_the_body_compute(
-    data, body, capsys
-) -> None:
-    named = {"data": str(data), "weights": str(body), "device": "cpu"}
-    trainer = trainer_of(TrainConfig.from_recipe("linear-probe", **named))
-    assert isinstance(trainer.task, ClassifyFeatures)
-    assert next(trainer.train_loader.epoch()).pixels.shape[1:] == (16,)
-    assert ONCE in capsys.readouterr().out
-    trainer = trainer_of(TrainConfig.from_recipe("linear-probe", **named, flip=0.5))
-    assert not isinstance(trainer.task, ClassifyFeatures)
-    assert f"{EVERY_EPOCH}for flip=0.5" in capsys.readouterr().out
-
-
-def test_run_that_trains_its_body_has_no_features(data, body, capsys) -> None:
-    trainer = trainer_of(probe(data, body, freeze=False))
-    assert trainer.features is None
-    assert "body  " not in capsys.readouterr().out
-
-
 def test_training_reads_no_image_again(data, body, tmp_path, monkeypatch) -> None:
     """Neither from a split in memory nor by workers."""
     trainer = trainer_of(probe(data, body))
@@ -264,15 +228,6 @@ def order_of(trainer: Trainer) -> list[int]:
     return [int(index) for batch in trainer.train_loader.epoch() for index in batch.indices]
 
 
-def test_too_many_unreadable_images_are_rejected(body, tmp_path) -> None:
-    write_folder(folder := tmp_path / "data", per_class=15)
-    for source in list(open_data(str(folder)).train.sources)[:4]:
-        Path(str(source)).write_bytes(b"not a picture")
-    with pytest.raises(UserError, match=r"more than 10% of the \d+ images of the train set cannot be read"):
-        trained(probe(folder, body), tmp_path / "run")
-    assert not (tmp_path / "run").exists()
-
-
 def test_features_that_are_no_numbers_name_the_image(data, body, tmp_path) -> None:
     model = from_pretrained(body)
     with torch.no_grad():
@@ -280,39 +235,6 @@ def test_features_that_are_no_numbers_name_the_image(data, body, tmp_path) -> No
     broken = save_pretrained(model, tmp_path / "broken")
     with pytest.raises(UserError, match=r"image 0, .*\.png: its features .* are not finite in fp32"):
         trained(probe(data, broken), tmp_path / "run")
-
-
-def test_several_classes_per_image_have_their_thresholds_from_validation_images(
-    body, tmp_path, monkeypatch
-) -> None:
-    config = probe(write_table(tmp_path / "several"), body, epochs=4)
-    once = trained(config, tmp_path / "once")
-    monkeypatch.setattr(body_features, "LIMIT_GB", 0.0)
-    again = trained(config, tmp_path / "again")
-    assert once.model.config.thresholds == pytest.approx(again.model.config.thresholds, rel=1e-3)
-    assert once.evaluation.loss == pytest.approx(again.evaluation.loss, rel=1e-4)
-    values = [[record["val_map"] for record in Run(run.run).records("epoch")] for run in (once, again)]
-    assert values[0] == pytest.approx(values[1], rel=1e-4)
-
-
-def test_resnet_trains_its_head_on_features(data, tmp_path, monkeypatch) -> None:
-    config = ResNetConfig(image_size=16, layers=(1, 1), width=8, num_classes=3)
-    model = ResNet(config)
-    model.preprocess = default_preprocess(config)
-    torch.nn.init.normal_(model.head.weight)
-    weights = save_pretrained(model, tmp_path / "resnet")
-    sizes = dict.fromkeys(("patch_size", "embed_dim", "depth", "num_heads"))
-    asked = probe(data, weights, **sizes)
-    once = trained(asked, tmp_path / "once")
-    monkeypatch.setattr(body_features, "LIMIT_GB", 0.0)
-    again = trained(asked, tmp_path / "again")
-    for name, value in once.model.state_dict().items():
-        torch.testing.assert_close(value, again.model.state_dict()[name], rtol=1e-4, atol=1e-5)
-
-
-def test_patience_ends_a_run_on_features(data, body, tmp_path) -> None:
-    result = trained(probe(data, body, epochs=9, lr=1e-30, patience=2, ema=0.0), tmp_path / "run")
-    assert Run(result.run).records("stop")[0]["epoch"] == 3
 
 
 def test_minutes_count_the_body_for_the_final_test(data, body, tmp_path, monkeypatch) -> None:
@@ -336,11 +258,3 @@ def test_head_computes_in_fp32_unless_another_precision_is_named(data, body, mon
     assert trainer_of(probe(data, body, precision="auto")).precision == "fp32"
     assert trainer_of(probe(data, body, precision="bf16")).precision == "bf16"
     assert trainer_of(probe(data, body, precision="auto", flip=0.5)).precision == "auto"
-
-
-def test_command_line_prints_where_the_body_is_computed(data, body, tmp_path, capsys) -> None:
-    command = ["train", "--data", str(data), "--weights", str(body), "--recipe", "linear-probe"]
-    command += ["--epochs", "1", "--device", "cpu", "--run", str(tmp_path / "run")]
-    assert main(command) == 0
-    printed = capsys.readouterr().out.splitlines()
-    assert [line[:6] for line in printed[:2]] == ["start ", "body  "]

@@ -22,17 +22,9 @@ from vitascope.cache import cache_folder
 from vitascope.errors import UserError
 from vitascope.options.recipes import TrainConfig
 from vitascope.run.run import Run
-from vitascope.training import distributed, loop, optimizers, train
+from vitascope.training import loop, optimizers, train
 from vitascope.training.checkpoint.folders import checkpoints, load_checkpoint_at, save_checkpoint
-from vitascope.training.distributed import (
-    Exchange,
-    _meeting,
-    by_first,
-    gather,
-    largest,
-    rank,
-    sum_over_processes,
-)
+from vitascope.training.distributed import Exchange, _meeting, gather, rank, sum_over_processes
 from vitascope.weights.loading import from_pretrained
 from vitascope.weights.saving import save_pretrained
 
@@ -46,15 +38,12 @@ SHARED: dict[str, Any] = {
     "warmup_epochs": 5.0,
     "color_jitter": 0.4,
 }
-WEIGHTS = "weights"
+WEIGHTS, FC1 = "weights", "encoder.blocks.0.mlp.fc1.weight"
 """A model folder in the folder of the data."""
 KINDS: dict[str, dict[str, Any]] = {
     # No bias of the keys: its gradient is only rounding, which Adam turns into steps of the full rate.
-    "plain": {"ema": 0.0, "lr": 1e-4, "model_options": {"qkv_bias": "no_key"}},
     "mixed": {
-        "optimizer": "muon",
-        "accumulate": 2,
-        "class_weights": "balanced",
+        **{"optimizer": "muon", "accumulate": 2, "class_weights": "balanced"},
         **{"mixup": 0.8, "cutmix": 1.0, "randaugment": 2, "erase": 0.5},
         "repeats": 3,
         "ema": 0.9,
@@ -63,10 +52,6 @@ KINDS: dict[str, dict[str, Any]] = {
     "mae": {
         **{"task": "masked", "target": "mae", "decoder_dim": 32, "decoder_depth": 1},
         **{"patch_size": 4, "ema": 0.9, "model_options": {"qkv_bias": "no_key"}, "lr": 1e-4},
-    },
-    "sgd": {
-        **{"optimizer": "sgd", "ema": 0.5, "clip_grad": 0.1, "gradient_checkpointing": True},
-        "sampling": "balanced",
     },
     # A model whose size is not named.
     "lora": {
@@ -84,17 +69,8 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 LAYOUTS = ("ddp", "fsdp")
 RUNS = (
-    ("plain", "ddp"),
-    ("mixed", "ddp"),
-    ("mixed", "fsdp"),
-    ("sgd", "fsdp"),
     ("patient", "ddp"),
-    ("mae", "ddp"),
-    ("mae", "fsdp"),
-    ("lora", "ddp"),
-    ("lora", "fsdp"),
-    ("probe", "ddp"),
-    ("probe", "fsdp"),
+    *((kind, layout) for kind in ("mixed", "mae", "lora", "probe") for layout in LAYOUTS),
 )
 
 
@@ -166,31 +142,19 @@ def test_two_processes_reproduce_the_loss_curve_of_one(place, kind: str, layout:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_two_processes_save_the_merged_adapters_of_one(place, layout: str) -> None:
-    one, two = (
-        from_pretrained(run).state_dict()
-        for run in (place / "one" / "lora", place / "two" / "runs" / f"lora-{layout}")
-    )
-    start = from_pretrained(place / WEIGHTS).state_dict()
-    assert one.keys() == start.keys()
-    assert not torch.equal(one["encoder.blocks.0.mlp.fc1.weight"], start["encoder.blocks.0.mlp.fc1.weight"])
-    for name, tensor in one.items():
-        torch.testing.assert_close(two[name], tensor, rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_two_processes_train_the_head_of_one_on_features(place, layout: str) -> None:
+@pytest.mark.parametrize("kind", ["lora", "probe"])
+def test_two_processes_save_the_model_of_one(place, kind: str, layout: str) -> None:
+    """With merged adapters, and with a head that was trained on features."""
     line = "body   computed once: features of 23 images, none of them cached"
     assert (place / "two" / "output.txt").read_text().count(line) == len(LAYOUTS)
-    one, two = (
-        from_pretrained(run).state_dict()
-        for run in (place / "one" / "probe", place / "two" / "runs" / f"probe-{layout}")
-    )
-    start = from_pretrained(place / WEIGHTS).state_dict()
+    folders = (place / "one" / kind, place / "two" / "runs" / f"{kind}-{layout}", place / WEIGHTS)
+    one, two, start = (from_pretrained(folder).state_dict() for folder in folders)
+    assert one.keys() == start.keys()
     for name, tensor in one.items():
         torch.testing.assert_close(two[name], tensor, rtol=1e-4, atol=1e-5)
-        if not name.startswith("head."):
+        if kind == "probe" and not name.startswith("head."):
             assert torch.equal(two[name], start[name])
+    assert torch.equal(one[FC1], start[FC1]) == (kind == "probe")
 
 
 def test_two_processes_stop_early_together(place) -> None:
@@ -230,15 +194,6 @@ def test_process_that_does_not_start_is_named(monkeypatch, rank: int, absent: in
     monkeypatch.setenv("WORLD_SIZE", "3")
     with pytest.raises(UserError, match=rf"process {rank} of 3 has waited .* such as process {absent}: "):
         _meeting(dist.HashStore(), rank, 3)
-
-
-@pytest.mark.parametrize("text", ["soon", "0", "-1", "nan"])
-def test_time_for_all_processes_to_start_is_a_number_of_seconds(monkeypatch, text: str) -> None:
-    monkeypatch.setenv("VITASCOPE_MEETING_SECONDS", text)
-    with pytest.raises(
-        UserError, match=f"VITASCOPE_MEETING_SECONDS is a number of seconds above 0, not '{text}'"
-    ):
-        distributed.meeting_seconds()
 
 
 def test_number_of_shards_is_rejected_in_one_process(tmp_path) -> None:
@@ -288,19 +243,6 @@ def test_survivors_of_a_dead_process_explain_how_to_resume(tmp_path, capfd, monk
     assert expected[saved] in message
 
 
-def test_errors_other_than_the_connections_keep_their_traceback(tmp_path) -> None:
-    with pytest.raises(RuntimeError, match="a fault of ours"), train._locked(Run(tmp_path)):
-        raise RuntimeError("a fault of ours")
-
-
-def test_collectives_of_one_process_return_their_input() -> None:
-    assert by_first(lambda: 3) == 3
-    assert gather("a") == ["a"]
-    assert largest(1.0, 0.0) == (1.0, 0.0)
-    assert sum_over_processes({"loss": torch.tensor(2.5)})["loss"].item() == 2.5
-    assert sum_over_processes({}) == {}
-
-
 def test_processes_agree_a_step_later_without_waiting_for_each_other(tmp_path: Path) -> None:
     def work() -> None:
         exchange, rank = Exchange(), torch.distributed.get_rank()
@@ -319,8 +261,8 @@ OPTIONS: dict[str, Any] = {
     **{"ema": 0.9, "dropout": 0.1, "mixup": 0.8, "randaugment": 2, "checkpoint_seconds": 0.0},
     **{"keep_checkpoints": 3, "parallel": "fsdp", "epochs": 3},
 }
-KILLS = ((8, 1), (13, 0))
-"""Step and rank of the process that is killed, in each attempt: in the middle of epochs of 5 steps."""
+KILLS = ((8, 1),)
+"""Step and rank of the process that is killed, in each attempt: in the middle of an epoch of 5 steps."""
 
 
 def attempt() -> int:
@@ -340,7 +282,7 @@ def killing(kills: tuple[tuple[int, int], ...]) -> None:
 
 
 def train_two(config: TrainConfig) -> None:
-    """What each process does: train a run in which two attempts are killed, and an undisturbed one."""
+    """What each process does: train a run in which an attempt is killed, and an undisturbed one."""
     torch.set_num_threads(1)
     killing(KILLS)
     folder = Path(config.run or "")
@@ -365,14 +307,14 @@ def resumed_steps(output: Path) -> list[int]:
     return [int(step) for step in re.findall(r"killed: .* from step (\d+),", output.read_text())]
 
 
-def test_run_killed_twice_restarts_by_itself_and_ends_bitwise_as_an_undisturbed_one(data, tmp_path) -> None:
+def test_killed_run_restarts_by_itself_and_ends_bitwise_as_an_undisturbed_one(data, tmp_path) -> None:
     config, output = tiny_config(data, run=str(tmp_path), **OPTIONS), tmp_path / "output.txt"
-    assert torchrun(2, output, train_two, config, restarts=2) == 0, output.read_text()[-4000:]
+    assert torchrun(2, output, train_two, config, restarts=1) == 0, output.read_text()[-4000:]
     killed, whole = tmp_path / "killed", tmp_path / "whole"
     assert_bitwise(final_state(killed), final_state(whole))
     assert validations(killed) == validations(whole)
-    first, second = resumed_steps(output)
-    assert (first in (6, 8), second in (10, 12)) == (True, True)
+    (step,) = resumed_steps(output)
+    assert step in (6, 8)
 
 
 def resume_chosen(chosen: Path) -> None:
@@ -380,14 +322,6 @@ def resume_chosen(chosen: Path) -> None:
     killing(((8, 0),))
     with undrawn():
         train.resume(chosen)
-
-
-def reject_existing(config: TrainConfig) -> None:
-    """Each of two attempts is rejected: the run is of another launch."""
-    with pytest.raises(UserError, match="killed exists, and a run is never overwritten"):
-        train.train(config)
-    if attempt() == 0:
-        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def test_restart_continues_from_the_newest_checkpoint_not_from_the_one_first_chosen(data, tmp_path) -> None:
@@ -402,8 +336,6 @@ def test_restart_continues_from_the_newest_checkpoint_not_from_the_one_first_cho
     first, second = resumed_steps(output)
     assert (first == 4, second in (7, 8)) == (True, True)
     assert_bitwise(final_state(run), whole)
-    output = tmp_path / "rejected.txt"
-    assert torchrun(1, output, reject_existing, config, restarts=1) == 0, output.read_text()[-4000:]
 
 
 def train_in_a_store(config: TrainConfig, folder: Path) -> None:
@@ -432,18 +364,3 @@ def test_run_in_a_store_restarts_on_another_machine_bitwise(data, tmp_path, s3_s
     ]
     assert f"run    {url}: 2 epochs of 5 steps, from step 8," in output.read_text()
     assert_bitwise(from_pretrained(url).state_dict(), from_pretrained(tmp_path / "whole").state_dict())
-
-
-def die_before_the_run_is_complete(config: TrainConfig) -> None:
-    """The first attempt is killed before it has recorded its split."""
-    if attempt() == 0:
-        Run.record_split = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
-    with undrawn():
-        assert train.train(config).run == Path(config.run or "")
-
-
-def test_run_killed_before_it_was_complete_begins_anew(data, tmp_path) -> None:
-    config, output = tiny_config(data, run=str(tmp_path / "run"), epochs=1), tmp_path / "output.txt"
-    status = torchrun(1, output, die_before_the_run_is_complete, config, restarts=1)
-    assert status == 0, output.read_text()[-4000:]
-    assert Run(tmp_path / "run").split_record() is not None

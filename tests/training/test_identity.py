@@ -46,18 +46,10 @@ def another_class(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "options", "expected"),
     [
-        (
-            another_image,
-            {},
-            r"train images: 21, not 20; give every process the same command",
-        ),
+        (another_image, {}, r"train images: 21, not 20; give every process the same command"),
         (another_name, {}, "SHA-256 of names and labels of the train images"),
         (another_content, {}, "SHA-256 of some contents of the train images"),
-        (
-            another_class,
-            {},
-            r"classes of the train images: \['dark', 'grey'\], not \['dark', 'light'\]",
-        ),
+        (another_class, {}, r"classes of the train images: \['dark', 'grey'\], not \['dark', 'light'\]"),
         (None, {"lr": 0.5}, r"lr: 0\.5, not 0\.001"),
         (None, {"depth": 1}, r"(model: )?depth: 1, not 2"),
     ],
@@ -125,11 +117,6 @@ def test_processes_with_another_copy_of_a_run_in_a_store_are_rejected_in_all(tmp
 
 
 # The identity of a run
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory) -> Path:
-    return write_folder(tmp_path_factory.mktemp("data") / "greys")
 
 
 def identity_of(config: TrainConfig) -> dict[str, Any]:
@@ -214,13 +201,6 @@ def test_other_images_are_rejected_with_the_difference(data, tmp_path) -> None:
         "dark",
         "light",
     ]
-
-
-def test_option_newer_than_the_checkpoint_is_no_difference(data) -> None:
-    saved = identity_of(tiny_config(data))
-    check_identity(saved, saved | {"lookahead": 0})
-    with pytest.raises(UserError, match="lookahead was 0, is None"):
-        check_identity(saved | {"lookahead": 0}, saved)
 
 
 def test_identity_names_the_labels_of_the_images(data: Path) -> None:

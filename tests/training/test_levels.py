@@ -22,8 +22,7 @@ from vitascope.run.run import Run
 from vitascope.training import plan as planning
 from vitascope.training.loop import Trainer
 from vitascope.training.plan import Plan
-from vitascope.training.train import prepare, pretrain, resume, train
-from vitascope.weights.loading import save_pretrained
+from vitascope.training.train import prepare, resume, train
 from vitascope.weights.preprocess import default_preprocess
 
 
@@ -57,21 +56,6 @@ def test_named_levels_count_and_no_image_is_read_for_them(scans: Path, monkeypat
     plan = plan_of(scans, levels=[10, 4095])
     assert plan.options.levels == (10, 4095)
     assert "levels" not in plan.chosen
-
-
-def test_images_of_8_bits_have_no_levels(data: Path) -> None:
-    plan = plan_of(data)
-    assert plan.options.levels is None
-    assert "levels" not in plan.chosen
-
-
-def test_black_16_bit_images_have_no_levels(tmp_path: Path) -> None:
-    for width in range(16, 24):  # images of different contents
-        folder = tmp_path / ("even" if width % 2 == 0 else "odd")
-        folder.mkdir(exist_ok=True)
-        Image.fromarray(np.zeros((16, width), np.uint16)).save(folder / f"{width}.png")
-    assert planning.greatest_value(open_data(str(tmp_path)).train) == 0
-    assert plan_of(tmp_path).options.levels is None
 
 
 @pytest.fixture
@@ -130,13 +114,6 @@ def test_the_model_predicts_16_bit_files_as_pictures_stretched_by_hand(scans: Pa
     assert found == expected
     assert found != dark
     assert found._repr_html_() == expected._repr_html_()
-
-
-def test_pre_training_has_levels_too(scans: Path, tmp_path: Path) -> None:
-    options = {"embed_dim": 16, "depth": 1, "num_heads": 2, "epochs": 1, "device": "cpu"}
-    with undrawn():
-        result = pretrain(data=str(scans), run=str(tmp_path / "run"), **options)
-    assert result.model.preprocess.levels == (0, 4000)
 
 
 @pytest.mark.parametrize("levels", [(5, 5), (9, 5), (0, float("inf")), (1,), 4095, ("a", "b")])

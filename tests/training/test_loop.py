@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.training import assert_bitwise, tiny_config, trainer_of, undrawn, write_folder, write_uneven
+from tests.training import assert_bitwise, tiny_config, trainer_of, undrawn, write_uneven
 from vitascope.cli import main
 from vitascope.data.augment import Augmentation
 from vitascope.data.datasets import open_data
@@ -16,7 +16,7 @@ from vitascope.data.loading import Batch, Loader
 from vitascope.errors import UserError
 from vitascope.options.recipes import TrainConfig
 from vitascope.run.run import Run
-from vitascope.training import loop, train
+from vitascope.training import train
 from vitascope.training.checkpoint.folders import checkpoints, load_checkpoint, load_checkpoint_at
 from vitascope.training.loop import Trainer
 from vitascope.training.optim import layer_of
@@ -29,19 +29,8 @@ EXACT: dict[str, Any] = {"precision": "fp32", "optimizer": "sgd", "lr": 0.1, "wa
 
 
 @pytest.fixture(scope="module")
-def data(tmp_path_factory) -> Path:
-    return write_folder(tmp_path_factory.mktemp("data") / "greys")
-
-
-@pytest.fixture(scope="module")
 def uneven(tmp_path_factory) -> Path:
     return write_uneven(tmp_path_factory.mktemp("data") / "uneven")
-
-
-@pytest.fixture
-def streamed(monkeypatch) -> None:
-    """No split fits into memory: images are read again in every epoch."""
-    monkeypatch.setitem(Loader.__init__.__kwdefaults__, "memory_budget", 0)
 
 
 def steps(trainer: Trainer, epoch: int = 0) -> list[float]:
@@ -131,19 +120,6 @@ def test_batch_of_unreadable_images_changes_nothing(data, precision: str, optimi
     assert trainer.step == 4
 
 
-def test_streamed_run_with_broken_images_trains_on_the_others(streamed, tmp_path) -> None:
-    folder = write_folder(tmp_path / "data", per_class=20)
-    broken = Path(str(open_data(str(folder)).train.sources[3]))
-    broken.write_bytes(broken.read_bytes()[:60])
-    config = tiny_config(folder, workers=0, epochs=1, batch_size=5, **EXACT)
-    trainer = trainer_of(config)
-    losses = steps(trainer)
-    assert all(0 < loss < 2 for loss in losses)
-    assert trainer.step == trainer.steps_per_epoch
-    assert float(trainer.sums["count"]) == len(trainer.splits.train) - 1
-    assert list(trainer.train_loader.unreadable) == [str(broken)]
-
-
 # Trained parameters
 
 
@@ -155,30 +131,6 @@ def test_gradient_checkpointing_reaches_the_model_and_changes_no_weights(data) -
     assert not plain.module.encoder.checkpointing
     assert steps(checkpointed) == steps(plain)
     assert torch.equal(weights_of(checkpointed), weights_of(plain))
-
-
-@pytest.mark.parametrize("ema", [0.0, 0.5])
-def test_frozen_body_stays_bitwise_identical_and_in_evaluation_mode(
-    data, tmp_path, monkeypatch, ema: float
-) -> None:
-    modes = []
-    step = Trainer._training_step
-
-    def watched(self: Trainer, *arguments):
-        modes.append({name: part.training for name, part in self.module.named_children()})
-        return step(self, *arguments)
-
-    monkeypatch.setattr(Trainer, "_training_step", watched)
-    run, first = tmp_path / "run", train.train(tiny_config(data, run=str(tmp_path / "first"), epochs=1)).run
-    frozen = {"weights": str(first), "freeze": True, "dropout": 0.5, "weight_decay": 0.1}
-    config = tiny_config(data, run=str(run), ema=ema, epochs=2, **frozen)
-    modes.clear()
-    start = trainer_of(config).module.state_dict()
-    train.train(config)
-    end = load_checkpoint(run)[1]["model" if not ema else "average"]
-    assert {name for name in start if not torch.equal(start[name], end[name])} == {"head.weight", "head.bias"}
-    assert len(modes) == 10
-    assert all({name for name, training in each.items() if training} == {"head"} for each in modes)
 
 
 @pytest.mark.parametrize("schedule", ["cosine", "linear", "constant"])
@@ -313,23 +265,6 @@ def test_fp16_overflow_skips_one_step_only(data, optimizer: str) -> None:
     assert bool(torch.isfinite(weights_of(trainer)).all())
 
 
-def test_checkpoint_before_the_first_real_step_performs_no_step(data) -> None:
-    """torch's own function for an optimizer's state would perform one, with a rate of 0."""
-    options = EXACT | {"precision": "fp16", "weight_decay": 0.1}
-    ends = []
-    for saves in (False, True):
-        trainer = trainer_of(tiny_config(data, **options))
-        trainer.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**40)
-        first, second, *_ = trainer.train_loader.epoch()
-        trainer._training_step(first, 0)
-        if saves:
-            assert loop.optimizer_state(trainer.module, trainer.optimizer) == {}
-        trainer.scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
-        trainer._training_step(second, 0)
-        ends.append(weights_of(trainer))
-    assert torch.equal(*ends)
-
-
 @pytest.mark.parametrize(("begun", "resumed"), [("fp32", "fp16"), ("fp16", "fp32"), ("fp16", "bf16")])
 def test_run_resumes_in_another_precision(data, tmp_path, begun: str, resumed: str) -> None:
     run = stopped(tiny_config(data, run=str(tmp_path / "run"), precision=begun))
@@ -395,19 +330,6 @@ def test_a_run_ends_after_epochs_without_a_lower_validation_loss(
 
 
 @pytest.mark.parametrize(
-    ("patience", "losses"), [(0, [1.0, 2.0, 2.0]), (2, [1.0, 2.0, 2.0]), (2, [2.0, 2.0, 1.0])]
-)
-def test_a_run_that_reaches_its_last_epoch_is_not_stopped(
-    data, tmp_path, monkeypatch, capsys, patience: int, losses: list[float]
-) -> None:
-    validated(monkeypatch, losses)
-    result = train.train(tiny_config(data, run=str(tmp_path / "run"), epochs=3, patience=patience))
-    assert "stopped" not in capsys.readouterr().out
-    assert len(Run(result.run).records("epoch")) == 3
-    assert not Run(result.run).records("stop")
-
-
-@pytest.mark.parametrize(
     ("trained", "lowest", "epochs"), [(True, 2, 22), (True, 8, 32), (True, 12, 40), (False, 2, 40)]
 )
 def test_a_run_with_minutes_from_trained_weights_ends_when_more_time_does_not_help(
@@ -419,13 +341,6 @@ def test_a_run_with_minutes_from_trained_weights_ends_when_more_time_does_not_he
     config = tiny_config(data, run=str(tmp_path / "run"), weights=str(body) if trained else None, **budget)
     result = train.train(config.replace(epochs=None))
     assert len(Run(result.run).records("epoch")) == epochs
-
-
-def test_pre_training_stops_early_too_and_keeps_its_last_weights(data, tmp_path, capsys) -> None:
-    options = {"task": "masked", "lr": 1e-30, "ema": 0.0, "epochs": 5, "patience": 1}
-    result = train.pretrain(tiny_config(data, run=str(tmp_path / "run"), **options))
-    assert len(Run(result.run).records("epoch")) == 2
-    assert "the weights of epoch 2 are kept: " in capsys.readouterr().out
 
 
 # The end of a run
@@ -523,18 +438,6 @@ def test_nan_weights_from_the_last_step_of_an_epoch_are_not_the_best(
         train.train(tiny_config(data, run=str(run), ema=0.0, precision=precision))
     assert not list(run.rglob("model.safetensors"))
     assert not Run(run).metrics
-
-
-def test_sums_of_an_epoch_survive_a_stop_in_mid_epoch(data, tmp_path) -> None:
-    whole = train.train(tiny_config(data, run=str(tmp_path / "whole"))).run
-    run = stopped(tiny_config(data, run=str(tmp_path / "run")))
-    train.resume(run)
-    clocks = {"images_per_second", "seconds"}
-    ours, theirs = (
-        [{k: v for k, v in record.items() if k not in clocks} for record in Run(each).metrics]
-        for each in (run, whole)
-    )
-    assert ours == theirs
 
 
 def test_recorded_metrics_have_the_documented_names(data, tmp_path) -> None:

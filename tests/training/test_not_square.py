@@ -8,9 +8,7 @@ from PIL import Image
 
 from tests.data import noise
 from tests.training import undrawn
-from vitascope.data.preprocess import Preprocess
 from vitascope.deploy.export.export import export
-from vitascope.options.recipes import TrainConfig
 from vitascope.predict.predictor import Predictor
 from vitascope.run.run import Run
 from vitascope.training.train import pretrain, train
@@ -41,12 +39,6 @@ def wide(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
             **TINY,
             **EVERY_CHANGE,
         ).run
-
-
-def test_the_model_and_its_preprocessing_have_the_height_and_the_width(wide: Path) -> None:
-    model = Run(wide).model()
-    assert model.config.image_hw == model.preprocess.image_size == (16, 32)
-    assert model.config.grid == (8, 16)
 
 
 def test_the_onnx_file_of_a_run_that_is_not_square_equals_its_model(wide: Path, tmp_path: Path) -> None:
@@ -80,25 +72,6 @@ def test_masked_pre_training_that_is_not_square_starts_a_classifier(
         )
     assert tuned.model.config.image_hw == (16, 32)
     assert tuned.model.config.grid == (4, 4)
-
-
-def test_square_weights_are_tuned_at_a_size_that_is_not_square(
-    data: Path, weights: Path, tmp_path: Path
-) -> None:
-    config = TrainConfig.from_recipe(
-        "finetune",
-        data=str(data),
-        weights=str(weights),
-        image_size=(16, 48),
-        epochs=1,
-        device="cpu",
-        run=str(tmp_path / "run"),
-    )
-    with undrawn():
-        model = train(config).model
-    assert model.config.grid == (2, 6)
-    assert isinstance(model.preprocess, Preprocess)
-    assert model.preprocess.image_size == (16, 48)
 
 
 def test_what_the_model_does_not_see_is_announced_with_the_size_that_keeps_it(

@@ -7,13 +7,7 @@ from tests.model import small_model
 from vitascope.errors import UserError
 from vitascope.model.lora import add_adapters
 from vitascope.options.groups import Optimization
-from vitascope.training.optim import (
-    average_decay,
-    freeze_body,
-    optimizer_of,
-    train_mode,
-    update_average,
-)
+from vitascope.training.optim import average_decay, freeze_body, optimizer_of, train_mode, update_average
 
 # Parameters that are added to tokens or scores, or are tokens.
 STATES = ("class_token", "distillation_token", "registers", "pool.query", "positions.")
@@ -68,16 +62,6 @@ def test_decay_of_the_average_takes_many_steps_to_reach_its_value(step: int, dec
     assert average_decay(0.9999, step) == pytest.approx(decay, abs=1e-6)
 
 
-@pytest.mark.parametrize("decay", [0.9999, 0.99996])
-def test_average_leaves_the_initial_weights_in_a_short_run(decay: float) -> None:
-    """The weights go from 0 to 1 in 100 steps, and the average follows."""
-    layer, average = torch.nn.Linear(1, 1, bias=False), torch.nn.Linear(1, 1, bias=False)
-    for step in range(100):
-        torch.nn.init.constant_(layer.weight, step / 99)
-        update_average(average, layer, decay, step)
-    assert 0.85 < average.weight.item() < 1
-
-
 def test_layer_decay_lowers_the_rate_of_early_layers() -> None:
     model = small_model(depth=3, positions="learned")
     optimizer = optimizer_of(model, Optimization(layer_decay=0.5))
@@ -120,12 +104,6 @@ def test_layer_decay_is_the_same_for_a_model_inside_a_tasks_module() -> None:
 def test_layer_decay_of_a_model_without_blocks_is_rejected() -> None:
     with pytest.raises(UserError, match="no blocks"):
         optimizer_of(torch.nn.Linear(2, 2), Optimization(layer_decay=0.5))
-
-
-def test_sgd_has_momentum() -> None:
-    optimizer = optimizer_of(small_model(), Optimization(optimizer="sgd"))
-    assert isinstance(optimizer, torch.optim.SGD)
-    assert {group["momentum"] for group in optimizer.param_groups} == {0.9}
 
 
 def test_muon_trains_the_matrices_of_the_blocks_and_adamw_the_rest() -> None:

@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.forked import in_group
 from tests.model import small_model
-from tests.training import planned, tiny_config, trainer_of, undrawn, write_folder
+from tests.training import planned, tiny_config, trainer_of, undrawn
 from vitascope.data.datasets import open_data
 from vitascope.model.lora import add_adapters
 from vitascope.model.resnet import ResNet
@@ -104,11 +104,6 @@ def test_a_run_in_parts_says_so_and_records_them(data, tmp_path: Path, monkeypat
     parts = run.config["accumulate"]
     assert parts > 1
     assert f"each batch of 4 images in {parts} parts" in capsys.readouterr().out
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory) -> Path:
-    return write_folder(tmp_path_factory.mktemp("data") / "greys")
 
 
 @pytest.mark.parametrize(("option", "words"), [("off", ""), ("on", ", compiled")])

@@ -1,20 +1,13 @@
 """Progressive resizing: a run that begins with smaller images."""
 
-from pathlib import Path
-
 import pytest
 from torch import Tensor
 
-from tests.training import tiny_config, undrawn, write_folder
+from tests.training import tiny_config, undrawn
 from vitascope.errors import UserError
 from vitascope.training import train
 from vitascope.training.tasks.classify import Classify
 from vitascope.training.tasks.task import Examples, Sums
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory) -> Path:
-    return write_folder(tmp_path_factory.mktemp("data") / "greys")
 
 
 @pytest.mark.parametrize(
@@ -63,9 +56,3 @@ def test_smaller_images_that_do_not_fit_are_rejected(
     with pytest.raises(UserError, match=reason):
         (train.pretrain if config.task == "masked" else train.train)(config)
     assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.parametrize("share", [1.0, -0.1])
-def test_the_share_is_below_one(share: float, data) -> None:
-    with pytest.raises(UserError, match=r"progressive must be in \[0, 1\)"):
-        tiny_config(data, progressive=share)

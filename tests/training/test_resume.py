@@ -48,11 +48,6 @@ TASKS: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture(scope="module")
-def data(tmp_path_factory) -> Path:
-    return write_folder(tmp_path_factory.mktemp("data") / "greys")
-
-
-@pytest.fixture(scope="module")
 def teacher(data, tmp_path_factory) -> Path:
     run = tmp_path_factory.mktemp("teacher") / "run"
     return train.train(tiny_config(data, run=str(run), epochs=1)).run

@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from tests.training import tiny_config, write_folder
+from tests.training import tiny_config
 from vitascope.errors import Interrupted
 from vitascope.model.vit import VisionTransformer
 from vitascope.report import figures, write
@@ -61,15 +61,6 @@ def test_second_signal_of_either_kind_acts_immediately(first: int, second: int) 
     assert stop.signum == first
 
 
-def test_distributed_process_only_requests_a_stop_on_repeated_signals() -> None:
-    with stop_signals(patient=True) as stop:
-        for signum in (*SIGNALS, *SIGNALS):
-            send(signum)
-    assert stop.signum == SIGNALS[-1]
-    with pytest.raises(Acted):
-        send(signal.SIGTERM)
-
-
 @pytest.mark.parametrize("signum", SIGNALS)
 def test_handlers_are_restored_on_success_and_failure(signum: int) -> None:
     handlers = [signal.getsignal(each) for each in SIGNALS]
@@ -92,20 +83,6 @@ def test_no_handler_is_installed_in_another_thread() -> None:
     thread.start()
     thread.join()
     assert during == [*before, 0]
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory):
-    return write_folder(tmp_path_factory.mktemp("data") / "greys")
-
-
-def test_training_works_in_another_thread(data, tmp_path) -> None:
-    made = []
-    config = tiny_config(data, run=str(tmp_path / "run"), epochs=1)
-    thread = threading.Thread(target=lambda: made.append(train.train(config)))
-    thread.start()
-    thread.join()
-    assert made[0].run == tmp_path / "run"
 
 
 @pytest.mark.parametrize("signum", SIGNALS)

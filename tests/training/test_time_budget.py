@@ -8,11 +8,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.training import assert_bitwise, tiny_config, trainer_of, write_folder
-from vitascope.cli import main
+from tests.training import assert_bitwise, tiny_config, trainer_of
 from vitascope.errors import Interrupted, UserError
 from vitascope.options.recipes import TrainConfig
-from vitascope.report.overview import header, training
 from vitascope.run.run import Run
 from vitascope.training import loop, train
 from vitascope.training.checkpoint.folders import load_checkpoint
@@ -21,11 +19,6 @@ from vitascope.training.loop import Trainer
 pytestmark = pytest.mark.usefixtures("without_figures")
 
 STEPS_PER_EPOCH = 5
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory) -> Path:
-    return write_folder(tmp_path_factory.mktemp("data") / "greys")
 
 
 def clock(monkeypatch, tick: float = 0.02) -> None:
@@ -66,17 +59,6 @@ def test_a_run_of_few_epochs_is_validated_about_twenty_times(data, tmp_path, mon
     assert 15 <= len(epochs) == len(set(epochs)) <= 20
     assert 15 <= run.config["validations"] <= 20
     assert all("val_loss" in record and "train_loss" in record for record in run.records("epoch"))
-
-
-def test_the_length_of_a_run_with_minutes_is_stated_in_epochs(data, tmp_path, monkeypatch) -> None:
-    clock(monkeypatch)
-    run = Run(train.train(config_for(data, tmp_path / "run")).run)
-    done = run.records("epoch")[-1]["epoch"]
-    assert run.planned_epochs == pytest.approx(done, rel=0.01)
-    tiles = [value for value, unit in header(run, None)["tiles"] if unit == "epochs"]
-    assert tiles == [f"{done:g}"]
-    length = dict(training(run, None, None, "", "")["rows"])["Training"]
-    assert length.startswith(f"{run.planned_epochs:g} epochs in 0.05 min, batches of 4")
 
 
 def test_a_run_with_minutes_is_repeated_bitwise_from_its_configuration(data, tmp_path, monkeypatch) -> None:
@@ -149,12 +131,6 @@ def test_measured_steps_are_whole_ones_of_every_size_and_their_time_counts(
     assert trainer.budget.seconds == pytest.approx(rest, abs=1.5)  # less the final test, as estimated
     assert_bitwise(before, dict(trainer.module.state_dict()))
     assert not trainer.optimizer.state
-
-
-@pytest.mark.parametrize("minutes", ["0", "-1"])
-def test_minutes_must_be_positive(minutes: str, capsys) -> None:
-    assert main(["train", "--minutes", minutes]) == 2
-    assert "minutes must be positive" in capsys.readouterr().err
 
 
 def test_a_machine_that_slows_down_at_the_end_is_reported(data, tmp_path, monkeypatch, capsys) -> None:

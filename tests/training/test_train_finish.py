@@ -99,16 +99,6 @@ def test_model_is_measured_once_on_the_held_out_test_images(data, tmp_path, no_p
     assert (again.accuracy, again.loss) == (result.evaluation.accuracy, pytest.approx(result.evaluation.loss))
 
 
-def test_measured_predictions_are_recorded(data, tmp_path, no_pictures) -> None:
-    result = train.train(tiny_config(data, run=str(tmp_path / "run"), epochs=1))
-    kept = Run(result.run).predictions
-    assert kept is not None
-    assert (kept.split, kept.class_names) == ("test", ("dark", "light"))
-    for name in ("indices", "labels", "probabilities"):
-        np.testing.assert_array_equal(getattr(kept, name), getattr(result.evaluation, name))
-    assert kept.correct.mean() == result.evaluation.accuracy
-
-
 @pytest.mark.parametrize("task", ["classify", "masked"])
 def test_report_is_written_last_from_the_open_data(
     data, tmp_path, no_pictures, monkeypatch, task: str
@@ -126,14 +116,6 @@ def test_report_is_written_last_from_the_open_data(
     )
     assert seen == [(True, "test", "cpu")]
     assert result.report == run / "report.html"
-
-
-def test_failed_report_leaves_a_finished_run(data, tmp_path, no_pictures, monkeypatch) -> None:
-    monkeypatch.setattr(write, "write_report", stop)
-    with pytest.raises(KeyboardInterrupt):
-        train.train(tiny_config(data, run=str(tmp_path / "run"), epochs=1))
-    assert from_pretrained(tmp_path / "run").config.num_classes == 2
-    assert Run(tmp_path / "run").predictions is not None
 
 
 @pytest.mark.parametrize("options", [{"keep": "best"}, {"keep": "last"}, {"task": "masked"}])
@@ -221,14 +203,6 @@ def test_model_no_better_than_the_most_frequent_class_gets_a_hint(
     assert ("few images need trained weights: --weights cifar10" in evaluated) != weights
 
 
-def test_counts_of_one_are_singular(data, tmp_path, no_pictures, capsys) -> None:
-    config = tiny_config(data, run=str(tmp_path / "run"), epochs=1, batch_size=32)
-    train.train(config)
-    out = capsys.readouterr().out
-    assert ": 1 epoch of 1 step, " in out
-    assert "1 epochs" not in out
-
-
 # Signals and full disks at the end of a run
 
 
@@ -297,11 +271,6 @@ def test_full_disk_while_finishing_names_the_file_and_how_to_resume(
 
 def stop(*_: object, **__: object) -> None:
     raise KeyboardInterrupt
-
-
-def stop_at_the_model(self: Trainer, folder: Path) -> None:
-    if folder.name == "model":
-        raise KeyboardInterrupt
 
 
 @pytest.mark.parametrize(
@@ -385,10 +354,7 @@ def test_both_commands_resume_runs_of_both(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (
-            ["--keep", "best"],
-            "pre-training keeps its last ones; leave it out",
-        ),
+        (["--keep", "best"], "pre-training keeps its last ones; leave it out"),
         (["--freeze"], "leave it out"),
         (["--lora", "4"], "lora adapts trained weights to classes"),
         (["--mixup", "0.8"], "mixup mixes labels too"),

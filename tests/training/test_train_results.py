@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
 from sklearn.svm import SVC
 
 import vitascope as vs
-from tests.training import tiny_config, undrawn, write_folder
+from tests.training import tiny_config, undrawn
 from vitascope.data.datasets import read_data
 from vitascope.errors import UserError
 from vitascope.options.recipes import configuration
 from vitascope.training.train import DIGITS_BASELINE, PretrainResult, TrainResult
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory) -> Path:
-    return write_folder(tmp_path_factory.mktemp("data") / "greys")
 
 
 @pytest.fixture(scope="module")
@@ -47,14 +39,6 @@ def test_result_prints_as_one_line(trained, pretrained) -> None:
         assert "\n" not in repr(result)
 
 
-def test_a_notebook_shows_a_table_of_escaped_text(trained, pretrained) -> None:
-    table = trained._repr_html_()
-    assert f"<td>{trained.evaluation.accuracy:.4g}" in table
-    assert str(trained.run) in table
-    assert "loss" in pretrained._repr_html_()
-    assert "balanced_accuracy" in trained.evaluation._repr_html_()
-
-
 def test_tables_for_pandas_have_a_row_per_epoch_and_per_image(trained, pretrained) -> None:
     pytest.importorskip("pandas")
     epochs = trained.to_dataframe()
@@ -65,12 +49,6 @@ def test_tables_for_pandas_have_a_row_per_epoch_and_per_image(trained, pretraine
     assert list(images.index) == list(trained.evaluation.indices)
     assert set(images["label"]) <= {"dark", "light"}
     assert images["correct"].mean() == trained.evaluation.accuracy
-
-
-def test_without_pandas_the_error_names_it(trained, monkeypatch) -> None:
-    monkeypatch.setitem(sys.modules, "pandas", None)
-    with pytest.raises(UserError, match="pandas, which is not installed"):
-        trained.evaluation.to_dataframe()
 
 
 def test_train_takes_options_as_keywords_and_derives_the_recipe(monkeypatch) -> None:

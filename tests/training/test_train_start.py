@@ -26,7 +26,6 @@ from vitascope.run.run import Run
 from vitascope.training import train
 from vitascope.training.loop import augmentation_of
 from vitascope.training.placement import place
-from vitascope.training.tasks.classify import Classify
 from vitascope.training.train import make_task, prepare, start_model
 from vitascope.weights.loading import from_pretrained, save_pretrained
 
@@ -76,10 +75,6 @@ def test_random_weights_can_be_asked_for() -> None:
     )
 
 
-def test_embedded_digits_keep_their_recipe() -> None:
-    assert configuration({"recipe": None}, 1797, 1) == RECIPES["digits"]
-
-
 def test_the_first_line_names_the_start_the_way_out_and_a_better_one(data, tmp_path, capsys) -> None:
     assert main(["train", "--data", str(data), "--run", str(tmp_path / "run"), "--epochs", "1"]) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -94,20 +89,6 @@ def test_the_first_line_names_the_start_the_way_out_and_a_better_one(data, tmp_p
     assert config["layer_decay"] == RECIPES["finetune"].option("layer_decay")
 
 
-@pytest.mark.parametrize("by_command", [True, False])
-def test_weights_none_and_a_recipe_train_from_scratch(data, tmp_path, capsys, by_command: bool) -> None:
-    for number, option in enumerate(({"weights": "none"}, {"recipe": "small-data"})):
-        run = tmp_path / f"run{number}"
-        if by_command:
-            words = [f"--{name}={value}" for name, value in option.items()]
-            assert main(["train", "--data", str(data), "--run", str(run), "--epochs", "1", *words]) == 0
-        else:
-            train.train(data=str(data), run=str(run), **SHORT, **option)
-        config = Run(run).config
-        assert (config["weights"], config["model"]) == (None, "cct_mini")
-        assert "start  from" not in capsys.readouterr().out
-
-
 def test_library_and_command_start_alike_and_the_run_repeats(data, tmp_path) -> None:
     runs = [tmp_path / name for name in ("library", "command", "again")]
     train.train(data=str(data), run=str(runs[0]), **SHORT)
@@ -118,13 +99,6 @@ def test_library_and_command_start_alike_and_the_run_repeats(data, tmp_path) -> 
     for config in configs:
         config.pop("run")
     assert all(one == other for one, other in itertools.pairwise(configs))
-
-
-def test_data_that_are_not_there_are_reported_before_anything_is_created(tmp_path, monkeypatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(UserError, match="nowhere: no such folder"):
-        train.train(data="nowhere")
-    assert not list(tmp_path.iterdir())
 
 
 # Several processes
@@ -200,12 +174,6 @@ def test_images_of_several_classes_are_measured_only_if_one_has_a_class(data, pa
         task_of(tiny_config(data), Splits(**parts, channels=3))
 
 
-def test_task_without_a_teacher_is_classification_with_the_given_smoothing(data) -> None:
-    task = task_of(tiny_config(data, label_smoothing=0.25), open_data(str(data)))
-    assert isinstance(task, Classify)
-    assert task.label_smoothing == 0.25
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -216,10 +184,7 @@ def test_task_without_a_teacher_is_classification_with_the_given_smoothing(data)
         (["--teacher", "{weights}", "--model", "resnet29_w32_cifar"], "leave out the teacher"),
         (["--recipe", "masked"], "the recipe masked is for `vitascope pretrain`"),
         (["--config", "{masked}"], "this configuration is for `vitascope pretrain`"),
-        (
-            ["--layer-decay", "0.5", "--model", "resnet29_w32_cifar", "--recipe", "cnn"],
-            "no blocks",
-        ),
+        (["--layer-decay", "0.5", "--model", "resnet29_w32_cifar", "--recipe", "cnn"], "no blocks"),
         (["--freeze", "--weights", "none"], "set weights"),
         (["--lora", "4"], "lora adapts a body, which must be trained already: set weights"),
         (["--lora", "4", "--weights", "{weights}", "--freeze"], "and lora=4 the body too: leave out one"),
@@ -305,24 +270,6 @@ def test_uneven_classes_are_announced_with_the_options(tmp_path, capsys, options
     lines = capsys.readouterr().out.splitlines()
     assert lines[2] == f"       uneven: 3 (light) to 12 (dark) training images per class; {end}"
     assert any(", balanced " in line for line in lines)
-
-
-def test_even_classes_are_not_announced(data, tmp_path, capsys) -> None:
-    with undrawn():
-        train.train(tiny_config(data, run=str(tmp_path / "run"), epochs=1))
-    assert "uneven" not in capsys.readouterr().out
-
-
-def test_both_ways_to_balance_at_once_are_rejected(data) -> None:
-    with pytest.raises(UserError, match="would balance the classes twice"):
-        tiny_config(data, class_weights="balanced", sampling="balanced")
-
-
-@pytest.mark.parametrize("option", ["class_weights", "sampling"])
-def test_pre_training_rejects_balanced_classes(data, tmp_path, option: str) -> None:
-    with pytest.raises(UserError, match=f"{option} needs labels, and pre-training has none"):
-        train.pretrain(tiny_config(data, task="masked", run=str(tmp_path / "run"), **{option: "balanced"}))
-    assert not (tmp_path / "run").exists()
 
 
 def test_augmentation_has_the_given_options() -> None:

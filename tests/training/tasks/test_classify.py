@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 from pathlib import Path
 from typing import Any
@@ -26,14 +25,7 @@ from vitascope.model.resnet import ResNet
 from vitascope.model.resnet_config import ResNetConfig
 from vitascope.model.vit import VisionTransformer
 from vitascope.options.groups import Distillation
-from vitascope.training.tasks.classify import (
-    BothHeads,
-    Classify,
-    Distill,
-    HeadAlone,
-    MeanOfHeads,
-    balanced_weights,
-)
+from vitascope.training.tasks.classify import Classify, Distill, HeadAlone, balanced_weights
 from vitascope.training.tasks.task import Examples
 from vitascope.training.tasks.teachers import Teacher
 from vitascope.weights.preprocess import default_preprocess
@@ -119,22 +111,6 @@ def test_an_images_loss_is_weighted_by_its_targets_before_smoothing(mixed: bool)
     torch.testing.assert_close(even, plain)
 
 
-def test_parts_of_a_batch_add_up_to_its_weighted_loss() -> None:
-    """The weights of a part are not divided by their own sum."""
-    model, labels = small_model(num_classes=3), torch.tensor([0, 0, 0, 2, 1, 2])
-    task, batch = (
-        Classify(Preprocess(image_size=(32, 32)), 0.1, class_weights=WEIGHTS),
-        examples_of(labels, labels),
-    )
-    whole, _ = task.loss(model, dataclasses.replace(batch, images=batch.images.clone()))
-    parts = 0.0
-    for some in (slice(0, 2), slice(2, 6)):
-        count = len(labels[some])
-        fields = {name: getattr(batch, name)[some] for name in ("images", "labels", "targets", "indices")}
-        parts += float(task.loss(model, dataclasses.replace(batch, **fields))[0]) * count / 6
-    assert parts == pytest.approx(whole.item(), rel=1e-6)
-
-
 def test_balanced_weights_are_those_of_scikit_learn_with_the_mean_one() -> None:
     labels = np.repeat([0, 1, 2, 3], [500, 100, 30, 1])
     images = ImageSet("train", range(631), ClassIndices(labels, ("a", "b", "c", "d")))
@@ -173,10 +149,7 @@ def teacher(preprocess: Preprocess = THEIRS) -> Teacher:
 
 def distill(label_smoothing: float = 0.0, **options) -> Distill:
     return Distill(
-        options=Distillation(**options),
-        preprocess=OURS,
-        teacher=teacher(),
-        label_smoothing=label_smoothing,
+        options=Distillation(**options), preprocess=OURS, teacher=teacher(), label_smoothing=label_smoothing
     )
 
 
@@ -251,15 +224,6 @@ def test_soft_distillation_is_equation_2(tau: float) -> None:
     assert loss.item() == pytest.approx(total, rel=1e-5)
 
 
-def test_teacher_of_weight_zero_leaves_the_loss_of_the_class_head() -> None:
-    task, model, batch = distill(distill_weight=0.0, label_smoothing=0.1), student(), examples(mixed=True)
-    loss, _ = task.loss(task.module(model), batch)
-    by_label, _ = BothHeads(model)(OURS.normalize(batch.images))
-    torch.testing.assert_close(loss, F.cross_entropy(by_label, batch.targets, label_smoothing=0.1))
-    loss.backward()
-    assert not model.head.distillation.weight.grad.any()
-
-
 def test_teacher_of_weight_one_makes_labels_irrelevant() -> None:
     model, batch = student(), examples()
     for kind in ("hard", "soft"):
@@ -295,34 +259,6 @@ def test_accuracy_is_of_the_mean_of_both_heads() -> None:
     assert distill().loss(Torn(), batch)[1]["accuracy"] == 6
 
 
-def test_student_that_copies_its_teacher_agrees_with_it() -> None:
-    class Copying(nn.Module):
-        def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
-            taught = task.teacher(
-                (images * torch.tensor(OURS.std).view(3, 1, 1)) + torch.tensor(OURS.mean).view(3, 1, 1)
-            )
-            return 100.0 * F.one_hot(batch.labels, K), taught
-
-    task, batch = distill(distill="soft"), examples()
-    loss, sums = task.loss(Copying(), batch)
-    assert loss.item() == pytest.approx(0, abs=1e-5)
-    assert sums["accuracy"] == sums["agree"] == sums["count"] == 6
-
-
-@pytest.mark.parametrize("kind", ["hard", "soft"])
-def test_only_the_student_learns(kind: str) -> None:
-    task, model = distill(distill=kind), student()
-    module = task.module(model)
-    before = copy.deepcopy(task.teacher.model.state_dict())
-    assert {id(p) for p in module.parameters()} == {id(p) for p in model.parameters()}
-    module.train()
-    task.loss(module, examples())[0].backward()
-    assert all(parameter.grad is not None for parameter in model.parameters())
-    assert all(parameter.grad is None for parameter in task.teacher.model.parameters())
-    assert not task.teacher.model.training
-    assert all(torch.equal(before[name], value) for name, value in task.teacher.model.state_dict().items())
-
-
 def test_losses_are_computed_in_float32_under_autocast() -> None:
     task, model, batch = distill(distill="soft"), student(), examples()
     exact, _ = task.loss(task.module(model), batch)
@@ -330,39 +266,6 @@ def test_losses_are_computed_in_float32_under_autocast() -> None:
         rounded, sums = task.loss(task.module(model), batch)
     assert rounded.dtype == sums["loss"].dtype == torch.float32
     torch.testing.assert_close(rounded, exact, rtol=0.05, atol=0.05)
-
-
-@pytest.mark.parametrize("kind", ["hard", "soft"])
-def test_student_learns_from_a_teacher_without_correct_labels(kind: str) -> None:
-    """The teacher predicts which quarter of an image is bright; the labels are wrong."""
-
-    class Bright(nn.Module):
-        def forward(self, images: Tensor) -> Tensor:
-            return 20 * images.mean(dim=(1, 2)).unflatten(1, (4, 8)).mean(dim=2)  # columns in four bands
-
-    plain = Preprocess(image_size=(32, 32))
-    task = Distill(
-        options=Distillation(distill=kind, distill_weight=1.0),
-        preprocess=plain,
-        teacher=Teacher(name="bright", model=with_preprocess(Bright(), plain)),
-    )
-    torch.manual_seed(0)
-    model = VisionTransformer(student(num_classes=4, depth=1).config)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    bands = torch.arange(64) % 4
-    images = 0.3 * torch.rand(64, 3, 32, 32)
-    for image, band in zip(images, bands, strict=True):
-        image[:, :, 8 * band : 8 * band + 8] += 0.6
-    wrong = (bands + 1) % 4
-    batch = Examples(images=images, labels=wrong, targets=wrong, indices=np.arange(64), seed=0, epoch=0)
-    for _ in range(100):
-        loss, sums = task.loss(task.module(model), batch)
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    _, by_teacher = BothHeads(model)(plain.normalize(images))
-    assert sums["agree"] == 64
-    assert torch.equal(by_teacher.argmax(1), bands)
 
 
 def test_student_without_a_distillation_token_is_rejected() -> None:
@@ -401,11 +304,6 @@ def test_validation_measures_the_mean_of_both_heads_and_restores_the_mode(loader
     assert not model.training
 
 
-def test_mean_of_heads_equals_the_models_output() -> None:
-    model, images = student(), random_images(2, 3, 32, 32)
-    torch.testing.assert_close(MeanOfHeads(BothHeads(model))(images), model(images))
-
-
 # Several classes per image
 
 
@@ -424,14 +322,6 @@ def test_the_loss_of_several_classes_is_binary_and_an_image_is_right_with_all_of
     logits = model(images)
     torch.testing.assert_close(loss, F.binary_cross_entropy_with_logits(logits, SETS.float()))
     assert sums["accuracy"] == ((logits > 0) == SETS).all(dim=1).sum()
-
-
-def test_mixed_images_have_the_classes_of_both() -> None:
-    model = small_model(num_classes=3)
-    shares = torch.tensor([[0.7, 0.3, 0.7], [0.0, 0.0, 0.0], [0.0, 1.0, 0.0]])
-    loss, _ = several().loss(model, examples_of(SETS, shares))
-    wanted, _ = several().loss(model, examples_of(SETS, (shares > 0).float()))
-    torch.testing.assert_close(loss, wanted)
 
 
 def test_balanced_weights_of_several_classes_are_those_of_the_positives() -> None:
