@@ -96,8 +96,8 @@ def undrawn() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def interrupted(at: int, signum: int = signal.SIGTERM) -> Iterator[None]:
-    """Send this process a signal in a step of a run, which has to end by it."""
+def signalled(at: int, signum: int = signal.SIGTERM) -> Iterator[None]:
+    """Send this process a signal in a step of a run."""
     step = Trainer._training_step
 
     def and_stop(trainer: Trainer, *arguments: Any) -> Any:
@@ -107,8 +107,14 @@ def interrupted(at: int, signum: int = signal.SIGTERM) -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Trainer, "_training_step", and_stop)
-        with pytest.raises((Interrupted, KeyboardInterrupt)):
-            yield
+        yield
+
+
+@contextlib.contextmanager
+def interrupted(at: int) -> Iterator[None]:
+    """A run that ends by a signal in a step."""
+    with signalled(at), pytest.raises(Interrupted):
+        yield
 
 
 def run_of(config: TrainConfig) -> Path:
