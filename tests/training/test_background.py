@@ -20,11 +20,9 @@ from torch.distributed.tensor import distribute_tensor
 
 from tests.forked import in_group
 from tests.pretended_gpu import GPU, pretended_gpu
-from tests.training import assert_bitwise, tiny_config, trainer_of, undrawn, write_folder
+from tests.training import assert_bitwise, records, run_of, tiny_config, trainer_of, undrawn, write_folder
 from vitascope.data.transfer import Fetched
 from vitascope.errors import UserError
-from vitascope.run.layout import METRICS
-from vitascope.run.metrics import read_metrics
 from vitascope.run.run import Run
 from vitascope.training import background, loop, train
 from vitascope.training.background import BestWeights, CheckpointWriter, StepLosses
@@ -66,23 +64,15 @@ class Late(Fetched):
         self.late = True
 
 
-def records_of(data: Path, run: Path) -> list[dict[str, Any]]:
-    """The recorded metrics of a short run, without times."""
-    with undrawn():
-        train.train(tiny_config(data, epochs=2, run=str(run)))
-    timed = {"seconds", "images_per_second", "time"}
-    records = read_metrics(run / METRICS)
-    return [{key: value for key, value in record.items() if key not in timed} for record in records]
-
-
 def test_late_losses_are_recorded_under_their_own_steps(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(loop, "RECORD_EVERY", 2)
-    expected = records_of(data, tmp_path / "at once")
-    assert len([record for record in expected if record["kind"] == "step"]) >= 4
-    monkeypatch.setattr(background, "Fetched", Late)
-    assert records_of(data, tmp_path / "late") == expected
+    with undrawn():
+        expected = records(run_of(tiny_config(data, epochs=2, run=str(tmp_path / "at once"))))
+        assert len([record for record in expected if record["kind"] == "step"]) >= 4
+        monkeypatch.setattr(background, "Fetched", Late)
+        assert records(run_of(tiny_config(data, epochs=2, run=str(tmp_path / "late")))) == expected
 
 
 def test_a_late_loss_that_diverges_ends_the_run_before_a_checkpoint(
@@ -117,18 +107,8 @@ def test_weights_wait_in_memory_until_they_are_due(monkeypatch) -> None:
     state["weight"] += 5
     best.take(state)
     assert written == [1.0, 12.0]
-
-
-def test_weights_in_memory_are_copies_and_are_written_once(monkeypatch) -> None:
-    monkeypatch.setattr(background, "WRITE_SECONDS", 1e9)
-    written: list[float] = []
-    best, state = BestWeights(lambda state: written.append(float(state["weight"][0]))), weights(2.0)
-    best.take(weights(1.0))
-    best.take(state)
-    state["weight"] += 5
     best.write()
-    best.write()
-    assert written == [1.0, 2.0]
+    assert written == [1.0, 12.0]
 
 
 def better_each_time(monkeypatch, losses: dict[int, float] | None = None) -> None:
@@ -246,22 +226,11 @@ def test_with_more_validation_than_training_images_whole_epochs_are_skipped(tmp_
     assert [step for step in range(1, 15) if trainer.schedule.validates(step)] == [6, 12, 14]
 
 
-def begun(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
-    """Let a checkpoint be completed only after the event that is returned."""
-    allowed, commit = threading.Event(), folders._commit
-
-    def later(*arguments: Any) -> None:
-        assert allowed.wait(30)
-        commit(*arguments)
-
-    monkeypatch.setattr(folders, "_commit", later)
-    return allowed
-
-
 def test_checkpoint_has_the_state_of_its_step_while_training_changes_the_weights(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    allowed, weights = begun(monkeypatch), torch.zeros(100)
+    allowed, commit, weights = threading.Event(), folders._commit, torch.zeros(100)
+    monkeypatch.setattr(folders, "_commit", lambda *given: (allowed.wait(30), commit(*given)))
     writer = CheckpointWriter(Run(tmp_path), keep=2)
     writer.save(1, {"model": {"weights": weights}})
     weights.add_(1)
@@ -295,24 +264,18 @@ def test_failure_in_the_thread_is_raised_once_and_older_checkpoints_stay(
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-00000001"]
 
 
-def write_shards_beside_other_communication(run: Path) -> None:
-    """What each process does: training communicates while the thread writes, and changes the shards."""
-    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-    weights = distribute_tensor(torch.arange(7.0), mesh)
-    writer = CheckpointWriter(Run(run), keep=2)
-    for step in range(1, 4):
-        writer.save(step, {"weights": weights})
-        for _ in range(20):
-            total = torch.ones(1)
-            dist.all_reduce(total)
-            assert total == dist.get_world_size()
-        weights.add_(1)
-    writer.close()
-
-
 def test_shards_are_those_of_their_step_while_training_communicates(tmp_path: Path) -> None:
     def work() -> None:
-        write_shards_beside_other_communication(tmp_path / "run")
+        weights = distribute_tensor(torch.arange(7.0), init_device_mesh("cpu", (2,)))
+        writer = CheckpointWriter(Run(tmp_path / "run"), keep=2)
+        for step in range(1, 4):
+            writer.save(step, {"weights": weights})
+            for _ in range(20):
+                total = torch.ones(1)
+                dist.all_reduce(total)
+                assert total == 2
+            weights.add_(1)
+        writer.close()
 
     assert in_group(2, work, tmp_path / "store") == [0, 0]
     for path in checkpoints(tmp_path / "run"):

@@ -1,7 +1,6 @@
 """Runs with a frozen body: on features that are computed once, or with the body in every epoch."""
 
 import itertools
-import signal
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -9,31 +8,31 @@ from typing import Any
 import pytest
 import torch
 
-from tests.model import small_model
-from tests.training import assert_bitwise, tiny_config, trainer_of, write_folder, write_uneven
+from tests.training import (
+    assert_bitwise,
+    interrupted,
+    last_state,
+    tiny_config,
+    trainer_of,
+    write_folder,
+    write_uneven,
+)
 from vitascope.data.loading import Loader
-from vitascope.errors import Interrupted, UserError
+from vitascope.errors import UserError
 from vitascope.model.configuration import traits
-from vitascope.options.groups import AugmentationOptions, NeedsImages
+from vitascope.options.groups import NeedsImages
 from vitascope.options.recipes import TrainConfig
 from vitascope.predict.engine import TorchEngine
 from vitascope.run.run import Run
 from vitascope.training import body_features, loop, train
-from vitascope.training.checkpoint.folders import checkpoints, load_checkpoint
-from vitascope.training.loop import Trainer
+from vitascope.training.checkpoint.folders import checkpoints
 from vitascope.training.tasks.classify import Classify
 from vitascope.weights.loading import from_pretrained
 from vitascope.weights.saving import save_pretrained
 
 PROBE: dict[str, Any] = {
-    "freeze": True,
-    "flip": 0.0,
-    "crop_scale": 1.0,
-    "color_jitter": 0.0,
-    "precision": "fp32",
-    "lr": 0.01,
-    "epochs": 2,
-    "keep": "last",
+    **{"freeze": True, "flip": 0.0, "crop_scale": 1.0, "color_jitter": 0.0},
+    **{"precision": "fp32", "lr": 0.01, "epochs": 2, "keep": "last"},
 }
 ONCE, EVERY_EPOCH = "body   computed once: ", "body   computed in every epoch, "
 
@@ -57,28 +56,6 @@ def trained(config: TrainConfig, run: Path) -> train.TrainResult:
     return train.train(config.replace(run=str(run)))
 
 
-def stopped(config: TrainConfig, run: Path, after: int) -> Path:
-    """A run that gets a SIGTERM in one of its steps."""
-    step = Trainer._training_step
-
-    def and_stop(self: Trainer, *arguments):
-        if self.step == after:
-            signal.raise_signal(signal.SIGTERM)
-        return step(self, *arguments)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Trainer, "_training_step", and_stop)
-        with pytest.raises(Interrupted):
-            trained(config, run)
-    return run
-
-
-def state_of(run: Path) -> dict[str, Any]:
-    found = load_checkpoint(run)
-    assert found is not None
-    return {name: value for name, value in found[1].items() if name != "seconds"}
-
-
 @pytest.fixture
 def counted_images(monkeypatch) -> list[int]:
     """The numbers of images of which the body's features are computed."""
@@ -92,15 +69,14 @@ def counted_images(monkeypatch) -> list[int]:
     return counts
 
 
-VARIANTS: dict[str, dict[str, Any]] = {
-    "average": {"ema": 0.9},
-    "weighted": {"class_weights": "balanced", "ema": 0.0, "optimizer": "sgd", "lr": 0.1},
-    "sampled": {"sampling": "balanced", "label_smoothing": 0.1, "accumulate": 2},
-    "repeated": {"repeats": 3, "loss": "bce", "keep": "auto"},
-}
-
-
-@pytest.mark.parametrize("options", VARIANTS.values(), ids=VARIANTS.keys())
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"class_weights": "balanced", "ema": 0.0, "optimizer": "sgd", "lr": 0.1},
+        {"sampling": "balanced", "label_smoothing": 0.1, "accumulate": 2, "ema": 0.9},
+        {"repeats": 3, "loss": "bce", "keep": "auto"},
+    ],
+)
 def test_head_equals_that_of_a_run_that_computes_the_body_in_every_epoch(
     body, tmp_path, monkeypatch, capsys, options: dict[str, Any]
 ) -> None:
@@ -111,11 +87,8 @@ def test_head_equals_that_of_a_run_that_computes_the_body_in_every_epoch(
     again = trained(config, tmp_path / "again")
     printed = capsys.readouterr().out
     assert f"{EVERY_EPOCH}because all features take 0.0 GB, and at most 0 GB are kept in memory" in printed
-    ours, theirs, start = (
-        once.model.state_dict(),
-        again.model.state_dict(),
-        from_pretrained(body).state_dict(),
-    )
+    models = (once.model, again.model, from_pretrained(body))
+    ours, theirs, start = (model.state_dict() for model in models)
     assert ours.keys() == theirs.keys() == start.keys()
     for name, value in ours.items():
         torch.testing.assert_close(value, theirs[name], rtol=1e-4, atol=1e-5)
@@ -125,7 +98,7 @@ def test_head_equals_that_of_a_run_that_computes_the_body_in_every_epoch(
         assert values[0] == pytest.approx(values[1], rel=1e-4)
     assert once.evaluation.loss == pytest.approx(again.evaluation.loss, rel=1e-4)
     for run in (once.run, again.run):  # one can be resumed as the other, after a change of the limit
-        assert state_of(run)["model"].keys() == start.keys()
+        assert last_state(run)["model"].keys() == start.keys()
 
 
 def test_features_are_computed_once_for_all_runs(data, body, tmp_path, counted_images, capsys) -> None:
@@ -140,43 +113,30 @@ def test_features_are_computed_once_for_all_runs(data, body, tmp_path, counted_i
     assert not torch.equal(once.model.head.weight, again.model.head.weight)
 
 
-@pytest.mark.parametrize("cache", ["kept", "lost", "off"])
+@pytest.mark.parametrize("cache", ["kept", "lost"])
 def test_stopped_run_resumes_bitwise(data, body, tmp_path, monkeypatch, cache: str) -> None:
-    if cache == "off":
-        monkeypatch.setenv("VITASCOPE_FEATURES_GB", "0")
     config = probe(data, body, ema=0.9, accumulate=2)
     whole = trained(config, tmp_path / "whole")
-    run = stopped(config, tmp_path / "stopped", after=7)
+    run = tmp_path / "stopped"
+    with interrupted(7):
+        trained(config, run)
     assert len(checkpoints(run)) == 1
     if cache == "lost":
         monkeypatch.setenv("VITASCOPE_CACHE", str(tmp_path / "another"))
     resumed = train.resume(run)
-    assert_bitwise(state_of(run), state_of(whole.run))
+    assert_bitwise(last_state(run), last_state(whole.run))
     assert_bitwise(resumed.model.state_dict(), whole.model.state_dict())
 
 
-def test_every_augmentation_needs_images_but_options_without_an_effect_of_their_own() -> None:
-    others = {"repeats", "magnitude", "operation_probability"}
-    names = traits(AugmentationOptions, NeedsImages).keys()
-    assert names == AugmentationOptions.__dataclass_fields__.keys() - others
+CHANGES = {"flip": 0.5, "crop_scale": 0.9, "shift": 0.1, "rotate": 5.0, "color_jitter": 0.1, "erase": 0.1}
+CHANGES |= {"three_augment": True, "randaugment": 1, "mixup": 0.2, "cutmix": 1.0, "progressive": 0.5}
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("flip", 0.5),
-        ("crop_scale", 0.9),
-        ("shift", 0.1),
-        ("rotate", 5.0),
-        ("color_jitter", 0.1),
-        ("three_augment", True),
-        ("randaugment", 1),
-        ("erase", 0.1),
-        ("mixup", 0.2),
-        ("cutmix", 1.0),
-        ("progressive", 0.5),
-    ],
-)
+def test_the_options_that_change_images_are_known() -> None:
+    assert traits(TrainConfig, NeedsImages).keys() - {"teacher"} == CHANGES.keys()
+
+
+@pytest.mark.parametrize(("name", "value"), CHANGES.items())
 def test_option_that_changes_images_has_the_body_compute_in_every_epoch(
     data, body, counted_images, capsys, name: str, value: Any
 ) -> None:
@@ -188,14 +148,6 @@ def test_option_that_changes_images_has_the_body_compute_in_every_epoch(
     assert type(trainer.task) is Classify
     assert next(trainer.train_loader.epoch()).pixels.ndim == 4
     assert counted_images == []
-
-
-def test_teacher_has_the_body_compute_in_every_epoch(data, tmp_path, capsys) -> None:
-    student = save_pretrained(small_model(pool="cls", distillation_token=True), tmp_path / "student")
-    teacher = save_pretrained(small_model(num_classes=2, class_names=("dark", "light")), tmp_path / "teacher")
-    trainer = trainer_of(TrainConfig(data=str(data), weights=str(student), teacher=str(teacher), **PROBE))
-    assert f"{EVERY_EPOCH}for teacher={teacher}; " in capsys.readouterr().out
-    assert trainer.features is None
 
 
 def test_training_reads_no_image_again(data, body, tmp_path, monkeypatch) -> None:
@@ -220,12 +172,9 @@ def test_unreadable_images_are_left_out_and_named(body, tmp_path, capsys) -> Non
     assert all((printed.out + printed.err).count(str(path)) == 1 for path in broken)
     assert f"{ONCE}features of 36 images, " in printed.out
     trainer = trainer_of(config)
-    assert sorted(order_of(trainer)) == [index for index in range(30) if index != 17]
+    order = [int(index) for batch in trainer.train_loader.epoch() for index in batch.indices]
+    assert sorted(order) == [index for index in range(30) if index != 17]
     assert once.evaluation.unreadable == ()
-
-
-def order_of(trainer: Trainer) -> list[int]:
-    return [int(index) for batch in trainer.train_loader.epoch() for index in batch.indices]
 
 
 def test_features_that_are_no_numbers_name_the_image(data, body, tmp_path) -> None:
@@ -247,9 +196,8 @@ def test_minutes_count_the_body_for_the_final_test(data, body, tmp_path, monkeyp
     # One look at the clock before, and one after: a tick for all the timed images.
     assert trainer.features.seconds_per_image == pytest.approx(0.02 / len(trainer.splits.val.sources[:8]))
     run = Run(trained(config, tmp_path / "run").run)
-    assert run.records("test")[0]["seconds"] == pytest.approx(
-        60 * 0.05, rel=0.15
-    )  # a validation takes some ticks
+    # A validation takes some ticks.
+    assert run.records("test")[0]["seconds"] == pytest.approx(60 * 0.05, rel=0.15)
     assert run.records("epoch")[-1]["step"] == run.config["lengths"][-1][1]
 
 

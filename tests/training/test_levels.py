@@ -1,26 +1,22 @@
 """Levels of 16-bit images: decided by the data or the weights, or named; kept by the run and the model."""
 
 import dataclasses
-import os
-import signal
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
 
 from tests.model import small_model, with_preprocess
-from tests.training import tiny_config, undrawn
+from tests.training import assert_bitwise, interrupted, tiny_config, undrawn
 from vitascope.cli import main
 from vitascope.data.datasets import open_data
-from vitascope.errors import Interrupted, UserError
+from vitascope.errors import UserError
 from vitascope.options.recipes import TrainConfig
 from vitascope.predict.predictor import Predictor
 from vitascope.run.run import Run
 from vitascope.training import plan as planning
-from vitascope.training.loop import Trainer
 from vitascope.training.plan import Plan
 from vitascope.training.train import prepare, resume, train
 from vitascope.weights.preprocess import default_preprocess
@@ -78,21 +74,10 @@ def test_weights_keep_their_levels_unless_others_are_named(
             assert result.model.preprocess.levels == levels
 
 
-def test_a_run_records_its_levels_resumes_and_repeats_with_them(
-    scans: Path, tmp_path: Path, monkeypatch
-) -> None:
-    step = Trainer._training_step
-
-    def interrupted(trainer: Trainer, *arguments: Any) -> Any:
-        if trainer.step == 3:
-            os.kill(os.getpid(), signal.SIGTERM)
-        return step(trainer, *arguments)
-
+def test_a_run_records_its_levels_resumes_and_repeats_with_them(scans: Path, tmp_path: Path) -> None:
     with undrawn():
-        monkeypatch.setattr(Trainer, "_training_step", interrupted)
-        with pytest.raises(Interrupted):
+        with interrupted(3):
             train(tiny_config(scans, run=str(tmp_path / "run")))
-        monkeypatch.setattr(Trainer, "_training_step", step)
         resumed = resume(tmp_path / "run")
         again = tmp_path / "again"
         words = ["--config", str(tmp_path / "run/config.yaml"), "--run", str(again), "--device", "cpu"]
@@ -100,8 +85,7 @@ def test_a_run_records_its_levels_resumes_and_repeats_with_them(
     for run in (tmp_path / "run", again):
         assert Run(run).config["levels"] == [0, 4000]
         assert Run(run).model().preprocess.levels == (0, 4000)
-    for one, other in zip(resumed.model.parameters(), Run(again).model().parameters(), strict=True):
-        assert torch.equal(one, other)
+    assert_bitwise(dict(resumed.model.state_dict()), dict(Run(again).model().state_dict()))
 
 
 def test_the_model_predicts_16_bit_files_as_pictures_stretched_by_hand(scans: Path, tmp_path: Path) -> None:

@@ -1,24 +1,22 @@
 """Runs with `minutes`: their length follows the measured speed, is recorded, and repeats bitwise."""
 
 import itertools
-import os
-import signal
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from tests.training import assert_bitwise, tiny_config, trainer_of
-from vitascope.errors import Interrupted, UserError
+from tests.training import assert_bitwise, interrupted, last_state, tiny_config, trainer_of
+from vitascope.errors import UserError
 from vitascope.options.recipes import TrainConfig
 from vitascope.run.run import Run
 from vitascope.training import loop, train
-from vitascope.training.checkpoint.folders import load_checkpoint
 from vitascope.training.loop import Trainer
 
 pytestmark = pytest.mark.usefixtures("without_figures")
 
 STEPS_PER_EPOCH = 5
+STATE = ("step", "model", "average", "optimizer")
 
 
 def clock(monkeypatch, tick: float = 0.02) -> None:
@@ -30,12 +28,6 @@ def clock(monkeypatch, tick: float = 0.02) -> None:
 
 def config_for(data: Path, run: Path, **options: object) -> TrainConfig:
     return tiny_config(data, run=str(run), **{"minutes": 0.05, "dropout": 0.1, "keep": "last"} | options)
-
-
-def last_state(run: Path) -> tuple[int, dict[str, object]]:
-    found = load_checkpoint(run)
-    assert found is not None
-    return found[0], {name: value for name, value in found[1].items() if name not in ("seconds", "identity")}
 
 
 def test_the_time_sets_the_number_of_steps_and_the_schedule_ends_with_it(data, tmp_path, monkeypatch) -> None:
@@ -67,30 +59,21 @@ def test_a_run_with_minutes_is_repeated_bitwise_from_its_configuration(data, tmp
     clock(monkeypatch, tick=0.05)  # a slower machine
     config = TrainConfig.from_yaml(first / "config.yaml").replace(run=str(tmp_path / "again"))
     again = train.train(config).run
-    assert_bitwise(last_state(first), last_state(again))
+    assert_bitwise(last_state(first, *STATE), last_state(again, *STATE))
 
 
 def test_an_interrupted_run_with_minutes_resumes_on_its_recorded_way(data, tmp_path, monkeypatch) -> None:
     clock(monkeypatch)
-    step = Trainer._training_step
-
-    def interrupted(trainer: Trainer, *arguments: object) -> object:
-        if trainer.step == 31:
-            os.kill(os.getpid(), signal.SIGTERM)
-        return step(trainer, *arguments)
-
-    monkeypatch.setattr(Trainer, "_training_step", interrupted)
     run = tmp_path / "run"
-    with pytest.raises(Interrupted):
+    with interrupted(31):
         train.train(config_for(data, run))
     before = Run(run).config["lengths"]
-    monkeypatch.setattr(Trainer, "_training_step", step)
     train.resume(run)
     lengths = Run(run).config["lengths"]
     assert lengths[: len(before)] == before
     assert len(lengths) > len(before)
     config = TrainConfig.from_yaml(run / "config.yaml").replace(run=str(tmp_path / "again"))
-    assert_bitwise(last_state(run), last_state(train.train(config).run))
+    assert_bitwise(last_state(run, *STATE), last_state(train.train(config).run, *STATE))
 
 
 def test_measuring_the_first_steps_changes_nothing(data, tmp_path, monkeypatch) -> None:
@@ -98,7 +81,7 @@ def test_measuring_the_first_steps_changes_nothing(data, tmp_path, monkeypatch) 
     run = train.train(config_for(data, tmp_path / "run")).run
     lengths = Run(run).config["lengths"]
     fixed = config_for(data, tmp_path / "fixed", minutes=None, epochs=None, lengths=lengths)
-    assert_bitwise(last_state(run), last_state(train.train(fixed).run))
+    assert_bitwise(last_state(run, *STATE), last_state(train.train(fixed).run, *STATE))
 
 
 def test_a_time_too_short_for_a_step_is_rejected_and_leaves_no_folder(data, tmp_path) -> None:
