@@ -25,12 +25,6 @@ from tests.model import random_images, small_model
 from tests.training import undrawn, write_folder
 from vitascope.cli.parsing import parse
 from vitascope.cli.ship import Serve
-from vitascope.data.datasets import open_data
-from vitascope.data.loading import Loader
-from vitascope.data.splits import ImageSet
-from vitascope.data.targets import ClassIndices
-from vitascope.errors import UserError
-from vitascope.evaluation.measure import Evaluation
 from vitascope.model.config import OPTIONS, ViTConfig
 from vitascope.model.options import (
     BlockOptions,

@@ -664,7 +664,6 @@ def test_trained_model_is_not_advised_to_start_from_itself(
             "--model-options is given more than once",
         ),
         (["train", "--options", "mlp=swiglu"], "nearest: --model-options"),
-        (["train", "--corrupt=0.3"], "unknown option '--corrupt=0.3'; see"),
         (["train", "--out", "x"], "nearest: --run; see"),  # of many commands, but not under this name
         (
             ["learn", "broken.jpg/learn"],

@@ -27,8 +27,7 @@ from vitascope.run.run import Run
 from vitascope.training import body_features, loop, train
 from vitascope.training.checkpoint.folders import checkpoints
 from vitascope.training.tasks.classify import Classify
-from vitascope.weights.loading import from_pretrained
-from vitascope.weights.saving import save_pretrained
+from vitascope.weights.loading import from_pretrained, save_pretrained
 
 PROBE: dict[str, Any] = {
     **{"freeze": True, "flip": 0.0, "crop_scale": 1.0, "color_jitter": 0.0},

@@ -25,8 +25,7 @@ from vitascope.run.run import Run
 from vitascope.training import loop, optimizers, train
 from vitascope.training.checkpoint.folders import checkpoints, load_checkpoint_at, save_checkpoint
 from vitascope.training.distributed import Exchange, _meeting, gather, rank, sum_over_processes
-from vitascope.weights.loading import from_pretrained
-from vitascope.weights.saving import save_pretrained
+from vitascope.weights.loading import from_pretrained, save_pretrained
 
 # 20 training images in batches of 6: the last of an epoch has 2, so that one process gets none. The rate
 # rises all the time: at the full rate, Adam's first steps magnify rounding in any run.

@@ -19,6 +19,7 @@ from vitascope.run.run import Run
 from vitascope.training import plan as planning
 from vitascope.training.plan import Plan
 from vitascope.training.train import prepare, resume, train
+from vitascope.weights.loading import save_pretrained
 from vitascope.weights.preprocess import default_preprocess
 
 

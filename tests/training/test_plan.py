@@ -22,7 +22,7 @@ from vitascope.training.loop import augmentation_of
 from vitascope.training.plan import Plan, default_batch_size, inspect, resolve
 from vitascope.training.schedule import Schedule
 from vitascope.training.train import prepare, pretrain, train
-from vitascope.weights.saving import save_pretrained
+from vitascope.weights.loading import save_pretrained
 
 FROM_WEIGHTS = ("finetune", "linear-probe", "lora", "paper-finetune")
 

@@ -23,8 +23,7 @@ from vitascope.training import train
 from vitascope.training.tasks.classify import Classify
 from vitascope.training.tasks.task import Examples, Sums
 from vitascope.training.train import DIGITS_BASELINE, PretrainResult, TrainResult
-from vitascope.weights.loading import from_pretrained
-from vitascope.weights.saving import save_pretrained
+from vitascope.weights.loading import from_pretrained, save_pretrained
 
 SMALL: dict[str, Any] = {"embed_dim": 16, "depth": 1, "num_heads": 2, "device": "cpu"}
 FC1 = "encoder.blocks.0.mlp.fc1.weight"

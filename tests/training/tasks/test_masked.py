@@ -28,8 +28,7 @@ from vitascope.training.tasks.masked import (
     draw_masked,
     random_mask,
 )
-from vitascope.weights.loading import from_pretrained
-from vitascope.weights.saving import save_pretrained
+from vitascope.weights.loading import from_pretrained, save_pretrained
 from vitascope.weights.transfer import adapted, transfer
 
 

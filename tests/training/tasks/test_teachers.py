@@ -8,6 +8,7 @@ from tests.model import random_images, small_model, with_preprocess
 from vitascope.data.preprocess import Preprocess
 from vitascope.errors import UserError
 from vitascope.training.tasks.teachers import class_order, open_teacher
+from vitascope.weights.loading import save_pretrained
 from vitascope.weights.preprocess import default_preprocess
 
 PETS = ("ant", "bee", "cat", "dog", "elk")
