@@ -1,7 +1,6 @@
 """Finished runs: their folder, their results, and runs with options that change the model or its images."""
 
 import math
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,6 @@ from sklearn.svm import SVC
 from torch import Tensor
 
 import vitascope as vs
-from tests.data import noise
 from tests.model import small_model
 from tests.training import assert_bitwise, tiny_config, undrawn, write_folder
 from vitascope.data.datasets import read_data
@@ -245,17 +243,3 @@ def test_masked_pre_training_that_is_not_square_starts_a_classifier(data, tmp_pa
         wider = train.train(recipe="finetune", run=str(tmp_path / "wider"), **start)
     assert (tuned.model.config.image_hw, tuned.model.config.grid) == ((16, 32), (4, 4))
     assert (wider.model.preprocess.image_size, wider.model.config.grid) == ((16, 64), (4, 8))
-
-
-def test_what_the_model_does_not_see_is_announced_with_the_size_that_keeps_it(tmp_path, capsys) -> None:
-    for index in range(20):
-        path: Path = tmp_path / "data" / "ab"[index % 2] / f"{index}.png"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(np.roll(noise(20, 44 if index < 2 else 40), index)).save(path)
-    for size, announced in ((None, True), ((20, 40), False)):
-        options = SMALL | {"epochs": 1, "patch_size": 4, "weights": None, "image_size": size}
-        with undrawn():
-            train.train(data=str(tmp_path / "data"), run=str(tmp_path / f"run-{announced}"), **options)
-        text = capsys.readouterr().out
-        assert ("sees 50% of the median image of 20x40 pixels" in text) == announced
-        assert ("--image-size 20 40 would keep all" in text) == announced

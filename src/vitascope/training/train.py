@@ -588,6 +588,7 @@ def _finish(trainer: Trainer) -> TrainResult | PretrainResult:
             run, config, model, module, loader, lambda: trainer.val_images, precision, seconds
         )
         distributed.print_first(f"evaluating {counted(len(final), f'{final.name} image')}")
+        trainer.task.calibrate(finished)
         tested = trainer.task.test(finished)
         if config.task == "classify" and config.data == "digits" and final.name == "test":
             distributed.print_first(f"       {DIGITS_BASELINE:.2%} scikit-learn's SVC() on the same split")

@@ -166,13 +166,15 @@ class Classify:
             "majority": score.majority,
         }
 
-    def test(self, finished: Finished) -> Evaluation:
-        """Evaluate the finished model and print the result; with several classes per image, the thresholds
-        of the model are first set to those of the highest F1 on the validation images."""
+    def calibrate(self, finished: Finished) -> None:
+        """With several classes per image, set the thresholds to those of the highest F1."""
         if self.several:
             val = measure(engine_of(finished.model, finished.config), finished.val_loader(), gather)
             thresholds = best_thresholds(val.labels, val.probabilities).tolist()
             finished.model.config = finished.model.config.replace(thresholds=thresholds)
+
+    def test(self, finished: Finished) -> Evaluation:
+        """Evaluate the finished model and print the result."""
         tested = measure(engine_of(finished.model, finished.config), finished.loader, gather)
         score = tested.score
         lines = [

@@ -243,6 +243,9 @@ class Masked:
             raise UserError(f"no image of the {loader.images.name} set could be read")
         return {name: float(value / sums["count"]) for name, value in sums.items() if name != "count"}
 
+    def calibrate(self, finished: Finished) -> None:
+        """Nothing follows from the validation images."""
+
     def test(self, finished: Finished) -> PatchEvaluation:
         """Evaluate the trained module, print the result, and draw: the saved model has no `head`."""
         images = finished.loader.images
