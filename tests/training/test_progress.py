@@ -47,16 +47,7 @@ def test_each_epoch_of_a_short_run_prints_losses_accuracy_and_time(terminal: boo
     )
 
 
-def test_uneven_classes_print_the_balanced_accuracy_too(capsys) -> None:
-    val = {"loss": 1.0, "accuracy": 0.75, "balanced_accuracy": 0.5, "majority": 0.625}
-    for uneven in (False, True):
-        Progress(1, 10, uneven=uneven).epoch(1, train_loss=1.25, val=val)
-    even, line = capsys.readouterr().out.splitlines()
-    assert "balanced" not in even
-    assert "accuracy 75.0%, balanced 50.0% (most frequent class 62.5%)" in line
-
-
-@pytest.mark.parametrize("epochs", [21, 39, 100, 300, 1000])
+@pytest.mark.parametrize("epochs", [21, 100, 1000])
 def test_long_run_prints_about_twenty_lines_including_the_last_epoch(terminal: bool, epochs, capsys) -> None:
     lines(epochs)
     out = capsys.readouterr().out.splitlines()
