@@ -148,7 +148,7 @@ def steps_of(operations: float, opened: training.Opened) -> int:
     sizes = small_size(config), config.image_hw
     small, whole = (training_operations(module, config.in_channels, *size) for size in sizes)
     share = options.progressive
-    return max(1, round(operations / options.batch_size / (share * small + (1 - share) * whole)))
+    return max(1, round(operations / (options.batch_size or 1) / (share * small + (1 - share) * whole)))
 
 
 def train(asked: Trial, data: str, options: dict[str, Any], device: str) -> Trial:

@@ -24,7 +24,7 @@ import vitascope as vs
 from tests.model import random_images, small_model
 from tests.training import undrawn, write_folder
 from vitascope.cli.parsing import parse
-from vitascope.cli.serve import Serve
+from vitascope.cli.ship import Serve
 from vitascope.model.config import OPTIONS, ViTConfig
 from vitascope.model.options import (
     BlockOptions,

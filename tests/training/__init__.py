@@ -1,6 +1,8 @@
 """A tiny data set, the options of a tiny run, and runs without figures."""
 
 import contextlib
+import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,13 +14,14 @@ from PIL import Image
 
 from vitascope.data.datasets import open_data
 from vitascope.data.splits import Splits
+from vitascope.errors import Interrupted
 from vitascope.model.sizes import ModelConfig
 from vitascope.options.recipes import TrainConfig
 from vitascope.report import figures, write
 from vitascope.run.run import Run
 from vitascope.training import train
+from vitascope.training.checkpoint.folders import load_checkpoint
 from vitascope.training.loop import Trainer
-from vitascope.training.plan import Decided
 from vitascope.training.tasks import masked
 from vitascope.training.train import build_trainer, prepare
 
@@ -63,7 +66,7 @@ def tiny_config(data: Path | str, **options: Any) -> TrainConfig:
     return TrainConfig.from_dict(values | options)
 
 
-def planned(config: TrainConfig, splits: Splits) -> tuple[Decided, ModelConfig]:
+def planned(config: TrainConfig, splits: Splits) -> tuple[TrainConfig, ModelConfig]:
     """The options and the model of a plan."""
     found = train.prepare(config, splits).plan
     return found.options, found.model
@@ -90,6 +93,47 @@ def undrawn() -> Iterator[None]:
         patch.setattr(write, "write_report", lambda run, **_: run.report)
         patch.setattr(train, "remove_checkpoints", lambda run: None)
         yield
+
+
+@contextlib.contextmanager
+def signalled(at: int, signum: int = signal.SIGTERM) -> Iterator[None]:
+    """Send this process a signal in a step of a run."""
+    step = Trainer._training_step
+
+    def and_stop(trainer: Trainer, *arguments: Any) -> Any:
+        if trainer.step == at:
+            os.kill(os.getpid(), signum)
+        return step(trainer, *arguments)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Trainer, "_training_step", and_stop)
+        yield
+
+
+@contextlib.contextmanager
+def interrupted(at: int) -> Iterator[None]:
+    """A run that ends by a signal in a step."""
+    with signalled(at), pytest.raises(Interrupted):
+        yield
+
+
+def run_of(config: TrainConfig) -> Path:
+    """Train or pre-train."""
+    return (train.pretrain if config.task == "masked" else train.train)(config).run
+
+
+def records(run: Path) -> list[dict[str, Any]]:
+    """The recorded metrics without times."""
+    clocks = ("images_per_second", "seconds", "time")
+    return [{k: v for k, v in record.items() if k not in clocks} for record in Run(run).metrics]
+
+
+def last_state(run: Path, *names: str) -> dict[str, Any]:
+    """The state in the newest checkpoint, or parts of it, and its step; without times."""
+    found = load_checkpoint(run)
+    assert found is not None
+    state = {"step": found[0], **found[1]}
+    return {name: state[name] for name in names or state.keys() - {"seconds"}}
 
 
 def assert_bitwise(one: Any, other: Any) -> None:

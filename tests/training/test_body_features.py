@@ -1,7 +1,6 @@
 """Runs with a frozen body: on features that are computed once, or with the body in every epoch."""
 
 import itertools
-import signal
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -9,37 +8,30 @@ from typing import Any
 import pytest
 import torch
 
-from tests.model import small_model
-from tests.training import assert_bitwise, tiny_config, trainer_of, write_folder, write_uneven
-from tests.training.test_several_labels import write_table
-from vitascope.cli import main
-from vitascope.data.datasets import open_data
+from tests.training import (
+    assert_bitwise,
+    interrupted,
+    last_state,
+    tiny_config,
+    trainer_of,
+    write_folder,
+    write_uneven,
+)
 from vitascope.data.loading import Loader
-from vitascope.errors import Interrupted, UserError
+from vitascope.errors import UserError
 from vitascope.model.configuration import traits
-from vitascope.model.resnet import ResNet
-from vitascope.model.resnet_config import ResNetConfig
-from vitascope.options.groups import AugmentationOptions, NeedsImages
+from vitascope.options.groups import NeedsImages
 from vitascope.options.recipes import TrainConfig
 from vitascope.predict.engine import TorchEngine
 from vitascope.run.run import Run
 from vitascope.training import body_features, loop, train
-from vitascope.training.checkpoint.folders import checkpoints, load_checkpoint
-from vitascope.training.loop import Trainer
+from vitascope.training.checkpoint.folders import checkpoints
 from vitascope.training.tasks.classify import Classify
-from vitascope.training.tasks.classify_features import ClassifyFeatures
 from vitascope.weights.loading import from_pretrained, save_pretrained
-from vitascope.weights.preprocess import default_preprocess
 
 PROBE: dict[str, Any] = {
-    "freeze": True,
-    "flip": 0.0,
-    "crop_scale": 1.0,
-    "color_jitter": 0.0,
-    "precision": "fp32",
-    "lr": 0.01,
-    "epochs": 2,
-    "keep": "last",
+    **{"freeze": True, "flip": 0.0, "crop_scale": 1.0, "color_jitter": 0.0},
+    **{"precision": "fp32", "lr": 0.01, "epochs": 2, "keep": "last"},
 }
 ONCE, EVERY_EPOCH = "body   computed once: ", "body   computed in every epoch, "
 
@@ -63,28 +55,6 @@ def trained(config: TrainConfig, run: Path) -> train.TrainResult:
     return train.train(config.replace(run=str(run)))
 
 
-def stopped(config: TrainConfig, run: Path, after: int) -> Path:
-    """A run that gets a SIGTERM in one of its steps."""
-    step = Trainer._training_step
-
-    def and_stop(self: Trainer, *arguments):
-        if self.step == after:
-            signal.raise_signal(signal.SIGTERM)
-        return step(self, *arguments)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Trainer, "_training_step", and_stop)
-        with pytest.raises(Interrupted):
-            trained(config, run)
-    return run
-
-
-def state_of(run: Path) -> dict[str, Any]:
-    found = load_checkpoint(run)
-    assert found is not None
-    return {name: value for name, value in found[1].items() if name != "seconds"}
-
-
 @pytest.fixture
 def counted_images(monkeypatch) -> list[int]:
     """The numbers of images of which the body's features are computed."""
@@ -98,15 +68,14 @@ def counted_images(monkeypatch) -> list[int]:
     return counts
 
 
-VARIANTS: dict[str, dict[str, Any]] = {
-    "average": {"ema": 0.9},
-    "weighted": {"class_weights": "balanced", "ema": 0.0, "optimizer": "sgd", "lr": 0.1},
-    "sampled": {"sampling": "balanced", "label_smoothing": 0.1, "accumulate": 2},
-    "repeated": {"repeats": 3, "loss": "bce", "keep": "auto"},
-}
-
-
-@pytest.mark.parametrize("options", VARIANTS.values(), ids=VARIANTS.keys())
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"class_weights": "balanced", "ema": 0.0, "optimizer": "sgd", "lr": 0.1},
+        {"sampling": "balanced", "label_smoothing": 0.1, "accumulate": 2, "ema": 0.9},
+        {"repeats": 3, "loss": "bce", "keep": "auto"},
+    ],
+)
 def test_head_equals_that_of_a_run_that_computes_the_body_in_every_epoch(
     body, tmp_path, monkeypatch, capsys, options: dict[str, Any]
 ) -> None:
@@ -117,11 +86,8 @@ def test_head_equals_that_of_a_run_that_computes_the_body_in_every_epoch(
     again = trained(config, tmp_path / "again")
     printed = capsys.readouterr().out
     assert f"{EVERY_EPOCH}because all features take 0.0 GB, and at most 0 GB are kept in memory" in printed
-    ours, theirs, start = (
-        once.model.state_dict(),
-        again.model.state_dict(),
-        from_pretrained(body).state_dict(),
-    )
+    models = (once.model, again.model, from_pretrained(body))
+    ours, theirs, start = (model.state_dict() for model in models)
     assert ours.keys() == theirs.keys() == start.keys()
     for name, value in ours.items():
         torch.testing.assert_close(value, theirs[name], rtol=1e-4, atol=1e-5)
@@ -131,7 +97,7 @@ def test_head_equals_that_of_a_run_that_computes_the_body_in_every_epoch(
         assert values[0] == pytest.approx(values[1], rel=1e-4)
     assert once.evaluation.loss == pytest.approx(again.evaluation.loss, rel=1e-4)
     for run in (once.run, again.run):  # one can be resumed as the other, after a change of the limit
-        assert state_of(run)["model"].keys() == start.keys()
+        assert last_state(run)["model"].keys() == start.keys()
 
 
 def test_features_are_computed_once_for_all_runs(data, body, tmp_path, counted_images, capsys) -> None:
@@ -146,55 +112,30 @@ def test_features_are_computed_once_for_all_runs(data, body, tmp_path, counted_i
     assert not torch.equal(once.model.head.weight, again.model.head.weight)
 
 
-@pytest.mark.parametrize("cache", ["kept", "lost", "off"])
+@pytest.mark.parametrize("cache", ["kept", "lost"])
 def test_stopped_run_resumes_bitwise(data, body, tmp_path, monkeypatch, cache: str) -> None:
-    if cache == "off":
-        monkeypatch.setenv("VITASCOPE_FEATURES_GB", "0")
     config = probe(data, body, ema=0.9, accumulate=2)
     whole = trained(config, tmp_path / "whole")
-    run = stopped(config, tmp_path / "stopped", after=7)
+    run = tmp_path / "stopped"
+    with interrupted(7):
+        trained(config, run)
     assert len(checkpoints(run)) == 1
     if cache == "lost":
         monkeypatch.setenv("VITASCOPE_CACHE", str(tmp_path / "another"))
     resumed = train.resume(run)
-    assert_bitwise(state_of(run), state_of(whole.run))
+    assert_bitwise(last_state(run), last_state(whole.run))
     assert_bitwise(resumed.model.state_dict(), whole.model.state_dict())
 
 
-def test_run_stopped_with_the_body_in_every_epoch_resumes_on_features(
-    data, body, tmp_path, monkeypatch
-) -> None:
-    config = probe(data, body, ema=0.9)
-    with monkeypatch.context() as patch:
-        patch.setattr(body_features, "LIMIT_GB", 0.0)
-        run = stopped(config, tmp_path / "stopped", after=7)
-    resumed, whole = train.resume(run), trained(config, tmp_path / "whole")
-    for name, value in resumed.model.state_dict().items():
-        torch.testing.assert_close(value, whole.model.state_dict()[name], rtol=1e-4, atol=1e-5)
+CHANGES = {"flip": 0.5, "crop_scale": 0.9, "shift": 0.1, "rotate": 5.0, "color_jitter": 0.1, "erase": 0.1}
+CHANGES |= {"three_augment": True, "randaugment": 1, "mixup": 0.2, "cutmix": 1.0, "progressive": 0.5}
 
 
-def test_every_augmentation_needs_images_but_options_without_an_effect_of_their_own() -> None:
-    others = {"repeats", "magnitude", "operation_probability"}
-    names = traits(AugmentationOptions, NeedsImages).keys()
-    assert names == AugmentationOptions.__dataclass_fields__.keys() - others
+def test_the_options_that_change_images_are_known() -> None:
+    assert traits(TrainConfig, NeedsImages).keys() - {"teacher"} == CHANGES.keys()
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("flip", 0.5),
-        ("crop_scale", 0.9),
-        ("shift", 0.1),
-        ("rotate", 5.0),
-        ("color_jitter", 0.1),
-        ("three_augment", True),
-        ("randaugment", 1),
-        ("erase", 0.1),
-        ("mixup", 0.2),
-        ("cutmix", 1.0),
-        ("progressive", 0.5),
-    ],
-)
+@pytest.mark.parametrize(("name", "value"), CHANGES.items())
 def test_option_that_changes_images_has_the_body_compute_in_every_epoch(
     data, body, counted_images, capsys, name: str, value: Any
 ) -> None:
@@ -206,33 +147,6 @@ def test_option_that_changes_images_has_the_body_compute_in_every_epoch(
     assert type(trainer.task) is Classify
     assert next(trainer.train_loader.epoch()).pixels.ndim == 4
     assert counted_images == []
-
-
-def test_teacher_has_the_body_compute_in_every_epoch(data, tmp_path, capsys) -> None:
-    student = save_pretrained(small_model(pool="cls", distillation_token=True), tmp_path / "student")
-    teacher = save_pretrained(small_model(num_classes=2, class_names=("dark", "light")), tmp_path / "teacher")
-    trainer = trainer_of(TrainConfig(data=str(data), weights=str(student), teacher=str(teacher), **PROBE))
-    assert f"{EVERY_EPOCH}for teacher={teacher}; " in capsys.readouterr().out
-    assert trainer.features is None
-
-
-def test_linear_probe_trains_on_features_and_named_augmentation_has_the_body_compute(
-    data, body, capsys
-) -> None:
-    named = {"data": str(data), "weights": str(body), "device": "cpu"}
-    trainer = trainer_of(TrainConfig.from_recipe("linear-probe", **named))
-    assert isinstance(trainer.task, ClassifyFeatures)
-    assert next(trainer.train_loader.epoch()).pixels.shape[1:] == (16,)
-    assert ONCE in capsys.readouterr().out
-    trainer = trainer_of(TrainConfig.from_recipe("linear-probe", **named, flip=0.5))
-    assert not isinstance(trainer.task, ClassifyFeatures)
-    assert f"{EVERY_EPOCH}for flip=0.5" in capsys.readouterr().out
-
-
-def test_run_that_trains_its_body_has_no_features(data, body, capsys) -> None:
-    trainer = trainer_of(probe(data, body, freeze=False))
-    assert trainer.features is None
-    assert "body  " not in capsys.readouterr().out
 
 
 def test_training_reads_no_image_again(data, body, tmp_path, monkeypatch) -> None:
@@ -257,21 +171,9 @@ def test_unreadable_images_are_left_out_and_named(body, tmp_path, capsys) -> Non
     assert all((printed.out + printed.err).count(str(path)) == 1 for path in broken)
     assert f"{ONCE}features of 36 images, " in printed.out
     trainer = trainer_of(config)
-    assert sorted(order_of(trainer)) == [index for index in range(30) if index != 17]
+    order = [int(index) for batch in trainer.train_loader.epoch() for index in batch.indices]
+    assert sorted(order) == [index for index in range(30) if index != 17]
     assert once.evaluation.unreadable == ()
-
-
-def order_of(trainer: Trainer) -> list[int]:
-    return [int(index) for batch in trainer.train_loader.epoch() for index in batch.indices]
-
-
-def test_too_many_unreadable_images_are_rejected(body, tmp_path) -> None:
-    write_folder(folder := tmp_path / "data", per_class=15)
-    for source in list(open_data(str(folder)).train.sources)[:4]:
-        Path(str(source)).write_bytes(b"not a picture")
-    with pytest.raises(UserError, match=r"more than 10% of the \d+ images of the train set cannot be read"):
-        trained(probe(folder, body), tmp_path / "run")
-    assert not (tmp_path / "run").exists()
 
 
 def test_features_that_are_no_numbers_name_the_image(data, body, tmp_path) -> None:
@@ -281,39 +183,6 @@ def test_features_that_are_no_numbers_name_the_image(data, body, tmp_path) -> No
     broken = save_pretrained(model, tmp_path / "broken")
     with pytest.raises(UserError, match=r"image 0, .*\.png: its features .* are not finite in fp32"):
         trained(probe(data, broken), tmp_path / "run")
-
-
-def test_several_classes_per_image_have_their_thresholds_from_validation_images(
-    body, tmp_path, monkeypatch
-) -> None:
-    config = probe(write_table(tmp_path / "several"), body, epochs=4)
-    once = trained(config, tmp_path / "once")
-    monkeypatch.setattr(body_features, "LIMIT_GB", 0.0)
-    again = trained(config, tmp_path / "again")
-    assert once.model.config.thresholds == pytest.approx(again.model.config.thresholds, rel=1e-3)
-    assert once.evaluation.loss == pytest.approx(again.evaluation.loss, rel=1e-4)
-    values = [[record["val_map"] for record in Run(run.run).records("epoch")] for run in (once, again)]
-    assert values[0] == pytest.approx(values[1], rel=1e-4)
-
-
-def test_resnet_trains_its_head_on_features(data, tmp_path, monkeypatch) -> None:
-    config = ResNetConfig(image_size=16, layers=(1, 1), width=8, num_classes=3)
-    model = ResNet(config)
-    model.preprocess = default_preprocess(config)
-    torch.nn.init.normal_(model.head.weight)
-    weights = save_pretrained(model, tmp_path / "resnet")
-    sizes = dict.fromkeys(("patch_size", "embed_dim", "depth", "num_heads"))
-    asked = probe(data, weights, **sizes)
-    once = trained(asked, tmp_path / "once")
-    monkeypatch.setattr(body_features, "LIMIT_GB", 0.0)
-    again = trained(asked, tmp_path / "again")
-    for name, value in once.model.state_dict().items():
-        torch.testing.assert_close(value, again.model.state_dict()[name], rtol=1e-4, atol=1e-5)
-
-
-def test_patience_ends_a_run_on_features(data, body, tmp_path) -> None:
-    result = trained(probe(data, body, epochs=9, lr=1e-30, patience=2, ema=0.0), tmp_path / "run")
-    assert Run(result.run).records("stop")[0]["epoch"] == 3
 
 
 def test_minutes_count_the_body_for_the_final_test(data, body, tmp_path, monkeypatch) -> None:
@@ -326,22 +195,13 @@ def test_minutes_count_the_body_for_the_final_test(data, body, tmp_path, monkeyp
     # One look at the clock before, and one after: a tick for all the timed images.
     assert trainer.features.seconds_per_image == pytest.approx(0.02 / len(trainer.splits.val.sources[:8]))
     run = Run(trained(config, tmp_path / "run").run)
-    assert run.records("test")[0]["seconds"] == pytest.approx(
-        60 * 0.05, rel=0.15
-    )  # a validation takes some ticks
+    # A validation takes some ticks.
+    assert run.records("test")[0]["seconds"] == pytest.approx(60 * 0.05, rel=0.15)
     assert run.records("epoch")[-1]["step"] == run.config["lengths"][-1][1]
 
 
 def test_head_computes_in_fp32_unless_another_precision_is_named(data, body, monkeypatch) -> None:
-    monkeypatch.setattr("vitascope.training.memory.resolve_precision", lambda asked, *_, **__: asked)
+    monkeypatch.setattr("vitascope.training.placement.resolve_precision", lambda asked, *_, **__: asked)
     assert trainer_of(probe(data, body, precision="auto")).precision == "fp32"
     assert trainer_of(probe(data, body, precision="bf16")).precision == "bf16"
     assert trainer_of(probe(data, body, precision="auto", flip=0.5)).precision == "auto"
-
-
-def test_command_line_prints_where_the_body_is_computed(data, body, tmp_path, capsys) -> None:
-    command = ["train", "--data", str(data), "--weights", str(body), "--recipe", "linear-probe"]
-    command += ["--epochs", "1", "--device", "cpu", "--run", str(tmp_path / "run")]
-    assert main(command) == 0
-    printed = capsys.readouterr().out.splitlines()
-    assert [line[:6] for line in printed[:2]] == ["start ", "body  "]

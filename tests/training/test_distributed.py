@@ -1,6 +1,10 @@
-"""Two processes over gloo against one: same batches, same losses, and a run that both can resume."""
+"""Two processes over gloo against one: same batches, same losses; processes that torchrun starts again."""
+
+from __future__ import annotations
 
 import os
+import re
+import shutil
 import signal
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -13,13 +17,14 @@ import torch.distributed as dist
 
 from tests.forked import in_group, torchrun
 from tests.model import small_model
-from tests.training import tiny_config, two_processes, undrawn, write_uneven
+from tests.training import assert_bitwise, tiny_config, two_processes, undrawn, write_uneven
+from vitascope.cache import cache_folder
 from vitascope.errors import UserError
 from vitascope.options.recipes import TrainConfig
 from vitascope.run.run import Run
-from vitascope.training import distributed, loop, muon, train
-from vitascope.training.checkpoint.folders import checkpoints, save_checkpoint
-from vitascope.training.distributed import Exchange, _meeting, by_first, gather, largest, sum_over_processes
+from vitascope.training import loop, optimizers, train
+from vitascope.training.checkpoint.folders import checkpoints, load_checkpoint_at, save_checkpoint
+from vitascope.training.distributed import Exchange, _meeting, gather, rank, sum_over_processes
 from vitascope.weights.loading import from_pretrained, save_pretrained
 
 # 20 training images in batches of 6: the last of an epoch has 2, so that one process gets none. The rate
@@ -32,15 +37,12 @@ SHARED: dict[str, Any] = {
     "warmup_epochs": 5.0,
     "color_jitter": 0.4,
 }
-WEIGHTS = "weights"
+WEIGHTS, FC1 = "weights", "encoder.blocks.0.mlp.fc1.weight"
 """A model folder in the folder of the data."""
 KINDS: dict[str, dict[str, Any]] = {
     # No bias of the keys: its gradient is only rounding, which Adam turns into steps of the full rate.
-    "plain": {"ema": 0.0, "lr": 1e-4, "model_options": {"qkv_bias": "no_key"}},
     "mixed": {
-        "optimizer": "muon",
-        "accumulate": 2,
-        "class_weights": "balanced",
+        **{"optimizer": "muon", "accumulate": 2, "class_weights": "balanced"},
         **{"mixup": 0.8, "cutmix": 1.0, "randaugment": 2, "erase": 0.5},
         "repeats": 3,
         "ema": 0.9,
@@ -49,10 +51,6 @@ KINDS: dict[str, dict[str, Any]] = {
     "mae": {
         **{"task": "masked", "target": "mae", "decoder_dim": 32, "decoder_depth": 1},
         **{"patch_size": 4, "ema": 0.9, "model_options": {"qkv_bias": "no_key"}, "lr": 1e-4},
-    },
-    "sgd": {
-        **{"optimizer": "sgd", "ema": 0.5, "clip_grad": 0.1, "gradient_checkpointing": True},
-        "sampling": "balanced",
     },
     # A model whose size is not named.
     "lora": {
@@ -70,17 +68,8 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 LAYOUTS = ("ddp", "fsdp")
 RUNS = (
-    ("plain", "ddp"),
-    ("mixed", "ddp"),
-    ("mixed", "fsdp"),
-    ("sgd", "fsdp"),
     ("patient", "ddp"),
-    ("mae", "ddp"),
-    ("mae", "fsdp"),
-    ("lora", "ddp"),
-    ("lora", "fsdp"),
-    ("probe", "ddp"),
-    ("probe", "fsdp"),
+    *((kind, layout) for kind in ("mixed", "mae", "lora", "probe") for layout in LAYOUTS),
 )
 
 
@@ -110,7 +99,9 @@ def place(tmp_path_factory) -> Path:
     with undrawn(), pytest.MonkeyPatch.context() as patch:
         patch.setattr(loop, "RECORD_EVERY", 1)
         patch.setenv("VITASCOPE_FEATURES_GB", "0")
-        patch.setattr(muon, "has_bf16", lambda device: False)  # whose rounding is more than the tolerance
+        patch.setattr(
+            optimizers, "has_bf16", lambda device: False
+        )  # whose rounding is more than the tolerance
         for kind in KINDS:
             config = config_of(root, root / "one" / kind, kind)
             (train.pretrain if config.task == "masked" else train.train)(config)
@@ -150,31 +141,19 @@ def test_two_processes_reproduce_the_loss_curve_of_one(place, kind: str, layout:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_two_processes_save_the_merged_adapters_of_one(place, layout: str) -> None:
-    one, two = (
-        from_pretrained(run).state_dict()
-        for run in (place / "one" / "lora", place / "two" / "runs" / f"lora-{layout}")
-    )
-    start = from_pretrained(place / WEIGHTS).state_dict()
-    assert one.keys() == start.keys()
-    assert not torch.equal(one["encoder.blocks.0.mlp.fc1.weight"], start["encoder.blocks.0.mlp.fc1.weight"])
-    for name, tensor in one.items():
-        torch.testing.assert_close(two[name], tensor, rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_two_processes_train_the_head_of_one_on_features(place, layout: str) -> None:
+@pytest.mark.parametrize("kind", ["lora", "probe"])
+def test_two_processes_save_the_model_of_one(place, kind: str, layout: str) -> None:
+    """With merged adapters, and with a head that was trained on features."""
     line = "body   computed once: features of 23 images, none of them cached"
     assert (place / "two" / "output.txt").read_text().count(line) == len(LAYOUTS)
-    one, two = (
-        from_pretrained(run).state_dict()
-        for run in (place / "one" / "probe", place / "two" / "runs" / f"probe-{layout}")
-    )
-    start = from_pretrained(place / WEIGHTS).state_dict()
+    folders = (place / "one" / kind, place / "two" / "runs" / f"{kind}-{layout}", place / WEIGHTS)
+    one, two, start = (from_pretrained(folder).state_dict() for folder in folders)
+    assert one.keys() == start.keys()
     for name, tensor in one.items():
         torch.testing.assert_close(two[name], tensor, rtol=1e-4, atol=1e-5)
-        if not name.startswith("head."):
+        if kind == "probe" and not name.startswith("head."):
             assert torch.equal(two[name], start[name])
+    assert torch.equal(one[FC1], start[FC1]) == (kind == "probe")
 
 
 def test_two_processes_stop_early_together(place) -> None:
@@ -214,15 +193,6 @@ def test_process_that_does_not_start_is_named(monkeypatch, rank: int, absent: in
     monkeypatch.setenv("WORLD_SIZE", "3")
     with pytest.raises(UserError, match=rf"process {rank} of 3 has waited .* such as process {absent}: "):
         _meeting(dist.HashStore(), rank, 3)
-
-
-@pytest.mark.parametrize("text", ["soon", "0", "-1", "nan"])
-def test_time_for_all_processes_to_start_is_a_number_of_seconds(monkeypatch, text: str) -> None:
-    monkeypatch.setenv("VITASCOPE_MEETING_SECONDS", text)
-    with pytest.raises(
-        UserError, match=f"VITASCOPE_MEETING_SECONDS is a number of seconds above 0, not '{text}'"
-    ):
-        distributed.meeting_seconds()
 
 
 def test_number_of_shards_is_rejected_in_one_process(tmp_path) -> None:
@@ -272,19 +242,6 @@ def test_survivors_of_a_dead_process_explain_how_to_resume(tmp_path, capfd, monk
     assert expected[saved] in message
 
 
-def test_errors_other_than_the_connections_keep_their_traceback(tmp_path) -> None:
-    with pytest.raises(RuntimeError, match="a fault of ours"), train._locked(Run(tmp_path)):
-        raise RuntimeError("a fault of ours")
-
-
-def test_collectives_of_one_process_return_their_input() -> None:
-    assert by_first(lambda: 3) == 3
-    assert gather("a") == ["a"]
-    assert largest(1.0, 0.0) == (1.0, 0.0)
-    assert sum_over_processes({"loss": torch.tensor(2.5)})["loss"].item() == 2.5
-    assert sum_over_processes({}) == {}
-
-
 def test_processes_agree_a_step_later_without_waiting_for_each_other(tmp_path: Path) -> None:
     def work() -> None:
         exchange, rank = Exchange(), torch.distributed.get_rank()
@@ -297,3 +254,112 @@ def test_processes_agree_a_step_later_without_waiting_for_each_other(tmp_path: P
 
     assert in_group(2, work, tmp_path / "meeting") == [0, 0]
     assert Exchange().largest(1.0, 2.0) == (1.0, 2.0)
+
+
+OPTIONS: dict[str, Any] = {
+    **{"ema": 0.9, "dropout": 0.1, "mixup": 0.8, "randaugment": 2, "checkpoint_seconds": 0.0},
+    **{"keep_checkpoints": 3, "parallel": "fsdp", "epochs": 3},
+}
+KILLS = ((8, 1),)
+"""Step and rank of the process that is killed, in each attempt: in the middle of an epoch of 5 steps."""
+
+
+def attempt() -> int:
+    return int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+
+
+def killing(kills: tuple[tuple[int, int], ...]) -> None:
+    """Kill a process of each of the first attempts before it computes some step of the run `killed`."""
+    step = loop.Trainer._training_step
+
+    def or_die(self: loop.Trainer, *arguments):
+        if self.run.path.name == "killed" and (self.step, rank()) in kills[attempt() : attempt() + 1]:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return step(self, *arguments)
+
+    loop.Trainer._training_step = or_die
+
+
+def train_two(config: TrainConfig) -> None:
+    """What each process does: train a run in which an attempt is killed, and an undisturbed one."""
+    torch.set_num_threads(1)
+    killing(KILLS)
+    folder = Path(config.run or "")
+    with undrawn():
+        train.train(config.replace(run=str(folder / "killed")))
+        train.train(config.replace(run=str(folder / "whole")))
+
+
+def final_state(run: Path) -> dict[str, Any]:
+    step, state = load_checkpoint_at(checkpoints(run)[-1])
+    assert step == 15
+    return {name: state[name] for name in ("model", "average", "optimizer")}
+
+
+def validations(run: Path) -> list[float]:
+    return [record["val_loss"] for record in Run(run).records("epoch")]
+
+
+def resumed_steps(output: Path) -> list[int]:
+    """The steps that the run `killed` was resumed from: at most every second step of two processes has a
+    checkpoint, and the last one is perhaps incomplete."""
+    return [int(step) for step in re.findall(r"killed: .* from step (\d+),", output.read_text())]
+
+
+def test_killed_run_restarts_by_itself_and_ends_bitwise_as_an_undisturbed_one(data, tmp_path) -> None:
+    config, output = tiny_config(data, run=str(tmp_path), **OPTIONS), tmp_path / "output.txt"
+    assert torchrun(2, output, train_two, config, restarts=1) == 0, output.read_text()[-4000:]
+    killed, whole = tmp_path / "killed", tmp_path / "whole"
+    assert_bitwise(final_state(killed), final_state(whole))
+    assert validations(killed) == validations(whole)
+    (step,) = resumed_steps(output)
+    assert step in (6, 8)
+
+
+def resume_chosen(chosen: Path) -> None:
+    """Resume from a chosen checkpoint; the first attempt is killed later."""
+    killing(((8, 0),))
+    with undrawn():
+        train.resume(chosen)
+
+
+def test_restart_continues_from_the_newest_checkpoint_not_from_the_one_first_chosen(data, tmp_path) -> None:
+    run, output = tmp_path / "killed", tmp_path / "output.txt"
+    config = tiny_config(data, run=str(run), **OPTIONS | {"keep_checkpoints": 20})
+    with undrawn():
+        train.train(config)
+    whole = final_state(run)
+    (run / "model" / "config.json").unlink()  # the run is unfinished
+    chosen = run / "checkpoints" / "step-00000004"
+    assert torchrun(1, output, resume_chosen, chosen, restarts=1) == 0, output.read_text()[-4000:]
+    first, second = resumed_steps(output)
+    assert (first == 4, second in (7, 8)) == (True, True)
+    assert_bitwise(final_state(run), whole)
+
+
+def train_in_a_store(config: TrainConfig, folder: Path) -> None:
+    """The first attempt loses its machine: the first process is killed, and the cache is gone."""
+    torch.set_num_threads(1)
+    step = loop.Trainer._training_step
+
+    def or_die(self: loop.Trainer, *arguments):
+        if self.run.url is not None and (self.step, rank(), attempt()) == (8, 0, 0):
+            self.checkpoint_writer.wait()
+            shutil.rmtree(cache_folder())
+            os.kill(os.getpid(), signal.SIGKILL)
+        return step(self, *arguments)
+
+    loop.Trainer._training_step = or_die
+    with undrawn():
+        train.train(config)
+        train.train(config.replace(run=str(folder / "whole")))
+
+
+def test_run_in_a_store_restarts_on_another_machine_bitwise(data, tmp_path, s3_store) -> None:
+    url, output = f"{s3_store.url}/run", tmp_path / "output.txt"
+    config = tiny_config(data, run=url, **OPTIONS | {"epochs": 2})
+    assert torchrun(2, output, train_in_a_store, config, tmp_path, restarts=1) == 0, output.read_text()[
+        -4000:
+    ]
+    assert f"run    {url}: 2 epochs of 5 steps, from step 8," in output.read_text()
+    assert_bitwise(from_pretrained(url).state_dict(), from_pretrained(tmp_path / "whole").state_dict())

@@ -1,28 +1,24 @@
 """Levels of 16-bit images: decided by the data or the weights, or named; kept by the run and the model."""
 
 import dataclasses
-import os
-import signal
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
 
 from tests.model import small_model, with_preprocess
-from tests.training import tiny_config, undrawn
+from tests.training import assert_bitwise, interrupted, tiny_config, undrawn
 from vitascope.cli import main
 from vitascope.data.datasets import open_data
-from vitascope.errors import Interrupted, UserError
+from vitascope.errors import UserError
 from vitascope.options.recipes import TrainConfig
 from vitascope.predict.predictor import Predictor
 from vitascope.run.run import Run
 from vitascope.training import plan as planning
-from vitascope.training.loop import Trainer
 from vitascope.training.plan import Plan
-from vitascope.training.train import prepare, pretrain, resume, train
+from vitascope.training.train import prepare, resume, train
 from vitascope.weights.loading import save_pretrained
 from vitascope.weights.preprocess import default_preprocess
 
@@ -59,21 +55,6 @@ def test_named_levels_count_and_no_image_is_read_for_them(scans: Path, monkeypat
     assert "levels" not in plan.chosen
 
 
-def test_images_of_8_bits_have_no_levels(data: Path) -> None:
-    plan = plan_of(data)
-    assert plan.options.levels is None
-    assert "levels" not in plan.chosen
-
-
-def test_black_16_bit_images_have_no_levels(tmp_path: Path) -> None:
-    for width in range(16, 24):  # images of different contents
-        folder = tmp_path / ("even" if width % 2 == 0 else "odd")
-        folder.mkdir(exist_ok=True)
-        Image.fromarray(np.zeros((16, width), np.uint16)).save(folder / f"{width}.png")
-    assert planning.greatest_value(open_data(str(tmp_path)).train) == 0
-    assert plan_of(tmp_path).options.levels is None
-
-
 @pytest.fixture
 def weights_with_levels(tmp_path: Path) -> Path:
     model = small_model()
@@ -94,21 +75,10 @@ def test_weights_keep_their_levels_unless_others_are_named(
             assert result.model.preprocess.levels == levels
 
 
-def test_a_run_records_its_levels_resumes_and_repeats_with_them(
-    scans: Path, tmp_path: Path, monkeypatch
-) -> None:
-    step = Trainer._training_step
-
-    def interrupted(trainer: Trainer, *arguments: Any) -> Any:
-        if trainer.step == 3:
-            os.kill(os.getpid(), signal.SIGTERM)
-        return step(trainer, *arguments)
-
+def test_a_run_records_its_levels_resumes_and_repeats_with_them(scans: Path, tmp_path: Path) -> None:
     with undrawn():
-        monkeypatch.setattr(Trainer, "_training_step", interrupted)
-        with pytest.raises(Interrupted):
+        with interrupted(3):
             train(tiny_config(scans, run=str(tmp_path / "run")))
-        monkeypatch.setattr(Trainer, "_training_step", step)
         resumed = resume(tmp_path / "run")
         again = tmp_path / "again"
         words = ["--config", str(tmp_path / "run/config.yaml"), "--run", str(again), "--device", "cpu"]
@@ -116,8 +86,7 @@ def test_a_run_records_its_levels_resumes_and_repeats_with_them(
     for run in (tmp_path / "run", again):
         assert Run(run).config["levels"] == [0, 4000]
         assert Run(run).model().preprocess.levels == (0, 4000)
-    for one, other in zip(resumed.model.parameters(), Run(again).model().parameters(), strict=True):
-        assert torch.equal(one, other)
+    assert_bitwise(dict(resumed.model.state_dict()), dict(Run(again).model().state_dict()))
 
 
 def test_the_model_predicts_16_bit_files_as_pictures_stretched_by_hand(scans: Path, tmp_path: Path) -> None:
@@ -130,13 +99,6 @@ def test_the_model_predicts_16_bit_files_as_pictures_stretched_by_hand(scans: Pa
     assert found == expected
     assert found != dark
     assert found._repr_html_() == expected._repr_html_()
-
-
-def test_pre_training_has_levels_too(scans: Path, tmp_path: Path) -> None:
-    options = {"embed_dim": 16, "depth": 1, "num_heads": 2, "epochs": 1, "device": "cpu"}
-    with undrawn():
-        result = pretrain(data=str(scans), run=str(tmp_path / "run"), **options)
-    assert result.model.preprocess.levels == (0, 4000)
 
 
 @pytest.mark.parametrize("levels", [(5, 5), (9, 5), (0, float("inf")), (1,), 4095, ("a", "b")])

@@ -17,7 +17,7 @@ from vitascope.errors import UserError
 from vitascope.options.groups import ExecutionOptions
 from vitascope.options.recipes import TrainConfig
 from vitascope.run.run import Run
-from vitascope.training import distributed, loop, muon, train
+from vitascope.training import distributed, loop, optimizers, train
 from vitascope.training.checkpoint.folders import checkpoints, load_checkpoint_at
 
 LAYOUTS: dict[str, dict[str, Any]] = {
@@ -60,7 +60,7 @@ def run_all(place: Path, layouts: dict[str, dict[str, Any]]) -> None:
     """What each process does."""
     torch.set_num_threads(1)
     loop.RECORD_EVERY = 1
-    muon.has_bf16 = lambda device: False  # whose rounding is more than the tolerance
+    optimizers.has_bf16 = lambda device: False  # whose rounding is more than the tolerance
     with undrawn():
         for data in DATA:
             for name, options in layouts.items():

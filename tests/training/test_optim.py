@@ -7,13 +7,7 @@ from tests.model import small_model
 from vitascope.errors import UserError
 from vitascope.model.lora import add_adapters
 from vitascope.options.groups import Optimization
-from vitascope.training.optim import (
-    average_decay,
-    freeze_body,
-    optimizer_of,
-    train_mode,
-    update_average,
-)
+from vitascope.training.optim import freeze_body, optimizer_of, train_mode, update_average
 
 # Parameters that are added to tokens or scores, or are tokens.
 STATES = ("class_token", "distillation_token", "registers", "pool.query", "positions.")
@@ -31,8 +25,7 @@ STATES = ("class_token", "distillation_token", "registers", "pool.query", "posit
 )
 def test_weight_decay_applies_to_weight_matrices_only(options: dict[str, Any]) -> None:
     model = small_model(**options)
-    optimizer = optimizer_of(model, Optimization(weight_decay=0.1))
-    decay = {id(p): group["weight_decay"] for group in optimizer.param_groups for p in group["params"]}
+    decay = {number: found[1] for number, found in options_by_parameter(model, weight_decay=0.1).items()}
     norms = (torch.nn.LayerNorm, torch.nn.GroupNorm)
     of_norms = [id(p) for module in model.modules() if isinstance(module, norms) for p in module.parameters()]
     for name, parameter in model.named_parameters():
@@ -41,58 +34,37 @@ def test_weight_decay_applies_to_weight_matrices_only(options: dict[str, Any]) -
     assert len(decay) == len(list(model.parameters()))
 
 
-def test_running_average_is_exponential_with_a_warmed_up_decay() -> None:
-    layer, average = torch.nn.Linear(1, 1, bias=False), torch.nn.Linear(1, 1, bias=False)
-    expected = None
+def test_running_average_is_exponential_with_a_warmed_up_decay_and_leaves_frozen_weights_alone() -> None:
+    layer, average = torch.nn.Linear(1, 1), torch.nn.Linear(1, 1)
+    layer.bias.requires_grad_(False)
+    bias, expected = average.bias.item(), None
+    torch.nn.init.constant_(layer.bias, torch.nan)
     for step, (value, decay) in enumerate([(1.0, None), (3.0, 2 / 11), (-2.0, 0.2), (5.0, 0.2)]):
         torch.nn.init.constant_(layer.weight, value)
         update_average(average, layer, 0.2, step)
         expected = value if decay is None else decay * expected + (1 - decay) * value
         assert average.weight.item() == pytest.approx(expected)
+    assert average.bias.item() == bias
 
 
-def test_running_average_leaves_frozen_weights_alone() -> None:
-    layer, average = torch.nn.Linear(1, 1), torch.nn.Linear(1, 1)
-    average.load_state_dict(layer.state_dict())
-    layer.bias.requires_grad_(False)
-    bias = average.bias.item()
-    for step in range(3):
-        torch.nn.init.constant_(layer.weight, 2.0)
-        torch.nn.init.constant_(layer.bias, torch.nan)
-        update_average(average, layer, 0.5, step)
-    assert (average.weight.item(), average.bias.item()) == (2.0, bias)
-
-
-@pytest.mark.parametrize(("step", "decay"), [(0, 0.1), (8, 0.5), (89_989, 0.9999), (10**6, 0.9999)])
-def test_decay_of_the_average_takes_many_steps_to_reach_its_value(step: int, decay: float) -> None:
-    assert average_decay(0.9999, step) == pytest.approx(decay, abs=1e-6)
-
-
-@pytest.mark.parametrize("decay", [0.9999, 0.99996])
-def test_average_leaves_the_initial_weights_in_a_short_run(decay: float) -> None:
-    """The weights go from 0 to 1 in 100 steps, and the average follows."""
-    layer, average = torch.nn.Linear(1, 1, bias=False), torch.nn.Linear(1, 1, bias=False)
-    for step in range(100):
-        torch.nn.init.constant_(layer.weight, step / 99)
-        update_average(average, layer, decay, step)
-    assert 0.85 < average.weight.item() < 1
+def options_by_parameter(module: torch.nn.Module, **options: Any) -> dict[int, tuple[Any, ...]]:
+    """The factor of the rate, the weight decay and the stacked matrices of each parameter, by id."""
+    return {
+        id(parameter): (group["lr_scale"], group["weight_decay"], group.get("stacked"))
+        for group in optimizer_of(module, Optimization(**options)).param_groups
+        for parameter in group["params"]
+    }
 
 
 def test_layer_decay_lowers_the_rate_of_early_layers() -> None:
     model = small_model(depth=3, positions="learned")
-    optimizer = optimizer_of(model, Optimization(layer_decay=0.5))
-    scale = {id(p): group["lr_scale"] for group in optimizer.param_groups for p in group["params"]}
-    expected = {
-        "patch_embedding.": 0.5**4,
-        "class_token": 0.5**4,
-        "positions.": 0.5**4,
-        "norm.": 1.0,
-        "head.": 1.0,
-    }
+    groups = options_by_parameter(model, layer_decay=0.5)
+    expected = dict.fromkeys(("patch_embedding.", "class_token", "positions."), 0.5**4)
+    expected |= {"norm.": 1.0, "head.": 1.0}
     expected |= {f"encoder.blocks.{index}.": 0.5 ** (3 - index) for index in range(3)}
     for name, parameter in model.named_parameters():
         wanted = [value for prefix, value in expected.items() if name.startswith(prefix)]
-        assert [scale[id(parameter)]] == wanted, name
+        assert [groups[id(parameter)][0]] == wanted, name
 
 
 def test_layer_decay_is_the_same_for_a_model_inside_a_tasks_module() -> None:
@@ -102,19 +74,10 @@ def test_layer_decay_is_the_same_for_a_model_inside_a_tasks_module() -> None:
             self.body = small_model(depth=2)
             self.mask_token = torch.nn.Parameter(torch.zeros(1, 1, 16))
 
-    around = Around()
-    options = Optimization(layer_decay=0.5, weight_decay=0.1)
-    groups = {
-        id(p): (group["lr_scale"], group["weight_decay"])
-        for group in optimizer_of(around, options).param_groups
-        for p in group["params"]
-    }
-    alone = {
-        id(p): (group["lr_scale"], group["weight_decay"])
-        for group in optimizer_of(around.body, options).param_groups
-        for p in group["params"]
-    }
-    assert groups == alone | {id(around.mask_token): (0.5**3, 0.0)}
+    around, options = Around(), {"layer_decay": 0.5, "weight_decay": 0.1}
+    alone = options_by_parameter(around.body, **options)
+    token = {id(around.mask_token): (0.5**3, 0.0, None)}
+    assert options_by_parameter(around, **options) == alone | token
 
 
 def test_layer_decay_of_a_model_without_blocks_is_rejected() -> None:
@@ -122,21 +85,14 @@ def test_layer_decay_of_a_model_without_blocks_is_rejected() -> None:
         optimizer_of(torch.nn.Linear(2, 2), Optimization(layer_decay=0.5))
 
 
-def test_sgd_has_momentum() -> None:
-    optimizer = optimizer_of(small_model(), Optimization(optimizer="sgd"))
-    assert isinstance(optimizer, torch.optim.SGD)
-    assert {group["momentum"] for group in optimizer.param_groups} == {0.9}
-
-
 def test_muon_trains_the_matrices_of_the_blocks_and_adamw_the_rest() -> None:
     model = small_model(pool="map", mlp="swiglu", stem="resnet", resnet_layers=(1, 1), resnet_width=32)
-    optimizer = optimizer_of(model, Optimization(optimizer="muon", layer_decay=0.5))
-    stacked = {id(p): group["stacked"] for group in optimizer.param_groups for p in group["params"]}
-    assert len(stacked) == len(list(model.parameters()))
+    groups = options_by_parameter(model, optimizer="muon", layer_decay=0.5)
+    assert len(groups) == len(list(model.parameters()))
     for name, parameter in model.named_parameters():
         hidden = parameter.ndim > 1 and not name.startswith(("head.", "patch_embedding.resnet.root", *STATES))
         expected = 3 if ".qkv." in name else 2 if ".kv." in name or ".fc1." in name else 1
-        assert stacked[id(parameter)] == hidden * expected or name == "pool.kv.weight", name
+        assert groups[id(parameter)][2] == hidden * expected or name == "pool.kv.weight", name
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
@@ -144,15 +100,13 @@ def test_adapters_have_the_options_of_the_matrices_of_their_block(optimizer: Any
     model = small_model(depth=2)
     freeze_body(model)
     add_adapters(model.encoder, 2)
-    options = Optimization(optimizer=optimizer, layer_decay=0.5, weight_decay=0.1)
-    groups = {id(p): group for group in optimizer_of(model, options).param_groups for p in group["params"]}
+    groups = options_by_parameter(model, optimizer=optimizer, layer_decay=0.5, weight_decay=0.1)
     for index, block in enumerate(model.encoder.blocks):
         adapters = [p for name, p in block.named_parameters() if ".adapter." in name]
         assert len(adapters) == 8
         for parameter in adapters:
-            group = groups.pop(id(parameter))
-            assert (group["lr_scale"], group["weight_decay"]) == (0.5 ** (2 - index), 0.1)
-            assert group.get("stacked") == (1 if optimizer == "muon" else None)
+            stacked = 1 if optimizer == "muon" else None
+            assert groups.pop(id(parameter)) == (0.5 ** (2 - index), 0.1, stacked)
     assert groups.keys() == {id(p) for p in model.head.parameters()}
 
 
@@ -167,9 +121,5 @@ def test_only_the_head_of_a_frozen_model_is_trained() -> None:
     model = small_model(dropout=0.5)
     freeze_body(model)
     train_mode(model, frozen=True)
-    trained = [p for group in optimizer_of(model, Optimization()).param_groups for p in group["params"]]
-    assert {id(p) for p in trained} == {id(p) for p in model.head.parameters()}
-    assert model.head.training
-    assert not any(
-        part.training for name, part in model.named_modules() if name and not name.startswith("head")
-    )
+    assert options_by_parameter(model).keys() == {id(p) for p in model.head.parameters()}
+    assert {name.split(".")[0] for name, part in model.named_modules() if part.training} == {"", "head"}

@@ -1,7 +1,187 @@
+"""Muon, and AdamW and SGD without torch's compiler."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
 import pytest
 import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from tests.forked import in_group
 from vitascope.training import optimizers
+from vitascope.training.optimizers import Muon, orthogonal
+
+
+@pytest.mark.parametrize(("bf16", "off_diagonal"), [(False, 1e-3), (True, 0.05)])
+@pytest.mark.parametrize("shape", [(1, 8, 8), (2, 16, 64)])
+def test_all_singular_values_become_about_one_and_the_directions_stay(
+    shape: tuple[int, int, int], bf16: bool, off_diagonal: float
+) -> None:
+    """In the precision of either kind of CPU; bfloat16 has 8 bits."""
+    matrices = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    U, _, Vh = torch.linalg.svd(matrices, full_matrices=False)
+    found = orthogonal(matrices.bfloat16() if bf16 else matrices)
+    inner = U.mT @ found.float() @ Vh.mT  # diagonal, if the directions stay
+    values = inner.diagonal(dim1=1, dim2=2)
+    assert ((values > 0.5) & (values < 1.3)).float().mean() > 0.9
+    assert (inner - torch.diag_embed(values)).abs().max() < off_diagonal
+
+
+def steps(optimizer: torch.optim.Optimizer, parameters: list[nn.Parameter], count: int = 3) -> None:
+    """Steps with fixed random gradients."""
+    generator = torch.Generator().manual_seed(1)
+    for _ in range(count):
+        for parameter in parameters:
+            parameter.grad = torch.randn(parameter.shape, generator=generator)
+        optimizer.step()
+
+
+def group(parameters: list[nn.Parameter], stacked: int) -> dict[str, object]:
+    return {"params": parameters, "weight_decay": 0.1, "stacked": stacked}
+
+
+def test_a_matrix_gets_the_update_of_torchs_muon(monkeypatch) -> None:
+    ours = [nn.Parameter(torch.randn(16, 24)), nn.Parameter(torch.randn(24, 16))]
+    theirs = copy.deepcopy(ours)
+    # Ours multiplies the transposed of a tall one.
+    monkeypatch.setattr(optimizers, "has_bf16", lambda device: False)
+    monkeypatch.setattr(
+        torch.optim._muon, "_zeropower_via_newtonschulz", lambda update, *_: orthogonal(update[None])[0]
+    )
+    steps(Muon([group(ours, 1)], lr=0.05), ours)
+    peer = torch.optim.Muon(theirs, lr=0.05, weight_decay=0.1, momentum=0.95, adjust_lr_fn="match_rms_adamw")
+    steps(peer, theirs)
+    for mine, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(mine, other, rtol=1e-5, atol=1e-6)
+
+
+def test_an_optimizer_that_loads_the_state_of_another_goes_on_as_it_would() -> None:
+    """As a resumed run does."""
+    ours = [nn.Parameter(torch.randn(8, 6)), nn.Parameter(torch.randn(8))]
+    first = Muon([group(ours[:1], 1), group(ours[1:], 0)], lr=0.05)
+    steps(first, ours)
+    theirs = copy.deepcopy(ours)
+    second = Muon([group(theirs[:1], 1), group(theirs[1:], 0)], lr=0.05)
+    second.load_state_dict(copy.deepcopy(first.state_dict()))
+    steps(first, ours)
+    steps(second, theirs)
+    assert all(torch.equal(mine, other) for mine, other in zip(ours, theirs, strict=True))
+
+
+# Of a block: two stacks, a tall and a wide matrix, and one with fewer rows than there are processes.
+SHAPES = {(24, 8): 3, (32, 8): 1, (8, 32): 1, (16, 8): 2, (3, 8): 1}
+
+
+def grouped(parameters: list[nn.Parameter]) -> Muon:
+    """A Muon of parameters of `SHAPES`, in groups by the number of stacked matrices."""
+    by_stack: dict[int, list[nn.Parameter]] = {}
+    for parameter, stacked in zip(parameters, SHAPES.values(), strict=True):
+        by_stack.setdefault(stacked, []).append(parameter)
+    return Muon([group(found, stacked) for stacked, found in by_stack.items()], lr=0.05)
+
+
+def test_the_number_of_operations_does_not_grow_with_the_number_of_layers() -> None:
+    counts = []
+    for layers in (1, 6):
+        parameters = [nn.Parameter(torch.randn(shape)) for shape in SHAPES for _ in range(layers)]
+        stacked = [each for each in SHAPES.values() for _ in range(layers)]
+        optimizer = Muon([group([one], each) for one, each in zip(parameters, stacked, strict=True)], lr=0.05)
+        steps(optimizer, parameters, count=1)
+        with Products() as products:
+            steps(optimizer, parameters, count=1)
+        counts.append(products.count)
+    # A, B and X of sides 8x8, 8x32 and 3x8.
+    assert counts[0] == counts[1] == 3 * 3 * optimizers.ITERATIONS
+
+
+class Products(TorchDispatchMode):
+    """Counts batched matrix products."""
+
+    count = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += function.overloadpacket in (torch.ops.aten.bmm, torch.ops.aten.baddbmm)
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("world", [2, 4])
+def test_processes_divide_the_matrices_of_sharded_parameters(
+    world: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(optimizers, "has_bf16", lambda device: False)
+    start = [torch.randn(shape) for shape in SHAPES]
+    alone = [nn.Parameter(each.clone()) for each in start]
+    steps(grouped(alone), alone)
+
+    def work() -> None:
+        mesh = init_device_mesh("cpu", (world,))
+        computed = 0
+
+        def counted(matrices: Tensor, size: float) -> Tensor:
+            nonlocal computed
+            computed += matrices.numel()
+            return compute(matrices, size)
+
+        compute, optimizers.orthogonal = optimizers.orthogonal, counted
+        ours = [nn.Parameter(distribute_tensor(each, mesh, [Shard(0)])) for each in start]
+        optimizer, generator = grouped(ours), torch.Generator().manual_seed(1)
+        for _ in range(3):
+            for parameter in ours:
+                gradient = torch.randn(parameter.shape, generator=generator)
+                parameter.grad = distribute_tensor(gradient, mesh, [Shard(0)])
+            optimizer.step()
+        whole = [parameter.full_tensor() for parameter in ours]
+        torch.save((computed, whole), tmp_path / f"{torch.distributed.get_rank()}.pt")
+
+    assert in_group(world, work, tmp_path / "meeting") == [0] * world
+    found = [torch.load(tmp_path / f"{rank}.pt") for rank in range(world)]
+    everything = 3 * sum(each.numel() for each in start)
+    assert sum(computed for computed, _ in found) == everything
+    assert max(computed for computed, _ in found) < 0.6 * everything
+    for _, whole in found:
+        for mine, expected in zip(whole, alone, strict=True):
+            torch.testing.assert_close(mine, expected.detach(), rtol=1e-6, atol=1e-6)
+
+
+def updated(weight: Tensor, gradient: Tensor, stacked: int = 1) -> Tensor:
+    parameter = nn.Parameter(weight.clone())
+    parameter.grad = gradient.clone()
+    Muon([group([parameter], stacked)], lr=0.05).step()
+    return parameter.detach()
+
+
+def test_stacked_matrices_are_updated_one_by_one_and_a_kernel_as_a_matrix() -> None:
+    weight, gradient = torch.randn(2, 48, 16)
+    pairs = zip(weight.chunk(3), gradient.chunk(3), strict=True)
+    expected = torch.cat([updated(part, grad) for part, grad in pairs])
+    torch.testing.assert_close(updated(weight, gradient, 3), expected)
+    kernel, gradient = torch.randn(2, 8, 4, 3, 3)
+    flat = updated(kernel.flatten(1), gradient.flatten(1))
+    torch.testing.assert_close(updated(kernel, gradient).flatten(1), flat)
+
+
+def test_other_parameters_have_adamw() -> None:
+    ours, theirs, matrix = (nn.Parameter(torch.ones(size)) for size in (5, 5, (4, 4)))
+    steps(Muon([group([matrix], 1), group([ours], 0)], lr=0.05), [ours, matrix])
+    generator = torch.Generator().manual_seed(1)
+    peer = torch.optim.AdamW([theirs], lr=0.05, weight_decay=0.1)
+    for _ in range(3):
+        theirs.grad = torch.randn(5, generator=generator)
+        torch.randn(4, 4, generator=generator)
+        peer.step()
+    torch.testing.assert_close(ours, theirs)
+    assert not torch.equal(matrix, torch.ones(4, 4))
+
+
+def test_the_update_has_the_size_of_adamws() -> None:
+    change = updated(torch.zeros(64, 256), torch.randn(64, 256))  # no weight decay of zeros
+    assert change.pow(2).mean().sqrt() / 0.05 == pytest.approx(0.2, rel=0.3)
 
 
 @pytest.mark.parametrize("name", ["AdamW", "SGD"])

@@ -47,16 +47,7 @@ def test_each_epoch_of_a_short_run_prints_losses_accuracy_and_time(terminal: boo
     )
 
 
-def test_uneven_classes_print_the_balanced_accuracy_too(capsys) -> None:
-    val = {"loss": 1.0, "accuracy": 0.75, "balanced_accuracy": 0.5, "majority": 0.625}
-    for uneven in (False, True):
-        Progress(1, 10, uneven=uneven).epoch(1, train_loss=1.25, val=val)
-    even, line = capsys.readouterr().out.splitlines()
-    assert "balanced" not in even
-    assert "accuracy 75.0%, balanced 50.0% (most frequent class 62.5%)" in line
-
-
-@pytest.mark.parametrize("epochs", [21, 39, 100, 300, 1000])
+@pytest.mark.parametrize("epochs", [21, 100, 1000])
 def test_long_run_prints_about_twenty_lines_including_the_last_epoch(terminal: bool, epochs, capsys) -> None:
     lines(epochs)
     out = capsys.readouterr().out.splitlines()
@@ -73,34 +64,6 @@ def test_the_bar_is_on_stderr_alone_and_no_control_characters_reach_stdout(monke
     assert "left" in captured.err
     assert "epoch 2/3" in captured.err
     assert not re.search(r"[\x00-\x09\x0b-\x1f]", captured.out)
-
-
-def test_without_a_terminal_nothing_goes_to_stderr(capsys) -> None:
-    lines(3)
-    assert capsys.readouterr().err == ""
-
-
-@pytest.mark.parametrize(
-    ("seconds", "message"), [(1e4, "0.001 images/s"), (4.0, "2.5 images/s"), (0.001, "10,000 images/s")]
-)
-def test_slow_run_does_not_print_a_speed_of_zero(clock, capsys, seconds: float, message: str) -> None:
-    bar = Progress(1, 10)
-    clock[0] = seconds
-    bar.done = 10
-    bar.epoch(1, train_loss=1.0, val={"loss": 1.0})
-    assert f"  {message}  " in capsys.readouterr().out
-
-
-def test_speed_ignores_images_of_earlier_starts() -> None:
-    bar = Progress(10, 10000, done=9000)
-    assert bar.images_per_second == 0
-
-
-def test_a_first_step_that_takes_long_prints_the_time_left(clock, capsys) -> None:
-    bar = Progress(1, 1000)
-    clock[0] = 10.0
-    bar.advance(10)
-    assert capsys.readouterr().out == "10 of 1,000 images  1 images/s  0:00:10, 0:16:30 left\n"
 
 
 def test_run_of_given_length_prints_the_rest_of_it_and_no_estimate_of_the_epochs(

@@ -55,10 +55,6 @@ def test_a_higher_loss_with_more_correct_predictions_is_not_worse() -> None:
     assert worse(more_mistakes, best)
 
 
-def test_a_probability_of_zero_is_a_finite_loss() -> None:
-    assert worse(predictions([0.0] * 6), predictions([0.9, 0.8, 0.9, 0.7, 0.9, 0.8]))
-
-
 def test_of_several_classes_per_image_a_lower_map_is_worse_and_a_higher_loss_is_not() -> None:
     generator = np.random.default_rng(0)
     labels = generator.random((100, 2)) < 0.3

@@ -6,18 +6,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
 
 import vitascope as vs
 from tests.training import tiny_config, undrawn, write_folder
 from vitascope.cli import main
 from vitascope.data.targets import ClassSets
-from vitascope.deploy.model_card import model_card
-from vitascope.errors import Interrupted, UserError
+from vitascope.errors import UserError
 from vitascope.run.run import Run
-from vitascope.training.loop import Trainer
-from vitascope.training.train import TrainResult, resume, train
+from vitascope.training.train import TrainResult, train
 
 CLASSES = ("left", "right", "top")
 
@@ -64,12 +61,6 @@ def test_a_run_ends_with_a_model_of_independent_classes_and_their_thresholds(tra
     assert found.thresholds.tolist() == np.float32(config["thresholds"]).tolist()
     assert found.score.estimates["map"].value > found.score.estimates["map"].constant
     assert Run(trained.run).config["loss"] == "bce"
-
-
-def test_probabilities_are_sigmoids_of_the_logits(trained: TrainResult) -> None:
-    engine = vs.Predictor(trained.model).engine
-    logits, probabilities = engine.answers(torch.zeros(2, 3, 16, 16, dtype=torch.uint8))
-    torch.testing.assert_close(probabilities, logits.sigmoid())
 
 
 def test_evaluating_the_run_again_gives_its_result(trained: TrainResult) -> None:
@@ -120,48 +111,10 @@ def test_a_model_of_one_class_cannot_teach_several(table: Path, tmp_path: Path, 
         run(table, tmp_path / "run", epochs=1, teacher=str(teacher), pool="cls")
 
 
-def test_an_interrupted_run_resumes_bitwise(
-    table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    whole = run(table, tmp_path / "whole", epochs=3)
-    update = Trainer._update
-
-    def interrupted(self: Trainer) -> None:
-        update(self)
-        if self.step == 20:
-            raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Trainer, "_update", interrupted)
-        with pytest.raises((KeyboardInterrupt, Interrupted)):
-            run(table, tmp_path / "part", epochs=3, checkpoint_seconds=0.0)
-    with undrawn():
-        resumed = resume(tmp_path / "part")
-    for one, other in zip(whole.model.parameters(), resumed.model.parameters(), strict=True):
-        assert torch.equal(one, other)
-    assert resumed.model.config.thresholds == whole.model.config.thresholds
-
-
 def test_cross_entropy_is_rejected_before_a_folder_is_made(table: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="loss=cross_entropy is about images of one class"):
         run(table, tmp_path / "run", loss="cross_entropy")
     assert not (tmp_path / "run").exists()
-
-
-def test_a_model_of_one_class_is_not_measured_on_several(table: Path, tmp_path: Path) -> None:
-    photos = write_folder(tmp_path / "photos", classes=CLASSES)
-    one = run(photos, tmp_path / "run", epochs=1).run
-    with pytest.raises(UserError, match="the model predicts one class of an image"):
-        vs.evaluate(one, table)
-
-
-def test_the_model_card_has_the_mean_average_precision(trained: TrainResult) -> None:
-    card = model_card(trained.model, "me/several", Run(trained.run))
-    (test,) = Run(trained.run).records("test")
-    assert f"Mean average precision on 6 test images: {test['map']:.2%}" in card
-    assert "type: map" in card
-    assert "An image may have any of these" in card
-    assert "left, right, top" in card
 
 
 def test_the_start_says_how_many_classes_an_image_has(

@@ -4,14 +4,13 @@ import threading
 
 import pytest
 
-from tests.training import tiny_config, write_folder
+from tests.training import records, signalled, tiny_config
 from vitascope.errors import Interrupted
 from vitascope.model.vit import VisionTransformer
 from vitascope.report import figures, write
 from vitascope.run.run import Run
 from vitascope.training import train
 from vitascope.training.checkpoint.folders import checkpoints
-from vitascope.training.loop import Trainer
 from vitascope.training.signals import stop_signals
 from vitascope.training.tasks.classify import Classify
 
@@ -41,42 +40,19 @@ def send(signum: int) -> None:
     os.kill(os.getpid(), signum)
 
 
-@pytest.mark.parametrize("signum", SIGNALS)
-def test_first_signal_requests_a_stop(signum: int) -> None:
-    with stop_signals() as stop:
-        assert stop.signum == 0
-        send(signum)
-        assert stop.signum == signum
-    with pytest.raises(Acted):
-        send(signum)
-
-
 @pytest.mark.parametrize("second", SIGNALS)
 @pytest.mark.parametrize("first", SIGNALS)
-def test_second_signal_of_either_kind_acts_immediately(first: int, second: int) -> None:
+def test_first_signal_requests_a_stop_and_a_second_one_acts(first: int, second: int) -> None:
+    handlers = [signal.getsignal(each) for each in SIGNALS]
     with stop_signals() as stop:
+        assert stop.signum == 0
         send(first)
+        assert stop.signum == first
         with pytest.raises(Acted):
             send(second)
     assert stop.signum == first
-
-
-def test_distributed_process_only_requests_a_stop_on_repeated_signals() -> None:
-    with stop_signals(patient=True) as stop:
-        for signum in (*SIGNALS, *SIGNALS):
-            send(signum)
-    assert stop.signum == SIGNALS[-1]
-    with pytest.raises(Acted):
-        send(signal.SIGTERM)
-
-
-@pytest.mark.parametrize("signum", SIGNALS)
-def test_handlers_are_restored_on_success_and_failure(signum: int) -> None:
-    handlers = [signal.getsignal(each) for each in SIGNALS]
     with pytest.raises(KeyError), stop_signals():
         raise KeyError
-    with stop_signals():
-        send(signum)
     assert [signal.getsignal(each) for each in SIGNALS] == handlers
 
 
@@ -94,31 +70,9 @@ def test_no_handler_is_installed_in_another_thread() -> None:
     assert during == [*before, 0]
 
 
-@pytest.fixture(scope="module")
-def data(tmp_path_factory):
-    return write_folder(tmp_path_factory.mktemp("data") / "greys")
-
-
-def test_training_works_in_another_thread(data, tmp_path) -> None:
-    made = []
-    config = tiny_config(data, run=str(tmp_path / "run"), epochs=1)
-    thread = threading.Thread(target=lambda: made.append(train.train(config)))
-    thread.start()
-    thread.join()
-    assert made[0].run == tmp_path / "run"
-
-
 @pytest.mark.parametrize("signum", SIGNALS)
-def test_signal_during_a_step_stops_after_it(data, tmp_path, monkeypatch, signum: int) -> None:
-    step = Trainer._training_step
-
-    def and_stop(self: Trainer, *arguments):
-        if self.step == 6:
-            send(signum)
-        return step(self, *arguments)
-
-    monkeypatch.setattr(Trainer, "_training_step", and_stop)
-    with pytest.raises(Interrupted) as stopped:
+def test_signal_during_a_step_stops_after_it(data, tmp_path, signum: int) -> None:
+    with signalled(6, signum), pytest.raises(Interrupted) as stopped:
         train.train(tiny_config(data, run=str(tmp_path / "run")))
     assert (stopped.value.signum, stopped.value.run) == (signum, str(tmp_path / "run"))
     assert [folder.name for folder in checkpoints(tmp_path / "run")] == ["step-00000007"]
@@ -153,10 +107,5 @@ def test_signal_during_validation_stops_within_a_batch_and_loses_nothing(
     monkeypatch.setattr(VisionTransformer, "forward", forward)
     train.resume(run)
     assert len(validations) == 4
-    results = [[untimed(record) for record in Run(folder).metrics] for folder in (whole, run)]
-    assert results[0] == results[1]
-    assert [record["epoch"] for record in results[1] if record["kind"] == "epoch"] == [1, 2, 3]
-
-
-def untimed(record: dict[str, object]) -> dict[str, object]:
-    return {name: value for name, value in record.items() if name not in ("seconds", "images_per_second")}
+    assert records(whole) == records(run)
+    assert [record["epoch"] for record in Run(run).records("epoch")] == [1, 2, 3]

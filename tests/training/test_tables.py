@@ -164,17 +164,3 @@ def test_bad_table_is_one_line_and_leaves_nothing(
     assert "no column 'file'" in no_file
     assert "no column 'tags'" in no_tags
     assert [path.name for path in tmp_path.iterdir()] == ["labels.csv"]
-
-
-def test_flat_folder_of_cats_and_dogs_is_trained_on_at_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    noise = np.random.default_rng(0)
-    Path("flat").mkdir()
-    for number in range(200):
-        pixels = noise.integers(0, 256, (16, 16, 3), dtype=np.uint8)
-        Image.fromarray(pixels).save(f"flat/{('cat', 'dog')[number % 2]}.{number // 2}.jpg")
-    assert main(["train", "--data", "flat/", "--steps", "2", "--device", "cpu"]) == 0
-    assert "classes from file names: cat 100, dog 100" in capsys.readouterr().out
-    assert Run("runs/flat").finished

@@ -1,65 +1,53 @@
-import contextlib
-import json
-import os
-import signal
-from pathlib import Path
+"""Finished runs: their folder, their results, and runs with options that change the model or its images."""
 
+import math
+from typing import Any
+
+import numpy as np
 import pytest
 import torch
 from PIL import Image
+from sklearn.svm import SVC
+from torch import Tensor
 
-from tests.forked import ending, fork
-from tests.training import tiny_config, undrawn, write_folder
-from vitascope.cli import main
-from vitascope.errors import Interrupted, UserError
-from vitascope.options.recipes import TrainConfig
+import vitascope as vs
+from tests.model import small_model
+from tests.training import assert_bitwise, tiny_config, undrawn, write_folder
+from vitascope.data.datasets import read_data
+from vitascope.errors import UserError
+from vitascope.options.recipes import TrainConfig, configuration
 from vitascope.run.run import Run
-from vitascope.training import loop, train
-from vitascope.training.checkpoint.folders import checkpoints
-from vitascope.training.schedule import Schedule
-from vitascope.weights.loading import from_pretrained
+from vitascope.training import train
+from vitascope.training.tasks.classify import Classify
+from vitascope.training.tasks.task import Examples, Sums
+from vitascope.training.train import DIGITS_BASELINE, PretrainResult, TrainResult
+from vitascope.weights.loading import from_pretrained, save_pretrained
+
+SMALL: dict[str, Any] = {"embed_dim": 16, "depth": 1, "num_heads": 2, "device": "cpu"}
+FC1 = "encoder.blocks.0.mlp.fc1.weight"
 
 
 @pytest.fixture(scope="module")
-def data(tmp_path_factory) -> Path:
-    return write_folder(tmp_path_factory.mktemp("data") / "greys")
-
-
-@pytest.fixture(scope="module")
-def finished(data, tmp_path_factory) -> train.TrainResult:
+def finished(data, tmp_path_factory) -> TrainResult:
+    """A run with figures and a report."""
     run = tmp_path_factory.mktemp("runs") / "finished"
     return train.train(tiny_config(data, run=str(run), epochs=4, lr=3e-3))
 
 
-def weights_of(run: Path) -> dict[str, torch.Tensor]:
-    return from_pretrained(run).state_dict()
-
-
-def assert_same_weights(one: Path, other: Path) -> None:
-    first, second = weights_of(one), weights_of(other)
-    assert first.keys() == second.keys()
-    assert all(torch.equal(first[name], second[name]) for name in first)
-
-
-def test_run_learns_separable_classes(finished) -> None:
-    assert finished.evaluation.accuracy == 1.0
-    epochs = [record for record in Run(finished.run).metrics if record["kind"] == "epoch"]
-    assert len(epochs) == 4
-    assert epochs[-1]["train_loss"] < epochs[0]["train_loss"]
+@pytest.fixture(scope="module")
+def pretrained(data, tmp_path_factory) -> PretrainResult:
+    run = tmp_path_factory.mktemp("pretrained") / "run"
+    with undrawn():
+        return vs.pretrain(data=data, run=run, epochs=1, image_size=16, patch_size=8, **SMALL)
 
 
 def test_run_folder_holds_all_documented_files(finished) -> None:
     run = finished.run
     names = {path.name.split(".")[0] for path in run.iterdir() if not path.name.startswith(".")}
-    assert names == {
-        *("config", "plan", "environment", "split", "metrics", "events"),
-        *("model", "predictions", "figures", "report"),
-    }
-    assert {path.name for path in (run / "model").iterdir()} == {
-        "config.json",
-        "model.safetensors",
-        "preprocessor_config.json",
-    }
+    documented = ("config", "plan", "environment", "split", "metrics", "events", "model", "predictions")
+    assert names == {*documented, "figures", "report"}
+    model = {"config.json", "model.safetensors", "preprocessor_config.json"}
+    assert {path.name for path in (run / "model").iterdir()} == model
     figures = {"curves", "confusion", "predictions", "attention", "positions", "filters"}
     assert set(finished.figures) == figures
     for path in finished.figures.values():
@@ -67,119 +55,21 @@ def test_run_folder_holds_all_documented_files(finished) -> None:
             assert min(image.size) > 100
 
 
-def test_saved_model_is_the_tested_model(finished) -> None:
-    model = from_pretrained(finished.run)
-    assert model.config.class_names == ("dark", "light")
-    for name, tensor in finished.model.state_dict().items():
-        assert torch.equal(model.state_dict()[name], tensor)
-    assert from_pretrained(finished.run).preprocess.image_size == (16, 16)
-    last = Run(finished.run).metrics[-1]
-    assert (last["kind"], last["split"], last["accuracy"]) == ("test", "test", finished.evaluation.accuracy)
+def test_saved_model_is_the_tested_model_and_has_learned(finished) -> None:
+    model, run = from_pretrained(finished.run), Run(finished.run)
+    assert (model.config.class_names, model.preprocess.image_size) == (("dark", "light"), (16, 16))
+    assert_bitwise(dict(finished.model.state_dict()), dict(model.state_dict()))
+    last, kept = run.metrics[-1], run.predictions
+    assert (last["kind"], last["split"], last["accuracy"]) == ("test", "test", 1.0)
+    assert kept is not None
+    np.testing.assert_array_equal(kept.probabilities, finished.evaluation.probabilities)
 
 
 def test_the_written_configuration_reproduces_the_run(finished, tmp_path) -> None:
-    config = TrainConfig.from_yaml(finished.run / "config.yaml")
+    config = TrainConfig.from_yaml(finished.run / "config.yaml").replace(run=str(tmp_path / "again"))
     with undrawn():
-        again = train.train(config.replace(run=str(tmp_path / "again")))
-    assert_same_weights(finished.run, again.run)
-
-
-def test_another_seed_produces_other_weights(finished, data, tmp_path) -> None:
-    with undrawn():
-        other = train.train(tiny_config(data, run=str(tmp_path / "other"), epochs=4, lr=3e-3, seed=1))
-    assert not torch.equal(
-        weights_of(finished.run)["positions.weight"], weights_of(other.run)["positions.weight"]
-    )
-
-
-def test_run_killed_in_mid_epoch_resumes_to_bitwise_identical_weights(data, tmp_path) -> None:
-    """In bf16; test_resume compares runs in fp32."""
-    options = {"drop_path": 0.2, "dropout": 0.1, "checkpoint_seconds": 0.0, "precision": "bf16"}
-    with undrawn():
-        whole = train.train(tiny_config(data, run=str(tmp_path / "whole"), **options))
-    killed = tmp_path / "killed"
-    _run_and_signal(tiny_config(data, run=str(killed), **options), signal.SIGKILL, at_step=8)
-    assert not (killed / "model").exists()
-    with undrawn():
-        resumed = train.resume(killed)
-    assert resumed.run == killed
-    assert_same_weights(whole.run, killed)
-    kinds = [(record["kind"], record["step"]) for record in Run(killed).metrics]
-    assert kinds == [(record["kind"], record["step"]) for record in Run(whole.run).metrics]
-    for ours, theirs in zip(Run(killed).metrics, Run(whole.run).metrics, strict=True):
-        assert ours.get("train_loss") == theirs.get("train_loss")
-        assert ours.get("loss") == theirs.get("loss")
-
-
-def test_stopped_run_leaves_a_checkpoint_and_prints_how_to_resume(data, tmp_path) -> None:
-    """By SIGTERM; test_train_finish sends both signals to the command line."""
-    run, signum, status = tmp_path / "stopped", signal.SIGTERM, 143
-    code, message = _run_and_signal(tiny_config(data, run=str(run)), signum, at_step=3)
-    assert code == status
-    assert f"vitascope train --resume {run}" in message
-    assert "Traceback" not in message
-    assert len(checkpoints(run)) == 1
-    with pytest.raises(Interrupted):
-        _resume_and_stop(run)
-
-
-def _resume_and_stop(run: Path) -> None:
-    """Resume in this process and request a stop at its first step."""
-    step = loop.Trainer._training_step
-
-    def stop_at_once(self, *args):
-        os.kill(os.getpid(), signal.SIGINT)
-        return step(self, *args)
-
-    loop.Trainer._training_step = stop_at_once
-    try:
-        train.resume(run)
-    finally:
-        loop.Trainer._training_step = step
-
-
-def _run_and_signal(config: TrainConfig, signum: int, at_step: int) -> tuple[int, str]:
-    """Run `vitascope train` in a forked process, which gets a signal at a step.
-
-    Returns its exit code, as subprocess does, and what it wrote to stderr.
-    """
-    file, errors = Path(f"{config.run}.yaml"), Path(f"{config.run}.err")
-    file.write_text(config.to_yaml())
-    step = loop.Trainer._training_step
-
-    def and_signal(self, *args):
-        if self.step == at_step:
-            os.kill(os.getpid(), signum)
-        return step(self, *args)
-
-    def begin() -> int:
-        with errors.open("w") as stderr, contextlib.redirect_stderr(stderr):
-            signal.signal(signal.SIGINT, signal.default_int_handler)
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
-            loop.Trainer._training_step = and_signal
-            return main(["train", "--config", str(file)])
-
-    return ending(fork(begin)), errors.read_text()
-
-
-def test_a_finished_run_is_not_resumed(finished) -> None:
-    with pytest.raises(UserError, match="finished"):
-        train.resume(finished.run)
-
-
-def test_resume_with_other_data_is_rejected(data, tmp_path, monkeypatch) -> None:
-    def stop(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    folder, run = write_folder(tmp_path / "data"), tmp_path / "run"
-    with monkeypatch.context() as patch:
-        patch.setattr(loop.Trainer, "_training_step", stop)
-        with pytest.raises(KeyboardInterrupt):
-            train.train(tiny_config(folder, run=str(run)))
-    for image in sorted((folder / "dark").iterdir())[:6]:
-        image.unlink()
-    with pytest.raises(UserError, match=r"cannot be resumed: .* 6 missing \(5 train, 1 val\)"):
-        train.resume(run)
+        again = train.train(config)
+    assert_bitwise(dict(again.model.state_dict()), dict(finished.model.state_dict()))
 
 
 def test_a_run_that_cannot_start_leaves_no_folder(data, tmp_path) -> None:
@@ -190,31 +80,16 @@ def test_a_run_that_cannot_start_leaves_no_folder(data, tmp_path) -> None:
         assert not run.exists()
 
 
-def test_divergence_stops_with_a_diagnosis(data, tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(Schedule, "rate", lambda *_: 1e38)
-    config = tiny_config(data, run=str(tmp_path / "run"), clip_grad=0.0, warmup_epochs=0.0)
-    with pytest.raises(UserError, match=r"diverged.*lower lr"):
-        train.train(config)
-
-
 def test_fine_tuning_starts_from_the_weights_with_a_new_head(finished, tmp_path, capsys) -> None:
     folder = write_folder(tmp_path / "three", classes=("a", "b", "c"))
-    config = TrainConfig().replace(
-        data=str(folder),
-        weights=str(finished.run),
-        image_size=32,
-        epochs=1,
-        lr=1e-30,
-        run=str(tmp_path / "tuned"),
-    )
+    options = {"data": str(folder), "weights": str(finished.run), "image_size": 32, "lr": 1e-30}
     with undrawn():
-        result = train.train(config)
+        result = train.train(recipe="base", run=str(tmp_path / "tuned"), epochs=1, **options)
     message = capsys.readouterr().out
     assert "positions interpolated from 2x2 to 4x4" in message
     assert "left out the head for 2 classes; initialized one for 3" in message
-    old, new = weights_of(finished.run), weights_of(result.run)
-    assert torch.equal(old["encoder.blocks.0.mlp.fc1.weight"], new["encoder.blocks.0.mlp.fc1.weight"])
-    assert new["head.weight"].shape == (3, 16)
+    assert torch.equal(finished.model.state_dict()[FC1], result.model.state_dict()[FC1])
+    assert result.model.head.weight.shape == (3, 16)
 
 
 def test_training_does_not_change_torchs_generator(data, tmp_path) -> None:
@@ -235,6 +110,136 @@ def test_broken_images_are_named_and_left_out(tmp_path, capsys) -> None:
     assert f"left out: {broken}" in capsys.readouterr().out
 
 
-def test_metrics_are_plain_numbers(finished) -> None:
-    for line in (finished.run / "metrics.jsonl").read_text().splitlines():
-        assert all(isinstance(value, int | float | str) for value in json.loads(line).values())
+# Results
+
+
+def test_result_prints_as_one_line_and_as_a_table(finished, pretrained) -> None:
+    start = f"TrainResult({str(finished.run)!r}, accuracy 100.00% of 2 test images ("
+    assert repr(finished).startswith(start)
+    assert repr(finished.evaluation).startswith("Evaluation(accuracy 100.00% of 2 test images (")
+    assert repr(pretrained).startswith(f"PretrainResult({str(pretrained.run)!r}, loss ")
+    assert str(finished.run) in finished._repr_html_()
+    for result in (finished, finished.evaluation, pretrained):
+        assert len(repr(result)) < 300
+        assert "\n" not in repr(result)
+
+
+def test_tables_for_pandas_have_a_row_per_epoch_and_per_image(finished, pretrained) -> None:
+    pytest.importorskip("pandas")
+    epochs = finished.to_dataframe()
+    assert list(epochs.index) == [1, 2, 3, 4]
+    assert {"train_loss", "val_loss", "val_accuracy"} <= set(epochs.columns)
+    assert list(pretrained.to_dataframe().index) == [1]
+    images = finished.evaluation.to_dataframe()
+    assert list(images.index) == list(finished.evaluation.indices)
+    assert images["correct"].mean() == finished.evaluation.accuracy
+
+
+def test_train_takes_options_as_keywords_and_derives_the_recipe(monkeypatch) -> None:
+    configs: list[TrainConfig] = []
+    monkeypatch.setattr(train, "_run", lambda asked, task: configs.append(configuration(asked, 5000, 3)))
+    vs.train(data="digits", epochs=1)
+    vs.train(recipe="base", lr=1e-4)
+    vs.train(TrainConfig(lr=0.01), epochs=7)
+    vs.pretrain(epochs=3)
+    monkeypatch.undo()
+    assert configs == [
+        TrainConfig.from_recipe("digits", epochs=1),
+        TrainConfig(lr=1e-4),
+        TrainConfig(lr=0.01, epochs=7),
+        TrainConfig.from_recipe("masked", epochs=3),
+    ]
+    with pytest.raises(UserError, match="unknown training option 'epocs'; nearest: epochs"):
+        vs.train(data="digits", epocs=1)
+    with pytest.raises(UserError, match="leave out recipe"):
+        vs.train(TrainConfig(), recipe="base")
+    with pytest.raises(UserError, match="must be a TrainConfig, not a str"):
+        vs.train("digits")  # type: ignore[arg-type]
+
+
+def test_evaluate_takes_a_model_or_a_run(finished, data) -> None:
+    of_run = vs.evaluate(finished.run, device="cpu")
+    assert (of_run.accuracy, of_run.split) == (finished.evaluation.accuracy, "test")
+    of_model = vs.evaluate(finished.model, data, device="cpu", precision="fp32")
+    assert len(of_model.labels) > len(of_run.labels)
+    assert of_model.trained_on == 0  # a model does not know its images
+    with pytest.raises(UserError, match="the model is not a run folder with test images"):
+        vs.evaluate(finished.model)
+
+
+def test_recorded_baseline_is_the_accuracy_of_svc_on_the_same_split() -> None:
+    rest, test = read_data("digits").sets
+    flat, unseen = (np.array(images.sources).reshape(-1, 64) for images in (rest, test))
+    assert (SVC().fit(flat, rest.labels).predict(unseen) == test.labels).mean() == DIGITS_BASELINE
+
+
+# LoRA, smaller images at first, images that are not square
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_lora_goes_with_a_teacher_mixing_and_smaller_images(
+    data, finished, tmp_path, capsys, precision: str
+) -> None:
+    student = save_pretrained(small_model(distillation_token=True), tmp_path / "student")
+    with undrawn():
+        result = train.train(
+            **{"data": str(data), "weights": str(student), "run": str(tmp_path / "run"), "lora": 2},
+            **{"teacher": str(finished.run), "distill": "soft", "mixup": 0.8, "cutmix": 1.0},
+            **{"drop_path": 0.2, "dropout": 0.1, "progressive": 0.5, "accumulate": 2, "patience": 9},
+            **{"epochs": 2, "device": "cpu", "precision": precision},
+        )
+    run = Run(result.run)
+    assert (run.config["lr"], run.config["layer_decay"]) == (4e-3, 1.0)
+    assert all(math.isfinite(record["val_loss"]) for record in run.records("epoch"))
+    # Rank 2, the inputs and outputs of 4 layers in 3 blocks; two heads of 16 x 2 weights and 2 biases.
+    count = 2 * 3 * (16 + 48 + 16 + 16 + 16 + 64 + 64 + 16) + 2 * (16 * 2 + 2)
+    assert f"M parameters, {count:,} of them trained: " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("patch", "small"), [(4, 12), (8, 16)])  # two patches: three quarters are two
+def test_the_first_share_of_the_steps_has_smaller_images(
+    data, tmp_path, monkeypatch, patch: int, small: int
+) -> None:
+    seen: list[tuple[int, ...]] = []
+    loss = Classify.loss
+
+    def watched(task: Classify, module: object, examples: Examples) -> tuple[Tensor, Sums]:
+        seen.append(tuple(examples.images.shape[2:]))
+        return loss(task, module, examples)
+
+    monkeypatch.setattr(Classify, "loss", watched)
+    config = tiny_config(data, run=str(tmp_path / "run"), epochs=2, progressive=0.6, patch_size=patch)
+    with undrawn():
+        result = train.train(config)
+    assert seen == 6 * [(small, small)] + 4 * [(16, 16)]
+    assert result.model.config.image_hw == (16, 16)
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        (
+            {"patch_size": 4, "model_options": {"attention": "window", "window": 2}},
+            "begins with smaller images: a grid of 3x3 patches .* set progressive=0",
+        ),
+        ({"task": "masked"}, "progressive changes the patches"),
+    ],
+)
+def test_smaller_images_that_do_not_fit_are_rejected(data, tmp_path, options, reason: str) -> None:
+    config = tiny_config(data, run=str(tmp_path / "run"), progressive=0.5, **options)
+    with pytest.raises(UserError, match=reason):
+        (train.pretrain if config.task == "masked" else train.train)(config)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("target", ["mean_color", "mae"])
+def test_masked_pre_training_that_is_not_square_starts_a_classifier(data, tmp_path, target: str) -> None:
+    shape = {"data": str(data), "image_size": (16, 32), "patch_size": (4, 8), "epochs": 1, "batch_size": 8}
+    with undrawn():
+        first = train.pretrain(run=str(tmp_path / "masked"), target=target, **shape, **SMALL)
+        start = {"weights": str(first.run), "data": str(data), "epochs": 1, "device": "cpu"}
+        tuned = train.train(recipe="finetune", run=str(tmp_path / "tuned"), **start)
+        start |= {"image_size": (16, 64), "randaugment": 2, "rotate": 20.0, "erase": 1.0, "cutmix": 0.5}
+        wider = train.train(recipe="finetune", run=str(tmp_path / "wider"), **start)
+    assert (tuned.model.config.image_hw, tuned.model.config.grid) == ((16, 32), (4, 4))
+    assert (wider.model.preprocess.image_size, wider.model.config.grid) == ((16, 64), (4, 8))

@@ -1,4 +1,6 @@
-"""The start of a run: the model, the task, the augmentation."""
+"""The start of a run: the recipe, the model, the task, the augmentation."""
+
+from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
@@ -18,13 +20,80 @@ from vitascope.data.datasets import open_data
 from vitascope.data.splits import ImageSet, Splits
 from vitascope.data.targets import ClassSets
 from vitascope.errors import UserError
-from vitascope.options.recipes import RECIPES, TrainConfig
+from vitascope.options.recipes import FEW_TO_START, FEW_TO_TUNE, RECIPES, TrainConfig, configuration
+from vitascope.run.run import Run
 from vitascope.training import train
 from vitascope.training.loop import augmentation_of
-from vitascope.training.memory import place
-from vitascope.training.tasks.classify import Classify
+from vitascope.training.placement import place
 from vitascope.training.train import make_task, prepare, start_model
 from vitascope.weights.loading import from_pretrained, save_pretrained
+
+pytestmark = pytest.mark.usefixtures("without_figures")
+
+
+def start(images: int = 24, channels: int = 3, **options: object) -> TrainConfig:
+    return configuration({"recipe": None, "data": "photos/", **options}, images, channels)
+
+
+def expected(recipe: str, **options: object) -> TrainConfig:
+    return TrainConfig.from_recipe(recipe, data="photos/", **options)
+
+
+def test_few_colour_images_start_from_the_built_in_model() -> None:
+    assert start() == start(FEW_TO_TUNE) == expected("finetune", weights="cifar10")
+    other = {"image_size": 64, "lr": 1e-4}
+    assert start(**other) == expected("finetune", weights="cifar10", **other)
+    for images in (FEW_TO_TUNE + 1, FEW_TO_START):
+        assert start(images) == expected("small-finetune", weights="cifar10")
+    assert start(FEW_TO_START + 1) == start(channels=1) == expected("small-data")
+
+
+@pytest.mark.parametrize(
+    ("options", "recipe"),
+    [
+        ({"weights": "runs/x"}, "finetune"),
+        ({"model": "vit_s16"}, "small-data"),
+        ({"model": "resnet29_w16_cifar"}, "cnn"),
+        ({"depth": 2}, "small-data"),
+        ({"model_options": {"positions": "rotary"}}, "small-data"),
+        ({"teacher": "runs/x"}, "distill"),
+        ({"task": "masked"}, "masked"),
+    ],
+)
+def test_named_weights_models_and_tasks_are_respected(options: dict[str, object], recipe: str) -> None:
+    assert start(**options) == expected(recipe, **options)
+
+
+def test_random_weights_can_be_asked_for() -> None:
+    assert start(weights="none") == expected("small-data")
+    assert TrainConfig(weights="none").weights is None
+    assert TrainConfig.from_recipe(data="photos/", weights="none") == RECIPES["small-data"].replace(
+        data="photos/"
+    )
+
+
+def test_the_first_line_names_the_start_the_way_out_and_a_better_one(data, tmp_path, capsys) -> None:
+    assert main(["train", "--data", str(data), "--run", str(tmp_path / "run"), "--epochs", "1"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("start  from cifar10: ")
+    assert lines[1].strip() == (
+        "20 training images: few for random weights (--weights none); `vitascope probe cifar10 --data DATA` "
+        "takes seconds, and measures on all images; with a network, a larger model is a better start: "
+        "--weights facebook/dinov2-small"
+    )
+    config = Run(tmp_path / "run").config
+    assert config["weights"] == "cifar10"
+    assert config["layer_decay"] == RECIPES["finetune"].option("layer_decay")
+
+
+def test_library_and_command_start_alike(data, tmp_path) -> None:
+    runs = [tmp_path / name for name in ("library", "command")]
+    train.train(data=str(data), run=str(runs[0]), epochs=1, device="cpu")
+    words = ["--data", str(data), "--run", str(runs[1]), "--epochs", "1", "--device", "cpu"]
+    assert main(["train", *words]) == 0
+    one, other = ({**Run(run).config, "run": None} for run in runs)
+    assert one == other
+
 
 # Several processes
 
@@ -68,8 +137,7 @@ def test_weights_provide_the_body_and_preprocessing_at_the_new_size(data, weight
     assert f"start  from {weights}: " in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("model_channels", [1, 3])
-@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize(("channels", "model_channels"), [(1, 3), (3, 1), (3, 3)])
 def test_grey_weights_with_colour_images_are_reported(
     data, tmp_path, capsys, channels: int, model_channels: int
 ) -> None:
@@ -84,8 +152,8 @@ def test_grey_weights_with_colour_images_are_reported(
 
 def task_of(config: TrainConfig, splits: Splits) -> Any:
     opened = prepare(config, splits)
-    model, device = start_model(opened), torch.device("cpu")
-    return make_task(opened.plan.options, model, splits, place(opened.plan, model, device))
+    model = start_model(opened)
+    return make_task(opened.plan.options, model, splits, place(opened.plan, model, torch.device("cpu")))
 
 
 @pytest.mark.parametrize("part", ["val", "test"])
@@ -99,12 +167,6 @@ def test_images_of_several_classes_are_measured_only_if_one_has_a_class(data, pa
         task_of(tiny_config(data), Splits(**parts, channels=3))
 
 
-def test_task_without_a_teacher_is_classification_with_the_given_smoothing(data) -> None:
-    task = task_of(tiny_config(data, label_smoothing=0.25), open_data(str(data)))
-    assert isinstance(task, Classify)
-    assert task.label_smoothing == 0.25
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -115,10 +177,7 @@ def test_task_without_a_teacher_is_classification_with_the_given_smoothing(data)
         (["--teacher", "{weights}", "--model", "resnet29_w32_cifar"], "leave out the teacher"),
         (["--recipe", "masked"], "the recipe masked is for `vitascope pretrain`"),
         (["--config", "{masked}"], "this configuration is for `vitascope pretrain`"),
-        (
-            ["--layer-decay", "0.5", "--model", "resnet29_w32_cifar", "--recipe", "cnn"],
-            "no blocks",
-        ),
+        (["--layer-decay", "0.5", "--model", "resnet29_w32_cifar", "--recipe", "cnn"], "no blocks"),
         (["--freeze", "--weights", "none"], "set weights"),
         (["--lora", "4"], "lora adapts a body, which must be trained already: set weights"),
         (["--lora", "4", "--weights", "{weights}", "--freeze"], "and lora=4 the body too: leave out one"),
@@ -206,35 +265,17 @@ def test_uneven_classes_are_announced_with_the_options(tmp_path, capsys, options
     assert any(", balanced " in line for line in lines)
 
 
-def test_even_classes_are_not_announced(data, tmp_path, capsys) -> None:
-    with undrawn():
-        train.train(tiny_config(data, run=str(tmp_path / "run"), epochs=1))
-    assert "uneven" not in capsys.readouterr().out
-
-
-def test_both_ways_to_balance_at_once_are_rejected(data) -> None:
-    with pytest.raises(UserError, match="would balance the classes twice"):
-        tiny_config(data, class_weights="balanced", sampling="balanced")
-
-
-@pytest.mark.parametrize("option", ["class_weights", "sampling"])
-def test_pre_training_rejects_balanced_classes(data, tmp_path, option: str) -> None:
-    with pytest.raises(UserError, match=f"{option} needs labels, and pre-training has none"):
-        train.pretrain(tiny_config(data, task="masked", run=str(tmp_path / "run"), **{option: "balanced"}))
-    assert not (tmp_path / "run").exists()
-
-
 def test_augmentation_has_the_given_options() -> None:
     config = TrainConfig().replace(
         flip=0.25, crop_scale=0.3, shift=0.1, rotate=5.0, color_jitter=0.4, erase=0.2, cutmix=0.7
     )
-    augmentation, mixing = augmentation_of(config.augmentation)
+    augmentation, mixing = augmentation_of(config)
     asked = {field.name: getattr(augmentation, field.name) for field in dataclasses.fields(augmentation)}
     assert asked.pop("randaugment") is None
     assert asked == {name: config.option(name) for name in asked}
     assert mixing is not None
     assert (mixing.mixup, mixing.cutmix) == (0.0, 0.7)
-    assert augmentation_of(TrainConfig().augmentation)[1] is None
-    drawn = augmentation_of(RECIPES["deit"].augmentation)[0].randaugment
+    assert augmentation_of(TrainConfig())[1] is None
+    drawn = augmentation_of(RECIPES["deit"])[0].randaugment
     assert drawn is not None
     assert (drawn.num_ops, drawn.magnitude, drawn.probability) == (2, 9.0, 0.5)

@@ -8,27 +8,21 @@ import gc
 import io
 import os
 import sys
-from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
 from vitascope._version import __version__
 from vitascope.cli.bench import Bench
-from vitascope.cli.checkpoints import Convert, Models
-from vitascope.cli.compare import Compare
-from vitascope.cli.compress import Compress
 from vitascope.cli.embed import Embed
 from vitascope.cli.evaluate import Evaluate
 from vitascope.cli.explain import Explain
-from vitascope.cli.export import Export
 from vitascope.cli.learn import Learn
-from vitascope.cli.pack import Pack
-from vitascope.cli.page import Page
-from vitascope.cli.parsing import UnknownOptionError, options_of, parse
+from vitascope.cli.models import Compress, Convert, Models, Pack
+from vitascope.cli.parsing import parse
 from vitascope.cli.predict import Predict
 from vitascope.cli.probe import Probe
-from vitascope.cli.report import Report
-from vitascope.cli.serve import Serve
+from vitascope.cli.runs import Compare, Report
+from vitascope.cli.ship import Export, Page, Serve
 from vitascope.cli.similar import Similar
 from vitascope.cli.train import Pretrain, Train, parse_run
 from vitascope.cli.zero_shot import ZeroShot
@@ -57,9 +51,6 @@ GROUPS: dict[str, dict[str, type[Any]]] = {
     "Learn:": {"learn": Learn},
 }
 COMMANDS = {name: command for group in GROUPS.values() for name, command in group.items()}
-
-ADDRESS_SPACE = defaultdict(lambda: 900, train=2400, pretrain=2400, models=0)
-"""Megabytes of address space below which a command fails in whatever library needs some next."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -127,39 +118,7 @@ def _answer(args: list[str]) -> None:
         raise UserError(f"unknown command {args[0]!r}{nearest(args[0], COMMANDS)}; see `vitascope --help`")
     command = COMMANDS[args[0]]
     reading = parse_run if issubclass(command, Train | Pretrain) else parse
-    try:
-        request = reading(command, args[0], args[1:])
-    except UnknownOptionError as error:
-        raise placed(error) from None
-    check_address_space(args[0])
-    request.call()
-
-
-def placed(error: UnknownOptionError) -> UserError:
-    """The error for an unknown option, with the one or two commands that have it.
-
-    An option of many commands, such as --out, has another name in this one.
-    """
-    owners = [name for name, command in COMMANDS.items() if error.option in options_of(command)]
-    if not 0 < len(owners) <= 2:
-        return error
-    have = f"only {owners[0]} has it" if len(owners) == 1 else f"only {' and '.join(owners)} have it"
-    return UserError(f"unknown option {error.word!r}: {have}; see `vitascope {error.command} --help`")
-
-
-def check_address_space(command: str) -> None:
-    """Reject a command that `ulimit -v` leaves too little address space for."""
-    try:
-        import resource
-    except ImportError:  # on Windows, which has no such limit
-        return
-    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
-    least = ADDRESS_SPACE[command] * 10**6
-    if resource.RLIM_INFINITY != limit < least:
-        raise UserError(
-            f"the address space is limited to {limit / 1e6:,.0f} MB (ulimit -v), and {command} needs "
-            f"{least / 1e6:,.0f} MB or more: raise the limit, or remove it with `ulimit -v unlimited`"
-        )
+    reading(command, args[0], args[1:]).call()
 
 
 def overview() -> str:

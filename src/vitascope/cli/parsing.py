@@ -47,19 +47,6 @@ Folder = tyro.conf.Positional[Annotated[Path, tyro.conf.arg(metavar="FOLDER")]]
 Json = Annotated[Flag, tyro.conf.arg(help="Print JSON.", help_behavior_hint="")]
 
 
-class UnknownOptionError(UserError):
-    """A word of the command line that begins like an option, which the command does not have."""
-
-    def __init__(self, word: str, instead: str, command: str) -> None:
-        super().__init__(f"unknown option {word!r}{instead}; see `vitascope {command} --help`")
-        self.word, self.command = word, command
-
-    @property
-    def option(self) -> str:
-        """Its name, such as `--top-k`."""
-        return self.word.split("=")[0].replace("_", "-")
-
-
 def parse(command: type[T], name: str, args: Sequence[str], default: Any = None) -> T:
     """Parse arguments into a command's dataclass; UserError names the nearest of an unknown option."""
     given = [word.split("=")[0].replace("_", "-") for word in args]
@@ -88,7 +75,8 @@ def parse(command: type[T], name: str, args: Sequence[str], default: Any = None)
         word = next((word for word in unknown if word.startswith("-")), None)
         if word is None:
             raise UserError(f"{unexpected(unknown[0], fields)} See `vitascope {name} --help`")
-        raise UnknownOptionError(word, nearest(word.split("=")[0], fields), name)
+        instead = nearest(word.split("=")[0], fields)
+        raise UserError(f"unknown option {word!r}{instead}; see `vitascope {name} --help`")
     for field in dataclasses.fields(parsed):
         if isinstance(value := getattr(parsed, field.name), Path):
             check_local(value)

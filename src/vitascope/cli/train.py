@@ -5,13 +5,12 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Literal
 
 import tyro
 
 from vitascope.cli.parsing import parse
 from vitascope.errors import UserError
-from vitascope.model.configuration import options_of
 from vitascope.options.groups import Balance, Distillation, Masking, MaybeText
 from vitascope.options.recipes import GROUP_OF, RECIPES, TrainConfig
 
@@ -33,15 +32,11 @@ class RunCommand(TrainConfig):
     """What `--resume` does where images of the run are missing or changed.
     `skip` goes on without them, which is recorded."""
 
-    given: tyro.conf.Suppress[tuple[str, ...]] = ()
-    """The options that the command line names."""
+    named: tyro.conf.Suppress[tuple[str, ...]] = ()
+    """The options of a run that the command line names."""
 
     def __post_init__(self) -> None:
-        """Check nothing: `train` does, whose errors are one clear line."""
-
-    def named(self) -> dict[str, Any]:
-        """The named options of a run, without those of the command itself."""
-        return {name: self.option(name) for name in self.given if name in GROUP_OF}
+        """Check nothing: the library does, whose errors are one clear line."""
 
     def call(self) -> None:
         """Run or resume, and print the paths of the results."""
@@ -49,14 +44,19 @@ class RunCommand(TrainConfig):
         from vitascope.training.distributed import is_first
         from vitascope.training.train import PretrainResult
 
-        named = self.named()
-        if self.resume is not None:  # `parse_run` has compared the other options with those of the run
-            execution = {name: named[name] for name in named if GROUP_OF[name] == "execution"}
-            result = train.resume(self.resume, missing=self.missing, **execution)
+        options = {name: self.option(name) for name in self.named}
+        if self.resume is not None:
+            if self.recipe is not None or self.config is not None:
+                raise UserError(
+                    f"--resume takes its options from {self.resume}: leave out --recipe and --config"
+                )
+            result = train.resume(self.resume, missing=self.missing, **options)
+        elif self.missing != "error":
+            raise UserError("--missing is about the images of a run that is resumed: add --resume RUN")
         else:
             config = None if self.config is None else TrainConfig.from_yaml(self.config)
             start = train.pretrain if isinstance(self, Pretrain) else train.train
-            result = start(config, recipe=self.recipe, **named)
+            result = start(config, recipe=self.recipe, **options)
         if not is_first():
             return
         lines = [f"model  {result.run / 'model'}"]
@@ -103,72 +103,16 @@ class Pretrain(RunCommand):
     """Options of `train`."""
 
 
-R = TypeVar("R", bound=RunCommand)
-
-
-def parse_run(command: type[R], name: str, args: Sequence[str]) -> R:
-    """Parse the options of `train` or `pretrain`; a recipe, a file or a run provides the defaults.
-
-    Raises:
-        UserError: as `parse`; an unknown recipe; no such file or run; options that a run cannot change.
-    """
-    recipe, config, resume = (_value(args, option) for option in ("--recipe", "--config", "--resume"))
-    # The defaults that the help shows: `train` gets the named options alone, and chooses the recipe itself.
-    base = TrainConfig.from_recipe("masked" if command is Pretrain else "small-data")
-    if resume is not None:
-        base = _recorded(resume)
-    elif config is not None:
-        base = TrainConfig.from_yaml(config)
-    elif recipe is not None:
-        base = TrainConfig.from_recipe(recipe)
-    defaults = command(**{field.name: getattr(base, field.name) for field in dataclasses.fields(base)})
-    parsed = parse(command, name, args, defaults)
-    parsed = parsed.replace(given=tuple(option for option in parsed.groups() if _names(args, option)))
-    if resume is not None:
-        _check_resumed(parsed, base)
-    elif parsed.missing != "error":
-        raise UserError("--missing is about the images of a run that is resumed: add --resume RUN")
-    return parsed
-
-
-def _names(args: Sequence[str], option: str) -> bool:
-    """Whether arguments name an option."""
-    return any(word.partition("=")[0].replace("_", "-") == f"--{option.replace('_', '-')}" for word in args)
-
-
-def _value(args: Sequence[str], option: str) -> str | None:
-    """The value of an option, found before the others are parsed; None without one."""
-    for word, after in itertools.pairwise([*args, ""]):
-        name, equals, value = word.partition("=")
-        if name == option:
-            return value if equals else after or None
-    return None
-
-
-def _recorded(resume: str) -> TrainConfig:
-    """The options of the run to resume."""
-    from vitascope.run.run import Run
-
-    run, _ = Run.find(resume)
-    recorded = run.config
-    with options_of(run.config_file):
-        return TrainConfig.from_dict(recorded)
-
-
-def _check_resumed(parsed: RunCommand, base: TrainConfig) -> None:
-    """Reject options that a resumed run cannot change, unless they say what it has recorded."""
-    from vitascope.run.run import lasting_paths
-
-    given = parsed.named()
-    stored, now = (
-        config.replace(**lasting_paths(config.to_dict())) for config in (base, base.replace(**given))
+def parse_run(command: type[RunCommand], name: str, args: Sequence[str]) -> RunCommand:
+    """Parse the options of `train` or `pretrain`; those that are not named have the defaults that the help
+    shows, of a recipe or a file, and the library chooses theirs."""
+    words = [text for word in args for text in word.split("=", 1)]
+    after = dict(itertools.pairwise(words))
+    base = TrainConfig.from_recipe(
+        after.get("--recipe") or ("masked" if command is Pretrain else "small-data")
     )
-    changed = [
-        name for name in given if GROUP_OF[name] != "execution" and now.option(name) != stored.option(name)
-    ]
-    changed += [option for option in ("recipe", "config") if getattr(parsed, option) is not None]
-    if changed:
-        raise UserError(
-            f"--resume takes all options but execution options from {parsed.resume}; "
-            f"leave out {', '.join('--' + option.replace('_', '-') for option in changed)}"
-        )
+    if "--config" in after:
+        base = TrainConfig.from_yaml(after["--config"])
+    defaults = command(**{field.name: getattr(base, field.name) for field in dataclasses.fields(base)})
+    names = {word.partition("=")[0].removeprefix("--").replace("-", "_") for word in args if word[:2] == "--"}
+    return parse(command, name, args, defaults).replace(named=tuple(names & GROUP_OF.keys()))

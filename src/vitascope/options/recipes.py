@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self
@@ -417,70 +418,36 @@ def merged_options(base: Mapping[str, Any], given: Mapping[str, Any]) -> dict[st
     return {**kept, **given}
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Asked:
-    """What a run was asked for: options by name, over those of a recipe or of a configuration."""
+def configuration(asked: Mapping[str, Any], images: float = math.inf, channels: int = 3) -> TrainConfig:
+    """A recipe with the asked options over it.
 
-    options: Mapping[str, Any]
-    recipe: str | None = None
-    config: TrainConfig | None = None
+    Without a recipe, the task, the weights, the data and the model decide; few colour images start from the
+    built-in model, unless a teacher, other weights or options of a new model are named.
 
-    def __post_init__(self) -> None:
-        if self.config is not None and not isinstance(self.config, TrainConfig):
-            raise UserError(
-                f"config must be a TrainConfig, not a {type(self.config).__name__}; name options: data=..."
-            )
-        if self.config is not None and self.recipe is not None:
-            raise UserError("a configuration contains every option already; leave out recipe")
-
-    def before_data(self) -> TrainConfig:
-        """The configuration as far as it is known before the data are opened."""
-        if self.config is not None:
-            return self.config.replace(**self.options)
-        return TrainConfig(**self.options) if self.recipe is None else self._of_recipe(self.recipe)
-
-    def with_data(self, images: int, channels: int) -> TrainConfig:
-        """The configuration.
-
-        Without a recipe, the task, the weights, the data and the model decide; few colour images start from
-        the built-in model, unless a teacher, other weights or options of a new model are named.
-
-        Args:
-            images: the number of images given to train on, with those drawn from them for other splits.
-            channels: of the images.
-        """
-        first = self.before_data()
-        if self.config is not None or self.recipe is not None:
-            return first
-        recipe, wanted = default_recipe(first), first.architecture
-        new_model = wanted.model or wanted.model_options or wanted.chosen().keys() - {"image_size"}
-        scratch = self.options.get("weights") == NO_WEIGHTS
-        if recipe == "small-data" and not scratch and not new_model and channels == 3:
-            if images <= FEW_TO_TUNE:
-                return self._of_recipe("finetune", weights=BUILT_IN)
-            if images <= FEW_TO_START:
-                return self._of_recipe("small-finetune", weights=BUILT_IN)
-        return self._of_recipe(recipe)
-
-    def _of_recipe(self, recipe: str, **others: Any) -> TrainConfig:
-        config = TrainConfig.from_recipe(recipe, **{**self.options, **others})
-        model = config.architecture.model or "a Vision Transformer"
-        if recipe == "cnn" and config.weights is None and not model.startswith("resnet"):
-            raise UserError(
-                f"the recipe cnn is for a CNN, not for {model}: choose model=resnet29_w32_cifar or another "
-                "one, or leave out the recipe"
-            )
-        return config
-
-    def record(self, places: Mapping[str, str]) -> dict[str, Any]:
-        """Plain values for the run folder, with the `places` of options that name files."""
-        values = {**self.before_data().to_dict(), **places}
-        named = {
-            name: value
-            for name, value in values.items()
-            if name in self.options or GROUP_OF[name] in self.options
-        }
-        return {"recipe": self.recipe, "options": named}
+    Args:
+        asked: options by name, and the `recipe`, which may be None.
+        images: the number of images given to train on, with those drawn from them for other splits;
+            infinite before the data are open.
+        channels: of the images.
+    """
+    options = dict(asked)
+    recipe = options.pop("recipe")
+    if recipe is None:
+        named = TrainConfig(**options)
+        recipe, model = default_recipe(named), named.architecture
+        new_model = model.model or model.model_options or model.chosen().keys() - {"image_size"}
+        random = new_model or options.get("weights") == NO_WEIGHTS
+        if recipe == "small-data" and not random and channels == 3 and images <= FEW_TO_START:
+            recipe = "finetune" if images <= FEW_TO_TUNE else "small-finetune"
+            options["weights"] = BUILT_IN
+    config = TrainConfig.from_recipe(recipe, **options)
+    size = config.architecture.model or "a Vision Transformer"
+    if recipe == "cnn" and config.weights is None and not size.startswith("resnet"):
+        raise UserError(
+            f"the recipe cnn is for a CNN, not for {size}: choose model=resnet29_w32_cifar or another one, "
+            "or leave out the recipe"
+        )
+    return config
 
 
 def default_recipe(config: TrainConfig) -> str:

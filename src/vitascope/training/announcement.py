@@ -5,22 +5,17 @@ from __future__ import annotations
 import dataclasses
 import logging
 
-import numpy as np
 from torch import nn
 
-from vitascope.data.datasets import class_counts, described, find_copies, sampled_sizes
+from vitascope.data.datasets import class_counts, described, find_copies
 from vitascope.data.splits import ImageSet, Splits, absent_classes
 from vitascope.errors import printable
 from vitascope.formatting import counted
-from vitascope.model.config import ViTConfig
 from vitascope.options.groups import Balance
 from vitascope.options.recipes import BUILT_IN
 from vitascope.run.run import LARGER_START
 from vitascope.training import distributed
 from vitascope.training.loop import Trainer
-
-MENTIONED_SHARE = 0.95
-"""The share of an image that the model sees, above which nothing is said about what is cut off."""
 
 log = logging.getLogger(__name__)
 
@@ -34,11 +29,7 @@ def announce_data(trainer: Trainer) -> None:
     lines = [*described(splits), *copies.described()]
     if config.task == "classify" and splits.train.uneven:
         lines.append(_uneven(splits.train, config.balance))
-    model = [
-        f"{_parameters(trainer.module)}: {trainer.model_config.summary}",
-        *trainer.plan.explained(),
-        *_cut_off(trainer),
-    ]
+    model = [f"{_parameters(trainer.module)}: {trainer.model_config.summary}", *trainer.plan.explained()]
     for name, texts in (("data ", [f"{config.data}: {lines[0]}", *lines[1:]]), ("model", model)):
         print(f"{name}  " + "\n       ".join(texts), flush=True)
     for warning in copies.warnings(labelled=config.task == "classify"):
@@ -48,26 +39,6 @@ def announce_data(trainer: Trainer) -> None:
     ):
         if absent := absent_classes(images):
             log.warning("%s; a class without images is not %s", absent, consequence)
-
-
-def _cut_off(trainer: Trainer) -> list[str]:
-    """The share of the median image that the model sees, and the size of images that keeps all of it."""
-    height, width = map(int, np.median(sampled_sizes(trainer.splits.train), axis=0))
-    left, top, right, bottom = trainer.preprocess.box(width, height)
-    share = (min(right, width) - max(left, 0)) * (min(bottom, height) - max(top, 0)) / (width * height)
-    if share > MENTIONED_SHARE:
-        return []
-    config = trainer.model_config
-    patches = config.patch_hw if isinstance(config, ViTConfig) else (1, 1)
-    scale = min(config.image_hw) / min(height, width)
-    rows, columns = (
-        max(1, round(side * scale / patch)) * patch
-        for side, patch in zip((height, width), patches, strict=True)
-    )
-    return [
-        f"sees {share:.0%} of the median image of {height}x{width} pixels, its centre; "
-        f"--image-size {rows} {columns} would keep all of it"
-    ]
 
 
 def announce_run(trainer: Trainer) -> None:

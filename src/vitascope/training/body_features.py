@@ -12,13 +12,14 @@ from vitascope.data.loading import KeptFeatures, check_unreadable
 from vitascope.data.splits import ImageSet, Splits
 from vitascope.formatting import counted
 from vitascope.model.vision_model import VisionModel, evaluation_mode
+from vitascope.options.recipes import TrainConfig
 from vitascope.predict.compute import Compute
 from vitascope.predict.engine import Engine
 from vitascope.predict.feature_stream import BATCH_SIZE, FeatureStream
 from vitascope.predict.features import OWN
 from vitascope.training import distributed
-from vitascope.training.memory import Placement
-from vitascope.training.plan import Decided, image_options
+from vitascope.training.placement import Placement
+from vitascope.training.plan import image_options
 from vitascope.training.tasks.classify import engine_of
 
 LIMIT_GB = 4.0
@@ -37,7 +38,7 @@ class BodyFeatures:
     """Of reading an image and computing the body, measured for runs with a budget of minutes, else 0."""
 
 
-def trains_on_features(options: Decided, model: VisionModel, splits: Splits) -> bool:
+def trains_on_features(options: TrainConfig, model: VisionModel, splits: Splits) -> bool:
     """Whether a run trains the head on features that are computed once; if its body is frozen, and they are
     not, the reason is printed."""
     if not options.optimization.freeze:
@@ -61,7 +62,9 @@ def width_of(model: VisionModel) -> int:
         return model.embed(torch.zeros(1, config.in_channels, *config.image_hw, device=device)).shape[1]
 
 
-def body_features(options: Decided, model: VisionModel, splits: Splits, placement: Placement) -> BodyFeatures:
+def body_features(
+    options: TrainConfig, model: VisionModel, splits: Splits, placement: Placement
+) -> BodyFeatures:
     """Compute the features of the training and validation images, but those in the cache, and print how many.
 
     Each of several processes computes a part, and has all of them in the end.
@@ -71,7 +74,7 @@ def body_features(options: Decided, model: VisionModel, splits: Splits, placemen
     """
     engine = engine_of(model, options)
     batch_size = min(
-        engine.batch_size(None, BATCH_SIZE), max(1, options.optimization.batch_size // placement.parts)
+        engine.batch_size(None, BATCH_SIZE), max(1, options.option("batch_size") // placement.parts)
     )
     workers, width = options.execution.workers, width_of(model)
     found, computed, images = [], 0, 0

@@ -1,10 +1,15 @@
 """Several processes under `torchrun`: ranks, collective calls, and models in copies (DDP) or shards (FSDP2).
 
 Without torchrun there is one process, and every function returns what it is given.
+
+`torchrun --max-restarts` starts the same command again, with new processes. Its agents survive, and with them
+their store, in which the first process notes the folder of its run. So a restarted command resumes its own
+run, and an existing run of another launch is rejected as always.
 """
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import time
@@ -66,6 +71,36 @@ def agents_store() -> Store | None:
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         return None
     return TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
+
+
+_LAUNCHES = itertools.count()
+
+
+class Launch:
+    """The place in the store of torchrun's agents for one run: the n-th that each process begins."""
+
+    def __init__(self) -> None:
+        self._key = f"vitascope/{os.environ.get('TORCHELASTIC_RUN_ID', '')}/run-{next(_LAUNCHES)}"
+
+    @property
+    def begun(self) -> str | None:
+        """The run folder or URL that the processes before a restart noted; None without any."""
+        store = agents_store()
+        if store is None or not store.check([self._key]):
+            return None
+        return os.fsdecode(bytes.fromhex(store.get(self._key).decode()))
+
+    def note(self, ref: str) -> None:
+        """Note the run folder or URL that this launch has begun or resumed."""
+        store = agents_store()
+        if store is not None:
+            store.set(self._key, os.fsencode(ref).hex())  # the store takes UTF-8 only
+
+
+def restarts_left() -> bool:
+    """Whether torchrun starts the processes again after a failure of this one."""
+    count, most = (os.environ.get(f"TORCHELASTIC_{name}") for name in ("RESTART_COUNT", "MAX_RESTARTS"))
+    return count is not None and most is not None and int(count) < int(most)
 
 
 def _meeting(store: Store, rank: int, world_size: int) -> Store:

@@ -30,33 +30,30 @@ from vitascope.errors import Interrupted, UserError
 from vitascope.model.hardware import room_for_images, suitable_threads
 from vitascope.model.lora import merged
 from vitascope.model.vision_model import VisionModel, build
+from vitascope.options.recipes import GROUP_OF, TrainConfig
 from vitascope.run.layout import has_model
 from vitascope.run.metrics import MetricsWriter
 from vitascope.run.run import Run
 from vitascope.storage import explaining_failure
 from vitascope.training import distributed
-from vitascope.training.best_weights import BestWeights
+from vitascope.training.background import BestWeights, CheckpointWriter, StepLosses
 from vitascope.training.body_features import BodyFeatures
-from vitascope.training.checkpoint.background import CheckpointWriter
 from vitascope.training.checkpoint.folders import checkpoints, to_resume
 from vitascope.training.checkpoint.state import (
     all_finite,
-    check_identity,
     model_state,
     optimizer_state,
     restore_model,
     restore_optimizer,
-    run_identity,
 )
-from vitascope.training.compilation import compile_module, eager_unless
-from vitascope.training.memory import Placement, images_at_once
-from vitascope.training.muon import local
+from vitascope.training.identity import check_identity, run_identity
 from vitascope.training.optim import freeze_body, optimizer_of, train_mode, update_average
-from vitascope.training.plan import DecidedAugmentation, Plan
+from vitascope.training.optimizers import local
+from vitascope.training.placement import Placement, compile_module, eager_unless, images_at_once
+from vitascope.training.plan import Plan
 from vitascope.training.progress import Progress
 from vitascope.training.schedule import Schedule, TimeBudget, small_size
 from vitascope.training.signals import Stop, interruptible, stop_signals, until_stopped
-from vitascope.training.step_losses import StepLosses
 from vitascope.training.tasks.task import Examples, Sums, Task
 from vitascope.weights.loading import save_pretrained
 from vitascope.weights.preprocess import preprocess_of
@@ -94,7 +91,7 @@ class Trainer:
         self.device, self.precision = device, precision = placement.device, placement.precision
         self.model_config, self.preprocess = model.config, preprocess_of(model)
         options, execution = config.optimization, config.execution
-        self.batch_size, self.parts = options.batch_size, placement.parts
+        self.batch_size, self.parts = int(config.option("batch_size")), placement.parts
         self.scaler = torch.amp.GradScaler(device.type, enabled=precision == torch.float16)
 
         with torch.random.fork_rng(devices=[]):
@@ -107,7 +104,7 @@ class Trainer:
         if self.average is not None and self.parallel is self.module and distributed.world_size() > 1:
             distributed.shard(self.average, execution, device, precision)
         self.optimizer = optimizer_of(self.module, options)
-        self.augmentation, self.mixing = augmentation_of(config.augmentation)
+        self.augmentation, self.mixing = augmentation_of(config)
 
         self.room = room_for_images(device, distributed.processes_sharing(device))
         of_train, of_val = (None, None) if features is None else (features.train, features.val)
@@ -144,7 +141,6 @@ class Trainer:
 
         Other batches are as large as the parts of a training batch.
         """
-        augmentation = self.config.augmentation
         loader = Loader(
             images,
             self.preprocess,
@@ -153,8 +149,8 @@ class Trainer:
             device=self.device,
             workers=self.config.execution.workers,
             part=(distributed.rank(), distributed.world_size()),
-            crop_scale=1.0 if seed is None else augmentation.crop_scale,
-            repeats=augmentation.repeats,
+            crop_scale=1.0 if seed is None else self.config.option("crop_scale"),
+            repeats=self.config.augmentation.repeats,
             balanced=seed is not None and self.config.balance.sampling == "balanced",
             features=features,
             streams=self.config.streams or 1,
@@ -587,21 +583,13 @@ class Trainer:
         }
 
 
-def augmentation_of(options: DecidedAugmentation) -> tuple[Augmentation, Mixing | None]:
-    """The augmentation of each image, and the mixing of images if there is any."""
-    randaugment = None
+def augmentation_of(config: TrainConfig) -> tuple[Augmentation, Mixing | None]:
+    """The augmentation of each image, and the mixing of images if there is any; every option has a value."""
+    options, randaugment = config.augmentation, None
     if options.randaugment:
         drawn = {"magnitude": options.magnitude, "probability": options.operation_probability}
         randaugment = RandAugment(num_ops=options.randaugment, **drawn)
-    augmentation = Augmentation(
-        randaugment=randaugment,
-        flip=options.flip,
-        crop_scale=options.crop_scale,
-        shift=options.shift,
-        rotate=options.rotate,
-        color_jitter=options.color_jitter,
-        three_augment=options.three_augment,
-        erase=options.erase,
-    )
+    named = {field.name for field in dataclasses.fields(Augmentation)} & GROUP_OF.keys()
+    values = {name: config.option(name) for name in named} | {"randaugment": randaugment}
     mixes = options.mixup or options.cutmix
-    return augmentation, Mixing(mixup=options.mixup, cutmix=options.cutmix) if mixes else None
+    return Augmentation(**values), Mixing(mixup=options.mixup, cutmix=options.cutmix) if mixes else None

@@ -13,8 +13,7 @@ from vitascope.model.attention import SelfAttention
 from vitascope.model.encoder import SwiGLU
 from vitascope.model.heads import AttentionPool
 from vitascope.options.groups import Optimization
-from vitascope.training.muon import Muon
-from vitascope.training.optimizers import SGD, AdamW
+from vitascope.training.optimizers import SGD, AdamW, Muon
 
 # Parameters that are tokens or positions, which have no weight decay.
 _TOKENS = ("class_token", "distillation_token", "registers", "mask_token", "positions.", "pool.query")

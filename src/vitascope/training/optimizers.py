@@ -1,15 +1,24 @@
-"""torch's AdamW and SGD without its compiler, whose import takes longer than a step.
+"""Optimizers: torch's AdamW and SGD without its compiler, whose import takes longer than a step, and Muon.
 
 torch wraps methods of its optimizers to keep them out of compiled graphs, and the wrappers import the
 compiler. A run compiles its model at most, never its optimizer, so these have the methods without wrappers.
+
+Muon is momentum whose update of a matrix is made orthogonal (Jordan et al. 2024,
+https://kellerjordan.github.io/posts/muon).
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Sequence
 from inspect import unwrap
 from typing import Any, ClassVar
 
 import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from vitascope.model.hardware import has_bf16
 
 
 class EagerOptimizer(torch.optim.Optimizer):
@@ -29,3 +38,211 @@ class SGD(EagerOptimizer, torch.optim.SGD):
     """Gradient descent with momentum."""
 
     step: ClassVar[Any] = torch.no_grad()(unwrap(torch.optim.SGD.step))
+
+
+MOMENTUM = 0.95
+COEFFICIENTS = (3.4445, -4.7750, 2.0315)
+"""Of the quintic that brings singular values to between 0.7 and 1.2 in `ITERATIONS` steps."""
+ITERATIONS = 5
+
+
+class Muon(AdamW):
+    """Muon for hidden matrices, AdamW for all other parameters.
+
+    A group with `stacked` >= 1 has Muon: its parameters (rows, ...) consist of that many matrices, one below
+    the other, such as queries, keys and values; a kernel is a matrix of (outputs, inputs * h * w). A group
+    with `stacked` = 0 has AdamW. The update is scaled to AdamW's typical size (Liu et al. 2025, "Muon is
+    Scalable for LLM Training", equation 4), so that both share a learning rate and a weight decay.
+
+    `torch.optim.Muon` takes no kernels and no stacked matrices, and always multiplies in bfloat16, which most
+    CPUs emulate.
+    """
+
+    def __init__(self, params: list[dict[str, Any]], lr: float) -> None:
+        super().__init__(params, lr=lr, fused=True)
+        self._step_supports_amp_scaling = False  # the scaler has to unscale the gradients of both
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        torch.optim.Optimizer.__setstate__(self, state)  # AdamW's needs a count of steps for each
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Update all parameters; the gradients of those with Muon are overwritten and released."""
+        loss = None if closure is None else torch.enable_grad()(closure)()
+        self._step_matrices()
+        super().step()  # skips parameters without a gradient
+        return loss
+
+    def _step_matrices(self) -> None:
+        """Update the parameters with Muon, of all groups together: few operations, however many there are."""
+        groups = [
+            (group, [parameter for parameter in group["params"] if parameter.grad is not None])
+            for group in self.param_groups
+            if group["stacked"]
+        ]
+        parameters = [parameter for _, found in groups for parameter in found]
+        if not parameters:
+            return
+        for parameter in parameters:
+            if not self.state[parameter]:
+                self.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+        buffers = [local(self.state[parameter]["momentum_buffer"]) for parameter in parameters]
+        momenta = [local(parameter.grad) for parameter in parameters]
+        torch._foreach_lerp_(buffers, momenta, 1 - MOMENTUM)
+        torch._foreach_lerp_(momenta, buffers, MOMENTUM)  # Nesterov's
+        stacked = [group["stacked"] for group, found in groups for _ in found]
+
+        def updates_of(wholes: list[Tensor], numbers: list[int]) -> list[Tensor]:
+            return orthogonal_updates(wholes, [stacked[number] for number in numbers])
+
+        shards = sharding_of(parameters[0])
+        if shards is None:
+            updates = updates_of(momenta, list(range(len(momenta))))
+        else:
+            shapes = [parameter.shape for parameter in parameters]
+            updates = divided(momenta, shapes, shards, updates_of)
+        # Groups that differ only in how many matrices a parameter stacks are updated together.
+        alike: dict[tuple[float, float], tuple[list[Tensor], list[Tensor]]] = {}
+        for group, found in groups:
+            mine, updates = updates[: len(found)], updates[len(found) :]
+            weights, changes = alike.setdefault((group["lr"], group["weight_decay"]), ([], []))
+            weights += [local(parameter) for parameter in found]
+            changes += mine
+        for (lr, weight_decay), (weights, changes) in alike.items():
+            torch._foreach_mul_(weights, 1 - lr * weight_decay)
+            torch._foreach_add_(weights, changes, alpha=-lr)
+        for parameter in parameters:
+            parameter.grad = None
+
+
+def orthogonal_updates(wholes: Sequence[Tensor], stacked: Sequence[int]) -> list[Tensor]:
+    """Orthogonal matrices of AdamW's size in place of parameters (rows, ...) of stacked matrices, one below
+    the other. Matrices with the same sides are multiplied together.
+
+    Computed in bfloat16 where the device multiplies it, else in float32; returned in the dtype given.
+    """
+    by_sides: dict[tuple[int, int], list[int]] = {}
+    for number, (whole, count) in enumerate(zip(wholes, stacked, strict=True)):
+        short, long = sorted((len(whole) // count, whole[0].numel()))
+        by_sides.setdefault((short, long), []).append(number)
+    updates = [*wholes]
+    for (short, long), numbers in by_sides.items():
+        matrices = [wholes[n].reshape(stacked[n], -1, wholes[n][0].numel()) for n in numbers]
+        tall = [part.shape[1] > short for part in matrices]
+        X = torch.cat([part.mT if is_tall else part for part, is_tall in zip(matrices, tall, strict=True)])
+        dtype = torch.bfloat16 if has_bf16(X.device) else torch.float32
+        found = orthogonal(X.to(dtype), 0.2 * math.sqrt(long)).to(X.dtype)  # AdamW's: 0.2 to 0.4
+        parts = found.split([len(part) for part in matrices])
+        for n, part, is_tall in zip(numbers, parts, tall, strict=True):
+            updates[n] = (part.mT if is_tall else part).reshape(wholes[n].shape)
+    return updates
+
+
+def orthogonal(X: Tensor, size: float = 1.0) -> Tensor:
+    """Matrices (n, rows, columns), rows <= columns, with singular values of about `size`, by Newton-Schulz
+    iterations."""
+    norms = torch.stack(torch._foreach_norm(X.unbind()))
+    X = X / norms.clamp_min_(1e-7).view(-1, 1, 1)  # no singular value above 1
+    a, b, c = COEFFICIENTS
+    for scale in (*[1.0] * (ITERATIONS - 1), size):
+        A = X @ X.mT
+        B = torch.baddbmm(A, A, A, beta=b, alpha=c)  # b A + c A^2
+        X = torch.baddbmm(X, B, X, beta=scale * a, alpha=scale)  # a X + B X
+    return X
+
+
+# Sharded parameters (FSDP2): each process has some rows of each, and computes the updates of some matrices.
+
+
+def local(tensor: Tensor) -> Tensor:
+    """The rows of a sharded tensor that this process has; another tensor as it is."""
+    own: Tensor = tensor if sharding_of(tensor) is None else tensor.to_local()  # type: ignore[attr-defined]
+    return own
+
+
+def sharding_of(tensor: Tensor) -> dist.ProcessGroup | None:
+    """The processes that a tensor's rows are divided among; None for a plain one.
+
+    By its attributes, because importing its class takes a second.
+    """
+    mesh = getattr(tensor, "device_mesh", None)
+    if mesh is None:
+        return None
+    placements: Sequence[Any] = tensor.placements  # type: ignore[attr-defined]
+    found: dist.ProcessGroup = mesh.get_group(
+        next(dim for dim, placement in enumerate(placements) if placement.is_shard())
+    )
+    return found
+
+
+def divided(
+    shards: Sequence[Tensor],
+    shapes: Sequence[torch.Size],
+    group: dist.ProcessGroup,
+    compute: Callable[[list[Tensor], list[int]], list[Tensor]],
+) -> list[Tensor]:
+    """This process's rows of what `compute` makes of whole tensors, each computed by one process only.
+
+    Args:
+        shards: the rows that this process has of each tensor.
+        shapes: of the whole tensors; process r of W has the r-th of W chunks of ceil(rows / W) rows.
+        group: the processes.
+        compute: whole tensors, with their numbers, to tensors of the same shapes.
+    """
+    world, rank = dist.get_world_size(group), dist.get_rank(group)
+    rows = [chunks(shape[0], world) for shape in shapes]
+    owners = owners_of([shape.numel() for shape in shapes], world)
+    numbers = [[n for n, owner in enumerate(owners) if owner == other] for other in range(world)]
+
+    def sizes(which: list[int], holder: int) -> list[int]:
+        return [rows[n][holder] * shapes[n][1:].numel() for n in which]
+
+    mine, others = numbers[rank], range(world)
+    received = exchange(
+        [[shards[n] for n in numbers[other]] for other in others],
+        [sizes(mine, other) for other in others],
+        group,
+    )
+    wholes = [
+        torch.cat(parts).view(shapes[n]) for n, parts in zip(mine, zip(*received, strict=True), strict=True)
+    ]
+    results = [made.split(rows[n]) for n, made in zip(mine, compute(wholes, mine), strict=True)]
+    returned = exchange(
+        [[parts[other] for parts in results] for other in others],
+        [sizes(numbers[other], rank) for other in others],
+        group,
+    )
+    found = {
+        n: part
+        for which, parts in zip(numbers, returned, strict=True)
+        for n, part in zip(which, parts, strict=True)
+    }
+    return [found[n].view(shard.shape) for n, shard in enumerate(shards)]
+
+
+def chunks(rows: int, world: int) -> list[int]:
+    """The rows of each of W processes, as FSDP2 divides them."""
+    size = -(-rows // world)
+    return [min(size, max(0, rows - rank * size)) for rank in range(world)]
+
+
+def owners_of(sizes: Sequence[int], world: int) -> list[int]:
+    """The process of each tensor: the largest first, each for the process with the least so far."""
+    loads, owners = [0] * world, [0] * len(sizes)
+    for number in sorted(range(len(sizes)), key=lambda number: -sizes[number]):
+        owners[number] = loads.index(min(loads))
+        loads[owners[number]] += sizes[number]
+    return owners
+
+
+def exchange(
+    sent: Sequence[Sequence[Tensor]], expected: Sequence[Sequence[int]], group: dist.ProcessGroup
+) -> list[tuple[Tensor, ...]]:
+    """Send tensors to each process, and receive flat ones of the expected sizes from each."""
+    pieces = [piece.reshape(-1) for own in sent for piece in own]
+    flat = torch.cat(pieces)
+    to_each = [sum(piece.numel() for piece in own) for own in sent]
+    from_each = [sum(own) for own in expected]
+    received = flat.new_empty(sum(from_each))
+    dist.all_to_all_single(received, flat, from_each, to_each, group=group)
+    return [part.split(list(own)) for part, own in zip(received.split(from_each), expected, strict=True)]

@@ -1,4 +1,4 @@
-"""From what a run is asked for to what it does: `inspect` the data and the weights, then `plan`.
+"""From what a run is asked for to what it does: `inspect` the data and the weights, then `resolve`.
 
 A plan has a value for every option, and the model's configuration; nothing is decided after it but what the
 machine decides: device, precision, the parts of a batch, and the length of a run with a budget of time.
@@ -15,7 +15,6 @@ import numpy as np
 
 from vitascope.data.datasets import greatest_value, sampled_sizes
 from vitascope.data.splits import Splits
-from vitascope.data.targets import ClassSets
 from vitascope.errors import UserError
 from vitascope.formatting import counted
 from vitascope.model.config import OPTIONS, ViTConfig
@@ -98,42 +97,18 @@ def inspect(data: Splits, weights: ModelConfig | None = None, *, levels: bool = 
         channels=data.channels,
         class_names=data.train.class_names,
         greatest=greatest_value(data.train) if levels else None,
-        several=isinstance(data.train.targets, ClassSets),
+        several=data.train.targets is not None and not data.train.targets.exclusive,
         weights=weights,
         shards=data.train.shard_files,
     )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class DecidedOptimization(Optimization):
-    """`Optimization` with a batch size."""
-
-    batch_size: int
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class DecidedAugmentation(AugmentationOptions):
-    """`AugmentationOptions` with a value for each."""
-
-    crop_scale: float
-    shift: float
-    randaugment: int
-    erase: float
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, init=False, repr=False)
-class Decided(TrainConfig):
-    """A `TrainConfig` in which nothing is left to the data: None is rejected where it means that."""
-
-    optimization: DecidedOptimization
-    augmentation: DecidedAugmentation
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class Plan:
     """What a run does."""
 
-    options: Decided
+    options: TrainConfig
+    """With a value for each of `DECIDED`."""
     model: ModelConfig
     chosen: Mapping[str, str] = dataclasses.field(default_factory=dict)
     """The options that the data have decided, with their values in words."""
@@ -160,14 +135,16 @@ class Plan:
     def of_run(cls, run: Run, config: TrainConfig) -> Plan:
         """The recorded plan of a run, with its configuration; UserError for invalid options."""
         with options_of(run.config_file):
-            options = Decided.from_dict(config.to_dict())
+            for name in DECIDED:
+                if config.option(name) is None:
+                    raise UserError(f"{name} has no value, and a run records one")
         with options_of(run.plan_file):
             model = config_of(run.plan["model"])
         texts = {name: run.plan[name] for name in ("chosen", "reason", "note")}
-        return cls(options=options, model=model, **texts)
+        return cls(options=config, model=model, **texts)
 
 
-def plan(asked: TrainConfig, facts: Facts) -> Plan:
+def resolve(asked: TrainConfig, facts: Facts) -> Plan:
     """Decide everything that a configuration leaves open.
 
     Raises:
@@ -208,7 +185,7 @@ def plan(asked: TrainConfig, facts: Facts) -> Plan:
             "the training images"
         )
     return Plan(
-        options=Decided(**asked.to_dict() | decisions),
+        options=TrainConfig(**asked.to_dict() | decisions),
         model=model,
         chosen=chosen,
         reason=str(facts),
@@ -216,6 +193,8 @@ def plan(asked: TrainConfig, facts: Facts) -> Plan:
     )
 
 
+DECIDED = ("batch_size", "crop_scale", "shift", "randaugment", "erase")
+"""Options that a run has no value without; recorded by every run."""
 IN_WORDS = {
     "levels": "levels {0[0]:,} to {0[1]:,}",
     "image_size": "{0[0]}x{0[1]} pixels",
@@ -232,7 +211,7 @@ NO_CHANGE = {name: trait.off for name, trait in traits(AugmentationOptions, Need
 """Values of augmentation that change nothing, which need no mention."""
 
 
-def image_options(options: Decided) -> list[str]:
+def image_options(options: TrainConfig) -> list[str]:
     """The options, as NAME=VALUE, for which a frozen body is computed in every epoch; without any, the
     features of an image never change."""
     return [

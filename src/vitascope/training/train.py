@@ -13,7 +13,7 @@ import re
 import shlex
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from os import PathLike
 from pathlib import Path
@@ -24,8 +24,7 @@ import torch
 from vitascope.arguments import checked
 from vitascope.data.datasets import open_data
 from vitascope.data.frames import DataFrame, stored
-from vitascope.data.splits import Splits
-from vitascope.data.targets import ClassSets
+from vitascope.data.splits import ImageSet, Splits
 from vitascope.errors import UserError
 from vitascope.evaluation.measure import Evaluation, data_frame, html_table
 from vitascope.formatting import counted
@@ -34,35 +33,33 @@ from vitascope.model.hardware import explaining_memory, reuse_freed_memory, suit
 from vitascope.model.lora import add_adapters
 from vitascope.model.vision_model import VisionModel, build
 from vitascope.model.vit import VisionTransformer
-from vitascope.options.recipes import BUILT_IN, FEW_TO_START, GROUP_OF, Asked, TrainConfig
+from vitascope.options.recipes import BUILT_IN, FEW_TO_START, GROUP_OF, TrainConfig, configuration
 from vitascope.remote.stores import is_url
 from vitascope.run.layout import DATA, has_model
 from vitascope.run.run import Run, RunData, lasting_paths, new_run
 from vitascope.run.trackers import check_tracker
 from vitascope.storage import explaining_failure
 from vitascope.training import distributed
-from vitascope.training.agreement import (
-    check_folder_is_shared,
-    check_plan_and_data,
-    check_versions,
-)
 from vitascope.training.announcement import announce_data, announce_run, other_starts
-from vitascope.training.baseline import DIGITS_BASELINE
 from vitascope.training.body_features import body_features, trains_on_features
 from vitascope.training.checkpoint import folders
 from vitascope.training.checkpoint.folders import remove_checkpoints, to_resume
-from vitascope.training.checkpoint.state import with_images_of
+from vitascope.training.distributed import Launch, restarts_left
+from vitascope.training.identity import (
+    check_folder_is_shared,
+    check_plan_and_data,
+    check_versions,
+    with_images_of,
+)
 from vitascope.training.loop import Trainer
-from vitascope.training.memory import Placement, images_at_once, place
 from vitascope.training.optim import freeze_body
-from vitascope.training.plan import Decided, Plan, inspect, plan
-from vitascope.training.restarts import Launch, restarts_left
+from vitascope.training.placement import Placement, images_at_once, place
+from vitascope.training.plan import Plan, inspect, resolve
 from vitascope.training.schedule import Schedule
 from vitascope.training.selection import Selection, select
 from vitascope.training.signals import stopped_at_once
 from vitascope.training.tasks.autoencoder import MaskedAutoencoding
-from vitascope.training.tasks.classify import Classify, Distill, balanced_weights
-from vitascope.training.tasks.classify_features import ClassifyFeatures
+from vitascope.training.tasks.classify import Classify, ClassifyFeatures, Distill, balanced_weights
 from vitascope.training.tasks.masked import Masked
 from vitascope.training.tasks.task import Finished, PatchEvaluation, Task
 from vitascope.training.tasks.teachers import open_teacher
@@ -74,6 +71,12 @@ if TYPE_CHECKING:
     import pandas
 
     from vitascope.model.config import ViTConfig
+
+DIGITS_BASELINE = 354 / 360
+"""Test accuracy of scikit-learn's `SVC()` with its own defaults on `digits`, where it trains on all 80%.
+
+Recorded, because scikit-learn takes as long to import as a small run to train; a test fits it again.
+"""
 
 log = logging.getLogger(__name__)
 
@@ -131,7 +134,7 @@ def train(config: TrainConfig | None = None, *, recipe: str | None = None, **opt
     Args:
         config: the configuration; None starts from a recipe.
         recipe: name of the recipe; None selects one by the options and the number of images, as
-            `Asked.with_data` does.
+            `options.recipes.configuration` does.
         **options: changes of the configuration: `train(data="photos/", epochs=20)`. `data` may be a pandas
             DataFrame, a table whose paths are relative to `images` or to the working directory; the run
             keeps it.
@@ -140,7 +143,7 @@ def train(config: TrainConfig | None = None, *, recipe: str | None = None, **opt
         UserError: data, model or options that cannot be used.
         Interrupted: by SIGINT or SIGTERM, after saving a checkpoint.
     """
-    return cast("TrainResult", _run(Asked(options=options, recipe=recipe, config=config), "classify"))
+    return cast("TrainResult", _run(_asked(config, recipe, options), "classify"))
 
 
 def pretrain(
@@ -159,12 +162,25 @@ def pretrain(
     """
     if config is None and recipe is None:
         options = {"task": "masked", **options}
-    return cast("PretrainResult", _run(Asked(options=options, recipe=recipe, config=config), "masked"))
+    return cast("PretrainResult", _run(_asked(config, recipe, options), "masked"))
+
+
+def _asked(config: TrainConfig | None, recipe: str | None, options: Mapping[str, Any]) -> dict[str, Any]:
+    """What a run is asked for: its recipe, and options by name; a configuration names all of them."""
+    if config is None:
+        return {"recipe": recipe, **options}
+    if not isinstance(config, TrainConfig):
+        raise UserError(
+            f"config must be a TrainConfig, not a {type(config).__name__}; name options: data=..."
+        )
+    if recipe is not None:
+        raise UserError("a configuration contains every option already; leave out recipe")
+    return {"recipe": "base", **config.replace(**options).to_dict()}
 
 
 @checked
 def resume(
-    run: str | PathLike[str], *, missing: Literal["error", "skip"] = "error", **execution: Any
+    run: str | PathLike[str], *, missing: Literal["error", "skip"] = "error", **options: Any
 ) -> TrainResult | PretrainResult:
     """Resume an interrupted run, with any number of processes.
 
@@ -180,7 +196,7 @@ def resume(
             in runs/.
         missing: `skip` resumes the run without the images that are missing or changed, from now on; `error`
             rejects data in which there are any.
-        **execution: changes of execution options, such as `device="cuda"`.
+        **options: changes of execution options, such as `device="cuda"`; other options are as recorded.
 
     Raises:
         UserError: no such run, a finished one or one in use, no valid checkpoint, changes of the data, the
@@ -189,17 +205,29 @@ def resume(
     """
     started = time.monotonic()
     found, checkpoint = Run.find(run)
-    for name in execution:
-        if GROUP_OF.get(name) != "execution":
-            raise UserError(f"{name!r} cannot change when a run is resumed; only execution options can")
-    config = _recorded_options(found).replace(**execution)
+    recorded = _recorded_options(found)
+    execution = {name: value for name, value in options.items() if GROUP_OF.get(name) == "execution"}
+    changed = recorded.replace(**options)
+    lasting = [config.replace(**lasting_paths(config.to_dict())) for config in (recorded, changed)]
+    for name in options.keys() - execution.keys():
+        before, now = (config.option(name) for config in lasting)
+        if now != before:
+            raise UserError(
+                f"{name} cannot change when a run is resumed: it is {before!r}, not {now!r}; leave it out"
+            )
+    found.check_unfinished()
+    config = recorded.replace(**execution)
     device = _join(config, execution.get("shard_size"))  # a recorded one may be of more processes
     launch = Launch()
     if distributed.by_first(lambda: launch.begun) is not None:
         checkpoint = None  # restarted by torchrun: the newest checkpoint is of this launch
-    distributed.by_first(lambda: launch.note(found))
+    distributed.by_first(lambda: launch.note(_lasting_ref(found)))
     distributed.by_first(lambda: _take_over(found))
     return _continue(found, checkpoint, config, device, missing=missing, started=started)
+
+
+def _lasting_ref(run: Run) -> str:
+    return str(run.path.absolute()) if run.store is None else run.ref
 
 
 def _take_over(run: Run) -> None:
@@ -221,8 +249,6 @@ def _join(config: TrainConfig, shard_size: int | None) -> torch.device:
 
 
 def _recorded_options(run: Run) -> TrainConfig:
-    """The options of an unfinished run."""
-    run.check_unfinished()
     with options_of(run.config_file):
         return TrainConfig.from_dict(run.config)
 
@@ -243,7 +269,7 @@ def _continue(
         opened, data = distributed.by_all(lambda: _open_again(config, found))
         check_plan_and_data(opened.plan, opened.splits)
         trainer = build_trainer(found, opened, device)
-        trainer.restore(_checkpoint(found, checkpoint, data, trainer.identity))
+        trainer.restore(_checkpoint(found, checkpoint, data, trainer.splits.train))
         distributed.by_first(lambda: None if found.store is None else found.store.check_writer())
         if checkpoint is not None and distributed.is_first():
             folders.discard_newer(checkpoint)
@@ -271,20 +297,17 @@ class Opened:
     """The model to start from; None for random weights."""
 
 
-def _run(asked: Asked, task: str) -> TrainResult | PretrainResult:
+def _run(asked: dict[str, Any], task: str) -> TrainResult | PretrainResult:
     """Create a run, train and finish it; a run that cannot start leaves no folder.
 
     Processes that torchrun has restarted go on with the run that those before them created.
     """
     started = time.monotonic()
-    data = asked.options.get("data")
-    frame = data if isinstance(data, DataFrame) else None
-    if frame is not None:
-        others = {name: value for name, value in asked.options.items() if name != "data"}
-        asked = dataclasses.replace(asked, options=others)
-    first = asked.before_data()
+    frame = asked.pop("data") if isinstance(asked.get("data"), DataFrame) else None
+    first = configuration(asked)
     if first.task != task:
-        what = "this configuration" if asked.recipe is None else f"the recipe {asked.recipe}"
+        recipe = asked["recipe"]
+        what = "this configuration" if recipe in (None, "base") else f"the recipe {recipe}"
         other = "pretrain" if first.task == "masked" else "train"
         raise UserError(f"{what} is for `vitascope {other}`, in Python `{other}`")
     device = _join(first, first.execution.shard_size)
@@ -292,6 +315,7 @@ def _run(asked: Asked, task: str) -> TrainResult | PretrainResult:
     begun = distributed.by_first(lambda: _begun(launch))
     if begun is not None:
         run, _ = distributed.by_all(lambda: Run.find(begun))
+        distributed.by_all(run.check_unfinished)
         config = distributed.by_all(lambda: _recorded_options(run))
         return _continue(run, None, config, device, missing="error", started=started)
     if first.run is not None:  # an error comes before anything that takes time
@@ -300,9 +324,8 @@ def _run(asked: Asked, task: str) -> TrainResult | PretrainResult:
         run, opened = _create(asked, False)
     else:
         with stored(frame, first.table) as place:
-            with_place = dataclasses.replace(asked, options={**asked.options, "data": place})
-            run, opened = _create(with_place, True)
-    distributed.by_first(lambda: launch.note(run))
+            run, opened = _create({**asked, "data": place}, True)
+    distributed.by_first(lambda: launch.note(_lasting_ref(run)))
     with _locked(run), explaining_memory():
         trainer = _start(run, opened, device, started)
         announce_run(trainer)
@@ -352,13 +375,18 @@ def _begun(launch: Launch) -> str | None:
     return begun
 
 
-def _create(asked: Asked, keep_data: bool) -> tuple[Run, Opened]:
+def _create(asked: Mapping[str, Any], keep_data: bool) -> tuple[Run, Opened]:
     """Open the data and create the run folder, which perhaps takes the file of the data."""
     opened = distributed.by_all(lambda: _open(asked))
     check_plan_and_data(opened.plan, opened.splits)
     plan, config = opened.plan, opened.plan.options.to_dict()
     places = lasting_paths(config) | ({"data": DATA} if keep_data else {})
-    recorded = {"asked": asked.record(places), **plan.to_dict()}
+    named = {
+        name: value
+        for name, value in (configuration(asked).to_dict() | places).items()
+        if name in asked or GROUP_OF[name] in asked
+    }
+    recorded = {"asked": {"recipe": asked["recipe"], "options": named}, **plan.to_dict()}
     processes = distributed.world_size()
     run = distributed.by_first(lambda: Run.create(config, recorded, processes=processes, keep_data=keep_data))
     if keep_data:
@@ -366,9 +394,9 @@ def _create(asked: Asked, keep_data: bool) -> tuple[Run, Opened]:
     return run, dataclasses.replace(opened, plan=plan)
 
 
-def _open(asked: Asked) -> Opened:
+def _open(asked: Mapping[str, Any]) -> Opened:
     """The data, the weights and the plan of a new run."""
-    first = asked.before_data()
+    first = configuration(asked)
     if first.execution.tracker is not None:
         check_tracker(first.execution.tracker)
     labelled = first.task == "classify"
@@ -376,7 +404,7 @@ def _open(asked: Asked) -> Opened:
     if distributed.is_first():  # which records and announces them
         splits = splits.identified()
     drawn = sum(len(splits.parts[name]) for name in splits.drawn)
-    config = asked.with_data(len(splits.train) + drawn, splits.channels)
+    config = configuration(asked, len(splits.train) + drawn, splits.channels)
     if config.optimization.lengths:  # a run with minutes is repeated, whatever time that takes
         config = config.replace(minutes=None)
     return prepare(config, splits)
@@ -388,7 +416,7 @@ def prepare(config: TrainConfig, splits: Splits) -> Opened:
     if config.levels is None and weights is not None:
         config = config.replace(levels=preprocess_of(weights).levels)
     facts = inspect(splits, None if weights is None else weights.config, levels=config.levels is None)
-    return Opened(plan(config, facts), splits, weights)
+    return Opened(resolve(config, facts), splits, weights)
 
 
 def _open_again(config: TrainConfig, run: Run) -> tuple[Opened, RunData]:
@@ -424,14 +452,14 @@ def _skip_missing(run: Run, config: TrainConfig) -> TrainConfig:
 
 
 def _checkpoint(
-    run: Run, chosen: Path | None, data: RunData, identity: dict[str, Any]
+    run: Run, chosen: Path | None, data: RunData, images: ImageSet
 ) -> tuple[int, dict[str, Any]] | None:
     """The step and the state to resume from: of the chosen checkpoint, or of the newest, if there is one."""
     found = folders.load_checkpoint(run.path) if chosen is None else folders.load_checkpoint_at(chosen)
     if found is None or not data.restored.record.skipped:
         return found
     step, state = found
-    return step, with_images_of(state, identity)
+    return step, with_images_of(state, images)
 
 
 @contextmanager
@@ -507,7 +535,12 @@ def start_model(opened: Opened) -> VisionModel:
 
 
 def make_task(
-    options: Decided, model: VisionModel, splits: Splits, placement: Placement, *, on_features: bool = False
+    options: TrainConfig,
+    model: VisionModel,
+    splits: Splits,
+    placement: Placement,
+    *,
+    on_features: bool = False,
 ) -> Task:
     """The task of a run, perhaps on the features of its frozen body."""
     preprocess, device = preprocess_of(model), placement.device
@@ -516,7 +549,7 @@ def make_task(
         return kind(masking=options.masking, config=cast("ViTConfig", model.config), preprocess=preprocess)
     balanced = options.balance.class_weights == "balanced"
     weights = balanced_weights(splits.train).to(device) if balanced else None
-    several = isinstance(splits.train.targets, ClassSets)
+    several = not splits.train.truth.exclusive
     for images in (splits.val, splits.measured) if several else ():
         if not images.truth.counts.any():
             raise UserError(
@@ -555,6 +588,7 @@ def _finish(trainer: Trainer) -> TrainResult | PretrainResult:
             run, config, model, module, loader, lambda: trainer.val_images, precision, seconds
         )
         distributed.print_first(f"evaluating {counted(len(final), f'{final.name} image')}")
+        trainer.task.calibrate(finished)
         tested = trainer.task.test(finished)
         if config.task == "classify" and config.data == "digits" and final.name == "test":
             distributed.print_first(f"       {DIGITS_BASELINE:.2%} scikit-learn's SVC() on the same split")

@@ -13,7 +13,7 @@ import torch
 from tests.data import noise, write_picture, write_tree
 from tests.exported import NAMES, exportable_model
 from tests.model import small_model
-from vitascope.cli.export import comparison_lines
+from vitascope.cli.ship import comparison_lines
 from vitascope.data.datasets import open_data
 from vitascope.data.splits import ImageSet
 from vitascope.data.targets import ClassIndices, ClassSets

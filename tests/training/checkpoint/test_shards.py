@@ -21,7 +21,6 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from tests.forked import in_group
 from vitascope.errors import UserError
-from vitascope.training.checkpoint import shards
 from vitascope.training.checkpoint.folders import (
     MANIFEST,
     checkpoints,
@@ -30,6 +29,7 @@ from vitascope.training.checkpoint.folders import (
     save_checkpoint,
 )
 from vitascope.training.checkpoint.state import (
+    file_record,
     model_state,
     optimizer_state,
     restore_model,
@@ -195,7 +195,7 @@ def forge(saved: Path, run: Path, content: bytes) -> Path:
     (folder,) = checkpoints(run)
     (folder / ".metadata").write_bytes(content)
     manifest = json.loads((folder / MANIFEST).read_text())
-    manifest["files"][".metadata"] = shards.file_record(folder / ".metadata")
+    manifest["files"][".metadata"] = file_record(folder / ".metadata")
     (folder / MANIFEST).write_text(json.dumps(manifest))
     return folder
 

@@ -107,20 +107,6 @@ def test_unsupported_encoder_is_rejected(options: dict[str, Any], message: str) 
         MaskedAutoencoder(VisionTransformer(body_config(small_config(**options))), 192, Masking(target="mae"))
 
 
-def test_decoder_has_the_requested_size() -> None:
-    body = VisionTransformer(body_config(small_config()))
-    module = MaskedAutoencoder(body, 192, Masking(target="mae", decoder_dim=96, decoder_depth=3))
-    blocks: Any = module.decoder.blocks
-    assert len(blocks) == 3
-    assert {(block.attention.num_heads, block.mlp.fc1.in_features) for block in blocks} == {(3, 96)}
-
-
-def test_decoder_does_not_replace_parameters_of_the_encoder() -> None:
-    module = small_module(masked_task("mae"))
-    names = [name for name, _ in module.named_parameters()]
-    assert len({name.removeprefix("body.") for name in names}) == len(names)
-
-
 def test_mask_token_has_no_weight_decay_and_the_decoder_the_full_rate() -> None:
     module = small_module(masked_task("mae"))
     config = TrainConfig(layer_decay=0.5, weight_decay=0.1).optimization
@@ -133,12 +119,3 @@ def test_mask_token_has_no_weight_decay_and_the_decoder_the_full_rate() -> None:
     }
     assert found["mask_token"][0] == 0
     assert {scale for name, (_, scale) in found.items() if name.startswith(("decoder", "head"))} == {1.0}
-
-
-def test_the_module_compiles_to_one_graph() -> None:
-    task = masked_task("mae", depth=1, positions="rotary", decoder_dim=64)
-    module, images = small_module(task), random_images(2, 3, 32, 32)
-    drawn = task.hidden(0, 0, np.arange(2))
-    torch.compiler.reset()
-    compiled: Any = torch.compile(module, fullgraph=True, backend="eager")
-    torch.testing.assert_close(compiled(images, *drawn), module(images, *drawn))

@@ -66,13 +66,6 @@ def test_colours_have_three_bits_red_first() -> None:
     )
 
 
-def test_areas_overlap_if_the_patch_is_not_a_multiple() -> None:
-    tile = torch.linspace(0, 1, 6).view(1, 1, 1, 6).expand(1, 1, 6, 6)
-    means = [tile[0, 0, 0, low:high].mean() for low, high in ((0, 2), (1, 3), (3, 5), (4, 6))]
-    expected = [min(7, int(8 * mean)) for mean in means]
-    assert color_classes(tile, (6, 6), 4).tolist() == [[expected * 4]]
-
-
 @pytest.mark.parametrize("channels", [1, 3])
 def test_colour_of_each_class_belongs_to_that_class(channels: int) -> None:
     classes = torch.arange(8**channels)
@@ -86,17 +79,6 @@ def test_picture_of_the_correct_classes_is_the_image_in_3_bits() -> None:
     shown = target.pictures(target.targets(images), patchify(images, (8, 8)))  # (B, N, C, ph, pw)
     tiles = images.unflatten(2, (2, 8)).unflatten(4, (4, 8)).permute(0, 2, 4, 1, 3, 5).flatten(1, 2)
     assert torch.equal(shown, (tiles * 8).floor() / 8 + 1 / 16)
-
-
-def test_picture_shows_the_likeliest_class_of_each_part() -> None:
-    target = ColorTarget(side=4, patch=(4, 4), channels=3)
-    classes = torch.randint(512, (2, 5, 16), generator=torch.Generator().manual_seed(0))
-    logits = torch.nn.functional.one_hot(classes, 512).float().flatten(2)
-    assert target.outputs == logits.shape[2] == 16 * 512
-    assert torch.equal(target.predictions(logits), classes)
-    measured = target.measure(20 * logits, classes)
-    assert torch.equal(measured["accuracy"], torch.ones(2))
-    assert measured["loss"].max() < 1e-4
 
 
 def test_pixels_are_normalized_patches_and_their_picture_is_the_image() -> None:

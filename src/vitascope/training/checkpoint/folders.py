@@ -26,7 +26,7 @@ from torch import Tensor
 from vitascope.errors import UserError
 from vitascope.run.layout import CHECKPOINTS, MANIFEST, step_name, step_of
 from vitascope.storage import explaining_failure, flush, settle
-from vitascope.training.checkpoint.shards import (
+from vitascope.training.checkpoint.state import (
     FileRecord,
     file_record,
     loading,

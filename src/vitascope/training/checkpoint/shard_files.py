@@ -22,7 +22,7 @@ from torch.distributed.checkpoint.state_dict_saver import async_save
 from torch.distributed.tensor import DTensor
 
 from vitascope.pickles import load_pickle
-from vitascope.training.checkpoint.shards import FileRecord, file_record, loading, reason_of
+from vitascope.training.checkpoint.state import FileRecord, file_record, loading, reason_of
 from vitascope.training.distributed import gather, is_first, rank
 
 METADATA = ".metadata"

@@ -1,26 +1,28 @@
-"""The state of a run: its identity, and state dicts that are the same for one process, DDP and FSDP."""
+"""The state of a run: the same for one process, DDP and FSDP, and as it is saved.
+
+It is in `state.pt`, and beside it are the shards of several processes (`shard_files.py`). In `state.pt`
+sharded tensors are placeholders on the "meta" device with shape and dtype. Loading needs no communication and
+returns whole tensors, so that a run can be resumed with any number of processes.
+"""
 
 from __future__ import annotations
 
 import hashlib
-import json
-from typing import Any
+import os
+import pickle
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypedDict, cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from vitascope.arguments import NamesFile
-from vitascope.data.decoding import source_name
-from vitascope.data.splits import ImageSet
 from vitascope.errors import UserError
-from vitascope.model.configuration import traits
-from vitascope.model.sizes import ModelConfig
-from vitascope.options.groups import Recorded
-from vitascope.options.recipes import GROUP_OF, TrainConfig
-from vitascope.training.distributed import world_size
+from vitascope.training.distributed import is_first, world_size
 
-_COUNT, _NAMES = "training images", "names and labels of the training images, SHA-256"
-_MODEL = "model: "
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
 
 
 def model_state(module: nn.Module, *, whole: bool = True) -> dict[str, Any]:
@@ -76,45 +78,95 @@ def all_finite(module: nn.Module) -> bool:
     return bool(torch.stack(finite).all())  # one wait for the device
 
 
-def run_identity(options: TrainConfig, model: ModelConfig, images: ImageSet) -> dict[str, Any]:
-    """Everything that must stay the same: images, model, and all options but execution options and paths."""
-    # Files may be moved, and a run with minutes records its lengths and validations as it goes.
-    left_out = {"run", *traits(TrainConfig, NamesFile), *traits(TrainConfig, Recorded)}
-    compared = [name for name, group in GROUP_OF.items() if group != "execution" and name not in left_out]
-    return {
-        _COUNT: len(images),
-        "classes": list(images.class_names),
-        _NAMES: names_and_labels(images),
-        **{f"{_MODEL}{name}": value for name, value in model.to_dict().items() if name != "class_names"},
-        **{name: options.option(name) for name in compared},
-    }
+class FileRecord(TypedDict):
+    """The manifest's record of a file: size, and SHA-256 in hexadecimal."""
+
+    bytes: int
+    sha256: str
 
 
-def names_and_labels(images: ImageSet) -> str:
-    """The SHA-256 of the names and the labels of all images, 16 digits."""
-    names = [source_name(source).replace("\\", "/").rsplit("/", 1)[-1] for source in images.sources]
-    targets = images.targets
-    # Earlier versions gave images without labels one class, and their checkpoints are still continued.
-    labels = [0] * len(images) if targets is None else targets.to_json()
-    return hashlib.sha256(json.dumps([names, labels]).encode()).hexdigest()[:16]
+def file_record(path: Path) -> FileRecord:
+    """A file's size and SHA-256."""
+    with open(path, "rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+        return {"bytes": os.fstat(file.fileno()).st_size, "sha256": digest}
 
 
-def with_images_of(state: dict[str, Any], identity: dict[str, Any]) -> dict[str, Any]:
-    """A checkpoint's state with the training images of another identity: those of a run that skips some."""
-    images = {name: identity[name] for name in (_COUNT, _NAMES)}
-    return {**state, "identity": {**state["identity"], **images}}
+def split_shards(
+    state: Mapping[str, Any], copies: dict[str, Tensor]
+) -> tuple[dict[str, Any], dict[str, DTensor]]:
+    """The state with its DTensors replaced by placeholders on "meta", and the DTensors by their path.
+
+    In the first process, which writes them, the other tensors are copied to the CPU: into `copies`, by path,
+    where one of the same kind is there already, because new memory takes longer than the copy.
+    """
+    shards: dict[str, DTensor] = {}
+
+    def split(path: str, tensor: Tensor) -> Tensor:
+        if hasattr(tensor, "placements"):  # a DTensor, whose import takes half a second
+            shards[path] = cast("DTensor", tensor)
+            return torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
+        if not is_first():
+            return tensor
+        copy = copies.get(path)
+        if copy is None or (copy.shape, copy.dtype) != (tensor.shape, tensor.dtype):
+            copy = torch.empty_like(tensor, device="cpu", requires_grad=False, pin_memory=tensor.is_cuda)
+            copies[path] = copy
+        return copy.copy_(tensor.detach())
+
+    return _map_tensors(state, split), shards
 
 
-def check_identity(saved: dict[str, Any], now: dict[str, Any]) -> None:
-    """Reject a checkpoint with other data, model or options; options that it lacks are newer than it."""
-    was, plain = (json.loads(json.dumps(identity)) for identity in (saved, now))
-    differences = [
-        f"{name} was {value!r}, is {plain.get(name)!r}"
-        for name, value in was.items()
-        if value != plain.get(name)
-    ]
-    if differences:
+def without_placeholders(state: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """The state with its placeholders replaced by new tensors on the CPU, and these by their path."""
+    missing: dict[str, Tensor] = {}
+
+    def allocate(path: str, tensor: Tensor) -> Tensor:
+        if not tensor.is_meta:
+            return tensor
+        missing[path] = torch.empty_like(tensor, device="cpu")
+        return missing[path]
+
+    return _map_tensors(state, allocate), missing
+
+
+def _map_tensors(
+    state: Mapping[str, Any], change: Callable[[str, Tensor], Tensor], prefix: str = ""
+) -> dict[str, Any]:
+    """The nested dicts with every tensor replaced by `change(path, tensor)`."""
+    changed: dict[str, Any] = {}
+    for key, value in state.items():
+        if isinstance(value, Mapping):
+            value = _map_tensors(value, change, f"{prefix}{key}/")
+        elif isinstance(value, Tensor):
+            value = change(f"{prefix}{key}", value)
+        changed[key] = value
+    return changed
+
+
+# Raised by torch for a file with a valid checksum that is not a state of ours.
+_FAULTS = (
+    *(OSError, EOFError, RuntimeError, ValueError, TypeError, LookupError, AttributeError, AssertionError),
+    pickle.UnpicklingError,
+)
+
+
+@contextmanager
+def loading(path: Path) -> Iterator[None]:
+    """Turn torch's errors about a file into one line."""
+    try:
+        yield
+    except UserError:
+        raise
+    except _FAULTS as error:
         raise UserError(
-            f"the checkpoint is not of this run: {'; '.join(differences)}; restore the data and options, or "
-            "start another run"
-        )
+            f"{path}: complete, but this run cannot load it; nothing was executed: {reason_of(error)}"
+        ) from error
+
+
+def reason_of(error: BaseException) -> str:
+    """The reason of an error in one line."""
+    if isinstance(error, pickle.UnpicklingError) and error.__context__ is not None:
+        error = error.__context__  # torch wraps it in advice to load the file unsafely
+    text = getattr(error, "strerror", None) or str(error).strip() or type(error).__name__
+    return text.splitlines()[0][:300]

@@ -21,8 +21,7 @@ from vitascope.model.norms import LayerNorm
 from vitascope.model.positions import Layout, sincos_table
 from vitascope.model.vit import VisionTransformer
 from vitascope.options.groups import DECODER_HEAD, Masking
-from vitascope.training.tasks.corruption import RandomMask, random_mask
-from vitascope.training.tasks.masked import UNMIXED, Masked, check_body
+from vitascope.training.tasks.masked import UNMIXED, Masked, RandomMask, check_body, random_mask
 from vitascope.training.tasks.patch_targets import NormalizedPixelTarget, Target
 
 CONVOLUTIONAL = ("resnet", "tokenizer")

@@ -1,4 +1,4 @@
-"""Classification, by labels alone, or also by a teacher (Touvron et al. 2021, DeiT, section 4)."""
+"""Classification of images or of features, also by a teacher (Touvron et al. 2021, DeiT, section 4)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from vitascope.data.loading import Loader
 from vitascope.data.preprocess import Preprocess
 from vitascope.data.splits import ImageSet, absent_classes, check_every_class
-from vitascope.data.targets import ClassSets
 from vitascope.errors import UserError, printable
 from vitascope.evaluation.measure import Evaluation, measure
 from vitascope.formatting import counted
@@ -167,13 +166,15 @@ class Classify:
             "majority": score.majority,
         }
 
-    def test(self, finished: Finished) -> Evaluation:
-        """Evaluate the finished model and print the result; with several classes per image, the thresholds
-        of the model are first set to those of the highest F1 on the validation images."""
+    def calibrate(self, finished: Finished) -> None:
+        """With several classes per image, set the thresholds to those of the highest F1."""
         if self.several:
             val = measure(engine_of(finished.model, finished.config), finished.val_loader(), gather)
             thresholds = best_thresholds(val.labels, val.probabilities).tolist()
             finished.model.config = finished.model.config.replace(thresholds=thresholds)
+
+    def test(self, finished: Finished) -> Evaluation:
+        """Evaluate the finished model and print the result."""
         tested = measure(engine_of(finished.model, finished.config), finished.loader, gather)
         score = tested.score
         lines = [
@@ -205,8 +206,7 @@ def balanced_weights(images: ImageSet) -> Tensor:
     """
     check_every_class(images, "class_weights=balanced")
     counts, N = torch.from_numpy(images.truth.counts).double(), len(images)
-    several = isinstance(images.truth, ClassSets)
-    return ((N - counts) / counts if several else N / (len(counts) * counts)).float()
+    return (N / (len(counts) * counts) if images.truth.exclusive else (N - counts) / counts).float()
 
 
 def right(logits: Tensor, labels: Tensor) -> Tensor:
@@ -320,3 +320,48 @@ class Distill(Classify):
 
 def _channels(count: int) -> str:
     return {1: "1 channel (grey)", 3: "3 channels (colour)"}.get(count, f"{count} channels")
+
+
+class HeadAlone(nn.Module):
+    """The head of a model: features (B, D), those of `model.embed`, to logits (B, K).
+
+    It has all parts of the model, under the same names: checkpoints, the moving average and saved models are
+    those of a run that computes the body too.
+    """
+
+    head: nn.Module
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        for name, parameter in model.named_parameters(recurse=False):
+            self.register_parameter(name, parameter)
+        for name, part in model.named_children():
+            self.add_module(name, part)
+        assert self.state_dict().keys() == model.state_dict().keys()
+
+    def forward(self, features: Tensor) -> Tensor:
+        """The logits of features."""
+        return self.head(features)
+
+
+class FeatureEngine(ModuleEngine):
+    """A module in training that takes features."""
+
+    def inputs(self, pixels: Tensor) -> Tensor:
+        """The features themselves, (B, D), which a loader has in place of pixels."""
+        return pixels
+
+
+@dataclasses.dataclass(frozen=True)
+class ClassifyFeatures(Classify):
+    """As `Classify`, of features in place of images; the finished model is tested on images."""
+
+    engine: ClassVar[type[ModuleEngine]] = FeatureEngine
+
+    def module(self, model: nn.Module) -> nn.Module:
+        """The head of the model."""
+        return HeadAlone(model)
+
+    def inputs(self, examples: Examples) -> Tensor:
+        """The features, (B, D)."""
+        return examples.images

@@ -129,6 +129,9 @@ class Task(Protocol):
         their classes, and `map`, the mean average precision.
         """
 
+    def calibrate(self, finished: Finished) -> None:
+        """Set what of the finished model follows from the validation images; all processes call it."""
+
     def test(self, finished: Finished) -> Any:
         """Evaluate the finished model and print the result; all processes call it."""
 

@@ -1,18 +1,21 @@
-"""What the machine decides: device, precision, and the parts of a batch that fit in the memory."""
+"""What the machine decides: device, precision, the parts of a batch that fit in the memory, compilation."""
 
 from __future__ import annotations
 
 import copy
 import dataclasses
 import math
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from vitascope.model.encoder import Block
 from vitascope.model.hardware import memory_of, resolve_precision, suitable_threads
 from vitascope.model.vision_model import VisionModel
+from vitascope.options.recipes import TrainConfig
 from vitascope.training import distributed
-from vitascope.training.plan import Decided, Plan
+from vitascope.training.plan import Plan
 
 SHARE = 0.5
 """The share of the memory for activations; weights, gradients, moments, data and copies get the rest."""
@@ -33,7 +36,7 @@ def place(plan: Plan, model: VisionModel, device: torch.device, *, on_features: 
     """Choose the parts and the precision of a model on its device, or of its head alone on features."""
     options = plan.options
     parts = parts_of_batch(options, model, device)
-    images = images_at_once(options.optimization.batch_size, parts)
+    images = images_at_once(options.option("batch_size"), parts)
     asked = options.execution.precision
     if on_features and asked == "auto":  # a head is too small for bf16 to pay, and its features are fp32
         asked = "fp32"
@@ -46,7 +49,7 @@ def images_at_once(batch_size: int, parts: int) -> int:
     return max(1, batch_size // (distributed.world_size() * parts))
 
 
-def parts_of_batch(config: Decided, model: VisionModel, device: torch.device) -> int:
+def parts_of_batch(config: TrainConfig, model: VisionModel, device: torch.device) -> int:
     """The number of parts in which each process computes a batch, so that its activations fit in memory.
 
     `config.execution.accumulate` where that is set; else the same number in all processes.
@@ -58,7 +61,7 @@ def parts_of_batch(config: Decided, model: VisionModel, device: torch.device) ->
     """
     if config.execution.accumulate is not None:
         return config.execution.accumulate
-    images = math.ceil(config.optimization.batch_size / distributed.world_size())
+    images = math.ceil(config.option("batch_size") / distributed.world_size())
     memory, parts = memory_of(device), 1
     if memory is not None and not config.optimization.freeze:  # a frozen body keeps no activations
         dtype = resolve_precision(config.execution.precision, model.config, device, images, training=True)
@@ -101,3 +104,26 @@ def _kept_bytes(model: VisionModel, images: int, dtype: torch.dtype) -> int:
         output = model(pixels)  # keeps its graph, so that no address is used twice
     del output
     return sum(kept.values())
+
+
+def compile_module(module: nn.Module) -> None:
+    """Compile a module in place at its first call; names of parameters stay.
+
+    If it is sharded, each block is compiled by itself: FSDP gathers a block's weights before its compiled
+    part, so that this has no graph breaks. Blocks of equal shapes and options share a graph.
+    """
+    if not distributed.is_sharded(module):
+        module.compile(dynamic=False)
+        return
+    blocks = [part for part in module.modules() if isinstance(part, Block)]
+    # Each block may have its own rate of stochastic depth; two kinds of queries, two sizes of images.
+    dynamo = torch._dynamo.config
+    dynamo.recompile_limit = max(dynamo.recompile_limit, 4 * len(blocks))
+    for block in blocks:
+        block.compile(dynamic=False)
+
+
+def eager_unless(compiles: bool) -> AbstractContextManager[None]:
+    """The context of a forward pass that runs eagerly where compiling does not pay: batches that are not full
+    have many sizes."""
+    return nullcontext() if compiles else torch.compiler.set_stance("force_eager")

@@ -1,0 +1,78 @@
+"""`vitascope report` and `vitascope compare`: a run on one page, several side by side."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from typing import Annotated
+
+import tyro
+
+from vitascope.cli.parsing import Device, Json, MaybePath, MaybeText
+from vitascope.errors import UserError
+from vitascope.remote.stores import is_url
+
+RunFolder = tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="RUN")]]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Report:
+    """Write a run's report.html: curves, mistakes, attention.
+
+    The report is one self-contained page: open it, print it, send it.
+
+    Training writes it at the end; this command writes it and the figures again.
+
+    For an unfinished run it shows the progress.
+    """
+
+    run: RunFolder
+    """A run folder."""
+    data: MaybeText = None
+    """Where the run's images are now. Default: where they were in training."""
+    device: Device = "auto"
+
+    def call(self) -> None:
+        """Write the report and print its path."""
+        from vitascope.report.write import rewrite_report
+        from vitascope.run.run import Run
+
+        if is_url(self.run):
+            raise UserError(f"{self.run}: pages are written into local runs only: copy it to a local folder")
+        report, missing = rewrite_report(Run.open(self.run), data=self.data, device=self.device)
+        if missing:
+            print(f"vitascope: {missing}", file=sys.stderr)
+        print(report)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Compare:
+    """Compare runs: options, curves, accuracy or mAP, a paired test.
+
+    The paired test (McNemar's) uses the images that two runs were both tested on.
+
+    On images of several classes, it is a bootstrap of the mAP.
+
+    Runs that differ in their seed only are also averaged.
+    """
+
+    runs: tyro.conf.Positional[
+        Annotated[tuple[str, ...], tyro.conf.arg(metavar="RUN ...", help_behavior_hint="(required)")]
+    ]
+    """2 to 24 run folders, finished or not."""
+    out: MaybePath = None
+    """Write comparison.html and comparison.png to this folder, or NAME.html and NAME.png.
+    Existing files are replaced."""
+    json: Json = False
+
+    def call(self) -> None:
+        """Compare, print, and write."""
+        from vitascope.report.comparison_page import compare, write_comparison
+
+        comparison = compare(self.runs)
+        written = [] if self.out is None else write_comparison(comparison, self.out)
+        if self.json:
+            print(json.dumps(comparison.to_dict()))
+        else:
+            print("\n".join([comparison.text(), *map(str, written)]))
