@@ -16,8 +16,9 @@ from jinja2 import nodes
 import vitascope
 from vitascope.cli import main
 from vitascope.language import counted, language, say
+from vitascope.learn.checking import inputs_of
 from vitascope.learn.exercises import NAMES, docstrings, solution_text
-from vitascope.learn.faults import FAULTS
+from vitascope.learn.faults import faults
 from vitascope.probing.curve import TIMES
 from vitascope.probing.selection import SCORES_HEAD
 from vitascope.report.charts import PAIR_WORDS, CalibrationWords, curve_title
@@ -76,7 +77,7 @@ def marked_in_template(path: Path) -> set[str]:
 
 
 def said_in_exercises() -> set[str]:
-    hints = {fault.hint for faults in FAULTS.values() for fault in faults}
+    hints = {hint for name in NAMES for hint, _ in faults(name, inputs_of(name))}
     return hints.union(STATES, *(docstrings(solution_text(name)) for name in NAMES))
 
 
