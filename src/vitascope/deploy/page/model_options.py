@@ -72,6 +72,5 @@ def program_options(config: ViTConfig) -> dict[str, Any]:
         "head_dim": config.head_dim,
         "final_norm": config.final_norm,
         "num_pooled": readout.num_pooled,
-        "largest_product": {"rows": config.num_tokens, "outs": config.mlp_dim, "inner": config.embed_dim},
         "pool_heads": readout.pool_heads or config.embed_dim // config.head_dim,
     }

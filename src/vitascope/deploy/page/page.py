@@ -6,6 +6,7 @@ A page may have two models. What concerns one of them is a function of a `HeldMo
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 from collections.abc import Iterable, Sequence
 from functools import cache
@@ -18,7 +19,7 @@ from vitascope.arguments import checked
 from vitascope.data.decoding import ImageSource
 from vitascope.deploy.export.export import default_path, images_to_compare, own_tests, spread
 from vitascope.deploy.page.browser import find_browser
-from vitascope.deploy.page.document import document
+from vitascope.deploy.page.document import document, programs
 from vitascope.deploy.page.model_options import INSTEAD, check_held, program_options
 from vitascope.deploy.page.proof import (
     HeldModel,
@@ -32,6 +33,7 @@ from vitascope.deploy.page.proof import (
 from vitascope.deploy.page.samples import Samples, choose_samples
 from vitascope.deploy.page.weights import BYTES, Rounding, packed, rounded
 from vitascope.deploy.server.attention_pack import NO_HEAD, token_names, what_fits
+from vitascope.deploy.server.page_content import web_files
 from vitascope.errors import UserError
 from vitascope.explain.methods import METHODS
 from vitascope.model.config import ViTConfig
@@ -228,8 +230,13 @@ def megabytes(parameters: int, weights: Rounding) -> float:
 
 
 def page_data(models: Sequence[HeldModel], weights: Rounding, samples: Samples) -> dict[str, Any]:
-    """What `web/local.js` reads: the models and the samples."""
-    return {"models": [model_data(each.engine, weights) for each in models], "samples": samples.to_json()}
+    """What `web/local.js` reads."""
+    return {
+        "models": [model_data(each.engine, weights) for each in models],
+        "programs": programs(),
+        "samples": samples.to_json(),
+        "texts": json.loads(web_files()["chinese.json"][1]),
+    }
 
 
 def model_data(engine: TorchEngine, weights: Rounding) -> dict[str, Any]:
