@@ -18,8 +18,8 @@ from vitascope.data.datasets import open_data
 from vitascope.data.splits import ImageSet
 from vitascope.data.targets import ClassIndices, ClassSets
 from vitascope.deploy.export import quantize as module
-from vitascope.deploy.export.calibration import calibration_batches, rounding_error
 from vitascope.deploy.export.export import export
+from vitascope.deploy.export.int8 import calibration_batches, layers_of, rounding_error
 from vitascope.deploy.export.quantize import (
     FileComparison,
     calibration_and_test,
@@ -29,7 +29,6 @@ from vitascope.deploy.export.quantize import (
     quantize_file,
     worst,
 )
-from vitascope.deploy.export.quantize_onnx import layers_of
 from vitascope.errors import UserError
 from vitascope.evaluation.measure import batches_of, measure
 from vitascope.options.recipes import TrainConfig

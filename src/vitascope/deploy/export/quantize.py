@@ -27,11 +27,9 @@ from vitascope.arguments import checked
 from vitascope.data.datasets import open_data, open_for_evaluation
 from vitascope.data.decoding import ImageSource, as_pictures
 from vitascope.data.splits import ImageSet
-from vitascope.deploy.export.calibration import calibration_batches
 from vitascope.deploy.export.export import default_path, export
 from vitascope.deploy.export.formats import FORMATS, check_path, move_beside
-from vitascope.deploy.export.quantize_onnx import write_onnx_int8
-from vitascope.deploy.export.quantize_openvino import write_openvino_int8
+from vitascope.deploy.export.int8 import calibration_batches, write_onnx_int8, write_openvino_int8
 from vitascope.errors import UserError, check_choice
 from vitascope.evaluation.images import MAX_DROP, splits_of_data, splits_of_run
 from vitascope.evaluation.measure import Evaluation, batches_of, measure
