@@ -17,9 +17,9 @@ from tests.data import noise, write_picture
 from tests.model import small_model
 from vitascope.deploy.page import page as page_module
 from vitascope.deploy.page.document import START
+from vitascope.deploy.page.packing import packed
 from vitascope.deploy.page.page import PageResult
 from vitascope.deploy.page.proof import compared_picture, outputs_of
-from vitascope.deploy.page.weights import packed
 from vitascope.errors import UserError
 from vitascope.model.vit import VisionTransformer
 from vitascope.weights.preprocess import preprocess_of

@@ -16,9 +16,8 @@ from tests.data import noise
 from tests.model import VARIANTS, labelling_model, small_model
 from vitascope.data.preprocess import Preprocess
 from vitascope.deploy.page.document import modules, programs
-from vitascope.deploy.page.model_options import check_held, program_options
+from vitascope.deploy.page.packing import check_held, packed, program_options, rounded
 from vitascope.deploy.page.page import model_data
-from vitascope.deploy.page.weights import packed, rounded
 from vitascope.deploy.server.attention_pack import pack_attention, pack_heatmap, pack_picture
 from vitascope.errors import UserError
 from vitascope.model.vit import VisionTransformer

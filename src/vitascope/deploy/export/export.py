@@ -137,7 +137,7 @@ def export(
     kind = FORMATS[format]
     suffix = "-features" * features + kind.suffix
     path = default_path(model, suffix) if path is None else Path(path)
-    check_path(path, kind)
+    check_path(path, kind.suffix, *kind.beside)
     given = model
     model, run = load_with_run(given)
     if model is given:  # the caller's own stays on its device and in its precision

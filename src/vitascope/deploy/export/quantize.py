@@ -152,7 +152,7 @@ def quantize(
     check_choice("format", format, [name for name in FORMATS if FORMATS[name].suffix in WRITERS])
     kind = FORMATS[format]
     path = default_path(model, f"-int8{kind.suffix}") if path is None else Path(path)
-    check_path(path, kind)
+    check_path(path, kind.suffix, *kind.beside)
     if not 0 <= max_drop <= 1:
         raise UserError(f"max_drop is a share from 0 to 1, not {max_drop:g}")
     model, run = load_with_run(model)
@@ -263,7 +263,8 @@ def check_files(source: Path, target: Path) -> Writer:
         raise UserError(f"{source}: int8 is for files that end in {' or '.join(WRITERS)}")
     if target.suffix != source.suffix:
         raise UserError(f"{target}: the int8 file of {source.name} ends in {source.suffix}")
-    check_path(target, next(kind for kind in FORMATS.values() if kind.suffix == target.suffix))
+    kind = next(kind for kind in FORMATS.values() if kind.suffix == target.suffix)
+    check_path(target, kind.suffix, *kind.beside)
     return WRITERS[source.suffix]
 
 

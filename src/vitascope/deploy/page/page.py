@@ -18,9 +18,18 @@ from safetensors.torch import save
 from vitascope.arguments import checked
 from vitascope.data.decoding import ImageSource
 from vitascope.deploy.export.export import default_path, images_to_compare, own_tests, spread
+from vitascope.deploy.export.formats import check_path
 from vitascope.deploy.page.browser import find_browser
 from vitascope.deploy.page.document import document, programs
-from vitascope.deploy.page.model_options import INSTEAD, check_held, program_options
+from vitascope.deploy.page.packing import (
+    BYTES,
+    INSTEAD,
+    Rounding,
+    check_held,
+    packed,
+    program_options,
+    rounded,
+)
 from vitascope.deploy.page.proof import (
     HeldModel,
     Proof,
@@ -31,7 +40,6 @@ from vitascope.deploy.page.proof import (
     prove,
 )
 from vitascope.deploy.page.samples import Samples, choose_samples
-from vitascope.deploy.page.weights import BYTES, Rounding, packed, rounded
 from vitascope.deploy.server.attention_pack import NO_HEAD, token_names, what_fits
 from vitascope.deploy.server.page_content import web_files
 from vitascope.errors import UserError
@@ -129,7 +137,7 @@ def page(
             browser; a picture that cannot be read; outputs that differ.
     """
     path = default_path(model, ".html") if path is None else Path(path)
-    check_path(path)
+    check_path(path, ".html")
     program = None if unproved else find_browser(browser)
     refs = [model] if beside is None else [model, beside]
     labels = [""] if beside is None else [reference(model) or "model", reference(beside) or "beside"]
@@ -147,11 +155,18 @@ def page(
     check_room(path, sum(map(len, contents)) * 4 // 3)
     with replacing(path) as aside:
         with open(aside, "w", encoding="utf-8") as file:
-            file.writelines(document(title_of(models), page_data(models, weights, offered), contents))
+            names = [each.engine.name or each.engine.architecture for each in models]
+            title = f"{' and '.join(names)} – vitascope"  # until the explorer has started
+            file.writelines(document(title, page_data(models, weights, offered), contents))
         proofs = [None] * len(models) if program is None else prove(program, aside, models, path.name)
+    roundings = [
+        agreement(
+            outputs_of_all(each.engine.model, each.pictures), each.outputs, outputs=compared(each.rounded)
+        )
+        for each in models
+    ]
     first, *others = [
-        ModelResult(rounding=rounding_of(each), proof=proof)
-        for each, proof in zip(models, proofs, strict=True)
+        ModelResult(rounding=rounding, proof=proof) for rounding, proof in zip(roundings, proofs, strict=True)
     ]
     return PageResult(
         path=path,
@@ -192,22 +207,6 @@ def hold(
     engine.name = name_of(ref) if isinstance(ref, str | os.PathLike) else ""
     pictures = [compared_picture(own, source) for source in sources]
     return HeldModel(label, engine, held, pictures, outputs_of_all(held, pictures))
-
-
-def title_of(models: Sequence[HeldModel]) -> str:
-    """The document's title until the explorer has started."""
-    names = [each.engine.name or each.engine.architecture for each in models]
-    return f"{' and '.join(names)} – vitascope"
-
-
-def check_path(path: Path) -> None:
-    """Reject what exists, and another suffix, which a browser would not open as a page."""
-    if path.is_dir():
-        raise UserError(f"{path} is a folder; name a new file: {path / 'model.html'}")
-    if path.suffix not in (".html", ".htm"):
-        raise UserError(f"{path}: a page ends in .html: {path.with_suffix('.html')}")
-    if path.exists():
-        raise UserError(f"{path} exists and is not overwritten; remove it, or choose another file")
 
 
 def check_size(models: Sequence[VisionTransformer], weights: Rounding) -> None:
@@ -261,9 +260,3 @@ def model_data(engine: TorchEngine, weights: Rounding) -> dict[str, Any]:
         about["missing"] = NO_HEAD
     described = {"name": engine.name, "architecture": engine.architecture, "digest": engine.digest}
     return {"options": program_options(config), "about": about, "described": described}
-
-
-def rounding_of(model: HeldModel) -> Agreement:
-    """The model with the page's weights against the model."""
-    own = outputs_of_all(model.engine.model, model.pictures)
-    return agreement(own, model.outputs, outputs=compared(model.rounded))
