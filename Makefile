@@ -16,10 +16,13 @@ check: .venv/tests-ready
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-# The compiled catalog of the Chinese texts, after a change of zh.po.
+# The compiled catalog of the Chinese texts, and the explorer's part of it, after a change of zh.po.
 translations: .venv/tests-ready
-	cd src/vitascope/translations && $(CURDIR)/$(BIN)/python -c 'from babel.messages.mofile import write_mo; \
-		from babel.messages.pofile import read_po; write_mo(open("zh.mo", "wb"), read_po(open("zh.po", "rb"), "zh"))'
+	cd src/vitascope && $(CURDIR)/$(BIN)/python -c 'import json; from babel.messages.mofile import write_mo; \
+		from babel.messages.pofile import read_po; texts = read_po(open("translations/zh.po", "rb"), "zh"); \
+		write_mo(open("translations/zh.mo", "wb"), texts); explorer = [text for text in texts if text.context == "explorer"]; \
+		json.dump({text.id: text.string for text in explorer}, open("deploy/server/web/chinese.json", "w"), \
+		ensure_ascii=False, indent=1)'
 
 # requirements.lock: what `pip` chooses here for the package and all its extras, with the hash of each file.
 lock: .venv/tests-ready

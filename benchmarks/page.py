@@ -21,8 +21,8 @@ from contest import positive
 from reports import command_line, markdown_table, note, publish
 from vitascope.data.datasets import open_data
 from vitascope.deploy.page.browser import find_browser
+from vitascope.deploy.page.packing import rounded
 from vitascope.deploy.page.proof import Computed, compared_picture, computed, outputs_of, probabilities_apart
-from vitascope.deploy.page.weights import rounded
 from vitascope.model.vit import VisionTransformer
 
 HEADER = (

@@ -5,6 +5,7 @@ import dataclasses
 import functools
 import gettext
 import io
+import json
 import re
 from pathlib import Path
 from string import Formatter
@@ -15,9 +16,11 @@ from jinja2 import nodes
 
 import vitascope
 from vitascope.cli import main
+from vitascope.deploy.server.page_content import web_files
 from vitascope.language import counted, language, say
+from vitascope.learn.checking import inputs_of
 from vitascope.learn.exercises import NAMES, docstrings, solution_text
-from vitascope.learn.faults import FAULTS
+from vitascope.learn.faults import faults
 from vitascope.probing.curve import TIMES
 from vitascope.probing.selection import SCORES_HEAD
 from vitascope.report.charts import PAIR_WORDS, CalibrationWords, curve_title
@@ -27,7 +30,8 @@ from vitascope.run.label_measures import CLASSES_HEAD, ESTIMATES, ESTIMATES_HEAD
 
 ROOT = Path(vitascope.__file__).parent
 CATALOG = read_po((ROOT / "translations" / "zh.po").open("rb"), locale="zh")
-CHINESE = {message.id: message.string for message in CATALOG if message.id}
+CHINESE = {message.id: message.string for message in CATALOG if message.id and not message.context}
+EXPLORER = {message.id: message.string for message in CATALOG if message.context == "explorer"}
 NOUNS = ("test image", "val image")
 """Counted nouns that are made from the name of a split."""
 CHOSEN = (" to ", "test", "val", "accuracy", "mAP", *ESTIMATES.values(), *ESTIMATES_HEAD, *CLASSES_HEAD)
@@ -76,7 +80,7 @@ def marked_in_template(path: Path) -> set[str]:
 
 
 def said_in_exercises() -> set[str]:
-    hints = {fault.hint for faults in FAULTS.values() for fault in faults}
+    hints = {hint for name in NAMES for hint, _ in faults(name, inputs_of(name))}
     return hints.union(STATES, *(docstrings(solution_text(name)) for name in NAMES))
 
 
@@ -107,6 +111,7 @@ def test_the_compiled_catalog_is_that_of_the_texts() -> None:
     with (ROOT / "translations" / "zh.mo").open("rb") as file:
         compiled = gettext.GNUTranslations(file)
     assert {text: compiled.gettext(text) for text in CHINESE} == CHINESE, "run `make translations`"
+    assert json.loads(web_files()["chinese.json"][1]) == EXPLORER, "run `make translations`"
 
 
 def test_every_translation_is_used() -> None:

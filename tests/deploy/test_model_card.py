@@ -62,8 +62,9 @@ def test_pushed_model_loaded_from_the_hub_has_equal_predictions(hub: Hub, model)
 
 
 def test_card_lists_classes_preprocessing_and_how_to_load(hub: Hub, model) -> None:
-    vs.push_to_hub(model, "me/insects", private=True)
+    vs.push_to_hub(model, "me/insects", private=True, token="hf_given")
     assert hub.private["me/insects"]
+    assert set(hub.tokens) == {"Bearer hf_given"}
     card = hub.repositories["me/insects"]["README.md"].decode()
     assert metadata_of(card)["pipeline_tag"] == "image-classification"
     assert "ant, bee, cat" in card
@@ -79,15 +80,9 @@ def test_card_of_a_run_has_its_test_accuracy(hub: Hub, small_run: Path) -> None:
     (index,) = metadata_of(card)["model-index"]
     (metric,) = index["results"][0]["metrics"]
     assert metric == {"type": "accuracy", "value": round(test["accuracy"], 4)}
-    assert "Trained for 1 epoch on" in card
-    assert f"{test['images']} test images: {test['accuracy']:.2%}" in card
-
-
-def test_card_of_a_run_names_its_data_without_the_folders_above(hub: Hub, small_run: Path) -> None:
-    vs.push_to_hub(small_run, "me/digits")
-    card = hub.repositories["me/digits"]["README.md"].decode()
-    assert "on `photos`" in card
+    assert "Trained for 1 epoch on `photos`" in card
     assert str(small_run.parent) not in card
+    assert f"{test['images']} test images: {test['accuracy']:.2%}" in card
 
 
 @pytest.mark.parametrize("target", ["mean_color", "mae"])
@@ -160,7 +155,7 @@ def test_rejected_upload_reports_the_reason_and_advice(hub: Hub, model) -> None:
 
 
 @pytest.mark.parametrize("where", ["create", "preupload", "commit"])
-@pytest.mark.parametrize("body", [b"<html>Log in</html>", b"", b"{}", b"[]", b"null", b'{"url": 5}'])
+@pytest.mark.parametrize("body", [b"<html>Log in</html>", b"", b"[]", b'{"url": 5}'])
 def test_answer_that_is_not_the_hubs_is_named(hub: Hub, model, where: str, body: bytes) -> None:
     hub.instead[where] = body
     with pytest.raises(
@@ -204,21 +199,7 @@ def test_full_temporary_folder_is_named(hub: Hub, model, monkeypatch) -> None:
     assert not hub.repositories
 
 
-def test_full_disk_during_the_upload_is_not_a_matter_of_access(hub: Hub, model, monkeypatch) -> None:
-    def full(*_: object, **__: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr("huggingface_hub.HfApi.create_commit", full)
-    with pytest.raises(vs.UserError, match=r"not uploaded: .*No space left on device$"):
-        vs.push_to_hub(model, "me/insects")
-
-
 def test_bad_repository_name_is_rejected_before_anything_is_sent(hub: Hub, model) -> None:
     with pytest.raises(vs.UserError, match="no/such/name"):
         vs.push_to_hub(model, "no/such/name")
     assert not hub.repositories
-
-
-def test_given_token_is_used(hub: Hub, model) -> None:
-    vs.push_to_hub(model, "me/insects", token="hf_given")
-    assert set(hub.tokens) == {"Bearer hf_given"}

@@ -4,11 +4,10 @@ import os
 from pathlib import Path
 
 import pytest
-import torch
 
 from vitascope.learn.checking import check, check_function, equal, inputs_of
 from vitascope.learn.exercises import NAMES, TO_WRITE, exercise_text, path_of, solution_text
-from vitascope.learn.faults import FAULTS
+from vitascope.learn.faults import faults
 from vitascope.learn.solutions import SOLUTIONS
 
 MUTANTS = [
@@ -178,16 +177,10 @@ def test_every_answer_of_ours_is_right() -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_no_fault_computes_the_same_as_ours_or_as_one_of_another_hint(name: str) -> None:
     inputs = inputs_of(name)
-    found: dict[str, list[torch.Tensor]] = {"": [SOLUTIONS[name](*inputs)]}
-    for fault in FAULTS[name]:
-        output = fault.function(*inputs)
-        assert not [
-            hint
-            for hint, known in found.items()
-            for one in known
-            if hint != fault.hint and equal(output, one)
-        ]
-        found.setdefault(fault.hint, []).append(output)
+    known = [("", SOLUTIONS[name](*inputs))]
+    for hint, output in faults(name, inputs):
+        assert not [other for other, one in known if other != hint and equal(output, one)]
+        known.append((hint, output))
 
 
 def test_exercise_is_to_do_until_its_function_has_a_statement(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from vitascope.language import say
 from vitascope.learn.exercises import is_begun, path_of
-from vitascope.learn.faults import FAULTS, Function
+from vitascope.learn.faults import Function, faults
 from vitascope.learn.places import OPTIONS, place
 from vitascope.learn.solutions import SOLUTIONS
 from vitascope.model.config import ViTConfig
@@ -200,7 +200,7 @@ def compare(name: str, inputs: list[Any], yours: Any, ours: Tensor) -> None:
     yours = yours.detach()
     if equal(yours, ours):
         return
-    found = next((say(fault.hint) for fault in FAULTS[name] if equal(yours, fault.function(*inputs))), None)
+    found = next((say(hint) for hint, output in faults(name, inputs) if equal(yours, output)), None)
     if yours.shape != ours.shape:
         raise WrongAnswer(
             say(
@@ -225,9 +225,9 @@ def guess(name: str, inputs: list[Any], yours: Tensor, ours: Tensor) -> str:
     same_sizes = sorted(yours.shape) == sorted(ours.shape)
     if same_sizes and any(equal(yours.permute(order), ours) for order in permutations(range(ours.ndim))):
         return say("the values are right, and the axes are in another order")
-    for fault in FAULTS[name]:
-        if fault.function(*inputs).shape == yours.shape:
-            return say("perhaps {hint}", hint=say(fault.hint))
+    for hint, output in faults(name, inputs):
+        if output.shape == yours.shape:
+            return say("perhaps {hint}", hint=say(hint))
     if same_sizes:
         return say("the axes are in another order, and the values differ too")
     return say("see the shapes in the docstring")

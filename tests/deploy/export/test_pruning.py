@@ -146,9 +146,6 @@ def test_pruning_does_not_change_the_original_model() -> None:
 def test_invalid_pruning_is_rejected(options: dict[str, Any], asked: dict[str, Any], complaint: str) -> None:
     with pytest.raises(UserError, match=complaint):
         prune(four_heads(**options), examples(), **asked)
-
-
-def test_pruning_without_examples_is_rejected() -> None:
     with pytest.raises(UserError, match="pruning needs labelled images"):
         prune(four_heads(), [], num_heads=2)
 
@@ -183,15 +180,6 @@ def test_compressed_model_can_be_saved_loaded_and_trained(tmp_path: Any) -> None
     assert (config.num_heads, config.head_dim, config.mlp_dim) == (1, 4, 32)  # type: ignore[union-attr]
     assert target.config.block.token_merging == 2
     target.train()(images).sum().backward()
-
-
-@pytest.mark.parametrize("family", ["timm", "torchvision", "jax", "deit", "dinov2"])
-def test_conversion_of_a_pruned_or_merged_model_is_rejected(tmp_path: Any, family: str) -> None:
-    pruned, merged = prune(four_heads(), examples(), num_heads=2), merge_tokens(four_heads(), 2)
-    with pytest.raises(UserError, match="head_dim 4"):
-        save_pretrained(pruned, tmp_path, format=family)
-    with pytest.raises(UserError, match="token_merging 2"):
-        save_pretrained(merged, tmp_path, format=family)
 
 
 def test_merged_model_is_explained_by_some_methods_and_rejected_by_others() -> None:

@@ -4,13 +4,12 @@ import dataclasses
 import json
 import re
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
-from tests.data import noise, write_picture, write_tree
+from tests.data import noise, write_tree
 from tests.exported import NAMES, exportable_model
 from tests.model import small_model
 from vitascope.cli.ship import comparison_lines
@@ -18,18 +17,16 @@ from vitascope.data.datasets import open_data
 from vitascope.data.splits import ImageSet
 from vitascope.data.targets import ClassIndices, ClassSets
 from vitascope.deploy.export import quantize as module
-from vitascope.deploy.export.calibration import calibration_batches, rounding_error
 from vitascope.deploy.export.export import export
+from vitascope.deploy.export.int8 import calibration_batches, layers_of, rounding_error
 from vitascope.deploy.export.quantize import (
     FileComparison,
     calibration_and_test,
-    check_files,
     compare_files,
     quantize,
     quantize_file,
     worst,
 )
-from vitascope.deploy.export.quantize_onnx import layers_of
 from vitascope.errors import UserError
 from vitascope.evaluation.measure import batches_of, measure
 from vitascope.options.recipes import TrainConfig
@@ -83,6 +80,7 @@ def test_int8_file_opens_like_its_source_and_is_marked_as_int8(done, engines) ->
     assert (engine.class_names, engine.preprocess) == (NAMES, before.preprocess)
     assert engine.input == before.input
     assert not [path for path in found.files[0].parent.iterdir() if path not in found.files]
+    assert json.loads(engine.metadata["calibration_images"]) == found.calibration_images == 8
 
 
 def test_int8_outputs_are_close_to_the_source(engines) -> None:
@@ -225,11 +223,6 @@ def test_rounding_error_is_the_lost_share_of_a_channels_energy() -> None:
     assert found == {"layer": (0 + 1 / 16) / 2, "zero": 0.0}
 
 
-def test_worst_layers_come_in_the_order_of_the_graph() -> None:
-    losses = {"a": 0.1, "b": 0.4, "c": 0.2, "d": 0.3}
-    assert [worst(losses, share) for share in (0, 1 / 8, 1 / 2)] == [(), ("b",), ("b", "d")]
-
-
 def test_calibration_is_drawn_by_seed_and_skips_unreadable_pictures(plain, tmp_path: Path) -> None:
     broken = tmp_path / "broken.png"
     broken.write_bytes(b"no picture")
@@ -243,14 +236,6 @@ def test_calibration_is_drawn_by_seed_and_skips_unreadable_pictures(plain, tmp_p
         calibration_batches(engine, [broken], 5, 0)
     with pytest.raises(UserError, match="at least 1"):
         calibration_batches(engine, PICTURES, 0, 0)
-
-
-def test_calibration_may_be_a_single_picture(plain, labelled, tmp_path: Path) -> None:
-    one = str(write_picture(tmp_path / "one.png", size=(40, 36)))
-    found = quantize_file(
-        plain[".onnx"], tmp_path / "int8.onnx", calibration=one, test=labelled, max_drop=1.0
-    )
-    assert found.calibration_images == 1
 
 
 def test_calibration_picture_and_original_have_nearly_the_same_logits(plain) -> None:
@@ -279,18 +264,6 @@ def test_wrong_names_are_rejected(name, target, complaint, plain, labelled, tmp_
     assert (tmp_path / "taken.onnx").read_text() == "mine"
 
 
-def test_only_existing_files_of_the_format_block_writing(plain, tmp_path: Path) -> None:
-    for name in ("both.xml", "both.bin", "lone.onnx", "lone.onnx.data"):
-        (tmp_path / name).write_bytes(b"there")
-    check_files(plain[".onnx"], tmp_path / "both.onnx")
-    check_files(plain[".xml"], tmp_path / "lone.xml")
-    (tmp_path / "both.xml").unlink()
-    (tmp_path / "lone.onnx").unlink()
-    for source, target, file in ((".xml", "both.xml", "both.bin"), (".onnx", "lone.onnx", "lone.onnx.data")):
-        with pytest.raises(UserError, match=rf"/{file} exists"):
-            check_files(plain[source], tmp_path / target)
-
-
 def test_int8_file_is_not_quantized_again(done, labelled, tmp_path: Path) -> None:
     _, found = done
     path = found.files[0]
@@ -314,27 +287,6 @@ def test_unreadable_test_pictures_are_named_and_too_many_are_rejected(
     few = ImageSet("test", [*PICTURES[:2], *others], ClassIndices(labels[:4], NAMES))
     with pytest.raises(UserError, match=r"10% of the 4 images of the test set cannot be read.*a\.png"):
         measure(engine, batches_of(engine, few))
-
-
-def test_calibration_count_is_in_the_file(done, engines) -> None:
-    _, found = done
-    path = found.files[0]
-    if path.suffix == ".onnx":
-        texts = {prop.key: prop.value for prop in onnx.load(path).metadata_props}
-    else:
-        model = openvino.Core().read_model(path)
-        texts = {"calibration_images": str(model.get_rt_info(["vitascope", "calibration_images"]).value)}
-    assert json.loads(texts["calibration_images"]) == found.calibration_images == 8
-    assert engines[1].metadata["calibration_images"] == "8"
-
-
-def test_full_disk_is_reported_before_anything_is_written(
-    plain, labelled, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=10_000))
-    with pytest.raises(UserError, match=r"takes about 0\.\d MB, and the disk has 0\.0 MB free"):
-        quantize_file(plain[".xml"], tmp_path / "int8.xml", calibration=PICTURES, test=labelled)
-    assert not list(tmp_path.iterdir())
 
 
 @pytest.fixture(scope="module")
@@ -363,12 +315,6 @@ def test_few_test_images_are_joined_by_the_validation_images(data, monkeypatch) 
     monkeypatch.setattr("vitascope.evaluation.images.FEW", len(NAMES))
     _, test = calibration_and_test(None, NAMES, str(data), None)
     assert (test.name, len(test)) == ("test", len(NAMES))
-
-
-def test_calibration_and_test_pictures_are_disjoint(data) -> None:
-    calibration, test = calibration_and_test(None, NAMES, str(data), None)
-    assert len(calibration) > len(test) > 0
-    assert not set(map(str, calibration)) & set(map(str, test.sources))
 
 
 def test_run_provides_training_and_test_images(data, tmp_path: Path) -> None:

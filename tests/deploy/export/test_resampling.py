@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tests.data import noise
 from tests.model import law
 from vitascope.data.preprocess import Preprocess
-from vitascope.deploy.export.resampling import Resize, WholePixels, weights
+from vitascope.deploy.export.resampling import Resize, WholePixels
 
 sides = st.integers(1, 90)
 
@@ -48,36 +48,11 @@ def test_resize_of_any_size_matches_pillow(
     assert distance(noise(*size, seed=seed), fit).max() <= 2
 
 
-@pytest.mark.parametrize("interpolation", ["bilinear", "bicubic", "lanczos"])
-@pytest.mark.parametrize("size", [(600, 400), (400, 600), (701, 33), (35, 1300), (224, 224), (7, 5)])
-def test_resize_of_photographs_matches_pillow(size: tuple[int, int], interpolation: str) -> None:
-    fit = Preprocess(image_size=(96, 64), crop_pct=0.9, interpolation=interpolation)
-    apart = distance(noise(*size), fit)
-    assert apart.max() <= 1
-    assert (apart > 0).mean() <= 0.05  # from 99 to 110 pixels, every tenth sum of "bilinear" is a tie
-
-
-@pytest.mark.parametrize("size", [(40, 30), (25, 25), (11, 60), (99, 97)])
-@pytest.mark.parametrize("resize", ["crop", "squash"])
-def test_nearest_matches_pillow(size: tuple[int, int], resize: str) -> None:
-    fit = Preprocess(image_size=(16, 12), resize=resize, interpolation="nearest")
-    picture = noise(*size)
-    assert (resized(picture, fit) == fit.pixels(picture)).mean() > 0.9  # centres between two
-
-
 @pytest.mark.parametrize("interpolation", ["nearest", "bilinear", "bicubic", "lanczos"])
 def test_image_of_the_models_size_is_unchanged(interpolation: str) -> None:
     picture = noise(32, 24)
     found = resized(picture, Preprocess(image_size=(32, 24), interpolation=interpolation))
     np.testing.assert_array_equal(found, picture.transpose(2, 0, 1))
-
-
-@pytest.mark.parametrize("interpolation", ["nearest", "bilinear", "bicubic", "lanczos"])
-@pytest.mark.parametrize(("size", "out"), [(50, 7), (7, 50), (9, 9), (1, 3), (3, 1)])
-def test_rows_of_weights_sum_to_one(interpolation: str, size: int, out: int) -> None:
-    rows = weights(size, torch.tensor(0.0), torch.tensor(float(size)), out, interpolation)
-    assert rows.shape == (out, size)
-    torch.testing.assert_close(rows.sum(dim=1), torch.ones(out))
 
 
 @law
@@ -113,14 +88,23 @@ def test_resized_sizes_equal_timm_and_torchvision() -> None:
         assert sum(in_integers(fit, *size) != fit.resized_hw(*size) for size in sizes) <= 1
 
 
-@pytest.mark.parametrize("interpolation", ["bilinear", "bicubic", "lanczos"])
-@pytest.mark.parametrize("size", [(333, 500), (500, 333), (37, 41), (99, 131), (35, 1300), (1300, 35)])
-@pytest.mark.parametrize("resize", ["crop", "border"])
-def test_resize_of_photographs_to_whole_pixels_matches_pillow(
-    size: tuple[int, int], resize: str, interpolation: str
-) -> None:
-    rule = {"resize": resize, "resize_to": (110, 110), "crop_rounding": "down"}
-    fit = Preprocess(image_size=(96, 96), interpolation=interpolation, **rule)
+@pytest.mark.parametrize("interpolation", ["nearest", "bilinear", "bicubic", "lanczos"])
+@pytest.mark.parametrize("size", [(600, 400), (400, 600), (701, 33), (35, 1300), (224, 224), (7, 5)])
+@pytest.mark.parametrize(
+    "rule",
+    [
+        {"crop_pct": 0.9},
+        {"resize": "squash"},
+        {"resize_to": (110, 110), "crop_rounding": "down"},
+        {"resize": "border", "resize_to": (110, 110), "crop_rounding": "down"},
+    ],
+    ids=str,
+)
+def test_resize_of_photographs_matches_pillow(size, rule, interpolation: str) -> None:
+    fit = Preprocess(image_size=(96, 64), interpolation=interpolation, **rule)
     apart = distance(noise(*size), fit)
-    assert apart.max() <= 1
-    assert (apart > 0).mean() <= 0.05  # from 99 to 110 pixels, every tenth sum of "bilinear" is a tie
+    if interpolation == "nearest":  # centres between two
+        assert (apart > 0).mean() < 0.2
+    else:
+        assert apart.max() <= 1
+        assert (apart > 0).mean() <= 0.05  # from 99 to 110 pixels, every tenth sum of "bilinear" is a tie

@@ -2,13 +2,13 @@
 
 import { readFileSync } from "node:fs";
 import { Answers } from "./answers.js";
-import { bestKernel, isBetter } from "./kernels.js";
 import { plain } from "./numbers.js";
 import { fit } from "./pixels.js";
+import { simdKernel } from "./simd.js";
 import { VisionTransformer } from "./vit.js";
 import { Weights } from "./weights.js";
 
-const { models, pictures } = JSON.parse(readFileSync("cases.json"));
+const { models, pictures, programs } = JSON.parse(readFileSync("cases.json"));
 const PIECE = 2e4; // bytes: more than a header, less than a file
 const plainly = (found) => Object.fromEntries(Object.entries(found).map(([name, { data }]) => [name, Array.from(data)]));
 
@@ -19,9 +19,10 @@ function modelOf({ file, options }, kernel) {
   return new VisionTransformer(options, weights, kernel);
 }
 
+const KERNELS = { plain: () => plain, simd: () => simdKernel(programs) };
 const found = { models: {}, pictures: {}, kernels: [] };
-for (const name of ["plain", "simd"]) {
-  const kernel = await bestKernel(name);
+for (const [name, kernelOf] of Object.entries(KERNELS)) {
+  const kernel = kernelOf();
   found.kernels.push(kernel.name);
   for (const [model, given] of Object.entries(models)) {
     const vit = modelOf(given, kernel);
@@ -44,7 +45,7 @@ for (const [name, { rgba, width, height, framing }] of Object.entries(pictures))
 
 for (const [name, { about, pixels, layer, target, ...given }] of Object.entries(models)) {
   if (!about) continue;
-  const answers = new Answers(modelOf(given, await bestKernel()), about);
+  const answers = new Answers(modelOf(given, simdKernel(programs)), about);
   const seen = Uint8Array.from(pixels);
   const step = async () => {};
   found.models[`answers ${name}`] = {
@@ -62,6 +63,4 @@ for (const [name, { about, pixels, layer, target, ...given }] of Object.entries(
     ),
   };
 }
-const wrong = { ...plain, product: (x, rows, { outs }) => new Float32Array(rows * outs) };
-found.wrong = await isBetter(wrong, plain, { rows: 40, outs: 48, inner: 64 });
 console.log(JSON.stringify(found));

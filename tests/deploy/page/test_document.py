@@ -5,9 +5,7 @@ import json
 import re
 from html.parser import HTMLParser
 
-import pytest
-
-from vitascope.deploy.page.document import PIECE, as_function, as_script, below, document, imported, modules
+from vitascope.deploy.page.document import PIECE, as_function, below, document, imported, modules
 
 HOSTILE = "</script><img src=x onerror=alert(1)>"
 
@@ -51,9 +49,6 @@ def test_weights_are_in_pieces_of_whole_bytes() -> None:
     pieces = Elements("".join(document("a", {}, [weights]))).scripts["text/base64"]
     assert len(pieces) == 2
     assert b"".join(map(base64.b64decode, pieces)) == weights
-
-
-def test_pieces_name_the_place_of_their_model() -> None:
     text = "".join(document("a", {}, [b"first", b"second"]))
     for place, content in enumerate([b"first", b"second"]):
         piece = base64.b64encode(content).decode()
@@ -93,9 +88,3 @@ def test_worker_decodes_no_picture_because_webkit_does_not_on_a_page_from_the_di
     sources = modules()
     assert not [name for name in below("worker.js", sources) if "createImageBitmap" in sources[name]]
     assert "createImageBitmap" in sources["decoding.js"]
-
-
-@pytest.mark.parametrize("text", [HOSTILE, "<!--", "'\"\\"])
-def test_script_of_data_is_json_without_tags(text: str) -> None:
-    assert "<" not in as_script({"a": text})
-    assert json.loads(as_script({"a": text})) == {"a": text}

@@ -39,6 +39,8 @@ def test_small_picture_is_kept_without_loss() -> None:
     [sample] = samples([picture]).pictures
     assert (sample.title, sample.media_type) == ("picture 1", "image/png")
     np.testing.assert_array_equal(np.asarray(image_of(sample)), picture)
+    [large] = samples([noise(20, LONGEST + 9)]).pictures
+    assert max(image_of(large).size) == LONGEST
 
 
 @pytest.mark.parametrize("channels", [1, 3])
@@ -46,11 +48,6 @@ def test_worst_picture_is_within_the_limit(channels: int) -> None:
     media_type, content = encoded(Image.fromarray(noise(LONGEST, LONGEST, channels)))
     assert media_type == "image/jpeg"
     assert len(content) <= MOST_BYTES
-
-
-def test_large_picture_is_reduced() -> None:
-    [sample] = samples([noise(20, LONGEST + 9)]).pictures
-    assert max(image_of(sample).size) == LONGEST
 
 
 def test_metadata_stay_out(tmp_path: Path) -> None:
@@ -81,14 +78,13 @@ def test_test_images_are_in_the_page_only_where_they_are_asked_for(tmp_path: Pat
     found = samples("test", tests)
     assert [sample.title for sample in found.pictures] == ["rose (test image)", "tulip (test image)"]
     assert found.description == "2 test images of the run"
+    many = dataclasses.replace(
+        read_tree(write_tree(tmp_path / "many", {"a": 30, "b": 2, "c": 1})), name="test"
+    )
+    titles = [sample.title for sample in samples("test", many).pictures]
+    assert [titles.count(f"{name} (test image)") for name in "abc"] == [5, 2, 1]
     with pytest.raises(UserError, match="no run with test images"):
         samples("test")
-
-
-def test_test_images_are_of_every_class(tmp_path: Path) -> None:
-    tests = dataclasses.replace(read_tree(write_tree(tmp_path, {"a": 30, "b": 2, "c": 1})), name="test")
-    titles = [sample.title for sample in samples("test", tests).pictures]
-    assert [titles.count(f"{name} (test image)") for name in "abc"] == [5, 2, 1]
 
 
 def test_none_are_none() -> None:

@@ -6,15 +6,13 @@ import io
 import numpy as np
 import pytest
 import torch
-from PIL import ExifTags, Image
+from PIL import Image
 
-from tests.data import noise
 from tests.deploy.server.served import (
     NAMES,
     POISON,
     Client,
     HeldEngine,
-    encoded,
     grey,
     picture,
     play,
@@ -71,63 +69,6 @@ def test_labels_are_the_classes_above_their_thresholds() -> None:
     play(story())
 
 
-def test_threshold_of_a_model_of_one_class_is_rejected(engine: TorchEngine) -> None:
-    async def story() -> None:
-        async with serving(engine) as client:
-            assert "labels" not in (await client.predict(picture())).json()
-            reason = refusal(await client.predict(picture(), params={"threshold": 0.5}), 422)
-        assert "a threshold is for models that predict any number of classes" in reason
-
-    play(story())
-
-
-def pictures_of_every_kind() -> dict[str, bytes]:
-    rgb = Image.fromarray(noise(30, 40))
-    rgba = Image.fromarray(noise(30, 40, 4))
-    wide = np.arange(1200, dtype=np.uint16).reshape(30, 40) * 50
-    kinds = {
-        "CMYK": encoded(rgb.convert("CMYK"), "JPEG"),
-        "palette": encoded(rgb.convert("P", palette=Image.Palette.ADAPTIVE)),
-        "palette with transparency": encoded(rgb.quantize(16), transparency=0),
-        "LA": encoded(rgba.convert("LA")),
-        "RGBA": encoded(rgba),
-        "16 bits": encoded(Image.fromarray(wide)),
-        "floats": encoded(Image.fromarray(wide.astype(np.float32) / 65535), "TIFF"),
-        "GIF": encoded(rgb, "GIF"),
-        "WebP": encoded(rgb, "WEBP"),
-        "black and white": encoded(rgb.convert("1")),
-    }
-    for orientation in range(1, 9):
-        exif = Image.Exif()
-        exif[ExifTags.Base.Orientation] = orientation
-        kinds[f"EXIF {orientation}"] = encoded(rgb, "JPEG", exif=exif)
-    return kinds
-
-
-@pytest.fixture(scope="module")
-def served_kinds(engine: TorchEngine) -> dict[str, np.ndarray]:
-    """Probabilities by class of a picture of every kind, from the server."""
-    found = {}
-
-    async def story() -> None:
-        async with serving(engine) as client:
-            for name, content in pictures_of_every_kind().items():
-                guesses = (await client.predict(content)).json()["predictions"]
-                found[name] = np.array([g["score"] for g in sorted(guesses, key=lambda g: g["index"])])
-
-    play(story())
-    return found
-
-
-@pytest.mark.parametrize("kind", pictures_of_every_kind())
-def test_every_kind_of_picture_matches_the_library(
-    kind: str, engine: TorchEngine, served_kinds: dict[str, np.ndarray]
-) -> None:
-    pixels = engine.preprocess.pixels(pictures_of_every_kind()[kind])
-    alone = engine.probabilities(torch.from_numpy(pixels)[None])[0].numpy()
-    np.testing.assert_allclose(served_kinds[kind], alone, atol=1e-6)
-
-
 def test_batched_pictures_match_single_pictures(engine: TorchEngine) -> None:
     files = [picture(seed) for seed in range(6)]
 
@@ -172,6 +113,9 @@ def test_explanation_matches_the_library_as_numbers_and_as_a_picture(engine: Tor
             expected = METHODS[DEFAULT_METHOD](engine.model, images, 2)[0]
             assert cats["method"] == DEFAULT_METHOD
             np.testing.assert_allclose(cats["heatmap"], expected, atol=1e-6)
+            assert "labels" not in (await client.predict(picture())).json()
+            reason = refusal(await client.predict(picture(), params={"threshold": 0.5}), 422)
+            assert "a threshold is for models that predict any number of classes" in reason
             predicted = (await client.post("/v1/explain", content=picture())).json()["target"]["index"]
             assert predicted == int(engine.probabilities(torch.from_numpy(pixels)[None]).argmax())
             png = await client.post("/v1/explain?format=png", content=picture())
@@ -257,10 +201,12 @@ def test_model_page_and_metrics_name_the_model_that_is_served() -> None:
     engine.name = 'runs "a"'
 
     async def story() -> None:
-        async with serving(engine) as client:
+        async with serving(engine, max_body_mb=3) as client:
             about = (await client.get("/v1/model")).json()
             metrics = (await client.get("/metrics")).text
         assert about["name"] == 'runs "a"'
+        assert (about["class_names"], about["preprocess"]) == (list(NAMES), engine.preprocess.to_dict())
+        assert (about["engine"], about["limits"]["max_body_mb"]) == (engine.description, 3)
         assert about["architecture"] == engine.model.config.summary
         assert about["digest"] == engine.digest
         assert len(about["digest"]) == 64
@@ -269,18 +215,6 @@ def test_model_page_and_metrics_name_the_model_that_is_served() -> None:
         for name in ("architecture", "digest"):
             assert f'{name}="{about[name]}"' in line
         assert r'name="runs \"a\""' in line
-
-    play(story())
-
-
-def test_model_page_lists_classes_preprocessing_and_limits(engine: TorchEngine) -> None:
-    async def story() -> None:
-        async with serving(engine, max_body_mb=3) as client:
-            about = (await client.get("/v1/model")).json()
-        assert about["class_names"] == list(NAMES)
-        assert about["preprocess"] == engine.preprocess.to_dict()
-        assert about["engine"] == engine.description
-        assert about["limits"]["max_body_mb"] == 3
 
     play(story())
 
@@ -316,7 +250,7 @@ def test_description_and_its_page_have_every_route_and_no_script(engine: TorchEn
     async def story(client: Client | None = None) -> None:
         async with serving(engine) as client:
             described = (await client.get("/openapi.json")).json()
-            page = (await client.get("/docs")).text
+            page = (await client.get("/docs", headers={"Host": "localhost:<script>"})).text
         for path in ("/v1/predict", "/v1/explain", "/v1/embed", "/v1/model", "/livez", "/readyz", "/metrics"):
             assert path in described["paths"]
             assert path in page
@@ -325,15 +259,6 @@ def test_description_and_its_page_have_every_route_and_no_script(engine: TorchEn
         assert "<script" not in page
         assert "style=" not in page
         assert "https://" not in page
-
-    play(story())
-
-
-def test_page_escapes_the_host_header(engine: TorchEngine) -> None:
-    async def story() -> None:
-        async with serving(engine, host="0.0.0.0") as client:
-            page = (await client.get("/docs", headers={"Host": "<script>alert(1)</script>"})).text
-        assert "<script" not in page
 
     play(story())
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import json
 import os
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from importlib.resources import files
 from pathlib import Path
 from typing import TypeVar
+
+from jinja2 import Environment, StrictUndefined
 
 from vitascope.arguments import checked
 from vitascope.data.decoding import ImageSource, as_pictures
@@ -135,7 +137,7 @@ def export(
     kind = FORMATS[format]
     suffix = "-features" * features + kind.suffix
     path = default_path(model, suffix) if path is None else Path(path)
-    check_path(path, kind)
+    check_path(path, kind.suffix, *kind.beside)
     given = model
     model, run = load_with_run(given)
     if model is given:  # the caller's own stays on its device and in its precision
@@ -253,89 +255,26 @@ def explained_in_one_line(name: str, format: str, dynamic_resolution: bool) -> I
         ) from error
 
 
-PROGRAMS = {
-    ".onnx": """\
-{imports}import numpy, onnxruntime
-from PIL import Image, ImageOps
-
-session = onnxruntime.InferenceSession({path!r})
-{metadata}{pixels}
-{outputs} = session.run(None, {{"pixels": pixels}})
-{printed}""",
-    ".xml": """\
-{imports}import numpy, openvino
-from PIL import Image, ImageOps
-
-model = openvino.Core().read_model({path!r})
-{metadata}exact = {{"INFERENCE_PRECISION_HINT": "f32"}}  # {hint}
-compiled = openvino.compile_model(model, "CPU", exact)
-{pixels}
-{first} = compiled(pixels)["{first}"]
-{printed}""",
-    ".pt2": """\
-{imports}import numpy, torch
-from PIL import Image, ImageOps
-
-{texts}program = torch.export.load({path!r}{extra_files}).module()
-{metadata}{pixels}
-{outputs} = program(torch.tensor(pixels))
-{printed}""",
-}
-METADATA = {
-    ".onnx": 'session.get_modelmeta().custom_metadata_map["{key}"]',
-    ".xml": 'model.get_rt_info(["vitascope", "{key}"]).value',
-    ".pt2": 'texts["{key}"]',
-}
-"""The expression for a value of the metadata."""
-
-
 def usage(
     path: Path, preprocess: Preprocess, config: ModelConfig, input: InputMode, *, features: bool = False
 ) -> str:
     """A program without vitascope that prints the class of `cat.jpg`, its classes if it has several, or the
-    shape of its features."""
-    mode = "L" if preprocess.channels == 1 else "RGB"
-    opened = 'Image.open("cat.jpg")'
-    upright = f"ImageOps.exif_transpose({opened})" if preprocess.exif_orientation else opened
-    low, high = (
-        (0, '(65535 if picture.mode[0] == "I" else 1)') if preprocess.levels is None else preprocess.levels
-    )
-    lines = [  # as `data.decoding` does
-        f"picture = {upright}",
-        'if picture.mode[0] in "IF":  # more than 8 bits',
-        f"    low, high = {low}, {high}",
-        "    shares = (numpy.asarray(picture).astype(float) - low) / (high - low)",
-        '    picture = Image.fromarray((255 * shares.clip(0, 1)).round().astype("uint8"))',
-        "if picture.has_transparency_data:",
-        '    white = Image.new("RGBA", picture.size, "white")',
-        '    picture = Image.alpha_composite(white, picture.convert("RGBA"))',
-        f'picture = picture.convert("{mode}")',
-    ]
-    if input == "tensors":
-        height, width = preprocess.image_size
-        lines.append(f"picture = ImageOps.fit(picture, ({width}, {height}))  # better: follow {preprocess}")
-    axes = "[None, ..., None]" if preprocess.channels == 1 else "[None]"
-    lines.append(f"pixels = numpy.asarray(picture){axes}")
-    hint = "without it some CPUs choose bf16: " + (
-        "faster, less exact" if input == "tensors" else "too coarse for a resize"
-    )
+    shape of its features; it reads pictures as `data.decoding` does."""
     several = config.outputs == "independent"
     keys = [] if features else ["class_names"] * bool(config.class_names) + ["thresholds"] * several
-    metadata = [f"{key} = json.loads({METADATA[path.suffix].format(key=key)})\n" for key in keys]
-    best = "probabilities[0].argmax()"
-    named = f"class_names[{best}]" if config.class_names else best
-    names = "class_names" if config.class_names else f"range({config.num_classes})"
-    above = f"[name for name, p, least in zip({names}, probabilities[0], thresholds) if p >= least]"
-    classes = above if several else named
-    return PROGRAMS[path.suffix].format(
-        imports="import json\n" if keys else "",
-        texts=f'texts = dict.fromkeys({json.dumps(keys)}, "")\n' if keys else "",
+    low, high = preprocess.levels or (0, '(65535 if picture.mode[0] == "I" else 1)')
+    environment = Environment(undefined=StrictUndefined, trim_blocks=True)
+    environment.filters["repr"] = repr
+    template = environment.from_string(files(__package__).joinpath("program.jinja").read_text("utf-8"))
+    return template.render(
         path=str(path),
-        extra_files=", extra_files=texts" if keys else "",
-        metadata="".join(metadata),
-        pixels="\n".join(lines),
-        hint=hint,
-        outputs="(features,)" if features else "probabilities, logits",
-        first="features" if features else "probabilities",
-        printed=f"print({'features.shape' if features else classes})",
+        suffix=path.suffix,
+        library={".onnx": "onnxruntime", ".xml": "openvino", ".pt2": "torch"}[path.suffix],
+        keys=keys,
+        preprocess=preprocess,
+        levels=f"{low}, {high}",
+        grey=preprocess.channels == 1,
+        tensors=input == "tensors",
+        config=config,
+        features=features,
     )

@@ -114,13 +114,13 @@ def silenced() -> Iterator[None]:
             os.environ["CI"] = ci
 
 
-def check_path(path: Path, kind: Format) -> None:
-    """Reject a suffix of another format, and what exists."""
+def check_path(path: Path, suffix: str, *beside: str) -> None:
+    """Reject another suffix, and what exists; files of the suffixes `beside` belong to the new one."""
     if path.is_dir():
-        raise UserError(f"{path} is a folder; name a new file: {path / f'model{kind.suffix}'}")
-    if path.suffix != kind.suffix:
-        raise UserError(f"{path}: files of this format end in {kind.suffix}: {path.with_suffix(kind.suffix)}")
-    for file in (path.with_suffix(suffix) for suffix in (kind.suffix, *kind.beside)):
+        raise UserError(f"{path} is a folder; name a new file: {path / f'model{suffix}'}")
+    if path.suffix != suffix:
+        raise UserError(f"{path}: files of this format end in {suffix}: {path.with_suffix(suffix)}")
+    for file in (path.with_suffix(each) for each in (suffix, *beside)):
         if file.exists():
             raise UserError(f"{file} exists and is not overwritten; remove it, or choose another file")
 

@@ -27,11 +27,9 @@ from vitascope.arguments import checked
 from vitascope.data.datasets import open_data, open_for_evaluation
 from vitascope.data.decoding import ImageSource, as_pictures
 from vitascope.data.splits import ImageSet
-from vitascope.deploy.export.calibration import calibration_batches
 from vitascope.deploy.export.export import default_path, export
 from vitascope.deploy.export.formats import FORMATS, check_path, move_beside
-from vitascope.deploy.export.quantize_onnx import write_onnx_int8
-from vitascope.deploy.export.quantize_openvino import write_openvino_int8
+from vitascope.deploy.export.int8 import calibration_batches, write_onnx_int8, write_openvino_int8
 from vitascope.errors import UserError, check_choice
 from vitascope.evaluation.images import MAX_DROP, splits_of_data, splits_of_run
 from vitascope.evaluation.measure import Evaluation, batches_of, measure
@@ -154,7 +152,7 @@ def quantize(
     check_choice("format", format, [name for name in FORMATS if FORMATS[name].suffix in WRITERS])
     kind = FORMATS[format]
     path = default_path(model, f"-int8{kind.suffix}") if path is None else Path(path)
-    check_path(path, kind)
+    check_path(path, kind.suffix, *kind.beside)
     if not 0 <= max_drop <= 1:
         raise UserError(f"max_drop is a share from 0 to 1, not {max_drop:g}")
     model, run = load_with_run(model)
@@ -265,7 +263,8 @@ def check_files(source: Path, target: Path) -> Writer:
         raise UserError(f"{source}: int8 is for files that end in {' or '.join(WRITERS)}")
     if target.suffix != source.suffix:
         raise UserError(f"{target}: the int8 file of {source.name} ends in {source.suffix}")
-    check_path(target, next(kind for kind in FORMATS.values() if kind.suffix == target.suffix))
+    kind = next(kind for kind in FORMATS.values() if kind.suffix == target.suffix)
+    check_path(target, kind.suffix, *kind.beside)
     return WRITERS[source.suffix]
 
 

@@ -77,11 +77,19 @@ def as_script(data: Mapping[str, Any]) -> str:
     return json.dumps(data).replace("<", "\\u003c")
 
 
+def programs() -> list[str]:
+    """The programs of `simd.js` as base64, the fastest first."""
+    folder = files("vitascope.deploy.page").joinpath("web")
+    names = ("multiply-fused.wasm", "multiply.wasm")
+    return [base64.b64encode(folder.joinpath(name).read_bytes()).decode() for name in names]
+
+
 def modules() -> dict[str, str]:
     """The sources of the modules by name, each after those it imports. `local.js` replaces `server.js`."""
     sources = {name: content.decode() for name, (_, content) in web_files().items() if name.endswith(".js")}
     for path in files("vitascope.deploy.page").joinpath("web").iterdir():
-        sources[path.name] = path.read_text(encoding="utf-8")
+        if path.name.endswith(".js"):
+            sources[path.name] = path.read_text(encoding="utf-8")
     sources["server.js"] = sources.pop("local.js")
     order = TopologicalSorter({name: imported(source) for name, source in sources.items()}).static_order()
     return {name: sources[name] for name in order}

@@ -6,6 +6,7 @@ A page may have two models. What concerns one of them is a function of a `HeldMo
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 from collections.abc import Iterable, Sequence
 from functools import cache
@@ -17,9 +18,18 @@ from safetensors.torch import save
 from vitascope.arguments import checked
 from vitascope.data.decoding import ImageSource
 from vitascope.deploy.export.export import default_path, images_to_compare, own_tests, spread
+from vitascope.deploy.export.formats import check_path
 from vitascope.deploy.page.browser import find_browser
-from vitascope.deploy.page.document import document
-from vitascope.deploy.page.model_options import INSTEAD, check_held, program_options
+from vitascope.deploy.page.document import document, programs
+from vitascope.deploy.page.packing import (
+    BYTES,
+    INSTEAD,
+    Rounding,
+    check_held,
+    packed,
+    program_options,
+    rounded,
+)
 from vitascope.deploy.page.proof import (
     HeldModel,
     Proof,
@@ -30,8 +40,8 @@ from vitascope.deploy.page.proof import (
     prove,
 )
 from vitascope.deploy.page.samples import Samples, choose_samples
-from vitascope.deploy.page.weights import BYTES, Rounding, packed, rounded
 from vitascope.deploy.server.attention_pack import NO_HEAD, token_names, what_fits
+from vitascope.deploy.server.page_content import web_files
 from vitascope.errors import UserError
 from vitascope.explain.methods import METHODS
 from vitascope.model.config import ViTConfig
@@ -127,7 +137,7 @@ def page(
             browser; a picture that cannot be read; outputs that differ.
     """
     path = default_path(model, ".html") if path is None else Path(path)
-    check_path(path)
+    check_path(path, ".html")
     program = None if unproved else find_browser(browser)
     refs = [model] if beside is None else [model, beside]
     labels = [""] if beside is None else [reference(model) or "model", reference(beside) or "beside"]
@@ -145,11 +155,18 @@ def page(
     check_room(path, sum(map(len, contents)) * 4 // 3)
     with replacing(path) as aside:
         with open(aside, "w", encoding="utf-8") as file:
-            file.writelines(document(title_of(models), page_data(models, weights, offered), contents))
+            names = [each.engine.name or each.engine.architecture for each in models]
+            title = f"{' and '.join(names)} – vitascope"  # until the explorer has started
+            file.writelines(document(title, page_data(models, weights, offered), contents))
         proofs = [None] * len(models) if program is None else prove(program, aside, models, path.name)
+    roundings = [
+        agreement(
+            outputs_of_all(each.engine.model, each.pictures), each.outputs, outputs=compared(each.rounded)
+        )
+        for each in models
+    ]
     first, *others = [
-        ModelResult(rounding=rounding_of(each), proof=proof)
-        for each, proof in zip(models, proofs, strict=True)
+        ModelResult(rounding=rounding, proof=proof) for rounding, proof in zip(roundings, proofs, strict=True)
     ]
     return PageResult(
         path=path,
@@ -192,22 +209,6 @@ def hold(
     return HeldModel(label, engine, held, pictures, outputs_of_all(held, pictures))
 
 
-def title_of(models: Sequence[HeldModel]) -> str:
-    """The document's title until the explorer has started."""
-    names = [each.engine.name or each.engine.architecture for each in models]
-    return f"{' and '.join(names)} – vitascope"
-
-
-def check_path(path: Path) -> None:
-    """Reject what exists, and another suffix, which a browser would not open as a page."""
-    if path.is_dir():
-        raise UserError(f"{path} is a folder; name a new file: {path / 'model.html'}")
-    if path.suffix not in (".html", ".htm"):
-        raise UserError(f"{path}: a page ends in .html: {path.with_suffix('.html')}")
-    if path.exists():
-        raise UserError(f"{path} exists and is not overwritten; remove it, or choose another file")
-
-
 def check_size(models: Sequence[VisionTransformer], weights: Rounding) -> None:
     """Reject models whose page a browser could not hold."""
     parameters = sum(each.config.num_parameters for each in models)
@@ -228,8 +229,13 @@ def megabytes(parameters: int, weights: Rounding) -> float:
 
 
 def page_data(models: Sequence[HeldModel], weights: Rounding, samples: Samples) -> dict[str, Any]:
-    """What `web/local.js` reads: the models and the samples."""
-    return {"models": [model_data(each.engine, weights) for each in models], "samples": samples.to_json()}
+    """What `web/local.js` reads."""
+    return {
+        "models": [model_data(each.engine, weights) for each in models],
+        "programs": programs(),
+        "samples": samples.to_json(),
+        "texts": json.loads(web_files()["chinese.json"][1]),
+    }
 
 
 def model_data(engine: TorchEngine, weights: Rounding) -> dict[str, Any]:
@@ -254,9 +260,3 @@ def model_data(engine: TorchEngine, weights: Rounding) -> dict[str, Any]:
         about["missing"] = NO_HEAD
     described = {"name": engine.name, "architecture": engine.architecture, "digest": engine.digest}
     return {"options": program_options(config), "about": about, "described": described}
-
-
-def rounding_of(model: HeldModel) -> Agreement:
-    """The model with the page's weights against the model."""
-    own = outputs_of_all(model.engine.model, model.pictures)
-    return agreement(own, model.outputs, outputs=compared(model.rounded))

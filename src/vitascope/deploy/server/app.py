@@ -18,7 +18,7 @@ from vitascope.deploy.server import check_installed
 try:
     from fastapi import APIRouter, Depends, FastAPI, Query, Request, Response
     from fastapi.exceptions import RequestValidationError
-    from fastapi.responses import PlainTextResponse
+    from fastapi.security import HTTPBearer
     from starlette.exceptions import HTTPException
 except ModuleNotFoundError:
     check_installed()
@@ -80,27 +80,27 @@ def create_app(
         title="vitascope",
         version=__version__,
         lifespan=lifespan,
+        servers=[{"url": settings.root_path}] if settings.root_path else None,
         docs_url=None,  # FastAPI's page loads scripts from elsewhere
-        openapi_url=None,  # `public` has it
         redoc_url=None,
         redirect_slashes=False,  # a redirect would name the Host header, and leave out a proxy's prefix
     )
     app.state.service = service
-    routers = [
-        public(app, service, secured=token is not None),
-        description(service),
-        predictions(service),
-        explorer.router(service),
-    ]
+    errors = openapi.errors(*openapi.COMMON_ERRORS)
+    health = public(app, service)
+    app.include_router(health, responses=errors)
+    dependencies = [Depends(check_parameters)]
+    if token is not None:  # the middleware checks it; this describes it
+        dependencies.append(Depends(HTTPBearer(auto_error=False)))
+        errors |= openapi.errors(401)
+    routers = (description(service), predictions(service), explorer.router(service))
     for router in routers:
-        app.include_router(router, dependencies=[Depends(check_parameters)])
-    routes = {str(getattr(route, "path", "")) for router in routers for route in router.routes}
+        app.include_router(router, dependencies=dependencies, responses=errors)
+    paths = (getattr(route, "path", "") for router in (health, *routers) for route in router.routes)
     if other is not None:
         for router in (description(other), explorer.router(other)):
-            app.include_router(
-                router, prefix=BESIDE, include_in_schema=False, dependencies=[Depends(check_parameters)]
-            )
-    app.add_middleware(RequestMiddleware, service=service, token=token, routes=routes)
+            app.include_router(router, prefix=BESIDE, include_in_schema=False, dependencies=dependencies)
+    app.add_middleware(RequestMiddleware, service=service, token=token, routes={"/openapi.json", *paths})
     _handle_errors(app, service)
     return app
 
@@ -122,40 +122,27 @@ async def check_parameters(request: Request) -> None:
             raise Rejection(422, f"query parameter {name!r} is given {times} times; give it once")
 
 
-def public(app: FastAPI, service: Service, *, secured: bool) -> APIRouter:
-    """The routes of probes, of Prometheus, and of the API's documentation, which needs no model."""
+def public(app: FastAPI, service: Service) -> APIRouter:
+    """The routes of probes and of the API's page, which need no token and no model."""
     routes = APIRouter(tags=["health"])
 
-    @routes.get("/livez", responses=openapi.responses({"model": openapi.Health}))
+    @routes.get("/livez", responses={200: {"model": openapi.Health}})
     async def live() -> Response:
         """200 as long as the process answers, whatever the model does."""
         return _json({"status": "live"})
 
-    @routes.get("/readyz", responses=openapi.responses({"model": openapi.Health}, 503))
+    @routes.get("/readyz", responses={200: {"model": openapi.Health}, **openapi.errors(503)})
     async def ready() -> Response:
         """200 if requests should be sent here now."""
         if reason := service.why_not_ready():
             raise Rejection(503, reason)
         return _json({"status": "ready"})
 
-    @routes.get("/metrics", response_class=PlainTextResponse)
-    async def metrics() -> Response:
-        """Counts and times, in Prometheus' text format."""
-        return Response(service.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
-
-    @functools.cache
-    def document() -> dict[str, Any]:
-        return openapi.describe_api(app, service.settings, secured=secured)
-
-    @routes.get("/openapi.json", include_in_schema=False)
-    async def openapi_json() -> Response:
-        return _json(document())
-
     @routes.get("/docs", include_in_schema=False)
     async def page(request: Request) -> Response:
         host = request.headers.get("host", "localhost")
         address = f"{request.scope['scheme']}://{host}{service.settings.root_path}"
-        return Response(openapi.api_page(document(), address), media_type="text/html")
+        return Response(openapi.api_page(app.openapi(), address), media_type="text/html")
 
     return routes
 
@@ -164,7 +151,7 @@ def description(service: Service) -> APIRouter:
     """The route of what is served."""
     routes = APIRouter(tags=["model"])
 
-    @routes.get("/v1/model", responses=openapi.responses({"model": openapi.ModelDescription}, 503))
+    @routes.get("/v1/model", responses={200: {"model": openapi.ModelDescription}, **openapi.errors(503)})
     async def model() -> Response:
         """The model: its classes, its preprocessing, its precision and device; and the server's limits."""
         engine = service.engine
@@ -190,11 +177,16 @@ def description(service: Service) -> APIRouter:
 
 
 def predictions(service: Service) -> APIRouter:
-    """The routes of the model."""
+    """The routes of the model, and of Prometheus."""
     routes = APIRouter(tags=["model"])
     predicted = {"model": openapi.Predictions | openapi.Form[openapi.NamedPredictions]}
     embedded = {"model": openapi.Embedding | openapi.Form[openapi.NamedEmbedding]}
     explained = {"model": openapi.Heatmap, "content": {"image/png": openapi.BINARY}}
+
+    @routes.get("/metrics", response_class=Response, responses={200: {"content": openapi.PLAIN_TEXT}})
+    async def metrics() -> Response:
+        """Counts and times, in Prometheus' text format."""
+        return Response(service.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     @routes.post("/v1/predict", **openapi.for_pictures(predicted))
     async def predict(request: Request, top_k: TopK = 5, threshold: Threshold = None) -> Response:

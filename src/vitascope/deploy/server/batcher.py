@@ -86,12 +86,11 @@ class _Job:
 class Batcher:
     """The queue of at most `capacity` items, and the thread that computes.
 
-    An incomplete batch waits `max_wait` seconds for more items. `observe` gets each batch's name, the queue
-    seconds of its items, and its model seconds.
+    `observe` gets each batch's name, the queue seconds of its items, and its model seconds.
     """
 
-    def __init__(self, *, capacity: int, max_wait: float = 0.0, observe: Observe | None = None) -> None:
-        self._capacity, self._max_wait, self._observe = capacity, max_wait, observe
+    def __init__(self, capacity: int, observe: Observe) -> None:
+        self._capacity, self._observe = capacity, observe
         self._jobs: deque[_Job] = deque()
         self._running: list[_Job] = []
         self._running_since = 0.0
@@ -184,8 +183,6 @@ class Batcher:
             while not self._jobs:
                 self._arrived.clear()
                 await self._arrived.wait()
-            if self._max_wait and len(self._jobs) < self._jobs[0].work.max_batch:
-                await asyncio.sleep(self._max_wait)
             if batch := await self._next_batch():
                 await self._in_thread(batch)
             if self._long is not None and not self._long.result.done():
@@ -259,8 +256,7 @@ class Batcher:
         work, seconds = batch[0].work, batch[0].seconds
         work.learn(seconds, len(batch))
         waits = [(job.begun or 0.0) - job.since for job in batch]
-        if self._observe is not None:
-            self._observe(work.name, waits, seconds)
+        self._observe(work.name, waits, seconds)
         for job, value, wait in zip(batch, values, waits, strict=True):
             if not job.result.done():
                 job.result.set_result(Outcome(value, wait, seconds, len(batch)))

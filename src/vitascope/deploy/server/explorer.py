@@ -72,12 +72,14 @@ def router(service: Service) -> APIRouter:
         method = method or DEFAULT_METHOD
         return await packed(request, f"heatmap-{method}", pack_heatmap, method, target)
 
-    @routes.get("/v1/samples", responses=openapi.responses({"model": list[openapi.Sample]}, 503))
+    @routes.get("/v1/samples", responses={200: {"model": list[openapi.Sample]}, **openapi.errors(503)})
     def samples() -> list[dict[str, str]]:
         """The names and titles of pictures to try, of classes that the model knows."""
         return [{"name": one.name, "title": one.title} for one in samples_for(service.engine)]
 
-    @routes.get("/v1/samples/{name}", response_class=Response, responses=openapi.responses(PICTURE, 404, 503))
+    @routes.get(
+        "/v1/samples/{name}", response_class=Response, responses={200: PICTURE, **openapi.errors(404, 503)}
+    )
     def sample(name: str) -> Response:
         """A picture to try."""
         for one in samples_for(service.engine):

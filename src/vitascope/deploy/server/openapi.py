@@ -1,4 +1,4 @@
-"""The OpenAPI document: JSON schemas, all that the middleware adds to FastAPI's; and the page at `/docs`.
+"""The JSON schemas of requests and responses, for FastAPI's OpenAPI document; and the page at `/docs`.
 
 Routes write JSON themselves, which is faster; tests validate their responses by the schemas.
 """
@@ -11,18 +11,15 @@ from collections.abc import Mapping
 from importlib.resources import files
 from typing import Any, Generic, Literal, TypeVar
 
-from fastapi import FastAPI
 from jinja2 import Environment, Template
 from pydantic import BaseModel, ConfigDict, Field
 
-from vitascope.deploy.server.middleware import PUBLIC_PATHS
-from vitascope.deploy.server.service import REQUEST_ID
-from vitascope.deploy.server.settings import TOKEN, Settings
+from vitascope.deploy.server.settings import TOKEN
 
 R = TypeVar("R")
 Responses = dict[int | str, dict[str, Any]]
 
-TEXT = {"type": "string"}
+PLAIN_TEXT = {"text/plain": {"schema": {"type": "string"}}}
 BINARY = {"schema": {"type": "string", "format": "binary"}}
 FORM = {
     "schema": {
@@ -56,17 +53,8 @@ ERRORS = {
 }
 """Every error status, for all routes."""
 METHOD = "a method of `vitascope explain`, with the same default"
-MODEL_ERRORS = (408, 413, 415, 422, 429, 501, 503, 504)  # statuses of routes that take pictures
-RETRY_AFTER = {"description": "Seconds after which to retry.", "schema": {"type": "integer", "minimum": 1}}
-ERROR_HEADERS: dict[str, dict[str, Any]] = {
-    "401": {"WWW-Authenticate": {"description": "`Bearer`", "schema": TEXT}},
-    "429": {"Retry-After": RETRY_AFTER},
-    "503": {"Retry-After": RETRY_AFTER},
-}
-REQUEST_ID_HEADER = {
-    "description": "The request's id, its own or a new one; also in the access log.",
-    "schema": {**TEXT, "pattern": f"^{REQUEST_ID.pattern.decode()}$"},
-}
+MODEL_ERRORS = (403, 408, 413, 415, 429, 501, 503, 504)  # statuses of routes that take pictures
+COMMON_ERRORS = (400, 421, 422, 500)  # statuses of every route
 
 
 class Schema(BaseModel):
@@ -195,38 +183,14 @@ class ModelDescription(Schema):
     version: str
 
 
-def responses(success: dict[str, Any], *errors: int) -> Responses:
-    """A route's responses: one for status 200, and errors by status."""
-    return {200: success, **{status: {"description": ERRORS[status]} for status in errors}}
+def errors(*statuses: int) -> Responses:
+    """The responses of error statuses."""
+    return {status: {"model": Problem, "description": ERRORS[status]} for status in statuses}
 
 
 def for_pictures(success: dict[str, Any]) -> dict[str, Any]:
     """The keywords of a route that takes pictures, with its response for status 200."""
-    return {"openapi_extra": PICTURES, "responses": responses(success, *MODEL_ERRORS)}
-
-
-def describe_api(app: FastAPI, settings: Settings, *, secured: bool) -> dict[str, Any]:
-    """The OpenAPI document of an application; `secured` if clients must send a token."""
-    document = FastAPI.openapi(app)
-    components = document.setdefault("components", {})
-    components.setdefault("schemas", {})["Problem"] = Problem.model_json_schema()
-    if settings.root_path:
-        document["servers"] = [{"url": settings.root_path}]
-    if secured:
-        components["securitySchemes"] = {"bearer": {"type": "http", "scheme": "bearer"}}
-    for path, operations in document["paths"].items():
-        for method, operation in operations.items():
-            needs_token = secured and path not in PUBLIC_PATHS
-            if needs_token:
-                operation["security"] = [{"bearer": []}]
-            for status in (400, *[401] * needs_token, *[403] * (method == "post"), 421, 500):
-                operation["responses"].setdefault(str(status), {"description": ERRORS[status]})
-            for status, response in operation["responses"].items():
-                if int(status) >= 400:
-                    schema = {"$ref": "#/components/schemas/Problem"}
-                    response["content"] = {"application/json": {"schema": schema}}
-                response["headers"] = {"X-Request-ID": REQUEST_ID_HEADER, **ERROR_HEADERS.get(status, {})}
-    return document
+    return {"openapi_extra": PICTURES, "responses": {200: success, **errors(*MODEL_ERRORS)}}
 
 
 def api_page(description: Mapping[str, Any], address: str) -> str:

@@ -66,8 +66,7 @@ class Service:
         self.in_flight = 0  # requests that need the model, admitted and not answered
         self.unanswered = 0  # requests in flight when the time to finish them was over
         self.lag = 0.0  # seconds by which the event loop is late, which a request waits before it is seen
-        max_wait, observe = settings.max_wait_ms / 1000, self.metrics.observe_batch
-        self.batcher = Batcher(capacity=settings.queue, max_wait=max_wait, observe=observe)
+        self.batcher = Batcher(settings.queue, self.metrics.observe_batch)
         self.decoders = DecoderPool()
         self._id_prefix, self._id_numbers = secrets.token_hex(4).encode(), itertools.count(1)
         self._open_engine = open_engine

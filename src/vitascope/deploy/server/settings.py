@@ -36,8 +36,6 @@ class Settings:
     """Threads per model. 0: the cores, divided among the workers."""
     max_batch: Annotated[int, COUNT] = 32
     """Maximum pictures per batch."""
-    max_wait_ms: Annotated[float, AMOUNT] = 0.0
-    """Time that an idle model waits for more pictures."""
     queue: Annotated[int, COUNT] = 128
     """Maximum requests in progress per worker; more get 429."""
     deadline_ms: Annotated[float, POSITIVE] = 2000.0

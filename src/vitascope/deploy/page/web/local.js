@@ -5,7 +5,7 @@
 import { decoded } from "./decoding.js";
 import { threadHere } from "./worker.js";
 
-const { kernel, models, samples } = JSON.parse(document.getElementById("model-data").textContent);
+const { models, programs, samples, texts } = JSON.parse(document.getElementById("model-data").textContent);
 document.getElementById("arriving").remove();
 let reporting = () => {}; // of the request that begins
 
@@ -33,7 +33,7 @@ class Model {
   async start() {
     const { options, about } = this;
     this.thread = await openThread((message) => this.receive(message));
-    this.kernel = await this.ask({ do: "begin", options, about, kernel });
+    this.kernel = await this.ask({ do: "begin", options, about, programs });
     const pieces = document.querySelectorAll(this.pieces).length;
     const next = () => document.querySelector(this.pieces); // a list of them would keep them all
     for (let [piece, place] = [next(), 0]; piece; [piece, place] = [next(), place + 1]) {
@@ -167,6 +167,11 @@ export async function fetchHeatmap(picture, part, signal, source, report) {
 export async function fetchModel(source = "") {
   if (!source) await own.ready(reporting);
   return { ...modelOf(source).described, beside: beside !== undefined };
+}
+
+/** The page's texts in Chinese by the English ones. */
+export async function fetchTexts() {
+  return texts;
 }
 
 /** The names and titles of the samples. */

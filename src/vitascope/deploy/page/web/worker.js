@@ -4,7 +4,8 @@
 // Messages out: {id, share} while it computes, then {id, result} or {id, error}.
 
 import { Answers } from "./answers.js";
-import { bestKernel } from "./kernels.js";
+import { plain } from "./numbers.js";
+import { simdKernel } from "./simd.js";
 import { VisionTransformer } from "./vit.js";
 import { Weights } from "./weights.js";
 
@@ -42,11 +43,11 @@ class Thread {
 
   // What a request can ask for
 
-  async begin({ options, about, kernel }) {
-    const chosen = await bestKernel(kernel, options.largest_product);
-    this.weights = new Weights(chosen);
-    this.answers = new Answers(new VisionTransformer(options, this.weights, chosen), about);
-    return chosen.name;
+  begin({ options, about, programs }) {
+    const kernel = simdKernel(programs) ?? plain;
+    this.weights = new Weights(kernel);
+    this.answers = new Answers(new VisionTransformer(options, this.weights, kernel), about);
+    return kernel.name;
   }
 
   piece({ base64 }) {

@@ -75,6 +75,11 @@ export async function fetchModel(source = "") {
   return (await ask(`${source}v1/model`)).json();
 }
 
+/** The page's texts in Chinese by the English ones. */
+export async function fetchTexts() {
+  return (await ask("web/chinese.json")).json();
+}
+
 /** The names and titles of the samples. */
 export async function fetchSamples() {
   return (await ask("v1/samples")).json();

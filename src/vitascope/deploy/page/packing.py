@@ -1,4 +1,4 @@
-"""A model's weights for a page: rounded, and as the tensors that `web/weights.js` reads.
+"""A model for a page: the options that `web/vit.js` has, and rounded weights for `web/weights.js`.
 
 Matrices of linear layers are (outputs, inputs), float16 or int8 with a scale per output; convolutions are
 such matrices too. Everything else is float32 and small. Positions are what the model makes of them for its
@@ -10,19 +10,63 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from vitascope.errors import UserError
 from vitascope.model.attention import KeylessLinear
+from vitascope.model.config import ViTConfig
+from vitascope.model.vision_model import VisionModel
 from vitascope.model.vit import VisionTransformer
 
 Rounding = Literal["fp32", "fp16", "int8"]
 BYTES: dict[Rounding, int] = {"fp32": 4, "fp16": 2, "int8": 1}
 """Of a number in a matrix."""
 MOST_HALF = torch.finfo(torch.float16).max
+INSTEAD = "`vitascope serve` shows it"
+HELD: dict[str, tuple[Any, ...]] = {
+    "in_channels": (1, 3),
+    "stem": ("conv", "overlap", "tokenizer"),
+    "attention": ("global",),
+    "token_merging": (0,),
+}
+"""The values that `web/vit.js` has of a model's options; of all others it has every value."""
+
+
+def check_held(model: VisionModel) -> VisionTransformer:
+    """The model, if a page can hold its kind; `UserError` names the option that it cannot."""
+    if not isinstance(model, VisionTransformer):
+        raise UserError(f"a page holds Vision Transformers, not a ResNet: {INSTEAD}")
+    for name, values in HELD.items():
+        value = model.config.option(name)
+        if value not in values:
+            known = " or ".join(map(repr, values))
+            raise UserError(f"a page holds models of {name} {known}, not of {name} {value!r}: {INSTEAD}")
+    return model
+
+
+def program_options(config: ViTConfig) -> dict[str, Any]:
+    """What `web/vit.js` needs to know of a model, as JSON."""
+    readout = config.readout
+    names = ["embed_dim", "depth", "num_heads", "in_channels", "outputs"]
+    names += ["stem", "patch_norm", "embedding_norm", "norm", "mlp"]
+    names += ["norm_type", "inner_norm", "norm_eps", "qk_norm"]
+    names += ["distillation_token", "pool", "pool_prefix", "head"]
+    return {name: config.option(name) for name in names} | {
+        "image_hw": config.tiled_hw(config.image_hw),
+        "grid": config.grid,
+        "prefix": config.num_prefix_tokens,
+        "patch_size": config.patch_hw,
+        "patch_stride": config.patch_stride,
+        "tokenizer_channels": config.tokenizer_channels,
+        "tokenizer_pools": config.tokenizer_pools,
+        "head_dim": config.head_dim,
+        "final_norm": config.final_norm,
+        "num_pooled": readout.num_pooled,
+        "pool_heads": readout.pool_heads or config.embed_dim // config.head_dim,
+    }
 
 
 def rounded(model: VisionTransformer, rounding: Rounding) -> VisionTransformer:

@@ -1,12 +1,12 @@
-"""The weights of a page."""
+"""The models that a page holds, and their weights."""
 
 import re
 
 import pytest
 import torch
 
-from tests.model import small_model
-from vitascope.deploy.page.weights import by_row, packed, rounded
+from tests.model import small_model, small_resnet
+from vitascope.deploy.page.packing import by_row, check_held, packed, rounded
 from vitascope.errors import UserError
 
 
@@ -63,3 +63,23 @@ def test_weights_that_are_not_finite_are_rejected(name: str) -> None:
         model.get_parameter(name).view(-1)[0] = torch.nan
     with pytest.raises(UserError, match=f"{re.escape(name)} has NaN or infinity"):
         rounded(model, "fp16")
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"attention": "axial"}, "of attention 'global', not of attention 'axial'"),
+        ({"token_merging": 2}, "of token_merging 0, not of token_merging 2"),
+        ({"stem": "resnet", "resnet_layers": (1,), "resnet_width": 4}, "not of stem 'resnet'"),
+        ({"in_channels": 2}, "of in_channels 1 or 3, not of in_channels 2"),
+    ],
+)
+def test_other_values_are_rejected_by_the_options_name(options: dict, named: str) -> None:
+    with pytest.raises(UserError, match="vitascope serve") as error:
+        check_held(small_model(**options))
+    assert named in str(error.value)
+
+
+def test_resnet_is_rejected() -> None:
+    with pytest.raises(UserError, match="a page holds Vision Transformers, not a ResNet"):
+        check_held(small_resnet())
