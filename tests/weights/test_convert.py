@@ -13,13 +13,10 @@ from safetensors.torch import load_file
 from tests.model import small_model, small_resnet, with_preprocess
 from vitascope.data.preprocess import Preprocess
 from vitascope.errors import UserError
-from vitascope.model.config import ViTConfig
-from vitascope.model.vit import VisionTransformer
 from vitascope.weights.convert import convert, normalized, parity_of
 from vitascope.weights.files import CheckpointError
 from vitascope.weights.identification import identify
 from vitascope.weights.loading import from_pretrained, save_pretrained
-from vitascope.weights.preprocess import default_preprocess
 
 BODY = {"embed_dim": 128, "num_heads": 2}
 
@@ -148,12 +145,6 @@ def test_a_model_of_four_channels_is_compared_on_random_tensors(tmp_path: Path) 
         )
 
 
-def test_a_revision_of_a_local_folder_is_rejected(tmp_path: Path) -> None:
-    save_pretrained(small_model(**BODY), tmp_path / "ours")
-    with pytest.raises(UserError, match="revision 'v1' has no meaning"):
-        convert(tmp_path / "ours", tmp_path / "theirs", revision="v1")
-
-
 def test_parity_is_measured_on_the_given_pictures(tmp_path: Path) -> None:
     noise = np.random.default_rng(0)
     for number in range(3):
@@ -232,14 +223,6 @@ def test_rejected_model_gets_its_formats_and_the_recipe_that_has_others(tmp_path
         str(raised.value),
     )
     assert not (tmp_path / "theirs").exists()
-
-
-def test_model_of_the_recipe_base_has_the_formats_that_the_error_names(tmp_path: Path) -> None:
-    config = ViTConfig(image_size=32, patch_size=8, embed_dim=64, depth=1, num_heads=1, num_classes=3)
-    model = with_preprocess(VisionTransformer(config), default_preprocess(config))
-    save_pretrained(model, tmp_path / "ours")
-    for name in ("timm", "huggingface", "torchvision", "deit"):
-        assert convert(tmp_path / "ours", tmp_path / name, format=name).parity.difference < 1e-4
 
 
 def test_a_resnet_is_copied_bitwise_and_has_no_other_format(tmp_path: Path) -> None:

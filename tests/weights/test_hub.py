@@ -171,13 +171,6 @@ def test_a_hub_id_is_distinguished_from_a_path(ref: str, expected: bool) -> None
     assert is_hub_id(ref) is expected
 
 
-def test_an_existing_path_is_not_a_hub_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert is_hub_id("runs/flowers")
-    (tmp_path / "runs" / "flowers").mkdir(parents=True)
-    assert not is_hub_id("runs/flowers")
-
-
 @pytest.mark.parametrize(
     ("names", "expected"),
     [
@@ -298,11 +291,6 @@ def test_an_unknown_revision_is_named(tmp_path: Path) -> None:
     assert message.endswith("; in the cache: revision 1a2b3c4 (v1)")
 
 
-def test_weights_of_an_unknown_form_are_listed(fake: FakeHub) -> None:
-    fake.commits[NEW] = {"model.h5": b"x"}
-    assert fetch_error().endswith("it has model.h5")
-
-
 @pytest.mark.parametrize("fault", ["error", "cut"])
 def test_an_interrupted_download_names_the_older_snapshot_and_keeps_it_usable(
     fake: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str
@@ -413,12 +401,6 @@ def test_an_answer_that_is_not_the_hubs_is_named_or_the_cache_is_used(
     )
     cached = cache(tmp_path, WHOLE)
     assert fetch_hub("o/n") == cached
-
-
-def test_files_of_an_unknown_size_are_fetched(fake: FakeHub) -> None:
-    siblings = [{"rfilename": "model.safetensors", "size": "big"}, {"rfilename": "config.json", "size": -1}]
-    fake.pages["api/models"] = json.dumps({"id": "o/n", "sha": NEW, "siblings": siblings}).encode()
-    assert names_in(fetch_hub("o/n")) == {"config.json", "model.safetensors"}
 
 
 # --- torchvision

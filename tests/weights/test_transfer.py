@@ -35,11 +35,6 @@ def test_a_timm_name_creates_the_model_and_logs_our_name(
     assert model.config == expected.config.replace(**own if "dinov3" not in ours else {})
 
 
-def test_options_have_precedence_over_those_of_a_timm_name() -> None:
-    model = create_model("vit_tiny_patch16_224", image_size=32, resample="jax", **TINY)
-    assert (model.config.image_hw, model.config.embedding.resample) == ((32, 32), "jax")
-
-
 def test_every_known_timm_name_is_a_named_size() -> None:
     for name, ours in TIMM_NAMES.items():
         assert name.startswith(("vit_", "deit_"))

@@ -5,15 +5,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor
 
-from tests.model import random_images, small_model, small_resnet, with_preprocess
-from tests.weights import assert_same_state, edit, edit_config
-from vitascope.data.preprocess import Preprocess
+from tests.model import random_images, small_model, small_resnet
+from tests.weights import assert_same_state, edit_config
 from vitascope.errors import UserError
 from vitascope.model.resnet import ResNet
 from vitascope.weights.files import CheckpointError
-from vitascope.weights.identification import FAMILIES, identify, pretrained_config
+from vitascope.weights.identification import FAMILIES, pretrained_config
 from vitascope.weights.loading import from_pretrained, save_pretrained
 from vitascope.weights.transfer import create_model
 
@@ -56,36 +54,6 @@ def test_saving_and_loading_preserve_the_model(
     assert torch.equal(loaded(images), model(images))
 
 
-def test_preprocessing_is_saved_with_the_model(tmp_path: Path) -> None:
-    preprocess = Preprocess(image_size=(32, 32), resize="squash", mean=(0.1, 0.2, 0.3), crop_pct=0.9)
-    save_pretrained(with_preprocess(named_resnet(), preprocess), tmp_path)
-    assert from_pretrained(tmp_path).preprocess == preprocess
-    assert identify(tmp_path)[1].name == "vitascope"
-
-
-def test_the_preprocessing_of_the_model_size_is_saved(tmp_path: Path) -> None:
-    save_pretrained(named_resnet(image_size=(32, 48), in_channels=1), tmp_path)
-    found = from_pretrained(tmp_path).preprocess
-    assert (found.image_size, found.channels, found.mean) == ((32, 48), 1, (0.5,))
-
-
-def test_a_loaded_model_trains_every_weight(folder: Path) -> None:
-    model = from_pretrained(folder).train()
-    model(random_images(2, 3, 32, 32)).square().sum().backward()
-    assert all(value.grad is not None and value.grad.any() for value in model.parameters())
-
-
-def test_saving_again_replaces_the_three_files_and_leaves_no_others(folder: Path, vit: Path) -> None:
-    other = small_resnet(seed=5, class_names=NAMES)
-    save_pretrained(other, folder)
-    assert_same_state(from_pretrained(folder), other)
-    save_pretrained(other, vit)
-    assert_same_state(from_pretrained(vit), other)
-    for path in (folder, vit):
-        names = {file.name for file in path.iterdir()}
-        assert names == {"config.json", "model.safetensors", "preprocessor_config.json"}
-
-
 def test_the_architecture_of_a_vit_is_optional(folder: Path, vit: Path) -> None:
     assert json.loads((folder / "config.json").read_text())["architecture"] == "resnet"
     assert "architecture" not in json.loads((vit / "config.json").read_text())
@@ -94,31 +62,6 @@ def test_the_architecture_of_a_vit_is_optional(folder: Path, vit: Path) -> None:
 
 
 # --- errors
-
-
-def test_missing_extra_misshapen_and_quantized_tensors_are_all_listed(folder: Path) -> None:
-    def damage(tensors: dict[str, Tensor]) -> None:
-        del tensors["features.root.norm.bias"]
-        tensors["features.root.norm.gamma"] = torch.zeros(7)
-        tensors["head.weight"] = torch.zeros(6, 32)
-        tensors["head.bias"] = torch.zeros(5, dtype=torch.int8)
-
-    edit(folder, damage)
-    with pytest.raises(CheckpointError) as caught:
-        from_pretrained(folder)
-    message = str(caught.value)
-    assert message.startswith(f"{folder}: ")
-    assert "missing features.root.norm.bias" in message
-    assert "extra features.root.norm.gamma (7,)" in message
-    assert "head.weight is (6, 32), the model's head.weight (5, 32)" in message
-    assert "head.bias in torch.int8, not floating-point numbers" in message
-
-
-@pytest.mark.parametrize("name", ["model.safetensors", "preprocessor_config.json"])
-def test_a_folder_with_a_missing_file_is_rejected_by_name(folder: Path, name: str) -> None:
-    (folder / name).unlink()
-    with pytest.raises(CheckpointError, match=name.replace(".", r"\.")):
-        from_pretrained(folder)
 
 
 @pytest.mark.parametrize(
@@ -189,25 +132,6 @@ def test_other_classes_get_a_new_head_on_the_same_body(
     trained = named_resnet().state_dict()
     for name, value in model.state_dict().items():
         assert not value.any() if name.startswith("head.") else torch.equal(value, trained[name]), name
-
-
-def test_the_same_classes_keep_the_head(folder: Path) -> None:
-    model = create_model("resnet26", weights=folder, num_classes=5, class_names=NAMES, **SHAPE)
-    assert_same_state(model, named_resnet())
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"layers": (1, 1)}, r"layers is \(1, 2\), not \(1, 1\)"),
-        ({"width": 8}, "width is 4, not 8"),
-        ({"root": "cifar"}, "root is 'imagenet', not 'cifar'"),
-        ({"in_channels": 1}, "in_channels is 3, not 1"),
-    ],
-)
-def test_another_body_is_rejected(folder: Path, change: dict[str, object], message: str) -> None:
-    with pytest.raises(CheckpointError, match=f"does not fit resnet26: {message}"):
-        create_model("resnet26", weights=folder, num_classes=5, **{**SHAPE, **change})
 
 
 def test_a_vit_does_not_start_from_a_resnet_nor_a_resnet_from_a_vit(folder: Path, vit: Path) -> None:
