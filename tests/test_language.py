@@ -25,7 +25,7 @@ from vitascope.probing.curve import TIMES
 from vitascope.probing.selection import SCORES_HEAD
 from vitascope.report.charts import PAIR_WORDS, CalibrationWords, curve_title
 from vitascope.report.comparison_page import BY
-from vitascope.report.page import environment
+from vitascope.report.page import jinja
 from vitascope.run.label_measures import CLASSES_HEAD, ESTIMATES, ESTIMATES_HEAD
 
 ROOT = Path(vitascope.__file__).parent
@@ -68,12 +68,12 @@ def marked_in_python(path: Path) -> set[str]:
 
 
 def marked_in_template(path: Path) -> set[str]:
-    source, jinja = path.read_text(encoding="utf-8"), environment()
+    source, templates = path.read_text(encoding="utf-8"), jinja()
     found = set()
-    for _, _, message in jinja.extract_translations(source):
+    for _, _, message in templates.extract_translations(source):
         texts = (message,) if isinstance(message, str) else message or ()  # None of a variable
         found |= {text for text in texts if text is not None}
-    for node in jinja.parse(source).find_all(nodes.Filter):
+    for node in templates.parse(source).find_all(nodes.Filter):
         if node.name == "counted":
             found.add(f"# {node.args[0].as_const()}s")
     return found

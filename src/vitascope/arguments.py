@@ -8,7 +8,7 @@ import inspect
 import itertools
 import math
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from numbers import Integral, Real
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
@@ -51,11 +51,18 @@ def checked(function: F) -> F:
 
 def check_fields(options: Any) -> None:
     """Check the fields of a frozen dataclass against their annotations; lists become tuples."""
-    for name, kind in get_type_hints(type(options), include_extras=True).items():
+    for name, kind in field_annotations(cast("Any", type(options))).items():
         value = getattr(options, name)
         check_value(name, value, kind)
         if isinstance(value, list):
             object.__setattr__(options, name, tuple(value))
+
+
+@functools.cache
+def field_annotations(kind: Hashable) -> dict[str, Any]:
+    """The annotation of each field of a dataclass, by name, with the traits in `Annotated`."""
+    hints = get_type_hints(kind, include_extras=True)
+    return {field.name: hints[field.name] for field in dataclasses.fields(cast("Any", kind))}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -161,7 +161,7 @@ def test_fitted_name_uses_the_room_and_not_more() -> None:
     assert fitted("dog", 1, 9) == "dog"
     cut = fitted("W" * 60, 1, 9)
     assert "…" in cut
-    assert 0.8 < lettering.width_of(cut, 9) <= 1
+    assert 0.8 < lettering.text_width(cut, 9) <= 1
     assert len(fitted("i" * 60, 1, 9)) > 2 * len(cut)
 
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from tests.data import noise
 from tests.model import law
-from vitascope.explain.pictures import Picture, overlay, shown, to_picture
+from vitascope.explain.pictures import Picture, dimmed, overlay, to_picture
 
 
 @law
@@ -95,14 +95,14 @@ def test_heat_covers_exactly_the_models_part_and_the_rest_is_dark_grey() -> None
     outside[3:37, 11:45] = False  # without the line around the model's part
     assert (np.ptp(drawn[outside], axis=-1) == 0).all()
     assert drawn[outside].max() <= 0.3 * 255 + 1
-    looked_at = shown(photo)
+    looked_at = dimmed(photo)
     np.testing.assert_array_equal(looked_at[4:36, 12:44], inside)
     np.testing.assert_array_equal(looked_at[outside], drawn[outside])
 
 
 def test_picture_that_the_model_sees_all_of_is_not_changed() -> None:
     for picture in (noise(8, 8), noise(8, 8, 1)):
-        np.testing.assert_array_equal(shown(Picture.whole(picture)), picture)
+        np.testing.assert_array_equal(dimmed(Picture.whole(picture)), picture)
 
 
 def test_the_models_part_stays_where_it_is_in_another_number_of_pixels() -> None:

@@ -34,5 +34,5 @@ def leave_empty(monkeypatch: pytest.MonkeyPatch, *modules: ModuleType) -> None:
     """Replace the drawings of some of the report's modules, which take most time, by their descriptions."""
     for module in modules:
         monkeypatch.setattr(
-            module, "embed", lambda _, __, alt, **___: Markup('<svg aria-label="{}"></svg>').format(alt)
+            module, "embedded", lambda _, __, alt, **___: Markup('<svg aria-label="{}"></svg>').format(alt)
         )

@@ -10,9 +10,9 @@ import pytest
 from tests.explain.figures import assert_shows_something, drawn, texts
 from tests.report import Reader
 from vitascope.explain import plots
-from vitascope.explain.lettering import width_of
+from vitascope.explain.lettering import text_width
 from vitascope.report.charts import LONGEST_NAME, Curve, draw_confusion, draw_curves, plot_runs
-from vitascope.report.page import blank_figure, embed
+from vitascope.report.page import blank_figure, embedded
 
 
 def epochs(count: int) -> list[dict[str, Any]]:
@@ -91,7 +91,7 @@ def test_long_names_that_begin_alike_stay_different_in_the_confusion_matrix(tmp_
     (axes,) = figure.axes
     labels = [label.get_text() for label in axes.get_yticklabels()]
     assert len(set(labels)) == 3
-    assert all(width_of(label, 9) <= LONGEST_NAME for label in labels)
+    assert all(text_width(label, 9) <= LONGEST_NAME for label in labels)
     assert axes.get_position().width > 0.4  # the names leave room for the matrix
 
 
@@ -109,7 +109,7 @@ def test_confusion_cells_name_classes_in_any_script() -> None:
     names = ['<b>&"', "\N{CJK UNIFIED IDEOGRAPH-732B}", "$x$"]
     confusion = np.array([[3, 1, 0], [0, 2, 0], [0, 0, 1]])
     drawing = [
-        embed(partial(draw_confusion, confusion, names, new=blank_figure), "c", "a matrix") for _ in "ab"
+        embedded(partial(draw_confusion, confusion, names, new=blank_figure), "c", "a matrix") for _ in "ab"
     ]
     assert drawing[0] == drawing[1]
     read = Reader(str(drawing[0]))

@@ -120,8 +120,8 @@ def readings(folder: Path, whole: Path) -> Iterator[Callable[[], object]]:
     yield run.test_images
     yield lambda: overview.header(run, None)
     yield lambda: overview.training(run, None, None, "")
-    yield lambda: overview.configuration(run)
-    yield lambda: overview.environment(run)
+    yield lambda: overview.configuration_section(run)
+    yield lambda: overview.environment_section(run)
     yield lambda: json.dumps((found := vs.compare([folder, whole])).to_dict()) + found.text()
 
 

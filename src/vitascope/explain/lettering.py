@@ -42,12 +42,12 @@ def short(name: str, length: int = 14) -> str:
 def fitted(name: str, inches: float, size: float) -> str:
     """As `short`, of at most this width at a font size in points."""
     length = len(name)
-    while length > 1 and width_of(short(name, length), size) > inches:
+    while length > 1 and text_width(short(name, length), size) > inches:
         length -= 1
     return short(name, length)
 
 
-def width_of(line: str, size: float) -> float:
+def text_width(line: str, size: float) -> float:
     """The width of a line in inches, at a font size in points; estimated where matplotlib's own font has no
     letter."""
     return sum(_advance(letter) for letter in line) * size / 72

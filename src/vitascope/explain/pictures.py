@@ -87,7 +87,7 @@ def to_picture(pixels: Uint8Array) -> Uint8Array:
     return pixels[0] if pixels.shape[0] == 1 else np.ascontiguousarray(pixels.transpose(1, 2, 0))
 
 
-def shown(picture: Picture) -> Uint8Array:
+def dimmed(picture: Picture) -> Uint8Array:
     """The picture with what the model does not see dimmed: (H, W) or (H, W, 3)."""
     seen = picture.seen()
     if picture.pixels[seen].shape == picture.pixels.shape:
@@ -116,7 +116,7 @@ def beside_itself(picture: Picture, heatmap: FloatArray, side: int = 96) -> Uint
     """A picture, enlarged to at least `side` pixels, beside itself under its heatmap, as one RGB array."""
     large = picture.enlarged(side)
     gap = np.full((large.height, max(2, large.width // 24), 3), 255, dtype=np.uint8)
-    return np.concatenate([_rgb(shown(large)), gap, overlay(large, heatmap)], axis=1)
+    return np.concatenate([_rgb(dimmed(large)), gap, overlay(large, heatmap)], axis=1)
 
 
 def _surroundings(pixels: Uint8Array, seen: tuple[slice, slice]) -> Uint8Array:

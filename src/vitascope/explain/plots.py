@@ -22,8 +22,8 @@ from matplotlib.image import AxesImage
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
 
-from vitascope.explain.lettering import LiteralFigure, fitted, lay_out, width_of
-from vitascope.explain.pictures import Box, FloatArray, Picture, Uint8Array, overlay, shown
+from vitascope.explain.lettering import LiteralFigure, fitted, lay_out, text_width
+from vitascope.explain.pictures import Box, FloatArray, Picture, Uint8Array, dimmed, overlay
 
 RIGHT, WRONG, INK, GREY = "#1a7f4b", "#c2352b", "#222222", "#8a8a8a"
 SERIES = ("#3457a6", "#d9772b")
@@ -46,7 +46,7 @@ def new_figure(width: float, height: float, title: str = "") -> Figure:
     figure = LiteralFigure(figsize=(width, height), layout="constrained", dpi=120, label=title)
     if title:
         letters, lines = len(title), [title]
-        while letters > 4 and any(BOLD * width_of(line, TITLE_SIZE) > 0.96 * width for line in lines):
+        while letters > 4 and any(BOLD * text_width(line, TITLE_SIZE) > 0.96 * width for line in lines):
             letters -= 1
             lines = textwrap.wrap(title, letters)
         figure.suptitle("\n".join(lines), fontsize=TITLE_SIZE, color=INK, fontweight="bold")
@@ -116,7 +116,7 @@ class CaptionLine:
 
     def text(self, inches: float, size: float) -> str:
         """The line with at most this width, at a font size in points, by a shorter name."""
-        room = inches - width_of(self.before + self.after, size)
+        room = inches - text_width(self.before + self.after, size)
         return f"{self.before}{fitted(self.name, room, size)}{self.after}"
 
 
@@ -259,7 +259,7 @@ def draw_explanation(picture: Picture, heatmap: FloatArray, title: str, note: st
     """A picture beside itself under its heatmap (gh, gw), and a note across the latter."""
     figure = new_figure(8, 4 * picture.height / picture.width + 0.6, title)
     left, right = figure.subplots(1, 2)
-    left.imshow(shown(picture), cmap="gray", vmin=0, vmax=255)
+    left.imshow(dimmed(picture), cmap="gray", vmin=0, vmax=255)
     right.imshow(overlay(picture.enlarged(), heatmap))
     _write_across(right, note, 12)
     left.axis("off")
@@ -272,7 +272,7 @@ def draw_explanations(
 ) -> Figure:
     """A picture, and the same picture under each heatmap (gh, gw), by the method's name, with a note across
     those that have one."""
-    panels = {"picture": shown(picture)}
+    panels = {"picture": dimmed(picture)}
     panels |= {name: overlay(picture.enlarged(), heatmap) for name, heatmap in heatmaps.items()}
     rows = math.ceil(len(panels) / 4)
     columns = math.ceil(len(panels) / rows)
@@ -403,7 +403,7 @@ def draw_feature_colours(
     for index, (picture, patches) in enumerate(zip(pictures, colours, strict=True)):
         line, column = divmod(index, columns)
         left, top, right, bottom = picture.box
-        grid[2 * line, column].imshow(shown(picture), cmap="gray", vmin=0, vmax=255)
+        grid[2 * line, column].imshow(dimmed(picture), cmap="gray", vmin=0, vmax=255)
         below = grid[2 * line + 1, column]
         below.imshow(patches, extent=(left, right, bottom, top), interpolation="nearest")
         below.set(xlim=(0, picture.width), ylim=(picture.height, 0))

@@ -11,9 +11,8 @@ import itertools
 import math
 from typing import Annotated, ClassVar, Literal, NamedTuple
 
-from vitascope.arguments import Range
+from vitascope.arguments import Range, check_fields
 from vitascope.errors import UserError
-from vitascope.model.configuration import check_fields
 from vitascope.model.options import (
     BlockOptions,
     EmbeddingOptions,

@@ -12,7 +12,7 @@ from numbers import Integral, Real
 from typing import Any, ClassVar, Self, TypeVar, cast, get_type_hints
 
 from vitascope._version import __version__
-from vitascope.arguments import check_value
+from vitascope.arguments import check_fields, check_value, field_annotations
 from vitascope.errors import UnknownNameError, UserError, nearest
 
 T = TypeVar("T")
@@ -128,25 +128,13 @@ def field_types(kind: Hashable) -> dict[str, Any]:
     return {field.name: hints[field.name] for field in dataclasses.fields(cast(Any, kind))}
 
 
-@functools.cache
-def _annotations(kind: Hashable) -> dict[str, Any]:
-    return get_type_hints(kind, include_extras=True)
-
-
 def traits(kind: Any, trait: type[T]) -> dict[str, T]:
     """The trait of a class that options have in `Annotated`, by name; also those of groups' options."""
     found: dict[str, T] = {}
     for name, field_type in field_types(kind).items():
-        for each in getattr(_annotations(kind)[name], "__metadata__", ()):
+        for each in getattr(field_annotations(kind)[name], "__metadata__", ()):
             if isinstance(each, trait):
                 found[name] = each
         if dataclasses.is_dataclass(field_type):
             found |= traits(field_type, trait)
     return found
-
-
-def check_fields(options: object) -> None:
-    """Raise `UserError` for a field of the wrong type, not among its choices, or outside of its range."""
-    kind = cast(Any, type(options))
-    for name in field_types(kind):
-        check_value(name, getattr(options, name), _annotations(kind)[name])

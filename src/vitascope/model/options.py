@@ -7,9 +7,9 @@ import enum
 from collections.abc import Iterable
 from typing import Annotated, Any, Literal, get_args
 
-from vitascope.arguments import Range, check_value
+from vitascope.arguments import Range, check_fields, check_value
 from vitascope.errors import UserError
-from vitascope.model.configuration import Configuration, check_fields
+from vitascope.model.configuration import Configuration
 
 SinCos = Literal["sincos_1d", "sincos_2d", "sincos_2d_big_vision"]
 Relative = Literal["relative", "relative_by_block"]

@@ -11,9 +11,8 @@ import math
 from collections.abc import Iterator
 from typing import Annotated, ClassVar, Literal, NamedTuple
 
-from vitascope.arguments import Range
+from vitascope.arguments import Range, check_fields
 from vitascope.errors import UserError
-from vitascope.model.configuration import check_fields
 from vitascope.model.options import ImageOptions, Role
 
 EXPANSION = 4

@@ -14,10 +14,9 @@ from typing import Annotated, Any, Literal
 import tyro
 from tyro.constructors import PrimitiveConstructorSpec
 
-from vitascope.arguments import Increasing, NamesFile, Range, has_type
+from vitascope.arguments import Increasing, NamesFile, Range, check_fields, has_type
 from vitascope.errors import UserError, nearest
 from vitascope.model.config import OPTIONS
-from vitascope.model.configuration import check_fields
 from vitascope.model.options import OPTION_SETS, PROBABILITY, pair
 from vitascope.serialization import parse_json
 

@@ -23,7 +23,7 @@ from vitascope.probing.curve import TIMES, LearningCurve
 from vitascope.probing.head import sharpened, sharpness
 from vitascope.probing.selection import SCORES_HEAD, ProbeSelection, in_words, value_of
 from vitascope.probing.typical import ClassExamples, Suspect, class_examples, confused, suspects
-from vitascope.report.page import blank_figure, embed, render, sure
+from vitascope.report.page import blank_figure, embedded, render, sure
 from vitascope.report.thumbnails import name_of_image, read_pictures
 from vitascope.run.environment import without_home
 from vitascope.run.measures import Z
@@ -140,7 +140,7 @@ def _more(selection: ProbeSelection, curve: LearningCurve) -> dict[str, Any]:
     """The learning curve with its forecasts."""
     measure = _measure(selection)
     alt = f"cross-validated {measure} by the number of training images: {'; '.join(curve.lines())}"
-    drawing = embed(partial(draw_curve, curve, measure), "learning-curve", alt, width=620)
+    drawing = embedded(partial(draw_curve, curve, measure), "learning-curve", alt, width=620)
     return {"drawing": drawing, "lines": curve.lines(), "measure": measure, "forecast": bool(curve.forecasts)}
 
 

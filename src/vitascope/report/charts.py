@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from vitascope.explain.lettering import fitted, width_of
+from vitascope.explain.lettering import fitted, text_width
 from vitascope.explain.plots import GREY, INK, RIGHT, SERIES, WRONG, new_figure, plain
 from vitascope.run.average_precision import precision_recall
 from vitascope.run.label_measures import LabelScore
@@ -237,7 +237,7 @@ def _matrix_axes(class_names: Sequence[str], new: NewFigure) -> tuple[Figure, Ax
     K = len(class_names)
     named, size = K <= MAX_CLASSES, 9 if K <= WITH_COUNTS else 6
     names = [fitted(name, LONGEST_NAME, size) for name in class_names] if named else []
-    widest = max((width_of(name, size) for name in names), default=0.0)
+    widest = max((text_width(name, size) for name in names), default=0.0)
     is_turned = max(map(len, names), default=0) > 2
     side = min(10.5, max(2.5, 0.5 * K))
     left, right = widest + 0.45, 0.15

@@ -15,7 +15,7 @@ from vitascope.explain.lettering import short
 from vitascope.language import say
 from vitascope.model.vision_model import VisionModel
 from vitascope.report.charts import MAX_CLASSES, CalibrationWords, draw_calibration, draw_confusion
-from vitascope.report.page import blank_figure, embed, sure
+from vitascope.report.page import blank_figure, embedded, sure
 from vitascope.report.thumbnails import attention_over, name_of_image, read_pictures
 from vitascope.run.measures import FEW, ConfusedPair, calibration, surest, wilson_interval, worst_pairs
 from vitascope.run.predictions import Predictions
@@ -138,7 +138,7 @@ def _confusion(
     if K <= MAX_CLASSES:
         alt = f"Confusion matrix of {K} classes: {np.trace(confusion)} of {confusion.sum()} correct"
         draw = partial(draw_confusion, confusion, names, new=blank_figure)
-        matrix = embed(draw, "confusion", alt, per_inch=88, least=0.75)
+        matrix = embedded(draw, "confusion", alt, per_inch=88, least=0.75)
     cards = []
     for pair, (wrong, right) in zip(pairs, paired, strict=False):
         card = {"true": names[pair.true], "predicted": names[pair.predicted], "pair": pair}
@@ -177,7 +177,7 @@ def calibrated(
         "confidence": float(confidences.mean(dtype=np.float64)),
         "accuracy": float(right.mean()),
         "error": measured.error,
-        "drawing": embed(draw, "calibration", "reliability diagram", width=620),
+        "drawing": embedded(draw, "calibration", "reliability diagram", width=620),
         "measured": measured,
         "full": np.flatnonzero(measured.counts).tolist(),
     }

@@ -18,7 +18,7 @@ from vitascope.explain.plots import new_figure, save_figure
 from vitascope.language import say
 from vitascope.report.charts import RUN_COLOURS, RUN_STYLES, Curve, curve_title, kept_place, plot_runs
 from vitascope.report.comparison import RunComparison, seed_group
-from vitascope.report.page import COLOURS, blank_figure, embed, render
+from vitascope.report.page import COLOURS, blank_figure, embedded, render
 from vitascope.run.run import Run
 from vitascope.storage import explaining_failure, make_folder, replacing
 
@@ -183,7 +183,7 @@ def _together(curves: Sequence[Curve]) -> dict[str, Any]:
         for name in names:
             title = curve_title(name, names)
             alt = f"validation {title} of all runs by {BY[by]}"
-            drawing = embed(partial(draw, name, by), f"runs-{name}-{by}", alt)
+            drawing = embedded(partial(draw, name, by), f"runs-{name}-{by}", alt)
             caption = say("Validation {title} by {by}.", title=say(title), by=say(BY[by]))
             figures.append((drawing, caption))
     legend = {(curve.colour, curve.style): _entry(curve, curve.label) for curve in curves}

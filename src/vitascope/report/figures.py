@@ -15,7 +15,7 @@ from matplotlib.patches import Patch
 from vitascope.data.splits import ImageSet
 from vitascope.explain import plots
 from vitascope.explain.figures import draw_filters, draw_positions
-from vitascope.explain.pictures import shown, to_picture
+from vitascope.explain.pictures import dimmed, to_picture
 from vitascope.model.patches import ConvPatches
 from vitascope.model.vision_model import VisionModel
 from vitascope.model.vit import VisionTransformer
@@ -60,7 +60,7 @@ def draw_figures(run: Run, model: VisionModel, images: ImageSet, predictions: Pr
     chosen = choose_shown(predictions.correct, confidences).tolist()
     pictured = {index: framed(model, images.sources[index], TILE) for index in chosen}
     captions = _captions(predictions, chosen)
-    pictures = [shown(picture_of(each)) for each in pictured.values()]
+    pictures = [dimmed(picture_of(each)) for each in pictured.values()]
     figures["predictions"] = plots.draw_grid(pictures, captions, f"{images.name} predictions{meaning}")
     if isinstance(model, VisionTransformer):
         seen = list(attention_over(model, pictured).values())

@@ -22,7 +22,7 @@ from vitascope.language import say
 from vitascope.model.vision_model import VisionModel
 from vitascope.model.vit import VisionTransformer
 from vitascope.report.figures import draw_embedding
-from vitascope.report.page import PAGE_STYLE, embed
+from vitascope.report.page import PAGE_STYLE, embedded
 from vitascope.report.thumbnails import attention_over, data_uri, name_of_image, read_pictures
 from vitascope.run.run import Run
 
@@ -32,7 +32,7 @@ FOR_DISTANCE = 16
 """Images that the attention distance is a mean of."""
 
 
-def attention(model: VisionModel, images: ImageSet | None) -> dict[str, Any] | None:
+def attention_section(model: VisionModel, images: ImageSet | None) -> dict[str, Any] | None:
     """Attention over some images and its distance by layer; None for a ResNet."""
     if not isinstance(model, VisionTransformer):
         return None
@@ -61,7 +61,7 @@ def _distance(model: VisionTransformer, pictures: Iterable[Framed]) -> str:
         figure.set_size_inches(5.4, 3.6)  # readable on a phone
         return figure
 
-    return embed(draw, "distance", "attention distance by layer", width=760)
+    return embedded(draw, "distance", "attention distance by layer", width=760)
 
 
 def learned(model: VisionModel) -> dict[str, Any] | None:
@@ -76,7 +76,7 @@ def learned(model: VisionModel) -> dict[str, Any] | None:
     for figure in figures.values():
         figure.suptitle("")
     drawings = {
-        name: embed(partial(figures.__getitem__, name), name, alts[name], width=640) for name in figures
+        name: embedded(partial(figures.__getitem__, name), name, alts[name], width=640) for name in figures
     }
     return drawings or None
 

@@ -13,7 +13,7 @@ from vitascope.language import say
 from vitascope.model.vision_model import VisionModel
 from vitascope.report.charts import EXTREMES, PAIR_WORDS, draw_precision_recall, extreme_classes
 from vitascope.report.classification import WORST_CLASSES, calibrated, pictured, pictures_of
-from vitascope.report.page import blank_figure, embed, sure
+from vitascope.report.page import blank_figure, embedded, sure
 from vitascope.run.label_measures import (
     CLASSES_HEAD,
     ESTIMATES_HEAD,
@@ -81,7 +81,7 @@ def _precision_recall(predictions: Predictions, score: LabelScore) -> dict[str, 
     draw = partial(draw_precision_recall, predictions, score, new=blank_figure)
     _, best = extreme_classes(score)
     return {
-        "drawing": embed(draw, "precision-recall", "precision by recall", width=680),
+        "drawing": embedded(draw, "precision-recall", "precision by recall", width=680),
         "extremes": EXTREMES if best else 0,
     }
 

@@ -19,7 +19,7 @@ from vitascope.formatting import duration
 from vitascope.language import counted, say
 from vitascope.model.vision_model import VisionModel
 from vitascope.report.charts import curve_names, kept_place, plot_curve, values_of
-from vitascope.report.page import blank_figure, embed
+from vitascope.report.page import blank_figure, embedded
 from vitascope.run.environment import without_home
 from vitascope.run.label_measures import LabelScore
 from vitascope.run.measures import FEW, Score, calibration, wilson_interval
@@ -340,7 +340,7 @@ def curves(run: Run) -> dict[str, Any] | None:
             number = f"{values[place]:.3f}" if name == "loss" else f"{values[place]:.1%}"
             epoch = epochs[place]["epoch"]
             best = say("Best in validation: {number}, in epoch {epoch}.", number=number, epoch=epoch)
-        drawing = embed(partial(draw, name), f"curve-{name}", f"{name} by epoch")
+        drawing = embedded(partial(draw, name), f"curve-{name}", f"{name} by epoch")
         figures.append((drawing, (meanings[name], best)))
     return {"figures": figures, "floor": _smoothed_floor(run)}
 
@@ -356,7 +356,7 @@ def _smoothed_floor(run: Run) -> float:
     return -own * math.log(own) - (K - 1) * other * math.log(other)
 
 
-def configuration(run: Run) -> dict[str, Any]:
+def configuration_section(run: Run) -> dict[str, Any]:
     """Every option, and the command that repeats a training."""
     repeat = f"{_command(run)} --config {_quoted(run.config_file)} --run NEW"
     return {
@@ -365,7 +365,7 @@ def configuration(run: Run) -> dict[str, Any]:
     }
 
 
-def environment(run: Run) -> dict[str, Any]:
+def environment_section(run: Run) -> dict[str, Any]:
     """The machine and the versions that the run was started with."""
     found = dict(run.environment)
     return {"found": found | {"started": _date(found["started"])} if "started" in found else found}

@@ -41,10 +41,10 @@ def render(header: Mapping[str, Any], sections: Mapping[str, Mapping[str, Any] |
 
 @functools.cache
 def _template() -> Template:
-    return environment().from_string(_read("page.html"))
+    return jinja().from_string(_read("page.html"))
 
 
-def environment() -> Environment:
+def jinja() -> Environment:
     """Jinja, with the page's filters, and with `_` and `trans` in the reader's language."""
     found = Environment(
         autoescape=True,
@@ -107,7 +107,7 @@ PAGE_STYLE: dict[Any, Any] = {
 _NO_METADATA = {"Date": None, "Creator": None, "Format": None, "Type": None}
 
 
-def embed(
+def embedded(
     draw: Callable[[], Figure],
     name: str,
     alt: str,

@@ -18,7 +18,7 @@ from vitascope.data.preprocess import Framed
 from vitascope.data.splits import ImageSet
 from vitascope.explain import rollout
 from vitascope.explain.inputs import normalized, seen_hw
-from vitascope.explain.pictures import Picture, overlay, shown
+from vitascope.explain.pictures import Picture, dimmed, overlay
 from vitascope.language import say
 from vitascope.model.vision_model import VisionModel
 from vitascope.model.vit import VisionTransformer
@@ -74,7 +74,7 @@ def picture_of(framed: Framed) -> Picture:
 
 def image_element(picture: Pixels | Framed, alt: str) -> Markup:
     """An image, (H, W) or (H, W, 3), as `<img>`: without loss if it is tiny, else a small JPEG."""
-    drawn = shown(picture_of(picture)) if isinstance(picture, Framed) else picture
+    drawn = dimmed(picture_of(picture)) if isinstance(picture, Framed) else picture
     drawn = Picture.whole(drawn).shrunk(SIDE).pixels
     height, width = drawn.shape[:2]
     coarse = max(height, width) <= COARSE

@@ -41,12 +41,12 @@ def write_report(
         "trained": overview.training(run, model, splits, gone, differs),
         "curves": overview.curves(run),
         "masked": internals.masked(run),
-        "configuration": overview.configuration(run),
-        "environment": overview.environment(run),
+        "configuration": overview.configuration_section(run),
+        "environment": overview.environment_section(run),
     }
     if model is not None:
         sections |= {
-            "attention": internals.attention(model, images),
+            "attention": internals.attention_section(model, images),
             "learned": internals.learned(model),
         }
         if run.classifies and run.predictions is not None:

@@ -114,7 +114,7 @@ def read_weights(path: Path) -> Weights:
     content where that is clear. Wrappers (`WRAPPERS`) and prefixes that all names share are removed."""
     found = _read_shards(path) if path.name.endswith(".index.json") else _read_file(path)
     if not found.tensors:
-        raise rejection(path, described([path.name]) or "no tensors in it")
+        raise rejection(path, other_form([path.name]) or "no tensors in it")
     if any(re.search(r"\blora_[AB]\b", name) for name in found.tensors):
         raise rejection(path, _MERGE)
     return dataclasses.replace(found, tensors=_strip_prefixes(found.tensors))
@@ -169,7 +169,7 @@ def _read_file(path: Path) -> Weights:
     if path.suffix in (".pth", ".pt", ".bin") or head.startswith((ZIP_MAGIC, b"\x80")):
         return _read_pickle(path, zipped=head.startswith(ZIP_MAGIC))
     known = "known are .safetensors, .pth, .pt, .bin, .ckpt, .npz and .index.json"
-    raise rejection(path, described([path.name]) or f"not a checkpoint; {known}")
+    raise rejection(path, other_form([path.name]) or f"not a checkpoint; {known}")
 
 
 def _first_bytes(path: Path) -> bytes:
@@ -388,7 +388,7 @@ def _strip_prefixes(state: dict[str, Tensor]) -> dict[str, Tensor]:
     return state
 
 
-def described(names: Iterable[str]) -> str | None:
+def other_form(names: Iterable[str]) -> str | None:
     """The description of the first file in a form that is not read, with the way out."""
     names = sorted(names)
     for pattern, reason in _FILES.items():

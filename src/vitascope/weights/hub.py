@@ -20,7 +20,7 @@ from pathlib import Path
 from vitascope.errors import nearest
 from vitascope.network import ask, client_errors, misunderstood, status_of, unreachable
 from vitascope.storage import free_mb
-from vitascope.weights.files import CheckpointError, described, rejection, shard_files
+from vitascope.weights.files import CheckpointError, other_form, rejection, shard_files
 
 log = logging.getLogger(__name__)
 
@@ -138,7 +138,7 @@ def _download(repo_id: str, revision: str, commit: str, sizes: Mapping[str, int 
 
     weights = weights_name(repo_id, sizes)
     if weights is None:
-        if reason := described(list(sizes)):
+        if reason := other_form(list(sizes)):
             raise rejection(repo_id, reason)
         has = f"it has {', '.join(sorted(sizes)[:8])}" if sizes else "it is empty"
         raise rejection(repo_id, f"no weights in a readable form ({', '.join(WEIGHTS)}, .pth, .npz); {has}")

@@ -29,8 +29,8 @@ from vitascope.weights.families.timm_eva import TimmEva
 from vitascope.weights.families.torchvision import Torchvision
 from vitascope.weights.files import (
     CheckpointError,
-    described,
     explaining_settings,
+    other_form,
     read_json,
     read_weights,
     rejection,
@@ -57,7 +57,7 @@ def identify(
 ) -> tuple[Source, Family]:
     """Open the checkpoint of a MODEL argument and find its family; errors as `from_pretrained`."""
     options: dict[str, Any] = {}
-    if family is None and not exists(ref):
+    if family is None and not is_path(ref):
         family, options, ref = split_ref(os.fspath(ref))
     if family is not None:
         check_choice("family", family, FAMILIES)  # before anything is fetched
@@ -134,7 +134,7 @@ def open_source(ref: str | os.PathLike[str], revision: str | None = None) -> Sou
         file = weights_name(ref, names)
         if file is None:
             expected = f"not a model: expected a run folder, or {CONFIG} and model.safetensors in a folder"
-            raise rejection(ref, described(names) or expected)
+            raise rejection(ref, other_form(names) or expected)
         path = path / file
     belong = path.name in hub.WEIGHTS or hub.VARIANT.fullmatch(path.name) is not None  # the settings
     with contextlib.suppress(CheckpointError):  # several weights: the settings belong to none
@@ -173,7 +173,7 @@ def reject_model(data: object, order: str) -> None:
         raise UserError(f"{os.fspath(data)} is a model, and no images: {order}")
 
 
-def exists(ref: str | os.PathLike[str]) -> bool:
+def is_path(ref: str | os.PathLike[str]) -> bool:
     """Whether there is such a path; a path that the system rejects (too long, for example) is an error."""
     try:
         return Path(ref).exists()
@@ -189,13 +189,13 @@ def locate(ref: str, revision: str | None = None) -> Path:
     except RuntimeError as error:  # there is no such user
         raise rejection(ref, f"no such model: {error}") from error
     own = builtin.built_in(ref)
-    place = "built in" if own else "a local path" if exists(path) else ""
+    place = "built in" if own else "a local path" if is_path(path) else ""
     place = place or ("torchvision's" if hub.torchvision_file(ref) else "")
     if place and revision is not None:
         raise CheckpointError(f"{ref} is {place}; revision {revision!r} has no meaning for it")
     if own is not None:
         return own
-    if exists(path):
+    if is_path(path):
         if path.is_file() or (path / CONFIG).is_file():  # a model folder, whatever else lies in it
             return path
         if layout.is_run(path) and not layout.is_finished(path):

@@ -211,7 +211,7 @@ class Timm(Family):
             "pool": read_pool(source, args.get("global_pool", source.config.get("global_pool"))),
             "pool_prefix": bool(args.get("pool_include_prefix", name == "test_vit3")),
             "pool_norm": last_norm(source),
-            "class_names": class_names(source, options.get("num_classes", 0)),
+            "class_names": label_names(source, options.get("num_classes", 0)),
         }
         check_published(source, name, options, args)
         if options["pool_prefix"] and options["pool"] != "map":
@@ -392,7 +392,7 @@ def inner_norm(source: Source) -> str:
     return "mlp" if source.has("blocks.0.mlp.norm.weight") else "none"
 
 
-def class_names(source: Source, count: int) -> tuple[str, ...]:
+def label_names(source: Source, count: int) -> tuple[str, ...]:
     """`label_names`, if each class has one (not LABEL_0 and so on), or ImageNet-1k's by the tag."""
     given = source.config.get("label_names") or _pretrained(source).get("label_names")
     if names := mapping.class_names(given, count):

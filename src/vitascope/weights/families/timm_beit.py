@@ -100,7 +100,7 @@ class TimmBeit(timm.Timm):
             "layer_scale": 1e-5 if source.has("blocks.0.gamma_1") else None,
             "pool": timm.read_pool(source, args.get("global_pool", source.config.get("global_pool", "avg"))),
             "pool_norm": timm.last_norm(source),
-            "class_names": timm.class_names(source, options.get("num_classes", 0)),
+            "class_names": timm.label_names(source, options.get("num_classes", 0)),
         }
         if source.has("blocks.0.attn.q_bias"):
             options["qkv_bias"] = "no_key"
@@ -132,7 +132,7 @@ class TimmBeit(timm.Timm):
             "use_fc_norm": config.readout.pool_norm == "after",
             "global_pool": {ours: theirs for theirs, ours in POOLS.items()}[config.readout.pool],
         }
-        content = timm_settings.described(config, preprocess, "beit_base_patch16_224", args)
+        content = timm_settings.config_json(config, preprocess, "beit_base_patch16_224", args)
         content["model_args"].pop("dynamic_img_size", None)  # it has none: its size is that of the table
         weights = write_safetensors(folder / "model.safetensors", state)
         return [weights, write_json(folder / CONFIG, content)]

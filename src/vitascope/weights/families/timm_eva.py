@@ -217,7 +217,7 @@ class TimmEva(timm.Timm):
             "layer_scale": 1e-5 if source.has("blocks.0.gamma_1") else None,
             "pool": timm.read_pool(source, args["global_pool"]),
             "pool_norm": timm.last_norm(source),
-            "class_names": timm.class_names(source, options.get("num_classes", 0)),
+            "class_names": timm.label_names(source, options.get("num_classes", 0)),
         }
         if source.has("blocks.0.attn.q_bias"):
             options["qkv_bias"] = "no_key"
@@ -244,7 +244,7 @@ class TimmEva(timm.Timm):
             function = "vit_base_patch16_sapiens2"
         elif config.norms.norm_eps == 1e-5:
             function = "vit_pe_spatial_tiny_patch16_512"
-        content = timm_settings.described(config, preprocess, function, _written_arguments(config))
+        content = timm_settings.config_json(config, preprocess, function, _written_arguments(config))
         weights = write_safetensors(folder / "model.safetensors", state)
         return [weights, write_json(folder / CONFIG, content)]
 

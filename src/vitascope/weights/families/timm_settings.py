@@ -181,10 +181,10 @@ def is_aimv2(config: ViTConfig) -> bool:
 
 def settings(config: ViTConfig, preprocess: Preprocess) -> dict[str, Any]:
     """The content of `config.json` for a model of `vision_transformer.py`."""
-    return described(config, preprocess, _architecture(config), _arguments(config))
+    return config_json(config, preprocess, _architecture(config), _arguments(config))
 
 
-def described(
+def config_json(
     config: ViTConfig, preprocess: Preprocess, architecture: str, args: dict[str, Any]
 ) -> dict[str, Any]:
     """The content of `config.json`: a function of timm, and the arguments with which it builds the model."""
