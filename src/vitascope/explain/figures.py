@@ -151,8 +151,10 @@ def _draw_all(
 ) -> Figure:
     (picture,) = pictures
     methods = methods_for(model, target).values()
-    heatmaps = {each.title: each(model, picture.image, target)[0].cpu().numpy() for each in methods}
-    notes = {each.title: _note(model, picture, each, target, heatmaps[each.title]) for each in methods}
+    heatmaps = {method.title: method(model, picture.image, target)[0].cpu().numpy() for method in methods}
+    notes = {
+        method.title: _note(model, picture, method, target, heatmaps[method.title]) for method in methods
+    }
     about = _about_default(model, pictures) if target is None else _about(model, target)
     title = _with_prediction(model, picture, subject, f"every method{about}")
     return plots.draw_explanations(picture.shown, heatmaps, title, notes)

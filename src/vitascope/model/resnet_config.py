@@ -175,15 +175,17 @@ class ResNetConfig(ImageOptions):
     @property
     def feature_parameters(self) -> int:
         """Trainable parameters without the head: kernels, and scale and shift of each norm."""
-        return sum(each.num_weights + 2 * each.out_channels for each in self.convolutions())
+        return sum(
+            convolution.num_weights + 2 * convolution.out_channels for convolution in self.convolutions()
+        )
 
     @property
     def feature_multiply_adds(self) -> int:
         """Multiply-adds of one image's convolutions; norms and the weights' standardization are left out."""
         height, width = self.image_hw
         return sum(
-            each.num_weights * -(-height // each.reduction) * -(-width // each.reduction)
-            for each in self.convolutions()
+            convolution.num_weights * -(-height // convolution.reduction) * -(-width // convolution.reduction)
+            for convolution in self.convolutions()
         )
 
     @property

@@ -290,17 +290,17 @@ class RunComparison:
     @property
     def measure(self) -> str:
         """What the runs are measured by; see `ComparedRun.measure`."""
-        return next((each.measure for each in self.runs if each.measure is not None), "accuracy")
+        return next((run.measure for run in self.runs if run.measure is not None), "accuracy")
 
     def results(self) -> list[tuple[str, ...]]:
         """The table of results as text, with its head and without columns that are empty for all runs."""
-        splits = {each.test["split"] for each in self.runs if each.test is not None}
+        splits = {run.test["split"] for run in self.runs if run.test is not None}
         split = f"{splits.pop()} " if len(splits) == 1 else ""
         result = f"{split}{self.measure}" if self.classifies else self.measure
         by_class = "macro F1" if self.measure == "mAP" else "balanced"
         middle = (result, "95% interval", by_class, f"{split}loss")
         head = ("run", "epochs", *middle, "training time", "parameters", "MFLOPs")
-        columns = zip(head, *(each.cells() for each in self.runs), strict=True)
+        columns = zip(head, *(run.cells() for run in self.runs), strict=True)
         return list(zip(*(column for column in columns if any(column[1:])), strict=True))
 
     @property
@@ -316,7 +316,7 @@ class RunComparison:
         """The best run and those that do not differ significantly from it, in words."""
         if not self.leaders:
             return f"{counted(len(self.runs), 'training' if self.classifies else 'pre-training')}."
-        found, others = {each.name: each for each in self.runs}, {test.run: test for test in self.paired}
+        found, others = {run.name: run for run in self.runs}, {test.run: test for test in self.paired}
         result = found[self.leaders[0]].result
         equal = ", which are equal" if len(self.leaders) > 1 else ""
         behind = [name for name in others if name not in self.leaders]
@@ -336,8 +336,8 @@ class RunComparison:
 
     def notes(self) -> list[str]:
         """What to know when reading the results."""
-        found = [f"{each.name} has not finished." for each in self.runs if not each.run.finished]
-        on_val = [each.name for each in self.runs if each.test is not None and each.test["split"] == "val"]
+        found = [f"{run.name} has not finished." for run in self.runs if not run.run.finished]
+        on_val = [run.name for run in self.runs if run.test is not None and run.test["split"] == "val"]
         if on_val and self.classifies:
             found.append(
                 f"{', '.join(on_val)}: measured on the validation images, which also selected the weights."
@@ -354,7 +354,7 @@ class RunComparison:
         if self.options or self.environment:
             rows = [
                 tuple(printable(cell, _WIDEST) for cell in row)
-                for row in (("differs", *(each.name for each in self.runs)), *self.difference_rows())
+                for row in (("differs", *(run.name for run in self.runs)), *self.difference_rows())
             ]
             parts.append([*aligned(rows)])
         if self.paired:
@@ -369,7 +369,7 @@ class RunComparison:
     def to_dict(self) -> dict[str, Any]:
         """The comparison as plain values, for `--json`."""
         return {
-            "runs": [each.to_dict() for each in self.runs],
+            "runs": [run.to_dict() for run in self.runs],
             "options": {name: list(values) for name, values in self.options.items()},
             "environment": {name: list(values) for name, values in self.environment.items()},
             "groups": [group.to_dict() for group in self.groups],
@@ -381,11 +381,11 @@ class RunComparison:
 
     def to_dataframe(self) -> Any:
         """The results as a pandas data frame, one row per run; UserError without pandas."""
-        rows = [each.to_dict() for each in self.runs]
+        rows = [run.to_dict() for run in self.runs]
         return pandas_library().DataFrame(rows).drop(columns="curve").set_index("run")
 
     def __repr__(self) -> str:
-        return f"RunComparison({', '.join(each.name for each in self.runs)}; best: {', '.join(self.leaders)})"
+        return f"RunComparison({', '.join(run.name for run in self.runs)}; best: {', '.join(self.leaders)})"
 
 
 def _differences(records: Sequence[Mapping[str, Any]], left_out: set[str]) -> dict[str, tuple[Any, ...]]:
@@ -414,9 +414,9 @@ def seed_group(run: Run) -> str:
 
 def _seed_groups(runs: Sequence[ComparedRun]) -> Iterator[SeedGroup]:
     members: dict[str, list[ComparedRun]] = {}
-    for each in runs:
-        if each.result is not None:
-            members.setdefault(seed_group(each.run), []).append(each)
+    for run in runs:
+        if run.result is not None:
+            members.setdefault(seed_group(run.run), []).append(run)
     for group in members.values():
         if len(group) > 1:
             yield SeedGroup(
@@ -466,16 +466,16 @@ def _rank(score: Score | LabelScore) -> float:
 def _leaders(runs: Sequence[ComparedRun]) -> tuple[str, ...]:
     """The best classifiers by result and then by loss; empty if fewer than two are tested."""
     ranks = {
-        each.name: (_rank(each.score), -(each.test or {}).get("loss", math.inf))
-        for each in runs
-        if each.score is not None
+        run.name: (_rank(run.score), -(run.test or {}).get("loss", math.inf))
+        for run in runs
+        if run.score is not None
     }
     best = max(ranks.values(), default=None)
     return tuple(name for name, rank in ranks.items() if rank == best) if len(ranks) > 1 else ()
 
 
 def _paired_tests(runs: Sequence[ComparedRun], leaders: Sequence[str]) -> Iterator[PairedTest]:
-    tested = {each.name: TestedImages.of(each) for each in runs if each.score is not None and leaders}
+    tested = {run.name: TestedImages.of(run) for run in runs if run.score is not None and leaders}
     for name, found in tested.items():
         if name != leaders[0]:
             yield _paired_test(name, found, tested[leaders[0]])

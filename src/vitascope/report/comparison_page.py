@@ -88,20 +88,20 @@ def draw_comparison(curves: Sequence[Curve]) -> Figure:
 def curves_of(comparison: RunComparison) -> list[Curve]:
     """The curves of the runs with at least one epoch; runs that differ in their seed only share a colour."""
     groups: dict[str, list[str]] = {}
-    for each in comparison.runs:
-        groups.setdefault(seed_group(each.run), []).append(each.name)
+    for run in comparison.runs:
+        groups.setdefault(seed_group(run.run), []).append(run.name)
     order = list(groups)
     found = []
-    for each in comparison.runs:
-        key = seed_group(each.run)
+    for run in comparison.runs:
+        key = seed_group(run.run)
         style, colour = divmod(order.index(key), len(RUN_COLOURS))
-        if each.epochs:
+        if run.epochs:
             found.append(
                 Curve(
-                    name=each.name,
+                    name=run.name,
                     label=short(", ".join(groups[key]), 40),
-                    epochs=each.epochs,
-                    kept=kept_place(each.run, each.epochs),
+                    epochs=run.epochs,
+                    kept=kept_place(run.run, run.epochs),
                     colour=RUN_COLOURS[colour],
                     style=RUN_STYLES[style],
                 )
@@ -152,7 +152,7 @@ def _page(comparison: RunComparison, curves: Sequence[Curve]) -> str:
         if comparison.paired
         else None,
         "differences": {
-            "names": [each.name for each in comparison.runs],
+            "names": [run.name for run in comparison.runs],
             "rows": comparison.difference_rows(),
         },
     }

@@ -52,7 +52,7 @@ def attention_section(model: VisionModel, images: ImageSet | None) -> dict[str, 
 
 
 def _distance(model: VisionTransformer, pictures: Iterable[Framed]) -> str:
-    images = normalized(model, torch.from_numpy(np.stack([each.pixels for each in pictures])))
+    images = normalized(model, torch.from_numpy(np.stack([picture.pixels for picture in pictures])))
     distances = attention_distance(model, images).cpu().numpy()  # (depth, heads)
 
     def draw() -> Figure:

@@ -102,14 +102,14 @@ def split_ref(ref: str) -> tuple[str | None, dict[str, Any], str]:
     if family not in FAMILIES:
         return None, {}, ref
     options: dict[str, Any] = {}
-    found = re.fullmatch(r"(\w+=[^,:=]*(?:,\w+=[^,:=]*)*):(.+)", rest)
-    for name, _, value in (text.partition("=") for text in found[1].split(",")) if found else ():
+    match = re.fullmatch(r"(\w+=[^,:=]*(?:,\w+=[^,:=]*)*):(.+)", rest)
+    for name, _, value in (text.partition("=") for text in match[1].split(",")) if match else ():
         check_choice("option before a file", name, FILE_OPTIONS)
         try:
             options[name] = FILE_OPTIONS[name](value)
         except ValueError as error:
             raise UserError(f"{ref}: {name} is a number, not {value!r}") from error
-    return family, options, found[2] if found else rest
+    return family, options, match[2] if match else rest
 
 
 def read_config(source: Source, family: Family) -> ModelConfig:

@@ -43,7 +43,7 @@ def _copied(url: str) -> Path:
         return copied([found, *_settings_of(found, list_folder(folder)[0])], folder) / name
     objects, folders = list_folder(url)
     model = f"{url}/{layout.MODEL}"
-    if any(_name(each) == layout.CONFIG for each in objects):
+    if any(_name(object) == layout.CONFIG for object in objects):
         objects += walk(model) if model in folders else []
     else:
         objects = _one_form(objects, url)
@@ -58,17 +58,17 @@ def _settings_of(file: RemoteObject, beside: Sequence[RemoteObject]) -> list[Rem
 
 def _one_form(objects: Sequence[RemoteObject], url: str) -> list[RemoteObject]:
     """The objects of a model folder without other forms of its weights."""
-    weights = weights_name(url, [_name(each) for each in objects])
+    weights = weights_name(url, [_name(object) for object in objects])
     if weights is None:
         return list(objects)
     wanted = {weights}
     if weights.endswith(INDEX):
-        index = next(each for each in objects if _name(each) == weights)
+        index = next(object for object in objects if _name(object) == weights)
         wanted |= set(shard_files(copied([index], url) / weights).values())
     return [
-        each
-        for each in objects
-        if _name(each) in wanted or not each.url.endswith(FILE_ENDINGS) or each.url.endswith(".json")
+        object
+        for object in objects
+        if _name(object) in wanted or not object.url.endswith(FILE_ENDINGS) or object.url.endswith(".json")
     ]
 
 

@@ -78,15 +78,21 @@ class Row:
     def cells(self) -> tuple[str, ...]:
         """The row as text, in the columns of `Comparison.text`."""
         if self.method == RANDOM:
-            return (RANDOM, *(f"{each.mean:6.3f}" for each in self.measures.values()), "", "", self.verdict)
-        measures = (f"{each.mean:6.3f} {each.gain}" for each in self.measures.values())
+            return (
+                RANDOM,
+                *(f"{measure.mean:6.3f}" for measure in self.measures.values()),
+                "",
+                "",
+                self.verdict,
+            )
+        measures = (f"{measure.mean:6.3f} {measure.gain}" for measure in self.measures.values())
         return (self.method, *measures, str(self.gain), f"{self.seconds:.2g}", self.verdict)
 
     def to_dict(self) -> dict[str, Any]:
         """The row as plain values."""
         measures = {
-            name: {"mean": each.mean, "gain": each.gain.to_dict(), "verdict": each.gain.verdict}
-            for name, each in self.measures.items()
+            name: {"mean": measure.mean, "gain": measure.gain.to_dict(), "verdict": measure.gain.verdict}
+            for name, measure in self.measures.items()
         }
         rest = {"gain": self.gain.to_dict(), "seconds": self.seconds, "verdict": self.verdict}
         return {"method": self.method, **measures, **rest}

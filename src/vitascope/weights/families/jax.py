@@ -217,16 +217,16 @@ def _first_name(name: str) -> str:
         return POSITIONS
     if _POOL_INLINED.fullmatch(name):
         return f"MAPHead_0/{name}"
-    found = _IN_BLOCK.fullmatch(name)
-    return f"{found[1]}{_FIRST_NUMBERS.get(found[2], found[2])}{found[3]}" if found else name
+    match = _IN_BLOCK.fullmatch(name)
+    return f"{match[1]}{_FIRST_NUMBERS.get(match[2], match[2])}{match[3]}" if match else name
 
 
 def _todays_name(name: str) -> str:
     """big_vision's name of a tensor of vit_jax's."""
     if name == POSITIONS:
         return "pos_embedding"
-    found = _IN_BLOCK.fullmatch(name)
-    return f"{found[1]}{_RENUMBERED.get(found[2], found[2])}{found[3]}" if found else name
+    match = _IN_BLOCK.fullmatch(name)
+    return f"{match[1]}{_RENUMBERED.get(match[2], match[2])}{match[3]}" if match else name
 
 
 def _stem_options(source: Source) -> dict[str, Any]:

@@ -294,12 +294,12 @@ def channels(head_dim: int, halves: bool, exchanged: bool) -> Tensor:
 def reorder(tensors: State, num_heads: int, order: Tensor) -> None:
     """Put the channels of each head's queries and keys into another order: its scores stay the same."""
     for name, tensor in tensors.items():
-        found = re.fullmatch(r"blocks\.\d+\.attn\.(qkv\.weight|qkv\.bias|q_bias|[qk]_norm\.\w+)", name)
-        if not found:
+        match = re.fullmatch(r"blocks\.\d+\.attn\.(qkv\.weight|qkv\.bias|q_bias|[qk]_norm\.\w+)", name)
+        if not match:
             continue
         parts, count = 3, num_heads
-        if not found[1].startswith("qkv"):
-            parts, count = 1, 1 if "norm" in found[1] else num_heads  # heads share a norm
+        if not match[1].startswith("qkv"):
+            parts, count = 1, 1 if "norm" in match[1] else num_heads  # heads share a norm
         if tensor.shape[0] != parts * count * len(order):
             raise CheckpointError(
                 f"{name} {tuple(tensor.shape)} does not fit {num_heads} heads of {len(order)} channels"

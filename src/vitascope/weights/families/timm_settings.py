@@ -81,10 +81,10 @@ _SUFFIXES = {"_reg": "_reg4", "_plus": "_plus", "_distilled": "_distilled", "": 
 
 def _timm_name(ours: str) -> str:
     """timm's name of a size of ours, without the image size; empty if timm has none."""
-    found = re.fullmatch(r"(vit|deit|dinov2|dinov3)_(7b|\D+)(\d+)(_reg|_plus|_distilled|)", ours)
-    if found is None:
+    match = re.fullmatch(r"(vit|deit|dinov2|dinov3)_(7b|\D+)(\d+)(_reg|_plus|_distilled|)", ours)
+    if match is None:
         return ""
-    family, width, patch, suffix = found[1], _WIDTHS[found[2]], f"_patch{found[3]}", _SUFFIXES[found[4]]
+    family, width, patch, suffix = match[1], _WIDTHS[match[2]], f"_patch{match[3]}", _SUFFIXES[match[4]]
     if family in ("vit", "deit"):
         return f"{family}_{width}{suffix}{patch}"
     after = suffix == "_reg4"
@@ -102,13 +102,13 @@ TIMM_NAMES |= {
 
 def from_timm_name(name: str) -> tuple[str, dict[str, Any]] | None:
     """Our name of timm's model and the options that differ, such as its image size; None if there is none."""
-    found = re.fullmatch(r"(.+?)(?:_(\d{3}))?(?:\..*)?", name)
-    if found is None or found[1] not in TIMM_NAMES:
+    match = re.fullmatch(r"(.+?)(?:_(\d{3}))?(?:\..*)?", name)
+    if match is None or match[1] not in TIMM_NAMES:
         return None
-    ours = TIMM_NAMES[found[1]]
+    ours = TIMM_NAMES[match[1]]
     if "dinov3" in ours:
-        return ours, {"image_size": int(found[2] or 256)}  # timm's size of DINOv3
-    options: dict[str, Any] = {"image_size": int(found[2])} if found[2] else {}
+        return ours, {"image_size": int(match[2] or 256)}  # timm's size of DINOv3
+    options: dict[str, Any] = {"image_size": int(match[2])} if match[2] else {}
     if NAMED_SIZES[ours].options.get("stem") == "resnet":
         options["resnet_dialect"] = "timm"
     return ours, options | {"norm_eps": 1e-6, "resample": "timm"}
