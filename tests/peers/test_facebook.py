@@ -21,7 +21,6 @@ from vitascope.model.config import ViTConfig
 from vitascope.model.relations import RotaryPositions
 from vitascope.model.sizes import named_config
 from vitascope.model.vit import VisionTransformer
-from vitascope.storage import WriteError
 from vitascope.weights.families.facebook import Deit, Dinov2, Dinov3
 from vitascope.weights.files import CheckpointError, read_weights
 from vitascope.weights.mapping import Family, Source, State, changes, from_family, to_family
@@ -497,18 +496,6 @@ def altered(family: Family, **changed: Tensor | None) -> Source:
 
 
 @pytest.mark.parametrize("family", [DEIT, DINOV2, DINOV3], ids=lambda family: family.name)
-def test_missing_extra_and_misshapen_keys_are_listed(family: Family) -> None:
-    source = altered(
-        family, blocks__1__norm2__bias=None, cls_norm__weight=torch.zeros(3), norm__weight=torch.zeros(5)
-    )
-    with pytest.raises(CheckpointError) as caught:
-        loaded(family, source)
-    assert "missing blocks.1.norm2.bias" in str(caught.value)
-    assert "extra cls_norm.weight (3,)" in str(caught.value)
-    assert re.search(r"norm\.weight[^;]*\(5,\)[^;]*norm\.weight \(128,\)", str(caught.value))
-
-
-@pytest.mark.parametrize("family", [DEIT, DINOV2, DINOV3], ids=lambda family: family.name)
 @pytest.mark.parametrize("shape", [(), (3,), (128, 0), (1, 1, 5)], ids=str)
 def test_any_misshapen_tensor_is_rejected_in_one_line(family: Family, shape: tuple[int, ...]) -> None:
     for name in states()[family]:
@@ -676,13 +663,3 @@ def test_written_file_stores_only_its_tensors(tmp_path: Path) -> None:
     assert not list(tmp_path.glob(".*"))
 
 
-def test_failed_write_is_reported_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(values: object, path: Path) -> None:
-        raise RuntimeError("PytorchStreamWriter failed writing file")
-
-    model = loaded(DINOV3, altered(DINOV3))
-    preprocess = DINOV3.read_preprocess(Source(name="", tensors={}), model.config)
-    monkeypatch.setattr(torch, "save", full)
-    with pytest.raises(WriteError, match="cannot be written: PytorchStreamWriter"):
-        to_family(DINOV3, model, preprocess, tmp_path)
-    assert not list(tmp_path.iterdir())

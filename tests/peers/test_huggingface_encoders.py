@@ -89,7 +89,7 @@ def peer_model(name: str, seed: int = 0, **changes: Any) -> nn.Module:
     else:
         config = cls.config_class(**sizes, **options)
     if name == "Aimv2VisionModel":
-        config.use_head, config.is_native = False, seed == 2
+        config.use_head, config.is_native = False, seed == 1
     if name.endswith("Modeling"):
         config.encoder_stride = config.patch_size
     if "MAE" in name:
@@ -155,7 +155,7 @@ def assert_equal(ours: VisionTransformer, peer: nn.Module) -> None:
     ours.float(), peer.float()
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("name", ENCODERS)
 def test_encoder_equals_transformers_in_float64_both_ways(name: str, seed: int, tmp_path: Path) -> None:
     peer = peer_model(name, seed)

@@ -1,7 +1,6 @@
 """torchvision's checkpoints against torchvision itself, both ways."""
 
 import argparse
-import re
 from pathlib import Path
 from typing import Any
 
@@ -208,29 +207,6 @@ def test_other_epsilons_and_resampling_rules_are_replaced_and_reported() -> None
     assert "norm_eps 1e-05 becomes 1e-06" in told
     assert "resample 'jax' becomes 'torchvision'" in told
     assert not changes(FAMILY, FAMILY.fixed_there(config))
-
-
-def test_missing_extra_and_misshapen_keys_are_listed(tmp_path: Path) -> None:
-    source = saved(peer(**PEERS["plain"]), tmp_path)
-    del source.tensors["encoder.layers.encoder_layer_1.ln_2.bias"]
-    source.tensors["encoder.more"] = torch.zeros(3)
-    source.tensors["encoder.ln.weight"] = torch.zeros(5)
-    with pytest.raises(CheckpointError) as caught:
-        loaded(source)
-    assert "missing encoder.layers.encoder_layer_1.ln_2.bias" in str(caught.value)
-    assert "extra encoder.more (3,)" in str(caught.value)
-    assert re.search(r"encoder\.ln\.weight[^;]*\(5,\)[^;]*norm\.weight \(128,\)", str(caught.value))
-
-
-@pytest.mark.parametrize("shape", [(), (3,), (128, 0), (1, 1, 5)], ids=str)
-def test_any_misshapen_tensor_is_rejected_in_one_line(shape: tuple[int, ...]) -> None:
-    state = peer(**PEERS["representation"]).state_dict()
-    for name in state:
-        if "encoder_layer_1" in name:  # like those of the first layer
-            continue
-        source = Source(name="altered.pth", tensors={**state, name: torch.zeros(shape)})
-        with pytest.raises(CheckpointError, match=r"^altered\.pth: "):
-            loaded(FAMILY.before_reading(source))
 
 
 def test_unsupported_models_are_rejected_with_the_reason(tmp_path: Path) -> None:
