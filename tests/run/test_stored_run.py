@@ -382,7 +382,7 @@ def test_run_that_was_killed_in_its_first_upload_may_be_started_again(url) -> No
 
 @pytest.mark.parametrize("kind", [OSError, WriteError, UserError])
 def test_error_of_this_machine_names_the_local_copy_too(kind: type[Exception]) -> None:
-    run = Run.stored("s3://bucket/run")
+    run = Run.at("s3://bucket/run")
     with pytest.raises(UserError) as found, run.named(), explaining_failure(run.path, "it", "make room"):
         raise kind(f"{run.path}/plan.json: no space")
     assert "s3://bucket/run/plan.json: no space" in str(found.value)

@@ -31,7 +31,7 @@ from vitascope.data.splits import ImageSet, Inventory, Splits, complete_splits
 from vitascope.data.stored import hub_id, is_stored_image, open_stored, stored_images, with_objects
 from vitascope.data.table_options import AS_RECOGNIZED, TABLE_SUFFIXES, TableOptions, is_table
 from vitascope.data.threads import in_threads
-from vitascope.errors import UserError, check_choice, nearest, nearest_path, printable
+from vitascope.errors import UserError, check_choice, naming, nearest, nearest_path, printable
 from vitascope.formatting import canonical, counted
 from vitascope.remote.paths import StorePath
 from vitascope.remote.stores import is_url
@@ -180,11 +180,8 @@ def _read_stored(url: str, table: TableOptions) -> Inventory:
     if not isinstance(place, StorePath):
         if is_table(url) and table.images is None:
             table = dataclasses.replace(table, images=url.rpartition("/")[0])
-        try:
+        with naming(place, url):
             return _read(str(place), table)
-        except UserError as error:
-            error.args = (str(error).replace(str(place), url),)
-            raise
     if table.given:
         raise _not_a_table(url, table)
     return read_shards(place) if has_shards(place) else read_folder(place)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from vitascope.data.table_options import TableOptions, roles_of
-from vitascope.errors import UserError
+from vitascope.errors import UserError, naming
 
 FILE = "data.jsonl"
 
@@ -43,11 +43,8 @@ def stored(data: DataFrame | str | os.PathLike[str], table: TableOptions) -> Ite
     with tempfile.TemporaryDirectory(prefix="vitascope-") as folder:
         path = Path(folder) / FILE
         _write(data, path, table)
-        try:
+        with naming(path, "the DataFrame"):
             yield str(path)
-        except UserError as error:
-            error.args = (str(error).replace(str(path), "the DataFrame"),)
-            raise
 
 
 def _write(frame: DataFrame, path: Path, table: TableOptions) -> None:

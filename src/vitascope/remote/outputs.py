@@ -6,12 +6,11 @@ import hashlib
 import os
 import shutil
 import weakref
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 from vitascope.cache import ADVICE, cache_folder
-from vitascope.errors import UserError
+from vitascope.errors import UserError, naming
 from vitascope.remote.cache import copied
 from vitascope.remote.stores import check_writable, exists, is_url, list_folder, name_in, upload
 from vitascope.storage import explaining_failure
@@ -69,12 +68,6 @@ class Output:
         else:
             weakref.finalize(reader, shutil.rmtree, self.path.parent)
 
-    @contextmanager
-    def named(self) -> Iterator[None]:
+    def named(self) -> AbstractContextManager[None]:
         """Put the URL in place of the local path into the errors of the work on it."""
-        try:
-            yield
-        except UserError as error:
-            if self.url is not None:
-                error.args = (str(error).replace(str(self.path), self.url),)
-            raise
+        return naming(self.path, self.url or str(self.path))

@@ -34,7 +34,6 @@ from vitascope.model.lora import add_adapters
 from vitascope.model.vision_model import VisionModel, build
 from vitascope.model.vit import VisionTransformer
 from vitascope.options.recipes import BUILT_IN, FEW_TO_START, GROUP_OF, TrainConfig, configuration
-from vitascope.remote.stores import is_url
 from vitascope.run.layout import DATA, has_model
 from vitascope.run.run import Run, RunData, lasting_paths, new_run
 from vitascope.run.trackers import check_tracker
@@ -364,7 +363,7 @@ def _begun(launch: Launch) -> str | None:
     begun = launch.begun
     if begun is None:
         return None
-    run = Run.stored(begun) if is_url(begun) else Run(begun)
+    run = Run.at(begun)
     if run.store is not None:
         run.store.fetch()
     if not run.exists:
