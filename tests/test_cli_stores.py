@@ -295,7 +295,7 @@ def test_missing_bucket_for_results_is_found_before_the_work(
     write_folder(s3_store.folder / "photos", per_class=1)
     command = ["predict", "cifar10", f"{s3_store.folder}/photos", *QUICK, "--out"]
     assert "no such bucket" in error_line([*command, "s3://none/p.jsonl"], capsys)
-    assert "the name of a file is missing" in error_line([*command, f"s3://{BUCKET}"], capsys)
+    assert "the name is missing" in error_line([*command, f"s3://{BUCKET}"], capsys)
 
 
 def test_run_in_a_store_is_evaluated_on_its_own_images(store: Store, photos: str) -> None:

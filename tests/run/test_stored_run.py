@@ -238,7 +238,7 @@ def test_url_of_a_run_is_never_overwritten(data, url, s3_store, capsys) -> None:
     with pytest.raises(UserError, match="other exists, and a run is never overwritten"):
         train(tiny_config(data, run=f"{s3_store.url}/other"))
     for place, error in {
-        f"s3://{BUCKET}": "the name of a run folder is missing",
+        f"s3://{BUCKET}": "the name is missing",
         "https://host/run": "a web server is read only",
         "ftp://host/run": "unknown scheme ftp://",
         "s3://none/run": "no such bucket",
