@@ -26,9 +26,9 @@ from vitascope.data.formats.idx import Idx
 from vitascope.data.formats.published import KNOWN_SETS, PublishedSet
 from vitascope.data.formats.shards import Shards, has_shards, read_shards
 from vitascope.data.formats.table import Table
-from vitascope.data.listing import IMAGE_SUFFIXES
+from vitascope.data.listing import IMAGE_SUFFIXES, suffix_of
 from vitascope.data.splits import ImageSet, Inventory, Splits, complete_splits
-from vitascope.data.stored import hub_id, is_stored_image, open_stored, stored_images, with_objects
+from vitascope.data.stored import hub_id, open_stored, stored_images, with_objects
 from vitascope.data.table_options import AS_RECOGNIZED, TABLE_SUFFIXES, TableOptions, is_table
 from vitascope.data.threads import in_threads
 from vitascope.errors import UserError, check_choice, naming, nearest, nearest_path, printable
@@ -139,13 +139,20 @@ def open_for_evaluation(
     return images.in_classes(class_names, data)
 
 
+def image_file(data: str) -> ImageSource | None:
+    """The picture that data are, a file or an object in a store; None for other data."""
+    if suffix_of(data) not in IMAGE_SUFFIXES:
+        return None
+    if is_url(data):
+        return next(iter(stored_images(data)))
+    path = Path(data).expanduser()
+    return path if path.is_file() else None
+
+
 def open_pictures(data: str) -> Sequence[ImageSource]:
     """The images to show: an image file, or the test split, else `val`, else all images."""
-    if is_stored_image(data):
-        return list(stored_images(data))
-    path = Path(data).expanduser()
-    if path.is_file() and path.suffix.lower() in IMAGE_SUFFIXES:
-        return [path]
+    if (picture := image_file(data)) is not None:
+        return [picture]
     found = read_data(data)
     sources = _images(found, _measured_split(found)).sources
     if not sources:

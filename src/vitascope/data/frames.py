@@ -32,7 +32,7 @@ class DataFrame(Protocol):
 
 
 @contextmanager
-def stored(data: DataFrame | str | os.PathLike[str], table: TableOptions) -> Iterator[str]:
+def data_place(data: DataFrame | str | os.PathLike[str], table: TableOptions) -> Iterator[str]:
     """The DATA argument for some data; a frame is in a file while the context lasts.
 
     Its paths become absolute: they are relative to the folder `images`, or to the working directory.

@@ -23,7 +23,7 @@ import torch
 
 from vitascope.arguments import checked
 from vitascope.data.datasets import open_data
-from vitascope.data.frames import DataFrame, stored
+from vitascope.data.frames import DataFrame, data_place
 from vitascope.data.splits import ImageSet, Splits
 from vitascope.errors import UserError
 from vitascope.evaluation.measure import Evaluation, data_frame, html_table
@@ -322,7 +322,7 @@ def _run(asked: dict[str, Any], task: str) -> TrainResult | PretrainResult:
     if frame is None:
         run, opened = _create(asked, False)
     else:
-        with stored(frame, first.table) as place:
+        with data_place(frame, first.table) as place:
             run, opened = _create({**asked, "data": place}, True)
     distributed.by_first(lambda: launch.note(_lasting_ref(run)))
     with _locked(run), explaining_memory():
