@@ -30,9 +30,9 @@ from vitascope.data.listing import IMAGE_SUFFIXES, suffix_of
 from vitascope.data.splits import ImageSet, Inventory, Splits, complete_splits
 from vitascope.data.stored import hub_id, open_stored, stored_images, with_objects
 from vitascope.data.table_options import AS_RECOGNIZED, TABLE_SUFFIXES, TableOptions, is_table
-from vitascope.data.threads import in_threads
 from vitascope.errors import UserError, check_choice, naming, nearest, nearest_path, printable
 from vitascope.formatting import canonical, counted
+from vitascope.network import in_threads
 from vitascope.remote.paths import StorePath
 from vitascope.remote.stores import is_url
 
