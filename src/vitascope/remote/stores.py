@@ -140,6 +140,11 @@ class RemoteObject:
     def __str__(self) -> str:
         return self.url
 
+    @property
+    def name(self) -> str:
+        """The last part of the URL."""
+        return self.url.rpartition("/")[2]
+
 
 def is_url(ref: object) -> bool:
     """Whether an argument is a URL, perhaps of an unknown kind of store, and no local path."""

@@ -6,7 +6,6 @@ import gzip
 import io
 import lzma
 import os
-import re
 import shutil
 import stat
 import subprocess
@@ -193,17 +192,6 @@ def test_names_outside_the_folder_are_rejected(
     else:
         path = zip_of(tmp_path / "a.zip", ("cat/1.png", b"x"), (name, b"x"))
     check_rejected(path, cache, f"member .* is .*{fault}")
-
-
-@pytest.mark.parametrize("name", ["aux/1.png", "cat/nul.png", "cat/what?.png", "cat/1.png "])
-def test_names_that_windows_cannot_write_are_rejected_there(
-    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
-    path = tar_of(tmp_path / "a.tar", entry("./cat/1.png"), entry(name))
-    unpack(path)
-    shutil.rmtree(cache)
-    monkeypatch.setattr(archive, "WINDOWS", True)
-    check_rejected(path, cache, f"member {re.escape(repr(name))} is .* Windows")
 
 
 def test_zip_name_with_a_zero_byte_is_rejected(tmp_path: Path, cache: Path) -> None:
