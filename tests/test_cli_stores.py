@@ -58,11 +58,15 @@ def photos_in(store: Store) -> str:
     return store.add("photos")
 
 
+EACH_STORE = pytest.mark.parametrize(("store", "fails"), [("http", False), ("s3", True)], indirect=["store"])
+"""A store, and whether every third request fails."""
+
+
 def lines(path: Path) -> list[dict[str, object]]:
     return [json.loads(line) for line in path.read_text("utf-8").splitlines()]
 
 
-@pytest.mark.parametrize("fails", [False, True])
+@EACH_STORE
 def test_predictions_equal_those_of_local_files(store: Store, photos: str, fails: bool) -> None:
     root = store.folder
     assert main(["predict", f"{root}/model", f"{root}/photos", "--out", f"{root}/local.jsonl", *QUICK]) == 0
@@ -76,7 +80,7 @@ def test_predictions_equal_those_of_local_files(store: Store, photos: str, fails
     assert lines(root / "there.jsonl") == expected
 
 
-@pytest.mark.parametrize("fails", [False, True])
+@EACH_STORE
 def test_features_equal_those_of_local_files(store: Store, photos: str, fails: bool) -> None:
     local = embed(store.folder / "model", store.folder / "photos", compute=Compute(device="cpu", cache=False))
     store.server.every_third_fails = fails
@@ -90,7 +94,7 @@ def test_features_equal_those_of_local_files(store: Store, photos: str, fails: b
     ]
 
 
-@pytest.mark.parametrize("fails", [False, True])
+@EACH_STORE
 def test_training_equals_that_on_local_files(store: Store, photos: str, fails: bool) -> None:
     with undrawn():
         local = train(tiny_config(store.folder / "photos", run=f"{store.folder}/local"))
@@ -177,8 +181,7 @@ def test_content_that_hardly_arrives_is_one_line(
     assert "does not answer as it should: no answer within" in capsys.readouterr().err.splitlines()[-1]
 
 
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("command", ["predict", "embed"])
+@pytest.mark.parametrize(("command", "signum"), [("predict", signal.SIGINT), ("embed", signal.SIGTERM)])
 def test_signal_ends_a_command_whose_requests_hang(
     web_store: Store, command: str, signum: signal.Signals, monkeypatch: pytest.MonkeyPatch
 ) -> None:
