@@ -26,8 +26,8 @@ from PIL import Image, UnidentifiedImageError
 
 from vitascope.data import jpeg
 from vitascope.data.decoding import ImageError, image_errors
+from vitascope.data.file_checks import check_channels
 from vitascope.data.preprocess import Pixels
-from vitascope.data.tiff import check_channels
 
 FORMATS = ("JPEG", "MPO", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF")
 """The accepted formats: of cameras, phones, browsers and scanners. Pillow reads more, some of them in Python
