@@ -1,12 +1,14 @@
 """Requests with the hub's client: one error for whatever answers, within a time limit."""
 
+import itertools
+import os
 import threading
 
 import pytest
 from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
 from vitascope import network
-from vitascope.network import NotTheHubError, ask, misunderstood, unreachable
+from vitascope.network import NotTheHubError, ask, in_threads, misunderstood, unreachable, usable_cores
 
 
 def raising(error: BaseException) -> None:
@@ -53,3 +55,27 @@ def test_unreachable_hub_is_distinguished_from_a_refusal() -> None:
     assert "the page of a proxy" in unreachable(misunderstood("the page of a proxy"))
     assert not unreachable(HFValidationError("a/b/c"))
     assert not unreachable(OSError(28, "full"))
+
+
+def test_results_come_in_the_order_of_the_items_of_which_few_are_taken_ahead() -> None:
+    items = itertools.count(1)
+    results = in_threads(lambda item: item * item, items)
+    assert next(results) == 1
+    assert next(items) == 4 * usable_cores() + 1
+    assert next(results) == 4
+
+
+def test_an_error_is_raised_in_the_place_of_its_result() -> None:
+    results = in_threads(lambda item: 1 // item, [1, 0])
+    assert next(results) == 1
+    with pytest.raises(ZeroDivisionError):
+        next(results)
+
+
+def test_processes_of_torchrun_share_the_cores_that_this_one_may_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
+    assert usable_cores() == 8
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "3")
+    assert usable_cores() == 2
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "16")
+    assert usable_cores() == 1

@@ -7,7 +7,8 @@ import os
 import shlex
 import signal
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 _JOINERS = "\u200c\u200d"  # needed in Persian, Indic scripts and emoji
@@ -43,6 +44,16 @@ def _shown(character: str) -> str:
     if character.isprintable() or character in _JOINERS or unicodedata.category(character) == "Zs":
         return character
     return " " if character.isspace() else character.encode("unicode_escape").decode("ascii")
+
+
+@contextmanager
+def naming(path: object, name: str) -> Iterator[None]:
+    """Put a name in place of a path that the user does not know into the errors of the work on it."""
+    try:
+        yield
+    except UserError as error:
+        error.args = (str(error).replace(str(path), name),)
+        raise
 
 
 class SourceError(UserError):

@@ -1,4 +1,4 @@
-"""Limits on what others may answer, and how slowly: requests with a store's or the hub's client, downloads.
+"""Threads, and limits on what others may answer, and how slowly: a store's or the hub's client, downloads.
 
 A mirror or a proxy may answer in the hub's place. The hub's client has no time limit for some requests, and
 raises whatever an answer of another form leads to.
@@ -6,8 +6,11 @@ raises whatever an answer of another form leads to.
 
 from __future__ import annotations
 
+import collections
 import http.client
+import os
 import queue
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -179,3 +182,22 @@ def unreachable(error: Exception) -> str:
         return f"the hub answers {status}" if status >= 500 or status in (408, 429) else ""
     no_answer = (HTTPError, LocalEntryNotFoundError, ConnectionError, TimeoutError)
     return "the hub cannot be reached" if isinstance(error, no_answer) else ""
+
+
+def usable_cores() -> int:
+    """The cores that this process may use, at least 1; torchrun's processes on a machine share them."""
+    found = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, found // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+
+
+def in_threads(function: Callable[[T], R], items: Iterable[T], *, most: int | None = None) -> Iterator[R]:
+    """Results in the order of the items, a few of them ahead, by at most so many threads."""
+    threads = min(usable_cores(), most or sys.maxsize)
+    ahead: collections.deque[Future[R]] = collections.deque()
+    with Threads(threads) as pool:
+        for item in items:
+            ahead.append(pool.submit(function, item))
+            if len(ahead) == 4 * threads:
+                yield ahead.popleft().result()
+        while ahead:
+            yield ahead.popleft().result()

@@ -317,20 +317,6 @@ def test_evaluation_labels_a_subset_of_classes_in_the_order_of_the_model(tmp_pat
 # --- digits
 
 
-def test_digits_test_set_is_that_of_scikit_learn() -> None:
-    from sklearn.datasets import load_digits
-    from sklearn.model_selection import train_test_split
-
-    digits = load_digits()
-    _, images, _, labels = train_test_split(
-        digits.images, digits.target, test_size=0.2, stratify=digits.target, random_state=0
-    )
-    test = open_data("digits").measured
-    assert len(test) == 360
-    np.testing.assert_array_equal(test.labels, labels)
-    np.testing.assert_allclose(np.stack(test.sources) / 255, images / 16, atol=0.5 / 255)
-
-
 def test_the_seed_changes_the_validation_digits_but_not_the_test_digits() -> None:
     first, other = open_data("digits", seed=0), open_data("digits", seed=1)
     np.testing.assert_array_equal(np.stack(first.measured.sources), np.stack(other.measured.sources))
@@ -393,13 +379,6 @@ def test_images_of_8_bits_have_no_greatest_value_and_only_a_sample_is_opened(
     monkeypatch.setattr(datasets, "greatest_integer", lambda source: opened.append(source))
     assert greatest_value(read_tree(tmp_path)) is None
     assert len(opened) == 3
-
-
-def test_images_are_opened_in_the_order_of_their_names(tmp_path: Path) -> None:
-    for name in ("b.png", "a.png", "c.png"):
-        Image.new("L", (2, 2)).save(write_picture(tmp_path / "cat" / name))
-    write_picture(tmp_path / "ant" / "z.png")
-    assert [path.name for path in paths(read_tree(tmp_path))] == ["z.png", "a.png", "b.png", "c.png"]
 
 
 def test_images_without_classes_are_accepted_without_labels(tmp_path) -> None:

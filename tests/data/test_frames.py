@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from vitascope.data.frames import stored
+from vitascope.data.frames import data_place
 from vitascope.data.table_options import TableOptions
 from vitascope.errors import UserError
 
@@ -14,7 +14,7 @@ pandas = pytest.importorskip("pandas", reason="pandas is not installed")
 
 
 def lines(frame: object, **options: object) -> list[dict[str, object]]:
-    with stored(frame, TableOptions(**options)) as path:
+    with data_place(frame, TableOptions(**options)) as path:
         found = [json.loads(line) for line in Path(path).read_text(encoding="utf-8").splitlines()]
     assert not Path(path).exists()
     return found
@@ -50,7 +50,10 @@ def test_errors_name_the_frame_instead_of_its_file() -> None:
     with pytest.raises(UserError, match="several columns of the same name: path, path"):
         lines(pandas.DataFrame([["a", "b"]], columns=["path", "path"]))
     frame = pandas.DataFrame({"path": ["a.png"]})
-    with pytest.raises(UserError, match=r"^the DataFrame: broken$"), stored(frame, TableOptions()) as path:
+    with (
+        pytest.raises(UserError, match=r"^the DataFrame: broken$"),
+        data_place(frame, TableOptions()) as path,
+    ):
         raise UserError(f"{path}: broken")
 
 
@@ -64,5 +67,5 @@ def test_value_that_json_lacks_is_named() -> None:
 
 @pytest.mark.parametrize("data", ["digits", Path("photos")])
 def test_other_data_stay_as_they_are(data: str | Path) -> None:
-    with stored(data, TableOptions()) as place:
+    with data_place(data, TableOptions()) as place:
         assert place == str(data)

@@ -129,13 +129,12 @@ def test_no_readable_image_is_an_empty_epoch_or_a_clear_error(tmp_path: Path, me
         assert "broken0.png" in str(error)  # noqa: PT017 - either result is valid
 
 
-@pytest.mark.parametrize("crop_scale", [1.0, 0.1])
-def test_workers_and_earlier_epochs_do_not_change_batches(images: ImageSet, crop_scale: float) -> None:
+def test_workers_and_earlier_epochs_do_not_change_batches(images: ImageSet) -> None:
     """Epochs in sequence, an unfinished one, and two at the same time."""
-    kinds = {"seed": 3, "memory_budget": 0, "crop_scale": crop_scale}
+    kinds = {"seed": 3, "memory_budget": 0, "crop_scale": 0.1}
     alone = Loader(images, FIT, 4, workers=0, **kinds)
     epochs = [list(alone.epoch(number)) for number in range(3)]
-    for workers in (1, 4):
+    for workers in (1, 3):
         loader = Loader(images, FIT, 4, workers=workers, **kinds)
         assert_same(list(loader.epoch(1)), epochs[1])
         next(loader.epoch(2))

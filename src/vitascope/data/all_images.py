@@ -8,11 +8,9 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from typing import overload
 
-from vitascope.data.datasets import read_data
+from vitascope.data.datasets import image_file, read_data
 from vitascope.data.decoding import Encoded, ImageSource, source_name
-from vitascope.data.listing import IMAGE_SUFFIXES, suffix_of
 from vitascope.data.splits import ImageSet
-from vitascope.data.stored import is_stored_image, stored_images
 from vitascope.data.table_options import AS_RECOGNIZED, TableOptions
 from vitascope.errors import UserError
 
@@ -88,14 +86,11 @@ def all_images(data: str | Sequence[ImageSource], table: TableOptions = AS_RECOG
         UserError: no such data, or no images in it; as `read_data`.
     """
     if not isinstance(data, str):
-        found, place = AllImages([ImageSet("all", data)]), "the list"
-    elif is_stored_image(data):
-        found, place = AllImages([ImageSet("all", list(stored_images(data)))]), data
-    elif os.path.isfile(path := os.path.expanduser(data)) and suffix_of(path) in IMAGE_SUFFIXES:
-        found, place = AllImages([ImageSet("all", [path])]), data
+        images = AllImages([ImageSet("all", data)])
+    elif (picture := image_file(data)) is not None:
+        images = AllImages([ImageSet("all", [picture])])
     else:
-        sets = read_data(data, table).sets
-        found, place = AllImages([images for images in sets if images.name in SPLITS]), data
-    if not len(found):
-        raise UserError(f"{place}: no images in it")
-    return found
+        images = AllImages([each for each in read_data(data, table).sets if each.name in SPLITS])
+    if not len(images):
+        raise UserError(f"{data if isinstance(data, str) else 'the list'}: no images in it")
+    return images

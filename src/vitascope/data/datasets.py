@@ -26,13 +26,13 @@ from vitascope.data.formats.idx import Idx
 from vitascope.data.formats.published import KNOWN_SETS, PublishedSet
 from vitascope.data.formats.shards import Shards, has_shards, read_shards
 from vitascope.data.formats.table import Table
-from vitascope.data.listing import IMAGE_SUFFIXES
+from vitascope.data.listing import IMAGE_SUFFIXES, suffix_of
 from vitascope.data.splits import ImageSet, Inventory, Splits, complete_splits
-from vitascope.data.stored import hub_id, is_stored_image, open_stored, stored_images, with_objects
+from vitascope.data.stored import hub_id, open_stored, stored_images, with_objects
 from vitascope.data.table_options import AS_RECOGNIZED, TABLE_SUFFIXES, TableOptions, is_table
-from vitascope.data.threads import in_threads
-from vitascope.errors import UserError, check_choice, nearest, nearest_path, printable
+from vitascope.errors import UserError, check_choice, naming, nearest, nearest_path, printable
 from vitascope.formatting import canonical, counted
+from vitascope.network import in_threads
 from vitascope.remote.paths import StorePath
 from vitascope.remote.stores import is_url
 
@@ -84,25 +84,25 @@ def open_data(
     Raises:
         UserError: none of these, or a damaged data set. The other functions of this module raise it too.
     """
-    found = read_data(data, table)
-    names = _split_names(found)
+    inventory = read_data(data, table)
+    names = _split_names(inventory)
     split = "train" if "train" in names else "all"
-    classes = found.by_name[split].class_names if split in found.by_name else ()
+    classes = inventory.by_name[split].class_names if split in inventory.by_name else ()
     if not labelled and split in names and len(classes) < 2:
-        train = dataclasses.replace(_images(found, split), name="train")
-        return complete_splits(dataclasses.replace(found, sets=(train,)), data, seed=seed)
-    if not labelled and (more := [images for images in found.sets if _is_unlabelled(images, split)]):
-        rest = tuple(images for images in found.sets if not _is_unlabelled(images, split))
-        splits = complete_splits(dataclasses.replace(found, sets=rest), data, seed=seed)
+        train = dataclasses.replace(_images(inventory, split), name="train")
+        return complete_splits(dataclasses.replace(inventory, sets=(train,)), data, seed=seed)
+    if not labelled and (more := [images for images in inventory.sets if _is_unlabelled(images, split)]):
+        rest = tuple(images for images in inventory.sets if not _is_unlabelled(images, split))
+        splits = complete_splits(dataclasses.replace(inventory, sets=rest), data, seed=seed)
         return splits.with_unlabelled(more)
     for name in names:
-        _labelled(found, name, data)
+        _labelled(inventory, name, data)
     if len(classes) == 1:
         raise UserError(
             f"{data}: only one class, {classes[0]!r}; a classifier needs two or more{_wrapped_in_words(data)}"
-            f"{_unused_in_words(found)}"
+            f"{_unused_in_words(inventory)}"
         )
-    return complete_splits(found, data, seed=seed)
+    return complete_splits(inventory, data, seed=seed)
 
 
 def open_for_evaluation(
@@ -120,9 +120,9 @@ def open_for_evaluation(
     others = {canonical(theirs): canonical(ours) for theirs, ours in (rename or {}).items()}
     for name in others.values():
         check_choice("class of the model", name, tuple(map(canonical, class_names)))
-    found = read_data(data, table)
-    images = _labelled(found, _measured_split(found), data)
-    sizes = {name: len(part) for name, part in found.by_name.items() if name != images.name}
+    inventory = read_data(data, table)
+    images = _labelled(inventory, _measured_split(inventory), data)
+    sizes = {name: len(part) for name, part in inventory.by_name.items() if name != images.name}
     if sizes:
         log.warning(
             "%s: measures %s, not the others (%s); to measure those, name their folder or a table of them",
@@ -139,15 +139,22 @@ def open_for_evaluation(
     return images.in_classes(class_names, data)
 
 
+def image_file(data: str) -> ImageSource | None:
+    """The picture that data are, a file or an object in a store; None for other data."""
+    if suffix_of(data) not in IMAGE_SUFFIXES:
+        return None
+    if is_url(data):
+        return next(iter(stored_images(data)))
+    path = Path(data).expanduser()
+    return path if path.is_file() else None
+
+
 def open_pictures(data: str) -> Sequence[ImageSource]:
     """The images to show: an image file, or the test split, else `val`, else all images."""
-    if is_stored_image(data):
-        return list(stored_images(data))
-    path = Path(data).expanduser()
-    if path.is_file() and path.suffix.lower() in IMAGE_SUFFIXES:
-        return [path]
-    found = read_data(data)
-    sources = _images(found, _measured_split(found)).sources
+    if (picture := image_file(data)) is not None:
+        return [picture]
+    inventory = read_data(data)
+    sources = _images(inventory, _measured_split(inventory)).sources
     if not sources:
         raise UserError(f"{data}: no images in this folder")
     return sources
@@ -156,13 +163,13 @@ def open_pictures(data: str) -> Sequence[ImageSource]:
 def read_data(data: str, table: TableOptions = AS_RECOGNIZED) -> Inventory:
     """All images of a data set, in the splits that it has, or in `all`; none is drawn."""
     data = hub_id(data)
-    found = _read_stored(data, table) if is_url(data) else _read(data, table)
+    inventory = _read_stored(data, table) if is_url(data) else _read(data, table)
     sets = (
         images if images.targets is None else dataclasses.replace(images, targets=images.targets.merged())
-        for images in map(with_objects, found.sets)
+        for images in map(with_objects, inventory.sets)
     )
-    root = str(found.root) if isinstance(found.root, StorePath) else found.root
-    return dataclasses.replace(found, sets=tuple(sets), root=root)
+    root = str(inventory.root) if isinstance(inventory.root, StorePath) else inventory.root
+    return dataclasses.replace(inventory, sets=tuple(sets), root=root)
 
 
 def _read(data: str, table: TableOptions) -> Inventory:
@@ -180,11 +187,8 @@ def _read_stored(url: str, table: TableOptions) -> Inventory:
     if not isinstance(place, StorePath):
         if is_table(url) and table.images is None:
             table = dataclasses.replace(table, images=url.rpartition("/")[0])
-        try:
+        with naming(place, url):
             return _read(str(place), table)
-        except UserError as error:
-            error.args = (str(error).replace(str(place), url),)
-            raise
     if table.given:
         raise _not_a_table(url, table)
     return read_shards(place) if has_shards(place) else read_folder(place)
@@ -197,8 +201,8 @@ def _not_a_table(data: str, table: TableOptions) -> UserError:
 def stream_of_folder(data: str) -> FolderStream | None:
     """The images of a folder of class folders, which need not fit into memory; None for other data."""
     format, place = _find(data)
-    found = FolderStream(Path(place)) if isinstance(format, Folder) else None
-    return found if found is not None and found.has_folders_of_classes else None
+    stream = FolderStream(Path(place)) if isinstance(format, Folder) else None
+    return stream if stream is not None and stream.has_folders_of_classes else None
 
 
 def _is_unlabelled(images: ImageSet, split: str) -> bool:
@@ -206,21 +210,21 @@ def _is_unlabelled(images: ImageSet, split: str) -> bool:
     return images.name == split and images.targets is None and len(images) > 0
 
 
-def _measured_split(found: Inventory) -> str:
+def _measured_split(inventory: Inventory) -> str:
     """The name of the split that a model is measured on, and that is shown."""
-    return next((name for name in ("test", "val", "train") if name in _split_names(found)), "all")
+    return next((name for name in ("test", "val", "train") if name in _split_names(inventory)), "all")
 
 
-def _split_names(found: Inventory) -> list[str]:
+def _split_names(inventory: Inventory) -> list[str]:
     """The names of the splits that have images, or a folder for some."""
-    names = {images.name for images in found.sets if len(images) or images.targets is None}
+    names = {images.name for images in inventory.sets if len(images) or images.targets is None}
     return [name for name in ("train", "val", "test", "all") if name in names]
 
 
-def _images(found: Inventory, split: str) -> ImageSet:
+def _images(inventory: Inventory, split: str) -> ImageSet:
     """The images of a split, with and without labels, as images without any; in the order of their paths if
     there are both."""
-    sets = [images for images in found.sets if images.name == split and len(images)]
+    sets = [images for images in inventory.sets if images.name == split and len(images)]
     if len(sets) == 1:
         return dataclasses.replace(sets[0], targets=None)
     sources = [source for images in sets for source in images.sources]
@@ -230,22 +234,22 @@ def _images(found: Inventory, split: str) -> ImageSet:
     return joined.subset(split, np.array(order, dtype=np.int64))
 
 
-def _labelled(found: Inventory, split: str, data: str) -> ImageSet:
+def _labelled(inventory: Inventory, split: str, data: str) -> ImageSet:
     """The labelled images of a split; a UserError if there are none."""
-    images = found.by_name.get(split)
+    images = inventory.by_name.get(split)
     if images is not None and images.targets is not None:
         return images
     if is_table(data) and not os.path.isdir(data):
         of_split = "" if split == "all" else f" in {split}"
-        raise UserError(f"{data}: no labelled images{of_split}; {found.unlabelled}")
+        raise UserError(f"{data}: no labelled images{of_split}; {inventory.unlabelled}")
     place = os.path.join(data, *([] if split == "all" else [split]), "<class>", "<image>")
-    reason = f"; {found.unlabelled}" if found.unlabelled else _unused_in_words(found)
+    reason = f"; {inventory.unlabelled}" if inventory.unlabelled else _unused_in_words(inventory)
     raise UserError(f"{data}: no images in class folders; expected {place}{reason}")
 
 
-def _unused_in_words(found: Inventory) -> str:
+def _unused_in_words(inventory: Inventory) -> str:
     """The end of a message: what a data set has that is no image."""
-    return f"; unused: {', '.join(found.unused)}" if found.unused else ""
+    return f"; unused: {', '.join(inventory.unused)}" if inventory.unused else ""
 
 
 def _wrapped_in_words(data: str) -> str:
@@ -311,11 +315,11 @@ def greatest_value(images: ImageSet) -> int | None:
             return None  # the loader counts and reports unreadable images
 
     sample = set(images.spread(SAMPLE))
-    found = [value for value in map(greatest, sample) if value is not None]
-    if not found:
+    values = [value for value in map(greatest, sample) if value is not None]
+    if not values:
         return None
     rest = in_threads(greatest, (index for index in range(len(images)) if index not in sample))
-    return max(found + [value for value in rest if value is not None])
+    return max(values + [value for value in rest if value is not None])
 
 
 def class_counts(images: ImageSet) -> dict[str, int]:

@@ -28,8 +28,7 @@ import numpy.typing as npt
 from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 from PIL.JpegImagePlugin import JpegImageFile
 
-from vitascope.data.jpeg import without_end
-from vitascope.data.tiff import check_channels
+from vitascope.data.file_checks import check_channels, without_end
 from vitascope.errors import SourceError, UserError
 from vitascope.remote import cache
 from vitascope.remote.stores import is_url

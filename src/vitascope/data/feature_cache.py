@@ -28,12 +28,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import PIL
+from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from vitascope.cache import cache_folder, writing_to_cache
 from vitascope.data.contents import DIGEST
 from vitascope.errors import UserError
-from vitascope.serialization import parse_json
 from vitascope.storage import check_room, replacing, write_json
 
 FORMAT = 2
@@ -42,8 +42,6 @@ LIMIT_GB = 20.0
 """Size of all features where `VITASCOPE_FEATURES_GB` sets no other."""
 MADE = "made.json"
 SUFFIX = ".safetensors"
-MAX_HEADER_BYTES = 2**12
-"""Of a file; the headers that we write have about 200."""
 CHUNK_BYTES = 2**24
 CHUNK_SECONDS = 60.0
 """A file is written when it has so many bytes, or so long after its first image: that much a kill costs."""
@@ -269,21 +267,15 @@ def _open_chunk(path: Path) -> _Chunk | None:
     that is gone meanwhile."""
     try:
         with open(path, "rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            length = int.from_bytes(file.read(8), "little")
-            if length > min(size, MAX_HEADER_BYTES):
-                return None
-            header, begin = parse_json(str(file.read(length), "utf-8")), 8 + length
-            contents, features = header["contents"], header["features"]
-            (n, digest), (rows, width) = contents["shape"], features["shape"]
-            (first, end), (start, stop) = contents["data_offsets"], features["data_offsets"]
-            made = header["__metadata__"]
-            is_own = made["key"] == path.parent.name
-            is_whole = begin + max(end, stop) == size and end - first == n * digest and min(first, start) == 0
-            if not is_own or not is_whole or (n, digest) != (rows, DIGEST) or stop - start != 4 * n * width:
-                return None
-            file.seek(begin + first)
-            found = np.frombuffer(file.read(n * digest), f"S{DIGEST}")
-            return _Chunk(path, found, begin + start, width, int(made["crc32"]))
-    except (OSError, ValueError, KeyError, TypeError):
+            start = 8 + int.from_bytes(
+                file.read(8), "little"
+            )  # of the first tensor, that of the largest dtype
+        with safe_open(path, framework="np") as tensors:
+            made, contents = tensors.metadata(), tensors.get_tensor("contents")
+            features = tensors.get_slice("features")
+            (n, width), dtype = features.get_shape(), features.get_dtype()
+        if made["key"] != path.parent.name or contents.shape != (n, DIGEST) or dtype != "F32":
+            return None
+        return _Chunk(path, np.frombuffer(contents, f"S{DIGEST}"), start, width, int(made["crc32"]))
+    except (OSError, ValueError, KeyError, TypeError, SafetensorError):
         return None

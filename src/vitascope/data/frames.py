@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from vitascope.data.table_options import TableOptions, roles_of
-from vitascope.errors import UserError
+from vitascope.errors import UserError, naming
 
 FILE = "data.jsonl"
 
@@ -32,7 +32,7 @@ class DataFrame(Protocol):
 
 
 @contextmanager
-def stored(data: DataFrame | str | os.PathLike[str], table: TableOptions) -> Iterator[str]:
+def data_place(data: DataFrame | str | os.PathLike[str], table: TableOptions) -> Iterator[str]:
     """The DATA argument for some data; a frame is in a file while the context lasts.
 
     Its paths become absolute: they are relative to the folder `images`, or to the working directory.
@@ -43,11 +43,8 @@ def stored(data: DataFrame | str | os.PathLike[str], table: TableOptions) -> Ite
     with tempfile.TemporaryDirectory(prefix="vitascope-") as folder:
         path = Path(folder) / FILE
         _write(data, path, table)
-        try:
+        with naming(path, "the DataFrame"):
             yield str(path)
-        except UserError as error:
-            error.args = (str(error).replace(str(path), "the DataFrame"),)
-            raise
 
 
 def _write(frame: DataFrame, path: Path, table: TableOptions) -> None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
-from vitascope.remote.paths import StorePath
+if TYPE_CHECKING:
+    from vitascope.remote.paths import StorePath  # the help of commands needs no stores
 
 IMAGE_SUFFIXES = {
     *(".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff"),
@@ -43,7 +44,7 @@ def suffix_of(name: str) -> str:
 
 
 def visible_files(
-    folder: str | os.PathLike[str],
+    folder: str | os.PathLike[str] | StorePath,
     failed: Callable[[str, OSError], None] = lambda folder, error: None,
     *,
     as_paths: bool = False,
@@ -59,7 +60,7 @@ def visible_files(
         failed: called with each folder that cannot be listed, because it has vanished for example.
         skipped: called with each system folder.
     """
-    if isinstance(folder, StorePath):
+    if not isinstance(folder, str | os.PathLike):
         return cast("Iterator[os.DirEntry[str]]", _listed_below(folder))
     place = Path(folder).absolute()
     try:

@@ -19,9 +19,9 @@ from torch import Tensor
 from vitascope.data.preprocess import Pixels, Preprocess
 from vitascope.data.reading import ImageReader, ReadingPool, read_here
 from vitascope.data.splits import ImageSet, check_every_class
-from vitascope.data.threads import usable_cores
 from vitascope.data.transfer import copied_ahead, to_device
 from vitascope.errors import UserError
+from vitascope.network import usable_cores
 
 MEMORY_BUDGET = 2**30
 """Bytes of pixels in a split that is read before the first epoch, and kept on the device. The number does not

@@ -32,8 +32,8 @@ from vitascope.data.loading import check_unreadable
 from vitascope.data.randomness import epoch_order
 from vitascope.data.splits import ImageSet
 from vitascope.data.table_options import AS_RECOGNIZED, TableOptions
-from vitascope.data.threads import in_threads
 from vitascope.errors import UserError
+from vitascope.network import in_threads
 from vitascope.storage import explaining_failure, make_folder, replacing
 
 JPEG_QUALITY = 95

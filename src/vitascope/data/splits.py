@@ -225,11 +225,11 @@ class Inventory:
         return {images.name: images for images in ordered if len(images)}
 
 
-def complete_splits(found: Inventory, place: str, *, seed: int) -> Splits:
+def complete_splits(inventory: Inventory, place: str, *, seed: int) -> Splits:
     """The splits of a data set that has `train` and perhaps `val` and `test`, or only `all`. Missing ones are
     drawn by seed: a tenth of each class is `val`, and of `all` another tenth `test`. Images beside labelled
     ones that have no label are unused."""
-    given, drawn = found.by_name, ["val"]
+    given, drawn = inventory.by_name, ["val"]
     if "train" in given and (names := given["train"].class_names):
         for split in given.keys() & {"val", "test"}:
             given[split] = given[split].in_classes(names, f"the {split} images of {place}")
@@ -245,11 +245,11 @@ def complete_splits(found: Inventory, place: str, *, seed: int) -> Splits:
         train, val, drawn = given["train"], given["val"], []
     else:
         train, val = stratified_split(given["train"], VAL_SHARE, "val", seed)
-    without = sum(len(images) for images in found.sets if images.targets is None and train.class_names)
+    without = sum(len(images) for images in inventory.sets if images.targets is None and train.class_names)
     unused = (f"{counted(without, 'image')} without a class",) if without else ()
-    unused = (*unused, *found.unused)
+    unused = (*unused, *inventory.unused)
     test = given.get("test")
-    return Splits(train, val, test, found.channels, found.root, unused, tuple(drawn), found.notes)
+    return Splits(train, val, test, inventory.channels, inventory.root, unused, tuple(drawn), inventory.notes)
 
 
 def stratified_split(images: ImageSet, share: float, name: str, seed: int) -> tuple[ImageSet, ImageSet]:

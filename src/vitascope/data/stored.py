@@ -73,11 +73,6 @@ def stored_images(url: str) -> Iterator[StoredImage]:
             yield StoredImage(each)
 
 
-def is_stored_image(data: str) -> bool:
-    """Whether the data are one picture in a store, by their name."""
-    return is_url(data) and suffix_of(data) in IMAGE_SUFFIXES
-
-
 def fetched_ahead(sources: Iterable[S]) -> Generator[S, None, None]:
     """The sources, while the next ones are fetched from their store by threads."""
     return cache.prefetched(

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from vitascope.arguments import checked
 from vitascope.data.datasets import open_for_evaluation
-from vitascope.data.frames import DataFrame, stored
+from vitascope.data.frames import DataFrame, data_place
 from vitascope.data.splits import ImageSet, UnknownClassesError
 from vitascope.data.table_options import AS_RECOGNIZED, TableOptions
 from vitascope.errors import UserError
@@ -69,7 +69,7 @@ def evaluate(
             raise UserError(f"{table.given[0]} is about a table: set data")
         if data is not None:
             name = "the DataFrame" if isinstance(data, DataFrame) else os.fspath(data)
-            with stored(data, table) as place:
+            with data_place(data, table) as place:
                 tested = _labelled_images(place, names, rename, table)
                 if ref is not None:
                     tested, trained_on = without_training_images(tested, name, ref)

@@ -24,7 +24,7 @@ from vitascope.data.all_images import SEPARATOR, AllImages, all_images
 from vitascope.data.datasets import stream_of_folder
 from vitascope.data.decoding import ImageSource
 from vitascope.data.feature_cache import Features
-from vitascope.data.frames import DataFrame, stored
+from vitascope.data.frames import DataFrame, data_place
 from vitascope.data.stored import StoredImage, as_text, from_text
 from vitascope.data.table_options import AS_RECOGNIZED, TableOptions
 from vitascope.data.targets import ClassIndices, ClassSets, Targets
@@ -434,7 +434,7 @@ def _listed(data: Data, table: TableOptions) -> Iterator[ListedImages]:
 def opened_images(data: Data, table: TableOptions) -> Iterator[AllImages]:
     """The images of any data; the table of a DataFrame exists while the context lasts."""
     if isinstance(data, DataFrame | str | os.PathLike):
-        with stored(data, table) as place:
+        with data_place(data, table) as place:
             yield all_images(place, table)
     else:
         yield all_images(data)

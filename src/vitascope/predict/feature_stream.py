@@ -17,9 +17,9 @@ from vitascope.data.decoding import ImageSource, source_name
 from vitascope.data.feature_cache import Contents, FeatureCache, Features
 from vitascope.data.preprocess import Pixels
 from vitascope.data.reading import ImageReader, ReadingPool, read_here
-from vitascope.data.threads import usable_cores
 from vitascope.data.transfer import Fetched, copied_ahead, one_late, to_device
 from vitascope.errors import UserError
+from vitascope.network import usable_cores
 from vitascope.predict.compute import DEFAULT, Compute
 from vitascope.predict.engine import WHOLE_PICTURES, Engine, TorchEngine
 from vitascope.predict.features import FeatureSpec

@@ -26,11 +26,11 @@ from vitascope.data.preprocess import Preprocess
 from vitascope.data.reading import file_pool
 from vitascope.data.stored import ImageFile, StoredImage, fetched_ahead, stored_images
 from vitascope.data.table_options import AS_RECOGNIZED, TableOptions, is_table
-from vitascope.data.threads import usable_cores
 from vitascope.data.transfer import Fetched, copied_ahead, one_late, to_device
 from vitascope.errors import UserError
 from vitascope.explain.methods import DEFAULT_METHOD
 from vitascope.model.vision_model import VisionModel
+from vitascope.network import usable_cores
 from vitascope.predict.compute import BatchSize, Workers
 from vitascope.predict.engine import Engine, stacks
 from vitascope.predict.explanation import Explanation, explain_framed

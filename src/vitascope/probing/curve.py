@@ -16,8 +16,8 @@ from scipy.special import ndtr, softmax
 from threadpoolctl import threadpool_limits
 
 from vitascope.data.targets import ClassIndices
-from vitascope.data.threads import in_threads
 from vitascope.intervals import CONFIDENCE
+from vitascope.network import in_threads
 from vitascope.probing.classifiers import Classifier, Features, Floats
 from vitascope.probing.folds import Division
 from vitascope.probing.selection import THREADS

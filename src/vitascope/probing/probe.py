@@ -21,7 +21,7 @@ from vitascope.data.contents import first_of_content
 from vitascope.data.datasets import open_data, sampled_sizes
 from vitascope.data.decoding import ImageSource, source_name
 from vitascope.data.feature_cache import Features
-from vitascope.data.frames import DataFrame, stored
+from vitascope.data.frames import DataFrame, data_place
 from vitascope.data.splits import ImageSet, Splits
 from vitascope.data.table_options import AS_RECOGNIZED, TableOptions
 from vitascope.data.targets import ClassIndices, ClassSets, Targets
@@ -174,7 +174,7 @@ def probe(
     if run is not None:
         new_run(run)  # an error comes before anything that takes time
     reuse_freed_memory()
-    with ExitStack() as left, stored(data, table) as place:
+    with ExitStack() as left, data_place(data, table) as place:
         splits = fitting(open_data(place, seed=seed, labelled=True, table=table).identified())
         _division(splits.train).fold_count()
         for model in given:

@@ -12,9 +12,9 @@ import numpy.typing as npt
 from threadpoolctl import threadpool_limits
 
 from vitascope.data.targets import ClassIndices, Targets
-from vitascope.data.threads import in_threads
 from vitascope.errors import UserError
 from vitascope.formatting import counted
+from vitascope.network import in_threads
 from vitascope.probing.classifiers import (
     Classifier,
     ClassMeans,

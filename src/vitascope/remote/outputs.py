@@ -6,15 +6,27 @@ import hashlib
 import os
 import shutil
 import weakref
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 from vitascope.cache import ADVICE, cache_folder
-from vitascope.errors import UserError
+from vitascope.errors import UserError, naming
 from vitascope.remote.cache import copied
-from vitascope.remote.stores import check_writable, exists, is_url, list_folder, name_in, upload
+from vitascope.remote.stores import exists, is_url, list_folder, name_in, store_of, upload
 from vitascope.storage import explaining_failure
+
+
+def local_copy(url: str, kind: str) -> Path:
+    """The place of the local copy of what is written to a URL; a UserError for the URL of a web server, one
+    without a name, and one whose copy would be outside of its own folder."""
+    if not store_of(url).writable:
+        raise UserError(f"{url}: a web server is read only: choose a local file, s3://, gs:// or hf://")
+    bucket, *names = url.partition("://")[2].split("/")
+    if not names:
+        raise UserError(f"{url}: the name is missing, such as s3://{bucket}/name")
+    if any(part in ("", ".", "..") for part in names) or not url.isprintable():
+        raise UserError(f"{url!r}: a URL to write to has no empty name, no . or .., no control character")
+    return cache_folder() / "remote" / kind / hashlib.sha256(url.encode()).hexdigest()[:16] / names[-1]
 
 
 class Output:
@@ -38,12 +50,8 @@ class Output:
         self.path = Path(out)
         if self.url is None:
             return
+        self.path = local_copy(self.url, "outputs")
         folder, _, name = self.url.rpartition("/")
-        check_writable(self.url)
-        if not name or "/" not in self.url.partition("://")[2]:
-            raise UserError(f"{self.url}: the name of a file is missing, such as {folder}/results.jsonl")
-        key = hashlib.sha256(self.url.encode()).hexdigest()[:16]
-        self.path = cache_folder() / "remote" / "outputs" / key / name
         there = exists(self.url)
         if there and not resume:
             raise UserError(f"{self.url} exists: resume it, or choose another file")
@@ -69,12 +77,6 @@ class Output:
         else:
             weakref.finalize(reader, shutil.rmtree, self.path.parent)
 
-    @contextmanager
-    def named(self) -> Iterator[None]:
+    def named(self) -> AbstractContextManager[None]:
         """Put the URL in place of the local path into the errors of the work on it."""
-        try:
-            yield
-        except UserError as error:
-            if self.url is not None:
-                error.args = (str(error).replace(str(self.path), self.url),)
-            raise
+        return naming(self.path, self.url or str(self.path))

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 from urllib.parse import unquote
 
 from vitascope.cache import explained, local_failure
-from vitascope.errors import SourceError, UserError
+from vitascope.errors import SourceError
 from vitascope.formatting import counted
 from vitascope.network import Threads, seconds_for, within
 
@@ -140,6 +140,11 @@ class RemoteObject:
     def __str__(self) -> str:
         return self.url
 
+    @property
+    def name(self) -> str:
+        """The last part of the URL."""
+        return self.url.rpartition("/")[2]
+
 
 def is_url(ref: object) -> bool:
     """Whether an argument is a URL, perhaps of an unknown kind of store, and no local path."""
@@ -155,15 +160,6 @@ def store_of(url: str) -> Store:
             f"{', '.join(f'{each}://' for each in STORES)}, and local paths have none"
         )
     return STORES[scheme]
-
-
-def check_writable(url: str) -> None:
-    """Reject the URL of a web server, and one whose local copy would be outside of its own folder."""
-    if not store_of(url).writable:
-        raise UserError(f"{url}: a web server is read only: choose a local file, s3://, gs:// or hf://")
-    below = url.rstrip("/").partition("://")[2].split("/")[1:]
-    if any(part in ("", ".", "..") for part in below) or not url.isprintable():
-        raise UserError(f"{url!r}: a URL to write to has no empty name, no . or .., no control character")
 
 
 def name_in(url: str, folder: str) -> str:

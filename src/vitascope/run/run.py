@@ -84,17 +84,9 @@ class Run:
     broken file is a `UserError`.
 
     Attributes:
-        path: the folder.
-        config_file: every option, as YAML.
-        plan_file: what was asked for, the model, and what the data have decided.
-        metrics_file: the metrics, as lines of JSON.
-        checkpoints: the folder of the states that an unfinished run is resumed from.
+        path: the folder; `layout` describes its files, whose paths are attributes too.
         start: the model folder that an unfinished run started from, if it did not start at random.
         best: the model folder of the lowest validation loss so far, while the run is unfinished.
-        model_folder: the folder of the finished model.
-        figures: the folder of the figures.
-        report: the report, a page of HTML.
-        probe: the page of a probe.
         ref: the run as an argument: its folder, or its URL.
         store: what connects the local copy to a store, of a run that is worked on there.
     """
@@ -131,9 +123,11 @@ class Run:
         return run
 
     @classmethod
-    def stored(cls, url: str) -> Run:
-        """The run of a URL, to work on, by its local copy, which may be absent."""
-        store = StoredRun(url)
+    def at(cls, ref: str | os.PathLike[str]) -> Run:
+        """The run of a folder, or of a URL by its local copy, to work on; it may be absent."""
+        if not (isinstance(ref, str) and is_url(ref)):
+            return cls(ref)
+        store = StoredRun(ref)
         run = cls(store.path)
         run.ref, run.store = store.url, store
         return run
@@ -222,9 +216,13 @@ class Run:
         Raises:
             UserError: no run there.
         """
-        if isinstance(ref, str) and is_url(ref):
-            return cls._find_stored(ref), None
-        path = Path(ref)
+        run, path = cls.at(ref), Path(ref)
+        if run.store is not None:
+            run.store.fetch()
+            run.check_unfinished()
+            if not run.exists:
+                raise UserError(f"{run.ref}: not a run folder (it has no {layout.CONFIG})")
+            return run, None
         if str(ref) == "auto":
             found = [cls(config.parent) for config in Path("runs").glob(f"*/{layout.CONFIG}")]
             unfinished = [run for run in found if not run.finished]
@@ -239,16 +237,6 @@ class Run:
         if path.parent.name == layout.CHECKPOINTS and layout.is_run(path.parent.parent):
             return cls(path.parent.parent), path
         return cls.open(path), None
-
-    @classmethod
-    def _find_stored(cls, url: str) -> Run:
-        run = cls.stored(url)
-        assert run.store is not None
-        run.store.fetch()
-        run.check_unfinished()
-        if not run.exists:
-            raise UserError(f"{run.ref}: not a run folder (it has no {layout.CONFIG})")
-        return run
 
     @property
     def exists(self) -> bool:
@@ -600,14 +588,10 @@ def _new_folder(run: Run, *, numbered: bool) -> Path:
 
 def new_run(ref: str | os.PathLike[str]) -> Run:
     """The run of a folder or URL that is not created yet; a UserError if anything is there."""
-    if isinstance(ref, str) and is_url(ref):
-        run = Run.stored(ref)
-        is_new = run.store is None or run.store.is_new()
-    else:
-        run = Run(ref)
+    run = Run.at(ref)
+    if run.store is None:
         check_local(run.path)
-        is_new = True
-    if not is_new or run.path.exists():
+    if run.path.exists() or (run.store is not None and not run.store.is_new()):
         raise _exists(run.ref)
     return run
 

@@ -8,7 +8,6 @@ that has begun or resumed it. Any other one stops before its next upload.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import secrets
@@ -21,15 +20,15 @@ from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 
-from vitascope.cache import ADVICE, cache_folder, explained
+from vitascope.cache import ADVICE, explained
 from vitascope.errors import UserError
 from vitascope.remote.cache import download, fetched
+from vitascope.remote.outputs import local_copy
 from vitascope.remote.stores import (
     ChangedError,
     MissingError,
     RemoteObject,
     StoreError,
-    check_writable,
     exists,
     find_object,
     list_folder,
@@ -64,13 +63,8 @@ class StoredRun:
     """
 
     def __init__(self, url: str) -> None:
-        check_writable(url)
         self.url = url.rstrip("/")
-        place, _, name = self.url.partition("://")[2].rpartition("/")
-        if not place:
-            raise UserError(f"{url}: the name of a run folder is missing, such as {self.url}/run")
-        key = hashlib.sha256(self.url.encode()).hexdigest()[:16]
-        self.path = cache_folder() / "remote" / "runs" / key / name
+        self.path = local_copy(self.url, "runs")
         self.complete = False
         self._uploaded: dict[str, tuple[int, int]] = {}
         """Size and time of change, by name, of the local files that the store has."""

@@ -23,7 +23,7 @@ import torch
 
 from vitascope.arguments import checked
 from vitascope.data.datasets import open_data
-from vitascope.data.frames import DataFrame, stored
+from vitascope.data.frames import DataFrame, data_place
 from vitascope.data.splits import ImageSet, Splits
 from vitascope.errors import UserError
 from vitascope.evaluation.measure import Evaluation, data_frame, html_table
@@ -34,7 +34,6 @@ from vitascope.model.lora import add_adapters
 from vitascope.model.vision_model import VisionModel, build
 from vitascope.model.vit import VisionTransformer
 from vitascope.options.recipes import BUILT_IN, FEW_TO_START, GROUP_OF, TrainConfig, configuration
-from vitascope.remote.stores import is_url
 from vitascope.run.layout import DATA, has_model
 from vitascope.run.run import Run, RunData, lasting_paths, new_run
 from vitascope.run.trackers import check_tracker
@@ -323,7 +322,7 @@ def _run(asked: dict[str, Any], task: str) -> TrainResult | PretrainResult:
     if frame is None:
         run, opened = _create(asked, False)
     else:
-        with stored(frame, first.table) as place:
+        with data_place(frame, first.table) as place:
             run, opened = _create({**asked, "data": place}, True)
     distributed.by_first(lambda: launch.note(_lasting_ref(run)))
     with _locked(run), explaining_memory():
@@ -364,7 +363,7 @@ def _begun(launch: Launch) -> str | None:
     begun = launch.begun
     if begun is None:
         return None
-    run = Run.stored(begun) if is_url(begun) else Run(begun)
+    run = Run.at(begun)
     if run.store is not None:
         run.store.fetch()
     if not run.exists:

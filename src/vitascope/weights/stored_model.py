@@ -43,7 +43,7 @@ def _copied(url: str) -> Path:
         return copied([found, *_settings_of(found, list_folder(folder)[0])], folder) / name
     objects, folders = list_folder(url)
     model = f"{url}/{layout.MODEL}"
-    if any(_name(object) == layout.CONFIG for object in objects):
+    if any(object.name == layout.CONFIG for object in objects):
         objects += walk(model) if model in folders else []
     else:
         objects = _one_form(objects, url)
@@ -52,25 +52,21 @@ def _copied(url: str) -> Path:
 
 def _settings_of(file: RemoteObject, beside: Sequence[RemoteObject]) -> list[RemoteObject]:
     """What belongs to a file of weights or an exported model: settings, and the other file of OpenVINO."""
-    other = Path(_name(file)).with_suffix(".bin").name if file.url.endswith(".xml") else ""
-    return [each for each in beside if _name(each) in (*SETTINGS, OPEN_CLIP_CONFIG, other) and each != file]
+    other = Path(file.name).with_suffix(".bin").name if file.url.endswith(".xml") else ""
+    return [each for each in beside if each.name in (*SETTINGS, OPEN_CLIP_CONFIG, other) and each != file]
 
 
 def _one_form(objects: Sequence[RemoteObject], url: str) -> list[RemoteObject]:
     """The objects of a model folder without other forms of its weights."""
-    weights = weights_name(url, [_name(object) for object in objects])
+    weights = weights_name(url, [object.name for object in objects])
     if weights is None:
         return list(objects)
     wanted = {weights}
     if weights.endswith(INDEX):
-        index = next(object for object in objects if _name(object) == weights)
+        index = next(object for object in objects if object.name == weights)
         wanted |= set(shard_files(copied([index], url) / weights).values())
     return [
         object
         for object in objects
-        if _name(object) in wanted or not object.url.endswith(FILE_ENDINGS) or object.url.endswith(".json")
+        if object.name in wanted or not object.url.endswith(FILE_ENDINGS) or object.url.endswith(".json")
     ]
-
-
-def _name(object: RemoteObject) -> str:
-    return object.url.rpartition("/")[2]

@@ -6,7 +6,6 @@ import gzip
 import io
 import lzma
 import os
-import re
 import shutil
 import stat
 import subprocess
@@ -195,17 +194,6 @@ def test_names_outside_the_folder_are_rejected(
     check_rejected(path, cache, f"member .* is .*{fault}")
 
 
-@pytest.mark.parametrize("name", ["aux/1.png", "cat/nul.png", "cat/what?.png", "cat/1.png "])
-def test_names_that_windows_cannot_write_are_rejected_there(
-    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
-    path = tar_of(tmp_path / "a.tar", entry("./cat/1.png"), entry(name))
-    unpack(path)
-    shutil.rmtree(cache)
-    monkeypatch.setattr(archive, "WINDOWS", True)
-    check_rejected(path, cache, f"member {re.escape(repr(name))} is .* Windows")
-
-
 def test_zip_name_with_a_zero_byte_is_rejected(tmp_path: Path, cache: Path) -> None:
     path = zip_of(tmp_path / "a.zip", ("cat/1.pngX../x", b"x"))
     path.write_bytes(path.read_bytes().replace(b"pngX", b"png\0"))
@@ -313,9 +301,8 @@ def test_an_archive_larger_than_the_free_space_is_rejected(
     check_rejected(zip_of(tmp_path / "a.zip", ("a/1", noise), ("a/2", noise)), cache, "has room for 0.0 GB")
 
 
-@pytest.mark.parametrize("options", ["size=1m,nr_inodes=12", "size=40k"])
-def test_a_disk_that_fills_up_is_one_line_and_leaves_nothing(tmp_path: Path, options: str) -> None:
-    """On a real file system that runs out of bytes, or of inodes, which the free space does not show."""
+def test_a_disk_that_fills_up_is_one_line_and_leaves_nothing(tmp_path: Path) -> None:
+    """On a real file system that runs out of inodes, which the free space does not show."""
     if subprocess.run(
         ["unshare", "-rm", "mount", "-t", "tmpfs", "none", "/mnt"], check=False, capture_output=True
     ).returncode:
@@ -329,7 +316,9 @@ def test_a_disk_that_fills_up_is_one_line_and_leaves_nothing(tmp_path: Path, opt
     code += "from vitascope.errors import UserError\n"
     code += "try: unpack(Path(sys.argv[1]))\nexcept UserError as error: print(error)\n"
     code += "print(sorted(p.name for p in Path(sys.argv[2]).rglob('*')))"
-    script = f'mount -t tmpfs -o {options} none "$1" && VITASCOPE_CACHE="$1" exec "$2" -c "$3" "$4" "$1"'
+    script = (
+        'mount -t tmpfs -o size=1m,nr_inodes=12 none "$1" && VITASCOPE_CACHE="$1" exec "$2" -c "$3" "$4" "$1"'
+    )
     command = ["unshare", "-rm", "sh", "-c", script, "sh", str(disk), sys.executable, code, str(path)]
     output = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
     assert "cannot be unpacked: No space left on device" in output[0]

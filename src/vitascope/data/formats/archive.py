@@ -22,7 +22,7 @@ import zipfile
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path, PureWindowsPath
+from pathlib import Path
 from typing import IO, NoReturn, cast
 
 from tqdm import tqdm
@@ -31,7 +31,7 @@ from vitascope.cache import cache_folder, writing_to_cache
 from vitascope.data.formats.folder import inner_folder
 from vitascope.data.formats.format import DataPackage
 from vitascope.errors import UserError
-from vitascope.storage import WINDOWS, WriteError, free_mb, replacing
+from vitascope.storage import WriteError, free_mb, replacing
 
 MAX_MEMBERS = 5_000_000
 
@@ -146,12 +146,6 @@ def _name_fault(name: str) -> str | None:
         return "a path that leads outside"
     if "\\" in name or any(ord(letter) < 32 or ord(letter) == 127 for letter in name):
         return "a name with a backslash or a control character"
-    if WINDOWS and any(
-        PureWindowsPath(part).is_reserved() or re.search(r'[<>:"|?*]|[ .]\Z', part)
-        for part in name.rstrip("/").split("/")
-        if part != "."
-    ):
-        return "a name that Windows does not allow; rename it, or unpack the archive by hand"
     return None
 
 

@@ -51,7 +51,7 @@ class Index:
     class_names: tuple[str, ...]
     channels: int  # 1 where all pictures are grey, else 3
     splits: Mapping[str, tuple[Shard, ...]]
-    samples: str = ""  # the SHA-256 of `samples.npz`; empty where an earlier version wrote none
+    samples: str  # the SHA-256 of `samples.npz`
 
     def images(self, split: str) -> int:
         """The number of images in a split."""
@@ -188,7 +188,7 @@ def read_index(folder: Path) -> Index | None:
             class_names=tuple(values["class_names"]),
             channels=values["channels"],
             splits=splits,
-            samples=values.get("samples", ""),
+            samples=values["samples"],
         )
         lines = list(itertools.chain.from_iterable(splits.values()))
         whole = len(index.class_names) > 1 and index.channels in (1, 3) and bool(lines)

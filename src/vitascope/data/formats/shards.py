@@ -123,27 +123,24 @@ def has_shards(path: Path) -> bool:
 
 def read_shards(path: Path) -> Inventory:
     """The images of a folder of shards, which may be a `StorePath`."""
-    index = read_index(path)
-    files = files_of_splits(path, (".tar",)) if index is None else index.checked_files(path)
-    shards = {split: [*map(_file_of, paths)] for split, paths in files.items() if paths}
-    if index is not None and index.samples:
-        places = SamplePlaces.read(path, index)
-        found = {
-            split: _placed(places, [line.file for line in index.splits[split]], paths)
-            for split, paths in shards.items()
-        }
+    if (index := read_index(path)) is None:
+        files = files_of_splits(path, (".tar",))
+        found = {split: _read_split([*map(_file_of, paths)]) for split, paths in files.items() if paths}
+        names, channels = _class_names(path), 3
     else:
-        found = {split: _read_split(paths) for split, paths in shards.items()}
+        places, names, channels = SamplePlaces.read(path, index), index.class_names, index.channels
+        found = {
+            split: _placed(places, [shard.name for shard in paths], [*map(_file_of, paths)])
+            for split, paths in index.checked_files(path).items()
+        }
+        for split, (_, labels) in found.items():
+            if len(labels) != index.images(split):
+                raise UserError(
+                    f"{path}: {len(labels)} images in the {split} shards, {INDEX} has {index.images(split)}; "
+                    "pack them again"
+                )
     if not any(len(labels) for _, labels in found.values()):
         raise UserError(f"{path}: no images in its shards; expected <key>.jpg and <key>.cls")
-    for split, (_, labels) in found.items():
-        if index is not None and len(labels) != index.images(split):
-            raise UserError(
-                f"{path}: {len(labels)} images in the {split} shards, {INDEX} has {index.images(split)}; "
-                "pack them again"
-            )
-    names = _class_names(path) if index is None else index.class_names
-    channels = 3 if index is None else index.channels
     return Inventory(sets_of_numbers(found, names, str(path)), channels, path)
 
 

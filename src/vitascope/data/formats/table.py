@@ -216,18 +216,18 @@ class LabelledRows:
 
     def check_groups(self, column: str) -> None:
         """Reject groups that the splits divide, with the numbers."""
-        found: dict[str, Counter[str]] = defaultdict(Counter)
+        counts: dict[str, Counter[str]] = defaultdict(Counter)
         for group, split in zip(self.groups, self.splits, strict=True) if self.groups else ():
             if group and split != OUTSIDE:
-                found[group][split] += 1
-        divided = {group: splits for group, splits in found.items() if len(splits) > 1}
+                counts[group][split] += 1
+        divided = {group: splits for group, splits in counts.items() if len(splits) > 1}
         if divided:
             some = [
                 f"{group} ({', '.join(f'{count:,} {split}' for split, count in splits.items())})"
                 for group, splits in divided.items()
             ]
             raise UserError(
-                f"{column}: {len(divided):,} of {len(found):,} groups are in several splits: "
+                f"{column}: {len(divided):,} of {len(counts):,} groups are in several splits: "
                 f"{listed(some)}; correct the splits, or leave them out, so that they are drawn by group, "
                 "with columns split="
             )
@@ -320,7 +320,7 @@ def located(cells: Sequence[str], table: Path, images: str | None) -> tuple[list
     elif not base.is_dir():
         raise UserError(f"{table}: images {images}: no such folder")
     folders = _Folders(base)
-    found = [folders.find(cell) for cell in cells]
+    paths = [folders.find(cell) for cell in cells]
     outside = folders.outside
     if outside and images is not None:
         raise UserError(
@@ -349,9 +349,9 @@ def located(cells: Sequence[str], table: Path, images: str | None) -> tuple[list
         )
         raise UserError(f"{table}: {_share(missing, cells)} do not exist: {listed(missing)}; {advice}")
     if not outside:
-        return found, base
-    found = [os.path.abspath(path) for path in found]
-    return found, Path(os.path.commonpath({os.path.dirname(path) for path in found}))
+        return paths, base
+    paths = [os.path.abspath(path) for path in paths]
+    return paths, Path(os.path.commonpath({os.path.dirname(path) for path in paths}))
 
 
 class _Folders:

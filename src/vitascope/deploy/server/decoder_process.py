@@ -24,10 +24,9 @@ from typing import BinaryIO
 
 from PIL import Image, UnidentifiedImageError
 
-from vitascope.data import jpeg
 from vitascope.data.decoding import ImageError, image_errors
+from vitascope.data.file_checks import START_OF_SCAN, check_channels, segments
 from vitascope.data.preprocess import Pixels
-from vitascope.data.tiff import check_channels
 
 FORMATS = ("JPEG", "MPO", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF")
 """The accepted formats: of cameras, phones, browsers and scanners. Pillow reads more, some of them in Python
@@ -105,8 +104,8 @@ def _check_parts(content: bytes) -> None:
     if not content.startswith(b"\xff\xd8"):
         return
     scans = 0
-    for count, (marker, _, _) in enumerate(jpeg.segments(content), 1):
-        scans += marker == jpeg.START_OF_SCAN
+    for count, (marker, _, _) in enumerate(segments(content), 1):
+        scans += marker == START_OF_SCAN
         if scans > MAX_SCANS or count > MAX_SEGMENTS:
             raise DecodeError(422, f"a JPEG may have {MAX_SCANS} scans and {MAX_SEGMENTS} segments at most")
 

@@ -19,10 +19,10 @@ from multiprocessing.process import BaseProcess
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from vitascope.data.threads import usable_cores
 from vitascope.deploy.server import check_installed
 from vitascope.deploy.server.settings import TOKEN, Settings
 from vitascope.errors import UserError
+from vitascope.network import usable_cores
 from vitascope.weights.builtin import in_words
 
 if TYPE_CHECKING:
