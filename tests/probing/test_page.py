@@ -17,7 +17,7 @@ from vitascope.probing.classifiers import ClassMeans, LeastSquares, Neighbors
 from vitascope.probing.curve import LearningCurve, learning_curve
 from vitascope.probing.folds import Division
 from vitascope.probing.page import write_page
-from vitascope.probing.selection import Candidate, LabelledPart, ProbeSelection, select
+from vitascope.probing.selection import Candidate, ProbeSelection, select
 from vitascope.run.run import Run
 
 ORDER = drawn(0)
@@ -25,10 +25,11 @@ TRAIN, TEST = ORDER[:300], ORDER[300:500]
 
 
 def probed(targets: ClassIndices | ClassSets) -> tuple[ProbeSelection, LearningCurve]:
-    parts = [LabelledPart(targets.take(part)) for part in (TRAIN, TEST)]
-    candidate = Candidate("body & soul", "3", "mean", PIXELS[TRAIN], PIXELS[TEST])
-    selection = select([candidate], *parts, (Neighbors((1, 5)), LeastSquares((64.0,)), ClassMeans()))
     division = Division.of(targets.take(TRAIN))
+    candidate = Candidate("body & soul", "3", "mean", PIXELS[TRAIN], PIXELS[TEST])
+    selection = select(
+        [candidate], division, targets.take(TEST), (Neighbors((1, 5)), LeastSquares((64.0,)), ClassMeans())
+    )
     best = selection.best
     return selection, learning_curve(best.classifier, best.candidate.train, division, selection.folds)
 

@@ -106,7 +106,7 @@ def test_test_images_choose_nothing(photos: Path, undrawn: None) -> None:
     assert first.best.name == second.best.name
     assert torch.equal(first.model.head.weight, second.model.head.weight)
     assert second.evaluation.accuracy < 0.5 < first.evaluation.accuracy
-    assert (len(first.selection.train.targets), len(first.selection.test.targets)) == (60, 24)
+    assert (len(first.selection.train.targets), len(first.selection.test)) == (60, 24)
 
 
 def test_validation_images_beside_a_test_are_trained_on(photos: Path, undrawn: None) -> None:
@@ -143,8 +143,9 @@ def test_copies_and_groups_are_in_one_fold(tmp_path: Path, undrawn: None) -> Non
             (folder / f"copy-{path.name}").write_bytes(path.read_bytes())
     result = probe(body(), photos, **HERE)
     contents = {}
-    for source, fold in zip(result.selection.train.names, result.selection.folds.tolist(), strict=True):
-        contents.setdefault(Path(source).read_bytes(), set()).add(fold)
+    names = Run.open(result.run).split_record().parts["train"].names
+    for name, fold in zip(names, result.selection.folds.tolist(), strict=True):
+        contents.setdefault((photos / name).read_bytes(), set()).add(fold)
     assert all(len(folds) == 1 for folds in contents.values())
 
 
@@ -178,7 +179,7 @@ def test_data_frames_are_kept_in_the_run(photos: Path, undrawn: None) -> None:
 def test_unreadable_images_are_left_out_and_named(photos: Path, undrawn: None) -> None:
     (photos / "red" / "03.png").write_bytes(b"broken")
     result = probe(body(), photos, **HERE)
-    total = len(result.selection.train.targets) + len(result.selection.test.targets)
+    total = len(result.selection.train.targets) + len(result.selection.test)
     assert total == 59
     assert "03.png" in result.evaluation.unreadable[0]
 

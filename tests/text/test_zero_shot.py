@@ -13,9 +13,9 @@ from safetensors.torch import load_file, save_file
 
 import vitascope as vs
 from tests.text import CONTEXT, SHARED, SIDE, write_clip
-from vitascope.text.prompts import PROMPTS, templates
 from vitascope.text.tokenizer import read_tokenizer
-from vitascope.text.towers import read_tower
+from vitascope.text.tower import read_tower
+from vitascope.text.zero_shot import PROMPTS, templates
 from vitascope.weights.files import CheckpointError
 from vitascope.weights.identification import open_source
 

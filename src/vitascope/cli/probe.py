@@ -67,7 +67,7 @@ class Probe:
             print(json.dumps(as_json(found)))
         else:
             print("\n".join(lines(found)).replace(str(found.run), found.url or str(found.run)))
-        images = len(found.selection.train.targets) + len(found.selection.test.targets)
+        images = len(found.selection.train.targets) + len(found.selection.test)
         exit_if_left_out(images, found.evaluation.unreadable)
 
     def _probe(self) -> ProbeResult:
@@ -90,7 +90,7 @@ def lines(found: ProbeResult) -> list[str]:
     from vitascope.probing.selection import SCORES_HEAD, in_words
 
     selection, best, linear = found.selection, found.best, found.selection.linear
-    train, test = selection.train.targets, selection.test.targets
+    train, test = selection.train.targets, selection.test
     rows = [SCORES_HEAD, *selection.rows()]
     table = list(aligned(rows, left=range(5)))
     more = len(table) - 1 - ROWS

@@ -35,8 +35,8 @@ from vitascope.model.vision_model import VisionModel, left_as_it_was
 from vitascope.predict.compute import DEFAULT, Compute
 from vitascope.predict.embedding_file import (
     EmbeddingColumns,
+    OfImages,
     Part,
-    Text,
     check_out,
     read_blocks,
     read_columns,
@@ -63,7 +63,7 @@ Data = DataFrame | str | os.PathLike[str] | Sequence[ImageSource]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False, eq=False)
-class Embeddings:
+class Embeddings(OfImages):
     """Features of N images, with what is known of each image, and of how they were made."""
 
     made: dict[str, Any]
@@ -83,7 +83,7 @@ class Embeddings:
         return self.count
 
     @functools.cached_property
-    def columns(self) -> EmbeddingColumns:
+    def columns(self) -> EmbeddingColumns:  # type: ignore[override]
         """The names, labels and splits of the images; raises as `features`."""
         return read_columns(self.kept)[0] if isinstance(self.kept, Path) else self.kept[0]
 
@@ -118,22 +118,6 @@ class Embeddings:
         if len(features) != len(self):
             raise UserError(f"{self.kept}: {len(features):,} features of {counted(len(self), 'image')}")
         return features
-
-    @property
-    def images(self) -> Text:
-        """The path of each image, or its split and number, such as `test/17`: (N,)."""
-        return self.columns.images
-
-    @property
-    def labels(self) -> Text | None:
-        """The class of each image, or its classes with ";" between them, empty for an image without one:
-        (N,). None without labels."""
-        return self.columns.labels
-
-    @property
-    def splits(self) -> Text:
-        """`train`, `val` or `test`, or `all` where the data are not divided: (N,)."""
-        return self.columns.splits
 
     @property
     def targets(self) -> Targets | None:

@@ -9,7 +9,7 @@ import io
 import logging
 import os
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict, Unpack, cast, overload
 
@@ -18,7 +18,6 @@ import numpy.typing as npt
 import torch
 
 from vitascope.arguments import checked
-from vitascope.data.all_images import AllImages
 from vitascope.data.decoding import (
     ImageError,
     ImageSource,
@@ -43,7 +42,7 @@ from vitascope.predict.embed import (
     opened_images,
     with_progress,
 )
-from vitascope.predict.embedding_file import EmbeddingColumns, Text, is_embedding_file
+from vitascope.predict.embedding_file import EmbeddingColumns, OfImages, is_embedding_file
 from vitascope.predict.engine import Engine
 from vitascope.predict.feature_stream import BLOCK, FeatureStream, Indices
 from vitascope.predict.features import FeaturePool, FeatureSpec
@@ -70,7 +69,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False, eq=False)
-class Nearest:
+class Nearest(OfImages):
     """The k pictures that are most similar to one picture, most similar first; a notebook shows them."""
 
     picture: str
@@ -96,21 +95,6 @@ class Nearest:
 
     def __len__(self) -> int:
         return len(self.similarities)
-
-    @property
-    def images(self) -> Text:
-        """The path of each, or its split and number, such as `test/17`: (k,)."""
-        return self.columns.images
-
-    @property
-    def labels(self) -> Text | None:
-        """The class of each, or its classes with ";" between them: (k,). None without labels."""
-        return self.columns.labels
-
-    @property
-    def splits(self) -> Text:
-        """`train`, `val` or `test`, or `all` where the data are not divided: (k,)."""
-        return self.columns.splits
 
     def rows(self) -> list[dict[str, Any]]:
         """The values of each, by name."""
@@ -263,25 +247,45 @@ def nearest(
     reuse_freed_memory()
     asked = _TextQueries.of(cast("str", model), pictures, compute.device) if words else None
     model = model if asked is None else asked.model
-    with left_as_it_was(model):
+    with left_as_it_was(model), ExitStack() as opened:
         # Before the data are opened, which may be downloaded: it may be the data that were given first.
-        engine = as_engine(
-            model, precision=_precision_for(data, model, compute.precision), device=compute.device
-        )
+        precision = _precision_for(data, model, compute.precision)
+        engine = as_engine(model, precision=precision, device=compute.device)
+        columns_at: Callable[[Indices], EmbeddingColumns]
         if isinstance(data, Embeddings):
             spec = _spec_as(data, engine, FeatureSpec(layer, pool))
-            best = asked.best(k) if asked else _Best.to(FeatureStream(engine, [spec], pictures, compute), k)
-            found = _among_features(data, pictures, best, engine)
+            sources: Sequence[ImageSource] = data.images.tolist()
+            columns_at, stream = data.columns.subset, None
         else:
             spec = engine.resolved(FeatureSpec(layer, pool))
-            with opened_images(data, table) as everything:
-                best = (
-                    asked.best(k) if asked else _Best.to(FeatureStream(engine, [spec], pictures, compute), k)
-                )
-                found = _among_images(
-                    everything, pictures, best, FeatureStream(engine, [spec], everything, compute)
-                )
-    found = [dataclasses.replace(each, is_words=words) for each in found]
+            sources = everything = opened.enter_context(opened_images(data, table))
+            columns_at = functools.partial(columns_of, everything)
+            stream = FeatureStream(engine, [spec], sources, compute)
+        best = asked.best(k) if asked else _Best.to(FeatureStream(engine, [spec], pictures, compute), k)
+        if stream is None:
+            best.add_embeddings(cast("Embeddings", data))
+        else:
+            with closing(with_progress(stream)) as parts:  # at once after a failure too, for the cache
+                for rows in parts:
+                    best.add(rows.indices, rows.features[0])
+        best.settle()
+        found = [
+            Nearest(
+                picture=source_name(asked_picture),
+                similarities=similarities,
+                indices=indices,
+                columns=columns_at(indices),
+                compared=best.compared,
+                computed=0 if stream is None else stream.computed,
+                unreadable=() if stream is None else tuple(stream.unreadable.values()),
+                sources=(asked_picture, *(sources[index] for index in indices.tolist())),
+                is_words=words,
+                levels=engine.preprocess.levels,
+            )
+            for asked_picture, similarities, indices in zip(
+                pictures, best.similarities, best.indices, strict=True
+            )
+        ]
     return found[0] if is_one_picture(picture) else found
 
 
@@ -394,11 +398,6 @@ class _Best:
             raise ImageError(reason)
         return cls(np.concatenate(parts), k)
 
-    @property
-    def width(self) -> int:
-        """D."""
-        return self._queries.shape[1] if self._projection is None else self._projection.in_features
-
     def add(self, indices: Indices, features: Features) -> None:
         """Take the features (n, D) of pictures; their indices (n,) are beyond all before."""
         # In double precision and then rounded, so that equal features have equal similarities wherever they
@@ -411,6 +410,24 @@ class _Best:
         self.compared += len(indices)
         if sum(len(part) for _, part in self._waiting) >= max(self._k, BLOCK):
             self.settle()
+
+    def add_embeddings(self, data: Embeddings) -> None:
+        """Take computed features.
+
+        Raises:
+            UserError: none, of another width, or of numbers that are not finite.
+        """
+        width = self._queries.shape[1] if self._projection is None else self._projection.in_features
+        for features in data.blocks():
+            indices = np.arange(self.compared, self.compared + len(features))
+            if features.shape[1] != width:
+                raise UserError(f"features of {features.shape[1]:,} numbers, and the model's have {width:,}")
+            if not (finite := np.isfinite(features).all(axis=1)).all():
+                name = data.images[indices[~finite][0]]
+                raise UserError(f"{name}: its features are not finite numbers: embed the images again")
+            self.add(indices, features)
+        if not self.compared:
+            raise UserError("no images: there are no features to compare with")
 
     def settle(self) -> None:
         """Sort what was added among the best."""
@@ -429,58 +446,3 @@ def _unit(features: Features) -> npt.NDArray[np.float64]:
     exact = features.astype(np.float64)
     norms = np.linalg.norm(exact, axis=1, keepdims=True)
     return exact / np.where(norms == 0, 1, norms)
-
-
-def _among_images(
-    everything: AllImages, pictures: Sequence[ImageSource], best: _Best, stream: FeatureStream
-) -> list[Nearest]:
-    """The most similar images, whose features are computed now or come from the cache."""
-    with closing(with_progress(stream)) as parts:  # at once after a failure too, for the cache
-        for rows in parts:
-            best.add(rows.indices, rows.features[0])
-    found = _named(best, pictures, stream.engine, functools.partial(columns_of, everything), everything)
-    counts: dict[str, Any] = {
-        "computed": stream.computed,
-        "unreadable": tuple(stream.unreadable.values()),
-    }
-    return [dataclasses.replace(each, **counts) for each in found]
-
-
-def _among_features(
-    data: Embeddings, pictures: Sequence[ImageSource], best: _Best, engine: Engine
-) -> list[Nearest]:
-    """The most similar images, whose features are computed already."""
-    for features in data.blocks():
-        indices = np.arange(best.compared, best.compared + len(features))
-        if features.shape[1] != best.width:
-            raise UserError(f"features of {features.shape[1]:,} numbers, and the model's have {best.width:,}")
-        if not (finite := np.isfinite(features).all(axis=1)).all():
-            name = data.images[indices[~finite][0]]
-            raise UserError(f"{name}: its features are not finite numbers: embed the images again")
-        best.add(indices, features)
-    if not best.compared:
-        raise UserError("no images: there are no features to compare with")
-    return _named(best, pictures, engine, data.columns.subset, data.images.tolist())
-
-
-def _named(
-    best: _Best,
-    pictures: Sequence[ImageSource],
-    engine: Engine,
-    columns_at: Callable[[Indices], EmbeddingColumns],
-    sources: Sequence[ImageSource],
-) -> list[Nearest]:
-    """The best for each picture, with what is known of them."""
-    best.settle()
-    return [
-        Nearest(
-            picture=source_name(picture),
-            similarities=similarities,
-            indices=indices,
-            columns=columns_at(indices),
-            compared=best.compared,
-            sources=(picture, *(sources[index] for index in indices.tolist())),
-            levels=engine.preprocess.levels,
-        )
-        for picture, similarities, indices in zip(pictures, best.similarities, best.indices, strict=True)
-    ]

@@ -117,7 +117,7 @@ def _header(run: Run, selection: ProbeSelection, curve: LearningCurve) -> dict[s
             else ("±0", say("with {times}: no gain can be shown ({low:.1%} to {high:.1%})", **values))
         )
     tiles.append((f"{len(selection.train.targets):,}", say("images to fit and select on")))
-    tiles.append((f"{len(selection.test.targets):,}", say("images to test on")))
+    tiles.append((f"{len(selection.test):,}", say("images to test on")))
     data = without_home(str(run.config["data"]))
     return {
         "name": say("Probe of {data}", data=Path(data).name or data),

@@ -10,9 +10,8 @@ import dataclasses
 import numpy as np
 import numpy.typing as npt
 
-from vitascope.data.targets import ClassIndices, Targets
+from vitascope.data.targets import Targets
 from vitascope.model.options import EVEN
-from vitascope.probing.folds import Division
 from vitascope.run.label_measures import ClassPair, pairs_confused
 from vitascope.run.measures import predicted, worst_pairs
 
@@ -66,13 +65,13 @@ def suspects(targets: Targets, probabilities: Probabilities, count: int = 20) ->
     several classes, a class is missing if it is as probable as for the images that have it, and too much if
     it is as improbable as for those that do not.
     """
-    labels = Division.of(targets).membership
+    labels = targets.members
     names = targets.class_names
     with np.errstate(invalid="ignore"):
         own = np.where(labels, probabilities, 0).sum(axis=0) / labels.sum(axis=0)  # (K,); NaN without images
         others = np.where(labels, 0, probabilities).sum(axis=0) / (~labels).sum(axis=0)
     found = []
-    if isinstance(targets, ClassIndices):
+    if targets.exclusive:
         rows = np.arange(len(targets))
         confident = np.where((probabilities >= own) & ~labels, probabilities, -1.0)
         best = confident.argmax(axis=1)
@@ -93,7 +92,7 @@ def suspects(targets: Targets, probabilities: Probabilities, count: int = 20) ->
 def confused(targets: Targets, probabilities: Probabilities, count: int = 10) -> list[ClassPair]:
     """At most `count` pairs of a class of images and the class that is predicted instead, the most frequent
     first."""
-    if isinstance(targets, ClassIndices):
+    if targets.exclusive:
         pairs = worst_pairs(targets.confusion(predicted(probabilities)), count)
         return [ClassPair(pair.true, pair.predicted, pair.count) for pair in pairs]
     return pairs_confused(targets.labels, probabilities >= EVEN, count)
