@@ -7,7 +7,7 @@ import pytest
 
 from tests.model import small_model
 from vitascope.cli import main
-from vitascope.cli.bench import in_words, remarks, table
+from vitascope.cli.bench import remarks, table
 from vitascope.predict import throughput
 from vitascope.predict.throughput import Throughput
 from vitascope.weights.loading import save_pretrained
@@ -100,11 +100,6 @@ def test_bench_table_has_throughput_latency_and_share_of_the_ceiling() -> None:
     assert second.split() == ["1", "as", "exported", "20.0", "20.0", "to", "20.0", "50.0", "-"]
     column = header.index("of the ceiling") + len("of the ceiling")
     assert {len(line.removesuffix("  <- auto")) for line in (first, second)} == {column}
-
-
-def test_machine_without_bf16_units_is_described() -> None:
-    found = {"torch": "2.13", "threads": 2, "cores": 4, "bf16_units": None}
-    assert in_words(found) == "torch 2.13, 2 threads on 4 cores, no units for bf16"
 
 
 @pytest.mark.parametrize(

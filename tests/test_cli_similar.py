@@ -7,13 +7,10 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from PIL import Image
 
 from tests.cli import error_line, exit_status
 from tests.explain.figures import coarse
 from tests.forked import ending, fork
-from vitascope.predict.compute import Compute
-from vitascope.predict.embed import embed
 from vitascope.predict.engine import TorchEngine
 
 QUICK = ["--device", "cpu", "--workers", "0", "--precision", "fp32"]
@@ -80,34 +77,6 @@ def test_json_has_every_value(
     assert first == {"rank": 1, "similarity": 1.0, "label": "red", "split": "all", "image": PICTURE}
     assert second["rank"] == 2
     assert out.is_file()
-
-
-def test_picture_is_written_and_named(
-    here: SimpleNamespace, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    out = tmp_path / "new" / "found.png"
-    with coarse():
-        assert similar("runs/tiny", PICTURE, "data", "--k", "4", "--out", out) == 0
-        assert capsys.readouterr().out.splitlines()[-1] == str(out)
-        with Image.open(out) as image:
-            assert image.format == "PNG"
-            assert min(image.size) > 50
-        assert similar("runs/tiny", PICTURE, "data", "--k", "1", "--out", out) == 0  # replaces it
-
-
-def test_file_of_features_gives_the_same_table(
-    here: SimpleNamespace, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    embed(
-        "runs/tiny",
-        "data",
-        out=tmp_path / "f.npz",
-        compute=Compute(device="cpu", workers=0, precision="fp32"),
-    )
-    assert similar("runs/tiny", PICTURE, "data") == 0
-    of_data = capsys.readouterr().out
-    assert similar("runs/tiny", PICTURE, tmp_path / "f.npz") == 0
-    assert capsys.readouterr().out == of_data
 
 
 def test_unreadable_images_are_named_with_status_1(

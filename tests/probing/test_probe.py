@@ -320,10 +320,3 @@ def test_a_body_that_has_seen_the_images_is_named(photos: Path, undrawn: None) -
     assert "it was trained on 54 images of them" in line
     others = take_coloured(photos.parent / "others", 5, seed=1)
     assert "trained on" not in probe("runs/first", others, run="runs/others", **HERE).lines[0]
-    small = photos.parent / "cifar"
-    for name in ("cat", "dog"):
-        (small / name).mkdir(parents=True)
-        for number in range(5):
-            pixels = np.random.default_rng(number).integers(0, 256, (32, 32, 3), np.uint8)
-            Image.fromarray(np.roll(pixels, len(name) + ord(name[0]))).save(small / name / f"{number}.png")
-    assert "perhaps trained on them" in probe("cifar10", small, run="runs/small", **HERE).lines[0]

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 
 from vitascope.arguments import checked
 from vitascope.data.contents import first_of_content
-from vitascope.data.datasets import open_data, sampled_sizes
+from vitascope.data.datasets import open_data
 from vitascope.data.decoding import ImageSource
 from vitascope.data.feature_cache import Features
 from vitascope.data.frames import DataFrame, stored
@@ -56,7 +56,6 @@ from vitascope.report.write import write_report
 from vitascope.run.label_measures import best_thresholds
 from vitascope.run.run import Run, lasting_path, new_run
 from vitascope.storage import explaining_failure
-from vitascope.weights.builtin import built_in
 from vitascope.weights.identification import reject_model
 from vitascope.weights.loading import from_pretrained, save_pretrained
 
@@ -395,19 +394,14 @@ def _written(run: Run, compared: _Comparison, splits: Splits, *, device: str, se
 
 
 def _seen(body: Body, splits: Splits) -> str:
-    """The doubt about a body that was trained on these images, or perhaps; empty for others."""
+    """The doubt about a body that was trained on these images; empty for others."""
     run = Run.of_model(body.reference) if body.reference else None
-    doubt = "so cross-validation and forecast are too good"
-    if run is not None:
-        record = run.split_record()
-        counts = [int(record.trained_on(images).sum()) for images in (splits.train, splits.measured)]
-        return f"; it was trained on {counted(sum(counts), 'image')} of them, {doubt}" if any(counts) else ""
-    names = set(body.model.config.class_names)
-    own = bool(body.reference) and built_in(body.reference) is not None
-    if not own or not set(splits.train.class_names) <= names:
+    if run is None:
         return ""
-    is_small = (sampled_sizes(splits.train) == body.model.config.image_hw).all()
-    return f"; it was perhaps trained on them (CIFAR-10), and if so, {doubt[3:]}" if is_small else ""
+    record = run.split_record()
+    count = sum(int(record.trained_on(images).sum()) for images in (splits.train, splits.measured))
+    trained = f"; it was trained on {counted(count, 'image')} of them, so cross-validation and forecast"
+    return f"{trained} are too good" if count else ""
 
 
 def _in_table(config: ModelConfig, spec: FeatureSpec) -> tuple[str, str]:
