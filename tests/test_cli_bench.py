@@ -7,7 +7,7 @@ import pytest
 
 from tests.model import small_model
 from vitascope.cli import main
-from vitascope.cli.bench import remarks, table
+from vitascope.cli.bench import table
 from vitascope.predict import throughput
 from vitascope.predict.throughput import Throughput
 from vitascope.weights.loading import save_pretrained
@@ -36,7 +36,7 @@ def test_bench_prints_a_line_for_each_batch_and_precision(folder: str, capsys) -
         capsys, folder, "--batch-sizes", "1", "2", "2", "--seconds", "0.01", "--device", "cpu"
     )
     assert status == 0
-    first, machine, _, header, *rows, _, ceiling = out.partition("\nAbove 100%")[0].splitlines()
+    first, machine, _, header, *rows, _, ceiling = out.splitlines()
     assert first == f"{folder}: 3 blocks of width 16, 32x32 pixels in patches of 8, on cpu"
     assert "threads on" in machine
     assert header.split()[:3] == ["batch", "precision", "images/s"]
@@ -55,17 +55,6 @@ def test_bench_explains_in_one_line_why_bf16_is_left_out(
     (line,) = [line for line in out.splitlines() if "bf16 is" in line]
     assert line == ("bf16 is not measured: this cpu would emulate it, far slower than fp32.")
     assert "1  bf16" not in out
-
-
-def test_a_share_above_the_ceiling_is_explained() -> None:
-    def row(seconds: float) -> Throughput:
-        return Throughput(
-            batch_size=1, precision="fp32", is_auto=True, seconds=(seconds,), flops=100, ceiling=100.0
-        )
-
-    assert remarks((), [row(1.0)]) == []
-    (line,) = remarks((), [row(2.0), row(0.5)])
-    assert line.startswith("Above 100%: ")
 
 
 def test_bench_prints_json(folder: str, capsys) -> None:

@@ -136,7 +136,6 @@ class Predict:
             raise UserError("--prompts needs the names that stand in them: --classes NAME NAME")
 
     def _model(self) -> str | VisionTransformer:
-        """The MODEL, or its classifier of the classes that are named."""
         if not self.classes:
             return self.model
         from vitascope.text.zero_shot import zero_shot
@@ -210,7 +209,6 @@ class Predict:
             self._summarize(tally, tally.images, seconds, f", {engine.precision_for(task.batch_size)}")
 
     def _found(self) -> Iterator[ImageFile]:
-        """The images to predict."""
         from vitascope.predict.predictor import find_images
 
         return find_images(self.images, self.table, keep=self.keep_columns)

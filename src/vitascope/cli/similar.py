@@ -110,5 +110,4 @@ class Similar:
 
 
 def _cell(value: float | int | str) -> str:
-    """A value in the table."""
     return f"{value:z.4f}" if isinstance(value, float) else printable(str(value), 200)

@@ -312,7 +312,6 @@ class ListedImages:
 def _embed_in_parts(
     out: Path, loop: RayLoop, listed: ListedImages, spec: FeatureSpec, compute: Compute
 ) -> Embeddings:
-    """Write the features of image files in parts, and join them; a job that exists is continued."""
     batch_size = BATCH_SIZE if compute.batch_size is None else compute.batch_size
     stream = FeatureStream(loop.engine, [spec], [], Compute(batch_size=batch_size, cache=False))
     made = _made(stream, listed)
@@ -375,7 +374,6 @@ def _feature_parts(parts: Parts) -> Iterator[Part]:
 
 
 def _part_arrays(parts: Parts, part: int, *names: str) -> dict[str, Any]:
-    """Some arrays of a part's results."""
     path = parts.file(part)
     try:
         with np.load(path, allow_pickle=False) as found:
@@ -425,7 +423,6 @@ def opened_images(data: Data, table: TableOptions) -> Iterator[AllImages]:
 
 
 def _made(stream: FeatureStream, everything: AllImages | ListedImages) -> dict[str, Any]:
-    """How the features of one representation are made, see `Embeddings.made`."""
     return {
         "model": escaped(stream.engine.name),
         **stream.origins[0],
@@ -437,7 +434,6 @@ def _made(stream: FeatureStream, everything: AllImages | ListedImages) -> dict[s
 
 
 def _parts(stream: FeatureStream, everything: AllImages, *, in_memory: bool) -> Generator[Part, None, None]:
-    """The features as they come, with what is known of their images."""
     total = len(everything)
     for rows in with_progress(stream):
         (features,) = rows.features

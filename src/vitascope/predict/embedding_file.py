@@ -288,7 +288,6 @@ def read_blocks(path: Path, size: int) -> Iterator[Features]:
 
 
 def _array_blocks(file: IO[bytes], size: int) -> Iterator[Features]:
-    """The rows of an array in an open `.npy` file."""
     if np.lib.format.read_magic(file) != (1, 0):
         raise ValueError("its features are no array of NumPy's format 1.0")
     shape, fortran_order, dtype = np.lib.format.read_array_header_1_0(file)

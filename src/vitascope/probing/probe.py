@@ -294,7 +294,6 @@ class _Comparison:
 
 
 def _compared(bodies: Sequence[Body], splits: Splits, compute: Compute, *, seed: int) -> _Comparison:
-    """Compute the features of all bodies, and choose."""
     train, test = splits.train, splits.measured
     sources = [*train.sources, *test.sources]
     candidates: list[Candidate] = []
@@ -348,7 +347,6 @@ def _compared(bodies: Sequence[Body], splits: Splits, compute: Compute, *, seed:
 
 
 def _written(run: Run, compared: _Comparison, splits: Splits, *, device: str, seconds: float) -> ProbeResult:
-    """Write the run: first the model, then the pages."""
     try:
         advice = "make room, then run the same command again; the features in the cache are kept"
         with explaining_failure(run.path, "the finished model", advice):
@@ -414,7 +412,6 @@ def _in_table(config: ModelConfig, spec: FeatureSpec) -> tuple[str, str]:
 
 
 def _division(images: ImageSet) -> Division:
-    """The images with those that stay together: of a group, or with equal contents."""
     return Division.of(images.truth, images.groups, first_of_content(images.contents))
 
 
