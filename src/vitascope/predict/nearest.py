@@ -32,7 +32,7 @@ from vitascope.data.table_options import AS_RECOGNIZED, TableOptions
 from vitascope.errors import UserError, printable
 from vitascope.formatting import counted, listed, pandas_library
 from vitascope.model.hardware import PRECISIONS, reuse_freed_memory
-from vitascope.model.vision_model import VisionModel, left_as_it_was
+from vitascope.model.vision_model import left_as_it_was
 from vitascope.predict.compute import DEFAULT, Compute
 from vitascope.predict.embed import (
     Data,
@@ -245,8 +245,10 @@ def nearest(
         _check_pictures(pictures)
     data = _opened(data, table)
     reuse_freed_memory()
-    asked = _TextQueries.of(cast("str", model), pictures, compute.device) if words else None
-    model = model if asked is None else asked.model
+    texts, both = cast("Sequence[str]", pictures), None
+    if words:
+        both = _opened_with_words(cast("str", model), texts, compute.device)
+        model = both.model
     with left_as_it_was(model), ExitStack() as opened:
         # Before the data are opened, which may be downloaded: it may be the data that were given first.
         precision = _precision_for(data, model, compute.precision)
@@ -255,16 +257,20 @@ def nearest(
         if isinstance(data, Embeddings):
             spec = _spec_as(data, engine, FeatureSpec(layer, pool))
             sources: Sequence[ImageSource] = data.images.tolist()
-            columns_at, stream = data.columns.subset, None
+            columns_at = data.columns.subset
         else:
             spec = engine.resolved(FeatureSpec(layer, pool))
             sources = everything = opened.enter_context(opened_images(data, table))
             columns_at = functools.partial(columns_of, everything)
-            stream = FeatureStream(engine, [spec], sources, compute)
-        best = asked.best(k) if asked else _Best.to(FeatureStream(engine, [spec], pictures, compute), k)
-        if stream is None:
-            best.add_embeddings(cast("Embeddings", data))
+        if both is None:
+            best = _Best.to(FeatureStream(engine, [spec], pictures, compute), k)
         else:
+            best = _Best(both.vectors(both.tokenizer(check_names(texts))).numpy(), k, both.projection)
+        stream = None
+        if isinstance(data, Embeddings):
+            best.add_embeddings(data)
+        else:
+            stream = FeatureStream(engine, [spec], sources, compute)  # whose cache has the pictures now
             with closing(with_progress(stream)) as parts:  # at once after a failure too, for the cache
                 for rows in parts:
                     best.add(rows.indices, rows.features[0])
@@ -299,28 +305,11 @@ def _are_words(model: Model, pictures: Sequence[ImageSource]) -> bool:
     )
 
 
-@dataclasses.dataclass(frozen=True)
-class _TextQueries:
-    """Words, as vectors in the space of a model of images."""
-
-    model: VisionModel
-    vectors: Features
-    """(Q, P)."""
-    projection: torch.nn.Linear | None
-    """From the features of images to that space, where they are another one."""
-
-    @classmethod
-    def of(cls, ref: str | os.PathLike[str], words: Sequence[ImageSource], device: str) -> _TextQueries:
-        texts = cast("Sequence[str]", words)
-        try:
-            both = ImagesAndWords(ref, device=device)
-        except CheckpointError as error:
-            raise UserError(f"{printable(texts[0], 80)!r}: no such file; as words: {error}") from error
-        return cls(both.model, both.vectors(both.tokenizer(check_names(texts))).numpy(), both.projection)
-
-    def best(self, k: int) -> _Best:
-        """For these words, the k most similar pictures."""
-        return _Best(self.vectors, k, self.projection)
+def _opened_with_words(ref: str | os.PathLike[str], words: Sequence[str], device: str) -> ImagesAndWords:
+    try:
+        return ImagesAndWords(ref, device=device)
+    except CheckpointError as error:
+        raise UserError(f"{printable(words[0], 80)!r}: no such file; as words: {error}") from error
 
 
 def _check_pictures(pictures: Sequence[ImageSource]) -> None:
