@@ -7,9 +7,7 @@ import pytest
 
 from tests.model import small_model
 from vitascope.cli import main
-from vitascope.cli.bench import table
 from vitascope.predict import throughput
-from vitascope.predict.throughput import Throughput
 from vitascope.weights.loading import save_pretrained
 
 
@@ -47,16 +45,6 @@ def test_bench_prints_a_line_for_each_batch_and_precision(folder: str, capsys) -
     assert "in bf16" in ceiling
 
 
-def test_bench_explains_in_one_line_why_bf16_is_left_out(
-    folder: str, capsys, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(throughput, "has_bf16", lambda device: False)
-    _, out, _ = run(capsys, folder, "--batch-sizes", "1", "--seconds", "0.01", "--device", "cpu")
-    (line,) = [line for line in out.splitlines() if "bf16 is" in line]
-    assert line == ("bf16 is not measured: this cpu would emulate it, far slower than fp32.")
-    assert "1  bf16" not in out
-
-
 def test_bench_prints_json(folder: str, capsys) -> None:
     status, out, _ = run(
         capsys, folder, "--precisions", "fp32", "--batch-sizes", "3", "--seconds", "0.01", "--json"
@@ -70,25 +58,6 @@ def test_bench_prints_json(folder: str, capsys) -> None:
     assert found["left_out"] == []
     assert row["share_of_ceiling"] > 0
     assert found["threads"] >= 1
-
-
-def test_bench_table_has_throughput_latency_and_share_of_the_ceiling() -> None:
-    row = Throughput(
-        batch_size=8,
-        precision="bf16",
-        is_auto=True,
-        seconds=(0.8, 1.0, 1.6),
-        flops=10**9,
-        ceiling=16e9,
-    )
-    unknown = Throughput(
-        batch_size=1, precision="as exported", is_auto=False, seconds=(0.05,), flops=None, ceiling=None
-    )
-    header, first, second = table([row, unknown])
-    assert first.split() == ["8", "bf16", "8.0", "5.0", "to", "10.0", "125.0", "50%", "<-", "auto"]
-    assert second.split() == ["1", "as", "exported", "20.0", "20.0", "to", "20.0", "50.0", "-"]
-    column = header.index("of the ceiling") + len("of the ceiling")
-    assert {len(line.removesuffix("  <- auto")) for line in (first, second)} == {column}
 
 
 @pytest.mark.parametrize(

@@ -196,16 +196,6 @@ def test_unreadable_picture_is_named_in_line_and_message_with_status_1(
     assert len(others) == 10
 
 
-def test_unreadable_file_is_named_without_control_characters(
-    here: SimpleNamespace, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "red\x1b[31m.png").write_bytes(b"broken")
-    assert status(str(tmp_path / "red\x1b[31m.png"), "--json") == 1
-    err = capsys.readouterr().err
-    assert "[31m.png: not a picture" in err
-    assert "\x1b" not in err
-
-
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
 @pytest.mark.parametrize(
     ("signum", "suffix"),

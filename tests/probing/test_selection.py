@@ -11,7 +11,6 @@ from vitascope.probing import selection
 from vitascope.probing.classifiers import ClassMeans, LeastSquares, LogisticRegression, Neighbors
 from vitascope.probing.folds import Division
 from vitascope.probing.selection import (
-    SCORES_HEAD,
     Candidate,
     ProbeSelection,
     out_of_fold,
@@ -109,16 +108,6 @@ def test_several_classes_are_chosen_by_map() -> None:
     score = found.scores[-1]
     assert value_of(score.tested)[0] == pytest.approx(mean_average_precision(labels, score.probabilities))
     assert found.difference(score) == paired_difference(labels, score.probabilities, found.best.probabilities)
-
-
-def test_each_row_of_the_table_has_its_numbers() -> None:
-    found = selected(DIGITS, DIGITS.take(TEST))
-    first, *others = found.rows()
-    assert len(first) == len(SCORES_HEAD)
-    value, low, high = value_of(found.best.tested)
-    assert first[6] == f"{100 * value:.1f}% ({100 * low:.1f} to {100 * high:.1f})"
-    assert first[7] == ""
-    assert all(" to " in row[7] for row in others)
 
 
 def test_no_test_image_is_rejected() -> None:
