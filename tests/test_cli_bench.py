@@ -7,9 +7,7 @@ import pytest
 
 from tests.model import small_model
 from vitascope.cli import main
-from vitascope.cli.bench import in_words, remarks, table
 from vitascope.predict import throughput
-from vitascope.predict.throughput import Throughput
 from vitascope.weights.loading import save_pretrained
 
 
@@ -36,7 +34,7 @@ def test_bench_prints_a_line_for_each_batch_and_precision(folder: str, capsys) -
         capsys, folder, "--batch-sizes", "1", "2", "2", "--seconds", "0.01", "--device", "cpu"
     )
     assert status == 0
-    first, machine, _, header, *rows, _, ceiling = out.partition("\nAbove 100%")[0].splitlines()
+    first, machine, _, header, *rows, _, ceiling = out.splitlines()
     assert first == f"{folder}: 3 blocks of width 16, 32x32 pixels in patches of 8, on cpu"
     assert "threads on" in machine
     assert header.split()[:3] == ["batch", "precision", "images/s"]
@@ -45,27 +43,6 @@ def test_bench_prints_a_line_for_each_batch_and_precision(folder: str, capsys) -
     assert ceiling.startswith("The ceiling: GFLOP per second of this machine's matrix products: ")
     assert "in fp32" in ceiling
     assert "in bf16" in ceiling
-
-
-def test_bench_explains_in_one_line_why_bf16_is_left_out(
-    folder: str, capsys, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(throughput, "has_bf16", lambda device: False)
-    _, out, _ = run(capsys, folder, "--batch-sizes", "1", "--seconds", "0.01", "--device", "cpu")
-    (line,) = [line for line in out.splitlines() if "bf16 is" in line]
-    assert line == ("bf16 is not measured: this cpu would emulate it, far slower than fp32.")
-    assert "1  bf16" not in out
-
-
-def test_a_share_above_the_ceiling_is_explained() -> None:
-    def row(seconds: float) -> Throughput:
-        return Throughput(
-            batch_size=1, precision="fp32", is_auto=True, seconds=(seconds,), flops=100, ceiling=100.0
-        )
-
-    assert remarks((), [row(1.0)]) == []
-    (line,) = remarks((), [row(2.0), row(0.5)])
-    assert line.startswith("Above 100%: ")
 
 
 def test_bench_prints_json(folder: str, capsys) -> None:
@@ -81,30 +58,6 @@ def test_bench_prints_json(folder: str, capsys) -> None:
     assert found["left_out"] == []
     assert row["share_of_ceiling"] > 0
     assert found["threads"] >= 1
-
-
-def test_bench_table_has_throughput_latency_and_share_of_the_ceiling() -> None:
-    row = Throughput(
-        batch_size=8,
-        precision="bf16",
-        is_auto=True,
-        seconds=(0.8, 1.0, 1.6),
-        flops=10**9,
-        ceiling=16e9,
-    )
-    unknown = Throughput(
-        batch_size=1, precision="as exported", is_auto=False, seconds=(0.05,), flops=None, ceiling=None
-    )
-    header, first, second = table([row, unknown])
-    assert first.split() == ["8", "bf16", "8.0", "5.0", "to", "10.0", "125.0", "50%", "<-", "auto"]
-    assert second.split() == ["1", "as", "exported", "20.0", "20.0", "to", "20.0", "50.0", "-"]
-    column = header.index("of the ceiling") + len("of the ceiling")
-    assert {len(line.removesuffix("  <- auto")) for line in (first, second)} == {column}
-
-
-def test_machine_without_bf16_units_is_described() -> None:
-    found = {"torch": "2.13", "threads": 2, "cores": 4, "bf16_units": None}
-    assert in_words(found) == "torch 2.13, 2 threads on 4 cores, no units for bf16"
 
 
 @pytest.mark.parametrize(

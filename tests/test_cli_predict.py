@@ -196,58 +196,11 @@ def test_unreadable_picture_is_named_in_line_and_message_with_status_1(
     assert len(others) == 10
 
 
-def test_unreadable_file_does_not_affect_other_predictions(
-    here: SimpleNamespace, capsys: pytest.CaptureFixture[str]
-) -> None:
-    files = [EVERY[0], "broken.jpg", EVERY[12]]
-    assert status(*files) == 1
-    out, err = capsys.readouterr()
-    assert [line for line in out.splitlines() if not line.startswith(" ")] == files
-    assert "\nbroken.jpg\n  not a picture" in out
-    assert err == f"1 of 3 images could not be read:\n{err.splitlines()[1]}\n"
-    assert "  broken.jpg: not a picture" in err
-    assert status(EVERY[0], EVERY[12], "--json") == 0
-    alone = json.loads(capsys.readouterr().out)
-    assert status(*files, "--json") == 1
-    out, err = capsys.readouterr()
-    first, broken, last = json.loads(out)
-    assert [first, last] == [
-        {
-            **row,
-            "predictions": [
-                {**guess, "score": pytest.approx(guess["score"])} for guess in row["predictions"]
-            ],
-        }
-        for row in alone
-    ]
-    assert broken.keys() == {"image", "error"}
-    assert "broken.jpg: not a picture" in err
-
-
-def test_unreadable_file_is_named_without_control_characters(
-    here: SimpleNamespace, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "red\x1b[31m.png").write_bytes(b"broken")
-    assert status(str(tmp_path / "red\x1b[31m.png"), "--json") == 1
-    err = capsys.readouterr().err
-    assert "[31m.png: not a picture" in err
-    assert "\x1b" not in err
-
-
-def test_one_picture_is_counted_in_the_singular(
-    here: SimpleNamespace, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (here.root / "alone").mkdir(exist_ok=True)
-    (here.root / "alone" / "0.png").write_bytes((here.root / EVERY[0]).read_bytes())
-    assert status("alone") == 0
-    assert capsys.readouterr().err.startswith("1 image, ")
-    assert status("broken.jpg") == 1
-    assert capsys.readouterr().err.startswith("1 of 1 image could not be read:")
-
-
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-@pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
+@pytest.mark.parametrize(
+    ("signum", "suffix"),
+    [(signal.SIGINT, ".jsonl"), (signal.SIGTERM, ".jsonl"), (signal.SIGKILL, ".parquet")],
+)
 def test_stopped_job_keeps_its_parts_and_is_resumed(
     signum: signal.Signals,
     suffix: str,
@@ -307,7 +260,7 @@ def test_finished_file_is_counted_again_when_resumed(
         (["none"], "none: no images found"),
         (["data", "nowhere.jpg"], "nowhere.jpg: no such file"),
         (["data", "--top-k", "0"], "top_k must be at least 1, not 0"),
-        (["data", "--resume"], "--resume needs the file to resume: --out FILE"),
+        (["data", "--resume"], "--resume needs a file: --out FILE"),
         (["data", "--out", "o.txt"], "o.txt: a result file ends in .jsonl, .parquet or .csv"),
         (["data", "--threshold", "0.3"], "a threshold is for models that predict any number of classes"),
         (["data", "--threshold", "30"], "threshold is a probability from 0 to 1, not 30"),
@@ -327,14 +280,6 @@ def test_invalid_request_is_rejected_in_one_line_and_writes_nothing(
     before = sorted(here.root.rglob("*"))
     assert message in error_line([*RUN, *argv], capsys)
     assert sorted(here.root.rglob("*")) == before
-
-
-def test_invalid_options_leave_no_file(
-    here: SimpleNamespace, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    error_line([*RUN, "data", "--out", str(tmp_path / "o.jsonl"), "--workers", "-1"], capsys)
-    error_line(["predict", "data", "data", "--out", str(tmp_path / "o.jsonl")], capsys)
-    assert not list(tmp_path.iterdir())
 
 
 def test_control_characters_in_class_names_are_escaped(

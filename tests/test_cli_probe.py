@@ -1,15 +1,12 @@
 """`vitascope probe`: its output, exit status and errors."""
 
 import json
-import os
-import signal
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from tests.cli import error_line, exit_status
-from tests.forked import ending, fork
 from vitascope.cli import main
 from vitascope.probing import probe as module
 from vitascope.run.run import Run
@@ -64,20 +61,6 @@ def test_json_has_every_classifier(
     assert all(low <= value <= high for each in found["scores"] for value, low, high in [each["test"]])
 
 
-def test_unreadable_images_are_named_with_status_1(
-    here: SimpleNamespace, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for name in ("red", "blue"):
-        (tmp_path / "photos" / name).mkdir(parents=True)
-        for picture in (here.root / "data" / name).iterdir():
-            (tmp_path / "photos" / name / picture.name).write_bytes(picture.read_bytes())
-    (tmp_path / "photos" / "red" / "3.png").write_bytes(b"broken")
-    assert probe("runs/tiny", "--data", tmp_path / "photos", "--run", tmp_path / "p") == 1
-    err = capsys.readouterr().err.splitlines()
-    assert err[0] == "1 of 20 images could not be read:"
-    assert "3.png" in err[1]
-
-
 @pytest.mark.parametrize(
     ("argv", "reason"),
     [
@@ -95,24 +78,3 @@ def test_bad_input_is_one_line(
     argv: list[str], reason: str, here: SimpleNamespace, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert reason in error_line(["probe", *argv], capsys)
-
-
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
-def test_stopped_command_leaves_no_run_and_continues_with_the_cached_features(
-    here: SimpleNamespace, tmp_path: Path, capfd: pytest.CaptureFixture[str], signum: signal.Signals
-) -> None:
-    argv = ["runs/tiny", "--data", "data", "--run", tmp_path / "p"]
-
-    def stopped() -> int:
-        def select(*_: object, **__: object) -> None:
-            os.kill(os.getpid(), signum)
-
-        module.select = select  # type: ignore[assignment]
-        return probe(*argv)
-
-    assert ending(fork(stopped)) == 128 + signum
-    err = capfd.readouterr().err
-    assert f"stopped by {signum.name}; repeat the command to continue with the cached features" in err
-    assert [path.name for path in tmp_path.iterdir()] == ["cache"]
-    assert probe(*argv) == 0
-    assert " of 20 images, 0 computed now" in capfd.readouterr().out

@@ -1,20 +1,13 @@
 """`vitascope similar`: its table, picture, exit status and errors."""
 
 import json
-import os
-import signal
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from PIL import Image
 
 from tests.cli import error_line, exit_status
 from tests.explain.figures import coarse
-from tests.forked import ending, fork
-from vitascope.predict.compute import Compute
-from vitascope.predict.embed import embed
-from vitascope.predict.engine import TorchEngine
 
 QUICK = ["--device", "cpu", "--workers", "0", "--precision", "fp32"]
 PICTURE = "data/red/0.png"
@@ -82,49 +75,6 @@ def test_json_has_every_value(
     assert out.is_file()
 
 
-def test_picture_is_written_and_named(
-    here: SimpleNamespace, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    out = tmp_path / "new" / "found.png"
-    with coarse():
-        assert similar("runs/tiny", PICTURE, "data", "--k", "4", "--out", out) == 0
-        assert capsys.readouterr().out.splitlines()[-1] == str(out)
-        with Image.open(out) as image:
-            assert image.format == "PNG"
-            assert min(image.size) > 50
-        assert similar("runs/tiny", PICTURE, "data", "--k", "1", "--out", out) == 0  # replaces it
-
-
-def test_file_of_features_gives_the_same_table(
-    here: SimpleNamespace, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    embed(
-        "runs/tiny",
-        "data",
-        out=tmp_path / "f.npz",
-        compute=Compute(device="cpu", workers=0, precision="fp32"),
-    )
-    assert similar("runs/tiny", PICTURE, "data") == 0
-    of_data = capsys.readouterr().out
-    assert similar("runs/tiny", PICTURE, tmp_path / "f.npz") == 0
-    assert capsys.readouterr().out == of_data
-
-
-def test_unreadable_images_are_named_with_status_1(
-    here: SimpleNamespace, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    folder = tmp_path / "photos"
-    folder.mkdir()
-    for number in range(12):
-        (folder / f"{number:02}.png").write_bytes(b"broken")
-    (folder / "fine.png").write_bytes(here.picture.read_bytes())
-    assert similar("runs/tiny", PICTURE, folder) == 1
-    out, err = capsys.readouterr()
-    assert out.splitlines()[1].endswith("fine.png")
-    assert err.splitlines()[0] == "12 of 13 images could not be read:"
-    assert err.splitlines()[-1] == "  and 2 more"
-
-
 @pytest.mark.parametrize(
     ("argv", "reason"),
     [
@@ -153,27 +103,3 @@ def test_bad_requests_are_one_line(
     assert reason in error_line(["similar", *argv, *QUICK], capsys)
     assert not list(here.root.rglob("f.*"))
     assert here.picture.read_bytes() == before
-
-
-def test_stopped_command_continues_with_the_cached_features(
-    here: SimpleNamespace, capfd: pytest.CaptureFixture[str]
-) -> None:
-    argv = ["runs/tiny", PICTURE, "data", "--batch-size", "4", "--json"]
-
-    def stopped() -> int:
-        compute, calls = TorchEngine.features, []
-
-        def features(*args: object, **options: object) -> object:
-            calls.append(1)
-            if len(calls) == 5:  # the first is that of the picture
-                os.kill(os.getpid(), signal.SIGTERM)
-            return compute(*args, **options)  # type: ignore[arg-type]
-
-        TorchEngine.features = features  # type: ignore[method-assign,assignment]
-        return similar(*argv)
-
-    assert ending(fork(stopped)) == 128 + signal.SIGTERM
-    err = capfd.readouterr().err
-    assert "stopped by SIGTERM; repeat the command to continue with the cached features" in err
-    assert similar(*argv) == 0
-    assert 0 < json.loads(capfd.readouterr().out)["computed"] < 19

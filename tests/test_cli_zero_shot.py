@@ -45,12 +45,6 @@ def test_named_classes_are_predicted_as_by_the_written_model(capsys: pytest.Capt
     assert dict(default) != pytest.approx(dict(found), abs=1e-4)
 
 
-def test_outputs_are_chosen(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["zero-shot", "clip", "cats", "--classes", "a cat", "--outputs", "independent"]) == 0
-    assert capsys.readouterr().out == "1 class, independent: cats\n"
-    assert vs.from_pretrained("cats").config.outputs == "independent"
-
-
 def test_images_are_found_by_words(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
     (folder / "photos").mkdir()
     for number in range(4):

@@ -14,7 +14,7 @@ from PIL import Image
 import vitascope as vs
 from tests.text import clip_words, write_words
 from vitascope.text.tokenizer import canonical, read_tokenizer
-from vitascope.text.towers import read_tower
+from vitascope.text.tower import read_tower
 from vitascope.weights.identification import open_source
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed (vitascope[peers])")

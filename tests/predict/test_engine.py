@@ -3,7 +3,6 @@
 from pathlib import Path
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -113,13 +112,3 @@ def test_engine_is_named_after_its_folder_or_repository(tmp_path: Path) -> None:
     assert open_engine(tmp_path / "saved").name == "saved"
     assert name_of(f"timm:{tmp_path}/saved") == "saved"  # clients do not see its parent folder
     assert name_of("owner/model") == "owner/model"
-
-
-def test_torch_engine_returns_the_models_probabilities() -> None:
-    model, fit = small_model(depth=1), Preprocess(image_size=(32, 32))
-    engine = TorchEngine(with_preprocess(model, fit), precision="fp32", device="cpu")
-    pixels = torch.from_numpy(np.stack([engine.pixels(noise(40, 50, seed=seed)) for seed in range(3)]))
-    with torch.no_grad():
-        wanted = model(fit.normalize(pixels)).softmax(dim=1)
-    torch.testing.assert_close(engine.probabilities(pixels), wanted)
-    assert engine.label(2) == "2"

@@ -112,16 +112,6 @@ def test_any_mixture_of_cached_missing_and_unreadable_images_comes_in_order(
         assert found.computed == sum(asked[place] not in known for place in readable)
 
 
-def test_features_computed_before_an_interruption_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(feature_stream, "BLOCK", 4)
-    interrupted = iter(stream(pictures(20)))
-    assert next(interrupted).indices.tolist() == [0, 1, 2, 3]
-    interrupted.close()
-    again = stream(pictures(20))
-    collect(again)
-    assert again.computed == 16
-
-
 def test_features_of_a_block_that_was_interrupted_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     sources = [*pictures(8), b"broken", *pictures(8, start=8)]
     compute, calls = TorchEngine.features, []
@@ -150,21 +140,6 @@ def test_another_precision_or_body_has_features_of_its_own() -> None:
         found = FeatureStream(other, [OWN], pictures(4), Compute(batch_size=4, workers=0))
         collect(found)
         assert found.computed == 4
-
-
-def test_another_head_on_the_same_body_has_the_same_features() -> None:
-    model = small_model()
-    collect(stream(pictures(4), [OWN]))
-    with torch.no_grad():
-        model.head.weight.mul_(2)
-    found = FeatureStream(
-        TorchEngine(model, precision="fp32", device="cpu"),
-        [OWN],
-        pictures(4),
-        Compute(batch_size=4, workers=0),
-    )
-    collect(found)
-    assert found.computed == 0
 
 
 def test_features_that_are_not_finite_name_the_image_and_are_not_kept(tmp_path: Path) -> None:

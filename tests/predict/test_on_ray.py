@@ -135,7 +135,7 @@ def test_fault_in_our_own_code_keeps_its_traceback() -> None:
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (["predict", "model", "pictures", "--engine", "ray"], "--engine ray writes a file: --out FILE"),
+        (["predict", "model", "pictures", "--engine", "ray"], "--engine ray needs a file: --out FILE"),
         (["predict", "model", "pictures", "--ray-address", "auto"], "--ray-address needs --engine ray"),
         (["embed", "model", "pictures", "--out", "f.npz", "--ray-address", "auto"], "needs --engine ray"),
         (["predict", "model", "pictures", "--out", "p.jsonl", "--engine", "dask"], "'dask'"),

@@ -77,13 +77,6 @@ def test_architecture_is_read_if_this_version_knows_its_options() -> None:
     assert Told(FILE, metadata(model={})).architecture == ""
 
 
-def test_metadata_values_are_plain_json() -> None:
-    texts = metadata()
-    assert json.loads(texts["class_names"]) == ["ant", "bee", "cat", "dog", "eel"]
-    assert json.loads(texts["preprocess"])["crop_pct"] == 0.9
-    assert json.loads(texts["input"]) == "pictures"
-
-
 def test_meaning_of_the_outputs_is_in_the_metadata() -> None:
     several = small_config(outputs="independent", thresholds=(0.1, 0.2, 0.3, 0.4, 0.6))
     even = small_config(outputs="independent")

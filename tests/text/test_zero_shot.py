@@ -13,9 +13,9 @@ from safetensors.torch import load_file, save_file
 
 import vitascope as vs
 from tests.text import CONTEXT, SHARED, SIDE, write_clip
-from vitascope.text.prompts import PROMPTS, templates
 from vitascope.text.tokenizer import read_tokenizer
-from vitascope.text.towers import read_tower
+from vitascope.text.tower import read_tower
+from vitascope.text.zero_shot import PROMPTS, templates
 from vitascope.weights.files import CheckpointError
 from vitascope.weights.identification import open_source
 
@@ -89,6 +89,7 @@ def test_prompts_that_do_not_fit_are_rejected(prompts: str | list[str], reason: 
     ("classes", "reason"),
     [
         ((), "no classes given"),
+        ("cat", "classes is a list of names, not the text 'cat'"),
         (("a cat", "  "), "class 2 of 2 has an empty name"),
         (("a cat", "a dog", "a cat"), "'a cat' is given more than once"),
         (("a cat", "A  Cat"), "'a cat' and 'A  Cat' are the same text for this model"),
@@ -96,7 +97,7 @@ def test_prompts_that_do_not_fit_are_rejected(prompts: str | list[str], reason: 
         (("a cat", "a" * 20_000), "a text of 200.. characters"),
     ],
 )
-def test_classes_that_are_none_are_rejected(clip: Path, classes: tuple[str, ...], reason: str) -> None:
+def test_classes_that_are_none_are_rejected(clip: Path, classes: tuple[str, ...] | str, reason: str) -> None:
     with pytest.raises(vs.UserError, match=reason):
         vs.zero_shot(clip, classes)
 
@@ -118,11 +119,6 @@ def test_names_are_read_from_a_file_and_numbered_where_they_recur(
             vs.zero_shot(clip, [str(path)])
     with pytest.raises(vs.UserError, match=r"gone\.txt: no list of names"):
         vs.zero_shot(clip, [str(tmp_path / "gone.txt")])
-
-
-def test_classes_as_one_text_are_rejected(clip: Path) -> None:
-    with pytest.raises(vs.UserError, match="classes is a list of names, not the text 'cat'"):
-        vs.zero_shot(clip, "cat")
 
 
 def test_one_class_may_apply_or_not(clip: Path) -> None:

@@ -61,8 +61,8 @@ class Bench:
         if ceilings:
             found = ", ".join(f"{ceiling / 1e9:,.0f} in {name}" for name, ceiling in ceilings.items())
             print(f"\nThe ceiling: GFLOP per second of this machine's matrix products: {found}.")
-        for line in remarks(benchmark.left_out, rows):
-            print(line)
+        for reason in benchmark.left_out:
+            print(f"{reason}.")
 
 
 def in_words(found: dict[str, Any]) -> str:
@@ -81,17 +81,6 @@ def table(rows: Sequence[Throughput]) -> list[str]:
         lines.append(
             f"{row.batch_size:>5}  {row.precision:<11} {row.images_per_second:>9,.1f}  {spread:>18}  "
             f"{1000 / row.images_per_second:>8,.1f}  {share:>14}{'  <- auto' if row.is_auto else ''}"
-        )
-    return lines
-
-
-def remarks(left_out: Sequence[str], rows: Sequence[Throughput]) -> list[str]:
-    """The reasons for missing precisions, and for a share above 100%."""
-    lines = [f"{reason}." for reason in left_out]
-    if any(row.share is not None and row.share > 1 for row in rows):
-        lines.append(
-            "Above 100%: other programs slowed the matrix products down, or the model's own kernels are "
-            "faster; measure longer (--seconds) on an idle machine."
         )
     return lines
 

@@ -114,12 +114,13 @@ class Predict:
         if not self.images:
             before = ", before --classes, which takes every word after it" if self.classes else ""
             raise UserError(f"no images given: vitascope predict MODEL IMAGE [IMAGE ...]{before}")
-        if self.resume and self.out is None:
-            raise UserError("--resume needs the file to resume: --out FILE")
-        if self.probabilities and self.out is None and not self.json:
-            raise UserError("--probabilities needs --out FILE or --json")
-        if self.keep_columns and self.out is None and not self.json:
-            raise UserError("--keep-columns needs --out FILE or --json")
+        if self.out is None:
+            for option in ("probabilities", "keep_columns") if not self.json else ():
+                if getattr(self, option):
+                    raise UserError(f"--{option.replace('_', '-')} needs --out FILE or --json")
+            if self.resume or self.cluster.ray is not None:
+                asked = "--resume" if self.resume else "--engine ray"
+                raise UserError(f"{asked} needs a file: --out FILE")
         tables = sum(is_table(place) and not os.path.isdir(place) for place in self.images)
         if (self.table.given and not tables) or (self.keep_columns and (tables, len(self.images)) != (1, 1)):
             asked = "--keep-columns" if self.keep_columns else f"--{self.table.given[0]}"
@@ -133,11 +134,8 @@ class Predict:
             )
         if self.prompts and not self.classes:
             raise UserError("--prompts needs the names that stand in them: --classes NAME NAME")
-        if self.cluster.ray is not None and self.out is None:
-            raise UserError("--engine ray writes a file: --out FILE")
 
     def _model(self) -> str | VisionTransformer:
-        """The MODEL, or its classifier of the classes that are named."""
         if not self.classes:
             return self.model
         from vitascope.text.zero_shot import zero_shot
@@ -211,7 +209,6 @@ class Predict:
             self._summarize(tally, tally.images, seconds, f", {engine.precision_for(task.batch_size)}")
 
     def _found(self) -> Iterator[ImageFile]:
-        """The images to predict."""
         from vitascope.predict.predictor import find_images
 
         return find_images(self.images, self.table, keep=self.keep_columns)

@@ -61,28 +61,25 @@ class Probe:
 
     def call(self) -> None:
         """Compare, write the run, and print the comparison."""
+        from vitascope.probing.probe import probe
+
         with exiting_with_cache(self.compute):
-            found = self._probe()
+            found = probe(
+                self.models,
+                self.data,
+                run=self.run,
+                layers=self.layers,
+                pools=self.pools,
+                seed=self.seed,
+                table=self.table,
+                compute=self.compute,
+            )
         if self.json:
             print(json.dumps(as_json(found)))
         else:
             print("\n".join(lines(found)).replace(str(found.run), found.url or str(found.run)))
-        images = len(found.selection.train.targets) + len(found.selection.test.targets)
+        images = len(found.selection.train.targets) + len(found.selection.test)
         exit_if_left_out(images, found.evaluation.unreadable)
-
-    def _probe(self) -> ProbeResult:
-        from vitascope.probing.probe import probe
-
-        return probe(
-            self.models,
-            self.data,
-            run=self.run,
-            layers=self.layers,
-            pools=self.pools,
-            seed=self.seed,
-            table=self.table,
-            compute=self.compute,
-        )
 
 
 def lines(found: ProbeResult) -> list[str]:
@@ -90,7 +87,7 @@ def lines(found: ProbeResult) -> list[str]:
     from vitascope.probing.selection import SCORES_HEAD, in_words
 
     selection, best, linear = found.selection, found.best, found.selection.linear
-    train, test = selection.train.targets, selection.test.targets
+    train, test = selection.train.targets, selection.test
     rows = [SCORES_HEAD, *selection.rows()]
     table = list(aligned(rows, left=range(5)))
     more = len(table) - 1 - ROWS

@@ -52,16 +52,35 @@ class Similar:
 
     def call(self) -> None:
         """Search, print the table, and draw."""
+        from vitascope.predict.nearest import nearest
+
         if self.out is not None:
             self._check(self.out)
         with exiting_with_cache(self.compute):
-            found = self._nearest()
+            found = nearest(
+                self.model,
+                self.picture,
+                self.data,
+                k=self.k,
+                **dataclasses.asdict(self.representation),
+                table=self.table,
+                compute=self.compute,
+            )
         if self.out is not None:
             from vitascope.explain.plots import save_figure
 
             with explaining_failure(self.out, "the picture", "choose another place"):
                 save_figure(found.draw(), self.out)
-        print(json.dumps(self._values(found)) if self.json else "\n".join(self._lines(found)))
+        if self.json:
+            counts = {
+                "images": found.compared,
+                "unreadable": len(found.unreadable),
+                "computed": found.computed,
+            }
+            out = {} if self.out is None else {"out": os.fspath(self.out)}
+            print(json.dumps({"picture": self.picture, **counts, "nearest": found.rows(), **out}))
+        else:
+            print("\n".join(self._lines(found)))
         exit_if_left_out(found.compared, found.unreadable)
 
     def _check(self, out: Path) -> None:
@@ -72,28 +91,6 @@ class Similar:
             raise UserError(f"--out {out} is the PICTURE, which would be lost; give another name")
         if os.path.isdir(self.data) and out.resolve().is_relative_to(Path(self.data).resolve()):
             raise UserError(f"--out {out} would be an image of {self.data}; choose another folder")
-
-    def _nearest(self) -> Nearest:
-        from vitascope.predict.nearest import nearest
-
-        return nearest(
-            self.model,
-            self.picture,
-            self.data,
-            k=self.k,
-            **dataclasses.asdict(self.representation),
-            table=self.table,
-            compute=self.compute,
-        )
-
-    def _values(self, found: Nearest) -> dict[str, object]:
-        counts = {
-            "images": found.compared,
-            "unreadable": len(found.unreadable),
-            "computed": found.computed,
-        }
-        out = {} if self.out is None else {"out": os.fspath(self.out)}
-        return {"picture": self.picture, **counts, "nearest": found.rows(), **out}
 
     def _lines(self, found: Nearest) -> list[str]:
         """The table without columns that say nothing, the counts, and the file."""
@@ -110,5 +107,4 @@ class Similar:
 
 
 def _cell(value: float | int | str) -> str:
-    """A value in the table."""
     return f"{value:z.4f}" if isinstance(value, float) else printable(str(value), 200)

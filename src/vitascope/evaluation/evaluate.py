@@ -1,4 +1,4 @@
-"""`evaluate`: the accuracy of any model on labelled images."""
+"""`evaluate`: the accuracy of any model on labelled images, and the images that it is measured on."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
+import numpy as np
+
 from vitascope.arguments import checked
-from vitascope.data.datasets import open_for_evaluation
+from vitascope.data.datasets import open_data, open_for_evaluation
 from vitascope.data.frames import DataFrame, data_place
 from vitascope.data.splits import ImageSet, UnknownClassesError
 from vitascope.data.table_options import AS_RECOGNIZED, TableOptions
 from vitascope.errors import UserError
-from vitascope.evaluation.images import without_training_images
 from vitascope.evaluation.measure import Evaluation, batches_of, measure
 from vitascope.model.hardware import reuse_freed_memory
 from vitascope.model.vision_model import VisionModel, left_as_it_was
@@ -23,6 +24,12 @@ from vitascope.predict.engine import Engine
 from vitascope.predict.runtimes import as_engine
 from vitascope.run.run import Run
 from vitascope.weights.stored_model import local_model
+
+FEW = 1000
+"""Test images below which the validation images are measured too: neither are trained on."""
+
+MAX_DROP = 0.01
+"""The accuracy that a smaller model may lose."""
 
 log = logging.getLogger(__name__)
 
@@ -46,8 +53,7 @@ def evaluate(
         model: a MODEL (run folder, model folder or file, hub id), an exported model, a model, or an `Engine`.
         data: a DATA argument with the classes of the model, or a DataFrame; None for the test images of a
             run.
-        rename: the model's names of classes that have other names in `data`: `{"birds": "bird"}`. Class
-            folders of a run's own data are recognized by their contents.
+        rename: the model's names of classes that have other names in `data`: `{"birds": "bird"}`.
         table: how a table is read.
         batch_size: images per batch; by default 128, and on a GPU as many as keep it busy.
         precision: `auto`, `fp32` or `bf16`.
@@ -70,7 +76,11 @@ def evaluate(
         if data is not None:
             name = "the DataFrame" if isinstance(data, DataFrame) else os.fspath(data)
             with data_place(data, table) as place:
-                tested = _labelled_images(place, names, rename, table)
+                try:
+                    tested = open_for_evaluation(place, names, rename, table=table)
+                except UnknownClassesError as error:
+                    advice = f"if {error.first} is one of them under another name, add --rename"
+                    raise UserError(f"{error}; {advice} {error.first}=CLASS") from error
                 if ref is not None:
                     tested, trained_on = without_training_images(tested, name, ref)
         elif ref is None or not Run(ref).exists:
@@ -85,12 +95,47 @@ def evaluate(
     return dataclasses.replace(evaluation, trained_on=trained_on, changes=changes)
 
 
-def _labelled_images(
-    data: str, class_names: tuple[str, ...], rename: Mapping[str, str] | None, table: TableOptions
-) -> ImageSet:
-    try:
-        return open_for_evaluation(data, class_names, rename, table=table)
-    except UnknownClassesError as error:
-        raise UserError(
-            f"{error}; if {error.first} is one of them under another name, add --rename {error.first}=CLASS"
-        ) from error
+def splits_of_run(run: Run, class_names: tuple[str, ...]) -> tuple[ImageSet, ImageSet]:
+    """The training images of a run, and the images to measure on; logs how the data differ."""
+    opened = run.open_data(check=("val", "test"))
+    if opened.note:
+        log.warning("%s", opened.note)
+    test, train, val = opened.test_images(class_names), opened.splits.train, opened.splits.val
+    exists = (opened.restored.found["val"] >= 0).any()
+    val = opened.restored.present("val", class_names) if exists else test
+    return train, _with_few(test, val, class_names, str(run.config["data"]))
+
+
+def splits_of_data(data: str, class_names: tuple[str, ...], *, seed: int = 0) -> tuple[ImageSet, ImageSet]:
+    """The training images of DATA, and the images to measure on, in the classes of a model."""
+    splits = open_data(data, seed=seed)
+    train = splits.train.in_classes(class_names, data)
+    return train, _with_few(splits.measured, splits.val, class_names, data)
+
+
+def _with_few(test: ImageSet, val: ImageSet, class_names: tuple[str, ...], where: str) -> ImageSet:
+    """The test images and, while these are few, the validation images, if they are others."""
+    test = test.in_classes(class_names, where)
+    if len(test) >= FEW or val.name == test.name:
+        return test
+    val = val.in_classes(class_names, where)
+    return test.followed_by(val)
+
+
+def without_training_images(images: ImageSet, data: str, ref: Path) -> tuple[ImageSet, int]:
+    """Leave out the images that a run was trained on, unless they are all; also returns their number."""
+    run = Run.of_model(ref)
+    if run is None:
+        return images, 0
+    known = run.split_record().trained_on(images)
+    count, total = int(known.sum()), len(images)
+    trained = f"{data}: {run.path} was trained on"
+    if count == total:
+        log.warning(
+            "%s all %s of these images: the accuracy does not hold for other images", trained, f"{count:,}"
+        )
+    elif count:
+        counts = (f"{number:,}" for number in (count, total, total - count))
+        log.warning("%s %s of these %s images, which are left out; %s remain", trained, *counts)
+        images = images.subset(images.name, np.flatnonzero(~known))
+    return images, count

@@ -14,7 +14,6 @@ import torch.nn.functional as F
 from vitascope.data.decoding import source_name
 from vitascope.data.loading import Batch, Loader, check_unreadable
 from vitascope.data.splits import ImageSet
-from vitascope.data.targets import ClassSets
 from vitascope.errors import UserError
 from vitascope.formatting import pandas_library
 from vitascope.model.options import Outputs
@@ -141,7 +140,7 @@ def batches_of(engine: Engine, images: ImageSet, batch_size: int | None = None) 
 
 def check_targets(outputs: Outputs, images: ImageSet) -> None:
     """Reject images of several classes each for a model that predicts one."""
-    if isinstance(images.targets, ClassSets) and outputs != "independent":
+    if images.targets is not None and not images.targets.exclusive and outputs != "independent":
         raise UserError(
             f"the model predicts one class of an image, and the {images.name} images have several: measure "
             "it on images of one class each"
@@ -188,7 +187,7 @@ def measure(
         indices=places[order],
         targets=targets,
         probabilities=probabilities.numpy(),
-        thresholds=np.array(engine.thresholds, dtype=np.float32) if isinstance(targets, ClassSets) else None,
+        thresholds=None if targets.exclusive else np.array(engine.thresholds, np.float32),
         loss=float(loss),
         unreadable=tuple({path: reason for _, part in parts for path, reason in part.items()}.values()),
     )

@@ -35,8 +35,8 @@ from vitascope.model.vision_model import VisionModel, left_as_it_was
 from vitascope.predict.compute import DEFAULT, Compute
 from vitascope.predict.embedding_file import (
     EmbeddingColumns,
+    OfImages,
     Part,
-    Text,
     check_out,
     read_blocks,
     read_columns,
@@ -63,7 +63,7 @@ Data = DataFrame | str | os.PathLike[str] | Sequence[ImageSource]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False, eq=False)
-class Embeddings:
+class Embeddings(OfImages):
     """Features of N images, with what is known of each image, and of how they were made."""
 
     made: dict[str, Any]
@@ -83,7 +83,7 @@ class Embeddings:
         return self.count
 
     @functools.cached_property
-    def columns(self) -> EmbeddingColumns:
+    def columns(self) -> EmbeddingColumns:  # type: ignore[override]
         """The names, labels and splits of the images; raises as `features`."""
         return read_columns(self.kept)[0] if isinstance(self.kept, Path) else self.kept[0]
 
@@ -118,22 +118,6 @@ class Embeddings:
         if len(features) != len(self):
             raise UserError(f"{self.kept}: {len(features):,} features of {counted(len(self), 'image')}")
         return features
-
-    @property
-    def images(self) -> Text:
-        """The path of each image, or its split and number, such as `test/17`: (N,)."""
-        return self.columns.images
-
-    @property
-    def labels(self) -> Text | None:
-        """The class of each image, or its classes with ";" between them, empty for an image without one:
-        (N,). None without labels."""
-        return self.columns.labels
-
-    @property
-    def splits(self) -> Text:
-        """`train`, `val` or `test`, or `all` where the data are not divided: (N,)."""
-        return self.columns.splits
 
     @property
     def targets(self) -> Targets | None:
@@ -328,7 +312,6 @@ class ListedImages:
 def _embed_in_parts(
     out: Path, loop: RayLoop, listed: ListedImages, spec: FeatureSpec, compute: Compute
 ) -> Embeddings:
-    """Write the features of image files in parts, and join them; a job that exists is continued."""
     batch_size = BATCH_SIZE if compute.batch_size is None else compute.batch_size
     stream = FeatureStream(loop.engine, [spec], [], Compute(batch_size=batch_size, cache=False))
     made = _made(stream, listed)
@@ -391,7 +374,6 @@ def _feature_parts(parts: Parts) -> Iterator[Part]:
 
 
 def _part_arrays(parts: Parts, part: int, *names: str) -> dict[str, Any]:
-    """Some arrays of a part's results."""
     path = parts.file(part)
     try:
         with np.load(path, allow_pickle=False) as found:
@@ -441,7 +423,6 @@ def opened_images(data: Data, table: TableOptions) -> Iterator[AllImages]:
 
 
 def _made(stream: FeatureStream, everything: AllImages | ListedImages) -> dict[str, Any]:
-    """How the features of one representation are made, see `Embeddings.made`."""
     return {
         "model": escaped(stream.engine.name),
         **stream.origins[0],
@@ -453,7 +434,6 @@ def _made(stream: FeatureStream, everything: AllImages | ListedImages) -> dict[s
 
 
 def _parts(stream: FeatureStream, everything: AllImages, *, in_memory: bool) -> Generator[Part, None, None]:
-    """The features as they come, with what is known of their images."""
     total = len(everything)
     for rows in with_progress(stream):
         (features,) = rows.features

@@ -49,9 +49,7 @@ class EmbeddingColumns:
     """(N,), `train`, `val`, `test`, or `all` where the data are not divided."""
 
     def __post_init__(self) -> None:
-        columns = (
-            [self.images, self.splits] if self.labels is None else [self.images, self.splits, self.labels]
-        )
+        columns = [self.images, self.splits, *([] if self.labels is None else [self.labels])]
         if any(column.shape != (self.images.size,) for column in columns):
             shapes = ", ".join(str(column.shape) for column in columns)
             raise ValueError(f"columns of different lengths or of several dimensions: {shapes}")
@@ -82,6 +80,28 @@ class EmbeddingColumns:
             for name, column in named.items()
             if column is not None
         }
+
+
+class OfImages:
+    """What has `columns`: values of N images."""
+
+    columns: EmbeddingColumns
+
+    @property
+    def images(self) -> Text:
+        """The path of each image, or its split and number, such as `test/17`: (N,)."""
+        return self.columns.images
+
+    @property
+    def labels(self) -> Text | None:
+        """The class of each image, or its classes with ";" between them, empty for an image without one:
+        (N,). None without labels."""
+        return self.columns.labels
+
+    @property
+    def splits(self) -> Text:
+        """`train`, `val` or `test`, or `all` where the data are not divided: (N,)."""
+        return self.columns.splits
 
 
 Part = tuple[EmbeddingColumns, Features]
@@ -268,7 +288,6 @@ def read_blocks(path: Path, size: int) -> Iterator[Features]:
 
 
 def _array_blocks(file: IO[bytes], size: int) -> Iterator[Features]:
-    """The rows of an array in an open `.npy` file."""
     if np.lib.format.read_magic(file) != (1, 0):
         raise ValueError("its features are no array of NumPy's format 1.0")
     shape, fortran_order, dtype = np.lib.format.read_array_header_1_0(file)

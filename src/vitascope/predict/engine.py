@@ -279,7 +279,6 @@ class TorchEngine(Engine):
         return self.features(pixels)[0].cpu()
 
     def _dtype(self, batch_size: int) -> torch.dtype:
-        """The dtype to compute batches of a size in."""
         return resolve_precision(self.precision, self.config, self.device, batch_size, training=False)
 
     def _prepared(self, pixels: Tensor, batch_size: int | None = None) -> tuple[VisionModel, Tensor]:

@@ -9,7 +9,7 @@ import io
 import logging
 import os
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict, Unpack, cast, overload
 
@@ -18,7 +18,6 @@ import numpy.typing as npt
 import torch
 
 from vitascope.arguments import checked
-from vitascope.data.all_images import AllImages
 from vitascope.data.decoding import (
     ImageError,
     ImageSource,
@@ -33,7 +32,7 @@ from vitascope.data.table_options import AS_RECOGNIZED, TableOptions
 from vitascope.errors import UserError, printable
 from vitascope.formatting import counted, listed, pandas_library
 from vitascope.model.hardware import PRECISIONS, reuse_freed_memory
-from vitascope.model.vision_model import VisionModel, left_as_it_was
+from vitascope.model.vision_model import left_as_it_was
 from vitascope.predict.compute import DEFAULT, Compute
 from vitascope.predict.embed import (
     Data,
@@ -43,7 +42,7 @@ from vitascope.predict.embed import (
     opened_images,
     with_progress,
 )
-from vitascope.predict.embedding_file import EmbeddingColumns, Text, is_embedding_file
+from vitascope.predict.embedding_file import EmbeddingColumns, OfImages, is_embedding_file
 from vitascope.predict.engine import Engine
 from vitascope.predict.feature_stream import BLOCK, FeatureStream, Indices
 from vitascope.predict.features import FeaturePool, FeatureSpec
@@ -70,7 +69,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False, eq=False)
-class Nearest:
+class Nearest(OfImages):
     """The k pictures that are most similar to one picture, most similar first; a notebook shows them."""
 
     picture: str
@@ -96,21 +95,6 @@ class Nearest:
 
     def __len__(self) -> int:
         return len(self.similarities)
-
-    @property
-    def images(self) -> Text:
-        """The path of each, or its split and number, such as `test/17`: (k,)."""
-        return self.columns.images
-
-    @property
-    def labels(self) -> Text | None:
-        """The class of each, or its classes with ";" between them: (k,). None without labels."""
-        return self.columns.labels
-
-    @property
-    def splits(self) -> Text:
-        """`train`, `val` or `test`, or `all` where the data are not divided: (k,)."""
-        return self.columns.splits
 
     def rows(self) -> list[dict[str, Any]]:
         """The values of each, by name."""
@@ -261,27 +245,53 @@ def nearest(
         _check_pictures(pictures)
     data = _opened(data, table)
     reuse_freed_memory()
-    asked = _TextQueries.of(cast("str", model), pictures, compute.device) if words else None
-    model = model if asked is None else asked.model
-    with left_as_it_was(model):
+    texts, both = cast("Sequence[str]", pictures), None
+    if words:
+        both = _opened_with_words(cast("str", model), texts, compute.device)
+        model = both.model
+    with left_as_it_was(model), ExitStack() as opened:
         # Before the data are opened, which may be downloaded: it may be the data that were given first.
-        engine = as_engine(
-            model, precision=_precision_for(data, model, compute.precision), device=compute.device
-        )
+        precision = _precision_for(data, model, compute.precision)
+        engine = as_engine(model, precision=precision, device=compute.device)
+        columns_at: Callable[[Indices], EmbeddingColumns]
         if isinstance(data, Embeddings):
             spec = _spec_as(data, engine, FeatureSpec(layer, pool))
-            best = asked.best(k) if asked else _Best.to(FeatureStream(engine, [spec], pictures, compute), k)
-            found = _among_features(data, pictures, best, engine)
+            sources: Sequence[ImageSource] = data.images.tolist()
+            columns_at = data.columns.subset
         else:
             spec = engine.resolved(FeatureSpec(layer, pool))
-            with opened_images(data, table) as everything:
-                best = (
-                    asked.best(k) if asked else _Best.to(FeatureStream(engine, [spec], pictures, compute), k)
-                )
-                found = _among_images(
-                    everything, pictures, best, FeatureStream(engine, [spec], everything, compute)
-                )
-    found = [dataclasses.replace(each, is_words=words) for each in found]
+            sources = everything = opened.enter_context(opened_images(data, table))
+            columns_at = functools.partial(columns_of, everything)
+        if both is None:
+            best = _Best.to(FeatureStream(engine, [spec], pictures, compute), k)
+        else:
+            best = _Best(both.vectors(both.tokenizer(check_names(texts))).numpy(), k, both.projection)
+        stream = None
+        if isinstance(data, Embeddings):
+            best.add_embeddings(data)
+        else:
+            stream = FeatureStream(engine, [spec], sources, compute)  # whose cache has the pictures now
+            with closing(with_progress(stream)) as parts:  # at once after a failure too, for the cache
+                for rows in parts:
+                    best.add(rows.indices, rows.features[0])
+        best.settle()
+        found = [
+            Nearest(
+                picture=source_name(asked_picture),
+                similarities=similarities,
+                indices=indices,
+                columns=columns_at(indices),
+                compared=best.compared,
+                computed=0 if stream is None else stream.computed,
+                unreadable=() if stream is None else tuple(stream.unreadable.values()),
+                sources=(asked_picture, *(sources[index] for index in indices.tolist())),
+                is_words=words,
+                levels=engine.preprocess.levels,
+            )
+            for asked_picture, similarities, indices in zip(
+                pictures, best.similarities, best.indices, strict=True
+            )
+        ]
     return found[0] if is_one_picture(picture) else found
 
 
@@ -295,28 +305,11 @@ def _are_words(model: Model, pictures: Sequence[ImageSource]) -> bool:
     )
 
 
-@dataclasses.dataclass(frozen=True)
-class _TextQueries:
-    """Words, as vectors in the space of a model of images."""
-
-    model: VisionModel
-    vectors: Features
-    """(Q, P)."""
-    projection: torch.nn.Linear | None
-    """From the features of images to that space, where they are another one."""
-
-    @classmethod
-    def of(cls, ref: str | os.PathLike[str], words: Sequence[ImageSource], device: str) -> _TextQueries:
-        texts = cast("Sequence[str]", words)
-        try:
-            both = ImagesAndWords(ref, device=device)
-        except CheckpointError as error:
-            raise UserError(f"{printable(texts[0], 80)!r}: no such file; as words: {error}") from error
-        return cls(both.model, both.vectors(both.tokenizer(check_names(texts))).numpy(), both.projection)
-
-    def best(self, k: int) -> _Best:
-        """For these words, the k most similar pictures."""
-        return _Best(self.vectors, k, self.projection)
+def _opened_with_words(ref: str | os.PathLike[str], words: Sequence[str], device: str) -> ImagesAndWords:
+    try:
+        return ImagesAndWords(ref, device=device)
+    except CheckpointError as error:
+        raise UserError(f"{printable(words[0], 80)!r}: no such file; as words: {error}") from error
 
 
 def _check_pictures(pictures: Sequence[ImageSource]) -> None:
@@ -394,11 +387,6 @@ class _Best:
             raise ImageError(reason)
         return cls(np.concatenate(parts), k)
 
-    @property
-    def width(self) -> int:
-        """D."""
-        return self._queries.shape[1] if self._projection is None else self._projection.in_features
-
     def add(self, indices: Indices, features: Features) -> None:
         """Take the features (n, D) of pictures; their indices (n,) are beyond all before."""
         # In double precision and then rounded, so that equal features have equal similarities wherever they
@@ -411,6 +399,24 @@ class _Best:
         self.compared += len(indices)
         if sum(len(part) for _, part in self._waiting) >= max(self._k, BLOCK):
             self.settle()
+
+    def add_embeddings(self, data: Embeddings) -> None:
+        """Take computed features.
+
+        Raises:
+            UserError: none, of another width, or of numbers that are not finite.
+        """
+        width = self._queries.shape[1] if self._projection is None else self._projection.in_features
+        for features in data.blocks():
+            indices = np.arange(self.compared, self.compared + len(features))
+            if features.shape[1] != width:
+                raise UserError(f"features of {features.shape[1]:,} numbers, and the model's have {width:,}")
+            if not (finite := np.isfinite(features).all(axis=1)).all():
+                name = data.images[indices[~finite][0]]
+                raise UserError(f"{name}: its features are not finite numbers: embed the images again")
+            self.add(indices, features)
+        if not self.compared:
+            raise UserError("no images: there are no features to compare with")
 
     def settle(self) -> None:
         """Sort what was added among the best."""
@@ -429,58 +435,3 @@ def _unit(features: Features) -> npt.NDArray[np.float64]:
     exact = features.astype(np.float64)
     norms = np.linalg.norm(exact, axis=1, keepdims=True)
     return exact / np.where(norms == 0, 1, norms)
-
-
-def _among_images(
-    everything: AllImages, pictures: Sequence[ImageSource], best: _Best, stream: FeatureStream
-) -> list[Nearest]:
-    """The most similar images, whose features are computed now or come from the cache."""
-    with closing(with_progress(stream)) as parts:  # at once after a failure too, for the cache
-        for rows in parts:
-            best.add(rows.indices, rows.features[0])
-    found = _named(best, pictures, stream.engine, functools.partial(columns_of, everything), everything)
-    counts: dict[str, Any] = {
-        "computed": stream.computed,
-        "unreadable": tuple(stream.unreadable.values()),
-    }
-    return [dataclasses.replace(each, **counts) for each in found]
-
-
-def _among_features(
-    data: Embeddings, pictures: Sequence[ImageSource], best: _Best, engine: Engine
-) -> list[Nearest]:
-    """The most similar images, whose features are computed already."""
-    for features in data.blocks():
-        indices = np.arange(best.compared, best.compared + len(features))
-        if features.shape[1] != best.width:
-            raise UserError(f"features of {features.shape[1]:,} numbers, and the model's have {best.width:,}")
-        if not (finite := np.isfinite(features).all(axis=1)).all():
-            name = data.images[indices[~finite][0]]
-            raise UserError(f"{name}: its features are not finite numbers: embed the images again")
-        best.add(indices, features)
-    if not best.compared:
-        raise UserError("no images: there are no features to compare with")
-    return _named(best, pictures, engine, data.columns.subset, data.images.tolist())
-
-
-def _named(
-    best: _Best,
-    pictures: Sequence[ImageSource],
-    engine: Engine,
-    columns_at: Callable[[Indices], EmbeddingColumns],
-    sources: Sequence[ImageSource],
-) -> list[Nearest]:
-    """The best for each picture, with what is known of them."""
-    best.settle()
-    return [
-        Nearest(
-            picture=source_name(picture),
-            similarities=similarities,
-            indices=indices,
-            columns=columns_at(indices),
-            compared=best.compared,
-            sources=(picture, *(sources[index] for index in indices.tolist())),
-            levels=engine.preprocess.levels,
-        )
-        for picture, similarities, indices in zip(pictures, best.similarities, best.indices, strict=True)
-    ]

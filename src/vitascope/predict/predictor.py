@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import base64
-import contextlib
 import dataclasses
 import html
 import io
 import itertools
 import os
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Generic, TypeAlias, TypeVar, overload
 
@@ -231,10 +231,10 @@ class Predictor:
                 per image.
         """
         selection = self._selection(top_k, threshold)
-        pictures, found = as_pictures(images), list[PicturePredictions]()
-        numbers = range(len(pictures))  # a sequence of pictures need not have slices
-        batches = (numbers[start : start + self.batch_size] for start in numbers[:: self.batch_size])
-        read = (self._read_pictures([pictures[number] for number in batch]) for batch in batches)
+        found = list[PicturePredictions]()
+        pictures = iter(as_pictures(images))
+        batches = iter(lambda: list(itertools.islice(pictures, self.batch_size)), [])
+        read = (_Read(batch, stacks(list(map(self.engine.pixels, batch)))) for batch in batches)
         for batch, predicted in self._predicted(read, selection):
             found += [
                 PicturePredictions(predictions, picture, best, probabilities, self.preprocess.levels)
@@ -322,18 +322,12 @@ class Predictor:
         selection = self._selection(top_k, threshold)
         several = [paths] if isinstance(paths, str | os.PathLike | StoredImage) else paths
         files = (file if isinstance(file, StoredImage) else os.fspath(file) for file in several)
-        return self._stream(files, selection, workers)
+        return self._results(files, selection, workers)
 
-    def _stream(
+    def _results(
         self, files: Iterator[ImageFile], selection: ClassSelection, workers: int | None
     ) -> Generator[ImageResult, None, None]:
-        with contextlib.closing(fetched_ahead(files)) as fetched:
-            yield from self._of_batches(fetched, selection, workers)
-
-    def _of_batches(
-        self, files: Iterator[ImageFile], selection: ClassSelection, workers: int | None
-    ) -> Generator[ImageResult, None, None]:
-        with contextlib.closing(self._read(files, workers)) as read:
+        with closing(fetched_ahead(files)) as fetched, closing(self._read(fetched, workers)) as read:
             for batch, predicted in self._predicted(read, selection):
                 for place, image in enumerate(batch.images):
                     path, cells = str(image), image.cells if isinstance(image, TableImage) else ()
@@ -354,15 +348,11 @@ class Predictor:
                 pictures, errors = self.engine.read(batch)
                 yield _Read(batch, stacks(pictures), errors)
             return
-        with contextlib.closing(file_pool(self.engine.preprocess, self.batch_size, workers)) as pool:
+        with closing(file_pool(self.engine.preprocess, self.batch_size, workers)) as pool:
             for read, pixels, errors in pool.read(batches):
                 readable = [place for place in range(len(read)) if place not in errors]
                 together = torch.from_numpy(pixels[readable] if errors else pixels)
                 yield _Read(read, [([*range(len(readable))], together)] if readable else [], errors)
-
-    def _read_pictures(self, pictures: Sequence[ImageSource]) -> _Read[ImageSource]:
-        """A batch of pictures; ImageError if one cannot be read."""
-        return _Read(pictures, stacks([self.engine.pixels(picture) for picture in pictures]))
 
     def _selection(self, top_k: int | None, threshold: float | None) -> ClassSelection:
         selection = ClassSelection(top_k, threshold)

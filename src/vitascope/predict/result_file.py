@@ -179,7 +179,6 @@ def _changes(name: str, before: Any, now: Any) -> Iterator[str]:
 
 
 def _probabilities_of_waves(engine: Engine) -> Tensor:
-    """Probabilities of the test images, (TEST_IMAGES, K)."""
     return engine.predict([engine.pixels(waves(number)) for number in range(TEST_IMAGES)])
 
 
@@ -287,7 +286,6 @@ def _tally_of(out: Path, changes: Callable[[Mapping[str, Any]], Sequence[str]]) 
 
 
 def _warn_of_others(out: Path, images: int, files: Iterable[ImageFile]) -> None:
-    """Warn if there are more or fewer images than were listed when the job began."""
     if (count := sum(1 for _ in files)) != images:
         log.warning(
             "%s has the %s that were listed when it was begun, and there are %s now: predict the others into "

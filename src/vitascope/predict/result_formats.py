@@ -14,6 +14,7 @@ of a table that are kept, in JSON under `table`.
 
 from __future__ import annotations
 
+import csv
 import dataclasses
 import itertools
 import json
@@ -88,11 +89,11 @@ class Rows:
     def _write_csv(self, rows: Iterable[dict[str, Any]], path: Path) -> None:
         with open(path, "w", encoding="utf-8", newline="") as to:
             names = (*self.columns, *self._kept_names())
-            to.write(_csv_line(["image", "label", "score", *(csv_text(escaped(name)) for name in names)]))
-            to.writelines(_csv_line(self._cells(row)) for row in rows)
+            writer = csv.writer(to, lineterminator="\n")
+            writer.writerow(["image", "label", "score", *(csv_text(escaped(name)) for name in names)])
+            writer.writerows(map(self._cells, rows))
 
     def _cells(self, row: dict[str, Any]) -> list[str]:
-        """A row of a CSV file."""
         kept = map(csv_text, row.get("table", {}).values())
         if "error" in row:
             return [csv_text(row["image"]), "", "", *[""] * len(self.columns), *kept]
@@ -157,16 +158,6 @@ def csv_text(text: str) -> str:
     run as a formula (OWASP, "CSV Injection")."""
     shown = _CONTROLS.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
     return f"'{shown}" if _FORMULA.match(shown) else shown
-
-
-def _csv_line(cells: Sequence[str]) -> str:
-    """A line of CSV. Python's own writer does not quote a carriage return, which readers take for an end."""
-    special = ('"', ",", "\r", "\n")
-    quoted = (
-        '"' + cell.replace('"', '""') + '"' if any(each in cell for each in special) else cell
-        for cell in cells
-    )
-    return ",".join(quoted) + "\n"
 
 
 def escaped(text: str) -> str:

@@ -179,7 +179,6 @@ class ExportedEngine(Engine):
         return self._run(pixels)[0]
 
     def _run(self, pixels: Tensor) -> list[Tensor]:
-        """The outputs of uint8 (B, C, H, W)."""
         found = self.run(np.ascontiguousarray(pixels.permute(0, 2, 3, 1).numpy()))
         return [torch.from_numpy(output) for output in found]
 

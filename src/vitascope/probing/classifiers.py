@@ -20,7 +20,7 @@ import torch
 from scipy.optimize import minimize
 from scipy.special import expit, log_expit, log_softmax, softmax
 
-from vitascope.data.targets import ClassIndices, Targets
+from vitascope.data.targets import Targets
 
 Features = npt.NDArray[np.floating]
 Floats = npt.NDArray[np.float64]
@@ -172,7 +172,7 @@ class LogisticRegression(Classifier):
 
     def fit(self, features: Features, targets: Targets) -> LinearFit:
         """Follow the path of the strengths as far as the maps are read."""
-        shares, exclusive = membership(targets), isinstance(targets, ClassIndices)
+        shares, exclusive = membership(targets), targets.exclusive
         axes, scores = rotated(features)
         if self.tolerance > EXACT:
             scores = scores.astype(np.float32)
@@ -200,7 +200,7 @@ class LeastSquares(Classifier):
 
     def fit(self, features: Features, targets: Targets) -> LinearFit:
         """Solve for all ridges with one eigen-decomposition."""
-        shares, exclusive = membership(targets), isinstance(targets, ClassIndices)
+        shares, exclusive = membership(targets), targets.exclusive
         axes, scores = rotated(features)
         values = 2 * shares[:, _varied(shares)] - 1  # (N, k)
         moments, N = scores.T @ values, len(values)  # (r, k)
@@ -226,7 +226,7 @@ class ClassMeans(Classifier):
 
     def fit(self, features: Features, targets: Targets) -> LinearFit:
         """Find the means, and the linear function that compares the distances from them."""
-        shares, exclusive = membership(targets), isinstance(targets, ClassIndices)
+        shares, exclusive = membership(targets), targets.exclusive
         varied = _varied(shares)
         own = shares[:, varied]  # (N, k)
         N, k = own.shape
@@ -251,10 +251,7 @@ class ClassMeans(Classifier):
 
 def membership(targets: Targets) -> Floats:
     """1 for the classes that each image has, else 0: (N, K)."""
-    if isinstance(targets, ClassIndices):
-        return np.eye(len(targets.class_names))[targets.labels]
-    shares: Floats = targets.labels.astype(np.float64)
-    return shares
+    return targets.members.astype(np.float64)
 
 
 def _varied(shares: Floats) -> npt.NDArray[np.bool_]:

@@ -15,7 +15,6 @@ from scipy.optimize import brentq
 from scipy.special import ndtr, softmax
 from threadpoolctl import threadpool_limits
 
-from vitascope.data.targets import ClassIndices
 from vitascope.intervals import CONFIDENCE
 from vitascope.network import in_threads
 from vitascope.probing.classifiers import Classifier, Features, Floats
@@ -232,7 +231,7 @@ def _qualities(
 ) -> Floats:
     """The accuracy or mAP of probabilities (N, K), weights (N, 1 + B): (1 + B,)."""
     targets = division.targets
-    if isinstance(targets, ClassIndices):
+    if targets.exclusive:
         right = targets.correct(predicted(probabilities))
         return right @ weights / weights.sum(axis=0)
     return mean_of_known(class_precision(targets.labels, probabilities, weights).T)

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from vitascope.data.splits import bound_sets, draw_share
-from vitascope.data.targets import ClassIndices, Targets
+from vitascope.data.targets import Targets
 from vitascope.errors import UserError
 from vitascope.formatting import counted
 
@@ -52,14 +52,6 @@ class Division:
         taken[generator.permutation(G)[: max(1, round(share * G))]] = True
         return taken[self.sets]
 
-    @property
-    def membership(self) -> npt.NDArray[np.bool_]:
-        """The classes of each image, bool (N, K)."""
-        labels = self.targets.labels
-        if isinstance(self.targets, ClassIndices):
-            labels = labels[:, None] == np.arange(len(self.targets.class_names))
-        return labels
-
     def fold_count(self, most: int = FOLDS) -> int:
         """The number of folds: at most `most`, and at most as many as the rarest class has images or groups.
 
@@ -72,7 +64,7 @@ class Division:
             raise UserError(f"folds: {most}; cross-validation needs 2 or more")
         names, counts = self.targets.class_names, self.targets.counts
         sets = np.array([len(np.unique(self.sets[each])) for each in self.targets.by_class()], dtype=np.int64)
-        exclusive, N = isinstance(self.targets, ClassIndices), len(self.targets)
+        exclusive, N = self.targets.exclusive, len(self.targets)
         if not ((counts > 0) & (counts < N)).any():
             same = ", ".join(name for name, count in zip(names, counts, strict=True) if count) or "no class"
             raise UserError(
@@ -97,7 +89,7 @@ class Division:
         """
         count, found = self.fold_count(most), np.zeros(len(self.targets), dtype=np.int64)
         generator = np.random.default_rng([seed, count])
-        if isinstance(self.targets, ClassIndices) and not self.grouped:
+        if self.targets.exclusive and not self.grouped:
             order = generator.permutation(len(self.targets))
             order = order[np.argsort(self.targets.labels[order], kind="stable")]  # class by class
             found[order] = np.arange(len(order)) % count
@@ -105,7 +97,7 @@ class Division:
         rest = np.arange(len(self.targets))
         for fold in range(count - 1):
             part, share = self.take(rest), 1 / (count - fold)
-            taken = draw_share(part.membership, part.sets, share, generator, every_class=True)
+            taken = draw_share(part.targets.members, part.sets, share, generator, every_class=True)
             found[rest[taken]] = fold
             rest = rest[~taken]
         found[rest] = count - 1

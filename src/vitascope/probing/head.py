@@ -12,7 +12,7 @@ import torch
 from scipy.optimize import minimize_scalar
 from scipy.special import expit, log_softmax, logit, softmax
 
-from vitascope.data.targets import ClassIndices, Targets
+from vitascope.data.targets import Targets
 from vitascope.model.config import ViTConfig
 from vitascope.model.heads import output_layers
 from vitascope.model.options import Outputs
@@ -109,7 +109,7 @@ def sharpness(targets: Targets, held_out: npt.NDArray[np.floating]) -> float:
     Its inverse is the temperature of Guo et al. (2017, section 4.2). It changes no order of classes. Of
     probabilities (N, K); a class that is certainly absent has no part.
     """
-    shares, exclusive = membership(targets), isinstance(targets, ClassIndices)
+    shares, exclusive = membership(targets), targets.exclusive
     if exclusive:
         with np.errstate(divide="ignore"):
             logits = np.maximum(np.log(held_out.astype(np.float64)), -LARGEST_BIAS)

@@ -18,13 +18,13 @@ import torch.nn.functional as F
 
 from vitascope.arguments import checked
 from vitascope.data.contents import first_of_content
-from vitascope.data.datasets import open_data, sampled_sizes
-from vitascope.data.decoding import ImageSource, source_name
+from vitascope.data.datasets import open_data
+from vitascope.data.decoding import ImageSource
 from vitascope.data.feature_cache import Features
 from vitascope.data.frames import DataFrame, data_place
 from vitascope.data.splits import ImageSet, Splits
 from vitascope.data.table_options import AS_RECOGNIZED, TableOptions
-from vitascope.data.targets import ClassIndices, ClassSets, Targets
+from vitascope.data.targets import Targets
 from vitascope.errors import UserError
 from vitascope.evaluation.measure import Evaluation, data_frame, html_table
 from vitascope.formatting import counted, duration
@@ -47,7 +47,6 @@ from vitascope.probing.page import write_page
 from vitascope.probing.selection import (
     SCORES_HEAD,
     Candidate,
-    LabelledPart,
     ProbeScore,
     ProbeSelection,
     in_words,
@@ -57,7 +56,6 @@ from vitascope.report.write import write_report
 from vitascope.run.label_measures import best_thresholds
 from vitascope.run.run import Run, lasting_path, new_run
 from vitascope.storage import explaining_failure
-from vitascope.weights.builtin import built_in
 from vitascope.weights.identification import reject_model
 from vitascope.weights.loading import from_pretrained, save_pretrained
 
@@ -122,15 +120,6 @@ class Body:
     heads: list[ModelConfig]
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class _Place:
-    """A candidate with its origin."""
-
-    candidate: Candidate
-    body: Body
-    head: ModelConfig
-
-
 @checked
 def probe(
     models: VisionModel | str | os.PathLike[str] | Sequence[VisionModel | str | os.PathLike[str]],
@@ -180,12 +169,13 @@ def probe(
         for model in given:
             left.enter_context(left_as_it_was(model))
         bodies = _opened(given, layers, pools, splits.train.truth)
-        found = _compared(bodies, splits, compute, seed=seed)
+        compared = _compared(bodies, splits, compute, seed=seed)
+        weights = lasting_path(compared.body.reference) or compared.body.name
         options = {
             "task": "probe",
             "data": place,
             "bodies": [lasting_path(body.reference) or body.name for body in bodies],
-            "weights": lasting_path(found.place.body.reference) or found.place.body.name,
+            "weights": weights,
             "run": None if run is None else os.fspath(run),
             "layers": layers and list(layers),
             "pools": pools and list(pools),
@@ -196,8 +186,8 @@ def probe(
             "precision": compute.precision,
             "device": compute.device,
         }
-        made = Run.create(options, _plan(found), keep_data=isinstance(data, DataFrame))
-    return _written(made, found, splits, device=compute.device, seconds=time.monotonic() - began)
+        created = Run.create(options, compared.plan(), keep_data=isinstance(data, DataFrame))
+    return _written(created, compared, splits, device=compute.device, seconds=time.monotonic() - began)
 
 
 def fitting(splits: Splits) -> Splits:
@@ -218,7 +208,7 @@ def _opened(
     for option, values in (("layers", layers), ("pools", pools)):
         if values is not None and not len(values):
             raise UserError(f"{option}: none given; name some, or leave the option out")
-    outputs: Outputs = "independent" if isinstance(truth, ClassSets) else "exclusive"
+    outputs: Outputs = "exclusive" if truth.exclusive else "independent"
     found: list[Body] = []
     places: set[str] = set()
     for number, each in enumerate(given, 1):
@@ -277,65 +267,95 @@ def _features(
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class _Found:
-    """The comparison and the model that it has chosen.
-
-    Attributes:
-        known, tested: the images that can be read, to fit on and to test on.
-        linear: the best linear classifier.
-        place: its body and layer.
-        lines: one about each body.
-    """
+class _Comparison:
+    """All classifiers, and the model that the best linear one makes of a body."""
 
     selection: ProbeSelection
     curve: LearningCurve
     known: ImageSet
-    tested: ImageSet
-    linear: ProbeScore
-    place: _Place
+    """The images that can be read, to fit on."""
+    body: Body
     model: VisionModel
     evaluation: Evaluation
     lines: list[str]
+    """One about each body."""
+
+    def plan(self) -> dict[str, Any]:
+        """For the run's `plan.json`: the model, and what the data have chosen."""
+        linear = self.selection.linear
+        return {
+            "asked": {},
+            "model": record_of(self.model.config),
+            "chosen": {"representation": linear.candidate.place, "classifier": linear.name},
+            "reason": f"the best cross-validated linear classifier of {len(self.selection.scores)}, "
+            f"{in_words(linear.validated)}",
+            "note": "",
+        }
 
 
-def _compared(bodies: Sequence[Body], splits: Splits, compute: Compute, *, seed: int) -> _Found:
-    """Compute the features, and choose."""
-    places, known, tested, notes = _places(bodies, splits, compute)
+def _compared(bodies: Sequence[Body], splits: Splits, compute: Compute, *, seed: int) -> _Comparison:
+    train, test = splits.train, splits.measured
+    sources = [*train.sources, *test.sources]
+    candidates: list[Candidate] = []
+    heads: list[tuple[Body, ModelConfig]] = []  # of each candidate
+    readable, unreadable, lines, room = np.arange(0), dict[int, str](), list[str](), MEMORY_GB
+    for number, body in enumerate(bodies):
+        started = time.monotonic()
+        indices, features, stream = _features(body, sources, compute, room)
+        if number == 0:
+            readable, unreadable = indices, stream.unreadable
+        elif not np.array_equal(indices, readable):
+            raise UserError(
+                f"{body.name} can read {len(indices):,} of the images, {bodies[0].name} {len(readable):,}: "
+                "leave out the images that not all bodies can read"
+            )
+        room -= sum(each.nbytes for each in features) / 1e9
+        fits = readable < len(train)
+        for spec, head, each in zip(body.representations, body.heads, features, strict=True):
+            place = _in_table(body.model.config, spec)
+            candidates.append(Candidate(body.name, *place, each[fits], each[~fits]))
+            heads.append((body, head))
+        lines.append(
+            f"{body.name}: {counted(len(features), 'representation')} of {counted(len(readable), 'image')}, "
+            f"{stream.computed:,} computed now, {duration(time.monotonic() - started)}{_seen(body, splits)}"
+        )
+    tested = readable[~fits] - len(train)
+    known, measured = train.subset("train", readable[fits]), test.subset(test.name, tested)
     division = _division(known)
     selection = select(
-        [place.candidate for place in places],
-        LabelledPart(known.truth, [source_name(source) for source in known.sources], division.sets),
-        LabelledPart(tested.truth, [source_name(source) for source in tested.sources]),
+        candidates,
+        division,
+        measured.truth,
         seed=seed,
     )
-    best = selection.best
-    linear = selection.linear
-    place = next(place for place in places if place.candidate is linear.candidate)
-    model, probabilities = _model(linear, place, known.truth)
+    best, linear = selection.best, selection.linear
+    body, head = next(
+        own for own, candidate in zip(heads, candidates, strict=True) if candidate is linear.candidate
+    )
+    model, probabilities = _model(linear, body, head, known.truth)
     evaluation = Evaluation(
-        split=tested.name,
-        indices=notes.tested,
-        targets=tested.truth,
+        split=measured.name,
+        indices=tested,
+        targets=measured.truth,
         probabilities=probabilities.astype(np.float32),
         thresholds=np.array(model.config.thresholds, np.float32) if selection.several else None,
-        loss=_loss(tested.truth, probabilities),
-        unreadable=tuple(notes.unreadable.values()),
+        loss=_loss(measured.truth, probabilities),
+        unreadable=tuple(unreadable.values()),
     )
     curve = learning_curve(best.classifier, best.candidate.train, division, selection.folds, seed=seed)
-    return _Found(selection, curve, known, tested, linear, place, model, evaluation, notes.lines)
+    return _Comparison(selection, curve, known, body, model, evaluation, lines)
 
 
-def _written(run: Run, found: _Found, splits: Splits, *, device: str, seconds: float) -> ProbeResult:
-    """Write the run: first the model, then the pages."""
+def _written(run: Run, compared: _Comparison, splits: Splits, *, device: str, seconds: float) -> ProbeResult:
     try:
         advice = "make room, then run the same command again; the features in the cache are kept"
         with explaining_failure(run.path, "the finished model", advice):
             run.record_split(splits)
             writer = run.write_metrics()
-            writer.record("test", 0, {**found.evaluation.summary(), "seconds": round(seconds, 2)})
+            writer.record("test", 0, {**compared.evaluation.summary(), "seconds": round(seconds, 2)})
             writer.close()
-            run.save_predictions(found.evaluation)
-            save_pretrained(found.model, run.model_folder)
+            run.save_predictions(compared.evaluation)
+            save_pretrained(compared.model, run.model_folder)
     except BaseException:
         shutil.rmtree(run.path)
         raise
@@ -345,7 +365,9 @@ def _written(run: Run, found: _Found, splits: Splits, *, device: str, seconds: f
     )
     with run.named(), explaining_failure(run.path, "the pages", later):
         try:
-            page = write_page(run, found.selection, found.curve, found.known, found.model, found.lines)
+            page = write_page(
+                run, compared.selection, compared.curve, compared.known, compared.model, compared.lines
+            )
             report = write_report(run, splits=splits, device=device)
             if run.store is not None:
                 run.store.finish("copy it there, or run the same command with another --run")
@@ -354,11 +376,11 @@ def _written(run: Run, found: _Found, splits: Splits, *, device: str, seconds: f
             raise
     result = ProbeResult(
         run=run.path,
-        model=found.model.cpu(),
-        selection=found.selection,
-        curve=found.curve,
-        evaluation=found.evaluation,
-        lines=found.lines,
+        model=compared.model.cpu(),
+        selection=compared.selection,
+        curve=compared.curve,
+        evaluation=compared.evaluation,
+        lines=compared.lines,
         seconds=seconds,
         page=page,
         report=report,
@@ -369,63 +391,15 @@ def _written(run: Run, found: _Found, splits: Splits, *, device: str, seconds: f
     return result
 
 
-@dataclasses.dataclass(frozen=True)
-class _Notes:
-    """What the features leave behind beside the candidates."""
-
-    tested: Indices
-    """The readable images among the test images."""
-    unreadable: dict[int, str]
-    lines: list[str]
-    """For each body the number of representations and the time for their features."""
-
-
-def _places(
-    bodies: Sequence[Body], splits: Splits, compute: Compute
-) -> tuple[list[_Place], ImageSet, ImageSet, _Notes]:
-    """The features of all bodies, and the images that could be read: to fit on, and to test on."""
-    train, test = splits.train, splits.measured
-    sources = [*train.sources, *test.sources]
-    places: list[_Place] = []
-    readable, unreadable, lines, room = np.arange(0), dict[int, str](), list[str](), MEMORY_GB
-    for number, body in enumerate(bodies):
-        started = time.monotonic()
-        indices, found, stream = _features(body, sources, compute, room)
-        if number == 0:
-            readable, unreadable = indices, stream.unreadable
-        elif not np.array_equal(indices, readable):
-            raise UserError(
-                f"{body.name} can read {len(indices):,} of the images, {bodies[0].name} {len(readable):,}: "
-                "leave out the images that not all bodies can read"
-            )
-        room -= sum(each.nbytes for each in found) / 1e9
-        known = readable < len(train)
-        for spec, head, each in zip(body.representations, body.heads, found, strict=True):
-            candidate = Candidate(body.name, *_in_table(body.model.config, spec), each[known], each[~known])
-            places.append(_Place(candidate, body, head))
-        lines.append(
-            f"{body.name}: {counted(len(found), 'representation')} of {counted(len(readable), 'image')}, "
-            f"{stream.computed:,} computed now, {duration(time.monotonic() - started)}{_seen(body, splits)}"
-        )
-    tested = readable[~known] - len(train)
-    parts = train.subset("train", readable[known]), test.subset(test.name, tested)
-    return places, *parts, _Notes(tested, unreadable, lines)
-
-
 def _seen(body: Body, splits: Splits) -> str:
-    """The doubt about a body that was trained on these images, or perhaps; empty for others."""
+    """The doubt about a body that was trained on these images; empty for others."""
     run = Run.of_model(body.reference) if body.reference else None
-    doubt = "so cross-validation and forecast are too good"
-    if run is not None:
-        record = run.split_record()
-        counts = [int(record.trained_on(images).sum()) for images in (splits.train, splits.measured)]
-        return f"; it was trained on {counted(sum(counts), 'image')} of them, {doubt}" if any(counts) else ""
-    names = set(body.model.config.class_names)
-    own = bool(body.reference) and built_in(body.reference) is not None
-    if not own or not set(splits.train.class_names) <= names:
+    if run is None:
         return ""
-    is_small = (sampled_sizes(splits.train) == body.model.config.image_hw).all()
-    return f"; it was perhaps trained on them (CIFAR-10), and if so, {doubt[3:]}" if is_small else ""
+    record = run.split_record()
+    count = sum(int(record.trained_on(images).sum()) for images in (splits.train, splits.measured))
+    trained = f"; it was trained on {counted(count, 'image')} of them, so cross-validation and forecast"
+    return f"{trained} are too good" if count else ""
 
 
 def _in_table(config: ModelConfig, spec: FeatureSpec) -> tuple[str, str]:
@@ -438,42 +412,27 @@ def _in_table(config: ModelConfig, spec: FeatureSpec) -> tuple[str, str]:
 
 
 def _division(images: ImageSet) -> Division:
-    """The images with those that stay together: of a group, or with equal contents."""
     return Division.of(images.truth, images.groups, first_of_content(images.contents))
 
 
-def _model(score: ProbeScore, place: _Place, truth: Targets) -> tuple[VisionModel, Floats]:
+def _model(score: ProbeScore, body: Body, config: ModelConfig, truth: Targets) -> tuple[VisionModel, Floats]:
     """The model with a linear classifier as its head, and its probabilities of the test images, (M, K).
 
     Its logits are scaled, see `sharpness`: least squares and class means have no confidence of their own.
     """
     assert score.head is not None
     weight, bias = score.head
-    exclusive, factor = isinstance(truth, ClassIndices), sharpness(truth, score.held_out)
-    config = place.head
+    exclusive, factor = truth.exclusive, sharpness(truth, score.held_out)
     if not exclusive:
         held_out = sharpened(score.held_out, factor, exclusive=False)
         config = config.replace(thresholds=best_thresholds(truth.labels, held_out).tolist())
-    model = with_head(place.body.model, config, factor * weight, factor * bias)
+    model = with_head(body.model, config, factor * weight, factor * bias)
     return model, sharpened(score.probabilities, factor, exclusive=exclusive)
 
 
 def _loss(truth: Targets, probabilities: Floats) -> float:
     """The mean cross-entropy of probabilities (M, K), as of any model; binary where any class may apply."""
     found, labels = torch.from_numpy(probabilities), torch.from_numpy(truth.labels)
-    if isinstance(truth, ClassIndices):
+    if truth.exclusive:
         return float(F.nll_loss(found.log().clamp(min=-100), labels))
     return float(F.binary_cross_entropy(found, labels.double()))
-
-
-def _plan(found: _Found) -> dict[str, Any]:
-    """For the run's `plan.json`: the model, and what the data have chosen."""
-    linear = found.linear
-    return {
-        "asked": {},
-        "model": record_of(found.model.config),
-        "chosen": {"representation": linear.candidate.place, "classifier": linear.name},
-        "reason": f"the best cross-validated linear classifier of {len(found.selection.scores)}, "
-        f"{in_words(linear.validated)}",
-        "note": "",
-    }

@@ -5,15 +5,13 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from threadpoolctl import threadpool_limits
 
-from vitascope.data.targets import ClassIndices, Targets
+from vitascope.data.targets import Targets
 from vitascope.errors import UserError
-from vitascope.formatting import counted
 from vitascope.network import in_threads
 from vitascope.probing.classifiers import (
     Classifier,
@@ -25,7 +23,7 @@ from vitascope.probing.classifiers import (
     LogisticRegression,
     Neighbors,
 )
-from vitascope.probing.folds import FOLDS, Division
+from vitascope.probing.folds import Division
 from vitascope.run.average_precision import PairedDifference, mean_average_precision, paired_difference
 from vitascope.run.label_measures import LabelScore, label_score
 from vitascope.run.measures import PairedAccuracy, Score, mcnemar, predicted, score_of
@@ -54,38 +52,6 @@ class Candidate:
         """Body, layer and pooling in one text."""
         layer = self.layer and f"layer {self.layer}"
         return ", ".join(filter(None, (self.body, layer, self.pooling)))
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class LabelledPart:
-    """The targets of the images of one part of the data.
-
-    Attributes:
-        targets: of N images.
-        names: the name of each image for messages, (N,); none for their numbers.
-        groups: the group of each image, (N,), which no fold divides; (0,) for none.
-    """
-
-    targets: Targets
-    names: Sequence[str] = ()
-    groups: npt.NDArray[Any] = dataclasses.field(default_factory=lambda: np.empty(0))
-
-    def check(self, features: Features, place: str) -> None:
-        """Reject features (N, D) with values that are not finite, naming the first image that has them."""
-        if features.ndim != 2 or len(features) != len(self.targets):
-            raise UserError(
-                f"features of {place}: shape {features.shape} for {counted(len(self.targets), 'image')}; "
-                "they need one row per image"
-            )
-        wrong = np.flatnonzero(~np.isfinite(features).all(axis=1))
-        if len(wrong):
-            first = int(wrong[0])
-            name = f" ({self.names[first]})" if len(self.names) else ""
-            raise UserError(
-                f"features of {place}: NaN or infinite values for {len(wrong):,} of "
-                f"{counted(len(features), 'image')}, first image {first}{name}; leave these images out, or "
-                "compute the features in float32"
-            )
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -139,19 +105,19 @@ class ProbeSelection:
 
     Attributes:
         scores: one for each candidate and classifier.
-        train, test: the images.
+        train, test: the labels of the images, and for `train` the sets of them that no fold divides.
         folds: the fold of each training image, (N,).
     """
 
     scores: tuple[ProbeScore, ...]
-    train: LabelledPart
-    test: LabelledPart
+    train: Division
+    test: Targets
     folds: npt.NDArray[np.int64]
 
     @property
     def several(self) -> bool:
         """Whether an image may have several classes."""
-        return not isinstance(self.train.targets, ClassIndices)
+        return not self.train.targets.exclusive
 
     @property
     def best(self) -> ProbeScore:
@@ -179,12 +145,9 @@ class ProbeSelection:
 
     def difference(self, score: ProbeScore) -> PairedDifference:
         """The test accuracy or mAP of a score minus that of the best, with its 95% interval."""
-        targets = self.test.targets
-        if not isinstance(targets, ClassIndices):
-            return paired_difference(targets.labels, score.probabilities, self.best.probabilities)
-        best, other = (
-            targets.correct(predicted(each.probabilities)) for each in (self.best, score)
-        )  # (M,) each
+        if not self.test.exclusive:
+            return paired_difference(self.test.labels, score.probabilities, self.best.probabilities)
+        best, other = (self.test.correct(predicted(each.probabilities)) for each in (self.best, score))
         pairs = PairedAccuracy.of(best, other)
         low, high = pairs.interval
         return PairedDifference(0.0 - pairs.drop, 0.0 - high, 0.0 - low, mcnemar(pairs.lost, pairs.won))
@@ -210,14 +173,14 @@ def in_words(score: Score | LabelScore) -> str:
 
 def measured(targets: Targets, probabilities: npt.NDArray[np.floating]) -> Score | LabelScore:
     """Measure probabilities (N, K)."""
-    if isinstance(targets, ClassIndices):
+    if targets.exclusive:
         return score_of(targets.labels, probabilities)
     return label_score(targets.labels, probabilities)
 
 
 def quality(targets: Targets, probabilities: npt.NDArray[np.floating]) -> float:
     """The accuracy, or the mAP where images have several classes, of probabilities (N, K)."""
-    if isinstance(targets, ClassIndices):
+    if targets.exclusive:
         return float(targets.correct(predicted(probabilities)).mean())
     return mean_average_precision(targets.labels, probabilities)
 
@@ -244,11 +207,10 @@ def out_of_fold(
 
 def select(
     candidates: Iterable[Candidate],
-    train: LabelledPart,
-    test: LabelledPart,
+    train: Division,
+    test: Targets,
     classifiers: Sequence[Classifier] = CLASSIFIERS,
     *,
-    folds: int = FOLDS,
     seed: int = 0,
 ) -> ProbeSelection:
     """Score all candidates with all classifiers; only cross-validation on the training images chooses.
@@ -257,31 +219,22 @@ def select(
         candidates: read one by one.
         train, test: the labels of the images, of the same classes.
         classifiers: each with the settings to choose from.
-        folds: at most; a class of fewer images or groups lowers the number.
         seed: of the folds.
 
     Raises:
-        UserError: features that are not finite or not one row per image; one class; a class that is too rare
-            for two folds; no candidate; no test image.
+        UserError: one class; a class that is too rare for two folds; no test image.
     """
-    if not len(test.targets):
+    if not len(test):
         raise UserError("no test images; give some, or divide the data")
-    numbers = Division.of(train.targets, train.groups).folds(folds, seed)
-
-    def pairs() -> Iterator[tuple[Candidate, Classifier]]:
-        for candidate in candidates:
-            train.check(candidate.train, f"{candidate.place}, training")
-            test.check(candidate.test, f"{candidate.place}, test")
-            yield from ((candidate, classifier) for classifier in classifiers)
+    numbers = train.folds(seed=seed)
+    pairs = ((candidate, classifier) for candidate in candidates for classifier in classifiers)
 
     def scored(pair: tuple[Candidate, Classifier]) -> ProbeScore:
-        return _score(*pair, train.targets, test.targets, numbers)
+        return _score(*pair, train.targets, test, numbers)
 
     # Several fits at a time use the cores better than the threads of BLAS, above all on few images.
     with threadpool_limits(1, user_api="blas"):
-        scores = list(in_threads(scored, pairs(), most=THREADS))
-    if not scores:
-        raise UserError("no features to choose from; give a body, a layer and a pooling")
+        scores = list(in_threads(scored, pairs, most=THREADS))
     scores.sort(key=lambda score: -value_of(score.validated)[0])  # stable
     return ProbeSelection(tuple(scores), train, test, numbers)
 

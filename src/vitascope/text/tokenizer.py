@@ -42,7 +42,6 @@ log = logging.getLogger(__name__)
 
 
 def _unspaced(text: str) -> str:
-    """Single spaces, and none at the ends."""
     return re.sub(r"\s+", " ", text).strip()
 
 
@@ -147,7 +146,6 @@ def _settings(source: Source) -> Mapping[str, Any]:
 
 
 def _of_transformers(source: Source, settings: Mapping[str, Any], pipeline: Tokenizer) -> dict[str, Any]:
-    """The rules of a class of transformers."""
     kind = source.config["model_type"]
     usual = {"clip": "CLIPTokenizer", "siglip": "SiglipTokenizer", "siglip2": "Siglip2Tokenizer"}[str(kind)]
     name = re.sub("Fast$", "", str(settings.get("tokenizer_class") or usual))
@@ -179,7 +177,6 @@ def _of_transformers(source: Source, settings: Mapping[str, Any], pipeline: Toke
 
 
 def _of_open_clip(source: Source, settings: Mapping[str, Any], pipeline: Tokenizer) -> dict[str, Any]:
-    """The rules of OpenCLIP's configuration."""
     text = section(source, "model_cfg", "text_cfg")
     other = text.get("hf_tokenizer_name")
     options = text.get("tokenizer_kwargs") or {}

@@ -14,15 +14,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitascope.arguments import checked
-from vitascope.errors import UserError, printable
+from vitascope.errors import UserError, nearest, printable
 from vitascope.formatting import canonical, listed
 from vitascope.model.config import ViTConfig
 from vitascope.model.hardware import resolve_device
 from vitascope.model.vision_model import build
 from vitascope.model.vit import VisionTransformer
-from vitascope.text.prompts import templates
 from vitascope.text.tokenizer import read_tokenizer
-from vitascope.text.towers import read_tower
+from vitascope.text.tower import read_tower
 from vitascope.weights.files import CheckpointError, explaining_settings
 from vitascope.weights.identification import open_source, recognized
 from vitascope.weights.loading import load_source
@@ -30,6 +29,27 @@ from vitascope.weights.loading import load_source
 log = logging.getLogger(__name__)
 MAX_TEXTS = 1_000_000
 BATCH = 64
+ONE = "a photo of {}."
+"""The template of `zero_shot`, for names that begin with their article, such as `a cat`."""
+
+PROMPTS: dict[str, tuple[str, ...]] = {
+    "name": ("{}",),
+    "photo": ("a photo of a {}.",),
+    "photos": (
+        "a photo of a {}.",
+        "a close-up of a {}.",
+        "a {} seen from far away.",
+        "a bright picture of a {}.",
+        "a dark picture of a {}.",
+        "a blurred picture of a {}.",
+        "a small picture of a {}.",
+        "part of a {}.",
+        "several pictures of a {}.",
+        "a drawing of a {}.",
+    ),
+}
+"""Sets of templates by name."""
+MAX_TEMPLATES = 1_000
 
 
 class ImagesAndWords:
@@ -196,3 +216,23 @@ def _check_distinct(names: Sequence[str], tokens: Tensor) -> None:
                 f"classes {printable(other, 80)!r} and {printable(name, 80)!r} are the same text for "
                 "this model"
             )
+
+
+def templates(prompts: str | Sequence[str] | None) -> tuple[str, ...]:
+    """One or several templates, or names in `PROMPTS` of several; None is `ONE`.
+
+    Raises:
+        UserError: none, too many, or one without exactly one `{}`.
+    """
+    given = (ONE,) if prompts is None else (prompts,) if isinstance(prompts, str) else tuple(prompts)
+    given = tuple(template for one in given for template in PROMPTS.get(one, (one,)))
+    if not 0 < len(given) <= MAX_TEMPLATES:
+        raise UserError(f"{len(given)} prompts: give 1 to {MAX_TEMPLATES}, such as {ONE!r}")
+    for template in given:
+        if template.count("{}") != 1:
+            hint = nearest(template, PROMPTS) if "{" not in template else ""
+            raise UserError(
+                f"prompt {template[:100]!r} has not one {{}} for the name of a class{hint}; sets with a name "
+                f"are {', '.join(PROMPTS)}"
+            )
+    return given

@@ -312,7 +312,7 @@ def test_few_images_are_said_to_be_too_few_to_tell(plain, labelled, tmp_path: Pa
 def test_few_test_images_are_joined_by_the_validation_images(data, monkeypatch) -> None:
     _, test = calibration_and_test(None, NAMES, str(data), None)
     assert (test.name, len(test)) == ("test and val", 2 * len(NAMES))
-    monkeypatch.setattr("vitascope.evaluation.images.FEW", len(NAMES))
+    monkeypatch.setattr("vitascope.evaluation.evaluate.FEW", len(NAMES))
     _, test = calibration_and_test(None, NAMES, str(data), None)
     assert (test.name, len(test)) == ("test", len(NAMES))
 

@@ -14,7 +14,7 @@ from torch import Tensor
 import vitascope as vs
 from tests.model import randomize
 from tests.text import write_words
-from vitascope.text.towers import read_tower
+from vitascope.text.tower import read_tower
 from vitascope.weights.families.timm import Timm
 from vitascope.weights.files import CheckpointError
 from vitascope.weights.identification import open_source

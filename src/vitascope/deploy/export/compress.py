@@ -21,7 +21,7 @@ from vitascope.data.loading import Loader
 from vitascope.data.splits import ImageSet
 from vitascope.deploy.export.pruning import merge_tokens, prune
 from vitascope.errors import UserError
-from vitascope.evaluation.images import MAX_DROP, splits_of_data, splits_of_run
+from vitascope.evaluation.evaluate import MAX_DROP, splits_of_data, splits_of_run
 from vitascope.evaluation.measure import batches_of, check_targets, measure
 from vitascope.model.hardware import resolve_device
 from vitascope.model.vision_model import VisionModel

@@ -31,7 +31,7 @@ from vitascope.deploy.export.export import default_path, export
 from vitascope.deploy.export.formats import FORMATS, check_path, move_beside
 from vitascope.deploy.export.int8 import calibration_batches, write_onnx_int8, write_openvino_int8
 from vitascope.errors import UserError, check_choice
-from vitascope.evaluation.images import MAX_DROP, splits_of_data, splits_of_run
+from vitascope.evaluation.evaluate import MAX_DROP, splits_of_data, splits_of_run
 from vitascope.evaluation.measure import Evaluation, batches_of, measure
 from vitascope.model.vision_model import VisionModel
 from vitascope.predict.runtimes import Batch, ExportedEngine, InputMode, files_of, open_exported
