@@ -70,8 +70,3 @@ def test_compress_rejects_invalid_options_and_leaves_nothing(
     assert main(["compress", str(digits), str(tmp_path / "out"), *options]) == 2
     assert complaint in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
-
-
-def test_compress_overwrites_nothing(digits: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["compress", str(digits), str(digits), "--merge", "2"]) == 2
-    assert "is not an empty folder" in capsys.readouterr().err

@@ -147,20 +147,3 @@ def test_options_of_a_table_are_recorded_and_move_with_it(
         assert main(measure) == 2
     finally:
         next(tmp_path.glob("*/digits")).rename(digits / "digits")
-
-
-def test_bad_table_is_one_line_and_leaves_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("labels.csv").write_text("path,label\ngone.jpg,cat\n")
-    assert main(["train", "--data", "labels.csv"]) == 2
-    assert main(["pretrain", "--data", "labels.csv", "--columns", "image=file"]) == 2
-    assert main(["pack", "labels.csv", "shards", "--columns", "label=tags"]) == 2
-    gone, no_file, no_tags = capsys.readouterr().err.splitlines()
-    assert gone.startswith(
-        "vitascope: error: labels.csv: 1 of 1 images do not exist: gone.jpg; searched in ."
-    )
-    assert "no column 'file'" in no_file
-    assert "no column 'tags'" in no_tags
-    assert [path.name for path in tmp_path.iterdir()] == ["labels.csv"]
