@@ -66,9 +66,7 @@ class Export:
     def call(self) -> None:
         """Export, compare, print."""
         common: dict[str, Any] = {
-            "format": self.format,
-            "input": self.input,
-            "dynamic_resolution": self.dynamic_resolution,
+            name: getattr(self, name) for name in ("format", "input", "dynamic_resolution")
         }
         if self.int8:
             if self.features:
@@ -77,15 +75,8 @@ class Export:
                 )
             from vitascope.deploy.export.quantize import quantize
 
-            found = quantize(
-                self.model,
-                self.out,
-                data=self.data,
-                calibration=self.calibration,
-                calibration_images=self.images,
-                max_drop=self.max_drop,
-                **common,
-            )
+            common |= {name: getattr(self, name) for name in ("data", "calibration", "max_drop")}
+            found = quantize(self.model, self.out, calibration_images=self.images, **common)
             print("\n".join(comparison_lines(found)))
             return
         if self.calibration is not None:
@@ -176,16 +167,8 @@ class Page:
         samples = self._given_samples()
         images = None if self.data is None else spread(open_pictures(self.data))
         with exiting_if_stopped("no page is kept"):
-            done = page(
-                self.model,
-                self.out,
-                beside=self.beside,
-                weights=self.weights,
-                images=images,
-                samples=samples,
-                browser=self.browser,
-                unproved=self.unproved,
-            )
+            options = {name: getattr(self, name) for name in ("beside", "weights", "browser", "unproved")}
+            done = page(self.model, self.out, images=images, samples=samples, **options)
         compared_on = done.compared_on if self.data is None else f"images of {self.data}"
         print(f"{done.path}  {done.size:,} bytes, {done.weights} weights")
         print(f"samples in it: {done.samples}")
