@@ -262,20 +262,14 @@ def test_body_without_a_head_is_explained_by_attention_and_likeness(
         (["runs/tiny", "broken.jpg"], "broken.jpg: not a picture"),
         (["runs/tiny", "nowhere.png"], "nowhere.png: no such file"),
         (["runs/tiny", "--method", "heads"], "explains a picture: vitascope explain MODEL PICTURE"),
-        (
-            ["runs/tiny/model"],
-            "is not a run folder, so it has no test images: give a PICTURE",
-        ),
+        (["runs/tiny/model"], "is not a run folder, so it has no test images: give a PICTURE"),
         (["runs/body"], "has no head for classes, so there is no class to explain"),
         (["runs/tiny", "data"], "data is a folder: name a picture in it, or add --compare"),
         (["runs/tiny", PICTURE, "--layer", "99", "--method", "attention"], "no layer 99: the model has 1"),
         (["runs/tiny", PICTURE, "--head", "2", "--method", "attention"], "no head 2: each layer has 2"),
         (["runs/tiny", PICTURE, "--patch", "0", "2", "--method", "patch"], "2"),
         (["runs/tiny", PICTURE, "--method", "occlusion", "--target", "rde"], "no class 'rde'; nearest: red"),
-        (
-            ["runs/tiny", PICTURE, "--method", "occlusion", "--target", "2"],
-            "no class 2; the model has 2",
-        ),
+        (["runs/tiny", PICTURE, "--method", "occlusion", "--target", "2"], "no class 2; the model has 2"),
         (
             ["runs/tiny", PICTURE, "--method", "rollout", "--head", "1"],
             "head does not apply to rollout, only",
@@ -284,20 +278,14 @@ def test_body_without_a_head_is_explained_by_attention_and_likeness(
             ["runs/tiny", PICTURE, "--method", "rollout", "--target", "red"],
             "target does not apply to rollout",
         ),
-        (
-            ["runs/tiny", PICTURE, "--method", "rollout", "--discard", "1"],
-            "discard must be in [0, 1), not 1",
-        ),
+        (["runs/tiny", PICTURE, "--method", "rollout", "--discard", "1"], "discard must be in [0, 1), not 1"),
         (["runs/tiny", PICTURE, "--method", "grad-cam", "--versus", "red"], "add target"),
         (
             ["runs/tiny", PICTURE, "--method", "occlusion", "--target", "red", "--like", PICTURE],
             "give one of them",
         ),
         (["runs/tiny", PICTURE, "--method", "filters"], "leave out data/red/0.png"),
-        (
-            ["runs/tiny", PICTURE, "--method", "rollout", "--image-size", "0"],
-            "must be at least 1, not 0",
-        ),
+        (["runs/tiny", PICTURE, "--method", "rollout", "--image-size", "0"], "must be at least 1, not 0"),
         (["runs/tiny", PICTURE, "--method", "rollout", "--image-size", "17"], "not a multiple of patch 8"),
         (["runs/tiny", PICTURE, "--json"], "--json needs --compare"),
         (["runs/tiny", PICTURE, "--out", "map.xyz"], "has to end in .png"),
@@ -310,10 +298,7 @@ def test_body_without_a_head_is_explained_by_attention_and_likeness(
         (["runs/tiny", "data", "--compare", "--head", "1"], "--head is for one method's figure"),
         (["runs/tiny", "data", "--compare", "--method", "rollout"], "--method is for one method's figure"),
         (["runs/tiny", "data", "--compare", "--seed", "-1"], "seed must be at least 0, not -1"),
-        (
-            ["runs/tiny", PICTURE, "--images", "50"],
-            "--images is for --compare and",
-        ),
+        (["runs/tiny", PICTURE, "--images", "50"], "--images is for --compare and"),
         (
             ["runs/tiny", PICTURE, "--method", "all", "--seed", "0"],
             "--seed is for --compare and --method dist",

@@ -304,25 +304,3 @@ def test_both_commands_resume_runs_of_both(
     assert ", from step 5," in message
     assert ("hidden patches" in message) == (begun == "pretrain")
     assert from_pretrained(run).config.gives_classes == (begun == "train")
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--keep", "best"], "pre-training keeps its last ones; leave it out"),
-        (["--freeze"], "leave it out"),
-        (["--lora", "4"], "lora adapts trained weights to classes"),
-        (["--mixup", "0.8"], "mixup mixes labels too"),
-        (["--recipe", "deit"], "the recipe deit is for `vitascope train`"),
-        (["--model", "resnet29_w32_cifar"], "a CNN, which has no patches to hide"),
-    ],
-)
-def test_options_without_effect_on_pre_training_are_rejected(
-    data, tmp_path, capsys, options, message: str
-) -> None:
-    sizes = [] if "--model" in options else TINY
-    assert main(["pretrain", "--data", str(data), "--run", str(tmp_path / "run"), *options, *sizes]) == 2
-    error = capsys.readouterr().err
-    assert message in error
-    assert error.count("\n") == 1
-    assert not (tmp_path / "run").exists()

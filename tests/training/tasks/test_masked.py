@@ -198,11 +198,7 @@ def test_empty_batch_has_zero_loss_with_gradients() -> None:
 
 
 @pytest.mark.parametrize(
-    ("target", "channels", "precision"),
-    [
-        ("downsampled", 1, torch.float32),
-        ("mae", 3, torch.bfloat16),
-    ],
+    ("target", "channels", "precision"), [("downsampled", 1, torch.float32), ("mae", 3, torch.bfloat16)]
 )
 def test_tiny_model_overfits_one_batch(target: str, channels: int, precision: torch.dtype) -> None:
     task = masked_task(target, image_size=8, patch_size=4, in_channels=channels, embed_dim=32, depth=2)
