@@ -45,6 +45,11 @@ def test_warm_up_is_shortened_to_a_quarter_of_the_run(warmup: dict[str, float]) 
     assert rates(found)[:7] == pytest.approx([1 / 6, 2 / 6, 3 / 6, 4 / 6, 5 / 6, 1, 1])
 
 
+def test_the_average_is_that_of_a_fiftieth_of_the_run_unless_named() -> None:
+    assert schedule(epochs=100).average_decay == pytest.approx(1 - 1 / 20)
+    assert schedule(epochs=100, ema=0.5).average_decay == 0.5
+
+
 def test_a_run_has_one_length() -> None:
     with pytest.raises(UserError, match="length"):
         TrainConfig(epochs=None, steps=5, minutes=1.0)
