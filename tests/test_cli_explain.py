@@ -2,11 +2,11 @@
 
 import contextlib
 import json
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import get_args
 
 import numpy as np
 import pytest
@@ -14,10 +14,9 @@ from PIL import Image
 
 from tests.cli import SHAPE, SHORT, error_line
 from tests.explain.figures import coarse, num_colours
-from tests.model import labelling_model
 from tests.training import undrawn
 from vitascope.cli import main
-from vitascope.cli.explain import Explain, Method, labelled_test_images
+from vitascope.cli.explain import Explain, labelled_test_images
 from vitascope.data.samples import PHOTOS
 from vitascope.explain.figures import VIEWS, draw
 from vitascope.explain.methods import DEFAULT_METHOD, METHODS
@@ -59,8 +58,11 @@ def explain(*argv: str, out: Path) -> np.ndarray:
     return drawn(out)
 
 
-def test_methods_of_the_command_are_those_of_the_library() -> None:
-    assert get_args(Method) == (*METHODS, *VIEWS)
+def test_help_names_every_method(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["explain", "--help"])
+    words = set(re.findall(r"[\w+-]+", capsys.readouterr().out))
+    assert {*METHODS, *VIEWS} <= words
 
 
 def test_every_setting_of_a_method_is_an_option_and_unset_by_default() -> None:
@@ -76,12 +78,6 @@ def test_figure_below_a_file_is_one_clear_line(
     out = tmp_path / "file" / "seen.png"
     assert main(["explain", "runs/tiny", PICTURE, "--out", str(out)]) == 2
     assert f"{out}: the figure cannot be written: File exists" in capsys.readouterr().err
-
-
-def test_help_names_the_default_method(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        main(["explain", "--help"])
-    assert f"Default: {DEFAULT_METHOD}" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -137,14 +133,6 @@ def test_options_are_printed(
     assert printed in capsys.readouterr().out
 
 
-def test_another_target_gives_another_picture(here: SimpleNamespace, tmp_path: Path) -> None:
-    pictures = [
-        explain("runs/tiny", PICTURE, "--method", "occlusion", "--target", name, out=tmp_path / f"{name}.png")
-        for name in ("red", "blue")
-    ]
-    assert pictures[0].shape != pictures[1].shape or (pictures[0] != pictures[1]).any()
-
-
 def test_picture_is_named_after_the_image_and_the_method(
     here: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -159,17 +147,6 @@ def test_picture_is_named_after_the_image_and_the_method(
         "tiny-filters.png",
     }
     assert not list((tmp_path / "elsewhere").iterdir())
-
-
-def test_explanation_by_a_model_that_is_no_run_is_written_here_and_not_among_the_pictures(
-    here: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    before = sorted(here.picture.parent.iterdir())
-    assert main(["explain", str(here.run / "model"), str(here.picture), "--method", "rollout"]) == 0
-    assert capsys.readouterr().out.endswith("\n0-rollout.png\n")
-    assert [path.name for path in tmp_path.iterdir()] == ["0-rollout.png"]
-    assert sorted(here.picture.parent.iterdir()) == before
 
 
 def test_default_name_never_replaces_a_file(
@@ -220,37 +197,6 @@ def test_grid_shows_32_test_images_with_their_predictions(
     for title, (truth,) in zip(titles, chosen["truths"], strict=True):
         assert title.startswith(("red ", "blue "))
         assert (f"is {truth}" in title) != title.startswith(f"{truth} ")
-
-
-def test_truths_of_images_with_several_classes_are_all_their_names(
-    here: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from vitascope.data.splits import ImageSet
-    from vitascope.data.targets import ClassSets
-
-    labels = np.array([[True, True], [False, False]])
-    tests = ImageSet("test", ["data/red/1.png", "data/red/0.png"], ClassSets(labels, ("blue", "red")))
-    monkeypatch.setattr(Run, "test_images", lambda run: tests)
-    chosen = labelled_test_images("runs/tiny")
-    assert sorted(chosen["truths"]) == [(), ("blue", "red")]
-    model = labelling_model(0.9, 0.8, class_names=("blue", "red"))
-    (axes,) = draw(model, method="rollout", **chosen).axes
-    assert sorted(text.get_text() for text in axes.texts) == ["blue; red", "blue; red\nis none"]
-
-
-def test_unreadable_test_image_is_named_and_left_out(
-    here: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    from vitascope.data.splits import ImageSet
-    from vitascope.data.targets import ClassIndices
-
-    tests = ImageSet(
-        "test", ["broken.jpg", "data/red/0.png"], ClassIndices(np.array([1, 1]), ("blue", "red"))
-    )
-    monkeypatch.setattr(Run, "test_images", lambda run: tests)
-    figure = draw(from_pretrained("runs/tiny"), method="rollout", **labelled_test_images("runs/tiny"))
-    assert figure.get_label() == "attention rollout over 1 test image"
-    assert caplog.messages[0].startswith("left out: broken.jpg: not a picture")
 
 
 def test_comparison_prints_a_row_for_every_method_and_the_random_baseline(
@@ -319,20 +265,14 @@ def test_body_without_a_head_is_explained_by_attention_and_likeness(
         (["runs/tiny", "broken.jpg"], "broken.jpg: not a picture"),
         (["runs/tiny", "nowhere.png"], "nowhere.png: no such file"),
         (["runs/tiny", "--method", "heads"], "explains a picture: vitascope explain MODEL PICTURE"),
-        (
-            ["runs/tiny/model"],
-            "is not a run folder, so it has no test images: give a PICTURE",
-        ),
+        (["runs/tiny/model"], "is not a run folder, so it has no test images: give a PICTURE"),
         (["runs/body"], "has no head for classes, so there is no class to explain"),
         (["runs/tiny", "data"], "data is a folder: name a picture in it, or add --compare"),
         (["runs/tiny", PICTURE, "--layer", "99", "--method", "attention"], "no layer 99: the model has 1"),
         (["runs/tiny", PICTURE, "--head", "2", "--method", "attention"], "no head 2: each layer has 2"),
         (["runs/tiny", PICTURE, "--patch", "0", "2", "--method", "patch"], "2"),
         (["runs/tiny", PICTURE, "--method", "occlusion", "--target", "rde"], "no class 'rde'; nearest: red"),
-        (
-            ["runs/tiny", PICTURE, "--method", "occlusion", "--target", "2"],
-            "no class 2; the model has 2",
-        ),
+        (["runs/tiny", PICTURE, "--method", "occlusion", "--target", "2"], "no class 2; the model has 2"),
         (
             ["runs/tiny", PICTURE, "--method", "rollout", "--head", "1"],
             "head does not apply to rollout, only",
@@ -341,20 +281,14 @@ def test_body_without_a_head_is_explained_by_attention_and_likeness(
             ["runs/tiny", PICTURE, "--method", "rollout", "--target", "red"],
             "target does not apply to rollout",
         ),
-        (
-            ["runs/tiny", PICTURE, "--method", "rollout", "--discard", "1"],
-            "discard must be in [0, 1), not 1",
-        ),
+        (["runs/tiny", PICTURE, "--method", "rollout", "--discard", "1"], "discard must be in [0, 1), not 1"),
         (["runs/tiny", PICTURE, "--method", "grad-cam", "--versus", "red"], "add target"),
         (
             ["runs/tiny", PICTURE, "--method", "occlusion", "--target", "red", "--like", PICTURE],
             "give one of them",
         ),
         (["runs/tiny", PICTURE, "--method", "filters"], "leave out data/red/0.png"),
-        (
-            ["runs/tiny", PICTURE, "--method", "rollout", "--image-size", "0"],
-            "must be at least 1, not 0",
-        ),
+        (["runs/tiny", PICTURE, "--method", "rollout", "--image-size", "0"], "must be at least 1, not 0"),
         (["runs/tiny", PICTURE, "--method", "rollout", "--image-size", "17"], "not a multiple of patch 8"),
         (["runs/tiny", PICTURE, "--json"], "--json needs --compare"),
         (["runs/tiny", PICTURE, "--out", "map.xyz"], "has to end in .png"),
@@ -367,10 +301,7 @@ def test_body_without_a_head_is_explained_by_attention_and_likeness(
         (["runs/tiny", "data", "--compare", "--head", "1"], "--head is for one method's figure"),
         (["runs/tiny", "data", "--compare", "--method", "rollout"], "--method is for one method's figure"),
         (["runs/tiny", "data", "--compare", "--seed", "-1"], "seed must be at least 0, not -1"),
-        (
-            ["runs/tiny", PICTURE, "--images", "50"],
-            "--images is for --compare and",
-        ),
+        (["runs/tiny", PICTURE, "--images", "50"], "--images is for --compare and"),
         (
             ["runs/tiny", PICTURE, "--method", "all", "--seed", "0"],
             "--seed is for --compare and --method dist",
@@ -420,15 +351,3 @@ def test_picture_alone_is_explained_by_the_built_in_model(
     named = explain("cifar10", PICTURE, "--method", "rollout", out=tmp_path / "named.png")
     assert np.array_equal(alone, named)
     assert "none.jpg" in error_line(["explain", "none.jpg"], capsys)
-
-
-def test_model_alone_is_the_built_in_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    explain("--method", "positions", out=tmp_path / "positions.png")
-    assert "model  cifar10 (built in)\n" in capsys.readouterr().out
-
-
-def test_json_of_the_built_in_model_has_no_other_lines(
-    here: SimpleNamespace, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["explain", "cifar10", "data", "--compare", "--images", "1", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)

@@ -346,7 +346,7 @@ def test_resume_that_is_rejected_lets_the_other_machine_go_on(data, url) -> None
     live.claim()
     forget()
     live.path.mkdir(parents=True)
-    with pytest.raises(UserError, match="cannot change when a run is resumed"):
+    with pytest.raises(UserError, match="lr cannot change when a run is resumed"):
         resume(url, lr=1.0)
     live.check_writer()
 

@@ -82,17 +82,9 @@ def on_gpu(*shape: int) -> Tensor:
 
 WAITING = {
     "item": lambda: on_gpu().item(),
-    "float": lambda: float(on_gpu()),
-    "truth": lambda: bool(on_gpu() > 0),
-    "tolist": lambda: on_gpu(2).tolist(),
-    "nonzero": lambda: on_gpu(2).nonzero(),
     "mask": lambda: on_gpu(2)[on_gpu(2) > 0],
-    "list of indices": lambda: on_gpu(2)[[0, 1]],
     "indices on the CPU": lambda: on_gpu(2)[torch.arange(2)],
-    "from a number": lambda: torch.tensor(0.5, device=GPU),
     "from pageable memory": lambda: torch.ones(2).to(GPU, non_blocking=True),
-    "a copy to the GPU": lambda: torch.ones(2).to(GPU),
-    "a copy from the GPU": lambda: on_gpu(2).cpu(),
     "below Python": lambda: torch.nn.utils.clip_grad_norm_([with_gradient()], 1.0, error_if_nonfinite=True),
 }
 

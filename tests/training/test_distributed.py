@@ -1,4 +1,4 @@
-"""Two processes over gloo against one: same batches, same losses; processes that torchrun starts again."""
+"""Four processes over gloo against one: same batches, same losses; processes that torchrun starts again."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import re
 import shutil
 import signal
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,114 +18,113 @@ import torch.distributed as dist
 
 from tests.forked import in_group, torchrun
 from tests.model import small_model
-from tests.training import assert_bitwise, tiny_config, two_processes, undrawn, write_uneven
+from tests.training import (
+    assert_bitwise,
+    interrupted,
+    run_of,
+    signalled,
+    tiny_config,
+    undrawn,
+    write_folder,
+    write_uneven,
+)
 from vitascope.cache import cache_folder
-from vitascope.errors import UserError
+from vitascope.errors import Interrupted, UserError
+from vitascope.options.groups import ExecutionOptions
 from vitascope.options.recipes import TrainConfig
 from vitascope.run.run import Run
-from vitascope.training import loop, optimizers, train
+from vitascope.training import distributed, loop, optimizers, train
 from vitascope.training.checkpoint.folders import checkpoints, load_checkpoint_at, save_checkpoint
 from vitascope.training.distributed import Exchange, _meeting, gather, rank, sum_over_processes
 from vitascope.weights.loading import from_pretrained, save_pretrained
 
-# 20 training images in batches of 6: the last of an epoch has 2, so that one process gets none. The rate
-# rises all the time: at the full rate, Adam's first steps magnify rounding in any run.
+# 20 training images in batches of 6: the last of an epoch has 2, so that two processes get none. The rate
+# rises all the time: at the full rate, Adam's first steps magnify rounding in any run. No bias of the keys:
+# its gradient is only rounding, which Adam turns into steps of the full rate.
 SHARED: dict[str, Any] = {
-    "batch_size": 6,
-    "epochs": 2,
-    "precision": "fp32",
-    "lr": 1e-3,
-    "warmup_epochs": 5.0,
+    **{"batch_size": 6, "epochs": 2, "precision": "fp32", "lr": 1e-3, "warmup_epochs": 5.0, "ema": 0.9},
     "color_jitter": 0.4,
 }
-WEIGHTS, FC1 = "weights", "encoder.blocks.0.mlp.fc1.weight"
-"""A model folder in the folder of the data."""
+OF_WEIGHTS = dict.fromkeys(("image_size", "patch_size", "embed_dim", "depth", "num_heads"))
+NO_KEY_BIAS: dict[str, Any] = {"model_options": {"qkv_bias": "no_key"}}
 KINDS: dict[str, dict[str, Any]] = {
-    # No bias of the keys: its gradient is only rounding, which Adam turns into steps of the full rate.
     "mixed": {
-        **{"optimizer": "muon", "accumulate": 2, "class_weights": "balanced"},
-        **{"mixup": 0.8, "cutmix": 1.0, "randaugment": 2, "erase": 0.5},
-        "repeats": 3,
-        "ema": 0.9,
-        "model_options": {"qkv_bias": "no_key"},
+        **{"optimizer": "muon", "accumulate": 2, "class_weights": "balanced", "repeats": 3, "mixup": 0.8},
+        **{"cutmix": 1.0, "randaugment": 2, "erase": 0.5},
+        **NO_KEY_BIAS,
     },
+    "few": {"data": "few", "mixup": 0.8, "optimizer": "muon", **NO_KEY_BIAS},  # 3 images for 4 processes
     "mae": {
-        **{"task": "masked", "target": "mae", "decoder_dim": 32, "decoder_depth": 1},
-        **{"patch_size": 4, "ema": 0.9, "model_options": {"qkv_bias": "no_key"}, "lr": 1e-4},
+        **{"task": "masked", "target": "mae", "decoder_dim": 32, "decoder_depth": 1, "patch_size": 4},
+        **{"lr": 1e-4, **NO_KEY_BIAS},
     },
-    # A model whose size is not named.
-    "lora": {
-        **dict.fromkeys(("image_size", "patch_size", "embed_dim", "depth", "num_heads")),
-        **{"weights": WEIGHTS, "lora": 2, "ema": 0.9},
-    },
+    "lora": {**OF_WEIGHTS, "weights": "weights", "lora": 2},
     # On features, of which each process computes a part.
     "probe": {
-        **dict.fromkeys(("image_size", "patch_size", "embed_dim", "depth", "num_heads")),
-        **{"weights": WEIGHTS, "freeze": True, "flip": 0.0, "crop_scale": 1.0, "color_jitter": 0.0},
-        "ema": 0.9,
+        **{**OF_WEIGHTS, "weights": "weights", "freeze": True, "flip": 0.0, "crop_scale": 1.0},
+        "color_jitter": 0.0,
     },
     # No epoch improves on the first: it stops after the second.
     "patient": {"lr": 1e-30, "ema": 0.0, "epochs": 5, "patience": 1},
 }
-LAYOUTS = ("ddp", "fsdp")
-RUNS = (
-    ("patient", "ddp"),
-    *((kind, layout) for kind in ("mixed", "mae", "lora", "probe") for layout in LAYOUTS),
-)
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "ddp": {"parallel": "ddp"},
+    "fsdp": {"parallel": "fsdp"},
+    "hsdp": {"parallel": "hsdp", "shard_size": 2},
+}
+RUNS = [("patient", "ddp"), *(("mixed", layout) for layout in LAYOUTS), ("few", "hsdp")]
+RUNS += [(kind, layout) for kind in ("mae", "lora", "probe") for layout in ("ddp", "fsdp")]
+FC1 = "encoder.blocks.0.mlp.fc1.weight"
 
 
-def config_of(root: Path, run: Path, kind: str, **options: Any) -> TrainConfig:
+def config_of(root: Path, name: str, kind: str, **options: Any) -> TrainConfig:
     """The configuration of a run of some kind."""
-    options = SHARED | KINDS[kind] | options
-    if "weights" in options:
-        options["weights"] = str(root / WEIGHTS)
-    return tiny_config(root / "data", run=str(run), **options)
+    options = {"data": "data", **SHARED, **KINDS[kind], **options}
+    places = {option: str(root / options[option]) for option in ("data", "weights") if option in options}
+    return tiny_config(**options | places, run=str(root / "runs" / name))
 
 
-def write_config(path: Path, name: str, kind: str, **options: Any) -> TrainConfig:
-    """Write the configuration of a run of two processes."""
-    config = config_of(path.parent, path / "runs" / name, kind, **options)
-    (path / f"{name}.yaml").write_text(config.to_yaml())
-    return config
+def train_each(configs: dict[str, TrainConfig]) -> None:
+    """What each process does: "stopped" runs get a SIGTERM, in the second process alone, after half their
+    steps; "resumed" ones exist."""
+    torch.set_num_threads(1)
+    for name, config in configs.items():
+        if name.startswith("resumed"):
+            train.resume(str(config.run))
+        elif name.startswith("stopped"):
+            with signalled(5) if rank() == 1 else nullcontext(), pytest.raises(Interrupted, match="SIGTERM"):
+                train.train(config)
+        else:
+            run_of(config)
 
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory) -> Path:
-    """Runs of one and of two processes, of every kind."""
+    """Runs of one and of four processes, of every kind."""
     root = tmp_path_factory.mktemp("distributed")
     write_uneven(root / "data")
-    save_pretrained(small_model(image_size=16, patch_size=8), root / WEIGHTS)
-    two = root / "two"
-    two.mkdir()
+    for split, count in (("train", 2), ("val", 1), ("test", 1)):
+        write_folder(root / "few" / split, per_class=count)
+    (root / "few" / "train" / "dark" / "000.png").unlink()
+    save_pretrained(small_model(image_size=16, patch_size=8), root / "weights")
     with undrawn(), pytest.MonkeyPatch.context() as patch:
         patch.setattr(loop, "RECORD_EVERY", 1)
         patch.setenv("VITASCOPE_FEATURES_GB", "0")
-        patch.setattr(
-            optimizers, "has_bf16", lambda device: False
-        )  # whose rounding is more than the tolerance
+        patch.setattr(optimizers, "has_bf16", lambda device: False)  # its rounding exceeds the tolerance
         for kind in KINDS:
-            config = config_of(root, root / "one" / kind, kind)
-            (train.pretrain if config.task == "masked" else train.train)(config)
-        for kind, layout in RUNS:
-            write_config(two, f"{kind}-{layout}", kind, parallel=layout)
-        for layout in LAYOUTS:
-            write_config(two, f"stopped-{layout}", "mixed", parallel=layout)
-            stop_in_one_process(write_config(two, f"resumed-{layout}", "mixed", parallel=layout))
-        output = two / "output.txt"
-        assert torchrun(2, output, two_processes.main, two) == 0, output.read_text()[-4000:]
-        for layout in LAYOUTS:
-            assert len(checkpoints(two / "runs" / f"stopped-{layout}")) == 1
-            train.resume(two / "runs" / f"stopped-{layout}")
+            run_of(config_of(root, kind, kind))
+        configs = {f"{kind}-{it}": config_of(root, f"{kind}-{it}", kind, **LAYOUTS[it]) for kind, it in RUNS}
+        for layout in ("ddp", "fsdp"):
+            for name in (f"stopped-{layout}", f"resumed-{layout}"):
+                configs[name] = config_of(root, name, "mixed", parallel=layout)
+            with interrupted(5):
+                train.train(configs[f"resumed-{layout}"])
+        output = root / "output.txt"
+        assert torchrun(4, output, train_each, configs) == 0, output.read_text()[-4000:]
+        for layout in ("ddp", "fsdp"):
+            assert len(checkpoints(root / "runs" / f"stopped-{layout}")) == 1
+            train.resume(root / "runs" / f"stopped-{layout}")
     return root
-
-
-def stop_in_one_process(config: TrainConfig) -> None:
-    """Start a run in one process and stop it."""
-    rank, two_processes.rank = two_processes.rank, lambda: 1
-    try:
-        two_processes.stop_in_the_middle(config)
-    finally:
-        two_processes.rank = rank
 
 
 def losses(run: Path) -> list[tuple[int, float]]:
@@ -132,44 +132,70 @@ def losses(run: Path) -> list[tuple[int, float]]:
     return [(record["step"], record[name]) for record in Run(run).metrics for name in names if name in record]
 
 
+def assert_same_losses(one: Path, other: Path, count: int) -> None:
+    assert len(losses(one)) == count
+    assert [step for step, _ in losses(one)] == [step for step, _ in losses(other)]
+    expected = pytest.approx([loss for _, loss in losses(one)], rel=1e-6)
+    assert [loss for _, loss in losses(other)] == expected
+
+
 @pytest.mark.parametrize(("kind", "layout"), RUNS)
-def test_two_processes_reproduce_the_loss_curve_of_one(place, kind: str, layout: str) -> None:
-    one, two = losses(place / "one" / kind), losses(place / "two" / "runs" / f"{kind}-{layout}")
-    assert len(one) == 8 + 2 * 2 + 1
-    assert [step for step, _ in one] == [step for step, _ in two]
-    assert [loss for _, loss in two] == pytest.approx([loss for _, loss in one], rel=1e-6)
+def test_four_processes_reproduce_the_losses_of_one(place, kind: str, layout: str) -> None:
+    steps = 2 if kind == "few" else 8
+    assert_same_losses(place / "runs" / kind, place / "runs" / f"{kind}-{layout}", steps + 2 * 2 + 1)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", ["ddp", "fsdp"])
 @pytest.mark.parametrize("kind", ["lora", "probe"])
-def test_two_processes_save_the_model_of_one(place, kind: str, layout: str) -> None:
+def test_four_processes_save_the_model_of_one(place, kind: str, layout: str) -> None:
     """With merged adapters, and with a head that was trained on features."""
     line = "body   computed once: features of 23 images, none of them cached"
-    assert (place / "two" / "output.txt").read_text().count(line) == len(LAYOUTS)
-    folders = (place / "one" / kind, place / "two" / "runs" / f"{kind}-{layout}", place / WEIGHTS)
-    one, two, start = (from_pretrained(folder).state_dict() for folder in folders)
+    assert (place / "output.txt").read_text().count(line) == 2
+    folders = (place / "runs" / kind, place / "runs" / f"{kind}-{layout}", place / "weights")
+    one, four, start = (from_pretrained(folder).state_dict() for folder in folders)
     assert one.keys() == start.keys()
     for name, tensor in one.items():
-        torch.testing.assert_close(two[name], tensor, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(four[name], tensor, rtol=1e-4, atol=1e-5)
         if kind == "probe" and not name.startswith("head."):
-            assert torch.equal(two[name], start[name])
+            assert torch.equal(four[name], start[name])
     assert torch.equal(one[FC1], start[FC1]) == (kind == "probe")
 
 
-def test_two_processes_stop_early_together(place) -> None:
-    for run in (place / "one" / "patient", place / "two" / "runs" / "patient-ddp"):
-        assert Run(run).records("stop") == [{"kind": "stop", "step": 8, "epoch": 2, "best_epoch": 1}]
+def test_four_processes_stop_early_together(place) -> None:
+    for run in ("patient", "patient-ddp"):
+        stop = {"kind": "stop", "step": 8, "epoch": 2, "best_epoch": 1}
+        assert Run(place / "runs" / run).records("stop") == [stop]
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", ["ddp", "fsdp"])
 @pytest.mark.parametrize("begun", ["stopped", "resumed"])
 def test_run_resumes_with_another_number_of_processes(place, begun: str, layout: str) -> None:
-    """`stopped` starts with two processes and resumes with one, `resumed` the other way round."""
-    whole, run = place / "one" / "mixed", place / "two" / "runs" / f"{begun}-{layout}"
-    assert [step for step, _ in losses(run)] == [step for step, _ in losses(whole)]
-    assert [loss for _, loss in losses(run)] == pytest.approx([loss for _, loss in losses(whole)], rel=1e-6)
+    """`stopped` starts with four processes and resumes with one, `resumed` the other way round."""
+    whole, run = place / "runs" / "mixed", place / "runs" / f"{begun}-{layout}"
+    assert_same_losses(whole, run, 8 + 2 * 2 + 1)
     for name, tensor in from_pretrained(whole).state_dict().items():
         torch.testing.assert_close(from_pretrained(run).state_dict()[name], tensor, rtol=1e-4, atol=1e-5)
+
+
+def test_checkpoint_of_copies_in_shards_has_each_tensor_once(place) -> None:
+    folders = {name: checkpoints(place / "runs" / name)[-1] for name in ("mixed", "mixed-fsdp", "mixed-hsdp")}
+    one, four = (load_checkpoint_at(folders[name])[1] for name in ("mixed", "mixed-hsdp"))
+    for part in ("model", "average"):
+        for name, tensor in one[part].items():
+            torch.testing.assert_close(four[part][name], tensor, rtol=1e-4, atol=1e-5)
+    sizes = {name: sum(file.stat().st_size for file in folder.iterdir()) for name, folder in folders.items()}
+    assert sizes["mixed-hsdp"] < 1.5 * sizes["mixed-fsdp"]
+
+
+def test_a_copy_takes_the_processes_of_a_machine_by_default(monkeypatch) -> None:
+    monkeypatch.setattr(distributed, "world_size", lambda: 8)
+    monkeypatch.setattr(distributed, "largest", lambda *values: values)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    assert (distributed.shards_of_copy(None), distributed.shards_of_copy(2)) == (4, 2)
+    with pytest.raises(UserError, match=r"divides 8 processes into .* 3 each, which leaves 2; set shard"):
+        distributed.shards_of_copy(3)
+    with pytest.raises(UserError, match=r"shard_size=2 has no effect with parallel=fsdp"):
+        ExecutionOptions(parallel="fsdp", shard_size=2)
 
 
 # The start

@@ -156,23 +156,6 @@ def test_every_parameter_group_has_its_learning_rate_in_every_step(data, schedul
     assert rates[-1] == pytest.approx(peak * last)
 
 
-def test_accuracy_under_mixing_counts_the_images_own_classes(data, monkeypatch) -> None:
-    trainer = trainer_of(tiny_config(data, mixup=0.8, cutmix=1.0, batch_size=20, **EXACT))
-    seen = []
-    ask = type(trainer.module).forward
-
-    def listen(self, images):
-        seen.append(ask(self, images))
-        return seen[-1]
-
-    monkeypatch.setattr(type(trainer.module), "forward", listen)
-    (batch,) = trainer.train_loader.epoch()
-    for _ in range(8):  # in some steps, an image's partner has the larger share
-        trainer.sums = {}
-        trainer._training_step(batch, 0)
-        assert int(trainer.sums["accuracy"]) == int((seen[-1].argmax(dim=1) == batch.targets).sum())
-
-
 @pytest.mark.parametrize("ema", [0.0, 0.9])
 def test_each_size_of_full_batches_is_compiled_once_and_nothing_else(
     data, tmp_path, monkeypatch, ema: float
@@ -357,25 +340,6 @@ def test_nan_weights_are_never_written_even_before_the_loss_is_checked(data, tmp
     with pytest.raises(UserError, match=r"a weight is nan at step 3,.*it has no checkpoint yet"):
         train.train(tiny_config(data, run=str(tmp_path / "run"), ema=0.9))
     assert not checkpoints(tmp_path / "run")
-
-
-@pytest.mark.parametrize("precision", ["fp32", "fp16"])
-def test_nan_weights_from_the_last_step_of_an_epoch_are_not_the_best(
-    data, tmp_path, monkeypatch, precision: str
-) -> None:
-    update = Trainer._update
-
-    def spoiling(self: Trainer) -> None:
-        update(self)
-        if self.step == 4:
-            torch.nn.init.constant_(self.module.head.bias, math.nan)
-
-    monkeypatch.setattr(Trainer, "_update", spoiling)
-    run = tmp_path / "run"
-    with pytest.raises(UserError, match="the validation loss is nan at step 5"):
-        train.train(tiny_config(data, run=str(run), ema=0.0, precision=precision))
-    assert not list(run.rglob("model.safetensors"))
-    assert not Run(run).metrics
 
 
 def test_recorded_metrics_have_the_documented_names(data, tmp_path) -> None:

@@ -18,13 +18,11 @@ from tests.forked import in_group
 from tests.model import small_model
 from tests.training import planned, tiny_config, trainer_of, undrawn
 from vitascope.data.datasets import open_data
-from vitascope.model.lora import add_adapters
 from vitascope.model.resnet import ResNet
 from vitascope.model.resnet_config import ResNetConfig
 from vitascope.options.recipes import TrainConfig
 from vitascope.run.run import Run
 from vitascope.training import announcement, distributed, placement, train
-from vitascope.training.optim import freeze_body
 from vitascope.training.placement import bytes_per_image, parts_of_batch
 
 CPU = torch.device("cpu")
@@ -41,14 +39,6 @@ def test_activations_grow_with_the_depth_and_shrink_with_checkpointing() -> None
     recomputed = small_model(depth=6)
     recomputed.encoder.checkpointing = True
     assert bytes_per_image(recomputed) < three / 2
-
-
-def test_adapters_of_a_frozen_model_keep_fewer_activations_than_its_weights() -> None:
-    model = small_model()
-    whole = bytes_per_image(model)
-    freeze_body(model)
-    add_adapters(model.encoder, 2)
-    assert 0 < bytes_per_image(model) < whole
 
 
 def test_the_measurement_counts_each_tensor_once() -> None:

@@ -45,17 +45,9 @@ def test_warm_up_is_shortened_to_a_quarter_of_the_run(warmup: dict[str, float]) 
     assert rates(found)[:7] == pytest.approx([1 / 6, 2 / 6, 3 / 6, 4 / 6, 5 / 6, 1, 1])
 
 
-def test_the_linear_schedule_falls_in_equal_steps_and_the_constant_one_stays() -> None:
-    linear = schedule(1, epochs=10, warmup_epochs=0, lr=1.0, schedule="linear")
-    assert rates(linear) == pytest.approx([1 - step / 10 for step in range(10)])
-    constant = schedule(1, epochs=10, warmup_steps=2, lr=1.0, schedule="constant")
-    assert rates(constant) == pytest.approx([0.5] + 9 * [1.0])
-
-
-@pytest.mark.parametrize(("batch_size", "rate"), [(1024, 1e-3), (128, 1.25e-4)])
-def test_rate_is_scaled_by_the_batch_size(batch_size: int, rate: float) -> None:
-    found = schedule(5, batch_size, epochs=1, warmup_epochs=0, lr=5e-4, lr_batch=512, schedule="constant")
-    assert found.rate(0) == pytest.approx(rate)
+def test_the_average_is_that_of_a_fiftieth_of_the_run_unless_named() -> None:
+    assert schedule(epochs=100).average_decay == pytest.approx(1 - 1 / 20)
+    assert schedule(epochs=100, ema=0.5).average_decay == 0.5
 
 
 def test_a_run_has_one_length() -> None:

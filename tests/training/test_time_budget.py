@@ -76,14 +76,6 @@ def test_an_interrupted_run_with_minutes_resumes_on_its_recorded_way(data, tmp_p
     assert_bitwise(last_state(run, *STATE), last_state(train.train(config).run, *STATE))
 
 
-def test_measuring_the_first_steps_changes_nothing(data, tmp_path, monkeypatch) -> None:
-    clock(monkeypatch)
-    run = train.train(config_for(data, tmp_path / "run")).run
-    lengths = Run(run).config["lengths"]
-    fixed = config_for(data, tmp_path / "fixed", minutes=None, epochs=None, lengths=lengths)
-    assert_bitwise(last_state(run, *STATE), last_state(train.train(fixed).run, *STATE))
-
-
 def test_a_time_too_short_for_a_step_is_rejected_and_leaves_no_folder(data, tmp_path) -> None:
     with pytest.raises(UserError, match=r"minutes=1e-05 is too short: .* set minutes to at least 0\.\d"):
         train.train(config_for(data, tmp_path / "run", minutes=1e-5))

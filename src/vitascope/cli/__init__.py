@@ -64,28 +64,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         _answer(list(sys.argv[1:] if argv is None else argv))
         return 0
-    except UserError as error:
-        if not error.printed_elsewhere:
-            print(f"vitascope: error: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("vitascope: interrupted", file=sys.stderr)
-        return 130
     except BrokenPipeError:  # the reader of our output, such as `head`, has closed it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
+    except UserError as error:
+        status, text = 2, "" if error.printed_elsewhere else f"error: {error}"
+    except KeyboardInterrupt:
+        status, text = 130, "interrupted"
     except MemoryError:
-        print("vitascope: error: out of memory; close other programs, or raise the limit", file=sys.stderr)
-        return 2
+        status, text = 2, "error: out of memory; close other programs, or raise the limit"
     except OSError as error:  # such as a full disk or a missing permission
         reason = f"{error.filename}: {error.strerror}" if error.filename and error.strerror else str(error)
-        print(f"vitascope: error: {printable(reason)}", file=sys.stderr)
-        return 2
-    except Interrupted as stop:
-        if int(os.environ.get("RANK", "0")):
-            return 128 + stop.signum  # under torchrun the first process prints it
-        print(f"vitascope: {stop}; continue with: {stop.command}", file=sys.stderr)
-        return 128 + stop.signum
+        status, text = 2, f"error: {printable(reason)}"
+    except Interrupted as stop:  # under torchrun the first process prints it
+        first = not int(os.environ.get("RANK", "0"))
+        status, text = 128 + stop.signum, f"{stop}; continue with: {stop.command}" if first else ""
+    if text:
+        print(f"vitascope: {text}", file=sys.stderr)
+    return status
 
 
 def _collect_rarely() -> None:

@@ -8,7 +8,7 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
@@ -35,24 +35,6 @@ if TYPE_CHECKING:
     from vitascope.explain import Comparison
     from vitascope.model.vision_model import VisionModel
 
-Method = Literal[
-    "attention",
-    "rollout",
-    "gradient-rollout",
-    "grad-cam",
-    "grad-cam++",
-    "hires-cam",
-    "layer-cam",
-    "integrated-gradients",
-    "occlusion",
-    "all",
-    "heads",
-    "patch",
-    "features",
-    "distance",
-    "positions",
-    "filters",
-]
 MaybePatch = Annotated[tuple[int, int] | None, tyro.conf.arg(metavar="ROW COLUMN", help_behavior_hint="")]
 SAMPLED = 50
 """Pictures for --compare and `distance`, by default."""
@@ -80,11 +62,10 @@ class Explain:
         Annotated[str | None, tyro.conf.arg(metavar="[PICTURE or DATA]", help_behavior_hint="")]
     ] = None
     """A picture; for `distance` and --compare a folder or any other DATA. Default: a run's test images."""
-    method: Annotated[
-        Method | None,
-        tyro.conf.arg(metavar="NAME", help_behavior_hint=f"(one of {', '.join(get_args(Method))})"),
-    ] = None
-    """What to show. Default: integrated-gradients, the most faithful in docs/gallery.md."""
+    method: MaybeText = None
+    """What to show: one of the above, or a heatmap.
+    By attention, rollout, gradient-rollout, grad-cam, grad-cam++, hires-cam, layer-cam or occlusion.
+    Default: integrated-gradients, the most faithful in docs/gallery.md."""
     target: MaybeText = None
     """The class to explain, by name or number. Default: the most probable class."""
     versus: MaybeText = None

@@ -146,18 +146,9 @@ class Compress:
         from vitascope.model.hardware import reuse_freed_memory
 
         reuse_freed_memory()
-        result = compress(
-            self.model,
-            self.out,
-            merge=self.merge,
-            heads=self.heads,
-            mlp_ratio=self.mlp_ratio,
-            data=self.data,
-            num_images=self.images,
-            batch_size=self.batch_size,
-            precision=self.precision,
-            device=self.device,
-        )
+        options = dict(vars(self))
+        model, out, images = (options.pop(name) for name in ("model", "out", "images"))
+        result = compress(model, out, num_images=images, **options)
         costs = (result.before, result.after)
         rows = [
             ("", "before", "after"),

@@ -66,9 +66,7 @@ class Export:
     def call(self) -> None:
         """Export, compare, print."""
         common: dict[str, Any] = {
-            "format": self.format,
-            "input": self.input,
-            "dynamic_resolution": self.dynamic_resolution,
+            name: getattr(self, name) for name in ("format", "input", "dynamic_resolution")
         }
         if self.int8:
             if self.features:
@@ -77,15 +75,8 @@ class Export:
                 )
             from vitascope.deploy.export.quantize import quantize
 
-            found = quantize(
-                self.model,
-                self.out,
-                data=self.data,
-                calibration=self.calibration,
-                calibration_images=self.images,
-                max_drop=self.max_drop,
-                **common,
-            )
+            common |= {name: getattr(self, name) for name in ("data", "calibration", "max_drop")}
+            found = quantize(self.model, self.out, calibration_images=self.images, **common)
             print("\n".join(comparison_lines(found)))
             return
         if self.calibration is not None:
@@ -106,7 +97,7 @@ class Export:
 
 def comparison_lines(done: QuantizationResult) -> list[str]:
     """The files, the attempts, and a table of fp32 and int8."""
-    found = done.comparison
+    both = done.comparison
     lines = [f"{file}  {file.stat().st_size:,} bytes" for file in done.files]
     for attempt, share in zip(done.attempts[:-1], ("every layer", "7/8 of the layers"), strict=False):
         lines.append(f"{share} in int8: loses {attempt.paired}, too much; tried again")
@@ -114,19 +105,19 @@ def comparison_lines(done: QuantizationResult) -> list[str]:
     if done.float_layers:
         which += f", {len(done.float_layers)} with the largest rounding error left in float"
     lines.append(f"{which}; ranges from {counted(done.calibration_images, 'image')}")
-    lines += [f"left out: {reason}" for reason in found.unreadable]
+    lines += [f"left out: {reason}" for reason in both.unreadable]
     rows = [
-        ("", found.paired.name, "95% interval", "bytes", "images/s at batch 1"),
-        *map(row, (found.before, found.after), found.paired.rows()),
+        ("", both.paired.name, "95% interval", "bytes", "images/s at batch 1"),
+        *map(row, (both.before, both.after), both.paired.rows()),
     ]
     lines += aligned(rows, left=())
-    faster = found.before.seconds / found.after.seconds
-    images = counted(found.paired.total, f"{done.measured_on} image")
+    faster = both.before.seconds / both.after.seconds
+    images = counted(both.paired.total, f"{done.measured_on} image")
     return [
         *lines,
-        f"int8 loses {found.paired}, on {images}",
-        f"agreement: the same prediction for {found.same} of {found.paired.total:,}, {found.agreement:.2%}; "
-        f"{found.before.size / found.after.size:.1f} times smaller, {faster:.1f} times as fast",
+        f"int8 loses {both.paired}, on {images}",
+        f"agreement: the same prediction for {both.same} of {both.paired.total:,}, {both.agreement:.2%}; "
+        f"{both.before.size / both.after.size:.1f} times smaller, {faster:.1f} times as fast",
     ]
 
 
@@ -176,16 +167,8 @@ class Page:
         samples = self._given_samples()
         images = None if self.data is None else spread(open_pictures(self.data))
         with exiting_if_stopped("no page is kept"):
-            done = page(
-                self.model,
-                self.out,
-                beside=self.beside,
-                weights=self.weights,
-                images=images,
-                samples=samples,
-                browser=self.browser,
-                unproved=self.unproved,
-            )
+            options = {name: getattr(self, name) for name in ("beside", "weights", "browser", "unproved")}
+            done = page(self.model, self.out, images=images, samples=samples, **options)
         compared_on = done.compared_on if self.data is None else f"images of {self.data}"
         print(f"{done.path}  {done.size:,} bytes, {done.weights} weights")
         print(f"samples in it: {done.samples}")
@@ -207,10 +190,10 @@ class Page:
             return []
         if self.samples == (TEST,):
             return TEST
-        found = list(find_images(self.samples))
-        if not found:
+        files = list(find_images(self.samples))
+        if not files:
             raise UserError(f"--samples {' '.join(self.samples)}: no images found")
-        return found
+        return files
 
 
 def describe(result: ModelResult, weights: str, compared_on: str, moment: str) -> None:
@@ -219,15 +202,15 @@ def describe(result: ModelResult, weights: str, compared_on: str, moment: str) -
         print(f"{weights} against the model, on {compared_on}: {result.rounding.summary}")
     if result.proof is None:
         return
-    proof, found = result.proof, result.proof.computed
+    proof, computed = result.proof, result.proof.computed
     print(
-        f"proved in {proof.browser}, {found.kernel}, against torch with these weights on {compared_on}: "
+        f"proved in {proof.browser}, {computed.kernel}, against torch with these weights on {compared_on}: "
         f"{proof.agreement.summary}; probabilities differ by at most {proof.probabilities:.1g}, "
-        f"pixels by at most {found.pixels} of 255"
+        f"pixels by at most {computed.pixels} of 255"
     )
     print(
-        f"ready {found.unpacking:.1f} s after {moment}; a picture takes "
-        f"{statistics.median(found.answers):.2f} s on this machine, the first {found.answers[0]:.2f} s"
+        f"ready {computed.unpacking:.1f} s after {moment}; a picture takes "
+        f"{statistics.median(computed.answers):.2f} s on this machine, the first {computed.answers[0]:.2f} s"
     )
 
 

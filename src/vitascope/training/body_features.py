@@ -114,11 +114,11 @@ def _features_of(
 
     distributed.by_all(fill)
     distributed.add_up(values)  # the rows of the others are zero
-    found = distributed.gather(
+    by_process = distributed.gather(
         ({begin + row: why for row, why in stream.unreadable.items()}, stream.computed)
     )
-    unreadable = {index: why for part, _ in found for index, why in part.items()}
-    return KeptFeatures(values, unreadable), sum(count for _, count in found)
+    unreadable = {index: why for part, _ in by_process for index, why in part.items()}
+    return KeptFeatures(values, unreadable), sum(count for _, count in by_process)
 
 
 def _seconds_per_image(engine: Engine, images: ImageSet) -> float:

@@ -110,13 +110,13 @@ def check_folder_is_shared(folder: Path) -> None:
 
 def _check_processes(facts: Mapping[str, str], advice: str) -> None:
     """Raise in every process the first fact in which one differs from the first process."""
-    found = gather((socket.gethostname(), dict(facts)))
-    first_host, expected = found[0]
-    for number, (host, theirs) in enumerate(found):
+    gathered = gather((socket.gethostname(), dict(facts)))
+    first_host, expected = gathered[0]
+    for number, (host, theirs) in enumerate(gathered):
         for name, value in expected.items():
             if theirs.get(name) != value:
                 error = UserError(
-                    f"process {number} of {len(found)} ({host}) differs from process 0 ({first_host}) in "
+                    f"process {number} of {len(gathered)} ({host}) differs from process 0 ({first_host}) in "
                     f"{name}: {theirs.get(name)}, not {value}; {advice}"
                 )
                 error.printed_elsewhere = not is_first()

@@ -511,8 +511,8 @@ class Trainer:
 
     def _unreadable(self) -> dict[str, str]:
         """Path and reason of the unreadable images that the processes have found so far."""
-        found = distributed.gather({**self.train_loader.unreadable, **self.val_loader.unreadable})
-        return {path: reason for part in found for path, reason in part.items()}
+        by_process = distributed.gather({**self.train_loader.unreadable, **self.val_loader.unreadable})
+        return {path: reason for part in by_process for path, reason in part.items()}
 
     def save_model(self, folder: Path) -> None:
         """Save the trained model to a model folder, also if it is sharded or has adapters."""
@@ -555,13 +555,13 @@ class Trainer:
         }
         self.checkpoint_writer.save(self.step, state)
 
-    def restore(self, found: tuple[int, dict[str, Any]] | None) -> None:
+    def restore(self, checkpoint: tuple[int, dict[str, Any]] | None) -> None:
         """Continue from a checkpoint (step, state), if there is one."""
         if distributed.is_first():
             shutil.rmtree(self.run.figures, ignore_errors=True)
-        if found is None:
+        if checkpoint is None:
             return
-        self.step, state = found
+        self.step, state = checkpoint
         check_identity(state["identity"], self.identity)
         restore_model(self.module, state["model"])
         if self.average is not None:

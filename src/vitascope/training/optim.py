@@ -61,21 +61,21 @@ def optimizer_of(module: nn.Module, options: Optimization) -> torch.optim.Optimi
 
 def hidden_matrices(module: nn.Module) -> dict[str, int]:
     """The weights that Muon trains, by name, with the number of matrices that each stacks."""
-    found: dict[str, int] = {}
+    stacked_matrices: dict[str, int] = {}
     pixels = next((path for path, part in module.named_modules() if isinstance(part, nn.Conv2d)), None)
     for path, part in module.named_modules():
         inside = f"{path}." if path else ""
         if isinstance(part, SelfAttention):
-            found[f"{inside}qkv.weight"] = 3
+            stacked_matrices[f"{inside}qkv.weight"] = 3
         elif isinstance(part, AttentionPool):
-            found[f"{inside}kv.weight"] = 2
+            stacked_matrices[f"{inside}kv.weight"] = 2
         elif isinstance(part, SwiGLU):
-            found[f"{inside}fc1.weight"] = 2
+            stacked_matrices[f"{inside}fc1.weight"] = 2
         elif isinstance(part, nn.Linear | nn.Conv2d) and path != pixels:
-            found.setdefault(f"{inside}weight", 1)
+            stacked_matrices.setdefault(f"{inside}weight", 1)
     return {
         name: stacked
-        for name, stacked in found.items()
+        for name, stacked in stacked_matrices.items()
         if not name.removeprefix("body.").startswith("head.") and module.get_parameter(name).requires_grad
     }
 

@@ -80,7 +80,7 @@ class Muon(AdamW):
             for group in self.param_groups
             if group["stacked"]
         ]
-        parameters = [parameter for _, found in groups for parameter in found]
+        parameters = [parameter for _, members in groups for parameter in members]
         if not parameters:
             return
         for parameter in parameters:
@@ -90,7 +90,7 @@ class Muon(AdamW):
         momenta = [local(parameter.grad) for parameter in parameters]
         torch._foreach_lerp_(buffers, momenta, 1 - MOMENTUM)
         torch._foreach_lerp_(momenta, buffers, MOMENTUM)  # Nesterov's
-        stacked = [group["stacked"] for group, found in groups for _ in found]
+        stacked = [group["stacked"] for group, members in groups for _ in members]
 
         def updates_of(wholes: list[Tensor], numbers: list[int]) -> list[Tensor]:
             return orthogonal_updates(wholes, [stacked[number] for number in numbers])
@@ -103,10 +103,10 @@ class Muon(AdamW):
             updates = divided(momenta, shapes, shards, updates_of)
         # Groups that differ only in how many matrices a parameter stacks are updated together.
         alike: dict[tuple[float, float], tuple[list[Tensor], list[Tensor]]] = {}
-        for group, found in groups:
-            mine, updates = updates[: len(found)], updates[len(found) :]
+        for group, members in groups:
+            mine, updates = updates[: len(members)], updates[len(members) :]
             weights, changes = alike.setdefault((group["lr"], group["weight_decay"]), ([], []))
-            weights += [local(parameter) for parameter in found]
+            weights += [local(parameter) for parameter in members]
             changes += mine
         for (lr, weight_decay), (weights, changes) in alike.items():
             torch._foreach_mul_(weights, 1 - lr * weight_decay)
@@ -131,8 +131,8 @@ def orthogonal_updates(wholes: Sequence[Tensor], stacked: Sequence[int]) -> list
         tall = [part.shape[1] > short for part in matrices]
         X = torch.cat([part.mT if is_tall else part for part, is_tall in zip(matrices, tall, strict=True)])
         dtype = torch.bfloat16 if has_bf16(X.device) else torch.float32
-        found = orthogonal(X.to(dtype), 0.2 * math.sqrt(long)).to(X.dtype)  # AdamW's: 0.2 to 0.4
-        parts = found.split([len(part) for part in matrices])
+        results = orthogonal(X.to(dtype), 0.2 * math.sqrt(long)).to(X.dtype)  # AdamW's: 0.2 to 0.4
+        parts = results.split([len(part) for part in matrices])
         for n, part, is_tall in zip(numbers, parts, tall, strict=True):
             updates[n] = (part.mT if is_tall else part).reshape(wholes[n].shape)
     return updates
@@ -169,10 +169,10 @@ def sharding_of(tensor: Tensor) -> dist.ProcessGroup | None:
     if mesh is None:
         return None
     placements: Sequence[Any] = tensor.placements  # type: ignore[attr-defined]
-    found: dist.ProcessGroup = mesh.get_group(
+    group: dist.ProcessGroup = mesh.get_group(
         next(dim for dim, placement in enumerate(placements) if placement.is_shard())
     )
-    return found
+    return group
 
 
 def divided(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -75,6 +75,16 @@ class Facts:
     """The configuration of the weights; None for random ones."""
     shards: int = 0
     """The number of shards of the training images; 0 for files of their own."""
+
+    @property
+    def few(self) -> bool:
+        """Whether each image is shown so often that a weak augmentation lets the model learn it."""
+        return self.images < FEW_IMAGES
+
+    @property
+    def photographs(self) -> bool:
+        """Whether the images are too large to keep their size."""
+        return min(self.height, self.width) > SMALL_IMAGE
 
     def __str__(self) -> str:
         return f"{counted(self.images, 'image')} of about {self.height}x{self.width} pixels"
@@ -144,8 +154,65 @@ class Plan:
         return cls(options=config, model=model, **texts)
 
 
+@dataclasses.dataclass(frozen=True)
+class Rule:
+    """How the data and the model decide an option."""
+
+    option: str
+    decide: Callable[[TrainConfig, Facts, ModelConfig], Any]
+    words: str = ""
+    """The value in words, for an option that is not named; empty if it needs none."""
+
+
+def unless_named(option: str, decide: Callable[[Facts], Any], words: str = "") -> Rule:
+    """A rule for an option that is left open."""
+    return Rule(
+        option,
+        lambda asked, facts, _: decide(facts) if asked.option(option) is None else asked.option(option),
+        words,
+    )
+
+
+RULES = (
+    unless_named(
+        "levels", lambda facts: (0, facts.greatest) if facts.greatest else None, "levels {0[0]:,} to {0[1]:,}"
+    ),
+    Rule("image_size", lambda asked, facts, model: model.image_hw, "{0[0]}x{0[1]} pixels"),
+    Rule(
+        "patch_size",
+        lambda asked, facts, model: model.patch_hw if isinstance(model, ViTConfig) else None,
+        "patches of {0[0]}x{0[1]}",
+    ),
+    Rule("epochs", lambda asked, facts, _: _epochs(asked.optimization, facts.images), "{} epochs"),
+    Rule(
+        "batch_size", lambda asked, facts, _: _batch_size(asked.optimization, facts.images), "batches of {}"
+    ),
+    Rule(
+        "lr",
+        lambda asked, facts, model: (
+            asked.optimization.lr
+            * min(1.0, (asked.optimization.lr_width or model.embed_dim) / model.embed_dim)
+        ),
+    ),
+    Rule("lr_width", lambda *_: None),  # that of the model from now on
+    # Photographs show their object at any size and place, small images usually in the middle.
+    unless_named("crop_scale", lambda facts: 0.35 if facts.photographs else 1.0, "crops of {:.0%} or more"),
+    unless_named("shift", lambda facts: 0.0 if facts.photographs else 0.125, "shifts of {:.1%}"),
+    unless_named("randaugment", lambda facts: 2 if facts.few else 0, "RandAugment of {}"),
+    unless_named("erase", lambda facts: 0.25 if facts.few else 0.0, "erasing {:.0%}"),
+    Rule(
+        "corrupt",
+        lambda asked, facts, _: asked.masking.share if asked.task == "masked" else asked.masking.corrupt,
+    ),
+    Rule("loss", lambda asked, facts, _: _loss(asked, facts)),
+)
+"""The options that follow from the data and the model, in the order in which they are announced."""
+NO_CHANGE = {name: trait.off for name, trait in traits(AugmentationOptions, NeedsImages).items()}
+"""Values of augmentation that change nothing, which need no mention."""
+
+
 def resolve(asked: TrainConfig, facts: Facts) -> Plan:
-    """Decide everything that a configuration leaves open.
+    """Decide everything that a configuration leaves open, by `RULES`.
 
     Raises:
         UserError: options that contradict each other, the task, the data or the weights.
@@ -153,39 +220,21 @@ def resolve(asked: TrainConfig, facts: Facts) -> Plan:
     _check_task(asked, facts)
     _check_streams(asked, facts)
     model, name = _model(asked, facts)
-    length = asked.optimization
-    levels = asked.levels
-    if levels is None and facts.greatest is not None and facts.greatest > 0:
-        levels = (0, facts.greatest)
-    decisions = {
-        "levels": levels,
-        "model": name,
-        "image_size": model.image_hw,
-        "patch_size": model.patch_hw if isinstance(model, ViTConfig) else None,
-        "epochs": _epochs(length, facts.images),
-        "batch_size": _batch_size(length, facts.images),
-        "lr": length.lr * min(1.0, (length.lr_width or model.embed_dim) / model.embed_dim),
-        "lr_width": None,
-        **_augmentation(asked.augmentation, facts),
-    }
-    if asked.task == "masked":
-        decisions["corrupt"] = asked.masking.share
-    elif length.loss is None:
-        decisions["loss"] = "bce" if facts.several else "cross_entropy"
+    decided = {rule.option: rule.decide(asked, facts, model) for rule in RULES}
     by_weights = set() if asked.weights is None else {"image_size", "patch_size"}
     chosen = {
-        option: text.format(decisions[option])
-        for option, text in IN_WORDS.items()
-        if asked.option(option) is None and decisions[option] not in (None, NO_CHANGE.get(option))
-        if option not in by_weights
+        rule.option: rule.words.format(decided[rule.option])
+        for rule in RULES
+        if rule.words and asked.option(rule.option) is None and rule.option not in by_weights
+        if decided[rule.option] not in (None, NO_CHANGE.get(rule.option))
     }
-    if length.batch_size not in (None, decisions["batch_size"]):
+    if (batch_size := asked.optimization.batch_size) not in (None, decided["batch_size"]):
         chosen["batch_size"] = (
-            f"batches of {decisions['batch_size']} instead of {length.batch_size:,}, which is more than "
-            "the training images"
+            f"batches of {decided['batch_size']} instead of {batch_size:,}, which is more than the "
+            "training images"
         )
     return Plan(
-        options=TrainConfig(**asked.to_dict() | decisions),
+        options=TrainConfig(**asked.to_dict() | decided | {"model": name}),
         model=model,
         chosen=chosen,
         reason=str(facts),
@@ -195,20 +244,6 @@ def resolve(asked: TrainConfig, facts: Facts) -> Plan:
 
 DECIDED = ("batch_size", "crop_scale", "shift", "randaugment", "erase")
 """Options that a run has no value without; recorded by every run."""
-IN_WORDS = {
-    "levels": "levels {0[0]:,} to {0[1]:,}",
-    "image_size": "{0[0]}x{0[1]} pixels",
-    "patch_size": "patches of {0[0]}x{0[1]}",
-    "epochs": "{} epochs",
-    "batch_size": "batches of {}",
-    "crop_scale": "crops of {:.0%} or more",
-    "shift": "shifts of {:.1%}",
-    "randaugment": "RandAugment of {}",
-    "erase": "erasing {:.0%}",
-}
-"""The options that the data decide, if they are not named, and words for their values."""
-NO_CHANGE = {name: trait.off for name, trait in traits(AugmentationOptions, NeedsImages).items()}
-"""Values of augmentation that change nothing, which need no mention."""
 
 
 def image_options(options: TrainConfig) -> list[str]:
@@ -322,19 +357,11 @@ def _enlargement(asked: TrainConfig, config: ModelConfig, facts: Facts) -> str:
     )
 
 
-def _augmentation(asked: AugmentationOptions, facts: Facts) -> dict[str, float]:
-    """The options of augmentation that follow from the images: from their number, and from their size.
-
-    Photographs show their object at any size and place, small images usually in the middle.
-    """
-    few, photographs = facts.images < FEW_IMAGES, min(facts.height, facts.width) > SMALL_IMAGE
-    values = {
-        "crop_scale": 0.35 if photographs else 1.0,
-        "shift": 0.0 if photographs else 0.125,
-        "randaugment": 2 if few else 0,
-        "erase": 0.25 if few else 0.0,
-    }
-    return {name: value if (own := getattr(asked, name)) is None else own for name, value in values.items()}
+def _loss(asked: TrainConfig, facts: Facts) -> str | None:
+    """The loss of labels; pre-training has none."""
+    if asked.task == "masked" or asked.optimization.loss is not None:
+        return asked.optimization.loss
+    return "bce" if facts.several else "cross_entropy"
 
 
 def _check_streams(asked: TrainConfig, facts: Facts) -> None:

@@ -58,9 +58,13 @@ def select(trainer: Trainer) -> Selection:
     return Selection("last", epoch, f"{words} ({measured})")
 
 
-def monitored(found: Evaluation) -> float:
+def monitored(evaluation: Evaluation) -> float:
     """The value by which a validation selects weights: the loss, or the mAP of several classes per image."""
-    return mean_average_precision(found.labels, found.probabilities) if found.several else found.loss
+    return (
+        mean_average_precision(evaluation.labels, evaluation.probabilities)
+        if evaluation.several
+        else evaluation.loss
+    )
 
 
 def predictions_of(trainer: Trainer, folder: Path) -> Evaluation:

@@ -203,8 +203,8 @@ def resume(
         Interrupted: by SIGINT or SIGTERM, after saving a checkpoint.
     """
     started = time.monotonic()
-    found, checkpoint = Run.find(run)
-    recorded = _recorded_options(found)
+    unfinished, checkpoint = Run.find(run)
+    recorded = _recorded_options(unfinished)
     execution = {name: value for name, value in options.items() if GROUP_OF.get(name) == "execution"}
     changed = recorded.replace(**options)
     lasting = [config.replace(**lasting_paths(config.to_dict())) for config in (recorded, changed)]
@@ -214,15 +214,15 @@ def resume(
             raise UserError(
                 f"{name} cannot change when a run is resumed: it is {before!r}, not {now!r}; leave it out"
             )
-    found.check_unfinished()
+    unfinished.check_unfinished()
     config = recorded.replace(**execution)
     device = _join(config, execution.get("shard_size"))  # a recorded one may be of more processes
     launch = Launch()
     if distributed.by_first(lambda: launch.begun) is not None:
         checkpoint = None  # restarted by torchrun: the newest checkpoint is of this launch
-    distributed.by_first(lambda: launch.note(_lasting_ref(found)))
-    distributed.by_first(lambda: _take_over(found))
-    return _continue(found, checkpoint, config, device, missing=missing, started=started)
+    distributed.by_first(lambda: launch.note(_lasting_ref(unfinished)))
+    distributed.by_first(lambda: _take_over(unfinished))
+    return _continue(unfinished, checkpoint, config, device, missing=missing, started=started)
 
 
 def _lasting_ref(run: Run) -> str:
@@ -253,7 +253,7 @@ def _recorded_options(run: Run) -> TrainConfig:
 
 
 def _continue(
-    found: Run,
+    run: Run,
     checkpoint: Path | None,
     config: TrainConfig,
     device: torch.device,
@@ -262,19 +262,19 @@ def _continue(
     started: float,
 ) -> TrainResult | PretrainResult:
     """Restore a run from a checkpoint, or from its newest one, and train to its end."""
-    with _locked(found), explaining_memory():
+    with _locked(run), explaining_memory():
         if missing == "skip":
-            config = distributed.by_first(lambda: _skip_missing(found, config))
-        opened, data = distributed.by_all(lambda: _open_again(config, found))
+            config = distributed.by_first(lambda: _skip_missing(run, config))
+        opened, data = distributed.by_all(lambda: _open_again(config, run))
         check_plan_and_data(opened.plan, opened.splits)
-        trainer = build_trainer(found, opened, device)
-        trainer.restore(_checkpoint(found, checkpoint, data, trainer.splits.train))
-        distributed.by_first(lambda: None if found.store is None else found.store.check_writer())
+        trainer = build_trainer(run, opened, device)
+        trainer.restore(_checkpoint(run, checkpoint, data, trainer.splits.train))
+        distributed.by_first(lambda: None if run.store is None else run.store.check_writer())
         if checkpoint is not None and distributed.is_first():
             folders.discard_newer(checkpoint)
-            if found.store is not None:  # so that no other machine resumes from them
-                found.store.try_to_upload()
-        distributed.by_first(lambda: found.start_tracker(config.execution.tracker))
+            if run.store is not None:  # so that no other machine resumes from them
+                run.store.try_to_upload()
+        distributed.by_first(lambda: run.start_tracker(config.execution.tracker))
         if config.optimization.minutes is not None:
             trainer.start_budget(config.optimization.minutes, time.monotonic() - started)
         announce_data(trainer)
@@ -454,10 +454,10 @@ def _checkpoint(
     run: Run, chosen: Path | None, data: RunData, images: ImageSet
 ) -> tuple[int, dict[str, Any]] | None:
     """The step and the state to resume from: of the chosen checkpoint, or of the newest, if there is one."""
-    found = folders.load_checkpoint(run.path) if chosen is None else folders.load_checkpoint_at(chosen)
-    if found is None or not data.restored.record.skipped:
-        return found
-    step, state = found
+    checkpoint = folders.load_checkpoint(run.path) if chosen is None else folders.load_checkpoint_at(chosen)
+    if checkpoint is None or not data.restored.record.skipped:
+        return checkpoint
+    step, state = checkpoint
     return step, with_images_of(state, images)
 
 

@@ -1,13 +1,26 @@
+"""Checkpoint folders, and injected faults: kills, full disks, corrupt files, failing deletes."""
+
+from __future__ import annotations
+
 import errno
 import json
 import os
 import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import distribute_tensor
 
+from tests.forked import ending, fork
 from vitascope.errors import UserError
 from vitascope.training.checkpoint import folders as checkpoint
 from vitascope.training.checkpoint.folders import (
@@ -21,8 +34,8 @@ from vitascope.training.checkpoint.folders import (
 from vitascope.training.checkpoint.state import file_record
 
 
-def state(value: float) -> dict[str, Any]:
-    return {"weights": torch.full((1000,), value), "nested": {"best_loss": value, "names": ["a"]}}
+def state(value: float, size: int = 1000) -> dict[str, Any]:
+    return {"weights": torch.full((size,), float(value)), "nested": {"best_loss": value, "names": ["a"]}}
 
 
 def names(run: Path) -> list[str]:
@@ -196,3 +209,210 @@ def test_unwritable_run_folder_is_an_error_with_advice(
     with pytest.raises(UserError, match=r"cannot be written: Read-only file system; .*train --resume "):
         save_checkpoint(tmp_path, 2, state(2))
     assert load_checkpoint(tmp_path)[0] == 1
+
+
+def assert_loads(run: Path, *steps: int) -> None:
+    """Check that the newest checkpoint is one of these steps and has the saved state."""
+    step, found = load_checkpoint(run)
+    assert step in steps
+    assert torch.equal(found["weights"], torch.full_like(found["weights"], step))
+    assert found["nested"]["best_loss"] == step
+
+
+# 1: SIGKILL
+
+
+def save_and_die(run: Path, number: int) -> None:
+    """Save, and be killed just before file system operation `number`."""
+    left = number
+
+    def count(event: str, arguments: tuple[Any, ...]) -> None:
+        nonlocal left
+        if event in ("open", "os.rename", "os.mkdir", "os.remove", "os.rmdir", "fsync"):
+            left -= 1
+            if left == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    def fsync(descriptor: int, fsync: Callable[[int], None] = os.fsync) -> None:
+        count("fsync", ())  # it has no audit event
+        fsync(descriptor)
+
+    os.fsync = fsync
+    sys.addaudithook(count)
+    save_checkpoint(run, 2, state(2), keep=1)
+
+
+def test_intact_checkpoint_loads_after_a_kill_at_any_point_of_a_save(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path / "before", 1, state(1))
+    number, ended = 0, -signal.SIGKILL
+    while ended == -signal.SIGKILL:
+        number += 1
+        run = shutil.copytree(tmp_path / "before", tmp_path / f"run-{number}")
+        ended = ending(fork(partial(save_and_die, run, number)))
+        assert_loads(run, 1, 2)
+        save_checkpoint(run, 3, state(3), keep=1)  # half-written and half-deleted checkpoints are removed
+        assert names(run) == ["step-00000003"]
+        assert_loads(run, 3)
+    assert ended == 0
+    assert number > 15  # the number of kills
+
+
+# 2: a full disk
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A separate file system of 256 KB."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(disk)]
+    if shutil.which("mount") is None or subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("mounting a small disk needs root")
+    yield disk
+    subprocess.run(["umount", "--lazy", str(disk)], check=True)
+
+
+def test_full_disk_at_any_point_of_a_save_loses_nothing(small_disk: Path) -> None:
+    save_checkpoint(small_disk, 1, state(1, size=8000))
+    ballast, rejected = small_disk / "ballast", 0
+    for free in range(0, 65536, 4096):  # bytes available to the next save
+        with open(ballast, "wb") as file:
+            file.write(bytes(shutil.disk_usage(small_disk).free - free))
+        error = refusal(small_disk, 2, state(2, size=8000))
+        if error is None:
+            break
+        rejected += 1
+        assert f"{small_disk}/checkpoints/step-00000002: " in error
+        assert "No space left on device" in error
+        assert "make room" in error
+        assert "\n" not in error
+        assert names(small_disk) == ["step-00000001"]
+        assert_loads(small_disk, 1)
+        ballast.unlink()
+    assert rejected > 8  # the state alone needs nine pages
+    assert_loads(small_disk, 2)
+
+
+def refusal(run: Path, step: int, values: dict[str, Any]) -> str | None:
+    try:
+        save_checkpoint(run, step, values)
+    except UserError as error:
+        return str(error)
+    return None
+
+
+# 3: corrupt files
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Runs with two checkpoints each: one with unsharded states, one with shards (of one process)."""
+    runs = {kind: tmp_path_factory.mktemp(kind) for kind in ("whole", "sharded")}
+    for step in (1, 2):
+        save_checkpoint(runs["whole"], step, state(step))
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        mesh = init_device_mesh("cpu", (1,))
+        for step in (1, 2):
+            save_checkpoint(
+                runs["sharded"],
+                step,
+                state(step) | {"weights": distribute_tensor(state(step)["weights"], mesh)},
+            )
+    finally:
+        dist.destroy_process_group()
+    return runs
+
+
+def truncate(path: Path) -> None:
+    os.truncate(path, path.stat().st_size - 1)
+
+
+def flip_a_bit(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("damage", [truncate, flip_a_bit, Path.unlink])
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        ("whole", "state.pt"),
+        ("whole", "manifest.json"),
+        ("sharded", "state.pt"),
+        ("sharded", "manifest.json"),
+        ("sharded", ".metadata"),
+        ("sharded", "__0_0.distcp"),
+    ],
+)
+def test_corrupt_newest_checkpoint_is_named_and_the_previous_one_resumed(
+    two: dict[str, Path],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    kind: str,
+    name: str,
+    damage: Callable[[Path], None],
+) -> None:
+    run = shutil.copytree(two[kind], tmp_path / "run")
+    assert_loads(run, 2)
+    newest = checkpoints(run)[-1]
+    damage(newest / name)
+    capsys.readouterr()
+    assert_loads(run, 1)
+    warning = capsys.readouterr().err
+    assert "falls back to step 1" in warning
+    assert name in warning
+    assert newest.name in warning
+    assert warning.count("\n") == 1
+    with pytest.raises(UserError, match=name):
+        load_checkpoint_at(newest)  # an explicit path never falls back
+    assert load_checkpoint_at(checkpoints(run)[0])[0] == 1
+
+
+# 4: deletion
+
+
+def test_stray_folders_and_the_best_model_are_neither_counted_nor_deleted(tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoints"
+    strays = ["best", "step-1", "step-00000000-mine", "step-later", ".step-notes", "step-00000000"]
+    for stray in strays:
+        (folder / stray).mkdir(parents=True)
+        (folder / stray / "state.pt").write_text("mine")  # the last is a half-deleted checkpoint
+    for stray in ("step-00000001", "notes.txt", ".step-00000001.99"):
+        (folder / stray).write_text("mine")
+    for step in (2, 3):
+        save_checkpoint(tmp_path, step, state(step), keep=1)
+    assert set(names(tmp_path)) == {
+        *strays,
+        "step-00000001",
+        "notes.txt",
+        ".step-00000001.99",
+        "step-00000003",
+    }
+    assert all((folder / stray / "state.pt").read_text() == "mine" for stray in strays)
+    assert (folder / "step-00000001").read_text() == "mine"
+    assert_loads(tmp_path, 3)
+
+
+def save_as_unprivileged_user(run: Path, step: int) -> None:
+    """Save without root's permission to delete anything."""
+    os.chdir(run)  # only root can reach the folder
+    if os.geteuid() == 0:
+        os.seteuid(65534)
+    save_checkpoint(Path(), step, state(step), keep=1)
+
+
+def test_failed_delete_is_a_warning_and_the_run_continues(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for step in (1, 2):
+        save_checkpoint(tmp_path / "run", step, state(step))
+    for path in (tmp_path / "run", *tmp_path.glob("run/**/*")):
+        path.chmod(0o777 if path.is_dir() else 0o666)
+    (tmp_path / "run/checkpoints/step-00000001").chmod(0o555)  # its files cannot be deleted
+    for step in (3, 4):
+        assert ending(fork(partial(save_as_unprivileged_user, tmp_path / "run", step))) == 0
+        assert ".step-00000001.old cannot be removed: Permission denied" in capfd.readouterr().err
+        assert [path.name for path in checkpoints(tmp_path / "run")] == [f"step-{step:08d}"]
+        assert_loads(tmp_path / "run", step)

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from tests.model import random_images, small_config
-from tests.training.tasks import TRAINABLE, examples, masked_task, pictures, small_module
+from tests.training.tasks import masked_task, small_module
 from vitascope.errors import UserError
 from vitascope.model.attention import SelfAttention
 from vitascope.model.vit import VisionTransformer
@@ -15,12 +15,6 @@ from vitascope.options.recipes import TrainConfig
 from vitascope.training.optim import optimizer_of
 from vitascope.training.tasks.autoencoder import MaskedAutoencoder
 from vitascope.training.tasks.masked import body_config
-
-SELECTABLE = {
-    name: options
-    for name, options in TRAINABLE.items()
-    if options.get("attention", "global") == "global" and "relative" not in options.get("positions", "")
-}
 
 
 def lengths(module: nn.Module, images: torch.Tensor, *fields: torch.Tensor) -> list[int]:
@@ -76,16 +70,6 @@ def test_prediction_depends_on_the_position_of_the_hidden_patch() -> None:
     assert (outputs[:, 1:] - outputs[:, :-1]).abs().amax(dim=2).min() > 1e-3
     again = module(images, torch.tensor([[3, 0, 5, 2]]), visible)
     torch.testing.assert_close(again, outputs[:, [2, 0, 3, 1]])
-
-
-@pytest.mark.parametrize("options", SELECTABLE.values(), ids=SELECTABLE)
-def test_every_parameter_has_a_gradient_with_any_options(options: dict[str, Any]) -> None:
-    task = masked_task("mae", **options)
-    module = small_module(task).train()
-    torch.manual_seed(0)
-    task.loss(module, examples(pictures(4, 3, 32, 32)))[0].backward()
-    idle = [name for name, value in module.named_parameters() if value.grad is None or not value.grad.any()]
-    assert idle == []
 
 
 @pytest.mark.parametrize(

@@ -149,8 +149,8 @@ def verify(folder: Path) -> None:
     ):
         raise UserError(f"{folder / MANIFEST}: broken: it lists no files with sizes and checksums")
     if manifest.get("step") != _step(folder):
-        found = f"{manifest.get('step')!r:.40}"
-        raise UserError(f"{folder / MANIFEST}: of step {found}, in the folder {folder.name}")
+        step = f"{manifest.get('step')!r:.40}"
+        raise UserError(f"{folder / MANIFEST}: of step {step}, in the folder {folder.name}")
     try:
         for name, expected in records.items():
             size = (folder / name).stat().st_size

@@ -81,11 +81,11 @@ def read_shards(folder: Path, missing: Mapping[str, Tensor]) -> None:
         if not isinstance(described, metadata.Metadata):
             raise ValueError(f"contains a {type(described).__name__}")
         for path, tensor in missing.items():
-            found = described.state_dict_metadata.get(path)
-            if not isinstance(found, metadata.TensorStorageMetadata) or found.size != tensor.shape:
+            entry = described.state_dict_metadata.get(path)
+            if not isinstance(entry, metadata.TensorStorageMetadata) or entry.size != tensor.shape:
                 raise ValueError(f"does not describe {path}, of shape {tuple(tensor.shape)}")
             # Parts without a shard would keep whatever the memory contained before.
-            if sum(math.prod(chunk.sizes) for chunk in found.chunks) != tensor.numel():
+            if sum(math.prod(chunk.sizes) for chunk in entry.chunks) != tensor.numel():
                 raise ValueError(f"lists an incomplete set of shards of {path}")
         for stored in described.storage_data.values():
             if "/" in stored.relative_path:

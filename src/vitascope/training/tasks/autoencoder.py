@@ -94,10 +94,10 @@ def check_encoder(config: ViTConfig) -> None:
             "each patch by its own; set patch_size to 2 or more, or choose another target"
         )
     positions, attention = config.embedding.positions, config.block.attention
-    found = f"{attention} attention" if attention != "global" else f"{positions} positions"
+    reason = f"{attention} attention" if attention != "global" else f"{positions} positions"
     if attention != "global" or config.embedding.relative:
         raise UserError(
-            f"with {found}, the encoder needs every patch, and a masked autoencoder leaves out most of "
+            f"with {reason}, the encoder needs every patch, and a masked autoencoder leaves out most of "
             "them: use global attention and other positions, or another target"
         )
 

@@ -148,20 +148,20 @@ class Classify:
         if self.several:
             engine.meaning, engine.thresholds = "independent", (EVEN,) * len(names)
         with evaluation_mode(module):
-            found = measure(engine, loader, gather)
+            measured = measure(engine, loader, gather)
         if self.several:
-            if not found.labels.any():
-                images = counted(len(found.labels), f"readable {found.split} image")
+            if not measured.labels.any():
+                images = counted(len(measured.labels), f"readable {measured.split} image")
                 raise UserError(
                     f"none of the {images} has a class, so they have no mAP: repair the others, or give your "
                     "own split"
                 )
-            mean = mean_average_precision(found.labels, found.probabilities)
-            return {"loss": found.loss, "accuracy": found.accuracy, "map": mean}
-        score = score_of(found.labels, found.probabilities)
+            mean = mean_average_precision(measured.labels, measured.probabilities)
+            return {"loss": measured.loss, "accuracy": measured.accuracy, "map": mean}
+        score = score_of(measured.labels, measured.probabilities)
         return {
-            "loss": found.loss,
-            "accuracy": found.accuracy,
+            "loss": measured.loss,
+            "accuracy": measured.accuracy,
             "balanced_accuracy": score.balanced,
             "majority": score.majority,
         }
