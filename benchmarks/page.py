@@ -55,13 +55,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     for name in arguments.models:
         model = load(name)
         given = [compared_picture(model, picture) for picture in pictures]
-        own = torch.cat([outputs_of(model, picture) for picture in given])
+        own = outputs_of(model, given)
         for weights in arguments.weights:
             held = rounded(model, weights)
             with tempfile.TemporaryDirectory() as folder:
                 done = vs.page(model, Path(folder) / "page.html", weights=weights, unproved=True)
                 [found], size = computed(program, done.path, [(held, given)]), done.size
-            also = torch.cat([outputs_of(held, picture) for picture in given])
+            also = outputs_of(held, given)
             rows.append(row(name, weights, size, found, held, own, also))
             note(" ".join(rows[-1]))
     measured = f"{arguments.pictures} test pictures of {arguments.data}, one by one; {found.kernel}"

@@ -56,7 +56,10 @@ class Answer:
 
 
 class WrongAnswer(Exception):  # noqa: N818 - it is no error of the program
-    """An answer is wrong; the message is the hint."""
+    """An answer is wrong; the message is the hint, `say` of a text and its values."""
+
+    def __init__(self, text: str, **values: object) -> None:
+        super().__init__(say(text, **values))
 
 
 class Printed(io.TextIOBase):
@@ -100,14 +103,12 @@ def function_in(path: Path, name: str) -> Function:
     """The function of a reader's file."""
     if not path.is_file():
         raise WrongAnswer(
-            say(
-                "{path} is a folder, a pipe or a link to nothing: remove it, and it is written again",
-                path=path,
-            )
+            "{path} is a folder, a pipe or a link to nothing: remove it, and it is written again",
+            path=path,
         )
     names = runpy.run_path(str(path))
     if not callable(names.get(name)):
-        raise WrongAnswer(say("{path} has no function `{name}`: keep its name", path=path, name=name))
+        raise WrongAnswer("{path} has no function `{name}`: keep its name", path=path, name=name)
     return names[name]
 
 
@@ -119,28 +120,22 @@ def check_function(path: Path, name: str, function: Function) -> None:
     yours = called(function, given, path, name)
     if torch.get_default_dtype() != torch.float32 or not torch.is_grad_enabled():
         raise WrongAnswer(
-            say(
-                "your file changes torch's default dtype or switches gradients off, which every other "
-                "function shares: leave that out"
-            )
+            "your file changes torch's default dtype or switches gradients off, which every other "
+            "function shares: leave that out"
         )
     if not torch.equal(random, torch.get_rng_state()):
         raise WrongAnswer(
-            say(
-                "your function draws random numbers, such as those of dropout or of a new layer: compute "
-                "with its inputs only"
-            )
+            "your function draws random numbers, such as those of dropout or of a new layer: compute "
+            "with its inputs only"
         )
     ours = SOLUTIONS[name](*inputs)
     compare(name, inputs, yours, ours)
     for parameter, before, after in zip(parameters(name), inputs, given, strict=True):
         if isinstance(before, Tensor) and not torch.equal(before, after):
             raise WrongAnswer(
-                say(
-                    "your function changes its input {parameter}, which others may need: write "
-                    "`{parameter} = {parameter} + ...`, not `{parameter} += ...`",
-                    parameter=parameter,
-                )
+                "your function changes its input {parameter}, which others may need: write "
+                "`{parameter} = {parameter} + ...`, not `{parameter} += ...`",
+                parameter=parameter,
             )
     check_gradients(name, function, inputs)
     check_in_model(path, name, function)
@@ -156,8 +151,9 @@ def called(function: Function, inputs: list[Any], path: Path, name: str) -> Any:
             for parameter, one in zip(parameters(name), inputs, strict=True)
             if isinstance(one, Tensor | int)
         )
-        text = say("{error}\nThe inputs were {shapes}.", error=own_error(error, path), shapes=shapes)
-        raise WrongAnswer(text) from None
+        raise WrongAnswer(
+            "{error}\nThe inputs were {shapes}.", error=own_error(error, path), shapes=shapes
+        ) from None
 
 
 def own_error(error: BaseException, path: Path) -> str:
@@ -180,22 +176,18 @@ def at_line(path: Path, number: int | None, code: str | None, said: str) -> str:
 def compare(name: str, inputs: list[Any], yours: Any, ours: Tensor) -> None:
     """Raise the hint for an output that is not ours."""
     if yours is None:
-        raise WrongAnswer(say("your function returns nothing: is `return` missing?"))
+        raise WrongAnswer("your function returns nothing: is `return` missing?")
     if not isinstance(yours, Tensor):
         raise WrongAnswer(
-            say(
-                "your function returns a {kind}; it should return a tensor of shape {shape}",
-                kind=type(yours).__name__,
-                shape=tuple(ours.shape),
-            )
+            "your function returns a {kind}; it should return a tensor of shape {shape}",
+            kind=type(yours).__name__,
+            shape=tuple(ours.shape),
         )
     if yours.dtype != ours.dtype:
         raise WrongAnswer(
-            say(
-                "your output has the dtype {yours}; expected {ours}",
-                yours=str(yours.dtype),
-                ours=str(ours.dtype),
-            )
+            "your output has the dtype {yours}; expected {ours}",
+            yours=str(yours.dtype),
+            ours=str(ours.dtype),
         )
     yours = yours.detach()
     if equal(yours, ours):
@@ -203,12 +195,10 @@ def compare(name: str, inputs: list[Any], yours: Any, ours: Tensor) -> None:
     found = next((say(hint) for hint, output in faults(name, inputs) if equal(yours, output)), None)
     if yours.shape != ours.shape:
         raise WrongAnswer(
-            say(
-                "your output has shape {yours}, expected {ours}: {hint}",
-                yours=tuple(yours.shape),
-                ours=tuple(ours.shape),
-                hint=found or guess(name, inputs, yours, ours),
-            )
+            "your output has shape {yours}, expected {ours}: {hint}",
+            yours=tuple(yours.shape),
+            ours=tuple(ours.shape),
+            hint=found or guess(name, inputs, yours, ours),
         )
     raise WrongAnswer(found or difference(yours, ours))
 
@@ -277,11 +267,9 @@ def check_gradients(name: str, function: Function, inputs: list[Any]) -> None:
                 else say("a wrong gradient reaches {parameter}", parameter=parameter)
             )
             raise WrongAnswer(
-                say(
-                    "the values are right, but {fault}, so it cannot be trained through it: leave out "
-                    "`detach`, `no_grad`, `item` and the like",
-                    fault=fault,
-                )
+                "the values are right, but {fault}, so it cannot be trained through it: leave out "
+                "`detach`, `no_grad`, `item` and the like",
+                fault=fault,
             )
 
 
@@ -317,11 +305,9 @@ def check_in_model(path: Path, name: str, function: Function) -> None:
         found = called(function, large, path, name)
         if not equal(found, SOLUTIONS[name](*large)):
             raise WrongAnswer(
-                say(
-                    "for logits of 1000 your loss is {found:.4g}, expected 1000: use `log_softmax`, which "
-                    "does not overflow, and not the logarithm of the softmax",
-                    found=float(found),
-                )
+                "for logits of 1000 your loss is {found:.4g}, expected 1000: use `log_softmax`, which "
+                "does not overflow, and not the logarithm of the softmax",
+                found=float(found),
             )
 
 

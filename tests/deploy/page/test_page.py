@@ -37,7 +37,7 @@ class FakeTab:
                 {
                     "seconds": 0.1,
                     "outputs": list(
-                        map(str, (proof.outputs_of(model, picture)[0] + change * (at >= right)).tolist())
+                        map(str, (proof.outputs_of(model, [picture])[0] + change * (at >= right)).tolist())
                     ),
                     "pixels": picture.pixels.flatten().tolist(),
                 }

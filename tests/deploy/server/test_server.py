@@ -461,7 +461,7 @@ def test_model_that_cannot_be_loaded_ends_all_workers_in_one_error(capfd: pytest
     handlers = {signum: signal.getsignal(signum) for signum in signals}
     try:
         with listen(Settings(port=0)) as port, pytest.raises(UserError, match=r"^no such model$"):
-            supervise(no_model, Settings(workers=2, access_log=False), None, port)
+            supervise(http_server.Deployment(no_model, Settings(workers=2, access_log=False)), port)
         (stops,) = {signal.getsignal(signum).__code__ for signum in signals}  # all of them as SIGHUP
         assert "STOP" in stops.co_names
     finally:

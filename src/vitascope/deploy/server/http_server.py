@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import functools
 import heapq
 import itertools
@@ -54,6 +55,17 @@ START = b"HTTP/1.1 "
 """The first bytes of every response."""
 
 OpenEngine = Callable[[], "Engine"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Deployment:
+    """What a server process serves, and how; a process that is started gets it as a pickle."""
+
+    open_engine: OpenEngine
+    settings: Settings
+    token: str | None = None
+    beside: OpenEngine | None = None
+
 
 log = logging.getLogger("vitascope.server")
 
@@ -347,14 +359,7 @@ def heeds_hangup() -> bool:
 
 
 def run(
-    open_engine: OpenEngine,
-    settings: Settings,
-    token: str | None,
-    port: socket.socket,
-    *,
-    beside: OpenEngine | None = None,
-    parent: int | None = None,
-    wait_for_model: bool = False,
+    deployment: Deployment, port: socket.socket, parent: int | None = None, *, wait_for_model: bool = False
 ) -> None:
     """Serve on a listening socket until a signal; raises the error of a model that cannot be loaded."""
     from vitascope.deploy.server.app import create_app  # heavy: not for the process that supervises workers
@@ -362,7 +367,7 @@ def run(
     sys.setswitchinterval(SWITCH_INTERVAL)
     logging.basicConfig(format="%(asctime)s %(message)s", level=logging.WARNING)
     logging.getLogger("vitascope.access").setLevel(logging.INFO)
-    app = create_app(open_engine, settings, token, beside=beside, wait_for_model=wait_for_model)
+    app = create_app(**vars(deployment), wait_for_model=wait_for_model)
     service: Service = app.state.service
     server = server_of(app, parent)
     if heeds_hangup():
