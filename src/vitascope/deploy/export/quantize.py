@@ -183,19 +183,20 @@ def calibration_and_test(
             "int8 is calibrated and measured on labelled images, and the model is not a run, whose images "
             "could be used: give data, a folder with one folder per class"
         )
-    given = None if calibration is None else open_data(calibration, labelled=False).train.sources
-    if data is not None and (run is not None or given is not None):
-        test = open_for_evaluation(data, class_names)
-        if given is None:
-            assert run is not None
-            given = run.open_data().splits.train.sources
-        return given, test
-    if run is not None:
+    train: ImageSet | None = None
+    if data is None:
+        assert run is not None
         train, test = splits_of_run(run, class_names)
-    else:
-        assert data is not None
+    elif run is None and calibration is None:
         train, test = splits_of_data(data, class_names)
-    return (train.sources if given is None else given), test
+    else:
+        test = open_for_evaluation(data, class_names)
+    if calibration is not None:
+        train = open_data(calibration, labelled=False).train
+    elif train is None:
+        assert run is not None
+        train = run.open_data().splits.train
+    return train.sources, test
 
 
 def quantize_file(

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from vitascope.data.decoding import ImageSource
 from vitascope.deploy.export.export import TOLERANCES, check_agreement
-from vitascope.deploy.page.browser import BrowserError, Tab, address_of, opened
+from vitascope.deploy.page.browser import BrowserError, Tab, opened
 from vitascope.deploy.page.samples import shrunk
 from vitascope.errors import UserError
 from vitascope.model.heads import scores
@@ -169,7 +169,7 @@ def computed(
     """Open a page from the disk in a browser without a network, and have each of its models compute its
     pictures, one by one; raises BrowserError as `prove`."""
     work = sum(len(pictures) * model.config.flops for model, pictures in models)
-    with opened(program, address_of(file), len(models) * PATIENCE + work / SLOWEST) as tab:
+    with opened(program, file.absolute().as_uri(), len(models) * PATIENCE + work / SLOWEST) as tab:
         found = [
             computed_by(tab, source, model, pictures)
             for source, (model, pictures) in zip(SOURCES, models, strict=False)

@@ -89,7 +89,7 @@ def choose_samples(
         titles = [title_of(sources[place], place) for place in chosen]
         description = some_of(len(chosen), len(sources), "given picture")
     pictures = [
-        small_picture(str(number), title, sources[place], engine.preprocess)
+        SamplePicture(str(number), title, *encoded(shrunk(engine.preprocess, sources[place], LONGEST)), ())
         for number, (place, title) in enumerate(zip(chosen, titles, strict=True))
     ]
     return Samples(pictures, description if pictures else "none")
@@ -113,11 +113,6 @@ def title_of(source: ImageSource, place: int) -> str:
     """The name of a picture's file without its folders, which are the reader's own."""
     name = source_name(source)
     return f"picture {place + 1}" if name.startswith("<") else PurePath(name).name
-
-
-def small_picture(name: str, title: str, source: ImageSource, preprocess: Preprocess) -> SamplePicture:
-    """A picture in the model's colours, of at most `LONGEST` and `MOST_BYTES`."""
-    return SamplePicture(name, title, *encoded(shrunk(preprocess, source, LONGEST)), ())
 
 
 def shrunk(preprocess: Preprocess, source: ImageSource, longest: int) -> Image.Image:
