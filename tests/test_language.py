@@ -50,7 +50,10 @@ COMPARED = {
 
 def marked_in_python(path: Path) -> set[str]:
     """Literal texts of `say`, and nouns of `counted` where it comes from `vitascope.language`."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
+    source = path.read_text(encoding="utf-8")
+    if "vitascope.language" not in source:
+        return set()
+    tree = ast.parse(source)
     imported = {
         alias.name
         for node in ast.walk(tree)
