@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from vitascope.language import say
 from vitascope.learn.exercises import is_begun, path_of
 from vitascope.learn.faults import Function, faults
-from vitascope.learn.places import OPTIONS, place
+from vitascope.learn.places import OPTIONS, place_functions
 from vitascope.learn.solutions import SOLUTIONS
 from vitascope.model.config import ViTConfig
 from vitascope.model.vit import VisionTransformer
@@ -129,7 +129,7 @@ def check_function(path: Path, name: str, function: Function) -> None:
             "with its inputs only"
         )
     ours = SOLUTIONS[name](*inputs)
-    compare(name, inputs, yours, ours)
+    compare_output(name, inputs, yours, ours)
     for parameter, before, after in zip(parameters(name), inputs, given, strict=True):
         if isinstance(before, Tensor) and not torch.equal(before, after):
             raise WrongAnswer(
@@ -173,7 +173,7 @@ def at_line(path: Path, number: int | None, code: str | None, said: str) -> str:
     return say("{path}, line {number}: {code}\n{said}", path=path, number=number, code=code, said=said)
 
 
-def compare(name: str, inputs: list[Any], yours: Any, ours: Tensor) -> None:
+def compare_output(name: str, inputs: list[Any], yours: Any, ours: Tensor) -> None:
     """Raise the hint for an output that is not ours."""
     if yours is None:
         raise WrongAnswer("your function returns nothing: is `return` missing?")
@@ -289,13 +289,13 @@ def gradients(function: Function, inputs: list[Any]) -> list[Tensor | None]:
 def check_in_model(path: Path, name: str, function: Function) -> None:
     """Compare logits and loss with the reader's function and with ours, in a model of another shape."""
     model, images, labels = model_and_images(2, OTHER_SHAPE)
-    expected = run(model, {}, images, labels)
+    expected = logits_and_loss(model, {}, images, labels)
     at_fault = say(
         "Right for one model and 3 images, but not for a model of another width and 2 images of another "
         "size: take all sizes from the inputs"
     )
     try:
-        yours = run(model, {name: function}, images, labels)
+        yours = logits_and_loss(model, {name: function}, images, labels)
     except Exception as error:  # noqa: BLE001 - whatever a reader's file raises
         raise WrongAnswer(f"{own_error(error, path)}\n{at_fault}") from None
     if not all(map(equal, yours, expected)):
@@ -311,11 +311,11 @@ def check_in_model(path: Path, name: str, function: Function) -> None:
             )
 
 
-def run(
+def logits_and_loss(
     model: VisionTransformer, functions: Mapping[str, Function], images: Tensor, labels: Tensor
 ) -> tuple[Tensor, Tensor]:
     """The logits and the loss, with functions in the places of ours."""
-    place(model, functions)
+    place_functions(model, functions)
     logits = model(images)
     return logits, functions.get("loss", F.cross_entropy)(logits, labels)
 
@@ -345,7 +345,7 @@ def inputs_of(name: str) -> list[Any]:
         return SOLUTIONS[name](*inputs)
 
     model, images, labels = model_and_images(3, SHAPE_OF_INPUTS)
-    run(model, {name: record}, images, labels)
+    logits_and_loss(model, {name: record}, images, labels)
     return found[0]
 
 

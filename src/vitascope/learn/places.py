@@ -16,7 +16,7 @@ OPTIONS = {"qkv_bias": "none", "linear_bias": False, "patch_bias": False, "pool"
 """Options of a model that computes the paper's equations as they stand there, without biases."""
 
 
-def place(model: VisionTransformer, functions: Mapping[str, Function]) -> None:
+def place_functions(model: VisionTransformer, functions: Mapping[str, Function]) -> None:
     """Replace the parts of a model with `OPTIONS` by functions, by exercise; its weights stay.
 
     The loss has no place in a model.

@@ -23,13 +23,7 @@ from tests.deploy.server.served import encoded, play, serving
 from tests.model import small_config, small_model, small_resnet, with_preprocess
 from vitascope.data.preprocess import Preprocess
 from vitascope.deploy.export import export as exporting
-from vitascope.deploy.export.export import (
-    check_agreement,
-    default_path,
-    export,
-    spread,
-    usage,
-)
+from vitascope.deploy.export.export import check_agreement, default_path, evenly_spaced, export, usage
 from vitascope.deploy.export.formats import FORMATS, Format
 from vitascope.errors import UserError
 from vitascope.model.vit import VisionTransformer
@@ -524,7 +518,7 @@ def test_example_program_for_tensors_and_unnamed_classes_compiles(suffix: str) -
 
 @pytest.mark.parametrize("count", [0, 1, 7, 8, 9, 15, 16, 1000])
 def test_pictures_to_compare_on_are_from_all_parts_of_the_images(count: int) -> None:
-    chosen = spread(range(count), 8)
+    chosen = evenly_spaced(range(count), 8)
     assert len(chosen) == min(count, 8)
     gaps = [after - before for before, after in pairwise([*chosen, count])]
     assert all(count // 8 <= gap <= count // 8 + 1 for gap in gaps)

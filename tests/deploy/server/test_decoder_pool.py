@@ -29,7 +29,7 @@ from tests.deploy.server.served import (
 from vitascope.data.decoding import ImageSource
 from vitascope.data.preprocess import Pixels
 from vitascope.deploy.server.decoder_pool import UNKNOWN, DecoderPool, announced_pixels
-from vitascope.deploy.server.decoder_process import DecodeError, DecodeOptions, decode
+from vitascope.deploy.server.decoder_process import DecodeError, DecodeOptions, decode_picture
 from vitascope.deploy.server.rejections import Expired, Rejection
 
 ENDLESS = encoded(np.zeros((readers.ENDLESS, 4), dtype=np.uint8))
@@ -137,7 +137,7 @@ def test_pictures_with_too_many_parts_and_unusual_formats_are_rejected(content: 
         raise AssertionError("it was decoded")
 
     with pytest.raises(DecodeError, match=message) as rejected:
-        decode(content, options(never))
+        decode_picture(content, options(never))
     assert rejected.value.status == (413 if "limit" in message else 422)
 
 
@@ -147,7 +147,7 @@ def test_jpeg_of_many_pixels_whose_data_end_after_a_kilobyte_is_rejected(progres
     frame, scan = whole.index(b"\xff\xc2" if progressive else b"\xff\xc0"), whole.index(b"\xff\xda")
     larger = whole[: frame + 5] + 2 * (7000).to_bytes(2, "big") + whole[frame + 9 : scan + 1000] + b"\xff\xd9"
     with pytest.raises(DecodeError, match="truncated") as rejected:
-        decode(larger, options(readers.FIT.pixels))
+        decode_picture(larger, options(readers.FIT.pixels))
     assert rejected.value.status == 422
 
 
@@ -163,7 +163,7 @@ def test_jpeg_of_many_pixels_whose_data_end_after_a_kilobyte_is_rejected(progres
     ],
 )
 def test_pictures_as_encoders_write_them_are_decoded(content: bytes) -> None:
-    assert decode(content, options(readers.FIT.pixels)).shape == (1, 4, 4)
+    assert decode_picture(content, options(readers.FIT.pixels)).shape == (1, 4, 4)
 
 
 def test_size_in_the_header_is_known_without_decoding() -> None:

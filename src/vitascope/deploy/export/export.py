@@ -202,12 +202,12 @@ def images_to_compare(
     """The pictures on which file and model are compared, and what they are in words."""
     if images is not None and (given := as_pictures(images)):
         return given, "the given pictures"
-    if (found := tests()) and (own := spread(found.sources)):
+    if (found := tests()) and (own := evenly_spaced(found.sources)):
         return own, "the run's own test images"
     return sample_pictures(), "parts of scikit-learn's photographs"
 
 
-def spread(items: Sequence[Item], most: int = COMPARED) -> list[Item]:
+def evenly_spaced(items: Sequence[Item], most: int = COMPARED) -> list[Item]:
     """At most `most` items, from all parts of a sequence."""
     count = min(len(items), most)
     return [items[place * len(items) // count] for place in range(count)]

@@ -226,7 +226,7 @@ def quantize_file(
         test = test.in_classes(plain.class_names, f"the {test.name} images")
     exact = measure(plain, batches_of(plain, test))
     make_folder(target.parent)
-    check_room(target, size_of(plain))  # an ONNX file is written once more in fp32
+    check_room(target, exported_size(plain))  # an ONNX file is written once more in fp32
     with tempfile.TemporaryDirectory(prefix=".int8-", dir=target.parent) as aside:
         losses: dict[str, float] = {}
         for share in FLOAT_SHARES:
@@ -289,7 +289,7 @@ def compare_files(
     first, second = (
         Measured(
             precision=engine.stored_precision,
-            size=size_of(engine),
+            size=exported_size(engine),
             seconds=statistics.median(seconds),
         )
         for engine, seconds in zip(engines, times, strict=True)
@@ -304,6 +304,6 @@ def compare_files(
     )
 
 
-def size_of(engine: ExportedEngine) -> int:
+def exported_size(engine: ExportedEngine) -> int:
     """Bytes of an exported model's files."""
     return sum(file.stat().st_size for file in files_of(engine.path))

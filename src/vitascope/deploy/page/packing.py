@@ -15,7 +15,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from vitascope.deploy.server.attention_pack import signed
+from vitascope.deploy.server.attention_pack import to_signed_bytes
 from vitascope.errors import UserError
 from vitascope.model.attention import KeylessLinear
 from vitascope.model.config import ViTConfig
@@ -83,7 +83,7 @@ def rounded(model: VisionTransformer, rounding: Rounding) -> VisionTransformer:
                 raise UserError(f"{name}.weight is too large for float16: use weights int8")
             matrix = matrix.half().float()
         elif rounding == "int8":
-            levels, scales = signed(matrix)
+            levels, scales = to_signed_bytes(matrix)
             matrix = levels * scales[:, None]
         layer.weight.data = matrix.view_as(layer.weight)
     return rounded_copy
@@ -101,7 +101,7 @@ def packed(model: VisionTransformer, rounding: Rounding) -> dict[str, Tensor]:
         if layer in matrices and kind == "weight":
             matrix = value.flatten(1)
             if rounding == "int8":
-                tensors[name], tensors[f"{name}.scales"] = signed(matrix)
+                tensors[name], tensors[f"{name}.scales"] = to_signed_bytes(matrix)
             else:
                 tensors[name] = matrix.half() if rounding == "fp16" else matrix
         elif layer in matrices and isinstance(matrices[layer], KeylessLinear):

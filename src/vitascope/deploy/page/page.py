@@ -17,7 +17,7 @@ from safetensors.torch import save
 
 from vitascope.arguments import checked
 from vitascope.data.decoding import ImageSource
-from vitascope.deploy.export.export import default_path, images_to_compare, own_tests, spread
+from vitascope.deploy.export.export import default_path, evenly_spaced, images_to_compare, own_tests
 from vitascope.deploy.export.formats import check_path
 from vitascope.deploy.page.browser import find_browser
 from vitascope.deploy.page.document import document, programs
@@ -30,7 +30,7 @@ from vitascope.deploy.page.packing import (
     program_options,
     rounded,
 )
-from vitascope.deploy.page.proof import HeldModel, Proof, compared_picture, naming, outputs_of, prove
+from vitascope.deploy.page.proof import HeldModel, Proof, compared_picture, model_outputs, naming_model, prove
 from vitascope.deploy.page.samples import Samples, choose_samples
 from vitascope.deploy.server.attention_pack import NO_HEAD, token_names, what_fits
 from vitascope.deploy.server.page_content import web_files
@@ -136,13 +136,13 @@ def page(
     loaded = [load_with_run(ref) for ref in refs]
     vits = []
     for (vit, _), label in zip(loaded, labels, strict=True):
-        with naming(label):
+        with naming_model(label):
             vits.append(check_held(vit))
-    check_size(vits, weights)
+    check_page_size(vits, weights)
     tests = cache(lambda: own_tests(loaded[0][1]))
     sources, compared_on = images_to_compare(images, tests)
     models = [
-        hold(vit, ref, label, weights, spread(sources, COMPARED))
+        hold_model(vit, ref, label, weights, evenly_spaced(sources, COMPARED))
         for vit, ref, label in zip(vits, refs, labels, strict=True)
     ]
     offered = choose_samples(samples, models[0].engine, tests)
@@ -158,7 +158,7 @@ def page(
     first, *others = [
         ModelResult(
             rounding=agreement(
-                outputs_of(each.engine.model, each.pictures), each.outputs, outputs=each.compared
+                model_outputs(each.engine.model, each.pictures), each.outputs, outputs=each.compared
             ),
             proof=proof,
         )
@@ -180,7 +180,7 @@ def reference(model: VisionModel | str | os.PathLike[str]) -> str:
     return os.fspath(model) if isinstance(model, str | os.PathLike) else ""
 
 
-def hold(
+def hold_model(
     model: VisionTransformer,
     ref: VisionModel | str | os.PathLike[str],
     label: str,
@@ -188,15 +188,15 @@ def hold(
     sources: Sequence[ImageSource],
 ) -> HeldModel:
     """Round a model, and compute its pixels and outputs of the pictures to compare on."""
-    with naming(label):
+    with naming_model(label):
         own, held = rounded(model, "fp32"), rounded(model, weights)
     engine = TorchEngine(own, device="cpu")
     engine.name = name_of(ref) if isinstance(ref, str | os.PathLike) else ""
     pictures = [compared_picture(own, source) for source in sources]
-    return HeldModel(label, engine, held, pictures, outputs_of(held, pictures))
+    return HeldModel(label, engine, held, pictures, model_outputs(held, pictures))
 
 
-def check_size(models: Sequence[VisionTransformer], weights: Rounding) -> None:
+def check_page_size(models: Sequence[VisionTransformer], weights: Rounding) -> None:
     """Reject models whose page a browser could not hold."""
     parameters = sum(each.config.num_parameters for each in models)
     sizes = {other: parameters * bytes_each * 4 / 3 / 1e6 for other, bytes_each in BYTES.items()}  # of base64

@@ -116,7 +116,7 @@ class ComparedPicture(NamedTuple):
 
 
 @contextmanager
-def naming(label: str) -> Iterator[None]:
+def naming_model(label: str) -> Iterator[None]:
     """Put the label of a model, if it has one, before an error about it."""
     try:
         yield
@@ -134,7 +134,7 @@ def compared_picture(model: VisionTransformer, source: ImageSource) -> ComparedP
 
 
 @torch.inference_mode()
-def outputs_of(model: VisionModel, pictures: Sequence[ComparedPicture]) -> Tensor:
+def model_outputs(model: VisionModel, pictures: Sequence[ComparedPicture]) -> Tensor:
     """Logits (n, K) of n pictures or, without a head, features (n, D)."""
     preprocess = preprocess_of(model)
     return torch.cat([model(preprocess.normalize(picture.pixels)) for picture in pictures])
@@ -148,7 +148,7 @@ def prove(program: str, file: Path, models: Sequence[HeldModel], name: str) -> l
         UserError: outputs that differ.
     """
     proofs = []
-    all_answers = computed(program, file, [(each.rounded, each.pictures) for each in models])
+    all_answers = computed_in_browser(program, file, [(each.rounded, each.pictures) for each in models])
     for model, answers in zip(models, all_answers, strict=True):
         expected, outputs = model.outputs, answers.outputs
         proof = Proof(
@@ -157,13 +157,13 @@ def prove(program: str, file: Path, models: Sequence[HeldModel], name: str) -> l
             agreement=agreement(expected, outputs, TOLERANCES["pictures"], model.compared),
             probabilities=probabilities_apart(model.rounded, outputs, expected),
         )
-        with naming(model.label):
+        with naming_model(model.label):
             check_agreement(proof.agreement, name)
         proofs.append(proof)
     return proofs
 
 
-def computed(
+def computed_in_browser(
     program: str, file: Path, models: Sequence[tuple[VisionTransformer, Sequence[ComparedPicture]]]
 ) -> list[Computed]:
     """Open a page from the disk in a browser without a network, and have each of its models compute its

@@ -14,7 +14,7 @@ from PIL import Image
 from vitascope.data.decoding import ImageSource, as_pictures, source_name
 from vitascope.data.preprocess import Preprocess
 from vitascope.data.splits import ImageSet
-from vitascope.deploy.export.export import spread
+from vitascope.deploy.export.export import evenly_spaced
 from vitascope.deploy.server.page_content import SamplePicture, samples_for
 from vitascope.errors import UserError
 from vitascope.formatting import counted
@@ -85,7 +85,7 @@ def choose_samples(
         description = f"{some_of(len(chosen), len(sources), name)} of the run"
     else:
         sources = as_pictures(given)
-        chosen = spread(range(len(sources)), MOST)
+        chosen = evenly_spaced(range(len(sources)), MOST)
         titles = [title_of(sources[place], place) for place in chosen]
         description = some_of(len(chosen), len(sources), "given picture")
     pictures = [
@@ -98,7 +98,7 @@ def choose_samples(
 def some_of_each_class(images: ImageSet, most: int) -> list[int]:
     """The indices of at most `most` images: of every class as many as of the others, as far as possible."""
     if images.targets is None:
-        return spread(range(len(images)), most)
+        return evenly_spaced(range(len(images)), most)
     turns = itertools.zip_longest(*(places.tolist() for places in images.targets.by_class()))
     places = (place for turn in turns for place in turn if place is not None)
     return sorted(itertools.islice(dict.fromkeys(places), most))

@@ -63,7 +63,7 @@ class DecodeError(Exception):
         self.status = status
 
 
-def decode(content: bytes, options: DecodeOptions) -> Pixels:
+def decode_picture(content: bytes, options: DecodeOptions) -> Pixels:
     """Return a picture's pixels, uint8 (C, H, W).
 
     `DecodeError`: 413, over a limit; 422, broken, of another format, or in more parts than encoders write.
@@ -150,7 +150,7 @@ def main() -> None:
 
 def _result(content: bytes, options: DecodeOptions) -> tuple[int, tuple[int, ...], bytes | memoryview]:
     try:
-        pixels = decode(content, options)
+        pixels = decode_picture(content, options)
     except DecodeError as error:
         return error.status, (0, 0, 0), str(error).encode()
     except Exception:  # noqa: BLE001 - the server raises it

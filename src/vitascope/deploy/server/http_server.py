@@ -320,7 +320,7 @@ def heeds_hangup() -> bool:
     return signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN
 
 
-def run(
+def serve_until_signal(
     deployment: Deployment, port: socket.socket, parent: int | None = None, *, wait_for_model: bool = False
 ) -> None:
     """Serve on a listening socket until a signal; raises the error of a model that cannot be loaded."""

@@ -56,7 +56,7 @@ def serve(
         other = None if beside is None else functools.partial(opening, beside)
         deployment = http_server.Deployment(functools.partial(opening, ref), settings, token, other)
         if settings.workers == 1:
-            http_server.run(deployment, port)
+            http_server.serve_until_signal(deployment, port)
         else:
             supervise(deployment, port)
 
@@ -185,9 +185,9 @@ def work(
     wait_for_model: bool,
 ) -> None:
     """Serve in a worker process."""
-    from vitascope.deploy.server.http_server import run
+    from vitascope.deploy.server.http_server import serve_until_signal
 
     try:
-        run(deployment, port, parent, wait_for_model=wait_for_model)
+        serve_until_signal(deployment, port, parent, wait_for_model=wait_for_model)
     except UserError as error:
         reasons.send_bytes(str(error).encode()[:4000])  # more might be mixed with another worker's
