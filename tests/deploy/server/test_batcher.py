@@ -313,6 +313,19 @@ async def test_abandoned_long_work_ends_after_its_current_part(end: str) -> None
             assert (await scene.ask(4)).value == 8
 
 
+async def test_part_of_long_work_in_the_queue_is_ahead_of_a_prediction() -> None:
+    async with playing() as scene:
+        work, long = LongWork("explain"), Long(1)
+        work.part.learn(seconds=4000.0, items=1)
+        long.go.release()
+        explaining = scene.ask(long, work=work)
+        await turns()
+        with pytest.raises(Overloaded, match="4000"):
+            scene.batcher.check_room(scene.work, within(2000))
+        scene.model.go.set()
+        await explaining
+
+
 async def test_long_tasks_run_one_after_another_and_fail_independently() -> None:
     async with playing(held=False) as scene:
 
