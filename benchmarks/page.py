@@ -22,7 +22,13 @@ from reports import command_line, markdown_table, note, publish
 from vitascope.data.datasets import open_data
 from vitascope.deploy.page.browser import find_browser
 from vitascope.deploy.page.packing import rounded
-from vitascope.deploy.page.proof import Computed, compared_picture, computed, outputs_of, probabilities_apart
+from vitascope.deploy.page.proof import (
+    Computed,
+    compared_picture,
+    computed_in_browser,
+    model_outputs,
+    probabilities_apart,
+)
 from vitascope.model.vit import VisionTransformer
 
 HEADER = (
@@ -55,13 +61,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     for name in arguments.models:
         model = load(name)
         given = [compared_picture(model, picture) for picture in pictures]
-        own = torch.cat([outputs_of(model, picture) for picture in given])
+        own = model_outputs(model, given)
         for weights in arguments.weights:
             held = rounded(model, weights)
             with tempfile.TemporaryDirectory() as folder:
                 done = vs.page(model, Path(folder) / "page.html", weights=weights, unproved=True)
-                [found], size = computed(program, done.path, [(held, given)]), done.size
-            also = torch.cat([outputs_of(held, picture) for picture in given])
+                [found], size = computed_in_browser(program, done.path, [(held, given)]), done.size
+            also = model_outputs(held, given)
             rows.append(row(name, weights, size, found, held, own, also))
             note(" ".join(rows[-1]))
     measured = f"{arguments.pictures} test pictures of {arguments.data}, one by one; {found.kernel}"

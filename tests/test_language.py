@@ -50,7 +50,10 @@ COMPARED = {
 
 def marked_in_python(path: Path) -> set[str]:
     """Literal texts of `say`, and nouns of `counted` where it comes from `vitascope.language`."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
+    source = path.read_text(encoding="utf-8")
+    if "vitascope.language" not in source:
+        return set()
+    tree = ast.parse(source)
     imported = {
         alias.name
         for node in ast.walk(tree)
@@ -59,8 +62,9 @@ def marked_in_python(path: Path) -> set[str]:
     }
     found = set()
     for node in ast.walk(tree):
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in imported:
-            place = {"say": 0, "counted": 1}.get(node.func.id)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+            place = {"say": 0, "counted": 1}.get(node.func.id) if node.func.id in imported else None
+            place = 0 if node.func.id == "WrongAnswer" else place
             if place is not None and isinstance(node.args[place], ast.Constant):
                 text = node.args[place].value
                 found.add(text if place == 0 else f"# {text}s")

@@ -19,7 +19,7 @@ from vitascope.deploy.page import page as page_module
 from vitascope.deploy.page.document import START
 from vitascope.deploy.page.packing import packed
 from vitascope.deploy.page.page import PageResult
-from vitascope.deploy.page.proof import compared_picture, outputs_of
+from vitascope.deploy.page.proof import compared_picture, model_outputs
 from vitascope.errors import UserError
 from vitascope.model.vit import VisionTransformer
 from vitascope.weights.preprocess import preprocess_of
@@ -188,7 +188,7 @@ def test_browser_without_webassembly_computes_in_plain_arrays_and_says_so(
         visit.page.goto(done.path.as_uri())
         found = visit.page.evaluate(ASK, base64.b64encode(encoded(photograph(), "PNG")).decode())
         own = model()
-        [expected] = outputs_of(own, compared_picture(own, photograph()))
+        [expected] = model_outputs(own, [compared_picture(own, photograph())])
         torch.testing.assert_close(torch.tensor(found["outputs"]), expected, atol=1e-4, rtol=1e-4)
         assert visit.page.evaluate("vitascopeModules['server.js'].computing()").startswith("plain arrays")
         assert visit.faults == []

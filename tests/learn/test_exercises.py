@@ -11,7 +11,7 @@ import torch
 from tests.model import small_model
 from tests.test_walkthrough import HAN
 from vitascope.errors import UserError
-from vitascope.learn.checking import SHAPE_OF_INPUTS, check, inputs_of, model_and_images, run
+from vitascope.learn.checking import SHAPE_OF_INPUTS, check, inputs_of, logits_and_loss, model_and_images
 from vitascope.learn.exercises import (
     NAMES,
     TO_WRITE,
@@ -21,7 +21,7 @@ from vitascope.learn.exercises import (
     solution_text,
     write_exercises,
 )
-from vitascope.learn.places import place
+from vitascope.learn.places import place_functions
 from vitascope.learn.practice import practice
 from vitascope.learn.solutions import SOLUTIONS
 
@@ -89,14 +89,14 @@ def test_folder_of_other_files_is_left_alone(tmp_path: Path) -> None:
 @pytest.mark.parametrize("names", [*((name,) for name in NAMES), NAMES], ids="+".join)
 def test_functions_in_their_places_give_the_logits_and_the_loss_of_the_model(names: tuple[str, ...]) -> None:
     model, images, labels = model_and_images(2, SHAPE_OF_INPUTS)
-    before = run(model, {}, images, labels)
+    before = logits_and_loss(model, {}, images, labels)
     keys = list(model.state_dict())
     calls = []
 
     def counted(name):
         return lambda *inputs: calls.append(name) or SOLUTIONS[name](*inputs)
 
-    after = run(model, {name: counted(name) for name in names}, images, labels)
+    after = logits_and_loss(model, {name: counted(name) for name in names}, images, labels)
     assert set(calls) == set(names)
     assert list(model.state_dict()) == keys
     for ours, theirs in zip(before, after, strict=True):
@@ -107,7 +107,7 @@ def test_other_models_keep_their_parts() -> None:
     model, other = small_model().eval(), small_model().eval()
     images = torch.randn(2, 3, *model.config.image_hw)
     before = other(images)
-    place(model, {"mlp": lambda z, W_1, W_2: 1 / 0})
+    place_functions(model, {"mlp": lambda z, W_1, W_2: 1 / 0})
     with pytest.raises(ZeroDivisionError):
         model(images)
     assert torch.equal(other(images), before)

@@ -82,9 +82,9 @@ class Export:
         if self.calibration is not None:
             raise UserError("--calibration needs --int8")
         from vitascope.data.datasets import open_pictures
-        from vitascope.deploy.export.export import export, spread
+        from vitascope.deploy.export.export import evenly_spaced, export
 
-        images = None if self.data is None else spread(open_pictures(self.data))
+        images = None if self.data is None else evenly_spaced(open_pictures(self.data))
         done = export(self.model, self.out, images=images, features=self.features, **common)
         compared_on = done.compared_on if self.data is None else f"images of {self.data}"
         for file in done.files:
@@ -161,11 +161,11 @@ class Page:
     def call(self) -> None:
         """Write, prove, print. SIGINT and SIGTERM end the browser too, and leave no file."""
         from vitascope.data.datasets import open_pictures
-        from vitascope.deploy.export.export import spread
+        from vitascope.deploy.export.export import evenly_spaced
         from vitascope.deploy.page.page import page
 
         samples = self._given_samples()
-        images = None if self.data is None else spread(open_pictures(self.data))
+        images = None if self.data is None else evenly_spaced(open_pictures(self.data))
         with exiting_if_stopped("no page is kept"):
             options = {name: getattr(self, name) for name in ("beside", "weights", "browser", "unproved")}
             done = page(self.model, self.out, images=images, samples=samples, **options)

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from vitascope.language import say
 from vitascope.learn.exercises import is_begun, path_of
 from vitascope.learn.faults import Function, faults
-from vitascope.learn.places import OPTIONS, place
+from vitascope.learn.places import OPTIONS, place_functions
 from vitascope.learn.solutions import SOLUTIONS
 from vitascope.model.config import ViTConfig
 from vitascope.model.vit import VisionTransformer
@@ -56,7 +56,10 @@ class Answer:
 
 
 class WrongAnswer(Exception):  # noqa: N818 - it is no error of the program
-    """An answer is wrong; the message is the hint."""
+    """An answer is wrong; the message is the hint, `say` of a text and its values."""
+
+    def __init__(self, text: str, **values: object) -> None:
+        super().__init__(say(text, **values))
 
 
 class Printed(io.TextIOBase):
@@ -100,14 +103,12 @@ def function_in(path: Path, name: str) -> Function:
     """The function of a reader's file."""
     if not path.is_file():
         raise WrongAnswer(
-            say(
-                "{path} is a folder, a pipe or a link to nothing: remove it, and it is written again",
-                path=path,
-            )
+            "{path} is a folder, a pipe or a link to nothing: remove it, and it is written again",
+            path=path,
         )
     names = runpy.run_path(str(path))
     if not callable(names.get(name)):
-        raise WrongAnswer(say("{path} has no function `{name}`: keep its name", path=path, name=name))
+        raise WrongAnswer("{path} has no function `{name}`: keep its name", path=path, name=name)
     return names[name]
 
 
@@ -119,28 +120,22 @@ def check_function(path: Path, name: str, function: Function) -> None:
     yours = called(function, given, path, name)
     if torch.get_default_dtype() != torch.float32 or not torch.is_grad_enabled():
         raise WrongAnswer(
-            say(
-                "your file changes torch's default dtype or switches gradients off, which every other "
-                "function shares: leave that out"
-            )
+            "your file changes torch's default dtype or switches gradients off, which every other "
+            "function shares: leave that out"
         )
     if not torch.equal(random, torch.get_rng_state()):
         raise WrongAnswer(
-            say(
-                "your function draws random numbers, such as those of dropout or of a new layer: compute "
-                "with its inputs only"
-            )
+            "your function draws random numbers, such as those of dropout or of a new layer: compute "
+            "with its inputs only"
         )
     ours = SOLUTIONS[name](*inputs)
-    compare(name, inputs, yours, ours)
+    compare_output(name, inputs, yours, ours)
     for parameter, before, after in zip(parameters(name), inputs, given, strict=True):
         if isinstance(before, Tensor) and not torch.equal(before, after):
             raise WrongAnswer(
-                say(
-                    "your function changes its input {parameter}, which others may need: write "
-                    "`{parameter} = {parameter} + ...`, not `{parameter} += ...`",
-                    parameter=parameter,
-                )
+                "your function changes its input {parameter}, which others may need: write "
+                "`{parameter} = {parameter} + ...`, not `{parameter} += ...`",
+                parameter=parameter,
             )
     check_gradients(name, function, inputs)
     check_in_model(path, name, function)
@@ -156,8 +151,9 @@ def called(function: Function, inputs: list[Any], path: Path, name: str) -> Any:
             for parameter, one in zip(parameters(name), inputs, strict=True)
             if isinstance(one, Tensor | int)
         )
-        text = say("{error}\nThe inputs were {shapes}.", error=own_error(error, path), shapes=shapes)
-        raise WrongAnswer(text) from None
+        raise WrongAnswer(
+            "{error}\nThe inputs were {shapes}.", error=own_error(error, path), shapes=shapes
+        ) from None
 
 
 def own_error(error: BaseException, path: Path) -> str:
@@ -177,25 +173,21 @@ def at_line(path: Path, number: int | None, code: str | None, said: str) -> str:
     return say("{path}, line {number}: {code}\n{said}", path=path, number=number, code=code, said=said)
 
 
-def compare(name: str, inputs: list[Any], yours: Any, ours: Tensor) -> None:
+def compare_output(name: str, inputs: list[Any], yours: Any, ours: Tensor) -> None:
     """Raise the hint for an output that is not ours."""
     if yours is None:
-        raise WrongAnswer(say("your function returns nothing: is `return` missing?"))
+        raise WrongAnswer("your function returns nothing: is `return` missing?")
     if not isinstance(yours, Tensor):
         raise WrongAnswer(
-            say(
-                "your function returns a {kind}; it should return a tensor of shape {shape}",
-                kind=type(yours).__name__,
-                shape=tuple(ours.shape),
-            )
+            "your function returns a {kind}; it should return a tensor of shape {shape}",
+            kind=type(yours).__name__,
+            shape=tuple(ours.shape),
         )
     if yours.dtype != ours.dtype:
         raise WrongAnswer(
-            say(
-                "your output has the dtype {yours}; expected {ours}",
-                yours=str(yours.dtype),
-                ours=str(ours.dtype),
-            )
+            "your output has the dtype {yours}; expected {ours}",
+            yours=str(yours.dtype),
+            ours=str(ours.dtype),
         )
     yours = yours.detach()
     if equal(yours, ours):
@@ -203,12 +195,10 @@ def compare(name: str, inputs: list[Any], yours: Any, ours: Tensor) -> None:
     found = next((say(hint) for hint, output in faults(name, inputs) if equal(yours, output)), None)
     if yours.shape != ours.shape:
         raise WrongAnswer(
-            say(
-                "your output has shape {yours}, expected {ours}: {hint}",
-                yours=tuple(yours.shape),
-                ours=tuple(ours.shape),
-                hint=found or guess(name, inputs, yours, ours),
-            )
+            "your output has shape {yours}, expected {ours}: {hint}",
+            yours=tuple(yours.shape),
+            ours=tuple(ours.shape),
+            hint=found or guess(name, inputs, yours, ours),
         )
     raise WrongAnswer(found or difference(yours, ours))
 
@@ -277,11 +267,9 @@ def check_gradients(name: str, function: Function, inputs: list[Any]) -> None:
                 else say("a wrong gradient reaches {parameter}", parameter=parameter)
             )
             raise WrongAnswer(
-                say(
-                    "the values are right, but {fault}, so it cannot be trained through it: leave out "
-                    "`detach`, `no_grad`, `item` and the like",
-                    fault=fault,
-                )
+                "the values are right, but {fault}, so it cannot be trained through it: leave out "
+                "`detach`, `no_grad`, `item` and the like",
+                fault=fault,
             )
 
 
@@ -301,13 +289,13 @@ def gradients(function: Function, inputs: list[Any]) -> list[Tensor | None]:
 def check_in_model(path: Path, name: str, function: Function) -> None:
     """Compare logits and loss with the reader's function and with ours, in a model of another shape."""
     model, images, labels = model_and_images(2, OTHER_SHAPE)
-    expected = run(model, {}, images, labels)
+    expected = logits_and_loss(model, {}, images, labels)
     at_fault = say(
         "Right for one model and 3 images, but not for a model of another width and 2 images of another "
         "size: take all sizes from the inputs"
     )
     try:
-        yours = run(model, {name: function}, images, labels)
+        yours = logits_and_loss(model, {name: function}, images, labels)
     except Exception as error:  # noqa: BLE001 - whatever a reader's file raises
         raise WrongAnswer(f"{own_error(error, path)}\n{at_fault}") from None
     if not all(map(equal, yours, expected)):
@@ -317,19 +305,17 @@ def check_in_model(path: Path, name: str, function: Function) -> None:
         found = called(function, large, path, name)
         if not equal(found, SOLUTIONS[name](*large)):
             raise WrongAnswer(
-                say(
-                    "for logits of 1000 your loss is {found:.4g}, expected 1000: use `log_softmax`, which "
-                    "does not overflow, and not the logarithm of the softmax",
-                    found=float(found),
-                )
+                "for logits of 1000 your loss is {found:.4g}, expected 1000: use `log_softmax`, which "
+                "does not overflow, and not the logarithm of the softmax",
+                found=float(found),
             )
 
 
-def run(
+def logits_and_loss(
     model: VisionTransformer, functions: Mapping[str, Function], images: Tensor, labels: Tensor
 ) -> tuple[Tensor, Tensor]:
     """The logits and the loss, with functions in the places of ours."""
-    place(model, functions)
+    place_functions(model, functions)
     logits = model(images)
     return logits, functions.get("loss", F.cross_entropy)(logits, labels)
 
@@ -359,7 +345,7 @@ def inputs_of(name: str) -> list[Any]:
         return SOLUTIONS[name](*inputs)
 
     model, images, labels = model_and_images(3, SHAPE_OF_INPUTS)
-    run(model, {name: record}, images, labels)
+    logits_and_loss(model, {name: record}, images, labels)
     return found[0]
 
 

@@ -1,6 +1,6 @@
 """Common mistakes of each exercise: what they compute, and the hint for whoever computes the same.
 
-Each function takes the inputs of the exercise of its name, and returns the outputs of wrong answers by hint.
+A function with an exercise's name takes its inputs, and returns the outputs of wrong answers by their hint.
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ Function = Callable[..., Tensor]
 Faults = dict[str, Tensor | tuple[Tensor, ...]]
 
 
-def patches(images: Tensor, E: Tensor, P: int) -> Faults:
-    """Exercise 1."""
+def _patches(images: Tensor, E: Tensor, P: int) -> Faults:
     B, C, H, W = images.shape
     tiles = images.reshape(B, C, H // P, P, W // P, P)
 
@@ -50,9 +49,7 @@ def patches(images: Tensor, E: Tensor, P: int) -> Faults:
     }
 
 
-def positions(embedded: Tensor, x_class: Tensor, E_pos: Tensor) -> Faults:
-    """Exercise 2."""
-
+def _positions(embedded: Tensor, x_class: Tensor, E_pos: Tensor) -> Faults:
     def with_class(patches: Tensor) -> Tensor:
         return torch.cat([x_class.expand(len(patches), -1, -1), patches], dim=1)  # (B, N + 1, D)
 
@@ -77,8 +74,7 @@ def positions(embedded: Tensor, x_class: Tensor, E_pos: Tensor) -> Faults:
     }
 
 
-def attention(q: Tensor, k: Tensor, v: Tensor) -> Faults:
-    """Exercise 3."""
+def _attention(q: Tensor, k: Tensor, v: Tensor) -> Faults:
     products, D_h = q @ k.mT, q.shape[-1]
     scores = products / D_h**0.5  # (B, heads, Q, T)
     A, powers = scores.softmax(-1), scores.exp()
@@ -119,8 +115,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor) -> Faults:
     }
 
 
-def multi_head(z: Tensor, U_qkv: Tensor, U_msa: Tensor, heads: int, attention: Function) -> Faults:
-    """Exercise 4."""
+def _multi_head(z: Tensor, U_qkv: Tensor, U_msa: Tensor, heads: int, attention: Function) -> Faults:
     numbers = z @ U_qkv  # (B, T, 3 D)
 
     def split(heads: int) -> Tensor:
@@ -163,8 +158,7 @@ def multi_head(z: Tensor, U_qkv: Tensor, U_msa: Tensor, heads: int, attention: F
     }
 
 
-def mlp(z: Tensor, W_1: Tensor, W_2: Tensor) -> Faults:
-    """Exercise 5."""
+def _mlp(z: Tensor, W_1: Tensor, W_2: Tensor) -> Faults:
     x = z @ W_1  # (B, T, M)
     return {
         "the GELU is missing: two matrices without it are the same as one": x @ W_2,
@@ -185,9 +179,7 @@ def mlp(z: Tensor, W_1: Tensor, W_2: Tensor) -> Faults:
     }
 
 
-def block(z: Tensor, LN_1: Function, MSA: Function, LN_2: Function, MLP: Function) -> Faults:
-    """Exercise 6."""
-
+def _block(z: Tensor, LN_1: Function, MSA: Function, LN_2: Function, MLP: Function) -> Faults:
     def second(m: Tensor) -> Tensor:
         return MLP(LN_2(m)) + m
 
@@ -236,8 +228,7 @@ def block(z: Tensor, LN_1: Function, MSA: Function, LN_2: Function, MLP: Functio
     }
 
 
-def pool(z: Tensor, LN: Function) -> Faults:
-    """Exercise 7."""
+def _pool(z: Tensor, LN: Function) -> Faults:
     return {
         "this is the mean of all tokens; take the class token, the first one": (LN(z).mean(1), LN(z.mean(1))),
         "this is the mean of the patches; take the class token, the first one": LN(z[:, 1:]).mean(1),
@@ -256,8 +247,7 @@ def pool(z: Tensor, LN: Function) -> Faults:
     }
 
 
-def loss(logits: Tensor, labels: Tensor) -> Faults:
-    """Exercise 8."""
+def _loss(logits: Tensor, labels: Tensor) -> Faults:
     images = range(len(labels))
     each = F.cross_entropy(logits, labels, reduction="none")  # (B,)
     p, log_p = logits.softmax(-1), logits.log_softmax(-1)
@@ -293,13 +283,15 @@ def loss(logits: Tensor, labels: Tensor) -> Faults:
     }
 
 
-FAULTS = (patches, positions, attention, multi_head, mlp, block, pool, loss)
+FAULTS: dict[str, Callable[..., Faults]] = {
+    function.__name__.removeprefix("_"): function
+    for function in (_patches, _positions, _attention, _multi_head, _mlp, _block, _pool, _loss)
+}
+"""By exercise."""
 
 
 def faults(name: str, inputs: Sequence[Any]) -> Iterator[tuple[str, Tensor]]:
     """The hint and the output of each fault of an exercise."""
-    (function,) = (one for one in FAULTS if one.__name__ == name)
-    outputs_by_hint: Faults = function(*inputs)
-    for hint, outputs in outputs_by_hint.items():
+    for hint, outputs in FAULTS[name](*inputs).items():
         for output in (outputs,) if isinstance(outputs, Tensor) else outputs:
             yield hint, output

@@ -15,7 +15,7 @@ from vitascope.data.datasets import open_data
 from vitascope.data.splits import ImageSet
 from vitascope.language import say
 from vitascope.learn.faults import Function
-from vitascope.learn.places import OPTIONS, place
+from vitascope.learn.places import OPTIONS, place_functions
 from vitascope.model.config import ViTConfig
 from vitascope.model.vit import VisionTransformer
 
@@ -42,7 +42,7 @@ def practice(
     torch.set_num_threads(1)  # tensors this small gain nothing from a second thread
     torch.manual_seed(seed)
     model = VisionTransformer(ViTConfig(**SHAPE, **OPTIONS, init="mimetic"))
-    place(model, functions)
+    place_functions(model, functions)
     loss = functions.get("loss", F.cross_entropy)
     optimizer = torch.optim.AdamW(model.parameters(), lr=PEAK, weight_decay=0.05)
     steps = epochs * (len(images) // BATCH)

@@ -6,14 +6,15 @@ import pytest
 import torch
 
 from tests.model import small_model, small_resnet
-from vitascope.deploy.page.packing import by_row, check_held, packed, rounded
+from vitascope.deploy.page.packing import check_held, packed, rounded
+from vitascope.deploy.server.attention_pack import to_signed_bytes
 from vitascope.errors import UserError
 
 
 def test_scales_of_rows_bring_every_number_within_half_a_step() -> None:
     matrix = torch.randn(5, 7) * torch.logspace(-3, 3, 5)[:, None]
     matrix[2] = 0
-    levels, scales = by_row(matrix)
+    levels, scales = to_signed_bytes(matrix)
     assert levels.dtype == torch.int8
     assert levels.abs().amax(dim=1).tolist() == [127, 127, 0, 127, 127]
     error = (levels * scales[:, None] - matrix).abs()

@@ -18,7 +18,7 @@ from vitascope.cli import main
 from vitascope.deploy.page import page as page_module
 from vitascope.deploy.page import proof
 from vitascope.deploy.page.browser import BrowserError, Tab, find_browser, opened
-from vitascope.deploy.page.page import check_size
+from vitascope.deploy.page.page import check_page_size
 from vitascope.errors import UserError
 
 
@@ -37,7 +37,7 @@ class FakeTab:
                 {
                     "seconds": 0.1,
                     "outputs": list(
-                        map(str, (proof.outputs_of(model, picture)[0] + change * (at >= right)).tolist())
+                        map(str, (proof.model_outputs(model, [picture])[0] + change * (at >= right)).tolist())
                     ),
                     "pixels": picture.pixels.flatten().tolist(),
                 }
@@ -183,15 +183,15 @@ def test_model_that_is_too_large_is_rejected_with_its_size(size: dict[str, int],
     with torch.device("meta"):
         model = vs.VisionTransformer(vs.ViTConfig(num_heads=8, **size))
     with pytest.raises(UserError, match=complaint):
-        check_size([model], "fp16")
+        check_page_size([model], "fp16")
 
 
 def test_two_models_share_the_limit() -> None:
     with torch.device("meta"):
         model = vs.create_model("vit_b16")
-    check_size([model], "fp16")
+    check_page_size([model], "fp16")
     with pytest.raises(UserError, match=r"[0-9,]+ and [0-9,]+ parameters in fp16 has .*: use weights int8"):
-        check_size([model, model], "fp16")
+        check_page_size([model, model], "fp16")
 
 
 def test_unproved_page_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

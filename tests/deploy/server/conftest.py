@@ -1,11 +1,23 @@
 """Fixtures for the tests of the server."""
 
+import asyncio
+import inspect
 from collections.abc import Iterator
 
 import pytest
 
 from tests.deploy.server.served import DecodersInThreads, torch_engine
 from vitascope.predict.engine import TorchEngine
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run a test that is a coroutine in an event loop of its own."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    names = inspect.signature(pyfuncitem.obj).parameters
+    asyncio.run(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in names}))
+    return True
 
 
 @pytest.fixture(scope="module")

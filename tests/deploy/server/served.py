@@ -95,7 +95,7 @@ class DecodersInThreads:
         self.options = options
 
     async def decode(self, content: bytes, *, deadline: float) -> Pixels:
-        return await asyncio.to_thread(decoder_process.decode, content, self.options)
+        return await asyncio.to_thread(decoder_process.decode_picture, content, self.options)
 
 
 def torch_engine(**options: Any) -> TorchEngine:

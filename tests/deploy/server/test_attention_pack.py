@@ -18,7 +18,7 @@ from vitascope.deploy.server.attention_pack import (
     pack_attention,
     pack_heatmap,
     pack_picture,
-    quantize,
+    to_bytes,
     what_fits,
 )
 from vitascope.errors import UserError
@@ -302,4 +302,4 @@ def test_tensors_are_aligned_for_typed_arrays(tmp_path: Any) -> None:
 
 def test_attention_that_is_not_finite_is_rejected() -> None:
     with pytest.raises(UserError, match="not finite"):
-        quantize(torch.tensor([[0.5, float("nan")]]))
+        to_bytes(torch.tensor([[0.5, float("nan")]]))

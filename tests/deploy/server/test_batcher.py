@@ -2,8 +2,8 @@
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import pytest
@@ -62,33 +62,27 @@ def within(seconds: float) -> float:
     return asyncio.get_running_loop().time() + seconds
 
 
-def play(
-    story: Callable[[Scene], Awaitable[None]], *, capacity: int = 8, max_batch: int = 4, held: bool = True
-) -> Held:
-    """Run a test's coroutine with a new batcher."""
-
-    async def run() -> Held:
-        model = Held()
-        scene = Scene(Batcher(capacity, lambda *_: None), model, Work("double", model, max_batch))
-        scene.batcher.start()
-        if held:
-            scene.ask(0)
-            await asyncio.to_thread(model.begun.wait, PATIENCE)
-        else:
-            model.go.set()
-        try:
-            await story(scene)
-        finally:
-            model.go.set()
-            await scene.batcher.stop()
-            await asyncio.to_thread(scene.batcher._thread.shutdown)  # the blocked batch is recorded by then
-        return model
-
-    return asyncio.run(run())
+@asynccontextmanager
+async def playing(*, capacity: int = 8, max_batch: int = 4, held: bool = True) -> AsyncIterator[Scene]:
+    """A new batcher; when it has stopped, its model has recorded all batches."""
+    model = Held()
+    scene = Scene(Batcher(capacity, lambda *_: None), model, Work("double", model, max_batch))
+    scene.batcher.start()
+    if held:
+        scene.ask(0)
+        await asyncio.to_thread(model.begun.wait, PATIENCE)
+    else:
+        model.go.set()
+    try:
+        yield scene
+    finally:
+        model.go.set()
+        await scene.batcher.stop()
+        await asyncio.to_thread(scene.batcher._thread.shutdown)  # the blocked batch is recorded by then
 
 
-def test_nothing_is_computed_any_more_when_a_result_or_an_error_arrives() -> None:
-    async def story(scene: Scene) -> None:
+async def test_nothing_is_computed_any_more_when_a_result_or_an_error_arrives() -> None:
+    async with playing(held=False) as scene:
         for item in range(5):
             outcome = await scene.batcher.submit(scene.work, item, deadline=FAR)
             assert (outcome.value, outcome.batch_size) == (2 * item, 1)
@@ -97,33 +91,29 @@ def test_nothing_is_computed_any_more_when_a_result_or_an_error_arrives() -> Non
                 await scene.batcher.submit(scene.work, -1, deadline=FAR)
             assert not scene.batcher.is_computing
 
-    play(story, held=False)
 
-
-def test_items_queued_during_computation_form_one_batch_in_order() -> None:
-    async def story(scene: Scene) -> None:
+async def test_items_queued_during_computation_form_one_batch_in_order() -> None:
+    async with playing() as scene:
         tasks = await scene.queued(1, 2, 3, 4, 5)
         scene.model.go.set()
         outcomes = await asyncio.gather(*tasks)
         assert [outcome.value for outcome in outcomes] == [2, 4, 6, 8, 10]
         assert [outcome.batch_size for outcome in outcomes] == [4, 4, 4, 4, 1]
+    assert scene.model.batches == [[0], [1, 2, 3, 4], [5]]
 
-    assert play(story).batches == [[0], [1, 2, 3, 4], [5]]
 
-
-def test_batches_do_not_mix_kinds_of_work_and_the_oldest_is_first() -> None:
-    async def story(scene: Scene) -> None:
+async def test_batches_do_not_mix_kinds_of_work_and_the_oldest_is_first() -> None:
+    async with playing() as scene:
         other = Work("other", scene.model, 4)
         tasks = [scene.ask(1), scene.ask(10, work=other), scene.ask(2), scene.ask(20, work=other)]
         await turns()
         scene.model.go.set()
         await asyncio.gather(*tasks)
+    assert scene.model.batches == [[0], [1, 2], [10, 20]]
 
-    assert play(story).batches == [[0], [1, 2], [10, 20]]
 
-
-def test_full_queue_rejects_and_accepts_again_after_it_drains() -> None:
-    async def story(scene: Scene) -> None:
+async def test_full_queue_rejects_and_accepts_again_after_it_drains() -> None:
+    async with playing(capacity=3) as scene:
         tasks = await scene.queued(1, 2, 3)
         with pytest.raises(Overloaded, match="the queue is full: 3 of 3 wait") as refusal:
             await scene.ask(4)
@@ -131,12 +121,11 @@ def test_full_queue_rejects_and_accepts_again_after_it_drains() -> None:
         scene.model.go.set()
         await asyncio.gather(*tasks)
         assert (await scene.ask(5)).value == 10
+    assert scene.model.computed() == [0, 1, 2, 3, 5]
 
-    assert play(story, capacity=3).computed() == [0, 1, 2, 3, 5]
 
-
-def test_item_that_would_miss_its_deadline_is_rejected_with_a_retry_time() -> None:
-    async def story(scene: Scene) -> None:
+async def test_item_that_would_miss_its_deadline_is_rejected_with_a_retry_time() -> None:
+    async with playing() as scene:
         scene.work.learn(seconds=8000.0, items=4)  # 2000 s each
         tasks = await scene.queued(1, 2, 3)
         with pytest.raises(Overloaded, match=r"s of work are ahead, and (1000|99)") as refusal:
@@ -146,12 +135,11 @@ def test_item_that_would_miss_its_deadline_is_rejected_with_a_retry_time() -> No
         await turns()
         scene.model.go.set()
         await asyncio.gather(*tasks)
+    assert scene.model.computed() == [0, 1, 2, 3, 5]
 
-    assert play(story).computed() == [0, 1, 2, 3, 5]
 
-
-def test_decoded_item_is_rejected_only_if_it_would_miss_its_deadline() -> None:
-    async def story(scene: Scene) -> None:
+async def test_decoded_item_is_rejected_only_if_it_would_miss_its_deadline() -> None:
+    async with playing() as scene:
         scene.work.learn(seconds=2000.0, items=4)  # 500 s each
         tasks = await scene.queued(1)  # up to 1000 s are ahead
         deadline = within(2000)
@@ -161,30 +149,24 @@ def test_decoded_item_is_rejected_only_if_it_would_miss_its_deadline() -> None:
         scene.model.go.set()
         assert [outcome.value for outcome in await asyncio.gather(*tasks)] == [2, 4]
 
-    play(story)
 
-
-def test_requests_in_decoding_count_as_work_ahead() -> None:
-    async def story(scene: Scene) -> None:
+async def test_requests_in_decoding_count_as_work_ahead() -> None:
+    async with playing() as scene:
         scene.work.learn(seconds=400.0, items=4)  # 100 s each
         deadline = within(1000)
         scene.batcher.check_room(scene.work, deadline, coming=2)
         with pytest.raises(Overloaded):
             scene.batcher.check_room(scene.work, deadline, coming=5)
 
-    play(story)
 
-
-def test_idle_model_accepts_items_despite_slow_past_work() -> None:
-    async def story(scene: Scene) -> None:
+async def test_idle_model_accepts_items_despite_slow_past_work() -> None:
+    async with playing(held=False) as scene:
         scene.work.learn(seconds=6000.0, items=1)
         assert (await scene.ask(1, deadline=within(1000))).value == 2
 
-    play(story, held=False)
 
-
-def test_item_that_expires_in_the_queue_is_never_computed() -> None:
-    async def story(scene: Scene) -> None:
+async def test_item_that_expires_in_the_queue_is_never_computed() -> None:
+    async with playing() as scene:
         (alive,) = await scene.queued(1)
         late = scene.ask(2, deadline=within(1000))
         await turns()
@@ -195,24 +177,22 @@ def test_item_that_expires_in_the_queue_is_never_computed() -> None:
         assert scene.batcher.pending == 2
         scene.model.go.set()
         await alive
+    assert scene.model.computed() == [0, 1]
 
-    assert play(story).computed() == [0, 1]
 
-
-def test_deadline_missed_while_the_loop_was_busy_expires_the_item() -> None:
-    async def story(scene: Scene) -> None:
+async def test_deadline_missed_while_the_loop_was_busy_expires_the_item() -> None:
+    async with playing() as scene:
         late = scene.ask(1, deadline=within(1000))
         await turns()
         advance(1000)  # the loop has not run its timers
         assert await scene.batcher._next_batch() == []
         with pytest.raises(Expired):
             await late
+    assert scene.model.computed() == [0]
 
-    assert play(story).computed() == [0]
 
-
-def test_item_that_expires_during_computation_fails_and_the_rest_of_its_batch_succeeds() -> None:
-    async def story(scene: Scene) -> None:
+async def test_item_that_expires_during_computation_fails_and_the_rest_of_its_batch_succeeds() -> None:
+    async with playing() as scene:
         scene.model.go.set()
         await (await scene.queued(1))[0]
         scene.model.go.clear()
@@ -226,11 +206,9 @@ def test_item_that_expires_during_computation_fails_and_the_rest_of_its_batch_su
         scene.model.go.set()
         assert (await patient).value == 4
 
-    play(story)
 
-
-def test_cancelled_item_is_never_computed_and_frees_its_place() -> None:
-    async def story(scene: Scene) -> None:
+async def test_cancelled_item_is_never_computed_and_frees_its_place() -> None:
+    async with playing(capacity=2) as scene:
         tasks = await scene.queued(1, 2)
         tasks[0].cancel()
         await turns()
@@ -238,12 +216,11 @@ def test_cancelled_item_is_never_computed_and_frees_its_place() -> None:
         tasks += await scene.queued(3)  # into the freed place
         scene.model.go.set()
         await asyncio.gather(*tasks[1:])
+    assert scene.model.computed() == [0, 2, 3]
 
-    assert play(story, capacity=2).computed() == [0, 2, 3]
 
-
-def test_item_that_breaks_its_batch_fails_alone() -> None:
-    async def story(scene: Scene) -> None:
+async def test_item_that_breaks_its_batch_fails_alone() -> None:
+    async with playing() as scene:
         tasks = await scene.queued(1, -1, 3)
         scene.model.go.set()
         good, bad, other = await asyncio.gather(*tasks, return_exceptions=True)
@@ -253,30 +230,24 @@ def test_item_that_breaks_its_batch_fails_alone() -> None:
         assert isinstance(bad, ArithmeticError)
         assert (await scene.ask(4)).value == 8  # and the thread keeps running
 
-    play(story)
 
-
-def test_timeout_error_of_the_work_is_not_a_missed_deadline() -> None:
+async def test_timeout_error_of_the_work_is_not_a_missed_deadline() -> None:
     def slow(items: list[int]) -> list[int]:
         raise TimeoutError("a disk")
 
-    async def story(scene: Scene) -> None:
+    async with playing(held=False) as scene:
         with pytest.raises(TimeoutError, match="a disk"):
             await scene.ask(1, work=Work("disk", slow, 1), deadline=within(1000))
 
-    play(story, held=False)
 
-
-def test_stop_cancels_queued_items_and_does_not_wait_for_the_thread() -> None:
-    async def story(scene: Scene) -> None:
+async def test_stop_cancels_queued_items_and_does_not_wait_for_the_thread() -> None:
+    async with playing() as scene:
         (waiting,) = await scene.queued(1)
         await scene.batcher.stop()
         with suppress(asyncio.CancelledError):
             await waiting
         assert waiting.cancelled()
         assert scene.batcher.is_computing
-
-    play(story)
 
 
 class Long:
@@ -305,8 +276,8 @@ class Long:
             await asyncio.sleep(0.001)
 
 
-def test_batches_run_between_the_parts_of_long_work() -> None:
-    async def story(scene: Scene) -> None:
+async def test_batches_run_between_the_parts_of_long_work() -> None:
+    async with playing(held=False) as scene:
         long = Long(3)
         explaining = scene.ask(long, work=LongWork("explain"))
         for number in (1, 2, 3):
@@ -317,14 +288,12 @@ def test_batches_run_between_the_parts_of_long_work() -> None:
             assert [outcome.value for outcome in await asyncio.gather(*waiting)] == [2 * number, 20 * number]
         outcome = await explaining
         assert (outcome.value, outcome.batch_size) == ("done", 1)
-
-    model = play(story, held=False)
-    assert model.batches == [[1, 10], [2, 20], [3, 30]]
+    assert scene.model.batches == [[1, 10], [2, 20], [3, 30]]
 
 
 @pytest.mark.parametrize("end", ["cancelled", "late", "stopped"])
-def test_abandoned_long_work_ends_after_its_current_part(end: str) -> None:
-    async def story(scene: Scene) -> None:
+async def test_abandoned_long_work_ends_after_its_current_part(end: str) -> None:
+    async with playing(held=False) as scene:
         long = Long(100)
         explaining = scene.ask(long, within(1000), work=LongWork("explain"))
         await long.part(1)
@@ -343,11 +312,23 @@ def test_abandoned_long_work_ends_after_its_current_part(end: str) -> None:
         if end != "stopped":
             assert (await scene.ask(4)).value == 8
 
-    play(story, held=False)
+
+async def test_part_of_long_work_in_the_queue_is_ahead_of_a_prediction() -> None:
+    async with playing() as scene:
+        work, long = LongWork("explain"), Long(1)
+        work.part.learn(seconds=4000.0, items=1)
+        long.go.release()
+        explaining = scene.ask(long, work=work)
+        await turns()
+        with pytest.raises(Overloaded, match="4000"):
+            scene.batcher.check_room(scene.work, within(2000))
+        scene.model.go.set()
+        await explaining
 
 
-def test_long_tasks_run_one_after_another_and_fail_independently() -> None:
-    async def story(scene: Scene) -> None:
+async def test_long_tasks_run_one_after_another_and_fail_independently() -> None:
+    async with playing(held=False) as scene:
+
         def broken(pause: Callable[[], None]) -> None:
             pause()
             raise ArithmeticError("no explanation")
@@ -361,11 +342,9 @@ def test_long_tasks_run_one_after_another_and_fail_independently() -> None:
         with pytest.raises(ArithmeticError, match="no explanation"):
             await second
 
-    play(story, held=False)
 
-
-def test_prediction_waits_for_one_part_of_long_work_and_long_work_for_all_parts() -> None:
-    async def story(scene: Scene) -> None:
+async def test_prediction_waits_for_one_part_of_long_work_and_long_work_for_all_parts() -> None:
+    async with playing(held=False) as scene:
         work, long = LongWork("explain"), Long(1)
         work.learn(seconds=6000.0, items=1)
         work.part.learn(seconds=0.001, items=1)
@@ -377,5 +356,3 @@ def test_prediction_waits_for_one_part_of_long_work_and_long_work_for_all_parts(
         long.go.release()
         assert (await waiting).value == 2
         await explaining
-
-    play(story, held=False)

@@ -22,7 +22,6 @@ from tests.deploy.server.served import (
     chunks_of,
     encoded,
     grey,
-    play,
     png,
     serving,
     until,
@@ -30,7 +29,7 @@ from tests.deploy.server.served import (
 from vitascope.data.decoding import ImageSource
 from vitascope.data.preprocess import Pixels
 from vitascope.deploy.server.decoder_pool import UNKNOWN, DecoderPool, announced_pixels
-from vitascope.deploy.server.decoder_process import DecodeError, DecodeOptions, decode
+from vitascope.deploy.server.decoder_process import DecodeError, DecodeOptions, decode_picture
 from vitascope.deploy.server.rejections import Expired, Rejection
 
 ENDLESS = encoded(np.zeros((readers.ENDLESS, 4), dtype=np.uint8))
@@ -91,17 +90,13 @@ def is_alive(pid: int) -> bool:
 # The program
 
 
-def test_decoded_pixels_match_the_readers_at_model_size_and_full_size() -> None:
+async def test_decoded_pixels_match_the_readers_at_model_size_and_full_size() -> None:
     picture = encoded(noise(30, 40, 1)[..., 0])
-
-    async def story() -> None:
-        for reader in (readers.FIT.pixels, readers.FIT.whole_pixels):
-            async with decoders(options(reader)) as found:
-                pixels = await found.decode(picture, deadline=soon())
-                np.testing.assert_array_equal(pixels, reader(picture))
-                assert pixels.flags.writeable
-
-    play(story())
+    for reader in (readers.FIT.pixels, readers.FIT.whole_pixels):
+        async with decoders(options(reader)) as found:
+            pixels = await found.decode(picture, deadline=soon())
+            np.testing.assert_array_equal(pixels, reader(picture))
+            assert pixels.flags.writeable
 
 
 def test_decoding_process_imports_no_torch() -> None:
@@ -142,7 +137,7 @@ def test_pictures_with_too_many_parts_and_unusual_formats_are_rejected(content: 
         raise AssertionError("it was decoded")
 
     with pytest.raises(DecodeError, match=message) as rejected:
-        decode(content, options(never))
+        decode_picture(content, options(never))
     assert rejected.value.status == (413 if "limit" in message else 422)
 
 
@@ -152,7 +147,7 @@ def test_jpeg_of_many_pixels_whose_data_end_after_a_kilobyte_is_rejected(progres
     frame, scan = whole.index(b"\xff\xc2" if progressive else b"\xff\xc0"), whole.index(b"\xff\xda")
     larger = whole[: frame + 5] + 2 * (7000).to_bytes(2, "big") + whole[frame + 9 : scan + 1000] + b"\xff\xd9"
     with pytest.raises(DecodeError, match="truncated") as rejected:
-        decode(larger, options(readers.FIT.pixels))
+        decode_picture(larger, options(readers.FIT.pixels))
     assert rejected.value.status == 422
 
 
@@ -168,7 +163,7 @@ def test_jpeg_of_many_pixels_whose_data_end_after_a_kilobyte_is_rejected(progres
     ],
 )
 def test_pictures_as_encoders_write_them_are_decoded(content: bytes) -> None:
-    assert decode(content, options(readers.FIT.pixels)).shape == (1, 4, 4)
+    assert decode_picture(content, options(readers.FIT.pixels)).shape == (1, 4, 4)
 
 
 def test_size_in_the_header_is_known_without_decoding() -> None:
@@ -197,161 +192,126 @@ def test_size_in_the_header_is_known_without_decoding() -> None:
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux limits a process's memory")
-def test_picture_that_needs_too_much_memory_is_rejected_and_the_process_survives() -> None:
+async def test_picture_that_needs_too_much_memory_is_rejected_and_the_process_survives() -> None:
     side = 2500  # 25 MB of pixels, four times that with transparency
     content = png((side, side), 16, 6, bytes((1 + 8 * side) * side))
     assert len(content) < 100_000
-
-    async def story() -> None:
-        async with decoders(options(readers.FIT.pixels, memory_mb=32)) as found:
-            before = pids(found)
-            with pytest.raises(DecodeError, match="more than 32 MB of memory") as rejected:
-                await found.decode(content, deadline=soon())
-            assert rejected.value.status == 413
-            assert (await found.decode(grey(7), deadline=soon())).max() == 7
-            assert pids(found) == before
-
-    play(story())
+    async with decoders(options(readers.FIT.pixels, memory_mb=32)) as found:
+        before = pids(found)
+        with pytest.raises(DecodeError, match="more than 32 MB of memory") as rejected:
+            await found.decode(content, deadline=soon())
+        assert rejected.value.status == 413
+        assert (await found.decode(grey(7), deadline=soon())).max() == 7
+        assert pids(found) == before
 
 
 # The processes
 
 
-def test_late_decoding_is_killed_and_the_next_picture_uses_another_process() -> None:
-    async def story() -> None:
-        async with decoders() as found:
-            (before,) = pids(found)
-            with pytest.raises(Expired):
-                await (await late(found))
-            await until(lambda: not is_alive(before))
-            assert (await found.decode(grey(7), deadline=soon())).max() == 7
-
-    play(story())
+async def test_late_decoding_is_killed_and_the_next_picture_uses_another_process() -> None:
+    async with decoders() as found:
+        (before,) = pids(found)
+        with pytest.raises(Expired):
+            await (await late(found))
+        await until(lambda: not is_alive(before))
+        assert (await found.decode(grey(7), deadline=soon())).max() == 7
 
 
-def test_large_picture_yields_its_process_to_a_small_one() -> None:
-    async def story() -> None:
-        async with decoders() as found:
-            slow = asyncio.ensure_future(found.decode(ENDLESS, deadline=soon()))
-            await until(lambda: len(found.running) == 1)
-            assert (await found.decode(grey(7), deadline=soon())).max() == 7
-            with pytest.raises(Rejection, match="smaller pictures wait"):
-                await slow
-
-    play(story())
+async def test_large_picture_yields_its_process_to_a_small_one() -> None:
+    async with decoders() as found:
+        slow = asyncio.ensure_future(found.decode(ENDLESS, deadline=soon()))
+        await until(lambda: len(found.running) == 1)
+        assert (await found.decode(grey(7), deadline=soon())).max() == 7
+        with pytest.raises(Rejection, match="smaller pictures wait"):
+            await slow
 
 
-def test_small_pictures_are_decoded_first() -> None:
+async def test_small_pictures_are_decoded_first() -> None:
     done: list[int] = []
+    async with decoders() as found:
+        sides = (60, 70, 30, 20)
 
-    async def story() -> None:
-        async with decoders() as found:
-            sides = (60, 70, 30, 20)
+        async def one(side: int) -> None:
+            await found.decode(encoded(np.zeros((side, side), dtype=np.uint8)), deadline=soon())
+            done.append(side)
 
-            async def one(side: int) -> None:
-                await found.decode(encoded(np.zeros((side, side), dtype=np.uint8)), deadline=soon())
-                done.append(side)
-
-            await asyncio.gather(*map(one, sides))
-
-    play(story())
+        await asyncio.gather(*map(one, sides))
     assert done == [20, 30, 60, 70]
 
 
-def test_picture_that_crashes_its_process_fails_alone() -> None:
+async def test_picture_that_crashes_its_process_fails_alone() -> None:
     crashing = encoded(np.zeros((4, readers.CRASHES), dtype=np.uint8))
-
-    async def story() -> None:
-        async with decoders() as found:
-            bad, good = await asyncio.gather(
-                *(found.decode(content, deadline=soon()) for content in (crashing, grey(7))),
-                return_exceptions=True,
-            )
-            assert isinstance(bad, DecodeError)
-            assert "the decoder process ended with" in str(bad)
-            assert isinstance(good, np.ndarray)
-
-    play(story())
+    async with decoders() as found:
+        bad, good = await asyncio.gather(
+            *(found.decode(content, deadline=soon()) for content in (crashing, grey(7))),
+            return_exceptions=True,
+        )
+        assert isinstance(bad, DecodeError)
+        assert "the decoder process ended with" in str(bad)
+        assert isinstance(good, np.ndarray)
 
 
-def test_internal_error_keeps_its_traceback() -> None:
-    async def story() -> None:
-        async with decoders(options(readers.broken)) as found:
-            with pytest.raises(RuntimeError, match="ArithmeticError: a fault of ours"):
-                await found.decode(grey(7), deadline=soon())
-
-    play(story())
+async def test_internal_error_keeps_its_traceback() -> None:
+    async with decoders(options(readers.broken)) as found:
+        with pytest.raises(RuntimeError, match="ArithmeticError: a fault of ours"):
+            await found.decode(grey(7), deadline=soon())
 
 
-def test_stop_ends_busy_processes() -> None:
-    async def story() -> None:
-        async with decoders(count=2) as found:
-            tasks = [asyncio.ensure_future(found.decode(ENDLESS, deadline=soon())) for _ in range(3)]
-            await until(lambda: len(found.waiting) == 1)
-            started = pids(found)
-        await until(lambda: not any(map(is_alive, started)))
-        for task in tasks:
-            task.cancel()
-
-    play(story())
+async def test_stop_ends_busy_processes() -> None:
+    async with decoders(count=2) as found:
+        tasks = [asyncio.ensure_future(found.decode(ENDLESS, deadline=soon())) for _ in range(3)]
+        await until(lambda: len(found.waiting) == 1)
+        started = pids(found)
+    await until(lambda: not any(map(is_alive, started)))
+    for task in tasks:
+        task.cancel()
 
 
-def test_stop_awaits_a_process_that_is_being_replaced() -> None:
+async def test_stop_awaits_a_process_that_is_being_replaced() -> None:
     """Its exit must not reach asyncio after the event loop is closed."""
+    async with decoders() as found:
+        (process,) = found.processes
+        ended, killed = process.wait, asyncio.Event()
 
-    async def story() -> None:
-        async with decoders() as found:
-            (process,) = found.processes
-            ended, killed = process.wait, asyncio.Event()
+        async def wait_slowly() -> int:
+            killed.set()
+            await asyncio.sleep(0.05)
+            return await ended()
 
-            async def wait_slowly() -> int:
-                killed.set()
-                await asyncio.sleep(0.05)
-                return await ended()
-
-            process.wait = wait_slowly  # type: ignore[method-assign]
-            with pytest.raises(Expired):
-                await (await late(found))
-            await killed.wait()
-        assert process.returncode is not None
-
-    play(story())
+        process.wait = wait_slowly  # type: ignore[method-assign]
+        with pytest.raises(Expired):
+            await (await late(found))
+        await killed.wait()
+    assert process.returncode is not None
 
 
 # The server
 
 
-def test_ordinary_requests_succeed_while_endless_pictures_are_decoded() -> None:
+async def test_ordinary_requests_succeed_while_endless_pictures_are_decoded() -> None:
     """There are more slow pictures than processes; the server stays ready."""
+    async with serving(Slow()) as client:
+        slow = [client.predict(content) for content in (ENDLESS, LARGER)]
+        slow.append(asyncio.ensure_future(client.post("/v1/attention", content=ENDLESS)))
+        await until(lambda: len(client.app.state.service.decoders.running) == 2)
+        for _ in range(3):
+            assert (await client.predict(grey(7))).status_code == 200
+            assert (await client.get("/readyz")).status_code == 200
+        advance(1000)
+        statuses = [answer.status_code for answer in await asyncio.gather(*slow)]
+        assert set(statuses) <= {429, 504}  # the deadline of decoding, also for explanations
+        assert await client.counted("vitascope_expired_total") == statuses.count(504)
 
-    async def story() -> None:
+
+async def test_disconnect_during_decoding_ends_it() -> None:
+    for path in ("/v1/predict", "/v1/attention"):
         async with serving(Slow()) as client:
-            slow = [client.predict(content) for content in (ENDLESS, LARGER)]
-            slow.append(asyncio.ensure_future(client.post("/v1/attention", content=ENDLESS)))
-            await until(lambda: len(client.app.state.service.decoders.running) == 2)
-            for _ in range(3):
-                assert (await client.predict(grey(7))).status_code == 200
-                assert (await client.get("/readyz")).status_code == 200
-            advance(1000)
-            statuses = [answer.status_code for answer in await asyncio.gather(*slow)]
-            assert set(statuses) <= {429, 504}  # the deadline of decoding, also for explanations
-            assert await client.counted("vitascope_expired_total") == statuses.count(504)
-
-    play(story())
-
-
-def test_disconnect_during_decoding_ends_it() -> None:
-    async def story() -> None:
-        for path in ("/v1/predict", "/v1/attention"):
-            async with serving(Slow()) as client:
-                found = client.app.state.service.decoders
-                leaver = Sender(client.app)
-                leaver.scope |= {"path": path, "raw_path": path.encode()}
-                leaving = asyncio.ensure_future(leaver.send(chunks_of(ENDLESS, 1)))
-                await until(lambda found=found: len(found.running) == 1)
-                before = pids(found)
-                leaver.gone.set()
-                assert await leaving == 499
-                await until(lambda before=before: not all(map(is_alive, before)))
-
-    play(story())
+            found = client.app.state.service.decoders
+            leaver = Sender(client.app)
+            leaver.scope |= {"path": path, "raw_path": path.encode()}
+            leaving = asyncio.ensure_future(leaver.send(chunks_of(ENDLESS, 1)))
+            await until(lambda found=found: len(found.running) == 1)
+            before = pids(found)
+            leaver.gone.set()
+            assert await leaving == 499
+            await until(lambda before=before: not all(map(is_alive, before)))

@@ -10,7 +10,7 @@ import uvicorn
 from fastapi import FastAPI
 from uvicorn.server import ServerState
 
-from tests.deploy.server.served import PATIENCE, Client, HeldEngine, grey, play, refusal, serving, until
+from tests.deploy.server.served import PATIENCE, Client, HeldEngine, grey, refusal, serving, until
 from vitascope.deploy.server import service
 from vitascope.deploy.server.http_server import Connection
 from vitascope.deploy.server.rejections import SECURITY
@@ -50,66 +50,54 @@ async def full(engine: HeldEngine, monkeypatch: pytest.MonkeyPatch) -> AsyncIter
         await accepted
 
 
-def test_shed_prediction_has_the_same_429_as_the_routes(
+async def test_shed_prediction_has_the_same_429_as_the_routes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     engine = HeldEngine()
-
-    async def story() -> None:
-        async with full(engine, monkeypatch) as (inside, app), over_http(app) as client:
-            as_routed = await inside.predict(grey(2))
-            with monkeypatch.context() as patch:  # any routed request fails
-                patch.setattr(app, "middleware_stack", None)
-                patch.setattr(FastAPI, "__call__", None)
-                for _ in range(3):  # on one connection
-                    answer = await client.post("/v1/predict?top_k=1", content=grey(2))
-                    assert refusal(answer, 429) == refusal(as_routed, 429)
-                    assert int(answer.headers["retry-after"]) >= 1
-                    assert {name: answer.headers.get(name) for name in SECURITY} == SECURITY
-            assert await inside.counted("vitascope_refused_total") == 5
-            assert "saturated" in refusal(await inside.get("/readyz"), 503)
-
-    play(story())
+    async with full(engine, monkeypatch) as (inside, app), over_http(app) as client:
+        as_routed = await inside.predict(grey(2))
+        with monkeypatch.context() as patch:  # any routed request fails
+            patch.setattr(app, "middleware_stack", None)
+            patch.setattr(FastAPI, "__call__", None)
+            for _ in range(3):  # on one connection
+                answer = await client.post("/v1/predict?top_k=1", content=grey(2))
+                assert refusal(answer, 429) == refusal(as_routed, 429)
+                assert int(answer.headers["retry-after"]) >= 1
+                assert {name: answer.headers.get(name) for name in SECURITY} == SECURITY
+        assert await inside.counted("vitascope_refused_total") == 5
+        assert "saturated" in refusal(await inside.get("/readyz"), 503)
 
 
-def test_other_requests_succeed_on_the_same_connection_while_shedding(
+async def test_other_requests_succeed_on_the_same_connection_while_shedding(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     engine = HeldEngine()
-
-    async def story() -> None:
-        async with full(engine, monkeypatch) as (_, app), over_http(app) as client:
-            large = await client.post("/v1/predict", content=bytes(300_000))  # its body is discarded
-            assert large.status_code == 429
-            assert (await client.get("/livez")).status_code == 200
-            assert (await client.get("/v1/predict")).status_code == 405
-            closing = await client.post("/v1/predict", content=grey(2), headers={"Connection": "close"})
-            assert closing.status_code == 429
-            engine.go.set()
-            app.state.service._shed_until = 0.0
-            await until(lambda: app.state.service.in_flight == 0)
-            assert (await client.post("/v1/predict", content=grey(2))).status_code == 200
-
-    play(story())
+    async with full(engine, monkeypatch) as (_, app), over_http(app) as client:
+        large = await client.post("/v1/predict", content=bytes(300_000))  # its body is discarded
+        assert large.status_code == 429
+        assert (await client.get("/livez")).status_code == 200
+        assert (await client.get("/v1/predict")).status_code == 405
+        closing = await client.post("/v1/predict", content=grey(2), headers={"Connection": "close"})
+        assert closing.status_code == 429
+        engine.go.set()
+        app.state.service._shed_until = 0.0
+        await until(lambda: app.state.service.in_flight == 0)
+        assert (await client.post("/v1/predict", content=grey(2))).status_code == 200
 
 
-def test_shedding_starts_with_a_full_queue_and_ends_when_there_is_room(
+async def test_shedding_starts_with_a_full_queue_and_ends_when_there_is_room(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(service, "RECENT", 600.0)
     engine = HeldEngine()
-
-    async def story() -> None:
-        async with serving(engine, queue=1) as inside, over_http(inside.app) as client:
-            accepted = await inside.holding(engine)
-            state = inside.app.state.service
-            answer = await client.post("/v1/predict", content=grey(2), headers={"X-Request-ID": "mine"})
-            assert (answer.status_code, answer.headers["x-request-id"]) == (429, "mine")
-            assert "saturated" in refusal(await inside.get("/readyz"), 503)
-            engine.go.set()
-            assert (await accepted).status_code == 200
-            now = asyncio.get_running_loop().time
-            await until(lambda: state.in_flight == 0 and now() >= state._shed_until)
-            assert (await client.post("/v1/predict", content=grey(2))).status_code == 200
-
-    play(story())
+    async with serving(engine, queue=1) as inside, over_http(inside.app) as client:
+        accepted = await inside.holding(engine)
+        state = inside.app.state.service
+        answer = await client.post("/v1/predict", content=grey(2), headers={"X-Request-ID": "mine"})
+        assert (answer.status_code, answer.headers["x-request-id"]) == (429, "mine")
+        assert "saturated" in refusal(await inside.get("/readyz"), 503)
+        engine.go.set()
+        assert (await accepted).status_code == 200
+        now = asyncio.get_running_loop().time
+        await until(lambda: state.in_flight == 0 and now() >= state._shed_until)
+        assert (await client.post("/v1/predict", content=grey(2))).status_code == 200

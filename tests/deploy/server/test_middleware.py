@@ -13,7 +13,6 @@ from tests.deploy.server.served import (
     chunks_of,
     grey,
     picture,
-    play,
     refusal,
     serving,
 )
@@ -21,7 +20,7 @@ from vitascope.deploy.server.settings import Settings
 from vitascope.predict.engine import TorchEngine
 
 
-def test_token_is_required_and_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_token_is_required_and_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch) -> None:
     compared = []
 
     def compare(given: bytes, kept: bytes) -> bool:
@@ -29,22 +28,18 @@ def test_token_is_required_and_compared_in_constant_time(monkeypatch: pytest.Mon
         return given == kept
 
     monkeypatch.setattr(hmac, "compare_digest", compare)
-
-    async def story() -> None:
-        async with serving(HeldEngine(), token="s3cret") as client:
-            for header in (None, "Bearer", "Bearer wrong", "Basic s3cret", "Bearer s3cret-and-more"):
-                headers = {} if header is None else {"Authorization": header}
-                answer = await client.predict(grey(1), headers=headers)
-                assert "bearer token" in refusal(answer, 401)
-                assert answer.headers["www-authenticate"] == "Bearer"
-            right = {"Authorization": "Bearer s3cret"}
-            assert (await client.predict(grey(1), headers=right)).status_code == 200
-            for path in ("/v1/model", "/metrics", "/nothing"):
-                assert (await client.get(path)).status_code == 401
-            for path in ("/livez", "/readyz", "/docs", "/web/docs.css", "/openapi.json"):
-                assert (await client.get(path)).status_code == 200
-
-    play(story())
+    async with serving(HeldEngine(), token="s3cret") as client:
+        for header in (None, "Bearer", "Bearer wrong", "Basic s3cret", "Bearer s3cret-and-more"):
+            headers = {} if header is None else {"Authorization": header}
+            answer = await client.predict(grey(1), headers=headers)
+            assert "bearer token" in refusal(answer, 401)
+            assert answer.headers["www-authenticate"] == "Bearer"
+        right = {"Authorization": "Bearer s3cret"}
+        assert (await client.predict(grey(1), headers=right)).status_code == 200
+        for path in ("/v1/model", "/metrics", "/nothing"):
+            assert (await client.get(path)).status_code == 401
+        for path in ("/livez", "/readyz", "/docs", "/web/docs.css", "/openapi.json"):
+            assert (await client.get(path)).status_code == 200
     assert (b"wrong", b"s3cret") in compared
     assert (b"s3cret", b"s3cret") in compared
 
@@ -57,15 +52,12 @@ def test_token_is_required_and_compared_in_constant_time(monkeypatch: pytest.Mon
         ("ключ", "ключ".encode()),
     ],
 )
-def test_token_that_is_not_ascii_is_accepted_in_both_encodings(token: str, sent: bytes) -> None:
-    async def story() -> None:
-        async with serving(HeldEngine(), token=token) as client:
-            right = await client.get("/v1/model", headers={b"Authorization": b"Bearer " + sent})
-            assert right.status_code == 200
-            wrong = await client.get("/v1/model", headers={b"Authorization": b"Bearer " + sent[:-1]})
-            assert wrong.status_code == 401
-
-    play(story())
+async def test_token_that_is_not_ascii_is_accepted_in_both_encodings(token: str, sent: bytes) -> None:
+    async with serving(HeldEngine(), token=token) as client:
+        right = await client.get("/v1/model", headers={b"Authorization": b"Bearer " + sent})
+        assert right.status_code == 200
+        wrong = await client.get("/v1/model", headers={b"Authorization": b"Bearer " + sent[:-1]})
+        assert wrong.status_code == 401
 
 
 @pytest.mark.parametrize(
@@ -87,35 +79,27 @@ def test_token_that_is_not_ascii_is_accepted_in_both_encodings(token: str, sent:
         ("", "", 403),
     ],
 )
-def test_origin_of_a_post_must_be_its_host(origin: str | None, host: str, status: int) -> None:
+async def test_origin_of_a_post_must_be_its_host(origin: str | None, host: str, status: int) -> None:
     """Browsers send no Sec-Fetch-Site to plain http at an address that is not loopback's."""
     headers = {"Host": host} if origin is None else {"Host": host, "Origin": origin}
-
-    async def story() -> None:
-        async with serving(HeldEngine(), host="0.0.0.0") as client:
-            answer = await client.predict(grey(1), headers=headers)
-            assert answer.status_code == status
-            if status == 403:
-                assert f"Origin {origin!r} is not this Host" in refusal(answer, 403)
-            assert (await client.get("/v1/model", headers=headers)).status_code == 200
-
-    play(story())
+    async with serving(HeldEngine(), host="0.0.0.0") as client:
+        answer = await client.predict(grey(1), headers=headers)
+        assert answer.status_code == status
+        if status == 403:
+            assert f"Origin {origin!r} is not this Host" in refusal(answer, 403)
+        assert (await client.get("/v1/model", headers=headers)).status_code == 200
 
 
-def test_allowed_hosts_accept_an_origin_hidden_by_a_proxy() -> None:
+async def test_allowed_hosts_accept_an_origin_hidden_by_a_proxy() -> None:
     headers = {"Host": "127.0.0.1:8000", "Origin": "https://vit.example"}
-
-    async def story() -> None:
-        async with serving(HeldEngine(), allowed_hosts=("vit.example",)) as client:
-            assert (await client.predict(grey(1), headers=headers)).status_code == 200
-            other = {**headers, "Origin": "https://evil.example"}
-            assert (await client.predict(grey(1), headers=other)).status_code == 403
-
-    play(story())
+    async with serving(HeldEngine(), allowed_hosts=("vit.example",)) as client:
+        assert (await client.predict(grey(1), headers=headers)).status_code == 200
+        other = {**headers, "Origin": "https://evil.example"}
+        assert (await client.predict(grey(1), headers=other)).status_code == 403
 
 
-def test_every_response_has_a_unique_request_id_that_is_logged(caplog) -> None:
-    async def story() -> None:
+async def test_every_response_has_a_unique_request_id_that_is_logged(caplog) -> None:
+    with caplog.at_level(logging.INFO, logger="vitascope.access"):
         async with serving(HeldEngine(), token="s3cret", access_log=True, queue=1) as client:
             right = {"Authorization": "Bearer s3cret"}
             answers = [
@@ -144,32 +128,26 @@ def test_every_response_has_a_unique_request_id_that_is_logged(caplog) -> None:
             logged = [record.getMessage().split()[-1] for record in caplog.records]
             assert [name for name in logged if name in named] == named
 
-    with caplog.at_level(logging.INFO, logger="vitascope.access"):
-        play(story())
 
-
-def test_head_matches_get_without_the_body(engine: TorchEngine) -> None:
-    async def story() -> None:
-        async with serving(engine) as client:
-            for path in (
-                "/",
-                "/livez",
-                "/readyz",
-                "/metrics",
-                "/docs",
-                "/v1/model",
-                "/web/main.js",
-                "/nothing",
-            ):
-                head, get = await client.head(path), await client.get(path)
-                assert head.status_code == get.status_code
-                assert head.content == b""
-                assert head.headers["content-type"] == get.headers["content-type"]
-                if path != "/metrics":  # it counts these requests
-                    assert head.headers["content-length"] == get.headers["content-length"]
-            assert (await client.head("/v1/predict")).status_code == 405
-
-    play(story())
+async def test_head_matches_get_without_the_body(engine: TorchEngine) -> None:
+    async with serving(engine) as client:
+        for path in (
+            "/",
+            "/livez",
+            "/readyz",
+            "/metrics",
+            "/docs",
+            "/v1/model",
+            "/web/main.js",
+            "/nothing",
+        ):
+            head, get = await client.head(path), await client.get(path)
+            assert head.status_code == get.status_code
+            assert head.content == b""
+            assert head.headers["content-type"] == get.headers["content-type"]
+            if path != "/metrics":  # it counts these requests
+                assert head.headers["content-length"] == get.headers["content-length"]
+        assert (await client.head("/v1/predict")).status_code == 405
 
 
 @pytest.mark.parametrize(
@@ -187,70 +165,55 @@ def test_head_matches_get_without_the_body(engine: TorchEngine) -> None:
         ("/v1/predict?" + "&".join(200 * ["top_k=1"]), "more than 100 query parameters"),
     ],
 )
-def test_unknown_or_repeated_query_parameter_is_rejected(
+async def test_unknown_or_repeated_query_parameter_is_rejected(
     path: str, message: str, engine: TorchEngine
 ) -> None:
-    async def story() -> None:
-        async with serving(engine) as client:
-            assert message in refusal(await client.post(path, content=picture()), 422)
-            assert (await client.get("/livez?probe=1")).status_code == 200
-            assert (await client.get("/?token=1")).status_code == 200
-
-    play(story())
+    async with serving(engine) as client:
+        assert message in refusal(await client.post(path, content=picture()), 422)
+        assert (await client.get("/livez?probe=1")).status_code == 200
+        assert (await client.get("/?token=1")).status_code == 200
 
 
 @pytest.mark.parametrize("prefix", ["", "/apps/vit"])
-def test_proxy_may_keep_or_strip_its_prefix(prefix: str) -> None:
-    async def story() -> None:
-        async with serving(HeldEngine(), root_path="/apps/vit", token="s3cret") as client:
-            right = {"Authorization": "Bearer s3cret"}
-            answer = await client.post(f"{prefix}/v1/predict", content=grey(1), headers=right)
-            assert answer.status_code == 200
-            assert (await client.post(f"{prefix}/v1/predict", content=grey(1))).status_code == 401
-            for path in ("/", "/docs", "/web/docs.css", "/web/main.js"):
-                assert (await client.get(prefix + path)).status_code == 200
-            assert (await client.get("/apps/vit")).status_code == 200
-            assert (await client.get("/apps/vitx/livez", headers=right)).status_code == 404
-
-    play(story())
+async def test_proxy_may_keep_or_strip_its_prefix(prefix: str) -> None:
+    async with serving(HeldEngine(), root_path="/apps/vit", token="s3cret") as client:
+        right = {"Authorization": "Bearer s3cret"}
+        answer = await client.post(f"{prefix}/v1/predict", content=grey(1), headers=right)
+        assert answer.status_code == 200
+        assert (await client.post(f"{prefix}/v1/predict", content=grey(1))).status_code == 401
+        for path in ("/", "/docs", "/web/docs.css", "/web/main.js"):
+            assert (await client.get(prefix + path)).status_code == 200
+        assert (await client.get("/apps/vit")).status_code == 200
+        assert (await client.get("/apps/vitx/livez", headers=right)).status_code == 404
 
 
-def test_pages_of_other_sites_may_not_use_the_server() -> None:
-    async def story() -> None:
-        async with serving(HeldEngine()) as client:
-            other = {"Origin": "http://evil.example", "Sec-Fetch-Site": "cross-site"}
-            answers = [
-                await client.predict(grey(1), headers=other),
-                await client.options(
-                    "/v1/predict", headers={**other, "Access-Control-Request-Method": "POST"}
-                ),
-                await client.get("/v1/model", headers=other),
-            ]
-            assert [answer.status_code for answer in answers] == [403, 403, 200]
-            for answer in answers:
-                assert not [name for name in answer.headers if name.startswith("access-control")]
-                assert answer.headers["cross-origin-resource-policy"] == "same-origin"
-            same = await client.predict(grey(1), headers={"Sec-Fetch-Site": "same-origin"})
-            assert same.status_code == 200
-
-    play(story())
+async def test_pages_of_other_sites_may_not_use_the_server() -> None:
+    async with serving(HeldEngine()) as client:
+        other = {"Origin": "http://evil.example", "Sec-Fetch-Site": "cross-site"}
+        answers = [
+            await client.predict(grey(1), headers=other),
+            await client.options("/v1/predict", headers={**other, "Access-Control-Request-Method": "POST"}),
+            await client.get("/v1/model", headers=other),
+        ]
+        assert [answer.status_code for answer in answers] == [403, 403, 200]
+        for answer in answers:
+            assert not [name for name in answer.headers if name.startswith("access-control")]
+            assert answer.headers["cross-origin-resource-policy"] == "same-origin"
+        same = await client.predict(grey(1), headers={"Sec-Fetch-Site": "same-origin"})
+        assert same.status_code == 200
 
 
 @pytest.mark.parametrize(
     ("version", "hosts", "status"),
     [("1.1", 2, 400), ("1.1", 0, 400), ("1.1", 1, 200), ("1.0", 0, 200), ("1.0", 2, 400)],
 )
-def test_request_names_one_host(version: str, hosts: int, status: int) -> None:
+async def test_request_names_one_host(version: str, hosts: int, status: int) -> None:
     """RFC 9112, section 3.2; HTTP/1.0 had no such header."""
-
-    async def story() -> None:
-        async with serving(HeldEngine(), host="0.0.0.0") as client:
-            sender = Sender(client.app)
-            sender.scope |= {"path": "/livez", "raw_path": b"/livez", "method": "GET"}
-            sender.scope |= {"http_version": version, "headers": [(b"host", b"localhost")] * hosts}
-            assert await sender.send(chunks_of(b"", 0)) == status
-
-    play(story())
+    async with serving(HeldEngine(), host="0.0.0.0") as client:
+        sender = Sender(client.app)
+        sender.scope |= {"path": "/livez", "raw_path": b"/livez", "method": "GET"}
+        sender.scope |= {"http_version": version, "headers": [(b"host", b"localhost")] * hosts}
+        assert await sender.send(chunks_of(b"", 0)) == status
 
 
 @pytest.mark.parametrize(
@@ -260,13 +223,9 @@ def test_request_names_one_host(version: str, hosts: int, status: int) -> None:
         *((name, 421) for name in ("evil.example", "127.0.0.1.evil.example", "", "[::2]")),
     ],
 )
-def test_own_host_names_are_accepted_and_foreign_ones_rejected(host: str, status: int) -> None:
+async def test_own_host_names_are_accepted_and_foreign_ones_rejected(host: str, status: int) -> None:
     assert Settings(host="0.0.0.0").hosts == ()  # by default, any name on a network
-
-    async def story() -> None:
-        async with serving(HeldEngine(), allowed_hosts=("my.name",)) as client:
-            answer = await client.get("/v1/model", headers={"Host": host})
-            assert answer.status_code == status
-            assert status == 200 or "--allowed-hosts" in refusal(answer, 421)
-
-    play(story())
+    async with serving(HeldEngine(), allowed_hosts=("my.name",)) as client:
+        answer = await client.get("/v1/model", headers={"Host": host})
+        assert answer.status_code == status
+        assert status == 200 or "--allowed-hosts" in refusal(answer, 421)

@@ -74,68 +74,55 @@ def test_security_is_described_if_a_token_is_required(document: dict[str, Any]) 
             assert ("401" in operation["responses"]) == (not is_open)
 
 
-def test_real_responses_match_the_document(engine: TorchEngine) -> None:
+async def test_real_responses_match_the_document(engine: TorchEngine) -> None:
     files = [("image", ("a.png", picture())), ("image", ("b.png", b"x"))]
-
-    async def story() -> None:
-        async with serving(engine) as client:
-            for shape, method, path, options in (
-                (openapi.Health, "GET", "/livez", {}),
-                (openapi.Health, "GET", "/readyz", {}),
-                (openapi.ModelDescription, "GET", "/v1/model", {}),
-                (list[openapi.Sample], "GET", "/v1/samples", {}),
-                (openapi.Predictions, "POST", "/v1/predict", {"content": picture()}),
-                (openapi.Form[openapi.NamedPredictions], "POST", "/v1/predict", {"files": files}),
-                (openapi.Embedding, "POST", "/v1/embed", {"content": picture()}),
-                (openapi.Form[openapi.NamedEmbedding], "POST", "/v1/embed", {"files": files}),
-                (openapi.Heatmap, "POST", "/v1/explain", {"content": picture()}),
-                (openapi.Heatmap, "POST", "/v1/explain?method=rollout", {"content": picture()}),
-                (openapi.Problem, "POST", "/v1/predict", {"content": b"x"}),
-                (openapi.Problem, "GET", "/v1/samples/none", {}),
-            ):
-                answer = await client.request(method, path, **options)
-                assert (answer.status_code >= 400) == (shape is openapi.Problem)
-                TypeAdapter(shape).validate_json(answer.content, strict=True)  # raises where they differ
-
-    play(story())
+    async with serving(engine) as client:
+        for shape, method, path, options in (
+            (openapi.Health, "GET", "/livez", {}),
+            (openapi.Health, "GET", "/readyz", {}),
+            (openapi.ModelDescription, "GET", "/v1/model", {}),
+            (list[openapi.Sample], "GET", "/v1/samples", {}),
+            (openapi.Predictions, "POST", "/v1/predict", {"content": picture()}),
+            (openapi.Form[openapi.Predictions], "POST", "/v1/predict", {"files": files}),
+            (openapi.Embedding, "POST", "/v1/embed", {"content": picture()}),
+            (openapi.Form[openapi.Embedding], "POST", "/v1/embed", {"files": files}),
+            (openapi.Heatmap, "POST", "/v1/explain", {"content": picture()}),
+            (openapi.Heatmap, "POST", "/v1/explain?method=rollout", {"content": picture()}),
+            (openapi.Problem, "POST", "/v1/predict", {"content": b"x"}),
+            (openapi.Problem, "GET", "/v1/samples/none", {}),
+        ):
+            answer = await client.request(method, path, **options)
+            assert (answer.status_code >= 400) == (shape is openapi.Problem)
+            TypeAdapter(shape).validate_json(answer.content, strict=True)  # raises where they differ
 
 
-def test_responses_of_a_model_of_several_classes_match_the_document() -> None:
-    async def story() -> None:
-        async with serving(TorchEngine(labelling_model(0.2, 0.7), device="cpu")) as client:
-            about = (await client.get("/v1/model")).content
-            described = TypeAdapter(openapi.ModelDescription).validate_json(about, strict=True)
-            assert (described.outputs, described.thresholds) == ("independent", [0.5, 0.5])
-            for threshold, applying in ((0.6, 1), (0.9, 0)):
-                answer = await client.post(f"/v1/predict?threshold={threshold}", content=picture())
-                found = TypeAdapter(openapi.Predictions).validate_json(answer.content, strict=True)
-                assert found.labels == found.predictions[:applying]
-
-    play(story())
+async def test_responses_of_a_model_of_several_classes_match_the_document() -> None:
+    async with serving(TorchEngine(labelling_model(0.2, 0.7), device="cpu")) as client:
+        about = (await client.get("/v1/model")).content
+        described = TypeAdapter(openapi.ModelDescription).validate_json(about, strict=True)
+        assert (described.outputs, described.thresholds) == ("independent", [0.5, 0.5])
+        for threshold, applying in ((0.6, 1), (0.9, 0)):
+            answer = await client.post(f"/v1/predict?threshold={threshold}", content=picture())
+            found = TypeAdapter(openapi.Predictions).validate_json(answer.content, strict=True)
+            assert found.labels == found.predictions[:applying]
 
 
-def test_document_and_page_name_the_prefix_of_a_proxy() -> None:
-    async def story() -> None:
-        async with serving(HeldEngine(), root_path="/apps/vit", token="s3cret") as client:
-            assert (await client.get("/openapi.json")).json()["servers"] == [{"url": "/apps/vit"}]
-            page = (await client.get("/docs")).text
-            assert "http://127.0.0.1/apps/vit/v1/predict" in page
-            assert "Authorization: Bearer $VITASCOPE_TOKEN" in page
-            links = re.findall(r'href="([^"]+)"', page)
-            assert links
-            for link in links:
-                assert not link.startswith("/")  # relative links work under any prefix
-                assert (await client.get(f"/{link}")).status_code == 200
-
-    play(story())
+async def test_document_and_page_name_the_prefix_of_a_proxy() -> None:
+    async with serving(HeldEngine(), root_path="/apps/vit", token="s3cret") as client:
+        assert (await client.get("/openapi.json")).json()["servers"] == [{"url": "/apps/vit"}]
+        page = (await client.get("/docs")).text
+        assert "http://127.0.0.1/apps/vit/v1/predict" in page
+        assert "Authorization: Bearer $VITASCOPE_TOKEN" in page
+        links = re.findall(r'href="([^"]+)"', page)
+        assert links
+        for link in links:
+            assert not link.startswith("/")  # relative links work under any prefix
+            assert (await client.get(f"/{link}")).status_code == 200
 
 
-def test_malformed_host_header_causes_no_redirect_or_internal_error() -> None:
-    async def story() -> None:
-        async with serving(HeldEngine(), host="0.0.0.0") as client:
-            for host in ("[", "a:b:c", "é".encode("latin-1")):
-                assert (await client.get("/docs", headers={b"Host": host})).status_code == 200
-                assert refusal(await client.get("/livez/", headers={b"Host": host}), 404)
-            assert (await client.predict(grey(1))).status_code == 200
-
-    play(story())
+async def test_malformed_host_header_causes_no_redirect_or_internal_error() -> None:
+    async with serving(HeldEngine(), host="0.0.0.0") as client:
+        for host in ("[", "a:b:c", "é".encode("latin-1")):
+            assert (await client.get("/docs", headers={b"Host": host})).status_code == 200
+            assert refusal(await client.get("/livez/", headers={b"Host": host}), 404)
+        assert (await client.predict(grey(1))).status_code == 200

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import errno
-import json
 import logging
 import math
 import os
@@ -29,7 +28,6 @@ from tests.deploy.server.served import (
     grey,
     listening,
     picture,
-    play,
     until,
 )
 from tests.model import small_model
@@ -223,22 +221,19 @@ def is_worker(pid: str) -> bool:
         return False
 
 
-def test_endless_headers_are_rejected_and_use_no_memory() -> None:
-    async def story() -> None:
-        async with listening(HeldEngine()) as (_, address):
-            reader, writer = await asyncio.open_connection(*address)
-            writer.write(b"GET /livez HTTP/1.1\r\nHost: localhost\r\nX-Long: ")
-            with contextlib.suppress(ConnectionError):  # it may close while this still sends
-                for _ in range(100):
-                    writer.write(b"a" * 65536)
-                    await writer.drain()
-            with contextlib.suppress(ConnectionError):
-                assert (await reader.readline()).startswith(b"HTTP/1.1 400 ")
-            writer.close()
-            async with connected(address, ASK) as again:
-                assert (await again.readline()) == b"HTTP/1.1 200 OK\r\n"
-
-    play(story())
+async def test_endless_headers_are_rejected_and_use_no_memory() -> None:
+    async with listening(HeldEngine()) as (_, address):
+        reader, writer = await asyncio.open_connection(*address)
+        writer.write(b"GET /livez HTTP/1.1\r\nHost: localhost\r\nX-Long: ")
+        with contextlib.suppress(ConnectionError):  # it may close while this still sends
+            for _ in range(100):
+                writer.write(b"a" * 65536)
+                await writer.drain()
+        with contextlib.suppress(ConnectionError):
+            assert (await reader.readline()).startswith(b"HTTP/1.1 400 ")
+        writer.close()
+        async with connected(address, ASK) as again:
+            assert (await again.readline()) == b"HTTP/1.1 200 OK\r\n"
 
 
 ASK = b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n"
@@ -271,92 +266,77 @@ COMPLETE = [sent for sent, answered in INCOMPLETE.items() if answered and b"408"
 """Those that are answered at once."""
 
 
-def test_connections_without_a_complete_request_are_closed() -> None:
-    async def story() -> None:
-        async with contextlib.AsyncExitStack() as stack:
-            server, address = await stack.enter_async_context(listening(HeldEngine()))
-            readers = [await stack.enter_async_context(connected(address, sent)) for sent in INCOMPLETE]
-            await until(lambda: sum(one._in_head for one in server.connections) == 1)
-            answers = [
-                await reader.readline() if sent in COMPLETE else b""
-                for reader, sent in zip(readers, INCOMPLETE, strict=True)
-            ]
-            advance(1000)
-            for reader, answer, (sent, answered) in zip(readers, answers, INCOMPLETE.items(), strict=True):
-                assert (answer + await asyncio.wait_for(reader.read(), PATIENCE)).startswith(answered), sent
-            await until(lambda: not server.connections)
-
-    play(story())
+async def test_connections_without_a_complete_request_are_closed() -> None:
+    async with contextlib.AsyncExitStack() as stack:
+        server, address = await stack.enter_async_context(listening(HeldEngine()))
+        readers = [await stack.enter_async_context(connected(address, sent)) for sent in INCOMPLETE]
+        await until(lambda: sum(one._in_head for one in server.connections) == 1)
+        answers = [
+            await reader.readline() if sent in COMPLETE else b""
+            for reader, sent in zip(readers, INCOMPLETE, strict=True)
+        ]
+        advance(1000)
+        for reader, answer, (sent, answered) in zip(readers, answers, INCOMPLETE.items(), strict=True):
+            assert (answer + await asyncio.wait_for(reader.read(), PATIENCE)).startswith(answered), sent
+        await until(lambda: not server.connections)
 
 
-def test_connection_whose_response_is_not_read_is_closed() -> None:
+async def test_connection_whose_response_is_not_read_is_closed() -> None:
     engine = HeldEngine()
     engine.class_names = ("x" * 20_000_000,)
-
-    async def story() -> None:
-        async with listening(engine) as (server, address):
-            asked = ASK.replace(b"/livez", b"/v1/model")
-            async with connected(address, asked):
-                await until(lambda: any(one.flow.write_paused for one in server.connections))
-                (connection,) = server.connections
-                advance(1000)
-                await until(lambda: connection._unsent < math.inf)  # from now on, no byte is read
-                advance(1000)
-                await until(lambda: not server.connections)
-
-    play(story())
+    async with listening(engine) as (server, address):
+        asked = ASK.replace(b"/livez", b"/v1/model")
+        async with connected(address, asked):
+            await until(lambda: any(one.flow.write_paused for one in server.connections))
+            (connection,) = server.connections
+            advance(1000)
+            await until(lambda: connection._unsent < math.inf)  # from now on, no byte is read
+            advance(1000)
+            await until(lambda: not server.connections)
 
 
-def test_half_open_connections_beyond_the_limit_are_closed_for_new_ones(
+async def test_half_open_connections_beyond_the_limit_are_closed_for_new_ones(
     caplog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(http_server, "WARNING_INTERVAL", 600.0)
-
-    async def story() -> None:
-        async with contextlib.AsyncExitStack() as stack:
-            server, address = await stack.enter_async_context(listening(HeldEngine(), max_connections=8))
-            for _ in range(20):
-                await stack.enter_async_context(connected(address, b"GET /livez HTTP/1.1\r\n"))
-            for _ in range(3):
-                async with connected(address, ASK) as reader:
-                    assert (await reader.readline()) == b"HTTP/1.1 200 OK\r\n"
-            await until(lambda: len(server.connections) <= 8)
-        message = [record.getMessage() for record in caplog.records if record.name == "vitascope.server"]
-        assert message == ["8 connections are open, which is the limit (--max-connections)"]
-
-    play(story())
+    async with contextlib.AsyncExitStack() as stack:
+        server, address = await stack.enter_async_context(listening(HeldEngine(), max_connections=8))
+        for _ in range(20):
+            await stack.enter_async_context(connected(address, b"GET /livez HTTP/1.1\r\n"))
+        for _ in range(3):
+            async with connected(address, ASK) as reader:
+                assert (await reader.readline()) == b"HTTP/1.1 200 OK\r\n"
+        await until(lambda: len(server.connections) <= 8)
+    message = [record.getMessage() for record in caplog.records if record.name == "vitascope.server"]
+    assert message == ["8 connections are open, which is the limit (--max-connections)"]
 
 
-def test_connection_beyond_the_limit_is_rejected_while_all_others_are_busy() -> None:
+async def test_connection_beyond_the_limit_is_rejected_while_all_others_are_busy() -> None:
     engine = HeldEngine()
     body = grey(1)
     post = b"POST /v1/predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(body) + body
-
-    async def story() -> None:
-        async with contextlib.AsyncExitStack() as stack:
-            server, address = await stack.enter_async_context(listening(engine, max_connections=2))
-            engine.hold()
-            working = [await stack.enter_async_context(connected(address, post)) for _ in range(2)]
-            await until(lambda: server._service.in_flight == 2)
-            async with connected(address) as reader:
-                answer = await reader.read()
-                assert answer.startswith(b"HTTP/1.1 503 ")
-                assert b"too many connections" in answer
-            engine.go.set()
-            for reader in working:
-                assert (await reader.readline()) == b"HTTP/1.1 200 OK\r\n"
-
-    play(story())
+    async with contextlib.AsyncExitStack() as stack:
+        server, address = await stack.enter_async_context(listening(engine, max_connections=2))
+        engine.hold()
+        working = [await stack.enter_async_context(connected(address, post)) for _ in range(2)]
+        await until(lambda: server._service.in_flight == 2)
+        async with connected(address) as reader:
+            answer = await reader.read()
+            assert answer.startswith(b"HTTP/1.1 503 ")
+            assert b"too many connections" in answer
+        engine.go.set()
+        for reader in working:
+            assert (await reader.readline()) == b"HTTP/1.1 200 OK\r\n"
 
 
-def test_lack_of_file_descriptors_is_logged_rarely_and_recovers(
+async def test_lack_of_file_descriptors_is_logged_rarely_and_recovers(
     caplog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(http_server, "ACCEPT_PAUSE", 0.0)
     monkeypatch.setattr(http_server, "WARNING_INTERVAL", 600.0)
     failures = 0
 
-    async def story() -> None:
+    with caplog.at_level(logging.WARNING):
         loop = asyncio.get_running_loop()
         accept = loop.sock_accept
 
@@ -370,9 +350,6 @@ def test_lack_of_file_descriptors_is_logged_rarely_and_recovers(
         monkeypatch.setattr(loop, "sock_accept", failing)
         async with listening(HeldEngine()) as (_, address), connected(address, ASK) as reader:
             assert (await reader.readline()) == b"HTTP/1.1 200 OK\r\n"
-
-    with caplog.at_level(logging.WARNING):
-        play(story())
     assert failures > 500
     assert [record.getMessage() for record in caplog.records] == [
         "cannot accept a connection: Too many open files"
@@ -396,56 +373,20 @@ def prediction(brightness: int) -> bytes:
     return b"POST /v1/predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(body) + body
 
 
-def test_client_that_ends_its_side_after_the_request_gets_its_response() -> None:
+async def test_client_that_leaves_while_its_request_waits_is_noticed() -> None:
     engine = HeldEngine()
-
-    async def story() -> None:
-        async with listening(engine) as (server, address):
-            for part in (prediction(7)[:-1], ASK[:-1]):  # an incomplete request gets no response
-                reader, writer = await asyncio.open_connection(*address)
-                writer.write(part)
-                writer.write_eof()
-                assert await asyncio.wait_for(reader.read(), PATIENCE) == b""
-                writer.close()
-            for held in (True, False):
-                if held:
-                    engine.hold()
-                reader, writer = await asyncio.open_connection(*address)
-                writer.write(prediction(7))
-                writer.write_eof()
-                if held:
-                    await until(lambda: server._service.in_flight == 1)
-                    await asyncio.sleep(0.3)  # some ticks, in which the server looks for clients that left
-                    engine.go.set()
-                answer = await asyncio.wait_for(reader.read(), PATIENCE)
-                head, _, body = answer.partition(b"\r\n\r\n")
-                assert head.startswith(b"HTTP/1.1 200 OK\r\n")
-                assert b"connection: close" in head
-                assert json.loads(body)["predictions"][0]["label"]
-                writer.close()
-            await until(lambda: not server.connections)
-
-    play(story())
-
-
-def test_client_that_leaves_while_its_request_waits_is_noticed() -> None:
-    engine = HeldEngine()
-
-    async def story() -> None:
-        async with listening(engine) as (server, address):
-            engine.hold()
-            async with connected(address, prediction(1)) as first:
-                assert await asyncio.to_thread(engine.begun.wait, PATIENCE)
-                async with connected(address, prediction(2)):
-                    await until(lambda: server._service.in_flight == 2)
-                await until(lambda: server._service.in_flight == 1)
-                engine.go.set()
-                assert (await first.readline()) == b"HTTP/1.1 200 OK\r\n"
-            async with connected(address, prediction(3)) as last:
-                assert (await last.readline()) == b"HTTP/1.1 200 OK\r\n"
-        assert 2 not in engine.computed()
-
-    play(story())
+    async with listening(engine) as (server, address):
+        engine.hold()
+        async with connected(address, prediction(1)) as first:
+            assert await asyncio.to_thread(engine.begun.wait, PATIENCE)
+            async with connected(address, prediction(2)):
+                await until(lambda: server._service.in_flight == 2)
+            await until(lambda: server._service.in_flight == 1)
+            engine.go.set()
+            assert (await first.readline()) == b"HTTP/1.1 200 OK\r\n"
+        async with connected(address, prediction(3)) as last:
+            assert (await last.readline()) == b"HTTP/1.1 200 OK\r\n"
+    assert 2 not in engine.computed()
 
 
 @pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="this machine has no IPv6")
@@ -461,7 +402,7 @@ def test_model_that_cannot_be_loaded_ends_all_workers_in_one_error(capfd: pytest
     handlers = {signum: signal.getsignal(signum) for signum in signals}
     try:
         with listen(Settings(port=0)) as port, pytest.raises(UserError, match=r"^no such model$"):
-            supervise(no_model, Settings(workers=2, access_log=False), None, port)
+            supervise(http_server.Deployment(no_model, Settings(workers=2, access_log=False)), port)
         (stops,) = {signal.getsignal(signum).__code__ for signum in signals}  # all of them as SIGHUP
         assert "STOP" in stops.co_names
     finally:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image, features
+from PIL import features
 
 from tests.deploy.server.served import (
     HeldEngine,
@@ -36,24 +36,18 @@ from vitascope.predict.engine import TorchEngine
 RAW = {"content-type": "application/octet-stream"}
 
 
-def test_bomb_is_rejected_by_its_header() -> None:
+@pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
+async def test_bomb_is_rejected_by_its_header() -> None:
     engine = HeldEngine()
 
-    async def story() -> None:
-        async with serving(engine, max_megapixels=50) as client:
-            for side in (
-                15_000,
-                12_000,
-                7_100,
-            ):  # Pillow rejects the first, warns about the second, accepts the third
-                content = bomb(side)
-                assert len(content) < 40_000
-                reason = refusal(await client.predict(content), 413)
-                assert "limit" in reason
-        assert engine.decoded == 0
-
-    with pytest.warns(Image.DecompressionBombWarning):
-        play(story())
+    async with serving(engine, max_megapixels=50) as client:
+        # Pillow rejects the first, warns about the second, accepts the third.
+        for side in (15_000, 12_000, 7_100):
+            content = bomb(side)
+            assert len(content) < 40_000
+            reason = refusal(await client.predict(content), 413)
+            assert "limit" in reason
+    assert engine.decoded == 0
 
 
 @pytest.mark.parametrize(
@@ -81,189 +75,151 @@ def test_bomb_is_rejected_by_its_header() -> None:
         (grey(1), {"content-length": "9" * 5000}, 413, "Content-Length is not a readable number"),
     ],
 )
-def test_non_picture_is_rejected_with_the_reason(
+async def test_non_picture_is_rejected_with_the_reason(
     content: bytes, headers: dict[str, str], status: int, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def no_connection(*_: object) -> None:
         raise AssertionError("the server went out")
 
     monkeypatch.setattr(socket.socket, "connect", no_connection)
-
-    async def story() -> None:
-        async with serving(HeldEngine()) as client:
-            assert message in refusal(await client.predict(content, headers=headers), status)
-            assert (await client.predict(grey(3))).status_code == 200  # the server keeps running
-
-    play(story())
+    async with serving(HeldEngine()) as client:
+        assert message in refusal(await client.predict(content, headers=headers), status)
+        assert (await client.predict(grey(3))).status_code == 200  # the server keeps running
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "GIF", "WEBP", "BMP", "TIFF", "AVIF"])
-def test_every_common_format_is_detected_by_its_first_bytes(kind: str) -> None:
+async def test_every_common_format_is_detected_by_its_first_bytes(kind: str) -> None:
     """`curl --data-binary` declares every body as a form."""
     if not features.check("avif") and kind == "AVIF":
         pytest.skip("this Pillow has no AVIF")
     content = encoded(np.full((4, 4, 3), 7, dtype=np.uint8), kind)
-
-    async def story() -> None:
-        async with serving(HeldEngine()) as client:
-            for headers in ({}, {"content-type": ""}, {"content-type": "application/x-www-form-urlencoded"}):
-                assert (await client.predict(content, headers=headers)).status_code == 200
-
-    play(story())
+    async with serving(HeldEngine()) as client:
+        for headers in ({}, {"content-type": ""}, {"content-type": "application/x-www-form-urlencoded"}):
+            assert (await client.predict(content, headers=headers)).status_code == 200
 
 
 @pytest.mark.parametrize("charset", ["punycode", "undefined", "utf8\x00", "idna", "utf-16"])
-def test_charset_of_a_form_is_ignored(charset: str) -> None:
+async def test_charset_of_a_form_is_ignored(charset: str) -> None:
     body = (
         b'--z\r\nContent-Disposition: form-data; name="\\N{\xff"; filename="\\N{.png"\r\n\r\n'
         + grey(1)
         + b'\r\n--z\r\nContent-Disposition: form-data; name="a"\r\n\r\n\xd8\x00\xff\r\n--z--\r\n'
     )
     headers = {"content-type": f"multipart/form-data; charset={charset}; boundary=z"}
-
-    async def story() -> None:
-        async with serving(HeldEngine()) as client:
-            answer = await client.predict(body, headers=headers)
-            assert answer.status_code == 200
-            assert answer.json()["results"][0]["name"] == "\\N{.png"
-
-    play(story())
+    async with serving(HeldEngine()) as client:
+        answer = await client.predict(body, headers=headers)
+        assert answer.status_code == 200
+        assert answer.json()["results"][0]["name"] == "\\N{.png"
 
 
-def test_form_with_too_many_files_is_rejected(
+async def test_form_with_too_many_files_is_rejected(
     engine: TorchEngine,
 ) -> None:
-    async def story() -> None:
-        async with serving(engine, max_files=2) as client:
-            files = [("image", (f"{number}.png", picture())) for number in range(3)]
-            assert "more than 2 files" in refusal(await client.post("/v1/predict", files=files), 422)
-            assert "not 2" in refusal(await client.post("/v1/explain", files=files[:2]), 422)
-
-    play(story())
+    async with serving(engine, max_files=2) as client:
+        files = [("image", (f"{number}.png", picture())) for number in range(3)]
+        assert "more than 2 files" in refusal(await client.post("/v1/predict", files=files), 422)
+        assert "not 2" in refusal(await client.post("/v1/explain", files=files[:2]), 422)
 
 
-def test_broken_file_of_a_form_has_an_error_and_the_others_have_predictions() -> None:
-    async def story() -> None:
-        async with serving(HeldEngine(), max_megapixels=1) as client:
-            contents = {
-                "good.png": grey(1),
-                "bad.png": b"x",
-                "huge.png": bomb(2000),
-                "last.png": grey(255 // 5),
-            }
-            files = [("image", part) for part in contents.items()]
-            answer = await client.post("/v1/predict", files=files)
-            assert answer.status_code == 200
-            good, bad, huge, last = answer.json()["results"]
-            assert [one["name"] for one in (good, bad, huge, last)] == list(contents)
-            assert set(bad) == set(huge) == {"name", "error"}
-            assert "bad.png: not a picture" in bad["error"]
-            assert "million pixels" in huge["error"]
-            assert last["predictions"][0]["score"] == pytest.approx(0.2)
-            assert good["predictions"]
-            broken = [("image", (name, b"x")) for name in ("a.png", "b.png")]
-            message = refusal(await client.post("/v1/predict", files=broken), 422)
-            assert "a.png: not a picture" in message
-            assert "b.png: not a picture" in message
-            url = {"data": {"image": "http://127.0.0.1:9/"}, "files": {"x": ("", b"")}}
-            assert "no file in the form" in refusal(await client.post("/v1/predict", **url), 422)
-
-    play(story())
+async def test_broken_file_of_a_form_has_an_error_and_the_others_have_predictions() -> None:
+    async with serving(HeldEngine(), max_megapixels=1) as client:
+        contents = {
+            "good.png": grey(1),
+            "bad.png": b"x",
+            "huge.png": bomb(2000),
+            "last.png": grey(255 // 5),
+        }
+        files = [("image", part) for part in contents.items()]
+        answer = await client.post("/v1/predict", files=files)
+        assert answer.status_code == 200
+        good, bad, huge, last = answer.json()["results"]
+        assert [one["name"] for one in (good, bad, huge, last)] == list(contents)
+        assert set(bad) == set(huge) == {"name", "error"}
+        assert "bad.png: not a picture" in bad["error"]
+        assert "million pixels" in huge["error"]
+        assert last["predictions"][0]["score"] == pytest.approx(0.2)
+        assert good["predictions"]
+        broken = [("image", (name, b"x")) for name in ("a.png", "b.png")]
+        message = refusal(await client.post("/v1/predict", files=broken), 422)
+        assert "a.png: not a picture" in message
+        assert "b.png: not a picture" in message
+        url = {"data": {"image": "http://127.0.0.1:9/"}, "files": {"x": ("", b"")}}
+        assert "no file in the form" in refusal(await client.post("/v1/predict", **url), 422)
 
 
-def test_body_over_the_limit_is_rejected_with_or_without_a_declared_length() -> None:
-    async def story() -> None:
-        async with serving(HeldEngine(), max_body_mb=0.1) as client:
-            reason = refusal(await client.predict(bytes(200_000)), 413)
-            assert "over the limit of 0.1 MB" in reason
-            declared = Sender(client.app, {"content-length": "10000000000"})
-            assert await declared.send(chunks_of(bytes(50_000), 1000)) == 413
-            assert declared.asked == 0
-            assert declared.headers[b"connection"] == b"close"
-            waiting = Sender(client.app, {"content-length": "200000", "expect": "100-continue"})
-            assert await waiting.send(chunks_of(bytes(50_000), 1000)) == 413
-            assert waiting.asked == 0
-            endless = Sender(client.app, {"transfer-encoding": "chunked"})
-            assert await endless.send(chunks_of(bytes(50_000), 1000)) == 413
-            assert endless.asked < 12  # four times the limit is read and discarded
-
-    play(story())
+async def test_body_over_the_limit_is_rejected_with_or_without_a_declared_length() -> None:
+    async with serving(HeldEngine(), max_body_mb=0.1) as client:
+        reason = refusal(await client.predict(bytes(200_000)), 413)
+        assert "over the limit of 0.1 MB" in reason
+        declared = Sender(client.app, {"content-length": "10000000000"})
+        assert await declared.send(chunks_of(bytes(50_000), 1000)) == 413
+        assert declared.asked == 0
+        assert declared.headers[b"connection"] == b"close"
+        waiting = Sender(client.app, {"content-length": "200000", "expect": "100-continue"})
+        assert await waiting.send(chunks_of(bytes(50_000), 1000)) == 413
+        assert waiting.asked == 0
+        endless = Sender(client.app, {"transfer-encoding": "chunked"})
+        assert await endless.send(chunks_of(bytes(50_000), 1000)) == 413
+        assert endless.asked < 12  # four times the limit is read and discarded
 
 
 @pytest.mark.parametrize("limit", [{"read_timeout_s": 0.05}, {"read_stall_s": 0.05}])
-def test_slow_and_stalled_uploads_are_aborted(limit: dict[str, float]) -> None:
-    async def story() -> None:
-        async with serving(HeldEngine(), **limit) as client:
-            slow = Sender(client.app)
-            assert await slow.send(chunks_of(b"x", 3), end=False) == 408
-            assert slow.headers[b"connection"] == b"close"
-            assert client.app.state.service.in_flight == 0
-            assert client.app.state.service.arriving == ArrivingBodies()
-
-    play(story())
+async def test_slow_and_stalled_uploads_are_aborted(limit: dict[str, float]) -> None:
+    async with serving(HeldEngine(), **limit) as client:
+        slow = Sender(client.app)
+        assert await slow.send(chunks_of(b"x", 3), end=False) == 408
+        assert slow.headers[b"connection"] == b"close"
+        assert client.app.state.service.in_flight == 0
+        assert client.app.state.service.arriving == ArrivingBodies()
 
 
-def test_slow_but_steady_upload_succeeds() -> None:
+async def test_slow_but_steady_upload_succeeds() -> None:
     async def dripping(content: bytes) -> AsyncIterator[bytes]:
         for start in range(0, len(content), 10):
             advance(50)
             yield content[start : start + 10]
 
-    async def story() -> None:
-        async with serving(HeldEngine(), read_stall_s=100) as client:
-            assert await Sender(client.app).send(dripping(grey(1))) == 200
-
-    play(story())
+    async with serving(HeldEngine(), read_stall_s=100) as client:
+        assert await Sender(client.app).send(dripping(grey(1))) == 200
 
 
-def test_stalled_uploads_occupy_no_place_in_the_queue() -> None:
-    async def story() -> None:
-        async with serving(HeldEngine(), queue=2) as client:
-            service = client.app.state.service
-            stalled = [Sender(client.app) for _ in range(8)]
-            sending = [asyncio.ensure_future(one.send(chunks_of(b"abc", 1), end=False)) for one in stalled]
-            await until(lambda: service.arriving.bytes == 24)
-            assert (await client.predict(grey(1))).status_code == 200
-            assert (await client.get("/readyz")).status_code == 200
-            for one in stalled:
-                one.gone.set()
-            await asyncio.gather(*sending)
-            assert service.in_flight == service.arriving.requests == 0
-
-    play(story())
+async def test_stalled_uploads_occupy_no_place_in_the_queue() -> None:
+    async with serving(HeldEngine(), queue=2) as client:
+        service = client.app.state.service
+        stalled = [Sender(client.app) for _ in range(8)]
+        sending = [asyncio.ensure_future(one.send(chunks_of(b"abc", 1), end=False)) for one in stalled]
+        await until(lambda: service.arriving.bytes == 24)
+        assert (await client.predict(grey(1))).status_code == 200
+        assert (await client.get("/readyz")).status_code == 200
+        for one in stalled:
+            one.gone.set()
+        await asyncio.gather(*sending)
+        assert service.in_flight == service.arriving.requests == 0
 
 
-def test_bytes_of_bodies_read_at_once_are_bounded() -> None:
-    async def story() -> None:
-        async with serving(HeldEngine(), max_body_mb=0.1, max_bodies_mb=0.2) as client:
-            service = client.app.state.service
-            stalled = [Sender(client.app) for _ in range(2)]
-            sending = [
-                asyncio.ensure_future(one.send(chunks_of(bytes(50_000), 2), end=False)) for one in stalled
-            ]
-            await until(lambda: service.arriving.bytes == 200_000)
-            over = Sender(client.app)
-            assert await over.send(chunks_of(b"x", 3)) == 503
-            assert int(over.headers[b"retry-after"]) >= 1
-            for one in stalled:
-                one.gone.set()
-            await asyncio.gather(*sending)
-            assert service.arriving == ArrivingBodies()
-
-    play(story())
+async def test_bytes_of_bodies_read_at_once_are_bounded() -> None:
+    async with serving(HeldEngine(), max_body_mb=0.1, max_bodies_mb=0.2) as client:
+        service = client.app.state.service
+        stalled = [Sender(client.app) for _ in range(2)]
+        sending = [asyncio.ensure_future(one.send(chunks_of(bytes(50_000), 2), end=False)) for one in stalled]
+        await until(lambda: service.arriving.bytes == 200_000)
+        over = Sender(client.app)
+        assert await over.send(chunks_of(b"x", 3)) == 503
+        assert int(over.headers[b"retry-after"]) >= 1
+        for one in stalled:
+            one.gone.set()
+        await asyncio.gather(*sending)
+        assert service.arriving == ArrivingBodies()
 
 
-def test_bytes_of_bodies_count_until_their_requests_are_answered() -> None:
-    async def story() -> None:
-        engine, size = HeldEngine(), len(grey(1))
-        async with serving(engine, max_body_mb=1.5 * size / 1e6, max_bodies_mb=1.5 * size / 1e6) as client:
-            first = await client.holding(engine)
-            assert "all bodies take more than" in refusal(await client.predict(grey(2)), 503)
-            engine.go.set()
-            assert (await first).status_code == 200
-            assert (await client.predict(grey(2))).status_code == 200
-
-    play(story())
+async def test_bytes_of_bodies_count_until_their_requests_are_answered() -> None:
+    engine, size = HeldEngine(), len(grey(1))
+    async with serving(engine, max_body_mb=1.5 * size / 1e6, max_bodies_mb=1.5 * size / 1e6) as client:
+        first = await client.holding(engine)
+        assert "all bodies take more than" in refusal(await client.predict(grey(2)), 503)
+        engine.go.set()
+        assert (await first).status_code == 200
+        assert (await client.predict(grey(2))).status_code == 200
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")

@@ -12,33 +12,35 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TypeVar
 
+import torch
 from jinja2 import Environment, StrictUndefined
+from torch import Tensor
 
 from vitascope.arguments import checked
 from vitascope.data.decoding import ImageSource, as_pictures
 from vitascope.data.preprocess import Preprocess
 from vitascope.data.splits import ImageSet
 from vitascope.deploy.export.formats import FORMATS, WholeModel, check_path, move_beside, traced
-from vitascope.deploy.export.verification import (
-    check_agreement,
-    compare_outputs,
-    sample_pictures,
-)
 from vitascope.errors import UserError, check_choice
 from vitascope.model.resnet_config import ResNetConfig
 from vitascope.model.sizes import ModelConfig
 from vitascope.model.vision_model import VisionModel
 from vitascope.predict.engine import TorchEngine
-from vitascope.predict.runtimes import INPUT_MODES, InputMode, first_line, metadata_of
+from vitascope.predict.runtimes import INPUT_MODES, ExportedEngine, InputMode, first_line, metadata_of
 from vitascope.run.run import Run, load_with_run
 from vitascope.storage import check_room, make_folder
-from vitascope.weights.agreement import Agreement
+from vitascope.weights.agreement import TOLERANCE, Agreement, Compared, agreement
 from vitascope.weights.preprocess import preprocess_of
 
 Item = TypeVar("Item")
 
 COMPARED = 32
 """Images of a run on which the file and the model are compared."""
+TOLERANCES = {"tensors": TOLERANCE, "pictures": 1e-2}
+"""The largest difference of outputs that counts as rounding, as a share of the largest one, by input mode.
+
+Pixels that a resize rounds the other way make about 1e-4.
+"""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
@@ -200,12 +202,12 @@ def images_to_compare(
     """The pictures on which file and model are compared, and what they are in words."""
     if images is not None and (given := as_pictures(images)):
         return given, "the given pictures"
-    if (found := tests()) and (own := spread(found.sources)):
+    if (found := tests()) and (own := evenly_spaced(found.sources)):
         return own, "the run's own test images"
     return sample_pictures(), "parts of scikit-learn's photographs"
 
 
-def spread(items: Sequence[Item], most: int = COMPARED) -> list[Item]:
+def evenly_spaced(items: Sequence[Item], most: int = COMPARED) -> list[Item]:
     """At most `most` items, from all parts of a sequence."""
     count = min(len(items), most)
     return [items[place * len(items) // count] for place in range(count)]
@@ -220,18 +222,75 @@ def check_dynamic(model: VisionModel, input: InputMode, format: str) -> None:
             "a program of torch.export has one resolution; the formats onnx and openvino support others"
         )
     config = model.config
-    if isinstance(config, ResNetConfig) or config.embedding.stem == "resnet":
-        raise UserError("a ResNet pads depending on the picture's size, so its graph has one resolution")
+    if (
+        isinstance(config, ResNetConfig)
+        or config.embedding.stem == "resnet"
+        or config.block.attention != "global"
+        or config.embedding.relative
+    ):
+        raise UserError("a ResNet, windows and relative positions need a graph for each resolution")
     if config.remainder == "cut":
         (height, width), (rows, columns) = config.image_hw, config.tiled_hw(config.image_hw)
         raise UserError(
             f"of images of {height}x{width} the model cuts all but {rows}x{columns}, and a graph of other "
             f"resolutions needs images that patches tile: model.resize(({rows}, {columns})) before the export"
         )
-    if config.block.attention != "global":
-        raise UserError(f"{config.block.attention} attention needs a graph for each resolution")
-    if config.embedding.relative:
-        raise UserError("relative positions need a graph for each resolution")
+
+
+def check_agreement(found: Agreement, name: str) -> None:
+    """Reject an exported model whose outputs differ from its model's."""
+    if not found.is_rounding:
+        raise UserError(
+            f"{name} is not kept, because its outputs differ from the model's: {found.summary}; differences "
+            f"of up to {found.tolerance * found.scale:.2g} are allowed"
+        )
+
+
+@torch.inference_mode()
+def compare_outputs(
+    engine: ExportedEngine, model: VisionModel, preprocess: Preprocess, pictures: Sequence[ImageSource]
+) -> Agreement:
+    """Compare an exported model with the model in torch, picture by picture; the first also twice at once."""
+    classifies = engine.num_classes > 0
+
+    def outputs(given: Tensor) -> Tensor:
+        return engine.answers(given)[0] if classifies else engine.outputs(given)
+
+    own, other = [], []
+    for picture in pictures:
+        ready = torch.from_numpy(preprocess.pixels(picture))[None]  # (1, C, h, w)
+        given = ready
+        if engine.input == "pictures":
+            given = torch.from_numpy(preprocess.whole_pixels(picture))[None]  # (1, C, H, W)
+        images = preprocess.normalize(ready)
+        own.append(model(images) if classifies else model.embed(images))  # (1, K) or (1, D)
+        other.append(outputs(given))
+        if len(own) == 1 and not torch.allclose(
+            outputs(given.expand(2, -1, -1, -1)), other[0].expand(2, -1), atol=1e-4, rtol=1e-4
+        ):
+            raise UserError(
+                f"{engine.path.name} is not kept, because a batch of two gets other outputs than one picture"
+            )
+    compared: Compared = "logits" if classifies else "features"
+    return agreement(torch.cat(own), torch.cat(other), TOLERANCES[engine.input], compared)
+
+
+def sample_pictures() -> list[ImageSource]:
+    """The two photographs in scikit-learn and parts of them, 16 uint8 (H, W, C) of 8 sizes."""
+    from sklearn.datasets import load_sample_images
+
+    found: list[ImageSource] = []
+    for photograph in load_sample_images().images:  # a temple and a flower, (427, 640, 3)
+        H, W = photograph.shape[:2]
+        quarters = [
+            photograph[top : top + H // 2, left : left + W // 2]
+            for top in (0, H // 2)
+            for left in (0, W // 2)
+        ]
+        middle, strip = photograph[:, W // 4 : W // 4 + H], photograph[H // 3 : 2 * H // 3]
+        small = photograph[H // 2 : H // 2 + 90, W // 3 : W // 3 + 120]  # below most models' input size
+        found += [photograph, *quarters, middle, strip, small]
+    return found
 
 
 @contextmanager

@@ -183,19 +183,20 @@ def calibration_and_test(
             "int8 is calibrated and measured on labelled images, and the model is not a run, whose images "
             "could be used: give data, a folder with one folder per class"
         )
-    given = None if calibration is None else open_data(calibration, labelled=False).train.sources
-    if data is not None and (run is not None or given is not None):
-        test = open_for_evaluation(data, class_names)
-        if given is None:
-            assert run is not None
-            given = run.open_data().splits.train.sources
-        return given, test
-    if run is not None:
+    train: ImageSet | None = None
+    if data is None:
+        assert run is not None
         train, test = splits_of_run(run, class_names)
-    else:
-        assert data is not None
+    elif run is None and calibration is None:
         train, test = splits_of_data(data, class_names)
-    return (train.sources if given is None else given), test
+    else:
+        test = open_for_evaluation(data, class_names)
+    if calibration is not None:
+        train = open_data(calibration, labelled=False).train
+    elif train is None:
+        assert run is not None
+        train = run.open_data().splits.train
+    return train.sources, test
 
 
 def quantize_file(
@@ -225,7 +226,7 @@ def quantize_file(
         test = test.in_classes(plain.class_names, f"the {test.name} images")
     exact = measure(plain, batches_of(plain, test))
     make_folder(target.parent)
-    check_room(target, size_of(plain))  # an ONNX file is written once more in fp32
+    check_room(target, exported_size(plain))  # an ONNX file is written once more in fp32
     with tempfile.TemporaryDirectory(prefix=".int8-", dir=target.parent) as aside:
         losses: dict[str, float] = {}
         for share in FLOAT_SHARES:
@@ -288,7 +289,7 @@ def compare_files(
     first, second = (
         Measured(
             precision=engine.stored_precision,
-            size=size_of(engine),
+            size=exported_size(engine),
             seconds=statistics.median(seconds),
         )
         for engine, seconds in zip(engines, times, strict=True)
@@ -303,6 +304,6 @@ def compare_files(
     )
 
 
-def size_of(engine: ExportedEngine) -> int:
+def exported_size(engine: ExportedEngine) -> int:
     """Bytes of an exported model's files."""
     return sum(file.stat().st_size for file in files_of(engine.path))

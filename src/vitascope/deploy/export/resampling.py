@@ -175,14 +175,14 @@ class WholePixels:
 
     def scaled(self, side: Tensor, wanted: Tensor, other: Tensor) -> Tensor:
         """The length of a side when the other one becomes `wanted`, at least 1."""
-        quotient, rest = divided(side * wanted, other)
+        quotient, rest = quotient_and_rest(side * wanted, other)
         if not self.rounds_down:
-            is_odd = quotient - 2 * divided(quotient, torch.full_like(quotient, 2))[0] == 1
+            is_odd = quotient - 2 * quotient_and_rest(quotient, torch.full_like(quotient, 2))[0] == 1
             quotient = quotient + ((2 * rest > other) | ((2 * rest == other) & is_odd)).long()
         return quotient.clamp(min=1)
 
 
-def divided(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+def quotient_and_rest(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     """Quotient and remainder of positive integers; corrects runtimes whose float division is 1 off."""
     quotient = torch.div(a, b, rounding_mode="floor")
     rest = a - quotient * b

@@ -16,7 +16,6 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from typing import Any
 
 from vitascope.errors import UserError
@@ -35,6 +34,7 @@ FLAGS = (
 )
 QUIET = ("file:", "blob:", "data:")
 """Addresses that need no network."""
+ENDED = "the browser ended before it answered"
 _TAKES, _GIVES = 3, 4  # the descriptors that the browser reads and writes
 _START = f"import os, sys; r, w, *c = sys.argv[1:]; os.dup2(int(r), {_TAKES}); os.dup2(int(w), {_GIVES})"
 _START += f"; os.set_inheritable({_TAKES}, True); os.set_inheritable({_GIVES}, True); os.execv(c[0], c)"
@@ -106,7 +106,7 @@ class Tab:
                 self._await(writable=[self.takes])
                 content = content[os.write(self.takes, content[: select.PIPE_BUF]) :]
         except BrokenPipeError:
-            raise BrowserError(self._ended()) from None
+            raise BrowserError(ENDED) from None
         while True:
             answer = self.receive()
             if answer.get("id") == self.number:
@@ -120,7 +120,7 @@ class Tab:
             self._await(readable=[self.gives])
             part = os.read(self.gives, 1 << 20)
             if not part:
-                raise BrowserError(self._ended())
+                raise BrowserError(ENDED)
             self.received += part
         content, _, self.received = self.received.partition(b"\0")
         message: dict[str, Any] = json.loads(content)
@@ -136,18 +136,14 @@ class Tab:
     def _note(self, method: str, found: dict[str, Any]) -> None:
         if method == "Runtime.exceptionThrown":
             details = found["exceptionDetails"]
-            self.faults.append(
-                details.get("exception", {}).get("description", details["text"]).split("\n")[0]
-            )
+            text = details.get("exception", {}).get("description", details["text"])
+            self.faults.append(text.split("\n")[0])
         if method == "Log.entryAdded" and found["entry"]["level"] == "error":
             self.faults.append(found["entry"]["text"])
         if method == "Runtime.consoleAPICalled" and found["type"] == "error":
             self.faults.append(" ".join(str(one.get("value", "")) for one in found["args"]))
         if method == "Network.requestWillBeSent" and not found["request"]["url"].startswith(QUIET):
             self.faults.append(f"a request of {found['request']['url']}")
-
-    def _ended(self) -> str:
-        return "the browser ended before it answered"
 
 
 @contextmanager
@@ -185,8 +181,3 @@ def opened(browser: str, address: str, patience: float) -> Iterator[Tab]:
                 with suppress(ProcessLookupError, PermissionError):  # the whole session has ended
                     os.killpg(process.pid, signal.SIGKILL)  # with what it started
                 process.wait()
-
-
-def address_of(path: Path) -> str:
-    """A file's address."""
-    return path.absolute().as_uri()

@@ -15,6 +15,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from vitascope.deploy.server.attention_pack import to_signed_bytes
 from vitascope.errors import UserError
 from vitascope.model.attention import KeylessLinear
 from vitascope.model.config import ViTConfig
@@ -82,16 +83,10 @@ def rounded(model: VisionTransformer, rounding: Rounding) -> VisionTransformer:
                 raise UserError(f"{name}.weight is too large for float16: use weights int8")
             matrix = matrix.half().float()
         elif rounding == "int8":
-            levels, scales = by_row(matrix)
+            levels, scales = to_signed_bytes(matrix)
             matrix = levels * scales[:, None]
         layer.weight.data = matrix.view_as(layer.weight)
     return rounded_copy
-
-
-def by_row(matrix: Tensor) -> tuple[Tensor, Tensor]:
-    """A matrix (outputs, inputs) as int8 (outputs, inputs) and float32 scales (outputs,)."""
-    scales = (matrix.abs().amax(dim=1) / 127).clamp_min(torch.finfo(torch.float32).tiny)
-    return (matrix / scales[:, None]).round().to(torch.int8), scales
 
 
 @torch.no_grad()
@@ -106,7 +101,7 @@ def packed(model: VisionTransformer, rounding: Rounding) -> dict[str, Tensor]:
         if layer in matrices and kind == "weight":
             matrix = value.flatten(1)
             if rounding == "int8":
-                tensors[name], tensors[f"{name}.scales"] = by_row(matrix)
+                tensors[name], tensors[f"{name}.scales"] = to_signed_bytes(matrix)
             else:
                 tensors[name] = matrix.half() if rounding == "fp16" else matrix
         elif layer in matrices and isinstance(matrices[layer], KeylessLinear):

@@ -17,7 +17,7 @@ from safetensors.torch import save
 
 from vitascope.arguments import checked
 from vitascope.data.decoding import ImageSource
-from vitascope.deploy.export.export import default_path, images_to_compare, own_tests, spread
+from vitascope.deploy.export.export import default_path, evenly_spaced, images_to_compare, own_tests
 from vitascope.deploy.export.formats import check_path
 from vitascope.deploy.page.browser import find_browser
 from vitascope.deploy.page.document import document, programs
@@ -30,15 +30,7 @@ from vitascope.deploy.page.packing import (
     program_options,
     rounded,
 )
-from vitascope.deploy.page.proof import (
-    HeldModel,
-    Proof,
-    compared,
-    compared_picture,
-    naming,
-    outputs_of_all,
-    prove,
-)
+from vitascope.deploy.page.proof import HeldModel, Proof, compared_picture, model_outputs, naming_model, prove
 from vitascope.deploy.page.samples import Samples, choose_samples
 from vitascope.deploy.server.attention_pack import NO_HEAD, token_names, what_fits
 from vitascope.deploy.server.page_content import web_files
@@ -49,7 +41,7 @@ from vitascope.model.vision_model import VisionModel
 from vitascope.model.vit import VisionTransformer
 from vitascope.predict.engine import TorchEngine
 from vitascope.predict.runtimes import name_of
-from vitascope.run.run import Run, load_with_run
+from vitascope.run.run import load_with_run
 from vitascope.storage import check_room, make_folder, replacing
 from vitascope.weights.agreement import Agreement, agreement
 
@@ -141,13 +133,17 @@ def page(
     program = None if unproved else find_browser(browser)
     refs = [model] if beside is None else [model, beside]
     labels = [""] if beside is None else [reference(model) or "model", reference(beside) or "beside"]
-    loaded = [load_held(ref, label) for ref, label in zip(refs, labels, strict=True)]
-    check_size([vit for vit, _ in loaded], weights)
+    loaded = [load_with_run(ref) for ref in refs]
+    vits = []
+    for (vit, _), label in zip(loaded, labels, strict=True):
+        with naming_model(label):
+            vits.append(check_held(vit))
+    check_page_size(vits, weights)
     tests = cache(lambda: own_tests(loaded[0][1]))
     sources, compared_on = images_to_compare(images, tests)
     models = [
-        hold(vit, ref, label, weights, spread(sources, COMPARED))
-        for (vit, _), ref, label in zip(loaded, refs, labels, strict=True)
+        hold_model(vit, ref, label, weights, evenly_spaced(sources, COMPARED))
+        for vit, ref, label in zip(vits, refs, labels, strict=True)
     ]
     offered = choose_samples(samples, models[0].engine, tests)
     contents = [save(packed(each.rounded, weights)) for each in models]
@@ -159,14 +155,14 @@ def page(
             title = f"{' and '.join(names)} – vitascope"  # until the explorer has started
             file.writelines(document(title, page_data(models, weights, offered), contents))
         proofs = [None] * len(models) if program is None else prove(program, aside, models, path.name)
-    roundings = [
-        agreement(
-            outputs_of_all(each.engine.model, each.pictures), each.outputs, outputs=compared(each.rounded)
-        )
-        for each in models
-    ]
     first, *others = [
-        ModelResult(rounding=rounding, proof=proof) for rounding, proof in zip(roundings, proofs, strict=True)
+        ModelResult(
+            rounding=agreement(
+                model_outputs(each.engine.model, each.pictures), each.outputs, outputs=each.compared
+            ),
+            proof=proof,
+        )
+        for each, proof in zip(models, proofs, strict=True)
     ]
     return PageResult(
         path=path,
@@ -184,16 +180,7 @@ def reference(model: VisionModel | str | os.PathLike[str]) -> str:
     return os.fspath(model) if isinstance(model, str | os.PathLike) else ""
 
 
-def load_held(
-    model: VisionModel | str | os.PathLike[str], label: str
-) -> tuple[VisionTransformer, Run | None]:
-    """A model that a page can hold, and its run."""
-    loaded, run = load_with_run(model)
-    with naming(label):
-        return check_held(loaded), run
-
-
-def hold(
+def hold_model(
     model: VisionTransformer,
     ref: VisionModel | str | os.PathLike[str],
     label: str,
@@ -201,31 +188,26 @@ def hold(
     sources: Sequence[ImageSource],
 ) -> HeldModel:
     """Round a model, and compute its pixels and outputs of the pictures to compare on."""
-    with naming(label):
+    with naming_model(label):
         own, held = rounded(model, "fp32"), rounded(model, weights)
     engine = TorchEngine(own, device="cpu")
     engine.name = name_of(ref) if isinstance(ref, str | os.PathLike) else ""
     pictures = [compared_picture(own, source) for source in sources]
-    return HeldModel(label, engine, held, pictures, outputs_of_all(held, pictures))
+    return HeldModel(label, engine, held, pictures, model_outputs(held, pictures))
 
 
-def check_size(models: Sequence[VisionTransformer], weights: Rounding) -> None:
+def check_page_size(models: Sequence[VisionTransformer], weights: Rounding) -> None:
     """Reject models whose page a browser could not hold."""
     parameters = sum(each.config.num_parameters for each in models)
-    size = megabytes(parameters, weights)
-    if size > MOST_MB:
-        smaller = [other for other in BYTES if megabytes(parameters, other) <= MOST_MB]
+    sizes = {other: parameters * bytes_each * 4 / 3 / 1e6 for other, bytes_each in BYTES.items()}  # of base64
+    if sizes[weights] > MOST_MB:
+        smaller = [other for other, size in sizes.items() if size <= MOST_MB]
         way_out = f"use weights {smaller[0]}, or `vitascope serve`" if smaller else INSTEAD
         counts = " and ".join(f"{each.config.num_parameters:,}" for each in models)
         raise UserError(
-            f"a page of {counts} parameters in {weights} has {size:,.0f} MB; the limit is {MOST_MB} MB: "
-            f"{way_out}"
+            f"a page of {counts} parameters in {weights} has {sizes[weights]:,.0f} MB; the limit is "
+            f"{MOST_MB} MB: {way_out}"
         )
-
-
-def megabytes(parameters: int, weights: Rounding) -> float:
-    """About the size of a page, in MB: base64 takes four thirds."""
-    return parameters * BYTES[weights] * 4 / 3 / 1e6
 
 
 def page_data(models: Sequence[HeldModel], weights: Rounding, samples: Samples) -> dict[str, Any]:

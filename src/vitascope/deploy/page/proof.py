@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from vitascope.data.decoding import ImageSource
-from vitascope.deploy.export.verification import TOLERANCES, check_agreement
-from vitascope.deploy.page.browser import BrowserError, Tab, address_of, opened
+from vitascope.deploy.export.export import TOLERANCES, check_agreement
+from vitascope.deploy.page.browser import BrowserError, Tab, opened
 from vitascope.deploy.page.samples import shrunk
 from vitascope.errors import UserError
 from vitascope.model.heads import scores
@@ -101,6 +101,11 @@ class HeldModel(NamedTuple):
     outputs: Tensor
     """What `rounded` computes of them, (n, K) or (n, D)."""
 
+    @property
+    def compared(self) -> Compared:
+        """What its outputs are."""
+        return "logits" if self.rounded.config.gives_classes else "features"
+
 
 class ComparedPicture(NamedTuple):
     """A picture that the page and torch compute."""
@@ -111,7 +116,7 @@ class ComparedPicture(NamedTuple):
 
 
 @contextmanager
-def naming(label: str) -> Iterator[None]:
+def naming_model(label: str) -> Iterator[None]:
     """Put the label of a model, if it has one, before an error about it."""
     try:
         yield
@@ -129,20 +134,10 @@ def compared_picture(model: VisionTransformer, source: ImageSource) -> ComparedP
 
 
 @torch.inference_mode()
-def outputs_of(model: VisionModel, picture: ComparedPicture) -> Tensor:
-    """Logits (1, K) or, without a head, features (1, D)."""
-    outputs: Tensor = model(preprocess_of(model).normalize(picture.pixels))
-    return outputs
-
-
-def outputs_of_all(model: VisionModel, pictures: Sequence[ComparedPicture]) -> Tensor:
-    """The same of n pictures, (n, K) or (n, D)."""
-    return torch.cat([outputs_of(model, picture) for picture in pictures])
-
-
-def compared(model: VisionTransformer) -> Compared:
-    """What `outputs_of` returns."""
-    return "logits" if model.config.gives_classes else "features"
+def model_outputs(model: VisionModel, pictures: Sequence[ComparedPicture]) -> Tensor:
+    """Logits (n, K) of n pictures or, without a head, features (n, D)."""
+    preprocess = preprocess_of(model)
+    return torch.cat([model(preprocess.normalize(picture.pixels)) for picture in pictures])
 
 
 def prove(program: str, file: Path, models: Sequence[HeldModel], name: str) -> list[Proof]:
@@ -152,21 +147,29 @@ def prove(program: str, file: Path, models: Sequence[HeldModel], name: str) -> l
         BrowserError: errors in the page, requests over the network, or no answer.
         UserError: outputs that differ.
     """
-    found = computed(program, file, [(each.rounded, each.pictures) for each in models])
-    proofs = [proof_of(program, each, answers) for each, answers in zip(models, found, strict=True)]
-    for each, proof in zip(models, proofs, strict=True):
-        with naming(each.label):
+    proofs = []
+    all_answers = computed_in_browser(program, file, [(each.rounded, each.pictures) for each in models])
+    for model, answers in zip(models, all_answers, strict=True):
+        expected, outputs = model.outputs, answers.outputs
+        proof = Proof(
+            browser=Path(program).name,
+            computed=answers,
+            agreement=agreement(expected, outputs, TOLERANCES["pictures"], model.compared),
+            probabilities=probabilities_apart(model.rounded, outputs, expected),
+        )
+        with naming_model(model.label):
             check_agreement(proof.agreement, name)
+        proofs.append(proof)
     return proofs
 
 
-def computed(
+def computed_in_browser(
     program: str, file: Path, models: Sequence[tuple[VisionTransformer, Sequence[ComparedPicture]]]
 ) -> list[Computed]:
     """Open a page from the disk in a browser without a network, and have each of its models compute its
     pictures, one by one; raises BrowserError as `prove`."""
     work = sum(len(pictures) * model.config.flops for model, pictures in models)
-    with opened(program, address_of(file), len(models) * PATIENCE + work / SLOWEST) as tab:
+    with opened(program, file.absolute().as_uri(), len(models) * PATIENCE + work / SLOWEST) as tab:
         found = [
             computed_by(tab, source, model, pictures)
             for source, (model, pictures) in zip(SOURCES, models, strict=False)
@@ -193,16 +196,6 @@ def computed_by(
         kernel=ready["kernel"],
         unpacking=ready["seconds"],
         answers=tuple(each["seconds"] for each in found),
-    )
-
-
-def proof_of(program: str, model: HeldModel, found: Computed) -> Proof:
-    """Compare what a browser computed with a model in torch."""
-    return Proof(
-        browser=Path(program).name,
-        computed=found,
-        agreement=agreement(model.outputs, found.outputs, TOLERANCES["pictures"], compared(model.rounded)),
-        probabilities=probabilities_apart(model.rounded, found.outputs, model.outputs),
     )
 
 

@@ -14,7 +14,7 @@ from PIL import Image
 from vitascope.data.decoding import ImageSource, as_pictures, source_name
 from vitascope.data.preprocess import Preprocess
 from vitascope.data.splits import ImageSet
-from vitascope.deploy.export.export import spread
+from vitascope.deploy.export.export import evenly_spaced
 from vitascope.deploy.server.page_content import SamplePicture, samples_for
 from vitascope.errors import UserError
 from vitascope.formatting import counted
@@ -85,11 +85,11 @@ def choose_samples(
         description = f"{some_of(len(chosen), len(sources), name)} of the run"
     else:
         sources = as_pictures(given)
-        chosen = spread(range(len(sources)), MOST)
+        chosen = evenly_spaced(range(len(sources)), MOST)
         titles = [title_of(sources[place], place) for place in chosen]
         description = some_of(len(chosen), len(sources), "given picture")
     pictures = [
-        small_picture(str(number), title, sources[place], engine.preprocess)
+        SamplePicture(str(number), title, *encoded(shrunk(engine.preprocess, sources[place], LONGEST)), ())
         for number, (place, title) in enumerate(zip(chosen, titles, strict=True))
     ]
     return Samples(pictures, description if pictures else "none")
@@ -98,7 +98,7 @@ def choose_samples(
 def some_of_each_class(images: ImageSet, most: int) -> list[int]:
     """The indices of at most `most` images: of every class as many as of the others, as far as possible."""
     if images.targets is None:
-        return spread(range(len(images)), most)
+        return evenly_spaced(range(len(images)), most)
     turns = itertools.zip_longest(*(places.tolist() for places in images.targets.by_class()))
     places = (place for turn in turns for place in turn if place is not None)
     return sorted(itertools.islice(dict.fromkeys(places), most))
@@ -113,11 +113,6 @@ def title_of(source: ImageSource, place: int) -> str:
     """The name of a picture's file without its folders, which are the reader's own."""
     name = source_name(source)
     return f"picture {place + 1}" if name.startswith("<") else PurePath(name).name
-
-
-def small_picture(name: str, title: str, source: ImageSource, preprocess: Preprocess) -> SamplePicture:
-    """A picture in the model's colours, of at most `LONGEST` and `MOST_BYTES`."""
-    return SamplePicture(name, title, *encoded(shrunk(preprocess, source, LONGEST)), ())
 
 
 def shrunk(preprocess: Preprocess, source: ImageSource, longest: int) -> Image.Image:

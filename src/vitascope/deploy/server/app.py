@@ -27,7 +27,7 @@ except ModuleNotFoundError:
 from vitascope._version import __version__
 from vitascope.deploy.server import explorer, openapi
 from vitascope.deploy.server.batcher import Work
-from vitascope.deploy.server.middleware import REQUEST_ID_KEY, RequestMiddleware
+from vitascope.deploy.server.middleware import RequestMiddleware
 from vitascope.deploy.server.rejections import SECURITY, Rejection, response_to
 from vitascope.deploy.server.service import BESIDE, COMPUTED, Service
 from vitascope.deploy.server.settings import Settings
@@ -54,7 +54,7 @@ Threshold = Annotated[
 
 
 def create_app(
-    engine: Engine | Callable[[], Engine],
+    open_engine: Engine | Callable[[], Engine],
     settings: Settings,
     token: str | None = None,
     *,
@@ -63,12 +63,12 @@ def create_app(
 ) -> FastAPI:
     """The server as an ASGI application; its `state.service` is the `Service`.
 
-    A function opens the engine in the background, so the server is alive meanwhile; with `wait_for_model`, it
+    A function opens an engine in the background, so the server is alive meanwhile; with `wait_for_model`, it
     starts only when the model is loaded. `token` is the bearer token that clients must send, if any. The
     explorer compares the model with the one `beside` it.
     """
     other = None if beside is None else Service(beside if callable(beside) else lambda: beside, settings)
-    service = Service(engine if callable(engine) else lambda: engine, settings, other)
+    service = Service(open_engine if callable(open_engine) else lambda: open_engine, settings, other)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -179,8 +179,8 @@ def description(service: Service) -> APIRouter:
 def predictions(service: Service) -> APIRouter:
     """The routes of the model, and of Prometheus."""
     routes = APIRouter(tags=["model"])
-    predicted = {"model": openapi.Predictions | openapi.Form[openapi.NamedPredictions]}
-    embedded = {"model": openapi.Embedding | openapi.Form[openapi.NamedEmbedding]}
+    predicted = {"model": openapi.Predictions | openapi.Form[openapi.Predictions]}
+    embedded = {"model": openapi.Embedding | openapi.Form[openapi.Embedding]}
     explained = {"model": openapi.Heatmap, "content": {"image/png": openapi.BINARY}}
 
     @routes.get("/metrics", response_class=Response, responses={200: {"content": openapi.PLAIN_TEXT}})
@@ -301,7 +301,7 @@ def _handle_errors(app: FastAPI, service: Service) -> None:
     @app.exception_handler(Exception)
     async def fault(request: Request, error: Exception) -> Response:
         # This runs outside the middleware, which adds these headers elsewhere.
-        headers = {**SECURITY, "X-Request-ID": request.scope[REQUEST_ID_KEY].decode("ascii")}
+        headers = {**SECURITY, "X-Request-ID": request.state.request_id}
         return response_to(HTTPException(500, "an error of the server; its log has the traceback", headers))
 
 

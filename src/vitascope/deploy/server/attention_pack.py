@@ -119,7 +119,7 @@ def pack_attention(
         weights = weights.mean(dim=1, keepdim=True)
     elif head is not None:
         weights = weights[:, head : head + 1]
-    levels, scale = quantize(weights)
+    levels, scale = to_bytes(weights)
     return _file({"attention": levels, "attention_scale": scale}, {"layer": index, "head": head})
 
 
@@ -142,7 +142,7 @@ def what_fits(config: ViTConfig, grid: tuple[int, int], budget: int) -> Carried:
     return "head" if heads else "none"
 
 
-def quantize(rows: Tensor) -> tuple[Tensor, Tensor]:
+def to_bytes(rows: Tensor) -> tuple[Tensor, Tensor]:
     """Rows (..., T) of finite nonnegative numbers as uint8 (..., T) and float32 scales (...), on the CPU."""
     if not rows.isfinite().all():
         raise UserError("attention is not finite: look for NaN and infinity in the weights")
@@ -151,7 +151,7 @@ def quantize(rows: Tensor) -> tuple[Tensor, Tensor]:
     return levels.cpu(), scale.cpu()
 
 
-def signed(rows: Tensor) -> tuple[Tensor, Tensor]:
+def to_signed_bytes(rows: Tensor) -> tuple[Tensor, Tensor]:
     """Rows (N, D) of finite numbers as int8 (N, D) and float32 scales (N,), on the CPU."""
     scale = rows.float().abs().amax(dim=-1) / 127
     levels = rows / scale.clamp_min(torch.finfo(torch.float32).tiny)[:, None]
@@ -197,7 +197,7 @@ def _attention(model: VisionTransformer, images: Tensor, carried: Carried) -> di
         nonlocal flow
         read.append(read_rows(model, weights[0]))  # (heads, T)
         if carried == "all":
-            layer, scale = quantize(weights[0])
+            layer, scale = to_bytes(weights[0])
             levels.append(layer)
             scales.append(scale)
         flow = next_flow(flow, weights.mean(dim=1))
@@ -205,12 +205,14 @@ def _attention(model: VisionTransformer, images: Tensor, carried: Carried) -> di
     tokens = stream_attention(model, images, add_layer)  # (1, T, D)
     assert flow is not None
     tensors = {"rollout_answer": read_rows(model, flow)[0].cpu()}
-    tensors["features"], tensors["features_scale"] = signed(tokens[0, model.config.num_prefix_tokens :])
-    tensors["answer"], tensors["answer_scale"] = quantize(torch.stack(read))  # (L, heads, T)
+    tensors["features"], tensors["features_scale"] = to_signed_bytes(
+        tokens[0, model.config.num_prefix_tokens :]
+    )
+    tensors["answer"], tensors["answer_scale"] = to_bytes(torch.stack(read))  # (L, heads, T)
     if carried == "all":
         tensors |= {"attention": torch.stack(levels), "attention_scale": torch.stack(scales)}
     if carried != "none":
-        tensors["rollout"], tensors["rollout_scale"] = quantize(flow[0])
+        tensors["rollout"], tensors["rollout_scale"] = to_bytes(flow[0])
     return tensors
 
 

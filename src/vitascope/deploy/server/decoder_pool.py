@@ -56,7 +56,7 @@ class DecoderPool:
         self.running: list[_Job] = []
         self._count = count
         self._idle = 0
-        self._options = b""
+        self._options: DecodeOptions | bytes = b""
         self._configured, self._ready, self._arrived = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -66,7 +66,7 @@ class DecoderPool:
 
     async def configure(self, options: DecodeOptions) -> None:
         """Set the options, without which nothing is decoded; returns once a process is ready."""
-        self._options = pickle.dumps(options)
+        self._options = options
         self._configured.set()
         await self._ready.wait()
 
@@ -190,11 +190,11 @@ class DecoderPool:
             largest.fail(Rejection(429, "decoding takes long, and smaller pictures wait"))
 
 
-async def _exchange(process: Process, message: bytes) -> tuple[int, list[int], bytearray]:
+async def _exchange(process: Process, message: DecodeOptions | bytes) -> tuple[int, list[int], bytearray]:
     """Send a message to a process, and return its reply: status, shape, content."""
     assert process.stdin is not None
     assert process.stdout is not None
-    process.stdin.writelines((decoder_process.LENGTH.pack(len(message)), message))
+    process.stdin.write(pickle.dumps(message))
     await process.stdin.drain()
     head = await process.stdout.readexactly(decoder_process.HEADER.size)
     status, *shape, length = decoder_process.HEADER.unpack(head)

@@ -37,15 +37,16 @@ MAX_SEGMENTS = 1000
 """Segments of a JPEG, and chunks of a PNG beyond one per KiB: Pillow handles each of them in Python."""
 OWN_MEMORY = 64 * 2**20  # bytes that the process takes before it decodes, with some to spare
 
-LENGTH = struct.Struct("<Q")  # before every message to the process: its bytes
-HEADER = struct.Struct("<HIIIQ")  # before every message from the process: status, shape of the pixels, bytes
+HEADER = struct.Struct("<HIIIQ")
+"""Before each message from the process: status, shape of the pixels, bytes. Pickles would let a broken
+decoder run code in the server; messages to the process are pickles."""
 DONE, FAULT = 200, 500
 """HTTP statuses: ready to decode, or pixels; a traceback. Others are of rejections, with their reason."""
 
 
 @dataclasses.dataclass(frozen=True)
 class DecodeOptions:
-    """The first message to a decoder process, pickled."""
+    """The first message to a decoder process."""
 
     reader: Callable[[bytes], Pixels]  # from an encoded picture to pixels; raises `ImageError`
     max_megapixels: float
@@ -61,7 +62,7 @@ class DecodeError(Exception):
         self.status = status
 
 
-def decode(content: bytes, options: DecodeOptions) -> Pixels:
+def decode_picture(content: bytes, options: DecodeOptions) -> Pixels:
     """Return a picture's pixels, uint8 (C, H, W).
 
     `DecodeError`: 413, over a limit; 422, broken, of another format, or in more parts than encoders write.
@@ -134,15 +135,13 @@ def main() -> None:
     warnings.simplefilter("ignore")  # Pillow's, about the pictures of strangers
     requests, results = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # output of libraries must not mix with the results
-    first = _message(requests)
-    if first is None:
-        return
-    options: DecodeOptions = pickle.loads(first)  # noqa: S301 - of the server, which started this process
-    _formats()
-    limit_memory(options.max_memory_mb)
-    with contextlib.suppress(BrokenPipeError):  # the server has died
+    with contextlib.suppress(BrokenPipeError, EOFError, pickle.UnpicklingError):  # the server has ended
+        options: DecodeOptions = pickle.load(requests)  # noqa: S301 - of the server, which started this process
+        _formats()
+        limit_memory(options.max_memory_mb)
         _send(results, DONE)
-        while (content := _message(requests)) is not None:
+        while True:
+            content = pickle.load(requests)  # noqa: S301 - as above
             signal.setitimer(signal.ITIMER_REAL, options.max_seconds)  # ends even C code
             _send(results, *_result(content, options))
             signal.setitimer(signal.ITIMER_REAL, 0)
@@ -150,22 +149,12 @@ def main() -> None:
 
 def _result(content: bytes, options: DecodeOptions) -> tuple[int, tuple[int, ...], bytes | memoryview]:
     try:
-        pixels = decode(content, options)
+        pixels = decode_picture(content, options)
     except DecodeError as error:
         return error.status, (0, 0, 0), str(error).encode()
     except Exception:  # noqa: BLE001 - the server raises it
         return FAULT, (0, 0, 0), traceback.format_exc().encode()
     return DONE, pixels.shape, pixels.data
-
-
-def _message(requests: BinaryIO) -> bytes | None:
-    """The next message; None at the end."""
-    head = requests.read(LENGTH.size)
-    if len(head) < LENGTH.size:
-        return None
-    (length,) = LENGTH.unpack(head)
-    content = requests.read(length)
-    return content if len(content) == length else None
 
 
 def _send(

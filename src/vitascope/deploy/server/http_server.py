@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import functools
 import heapq
 import itertools
@@ -50,27 +51,20 @@ Python's own 5 ms a small model mostly waits."""
 MAX_HEAD = 65536  # bytes of a request's first line and headers, and as many as one read may bring
 FULL = Rejection(503, "too many connections are open", close=True)
 
-START = b"HTTP/1.1 "
-"""The first bytes of every response."""
-
 OpenEngine = Callable[[], "Engine"]
 
+
+@dataclasses.dataclass(frozen=True)
+class Deployment:
+    """What a server process serves, and how; a process that is started gets it as a pickle."""
+
+    open_engine: OpenEngine
+    settings: Settings
+    token: str | None = None
+    beside: OpenEngine | None = None
+
+
 log = logging.getLogger("vitascope.server")
-
-
-class StartedResponse:
-    """The transport of a response whose first bytes, `START`, have been sent."""
-
-    def __init__(self, transport: asyncio.Transport) -> None:
-        self._transport = transport
-
-    def write(self, data: bytes) -> None:
-        """Write the first part without `START`, and what follows as it is."""
-        self._transport.write(data.removeprefix(START))
-        self.write = self._transport.write  # type: ignore[method-assign]
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._transport, name)
 
 
 class Connection(HttpToolsProtocol):
@@ -83,7 +77,6 @@ class Connection(HttpToolsProtocol):
         self._keep_alive = service.settings.keep_alive_s
         self._in_head, self._head_size = False, 0
         self._unsent: float = math.inf
-        self._half_closed = False
         self.due = math.inf  # when an idle connection is ended, on the event loop's clock
         self.connections.add(self)
 
@@ -91,20 +84,6 @@ class Connection(HttpToolsProtocol):
         """Await the first headers."""
         super().connection_made(transport)  # type: ignore[arg-type]
         self.due = self.loop.time() + self._header_timeout
-
-    def eof_received(self) -> bool:  # type: ignore[override]
-        """Answer a client that ends its side after a whole request; returns whether to keep the connection.
-
-        A client that has left sends the same. So the response begins at once: the system of a client that has
-        left resets the connection, which `end_if_overdue` notices.
-        """
-        if self.cycle is None or self.cycle.response_complete or self.cycle.more_body:
-            return False
-        self._half_closed, self.cycle.keep_alive = True, False
-        if not self.cycle.response_started and not self.pipeline:
-            self.cycle.transport.write(START)
-            self.cycle.transport = cast("Any", StartedResponse(self.cycle.transport))
-        return True
 
     def data_received(self, data: bytes) -> None:
         """Parse some bytes, within the limit of the headers."""
@@ -163,12 +142,7 @@ class Connection(HttpToolsProtocol):
         return self.cycle is None or self.cycle.response_complete or self.flow.write_paused
 
     def end_if_overdue(self, now: float) -> None:
-        """End the connection if its client has left, or let the server wait too long."""
-        if self._half_closed and not self.transport.is_closing():
-            connection: socket.socket = self.transport.get_extra_info("socket")
-            if connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
-                self.transport.abort()
-                return
+        """End the connection if its client lets the server wait too long."""
         if now < self.due or not self.is_idle:
             return
         unsent = self.transport.get_write_buffer_size()
@@ -346,15 +320,8 @@ def heeds_hangup() -> bool:
     return signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN
 
 
-def run(
-    open_engine: OpenEngine,
-    settings: Settings,
-    token: str | None,
-    port: socket.socket,
-    *,
-    beside: OpenEngine | None = None,
-    parent: int | None = None,
-    wait_for_model: bool = False,
+def serve_until_signal(
+    deployment: Deployment, port: socket.socket, parent: int | None = None, *, wait_for_model: bool = False
 ) -> None:
     """Serve on a listening socket until a signal; raises the error of a model that cannot be loaded."""
     from vitascope.deploy.server.app import create_app  # heavy: not for the process that supervises workers
@@ -362,7 +329,7 @@ def run(
     sys.setswitchinterval(SWITCH_INTERVAL)
     logging.basicConfig(format="%(asctime)s %(message)s", level=logging.WARNING)
     logging.getLogger("vitascope.access").setLevel(logging.INFO)
-    app = create_app(open_engine, settings, token, beside=beside, wait_for_model=wait_for_model)
+    app = create_app(**vars(deployment), wait_for_model=wait_for_model)
     service: Service = app.state.service
     server = server_of(app, parent)
     if heeds_hangup():

@@ -14,12 +14,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from vitascope.deploy.server.rejections import SECURITY_FIELDS, Rejection, response_to
 from vitascope.deploy.server.service import COMPUTED, Service
-from vitascope.deploy.server.uploads import HELD_KEY, Held
 
 PUBLIC_PATHS = ("/", "/livez", "/readyz", "/docs", "/openapi.json")
 """Paths that need no token, beside those in `/web/`: health, and pages that are the same for every model."""
 CHECKED_HEADERS = frozenset((b"host", b"origin", b"sec-fetch-site", b"authorization", b"x-request-id"))
-REQUEST_ID_KEY = "vitascope.request_id"  # the key of a request's id in its scope
 FOREIGN = "pages of other sites may not send pictures here"
 DEFAULT_PORTS = {b"http": b":80", b"https": b":443"}
 
@@ -51,8 +49,8 @@ class RequestMiddleware:
         begun, status = clock(), 500
         headers = {name: value for name, value in reversed(scope["headers"]) if name in CHECKED_HEADERS}
         request_id = service.request_id(headers.get(b"x-request-id"))
-        scope[REQUEST_ID_KEY] = request_id
-        scope[HELD_KEY] = held = Held()
+        state = scope.setdefault("state", {})  # `request.state`
+        state |= {"request_id": request_id.decode("ascii"), "held": 0}  # bytes of its body in memory
         given, is_head = scope, scope["method"] == "HEAD"
         method = "GET" if is_head else scope["method"]
         path = scope["path"]
@@ -91,7 +89,7 @@ class RequestMiddleware:
             finally:
                 service.count_in_flight(-computes)
         finally:
-            service.arriving.release(held.bytes)
+            service.arriving.release(state["held"])
             seconds = clock() - begun
             service.metrics.observe_request(path if path in self._routes else "other", status, seconds)
             client = (scope.get("client") or ("-",))[0]

@@ -63,7 +63,13 @@ class Schema(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
 
-class Problem(Schema):
+class OfFile(Schema):
+    """What belongs to a body or to a file of a form."""
+
+    name: str = Field(default="", description="of the file; absent for a body without a form")
+
+
+class Problem(OfFile):
     """An error."""
 
     error: str = Field(description="what is wrong, and what to do")
@@ -96,7 +102,7 @@ class Prediction(ClassName):
     score: float = Field(ge=0)
 
 
-class Predictions(Schema):
+class Predictions(OfFile):
     """The most probable classes of a picture, most probable first."""
 
     predictions: list[Prediction]
@@ -108,35 +114,17 @@ class Predictions(Schema):
     timing: Timing
 
 
-class Embedding(Schema):
+class Embedding(OfFile):
     """The pooled representation of a picture."""
 
     embedding: list[float]
     timing: Timing
 
 
-class NamedPredictions(Predictions):
-    """The predictions for a file of a form."""
-
-    name: str
-
-
-class NamedEmbedding(Embedding):
-    """The embedding of a file of a form."""
-
-    name: str
-
-
-class NamedProblem(Problem):
-    """The error of a file of a form."""
-
-    name: str
-
-
 class Form(Schema, Generic[R]):
     """A result or error per file, in the order of the form; status 200 if at least one has a result."""
 
-    results: list[R | NamedProblem]
+    results: list[R | Problem]
 
 
 class Heatmap(Schema):

@@ -16,7 +16,7 @@ import tempfile
 import time
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from vitascope.deploy.server import check_installed
@@ -26,7 +26,7 @@ from vitascope.network import usable_cores
 from vitascope.weights.builtin import in_words
 
 if TYPE_CHECKING:
-    from vitascope.deploy.server.http_server import OpenEngine
+    from vitascope.deploy.server.http_server import Deployment
     from vitascope.predict.engine import Engine
 
 PAUSE = 1.0  # seconds before a worker that died is replaced
@@ -52,14 +52,13 @@ def serve(
     with listen(settings) as port:
         announce(ref, settings, port, token)
         threads = settings.threads or max(1, usable_cores() // settings.workers)
-        opening = functools.partial(open_for_serving, ref, precision, device, threads)
-        other = None
-        if beside is not None:
-            other = functools.partial(open_for_serving, beside, precision, device, threads)
+        opening = functools.partial(open_for_serving, precision=precision, device=device, threads=threads)
+        other = None if beside is None else functools.partial(opening, beside)
+        deployment = http_server.Deployment(functools.partial(opening, ref), settings, token, other)
         if settings.workers == 1:
-            http_server.run(opening, settings, token, port, beside=other)
+            http_server.serve_until_signal(deployment, port)
         else:
-            supervise(opening, settings, token, port, other)
+            supervise(deployment, port)
 
 
 def open_for_serving(ref: str, precision: str, device: str, threads: int) -> Engine:
@@ -121,13 +120,7 @@ def read_token(settings: Settings) -> str | None:
     return token.strip()
 
 
-def supervise(
-    open_engine: OpenEngine,
-    settings: Settings,
-    token: str | None,
-    port: socket.socket,
-    beside: OpenEngine | None = None,
-) -> None:
+def supervise(deployment: Deployment, port: socket.socket) -> None:
     """Run `settings.workers` processes until a signal, which is forwarded, and replace those that die.
 
     Raises `UserError` if the model cannot be loaded.
@@ -143,15 +136,14 @@ def supervise(
     kill_at, failure = math.inf, b""
 
     def start(number: int, *, wait_for_model: bool) -> None:
-        arguments = (sender, os.getpid(), wait_for_model, beside, open_engine, settings, token, port)
-        process = spawn.Process(target=work, args=arguments)
+        process = spawn.Process(target=work, args=(deployment, port, sender, os.getpid(), wait_for_model))
         process.start()
         processes[number] = process
 
     def stop() -> None:
         """Tell all workers to finish; the second time, to end at once."""
         nonlocal kill_at
-        kill_at = min(kill_at, time.monotonic() + settings.grace_s + 5)
+        kill_at = min(kill_at, time.monotonic() + deployment.settings.grace_s + 5)
         port.close()  # new clients cannot connect once the workers close it too
         for process in processes.values():
             process.terminate()
@@ -160,7 +152,7 @@ def supervise(
         os.environ[SHARED_FOLDER] = shared  # before a worker imports prometheus_client
         for signum in (signal.SIGTERM, signal.SIGINT, *[signal.SIGHUP] * heeds_hangup()):
             signal.signal(signum, lambda *_: sender.send_bytes(STOP))
-        for number in range(settings.workers):
+        for number in range(deployment.settings.workers):
             start(number, wait_for_model=number > 0)
         while processes:
             wait([reasons, *(process.sentinel for process in processes.values())], timeout=1)
@@ -186,16 +178,16 @@ def supervise(
 
 
 def work(
+    deployment: Deployment,
+    port: socket.socket,
     reasons: Connection[bytes, bytes],
     parent: int,
     wait_for_model: bool,
-    beside: OpenEngine | None,
-    *arguments: Any,
 ) -> None:
-    """Serve in a worker process; `arguments` are those of `supervise`."""
-    from vitascope.deploy.server.http_server import run
+    """Serve in a worker process."""
+    from vitascope.deploy.server.http_server import serve_until_signal
 
     try:
-        run(*arguments, beside=beside, parent=parent, wait_for_model=wait_for_model)
+        serve_until_signal(deployment, port, parent, wait_for_model=wait_for_model)
     except UserError as error:
         reasons.send_bytes(str(error).encode()[:4000])  # more might be mixed with another worker's

@@ -23,8 +23,6 @@ HOW = (
     "send a picture's bytes as Content-Type: image/jpeg, image/png, ... or application/octet-stream, or "
     "files in a multipart/form-data form; URLs are not fetched"
 )
-HELD_KEY = "vitascope.held"
-"""The key of a request's `Held` in its scope."""
 RETURNED = 2**26
 """Bytes of bodies after which freed memory is returned: 5 ms for so many."""
 UNDECLARED = ("", "application/x-www-form-urlencoded")
@@ -55,13 +53,6 @@ class ArrivingBodies:
         if self.released >= RETURNED:
             self.released = 0
             return_freed_memory()
-
-
-@dataclasses.dataclass
-class Held:
-    """The bytes of a request's body that are in memory."""
-
-    bytes: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,7 +89,7 @@ async def _read_body(request: Request, settings: Settings, arriving: ArrivingBod
     if declared > LINGER * limit or (declared > limit and "expect" in request.headers):
         raise too_large
     chunks: list[bytes] = []
-    size, held = 0, request.scope[HELD_KEY]
+    size = 0
     most = max(limit, int(settings.max_bodies_mb * 1e6))
     now = asyncio.get_running_loop().time
     end = now() + settings.read_timeout_s
@@ -110,7 +101,7 @@ async def _read_body(request: Request, settings: Settings, arriving: ArrivingBod
                 if size <= limit:
                     chunks.append(chunk)
                     arriving.bytes += len(chunk)
-                    held.bytes += len(chunk)
+                    request.state.held += len(chunk)
                     if arriving.bytes > most:
                         raise Rejection(503, f"all bodies take more than {most / 1e6:g} MB", close=True)
                 else:

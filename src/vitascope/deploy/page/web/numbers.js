@@ -74,27 +74,18 @@ export function scale(x, b) {
   return x;
 }
 
-/** Each row less its mean, over its standard deviation, times the weight, plus the bias (Ba et al. 2016). */
-export function layerNorm(x, { weight, bias }, epsilon) {
+/**
+ * Each row over its root mean square, times the weight (RMSNorm, Zhang and Sennrich 2019); of the type "layer" less its mean
+ * before, and plus the bias (Ba et al. 2016).
+ */
+export function normed(x, { weight, bias }, epsilon, type) {
   const [y, width] = [new Float32Array(x.length), weight.length];
   for (let at = 0; at < x.length; at += width) {
     let [mean, variance] = [0, 0];
-    for (let i = 0; i < width; i++) mean += x[at + i] / width;
+    if (type !== "rms") for (let i = 0; i < width; i++) mean += x[at + i] / width;
     for (let i = 0; i < width; i++) variance += (x[at + i] - mean) ** 2 / width;
     const factor = 1 / Math.sqrt(variance + epsilon);
-    for (let i = 0; i < width; i++) y[at + i] = (x[at + i] - mean) * factor * weight[i] + bias[i];
-  }
-  return y;
-}
-
-/** Each row over its root mean square, times the weight (Zhang and Sennrich 2019). */
-export function rmsNorm(x, { weight }, epsilon) {
-  const [y, width] = [new Float32Array(x.length), weight.length];
-  for (let at = 0; at < x.length; at += width) {
-    let square = 0;
-    for (let i = 0; i < width; i++) square += x[at + i] ** 2 / width;
-    const factor = 1 / Math.sqrt(square + epsilon);
-    for (let i = 0; i < width; i++) y[at + i] = x[at + i] * factor * weight[i];
+    for (let i = 0; i < width; i++) y[at + i] = (x[at + i] - mean) * factor * weight[i] + (bias ? bias[i] : 0);
   }
   return y;
 }

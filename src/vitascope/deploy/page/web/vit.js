@@ -3,8 +3,7 @@
 //
 // T tokens: P of them before the N patches (class token, registers). D channels; H heads of hd channels.
 
-import { ACTIVATIONS, add, cut, each, joined, layerNorm, rmsNorm, scale } from "./numbers.js";
-import { softmax, swiglu, transposed } from "./numbers.js";
+import { ACTIVATIONS, add, cut, each, joined, normed, scale, softmax, swiglu, transposed } from "./numbers.js";
 import { logitsOf, pooled } from "./readout.js";
 import { patches } from "./stems.js";
 
@@ -163,9 +162,8 @@ export class VisionTransformer {
 
   /** LayerNorm or RMSNorm of each row. */
   norm(name, x) {
-    const weight = this.weights.vector(`${name}.weight`);
-    if (this.options.norm_type === "rms") return rmsNorm(x, { weight }, this.options.norm_eps);
-    return layerNorm(x, { weight, bias: this.weights.vector(`${name}.bias`) }, this.options.norm_eps);
+    const [weight, bias] = ["weight", "bias"].map((kind) => this.weights.vector(`${name}.${kind}`));
+    return normed(x, { weight, bias }, this.options.norm_eps, this.options.norm_type);
   }
 
   /** A branch times its learned factor per channel, if there is one. */

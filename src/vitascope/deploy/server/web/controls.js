@@ -1,6 +1,7 @@
 // The controls beside the picture: created once per model, and updated with the view.
 
 import { ANSWER } from "./answer.js";
+import { make } from "./draw.js";
 import { change, restOf, view } from "./view.js";
 import { tokenName } from "./words.js";
 
@@ -109,11 +110,7 @@ export class Controls {
       if (label.toLowerCase().includes(text) || String(index) === text) found.push([index, label]);
     }
     at("found").replaceChildren(
-      ...found.map(([index, label]) => {
-        const item = document.createElement("li");
-        item.append(chip(label, { target: index }, () => this.choose(index)));
-        return item;
-      }),
+      ...found.map(([index, label]) => make("li", {}, chip(label, { target: index }, () => this.choose(index)))),
     );
     at("found").hidden = !found.length;
   }
@@ -138,10 +135,7 @@ export class Controls {
 }
 
 function chip(text, choice, chosen, label = "") {
-  const button = document.createElement("button");
-  button.type = "button";
-  button.textContent = text;
-  button.choice = choice;
+  const button = make("button", { type: "button", textContent: text, choice });
   if (label) button.setAttribute("aria-label", label);
   button.addEventListener("click", chosen);
   return button;

@@ -2,7 +2,14 @@
 
 import { heatImage, RAMP } from "./colours.js";
 
-const scratch = document.createElement("canvas");
+const scratch = make("canvas");
+
+/** An element with properties and children. */
+export function make(tag, properties = {}, ...children) {
+  const element = Object.assign(document.createElement(tag), properties);
+  element.append(...children);
+  return element;
+}
 
 /** Fit a canvas's pixels to its size on the screen; returns the sizes in pixels and the factor. */
 export function fitted(canvas) {
@@ -76,8 +83,7 @@ export function drawNote(context, text, { x, y, width, height }, zoom) {
 
 /** Draw a map over a box, cell by cell or smoothly. */
 export function drawHeat(context, map, grid, { x, y, width, height }, { strength, smooth }) {
-  scratch.width = grid[1];
-  scratch.height = grid[0];
+  Object.assign(scratch, { width: grid[1], height: grid[0] });
   scratch.getContext("2d").putImageData(heatImage(map, grid, strength), 0, 0);
   context.imageSmoothingEnabled = smooth;
   context.imageSmoothingQuality = "high";

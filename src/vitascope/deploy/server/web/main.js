@@ -7,7 +7,6 @@ import { linkOf, readLink, viewOf } from "./link.js";
 import { Panel } from "./panel.js";
 import { copyPng, saveAnimation, savePng } from "./save.js";
 import { fetchModel, fetchSample, fetchSamples, takeToken, useToken, whenReady } from "./server.js";
-import { applyTheme, toggleTheme } from "./theme.js";
 import { change, FIRST, mapOf, onChange, redraw, share, use, view, viewIn } from "./view.js";
 import { commandOf, placeOf, predictionOf, titleOf } from "./words.js";
 import { Wall } from "./wall.js";
@@ -18,6 +17,7 @@ const REPORTED = 1500; // milliseconds that a button says what it did
 const BESIDE = "beside/"; // before the addresses of the second model
 const FRAME = 700; // milliseconds of a layer, when all are played
 const SPOKEN = 3; // classes of a prediction
+const THEME = "vitascope theme"; // the key of the kept theme
 
 const panels = [];
 let active = null;
@@ -337,6 +337,28 @@ function take(transfer) {
   const file = [...transfer.files].find((one) => one.type.startsWith("image/"));
   if (file) target().open(file, file.name || "a pasted picture");
   else if (transfer.files.length) target().showFault(`${transfer.files[0].name} is not a picture.`);
+}
+
+// Dark or light: the system's choice until the reader makes one, which the browser keeps if it has storage
+
+function applyTheme() {
+  try {
+    const kept = localStorage.getItem(THEME);
+    if (kept) document.documentElement.dataset.theme = kept;
+  } catch {
+    // no storage
+  }
+}
+
+function toggleTheme() {
+  const { dataset } = document.documentElement;
+  const system = matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light";
+  dataset.theme = (dataset.theme ?? system) === "dark" ? "light" : "dark";
+  try {
+    localStorage.setItem(THEME, dataset.theme);
+  } catch {
+    // no storage
+  }
 }
 
 const help = () => at("help-dialog").showModal();

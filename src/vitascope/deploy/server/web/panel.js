@@ -2,7 +2,7 @@
 
 import { Answer } from "./answer.js";
 import { css } from "./colours.js";
-import { drawHeat, drawNote, drawPhoto, drawRamp, fitted, outline, partOf } from "./draw.js";
+import { drawHeat, drawNote, drawPhoto, drawRamp, fitted, make, outline, partOf } from "./draw.js";
 import { fetchAttention, whenReady } from "./server.js";
 import { asCanvas, onlySeen, photograph } from "./sharp.js";
 import { change, mapOf, redraw, toggleHold, view, viewIn } from "./view.js";
@@ -128,15 +128,9 @@ export class Panel {
     this.awaitSamples("");
     this.find(".or-try").hidden = !samples.length;
     const buttons = samples.map(({ name, title, url }) => {
-      const button = document.createElement("button");
-      button.type = "button";
-      button.title = title;
+      const button = make("button", { type: "button", title }, make("img", { src: url, alt: "" }));
       button.dataset.sample = name;
       button.setAttribute("aria-label", `Sample: ${title}`);
-      const image = document.createElement("img");
-      image.src = url;
-      image.alt = "";
-      button.append(image);
       button.addEventListener("click", () => open(this, name, title));
       return button;
     });
@@ -273,8 +267,7 @@ export class Panel {
     const old = this.scaled;
     const { width, height } = place;
     if (old?.photo !== photo || old.seen !== seen || old.canvas.width !== width || old.canvas.height !== height) {
-      const canvas = document.createElement("canvas");
-      Object.assign(canvas, { width, height });
+      const canvas = make("canvas", { width, height });
       drawPhoto(canvas.getContext("2d"), photo, place, seen);
       this.scaled = { photo, seen, canvas };
     }
@@ -314,9 +307,7 @@ export class Panel {
     }
     while (list.children.length > shares.length) list.lastChild.remove();
     while (list.children.length < shares.length) {
-      const item = document.createElement("li");
-      item.append(...["i", "span", "b"].map((tag) => document.createElement(tag)));
-      list.append(item);
+      list.append(make("li", {}, make("i"), make("span"), make("b")));
     }
     shares.forEach(([name, share, colour], place) => {
       const [swatch, label, number] = list.children[place].children;
@@ -336,19 +327,15 @@ export class Panel {
     if (target !== undefined && !shown.includes(target)) shown.push(target);
     this.filledFor = target;
     const items = shown.map((index) => {
-      const [item, button] = ["li", "button"].map((tag) => document.createElement(tag));
-      const [bar, label, number] = ["i", "span", "b"].map((tag) => document.createElement(tag));
-      button.type = "button";
+      const probability = this.answer.probabilities[index];
+      const bar = make("i");
+      bar.style.width = `${100 * probability}%`;
+      const [label, number] = [guessOf(this.answer, index), percent(probability)];
+      const looks = { type: "button", disabled: !this.answer.grid, title: this.answer.label(index) };
+      const button = make("button", looks, bar, make("span", {}, label), make("b", {}, number));
       button.dataset.index = index;
-      button.disabled = !this.answer.grid;
-      button.title = this.answer.label(index);
-      bar.style.width = `${100 * this.answer.probabilities[index]}%`;
-      label.textContent = guessOf(this.answer, index);
-      number.textContent = percent(this.answer.probabilities[index]);
-      button.append(bar, label, number);
       if (thresholds) {
-        const mark = document.createElement("i");
-        mark.className = "threshold";
+        const mark = make("i", { className: "threshold" });
         mark.style.left = `${100 * thresholds[index]}%`;
         bar.after(mark);
         button.title += `, applies from ${percent(thresholds[index])}`;
@@ -357,8 +344,7 @@ export class Panel {
         this.events.touched(this);
         change({ mode: "class", target: index });
       });
-      item.append(button);
-      return item;
+      return make("li", {}, button);
     });
     this.find(".none").hidden = !thresholds || shown.some((index) => this.answer.applies(index));
     this.find(".predictions").hidden = !items.length;

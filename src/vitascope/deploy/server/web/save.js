@@ -2,7 +2,7 @@
 
 import { animated } from "./apng.js";
 import { css } from "./colours.js";
-import { drawHeat, drawNote, drawPhoto, outline, partOf } from "./draw.js";
+import { drawHeat, drawNote, drawPhoto, make, outline, partOf } from "./draw.js";
 import { mapOf, view, viewIn } from "./view.js";
 import { guessOf, highest, lowest, noteOf, percent, titleOf } from "./words.js";
 
@@ -35,9 +35,8 @@ function drawn(panels, caption) {
 }
 
 function download(blob, panels, what) {
-  const link = document.createElement("a");
-  link.href = URL.createObjectURL(blob);
-  link.download = `${panels[0].name.replace(/\.[^.]*$/, "") || "picture"}-${what}.png`;
+  const name = `${panels[0].name.replace(/\.[^.]*$/, "") || "picture"}-${what}.png`;
+  const link = make("a", { href: URL.createObjectURL(blob), download: name });
   link.click();
   setTimeout(() => URL.revokeObjectURL(link.href), 10_000);
 }
@@ -47,9 +46,8 @@ function compose(panels, { model, command }) {
   const colour = (name) => style.getPropertyValue(name).trim();
   const heights = panels.map(({ photo: { canvas } }) => (WIDTH * canvas.height) / canvas.width);
   const tallest = Math.max(...heights);
-  const canvas = document.createElement("canvas");
-  canvas.width = ZOOM * (EDGE + panels.length * (WIDTH + EDGE));
-  canvas.height = ZOOM * (2 * EDGE + HEAD * LINE + tallest + 2 * LINE + ROWS * LINE + 2 * LINE);
+  const width = ZOOM * (EDGE + panels.length * (WIDTH + EDGE));
+  const canvas = make("canvas", { width, height: ZOOM * (2 * EDGE + (HEAD + ROWS + 4) * LINE + tallest) });
   const context = canvas.getContext("2d");
   context.scale(ZOOM, ZOOM);
   context.fillStyle = colour("--paper");

@@ -1,5 +1,6 @@
 // The picture in its own pixels: the model's are few.
 
+import { make } from "./draw.js";
 import { tiledBox } from "./framing.js";
 
 const LONGEST = 1200;
@@ -13,7 +14,7 @@ export function asCanvas({ shape: [C, H, W], data }) {
     for (let c = 0; c < 3; c++) image.data[4 * pixel + c] = data[(C === 3 ? c : 0) * H * W + pixel];
     image.data[4 * pixel + 3] = 255;
   }
-  const canvas = newCanvas(W, H);
+  const canvas = make("canvas", { width: W, height: H });
   canvas.getContext("2d").putImageData(image, 0, 0);
   return canvas;
 }
@@ -45,7 +46,7 @@ function drawn(bitmap, seen, framing) {
   const box = tiledBox(bitmap.width, bitmap.height, H, W, framing);
   if (Math.max(box.width / W, box.height / H) <= 1) return null;
   const { shown, size } = extent(bitmap, box, H, W);
-  const canvas = newCanvas(...size);
+  const canvas = make("canvas", size);
   const context = canvas.getContext("2d", { willReadFrequently: true });
   const [red, green = red, blue = red] = framing.border;
   context.fillStyle = `rgb(${red} ${green} ${blue})`;
@@ -71,7 +72,7 @@ export function onlySeen(canvas) {
   return { canvas, box: { x: 0, y: 0, width: canvas.width, height: canvas.height } };
 }
 
-/** What is shown of a picture, in its pixels, and the width and height to show it with. */
+/** What is shown of a picture, in its pixels, and the size to show it with. */
 function extent(bitmap, box, H, W) {
   const [left, top] = [Math.min(0, box.left), Math.min(0, box.top)];
   const whole = {
@@ -85,7 +86,8 @@ function extent(bitmap, box, H, W) {
   // A strip may be squashed: its part is shown in the model's proportions.
   const own = isStrip ? [W, H].map((side) => side * Math.max(box.width / W, box.height / H)) : [whole.width, whole.height];
   const zoom = Math.min(1, LONGEST / Math.max(...own));
-  return { shown, size: own.map((side) => Math.max(1, Math.round(side * zoom))) };
+  const [width, height] = own.map((side) => Math.max(1, Math.round(side * zoom)));
+  return { shown, size: { width, height } };
 }
 
 function toGrey(context) {
@@ -99,7 +101,7 @@ function toGrey(context) {
 
 /** The mean difference between a part of a canvas, reduced to their size, and the model's pixels. */
 function difference(canvas, part, { shape: [C, H, W], data }) {
-  const small = newCanvas(W, H).getContext("2d", { willReadFrequently: true });
+  const small = make("canvas", { width: W, height: H }).getContext("2d", { willReadFrequently: true });
   small.imageSmoothingQuality = "high";
   small.drawImage(canvas, part.x, part.y, part.width, part.height, 0, 0, W, H);
   const found = small.getImageData(0, 0, W, H).data;
@@ -110,8 +112,4 @@ function difference(canvas, part, { shape: [C, H, W], data }) {
     }
   }
   return sum / (C * H * W);
-}
-
-function newCanvas(width, height) {
-  return Object.assign(document.createElement("canvas"), { width, height });
 }
