@@ -661,5 +661,3 @@ def test_written_file_stores_only_its_tensors(tmp_path: Path) -> None:
     assert all(tensor.is_contiguous() for tensor in state.values())
     assert file.stat().st_size < 1.2 * sum(tensor.nbytes for tensor in state.values())
     assert not list(tmp_path.glob(".*"))
-
-
