@@ -444,3 +444,17 @@ def test_usual_names_of_columns_are_those_of_the_code() -> None:
 def test_every_recipe_has_its_line() -> None:
     named = [cell.strip("`") for cell, *_ in table(ROOT / "docs" / "training.md", "`--recipe`")]
     assert sorted(named) == sorted(RECIPES)
+
+
+def test_every_place_in_the_guide_of_the_architecture_exists() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    places = re.findall(r"`([a-z_]+/[\w/.]*)`", page)
+    assert len(places) > 40
+    package = ROOT / "src" / "vitascope"
+    roots = (package, package / "weights", ROOT)
+    missing = [
+        place
+        for place in places
+        if not any((root / f"{place}{end}").exists() for root in roots for end in ("", ".py"))
+    ]
+    assert missing == []

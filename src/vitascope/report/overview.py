@@ -14,7 +14,6 @@ from matplotlib.figure import Figure
 
 from vitascope.data.datasets import class_counts
 from vitascope.data.splits import ImageSet, Splits
-from vitascope.data.targets import ClassSets
 from vitascope.formatting import duration
 from vitascope.language import counted, say
 from vitascope.model.vision_model import VisionModel
@@ -242,9 +241,9 @@ def _data_rows(run: Run, parts: Sequence[ImageSet], names: Sequence[str]) -> Ite
     if names:
         some = ", ".join(names[:12]) + (", ..." if len(names) > 12 else "")
         yield say("Classes"), f"{len(names):,}: {some}"
-    if parts and isinstance(parts[0].targets, ClassSets):
-        own = parts[0].targets.labels.sum(axis=1)
-        numbers = {"mean": own.mean(), "least": own.min(), "most": own.max()}
+    if parts and parts[0].targets is not None and not parts[0].targets.exclusive:
+        classes = parts[0].targets.labels.sum(axis=1)
+        numbers = {"mean": classes.mean(), "least": classes.min(), "most": classes.max()}
         yield (
             say("Classes per image"),
             say("{mean:.2f} on average, {least} to {most}, in train", **numbers),
