@@ -448,7 +448,7 @@ def test_every_recipe_has_its_line() -> None:
 
 def test_every_place_in_the_guide_of_the_architecture_exists() -> None:
     page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
-    places = re.findall(r"`([a-z_]+/[\w/.]*)`", page)
+    places = re.findall(r"`([a-z_]+/[a-z_/.]*)`", page)
     assert len(places) > 40
     package = ROOT / "src" / "vitascope"
     roots = (package, package / "weights", ROOT)
