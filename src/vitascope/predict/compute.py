@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Annotated, Literal, get_type_hints
+from typing import Annotated, Literal
 
 import tyro
 
-from vitascope.arguments import Range, check_value
+from vitascope.arguments import Range, check_fields
 
 BatchSize = Annotated[
     int | None, tyro.conf.arg(metavar="INT", help_behavior_hint=""), Range(ge=1, le=100_000)
@@ -45,16 +45,19 @@ class Resources:
 
     def __post_init__(self) -> None:
         """Check the values."""
-        for name, kind in get_type_hints(type(self), include_extras=True).items():
-            check_value(name, getattr(self, name), kind)
+        check_fields(self)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Compute(Resources):
     """How images are read and features computed."""
 
-    cache: Annotated[bool, tyro.conf.FlagCreatePairsOff, tyro.conf.arg(help_behavior_hint="")] = True
-    """Compute all features, and keep none in the cache."""
+    cache: Annotated[
+        bool,
+        tyro.conf.FlagCreatePairsOff,
+        tyro.conf.arg(help_behavior_hint="", help="Compute all features, and keep none in the cache."),
+    ] = True
+    """Take features from the cache, and keep them there."""
 
 
 DEFAULT = Compute()
