@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -221,6 +222,20 @@ def test_process_that_does_not_start_is_named(monkeypatch, rank: int, absent: in
         _meeting(dist.HashStore(), rank, 3)
 
 
+@pytest.mark.parametrize("text", ["soon", "0", "nan"])
+def test_time_for_all_processes_to_start_is_a_number_of_seconds(monkeypatch, text: str) -> None:
+    monkeypatch.setenv("VITASCOPE_MEETING_SECONDS", text)
+    with pytest.raises(UserError, match=f"a number of seconds above 0, not '{text}'"):
+        distributed.meeting_seconds()
+
+
+def test_run_that_a_restart_finds_incomplete_is_removed_and_begins_anew(tmp_path) -> None:
+    run = Run.create(TrainConfig(run=str(tmp_path / "run"), device="cpu").to_dict())
+    launch: Any = SimpleNamespace(begun=str(run.path))
+    assert train._begun(launch) is None  # it has not recorded its split
+    assert not run.path.exists()
+
+
 def test_number_of_shards_is_rejected_in_one_process(tmp_path) -> None:
     with pytest.raises(UserError, match="shard_size=2 has no effect in one process: start several"):
         train.train(data=str(tmp_path), parallel="hsdp", shard_size=2)
@@ -266,6 +281,11 @@ def test_survivors_of_a_dead_process_explain_how_to_resume(tmp_path, capfd, monk
         "model": f"the model is saved; `vitascope report {tmp_path}` draws",
     }
     assert expected[saved] in message
+
+
+def test_errors_other_than_the_connections_keep_their_traceback(tmp_path) -> None:
+    with pytest.raises(RuntimeError, match="a fault of ours"), train._locked(Run(tmp_path)):
+        raise RuntimeError("a fault of ours")
 
 
 def test_processes_agree_a_step_later_without_waiting_for_each_other(tmp_path: Path) -> None:
