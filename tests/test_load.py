@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "benchmarks"))
-load, serving = importlib.import_module("load"), importlib.import_module("serving")
+load = importlib.import_module("load")
 
 
 class Answering(asyncio.Protocol):
@@ -93,21 +93,3 @@ def test_arrivals_have_the_rate(poisson: bool) -> None:
     assert times == sorted(times)
     assert 0 <= times[0] <= times[-1] < 10
     assert len(times) == pytest.approx(10_000, rel=0.05)
-
-
-def test_table_of_a_load_has_a_cell_for_every_column() -> None:
-    made = load.Load(1.0, (load.Answer(0, 0, 0.1, 200), load.Answer(0, 0, 0.2, 429), load.Answer(0, 0, 1, 0)))
-
-    class Resting:
-        def rss(self, field: str) -> float:
-            return 300.0
-
-    cells = serving.overload_cells({**load.report(made), "own_cpu": 0.1}, 3.0, 0.9, 290.0, Resting(), 0.5)
-    row = dict(zip(serving.OVERLOAD_HEADER[2:], cells, strict=True))
-    assert row["goodput"] == "0.90"
-    assert (row["200"], row["429"], row["504"], row["other"]) == ("1", "1", "0", "1")
-    assert (row["p99 ms"], row["RSS before, peak MiB"]) == ("100", "290, 300")
-
-
-def test_gain_is_the_ratio_of_the_medians() -> None:
-    assert serving.Capacity((10, 50, 20), (60, 5, 100), 0.0).gain == 3.0
