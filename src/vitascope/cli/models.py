@@ -72,7 +72,7 @@ class Models:
             return
         tables = []
         for kind, header in _HEADERS.items():
-            if lines := [_line(*each) for each in configs.items() if isinstance(each[1], kind)]:
+            if lines := [_line(*item) for item in configs.items() if isinstance(item[1], kind)]:
                 tables.append("\n".join([header, *lines]))
         print("\n\n".join(tables))
         for name, reason in misfits.items():

@@ -125,7 +125,7 @@ def as_json(found: ProbeResult) -> dict[str, object]:
         }
         for score in found.selection.scores
     ]
-    forecasts = [dataclasses.asdict(each) for each in found.curve.forecasts]
+    forecasts = [dataclasses.asdict(forecast) for forecast in found.curve.forecasts]
     return {
         "run": found.url or str(found.run),
         "scores": scores,

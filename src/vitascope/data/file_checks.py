@@ -19,11 +19,11 @@ _MARKER = re.compile(rb"\xff[^\x00\xd0-\xd7\xff]")  # also after or inside compr
 def segments(content: bytes) -> Iterator[tuple[int, int, int]]:
     """Yield marker, begin and end of each segment, as libjpeg finds them, up to the end marker."""
     at = 2
-    while (found := _MARKER.search(content, at)) and (marker := content[found.end() - 1]) != END:
-        at = found.end()
+    while (match := _MARKER.search(content, at)) and (marker := content[match.end() - 1]) != END:
+        at = match.end()
         if marker not in (0x01, 0xD8):  # which have no length
             at += int.from_bytes(content[at : at + 2], "big")
-        yield marker, found.start(), at
+        yield marker, match.start(), at
 
 
 def without_end(content: bytes) -> bytes:

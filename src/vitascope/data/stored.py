@@ -103,11 +103,13 @@ def with_objects(images: ImageSet) -> ImageSet:
     """The same images, with `StoredImage`s in place of paths in a store."""
     if not isinstance(images.sources, list):
         return images  # shards, whose files are objects already, and pixels in memory
-    sources = [StoredImage(each.object) if isinstance(each, StorePath) else each for each in images.sources]
+    sources = [
+        StoredImage(source.object) if isinstance(source, StorePath) else source for source in images.sources
+    ]
     return dataclasses.replace(images, sources=sources)
 
 
 def hub_id(data: str) -> str:
     """The id of a whole data set of the hub, which its own library reads; other data stay as they are."""
-    found = _DATA_SET.fullmatch(data)
-    return data if found is None else f"{found[1]}@{found[2] or 'main'}"
+    match = _DATA_SET.fullmatch(data)
+    return data if match is None else f"{match[1]}@{match[2] or 'main'}"

@@ -113,9 +113,9 @@ def hint_for_end(path: Path, status: int, text: str) -> str:
     """The hint for a file whose process has ended without an answer, after writing a text."""
     if text.startswith("Timeout"):
         said = say("this ran for {seconds:g} s; does a loop never end?", seconds=SECONDS)
-        if found := re.search(rf'{re.escape(path.name)}", line (\d+)', text):
+        if match := re.search(rf'{re.escape(path.name)}", line (\d+)', text):
             linecache.checkcache(str(path))
-            number = int(found[1])
+            number = int(match[1])
             return at_line(
                 path, number, linecache.getline(str(path), number).strip(), f"TimeoutError: {said}"
             )

@@ -185,9 +185,9 @@ def copied(objects: Sequence[RemoteObject], folder: str) -> Path:
         StoreError: an object changes meanwhile, or the store does not answer.
         UserError: more than the limit of the cache, or no room on the disk.
     """
-    identity = "\0".join(f"{each.url}\0{each.size}\0{each.version}" for each in objects)
+    identity = "\0".join(f"{object.url}\0{object.size}\0{object.version}" for object in objects)
     target = _root() / "copies" / _key(identity)
-    total, limit = sum(each.size for each in objects), limit_bytes()
+    total, limit = sum(object.size for object in objects), limit_bytes()
     if total > limit:
         raise UserError(
             f"{folder}: {total / 1e9:,.2f} GB, and the cache of remote data is limited to {limit / 1e9:g} GB"
@@ -200,11 +200,11 @@ def copied(objects: Sequence[RemoteObject], folder: str) -> Path:
                 _room().take(total)
                 with replacing(target) as aside:
                     aside.mkdir()
-                    for each in objects:
+                    for object in objects:
                         try:
-                            download(each, aside / name_in(each.url, folder))
+                            download(object, aside / name_in(object.url, folder))
                         except ChangedError as error:
-                            raise StoreError(f"{each.url}: {error}; repeat this") from error
+                            raise StoreError(f"{object.url}: {error}; repeat this") from error
         os.utime(target)
     return target
 

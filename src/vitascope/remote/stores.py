@@ -157,7 +157,7 @@ def store_of(url: str) -> Store:
     if scheme not in STORES:
         raise StoreError(
             f"{url}: unknown scheme {scheme}://; URLs begin with "
-            f"{', '.join(f'{each}://' for each in STORES)}, and local paths have none"
+            f"{', '.join(f'{store}://' for store in STORES)}, and local paths have none"
         )
     return STORES[scheme]
 

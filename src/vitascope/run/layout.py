@@ -50,8 +50,8 @@ _STEP = re.compile(r"step-(\d{8,})")
 
 def step_of(name: str) -> int | None:
     """The step of a checkpoint folder of this name; None for other names."""
-    found = _STEP.fullmatch(name)
-    return None if found is None else int(found[1])
+    match = _STEP.fullmatch(name)
+    return None if match is None else int(match[1])
 
 
 def step_name(step: int) -> str:

@@ -47,7 +47,9 @@ class Predictions:
         """Whether all values are equal."""
         if type(self) is not type(other):
             return NotImplemented
-        pairs = [(getattr(self, each.name), getattr(other, each.name)) for each in dataclasses.fields(self)]
+        pairs = [
+            (getattr(self, field.name), getattr(other, field.name)) for field in dataclasses.fields(self)
+        ]
         return all(
             np.array_equal(*pair)
             if any(isinstance(each, np.ndarray) for each in pair)

@@ -106,7 +106,7 @@ class StoredRun:
 
     def _fetch(self) -> None:
         objects, folders = ([], []) if self.is_new() else list_folder(self.url)
-        files = {name_in(each.url, self.url): each for each in objects}
+        files = {name_in(object.url, self.url): object for object in objects}
         if layout.CONFIG not in files:
             return
         self.complete = f"{self.url}/{layout.MODEL}" in folders and exists(f"{self.url}/{_FINISHED}")
@@ -118,9 +118,9 @@ class StoredRun:
         saved = list_folder(checkpoints)[1] if checkpoints in folders else []
         complete = dict(self._complete_steps(saved))
         local = self._local_steps()
-        for each in local & complete.keys():
-            folder = f"{layout.CHECKPOINTS}/{layout.step_name(each)}"
-            if (self.path / folder / layout.MANIFEST).read_bytes() == complete[each]:
+        for step in local & complete.keys():
+            folder = f"{layout.CHECKPOINTS}/{layout.step_name(step)}"
+            if (self.path / folder / layout.MANIFEST).read_bytes() == complete[step]:
                 self._note(name for name in self._names() if name.startswith(f"{folder}/"))
         newest = max(complete, default=-1)
         if layout.is_run(self.path) and max(local, default=-1) >= newest:
@@ -172,10 +172,10 @@ class StoredRun:
     def _replace(self, files: dict[str, RemoteObject]) -> None:
         """Make these the files of the local copy, which is older."""
         former = self.path.with_name(f".former.{self.path.name}")
-        check_room(self.path, sum(each.size for each in files.values()))
+        check_room(self.path, sum(file.size for file in files.values()))
         with replacing(self.path) as aside:
-            for name, each in files.items():
-                download(each, aside / name)
+            for name, file in files.items():
+                download(file, aside / name)
             if self.path.exists():
                 with locked(self.path / layout.LOCK):  # by no process that trains
                     shutil.rmtree(former, ignore_errors=True)

@@ -121,11 +121,11 @@ class SamplePlaces:
         if (
             self.files.shape != (len(bytes_of),)  # first: billions of empty names take no bytes in a file
             or set(files := self.files.tolist()) != set(bytes_of)
-            or [each.dtype for each in rows] != [np.int32, np.int64, np.int64, np.int64]
+            or [row.dtype for row in rows] != [np.int32, np.int64, np.int64, np.int64]
             or self.names.dtype.kind != "S"
-            or {each.shape for each in (*rows, self.names)} != {(len(self.shards),)}
+            or {row.shape for row in (*rows, self.names)} != {(len(self.shards),)}
             or self.offsets.min(initial=SAMPLE_HEAD) < SAMPLE_HEAD
-            or min(each.min(initial=0) for each in rows) < 0
+            or min(row.min(initial=0) for row in rows) < 0
         ):
             return False
         ends = np.array([bytes_of[name] for name in files])[self.shards]
@@ -137,9 +137,9 @@ def _arrays(content: bytes, shards: Collection[Shard]) -> dict[str, npt.NDArray[
     images = min(sum(line.bytes for line in shards) // SAMPLE_HEAD, sum(line.count for line in shards))
     with zipfile.ZipFile(io.BytesIO(content)) as archive:
         members = archive.infolist()
-    if sum(each.file_size for each in members) > _PLACE * (images + len(shards)) + _HEADERS:
+    if sum(member.file_size for member in members) > _PLACE * (images + len(shards)) + _HEADERS:
         raise ValueError("a bomb")
-    if any(each.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED) for each in members):
+    if any(member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED) for member in members):
         raise ValueError("of a compression whose reader has no limit")
     with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
         return dict(arrays)

@@ -358,7 +358,7 @@ def samples(shard: ShardFile) -> list[ShardSample]:
     if not isinstance(shard, RemoteObject):
         return _samples(shard)
     found = cache.kept(shard, "samples 2", lambda: json.dumps(_samples(shard)).encode())
-    return [ShardSample(*each) for each in json.loads(found)]
+    return [ShardSample(*row) for row in json.loads(found)]
 
 
 def _samples(shard: ShardFile) -> list[ShardSample]:

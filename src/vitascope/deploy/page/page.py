@@ -198,12 +198,12 @@ def hold_model(
 
 def check_page_size(models: Sequence[VisionTransformer], weights: Rounding) -> None:
     """Reject models whose page a browser could not hold."""
-    parameters = sum(each.config.num_parameters for each in models)
+    parameters = sum(model.config.num_parameters for model in models)
     sizes = {other: parameters * bytes_each * 4 / 3 / 1e6 for other, bytes_each in BYTES.items()}  # of base64
     if sizes[weights] > MOST_MB:
         smaller = [other for other, size in sizes.items() if size <= MOST_MB]
         way_out = f"use weights {smaller[0]}, or `vitascope serve`" if smaller else INSTEAD
-        counts = " and ".join(f"{each.config.num_parameters:,}" for each in models)
+        counts = " and ".join(f"{model.config.num_parameters:,}" for model in models)
         raise UserError(
             f"a page of {counts} parameters in {weights} has {sizes[weights]:,.0f} MB; the limit is "
             f"{MOST_MB} MB: {way_out}"
@@ -213,7 +213,7 @@ def check_page_size(models: Sequence[VisionTransformer], weights: Rounding) -> N
 def page_data(models: Sequence[HeldModel], weights: Rounding, samples: Samples) -> dict[str, Any]:
     """What `web/local.js` reads."""
     return {
-        "models": [model_data(each.engine, weights) for each in models],
+        "models": [model_data(model.engine, weights) for model in models],
         "programs": programs(),
         "samples": samples.to_json(),
         "texts": json.loads(web_files()["chinese.json"][1]),
