@@ -23,7 +23,7 @@ from reports import command_line, markdown_table, note, publish
 from vitascope import explain
 from vitascope.data.datasets import open_pictures
 from vitascope.explain.faithfulness.results import RANDOM, Comparison, Row
-from vitascope.explain.inputs import as_images, sample
+from vitascope.explain.inputs import as_images, chosen_pictures
 from vitascope.explain.methods import methods_for
 from vitascope.intervals import Interval
 from vitascope.model.config import ViTConfig
@@ -112,7 +112,7 @@ def main() -> None:
         pictures = Run.open(arguments.model).test_images().sources
     else:
         pictures = open_pictures(arguments.data)
-    images = as_images(model, sample(pictures, arguments.images, arguments.seed))
+    images = as_images(model, chosen_pictures(pictures, arguments.images, arguments.seed))
     methods = methods_for(model) | further_methods(model, arguments.window, arguments.layers)
     note(f"{len(methods)} methods on {len(images)} images")
     comparison = explain.compare(model, images, methods, seed=arguments.seed)

@@ -240,3 +240,20 @@ def test_every_kind_of_import_is_found(tmp_path: Path, monkeypatch: pytest.Monke
         "vitascope.explain",
         "vitascope.model.vit",
     }
+
+
+SHARED_NAMES = {"main", "attention", "compare", "Prediction", "Predictions"}
+"""Public names with two meanings: entry points, and names of the API and of the server's documented answers."""
+
+
+def test_public_functions_and_classes_have_one_name_each() -> None:
+    places: dict[str, set[str]] = {}
+    for path in FILES:
+        if "learn" in path.relative_to(ROOT).parts:
+            continue  # exercises have the names of what they replace
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.FunctionDef | ast.ClassDef) and not node.name.startswith("_"):
+                places.setdefault(node.name, set()).add(name_of(path))
+    assert {
+        name: files for name, files in places.items() if len(files) > 1 and name not in SHARED_NAMES
+    } == {}

@@ -29,7 +29,7 @@ from tests.training import undrawn
 from vitascope import __version__
 from vitascope.__main__ import main as installed
 from vitascope.cli import COMMANDS, main
-from vitascope.cli.parsing import options_of
+from vitascope.cli.parsing import flags_of
 from vitascope.cli.train import Train, parse_run
 from vitascope.data.samples import PHOTOS
 from vitascope.model.sizes import NAMED_SIZES, list_models, named_config
@@ -82,7 +82,7 @@ def test_help_of_a_command_lists_its_options(command: str, capsys: pytest.Captur
     assert f"vitascope {command}" in out
     listed = set(re.findall(r"^[^\w\n-]{0,3}(?:-h, |-k INT, )?(--[a-z][\w-]*)", out, re.MULTILINE))
     named = {"--to": "--format"}  # the first name of one option
-    assert {named.get(name, name) for name in listed} == {"--help", *options_of(COMMANDS[command])}
+    assert {named.get(name, name) for name in listed} == {"--help", *flags_of(COMMANDS[command])}
 
 
 def test_ctrl_c_during_the_import_of_the_commands_ends_in_one_line(

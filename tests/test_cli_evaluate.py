@@ -4,7 +4,7 @@ import json
 
 import numpy as np
 
-from vitascope.cli.evaluate import as_json, lines
+from vitascope.cli.evaluate import evaluation_json, evaluation_lines
 from vitascope.data.targets import ClassSets
 from vitascope.evaluation.measure import Evaluation
 from vitascope.run.label_measures import LabelScore
@@ -27,7 +27,7 @@ def evaluation(N: int = 60) -> Evaluation:
 
 
 def test_json_has_the_measures_of_all_and_of_each_class() -> None:
-    found = json.loads(json.dumps(as_json(evaluation()), allow_nan=False))
+    found = json.loads(json.dumps(evaluation_json(evaluation()), allow_nan=False))
     assert found["classes"] == ["cat", "dog", "cow", "absent"]
     assert (found["images"], found["unreadable"]) == (60, 1)
     score = evaluation().score
@@ -46,8 +46,8 @@ def test_json_has_the_measures_of_all_and_of_each_class() -> None:
 
 
 def test_lines_have_the_numbers_of_the_json_and_the_worst_class_first() -> None:
-    found = as_json(evaluation())
-    printed = list(lines(evaluation(), ""))
+    found = evaluation_json(evaluation())
+    printed = list(evaluation_lines(evaluation(), ""))
     assert printed[0] == "left out: cut.png: broken"
     assert printed[-1].endswith("1 of 4 classes: absent")
     assert printed[1] == f"test: mAP {found['map']:.2%} of 60 images; loss 0.250"
@@ -66,5 +66,6 @@ def test_a_model_no_better_than_a_constant_answer_gets_advice() -> None:
     asleep = evaluation()
     asleep.probabilities[:] = 0.3
     assert any(
-        line.endswith("; start from trained weights") for line in lines(asleep, "start from trained weights")
+        line.endswith("; start from trained weights")
+        for line in evaluation_lines(asleep, "start from trained weights")
     )

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from vitascope import errors
-from vitascope.errors import UserError, check_choice, nearest, nearest_path, printable
+from vitascope.errors import UserError, check_choice, nearest_path, printable, suggestion
 from vitascope.model.config import OPTIONS
 from vitascope.options.recipes import GROUP_OF
 
@@ -63,12 +63,12 @@ def test_messages_of_errors_are_printable() -> None:
     ],
 )
 def test_usual_names_of_the_field_lead_to_ours(name: str, known: list[str], found: str) -> None:
-    assert nearest(name, known) == f"; nearest: {found}"
+    assert suggestion(name, known) == f"; nearest: {found}"
 
 
 def test_name_that_means_nothing_known_has_no_nearest() -> None:
-    assert nearest("learning_rate", ["depth", "top_k"]) == ""
-    assert nearest("qqq", GROUP_OF) == ""
+    assert suggestion("learning_rate", ["depth", "top_k"]) == ""
+    assert suggestion("qqq", GROUP_OF) == ""
 
 
 def test_synonyms_are_of_options_that_exist_and_no_options_themselves() -> None:
@@ -78,7 +78,7 @@ def test_synonyms_are_of_options_that_exist_and_no_options_themselves() -> None:
 
 
 def test_a_number_resembles_no_other_and_a_path_may_differ_in_the_unicode_form(tmp_path: Path) -> None:
-    assert nearest("360", ["0", "30", "36"]) == ""
+    assert suggestion("360", ["0", "30", "36"]) == ""
     (tmp_path / "e\u0301").mkdir()
     (tmp_path / "e\u0301" / "photos.csv").touch()
     assert nearest_path(f"{tmp_path}/\u00e9/photos.csv").endswith("photos.csv, in another Unicode form")

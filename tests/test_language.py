@@ -17,7 +17,7 @@ from jinja2 import nodes
 import vitascope
 from vitascope.cli import main
 from vitascope.deploy.server.page_content import web_files
-from vitascope.language import counted, language, say
+from vitascope.language import language, say, say_count
 from vitascope.learn.checking import inputs_of
 from vitascope.learn.exercises import NAMES, docstrings, solution_text
 from vitascope.learn.faults import faults
@@ -177,11 +177,11 @@ def test_language_is_english_where_chinese_cannot_be_printed(
 def test_values_are_filled_in(chinese) -> None:
     assert say("{low:.0%} to {high:.0%}", low=0.1, high=0.25) == "10%–25%"
     assert say("a name of a class {x}") == "a name of a class {x}"
-    assert (counted(1, "image"), counted(1000, "image")) == ("1 张图像", "1,000 张图像")
+    assert (say_count(1, "image"), say_count(1000, "image")) == ("1 张图像", "1,000 张图像")
 
 
 def test_counts_are_singular_and_plural_in_english() -> None:
-    assert (counted(1, "image"), counted(1000, "image")) == ("1 image", "1,000 images")
+    assert (say_count(1, "image"), say_count(1000, "image")) == ("1 image", "1,000 images")
 
 
 def test_errors_are_english(chinese, capsys) -> None:

@@ -42,7 +42,7 @@ def local_failure(error: BaseException) -> OSError | None:
     return None
 
 
-def explained(error: OSError) -> str:
+def fault_in_words(error: OSError) -> str:
     """One line about a local failure during work on a store: the reason, the file, and what to do."""
     reason = " ".join((error.strerror or str(error)).split())
     if error.errno in _OF_PROCESSES:

@@ -120,7 +120,7 @@ _SYNONYMS = {
 """Our names of options, and what other libraries and programs call them."""
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
+def suggestion(name: str, known: Iterable[str]) -> str:
     """`; nearest: vit_b16` for a name that means or resembles a known one, else the empty string."""
     if len(name) > 200 or name.isdecimal():  # no name that anybody typed; numbers do not resemble each other
         return ""
@@ -161,5 +161,5 @@ def check_choice(name: str, value: object, choices: Iterable[str]) -> None:
     choices = list(choices)
     if value not in choices:
         raise UnknownNameError(
-            f"unknown {name} {value!r}{nearest(str(value), choices)}; it is one of {', '.join(choices)}"
+            f"unknown {name} {value!r}{suggestion(str(value), choices)}; it is one of {', '.join(choices)}"
         )

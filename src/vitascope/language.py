@@ -44,7 +44,7 @@ def _chinese() -> gettext.GNUTranslations:
         return gettext.GNUTranslations(file)
 
 
-def counted(count: int, noun: str) -> str:
+def say_count(count: int, noun: str) -> str:
     """A count with its noun: `1 image`, `1,000 images`; in Chinese `1,000 张图像`."""
     plural = count != 1 or language() == "zh"
     return say(f"# {noun}{'s' if plural else ''}").replace("#", f"{count:,}")

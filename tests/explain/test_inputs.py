@@ -14,7 +14,7 @@ from tests.model import random_images, small_model
 from vitascope import explain
 from vitascope.data.preprocess import Preprocess
 from vitascope.errors import UserError
-from vitascope.explain.inputs import as_images, before_each_forward, call_hook, sample
+from vitascope.explain.inputs import as_images, before_each_forward, call_hook, chosen_pictures
 from vitascope.explain.methods import METHODS
 from vitascope.model.vit import VisionTransformer
 
@@ -113,18 +113,18 @@ def test_empty_list_of_pictures_is_rejected() -> None:
 
 def test_sample_is_drawn_by_seed_and_keeps_the_order() -> None:
     names = [f"{number}.png" for number in range(100, 140)]
-    chosen = sample(names, 10, seed=3)
+    chosen = chosen_pictures(names, 10, seed=3)
     assert chosen == sorted(chosen)
     assert len(set(chosen)) == 10
     assert set(chosen) <= set(names)
-    assert chosen == sample(names, 10, seed=3) != sample(names, 10, seed=4)
-    assert sample(names, 100) == names
+    assert chosen == chosen_pictures(names, 10, seed=3) != chosen_pictures(names, 10, seed=4)
+    assert chosen_pictures(names, 100) == names
 
 
 @pytest.mark.parametrize(("count", "seed", "message"), [(0, 0, "images must be"), (1, -1, "seed must be")])
 def test_sample_rejects_empty_sets_and_negative_seeds(count: int, seed: int, message: str) -> None:
     with pytest.raises(UserError, match=message):
-        sample(["a.png"], count, seed)
+        chosen_pictures(["a.png"], count, seed)
 
 
 @pytest.mark.parametrize("name", [name for name, method in METHODS.items() if method.many_passes])

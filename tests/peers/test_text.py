@@ -13,7 +13,7 @@ from PIL import Image
 
 import vitascope as vs
 from tests.text import clip_words, write_words
-from vitascope.text.tokenizer import canonical, read_tokenizer
+from vitascope.text.tokenizer import canonical_text, read_tokenizer
 from vitascope.text.tower import read_tower
 from vitascope.weights.identification import open_source
 
@@ -216,7 +216,7 @@ def test_tokens_of_siglip_are_canonical_ended_and_padded(tmp_path: Path, adds_en
     ours = read_tokenizer(source, read_tower(source).config)(TEXTS).tolist()
     assert len({len(row) for row in ours}) == 1
     for text, row in zip(TEXTS, ours, strict=True):
-        ids = plain.encode(canonical(text), add_special_tokens=False).ids[: CONTEXT - 1]
+        ids = plain.encode(canonical_text(text), add_special_tokens=False).ids[: CONTEXT - 1]
         assert row == [*ids, *[0] * (CONTEXT - len(ids))], text
 
 
@@ -227,7 +227,7 @@ def test_canonical_texts_are_those_of_siglip() -> None:
         do_lower_case=True, remove_punctuation=lambda text: kind.remove_punctuation(None, text)
     )
     for text in (*TEXTS, "under_score", "“Quotes” – ¿dash?"):
-        assert canonical(text) == kind.canonicalize_text(stub, text)
+        assert canonical_text(text) == kind.canonicalize_text(stub, text)
 
 
 def test_zero_shot_siglip_has_a_sigmoid_for_each_class(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from vitascope.predict.on_ray import (
     WorkerModel,
     check_reachable,
     connected,
-    explained,
+    ray_fault,
     share_of,
 )
 from vitascope.predict.parts import Parts
@@ -112,14 +112,14 @@ def test_address_of_another_kind_is_rejected(address: str) -> None:
 def test_worker_of_another_version_is_explained(reason: str) -> None:
     exceptions = pytest.importorskip("ray.exceptions", reason="ray is not installed (vitascope[ray])")
     error = exceptions.RayActorError(error_msg=f"\n\x1b[36mray::MapWorker\x1b[39m\nError: {reason} from x\n")
-    found = explained(error)
+    found = ray_fault(error)
     assert isinstance(found, UserError)
     assert str(found) == f"a worker cannot load vitascope ({reason}): install the same version on all nodes"
 
 
 def test_other_failure_of_ray_is_one_line() -> None:
     exceptions = pytest.importorskip("ray.exceptions", reason="ray is not installed (vitascope[ray])")
-    found = explained(
+    found = ray_fault(
         exceptions.RayActorError(error_msg="The \x1b[36mactor\x1b[39m died.\nIts node was lost.\n")
     )
     assert isinstance(found, UserError)
@@ -129,7 +129,7 @@ def test_other_failure_of_ray_is_one_line() -> None:
 def test_fault_in_our_own_code_keeps_its_traceback() -> None:
     exceptions = pytest.importorskip("ray.exceptions", reason="ray is not installed (vitascope[ray])")
     error = exceptions.RayTaskError("write", "a traceback", ValueError("ours"))
-    assert explained(error) is error
+    assert ray_fault(error) is error
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from tests.model import small_model, small_resnet, with_preprocess
 from vitascope.data.preprocess import Preprocess
 from vitascope.errors import UserError
-from vitascope.weights.convert import convert, normalized, parity_of
+from vitascope.weights.convert import convert, model_input, parity_of
 from vitascope.weights.files import CheckpointError
 from vitascope.weights.identification import identify
 from vitascope.weights.loading import from_pretrained, save_pretrained
@@ -126,7 +126,7 @@ def test_changed_preprocessing_is_reported_and_measured(tmp_path: Path) -> None:
     images = [np.random.default_rng(0).integers(0, 256, (90, 51, 3), dtype=np.uint8)]
     ours, theirs = from_pretrained(tmp_path / "ours"), from_pretrained(tmp_path / "theirs")
     again = convert(tmp_path / "ours", tmp_path / "more", format="timm", images=images).prepared
-    logits = [each(normalized(each.preprocess, images)) for each in (ours, theirs)]
+    logits = [each(model_input(each.preprocess, images)) for each in (ours, theirs)]
     assert again is not None
     assert again.difference == pytest.approx((logits[0] - logits[1]).abs().max().item(), rel=1e-4)
 

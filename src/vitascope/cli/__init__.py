@@ -26,7 +26,7 @@ from vitascope.cli.ship import Export, Page, Serve
 from vitascope.cli.similar import Similar
 from vitascope.cli.train import Pretrain, Train, parse_run
 from vitascope.cli.zero_shot import ZeroShot
-from vitascope.errors import Interrupted, UserError, nearest, printable
+from vitascope.errors import Interrupted, UserError, printable, suggestion
 
 GROUPS: dict[str, dict[str, type[Any]]] = {
     "Train:": {"train": Train, "pretrain": Pretrain, "probe": Probe, "zero-shot": ZeroShot},
@@ -111,7 +111,7 @@ def _answer(args: list[str]) -> None:
         print(f"vitascope {__version__}")
         return
     if args[0] not in COMMANDS:
-        raise UserError(f"unknown command {args[0]!r}{nearest(args[0], COMMANDS)}; see `vitascope --help`")
+        raise UserError(f"unknown command {args[0]!r}{suggestion(args[0], COMMANDS)}; see `vitascope --help`")
     command = COMMANDS[args[0]]
     reading = parse_run if issubclass(command, Train | Pretrain) else parse
     reading(command, args[0], args[1:]).call()

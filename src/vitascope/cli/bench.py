@@ -55,7 +55,7 @@ class Bench:
             plain = {"left_out": benchmark.left_out, "rows": [as_plain(row) for row in rows]}
             print(json.dumps({"model": self.model, **machine(), **plain}))
             return
-        print(f"{self.model}: {benchmark.description}\n{in_words(machine())}\n")
+        print(f"{self.model}: {benchmark.description}\n{number_in_words(machine())}\n")
         print("\n".join(table(rows)))
         ceilings = {row.precision: row.ceiling for row in rows if row.ceiling is not None}
         if ceilings:
@@ -65,7 +65,7 @@ class Bench:
             print(f"{reason}.")
 
 
-def in_words(found: dict[str, Any]) -> str:
+def number_in_words(found: dict[str, Any]) -> str:
     """The machine in one line."""
     units = found["bf16_units"] or "no units for bf16"
     return f"torch {found['torch']}, {found['threads']} threads on {found['cores']} cores, {units}"

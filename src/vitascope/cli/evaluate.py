@@ -56,10 +56,10 @@ class Evaluate:
             device=self.device,
         )
         if self.json:
-            print(json.dumps(as_json(evaluation)))
+            print(json.dumps(evaluation_json(evaluation)))
         else:
             run = Run(local_model(self.model))
-            print("\n".join(lines(evaluation, run.better_start if run.exists else "")))
+            print("\n".join(evaluation_lines(evaluation, run.better_start if run.exists else "")))
 
 
 def renamed(given: Sequence[str]) -> dict[str, str]:
@@ -70,7 +70,7 @@ def renamed(given: Sequence[str]) -> dict[str, str]:
     return dict(text.rsplit("=", 1) for text in given)
 
 
-def as_json(evaluation: Evaluation) -> dict[str, object]:
+def evaluation_json(evaluation: Evaluation) -> dict[str, object]:
     """The summary, with the confusion matrix or the measures of each class."""
     from vitascope.run.label_measures import LabelScore
 
@@ -88,7 +88,7 @@ def as_json(evaluation: Evaluation) -> dict[str, object]:
     }
 
 
-def lines(evaluation: Evaluation, better_start: str) -> Iterator[str]:
+def evaluation_lines(evaluation: Evaluation, better_start: str) -> Iterator[str]:
     """The summary, with advice for a model that has learned little, and one line per class."""
     from vitascope.run.label_measures import LabelScore
 

@@ -28,7 +28,7 @@ from vitascope.errors import UserError
 from vitascope.model.config import ViTConfig
 from vitascope.model.options import pair
 from vitascope.storage import explaining_failure
-from vitascope.weights.builtin import DEFAULT, built_in, in_words
+from vitascope.weights.builtin import DEFAULT, built_in, model_in_words
 
 if TYPE_CHECKING:
     from vitascope.data.splits import ImageSet
@@ -131,7 +131,7 @@ class Explain:
 
     def _signed(self, text: str) -> str:
         """The output, with a line that names the model if that is built in."""
-        return text if built_in(self.model) is None else f"model  {in_words(self.model)}\n{text}"
+        return text if built_in(self.model) is None else f"model  {model_in_words(self.model)}\n{text}"
 
     @property
     def _method(self) -> str:
@@ -222,12 +222,12 @@ class Explain:
     def _sample(self) -> list[Any]:
         """Pictures of DATA, or the run's test images, drawn by --seed."""
         from vitascope.data.datasets import open_pictures
-        from vitascope.explain.inputs import sample
+        from vitascope.explain.inputs import chosen_pictures
 
         sources: Sequence[Any] = (
             own_test_images(self.model).sources if self.data is None else open_pictures(self.data)
         )
-        return sample(sources, SAMPLED if self.images is None else self.images, self.seed or 0)
+        return chosen_pictures(sources, SAMPLED if self.images is None else self.images, self.seed or 0)
 
 
 def own_test_images(ref: str) -> ImageSet:
@@ -251,13 +251,13 @@ def labelled_test_images(ref: str) -> dict[str, Any]:
     """Some test images of a run, or the samples of a built-in model, with their classes, as arguments of
     `explain.draw`."""
     from vitascope.data.samples import PHOTOS
-    from vitascope.explain.inputs import sample
+    from vitascope.explain.inputs import chosen_pictures
 
     if built_in(ref) is not None:
         return {"pictures": list(PHOTOS.values()), "truths": list(PHOTOS), "kind": "sample"}
 
     tests = own_test_images(ref)
-    chosen = sample(range(len(tests)), SHOWN)
+    chosen = chosen_pictures(range(len(tests)), SHOWN)
     names = None if tests.targets is None else tests.targets.names()
     truths = None if names is None else [names[index] for index in chosen]
     pictures = [tests.sources[index] for index in chosen]

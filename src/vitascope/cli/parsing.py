@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import tyro
 
-from vitascope.errors import UserError, nearest
+from vitascope.errors import UserError, suggestion
 from vitascope.options.groups import Flag as Flag
 from vitascope.options.groups import MaybeFloat as MaybeFloat
 from vitascope.options.groups import MaybeInt as MaybeInt
@@ -50,7 +50,7 @@ Json = Annotated[Flag, tyro.conf.arg(help="Print JSON.", help_behavior_hint="")]
 def parse(command: type[T], name: str, args: Sequence[str], default: Any = None) -> T:
     """Parse arguments into a command's dataclass; UserError names the nearest of an unknown option."""
     given = [word.split("=")[0].replace("_", "-") for word in args]
-    fields = options_of(command)
+    fields = flags_of(command)
     for option, field in fields.items():
         several = isinstance(field.default, tuple) or field.default_factory is dict
         if several and given.count(option) > 1:  # tyro keeps only the last
@@ -75,7 +75,7 @@ def parse(command: type[T], name: str, args: Sequence[str], default: Any = None)
         word = next((word for word in unknown if word.startswith("-")), None)
         if word is None:
             raise UserError(f"{unexpected(unknown[0], fields)} See `vitascope {name} --help`")
-        instead = nearest(word.split("=")[0], fields)
+        instead = suggestion(word.split("=")[0], fields)
         raise UserError(f"unknown option {word!r}{instead}; see `vitascope {name} --help`")
     for field in dataclasses.fields(parsed):
         if isinstance(value := getattr(parsed, field.name), Path):
@@ -93,7 +93,7 @@ def unexpected(word: str, options: Mapping[str, dataclasses.Field[Any]]) -> str:
     return f"{complaint}."
 
 
-def options_of(command: type[DataclassInstance]) -> dict[str, dataclasses.Field[Any]]:
+def flags_of(command: type[DataclassInstance]) -> dict[str, dataclasses.Field[Any]]:
     """A command's options, such as `--batch-size`, with their fields; also those of its option groups."""
     found = {}
     for field in dataclasses.fields(command):
@@ -101,7 +101,7 @@ def options_of(command: type[DataclassInstance]) -> dict[str, dataclasses.Field[
         if _NO_OPTION.search(str(field.type)):
             continue
         if isinstance(group, type) and dataclasses.is_dataclass(group):
-            found.update(options_of(group))
+            found.update(flags_of(group))
         else:
             negated = field.default is True and "FlagCreatePairsOff" in str(field.type)
             name = f"no_{field.name}" if negated else field.name
@@ -130,7 +130,7 @@ def plainly(complaint: str) -> str:
     if found := _NO_CHOICE.match(complaint):
         value, option, listed = found.groups()
         choices = sorted(set(re.findall(r"'([^']*)'", listed)) - {"None"})  # tyro has them in no order
-        return f"{option} takes {', '.join(choices)}, not {value}{nearest(value.strip(chr(39)), choices)}"
+        return f"{option} takes {', '.join(choices)}, not {value}{suggestion(value.strip(chr(39)), choices)}"
     if found := _NO_VALUE.match(complaint):
         return f"{found[1]} needs a value"
     if names := _MISSING.findall(complaint):

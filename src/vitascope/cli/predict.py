@@ -146,7 +146,7 @@ class Predict:
         """Predict into a file, in parts, in this process or on the workers of Ray."""
         from vitascope.predict.on_ray import RayLoop, connected
         from vitascope.predict.parts import Loop, loop_of
-        from vitascope.predict.result_file import check_out, predict_to_file
+        from vitascope.predict.result_file import check_result_file, predict_to_file
         from vitascope.remote.outputs import Output
         from vitascope.storage import check_local
 
@@ -159,7 +159,7 @@ class Predict:
         state = f"the finished parts of {out} are kept; repeat the command with --resume to continue"
         with contextlib.ExitStack() as opened:
             opened.enter_context(output.named())
-            check_out(output.path, resume=self.resume)
+            check_result_file(output.path, resume=self.resume)
             opened.enter_context(exiting_if_stopped(state))
             if ray is not None:
                 opened.enter_context(connected(ray))
@@ -199,7 +199,7 @@ class Predict:
             for result in found:
                 tally.add(result.error)
                 if not self.json:
-                    print(in_words(result, width or label_width(result)))
+                    print(outcome_in_words(result, width or label_width(result)))
                 elif not few:
                     print(rows.line(result)[:-1])
         if few:
@@ -222,7 +222,7 @@ class Predict:
         exit_if_unreadable(tally)
 
 
-def in_words(result: ImageResult, width: int) -> str:
+def outcome_in_words(result: ImageResult, width: int) -> str:
     """An image and its classes, one line each, with labels of this width."""
     from vitascope.predict.predictor import none_of
 

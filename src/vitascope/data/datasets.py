@@ -30,7 +30,7 @@ from vitascope.data.listing import IMAGE_SUFFIXES, suffix_of
 from vitascope.data.splits import ImageSet, Inventory, Splits, complete_splits
 from vitascope.data.stored import hub_id, open_stored, stored_images, with_objects
 from vitascope.data.table_options import AS_RECOGNIZED, TABLE_SUFFIXES, TableOptions, is_table
-from vitascope.errors import UserError, check_choice, naming, nearest, nearest_path, printable
+from vitascope.errors import UserError, check_choice, naming, nearest_path, printable, suggestion
 from vitascope.formatting import canonical, counted
 from vitascope.network import in_threads
 from vitascope.remote.paths import StorePath
@@ -271,7 +271,7 @@ def _find(data: str) -> tuple[DataFormat, str]:
     mistyped = nearest_path(place) if data else ""
     if looks_like_hub_id(data):
         raise UserError(f"{data}: no such folder{mistyped}; for the hub: {data}@main")
-    hint = "" if os.sep in data else nearest(data, NAMES)
+    hint = "" if os.sep in data else suggestion(data, NAMES)
     kind = "file" if is_table(data) else "folder"
     raise UserError(f"{data or repr(data)}: no such {kind}{hint or mistyped or f'; {_ACCEPTED}'}")
 

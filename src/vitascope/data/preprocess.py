@@ -29,7 +29,7 @@ from vitascope.data.decoding import (
     read_image,
     source_name,
 )
-from vitascope.errors import UnknownNameError, UserError, nearest
+from vitascope.errors import UnknownNameError, UserError, suggestion
 
 if TYPE_CHECKING:
     import torch  # imported at run time in methods, because processes that only decode need none
@@ -353,7 +353,7 @@ class Preprocess:
         known = {field.name for field in dataclasses.fields(cls)}
         for name in values:
             if name not in known:
-                raise UnknownNameError(f"unknown preprocessing option {name!r}{nearest(name, known)}")
+                raise UnknownNameError(f"unknown preprocessing option {name!r}{suggestion(name, known)}")
         return cls(**values)
 
     def at_size(self, image_size: tuple[int, int]) -> Preprocess:

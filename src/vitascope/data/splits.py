@@ -15,7 +15,7 @@ from vitascope.data.contents import contents_of, first_of_content
 from vitascope.data.decoding import Encoded, ImageSource
 from vitascope.data.randomness import epoch_order
 from vitascope.data.targets import Targets
-from vitascope.errors import UserError, nearest, printable
+from vitascope.errors import UserError, printable, suggestion
 from vitascope.formatting import canonical, counted
 
 MOST_NAMED = 20
@@ -345,7 +345,7 @@ def check_known_classes(found: Sequence[str], known: Sequence[str], where: str) 
     if unknown:
         raise UnknownClassesError(
             f"{where}: {len(unknown)} of {len(found)} classes are not among the {len(known)} known "
-            f"classes: {_some(unknown)}{nearest(unknown[0], known)}",
+            f"classes: {_some(unknown)}{suggestion(unknown[0], known)}",
             unknown[0],
         )
 

@@ -12,7 +12,7 @@ import tyro
 
 from vitascope.arguments import NamesFile, check_fields
 from vitascope.data.listing import suffix_of
-from vitascope.errors import UserError, check_choice, nearest
+from vitascope.errors import UserError, check_choice, suggestion
 from vitascope.formatting import canonical, listed
 
 TABLE_SUFFIXES = (".csv", ".tsv", ".jsonl", ".parquet")
@@ -151,7 +151,7 @@ def _column(role: str, names: Sequence[str], options: TableOptions, place: objec
         parts = [own.get(canonical(part), part) for part in parts]
         if name and (absent := [part for part in parts if part not in names]):
             raise UserError(
-                f"{place}: no column {absent[0]!r}{nearest(absent[0], names)}; it has {listed(names, LISTED)}"
+                f"{place}: no column {absent[0]!r}{suggestion(absent[0], names)}; it has {listed(names, LISTED)}"
             )
         return ",".join(parts) or None
     taken = set(options.named.values())

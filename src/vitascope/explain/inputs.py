@@ -52,7 +52,7 @@ def normalized(model: VisionModel, pixels: Tensor) -> Tensor:
     return preprocess_of(model).normalize(pixels).to(weights.device, weights.dtype)
 
 
-def sample(pictures: Sequence[T], count: int, seed: int = 0) -> list[T]:
+def chosen_pictures(pictures: Sequence[T], count: int, seed: int = 0) -> list[T]:
     """Choose `count` of the pictures by seed, in their order; all, if there are fewer."""
     Range(ge=1).check("images", count)
     Range(ge=0).check("seed", seed)

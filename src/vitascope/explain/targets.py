@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vitascope.errors import UserError, nearest
+from vitascope.errors import UserError, suggestion
 from vitascope.explain.inputs import as_images, pooled_and_logits
 from vitascope.formatting import canonical
 from vitascope.model.heads import predicted
@@ -164,7 +164,7 @@ def class_index(label: object, config: ModelConfig) -> int:
     if isinstance(label, str) and canonical(label) in names:
         return names.index(canonical(label))
     if isinstance(label, str) and not (label.isdecimal() and len(label) <= MAX_DIGITS):
-        near = nearest(label[:MAX_ECHO], names) if names else ""
+        near = suggestion(label[:MAX_ECHO], names) if names else ""
         raise UserError(f"no class {label[:MAX_ECHO]!r}{near}; {_known(config)}")
     if not isinstance(label, str | SupportsIndex) or isinstance(label, bool):
         raise UserError(f"a class is a whole number or a name, not {label!r}; {_known(config)}")

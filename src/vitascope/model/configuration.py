@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Self, TypeVar, cast, get_type_hints
 
 from vitascope._version import __version__
 from vitascope.arguments import check_fields, check_value, field_annotations
-from vitascope.errors import UnknownNameError, UserError, nearest
+from vitascope.errors import UnknownNameError, UserError, suggestion
 
 T = TypeVar("T")
 
@@ -38,7 +38,7 @@ class Configuration:
         for name in options.keys() - fields.keys():
             group = group_of.get(name)
             if group is None:
-                raise UnknownNameError(f"unknown {self.option_kind} {name!r}{nearest(name, group_of)}")
+                raise UnknownNameError(f"unknown {self.option_kind} {name!r}{suggestion(name, group_of)}")
             grouped.setdefault(group, {})[name] = _plain(options[name])
         for name, field in fields.items():
             field_type = field_types(kind)[name]

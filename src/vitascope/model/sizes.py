@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from vitascope.errors import UserError, check_choice, nearest
+from vitascope.errors import UserError, check_choice, suggestion
 from vitascope.model.config import ViTConfig
 from vitascope.model.configuration import traits
 from vitascope.model.options import Role
@@ -15,7 +15,7 @@ ModelConfig = ViTConfig | ResNetConfig
 _KINDS: dict[str, type[ModelConfig]] = {"vit": ViTConfig, "resnet": ResNetConfig}
 
 
-def record_of(config: ModelConfig) -> dict[str, Any]:
+def architecture_record(config: ModelConfig) -> dict[str, Any]:
     """The options as plain values for JSON; "architecture" is "resnet", or left out for a ViT."""
     kind = {"architecture": "resnet"} if isinstance(config, ResNetConfig) else {}
     return {**kind, **config.to_dict()}
@@ -145,7 +145,7 @@ def named_config(name: str, **overrides: Any) -> ModelConfig:
     """The configuration of a named size with other options; `num_classes` adds a linear head to features."""
     if name not in NAMED_SIZES:
         raise UserError(
-            f"unknown model {name!r}{nearest(name, NAMED_SIZES)}; `vitascope models` lists all names"
+            f"unknown model {name!r}{suggestion(name, NAMED_SIZES)}; `vitascope models` lists all names"
         )
     size = NAMED_SIZES[name]
     if "num_classes" in overrides and size.options.get("head") == "none":

@@ -15,7 +15,7 @@ import tyro
 from tyro.constructors import PrimitiveConstructorSpec
 
 from vitascope.arguments import Increasing, NamesFile, Range, check_fields, has_type
-from vitascope.errors import UserError, nearest
+from vitascope.errors import UserError, suggestion
 from vitascope.model.config import OPTIONS
 from vitascope.model.options import OPTION_SETS, PROBABILITY, pair
 from vitascope.serialization import parse_json
@@ -174,7 +174,7 @@ class Architecture(OptionGroup):
             if name in own:
                 raise UserError(f"model_options: {name} is set by training itself; leave it out")
             if name not in OPTIONS:
-                raise UserError(f"unknown model option {name!r}{nearest(str(name), set(OPTIONS) - own)}")
+                raise UserError(f"unknown model option {name!r}{suggestion(str(name), set(OPTIONS) - own)}")
         head = self.model_options.get("head")
         if head in ("none", "pre_logits"):
             raise UserError(f"model_options: a classifier needs a head with classes, not {head!r}")

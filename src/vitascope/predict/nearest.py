@@ -297,7 +297,7 @@ def nearest(
 
 def _are_words(model: Model, pictures: Sequence[ImageSource]) -> bool:
     """Whether what is asked for is words: texts that are no files, and have no ending and no folder."""
-    texts = [each for each in pictures if isinstance(each, str)]
+    texts = [picture for picture in pictures if isinstance(picture, str)]
     return (
         isinstance(model, str | os.PathLike)
         and 0 < len(texts) == len(pictures)
@@ -316,7 +316,7 @@ def _check_pictures(pictures: Sequence[ImageSource]) -> None:
     """Reject paths that are missing or folders, before anything is computed."""
     if not len(pictures):
         raise UserError("no picture given")
-    for path in (each for each in pictures if isinstance(each, str | os.PathLike)):
+    for path in (picture for picture in pictures if isinstance(picture, str | os.PathLike)):
         if os.path.isdir(path):
             raise UserError(f"{os.fspath(path)} is a folder, and no picture: {ORDER}")
         if not os.path.exists(path):

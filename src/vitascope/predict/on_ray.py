@@ -156,7 +156,7 @@ def connected(address: str) -> Iterator[None]:
                 "during this command alone"
             ) from error
         except (ray.exceptions.RayError, RuntimeError, ValueError, OSError) as error:
-            raise UserError(f"Ray at {address}: {in_one_line(error)}") from error
+            raise UserError(f"Ray at {address}: {ray_message(error)}") from error
         try:
             if threading.current_thread() is threading.main_thread():  # only it may set them
                 for number, handler in signals.items():
@@ -188,7 +188,7 @@ def check_reachable(address: str) -> None:
         ) from error
 
 
-def in_one_line(error: BaseException) -> str:
+def ray_message(error: BaseException) -> str:
     """The message of one of Ray's exceptions, without its advice on further lines."""
     plain = re.sub(r"\x1b\[[\d;]*m", "", str(error))
     lines = [line.strip() for line in plain.splitlines() if line.strip()]
@@ -247,7 +247,7 @@ class RayLoop:
                     raise UserError(str(row["error"]))
                 yield PartDone(int(row["part"]), int(row["deaths"]))
         except ray.exceptions.RayError as error:
-            raise explained(error) from error
+            raise ray_fault(error) from error
 
     def worker_model(self, parts: Parts) -> WorkerModel:
         """What the workers open."""
@@ -288,7 +288,7 @@ def share_of(device: str, readers: int | None, nodes: Sequence[dict[str, float]]
     return Share(1 + readers, gpus, workers)
 
 
-def explained(error: Exception) -> Exception:
+def ray_fault(error: Exception) -> Exception:
     """What a user can do about an exception of Ray; a fault in our own code keeps its traceback."""
     from ray.exceptions import RayTaskError
 
@@ -298,4 +298,4 @@ def explained(error: Exception) -> Exception:
         )
     if isinstance(error, RayTaskError):
         return error
-    return UserError(f"Ray failed: {in_one_line(error)}; the parts that are done are kept")
+    return UserError(f"Ray failed: {ray_message(error)}; the parts that are done are kept")

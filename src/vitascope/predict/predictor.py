@@ -388,7 +388,7 @@ class Predictor:
         for classes, score, index, row in zip(
             chosen, *(each.tolist() for each in probabilities.max(dim=1)), probabilities.numpy(), strict=True
         ):
-            yield [self._named(*each) for each in classes], self._named(index, score), row
+            yield [self._named(*label) for label in classes], self._named(index, score), row
 
     def _named(self, index: int, score: float) -> Prediction:
         return Prediction(self.engine.label(index), index, score)

@@ -197,7 +197,7 @@ def fingerprint_file(out: Path) -> Path:
     return out.with_name(f"{out.name}.fingerprint.json")
 
 
-def check_out(out: Path, *, resume: bool) -> None:
+def check_result_file(out: Path, *, resume: bool) -> None:
     """Reject a file that cannot be written, and an existing one or its parts unless they are resumed."""
     if out.suffix not in FORMATS:
         raise UserError(f"{out}: a result file ends in {', '.join(FORMATS[:-1])} or {FORMATS[-1]}")
@@ -243,7 +243,7 @@ def predict_to_file(
         UserError: as `check_out` and `ClassSelection.check`; a `top_k` for a CSV file of one class per image;
             a job of other images, options or another model; no images.
     """
-    check_out(out, resume=resume)
+    check_result_file(out, resume=resume)
     engine.check_classes()
     selection = task.selection
     selection.check(engine)

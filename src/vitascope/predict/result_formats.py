@@ -68,8 +68,8 @@ class Rows:
             row["error"] = result.error
         else:
             if self.several:
-                row["labels"] = [each.label for each in result.predictions]
-            row["predictions"] = [vars(each) for each in result.predictions]
+                row["labels"] = [prediction.label for prediction in result.predictions]
+            row["predictions"] = [vars(prediction) for prediction in result.predictions]
             if self.columns:
                 assert result.probabilities is not None
                 row["probabilities"] = dict(zip(self.columns, result.probabilities.tolist(), strict=True))

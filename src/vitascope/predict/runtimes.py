@@ -112,7 +112,11 @@ def read_metadata(texts: Mapping[str, str], path: Path) -> dict[str, Any]:
         of_body = outputs == "embedding"
         fits = (count == 0) == of_body == bool(digest) and len(names) in (0, max(count, 0))
         expected = count if outputs == "independent" else 0
-        if not fits or len(thresholds) != expected or not all(0 <= each <= 1 for each in thresholds):
+        if (
+            not fits
+            or len(thresholds) != expected
+            or not all(0 <= threshold <= 1 for threshold in thresholds)
+        ):
             raise UserError(
                 f"{len(names)} class_names, thresholds {list(thresholds)} and body_digest {digest!r} for "
                 f"num_classes {count} of {outputs} outputs"

@@ -122,7 +122,7 @@ class Benchmark:
         if min(batch_sizes) < 1:
             raise UserError(f"a batch has at least 1 image, not {min(batch_sizes)}")
         cases = [(size, precision) for size in batch_sizes for precision in self.engines]
-        steps = [step_of(self.engines[precision], size) for size, precision in cases]
+        steps = [timed_step(self.engines[precision], size) for size, precision in cases]
         products: list[tuple[str, int]] = []  # precision and operations
         for precision, engine in self.engines.items():
             if isinstance(engine, TorchEngine):
@@ -155,7 +155,7 @@ class Benchmark:
         return rows
 
 
-def step_of(engine: Engine, batch_size: int) -> Step:
+def timed_step(engine: Engine, batch_size: int) -> Step:
     """From a batch of random pixels, bytes on the CPU, to outputs there; other pixels take as long."""
     shape = (batch_size, engine.preprocess.channels, *engine.preprocess.image_size)
     pixels = torch.randint(256, shape, dtype=torch.uint8)

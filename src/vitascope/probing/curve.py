@@ -21,7 +21,7 @@ from vitascope.probing.classifiers import Classifier, Features, Floats
 from vitascope.probing.folds import Division
 from vitascope.probing.selection import THREADS
 from vitascope.run.average_precision import class_precision, mean_of_known
-from vitascope.run.measures import predicted
+from vitascope.run.measures import predicted_classes
 
 SIZES = 6
 RANGE = 32
@@ -232,7 +232,7 @@ def _qualities(
     """The accuracy or mAP of probabilities (N, K), weights (N, 1 + B): (1 + B,)."""
     targets = division.targets
     if targets.exclusive:
-        right = targets.correct(predicted(probabilities))
+        right = targets.correct(predicted_classes(probabilities))
         return right @ weights / weights.sum(axis=0)
     return mean_of_known(class_precision(targets.labels, probabilities, weights).T)
 

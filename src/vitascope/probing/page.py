@@ -17,7 +17,7 @@ from vitascope.data.preprocess import Framed
 from vitascope.data.splits import ImageSet
 from vitascope.data.targets import Targets
 from vitascope.explain.plots import GREY, SERIES, plain
-from vitascope.language import counted, say
+from vitascope.language import say, say_count
 from vitascope.model.options import EVEN
 from vitascope.model.vision_model import VisionModel
 from vitascope.probing.classifiers import Floats
@@ -28,7 +28,7 @@ from vitascope.report.page import blank_figure, embedded, render, sure
 from vitascope.report.thumbnails import name_of_image, read_pictures
 from vitascope.run.environment import without_home
 from vitascope.run.label_measures import ClassPair, pairs_confused
-from vitascope.run.measures import Z, predicted, worst_pairs
+from vitascope.run.measures import Z, predicted_classes, worst_pairs
 from vitascope.run.run import Run
 from vitascope.storage import replacing
 
@@ -62,7 +62,7 @@ def write_page(
     doubtful = suspects(targets, held_out, SUSPECTS)
     examples = _hardest(targets, held_out)
     wanted = [each.image for each in doubtful]
-    wanted += [index for each in examples for index in (*each.most.tolist(), *each.least.tolist())]
+    wanted += [index for example in examples for index in (*example.most.tolist(), *example.least.tolist())]
     pictures = read_pictures(known, wanted, model)
     rows = selection.rows()
     sections: dict[str, dict[str, Any] | None] = {
@@ -79,12 +79,12 @@ def write_page(
         "typical": {
             "examples": [
                 {
-                    "name": each.name,
-                    "most": _cards(known, each.most, pictures, held_out[:, k]),
-                    "least": _cards(known, each.least, pictures, held_out[:, k]),
+                    "name": example.name,
+                    "most": _cards(known, example.most, pictures, held_out[:, k]),
+                    "least": _cards(known, example.least, pictures, held_out[:, k]),
                 }
-                for each in examples
-                for k in [targets.class_names.index(each.name)]
+                for example in examples
+                for k in [targets.class_names.index(example.name)]
             ],
             "others": int((targets.counts > 0).sum()) - len(examples),
         },
@@ -112,11 +112,11 @@ def _header(run: Run, selection: ProbeSelection, curve: LearningCurve) -> dict[s
     tiles = [(f"{value:.1%}", tested)]
     if curve.forecasts:
         tiles.append((f"{curve.now:.1%}", say("cross-validated {measure} now", measure=say(measure))))
-    for each in curve.forecasts:
-        values = {"times": say(TIMES[each.factor]), "low": each.low, "high": each.high}
+    for forecast in curve.forecasts:
+        values = {"times": say(TIMES[forecast.factor]), "low": forecast.low, "high": forecast.high}
         tiles.append(
-            (f"{each.value:.1%}", say("with {times}: {low:.1%} to {high:.1%}", **values))
-            if each.low > curve.now
+            (f"{forecast.value:.1%}", say("with {times}: {low:.1%} to {high:.1%}", **values))
+            if forecast.low > curve.now
             else ("±0", say("with {times}: no gain can be shown ({low:.1%} to {high:.1%})", **values))
         )
     tiles.append((f"{len(selection.train.targets):,}", say("images to fit and select on")))
@@ -126,7 +126,7 @@ def _header(run: Run, selection: ProbeSelection, curve: LearningCurve) -> dict[s
         "name": say("Probe of {data}", data=Path(data).name or data),
         "result": say(
             "The best of {classifiers} is {name} on {place}: {measure} {value} on the test images.",
-            classifiers=counted(len(selection.scores), "classifier"),
+            classifiers=say_count(len(selection.scores), "classifier"),
             name=best.name,
             place=best.candidate.place,
             measure=say(measure),
@@ -155,10 +155,10 @@ def draw_curve(curve: LearningCurve, measure: str) -> Figure:
     ends = np.minimum(error, curve.values), np.minimum(error, 1 - curve.values)  # within 0 and 1
     axes.errorbar(curve.sizes, curve.values, ends, color=SERIES[0], label="cross-validated", **bars)
     if curve.forecasts:
-        images = [each.factor * curve.images for each in curve.forecasts]
-        values = np.array([each.value for each in curve.forecasts])
-        below = values - [each.low for each in curve.forecasts]
-        above = [each.high for each in curve.forecasts] - values
+        images = [forecast.factor * curve.images for forecast in curve.forecasts]
+        values = np.array([forecast.value for forecast in curve.forecasts])
+        below = values - [forecast.low for forecast in curve.forecasts]
+        above = [forecast.high for forecast in curve.forecasts] - values
         bars |= {"linestyle": "none", "marker": "D"}
         axes.errorbar(images, values, [below, above], color=SERIES[1], label="forecast", **bars)
     axes.axvline(curve.images, color=GREY, linestyle=":", linewidth=1, label=f"all {curve.images:,} images")
@@ -295,6 +295,6 @@ def confused(targets: Targets, probabilities: Probabilities, count: int = 10) ->
     """At most `count` pairs of a class of images and the class that is predicted instead, the most frequent
     first."""
     if targets.exclusive:
-        pairs = worst_pairs(targets.confusion(predicted(probabilities)), count)
+        pairs = worst_pairs(targets.confusion(predicted_classes(probabilities)), count)
         return [ClassPair(pair.true, pair.predicted, pair.count) for pair in pairs]
     return pairs_confused(targets.labels, probabilities >= EVEN, count)

@@ -31,7 +31,7 @@ from vitascope.formatting import counted, duration
 from vitascope.model.config import ViTConfig
 from vitascope.model.hardware import reuse_freed_memory
 from vitascope.model.options import Outputs
-from vitascope.model.sizes import ModelConfig, architecture_of, record_of
+from vitascope.model.sizes import ModelConfig, architecture_of, architecture_record
 from vitascope.model.vision_model import VisionModel, left_as_it_was
 from vitascope.predict.compute import DEFAULT, Compute
 from vitascope.predict.embed import MEMORY_GB, with_progress
@@ -224,7 +224,7 @@ def _opened(
             name = architecture_of(model.config) or f"model {number}"
         if name in (body.name for body in found):
             name = reference or f"{name}, model {number}"
-        with naming(name):
+        with naming_body(name):
             specs = representations(model.config, layers, pools)
             heads = [headed(model.config, spec, truth.class_names, outputs) for spec in specs]
         found.append(Body(name, reference, model, specs, heads))
@@ -232,7 +232,7 @@ def _opened(
 
 
 @contextmanager
-def naming(body: str) -> Iterator[None]:
+def naming_body(body: str) -> Iterator[None]:
     """Name the body in errors about it."""
     try:
         yield
@@ -251,7 +251,7 @@ def _features(
     engine = TorchEngine(body.model, precision=compute.precision, device=compute.device)
     stream = FeatureStream(engine, body.representations, sources, compute)
     blocks = []
-    with naming(body.name), closing(with_progress(stream)) as rows:
+    with naming_body(body.name), closing(with_progress(stream)) as rows:
         for block in rows:
             width = sum(features.shape[1] for features in block.features)
             if (size := 4e-9 * len(sources) * width) > room:
@@ -285,7 +285,7 @@ class _Comparison:
         linear = self.selection.linear
         return {
             "asked": {},
-            "model": record_of(self.model.config),
+            "model": architecture_record(self.model.config),
             "chosen": {"representation": linear.candidate.place, "classifier": linear.name},
             "reason": f"the best cross-validated linear classifier of {len(self.selection.scores)}, "
             f"{in_words(linear.validated)}",
@@ -309,11 +309,11 @@ def _compared(bodies: Sequence[Body], splits: Splits, compute: Compute, *, seed:
                 f"{body.name} can read {len(indices):,} of the images, {bodies[0].name} {len(readable):,}: "
                 "leave out the images that not all bodies can read"
             )
-        room -= sum(each.nbytes for each in features) / 1e9
+        room -= sum(vectors.nbytes for vectors in features) / 1e9
         fits = readable < len(train)
-        for spec, head, each in zip(body.representations, body.heads, features, strict=True):
+        for spec, head, vectors in zip(body.representations, body.heads, features, strict=True):
             place = _in_table(body.model.config, spec)
-            candidates.append(Candidate(body.name, *place, each[fits], each[~fits]))
+            candidates.append(Candidate(body.name, *place, vectors[fits], vectors[~fits]))
             heads.append((body, head))
         lines.append(
             f"{body.name}: {counted(len(features), 'representation')} of {counted(len(readable), 'image')}, "

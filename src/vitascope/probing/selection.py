@@ -26,7 +26,7 @@ from vitascope.probing.classifiers import (
 from vitascope.probing.folds import Division
 from vitascope.run.average_precision import PairedDifference, mean_average_precision, paired_difference
 from vitascope.run.label_measures import LabelScore, label_score
-from vitascope.run.measures import PairedAccuracy, Score, mcnemar, predicted, score_of
+from vitascope.run.measures import PairedAccuracy, Score, mcnemar, predicted_classes, score_of
 
 CLASSIFIERS: tuple[Classifier, ...] = (Neighbors(), LogisticRegression(), LeastSquares(), ClassMeans())
 SCORES_HEAD = (
@@ -127,7 +127,7 @@ class ProbeSelection:
     @property
     def linear(self) -> ProbeScore:
         """The best linear classifier, which is the head of the saved model."""
-        return next(each for each in self.scores if each.head is not None)
+        return next(score for score in self.scores if score.head is not None)
 
     @property
     def doubt(self) -> str:
@@ -147,7 +147,9 @@ class ProbeSelection:
         """The test accuracy or mAP of a score minus that of the best, with its 95% interval."""
         if not self.test.exclusive:
             return paired_difference(self.test.labels, score.probabilities, self.best.probabilities)
-        best, other = (self.test.correct(predicted(each.probabilities)) for each in (self.best, score))
+        best, other = (
+            self.test.correct(predicted_classes(each.probabilities)) for each in (self.best, score)
+        )
         pairs = PairedAccuracy.of(best, other)
         low, high = pairs.interval
         return PairedDifference(0.0 - pairs.drop, 0.0 - high, 0.0 - low, mcnemar(pairs.lost, pairs.won))
@@ -181,7 +183,7 @@ def measured(targets: Targets, probabilities: npt.NDArray[np.floating]) -> Score
 def quality(targets: Targets, probabilities: npt.NDArray[np.floating]) -> float:
     """The accuracy, or the mAP where images have several classes, of probabilities (N, K)."""
     if targets.exclusive:
-        return float(targets.correct(predicted(probabilities)).mean())
+        return float(targets.correct(predicted_classes(probabilities)).mean())
     return mean_average_precision(targets.labels, probabilities)
 
 

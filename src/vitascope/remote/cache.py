@@ -29,7 +29,14 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, TypeVar
 
-from vitascope.cache import ADVICE, GENERAL_VARIABLE, OWN_VARIABLE, cache_folder, explained, writing_to_cache
+from vitascope.cache import (
+    ADVICE,
+    GENERAL_VARIABLE,
+    OWN_VARIABLE,
+    cache_folder,
+    fault_in_words,
+    writing_to_cache,
+)
 from vitascope.errors import UserError
 from vitascope.network import Threads
 from vitascope.remote.stores import ChangedError, RemoteObject, StoreError, find_object, name_in, read_range
@@ -84,7 +91,7 @@ def read(object: RemoteObject, start: int = 0, size: int | None = None) -> bytes
     except UserError as error:  # it is about all objects, and none of them is to be left out
         raise StoreError(error) from error
     except OSError as error:
-        raise StoreError(f"{object.url}: {explained(error)}") from error
+        raise StoreError(f"{object.url}: {fault_in_words(error)}") from error
     return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
@@ -118,7 +125,7 @@ def _kept(path: Path) -> bytes | None:
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise StoreError(explained(error)) from error
+        raise StoreError(fault_in_words(error)) from error
     return content
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import unquote
 
-from vitascope.cache import explained, local_failure
+from vitascope.cache import fault_in_words, local_failure
 from vitascope.errors import SourceError
 from vitascope.formatting import counted
 from vitascope.network import Threads, seconds_for, within
@@ -350,7 +350,7 @@ def _asked(url: str, call: Callable[[Any], T], seconds: float | None = None) -> 
             if isinstance(error, _FAULTS) and _raised_in(error) == __name__:
                 raise
             if (local := local_failure(error)) is not None:
-                raise StoreError(f"{url}: {explained(local)}") from error
+                raise StoreError(f"{url}: {fault_in_words(local)}") from error
             reason = _hidden(error)
             if isinstance(reason, FileNotFoundError):
                 raise

@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from vitascope.data.datasets import class_counts
 from vitascope.data.splits import ImageSet, Splits
 from vitascope.formatting import duration
-from vitascope.language import counted, say
+from vitascope.language import say, say_count
 from vitascope.model.vision_model import VisionModel
 from vitascope.report.charts import curve_names, kept_place, plot_curve, values_of
 from vitascope.report.page import blank_figure, embedded
@@ -86,7 +86,7 @@ def _result(run: Run) -> str:
             "{what}: trained for {done:g} of {planned}.", what=what, done=done, planned=_planned_epochs(run)
         )
     test = tests[-1]
-    images = counted(test["images"], f"{test['split']} image")
+    images = say_count(test["images"], f"{test['split']} image")
     if not run.classifies:
         loss = test["loss"]
         return say(

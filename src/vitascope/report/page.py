@@ -21,7 +21,7 @@ from matplotlib.figure import Figure
 from vitascope._version import __version__
 from vitascope.explain import plots
 from vitascope.explain.lettering import lay_out
-from vitascope.language import counted, language, say
+from vitascope.language import language, say, say_count
 from vitascope.report.charts import TITLE
 from vitascope.report.thumbnails import image_element
 
@@ -57,7 +57,7 @@ def jinja() -> Environment:
     found.install_gettext_callables(  # type: ignore[attr-defined]
         say, lambda one, several, count: say(one if count == 1 else several), newstyle=True
     )
-    found.filters |= {"percent": percent, "counted": counted, "sure": sure, "image": image_element}
+    found.filters |= {"percent": percent, "counted": say_count, "sure": sure, "image": image_element}
     return found
 
 

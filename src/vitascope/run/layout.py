@@ -48,7 +48,7 @@ LOCK = ".lock"
 _STEP = re.compile(r"step-(\d{8,})")
 
 
-def step_of(name: str) -> int | None:
+def step_of_folder(name: str) -> int | None:
     """The step of a checkpoint folder of this name; None for other names."""
     match = _STEP.fullmatch(name)
     return None if match is None else int(match[1])

@@ -214,7 +214,7 @@ class Score:
         return f"{text}; {advice}" if advice else text
 
 
-def predicted(probabilities: npt.NDArray[np.floating]) -> npt.NDArray[np.int64]:
+def predicted_classes(probabilities: npt.NDArray[np.floating]) -> npt.NDArray[np.int64]:
     """The predicted class of each image, (N,), from probabilities (N, K)."""
     return probabilities.argmax(axis=1)
 
@@ -222,7 +222,7 @@ def predicted(probabilities: npt.NDArray[np.floating]) -> npt.NDArray[np.int64]:
 def score_of(labels: npt.NDArray[np.int64], probabilities: npt.NDArray[np.floating]) -> Score:
     """The score of probabilities (N, K) for true classes (N,), N at least 1."""
     K = probabilities.shape[1]
-    guesses = predicted(probabilities)
+    guesses = predicted_classes(probabilities)
     hits = labels[labels == guesses]
     totals, guessed, right = (np.bincount(classes, minlength=K) for classes in (labels, guesses, hits))
     present, involved = totals > 0, totals + guessed > 0

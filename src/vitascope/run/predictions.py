@@ -15,7 +15,7 @@ from vitascope.errors import UserError
 from vitascope.model.options import EVEN
 from vitascope.run.average_precision import PairedPrecision
 from vitascope.run.label_measures import LabelScore, label_score
-from vitascope.run.measures import PairedAccuracy, PairedMeasure, Score, predicted, score_of
+from vitascope.run.measures import PairedAccuracy, PairedMeasure, Score, predicted_classes, score_of
 from vitascope.storage import replacing
 from vitascope.weights.files import read_npz
 
@@ -70,7 +70,7 @@ class Predictions:
     @property
     def classes(self) -> npt.NDArray[np.int64]:
         """The most probable class of each image, (N,)."""
-        return predicted(self.probabilities)
+        return predicted_classes(self.probabilities)
 
     @property
     def confidences(self) -> npt.NDArray[np.float32]:

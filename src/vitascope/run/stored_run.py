@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 
-from vitascope.cache import ADVICE, explained
+from vitascope.cache import ADVICE, fault_in_words
 from vitascope.errors import UserError
 from vitascope.remote.cache import download, fetched
 from vitascope.remote.outputs import local_copy
@@ -126,7 +126,7 @@ class StoredRun:
         if layout.is_run(self.path) and max(local, default=-1) >= newest:
             return
         for model in saved:
-            if layout.step_of(model.rpartition("/")[2]) is None:
+            if layout.step_of_folder(model.rpartition("/")[2]) is None:
                 files |= {name_in(each.url, self.url): each for each in walk(model)}
         if complete:
             files |= self._files_of(newest, complete[newest])
@@ -144,7 +144,7 @@ class StoredRun:
     def _complete_steps(self, folders: list[str]) -> Iterator[tuple[int, bytes]]:
         """The complete ones of the checkpoints in the store, with their manifests; all are noted."""
         for folder in folders:
-            step = layout.step_of(folder.rpartition("/")[2])
+            step = layout.step_of_folder(folder.rpartition("/")[2])
             if step is None:
                 continue
             self._steps.add(step)
@@ -193,7 +193,7 @@ class StoredRun:
             path.write_bytes(content)
             upload(path, f"{self.url}/{_WRITER}")
         except OSError as error:
-            raise StoreError(f"{self.url}: {explained(error)}") from error
+            raise StoreError(f"{self.url}: {fault_in_words(error)}") from error
         finally:
             path.unlink(missing_ok=True)
         self._writer = content
@@ -273,7 +273,7 @@ class StoredRun:
                 stamp = _stamp(path)
                 if self._uploaded.get(name) == stamp:
                     continue
-                if (step := layout.step_of(path.parent.name)) is not None:
+                if (step := layout.step_of_folder(path.parent.name)) is not None:
                     self._steps.add(step)
                 self._upload_file(path, name)
             except (StoreError, OSError) as error:
@@ -281,7 +281,7 @@ class StoredRun:
                     continue  # training writes this model anew
                 if isinstance(error, StoreError):
                     raise
-                raise StoreError(f"{self.url}/{name}: {explained(error)}") from error
+                raise StoreError(f"{self.url}/{name}: {fault_in_words(error)}") from error
             self._uploaded[name] = stamp
 
     def _upload_file(self, path: Path, name: str) -> None:
@@ -299,7 +299,7 @@ class StoredRun:
         """The local files by their paths in the run folder, without locks and what is being written."""
         for folder, folders, names in os.walk(self.path):
             folders[:] = [each for each in folders if not each.startswith(".")]
-            in_checkpoint = layout.step_of(Path(folder).name) is not None
+            in_checkpoint = layout.step_of_folder(Path(folder).name) is not None
             for name in names:
                 if in_checkpoint or not name.startswith("."):
                     yield os.path.relpath(os.path.join(folder, name), self.path)
@@ -307,7 +307,7 @@ class StoredRun:
     def _local_steps(self) -> set[int]:
         """The complete checkpoints of the local copy."""
         found = self.path.glob(f"{layout.CHECKPOINTS}/*/{layout.MANIFEST}")
-        return {step for path in found if (step := layout.step_of(path.parent.name)) is not None}
+        return {step for path in found if (step := layout.step_of_folder(path.parent.name)) is not None}
 
     def _note(self, names: Iterator[str] | dict[str, RemoteObject]) -> None:
         """Note that the store has these files."""
@@ -324,6 +324,6 @@ def _rank(name: str) -> int:
     if name == _FINISHED:
         return 4
     folder, _, file = name.rpartition("/")
-    if layout.step_of(folder.rpartition("/")[2]) is None:
+    if layout.step_of_folder(folder.rpartition("/")[2]) is None:
         return 1 if name == layout.CONFIG else 0  # by which a run is known
     return 3 if file == layout.MANIFEST else 2

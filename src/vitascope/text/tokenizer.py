@@ -45,7 +45,7 @@ def _unspaced(text: str) -> str:
     return re.sub(r"\s+", " ", text).strip()
 
 
-def canonical(text: str) -> str:
+def canonical_text(text: str) -> str:
     """SigLIP's rule: lower case, no ASCII punctuation, single spaces."""
     return _unspaced(text.lower().translate(_PUNCTUATION))
 
@@ -59,7 +59,7 @@ def _open_clip(text: str) -> str:
 _CLEANING: dict[str, Callable[[str], str]] = {
     "lower": lambda text: _unspaced(_open_clip(text)).lower(),
     "whitespace": lambda text: _unspaced(_open_clip(text)),
-    "canonicalize": lambda text: canonical(_open_clip(text).replace("_", " ")),
+    "canonicalize": lambda text: canonical_text(_open_clip(text).replace("_", " ")),
 }
 
 
@@ -91,7 +91,7 @@ class TextTokenizer:
             if len(text) > MAX_CHARACTERS:
                 raise UserError(f"a text of {len(text)} characters; the limit is {MAX_CHARACTERS}")
             tokens, whole = self._tokens(text)
-            wrong = [each for each in tokens if type(each) is not int or not 0 <= each < self.vocabulary]
+            wrong = [token for token in tokens if type(token) is not int or not 0 <= token < self.vocabulary]
             if wrong:
                 raise CheckpointError(
                     f"a tokenizer that gives the token {wrong[0]!r} for a text model of {self.vocabulary}"
@@ -153,7 +153,7 @@ def _of_transformers(source: Source, settings: Mapping[str, Any], pipeline: Toke
     # Cleaning, whether the class itself adds the end, its padding and the side of it.
     classes: dict[str, tuple[Callable[[str], str], bool, str, str]] = {
         "CLIPTokenizer": (str, False, END, "right"),
-        "SiglipTokenizer": (canonical, True, "</s>", "right"),
+        "SiglipTokenizer": (canonical_text, True, "</s>", "right"),
         # Gemma's tokenizer, in lower case, as SigLIP 2 was trained.
         "Siglip2Tokenizer": (str.lower, False, "<pad>", "left"),
         "GemmaTokenizer": (str.lower, False, "<pad>", "left"),

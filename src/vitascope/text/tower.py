@@ -17,7 +17,14 @@ from vitascope.model.config import ViTConfig
 from vitascope.model.encoder import Encoder
 from vitascope.model.positions import Layout
 from vitascope.weights.families.huggingface.model_type import activation as activation_of
-from vitascope.weights.families.openclip import activation, blocks, epsilon, known, section, transposed
+from vitascope.weights.families.openclip import (
+    blocks,
+    epsilon,
+    known,
+    open_clip_activation,
+    section,
+    transposed,
+)
 from vitascope.weights.files import CheckpointError
 from vitascope.weights.mapping import (
     MAX_BLOCKS,
@@ -239,7 +246,7 @@ def _open_clip(source: Source) -> tuple[TextConfig, Table, Source]:
             "depth": values["layers"],
             "num_heads": values["heads"],
             "norm_eps": epsilon(source, values),
-            "mlp": activation(source, model, values),
+            "mlp": open_clip_activation(source, model, values),
             "layer_scale": values["ls_init_value"],
         },
         hidden=int(width * values["mlp_ratio"]),

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitascope.arguments import checked
-from vitascope.errors import UserError, nearest, printable
+from vitascope.errors import UserError, printable, suggestion
 from vitascope.formatting import canonical, listed
 from vitascope.model.config import ViTConfig
 from vitascope.model.hardware import resolve_device
@@ -230,7 +230,7 @@ def templates(prompts: str | Sequence[str] | None) -> tuple[str, ...]:
         raise UserError(f"{len(given)} prompts: give 1 to {MAX_TEMPLATES}, such as {ONE!r}")
     for template in given:
         if template.count("{}") != 1:
-            hint = nearest(template, PROMPTS) if "{" not in template else ""
+            hint = suggestion(template, PROMPTS) if "{" not in template else ""
             raise UserError(
                 f"prompt {template[:100]!r} has not one {{}} for the name of a class{hint}; sets with a name "
                 f"are {', '.join(PROMPTS)}"

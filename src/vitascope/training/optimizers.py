@@ -190,7 +190,7 @@ def divided(
         compute: whole tensors, with their numbers, to tensors of the same shapes.
     """
     world, rank = dist.get_world_size(group), dist.get_rank(group)
-    rows = [chunks(shape[0], world) for shape in shapes]
+    rows = [parameter_chunks(shape[0], world) for shape in shapes]
     owners = owners_of([shape.numel() for shape in shapes], world)
     numbers = [[n for n, owner in enumerate(owners) if owner == other] for other in range(world)]
 
@@ -220,7 +220,7 @@ def divided(
     return [found[n].view(shard.shape) for n, shard in enumerate(shards)]
 
 
-def chunks(rows: int, world: int) -> list[int]:
+def parameter_chunks(rows: int, world: int) -> list[int]:
     """The rows of each of W processes, as FSDP2 divides them."""
     size = -(-rows // world)
     return [min(size, max(0, rows - rank * size)) for rank in range(world)]

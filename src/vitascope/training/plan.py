@@ -21,7 +21,7 @@ from vitascope.model.config import OPTIONS, ViTConfig
 from vitascope.model.configuration import options_of, traits
 from vitascope.model.options import AppliesWith, pair
 from vitascope.model.resnet_config import ResNetConfig
-from vitascope.model.sizes import ModelConfig, config_of, named_config, record_of
+from vitascope.model.sizes import ModelConfig, architecture_record, config_of, named_config
 from vitascope.model.vision_model import kind_of
 from vitascope.options.groups import (
     Architecture,
@@ -135,7 +135,7 @@ class Plan:
     def to_dict(self) -> dict[str, Any]:
         """Plain values, without the options, which a run records in a file of their own."""
         return {
-            "model": record_of(self.model),
+            "model": architecture_record(self.model),
             "chosen": dict(self.chosen),
             "reason": self.reason,
             "note": self.note,

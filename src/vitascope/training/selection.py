@@ -34,7 +34,7 @@ class Selection:
         return f"the weights of epoch {self.epoch:g} are kept: {self.reason}"
 
 
-def select(trainer: Trainer) -> Selection:
+def select_weights(trainer: Trainer) -> Selection:
     """Decide by the option `keep`; saves the last weights if they are kept or have to be compared."""
     keep, best = trainer.config.optimization.keep, trainer.epoch_of(trainer.best_step)
     monitor = trainer.task.monitor

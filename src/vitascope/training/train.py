@@ -55,7 +55,7 @@ from vitascope.training.optim import freeze_body
 from vitascope.training.placement import Placement, images_at_once, place
 from vitascope.training.plan import Plan, inspect, resolve
 from vitascope.training.schedule import Schedule
-from vitascope.training.selection import Selection, select
+from vitascope.training.selection import Selection, select_weights
 from vitascope.training.signals import stopped_at_once
 from vitascope.training.tasks.autoencoder import MaskedAutoencoding
 from vitascope.training.tasks.classify import Classify, ClassifyFeatures, Distill, balanced_weights
@@ -578,7 +578,7 @@ def _finish(trainer: Trainer) -> TrainResult | PretrainResult:
     run, config, final = trainer.run, trainer.config, trainer.splits.measured
     images = images_at_once(trainer.batch_size, trainer.parts)
     with stopped_at_once(run), suitable_threads(trainer.model_config, trainer.device, images):
-        kept = select(trainer)
+        kept = select_weights(trainer)
         distributed.print_first(kept.in_words())
         model = from_pretrained(run.checkpoints / kept.weights).to(trainer.device)
         loader, seconds = trainer.loader(final), trainer.seconds

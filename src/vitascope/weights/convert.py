@@ -96,7 +96,7 @@ def convert(
         pictures = load_sample_images().images  # a temple and a flower, uint8 (427, 640, 3)
     # Before anything is written: a picture that cannot be read leaves no folder behind.
     if on_pictures:
-        inputs = normalized(preprocess, pictures)
+        inputs = model_input(preprocess, pictures)
     else:
         size = (2, preprocess.channels, *preprocess.image_size)
         inputs = torch.randn(size, generator=torch.Generator().manual_seed(0))
@@ -106,7 +106,7 @@ def convert(
     again = load_source(*written, read_config(*written))  # its config in hand: nothing is reported as assumed
     prepared = None
     if on_pictures and again.preprocess != preprocess:
-        prepared = parity_of(model, again, inputs, normalized(preprocess_of(again), pictures))
+        prepared = parity_of(model, again, inputs, model_input(preprocess_of(again), pictures))
     forced = changes(family, config) if isinstance(config, ViTConfig) else []
     return Conversion(
         source_family=source_family.name,
@@ -131,7 +131,7 @@ def _lost(source: VisionModel, written: VisionModel, family: str) -> list[str]:
     return notes
 
 
-def normalized(preprocess: Preprocess, images: Sequence[ImageSource]) -> Tensor:
+def model_input(preprocess: Preprocess, images: Sequence[ImageSource]) -> Tensor:
     """Pictures as a model's input, float32 (B, C, H, W)."""
     return preprocess.normalize(torch.from_numpy(np.stack([preprocess.pixels(image) for image in images])))
 

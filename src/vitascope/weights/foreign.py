@@ -119,8 +119,8 @@ def _explaining(library: str, model_name: str) -> Iterator[None]:
         cause: BaseException = error  # transformers imports its modules late, and hides why one fails
         while cause.__cause__ is not None:
             cause = cause.__cause__
-        because = "" if str(cause) in str(error) else f" (because of {in_one_line(cause)})"
-        reason = f"{in_one_line(error)}{because}"
+        because = "" if str(cause) in str(error) else f" (because of {fault_in_one_line(cause)})"
+        reason = f"{fault_in_one_line(error)}{because}"
         raise UserError(f"{model_name} cannot be loaded by {library}: {reason}") from error
 
 
@@ -130,6 +130,6 @@ def some(names: list[str]) -> str:
     return ", ".join(names[:5]) + more or "none"
 
 
-def in_one_line(error: BaseException) -> str:
+def fault_in_one_line(error: BaseException) -> str:
     """An exception in one line."""
     return f"{type(error).__name__}: {' '.join(str(error).split())}"

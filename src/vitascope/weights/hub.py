@@ -17,7 +17,7 @@ import urllib.error
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
-from vitascope.errors import nearest
+from vitascope.errors import suggestion
 from vitascope.network import ask, client_errors, misunderstood, status_of, unreachable
 from vitascope.storage import free_mb
 from vitascope.weights.files import CheckpointError, other_form, rejection, shard_files
@@ -254,7 +254,7 @@ def torchvision_file(ref: str) -> str | None:
     default = next((name for name in TORCHVISION_FILES if name.startswith(f"{model}.")), f"{model}.")
     name = default if weights in (None, "DEFAULT") else f"{model}.{weights}"
     if name not in TORCHVISION_FILES:
-        raise rejection(ref, f"torchvision has no such ViT{nearest(name, TORCHVISION_FILES)}")
+        raise rejection(ref, f"torchvision has no such ViT{suggestion(name, TORCHVISION_FILES)}")
     return TORCHVISION_FILES[name]
 
 

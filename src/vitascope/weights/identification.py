@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from vitascope.errors import UserError, check_choice, nearest, nearest_path
+from vitascope.errors import UserError, check_choice, nearest_path, suggestion
 from vitascope.model.config import ViTConfig
 from vitascope.model.sizes import ModelConfig
 from vitascope.run import layout
@@ -216,7 +216,7 @@ def locate(ref: str, revision: str | None = None) -> Path:
             raise CheckpointError(f"{ref}: revision {revision!r} contradicts the one in the name")
         return hub.fetch_hub(name, revision or wanted or None)
     hub_id = f"hf-hub:{name} for the hub's" if hub.is_hub_id(name) else "a hub id (owner/name)"
-    close = mistyped or nearest(ref, builtin.NAMES)
+    close = mistyped or suggestion(ref, builtin.NAMES)
     raise CheckpointError(
         f"{ref}: no such model{close}; give a run folder, a model folder or file, the built-in "
         f"{' or '.join(builtin.NAMES)}, {hub_id}, or a name like torchvision/vit_b_16"

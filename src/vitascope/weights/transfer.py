@@ -7,7 +7,7 @@ import os
 from typing import Any
 
 from vitascope.arguments import checked
-from vitascope.errors import UserError, nearest
+from vitascope.errors import UserError, suggestion
 from vitascope.model.config import ViTConfig
 from vitascope.model.configuration import traits
 from vitascope.model.options import Role
@@ -69,7 +69,7 @@ def _our_name(name: str, overrides: dict[str, Any]) -> tuple[str, dict[str, Any]
         return ours, options
     if is_readable(name):
         raise UserError(
-            f"unknown model {name!r}{nearest(name, [*TIMM_NAMES, *NAMED_SIZES])}; its pretrained weights "
+            f"unknown model {name!r}{suggestion(name, [*TIMM_NAMES, *NAMED_SIZES])}; its pretrained weights "
             f"load with from_pretrained('timm/{name}')"
         )
     return name, overrides

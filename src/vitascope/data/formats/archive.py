@@ -76,7 +76,7 @@ def _unpack_tar(path: Path, writer: _Writer) -> None:
             try:
                 tarfile.data_filter(member, str(writer.folder))  # a second check
             except tarfile.FilterError as error:
-                reject(path, member.name, str(error))
+                reject_member(path, member.name, str(error))
             if not member.isdir():
                 writer.write(member.name, tar_content(tar, member))
 
@@ -107,13 +107,15 @@ class _Writer:
     def admit(self, name: str, size: int, fault: str | None) -> None:
         """Check a member before anything of it is written."""
         if fault := _name_fault(name) or fault:
-            reject(self.archive, name, fault)
+            reject_member(self.archive, name, fault)
         self.members += 1
         self.total += size
         if self.members > MAX_MEMBERS:
-            reject(self.archive, name, f"one of more than {MAX_MEMBERS:,}")
+            reject_member(self.archive, name, f"one of more than {MAX_MEMBERS:,}")
         if self.total > self.limit:
-            reject(self.archive, name, f"part of a bomb: it unpacks to more than {MAX_RATIO} times its size")
+            reject_member(
+                self.archive, name, f"part of a bomb: it unpacks to more than {MAX_RATIO} times its size"
+            )
         if self.total > self.room:
             raise UserError(
                 f"{self.archive}: unpacks to {self.total / 1e9:,.1f} GB or more, {self.folder.parent} has "
@@ -128,7 +130,7 @@ class _Writer:
             with open(target, "xb") as file:
                 shutil.copyfileobj(content, file, PIECE)
         except (FileExistsError, NotADirectoryError):
-            reject(self.archive, name, "a duplicate")
+            reject_member(self.archive, name, "a duplicate")
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):  # the archive's fault, not the disk's
                 raise
@@ -245,11 +247,11 @@ def tar_members(tar: tarfile.TarFile, path: str | Path) -> Iterator[tarfile.TarI
     count = 0
     while (member := tar.next()) is not None:
         if member.size < 0:
-            reject(path, member.name, "of a negative size")
+            reject_member(path, member.name, "of a negative size")
         extended = member.offset_data - member.offset > tarfile.BLOCKSIZE
         unused = not member.pax_headers and max(map(len, (member.name, member.linkname))) < 100
         if extended and (unused or "\0" in member.name):
-            reject(path, member.name, "behind a damaged header")  # which `tarfile` ignores
+            reject_member(path, member.name, "behind a damaged header")  # which `tarfile` ignores
         yield member
         count += 1
         tar.members.clear()  # type: ignore[attr-defined] # each is a kilobyte, of millions
@@ -281,7 +283,7 @@ def bomb_limit(path: Path) -> int:
     return max(RATIO_COUNTS_FROM, MAX_RATIO * path.stat().st_size)
 
 
-def reject(archive: str | Path, member: str, fault: str) -> NoReturn:
+def reject_member(archive: str | Path, member: str, fault: str) -> NoReturn:
     """Raise the error that names the member for which a whole archive is rejected."""
     raise UserError(f"{archive}: rejected, nothing of it is used: member {member[:200]!r} is {fault}")
 

@@ -15,7 +15,14 @@ import numpy as np
 import numpy.typing as npt
 
 from vitascope.data.decoding import ImageSource
-from vitascope.data.formats.archive import archive_errors, is_tar, open_tar, reject, tar_content, tar_members
+from vitascope.data.formats.archive import (
+    archive_errors,
+    is_tar,
+    open_tar,
+    reject_member,
+    tar_content,
+    tar_members,
+)
 from vitascope.data.formats.format import DataFormat
 from vitascope.data.splits import ImageSet, Inventory
 from vitascope.data.targets import ClassIndices
@@ -127,9 +134,9 @@ def _contents(path: Path) -> Iterator[tuple[str, bytes]]:
             if _form_of(name) is None or member.isdir():
                 continue
             if not member.isreg() or member.issparse():
-                reject(path, member.name, "not a plain file")
+                reject_member(path, member.name, "not a plain file")
             if name in seen:
-                reject(path, member.name, "a duplicate")
+                reject_member(path, member.name, "a duplicate")
             seen.add(name)
             _check_size(member.size, f"{path}: {name}")
             with tar_content(tar, member) as content:

@@ -102,7 +102,7 @@ class SamplePlaces:
     def read(cls, folder: Path, index: Index) -> SamplePlaces:
         """The places that belong to an index; a UserError if they are damaged, or of other shards."""
         path = folder / SAMPLES
-        content = content_of(path) if path.is_file() else b""
+        content = member_content(path) if path.is_file() else b""
         if hashlib.sha256(content).hexdigest() != index.samples:
             raise UserError(f"{path}: missing, or not that of {INDEX}; copy it again")
         lines = {line.file.encode(): line for line in itertools.chain.from_iterable(index.splits.values())}
@@ -163,7 +163,7 @@ def check_size(place: object, name: str, size: int) -> None:
         )
 
 
-def content_of(path: Path) -> bytes:
+def member_content(path: Path) -> bytes:
     """The content of a file beside shards; a UserError for one that is too large."""
     check_size(path, path.name, path.stat().st_size)
     return path.read_bytes()
@@ -175,7 +175,7 @@ def read_index(folder: Path) -> Index | None:
     if not path.is_file():
         return None
     try:
-        values = parse_json(content_of(path).decode())
+        values = parse_json(member_content(path).decode())
         version = values["version"]
         if version != INDEX_VERSION:
             raise UserError(f"{path}: version {version!r}, this vitascope reads {INDEX_VERSION}; update it")

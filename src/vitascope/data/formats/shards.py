@@ -36,8 +36,8 @@ from vitascope.data.formats.shard_index import (
     SAMPLE_HEAD,
     SAMPLES,
     SamplePlaces,
-    content_of,
     is_packed,
+    member_content,
     read_index,
 )
 from vitascope.data.listing import IMAGE_SUFFIXES
@@ -292,7 +292,7 @@ def _class_names(folder: Path) -> tuple[str, ...] | None:
     if not path.is_file():
         return None
     try:
-        lines = content_of(path).decode("utf-8").splitlines()
+        lines = member_content(path).decode("utf-8").splitlines()
     except UnicodeDecodeError as error:
         raise UserError(f"{path}: not UTF-8 text: {error}") from error
     names = tuple(canonical(line.strip()) for line in lines if line.strip())

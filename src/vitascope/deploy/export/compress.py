@@ -26,7 +26,7 @@ from vitascope.evaluation.measure import batches_of, check_targets, measure
 from vitascope.model.hardware import resolve_device
 from vitascope.model.vision_model import VisionModel
 from vitascope.predict.engine import TorchEngine
-from vitascope.predict.throughput import step_of, take_turns
+from vitascope.predict.throughput import take_turns, timed_step
 from vitascope.run.measures import PairedMeasure
 from vitascope.run.predictions import paired
 from vitascope.run.run import Run, load_with_run
@@ -189,7 +189,7 @@ def _examples(model: VisionModel, train: ImageSet, count: int) -> Iterator[tuple
 
 def _costs(engines: Sequence[TorchEngine], batch_size: int) -> list[Cost]:
     """The cost of each engine; all are timed in turns, so that the machine's changes affect all alike."""
-    times = take_turns([step_of(engine, batch_size) for engine in engines], rounds=ROUNDS)
+    times = take_turns([timed_step(engine, batch_size) for engine in engines], rounds=ROUNDS)
     return [
         Cost(
             parameters=engine.config.num_parameters,

@@ -32,7 +32,7 @@ from vitascope.deploy.server.rejections import SECURITY, Rejection, response_to
 from vitascope.deploy.server.service import BESIDE, COMPUTED, Service
 from vitascope.deploy.server.settings import Settings
 from vitascope.deploy.server.uploads import Upload
-from vitascope.errors import UserError, nearest
+from vitascope.errors import UserError, suggestion
 
 if TYPE_CHECKING:
     import torch
@@ -116,7 +116,7 @@ async def check_parameters(request: Request) -> None:
     for name, _ in given:
         if name not in known:
             short, accepted = name[:80], ", ".join(sorted(known)) or "none"
-            guess = nearest(short, known)
+            guess = suggestion(short, known)
             raise Rejection(422, f"unknown query parameter {short!r}{guess}; this path takes {accepted}")
         if (times := len(request.query_params.getlist(name))) > 1:
             raise Rejection(422, f"query parameter {name!r} is given {times} times; give it once")

@@ -23,7 +23,7 @@ from vitascope.deploy.server import check_installed
 from vitascope.deploy.server.settings import TOKEN, Settings
 from vitascope.errors import UserError
 from vitascope.network import usable_cores
-from vitascope.weights.builtin import in_words
+from vitascope.weights.builtin import model_in_words
 
 if TYPE_CHECKING:
     from vitascope.deploy.server.http_server import Deployment
@@ -96,7 +96,7 @@ def announce(ref: str, settings: Settings, port: socket.socket, token: str | Non
     address = f"http://{name}:{port.getsockname()[1]}"
     if token is not None and sys.stdout.isatty():
         address += f"/#token={quote(token, safe='')}"
-    print(f"{in_words(ref)} at {address} (/docs for its API; Ctrl-C stops it)", flush=True)
+    print(f"{model_in_words(ref)} at {address} (/docs for its API; Ctrl-C stops it)", flush=True)
     if token is None and not settings.is_loopback:
         advice = f"set a token by --token-file or {TOKEN}"
         print(f"vitascope: anyone who reaches this address may use it; {advice}", file=sys.stderr, flush=True)

@@ -24,7 +24,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from vitascope.errors import UserError
-from vitascope.run.layout import CHECKPOINTS, MANIFEST, step_name, step_of
+from vitascope.run.layout import CHECKPOINTS, MANIFEST, step_name, step_of_folder
 from vitascope.storage import explaining_failure, flush, settle
 from vitascope.training.checkpoint.state import (
     FileRecord,
@@ -138,7 +138,7 @@ def checkpoints(run: Path) -> list[Path]:
 
 def verify(folder: Path) -> None:
     """Check a checkpoint's manifest, the size of every file, then the checksums."""
-    if not (folder / MANIFEST).is_file() or step_of(folder.name) is None:
+    if not (folder / MANIFEST).is_file() or step_of_folder(folder.name) is None:
         raise UserError(f"{folder}: not a checkpoint, which is a folder step-00001234 with a {MANIFEST}")
     manifest = read_json(folder / MANIFEST)
     records = manifest.get("files")
@@ -171,7 +171,9 @@ def _is_record(name: str, values: object) -> bool:
 
 def _numbered(run: Path) -> list[Path]:
     folders = (run / CHECKPOINTS).glob("step-*")
-    return sorted((path for path in folders if step_of(path.name) is not None and path.is_dir()), key=_step)
+    return sorted(
+        (path for path in folders if step_of_folder(path.name) is not None and path.is_dir()), key=_step
+    )
 
 
 def _folder(run: Path, step: int) -> Path:
@@ -205,9 +207,9 @@ def _read(folder: Path) -> dict[str, Any]:
         raise UserError(f"{folder / STATE}: contains a {type(state).__name__}, not the state of a run")
     whole, missing = without_placeholders(state)
     if missing:
-        from vitascope.training.checkpoint.shard_files import read_shards  # takes half a second
+        from vitascope.training.checkpoint.shard_files import read_shard_files  # takes half a second
 
-        read_shards(folder, missing)
+        read_shard_files(folder, missing)
     return whole
 
 

@@ -74,7 +74,7 @@ def start_writing(
     return finish
 
 
-def read_shards(folder: Path, missing: Mapping[str, Tensor]) -> None:
+def read_shard_files(folder: Path, missing: Mapping[str, Tensor]) -> None:
     """Fill tensors on the CPU, by their path in the state."""
     with loading(folder / METADATA):
         described = load_pickle((folder / METADATA).read_bytes(), _ADMITTED.get)

@@ -14,7 +14,7 @@ from vitascope.data.preprocess import Preprocess
 from vitascope.errors import UserError
 from vitascope.model.options import Outputs
 from vitascope.training.distributed import is_first
-from vitascope.weights.foreign import ForeignClassifier, in_one_line, open_foreign, some
+from vitascope.weights.foreign import ForeignClassifier, fault_in_one_line, open_foreign, some
 from vitascope.weights.loading import from_pretrained
 from vitascope.weights.mapping import class_names as known_names
 
@@ -72,7 +72,7 @@ def open_teacher(
     try:
         output = teacher(torch.zeros(shape, device=device))
     except (RuntimeError, ValueError) as error:
-        raise UserError(f"teacher {ref} does not take images {shape}: {in_one_line(error)}") from error
+        raise UserError(f"teacher {ref} does not take images {shape}: {fault_in_one_line(error)}") from error
     if output.ndim != 2:
         raise UserError(f"teacher {ref} returns {tuple(output.shape[1:])} for an image, which are not logits")
     order = class_order(ref, names, output.shape[1], class_names)

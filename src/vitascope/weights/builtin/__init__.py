@@ -29,7 +29,7 @@ def built_in(ref: str | os.PathLike[str]) -> Path | None:
     return Path(__file__).parent / name
 
 
-def in_words(ref: str) -> str:
+def model_in_words(ref: str) -> str:
     """A MODEL argument for people, who see whether it is a built-in model."""
     return ref if built_in(ref) is None else f"{ref} (built in)"
 

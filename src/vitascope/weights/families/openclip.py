@@ -117,7 +117,7 @@ class OpenClip(Family):
             "depth": values["layers"],
             "num_heads": width // values["head_width"],
             "mlp_ratio": int(width * values["mlp_ratio"]) / width,
-            "mlp": activation(source, model, values),
+            "mlp": open_clip_activation(source, model, values),
             "norm_eps": epsilon(source, values),
             "layer_scale": values["ls_init_value"],
             "patch_bias": False,
@@ -238,7 +238,7 @@ def _accepted(name: str, default: Any) -> tuple[str, tuple[type, ...]]:
     return kinds.get(type(default), ("known", (object,)))
 
 
-def activation(source: Source, model: Mapping[str, Any], values: Mapping[str, Any]) -> str:
+def open_clip_activation(source: Source, model: Mapping[str, Any], values: Mapping[str, Any]) -> str:
     """The option `mlp`, of `quick_gelu` and `act_kwargs`."""
     arguments = values["act_kwargs"] or {}
     if model.get("quick_gelu") and not arguments:

@@ -11,7 +11,7 @@ from pathlib import Path
 from vitascope.data.preprocess import Preprocess
 from vitascope.model.config import OPTIONS
 from vitascope.model.configuration import options_of
-from vitascope.model.sizes import ModelConfig, config_of, record_of
+from vitascope.model.sizes import ModelConfig, architecture_record, config_of
 from vitascope.storage import write_json
 from vitascope.weights.files import CheckpointError, write_safetensors
 from vitascope.weights.hub import CONFIG, PREPROCESSOR
@@ -50,5 +50,5 @@ class Vitascope(Family):
         return [
             write_safetensors(folder / WEIGHTS, state),
             write_json(folder / PREPROCESSOR, preprocess.to_dict()),
-            write_json(folder / CONFIG, {"model_type": MODEL_TYPE, **record_of(config)}),
+            write_json(folder / CONFIG, {"model_type": MODEL_TYPE, **architecture_record(config)}),
         ]

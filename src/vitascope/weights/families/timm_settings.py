@@ -10,7 +10,7 @@ import re
 from typing import Any, Literal
 
 from vitascope.data.preprocess import Preprocess
-from vitascope.errors import nearest
+from vitascope.errors import suggestion
 from vitascope.model.config import ViTConfig
 from vitascope.model.resnet_config import ResNetConfig
 from vitascope.model.sizes import NAMED_SIZES
@@ -62,7 +62,7 @@ def unreadable(name: str) -> str | None:
     """The reason to reject an architecture although a configuration may fit its tensors; else None."""
     for word, what in _OTHERS.items():
         if re.search(rf"(^|_)({word})(_|$)", name):
-            similar = nearest(name, _EXAMPLES.split())
+            similar = suggestion(name, _EXAMPLES.split())
             return f"timm's {name} has {what}; no model of vitascope has that{similar}"
     return None
 
@@ -71,7 +71,7 @@ def unknown(name: str) -> str:
     """The reason to reject a name that is not a plain ViT's."""
     if reason := unreadable(name):
         return f"{name} is not a plain ViT: {reason}"
-    similar = nearest(name, _EXAMPLES.split()) if re.match("vit|deit|flexivit", name) else ""
+    similar = suggestion(name, _EXAMPLES.split()) if re.match("vit|deit|flexivit", name) else ""
     return f"{name} is not a plain ViT of timm's; vitascope reads {_FAMILIES}{similar}"
 
 
