@@ -150,9 +150,8 @@ def _column(role: str, names: Sequence[str], options: TableOptions, place: objec
         parts = name.split(",") if role == "label" and name not in names else [name]
         parts = [own.get(canonical(part), part) for part in parts]
         if name and (absent := [part for part in parts if part not in names]):
-            raise UserError(
-                f"{place}: no column {absent[0]!r}{suggestion(absent[0], names)}; it has {listed(names, LISTED)}"
-            )
+            close = suggestion(absent[0], names)
+            raise UserError(f"{place}: no column {absent[0]!r}{close}; it has {listed(names, LISTED)}")
         return ",".join(parts) or None
     taken = set(options.named.values())
     for usual in (USUAL[role], LESS_USUAL if role == "image" else ()):
