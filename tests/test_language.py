@@ -49,7 +49,7 @@ COMPARED = {
 
 
 def marked_in_python(path: Path) -> set[str]:
-    """Literal texts of `say`, and nouns of `counted` where it comes from `vitascope.language`."""
+    """Literal texts of `say`, and nouns of `say_count` where it comes from `vitascope.language`."""
     source = path.read_text(encoding="utf-8")
     if "vitascope.language" not in source:
         return set()
@@ -63,7 +63,7 @@ def marked_in_python(path: Path) -> set[str]:
     found = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
-            place = {"say": 0, "counted": 1}.get(node.func.id) if node.func.id in imported else None
+            place = {"say": 0, "say_count": 1}.get(node.func.id) if node.func.id in imported else None
             place = 0 if node.func.id == "WrongAnswer" else place
             if place is not None and isinstance(node.args[place], ast.Constant):
                 text = node.args[place].value
