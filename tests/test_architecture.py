@@ -243,7 +243,7 @@ def test_every_kind_of_import_is_found(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 SHARED_NAMES = {"main", "attention", "compare", "Prediction", "Predictions"}
-"""Public names with two meanings: entry points, names of the API, of the answers that the server documents."""
+"""Public names with two meanings: entry points, names of the API, of answers that the server documents."""
 
 
 def test_public_functions_and_classes_have_one_name_each() -> None:
