@@ -16,8 +16,8 @@ samplers = pytest.importorskip(
 class ByTimm(ImageSet):
     """Images in the order that timm draws."""
 
-    def order(self, seed: int, epoch: int) -> np.ndarray:
-        return torch.randperm(len(self), generator=torch.Generator().manual_seed(epoch)).numpy()
+    def streams(self, seed: int, epoch: int, count: int) -> list[np.ndarray]:
+        return [torch.randperm(len(self), generator=torch.Generator().manual_seed(epoch)).numpy()]
 
 
 @pytest.mark.parametrize("epoch", [0, 3])

@@ -89,7 +89,7 @@ class Loader:
         # Repeated augmentation (Hoffer et al. 2020): copies of each image in a batch. An epoch has as many
         # images as without, and so sees one of `repeats` different ones. Needs a `seed`.
         repeats: int = 1,
-        balanced: bool = False,  # with a `seed`; see `sampling.balanced_order`
+        balanced: bool = False,  # with a `seed`; see `balanced_order`
         features: KeptFeatures | None = None,  # of the images, which are then not read; kept on the device
         streams: int = 1,  # with a `seed`: parts of every batch, each from shards of its own; see `woven`
     ) -> None:
