@@ -15,7 +15,7 @@ from tests.model import small_model
 from vitascope.data.decoding import read_image
 from vitascope.data.samples import PHOTOS
 from vitascope.run.run import lasting_paths
-from vitascope.weights.builtin import DEFAULT, NAMES, built_in, in_words
+from vitascope.weights.builtin import DEFAULT, NAMES, built_in, model_in_words
 from vitascope.weights.files import CheckpointError
 from vitascope.weights.identification import locate
 from vitascope.weights.loading import save_pretrained
@@ -33,7 +33,7 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_name_is_resolved_to_the_folder_in_the_package() -> None:
     assert built_in(DEFAULT) == locate(DEFAULT) == FOLDER
     assert built_in("cifar100") is built_in(FOLDER) is None
-    assert in_words(DEFAULT) == "cifar10 (built in)"
+    assert model_in_words(DEFAULT) == "cifar10 (built in)"
 
 
 def test_folder_of_images_does_not_hide_it() -> None:
@@ -49,7 +49,7 @@ def test_model_or_run_of_its_name_in_the_working_directory_comes_first(place: st
     save_pretrained(small_model(), place)
     Path(DEFAULT, "config.yaml").touch()
     assert locate(DEFAULT) == Path(place)
-    assert in_words(DEFAULT) == DEFAULT
+    assert model_in_words(DEFAULT) == DEFAULT
 
 
 def test_weights_without_settings_come_first_too() -> None:
