@@ -13,18 +13,22 @@ from hypothesis import HealthCheck, settings
 pytest_plugins = ("tests.cli", "tests.stores")  # their fixtures
 LONGEST = (
     "test_docs.py",
-    "test_resume.py",
     "test_distributed.py",
+    "test_cli_stores.py",
+    "test_export.py",
+    "test_resume.py",
+    "test_on_ray.py",
+    "test_stored_run.py",
+    "test_server.py",
     "test_walkthrough.py",
-    "test_loop.py",
-    "test_benchmarks.py",
+    "test_quantize.py",
 )
 
 
 os.environ["LC_ALL"] = "C.UTF-8"  # the help and the reports are English, whatever the developer's language
 settings.register_profile("any speed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any speed")
-gc.disable()  # while 8,500 tests are collected; `pytest_collection_finish` enables it
+gc.disable()  # while 12,000 tests are collected; `pytest_collection_finish` enables it
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
