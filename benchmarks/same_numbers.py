@@ -8,8 +8,8 @@ if a result differs that `CHANGES` does not list. It uses only the names of `vit
 so it runs on old and new checkouts alike.
 
 It trains short runs on the digits: four recipes, a ResNet, augmentation, masked patch prediction, a masked
-autoencoder, distillation, fine-tuning, a frozen body. It evaluates, exports and quantizes one of them. OLD
-interrupts a run; both resume it. OLD writes models of three families, a hybrid and others with random
+autoencoder, distillation, fine-tuning, a frozen body. It evaluates, exports and quantizes one of them. Each
+interrupts a run and resumes it. OLD writes models of three families, a hybrid and others with random
 weights; both load them, compute logits, traces, gradients, predictions and every explanation method, and
 convert them to every format.
 """
@@ -21,7 +21,6 @@ import contextlib
 import hashlib
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -51,7 +50,6 @@ MODELS: dict[str, tuple[str, dict[str, Any], str]] = {
 """By name: the named size, its options, and the format in which OLD writes it."""
 SHAPE = {"image_size": 32, "patch_size": 8, "embed_dim": 48, "depth": 2, "num_heads": 3}
 TINY = ["--image-size", "8", "--patch-size", "4", "--embed-dim", "16", "--depth", "2", "--num-heads", "2"]
-INTERRUPTED = "interrupted"
 FORMATS = ("vitascope", "timm", "huggingface", "torchvision", "jax", "deit", "dinov2", "dinov3")
 PICTURES = 200
 """Digits that exported files predict."""
@@ -102,7 +100,7 @@ def digest(value: Any) -> str:
 
 
 def write_models(folder: Path) -> None:
-    """Write every model of `MODELS` with random weights, and an interrupted run; both checkouts read them."""
+    """Write every model of `MODELS` with random weights; both checkouts read them."""
     import torch
 
     import vitascope as vs
@@ -114,17 +112,6 @@ def write_models(folder: Path) -> None:
             for parameter in model.parameters():
                 parameter.add_(0.02 * torch.randn(parameter.shape))
         vs.save_pretrained(model.eval(), folder / name, format=family)
-    run = folder / INTERRUPTED
-    command = [sys.executable, "-m", "vitascope.cli", "train", "--recipe", "digits", *TINY, "--epochs", "4"]
-    command += ["--checkpoint-seconds", "0", "--run", str(run)]
-    training = subprocess.Popen(command, stdout=sys.stderr)
-    while len(list(run.glob("checkpoints/step-*"))) < 2:
-        if training.poll() is not None:
-            raise RuntimeError("the run ended before it was interrupted")
-        time.sleep(0.01)
-    training.send_signal(signal.SIGINT)
-    if training.wait() != 128 + signal.SIGINT:
-        raise RuntimeError(f"the interrupted run ended with status {training.returncode}")
 
 
 def results_of_model(name: str, path: Path) -> Iterator[tuple[str, Any]]:
@@ -195,14 +182,23 @@ def results_of_training(folder: Path, **options: Any) -> Iterator[tuple[str, Any
     yield from results_of_run(folder)
 
 
-def results_of_resuming(interrupted: Path, folder: Path) -> Iterator[tuple[str, Any]]:
-    """The results of the run that OLD interrupted, resumed to its end."""
+def results_of_resuming(run: Path) -> Iterator[tuple[str, Any]]:
+    """The results of a run that is interrupted and resumed to its end."""
     import vitascope as vs
 
-    shutil.copytree(interrupted, folder)
+    command = [sys.executable, "-m", "vitascope.cli", "train", "--recipe", "digits", *TINY, "--epochs", "4"]
+    command += ["--checkpoint-seconds", "0", "--run", str(run)]
+    training = subprocess.Popen(command, stdout=sys.stderr)
+    while len(list(run.glob("checkpoints/step-*"))) < 2:
+        if training.poll() is not None:
+            raise RuntimeError("the run ended before it was interrupted")
+        time.sleep(0.01)
+    training.send_signal(signal.SIGINT)
+    if training.wait() != 128 + signal.SIGINT:
+        raise RuntimeError(f"the interrupted run ended with status {training.returncode}")
     with contextlib.redirect_stdout(sys.stderr):
-        vs.resume(folder)
-    yield from results_of_run(folder)
+        vs.resume(run)
+    yield from results_of_run(run)
 
 
 def results_of_run(folder: Path) -> Iterator[tuple[str, Any]]:
@@ -254,7 +250,7 @@ def emit(models: Path, scratch: Path) -> dict[str, str]:
         jobs[f"convert {name}"] = partial(results_of_conversion, models / name, scratch / f"converted {name}")
     for name, options in RUNS.items():
         jobs[f"train {name}"] = partial(results_of_training, scratch / name, **options)
-    jobs["resume"] = partial(results_of_resuming, models / INTERRUPTED, scratch / INTERRUPTED)
+    jobs["resume"] = partial(results_of_resuming, scratch / "interrupted")
     jobs["use"] = partial(results_of_use, scratch / "digits")
     found = {}
     for job, results in jobs.items():
