@@ -345,10 +345,10 @@ def curves(run: Run) -> dict[str, Any] | None:
 
 
 def _smoothed_floor(run: Run) -> float:
-    """The lowest cross-entropy with label smoothing, the entropy of its targets, nats; 0 if unknown."""
+    """The lowest cross-entropy with label smoothing, the entropy of its targets, nats; 0 for another loss."""
     share = float(run.config.get("label_smoothing") or 0.0)
     predictions = run.predictions if run.classifies and not run.probes else None
-    if not share or predictions is None or predictions.several:
+    if not share or predictions is None or predictions.several or run.config.get("loss") == "bce":
         return 0.0
     K = len(predictions.class_names)
     own, other = 1 - share + share / K, share / K
