@@ -1,8 +1,8 @@
 """Checkpoint folders: complete or absent, and verified by checksums.
 
 A checkpoint is a folder `checkpoints/step-00001234/` with `state.pt`, the shards of several processes
-(`shard_files.py`), and `manifest.json` with the size and the SHA-256 of every file. It is written aside, flushed
-and renamed; only then are old ones renamed, then removed. All processes call these functions.
+(`shard_files.py`), and `manifest.json` with the size and the SHA-256 of every file. It is written aside,
+flushed and renamed; only then are old ones renamed, then removed. All processes call these functions.
 """
 
 from __future__ import annotations
