@@ -88,7 +88,8 @@ class Tab:
 
     def evaluate(self, expression: str) -> Any:
         """The value of an expression, or of its promise; a BrowserError has the text of what it throws."""
-        answer = self.ask("Runtime.evaluate", expression=expression, awaitPromise=True, returnByValue=True)
+        held = f"globalThis.awaited = {expression}"  # a promise without a reference may be collected
+        answer = self.ask("Runtime.evaluate", expression=held, awaitPromise=True, returnByValue=True)
         if thrown := answer.get("exceptionDetails"):
             text = thrown.get("exception", {}).get("description", thrown.get("text", ""))
             raise BrowserError(f"the page failed in the browser: {text.splitlines()[0]}")
