@@ -1,8 +1,9 @@
 // Matrix products for `simd.js`, four numbers at a time: two rows of x by four of w at once.
 //
 // python -m ziglang cc -target wasm32-freestanding -O3 -msimd128 -nostdlib -Wl,--no-entry -Wl,--import-memory
-//     -Wl,--strip-all multiply.c -o multiply.wasm
+//     -Wl,--strip-all -Wl,--initial-memory=65536 -Wl,-z,stack-size=0 multiply.c -o multiply.wasm
 // With -mrelaxed-simd, which adds products in one instruction: multiply-fused.wasm. (pip install ziglang)
+// The memory is that of `simd.js` from its first byte on: a stack would be written over.
 
 #include <wasm_simd128.h>
 

@@ -4,7 +4,7 @@
 // zeros to whole vectors, so that the loops have no rest.
 
 const PAGE = 1 << 16; // bytes by which a memory grows
-const [FIRST_PAGES, MOST_PAGES] = [16, 1 << 15]; // as multiply.wasm asks for; 2 GiB
+const MOST_PAGES = 1 << 15; // 2 GiB
 const LANES = 8; // numbers that a row is padded to: two vectors
 const [ROWS, OUTS] = [2, 4]; // of x and of w that are multiplied at once
 
@@ -25,7 +25,7 @@ export function simdKernel(programs) {
 class SimdKernel {
   constructor(program) {
     this.name = "WebAssembly SIMD";
-    this.memory = new WebAssembly.Memory({ initial: FIRST_PAGES, maximum: MOST_PAGES });
+    this.memory = new WebAssembly.Memory({ initial: 1, maximum: MOST_PAGES });
     const env = { memory: this.memory };
     this.multiply = new WebAssembly.Instance(new WebAssembly.Module(program), { env }).exports.multiply;
     this.used = 0; // bytes of weights
