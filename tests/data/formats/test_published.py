@@ -178,6 +178,18 @@ def test_a_page_instead_of_the_file_is_not_mixed_into_the_part(server: Server, t
     assert fetch(published(server.url), tmp_path).read_bytes() == CONTENT
 
 
+def test_an_endless_answer_is_stopped_at_the_size_of_the_file(server: Server, tmp_path: Path) -> None:
+    server.content = CONTENT * 50
+    server.sends_length = False
+    with pytest.raises(UserError, match="the server sends more than the 1,024,000 bytes of the file"):
+        fetch(published(server.url), tmp_path)
+    assert len(server.asked) == 1
+    assert part_of(tmp_path).stat().st_size <= len(CONTENT) + constants.DOWNLOAD_CHUNK_SIZE
+    server.content = CONTENT
+    assert fetch(published(server.url), tmp_path).read_bytes() == CONTENT
+    assert server.asked[1] is None  # not resumed
+
+
 def test_a_file_copied_by_hand_is_used_and_checked(tmp_path: Path) -> None:
     (tmp_path / "set.bin").write_bytes(CONTENT)
     assert fetch(published("http://127.0.0.1:9/"), tmp_path).read_bytes() == CONTENT

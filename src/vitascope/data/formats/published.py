@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import io
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 from vitascope.cache import cache_folder, local_failure, writing_to_cache
 from vitascope.data.formats.format import DataPackage
@@ -38,6 +40,21 @@ def fetch(file: Published, folder: Path) -> Path:
     return path
 
 
+class _BoundedFile(io.BufferedWriter):
+    """A file to append to, which stops an answer that is longer than it should be: the size is else
+    compared at the end of the answer, and a server may never end."""
+
+    def __init__(self, path: Path, size: int) -> None:
+        super().__init__(io.FileIO(path, "a"))
+        self.size = size
+
+    def write(self, chunk: Any) -> int:
+        count = super().write(chunk)
+        if self.tell() > self.size:
+            raise OSError(f"the server sends more than the {self.size:,} bytes of the file")
+        return count
+
+
 def _download(file: Published, path: Path) -> Path:
     from huggingface_hub.file_download import http_get
 
@@ -49,7 +66,7 @@ def _download(file: Published, path: Path) -> Path:
         have = _size(part) / file.size
         print(f"downloading {url} ({file.size / 1e6:,.1f} MB, {have:.0%} there)", file=sys.stderr)
         try:
-            with open(part, "ab") as output:
+            with _BoundedFile(part, file.size) as output:
                 http_get(url, output, resume_size=output.tell(), expected_size=file.size)
         except client_errors() as error:
             if local_failure(error) is not None:  # of the disk
