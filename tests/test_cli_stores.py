@@ -333,4 +333,4 @@ def test_commands_that_write_local_files_alone_reject_urls(
 
 
 def test_report_of_a_run_in_a_store_is_rejected(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "copy it to a local folder" in error_line(["report", "s3://bucket/run"], capsys)
+    assert "into a local run only" in error_line(["report", "s3://bucket/run"], capsys)

@@ -409,7 +409,7 @@ def test_engine_with_own_preprocessing_predicts_pictures_of_many_sizes(tmp_path:
 
 
 def test_missing_folder_and_invalid_options_are_rejected_immediately(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="nowhere: no such folder"):
+    with pytest.raises(UserError, match="nowhere: no such file or folder"):
         predictor().predict_folder(tmp_path / "nowhere")
     with pytest.raises(UserError, match="top_k must be at least 1, not 0"):
         predictor().predict_folder(tmp_path, 0)

@@ -76,13 +76,9 @@ class Predict:
         from vitascope.data.formats.table import column_digests
         from vitascope.predict.result_file import PredictTask
         from vitascope.predict.selection import ClassSelection
-        from vitascope.remote.stores import is_url
 
         selection = ClassSelection(self.top_k, self.threshold)
-        for place in self.images:  # before the model is loaded
-            if not is_url(place) and not os.path.exists(place):
-                raise UserError(f"{place}: no such file")
-        if next(self._found(), None) is None:
+        if next(self._found(), None) is None:  # before the model is loaded
             raise UserError(f"{', '.join(self.images)}: no images found")
         task = PredictTask(
             batch_size=self.compute.batch_size or BATCH_SIZE,
@@ -182,9 +178,8 @@ class Predict:
         """Print each result as it comes; those of a few image files when all are predicted."""
         from vitascope.predict.predictor import Predictor
         from vitascope.predict.result_file import Tally
-        from vitascope.remote.stores import is_url
 
-        few = not any(is_url(place) or os.path.isdir(place) or is_table(place) for place in self.images)
+        few = all(os.path.isfile(place) and not is_table(place) for place in self.images)
         workers = 0 if few and task.workers is None and len(self.images) <= task.batch_size else task.workers
         tally, rows, started = Tally(), task.rows(engine), time.monotonic()
         results = Predictor(engine, batch_size=task.batch_size).stream(

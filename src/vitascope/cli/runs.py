@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import sys
 from typing import Annotated
 
@@ -11,7 +12,6 @@ import tyro
 
 from vitascope.cli.parsing import Device, Json, MaybePath, MaybeText
 from vitascope.errors import UserError
-from vitascope.remote.stores import is_url
 
 RunFolder = tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="RUN")]]
 
@@ -38,8 +38,8 @@ class Report:
         from vitascope.report.write import rewrite_report
         from vitascope.run.run import Run
 
-        if is_url(self.run):
-            raise UserError(f"{self.run}: pages are written into local runs only: copy it to a local folder")
+        if not os.path.isdir(self.run):
+            raise UserError(f"{self.run}: no folder here, and a report is written into a local run only")
         report, missing = rewrite_report(Run.open(self.run), data=self.data, device=self.device)
         if missing:
             print(f"vitascope: {missing}", file=sys.stderr)

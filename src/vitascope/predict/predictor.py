@@ -304,8 +304,8 @@ class Predictor:
         Raises:
             UserError: no such folder; a reading process was killed; as for a call.
         """
-        if not is_url(folder) and not os.path.isdir(folder):
-            raise UserError(f"{os.fspath(folder)}: no such folder")
+        if os.path.isfile(folder):
+            raise UserError(f"{os.fspath(folder)}: a file, not a folder")
         return self.stream(find_images([folder]), top_k, threshold=threshold, workers=workers)
 
     @checked
@@ -400,26 +400,30 @@ def find_images(
     *,
     keep: bool = False,
 ) -> Iterator[ImageFile]:
-    """Yield image files, and those below folders that have an image's suffix and are not hidden.
+    """Image files, and those below folders that have an image's suffix and are not hidden, as they are found.
 
     A folder's files come first, then its folders, each by name. Links to folders are entered, but not those
     that lead back to a folder above them. A table stands for the images of its rows, in their order, with
     their cells to `keep` as `TableImage`s. A place may be the URL of a store.
     """
     several = [places] if isinstance(places, str | os.PathLike) else places
-    for place in (os.fspath(place) for place in several):
-        if is_url(place) and is_table(place):
+    found = [_images_at(os.fspath(place), table, keep) for place in several]
+    return itertools.chain.from_iterable(found)
+
+
+def _images_at(place: str, table: TableOptions, keep: bool) -> Iterable[ImageFile]:
+    """The images of one place."""
+    if is_url(place):
+        if is_table(place):
             raise UserError(f"{place}: a table in a store: copy it to this machine, with its images")
-        if is_url(place):
-            yield from stored_images(place)
-        elif os.path.isdir(place):
-            yield from (entry.path for entry in visible_files(place, _unlisted) if is_image(entry))
-        elif os.path.isfile(place) and is_table(place):
-            yield from images_of_table(Path(place), table, keep=keep)
-        elif os.path.exists(place):
-            yield place
-        else:
-            raise UserError(f"{place}: no such file")
+        return stored_images(place)
+    if os.path.isdir(place):
+        return (entry.path for entry in visible_files(place, _unlisted) if is_image(entry))
+    if os.path.isfile(place) and is_table(place):
+        return images_of_table(Path(place), table, keep=keep)
+    if os.path.exists(place):
+        return [place]
+    raise UserError(f"{place}: no such file or folder")
 
 
 def _unlisted(folder: str, error: OSError) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path, PurePosixPath
 from typing import cast
 
 from vitascope.remote import cache
-from vitascope.remote.stores import ChangedError, RemoteObject, StoreError, name_in, walk
+from vitascope.remote.stores import ChangedError, RemoteObject, StoreError, is_url, name_in, walk
 
 
 @functools.total_ordering
@@ -87,6 +87,11 @@ class StorePath:
             return cache.read(self.object)
         except ChangedError as error:
             raise StoreError(f"{self}: {error}; repeat this") from error
+
+
+def folder_at(place: str) -> Path:
+    """A local path, `~` expanded, or the folder of a URL as `listed_folder` gives it."""
+    return listed_folder(place) if is_url(place) else Path(place).expanduser()
 
 
 def listed_folder(url: str) -> Path:

@@ -34,8 +34,7 @@ from vitascope.data.table_options import (
 from vitascope.data.targets import ClassIndices, ClassSets
 from vitascope.errors import UserError
 from vitascope.formatting import canonical, counted, listed
-from vitascope.remote.paths import StorePath, listed_folder
-from vitascope.remote.stores import is_url
+from vitascope.remote.paths import StorePath, folder_at
 
 
 @dataclasses.dataclass(frozen=True)
@@ -314,10 +313,8 @@ def located(cells: Sequence[str], table: Path, images: str | None) -> tuple[list
     Raises:
         UserError: files that are missing or unclear, or outside of `images`, with their number.
     """
-    base = table.parent if images is None else Path(images).expanduser()
-    if images is not None and is_url(images):
-        base = listed_folder(images)
-    elif not base.is_dir():
+    base = table.parent if images is None else folder_at(images)
+    if not base.is_dir():
         raise UserError(f"{table}: images {images}: no such folder")
     folders = _Folders(base)
     paths = [folders.find(cell) for cell in cells]
