@@ -140,7 +140,9 @@ def test_a_swiglu_of_two_thirds_the_width_costs_as_much_as_the_mlp() -> None:
 
 def test_the_cost_is_computed_without_importing_torch() -> None:
     code = (
-        "import sys; from vitascope.model.sizes import named_config; config = named_config('vit_r50_l32'); "
-        "config.num_parameters, config.flops; sys.exit('torch' in sys.modules)"
+        "import sys; from vitascope.model.sizes import named_config\n"
+        "for name in ('vit_r50_l32', 'resnet50'):\n"
+        "    config = named_config(name); config.num_parameters, config.flops, config.summary\n"
+        "sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
