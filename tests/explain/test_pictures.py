@@ -34,17 +34,6 @@ def test_overlay_is_dark_where_the_heat_is_zero_and_keeps_the_colours() -> None:
     np.testing.assert_allclose(mixed, picture * 0.35, atol=0.51)
 
 
-def test_overlay_is_brightest_at_the_heat() -> None:
-    picture = np.full((32, 32, 3), 128, dtype=np.uint8)
-    heat = np.zeros((4, 4))
-    heat[1, 2] = 1
-    brightness = overlay(Picture.whole(picture), heat).mean(axis=-1)
-    row, column = np.unravel_index(brightness.argmax(), brightness.shape)
-    assert 8 <= row < 16
-    assert 16 <= column < 24
-    assert brightness[:, :8].max() < 64
-
-
 def test_overlay_of_an_oblong_grid_is_not_transposed() -> None:
     heat = np.zeros((2, 6))
     heat[0, 5] = 1
