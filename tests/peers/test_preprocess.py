@@ -123,14 +123,30 @@ PROCESSORS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "vit, oblong": ("vit", "ViTImageProcessorPil", {"size": {"height": 96, "width": 70}, "resample": 3}),
     "vit, lanczos": ("vit", "ViTImageProcessorPil", {"resample": 1}),
     "vit, nearest": ("vit", "ViTImageProcessorPil", {"resample": 0}),
-    "deit": ("deit", "DeiTImageProcessorPil", {}),
+    "vit, not normalized": ("vit", "ViTImageProcessorPil", {"do_normalize": False}),
+    "vit, not rescaled": (
+        "vit",
+        "ViTImageProcessorPil",
+        {"do_rescale": False, "image_mean": [100, 110, 120], "image_std": [50] * 3},
+    ),
+    "vit, to [-1, 1]": (
+        "vit",
+        "ViTImageProcessorPil",
+        {"rescale_factor": 1 / 127.5, "image_mean": [1] * 3, "image_std": [1] * 3},
+    ),
+    "deit": ("deit", "DeiTImageProcessorPil", {"image_mean": [0.4, 0.5, 0.6]}),
+    "deit without crop": (
+        "deit",
+        "DeiTImageProcessorPil",
+        {"size": {"height": 64, "width": 64}, "do_center_crop": False, "resample": 1},
+    ),
     "deit, odd": (
         "deit",
         "DeiTImageProcessorPil",
         {"size": {"height": 101, "width": 115}, "crop_size": {"height": 96, "width": 96}},
     ),
     "dinov2": ("dinov2", "BitImageProcessorPil", {"size": {"shortest_edge": 256}}),
-    "bit": ("dinov2", "BitImageProcessorPil", {}),
+    "bit": ("dinov2", "BitImageProcessorPil", {"image_std": [0.2, 0.3, 0.25]}),
     "bit, odd": (
         "dinov2",
         "BitImageProcessorPil",
