@@ -99,52 +99,29 @@ def test_resampling_keeps_the_dtype(dtype: torch.dtype, rule: str) -> None:
 # The positions that each kind adds, and their tokens
 
 
-@pytest.mark.parametrize("prefix", READOUTS)
-@pytest.mark.parametrize("kind", ["none", "relative", "rotary"])
-def test_positions_inside_attention_add_nothing_to_tokens(kind: str, prefix: int) -> None:
-    tokens = random_images(2, prefix + 15, 16)
-    assert torch.equal(embedding(kind, prefix=prefix)(tokens, (3, 5)), tokens)
-
-
-@pytest.mark.parametrize("prefix", READOUTS)
-@pytest.mark.parametrize("kind", ["none", "learned", "learned_2d", *SINCOS])
-def test_added_positions_do_not_affect_attention(kind: str, prefix: int) -> None:
-    layout = embedding(kind, prefix=prefix).layout((3, 5), CPU)
-    assert layout.rotation is None
-    assert not layout.biases
-    assert (layout.grid, layout.num_prefix_tokens) == ((3, 5), prefix)
-
-
-@pytest.mark.parametrize("prefix", READOUTS)
-def test_a_learned_vector_is_added_to_each_token(prefix: int) -> None:
-    layer = embedding("learned", prefix=prefix)
-    tokens = random_images(2, prefix + 15, 16)
-    assert layer.weight.shape == (1, prefix + 15, 16)
-    assert torch.equal(layer(tokens, (3, 5)), tokens + layer.weight)
-
-
-@pytest.mark.parametrize("prefix", READOUTS)
-def test_without_position_prefix_the_prefix_is_unchanged(prefix: int) -> None:
-    layer = embedding("learned", prefix=prefix, position_prefix=False)
-    tokens = random_images(2, prefix + 15, 16)
-    assert layer.weight.shape == (1, 15, 16)
-    placed = layer(tokens, (3, 5))
-    assert torch.equal(placed[:, :prefix], tokens[:, :prefix])
-    assert torch.equal(placed[:, prefix:], tokens[:, prefix:] + layer.weight)
-
-
 @pytest.mark.parametrize("position_prefix", [False, True])
 @pytest.mark.parametrize("prefix", READOUTS)
-@pytest.mark.parametrize("kind", ["learned_2d", *SINCOS])
-def test_learned_2d_and_sincos_positions_are_added_only_to_patches(
+@pytest.mark.parametrize("kind", ["none", "relative", "rotary", "learned", "learned_2d", *SINCOS])
+def test_a_table_is_added_to_the_patches_and_if_learned_to_the_prefix(
     kind: str, prefix: int, position_prefix: bool
 ) -> None:
     layer = embedding(kind, prefix=prefix, position_prefix=position_prefix)
-    tokens = random_images(2, prefix + 15, 16)
-    placed = layer(tokens, (3, 5))
-    assert torch.equal(placed[:, :prefix], tokens[:, :prefix])
-    assert torch.equal(placed[:, prefix:], tokens[:, prefix:] + layer.table((3, 5)))
-    assert (placed[:, prefix:] - tokens[:, prefix:]).abs().amax(-1).min() > 0.1
+    tokens, table = random_images(2, prefix + 15, 16), layer.table((3, 5))
+    placed, layout = layer(tokens, (3, 5)), layer.layout((3, 5), CPU)
+    assert (layout.grid, layout.num_prefix_tokens) == ((3, 5), prefix)
+    if kind in ("none", "relative", "rotary"):  # attention has the others
+        assert table is None
+        assert torch.equal(placed, tokens)
+        return
+    assert layout.rotation is None
+    assert not layout.biases
+    bare = 0 if kind == "learned" and position_prefix else prefix
+    assert table.shape == (1, prefix - bare + 15, 16)
+    assert table.abs().amax(-1).min() > 0.1
+    assert torch.equal(placed[:, :bare], tokens[:, :bare])
+    assert torch.equal(placed[:, bare:], tokens[:, bare:] + table)
+    if kind == "learned":
+        assert torch.equal(table, layer.weight)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -327,7 +327,6 @@ def test_bf16_agrees_with_float32_up_to_rounding(options: dict[str, Any], traced
 
 
 COMPILED: dict[str, dict[str, Any]] = {
-    "plain": {},
     "rotary": {"positions": "rotary", "num_registers": 2, "qkv_bias": "no_key"},
     "axial, relative": {"attention": "axial", "positions": "relative"},
     "window, sincos, map": {"attention": "window", "window": 2, "positions": "sincos_2d", "pool": "map"},

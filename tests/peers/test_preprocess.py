@@ -235,36 +235,6 @@ def test_preprocessing_equals_torchvisions_presets(weights: Any) -> None:
     assert_same(FAMILIES["torchvision"].read_preprocess(source, config), weights.transforms(), PICTURES[:10])
 
 
-@pytest.mark.parametrize(
-    ("family", "name", "options", "resized"),
-    [
-        ("deit", "deit_s16", {}, 256),
-        ("deit", "deit_s16", {"image_size": 384}, 438),
-        ("dinov2", "dinov2_s14", {}, 256),
-        ("dinov3", "dinov3_s16", {}, 256),
-        ("dino", "vit_s16", {}, 256),
-        ("mae", "vit_b16", {}, 256),
-        ("mae", "vit_b16", {"image_size": 384}, 384),
-        ("msn", "vit_s16", {}, 256),
-    ],
-)
-def test_preprocessing_equals_facebooks_evaluation(
-    family: str, name: str, options: dict[str, Any], resized: int
-) -> None:
-    """A resize of the shorter side and a crop, composed of torchvision's transforms as in their code."""
-    ours = FAMILIES[family].read_preprocess(Source(name="x", tensors={}), named_config(name, **options))
-    transforms = torchvision.transforms
-    theirs = transforms.Compose(
-        [
-            transforms.Resize(resized, transforms.InterpolationMode[ours.interpolation.upper()]),
-            transforms.CenterCrop(ours.image_size),
-            transforms.ToTensor(),
-            transforms.Normalize(ours.mean, ours.std),
-        ]
-    )
-    assert_same(ours, theirs, PICTURES[:10])
-
-
 # --- after convert
 
 

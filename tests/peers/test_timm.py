@@ -355,7 +355,7 @@ def test_other_image_sizes_equal_timm(case: str, size: tuple[int, int], tmp_path
     assert_alike(loaded(saved(peer, tmp_path)), peer, random_images(2, 3, *size), tolerance=1e-5)
 
 
-@pytest.mark.parametrize("case", ["ViT", "norm, then mean", "SigLIP of tanh", "DINOv2 giant"])
+@pytest.mark.parametrize("case", ["ViT", "norm, then mean", "SigLIP of tanh", "DINOv2 giant", "R26+ViT-S/32"])
 def test_gradients_equal_timm(case: str, tmp_path: Path) -> None:
     peer = peer_model(case)
     ours = loaded(saved(peer, tmp_path))
