@@ -21,7 +21,7 @@ def test_heatmap_equals_the_methods_with_its_settings() -> None:
     model, images = small_model(), random_images(2, 3, 32, 32)
     attention = explain.heatmap(model, images, "attention", layer=0, head=1)
     assert torch.equal(attention, explain.attention(model, images, layer=0, head=1))
-    hires_cam = explain.heatmap(model, images, "hires-cam", 1, layer=1)
+    hires_cam = explain.heatmap(model, images, "hires-cam", 1, layer=1, batch_size=5)
     assert torch.equal(hires_cam, explain.grad_cam(model, images, 1, layer=1, variant="hires-cam"))
     occlusion = explain.heatmap(model, images, "occlusion", 1, window=2, batch_size=5)
     assert torch.equal(occlusion, explain.occlusion(model, images, 1, window=2, batch_size=5))

@@ -1,7 +1,6 @@
 """The original JAX checkpoints: arrays in the names and layouts of vit_jax and big_vision, both ways.
 
-Our model is compared with the paper's equations in NumPy (`numpy_vit`), with timm's reading of such files,
-and with flax itself if it is installed.
+Our model is compared with the paper's equations in NumPy (`numpy_vit`) and with timm's reading of the files.
 """
 
 import copy
@@ -17,7 +16,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from tests.model import random_images, randomize, small_config, small_model
+from tests.model import random_images, randomize, small_model
 from tests.peers import numpy_vit
 from tests.peers.comparison import relative_error
 from tests.uninitialized import uninitialized
@@ -26,7 +25,7 @@ from vitascope.model.config import ViTConfig
 from vitascope.model.vit import VisionTransformer
 from vitascope.weights.families.jax import Jax
 from vitascope.weights.files import CheckpointError, read_weights
-from vitascope.weights.mapping import Source, changes, from_family, misfit, to_family
+from vitascope.weights.mapping import Source, from_family, to_family
 
 JAX = Jax()
 Arrays = dict[str, NDArray[Any]]
@@ -446,40 +445,6 @@ def test_timm_reads_original_and_written_files_with_equal_logits(name: str, tmp_
     for file in (original, written(model, tmp_path)):
         randomize(peer, seed=3).eval().load_pretrained(str(file))
         assert relative_error(model(images), peer(images)) < 1e-5
-
-
-# Variants of our tests that neither library has.
-
-
-@pytest.mark.parametrize(
-    ("options", "told"),
-    [
-        ({"mlp": "gelu"}, "mlp 'gelu'"),
-        ({"num_registers": 2}, "num_registers 2"),
-        ({"layer_scale": 0.1}, "layer_scale 0.1"),
-        ({"positions": "rotary"}, "positions 'rotary'"),
-        ({"pool": "mean", "class_token": True}, "class_token True with pool 'mean'"),
-        ({"pool": "map", "class_token": True}, "class_token True with pool 'map'"),
-        ({"image_size": (32, 64)}, "a grid of 4x8 patches, which is not square"),
-        ({"stem": "resnet", "resnet_layers": (1,), "resnet_width": 4}, "resnet_width 4"),
-        (
-            {"stem": "resnet", "resnet_layers": (1,), "resnet_width": 32, "pool": "map"},
-            "stem 'resnet' with attention pooling",
-        ),
-    ],
-)
-def test_unsupported_model_is_rejected_naming_its_options(options: dict[str, Any], told: str) -> None:
-    assert misfit(JAX, small_config(**{"mlp": "gelu_tanh", **options})).startswith(
-        f"jax has no model with {told}"
-    )
-
-
-def test_epsilon_of_another_library_is_replaced_and_reported() -> None:
-    config = small_config(mlp="gelu_tanh", norm_eps=1e-5, resample="jax")
-    assert changes(JAX, config) == ["norm_eps 1e-05 becomes 1e-06: jax has no other"]
-
-
-QUERY = "Transformer/encoderblock_1/MultiHeadDotProductAttention_1/query/kernel"
 
 
 @pytest.mark.parametrize(

@@ -189,20 +189,12 @@ def test_other_models_with_the_tensors_of_vits_are_rejected() -> None:
         assert "config=" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("name", "reason", "similar"),
-    [
-        ("vit_relpos_base_patch16_224", "relative positions", "vit_base_patch16_224"),
-    ],
-)
-def test_other_architecture_with_a_vits_tensors_is_rejected_even_with_a_config(
-    name: str, reason: str, similar: str, tmp_path: Path
-) -> None:
-    torch.manual_seed(0)
+def test_other_architecture_with_a_vits_tensors_is_rejected_even_with_a_config(tmp_path: Path) -> None:
+    name, reason = "vit_relpos_base_patch16_224", "relative positions"
     peer = timm.create_model(name, depth=1, num_classes=2)
     timm.models.save_for_hf(peer, tmp_path / "hub", safe_serialization=True)
     config = named_config("vit_b16", depth=1, num_classes=2)
-    with pytest.raises(CheckpointError, match=f"{name} has .*{reason}.*nearest: {similar}"):
+    with pytest.raises(CheckpointError, match=f"{name} has .*{reason}.*nearest: vit_base_patch16_224"):
         from_pretrained(tmp_path / "hub", config=config)
     torch.save({"arch": name, "state_dict": peer.state_dict()}, tmp_path / "model_best.pth.tar")
     with pytest.raises(CheckpointError, match=f"{name} has .*{reason}"):

@@ -13,7 +13,7 @@ from vitascope.model.vit import VisionTransformer
 from vitascope.weights.files import CheckpointError
 from vitascope.weights.identification import FAMILIES, identify
 from vitascope.weights.loading import from_pretrained, save_pretrained
-from vitascope.weights.mapping import misfit, to_family
+from vitascope.weights.mapping import changes, misfit, to_family
 from vitascope.weights.preprocess import default_preprocess
 from vitascope.weights.transfer import create_model
 
@@ -90,6 +90,7 @@ WITHOUT_SETTINGS: dict[str, dict[str, object]] = {
     "dinov3": {"head": "none", "positions": "rotary", "qkv_bias": "no_key", "norm_eps": 1e-5},
 }
 MORE: dict[str, dict[str, object]] = {
+    "exact GELU": {"mlp": "gelu"},
     "oblong": {"image_size": (32, 64)},
     "oblong patches": {"patch_size": (8, 16)},
     "one channel": {"in_channels": 1},
@@ -97,6 +98,9 @@ MORE: dict[str, dict[str, object]] = {
     "a gate that is no multiple of 8": {"mlp": "swiglu", "mlp_ratio": 2.05},
     "another rotary base": {"positions": "rotary", "rotary_base": 50.0},
     "layer scale without positions of the prefix": {"layer_scale": 0.1, "position_prefix": False},
+    "class token, mean": {"class_token": True, "pool": "mean"},
+    "class token, map": {"class_token": True, "pool": "map"},
+    "resnet as published": {"stem": "resnet", "resnet_layers": (1,), "resnet_width": 32},
     "distilled DeiT-III": {"layer_scale": 0.1, "position_prefix": False, "distillation_token": True},
 }
 
@@ -122,7 +126,7 @@ def test_any_model_is_written_completely_or_rejected_by_an_option(
     to_family(FAMILIES[family], model, default_preprocess(model.config), tmp_path)
     images = random_images(2, model.config.in_channels, *model.config.image_hw)
     again = from_pretrained(tmp_path, family=family)
-    torch.testing.assert_close(again(images), model(images), rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(again(images), model(images), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("family", WITHOUT_SETTINGS)
@@ -135,14 +139,43 @@ def test_a_model_of_the_family_is_held(family: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("reason", "options"),
-    [("layer_scale", {"layer_scale": 0.1, "position_prefix": False}), ("head 'none'", {"head": "none"})],
+    ("family", "reported"),
+    [
+        ("jax", ["resample 'torchvision' becomes 'jax'", "norm_eps 0.001 becomes 1e-06"]),
+        ("deit", ["resample 'torchvision' becomes 'huggingface'", "norm_eps 0.001 becomes 1e-06"]),
+        ("dinov2", ["resample 'torchvision' becomes 'dinov2'", "norm_eps 0.001 becomes 1e-06"]),
+        ("dinov3", ["norm_eps 0.001 becomes 1e-05"]),
+    ],
 )
-def test_deit_rejects_distilled_models_that_only_this_reader_would_understand(
-    reason: str, options: dict[str, object]
+def test_other_epsilons_and_resampling_rules_are_replaced_and_reported(
+    family: str, reported: list[str]
 ) -> None:
-    config = small_config(distillation_token=True, **options)
-    assert f"{reason} with a distillation_token" in misfit(FAMILIES["deit"], config)
+    config = small_config(norm_eps=1e-3, resample="torchvision")
+    assert changes(FAMILIES[family], config) == [f"{each}: {family} has no other" for each in reported]
+
+
+RESNET: dict[str, object] = {"stem": "resnet", "resnet_layers": (1,), "mlp": "gelu_tanh"}
+
+
+@pytest.mark.parametrize(
+    ("family", "reason", "options"),
+    [
+        (
+            "deit",
+            "layer_scale with",
+            {"distillation_token": True, "layer_scale": 1, "position_prefix": False},
+        ),
+        ("deit", "head 'none' with", {"distillation_token": True, "head": "none"}),
+        ("jax", "resnet_width 4", {**RESNET, "resnet_width": 4}),
+        ("jax", "stem 'resnet' with", {**RESNET, "resnet_width": 32, "pool": "map"}),
+    ],
+)
+def test_what_only_this_reader_would_understand_is_rejected(
+    family: str, reason: str, options: dict[str, object]
+) -> None:
+    assert misfit(FAMILIES[family], small_config(**options)).startswith(
+        f"{family} has no model with {reason}"
+    )
 
 
 # A checkpoint of each family: the model, and a preprocessing that the family can save completely.

@@ -1,6 +1,7 @@
 """The model folder: saved and loaded completely, or rejected with every reason."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -8,14 +9,16 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from tests.model import random_images, small_config, small_model, with_preprocess
+from tests.model import random_images, small_config, small_model, small_resnet, with_preprocess
 from tests.weights import assert_same_state, edit, edit_config
 from vitascope.data.preprocess import Preprocess
 from vitascope.deploy.export.pruning import merge_tokens
 from vitascope.errors import UserError
+from vitascope.model.vision_model import VisionModel
 from vitascope.model.vit import VisionTransformer
 from vitascope.storage import WriteError, settle
 from vitascope.weights.files import CheckpointError
+from vitascope.weights.identification import pretrained_config
 from vitascope.weights.loading import from_pretrained, save_pretrained
 from vitascope.weights.transfer import create_model
 
@@ -36,21 +39,25 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    "overrides",
+    ("build", "options"),
     [
-        {},
-        {"pool": "mean", "head": "mlp", "stem": "overlap", "init": "timm", "norm_eps": 1e-5},
-        {"image_size": (32, 48), "patch_size": (8, 16), "in_channels": 1, "dropout": 0.1, "drop_path": 0.2},
-        {"head": "none"},
+        (small_model, {}),
+        (small_model, {"pool": "mean", "head": "mlp", "stem": "overlap", "init": "timm", "norm_eps": 1e-5}),
+        (small_model, {"image_size": (32, 48), "patch_size": (8, 16), "in_channels": 1, "drop_path": 0.2}),
+        (small_model, {"head": "none", "dropout": 0.1}),
+        (small_resnet, {}),
+        (small_resnet, {"root": "cifar", "in_channels": 1, "image_size": (16, 24)}),
+        (small_resnet, {"layers": ()}),
     ],
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_saving_and_loading_preserve_the_model(
-    tmp_path: Path, overrides: dict[str, object], dtype: torch.dtype
+    tmp_path: Path, build: Callable[..., VisionModel], options: dict[str, object], dtype: torch.dtype
 ) -> None:
-    model = named_model(**overrides).to(dtype)
+    model = build(class_names=NAMES, **options).to(dtype)
     loaded = from_pretrained(save_pretrained(model, tmp_path / "model"))
-    assert loaded.config == model.config
+    assert type(loaded) is type(model)
+    assert loaded.config == model.config == pretrained_config(tmp_path / "model")
     assert loaded.config.class_names == NAMES
     model = model.float()  # bf16 weights are loaded as the same numbers in float32
     assert_same_state(loaded, model)
@@ -282,22 +289,28 @@ def test_tensors_that_are_no_floating_point_numbers_are_rejected(folder: Path, d
 
 
 @pytest.mark.parametrize(
-    "claim",
+    ("kind", "claim"),
     [
-        {"depth": 10**9},
-        {"num_registers": 10**19},
-        {"mlp_ratio": 1e300},
-        {"image_size": 8 * 10**9, "positions": "none"},
-        {"stem": "resnet", "resnet_layers": [10**9], "patch_size": 4},
+        ("ViT", {"depth": 10**9}),
+        ("ViT", {"num_registers": 10**19}),
+        ("ViT", {"mlp_ratio": 1e300}),
+        ("ViT", {"image_size": 8 * 10**9, "positions": "none"}),
+        ("ViT", {"stem": "resnet", "resnet_layers": [10**9], "patch_size": 4}),
+        ("ResNet", {"layers": [2000]}),
+        ("ResNet", {"width": 2**25}),
+        ("ResNet", {"image_size": 10**8}),
+        ("ResNet", {"in_channels": 10**15}),
     ],
 )
 def test_an_absurdly_large_configuration_is_rejected_before_it_is_built(
-    folder: Path, claim: dict[str, object], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, kind: str, claim: dict[str, object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("vitascope.weights.mapping.rows", lambda *args: pytest.fail("built"))
-    edit_config(folder, **claim)
-    with pytest.raises(CheckpointError, match="claims more than any ViT has: over 1000 blocks"):
-        from_pretrained(folder)
+    save_pretrained(small_model() if kind == "ViT" else small_resnet(), tmp_path)
+    for module in ("loading", "mapping"):
+        monkeypatch.setattr(f"vitascope.weights.{module}.build", lambda config: pytest.fail("built"))
+    edit_config(tmp_path, **claim)
+    with pytest.raises(CheckpointError, match=f"claims more than any {kind} has: over 1000 blocks"):
+        from_pretrained(tmp_path)
 
 
 @pytest.mark.parametrize(
