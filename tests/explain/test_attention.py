@@ -1,7 +1,7 @@
 """Attention of single layers, heads and patches, and attention layer by layer."""
 
 import itertools
-import weakref
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,12 +16,10 @@ from vitascope.errors import UserError
 from vitascope.explain.attention import (
     AttentionStream,
     head_maps,
-    layer_attention,
     patch_attention,
     stream_attention,
     to_heatmap,
 )
-from vitascope.explain.rollout import rollout
 from vitascope.model.vit import VisionTransformer
 
 # --- attention
@@ -72,19 +70,6 @@ def test_map_equals_the_traced_weights(options: dict[str, Any]) -> None:
         np.testing.assert_allclose(heat, expected, atol=1e-6, rtol=1e-5, err_msg=message)
 
 
-@of_every_model
-def test_map_shows_only_attention_from_pooled_tokens_to_patches(options: dict[str, Any]) -> None:
-    model = small_model(**options)
-    images, T = images_of(model), model.config.num_tokens
-    rows = torch.rand(3, T, T, generator=torch.Generator().manual_seed(0))
-    others = rows.clone()
-    others[:, shares(model.config) == 0] = torch.rand(T)
-    others[:, :, : model.config.num_prefix_tokens] = 9.0
-    heat = to_heatmap(model, images, rows)
-    assert torch.equal(to_heatmap(model, images, others), heat)
-    np.testing.assert_allclose(heat, [heatmap(model.config, row) for row in rows.double().numpy()], atol=1e-6)
-
-
 @pytest.mark.parametrize("layer", [0, 1, -1])
 @pytest.mark.parametrize("options", [{}, {"pool": "mean", "num_registers": 1}])
 def test_blocks_above_the_layer_are_not_run(options: dict[str, Any], layer: int) -> None:
@@ -103,41 +88,12 @@ def fails(module: Any, inputs: Any) -> None:
     raise AssertionError("a block runs that nothing needs")
 
 
-def test_weights_of_a_layer_equal_the_trace() -> None:
-    model = small_model(distillation_token=True).train()
-    images = images_of(model)
-    traced = model.eval().trace(images, attention=True).attention
-    assert traced is not None
-    for layer in (0, 2, -1):
-        weights = layer_attention(model.train(), images, layer)
-        assert model.training
-        assert not weights.requires_grad
-        torch.testing.assert_close(weights, traced[layer])
-
-
-def test_patch_attended_by_the_class_token_is_the_warmest() -> None:
-    model = small_model(depth=1, num_heads=1, embed_dim=8)
-    with torch.no_grad():  # keys that are large for patches of one colour, a constant query
-        model.encoder.blocks[0].attention.qkv.weight.zero_()
-        model.encoder.blocks[0].attention.qkv.bias.fill_(1)
-        model.positions.weight.zero_()
-        model.positions.weight[0, 1 + 6] = torch.tensor([9.0] + [0.0] * 7)  # patch 6: row 1, column 2
-        model.encoder.blocks[0].attention.qkv.weight[8:16, 0] = 5
-        model.patch_embedding.weight.zero_()
-        model.patch_embedding.bias.fill_(1)
-        model.class_token.fill_(1)
-        model.encoder.blocks[0].norm1.weight.fill_(1)
-        model.encoder.blocks[0].norm1.bias.zero_()
-    heat = explain.attention(model, images_of(model, 1))[0]
-    assert divmod(int(heat.argmax()), 4) == (1, 2)
-    assert heat.flatten().sort().values[-2] < 0.5
-
-
+@pytest.mark.parametrize("method", [explain.attention, partial(patch_attention, patch=(0, 0))])
 @pytest.mark.parametrize("head", [2, -1])
-def test_missing_head_is_rejected_with_the_range(head: int) -> None:
+def test_missing_head_is_rejected_with_the_range(method: Any, head: int) -> None:
     model = small_model()
     with pytest.raises(UserError, match=rf"no head {head}: each layer has 2, 0 to 1"):
-        explain.attention(model, images_of(model), head=head)
+        method(model, images_of(model), head=head)
 
 
 def test_model_that_attends_to_no_patch_has_a_map_of_zeros() -> None:
@@ -167,14 +123,10 @@ def test_each_map_equals_that_of_its_layer_and_head(options: dict[str, Any]) -> 
 # --- patch attention
 
 
-def images_for_patch_attention(model: VisionTransformer, count: int = 2) -> Tensor:
-    return random_images(count, model.config.in_channels, *model.config.image_hw)
-
-
 @of_every_model
 def test_map_is_the_patchs_row_of_the_traced_weights(options: dict[str, Any]) -> None:
     model = small_model(image_size=(16, 48), **options)
-    images = images_for_patch_attention(model)
+    images = images_of(model, 2)
     attention = model.trace(images, attention=True).attention
     assert attention is not None
     gh, gw = model.config.grid
@@ -200,62 +152,14 @@ def test_map_is_the_patchs_row_of_the_traced_weights(options: dict[str, Any]) ->
             np.testing.assert_allclose(heat[image], expected / expected.max(), atol=1e-5, err_msg=message)
 
 
-def test_patch_attends_within_its_window() -> None:
-    model = small_model(attention="window", window=2)
-    heat = patch_attention(model, images_for_patch_attention(model), (1, 2))
-    assert (heat[:, :2, 2:] > 0).all()
-    assert heat.sum() == heat[:, :2, 2:].sum()
-
-
-def test_patch_that_attends_only_to_other_tokens_has_a_map_of_zeros() -> None:
-    model = small_model(depth=1, num_heads=1, positions="none", num_registers=1)
-    attention = model.encoder.blocks[0].attention
-    with torch.no_grad():  # the register's key is far along the queries of all
-        for parameter in model.encoder.blocks[0].norm1.parameters():
-            parameter.fill_(1)
-        model.encoder.blocks[0].norm1.bias.zero_()
-        attention.qkv.weight.zero_()
-        attention.qkv.bias.fill_(1)
-        attention.qkv.weight[16:32, 0] = 500
-        model.class_token.fill_(1)
-        model.patch_embedding.weight.zero_()
-        model.patch_embedding.bias.copy_(torch.tensor([-9.0] + [1.0] * 15))
-        model.registers.copy_(torch.tensor([9.0] + [0.0] * 15))
-    heat = patch_attention(model, images_for_patch_attention(model), (0, 0))
-    assert torch.equal(heat, torch.zeros(2, 4, 4))
-
-
 @pytest.mark.parametrize("patch", [(2, 0), (-1, 0), (0, 6), (0, -1), (5, 1)])
 def test_missing_patch_is_rejected_with_rows_and_columns(patch: tuple[int, int]) -> None:
     model = small_model(image_size=(16, 48))
     with pytest.raises(UserError, match=r"no patch .*the grid is 2x6, rows 0 to 1 and columns 0 to 5"):
-        patch_attention(model, images_for_patch_attention(model), patch)
-
-
-@pytest.mark.parametrize("head", [2, -1])
-def test_missing_head_of_patch_attention_is_rejected_with_the_range(head: int) -> None:
-    model = small_model()
-    with pytest.raises(UserError, match=f"no head {head}: each layer has 2, 0 to 1"):
-        patch_attention(model, images_for_patch_attention(model), (0, 0), head=head)
+        patch_attention(model, images_of(model, 2), patch)
 
 
 # --- streams
-
-
-SOME = ["class_token", "distilled_registers", "mean", "axial_mean", "window", "rotary", "post_norm"]
-
-
-@pytest.mark.parametrize("name", SOME)
-def test_stream_yields_the_traced_attention_in_order(name: str) -> None:
-    model, images = small_model(**MODELS[name]), random_images(2, 3, 32, 32)
-    handed: list[Tensor] = []
-    stream_attention(model, images, handed.append)
-    traced = model.trace(images, attention=True).attention
-    assert traced is not None
-    assert len(handed) == len(traced) == 3
-    for weights, expected in zip(handed, traced, strict=True):
-        assert torch.equal(weights, expected)
-        assert not weights.requires_grad
 
 
 @pytest.mark.parametrize("read", [slice(0, 1), slice(0, 2), slice(None)])
@@ -267,26 +171,6 @@ def test_last_block_yields_only_the_pooled_rows(read: slice) -> None:
     assert traced is not None
     assert [weights.shape for weights in handed[:-1]] == [(2, 2, 18, 18)] * 2
     torch.testing.assert_close(handed[-1], traced[-1][:, :, read])
-
-
-@pytest.mark.parametrize("options", [{}, {"pool": "mean"}])
-@pytest.mark.parametrize("rollout_options", [{}, {"fusion": "max"}, {"discard": 0.5}])
-def test_attention_of_only_one_layer_is_in_memory(
-    options: dict[str, Any], rollout_options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Checked where rollout receives it: the previous layer's is freed before the next one arrives."""
-    made: list[weakref.ref[Tensor]] = []
-    alive: list[int] = []
-    keep = AttentionStream.keep_attention
-
-    def watched(stream: AttentionStream, weights: Tensor) -> None:
-        alive.append(sum(each() is not None for each in made))
-        made.append(weakref.ref(weights))
-        keep(stream, weights)
-
-    monkeypatch.setattr(AttentionStream, "keep_attention", watched)
-    rollout(small_model(depth=4, **options), random_images(2, 3, 32, 32), **rollout_options)
-    assert alive == [0] * 4
 
 
 def test_nothing_else_is_kept() -> None:

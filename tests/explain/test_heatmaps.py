@@ -1,7 +1,5 @@
 """The cells of a heatmap, their pixels, and the scale."""
 
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
@@ -10,7 +8,6 @@ from hypothesis import strategies as st
 
 from tests.model import law, random_images, small_model, small_resnet
 from vitascope.errors import UserError
-from vitascope.explain import integrated_gradients, occlusion
 from vitascope.explain.heatmaps import cell_of_pixels, grid_of, to_unit
 
 
@@ -48,12 +45,6 @@ def test_a_pixel_belongs_to_the_cell_that_its_centre_is_in(
         assert set(cells.tolist()) == set(range(count))
 
 
-def test_cells_of_whole_pixels_are_the_patches() -> None:
-    rows, columns = cell_of_pixels((2, 3), (8, 6))
-    assert rows.tolist() == [0] * 4 + [1] * 4
-    assert columns.tolist() == [0, 0, 1, 1, 2, 2]
-
-
 def test_unit_is_the_evidence_over_its_largest_and_zero_where_negative() -> None:
     heat = torch.tensor([[[-1.0, 2.0], [4.0, 1.0]], [[0.5, 0.0], [-9.0, 0.25]]])
     expected = torch.tensor([[[0.0, 0.5], [1.0, 0.25]], [[1.0, 0.0], [0.0, 0.5]]])
@@ -79,18 +70,3 @@ def test_heat_that_is_not_finite_is_rejected_naming_the_image(value: float) -> N
     heat[1, 0, 1] = heat[3, 1, 1] = value
     with pytest.raises(UserError, match="heatmap of image 1, 3 has values that are not finite"):
         to_unit(heat)
-
-
-@pytest.mark.parametrize("value", [0, -2, 1.5, "3", True, None])
-def test_count_must_be_a_positive_integer(value: Any) -> None:
-    accepted = "at least 1" if type(value) is int else "a whole number"
-    with pytest.raises(UserError, match=f"steps must be {accepted}, not {value!r}"):
-        integrated_gradients(small_model(), random_images(1, 3, 32, 32), steps=value)
-
-
-def test_window_above_its_maximum_is_rejected() -> None:
-    model, images = small_model(), random_images(1, 3, 32, 32)
-    most = min(grid_of(model, images))
-    occlusion(model, images, window=most)
-    with pytest.raises(UserError, match=rf"window must be in \[1, {most}\], not {most + 1}"):
-        occlusion(model, images, window=most + 1)

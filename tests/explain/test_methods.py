@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from tests.explain import MODELS
 from tests.model import random_images, small_model, small_resnet
@@ -15,14 +15,13 @@ from vitascope import explain
 from vitascope.errors import UserError
 from vitascope.explain.methods import DEFAULT_METHOD, METHODS, Method, check_settings, methods_for
 from vitascope.explain.targets import ClassScore, FeatureCosine
-from vitascope.model.vit import VisionTransformer
 
 
 def test_heatmap_equals_the_methods_with_its_settings() -> None:
     model, images = small_model(), random_images(2, 3, 32, 32)
     attention = explain.heatmap(model, images, "attention", layer=0, head=1)
     assert torch.equal(attention, explain.attention(model, images, layer=0, head=1))
-    hires_cam = explain.heatmap(model, images, "hires-cam", 1, layer=1)
+    hires_cam = explain.heatmap(model, images, "hires-cam", 1, layer=1, batch_size=5)
     assert torch.equal(hires_cam, explain.grad_cam(model, images, 1, layer=1, variant="hires-cam"))
     occlusion = explain.heatmap(model, images, "occlusion", 1, window=2, batch_size=5)
     assert torch.equal(occlusion, explain.occlusion(model, images, 1, window=2, batch_size=5))
@@ -161,7 +160,7 @@ def test_views_of_attention_reject_a_resnet(name: str) -> None:
         VIEWS[name](small_resnet(), random_images(1, 3, 32, 32))
 
 
-@pytest.mark.parametrize("name", ["attention", "grad-cam", "layer-cam", "patch attention"])
+@pytest.mark.parametrize("name", ["attention", "grad-cam", "patch attention", "feature colours"])
 @pytest.mark.parametrize("layer", [3, -4])
 def test_missing_layer_is_rejected_with_the_range(name: str, layer: int) -> None:
     with pytest.raises(UserError, match=rf"no layer {layer}: the model has 3, 0 to 2"):
@@ -212,58 +211,3 @@ def test_heat_that_is_not_finite_is_rejected(method: Method) -> None:
     images = random_images(2, 3, 32, 32) * torch.tensor([1, float("nan")])[:, None, None, None]
     with pytest.raises(UserError, match="not finite"):
         method(small_model(), images)
-
-
-@torch.no_grad()
-def reader_of_one_feature(**options: Any) -> VisionTransformer:
-    """Feature 0 of a patch is its brightness, class 3 is that feature, and attention is uniform.
-
-    No positions, no MLP: patches differ in nothing else.
-    """
-    model = small_model(positions="none", depth=2, num_heads=1, embed_dim=8, **options)
-    if model.class_token is not None:
-        model.class_token.copy_(torch.eye(8)[7])
-    model.patch_embedding.weight.zero_()
-    model.patch_embedding.weight[0] = 0.1
-    model.patch_embedding.bias.copy_(torch.eye(8)[1])
-    for block in model.encoder.blocks:
-        block.attention.qkv.weight.zero_()
-        block.attention.qkv.weight[16:] = torch.eye(8)  # the values are the tokens
-        block.attention.qkv.bias.zero_()
-        block.attention.proj.weight.copy_(0.5 * torch.eye(8))
-        block.attention.proj.bias.zero_()
-        block.mlp.fc2.weight.zero_()
-        block.mlp.fc2.bias.zero_()
-    for part in model.modules():
-        if isinstance(part, nn.LayerNorm):
-            part.weight.fill_(1)
-            part.bias.zero_()
-    model.head.weight.zero_()
-    model.head.weight[3, ::8] = 1  # also of the mean, if class token and mean are concatenated
-    return model
-
-
-@of_every_explanation
-@pytest.mark.parametrize("options", [{}, {"pool": "mean"}, {"pool": "cls_mean", "num_registers": 2}])
-@pytest.mark.parametrize("patch", [(1, 3), (3, 0)])
-def test_the_only_patch_that_carries_the_feature_is_the_warmest(
-    method: Method, options: dict[str, Any], patch: tuple[int, int]
-) -> None:
-    row, column = patch
-    images = torch.zeros(1, 3, 32, 32)
-    images[:, :, 8 * row : 8 * row + 8, 8 * column : 8 * column + 8] = 1
-    heat = method(reader_of_one_feature(**options), images, 3)[0]
-    assert divmod(int(heat.argmax()), 4) == patch
-    assert heat.flatten().sort().values[-2] < 0.9
-
-
-@of_every_method
-@pytest.mark.parametrize("options", [{}, {"pool": "mean"}, {"pool": "map", "num_registers": 2}])
-def test_without_positions_heat_moves_with_its_patch(method: Method, options: dict[str, Any]) -> None:
-    model, images = small_model(positions="none", **options), random_images(2, 3, 32, 32)
-    moved = images.clone()
-    moved[:, :, 0:8, 16:24], moved[:, :, 24:32, 8:16] = images[:, :, 24:32, 8:16], images[:, :, 0:8, 16:24]
-    target = {"target": 1} if method.has_target else {}
-    expected = method(model, images, **target)
-    expected[:, 0, 2], expected[:, 3, 1] = expected[:, 3, 1].clone(), expected[:, 0, 2].clone()
-    torch.testing.assert_close(method(model, moved, **target), expected, atol=1e-3, rtol=0)

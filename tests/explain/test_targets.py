@@ -213,16 +213,6 @@ def test_classes_of_a_model_without_a_head_are_rejected(head: str, target: Targe
         as_target(target, small_config(head=head), LOGITS)
 
 
-@pytest.mark.parametrize("options", [{}, {"distillation_token": True}, {"pool": "cls_mean"}])
-def test_error_for_a_model_without_a_head_suggests_a_cosine(options: dict[str, Any]) -> None:
-    model = small_model(head="none", **options)
-    pooled, logits = pooled_and_logits(model, random_images(3, 3, 32, 32))
-    target = as_target(FeatureCosine(pooled[1:2]), model.config, logits)
-    score = target.score(pooled, logits)
-    assert score[1] == pytest.approx(1)
-    assert max(score[0], score[2]) < 0.999
-
-
 @pytest.mark.parametrize(
     "model", [small_model(dropout=0.5, drop_path=0.5), small_resnet()], ids=["vit", "resnet"]
 )

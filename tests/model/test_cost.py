@@ -24,26 +24,8 @@ from vitascope.model.config import ViTConfig
 from vitascope.model.sizes import list_models, named_config
 
 # Millions of parameters at 224 px with 1000 classes, as published and as timm and torchvision count them.
-PUBLISHED_MILLIONS = {
-    "vit_ti16": 5.72,
-    "vit_s16": 22.05,
-    "vit_s32": 22.88,
-    "vit_b8": 86.58,
-    "vit_b16": 86.57,
-    "vit_b32": 88.22,
-    "vit_l16": 304.33,
-    "vit_l32": 306.54,
-    "vit_h14": 632.05,
-    "vit_r26_s32": 36.43,
-    "vit_r50_l32": 328.99,
-    "deit_ti16": 5.72,
-    "deit_s16": 22.05,
-    "deit_b16": 86.57,
-    "deit_s16_distilled": 22.44,
-}
 
 # torchvision's, to the last one.
-PUBLISHED_EXACTLY = {"vit_b16": 86_567_656, "vit_b32": 88_224_232, "vit_l16": 304_326_632}
 
 
 def counted_multiply_adds(config: ViTConfig) -> float:
@@ -115,20 +97,6 @@ def test_local_attention_grows_slower_than_the_square_of_the_patches() -> None:
     assert growth("window") == pytest.approx(1)
 
 
-@pytest.mark.parametrize("name", PUBLISHED_MILLIONS)
-def test_named_sizes_have_the_published_number_of_parameters(name: str) -> None:
-    assert round(named_config(name).num_parameters / 1e6, 2) == PUBLISHED_MILLIONS[name]
-
-
-@pytest.mark.parametrize("name", PUBLISHED_EXACTLY)
-def test_named_sizes_have_torchvisions_number_of_parameters_exactly(name: str) -> None:
-    assert named_config(name).num_parameters == PUBLISHED_EXACTLY[name]
-
-
-def test_the_base_model_has_the_published_multiply_adds() -> None:
-    assert round(named_config("vit_b16").flops / 2e9, 1) == 17.6
-
-
 def test_the_largest_dinov3_has_the_published_number_of_parameters() -> None:
     assert round(named_config("dinov3_7b16").num_parameters / 1e9, 3) == 6.716
 
@@ -140,7 +108,9 @@ def test_a_swiglu_of_two_thirds_the_width_costs_as_much_as_the_mlp() -> None:
 
 def test_the_cost_is_computed_without_importing_torch() -> None:
     code = (
-        "import sys; from vitascope.model.sizes import named_config; config = named_config('vit_r50_l32'); "
-        "config.num_parameters, config.flops; sys.exit('torch' in sys.modules)"
+        "import sys; from vitascope.model.sizes import named_config\n"
+        "for name in ('vit_r50_l32', 'resnet50'):\n"
+        "    config = named_config(name); config.num_parameters, config.flops, config.summary\n"
+        "sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

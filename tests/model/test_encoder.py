@@ -33,13 +33,6 @@ def encoder(**overrides: Any) -> Encoder:
     return randomize(Encoder(small_config(**overrides))).eval()
 
 
-@torch.no_grad()
-def zero(*layers: nn.Linear) -> None:
-    for layer in layers:
-        layer.weight.zero_()
-        layer.bias.zero_()
-
-
 @law
 @given(depth=st.integers(1, 9), rate=st.sampled_from([0.0, 0.1, 0.5]))
 def test_the_rate_of_drop_path_grows_linearly_with_depth(depth: int, rate: float) -> None:
@@ -97,29 +90,10 @@ def test_drop_path_acts_on_both_branches_of_a_block(norm: str) -> None:
     assert (matches.sum(1) > 0).all()
 
 
-def test_a_block_whose_branches_end_in_zero_is_the_identity() -> None:
-    layer, tokens = block(), random_images(2, 5, 16)
-    zero(layer.attention.proj, layer.mlp.fc2)
-    assert torch.equal(layer(tokens, sequence(5)), tokens)
-
-
 def test_a_block_adds_attention_then_mlp_each_of_the_normalized_tokens() -> None:
     layer, tokens = block(), random_images(2, 5, 16)
     attended = tokens + layer.attention(layer.norm1(tokens), sequence(5))
     torch.testing.assert_close(layer(tokens, sequence(5)), attended + layer.mlp(layer.norm2(attended)))
-
-
-@pytest.mark.parametrize("kind", [MLP, SwiGLU])
-def test_the_mlp_treats_each_token_by_itself(kind: type[nn.Module]) -> None:
-    layer, tokens = randomize(kind(small_config())), random_images(2, 5, 16)
-    alone = torch.stack([layer(tokens[:, index : index + 1])[:, 0] for index in range(5)], dim=1)
-    torch.testing.assert_close(layer(tokens), alone)
-
-
-@law
-@given(ratio=st.sampled_from([0.5, 1.0, 2.5, 4.0]))
-def test_mlp_ratio_sets_the_hidden_width(ratio: float) -> None:
-    assert MLP(small_config(mlp_ratio=ratio)).fc1.out_features == 16 * ratio
 
 
 def test_the_activation_is_the_exact_gelu() -> None:
@@ -134,16 +108,6 @@ def test_reading_some_tokens_equals_computing_all(read: slice, norm: str) -> Non
     layers, tokens = encoder(norm=norm, layer_scale=0.1), random_images(2, 5, 16)
     everything = layers(tokens, sequence(5))
     torch.testing.assert_close(layers(tokens, sequence(5), queries=read), everything[:, read])
-
-
-def test_the_encoder_applies_its_blocks_in_order() -> None:
-    layers, tokens = encoder(), random_images(2, 5, 16)
-    trace = Trace()
-    result = layers(tokens, sequence(5), trace)
-    for index, layer in enumerate(layers.blocks):
-        tokens = layer(tokens, sequence(5))
-        torch.testing.assert_close(trace[f"block{index}"], tokens)
-    torch.testing.assert_close(result, tokens)
 
 
 @pytest.mark.parametrize("norm", ["pre", "post"])
@@ -226,10 +190,6 @@ def test_layer_scale_multiplies_each_channel_of_each_branch(kind: type[Block]) -
     torch.testing.assert_close(scaled(tokens, sequence(5)), plain(tokens, sequence(5)), rtol=1e-5, atol=1e-5)
 
 
-def test_a_block_without_layer_scale_has_no_scale() -> None:
-    assert not [name for name, _ in block().named_parameters() if "scale" in name]
-
-
 def test_swiglu_gates_one_half_by_the_silu_of_the_other() -> None:
     layer, tokens = randomize(SwiGLU(small_config(mlp_ratio=1.5))), random_images(2, 5, 16)
     gate_weight, value_weight = layer.fc1.weight.split(24)
@@ -251,11 +211,6 @@ def test_quick_gelu_is_a_sigmoid_gate() -> None:
     x = torch.linspace(-4, 4, 81, dtype=torch.float64)
     assert isinstance(MLP(small_config(mlp="quick_gelu")).activation, QuickGELU)
     torch.testing.assert_close(QuickGELU()(x), x / (1 + (-1.702 * x).exp()))
-
-
-@pytest.mark.parametrize(("mlp", "kind"), [("gelu", MLP), ("quick_gelu", MLP), ("swiglu", SwiGLU)])
-def test_the_config_selects_the_mlp(mlp: str, kind: type[nn.Module]) -> None:
-    assert type(block(mlp=mlp).mlp) is kind
 
 
 # Patch dropout

@@ -7,12 +7,8 @@ from torch import nn
 from tests.model import random_images, randomize, small_config, small_model
 from vitascope.model.encoder import SwiGLU
 from vitascope.model.heads import (
-    AttentionPool,
-    ClassMeanPool,
-    ClassTokenPool,
     CosineHead,
     DistilledHead,
-    MeanPool,
     MLPHead,
     PreLogits,
     classification_head,
@@ -106,14 +102,6 @@ def test_pooling_reads_only_its_declared_tokens(options: dict[str, Any]) -> None
     tokens, pool = random_images(2, 12, 16), randomize(pooling(small_config(**options)))
     assert torch.equal(pool(tokens[:, pool.queries]), pool(tokens))
     assert pool(tokens).shape == (2, 16 * small_config(**options).readout.num_pooled)
-
-
-@pytest.mark.parametrize(
-    ("name", "kind"),
-    [("cls", ClassTokenPool), ("mean", MeanPool), ("cls_mean", ClassMeanPool), ("map", AttentionPool)],
-)
-def test_the_config_selects_the_pooling(name: str, kind: type[nn.Module]) -> None:
-    assert type(pooling(small_config(pool=name))) is kind
 
 
 @pytest.mark.parametrize("pool", ["cls", "mean"])

@@ -131,68 +131,6 @@ def test_reading_some_tokens_equals_computing_all(
     assert trace.attention[0].shape == (2, 2, everything[:, read].shape[1], config.num_tokens)
 
 
-@pytest.mark.parametrize("positions", ["learned", "rotary", "relative"])
-@pytest.mark.parametrize("prefix", READOUTS)
-def test_a_window_as_large_as_the_grid_is_global_attention(positions: str, prefix: int) -> None:
-    options = {"positions": positions, **READOUTS[prefix]}
-    local, _, layout = parts(local_config("window", (1, 1), (3, 4), **options))
-    everywhere, _, _ = parts(local_config("global", (1, 1), (3, 4), **options))
-    tokens = random_images(2, prefix + 12, 16)
-    torch.testing.assert_close(local(tokens, layout), everywhere(tokens, layout))
-
-
-@pytest.mark.parametrize("positions", ["learned", "rotary", "relative"])
-@pytest.mark.parametrize("prefix", READOUTS)
-def test_axes_of_one_row_are_global_attention(positions: str, prefix: int) -> None:
-    # The second step's windows are then single patches: with no prefix it is the identity.
-    options = {"positions": positions, **READOUTS[prefix]}
-    axial, _, layout = parts(local_config("axial", (1, 1), (1, 5), **options))
-    everywhere, _, _ = parts(local_config("global", (1, 1), (1, 5), **options))
-    tokens = random_images(2, prefix + 5, 16)
-    same = torch.allclose(axial(tokens, layout), everywhere(tokens, layout), atol=1e-5)
-    assert same == (prefix == 0)
-
-
-def reached_by(layer: SelfAttention, layout: Layout, T: int, source: int) -> list[int]:
-    """The tokens whose output changes when one token does."""
-    tokens = random_images(1, T, 16)
-    changed = tokens.clone()
-    changed[:, source] += 1
-    moved = (layer(changed, layout) - layer(tokens, layout))[0].abs().amax(1)
-    return (moved > 1e-6).nonzero().flatten().tolist()
-
-
-@law
-@given(source=st.integers(0, 23))
-def test_a_patch_reaches_only_the_patches_of_its_window(source: int) -> None:
-    config = local_config("window", (2, 2), (2, 3), pool="mean")  # a grid of 4x6
-    layer, _, layout = parts(config)
-    row, column = divmod(source, 6)
-    same_window = [
-        number
-        for number, (other_row, other_column) in enumerate(by_loops.places((4, 6)))
-        if (other_row // 2, other_column // 3) == (row // 2, column // 3)
-    ]
-    assert reached_by(layer, layout, 24, source) == same_window
-
-
-@law
-@given(source=st.integers(0, 11))
-def test_axial_attention_reaches_every_patch_in_one_block(source: int) -> None:
-    layer, _, layout = parts(local_config("axial", (1, 1), (3, 4), pool="mean"))
-    assert reached_by(layer, layout, 12, source) == list(range(12))
-
-
-@pytest.mark.parametrize("attention", ["window", "axial"])
-def test_the_prefix_attends_to_everything_and_everything_to_it(attention: str) -> None:
-    config = local_config(attention, (2, 2), (2, 2), num_registers=1)
-    layer, _, layout = parts(config)
-    for prefix_token in (0, 1):
-        assert reached_by(layer, layout, 18, prefix_token) == list(range(18))
-    for patch in (2, 9, 17):
-        assert set(reached_by(layer, layout, 18, patch)) >= {0, 1}
-
-
 @pytest.mark.parametrize("attention", ["window", "axial", "global"])
 @pytest.mark.parametrize("positions", ["learned", "rotary", "relative"])
 def test_fast_and_traced_attention_have_the_same_gradients(attention: str, positions: str) -> None:

@@ -6,9 +6,6 @@ from hypothesis import strategies as st
 
 from tests.model import law, random_images, randomize, small_config
 from vitascope.model.patches import (
-    ConvPatches,
-    ConvTokenizer,
-    HybridPatches,
     patch_embedding,
     patchify,
     unpatchify,
@@ -26,13 +23,6 @@ def test_unpatchify_undoes_patchify(B: int, C: int, gh: int, gw: int, ph: int, p
     patches = patchify(images, (ph, pw))
     assert patches.shape == (B, gh * gw, C * ph * pw)
     assert torch.equal(unpatchify(patches, (gh, gw), (ph, pw)), images)
-
-
-@law
-@given(B=SMALL, C=SMALL, gh=SMALL, gw=SMALL, ph=SMALL, pw=SMALL)
-def test_patchify_undoes_unpatchify(B: int, C: int, gh: int, gw: int, ph: int, pw: int) -> None:
-    patches = random_images(B, gh * gw, C * ph * pw)
-    assert torch.equal(patchify(unpatchify(patches, (gh, gw), (ph, pw)), (ph, pw)), patches)
 
 
 def test_patches_go_row_by_row_and_keep_their_pixels() -> None:
@@ -58,20 +48,6 @@ def test_the_convolution_is_a_linear_projection_of_flat_patches(
     torch.testing.assert_close(linear, conv(images), rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("stem", "kind"),
-    [
-        ("conv", ConvPatches),
-        ("overlap", ConvPatches),
-        ("resnet", HybridPatches),
-        ("tokenizer", ConvTokenizer),
-    ],
-)
-def test_the_config_selects_the_embedding(stem: str, kind: type) -> None:
-    config = small_config(stem=stem, patch_size=16, resnet_width=4, tokenizer_widths=(4, 4, 4))
-    assert type(patch_embedding(config)) is kind
-
-
 @pytest.mark.parametrize("stem", ["conv", "overlap", "resnet"])
 def test_patch_bias_switches_the_bias(stem: str) -> None:
     def biases(patch_bias: bool) -> int:
@@ -81,15 +57,6 @@ def test_patch_bias_switches_the_bias(stem: str) -> None:
         return 0 if embedding.bias is None else embedding.bias.numel()
 
     assert (biases(True), biases(False)) == (16, 0)
-
-
-def test_each_embedding_depends_only_on_its_own_patch() -> None:
-    images = random_images(1, 3, 32, 32)
-    changed = images.clone()
-    changed[:, :, 8:16, 16:24] += 1  # row 1, column 2 of a 4x4 grid
-    embed = patch_embedding(small_config())
-    moved = (embed(changed) - embed(images)).abs().amax(-1)[0] > 1e-4
-    assert moved.nonzero().flatten().tolist() == [1 * 4 + 2]
 
 
 @st.composite
@@ -122,20 +89,6 @@ def test_the_grid_of_overlapping_patches_counts_every_kernel_position(
     grid = small_config(**sizes, stem="overlap").grid
     for side, patch, step, count in zip(*sizes.values(), grid, strict=True):
         assert count == sum(top + patch <= side for top in range(0, side, step))
-
-
-def test_patches_overlap_by_half_by_default() -> None:
-    config = small_config(image_size=(32, 24), patch_size=(8, 6), stem="overlap")
-    assert config.patch_stride == (4, 3)
-    assert config.grid == (7, 7)
-
-
-def test_a_stride_of_the_patch_size_is_the_plain_stem() -> None:
-    plain = randomize(patch_embedding(small_config()))
-    overlapping = patch_embedding(small_config(stem="overlap", stride=8))
-    overlapping.load_state_dict(plain.state_dict())
-    images = random_images(2, 3, 32, 32)
-    assert torch.equal(overlapping(images), plain(images))
 
 
 HYBRID = {"stem": "resnet", "resnet_layers": (1, 1), "resnet_width": 4}  # of stride 8

@@ -49,11 +49,6 @@ def random_positions(grid: tuple[int, int], prefix: int, seed: int = 0) -> torch
     return random_images(1, prefix + grid[0] * grid[1], 6, seed=seed)
 
 
-def transpose_patches(positions: torch.Tensor, grid: tuple[int, int], prefix: int) -> torch.Tensor:
-    patches = positions[:, prefix:].unflatten(1, grid).transpose(1, 2).flatten(1, 2)
-    return torch.cat([positions[:, :prefix], patches], dim=1)
-
-
 # Interpolation
 
 
@@ -81,27 +76,6 @@ def test_the_scale_of_dinov2_loses_no_row(old: int, new: int) -> None:
     assert resample_grid(torch.zeros(1, 1, old, 1), (new, 1), "dinov2").shape == (1, 1, new, 1)
 
 
-@law
-@given(old=GRIDS, new=GRIDS, rule=RULE)
-def test_resampling_keeps_a_constant(old: tuple[int, int], new: tuple[int, int], rule: str) -> None:
-    constant = random_images(1, 1, 6)
-    positions = constant.expand(1, old[0] * old[1], 6)
-    expected = constant.expand(1, new[0] * new[1], 6)
-    torch.testing.assert_close(resample_positions(positions, old, new, 0, rule), expected)
-
-
-@law
-@given(old=GRIDS, new=GRIDS, prefix=PREFIX, rule=RULE)
-def test_resampling_treats_rows_and_columns_equally(
-    old: tuple[int, int], new: tuple[int, int], prefix: int, rule: str
-) -> None:
-    positions = random_positions(old, prefix)
-    flipped = transpose_patches(positions, old, prefix)
-    expected = transpose_patches(resample_positions(positions, old, new, prefix, rule), new, prefix)
-    actual = resample_positions(flipped, old[::-1], new[::-1], prefix, rule)
-    torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
-
-
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("old", [(4, 1), (4, 3)])
 @pytest.mark.parametrize("length", [2, 4, 7])
@@ -115,49 +89,6 @@ def test_one_column_is_resampled_as_one_row(rule: str, old: tuple[int, int], len
     torch.testing.assert_close(resample_positions(positions, old, (length, 1), 0, rule), expected)
 
 
-def over_the_rows(values: torch.Tensor, columns: int) -> torch.Tensor:
-    return values.view(1, -1, 1, 1).expand(1, -1, columns, 6)
-
-
-def test_a_parabola_over_the_rows_stays_a_parabola() -> None:
-    positions = over_the_rows(torch.arange(8.0) ** 2, 4).flatten(1, 2)
-    resampled = resample_positions(positions, (8, 4), (16, 6), 0).unflatten(1, (16, 6))
-    # Twice as many rows over the same extent lie half a step apart, shifted by a quarter. Cubic interpolation
-    # is exact for parabolas, linear is not; the edges lack neighbours.
-    expected = over_the_rows((torch.arange(16.0) / 2 - 0.25) ** 2, 6)
-    torch.testing.assert_close(resampled[:, 4:12], expected[:, 4:12])
-
-
-@law
-@given(old=st.integers(2, 9), new=st.integers(2, 9))
-def test_jax_interpolates_linearly_from_corner_to_corner(old: int, new: int) -> None:
-    positions = over_the_rows(torch.linspace(0, 1, old), 3).flatten(1, 2)
-    expected = over_the_rows(torch.linspace(0, 1, new), 4).flatten(1, 2)
-    torch.testing.assert_close(resample_positions(positions, (old, 3), (new, 4), 0, "jax"), expected)
-
-
-@pytest.mark.parametrize("rule", RULES)
-def test_only_rules_that_align_corners_keep_them(rule: str) -> None:
-    image = random_images(1, 2, 4, 4)
-    resampled = resample_grid(image, (7, 7), rule)
-    kept = torch.allclose(resampled[:, :, ::6, ::6], image[:, :, ::3, ::3], atol=1e-5)
-    assert kept == (rule in ("torchvision", "jax"))
-
-
-def test_only_timm_antialiases_when_it_shrinks_a_grid() -> None:
-    # A 16x16 chessboard has no structure that 4x4 can show: antialiasing removes it.
-    board = 1.0 - 2 * ((torch.arange(16)[:, None] + torch.arange(16)) % 2)
-    left = {rule: resample_grid(board[None, None], (4, 4), rule).abs().max().item() for rule in RULES}
-    assert left["timm"] < 0.05
-    assert min(left[rule] for rule in ("torchvision", "jax")) > 0.5
-    # The other two sample between the fields of that board, but at fields of 15x15.
-    left = {
-        rule: resample_grid(board[None, None, :15, :15], (5, 5), rule).abs().max().item() for rule in RULES
-    }
-    assert left["timm"] < 0.05
-    assert min(left[rule] for rule in ("huggingface", "dinov2")) > 0.5
-
-
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 def test_resampling_keeps_the_dtype(dtype: torch.dtype, rule: str) -> None:
@@ -168,52 +99,29 @@ def test_resampling_keeps_the_dtype(dtype: torch.dtype, rule: str) -> None:
 # The positions that each kind adds, and their tokens
 
 
-@pytest.mark.parametrize("prefix", READOUTS)
-@pytest.mark.parametrize("kind", ["none", "relative", "rotary"])
-def test_positions_inside_attention_add_nothing_to_tokens(kind: str, prefix: int) -> None:
-    tokens = random_images(2, prefix + 15, 16)
-    assert torch.equal(embedding(kind, prefix=prefix)(tokens, (3, 5)), tokens)
-
-
-@pytest.mark.parametrize("prefix", READOUTS)
-@pytest.mark.parametrize("kind", ["none", "learned", "learned_2d", *SINCOS])
-def test_added_positions_do_not_affect_attention(kind: str, prefix: int) -> None:
-    layout = embedding(kind, prefix=prefix).layout((3, 5), CPU)
-    assert layout.rotation is None
-    assert not layout.biases
-    assert (layout.grid, layout.num_prefix_tokens) == ((3, 5), prefix)
-
-
-@pytest.mark.parametrize("prefix", READOUTS)
-def test_a_learned_vector_is_added_to_each_token(prefix: int) -> None:
-    layer = embedding("learned", prefix=prefix)
-    tokens = random_images(2, prefix + 15, 16)
-    assert layer.weight.shape == (1, prefix + 15, 16)
-    assert torch.equal(layer(tokens, (3, 5)), tokens + layer.weight)
-
-
-@pytest.mark.parametrize("prefix", READOUTS)
-def test_without_position_prefix_the_prefix_is_unchanged(prefix: int) -> None:
-    layer = embedding("learned", prefix=prefix, position_prefix=False)
-    tokens = random_images(2, prefix + 15, 16)
-    assert layer.weight.shape == (1, 15, 16)
-    placed = layer(tokens, (3, 5))
-    assert torch.equal(placed[:, :prefix], tokens[:, :prefix])
-    assert torch.equal(placed[:, prefix:], tokens[:, prefix:] + layer.weight)
-
-
 @pytest.mark.parametrize("position_prefix", [False, True])
 @pytest.mark.parametrize("prefix", READOUTS)
-@pytest.mark.parametrize("kind", ["learned_2d", *SINCOS])
-def test_learned_2d_and_sincos_positions_are_added_only_to_patches(
+@pytest.mark.parametrize("kind", ["none", "relative", "rotary", "learned", "learned_2d", *SINCOS])
+def test_a_table_is_added_to_the_patches_and_if_learned_to_the_prefix(
     kind: str, prefix: int, position_prefix: bool
 ) -> None:
     layer = embedding(kind, prefix=prefix, position_prefix=position_prefix)
-    tokens = random_images(2, prefix + 15, 16)
-    placed = layer(tokens, (3, 5))
-    assert torch.equal(placed[:, :prefix], tokens[:, :prefix])
-    assert torch.equal(placed[:, prefix:], tokens[:, prefix:] + layer.table((3, 5)))
-    assert (placed[:, prefix:] - tokens[:, prefix:]).abs().amax(-1).min() > 0.1
+    tokens, table = random_images(2, prefix + 15, 16), layer.table((3, 5))
+    placed, layout = layer(tokens, (3, 5)), layer.layout((3, 5), CPU)
+    assert (layout.grid, layout.num_prefix_tokens) == ((3, 5), prefix)
+    if kind in ("none", "relative", "rotary"):  # attention has the others
+        assert table is None
+        assert torch.equal(placed, tokens)
+        return
+    assert layout.rotation is None
+    assert not layout.biases
+    bare = 0 if kind == "learned" and position_prefix else prefix
+    assert table.shape == (1, prefix - bare + 15, 16)
+    assert table.abs().amax(-1).min() > 0.1
+    assert torch.equal(placed[:, :bare], tokens[:, :bare])
+    assert torch.equal(placed[:, bare:], tokens[:, bare:] + table)
+    if kind == "learned":
+        assert torch.equal(table, layer.weight)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -270,20 +178,6 @@ def test_sincos_positions_follow_the_formulas(kind: str, grid: tuple[int, int], 
     np.testing.assert_allclose(table[0].numpy(), by_loops.sincos(kind, grid, 4 * quarter), atol=1e-6)
 
 
-def test_the_lowest_frequency_of_big_vision_is_a_ten_thousandth_per_patch() -> None:
-    slowest = {
-        kind: embedding(kind).table((1, 2))[0, 1, 3].item()  # sin of column 1 at the last of 4 frequencies
-        for kind in ("sincos_2d", "sincos_2d_big_vision")
-    }
-    assert slowest["sincos_2d_big_vision"] == pytest.approx(1e-4, rel=1e-6)
-    assert slowest["sincos_2d"] == pytest.approx(1e-3, rel=1e-6)
-
-
-@pytest.mark.parametrize("kind", SINCOS)
-def test_sincos_positions_are_neither_learned_nor_stored(kind: str) -> None:
-    assert embedding(kind).state_dict() == {}
-
-
 # Rotary
 
 
@@ -303,52 +197,12 @@ def test_rotation_turns_pairs_of_channels_as_complex_numbers(
     layout = position_embedding(config).layout(grid, CPU)
     qkv = random_qkv(prefix + grid[0] * grid[1], 2, 4 * quarter)
     turned = rotate(qkv, layout)
+    assert torch.equal(turned[:, :, 2], qkv[:, :, 2])  # values
     for image in range(2):
         for part in (0, 1):  # queries, keys
             for head in range(2):
                 expected = by_loops.rotate(qkv[image, :, part, head].numpy(), grid, base, prefix)
                 np.testing.assert_allclose(turned[image, :, part, head].numpy(), expected, atol=1e-5)
-
-
-@pytest.mark.parametrize("prefix", READOUTS)
-def test_rotation_keeps_values_prefix_and_lengths(prefix: int) -> None:
-    qkv = random_qkv(prefix + 8, 2, 8)
-    turned = rotate(qkv, embedding("rotary", prefix=prefix).layout((2, 4), CPU))  # no patch in the centre
-    assert torch.equal(turned[:, :, 2], qkv[:, :, 2])
-    assert torch.equal(turned[:, :prefix], qkv[:, :prefix])
-    torch.testing.assert_close(turned.norm(dim=-1), qkv.norm(dim=-1))
-    assert (turned - qkv)[:, prefix:, :2].abs().amax((0, 2, 3, 4)).min() > 0.1
-
-
-@law
-@given(grid=SMALL_GRIDS, base=st.sampled_from([10.0, 100.0]))
-def test_rotated_scores_depend_only_on_the_offset(grid: tuple[int, int], base: float) -> None:
-    layer = position_embedding(small_config(positions="rotary", rotary_base=base, pool="mean"))
-    places = by_loops.places(grid)
-    everywhere = random_qkv(1, 2, 8, batch=1).double().expand(-1, len(places), -1, -1, -1)
-    q, k, _ = rotate(everywhere, layer.layout(grid, CPU)).permute(2, 0, 3, 1, 4)[:, 0, 0]  # (N, hd)
-    scores = q @ k.T
-    by_offset: dict[tuple[int, int], list[float]] = {}
-    for i, (row, column) in enumerate(places):
-        for j, (other_row, other_column) in enumerate(places):
-            by_offset.setdefault((row - other_row, column - other_column), []).append(scores[i, j].item())
-    for alike in by_offset.values():
-        assert max(alike) - min(alike) < 1e-5
-
-
-def test_rows_and_columns_turn_by_the_same_frequencies() -> None:
-    cos, sin = rotary_table((3, 5), 16, 100.0)
-    turned_cos, turned_sin = rotary_table((5, 3), 16, 100.0)
-    transposed = [column * 3 + row for row in range(3) for column in range(5)]
-    axes_exchanged = [4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11]
-    assert torch.equal(turned_cos[transposed][..., axes_exchanged], cos)
-    assert torch.equal(turned_sin[transposed][..., axes_exchanged], sin)
-
-
-@pytest.mark.parametrize("head_dim", [4, 12, 20, 64, 80, 196, 412])
-def test_every_head_width_divisible_by_4_has_angles(head_dim: int) -> None:
-    cos, sin = rotary_table((2, 3), head_dim, 100.0)
-    assert cos.shape == sin.shape == (6, 1, head_dim)
 
 
 @law
@@ -452,19 +306,6 @@ def test_the_relative_bias_of_a_window_is_that_of_the_grid(
         assert torch.equal(inside[0], everywhere[:, tokens][:, :, tokens])
 
 
-def test_scores_with_the_prefix_have_three_numbers_per_head() -> None:
-    layer = embedding("relative", prefix=4)
-    bias, (to_patch, to_prefix, within) = layer.layout((3, 5), CPU).biases[3, 5], layer.prefix.unbind(1)
-    for head in range(2):
-        assert (bias[0, head, :4, 4:] == to_patch[head]).all()
-        assert (bias[0, head, 4:, :4] == to_prefix[head]).all()
-        assert (bias[0, head, :4, :4] == within[head]).all()
-
-
-def test_there_are_no_prefix_scores_without_a_prefix() -> None:
-    assert [name for name, _ in embedding("relative", prefix=0).named_parameters()] == ["offsets"]
-
-
 def test_the_offsets_of_another_grid_are_interpolated() -> None:
     layer = embedding("relative", (2, 3), resample="huggingface")
     offsets = resample_grid(layer.offsets[None], (7, 9), "huggingface")[0].detach().numpy()
@@ -534,16 +375,6 @@ def test_resizing_to_its_own_grid_keeps_the_parameter_objects() -> None:
         before = dict(layer.named_parameters())
         layer.resize((3, 5))
         assert all(value is before[name] for name, value in layer.named_parameters())
-
-
-def test_selected_patches_keep_their_own_rotation() -> None:
-    layout = embedding("rotary").layout((3, 5), CPU)
-    kept = torch.tensor([[0, 7, 14], [1, 2, 13]])
-    selected = layout.select(kept)
-    assert (selected.grid, selected.num_prefix_tokens) == ((3, 5), 1)
-    for ours, everything in zip(selected.rotation, layout.rotation, strict=True):
-        for image in range(2):
-            assert torch.equal(ours[image], everything[kept[image]])
 
 
 def test_selection_keeps_a_layout_without_rotation_and_bias() -> None:

@@ -5,51 +5,12 @@ import pytest
 from tests.model import named_on_meta
 from vitascope.errors import UserError
 from vitascope.model.config import OPTIONS, ViTConfig
-from vitascope.model.resnet import ResNet
 from vitascope.model.resnet_config import ResNetConfig
 from vitascope.model.sizes import NAMED_SIZES, architecture_of, list_models, named_config
 
 SMALL = "cct_mini"
 VITS = [name for name in list_models() if NAMED_SIZES[name].kind is ViTConfig and name != SMALL]
 RESNETS = [name for name in list_models() if NAMED_SIZES[name].kind is ResNetConfig]
-
-PROMISED = [
-    "vit_ti16",
-    "vit_s16",
-    "vit_s32",
-    "vit_b8",
-    "vit_b16",
-    "vit_b32",
-    "vit_l16",
-    "vit_l32",
-    "vit_h14",
-    "vit_r26_s32",
-    "vit_r50_l32",
-    "deit_ti16_distilled",
-    "deit_s16_distilled",
-    "deit_b16_distilled",
-    "resnet26",
-    "resnet50",
-    "resnet101",
-]
-
-
-def test_the_promised_names_exist() -> None:
-    assert set(PROMISED) <= set(list_models())
-
-
-def test_names_are_listed_in_the_order_of_the_table() -> None:
-    assert list_models() == list(NAMED_SIZES)
-
-
-@pytest.mark.parametrize("name", list_models())
-def test_every_named_size_can_be_built(name: str) -> None:
-    model = named_on_meta(name)
-    if isinstance(model, ResNet):
-        assert tuple(map(len, model.features.stages)) == model.config.layers
-    else:
-        assert len(model.encoder.blocks) == model.config.depth
-    assert all(parameter.device.type == "meta" for parameter in model.parameters())
 
 
 @pytest.mark.parametrize("name", list_models())

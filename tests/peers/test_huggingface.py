@@ -1,29 +1,36 @@
-"""Models of transformers, in its own folders, against our loaded models, both ways."""
+"""transformers' models, in its own folders and within whole models, against ours, both ways.
+
+Every case passes one contract: its folder loads as ours with equal outputs, tokens and attention; ours
+written for transformers load there strictly, with the same; read back, nothing has changed.
+"""
 
 import functools
 import json
-from collections.abc import Callable, Mapping
+import random
+import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from PIL import Image
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from tests.model import random_images, randomize, small_model
+from tests.model import random_images, randomize, small_config, small_model
 from tests.peers.comparison import relative_error
+from tests.weights import assert_same_state
 from vitascope.data.preprocess import Preprocess
 from vitascope.errors import UserError
 from vitascope.model.config import ViTConfig
 from vitascope.model.vit import VisionTransformer
 from vitascope.predict.engine import TorchEngine
-from vitascope.weights.families.huggingface.family import HuggingFace
+from vitascope.weights.families.huggingface.beit import Beit
+from vitascope.weights.families.huggingface.family import KINDS, HuggingFace, reason
 from vitascope.weights.files import CheckpointError
+from vitascope.weights.identification import identify
 from vitascope.weights.loading import from_pretrained, save_pretrained
-from vitascope.weights.mapping import Source, changes, from_family, to_family
+from vitascope.weights.mapping import Source, changes, from_family, misfit, to_family
 
 transformers = pytest.importorskip(
     "transformers", minversion="5", reason="transformers 5 is not installed (vitascope[peers])"
@@ -32,8 +39,7 @@ transformers.utils.logging.disable_progress_bar()
 transformers.utils.logging.set_verbosity_error()
 
 FAMILY = HuggingFace()
-Saved = Callable[[str], tuple[nn.Module, Path]]
-SIZES = {
+SIZES: dict[str, Any] = {
     "hidden_size": 48,
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
@@ -42,6 +48,8 @@ SIZES = {
 }
 MLP = {"intermediate_size": 80}
 SEVEN = {"num_labels": 7}
+TEXT = {"vocab_size": 9, "max_position_embeddings": 5, "hidden_size": 8, "intermediate_size": 12}
+TEXT |= {"num_hidden_layers": 1, "num_attention_heads": 2, "bos_token_id": 1, "eos_token_id": 2}
 
 VIT, DEIT, TEACHER = (
     "ViTForImageClassification",
@@ -49,9 +57,13 @@ VIT, DEIT, TEACHER = (
     "DeiTForImageClassificationWithTeacher",
 )
 DINOV2, REGISTERS = "Dinov2ForImageClassification", "Dinov2WithRegistersForImageClassification"
+BEIT, DATA2VEC = "BeitForImageClassification", "Data2VecVisionForImageClassification"
 NO_BIAS = {"query_bias": False, "key_bias": False, "value_bias": False}
 ALL_BIASES = {"query_bias": True, "key_bias": True, "value_bias": True}
 GATED = {"use_gated_mlp": True, "hidden_act": "silu"}
+OWN, SHARED = {"use_relative_position_bias": True}, {"use_shared_relative_position_bias": True}
+ABSOLUTE = {"use_absolute_position_embeddings": True}
+CLASS_TOKEN = {"use_mean_pooling": False}
 
 # transformers' models, and our options for them.
 CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
@@ -110,10 +122,68 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         {**MLP, **ALL_BIASES, "image_size": [16, 40], "layerscale_value": 0.1},
         {"qkv_bias": "all", "image_size": (16, 40), "layer_scale": 0.1},
     ),
+    "beit": (BEIT, {**MLP, **OWN, "use_mask_token": True}, {"positions": "relative_by_block"}),
+    "beit, class token": (BEIT, {**MLP, **SHARED, **CLASS_TOKEN}, {"positions": "relative", "pool": "cls"}),
+    "beit, learned positions": (
+        BEIT,
+        {**MLP, **ABSOLUTE, "layer_scale_init_value": 0.0},
+        {"positions": "learned", "layer_scale": None},
+    ),
+    "beit, learned positions too": (
+        BEIT,
+        {**MLP, **OWN, **ABSOLUTE, "hidden_act": "gelu_pytorch_tanh"},
+        {"absolute": "all", "mlp": "gelu_tanh"},
+    ),
+    "beit, body": ("BeitModel", {**MLP, **OWN}, {"head": "none", "pool_norm": "after"}),
+    "beit, body, class token": ("BeitModel", {**MLP, **SHARED, **CLASS_TOKEN}, {"pool": "cls"}),
+    "data2vec": (DATA2VEC, {**MLP, **OWN}, {"pool": "mean", "qkv_bias": "no_key"}),
+    "data2vec, shared": (DATA2VEC, {**MLP, **SHARED, **CLASS_TOKEN}, {"pool": "cls"}),
+    "data2vec, body": ("Data2VecVisionModel", {**MLP, **OWN}, {"pool_norm": "none"}),
 }
+# Classes of random sizes, of images that patches do not tile, and of oblong ones; the options of ours.
+ENCODERS: dict[str, dict[str, Any]] = {
+    "CLIPVisionModel": {"embedding_norm": True, "patch_bias": False, "head": "none", "mlp": "quick_gelu"},
+    "CLIPVisionModelWithProjection": {"outputs": "embedding", "head": "linear", "num_classes": 6},
+    "CLIPForImageClassification": {
+        "pool": "mean",
+        "pool_norm": "none",
+        "class_token": True,
+        "num_classes": 6,
+    },
+    "CLIPModel": {"outputs": "embedding", "head": "linear", "num_classes": 6, "norm_eps": 1e-5},
+    "MetaClip2VisionModelWithProjection": {"outputs": "embedding", "num_classes": 6},
+    "MetaClip2Model": {"outputs": "embedding", "num_classes": 6},
+    "SiglipVisionModel": {"pool": "map", "head": "none", "mlp": "gelu_tanh", "norm_eps": 1e-6},
+    "SiglipModel": {"pool": "map", "position_prefix": False},
+    "SiglipForImageClassification": {"pool": "mean", "head": "linear", "num_classes": 6},
+    "Aimv2VisionModel": {"norm_type": "rms", "patch_norm": True, "linear_bias": False, "pool": "mean"},
+    "ViTMAEModel": {"head": "none", "norm_eps": 1e-12},
+    "ViTMAEForPreTraining": {"head": "none", "position_prefix": True},
+    "ViTMSNModel": {"head": "none", "norm_eps": 1e-6},
+    "ViTMSNForImageClassification": {"head": "linear", "num_classes": 6},
+    "IJepaModel": {"pool": "mean", "class_token": None, "head": "none"},
+    "IJepaForImageClassification": {"pool": "mean", "head": "linear", "num_classes": 6},
+    "ViTForMaskedImageModeling": {"head": "none"},
+    "DeiTForMaskedImageModeling": {"head": "none", "num_registers": 1},
+    "Dinov2Backbone": {"head": "none"},
+    "Dinov2WithRegistersBackbone": {"head": "none", "num_registers": 4},
+    "DINOv3ViTBackbone": {"head": "none", "positions": "rotary"},
+}
+OBLONG = ("ViT", "DeiT", "IJepa", "DINOv3")
 
 
-def peer_model(case: str, **changes: Any) -> nn.Module:
+def random_sizes(name: str, seed: int) -> dict[str, Any]:
+    """A small architecture; for some seeds with images that patches do not tile, or oblong ones."""
+    rng = random.Random(seed)
+    heads, patch = rng.choice([1, 2, 4]), rng.choice([4, 6])
+    side = patch * rng.randint(2, 4) + (seed % 3) * ("MAE" not in name)
+    oblong = seed == 1 and name.startswith(OBLONG) and not name.endswith("Modeling") and "MAE" not in name
+    sizes = {"hidden_size": 8 * heads, "num_hidden_layers": 2, "num_attention_heads": heads}
+    sizes |= {"image_size": [side, side + patch] if oblong else side, "patch_size": patch}
+    return sizes if name.startswith("Dinov2") else sizes | {"intermediate_size": rng.randint(9, 30)}
+
+
+def case_model(case: str, **changes: Any) -> nn.Module:
     """transformers' model of a case, every parameter random."""
     name, options, _ = CASES[case]
     options = {**SIZES, **SEVEN, **options, **changes}
@@ -121,8 +191,31 @@ def peer_model(case: str, **changes: Any) -> nn.Module:
         {"add_pooling_layer": options.pop("add_pooling_layer")} if "add_pooling_layer" in options else {}
     )
     cls = getattr(transformers, name)
-    config = cls.config_class(**options, attn_implementation="eager")  # the one that returns weights
-    return randomize(cls(config, **pooling)).eval()
+    return randomize(cls(cls.config_class(**options), **pooling)).eval()
+
+
+def encoder_model(name: str, seed: int = 0, **changes: Any) -> nn.Module:
+    """A small model of a class of transformers, every parameter random."""
+    cls, sizes = getattr(transformers, name), random_sizes(name, seed) | changes
+    options: dict[str, Any] = {"num_labels": 6}
+    if "projection" in name.lower() or name in ("CLIPModel", "MetaClip2Model"):
+        options["projection_dim"] = 6
+    if "vision_config" in (getattr(cls.config_class, "sub_configs_defaults", None) or {}):
+        text = TEXT | {key: value for key, value in options.items() if key == "projection_dim"}
+        config = cls.config_class(vision_config=sizes, text_config=text, **options)
+    else:
+        config = cls.config_class(**sizes, **options)
+    if name == "Aimv2VisionModel":
+        config.use_head, config.is_native = False, seed == 1
+    if name.endswith("Modeling"):
+        config.encoder_stride = config.patch_size
+    if "MAE" in name:
+        config.mask_ratio = 0.0
+    return randomize(cls(config), seed).eval()
+
+
+Saved = Callable[[str], tuple[nn.Module, Path]]
+EVERY = [*CASES, *(f"{name}-{seed}" for name in ENCODERS for seed in range(2))]
 
 
 @pytest.fixture(scope="session")
@@ -131,11 +224,17 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Saved:
 
     @functools.cache
     def save(case: str) -> tuple[nn.Module, Path]:
-        peer, folder = peer_model(case), tmp_path_factory.mktemp("theirs")
+        name, _, seed = case.partition("-")
+        peer = case_model(case) if case in CASES else encoder_model(name, int(seed))
+        folder = tmp_path_factory.mktemp("theirs")
         peer.save_pretrained(folder)
         return peer, folder
 
     return save
+
+
+def expected_options(case: str) -> dict[str, Any]:
+    return CASES[case][2] if case in CASES else ENCODERS[case.partition("-")[0]]
 
 
 def read_folder(folder: Path) -> Source:
@@ -179,103 +278,143 @@ def loaded_by_peer(config: ViTConfig, folder: Path) -> nn.Module:
             options = {"add_pooling_layer": config.readout.head == "pre_logits"}
     elif config.outputs == "embedding":  # no automatic class has the projection
         automatic = getattr(transformers, written["architectures"][0])
-    peer, report = automatic.from_pretrained(
-        folder, output_loading_info=True, attn_implementation="eager", **options
-    )
+    peer, report = automatic.from_pretrained(folder, output_loading_info=True, **options)
     assert not any(report.values()), report
     return peer.eval()
 
 
-def outputs(peer: nn.Module, images: Tensor, **options: Any) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """transformers' logits or pooled features, and its attention weights."""
-    result = peer(images, output_attentions=True, **options)
-    logits = result.get("logits")
-    if logits is None:
-        logits = result.get("pooler_output")
-    return result.last_hidden_state[:, 0] if logits is None else logits, result.attentions
+@torch.no_grad()
+def peer_outputs(peer: nn.Module, images: Tensor, **options: Any) -> dict[str, Any]:
+    """transformers' outputs of images: the head's or the pooled ones, each block's tokens, the attention."""
+    name, asked = type(peer).__name__, {"output_hidden_states": True, "output_attentions": True} | options
+    if hasattr(peer, "get_image_features"):
+        result = peer.get_image_features(images, **asked)
+        outputs = result.pooler_output
+    elif "MAE" in name:
+        body = peer.vit if hasattr(peer, "vit") else peer
+        patches = body.embeddings.patch_embeddings.num_patches
+        if "interpolate_pos_encoding" in options:
+            patches = images.shape[2] * images.shape[3] // body.config.patch_size**2
+        result = body(images, noise=torch.arange(float(patches)).expand(len(images), -1), **asked)
+        outputs = result.last_hidden_state[:, 0]
+    else:
+        result = (peer.base_model if name.endswith("Modeling") else peer)(images, **asked)
+        known = (result.get(key) for key in ("logits", "image_embeds", "pooler_output", "feature_maps"))
+        outputs = next((value for value in known if value is not None), None)
+        if outputs is None:
+            last = result.last_hidden_state
+            outputs = last[:, 0]
+            if name.startswith(("IJepa", "Aimv2")):
+                outputs = last.mean(dim=1)
+            if name.startswith("Data2Vec"):
+                outputs = last[:, 1:].mean(dim=1)
+    return {"outputs": outputs, "tokens": result.hidden_states, "attention": result.attentions}
 
 
-def assert_agrees(ours: VisionTransformer, peer: nn.Module) -> None:
-    images = random_images(2, ours.config.in_channels, *ours.config.image_hw)
-    expected, attention = outputs(peer, images)
-    assert relative_error(ours(images), expected) < 1e-5
+@torch.no_grad()
+def assert_alike(ours: VisionTransformer, peer: nn.Module, images: Tensor, **options: Any) -> None:
+    """Outputs and tokens within 1e-10 in float64; attention within 1e-5: their softmax is in float32."""
+    ours, peer, images = ours.double(), peer.double(), images.double()
+    peer.set_attn_implementation("sdpa")
+    theirs = peer_outputs(peer, images, **options)
+    # Angles, the class token plus its position, interpolated positions and RMS norms are in float32 there.
+    rounded = ("DINOv3", "Dinov2WithRegisters", "Aimv2")
+    exact = 1e-6 if type(peer).__name__.startswith(rounded) or options else 1e-10
+    if isinstance(theirs["outputs"], tuple):  # the feature map of a backbone
+        assert relative_error(ours.feature_map(images), theirs["outputs"][-1]) < exact
+    else:
+        assert relative_error(ours(images), theirs["outputs"]) < exact
     trace = ours.trace(images, attention=True)
-    assert relative_error(trace["logits"], expected) < 1e-5
+    assert len(theirs["tokens"]) == ours.config.depth + 1
+    for index in range(ours.config.depth - 1):  # some classes have their last norm on the last
+        assert relative_error(trace[f"block{index}"], theirs["tokens"][index + 1]) < exact
+    peer.set_attn_implementation("eager")
+    attention = peer_outputs(peer, images, **options)["attention"]
     assert trace.attention is not None
     assert len(trace.attention) == len(attention) == ours.config.depth
-    for our_weights, their_weights in zip(trace.attention, attention, strict=True):
-        assert relative_error(our_weights, their_weights) < 1e-5
+    for own, other in zip(trace.attention, attention, strict=True):
+        if not type(peer).__name__.startswith("Data2Vec"):  # whose are None
+            assert relative_error(own, other) < 1e-5
+    ours.float(), peer.float()
 
 
-@pytest.mark.parametrize("case", CASES)
-@torch.no_grad()
-def test_outputs_and_attention_equal_transformers_both_ways(case: str, saved: Saved, tmp_path: Path) -> None:
+def images_for(config: ViTConfig) -> Tensor:
+    return random_images(2, config.in_channels, *config.image_hw)
+
+
+@pytest.mark.parametrize("case", EVERY)
+def test_a_folder_has_transformers_outputs_both_ways(case: str, saved: Saved, tmp_path: Path) -> None:
     peer, folder = saved(case)
     ours = ours_from(read_folder(folder))
-    for option, value in CASES[case][2].items():
+    for option, value in expected_options(case).items():
         assert ours.config.option(option) == value, option
-    assert_agrees(ours, peer)
+    (height, width), (ph, pw) = ours.config.image_hw, ours.config.patch_hw
+    assert (ours.config.remainder == "cut") == bool(height % ph or width % pw)
+    assert identify(folder)[1].name == "huggingface"
+    assert_alike(ours, peer, images_for(ours.config))
 
-    to_family(FAMILY, ours, preprocess_of(ours.config), tmp_path / "back")
-    assert_agrees(ours, loaded_by_peer(ours.config, tmp_path / "back"))
-
-    again = ours_from(read_folder(tmp_path / "back"))
+    to_family(FAMILY, ours, preprocess_of(ours.config), tmp_path)
+    assert_alike(ours, loaded_by_peer(ours.config, tmp_path), images_for(ours.config))
+    again = ours_from(read_folder(tmp_path))
     assert again.config == FAMILY.fixed_there(ours.config)
-    expected = ours.state_dict()
-    assert again.state_dict().keys() == expected.keys()
-    for name, tensor in again.state_dict().items():
-        assert torch.equal(tensor, expected[name]), name
+    assert_same_state(again, ours)
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_in_memory_names_of_version_5_are_read(case: str, saved: Saved) -> None:
+@pytest.mark.parametrize("case", EVERY)
+def test_names_of_version_5_and_weights_without_config_json_are_read(case: str, saved: Saved) -> None:
     peer, folder = saved(case)
-    expected = ours_from(read_folder(folder)).state_dict()
+    expected = ours_from(read_folder(folder))
     in_memory = Source(name="in memory", tensors=peer.state_dict(), config=peer.config.to_dict())
-    state = ours_from(in_memory).state_dict()
-    assert state.keys() == expected.keys()
-    for name, tensor in state.items():
-        assert torch.equal(tensor, expected[name]), name
+    assert_same_state(ours_from(in_memory), expected)
+    bare = Source(name="model.safetensors", tensors=load_file(folder / "model.safetensors"))
+    with pytest.raises(CheckpointError, match=r"config=ViTConfig\("):
+        FAMILY.read_config(FAMILY.before_reading(bare))
+    loaded = from_pretrained(folder / "model.safetensors", family="huggingface", config=expected.config)
+    assert_same_state(loaded, expected)
 
 
 @pytest.mark.parametrize("case", ["vit", "deit with teacher", "dinov2 classifier", "registers, classifier"])
 def test_classifier_without_its_prefix_is_read(case: str, saved: Saved) -> None:
     source = read_folder(saved(case)[1])
-    prefix = f"{source.config['model_type']}."
-    bare = {name.removeprefix(prefix): tensor for name, tensor in source.tensors.items()}
-    assert bare.keys() != source.tensors.keys()
-    expected = ours_from(source).state_dict()
-    for name, tensor in (
-        ours_from(Source(name="bare", tensors=bare, config=source.config)).state_dict().items()
-    ):
-        assert torch.equal(tensor, expected[name]), name
+    bare = source.renamed(lambda name: name.removeprefix(f"{source.config['model_type']}."))
+    assert bare.tensors.keys() != source.tensors.keys()
+    assert_same_state(ours_from(bare), ours_from(source))
 
 
-@pytest.mark.parametrize("case", ["vit", "deit", "deit with teacher", "dinov2", "registers", "dinov3"])
-@pytest.mark.parametrize("size", [(48, 48), (16, 40), (24, 16), (64, 16)])
-@torch.no_grad()
-def test_other_image_sizes_equal_transformers(case: str, size: tuple[int, int], saved: Saved) -> None:
+@pytest.mark.parametrize("case", ["CLIPVisionModel-0", "SiglipVisionModel-0"])
+def test_a_vision_model_with_the_prefix_of_version_4_is_read(case: str, saved: Saved) -> None:
+    source = read_folder(saved(case)[1])
+    old = source.renamed(lambda name: f"vision_model.{name}")
+    old.tensors["vision_model.embeddings.position_ids"] = torch.arange(5)[None]
+    assert_same_state(ours_from(old), ours_from(source))
+
+
+OTHER_SIZES = ["vit", "deit", "deit with teacher", "dinov2", "registers", "dinov3"]
+OTHER_SIZES += [
+    f"{it}-0" for it in ("SiglipVisionModel", "CLIPVisionModel", "IJepaModel", "ViTMSNModel", "ViTMAEModel")
+]
+
+
+@pytest.mark.parametrize("case", OTHER_SIZES)
+@pytest.mark.parametrize("grid", [(6, 6), (2, 5), (3, 2), (8, 2)])
+def test_other_image_sizes_equal_transformers(case: str, grid: tuple[int, int], saved: Saved) -> None:
     peer, folder = saved(case)
-    images = random_images(2, 3, *size)
-    asked = {"interpolate_pos_encoding": True} if case.startswith(("vit", "deit")) else {}
-    expected, attention = outputs(peer, images, **asked)
     ours = ours_from(read_folder(folder))
-    assert relative_error(ours(images), expected) < 1e-5
-    trace = ours.trace(images, attention=True)
-    assert trace.attention is not None
-    for our_weights, their_weights in zip(trace.attention, attention, strict=True):
-        assert relative_error(our_weights, their_weights) < 1e-5
+    (ph, pw), keeps = ours.config.patch_hw, case.startswith(("dinov", "registers"))
+    asked = {} if keeps else {"interpolate_pos_encoding": True}
+    assert_alike(ours, peer, random_images(2, 3, grid[0] * ph, grid[1] * pw), **asked)
 
 
 @torch.no_grad()
 def test_half_precision_with_registers_is_read_as_transformers_reads_it(tmp_path: Path) -> None:
-    peer_model("registers").bfloat16().save_pretrained(tmp_path)
-    peer = transformers.AutoModel.from_pretrained(tmp_path, dtype=torch.float32, attn_implementation="eager")
-    assert_agrees(ours_from(read_folder(tmp_path)), peer.eval())
+    case_model("registers").bfloat16().save_pretrained(tmp_path)
+    peer = transformers.AutoModel.from_pretrained(tmp_path, dtype=torch.float32).eval()
+    ours = ours_from(read_folder(tmp_path))
+    assert_alike(ours, peer, images_for(ours.config))
 
 
 # Models without a published checkpoint that their classes support.
-HELD = {
+HELD: dict[str, dict[str, Any]] = {
     "swiglu without layer scale": {"mlp": "swiglu", "head": "none"},
     "layer scale with a head on the class token": {"layer_scale": 0.1},
     "class token and mean without layer scale": {"pool": "cls_mean"},
@@ -289,17 +428,27 @@ HELD = {
     "head from zero": {"head_init": "zero"},
     "pre_logits": {"head": "pre_logits"},
     "rotary without registers and layer scale": {"positions": "rotary", "head": "none"},
+    "relative positions": {"positions": "relative_by_block", "norm_eps": 1e-12, "qkv_bias": "no_key"},
+    "shared relative positions, then the mean": {
+        **{"positions": "relative", "qkv_bias": "no_key", "layer_scale": 0.1},
+        **{"pool": "mean", "class_token": True, "pool_norm": "after"},
+    },
+    "learned positions beside relative ones": {
+        **{"positions": "relative", "absolute": "all", "mlp": "quick_gelu", "qkv_bias": "no_key"},
+        "class_names": tuple("abcde"),
+    },
 }
 
 
 @pytest.mark.parametrize("options", HELD.values(), ids=HELD)
-@torch.no_grad()
 def test_our_models_convert_to_transformers_and_back(options: dict[str, Any], tmp_path: Path) -> None:
     ours = small_model(**options)
     to_family(FAMILY, ours, preprocess_of(ours.config), tmp_path)
-    peer = loaded_by_peer(ours.config, tmp_path)
-    assert_agrees(ours, peer)
-    assert_agrees(ours_from(read_folder(tmp_path)), peer)
+    peer, images = loaded_by_peer(ours.config, tmp_path), images_for(ours.config)
+    assert_alike(ours, peer, images)
+    again = ours_from(read_folder(tmp_path))
+    assert_alike(again, peer, images)
+    assert again.config.class_names == ours.config.class_names
 
 
 @torch.no_grad()
@@ -373,7 +522,7 @@ def test_a_pooler_beside_a_classifier_is_not_read(saved: Saved) -> None:
     source.tensors["vit.pooler.dense.bias"] = torch.ones(48)
     images = random_images(2, 3, 32, 32)
     with torch.no_grad():
-        assert relative_error(ours_from(source)(images), outputs(peer, images)[0]) < 1e-5
+        assert relative_error(ours_from(source)(images), peer(images).logits) < 1e-5
 
 
 @pytest.mark.parametrize(
@@ -401,48 +550,15 @@ def test_unsupported_configuration_is_rejected(
         FAMILY.read_config(told)
 
 
-def test_without_config_json_the_architecture_must_be_given(saved: Saved) -> None:
-    peer, folder = saved("deit")
-    whole = FAMILY.before_reading(read_folder(folder))
-    bare = Source(name="model.safetensors", tensors=load_file(folder / "model.safetensors"))
-    assert FAMILY.recognizes(bare)
-    bare = FAMILY.before_reading(bare)
-    with pytest.raises(CheckpointError, match=r"config=ViTConfig\("):
-        FAMILY.read_config(bare)
-    config = FAMILY.read_config(whole)
-    model = VisionTransformer(config).eval()
-    model.load_state_dict(from_family(FAMILY, bare, config))
-    with torch.no_grad():
-        assert_agrees(model, peer)
-
-
 def test_other_models_are_not_recognized() -> None:
     for config in ({"model_type": "swin"}, {"architecture": "vit_base_patch16_224"}, {"model_type": ["vit"]}):
         assert not FAMILY.recognizes(Source(name="other", tensors={}, config=config))
     assert not FAMILY.recognizes(Source(name="timm's", tensors={"patch_embed.proj.weight": torch.zeros(1)}))
 
 
-@pytest.mark.parametrize("case", ["vit", "deit", "dinov2 classifier", "registers, classifier", "dinov3"])
-def test_empty_configuration_means_the_defaults_of_its_class(case: str, saved: Saved) -> None:
-    source = read_folder(saved(case)[1])
-    defaults = getattr(transformers, CASES[case][0]).config_class()
-    told = Source(name="silent", tensors=source.tensors, config={"model_type": source.config["model_type"]})
-    config = FAMILY.read_config(FAMILY.before_reading(told))
-    assert config.embed_dim == defaults.hidden_size
-    assert config.depth == defaults.num_hidden_layers
-    assert config.num_heads == defaults.num_attention_heads
-    assert config.image_size == (defaults.image_size,) * 2
-    assert config.patch_size == (defaults.patch_size,) * 2
-    assert config.norms.norm_eps == defaults.layer_norm_eps
-    assert config.block.layer_scale == getattr(defaults, "layerscale_value", None)
-    assert config.block.qkv_bias == ("no_key" if case == "dinov3" else "all")
-    assert config.mlp_dim == getattr(defaults, "intermediate_size", 4 * defaults.hidden_size)
-    assert config.readout.num_registers == (case == "deit") + getattr(defaults, "num_register_tokens", 0)
-
-
 def test_class_names_survive_a_round_trip(tmp_path: Path) -> None:
     names = ("crane", "drake", "crane", "1", "", "ö", "x")  # ImageNet has two cranes
-    peer_model("vit", id2label=dict(enumerate(names))).save_pretrained(tmp_path / "theirs")
+    case_model("vit", id2label=dict(enumerate(names))).save_pretrained(tmp_path / "theirs")
     ours = ours_from(read_folder(tmp_path / "theirs"))
     assert ours.config.class_names == names
     to_family(FAMILY, ours, preprocess_of(ours.config), tmp_path / "back")
@@ -456,7 +572,7 @@ def test_generic_class_names_are_ignored(saved: Saved) -> None:
 
 
 def test_class_names_are_ordered_by_number(tmp_path: Path) -> None:
-    peer_model("vit", num_labels=12).save_pretrained(tmp_path)
+    case_model("vit", num_labels=12).save_pretrained(tmp_path)
     numbers = sorted(map(str, range(12)))  # "10" before "2", as in JSON with sorted keys
     file = tmp_path / "config.json"
     names = {"id2label": {number: f"class {number}" for number in numbers}}
@@ -475,251 +591,6 @@ def test_names_of_a_different_number_of_classes_are_ignored(count: int, saved: S
     assert FAMILY.read_config(told).class_names == ()
 
 
-def a_picture(width: int, height: int, grain: int = 4) -> Image.Image:
-    """Noise with spots of `grain` pixels."""
-    values = np.random.default_rng(0).integers(0, 256, (height // grain, width // grain, 3), dtype=np.uint8)
-    return Image.fromarray(values).resize((width, height), Image.Resampling.BICUBIC)
-
-
-def read_preprocess(told: Mapping[str, Any], kind: str = "vit", **options: Any) -> Preprocess:
-    source = Source(name="told", tensors={}, config={"model_type": kind}, preprocessor=told)
-    return FAMILY.read_preprocess(source, ViTConfig.from_dict({"image_size": 64, "patch_size": 8, **options}))
-
-
-PROCESSORS: dict[str, tuple[str, dict[str, Any]]] = {
-    "vit": ("ViTImageProcessorPil", {"size": {"height": 64, "width": 64}}),
-    "vit, oblong": ("ViTImageProcessorPil", {"size": {"height": 48, "width": 64}, "resample": 3}),
-    "vit, not normalized": (
-        "ViTImageProcessorPil",
-        {"size": {"height": 64, "width": 64}, "do_normalize": False},
-    ),
-    "vit, not rescaled": (
-        "ViTImageProcessorPil",
-        {
-            "size": {"height": 64, "width": 64},
-            "do_rescale": False,
-            "image_mean": [100, 110, 120],
-            "image_std": [50] * 3,
-        },
-    ),
-    "vit, to [-1, 1]": (
-        "ViTImageProcessorPil",
-        {
-            "size": {"height": 64, "width": 64},
-            "rescale_factor": 1 / 127.5,
-            "image_mean": [1] * 3,
-            "image_std": [1] * 3,
-        },
-    ),
-    "vit by default": ("ViTImageProcessorPil", {}),
-    "deit": (
-        "DeiTImageProcessorPil",
-        {
-            "size": {"height": 72, "width": 72},
-            "crop_size": {"height": 64, "width": 64},
-            "image_mean": [0.4, 0.5, 0.6],
-        },
-    ),
-    "deit by default": ("DeiTImageProcessorPil", {}),
-    "deit without crop": (
-        "DeiTImageProcessorPil",
-        {"size": {"height": 64, "width": 64}, "do_center_crop": False, "resample": 1},
-    ),
-    "bit": (
-        "BitImageProcessorPil",
-        {
-            "size": {"shortest_edge": 72},
-            "crop_size": {"height": 64, "width": 64},
-            "image_std": [0.2, 0.3, 0.25],
-        },
-    ),
-    "bit by default": ("BitImageProcessorPil", {}),
-    "dinov3 by default": ("DINOv3ViTImageProcessor", {}),
-}
-
-
-def both_preprocessings(case: str, folder: Path) -> tuple[Preprocess, Any]:
-    """Our preprocessing from a processor's file, and the processor."""
-    name, options = PROCESSORS[case]
-    if not name.endswith("Pil"):
-        pytest.importorskip("torchvision", reason=f"{name} needs torchvision (vitascope[peers])")
-    processor = getattr(transformers, name)(**options)
-    processor.save_pretrained(folder)
-    return read_preprocess(json.loads((folder / "preprocessor_config.json").read_text())), processor
-
-
-def differences(ours: Preprocess, processor: Any, picture: Image.Image) -> Tensor:
-    """The difference in levels of 256, per pixel."""
-    expected = processor(picture, return_tensors="pt")["pixel_values"]
-    actual = ours.normalize(torch.from_numpy(ours.pixels(picture))[None])
-    assert actual.shape == expected.shape
-    return (actual - expected).abs() * 255 * torch.tensor(ours.std).view(-1, 1, 1)
-
-
-@pytest.mark.parametrize("case", PROCESSORS)
-def test_preprocessing_of_a_square_picture_equals_transformers(case: str, tmp_path: Path) -> None:
-    ours, processor = both_preprocessings(case, tmp_path)
-    levels = differences(ours, processor, a_picture(288, 288))
-    assert levels.max() < 1.01  # of 256: the steps round in between
-
-
-@pytest.mark.parametrize("case", [case for case in PROCESSORS if case.endswith("by default")])
-def test_empty_processor_file_means_the_processors_defaults(case: str, tmp_path: Path) -> None:
-    whole, _ = both_preprocessings(case, tmp_path)
-    told = json.loads((tmp_path / "preprocessor_config.json").read_text())
-    assert read_preprocess({"image_processor_type": told["image_processor_type"]}) == whole
-
-
-@pytest.mark.parametrize("step", ["do_resize", "do_center_crop", "do_rescale", "do_normalize"])
-def test_null_step_is_skipped_as_in_transformers(step: str, tmp_path: Path) -> None:
-    sides = {"height": 64, "width": 64}
-    cropped = step != "do_resize"  # a crop requires it
-    transformers.DeiTImageProcessorPil(
-        size={"height": 72, "width": 72} if step != "do_center_crop" else sides,
-        crop_size={"height": 48, "width": 48},
-        do_center_crop=cropped,
-    ).save_pretrained(tmp_path)
-    file = tmp_path / "preprocessor_config.json"
-    told = json.loads(file.read_text()) | {step: None}
-    file.write_text(json.dumps(told))
-    processor = transformers.AutoImageProcessor.from_pretrained(tmp_path, backend="pil")
-    assert differences(read_preprocess(told), processor, a_picture(64, 64)).max() < 1.01
-
-
-@pytest.mark.parametrize("shape", [(288, 200), (200, 288)])
-@pytest.mark.parametrize("case", ["vit", "vit, oblong", "bit"])
-def test_preprocessing_of_an_oblong_picture_equals_transformers(
-    case: str, shape: tuple[int, int], tmp_path: Path
-) -> None:
-    ours, processor = both_preprocessings(case, tmp_path)
-    assert differences(ours, processor, a_picture(*shape)).max() < 0.01
-
-
-@pytest.mark.parametrize(
-    ("told", "expected"),
-    [
-        (  # the file of facebook/deit-base-distilled-patch16-224
-            {
-                "feature_extractor_type": "DeiTFeatureExtractor",
-                "crop_size": 224,
-                "do_center_crop": True,
-                "do_normalize": True,
-                "do_resize": True,
-                "image_mean": [0.485, 0.456, 0.406],
-                "image_std": [0.229, 0.224, 0.225],
-                "resample": 3,
-                "size": 256,
-            },
-            {
-                "image_size": (224, 224),
-                "resize": "squash",
-                "resize_to": (256, 256),
-                "mean": (0.485, 0.456, 0.406),
-            },
-        ),
-        (  # and of facebook/dino-vits16
-            {"feature_extractor_type": "ViTFeatureExtractor", "resample": 2, "size": 224},
-            {"image_size": (224, 224), "resize": "squash", "interpolation": "bilinear"},
-        ),
-        (
-            {"image_processor_type": "BitImageProcessor", "size": 96, "crop_size": 64},
-            {"image_size": (64, 64), "resize": "crop", "resize_to": (96, 96)},
-        ),
-        (
-            {"image_processor_type": "BitImageProcessor", "size": 96, "do_center_crop": False},
-            {"image_size": (96, 96), "resize": "crop", "resize_to": (96, 96)},
-        ),
-        ({"do_resize": False}, {"image_size": (64, 64), "resize": "squash"}),
-        ({"image_processor_type": "ViTImageProcessorFast", "size": [48, 64]}, {"image_size": (48, 64)}),
-        ({"do_resize": True, "size": None, "crop_size": None}, {"image_size": (224, 224)}),
-    ],
-)
-def test_older_processor_files_are_read(told: dict[str, Any], expected: dict[str, Any]) -> None:
-    ours = read_preprocess(told)
-    assert {name: getattr(ours, name) for name in expected} == expected
-
-
-@pytest.mark.parametrize(
-    ("told", "reason"),
-    [
-        ({"image_processor_type": "ConvNextImageProcessor"}, "ConvNextImageProcessor"),
-        ({"resample": 4}, "resample 4"),
-        ({"resample": [3]}, "resample"),
-        ({"size": {"longest_edge": 3}}, "not a size"),
-        ({"size": 0}, "0 is not a size"),
-        ({"do_center_crop": True}, "None is not a size"),
-        ({"do_center_crop": True, "do_resize": False, "crop_size": 64}, "crops but does not resize"),
-        ({"size": {"shortest_edge": 64, "longest_edge": 96}}, "bounds both edges"),
-        ({"image_mean": [0.1, 0.2]}, "does not fit a model of 3 channels"),
-        ({"rescale_factor": 0}, "rescale_factor 0"),
-        ({"rescale_factor": {}}, "rescale_factor {}"),
-        ({"do_pad": True, "pad_size": {"height": 256, "width": 256}}, "no padding"),
-        ({"image_std": "half"}, "not numbers"),
-    ],
-)
-def test_unsupported_processors_are_rejected(told: dict[str, Any], reason: str) -> None:
-    with pytest.raises(CheckpointError, match=reason):
-        read_preprocess(told)
-
-
-def test_equal_statistics_apply_to_one_channel() -> None:
-    ours = read_preprocess({"image_mean": [0.5, 0.5, 0.5]}, in_channels=1)
-    assert (ours.channels, ours.mean, ours.std) == (1, (0.5,), (0.5,))
-
-
-@pytest.mark.parametrize(
-    ("kind", "resize", "resize_to", "interpolation", "mean"),
-    [
-        ("vit", "squash", None, "bilinear", 0.5),
-        ("deit", "crop", (73, 73), "bicubic", 0.485),
-        ("dinov2", "crop", (73, 73), "bicubic", 0.485),
-        ("dinov2_with_registers", "crop", (73, 73), "bicubic", 0.485),
-        ("dinov3_vit", "squash", None, "bilinear", 0.485),
-        ("clip", "crop", (64, 64), "bicubic", 0.48145466),
-        ("siglip_vision_model", "squash", None, "bicubic", 0.5),
-        ("vit_mae", "crop", (73, 73), "bicubic", 0.485),
-        ("vit_msn", "crop", (73, 73), "bicubic", 0.485),
-        ("ijepa", "crop", (73, 73), "bicubic", 0.485),
-    ],
-)
-def test_published_preprocessing_is_the_default_without_a_file(
-    kind: str, resize: str, resize_to: tuple[int, int] | None, interpolation: str, mean: float
-) -> None:
-    ours = read_preprocess({}, kind)
-    assert ours.image_size == (64, 64)
-    assert (ours.resize, ours.resize_to, ours.interpolation) == (resize, resize_to, interpolation)
-    assert ours.mean[0] == mean
-    assert read_preprocess({}, kind, in_channels=1).mean == (0.5,)
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"resize": "squash", "interpolation": "bilinear"},
-        {"resize": "squash", "image_size": (64, 32), "interpolation": "lanczos"},
-        {"resize": "squash", "resize_to": (75, 70)},
-        {"resize_to": (73, 73), "mean": (0.4, 0.5, 0.6), "std": (0.2, 0.3, 0.25)},
-        {"resize_to": (64, 64), "interpolation": "nearest"},
-        {"resize_to": (73, 73), "image_size": (64, 40)},
-    ],
-)
-def test_written_preprocessing_equals_their_processors(options: dict[str, Any], tmp_path: Path) -> None:
-    crop_rounding = "down" if "resize_to" in options else "even"
-    preprocess = Preprocess(**{"image_size": (64, 64), "crop_rounding": crop_rounding, **options})
-    to_family(FAMILY, small_model(), preprocess, tmp_path)
-    processor = transformers.AutoImageProcessor.from_pretrained(tmp_path, backend="pil")
-    assert differences(preprocess, processor, a_picture(288, 211)).max() < 0.01
-    again = FAMILY.read_preprocess(read_folder(tmp_path), small_model().config)
-    assert again == preprocess
-
-
-def test_a_crop_that_is_not_square_is_rejected_before_anything_is_written(tmp_path: Path) -> None:
-    preprocess = Preprocess(image_size=(64, 32), resize="crop")
-    with pytest.raises(CheckpointError, match=r'64x32.*resize="squash"'):
-        to_family(FAMILY, small_model(image_size=(64, 32)), preprocess, tmp_path)
-    assert not list(tmp_path.iterdir())
-
-
 def test_probabilities_of_several_labels_are_the_sigmoids_of_transformers(
     saved: Saved, tmp_path: Path
 ) -> None:
@@ -732,5 +603,267 @@ def test_probabilities_of_several_labels_are_the_sigmoids_of_transformers(
         engine = TorchEngine(from_pretrained(folder), precision="fp32", device="cpu")
         assert engine.several
         pixels = torch.randint(256, (2, 3, 32, 32), dtype=torch.uint8)
-        expected = outputs(peer, engine.preprocess.normalize(pixels))[0].sigmoid()
+        expected = peer(engine.preprocess.normalize(pixels)).logits.sigmoid().detach()
         torch.testing.assert_close(engine.probabilities(pixels), expected, atol=1e-5, rtol=0)
+
+
+def test_siglip_without_its_head_pools_by_the_mean(tmp_path: Path) -> None:
+    peer = encoder_model("SiglipVisionModel", vision_use_head=False)
+    peer.save_pretrained(tmp_path)
+    ours = ours_from(read_folder(tmp_path))
+    images = random_images(2, 3, *ours.config.image_hw)
+    with torch.no_grad():
+        expected = peer(images).last_hidden_state.mean(dim=1)
+        assert relative_error(ours(images), expected) < 1e-5
+
+
+@torch.no_grad()
+def in_patches(peer: nn.Module, images: Tensor) -> Any:
+    """SigLIP 2's outputs of images (B, C, H, W), which its processor cuts into patches."""
+    vision = getattr(peer.config, "vision_config", peer.config)
+    patch, (B, _, height, width) = vision.patch_size, images.shape
+    grid = height // patch, width // patch
+    cut = images.unflatten(2, (grid[0], patch)).unflatten(4, (grid[1], patch))
+    patches = cut.permute(0, 2, 4, 3, 5, 1).flatten(3).flatten(1, 2)  # (B, N, rows columns C)
+    shapes = torch.tensor([grid]).expand(B, -1)
+    mask = torch.ones(patches.shape[:2], dtype=torch.int64)
+    return peer(patches, pixel_attention_mask=mask, spatial_shapes=shapes)
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"vision_use_head": False}, {"hidden_act": "gelu", "num_channels": 1}]
+)
+@torch.no_grad()
+def test_siglip_2_of_any_proportions_is_a_siglip_at_its_square(
+    options: dict[str, Any], tmp_path: Path
+) -> None:
+    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24}
+    config = transformers.Siglip2VisionConfig(**sizes, patch_size=6, num_patches=9, **options)
+    peer = randomize(transformers.Siglip2VisionModel(config), 1).eval()
+    peer.save_pretrained(tmp_path / "theirs")
+    transformers.Siglip2ImageProcessorPil(patch_size=6, max_num_patches=9).save_pretrained(
+        tmp_path / "theirs"
+    )
+    ours = from_pretrained(tmp_path / "theirs")
+    assert (ours.preprocess.image_size, ours.preprocess.resize) == ((18, 18), "squash")
+    images = random_images(2, config.num_channels, 18, 18)
+    expected = in_patches(peer.double(), images.double())
+    tokens = expected.last_hidden_state
+    outputs = tokens.mean(dim=1) if "vision_use_head" in options else expected.pooler_output
+    ours.double()
+    assert relative_error(ours.forward_features(images.double()), tokens) < 1e-10
+    assert relative_error(ours(images.double()), outputs) < 1e-10
+
+    save_pretrained(ours.float(), tmp_path / "back", format="huggingface")
+    back: Any = loaded_by_peer(ours.config, tmp_path / "back").double()
+    back.set_attn_implementation("sdpa")
+    assert relative_error(back(images.double()).last_hidden_state, tokens) < 1e-10
+
+
+@torch.no_grad()
+def test_classifier_of_siglip_2_equals_transformers(tmp_path: Path) -> None:
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 24}
+    vision = {**sizes, "patch_size": 6, "num_patches": 9}
+    config = transformers.Siglip2Config(vision_config=vision, text_config=TEXT, num_labels=6)
+    peer = randomize(transformers.Siglip2ForImageClassification(config), 1).eval()
+    peer.save_pretrained(tmp_path)
+    images = random_images(2, 3, 18, 18)
+    assert relative_error(from_pretrained(tmp_path)(images), in_patches(peer, images).logits) < 1e-5
+
+
+def test_projection_with_a_bias_is_not_written(tmp_path: Path) -> None:
+    options = {"embedding_norm": True, "patch_bias": False, "outputs": "embedding", "num_classes": 6}
+    ours = small_model(**options)
+    assert not misfit(FAMILY, ours.config)
+    with pytest.raises(CheckpointError, match="projection has a bias"):
+        to_family(FAMILY, ours, preprocess_of(ours.config), tmp_path / "never")
+    ours.head.bias.data.zero_()
+    to_family(FAMILY, ours, preprocess_of(ours.config), tmp_path / "written")
+    assert_alike(ours, loaded_by_peer(ours.config, tmp_path / "written"), images_for(ours.config))
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({}, "pool 'cls', pool_norm 'before', class_token True with classes"),
+        ({"pool": "mean", "pool_norm": "none"}, "pool_norm 'none', class_token False with classes"),
+        ({"pool": "mean", "class_token": True, "head": "none"}, "pool 'mean'.* without classes"),
+    ],
+)
+def test_clips_with_another_readout_are_not_written(options: dict[str, Any], reason: str) -> None:
+    ours = small_model(embedding_norm=True, patch_bias=False, **options)
+    assert re.search(reason, misfit(FAMILY, ours.config))
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"pooler_act": "relu"}, "pooler_act 'relu'"),
+        ({"pooler_output_size": 4}, "pooler of 4 outputs"),
+    ],
+)
+def test_other_poolers_are_rejected_with_the_way_out(
+    changed: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    encoder_model("ViTModel", **changed).save_pretrained(tmp_path)
+    with pytest.raises(CheckpointError, match=f"{message}.*add_pooling_layer=False"):
+        ours_from(read_folder(tmp_path))
+
+
+def test_pooler_of_i_jepa_is_rejected(tmp_path: Path) -> None:
+    cls = transformers.IJepaModel
+    cls(cls.config_class(**random_sizes("IJepa", 0)), add_pooling_layer=True).save_pretrained(tmp_path)
+    with pytest.raises(CheckpointError, match="reads the first patch"):
+        ours_from(read_folder(tmp_path))
+
+
+@pytest.mark.parametrize("kind", ["swin", "hiera", "levit", "mobilevit", "pvt", "convnext", "aimv2", "mlcd"])
+def test_models_of_another_kind_are_rejected_by_name(kind: str, tmp_path: Path) -> None:
+    assert kind not in KINDS
+    encoder_model("ViTModel").save_pretrained(tmp_path)
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"model_type": kind}))
+    with pytest.raises(
+        CheckpointError, match=f"model_type is '{kind}'; vitascope has no such model"
+    ) as error:
+        identify(tmp_path)
+    assert reason(kind) in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"vision_config": [1]}, "vision_config"),
+        ({"vision_config": {"hidden_act": "relu"}}, "hidden_act 'relu'"),
+        ({"vision_config": {"hidden_act": ["gelu"]}}, "hidden_act"),
+        ({"vision_config": {"image_size": None}}, "not a size"),
+        ({"vision_config": {"hidden_size": float("inf")}}, "hidden_size inf"),
+        ({"vision_config_dict": "B/16"}, "vision_config_dict"),
+        ({"vision_config": {"num_attention_heads": "two"}}, "num_heads"),
+    ],
+)
+def test_broken_configuration_of_a_whole_model_is_rejected(
+    config: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    encoder_model("SiglipModel").save_pretrained(tmp_path)
+    source = read_folder(tmp_path)
+    with pytest.raises(UserError, match=message):
+        ours_from(Source(name="broken", tensors=source.tensors, config={**source.config, **config}))
+
+
+def test_parts_of_a_whole_model_do_not_overrule_what_describes_the_whole(tmp_path: Path) -> None:
+    names = {str(index): name for index, name in enumerate("abcdef")}
+    encoder_model("SiglipForImageClassification").save_pretrained(tmp_path)
+    source = read_folder(tmp_path)
+    repeated = {"id2label": {"0": "LABEL_0", "1": "LABEL_1"}, "problem_type": "regression"}
+    vision = {**source.config["vision_config"], **repeated}
+    config = {**source.config, "id2label": names, "vision_config": vision}
+    ours = ours_from(Source(name="version 4", tensors=source.tensors, config=config))
+    assert ours.config.class_names == tuple("abcdef")
+    to_family(FAMILY, ours, preprocess_of(ours.config), tmp_path / "back")
+    assert loaded_by_peer(ours.config, tmp_path / "back").config.id2label == dict(enumerate("abcdef"))
+
+
+def test_an_older_description_of_the_vision_model_overrules_the_newer_as_in_transformers(
+    tmp_path: Path,
+) -> None:
+    encoder_model("CLIPModel").save_pretrained(tmp_path)
+    source = read_folder(tmp_path)
+    vision = source.config["vision_config"]
+    old = {key: vision[key] for key in vision if key not in ("hidden_act", "layer_norm_eps")}
+    newer = {**vision, "layer_norm_eps": 0.1, "num_hidden_layers": 7}
+    config = {**source.config, "vision_config": newer, "vision_config_dict": old}
+    expected = transformers.CLIPConfig(**config).vision_config
+    ours = ours_from(Source(name="older", tensors=source.tensors, config=config)).config
+    assert (ours.depth, ours.norms.norm_eps) == (expected.num_hidden_layers, expected.layer_norm_eps)
+
+
+@pytest.mark.parametrize(
+    "name", ["CLIPVisionModelWithProjection", "SiglipVisionModel", "IJepaForImageClassification"]
+)
+@torch.no_grad()
+def test_conversion_to_timm_and_back_is_bitwise(name: str, tmp_path: Path) -> None:
+    encoder_model(name, seed=2).save_pretrained(tmp_path / "theirs")
+    ours = from_pretrained(tmp_path / "theirs")
+    ours.config = ours.config.replace(norm_eps=1e-5 if name.startswith("CLIP") else 1e-6)  # timm's
+    images = random_images(2, 3, *ours.config.image_hw)
+    save_pretrained(ours, tmp_path / "timm", format="timm")
+    between = from_pretrained(tmp_path / "timm")
+    assert between.config.remainder == ours.config.remainder == "cut"
+    assert between.config.outputs == ours.config.outputs
+    save_pretrained(between, tmp_path / "back", format="huggingface")
+    back = from_pretrained(tmp_path / "back")
+    assert torch.equal(back(images), between(images))
+    assert_same_state(back, ours)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        *("vit", "deit", "dinov2 classifier", "registers, classifier", "dinov3", "CLIPVisionModel-0"),
+        *("SiglipVisionModel-0", "IJepaModel-0", "ViTMAEModel-0", "ViTMSNModel-0"),
+    ],
+)
+def test_empty_configuration_is_that_of_the_defaults_of_its_class(case: str, saved: Saved) -> None:
+    peer, folder = saved(case)
+    source, defaults = read_folder(folder), type(peer.config)()
+    told = Source(name="silent", tensors=source.tensors, config={"model_type": source.config["model_type"]})
+    config = FAMILY.read_config(FAMILY.before_reading(told))
+    assert (config.embed_dim, config.depth) == (defaults.hidden_size, defaults.num_hidden_layers)
+    assert config.num_heads == defaults.num_attention_heads
+    assert config.image_hw == (defaults.image_size,) * 2
+    assert config.patch_hw == (defaults.patch_size,) * 2
+    assert config.norms.norm_eps == defaults.layer_norm_eps
+    assert config.block.layer_scale == getattr(defaults, "layerscale_value", None)
+    assert config.block.qkv_bias == ("no_key" if case == "dinov3" else "all")
+    assert config.mlp_dim == getattr(defaults, "intermediate_size", 4 * defaults.hidden_size)
+    assert config.readout.num_registers == (case == "deit") + getattr(defaults, "num_register_tokens", 0)
+    mlps = {"quick_gelu": "quick_gelu", "gelu_pytorch_tanh": "gelu_tanh", "gelu": "gelu"}
+    assert config.block.mlp == mlps[defaults.hidden_act]
+
+
+# BEiT
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"qkv_bias": "all"}, "qkv_bias 'all'"),
+        ({"mlp": "swiglu"}, "mlp 'swiglu'"),
+        ({"pool_norm": "after"}, "pool 'cls', pool_norm 'after' and head 'linear'"),
+        ({"image_size": (32, 24)}, "positions of an oblong grid, (4, 3)"),
+        ({"patch_size": (8, 4), "image_size": (32, 16)}, "patches that are not square"),
+    ],
+)
+def test_beit_that_transformers_has_not_is_rejected_with_the_option(
+    options: dict[str, Any], reason: str
+) -> None:
+    config = small_config(**{"positions": "relative", "qkv_bias": "no_key"} | options)
+    assert misfit(Beit(), config) == f"huggingface has no model with {reason}"
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({**OWN, **SHARED}, "relative positions of all blocks beside those of each"),
+        ({**OWN, "hidden_act": "relu"}, "hidden_act 'relu'"),
+        ({**OWN, "image_size": [32, 24]}, r"distorts the positions of an oblong grid, \(4, 3\)"),
+    ],
+)
+def test_beit_that_we_have_not_is_rejected(options: dict[str, Any], reason: str, tmp_path: Path) -> None:
+    config = transformers.BeitConfig(**{**SIZES, **MLP, **options})
+    transformers.BeitForImageClassification(config).save_pretrained(tmp_path)
+    with pytest.raises(CheckpointError, match=reason):
+        from_pretrained(tmp_path)
+
+
+def test_masked_pre_training_of_beit_gives_the_body(tmp_path: Path) -> None:
+    config = transformers.BeitConfig(**SIZES, **MLP, **OWN, vocab_size=9)
+    peer = randomize(transformers.BeitForMaskedImageModeling(config)).eval()
+    peer.save_pretrained(tmp_path)
+    ours = from_pretrained(tmp_path).double()
+    images = images_for(ours.config).double()
+    with torch.no_grad():
+        body = peer.double().beit(images).last_hidden_state
+        assert relative_error(ours.forward_features(images), peer.layernorm(body)) < 1e-10

@@ -1,7 +1,6 @@
 """The original JAX checkpoints: arrays in the names and layouts of vit_jax and big_vision, both ways.
 
-Our model is compared with the paper's equations in NumPy (`numpy_vit`), with timm's reading of such files,
-and with flax itself if it is installed.
+Our model is compared with the paper's equations in NumPy (`numpy_vit`) and with timm's reading of the files.
 """
 
 import copy
@@ -17,7 +16,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from tests.model import VARIANTS, random_images, randomize, small_config, small_model
+from tests.model import random_images, randomize, small_model
 from tests.peers import numpy_vit
 from tests.peers.comparison import relative_error
 from tests.uninitialized import uninitialized
@@ -26,7 +25,7 @@ from vitascope.model.config import ViTConfig
 from vitascope.model.vit import VisionTransformer
 from vitascope.weights.families.jax import Jax
 from vitascope.weights.files import CheckpointError, read_weights
-from vitascope.weights.mapping import Source, changes, from_family, misfit, to_family
+from vitascope.weights.mapping import Source, from_family, to_family
 
 JAX = Jax()
 Arrays = dict[str, NDArray[Any]]
@@ -446,154 +445,6 @@ def test_timm_reads_original_and_written_files_with_equal_logits(name: str, tmp_
     for file in (original, written(model, tmp_path)):
         randomize(peer, seed=3).eval().load_pretrained(str(file))
         assert relative_error(model(images), peer(images)) < 1e-5
-
-
-@torch.no_grad()
-def test_timm_reads_a_written_hybrid(tmp_path: Path) -> None:
-    timm = pytest.importorskip("timm", reason="timm is not installed (vitascope[peers])")
-    body = {"embed_dim": 32, "depth": 2, "num_heads": 4, "num_classes": 5, "mlp": "gelu_tanh"}
-    stem = {"stem": "resnet", "resnet_layers": (2, 2, 2, 2), "resnet_dialect": "timm", "patch_size": 32}
-    with uninitialized():
-        model = VisionTransformer(ViTConfig.from_dict({**body, **stem, "image_size": 64}))
-        peer = timm.create_model(
-            "vit_small_r26_s32_224",
-            img_size=64,
-            embed_dim=32,
-            depth=2,
-            num_heads=4,
-            num_classes=5,
-            act_layer="gelu_tanh",
-        )
-    randomize(model).eval()
-    assert (
-        changes(JAX, model.config)
-        == [
-            "resample 'timm' becomes 'jax': jax has no other",
-            "resnet_dialect 'timm' becomes 'jax': jax has no other",
-        ]
-        or len(changes(JAX, model.config)) == 2
-    )
-    randomize(peer, seed=3).eval().load_pretrained(str(written(model, tmp_path)))
-    images = random_images(2, 3, 64, 64).double()
-    assert relative_error(model.double()(images), peer.double()(images)) < 1e-6
-
-
-FLAX_MODELS: dict[str, dict[str, Any]] = {
-    "class token": {},
-    "class token, pre_logits": {"pre_logits": True},
-    "mean": {"pool": "mean"},
-    "hybrid": {"resnet": (2, 1), "patch": 1},
-    "big_vision, class token": {"kind": "big_vision"},
-    "big_vision, mean, fixed positions": {
-        "kind": "big_vision",
-        "pool": "mean",
-        "learned": False,
-        "patch": 32,
-    },
-    "big_vision, map, scanned": {"kind": "big_vision", "pool": "map", "scan": True},
-}
-
-
-@pytest.mark.parametrize("name", FLAX_MODELS)
-@torch.no_grad()
-def test_flax_has_equal_logits_before_and_after(name: str, tmp_path: Path) -> None:
-    flax = pytest.importorskip("flax", reason="flax is not installed")
-    import jax
-
-    from tests.peers.flax_vit import ViT
-
-    options = FLAX_MODELS[name]
-    peer = ViT(**options)
-    side = 224 if not options.get("learned", True) else 32
-    images = random_images(2, 3, side, side)
-    pixels = np.ascontiguousarray(images.permute(0, 2, 3, 1).numpy())
-    tree = jax.jit(peer.init)(jax.random.key(0), pixels)["params"]
-    apply = jax.jit(peer.apply)
-    random = np.random.default_rng(0)
-    flat = {
-        name: np.asarray(array) + random.normal(0, 0.1, array.shape).astype(np.float32)
-        for name, array in flax.traverse_util.flatten_dict(tree, sep="/").items()
-    }
-
-    def answer(arrays: Arrays) -> NDArray[np.float64]:
-        nested = flax.traverse_util.unflatten_dict(arrays, sep="/")
-        return np.asarray(apply({"params": nested}, pixels), dtype=np.float64)
-
-    theirs = answer(flat)
-    model = loaded(save(flat, tmp_path))
-    assert relative_error(model(images), theirs) < 1e-5
-    back = dict(np.load(written(model, tmp_path)))
-    if options.get("scan"):
-        return  # written with separate blocks, which another model of theirs reads
-    if options.get("kind") != "big_vision":
-        numbers = {"Attention_1": "Attention_0", "LayerNorm_2": "LayerNorm_1", "MlpBlock_3": "MlpBlock_0"}
-        for first, today in numbers.items():  # as flax's `convert_pre_linen`, which vit_jax calls
-            back = {re.sub(rf"(encoderblock_\d+/\w*){first}", rf"\1{today}", k): v for k, v in back.items()}
-    assert back.keys() == flat.keys()
-    assert np.array_equal(answer(back), theirs)
-
-
-# Variants of our tests that neither library has.
-HELD = {
-    "plain",
-    "tanh gelu",
-    "mean",
-    "zero head",
-    "mlp head",
-    "pre_logits",
-    "no head",
-    "timm's initialization",
-    "mimetic initialization",
-    "dropout",
-    "patch dropout",
-    "sincos 2d of big_vision, map",
-    "map",
-    "independent classes",  # a conversion reports that they become exclusive
-}
-
-
-@pytest.mark.parametrize("name", VARIANTS)
-def test_every_kind_of_model_is_written_completely_or_rejected(name: str, tmp_path: Path) -> None:
-    model = small_model(**{"mlp": "gelu_tanh", **VARIANTS[name]})
-    if name not in HELD:
-        with pytest.raises(CheckpointError, match="jax has no model with"):
-            written(model, tmp_path)
-        return
-    images = random_images(2, 3, *model.config.image_hw)
-    with torch.no_grad():
-        again = loaded(written(model, tmp_path))(images)
-        assert relative_error(again, model(images)) < 1e-5
-
-
-@pytest.mark.parametrize(
-    ("options", "told"),
-    [
-        ({"mlp": "gelu"}, "mlp 'gelu'"),
-        ({"num_registers": 2}, "num_registers 2"),
-        ({"layer_scale": 0.1}, "layer_scale 0.1"),
-        ({"positions": "rotary"}, "positions 'rotary'"),
-        ({"pool": "mean", "class_token": True}, "class_token True with pool 'mean'"),
-        ({"pool": "map", "class_token": True}, "class_token True with pool 'map'"),
-        ({"image_size": (32, 64)}, "a grid of 4x8 patches, which is not square"),
-        ({"stem": "resnet", "resnet_layers": (1,), "resnet_width": 4}, "resnet_width 4"),
-        (
-            {"stem": "resnet", "resnet_layers": (1,), "resnet_width": 32, "pool": "map"},
-            "stem 'resnet' with attention pooling",
-        ),
-    ],
-)
-def test_unsupported_model_is_rejected_naming_its_options(options: dict[str, Any], told: str) -> None:
-    assert misfit(JAX, small_config(**{"mlp": "gelu_tanh", **options})).startswith(
-        f"jax has no model with {told}"
-    )
-
-
-def test_epsilon_of_another_library_is_replaced_and_reported() -> None:
-    config = small_config(mlp="gelu_tanh", norm_eps=1e-5, resample="jax")
-    assert changes(JAX, config) == ["norm_eps 1e-05 becomes 1e-06: jax has no other"]
-
-
-QUERY = "Transformer/encoderblock_1/MultiHeadDotProductAttention_1/query/kernel"
 
 
 @pytest.mark.parametrize(

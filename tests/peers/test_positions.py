@@ -110,16 +110,6 @@ def test_torchvision_rule_equals_torchvision(old: Grid, new: Grid) -> None:
     assert_agreement("torchvision", old, new, resized["encoder.pos_embedding"])
 
 
-@pytest.mark.parametrize(("old", "new"), GRIDS)
-def test_torchvision_rule_equals_its_formula_for_any_shape(old: Grid, new: Grid) -> None:
-    # torchvision's function accepts squares only; this is its central line.
-    positions = positions_of(old)
-    image = nn.functional.interpolate(
-        patches_as_image(positions, old), size=new, mode="bicubic", align_corners=True
-    )
-    assert_agreement("torchvision", old, new, image_as_patches(image, positions))
-
-
 def cubic(distance: float) -> float:
     """The kernel of cubic convolution (Keys 1981) with torch's a = -0.75."""
     a, x = -0.75, abs(distance)
@@ -152,11 +142,6 @@ def by_cubic_convolution(positions: Tensor, old: Grid, new: Grid, offset: float)
 @pytest.mark.parametrize(("old", "new"), GRIDS)
 def test_dinov2_rule_scales_by_the_grid_plus_a_tenth(old: Grid, new: Grid) -> None:
     assert_agreement("dinov2", old, new, by_cubic_convolution(positions_of(old), old, new, offset=0.1))
-
-
-@pytest.mark.parametrize(("old", "new"), GRIDS)
-def test_huggingface_rule_scales_by_the_grid(old: Grid, new: Grid) -> None:
-    assert_agreement("huggingface", old, new, by_cubic_convolution(positions_of(old), old, new, offset=0.0))
 
 
 @pytest.mark.parametrize(("old", "new"), GRIDS)

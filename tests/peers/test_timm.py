@@ -2,6 +2,7 @@
 
 import argparse
 import dataclasses
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,26 +13,34 @@ from torch import Tensor, nn
 from tests.model import VARIANTS, random_images, randomize, small_config, small_model
 from tests.peers.comparison import relative_error
 from tests.peers.timm_models import (
+    BEIT,
+    EVA,
+    EVA_SIZES,
     HYBRIDS,
+    LIBRARY,
     MODELS,
     TIMM,
     assert_same_state,
     images_for,
     in_timm,
     loaded,
-    opened,
     peer_model,
     random_model,
     saved,
+    with_arguments,
 )
+from tests.weights import edit
 from vitascope.model.config import OPTIONS, ViTConfig
 from vitascope.model.sizes import named_config
 from vitascope.model.vit import VisionTransformer
+from vitascope.weights.families.timm import Timm
+from vitascope.weights.families.timm_beit import TimmBeit
+from vitascope.weights.families.timm_eva import TimmEva
 from vitascope.weights.files import CheckpointError
 from vitascope.weights.identification import identify
 from vitascope.weights.loading import from_pretrained
 from vitascope.weights.mapping import Source, changes, from_family, misfit, to_family
-from vitascope.weights.preprocess import default_preprocess
+from vitascope.weights.preprocess import default_preprocess, preprocess_of
 
 timm = pytest.importorskip("timm", reason="timm is not installed (vitascope[peers])")
 
@@ -63,11 +72,45 @@ def assert_alike(ours: VisionTransformer, peer: nn.Module, images: Tensor, toler
         assert relative_error(trace[f"block{index}"], tokens[index]) < tolerance
 
 
-@pytest.mark.parametrize("case", MODELS)
-def test_model_saved_by_timm_has_timms_outputs(case: str, tmp_path: Path) -> None:
-    peer = peer_model(case)
-    ours = loaded(saved(peer, tmp_path))
-    assert_alike(ours, peer, images_for(ours.config), tolerance=1e-5)
+def with_rotation_of(peer: nn.Module, ours: VisionTransformer) -> nn.Module:
+    """timm's DINOv3 with our float32 table of angles, which differs from its own by their last digit."""
+    if type(getattr(peer, "rope", None)).__name__ != "RotaryEmbeddingDinoV3":
+        return peer
+    embed: Callable[..., Tensor] = peer.rope.get_embed
+
+    def get_embed(shape: Any = None) -> Tensor:
+        cos, sin = ours.positions.layout(tuple(shape or ours.config.grid), torch.device("cpu")).rotation
+        table = torch.cat([sin[:, 0], cos[:, 0]], dim=1).double()
+        torch.testing.assert_close(table, embed(shape).double(), rtol=0, atol=2e-6)
+        return table
+
+    peer.rope.get_embed = get_embed
+    return peer
+
+
+@pytest.mark.parametrize("case", MODELS | HYBRIDS | EVA | BEIT)
+@torch.no_grad()
+def test_a_folder_has_timms_outputs_both_ways(case: str, tmp_path: Path) -> None:
+    """Saved by timm, loaded here, written for timm, loaded there strictly, and read again."""
+    theirs, written = tmp_path / "theirs", tmp_path / "ours"
+    if case in EVA | BEIT:
+        peer, ours = with_arguments(case, theirs)
+    else:
+        peer = peer_model(case)
+        ours = loaded(saved(peer, theirs))
+    assert identify(theirs)[1].name == "timm"
+    assert changes(LIBRARY, ours.config) == []
+    again, images = in_timm(ours, written), images_for(ours.config).double()
+    if case in MODELS | HYBRIDS:  # the others' tensors may have other names with the same function
+        assert_same_state(again.state_dict(), peer.state_dict())
+    read = from_pretrained(written)
+    assert read.config == ours.config
+    assert_same_state(read.state_dict(), ours.state_dict())
+    ours, peer, again = ours.double(), peer.double(), again.double()
+    # DINOv3 may compute its angles in another dtype.
+    assert relative_error(again(images), peer(images)) < (1e-7 if case in EVA else 1e-10)
+    for model in (peer, again):
+        assert_alike(ours, with_rotation_of(model, ours), images, tolerance=1e-10)
 
 
 @torch.no_grad()
@@ -100,27 +143,6 @@ def test_timm_model_wrapped_by_transformers_has_timms_outputs(tmp_path: Path) ->
     assert (identify(tmp_path)[1].name, found.config.class_names) == ("timm", ())
     images = images_for(found.config)
     assert relative_error(found(images), peer(images).logits.detach()) < 1e-5
-
-
-@pytest.mark.parametrize("case", HYBRIDS)
-def test_hybrid_saved_by_timm_has_timms_outputs(case: str, tmp_path: Path) -> None:
-    """In float64: in float32, rounding in a ResNet of random weights is 1e-5 in timm itself."""
-    peer = peer_model(case)
-    ours = loaded(saved(peer, tmp_path))
-    assert_alike(ours.double(), peer.double(), images_for(ours.config).double(), tolerance=1e-12)
-
-
-@pytest.mark.parametrize("case", MODELS | HYBRIDS)
-def test_timm_model_survives_a_round_trip_unchanged(case: str, tmp_path: Path) -> None:
-    peer = peer_model(case)
-    ours = loaded(saved(peer, tmp_path / "theirs"))
-    assert changes(TIMM, ours.config) == []
-    again = in_timm(ours, tmp_path / "ours")
-    assert_same_state(again.state_dict(), peer.state_dict())
-    assert TIMM.read_config(opened(tmp_path / "ours")) == ours.config
-    images = images_for(ours.config)
-    with torch.no_grad():
-        assert torch.equal(again(images), peer(images))
 
 
 @torch.no_grad()
@@ -215,20 +237,41 @@ MORE: dict[str, dict[str, Any]] = {
         "image_size": 64,
         "patch_size": 32,
     },
+    "EVA, rotary": {"positions": "rotary", "rotary_base": 50.0, "absolute": "all"},
+    "rotary by row and column": {"positions": "rotary_axial", "rotary_base": 50.0, "absolute": "patches"},
+    "stretched": {"positions": "rotary_axial", "rotary_grid": (3, 5), "rotary_offset": 1.0, "norm_eps": 1e-5},
+    "learned frequencies": {"positions": "rotary_mixed", "num_registers": 1, "layer_scale": 0.1},
+    "no key bias": {"qkv_bias": "no_key"},
+    "norm of branches": {"norm": "branch", "pool": "mean", "pool_norm": "after"},
+    "norms inside": {"inner_norm": "all", "mlp": "swiglu", "mlp_ratio": 8 / 3},
+    "RMS norms": {"norm_type": "rms", "layer_scale": 0.1, "qk_norm": True, "positions": "rotary"},
+    "attention pooling": {"positions": "rotary", "pool": "map", "pool_prefix": True, "pool_mlp_ratio": 2.0},
+    "no last norm": {"pool_norm": "none", "qkv_bias": "none", "embedding_norm": True, "patch_bias": False},
+    "CLIP's epsilon": {
+        "positions": "rotary",
+        "norm_eps": 1e-5,
+        "num_registers": 4,
+        "class_names": tuple("abcde"),
+    },
+    "relative": {"positions": "relative", "qkv_bias": "no_key"},
+    "relative by block": {"positions": "relative_by_block", "qkv_bias": "none", "absolute": "all"},
+    "mean": {"positions": "relative", "qkv_bias": "no_key", "pool": "mean", "class_token": True},
+    "gates": {"positions": "relative", "qkv_bias": "none", "mlp": "swiglu", "inner_norm": "mlp"},
 }
 
 
 @pytest.mark.parametrize("case", [name for name in VARIANTS if name not in REFUSED] + list(MORE))
+@torch.no_grad()
 def test_our_models_have_equal_outputs_in_timm(case: str, tmp_path: Path) -> None:
     ours = small_model(**(VARIANTS | MORE)[case])
-    config = TIMM.fixed_there(ours.config)
+    config = LIBRARY.fixed_there(ours.config)
     peer = in_timm(ours, tmp_path)
-    ours, peer, images = ours.double(), peer.double(), images_for(config).double()
-    with torch.no_grad():
-        assert relative_error(peer(images), ours(images)) < 1e-12
-    again = loaded(opened(tmp_path))
-    assert_same_state(again.double().state_dict(), ours.state_dict())
+    again = from_pretrained(tmp_path)
+    assert_same_state(again.state_dict(), ours.state_dict())
     assert what_runs(again.config) == what_runs(config)
+    assert again.config.class_names == ours.config.class_names
+    ours, peer, images = ours.double(), peer.double(), images_for(config).double()
+    assert relative_error(with_rotation_of(peer, ours)(images), ours(images)) < 1e-12
 
 
 def what_runs(config: ViTConfig) -> dict[str, Any]:
@@ -312,7 +355,7 @@ def test_other_image_sizes_equal_timm(case: str, size: tuple[int, int], tmp_path
     assert_alike(loaded(saved(peer, tmp_path)), peer, random_images(2, 3, *size), tolerance=1e-5)
 
 
-@pytest.mark.parametrize("case", ["ViT", "norm, then mean", "SigLIP of tanh", "DINOv2 giant"])
+@pytest.mark.parametrize("case", ["ViT", "norm, then mean", "SigLIP of tanh", "DINOv2 giant", "R26+ViT-S/32"])
 def test_gradients_equal_timm(case: str, tmp_path: Path) -> None:
     peer = peer_model(case)
     ours = loaded(saved(peer, tmp_path))
@@ -375,3 +418,117 @@ def test_intermediates_equal_timms(case: str, tmp_path: Path) -> None:
         for mine, other in zip(ours.feature_map(images, [0, 1], norm=norm), maps, strict=True):
             assert mine.shape == other.shape
             assert relative_error(mine, other) < 1e-5
+
+
+# eva.py and beit.py
+
+
+@pytest.mark.parametrize(
+    ("part", "options", "reason"),
+    [
+        (TimmEva(), {"norm": "branch", "layer_scale": 0.1}, 'norm "branch" and layer_scale'),
+        (TimmEva(), {"positions": "rotary_axial", "norm_eps": 1e-5}, "no rotary_grid"),
+        (TimmEva(), {"positions": "rotary", "mlp": "gelu_tanh"}, "mlp 'gelu_tanh'"),
+        (
+            TimmEva(),
+            {"positions": "rotary", "pool": "map", "num_registers": 1},
+            'pool "map" and pool_prefix False',
+        ),
+        (TimmEva(), {"positions": "rotary", "pool": "map", "mlp": "swiglu"}, 'pool "map" and mlp "swiglu"'),
+        (TimmEva(), {"positions": "rotary", "norm": "branch", "qk_norm": True}, 'norm "branch" and qk_norm'),
+        (TimmEva(), {"positions": "rotary", "norm_type": "rms"}, 'norm_type "rms" without layer_scale'),
+        (TimmBeit(), {"positions": "relative", "qkv_bias": "all"}, "qkv_bias 'all'"),
+        (TimmBeit(), {"positions": "relative", "qkv_bias": "none", "num_registers": 2}, "num_registers 2"),
+        (TimmBeit(), {"positions": "relative", "qkv_bias": "none", "pool": "mean"}, "class_token False"),
+        (
+            TimmBeit(),
+            {"positions": "relative", "qkv_bias": "none", "absolute": "patches"},
+            "absolute 'patches'",
+        ),
+    ],
+)
+def test_what_a_part_of_timm_has_not_is_rejected_with_the_option(
+    part: Timm, options: dict[str, Any], reason: str
+) -> None:
+    config = small_config(**options)
+    assert reason in misfit(part, config)
+    assert misfit(LIBRARY, config).startswith("timm has no model with ")
+
+
+@pytest.mark.parametrize(
+    ("name", "args", "told", "reason"),
+    [
+        ("eva02_tiny_patch14_224", {"depth": 1, "rope_type": "mrope"}, {}, "rope_type 'mrope' is none of"),
+        ("vit_small_patch16_dinov3", {"depth": 1, "rope_grid_offset": 0.5}, {}, "rope_grid_offset 0.5"),
+        (
+            "eva_giant_patch14_224",
+            {"depth": 1, "embed_dim": 64, "num_heads": 2, "global_pool": "max"},
+            {},
+            "'max' is",
+        ),
+        (
+            "eva02_tiny_patch14_224",
+            {"depth": 1, "use_fc_norm": True, "use_post_transformer_norm": True},
+            {},
+            "extra norm",
+        ),
+        ("eva02_tiny_patch14_224", {"depth": 1}, {"num_heads": 5}, "does not fit 5 heads"),
+        (
+            "beit_base_patch16_224",
+            {**EVA_SIZES, "use_shared_rel_pos_bias": True},
+            {},
+            "relative positions of all blocks beside those of each",
+        ),
+        (
+            "beit_base_patch16_224",
+            EVA_SIZES,
+            {"norm_layer": "layernorm2d"},
+            "timm's norm_layer 'layernorm2d'",
+        ),
+    ],
+)
+def test_what_no_model_here_has_is_rejected_with_its_reason(
+    name: str, args: dict[str, Any], told: dict[str, Any], reason: str, tmp_path: Path
+) -> None:
+    peer = random_model(name, **args)
+    timm.models.save_for_hf(peer, tmp_path, safe_serialization=True, model_args=args | told)
+    with pytest.raises(CheckpointError, match=reason):
+        from_pretrained(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["vit_small_patch16_dinov3", "beit_base_patch16_224"])
+def test_file_without_its_settings_is_rejected(name: str, tmp_path: Path) -> None:
+    peer = random_model(name, **EVA_SIZES, img_size=32)
+    torch.save(peer.state_dict(), tmp_path / f"{name}.pth")
+    with pytest.raises(CheckpointError, match=r"(eva|beit)\.py without its config\.json"):
+        from_pretrained(f"timm:{tmp_path / name}.pth")
+
+
+def test_preprocessing_of_dinov3_is_that_of_the_settings(tmp_path: Path) -> None:
+    peer, ours = with_arguments("DINOv3", tmp_path)
+    expected = timm.data.resolve_data_config({}, model=peer)
+    preprocess = preprocess_of(ours)
+    assert (preprocess.mean, preprocess.std) == (expected["mean"], expected["std"])
+    assert preprocess.interpolation == expected["interpolation"]
+
+
+@pytest.mark.parametrize("case", ["RoPE-ViT mixed", "EVA-02 small", "DINOv3"])
+@torch.no_grad()
+def test_other_image_sizes_of_rotary_models_equal_timm(case: str, tmp_path: Path) -> None:
+    peer, ours = with_arguments(case, tmp_path, dynamic_img_size=True)
+    peer, ours, patch = peer.double(), ours.double(), ours.config.patch_hw[0]
+    images = random_images(2, 3, 2 * patch, 5 * patch).double()
+    # timm's angles are float64
+    assert relative_error(ours(images), with_rotation_of(peer, ours)(images)) < 1e-6
+
+
+def test_a_table_of_another_grid_is_rejected(tmp_path: Path) -> None:
+    with_arguments("BEiT", tmp_path)
+    name = "blocks.1.attn.relative_position_bias_table"
+    for shape, reason in (
+        ((36, 3), r"has 33 offsets, and a grid of \(4, 3\) has 7 x 5"),
+        ((4,), "is no table of relative"),
+    ):
+        edit(tmp_path, lambda tensors, shape=shape: tensors.update({name: torch.zeros(shape)}))
+        with pytest.raises(CheckpointError, match=reason):
+            from_pretrained(tmp_path)

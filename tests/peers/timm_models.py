@@ -1,4 +1,4 @@
-"""Small timm models, and conversion from timm to us and back."""
+"""Small timm models of every module that is read, and conversion from timm to us and back."""
 
 import json
 from pathlib import Path
@@ -14,12 +14,14 @@ from tests.uninitialized import uninitialized
 from vitascope.model.config import ViTConfig
 from vitascope.model.vit import VisionTransformer
 from vitascope.weights.families.timm import Timm
+from vitascope.weights.identification import FAMILIES
+from vitascope.weights.loading import from_pretrained
 from vitascope.weights.mapping import Source, from_family, to_family
 from vitascope.weights.preprocess import default_preprocess
 
 timm = pytest.importorskip("timm", reason="timm is not installed (vitascope[peers])")
 
-TIMM = Timm()
+TIMM, LIBRARY = Timm(), FAMILIES["timm"]
 TINY = {"depth": 2, "img_size": 64, "num_classes": 5}
 SMALL = {**TINY, "embed_dim": 64, "num_heads": 2}
 
@@ -81,6 +83,61 @@ HYBRIDS: dict[str, tuple[str, dict[str, Any]]] = {
     "R50+ViT-B/32 on R50/16": ("vit_base_r50_s16_224", {**SMALL, "patch_size": 2, "global_pool": "avg"}),
     "R50+ViT-L/32": ("vit_large_r50_s32_224", SMALL),
 }
+EVA_SIZES = {"depth": 2, "embed_dim": 48, "num_heads": 3, "num_classes": 5}
+EVA: dict[str, tuple[str, dict[str, Any]]] = {
+    "DINOv3": ("vit_small_patch16_dinov3", {}),
+    "DINOv3 with biases": ("vit_small_patch16_dinov3_qkvb", {"global_pool": "token"}),
+    "DINOv3 with gates": ("vit_huge_plus_patch16_dinov3", {"num_classes": 0}),
+    "LingBot": ("vit_giant_patch16_lingbot", {}),
+    "EVA": ("eva_giant_patch14_224", {}),
+    "EVA-CLIP": ("eva_giant_patch14_clip_224", {}),
+    "EVA-02 small": ("eva02_small_patch14_336", {}),
+    "EVA-02 with a norm inside": ("eva02_base_patch14_448", {}),
+    "EVA-02-CLIP": ("eva02_large_patch14_clip_224", {}),
+    "EVA-02-CLIP of norms after branches": ("eva02_enormous_patch14_clip_224", {}),
+    "rotary with registers": ("vit_medium_patch16_rope_reg1_gap_256", {}),
+    "rotary without biases": ("vit_mediumd_patch16_rope_reg1_gap_256", {}),
+    "RoPE-ViT": ("vit_small_patch16_rope_224", {}),
+    "RoPE-ViT with learned positions": ("vit_small_patch16_rope_ape_224", {}),
+    "RoPE-ViT mixed": ("vit_small_patch16_rope_mixed_224", {}),
+    "RoPE-ViT mixed with learned positions": ("vit_small_patch16_rope_mixed_ape_224", {}),
+    "PE spatial": ("vit_pe_spatial_small_patch16_512", {}),
+    "PE lang": ("vit_pe_lang_large_patch14_448", {}),
+    "PE lang without class token": ("vit_pe_lang_gigantic_patch14_448", {}),
+    "PE core": ("vit_pe_core_small_patch16_384", {"num_heads": 3}),
+    "PE core without class token": ("vit_pe_core_gigantic_patch14_448", {}),
+    "Sapiens2": ("vit_base_patch16_sapiens2", {"num_kv_heads": 3}),
+    "Sapiens2 of shared keys": ("vit_large_patch16_sapiens2", {"num_kv_heads": (3, 1)}),
+    "EVA-02 with norms of queries and keys": ("eva02_small_patch14_224", {"qk_norm": True}),
+    "arguments": (
+        "vit_small_patch16_rope_mixed_224",
+        {"rope_grid_indexing": "ij", "no_embed_class": False, "use_abs_pos_emb": True, "num_reg_tokens": 2},
+    ),
+    "more arguments": (
+        "eva02_small_patch14_224",
+        {"rope_rotate_half": True, "rope_grid_indexing": "xy", "rope_temperature": 30, "ref_feat_shape": 7},
+    ),
+    "a norm inside a plain MLP": ("eva_giant_patch14_224", {"scale_mlp": True, "num_heads": 6}),
+    "EVA without positions and last norms": (
+        "eva_giant_patch14_224",
+        {"use_abs_pos_emb": False, "use_fc_norm": False, "use_post_transformer_norm": False},
+    ),
+}
+BEIT: dict[str, tuple[str, dict[str, Any]]] = {
+    "BEiT": ("beit_base_patch16_224", {}),
+    "BEiT v2, no head": ("beitv2_large_patch16_224", {"num_classes": 0}),
+    "BEiT, class token": ("beit_large_patch16_384", {"global_pool": "token"}),
+    "BEiT, shared": ("beit_base_patch16_224", {"use_rel_pos_bias": False, "use_shared_rel_pos_bias": True}),
+    "BEiT, learned positions too": ("beit_base_patch16_224", {"use_abs_pos_emb": True, "qkv_bias": False}),
+    "BEiT, learned positions alone": (
+        "beit_base_patch16_224",
+        {"use_abs_pos_emb": True, "use_rel_pos_bias": False},
+    ),
+    "BEiT, gates with a norm": ("beit_base_patch16_224", {"swiglu_mlp": True, "scale_mlp": True}),
+    "BEiT, a norm in a plain MLP": ("beit_base_patch16_224", {"scale_mlp": True, "init_values": 0.0}),
+    "BEiT, norm, then mean": ("beit_base_patch16_224", {"use_fc_norm": False}),
+    "BEiT, a square": ("beit_base_patch16_224", {"img_size": 48}),
+}
 
 
 def peer_model(case: str) -> nn.Module:
@@ -93,6 +150,18 @@ def random_model(name: str, **options: Any) -> nn.Module:
     with uninitialized():
         peer = timm.create_model(name, **options)
     return randomize(peer).eval()
+
+
+def with_arguments(case: str, folder: Path, **more: Any) -> tuple[nn.Module, VisionTransformer]:
+    """timm's model of a case of `EVA` or `BEIT`, and ours from the folder that timm writes."""
+    name, options = (EVA | BEIT)[case]
+    patch = 14 if "patch14" in name else 16
+    args = {**EVA_SIZES, "img_size": [4 * patch, 3 * patch], **options, **more}
+    peer = random_model(name, **args)
+    timm.models.save_for_hf(peer, folder, safe_serialization=True, model_args=args)
+    ours = from_pretrained(folder)
+    assert isinstance(ours, VisionTransformer)
+    return peer, ours
 
 
 def saved(peer: nn.Module, folder: Path, **options: Any) -> Source:
@@ -121,7 +190,7 @@ def loaded(source: Source) -> VisionTransformer:
 
 def in_timm(ours: VisionTransformer, folder: Path) -> nn.Module:
     """timm's model, loaded strictly from a folder that we write."""
-    to_family(TIMM, ours, default_preprocess(ours.config), folder)
+    to_family(LIBRARY, ours, default_preprocess(ours.config), folder)
     with uninitialized():
         peer = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
     assert_same_state(peer.state_dict(), load_file(folder / "model.safetensors"))

@@ -1,18 +1,19 @@
 """Every family: a saved and loaded model is bitwise identical and keeps its preprocessing."""
 
+import re
 from pathlib import Path
 
 import pytest
 import torch
 
-from tests.model import random_images, small_config, small_model, with_preprocess
+from tests.model import VARIANTS, random_images, small_config, small_model, with_preprocess
 from vitascope.data.preprocess import Preprocess
 from vitascope.model.config import ViTConfig
 from vitascope.model.vit import VisionTransformer
 from vitascope.weights.files import CheckpointError
 from vitascope.weights.identification import FAMILIES, identify
 from vitascope.weights.loading import from_pretrained, save_pretrained
-from vitascope.weights.mapping import misfit, to_family
+from vitascope.weights.mapping import changes, misfit, to_family
 from vitascope.weights.preprocess import default_preprocess
 from vitascope.weights.transfer import create_model
 
@@ -47,26 +48,134 @@ MODELS: dict[str, dict[str, object]] = {
 }
 
 
-def config_of(name: str) -> ViTConfig:
-    return small_config(**MODELS[name])
-
-
 def holders(config: ViTConfig) -> list[str]:
     """The families that support a model."""
     return [name for name, family in FAMILIES.items() if not misfit(family, config)]
 
 
 @pytest.mark.parametrize("name", MODELS)
+@torch.no_grad()
 def test_a_round_trip_through_any_families_is_bitwise(tmp_path: Path, name: str) -> None:
     """Writing and reading a family changes nothing, so no chain of families does."""
     model = small_model(**MODELS[name])
-    expected = model.state_dict()
-    for family in holders(model.config):
-        to_family(FAMILIES[family], model, default_preprocess(model.config), tmp_path / family)
-        model = from_pretrained(tmp_path / family, family=family)
+    first, images = model, random_images(2, model.config.in_channels, *model.config.image_hw)
+    expected, logits = model.state_dict(), model(images)
+    families = holders(model.config)
+    assert families[0] == "vitascope"
+    assert len(families) > 1
+    for family in families:
+        folder = tmp_path / family
+        to_family(FAMILIES[family], model, default_preprocess(model.config), folder)
+        try:
+            assert identify(folder)[1].name == family
+        except CheckpointError as error:
+            assert f"deit:{folder}" in str(error)  # noqa: PT017 - DeiT may read it, too
+        model = from_pretrained(folder, family=family)
         assert list(model.state_dict()) == list(expected)
         for key, value in model.state_dict().items():
             assert torch.equal(value, expected[key]), (family, key)
+        model.config = model.config.replace(norm_eps=first.config.norms.norm_eps)
+        if FAMILIES[family].fixed_there(first.config) == first.config:
+            assert torch.equal(model(images), logits), family
+        else:  # the other library fixes the epsilon
+            torch.testing.assert_close(model(images), logits, rtol=1e-3, atol=1e-3)
+
+
+# Of each family whose files have no settings: a model that it holds, which variants change.
+WITHOUT_SETTINGS: dict[str, dict[str, object]] = {
+    "torchvision": {},
+    "jax": {"mlp": "gelu_tanh"},
+    "deit": {},
+    "dinov2": {"head": "none"},
+    "dinov3": {"head": "none", "positions": "rotary", "qkv_bias": "no_key", "norm_eps": 1e-5},
+}
+MORE: dict[str, dict[str, object]] = {
+    "exact GELU": {"mlp": "gelu"},
+    "oblong": {"image_size": (32, 64)},
+    "oblong patches": {"patch_size": (8, 16)},
+    "one channel": {"in_channels": 1},
+    "another number of heads": {"num_heads": 4},
+    "a gate that is no multiple of 8": {"mlp": "swiglu", "mlp_ratio": 2.05},
+    "another rotary base": {"positions": "rotary", "rotary_base": 50.0},
+    "layer scale without positions of the prefix": {"layer_scale": 0.1, "position_prefix": False},
+    "class token, mean": {"class_token": True, "pool": "mean"},
+    "class token, map": {"class_token": True, "pool": "map"},
+    "resnet as published": {"stem": "resnet", "resnet_layers": (1,), "resnet_width": 32},
+    "distilled DeiT-III": {"layer_scale": 0.1, "position_prefix": False, "distillation_token": True},
+}
+
+
+@pytest.mark.parametrize("variant", VARIANTS | MORE)
+@pytest.mark.parametrize("family", WITHOUT_SETTINGS)
+@torch.no_grad()
+def test_any_model_is_written_completely_or_rejected_by_an_option(
+    tmp_path: Path, family: str, variant: str
+) -> None:
+    """What a file does not show is what reading assumes, so a model that was wrongly written would differ."""
+    options = {"embed_dim": 64, "num_heads": 1, **WITHOUT_SETTINGS[family], **(VARIANTS | MORE)[variant]}
+    if "token_merging" in options:
+        options["positions"] = "learned"
+    model = small_model(**options)
+    reason = misfit(FAMILIES[family], model.config)
+    if reason:
+        assert reason.startswith(f"{family} has no model with ")
+        with pytest.raises(CheckpointError, match=re.escape(reason)):
+            to_family(FAMILIES[family], model, default_preprocess(model.config), tmp_path / "never")
+        assert not (tmp_path / "never").exists()
+        return
+    to_family(FAMILIES[family], model, default_preprocess(model.config), tmp_path)
+    images = random_images(2, model.config.in_channels, *model.config.image_hw)
+    again = from_pretrained(tmp_path, family=family)
+    torch.testing.assert_close(again(images), model(images), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("family", WITHOUT_SETTINGS)
+def test_a_model_of_the_family_is_held(family: str) -> None:
+    config = small_config(embed_dim=64, num_heads=1, **WITHOUT_SETTINGS[family])
+    assert not misfit(FAMILIES[family], config)
+    for options in ({"norm": "post"}, {"stem": "overlap"}, {"pool": "cls_mean"}):
+        (name,) = options
+        assert name in misfit(FAMILIES[family], config.replace(head="linear", **options))
+
+
+@pytest.mark.parametrize(
+    ("family", "reported"),
+    [
+        ("jax", ["resample 'torchvision' becomes 'jax'", "norm_eps 0.001 becomes 1e-06"]),
+        ("deit", ["resample 'torchvision' becomes 'huggingface'", "norm_eps 0.001 becomes 1e-06"]),
+        ("dinov2", ["resample 'torchvision' becomes 'dinov2'", "norm_eps 0.001 becomes 1e-06"]),
+        ("dinov3", ["norm_eps 0.001 becomes 1e-05"]),
+    ],
+)
+def test_other_epsilons_and_resampling_rules_are_replaced_and_reported(
+    family: str, reported: list[str]
+) -> None:
+    config = small_config(norm_eps=1e-3, resample="torchvision")
+    assert changes(FAMILIES[family], config) == [f"{each}: {family} has no other" for each in reported]
+
+
+RESNET: dict[str, object] = {"stem": "resnet", "resnet_layers": (1,), "mlp": "gelu_tanh"}
+
+
+@pytest.mark.parametrize(
+    ("family", "reason", "options"),
+    [
+        (
+            "deit",
+            "layer_scale with",
+            {"distillation_token": True, "layer_scale": 1, "position_prefix": False},
+        ),
+        ("deit", "head 'none' with", {"distillation_token": True, "head": "none"}),
+        ("jax", "resnet_width 4", {**RESNET, "resnet_width": 4}),
+        ("jax", "stem 'resnet' with", {**RESNET, "resnet_width": 32, "pool": "map"}),
+    ],
+)
+def test_what_only_this_reader_would_understand_is_rejected(
+    family: str, reason: str, options: dict[str, object]
+) -> None:
+    assert misfit(FAMILIES[family], small_config(**options)).startswith(
+        f"{family} has no model with {reason}"
+    )
 
 
 # A checkpoint of each family: the model, and a preprocessing that the family can save completely.
@@ -115,49 +224,5 @@ def shape_options(config: ViTConfig) -> dict[str, object]:
 
 
 def test_a_bare_model_has_no_preprocessing_and_a_named_one_has_the_default() -> None:
-    assert VisionTransformer(config_of("ViT")).preprocess is None
+    assert VisionTransformer(small_config(**MODELS["ViT"])).preprocess is None
     assert create_model("vit_ti16", depth=1).preprocess == Preprocess(image_size=(224, 224))
-
-
-@pytest.fixture(scope="module", params=MODELS)
-def written(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[VisionTransformer, dict[str, Path]]:
-    """A model, and its checkpoints by family."""
-    model, root = small_model(**MODELS[request.param]), tmp_path_factory.mktemp("written")
-    folders = {family: root / family for family in holders(model.config)}
-    for family, folder in folders.items():
-        to_family(FAMILIES[family], model, default_preprocess(model.config), folder)
-    return model, folders
-
-
-def test_every_family_that_holds_a_model_keeps_its_logits(
-    written: tuple[VisionTransformer, dict[str, Path]],
-) -> None:
-    model, folders = written
-    config = model.config
-    images = random_images(2, config.in_channels, *config.image_hw)
-    expected = model(images)
-    assert next(iter(folders)) == "vitascope"
-    assert len(folders) > 1
-    for family, folder in folders.items():
-        loaded = from_pretrained(folder, family=family)
-        loaded.config = loaded.config.replace(norm_eps=config.norms.norm_eps)
-        if FAMILIES[family].fixed_there(config) == config:
-            assert torch.equal(loaded(images), expected), family
-        else:  # the other library fixes the epsilon
-            torch.testing.assert_close(loaded(images), expected, rtol=1e-3, atol=1e-3)
-
-
-def test_the_family_of_a_checkpoint_is_identified(
-    written: tuple[VisionTransformer, dict[str, Path]],
-) -> None:
-    """A checkpoint without a named family is identified as its writer's, or rejected as ambiguous."""
-    _, folders = written
-    for family, folder in folders.items():
-        try:
-            found = identify(folder)[1].name
-        except CheckpointError as error:
-            assert f"deit:{folder}" in str(error)  # noqa: PT017 - DeiT may read it, too
-            continue
-        assert found == family

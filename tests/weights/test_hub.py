@@ -4,8 +4,6 @@ import hashlib
 import importlib.util
 import json
 import re
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -190,11 +188,6 @@ def test_the_safest_form_of_the_weights_is_chosen(names: list[str], expected: st
 def test_several_unnamed_weights_are_listed() -> None:
     with pytest.raises(CheckpointError, match=r"^o/n: several weights: a\.npz, b\.npz"):
         weights_name("o/n", ["b.npz", "a.npz"])
-
-
-def test_importing_does_not_import_the_network() -> None:
-    code = "import sys, vitascope.weights.hub; assert 'huggingface_hub' not in sys.modules"
-    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
 # --- fetching from the hub
@@ -455,13 +448,13 @@ def test_a_file_of_torchvision_is_fetched_once_and_checked(fake: FakeHub, tmp_pa
     assert len(fake.requests) == 1
 
 
-@pytest.mark.parametrize(("cut", "reason"), [(False, "cut off or changed"), (True, "cut off or changed")])
-def test_other_content_is_not_kept(fake: FakeHub, tmp_path: Path, cut: bool, reason: str) -> None:
+@pytest.mark.parametrize("cut", [False, True])
+def test_other_content_is_not_kept(fake: FakeHub, tmp_path: Path, cut: bool) -> None:
     good = hashlib.sha256(b"weights").hexdigest()[:8]
     name = f"vit-{good if cut else '00000000'}.pth"
     fake.commits["files"] = {name: b"weights"}
     fake.cut |= {name} if cut else set()
-    with pytest.raises(CheckpointError, match=reason):
+    with pytest.raises(CheckpointError, match="cut off or changed"):
         fetch_torchvision(name)
     assert names_in(tmp_path / "torch" / "checkpoints") == set()
 

@@ -19,6 +19,9 @@ Box = tuple[float, float, float, float]
 _DIMMED, _FRAME = 0.3, 150
 """Brightness of what the model does not see, which is also grey; the grey of the line around what it sees."""
 
+_STRENGTH = 0.6
+"""Share of the colours of the largest heat in the picture under it."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Picture:
@@ -97,7 +100,7 @@ def dimmed(picture: Picture) -> Uint8Array:
     return drawn
 
 
-def overlay(picture: Picture, heatmap: FloatArray, strength: float = 0.6) -> Uint8Array:
+def overlay(picture: Picture, heatmap: FloatArray) -> Uint8Array:
     """A picture with its seen part under a heatmap (gh, gw) and the rest dimmed: uint8 (H, W, 3)."""
     seen = picture.seen()
     drawn = _surroundings(_rgb(picture.pixels), seen)
@@ -107,14 +110,14 @@ def overlay(picture: Picture, heatmap: FloatArray, strength: float = 0.6) -> Uin
     low, high = float(heatmap.min()), float(heatmap.max())
     heat = np.clip((heat - low) / max(high - low, 1e-12), 0, 1)[..., None]  # (h, w, 1)
     colour = colormaps["inferno"](heat[..., 0])[..., :3] * 255
-    mixed = rgb * (1 - strength * heat) * (0.35 + 0.65 * heat) + colour * strength * heat
+    mixed = rgb * (1 - _STRENGTH * heat) * (0.35 + 0.65 * heat) + colour * _STRENGTH * heat
     drawn[seen] = np.rint(np.clip(mixed, 0, 255))
     return drawn
 
 
-def beside_itself(picture: Picture, heatmap: FloatArray, side: int = 96) -> Uint8Array:
-    """A picture, enlarged to at least `side` pixels, beside itself under its heatmap, as one RGB array."""
-    large = picture.enlarged(side)
+def beside_itself(picture: Picture, heatmap: FloatArray) -> Uint8Array:
+    """A picture, enlarged to at least 96 pixels, beside itself under its heatmap, as one RGB array."""
+    large = picture.enlarged(96)
     gap = np.full((large.height, max(2, large.width // 24), 3), 255, dtype=np.uint8)
     return np.concatenate([_rgb(dimmed(large)), gap, overlay(large, heatmap)], axis=1)
 

@@ -153,11 +153,6 @@ def test_text_has_a_line_per_method_and_names_the_best() -> None:
     assert lines[-1] == "Best: good."
 
 
-def test_rivals_are_named_in_the_text() -> None:
-    found = comparison(good=FOUR["good"], twin=scores(5, better_by=0.2), random=FOUR["random"])
-    assert found.text().endswith(f"not significantly different: {found.rivals[0]}.")
-
-
 def test_plain_values_hold_the_numbers_of_each_image() -> None:
     found = comparison(**FOUR)
     plain = json.loads(json.dumps(found.to_dict(), allow_nan=False))

@@ -254,34 +254,46 @@ def test_zero_shot_classifier_of_a_file_with_clips_tokenizer(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    ("vision", "reason"),
+    ("section", "change", "reason"),
     [
-        ({"attentional_pool": True}, "attentional_pool True in vision_cfg; only False is read"),
-        ({"layers": [3, 4, 6, 3]}, "a ResNet: only ViTs are read"),
-        ({"qk_norm": True}, "unknown qk_norm True in vision_cfg"),
-        ({"pool_type": "none"}, "pool_type 'none' is none of tok, avg"),
-        ({"act_kwargs": {"x": 1}}, "act_kwargs"),
-        ({"norm_kwargs": {"x": 1}}, "norm_kwargs"),
-        ({"timm_model_name": "vit_base_patch16_224"}, "only those with timm_pool 'map'"),
-        ({"width": "128"}, "width '128' in vision_cfg is not a number"),
-        ({"norm_kwargs": [1]}, r"norm_kwargs \[1\] in vision_cfg is not an object"),
-        ({"act_kwargs": "tanh"}, "act_kwargs 'tanh' in vision_cfg is not an object"),
-        ({"pool_type": ["tok"]}, r"pool_type \['tok'\] in vision_cfg is not a text"),
-        ({"no_ln_pre": "no"}, "no_ln_pre 'no' in vision_cfg is not true or false"),
-        ({"width": 0}, "width 0 is not a positive whole number"),
-        ({"head_width": 1.5}, "head_width 1.5 is not a positive whole number"),
+        ("vision_cfg", {"attentional_pool": True}, "attentional_pool True in vision_cfg; only False is read"),
+        ("vision_cfg", {"layers": [3, 4, 6, 3]}, "a ResNet: only ViTs are read"),
+        ("vision_cfg", {"qk_norm": True}, "unknown qk_norm True in vision_cfg"),
+        ("vision_cfg", {"pool_type": "none"}, "pool_type 'none' is none of tok, avg"),
+        ("vision_cfg", {"act_kwargs": {"x": 1}}, "act_kwargs"),
+        ("vision_cfg", {"norm_kwargs": {"x": 1}}, "norm_kwargs"),
+        ("vision_cfg", {"timm_model_name": "vit_base_patch16_224"}, "only those with timm_pool 'map'"),
+        ("vision_cfg", {"width": "128"}, "width '128' in vision_cfg is not a number"),
+        ("vision_cfg", {"norm_kwargs": [1]}, r"norm_kwargs \[1\] in vision_cfg is not an object"),
+        ("vision_cfg", {"act_kwargs": "tanh"}, "act_kwargs 'tanh' in vision_cfg is not an object"),
+        ("vision_cfg", {"pool_type": ["tok"]}, r"pool_type \['tok'\] in vision_cfg is not a text"),
+        ("vision_cfg", {"no_ln_pre": "no"}, "no_ln_pre 'no' in vision_cfg is not true or false"),
+        ("vision_cfg", {"width": 0}, "width 0 is not a positive whole number"),
+        ("vision_cfg", {"head_width": 1.5}, "head_width 1.5 is not a positive whole number"),
+        (
+            "text_cfg",
+            {"hf_model_name": "roberta-base"},
+            "hf_model_name 'roberta-base' in text_cfg; only None is read",
+        ),
+        ("text_cfg", {"embed_cls": True}, "embed_cls True in text_cfg; only False is read"),
+        ("text_cfg", {"pool_type": "mean"}, "pool_type 'mean' is none of"),
+        ("text_cfg", {"layers": 1}, "not a complete text model"),
+        ("text_cfg", {"surprise": 1}, "unknown surprise 1 in text_cfg"),
+        ("text_cfg", {"tokenizer_kwargs": "lower"}, "tokenizer_kwargs 'lower' in text_cfg is not an object"),
+        ("text_cfg", {"pool_type": [1]}, r"pool_type \[1\] in text_cfg is not a text"),
     ],
 )
-def test_vision_models_that_are_not_read_are_rejected(
-    tmp_path: Path, vision: dict[str, Any], reason: str
+def test_models_that_are_not_read_are_rejected(
+    tmp_path: Path, section: str, change: dict[str, Any], reason: str
 ) -> None:
     write(tmp_path / "clip", vision={}, text={})
     path = tmp_path / "clip" / "open_clip_config.json"
     config = json.loads(path.read_text())
-    config["model_cfg"]["vision_cfg"].update(vision)
+    config["model_cfg"][section].update(change)
     path.write_text(json.dumps(config))
+    read: Any = {"vision_cfg": vs.from_pretrained, "text_cfg": lambda ref: read_tower(open_source(ref))}
     with pytest.raises(CheckpointError, match=reason):
-        vs.from_pretrained(tmp_path / "clip")
+        read[section](tmp_path / "clip")
 
 
 @pytest.mark.parametrize(
@@ -304,27 +316,3 @@ def test_preprocessing_that_is_none_is_rejected_by_its_key(
     path.write_text(json.dumps(json.loads(path.read_text()) | {"preprocess_cfg": preprocess}))
     with pytest.raises(vs.UserError, match=reason):
         vs.from_pretrained(tmp_path / "clip")
-
-
-@pytest.mark.parametrize(
-    ("text", "reason"),
-    [
-        ({"hf_model_name": "roberta-base"}, "hf_model_name 'roberta-base' in text_cfg; only None is read"),
-        ({"embed_cls": True}, "embed_cls True in text_cfg; only False is read"),
-        ({"pool_type": "mean"}, "pool_type 'mean' is none of"),
-        ({"layers": 1}, "not a complete text model"),
-        ({"surprise": 1}, "unknown surprise 1 in text_cfg"),
-        ({"tokenizer_kwargs": "lower"}, "tokenizer_kwargs 'lower' in text_cfg is not an object"),
-        ({"pool_type": [1]}, r"pool_type \[1\] in text_cfg is not a text"),
-    ],
-)
-def test_text_models_that_are_not_read_are_rejected(
-    tmp_path: Path, text: dict[str, Any], reason: str
-) -> None:
-    write(tmp_path / "clip", vision={}, text={})
-    path = tmp_path / "clip" / "open_clip_config.json"
-    config = json.loads(path.read_text())
-    config["model_cfg"]["text_cfg"].update(text)
-    path.write_text(json.dumps(config))
-    with pytest.raises(CheckpointError, match=reason):
-        read_tower(open_source(tmp_path / "clip"))

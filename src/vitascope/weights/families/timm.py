@@ -11,6 +11,7 @@ the architecture's name. They are read from the name here too, and a name with a
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 import re
 from collections.abc import Mapping
@@ -255,9 +256,53 @@ class Timm(Family):
             std=_per_channel(source, given["std"], config.in_channels),
         )
 
+    def settings(self, config: ViTConfig, preprocess: Preprocess) -> dict[str, Any]:
+        """The content of `config.json`."""
+        return timm_settings.settings(config, preprocess)
+
     def write(self, config: ViTConfig, state: State, preprocess: Preprocess, folder: Path) -> list[Path]:
         weights = write_safetensors(folder / "model.safetensors", state)
-        return [weights, write_json(folder / CONFIG, timm_settings.settings(config, preprocess))]
+        return [weights, write_json(folder / CONFIG, self.settings(config, preprocess))]
+
+
+class TimmModule(Timm):
+    """Models of another module of timm's, which are known by the names of its functions."""
+
+    @abc.abstractmethod
+    def function(self, source: Source) -> str:
+        """The name of the function that builds a checkpoint's model; empty if the module has none."""
+
+    def recognizes(self, source: Source) -> bool:
+        return super().recognizes(source) and self.reads(source)
+
+    def reads(self, source: Source) -> bool:
+        return self.function(source) != ""
+
+    def before_reading(self, source: Source) -> Source:
+        """Without the prefix of transformers' `TimmWrapper`; rejects weights without their settings."""
+        if not source.config:
+            raise CheckpointError(
+                f"{source.name}: a model of timm's {self.module} without its config.json, which has the "
+                "preprocessing; timm.models.save_for_hf(model, FOLDER) writes both"
+            )
+        return source.renamed(lambda name: name.removeprefix("timm_model."))
+
+    def options(self, source: Source) -> dict[str, Any]:
+        """The options that the tensors show, the class names, and what the outputs are."""
+        options = body_options(source)
+        if options["head"] == "linear":
+            options |= mapping.outputs_options(source)
+        if source.has("blocks.0.attn.q_bias"):
+            options["qkv_bias"] = "no_key"
+        return options | {
+            "inner_norm": inner_norm(source),
+            "layer_scale": 1e-5 if source.has("blocks.0.gamma_1") else None,
+            "pool_norm": last_norm(source),
+            "class_names": label_names(source, options.get("num_classes", 0)),
+        }
+
+    def guessed(self, source: Source, config: ViTConfig) -> str:
+        return ""
 
 
 def architecture_name(source: Source) -> str:

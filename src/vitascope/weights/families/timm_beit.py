@@ -7,13 +7,10 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from pathlib import Path
 from typing import Any
 
 from vitascope.data.preprocess import Preprocess
 from vitascope.model.config import ViTConfig
-from vitascope.storage import write_json
-from vitascope.weights import mapping
 from vitascope.weights.families import timm, timm_eva, timm_settings
 from vitascope.weights.families.relative_tables import (
     TABLE,
@@ -22,10 +19,8 @@ from vitascope.weights.families.relative_tables import (
     relative_options,
     split_tables,
 )
-from vitascope.weights.families.timm_body import body_options, heads, join_gates, place_options, split_gates
-from vitascope.weights.families.timm_settings import POOLS
-from vitascope.weights.files import write_safetensors
-from vitascope.weights.hub import CONFIG
+from vitascope.weights.families.timm_body import heads, join_gates, place_options, split_gates
+from vitascope.weights.families.timm_settings import POOLS_THERE
 from vitascope.weights.mapping import PLAIN_VIT, Source, State, Table, checked_config, supporting
 
 NAME = re.compile(r"beit(v2)?_(base|large)_patch\d+_\d+")
@@ -37,7 +32,7 @@ _ARGUMENTS = re.compile(
 )
 
 
-class TimmBeit(timm.Timm):
+class TimmBeit(timm.TimmModule):
     """timm's Beit."""
 
     module = "beit.py"
@@ -61,17 +56,12 @@ class TimmBeit(timm.Timm):
     def conflicts(self, config: ViTConfig) -> list[str]:
         return [] if config.readout.has_class_token else ["class_token False"]
 
-    def recognizes(self, source: Source) -> bool:
-        return super().recognizes(source) and self.reads(source)
-
-    def reads(self, source: Source) -> bool:
-        return _name(source) != ""
+    def function(self, source: Source) -> str:
+        return next((name for name in timm.names(source) if NAME.fullmatch(name)), "")
 
     def before_reading(self, source: Source) -> Source:
         """One matrix for gate and values, and each table of relative positions in two parts."""
-        source = source.renamed(lambda name: name.removeprefix("timm_model."))
-        if not source.config:
-            raise timm_eva.without_settings(source, "beit.py")
+        source = super().before_reading(source)
         tensors = dict(source.tensors)
         join_gates(tensors)
         split_tables(tensors, _grid(source))
@@ -90,29 +80,17 @@ class TimmBeit(timm.Timm):
         return {**relative_names(by_block, config.depth, _BLOCK, _SHARED), **keyless, **timm_eva.EVA}
 
     def read_config(self, source: Source) -> ViTConfig:
-        args, name = timm.given_arguments(source, _ARGUMENTS), _name(source)
-        options = body_options(source)
-        if options["head"] == "linear":
-            options |= mapping.outputs_options(source)
+        args, options = timm.given_arguments(source, _ARGUMENTS), self.options(source)
         options |= {
-            "num_heads": args.get("num_heads") or heads(source, options["embed_dim"], name),
-            "inner_norm": timm.inner_norm(source),
-            "layer_scale": 1e-5 if source.has("blocks.0.gamma_1") else None,
+            "num_heads": args.get("num_heads") or heads(source, options["embed_dim"]),
             "pool": timm.read_pool(source, args.get("global_pool", source.config.get("global_pool", "avg"))),
-            "pool_norm": timm.last_norm(source),
-            "class_names": timm.label_names(source, options.get("num_classes", 0)),
         }
-        if source.has("blocks.0.attn.q_bias"):
-            options["qkv_bias"] = "no_key"
         options |= place_options(source, options, args.get("img_size") or timm.input_hw(source))
         if relative := relative_options(source, _BLOCK, _SHARED, learned=source.has("pos_embed")):
             options |= relative | {"position_prefix": True}
         return checked_config(source, options)
 
-    def guessed(self, source: Source, config: ViTConfig) -> str:
-        return ""
-
-    def write(self, config: ViTConfig, state: State, preprocess: Preprocess, folder: Path) -> list[Path]:
+    def settings(self, config: ViTConfig, preprocess: Preprocess) -> dict[str, Any]:
         embedding, block, scale = config.embedding, config.block, config.block.layer_scale
         args: dict[str, Any] = {
             "img_size": list(config.image_hw),
@@ -130,16 +108,11 @@ class TimmBeit(timm.Timm):
             "use_rel_pos_bias": embedding.positions == "relative_by_block",
             "use_shared_rel_pos_bias": embedding.positions == "relative",
             "use_fc_norm": config.readout.pool_norm == "after",
-            "global_pool": {ours: theirs for theirs, ours in POOLS.items()}[config.readout.pool],
+            "global_pool": POOLS_THERE[config.readout.pool],
         }
         content = timm_settings.config_json(config, preprocess, "beit_base_patch16_224", args)
         content["model_args"].pop("dynamic_img_size", None)  # it has none: its size is that of the table
-        weights = write_safetensors(folder / "model.safetensors", state)
-        return [weights, write_json(folder / CONFIG, content)]
-
-
-def _name(source: Source) -> str:
-    return next((name for name in timm.names(source) if NAME.fullmatch(name)), "")
+        return content
 
 
 def _grid(source: Source) -> tuple[int, int] | None:

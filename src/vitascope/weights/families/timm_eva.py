@@ -11,7 +11,6 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,12 +18,9 @@ from torch import Tensor
 
 from vitascope.data.preprocess import Preprocess
 from vitascope.model.config import ViTConfig
-from vitascope.storage import write_json
-from vitascope.weights import mapping
 from vitascope.weights.families import timm, timm_settings
 from vitascope.weights.families.timm_body import (
     BODY,
-    body_options,
     check_published,
     heads,
     join,
@@ -32,9 +28,8 @@ from vitascope.weights.families.timm_body import (
     place_options,
     split_gates,
 )
-from vitascope.weights.families.timm_settings import POOLS
-from vitascope.weights.files import CheckpointError, write_safetensors
-from vitascope.weights.hub import CONFIG
+from vitascope.weights.families.timm_settings import POOLS_THERE
+from vitascope.weights.files import CheckpointError
 from vitascope.weights.mapping import PLAIN_VIT, Source, State, Table, checked_config, stacked, supporting
 
 _BLOCK, _THEIRS = "encoder.blocks.{i}.", "blocks.{i}."
@@ -98,7 +93,7 @@ _ARGUMENTS = re.compile(
 _POSITIONS = {"cat": "rotary_axial", "mixed": "rotary_mixed", "dinov3": "rotary"}
 
 
-class TimmEva(timm.Timm):
+class TimmEva(timm.TimmModule):
     """timm's Eva."""
 
     module = "eva.py"
@@ -155,18 +150,13 @@ class TimmEva(timm.Timm):
         }
         return [what for what, found in reasons.items() if found]
 
-    def recognizes(self, source: Source) -> bool:
-        return super().recognizes(source) and self.reads(source)
-
-    def reads(self, source: Source) -> bool:
-        return _name(source) != ""
+    def function(self, source: Source) -> str:
+        return _name(source)
 
     def before_reading(self, source: Source) -> Source:
         """One matrix for queries, keys and values, and one for gate and values; pairs of channels that are
         rotated together half a head apart; keys and values for each head, and a scale for each branch."""
-        source = source.renamed(lambda name: name.removeprefix("timm_model."))
-        if not source.config:
-            raise without_settings(source, "eva.py")
+        source = super().before_reading(source)
         tensors = dict(source.tensors)
         for index in range(source.count("blocks.{i}.norm1.weight")):
             repeat_shared(tensors, f"blocks.{index}.")
@@ -206,21 +196,13 @@ class TimmEva(timm.Timm):
 
     def read_config(self, source: Source) -> ViTConfig:
         args, name = _arguments(source), _name(source)
-        options = body_options(source)
-        if options["head"] == "linear":
-            options |= mapping.outputs_options(source)
+        options = self.options(source)
         options |= {
             "num_heads": _heads(source, args, options["embed_dim"]),
             "norm": "branch" if args["use_post_norm"] else "pre",
             "norm_eps": 1e-5 if _COARSE.match(name) else 1e-6,
-            "inner_norm": timm.inner_norm(source),
-            "layer_scale": 1e-5 if source.has("blocks.0.gamma_1") else None,
             "pool": timm.read_pool(source, args["global_pool"]),
-            "pool_norm": timm.last_norm(source),
-            "class_names": timm.label_names(source, options.get("num_classes", 0)),
         }
-        if source.has("blocks.0.attn.q_bias"):
-            options["qkv_bias"] = "no_key"
         if options["pool"] == "map":
             options |= {
                 "pool_heads": args["attn_pool_num_heads"],
@@ -235,18 +217,13 @@ class TimmEva(timm.Timm):
             options |= _rotary_options(source, args, options)
         return checked_config(source, options)
 
-    def guessed(self, source: Source, config: ViTConfig) -> str:
-        return ""
-
-    def write(self, config: ViTConfig, state: State, preprocess: Preprocess, folder: Path) -> list[Path]:
+    def settings(self, config: ViTConfig, preprocess: Preprocess) -> dict[str, Any]:
         function = "eva_giant_patch14_224"
         if config.norms.norm_type == "rms":
             function = "vit_base_patch16_sapiens2"
         elif config.norms.norm_eps == 1e-5:
             function = "vit_pe_spatial_tiny_patch16_512"
-        content = timm_settings.config_json(config, preprocess, function, _written_arguments(config))
-        weights = write_safetensors(folder / "model.safetensors", state)
-        return [weights, write_json(folder / CONFIG, content)]
+        return timm_settings.config_json(config, preprocess, function, _written_arguments(config))
 
 
 def repeat_shared(tensors: State, block: str) -> None:
@@ -268,14 +245,6 @@ def repeat_shared(tensors: State, block: str) -> None:
             tensors[name] = (
                 shared.unflatten(0, (-1, len(width))).repeat_interleave(heads_of_each, 0).flatten(0, 1)
             )
-
-
-def without_settings(source: Source, module: str) -> CheckpointError:
-    """The error for weights alone."""
-    return CheckpointError(
-        f"{source.name}: a model of timm's {module} without its config.json, which has the preprocessing; "
-        "timm.models.save_for_hf(model, FOLDER) writes both"
-    )
 
 
 def channels(head_dim: int, halves: bool, exchanged: bool) -> Tensor:
@@ -385,7 +354,7 @@ def _written_arguments(config: ViTConfig) -> dict[str, Any]:
         "use_pre_transformer_norm": embedding.embedding_norm,
         "use_post_transformer_norm": readout.pool_norm == "before",
         "use_fc_norm": readout.pool_norm == "after",
-        "global_pool": {ours: theirs for theirs, ours in POOLS.items()}[readout.pool],
+        "global_pool": POOLS_THERE[readout.pool],
     }
     if scale is not None:
         args["init_values"] = float(scale)

@@ -115,6 +115,7 @@ def from_timm_name(name: str) -> tuple[str, dict[str, Any]] | None:
 
 
 POOLS = {"token": "cls", "avg": "mean", "map": "map"}  # our names of timm's `global_pool`
+POOLS_THERE = {ours: theirs for theirs, ours in POOLS.items()}
 NORMS = {"layer": "layernorm", "rms": "rmsnorm"}
 """timm's names of our norms."""
 ARCHITECTURES = {
@@ -244,7 +245,7 @@ def _arguments(config: ViTConfig) -> dict[str, Any]:
         "proj_bias": config.block.linear_bias,
         # Not None, which timm takes for its function's own choice; 0 is none, so a start at 0 needs another.
         "init_values": 0.0 if scale is None else scale or 1e-5,
-        "global_pool": {ours: theirs for theirs, ours in POOLS.items()}[config.readout.pool],
+        "global_pool": POOLS_THERE[config.readout.pool],
         "pool_include_prefix": config.readout.pool_prefix,
         "scale_attn_norm": config.norms.inner_norm == "all",
         "scale_mlp_norm": config.norms.inner_norm != "none",

@@ -92,10 +92,13 @@ class Beit(ModelType):
     def before_reading(self, source: Source) -> Source:
         """Each table of relative positions in two parts; of masked pre-training the body and its norm."""
         found = super().before_reading(source)
-        values = {**self.defaults, **source.config}
-        height, width = sides(values["image_size"], source.name)
-        ph, pw = sides(values["patch_size"], source.name)
-        split_tables(found.tensors, (height // ph, width // pw))
+        grid = None  # without settings the user gives the architecture, of which only squares are read
+        if source.config:
+            values = {**self.defaults, **source.config}
+            height, width = sides(values["image_size"], source.name)
+            ph, pw = sides(values["patch_size"], source.name)
+            grid = height // ph, width // pw
+        split_tables(found.tensors, grid)
         return found
 
     def change(self, tensors: State) -> None:
