@@ -35,8 +35,10 @@ def paths(images: ImageSet) -> list[Path]:
     return [Path(str(source)) for source in images.sources]
 
 
-def class_of(path: Path, root: Path) -> str:
-    return path.relative_to(root).parts[0]
+def write_file(path: Path) -> None:
+    """A file that is no picture."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(b"x")
 
 
 def all_sets(splits: Splits) -> list[ImageSet]:
@@ -44,17 +46,6 @@ def all_sets(splits: Splits) -> list[ImageSet]:
 
 
 # --- folders
-
-
-def test_train_and_val_are_kept(tmp_path: Path) -> None:
-    write_tree(tmp_path / "train", {"cat": 5, "dog": 4})
-    write_tree(tmp_path / "val", {"cat": 2, "dog": 3})
-    splits = open_data(str(tmp_path))
-    assert class_counts(splits.train) == {"cat": 5, "dog": 4}
-    assert class_counts(splits.val) == {"cat": 2, "dog": 3}
-    assert splits.test is None
-    assert splits.measured is splits.val
-    assert splits.channels == 3
 
 
 def test_without_val_a_tenth_of_each_class_of_train_is_validation(tmp_path: Path) -> None:
@@ -67,16 +58,6 @@ def test_without_val_a_tenth_of_each_class_of_train_is_validation(tmp_path: Path
     assert all(path.is_relative_to(tmp_path / "test") for path in paths(splits.measured))
     found = sorted(paths(splits.train) + paths(splits.val))
     assert found == sorted((tmp_path / "train").rglob("*.png"))
-
-
-def test_train_val_and_test_are_kept(tmp_path: Path) -> None:
-    for split, count in (("train", 4), ("val", 3), ("test", 2)):
-        write_tree(tmp_path / split, {"cat": count, "dog": count})
-    splits = open_data(str(tmp_path))
-    assert [len(images) for images in all_sets(splits)] == [8, 6, 4]
-    for images, split in zip(all_sets(splits), ("train", "val", "test"), strict=True):
-        assert images.name == split
-        assert all(path.is_relative_to(tmp_path / split) for path in paths(images))
 
 
 def test_one_tree_is_split_by_class_without_overlap_or_loss(tmp_path: Path) -> None:
@@ -139,6 +120,7 @@ def test_validation_labels_follow_the_classes_of_train(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("train", "val", "test"),
     [
+        ("train", "val", "test"),
         ("Train", "VAL", "Test"),
         ("training", "Validation", "testing"),
         ("training_set", "val-set", "test_set"),
@@ -151,6 +133,11 @@ def test_usual_names_of_splits_are_not_classes(tmp_path: Path, train: str, val: 
     splits = open_data(str(tmp_path))
     assert splits.train.class_names == ("cat", "dog")
     assert [len(images) for images in all_sets(splits)] == [8, 6, 4]
+    for images, split, folder in zip(
+        all_sets(splits), ("train", "val", "test"), (train, val, test), strict=True
+    ):
+        assert images.name == split
+        assert all(path.is_relative_to(tmp_path / folder) for path in paths(images))
     assert len(open_for_evaluation(str(tmp_path), ("cat", "dog"))) == 4
     assert len(open_pictures(str(tmp_path))) == 4
     assert len(open_data(str(tmp_path), labelled=False).train) == 8
@@ -173,8 +160,7 @@ def test_unused_files_are_counted_by_suffix(tmp_path: Path) -> None:
     write_tree(tmp_path / "Train", {"cat": 5, "dog": 4})
     write_tree(tmp_path / "Test", {"cat": 2, "dog": 2})
     for name in ("Train/cat/a.mov", "Train/cat/b.MOV", "Test/dog/c.txt", "notes.txt", "Train/fox/d.cr2"):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_bytes(b"x")
+        write_file(tmp_path / name)
     write_picture(tmp_path / "Train" / "loose.png")
     (tmp_path / ".DS_Store").write_bytes(b"x")
     assert described(open_data(str(tmp_path))) == [
@@ -196,14 +182,13 @@ def test_many_classes_are_described_by_the_smallest_and_the_largest(tmp_path: Pa
     assert described(open_data(str(tmp_path)))[1:] == ["per class from 3 (c00) to 4 (c05)"]
 
 
-def test_a_class_folder_without_images_is_named_if_one_class_is_left(tmp_path: Path) -> None:
-    write_tree(tmp_path, {"cat": 3})
-    (tmp_path / "dog").mkdir()
+@pytest.mark.parametrize("below", ["", "train/"])
+def test_a_class_folder_without_images_is_named_if_one_class_is_left(tmp_path: Path, below: str) -> None:
+    write_tree(tmp_path / below, {"cat": 3})
     for number in range(60):
-        (tmp_path / "dog" / f"{number}.mp4").write_bytes(b"x")
-    with pytest.raises(
-        UserError, match=r"only one class, 'cat'.*the folder dog, which contains no image \(60 \.mp4\)"
-    ):
+        write_file(tmp_path / below / "dog" / f"{number}.mp4")
+    match = rf"only one class, 'cat'.*the folder {below}dog, which contains no image \(60 \.mp4\)"
+    with pytest.raises(UserError, match=match):
         open_data(str(tmp_path))
 
 
@@ -262,13 +247,6 @@ def test_a_file_that_is_no_data_set_is_rejected(tmp_path: Path) -> None:
 def test_folder_without_images_is_rejected(tmp_path: Path, below: str) -> None:
     (tmp_path / below / "cat").mkdir(parents=True)
     with pytest.raises(UserError, match="no images in class folders"):
-        open_data(str(tmp_path))
-
-
-@pytest.mark.parametrize("below", ["", "train"])
-def test_one_class_is_rejected(tmp_path: Path, below: str) -> None:
-    write_tree(tmp_path / below, {"cat": 5})
-    with pytest.raises(UserError, match="only one class, 'cat'"):
         open_data(str(tmp_path))
 
 
@@ -343,8 +321,7 @@ def test_sizes_leave_out_unreadable_images(tmp_path: Path) -> None:
 
 def test_sizes_without_a_readable_image_are_rejected(tmp_path: Path) -> None:
     for name in ("cat", "dog"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "broken.jpg").write_bytes(b"text")
+        write_file(tmp_path / name / "broken.jpg")
     with pytest.raises(UserError, match=r"none of 2 images .* can be read: .*broken\.jpg"):
         sampled_sizes(read_tree(tmp_path))
 
@@ -383,14 +360,17 @@ def test_images_of_8_bits_have_no_greatest_value_and_only_a_sample_is_opened(
 
 def test_images_without_classes_are_accepted_without_labels(tmp_path) -> None:
     for number in range(20):
-        write_picture(tmp_path / "photos" / ("a" if number % 2 else ".") / f"{number}.png", seed=number)
+        write_picture(tmp_path / ("a" if number % 2 else ".") / f"{number:02}.png", seed=number)
     with pytest.raises(UserError, match="only one class"):
-        open_data(str(tmp_path / "photos"))
-    splits = open_data(str(tmp_path / "photos"), labelled=False)
-    assert (len(splits.train), len(splits.val), splits.test) == (18, 2, None)
+        open_data(str(tmp_path))
+    splits = open_data(str(tmp_path), labelled=False)
+    assert sorted(splits.train.sources + splits.val.sources) == sorted(tmp_path.rglob("*.png"))
+    assert splits.train.sources == sorted(splits.train.sources)
+    assert (splits.test, splits.drawn, splits.unused) == (None, ("val",), ())
     assert splits.train.targets is splits.val.targets is None
     assert described(splits) == ["18 train, 2 val images without labels"]
-    assert not set(splits.train.sources) & set(splits.val.sources)
+    with pytest.raises(UserError, match="the 18 train images have no labels"):
+        splits.train.truth  # noqa: B018
 
 
 def test_a_folder_with_classes_is_split_the_same_without_labels(tmp_path) -> None:
@@ -405,17 +385,6 @@ def test_a_folder_with_classes_is_split_the_same_without_labels(tmp_path) -> Non
 def test_a_folder_without_images_is_rejected_without_labels(tmp_path) -> None:
     with pytest.raises(UserError, match="no images to train on; it has none at all"):
         open_data(str(tmp_path), labelled=False)
-
-
-def test_one_class_without_labels_is_split_by_seed_as_the_path_order_has_it(tmp_path) -> None:
-    for number in range(20):
-        write_picture(tmp_path / ("a" if number % 2 else ".") / f"{number:02}.png", seed=number)
-    found = open_data(str(tmp_path), labelled=False)
-    assert sorted(found.train.sources + found.val.sources) == sorted(tmp_path.rglob("*.png"))
-    assert found.train.sources == sorted(found.train.sources)
-    assert (found.test, found.drawn, found.unused) == (None, ("val",), ())
-    with pytest.raises(UserError, match="the 18 train images have no labels"):
-        found.train.truth  # noqa: B018
 
 
 # --- the same for every format
@@ -481,7 +450,9 @@ def test_given_and_drawn_splits_are_told_apart(tmp_path: Path) -> None:
     write_tree(tmp_path / "train", {"cat": 5, "dog": 4})
     assert open_data(str(tmp_path)).drawn == ("val",)
     write_tree(tmp_path / "val", {"cat": 5, "dog": 4})
-    assert open_data(str(tmp_path)).drawn == ()
+    splits = open_data(str(tmp_path))
+    assert (splits.drawn, splits.test, splits.channels) == ((), None, 3)
+    assert splits.measured is splits.val
     assert open_data("digits").drawn == ("val",)
 
 

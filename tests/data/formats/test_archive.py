@@ -18,15 +18,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.data import write_tree
+from tests.data import write_tar, write_tree
 from vitascope.data.datasets import class_counts, open_data, open_for_evaluation
 from vitascope.data.formats import archive
 from vitascope.data.formats.archive import (
     Archive,
     archive_errors,
     open_plain_tar,
-    open_tar,
-    tar_fault,
     tar_members,
     unpack,
 )
@@ -384,15 +382,6 @@ def test_changed_bytes_are_rejected_or_unpacked_inside_the_folder(
 FORMATS = {"ustar": tarfile.USTAR_FORMAT, "gnu": tarfile.GNU_FORMAT, "pax": tarfile.PAX_FORMAT}
 
 
-def write_tar(path: Path, members: dict[str, bytes], *, format: int = tarfile.USTAR_FORMAT) -> Path:
-    with tarfile.open(path, "w", format=format) as tar:
-        for name, content in members.items():
-            info = tarfile.TarInfo(name)
-            info.size, info.mtime = len(content), 1.5 if format == tarfile.PAX_FORMAT else 1
-            tar.addfile(info, io.BytesIO(content))
-    return path
-
-
 def read(path: Path) -> list[tuple[str, int, int]]:
     """Name, offset and size of each file."""
     with (
@@ -435,23 +424,6 @@ def test_size_in_base_256_and_in_a_pax_header_are_read(tmp_path: Path) -> None:
     content = header.tobuf(tarfile.PAX_FORMAT) + b"abc".ljust(512, b"\0") + bytes(1024)
     path.write_bytes(content)
     assert [(name, size) for name, _, size in read(path)] == [("a", 3)]
-
-
-@pytest.mark.parametrize(
-    ("kind", "fault"),
-    [
-        *((kind, "a link") for kind in (tarfile.SYMTYPE, tarfile.LNKTYPE)),
-        *((kind, "neither a file nor a folder") for kind in (tarfile.CHRTYPE, tarfile.FIFOTYPE)),
-    ],
-)
-def test_links_and_devices_are_named(tmp_path: Path, kind: bytes, fault: str) -> None:
-    path = tmp_path / "a.tar"
-    with tarfile.open(path, "w") as tar:
-        info = tarfile.TarInfo("1.jpg")
-        info.type, info.linkname = kind, "/etc/passwd"
-        tar.addfile(info)
-    with open_tar(path) as tar:
-        assert [tar_fault(member) for member in tar_members(tar, path)] == [fault]
 
 
 def test_size_beyond_the_file_is_rejected(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 import dataclasses
 import hashlib
 import io
-import itertools
 import json
 import os
 import pickle
@@ -18,8 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.data import sets_of, splits_of, write_tree
-from tests.data.formats.test_archive import write_tar
+from tests.data import sets_of, splits_of, write_tar, write_tree
 from tests.model import law
 from vitascope.data.decoding import ImageError, read_image
 from vitascope.data.formats.shards import Shards, shard_streams
@@ -33,13 +31,11 @@ def write_shard(path: Path, labels: list[int], *, first: int = 0) -> Path:
     for number, label in enumerate(labels, first):
         members[f"{number:04}.jpg"] = f"picture {number} of class {label}".encode()
         members[f"{number:04}.cls"] = str(label).encode()
-    path.parent.mkdir(parents=True, exist_ok=True)
     return write_tar(path, members)
 
 
 def one_shard(tmp_path: Path, members: Mapping[str, bytes]) -> Path:
-    write_tar(tmp_path / "a.tar", dict(members))
-    return tmp_path
+    return write_tar(tmp_path / "a.tar", members).parent
 
 
 def packed(tmp_path: Path) -> Path:
@@ -167,18 +163,6 @@ def test_splits_are_those_of_folders_or_names(tmp_path: Path, names: tuple[str, 
     assert [len(splits.train), len(splits.val), len(splits.measured)] == [12, 8, 4]
     assert [splits.train.name, splits.val.name, splits.measured.name] == ["train", "val", "test"]
     assert splits.channels == 3
-
-
-def test_shards_without_splits_are_split_by_seed_without_overlap_or_loss(tmp_path: Path) -> None:
-    write_shard(tmp_path / "a.tar", [0, 1] * 25)
-    write_shard(tmp_path / "b.tar", [1, 0] * 25, first=50)
-    first, again, other = (splits_of(Shards(), str(tmp_path), seed=seed) for seed in (1, 1, 2))
-    names = [[source.name for source in part.sources] for part in (first.train, first.val, first.measured)]
-    assert [len(part) for part in names] == [80, 10, 10]
-    assert sorted(itertools.chain(*names)) == [f"{number:04}.jpg" for number in range(100)]
-    assert names[1] == [source.name for source in again.val.sources]
-    assert names[1] != [source.name for source in other.val.sources]
-    assert len(first.train.order(0, 0)) == 80
 
 
 def test_a_folder_with_class_folders_is_not_a_folder_of_shards(tmp_path: Path) -> None:

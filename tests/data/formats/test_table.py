@@ -111,14 +111,17 @@ def test_table_in_every_form_is_that_of_the_folder(photos: Path, form: str) -> N
     assert described(splits)[-1] == "columns: image path, label label (one class per image)"
 
 
-@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-16-le", "utf-16-be"])
-@pytest.mark.parametrize("delimiter", [",", ";", "\t"])
-def test_encodings_and_delimiters_of_spreadsheets_are_read(
-    photos: Path, encoding: str, delimiter: str
-) -> None:
+@pytest.mark.parametrize(
+    "encoding",
+    ["utf-8", "utf-8-sig", *(f"utf-{bits}{order}" for bits in (16, 32) for order in ("", "-le", "-be"))],
+)
+def test_encodings_and_delimiters_of_spreadsheets_are_read(photos: Path, encoding: str) -> None:
     rows = labelled(photos, lambda number, name: {"cat": "Katze", "dog": "Hündin"}[name])
-    splits = open_data(str(write_csv(photos / "excel.csv", rows, delimiter, encoding)))
-    assert splits.train.class_names == ("Hündin", "Katze")
+    for delimiter in (",", ";", "\t"):
+        path = write_csv(photos / "excel.csv", rows, delimiter, encoding)
+        for mark in (b"", codecs.BOM_UTF32_LE if encoding == "utf-32-le" else b""):
+            path.write_bytes(mark + path.read_bytes())
+            assert open_data(str(path)).train.class_names == ("Hündin", "Katze")
 
 
 def test_hint_of_excel_blank_lines_and_the_index_of_pandas_are_skipped(photos: Path) -> None:
@@ -138,8 +141,6 @@ def test_missing_values_of_json_and_parquet_are_empty_cells(photos: Path) -> Non
         splits = opened(photos, rows, f"missing.{form}")
         assert splits.train.class_names == ("0", "1")
         assert splits.unused == ("2 images without a class",)
-    del rows[0]["label"]
-    assert opened(photos, rows, "missing.jsonl").unused == ("2 images without a class",)
 
 
 @pytest.mark.parametrize(
@@ -642,15 +643,6 @@ def test_names_of_columns_in_another_unicode_form_are_found_and_are_classes(phot
     label = labelled(photos, lambda _, name: name)
     named = [{"path": row["path"], decomposed: row["label"]} for row in label]
     assert opened(photos, named, columns=(f"label={composed}",)).train.class_names == ("cat", "dog")
-
-
-@pytest.mark.parametrize("encoding", ["utf-32", "utf-32-le", "utf-32-be", "utf-16"])
-def test_tables_in_other_encodings_are_read(photos: Path, encoding: str) -> None:
-    path = FORMS["csv"](photos / "labels.csv", rows_of(photos))
-    text = path.read_text("utf-8")
-    for mark in (b"", codecs.BOM_UTF32_LE if encoding == "utf-32-le" else b""):
-        path.write_bytes(mark + text.encode(encoding))
-        assert open_data(str(path)).train.class_names == ("cat", "dog")
 
 
 def test_a_name_that_stands_twice_in_a_line_of_json_is_rejected(photos: Path) -> None:

@@ -18,8 +18,8 @@ import pytest
 import torch
 from PIL import Image, ImageOps
 
-from tests.data import noise, write_picture
-from tests.deploy.server.served import encoded, play, serving
+from tests.data import encoded, exif_of, noise, write_picture
+from tests.deploy.server.served import play, serving
 from tests.model import small_config, small_model, small_resnet, with_preprocess
 from vitascope.data.preprocess import Preprocess
 from vitascope.deploy.export import export as exporting
@@ -214,10 +214,7 @@ def test_files_contain_no_local_paths(made: SimpleNamespace) -> None:
 def test_printed_program_predicts_the_same_label_without_vitascope(
     made: SimpleNamespace, tmp_path: Path
 ) -> None:
-    image = Image.fromarray(pictures()[1])
-    exif = image.getexif()
-    exif[0x0112] = 6  # turned
-    image.save(tmp_path / "cat.jpg", exif=exif)
+    Image.fromarray(pictures()[1]).save(tmp_path / "cat.jpg", exif=exif_of(6))
     (best, *_) = Predictor(TorchEngine(made.model, precision="fp32", device="cpu"))(tmp_path / "cat.jpg")
     program = made.done.program.replace("print(", "label = (")  # it may have a character that is not Unicode
     program += "\nimport sys; assert not {'vitascope', 'torch'} & set(sys.modules); print(repr(label))"

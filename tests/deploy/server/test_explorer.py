@@ -15,7 +15,7 @@ from fastapi.testclient import TestClient
 from PIL import Image
 from safetensors.torch import load
 
-from tests.data import noise
+from tests.data import encoded, noise
 from tests.deploy.server.served import PATIENT
 from tests.model import labelling_model, small_model
 from vitascope.data.samples import CREDIT, PHOTOS
@@ -57,10 +57,7 @@ def client(engine: TorchEngine) -> Iterator[TestClient]:
     yield from client_of(engine)
 
 
-def encoded(form: str = "PNG") -> bytes:
-    written = io.BytesIO()
-    Image.fromarray(noise(40, 60)).save(written, form)
-    return written.getvalue()
+PICTURE = encoded(noise(40, 60))
 
 
 def test_pack_has_thresholds_where_any_number_of_classes_may_apply(engine: TorchEngine) -> None:
@@ -70,13 +67,8 @@ def test_pack_has_thresholds_where_any_number_of_classes_may_apply(engine: Torch
     assert "thresholds" not in load(pack_picture(engine, engine.pixels(noise(40, 60))))
 
 
-def post(client: TestClient, path: str, content: bytes | None = None, **query: Any) -> Any:
-    return client.post(
-        path,
-        params=query,
-        content=encoded() if content is None else content,
-        headers={"Content-Type": "image/png"},
-    )
+def post(client: TestClient, path: str, **query: Any) -> Any:
+    return client.post(path, params=query, content=PICTURE, headers={"Content-Type": "image/png"})
 
 
 # The page
@@ -186,14 +178,14 @@ def test_picture_returns_its_pack(client: TestClient, engine: TorchEngine) -> No
     answer = post(client, "/v1/attention")
     assert answer.status_code == 200
     assert answer.headers["Cache-Control"] == "no-store"
-    assert answer.content == pack_picture(engine, engine.pixels(encoded()))
+    assert answer.content == pack_picture(engine, engine.pixels(PICTURE))
     length = int.from_bytes(answer.content[:8], "little")
     about = json.loads(json.loads(answer.content[8 : 8 + length])["__metadata__"]["explorer"])
     assert about["class_names"] == list(NAMES)  # with HTML, as data
 
 
 def test_single_layer_and_head_can_be_requested(client: TestClient, engine: TorchEngine) -> None:
-    pixels = engine.pixels(encoded())
+    pixels = engine.pixels(PICTURE)
     assert post(client, "/v1/attention", layer=1).content == pack_attention(engine, pixels, 1)
     assert post(client, "/v1/attention", layer=2, head=1).content == pack_attention(engine, pixels, 2, 1)
     assert post(client, "/v1/attention", layer=0, head="mean").content == pack_attention(
@@ -203,7 +195,7 @@ def test_single_layer_and_head_can_be_requested(client: TestClient, engine: Torc
 
 def test_a_class_map_by_a_method(client: TestClient, engine: TorchEngine) -> None:
     content = post(client, "/v1/heatmap", method="hires-cam", target=2).content
-    assert content == pack_heatmap(engine, engine.pixels(encoded()), "hires-cam", 2)
+    assert content == pack_heatmap(engine, engine.pixels(PICTURE), "hires-cam", 2)
     by_default = load(post(client, "/v1/heatmap", target=2).content)["heatmaps"]
     assert tuple(by_default.shape) == (1, 4, 6)
 
@@ -277,13 +269,13 @@ def test_model_beside_answers_the_explorer_alone(client: TestClient, engine: Tor
     for client in client_of(engine, beside=other):
         assert client.get("/v1/model").json()["beside"]
         assert client.get("/beside/v1/model").json()["digest"] == other.digest != engine.digest
-        found = load(client.post("/beside/v1/attention", content=encoded()).content)
-        expected = load(pack_picture(other, other.pixels(encoded())))
+        found = load(client.post("/beside/v1/attention", content=PICTURE).content)
+        expected = load(pack_picture(other, other.pixels(PICTURE)))
         for name in expected:
             np.testing.assert_array_equal(found[name], expected[name])
-        unknown = client.post("/beside/v1/attention?depth=1", content=encoded())
+        unknown = client.post("/beside/v1/attention?depth=1", content=PICTURE)
         assert (unknown.status_code, "unknown query parameter" in unknown.text) == (422, True)
-        assert client.post("/beside/v1/predict", content=encoded()).status_code == 404
+        assert client.post("/beside/v1/predict", content=PICTURE).status_code == 404
 
 
 def test_server_ends_with_the_reason_if_the_model_beside_cannot_be_loaded(engine: TorchEngine) -> None:
