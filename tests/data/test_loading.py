@@ -424,17 +424,13 @@ def test_features_come_in_the_order_and_in_the_parts_of_the_images(options) -> N
             assert one.pixels.shape == (len(one.indices), 2)
 
 
-def test_features_of_unreadable_images_do_not_come() -> None:
+def test_unreadable_images_have_no_features_and_too_many_are_rejected() -> None:
     images = dataclasses.replace(arrays(12), sources=[f"{number}.png" for number in range(12)])
     loader = Loader(images, FIT, 5, seed=0, features=numbered(12, unreadable=(3,)), memory_budget=0)
     assert (len(loader), loader.batches_per_epoch) == (11, 3)
     assert loader.unreadable == {"3.png": "broken"}
     assert sorted(order(loader)) == [number for number in range(12) if number != 3]
     assert not loader.crops
-
-
-def test_too_many_images_without_features_are_rejected() -> None:
-    images = dataclasses.replace(arrays(12), sources=[f"{number}.png" for number in range(12)])
     with pytest.raises(UserError, match="of the 12 images of the train set cannot be read, at least 2: br"):
         Loader(images, FIT, 5, features=numbered(12, unreadable=(3, 4)))
     one = dataclasses.replace(arrays(1), sources=["0.png"])

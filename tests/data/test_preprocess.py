@@ -118,13 +118,20 @@ def test_cmyk_becomes_rgb(tmp_path: Path) -> None:
     np.testing.assert_allclose(rgb(path), lights, atol=0.5)
 
 
-def test_transparent_grey_is_blended_with_white(tmp_path: Path) -> None:
+def test_transparent_greys_colours_and_palette_entries_are_blended_with_white(tmp_path: Path) -> None:
     pixels = np.array([[[40, 255], [40, 0], [40, 51]]], dtype=np.uint8)  # grey, alpha
     path = saved(Image.fromarray(pixels, mode="LA"), tmp_path / "grey.png")
     over = 40 * 51 / 255 + 255 * (1 - 51 / 255)
     found = rgb(path)
     np.testing.assert_allclose(found[0, :, 0], [40, 255, over], atol=1)
     np.testing.assert_array_equal(found[0, 1], [255, 255, 255])
+    pixels = np.array([[[1, 2, 3], [9, 9, 9]]], dtype=np.uint8)
+    path = saved(Image.fromarray(pixels), tmp_path / "key.png", transparency=(1, 2, 3))
+    np.testing.assert_array_equal(rgb(path), [[[255, 255, 255], [9, 9, 9]]])
+    image = Image.fromarray(np.array([[0, 1]], dtype=np.uint8), mode="P")
+    image.putpalette([10, 20, 30, 200, 100, 50])
+    path = saved(image, tmp_path / "palette.png", transparency=0)
+    np.testing.assert_array_equal(rgb(path), [[[255, 255, 255], [200, 100, 50]]])
 
 
 def test_transparent_colours_are_blended_with_white_without_hidden_colours(tmp_path: Path) -> None:
@@ -137,12 +144,6 @@ def test_transparent_colours_are_blended_with_white_without_hidden_colours(tmp_p
     np.testing.assert_allclose(found, pixels[..., :3] * alpha + 255 * (1 - alpha), atol=1)
     assert (found[0] == 255).all()
     np.testing.assert_array_equal(found[1], pixels[1, :, :3])
-
-
-def test_transparent_colour_of_an_opaque_mode_becomes_white(tmp_path: Path) -> None:
-    pixels = np.array([[[1, 2, 3], [9, 9, 9]]], dtype=np.uint8)
-    path = saved(Image.fromarray(pixels), tmp_path / "key.png", transparency=(1, 2, 3))
-    np.testing.assert_array_equal(rgb(path), [[[255, 255, 255], [9, 9, 9]]])
 
 
 def test_floating_point_grey_is_multiplied_by_255(tmp_path: Path) -> None:
@@ -243,12 +244,9 @@ def test_the_first_frame_of_an_animation_is_read(tmp_path: Path) -> None:
     assert (rgb(path) == [255, 0, 0]).all()
 
 
-def test_grey_becomes_three_equal_channels_for_a_colour_model() -> None:
+def test_grey_becomes_three_equal_channels_and_colour_luma() -> None:
     grey = noise(5, 5, 1)
     np.testing.assert_array_equal(identity(5, 5).pixels(Image.fromarray(grey)), np.stack([grey] * 3))
-
-
-def test_colour_becomes_luma_for_a_grey_model() -> None:
     colours = noise(9, 9)
     luma = colours @ np.array([0.299, 0.587, 0.114])  # ITU-R 601
     fit = identity(9, 9, channels=1)
@@ -259,16 +257,12 @@ def test_colour_becomes_luma_for_a_grey_model() -> None:
 # --- kinds of sources
 
 
-def test_path_text_bytes_image_and_array_yield_the_same_pixels(tmp_path: Path) -> None:
+def test_every_kind_of_source_yields_the_same_pixels(tmp_path: Path) -> None:
     path = write_picture(tmp_path / "a.png", size=(11, 7))
     fit = Preprocess(image_size=(8, 8))
     expected = fit.pixels(path)
     for source in (str(path), path.read_bytes(), Image.open(path), np.asarray(Image.open(path))):
         np.testing.assert_array_equal(fit.pixels(source), expected)
-
-
-def test_a_picture_outside_the_file_system_is_read_like_a_file(tmp_path: Path) -> None:
-    path = write_picture(tmp_path / "a.png", size=(11, 7))
     stored = Stored(path.read_bytes())
     np.testing.assert_array_equal(rgb(stored), rgb(path))
     assert header_size(stored) == header_size(path) == (11, 7)
@@ -466,28 +460,28 @@ def test_long_strip_is_framed_as_the_model_sees_it(size: tuple[int, int], resize
 # --- normalization
 
 
-def test_normalize_scales_by_255_subtracts_mean_and_divides_by_std() -> None:
+def test_normalize_scales_bytes_by_255_subtracts_mean_and_divides_by_std() -> None:
     mean, std = (0.1, 0.5, 0.8), (0.2, 0.25, 1.5)
     pixels = noise(4, 5).transpose(2, 0, 1)[None]
     found = Preprocess(image_size=(4, 5), mean=mean, std=std).normalize(torch.from_numpy(pixels))
     expected = (pixels / 255 - np.reshape(mean, (3, 1, 1))) / np.reshape(std, (3, 1, 1))
     assert found.dtype == torch.float32
     np.testing.assert_allclose(found.numpy(), expected, atol=1e-6, rtol=1e-6)
-
-
-def test_normalize_modifies_its_images_only_in_place() -> None:
     fit, images = Preprocess(image_size=(4, 5), std=(0.2, 0.3, 0.4)), torch.rand(2, 3, 4, 5)
     before = images.clone()
     expected = fit.normalize(images)
     assert torch.equal(images, before)
     assert torch.equal(fit.normalize_(images), expected)
     assert torch.equal(images, expected)
+    fit = Preprocess(image_size=(4, 5))
+    pixels = torch.from_numpy(noise(4, 5).transpose(2, 0, 1)[None].copy())
+    assert torch.equal(fit.normalize(pixels.float() / 255), fit.normalize(pixels))
 
 
 # --- as a value
 
 
-def test_dictionary_survives_json() -> None:
+def test_dictionaries_survive_json_and_are_those_that_older_versions_read() -> None:
     fit = Preprocess(
         image_size=(24, 40),
         channels=1,
@@ -499,24 +493,14 @@ def test_dictionary_survives_json() -> None:
         exif_orientation=False,
     )
     assert Preprocess.from_dict(json.loads(json.dumps(fit.to_dict()))) == fit
-
-
-def test_resize_to_survives_json_and_scales_with_the_model() -> None:
     fit = Preprocess(image_size=(224, 224), resize_to=(256, 256), crop_rounding="down")
     assert Preprocess.from_dict(json.loads(json.dumps(fit.to_dict()))) == fit
     assert fit.at_size((224, 224)) == fit
     assert fit.at_size((384, 192)).resize_to == (439, 219)
-
-
-def test_levels_survive_json_and_are_left_out_where_there_are_none() -> None:
     fit = Preprocess(image_size=(16, 16), levels=(0, 4095))
     assert Preprocess.from_dict(json.loads(json.dumps(fit.to_dict()))) == fit
     assert fit.at_size((8, 8)).levels == (0, 4095)
     assert "levels" not in Preprocess(image_size=(16, 16)).to_dict()  # which older versions read
-
-
-def test_the_fractional_rule_is_written_in_its_original_form() -> None:
-    """Older versions can therefore read the model folders of newer ones."""
     assert set(Preprocess(image_size=(8, 8)).to_dict()) == {
         *("image_size", "channels", "resize", "crop_pct", "interpolation", "mean", "std", "exif_orientation")
     }
@@ -611,15 +595,12 @@ def test_unreadable_file_is_named(tmp_path: Path, content: bytes) -> None:
         read_image(content)
 
 
-def test_decompression_bomb_is_rejected_by_name(tmp_path: Path) -> None:
+def test_bomb_missing_file_and_folder_are_named(tmp_path: Path) -> None:
     path = tmp_path / "bomb.png"
     path.write_bytes(bomb(13_500))
     assert path.stat().st_size < 30_000
     with pytest.raises(ImageError, match=r"bomb\.png.*limit"):
         read_image(path)
-
-
-def test_missing_file_and_folder_are_named(tmp_path: Path) -> None:
     with pytest.raises(ImageError, match=r"nowhere\.png: no such file"):
         read_image(tmp_path / "nowhere.png")
     with pytest.raises(ImageError, match=tmp_path.name):
@@ -644,19 +625,6 @@ def test_damaged_file_is_read_or_rejected(format: str, data: st.DataObject) -> N
     assert pixels.shape == (3, 4, 4)
 
 
-def test_transparent_palette_entry_becomes_white(tmp_path: Path) -> None:
-    image = Image.fromarray(np.array([[0, 1]], dtype=np.uint8), mode="P")
-    image.putpalette([10, 20, 30, 200, 100, 50])
-    path = saved(image, tmp_path / "palette.png", transparency=0)
-    np.testing.assert_array_equal(rgb(path), [[[255, 255, 255], [200, 100, 50]]])
-
-
 def test_framed_photograph_is_upright(tmp_path: Path) -> None:
     path = saved(Image.fromarray(smooth(40, 60)), tmp_path / "turned.jpg", exif=exif_of(6))
     assert Preprocess(image_size=(8, 8)).framed(path).picture.shape == (3, 60, 40)
-
-
-def test_normalize_does_not_scale_floats() -> None:
-    fit = Preprocess(image_size=(4, 5))
-    pixels = torch.from_numpy(noise(4, 5).transpose(2, 0, 1)[None].copy())
-    assert torch.equal(fit.normalize(pixels.float() / 255), fit.normalize(pixels))

@@ -51,6 +51,10 @@ def test_features_are_bitwise_those_of_the_model_for_the_same_pixels(photos: Pat
     assert (found.computed, found.unreadable, len(found)) == (9, (), 9)
     assert found.made["preprocess"] == model.preprocess.to_dict()
     assert (found.made["layer"], found.made["pool"], found.made["precision"]) == (None, None, "fp32")
+    test = found.subset(found.splits == "test")
+    assert test.labels.tolist() == ["dog", "dog"]
+    assert np.array_equal(test.features, found.features[7:])
+    assert test.images.tolist() == found.images.tolist()[7:]
 
 
 @pytest.mark.parametrize("place", [-1, 0.3])
@@ -218,14 +222,6 @@ def test_exported_features_are_embedded_and_cached_like_those_of_the_model(
     (tmp_path / "photo.png").write_bytes(b"broken")
     with pytest.raises(UserError, match="none of 1 image can be read"):
         embed(tmp_path / "body.onnx", tmp_path / "photo.png", compute=Compute(workers=0))
-
-
-def test_subset_has_the_rows_of_its_images(photos: Path) -> None:
-    found = embed(small_model(), photos, **HERE)
-    test = found.subset(found.splits == "test")
-    assert test.labels.tolist() == ["dog", "dog"]
-    assert np.array_equal(test.features, found.features[7:])
-    assert test.images.tolist() == found.images.tolist()[7:]
 
 
 def test_targets_of_partly_labelled_images_are_rejected(tmp_path: Path) -> None:

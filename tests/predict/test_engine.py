@@ -69,14 +69,11 @@ def test_exported_file_or_its_folder_is_opened_in_its_runtime(
         open_engine(tmp_path, device="cuda")
 
 
-def test_folder_with_several_files_is_rejected_with_their_names(tmp_path: Path) -> None:
+def test_folder_with_several_files_and_a_pt2_file_are_rejected(tmp_path: Path) -> None:
     for name in ("b.onnx", "a.xml"):
         (tmp_path / name).write_bytes(b"")
     with pytest.raises(ExportedModelError, match=r"2 exported models, a\.xml, b\.onnx; name one"):
         open_engine(tmp_path)
-
-
-def test_pt2_file_is_rejected_because_loading_runs_code(tmp_path: Path) -> None:
     (tmp_path / "model.pt2").write_bytes(b"")
     with pytest.raises(ExportedModelError, match="runs code"):
         open_engine(tmp_path / "model.pt2")

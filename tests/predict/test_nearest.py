@@ -183,7 +183,9 @@ def test_parquet_table_of_images_is_no_file_of_features(tmp_path: Path, picture:
 # --- the figure
 
 
-def test_figure_has_the_picture_and_every_similar_one(photos: Path, picture: Path) -> None:
+def test_figure_has_the_picture_and_the_most_similar_ones_with_label_or_name(
+    photos: Path, picture: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     found = nearest(small_model(), picture, photos, k=3, **HERE)
     figure = found.draw()
     assert sum(len(axes.images) for axes in figure.axes) == 4
@@ -195,15 +197,9 @@ def test_figure_has_the_picture_and_every_similar_one(photos: Path, picture: Pat
     assert figure.get_label() == "3 of 9 images, the most similar to asked.png"
     shown = figure.axes[0].images[0].get_array()
     assert shown.shape == (30, 50, 3)  # its own proportions, and not the model's
-
-
-def test_figure_of_data_without_labels_names_the_images(tmp_path: Path, picture: Path) -> None:
     write_picture(tmp_path / "flat" / "one.png", seed=3)
     figure = nearest(small_model(), picture, tmp_path / "flat", **HERE).draw()
     assert figure.axes[0].texts[1].get_text().endswith("\none.png")
-
-
-def test_figure_is_bounded(photos: Path, picture: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_DRAWN", 4)
     figure = nearest(small_model(), picture, photos, k=9, **HERE).draw()
     assert len(figure.axes[0].images) == 5

@@ -162,10 +162,6 @@ def test_explanation_is_saved_as_its_picture(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"heat\.png"):
         found.save(path / "below.png")
     assert {each.name for each in tmp_path.iterdir()} == {"new", "heat.jpg"}
-
-
-def test_explanation_without_evidence_says_so() -> None:
-    found = predictor().explain(noise(50, 40))
     blank = dataclasses.replace(found, heatmap=np.zeros_like(found.heatmap))
     assert repr(blank).endswith("heatmap (4, 4), no evidence)")
     assert (np.asarray(blank.overlay) == 255).all(axis=-1).any()  # white letters
@@ -216,20 +212,14 @@ def test_predictions_equal_the_models_output(tmp_path: Path) -> None:
     assert [guess.label for guess in answer] == [NAMES[guess.index] for guess in answer]
 
 
-def test_all_classes_are_sorted_and_sum_to_one() -> None:
+def test_all_classes_are_sorted_and_sum_to_one_and_have_their_index_for_a_name() -> None:
     for answer in predictor()(pictures(3), top_k=5):
         assert sorted(guess.index for guess in answer) == list(range(5))
         values = [guess.score for guess in answer]
         assert values == sorted(values, reverse=True)
         assert sum(values) == pytest.approx(1, abs=1e-6)
-
-
-def test_without_class_names_the_index_is_the_label() -> None:
     for guess in predictor(class_names=())([noise(32, 32)])[0]:
         assert guess.label == str(guess.index)
-
-
-def test_empty_input_returns_no_predictions() -> None:
     assert predictor()([]) == []
 
 

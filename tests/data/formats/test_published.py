@@ -105,12 +105,6 @@ def test_download_starts_again_if_the_server_has_no_ranges(server: Server, tmp_p
     assert server.asked == ["bytes=300000-"]
 
 
-def test_interrupted_connections_are_resumed(server: Server, tmp_path: Path) -> None:
-    server.cuts = [100_000, 0, 5000, 400_000]
-    assert fetch(published(server.url), tmp_path).read_bytes() == CONTENT
-    assert server.asked == [None, "bytes=100000-", "bytes=100000-", "bytes=105000-", "bytes=505000-"]
-
-
 def test_retries_are_limited_and_the_part_is_kept(server: Server, tmp_path: Path) -> None:
     server.cuts = [1000] + [0] * 100
     with pytest.raises(UserError, match=r"set\.bin cannot be downloaded \(.*; try again"):

@@ -86,11 +86,8 @@ def test_test_images_are_in_the_page_only_where_they_are_asked_for(tmp_path: Pat
         samples("test")
 
 
-def test_none_are_none() -> None:
+def test_none_are_none(tmp_path: Path) -> None:
     assert samples(given=[]) == samples() == ([], "none")
-
-
-def test_file_that_is_no_picture_is_named(tmp_path: Path) -> None:
     (tmp_path / "notes.png").write_text("no picture")
     with pytest.raises(ImageError, match=r"notes\.png: not a picture"):
         samples([tmp_path / "notes.png"])

@@ -74,14 +74,7 @@ async def test_batched_pictures_match_single_pictures(engine: TorchEngine) -> No
         )
 
 
-async def test_embedding_is_the_model_s(engine: TorchEngine) -> None:
-    pixels = torch.from_numpy(engine.pixels(picture()))[None]
-    async with serving(engine) as client:
-        answer = (await client.post("/v1/embed", content=picture())).json()
-    np.testing.assert_allclose(answer["embedding"], engine.embed(pixels)[0].numpy(), atol=1e-6)
-
-
-async def test_explanation_matches_the_library_as_numbers_and_as_a_picture(engine: TorchEngine) -> None:
+async def test_embedding_and_explanation_match_the_library(engine: TorchEngine) -> None:
     pixels = engine.pixels(picture())
     images = engine.preprocess.normalize(torch.from_numpy(pixels)[None])
     async with serving(engine) as client:
@@ -101,6 +94,10 @@ async def test_explanation_matches_the_library_as_numbers_and_as_a_picture(engin
         png = await client.post("/v1/explain?format=png", content=picture())
         assert png.headers["content-type"] == "image/png"
         assert np.ptp(np.asarray(Image.open(io.BytesIO(png.content)))) > 50
+        answer = (await client.post("/v1/embed", content=picture())).json()
+        np.testing.assert_allclose(
+            answer["embedding"], engine.embed(torch.from_numpy(pixels)[None])[0].numpy(), atol=1e-6
+        )
 
 
 @pytest.mark.parametrize(
