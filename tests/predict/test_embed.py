@@ -14,6 +14,7 @@ import torch
 import vitascope as vs
 from tests.data import noise, write_picture, write_tree
 from tests.model import small_model
+from tests.predict import PARQUET
 from vitascope.cli import main
 from vitascope.data.table_options import TableOptions
 from vitascope.errors import UserError
@@ -73,10 +74,8 @@ def test_damaged_byte_in_the_cache_changes_no_feature(
     assert f"{path} is damaged" in caplog.text
 
 
-@pytest.mark.parametrize("suffix", [".npz", ".npy", ".parquet"])
+@pytest.mark.parametrize("suffix", [".npz", ".npy", PARQUET])
 def test_file_has_what_is_returned_without_one(photos: Path, tmp_path: Path, suffix: str) -> None:
-    if suffix == ".parquet":
-        pytest.importorskip("pyarrow", reason="pyarrow is not installed (vitascope[parquet])")
     out = tmp_path / f"f{suffix}"
     written = embed(small_model(), photos, out=out, layer=0, pool="cls_mean", **HERE)
     kept = embed(small_model(), photos, layer=0, pool="cls_mean", **HERE)
@@ -123,10 +122,8 @@ def test_table_with_several_labels_per_image(tmp_path: Path) -> None:
     assert np.array_equal(again.features, found.features)
 
 
-@pytest.mark.parametrize("suffix", ["", ".npz", ".parquet"])
+@pytest.mark.parametrize("suffix", ["", ".npz", PARQUET])
 def test_classes_whose_names_are_no_utf8_are_targets_too(tmp_path: Path, suffix: str) -> None:
-    if suffix == ".parquet":
-        pytest.importorskip("pyarrow", reason="pyarrow is not installed (vitascope[parquet])")
     write_tree(tmp_path / "photos", {"caf\udcff": 2, "dog": 2})
     found = embed(small_model(), tmp_path / "photos", out=tmp_path / f"f{suffix}" if suffix else None, **HERE)
     assert found.made["class_names"] == [r"caf\udcff", "dog"]
@@ -282,11 +279,9 @@ def without_ray(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("data", ["pictures", "pictures/b", "labels.csv", "photos"])
-@pytest.mark.parametrize("suffix", [".npz", ".npy", ".parquet"])
+@pytest.mark.parametrize("suffix", [".npz", ".npy", PARQUET])
 @pytest.mark.usefixtures("without_ray")
 def test_file_is_bitwise_that_of_one_process(photos: Path, tmp_path: Path, data: str, suffix: str) -> None:
-    if suffix == ".parquet":
-        pytest.importorskip("pyarrow", reason="pyarrow is not installed (vitascope[parquet])")
     names, compute = (f"one{suffix}", f"out{suffix}"), IN_PARTS["compute"]
     one = embed("model", data, out=names[0], compute=dataclasses.replace(compute, cache=False))
     found = embed("model", data, out=names[1], **IN_PARTS)

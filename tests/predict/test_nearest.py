@@ -15,6 +15,7 @@ from sklearn.neighbors import NearestNeighbors
 import vitascope as vs
 from tests.data import noise, write_picture, write_tree
 from tests.model import law, small_model
+from tests.predict import PARQUET
 from vitascope.data.preprocess import Preprocess
 from vitascope.data.table_options import TableOptions
 from vitascope.errors import UserError
@@ -80,12 +81,10 @@ def test_data_frame_has_one_row_per_picture(photos: Path, picture: Path) -> None
     assert list(frame.columns) == ["similarity", "label", "split", "image", "index"]
 
 
-@pytest.mark.parametrize("suffix", ["", ".npz", ".npy", ".parquet"])
+@pytest.mark.parametrize("suffix", ["", ".npz", ".npy", PARQUET])
 def test_computed_features_give_what_the_data_give(
     photos: Path, picture: Path, tmp_path: Path, suffix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if suffix == ".parquet":
-        pytest.importorskip("pyarrow", reason="pyarrow is not installed (vitascope[parquet])")
     spec = {"layer": 1, "pool": "cls_mean"}
     of_data = nearest(small_model(), picture, photos, k=6, **spec, **HERE)
     out = tmp_path / f"f{suffix}" if suffix else None

@@ -11,6 +11,7 @@ import pytest
 
 from tests.data import write_picture, write_tree
 from tests.model import labelling_model, small_model, with_preprocess
+from tests.predict import PARQUET
 from tests.stores import Store
 from vitascope.errors import UserError
 from vitascope.predict import parts as parts_module
@@ -90,12 +91,10 @@ def test_each_picture_has_a_line_in_order_and_unreadable_ones_a_reason(
     assert {path.name for path in tmp_path.iterdir()} == {"o.jsonl", "o.jsonl.fingerprint.json"}
 
 
-@pytest.mark.parametrize("suffix", [".jsonl", ".csv", ".parquet"])
+@pytest.mark.parametrize("suffix", [".jsonl", ".csv", PARQUET])
 def test_interrupted_job_is_resumed_to_the_same_file(
     suffix: str, engine: Engine, folder: Path, tmp_path: Path
 ) -> None:
-    if suffix == ".parquet":
-        pytest.importorskip("pyarrow")
     out, whole = tmp_path / f"o{suffix}", tmp_path / f"whole{suffix}"
     predict(engine, folder, whole)
     with pytest.raises(KeyboardInterrupt):

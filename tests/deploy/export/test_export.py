@@ -177,15 +177,20 @@ def test_file_of_several_labels_has_the_sigmoids_and_thresholds_of_the_model(
     assert len({tuple(row) for row in labels}) > 1
 
 
+def printed(program: str, folder: Path) -> str:
+    """The output of a program that runs in a folder."""
+    command = [sys.executable, "-c", program]
+    ended = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True, timeout=280)
+    return ended.stdout.strip()
+
+
 def test_program_of_several_labels_prints_those_of_predict(several: SimpleNamespace, tmp_path: Path) -> None:
     write_picture(tmp_path / "cat.jpg")
-    command = [sys.executable, "-c", several.done.program]
-    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True, timeout=280)
     labels = [
         each.label for each in Predictor(several.engine, batch_size=1)(tmp_path / "cat.jpg", threshold=0)
     ]
     expected = {each.label for each in Predictor(several.engine)(tmp_path / "cat.jpg")}
-    assert ast.literal_eval(ended.stdout.strip()) == sorted(expected)
+    assert ast.literal_eval(printed(several.done.program, tmp_path)) == sorted(expected)
     assert 0 < len(expected) < len(labels)
 
 
@@ -232,9 +237,7 @@ def test_printed_program_predicts_the_same_label_without_vitascope(
     (best, *_) = Predictor(TorchEngine(made.model, precision="fp32", device="cpu"))(tmp_path / "cat.jpg")
     program = made.done.program.replace("print(", "label = (")  # it may have a character that is not Unicode
     program += "\nimport sys; assert not {'vitascope', 'torch'} & set(sys.modules); print(repr(label))"
-    command = [sys.executable, "-c", program]
-    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True, timeout=280)
-    assert ast.literal_eval(ended.stdout) == best.label
+    assert ast.literal_eval(printed(program, tmp_path)) == best.label
 
 
 @pytest.mark.parametrize("made", ["openvino"], indirect=True)
@@ -435,9 +438,7 @@ def test_file_of_features_has_the_body_of_its_model(body: SimpleNamespace) -> No
 
 def test_program_of_features_prints_their_shape(body: SimpleNamespace, tmp_path: Path) -> None:
     write_picture(tmp_path / "cat.jpg")
-    command = [sys.executable, "-c", body.done.program]
-    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True, timeout=280)
-    assert ended.stdout.strip() in ("(1, 32)", "torch.Size([1, 32])")
+    assert printed(body.done.program, tmp_path) in ("(1, 32)", "torch.Size([1, 32])")
     assert not {"json", "class_names", "probabilities", "texts"} & set(re.findall(r"\w+", body.done.program))
 
 
