@@ -176,11 +176,16 @@ def test_a_class_folder_without_images_is_named_if_one_class_is_left(tmp_path: P
 # --- errors
 
 
-def test_names_are_suggested_for_a_name_but_not_for_a_path() -> None:
+def test_names_are_suggested_for_a_name_alone_and_other_files_are_rejected(
+    tmp_path: Path,
+) -> None:
     with pytest.raises(UserError, match=r"digit: no such folder; nearest: digits$"):
         open_data("digit")
     with pytest.raises(UserError, match=r"/digit: no such folder; give digits, "):
         open_data("/digit")
+    write_file(tmp_path / "pets.txt")
+    with pytest.raises(UserError, match=r"pets\.txt: not a folder.*mnist.*OWNER/NAME"):
+        open_data(str(tmp_path / "pets.txt"))
 
 
 @pytest.mark.parametrize(
@@ -215,13 +220,6 @@ def test_an_empty_name_is_not_the_current_folder(
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match="'': no such folder"):
         read("")
-
-
-def test_a_file_that_is_no_data_set_is_rejected(tmp_path: Path) -> None:
-    path = tmp_path / "pets.txt"
-    path.write_bytes(b"x")
-    with pytest.raises(UserError, match=r"pets\.txt: not a folder.*mnist.*OWNER/NAME"):
-        open_data(str(path))
 
 
 @pytest.mark.parametrize("below", ["", "train"])
@@ -259,19 +257,17 @@ def test_a_class_too_small_to_split_is_rejected_with_its_size(
 # --- for evaluation
 
 
-def test_evaluation_prefers_test_then_val_then_the_whole_tree(tmp_path: Path) -> None:
+def test_evaluation_prefers_test_then_val_and_has_the_classes_of_the_model(
+    tmp_path: Path,
+) -> None:
     write_tree(tmp_path / "val", {"cat": 2, "dog": 2})
+    found = open_for_evaluation(str(tmp_path), ("zebra", "dog", "horse", "cat"))
+    assert found.class_names == ("zebra", "dog", "horse", "cat")
+    assert found.labels.tolist() == [3, 3, 1, 1]
     assert len(open_for_evaluation(str(tmp_path), ("cat", "dog"))) == 4
     write_tree(tmp_path / "test", {"cat": 1, "dog": 2})
     assert len(open_for_evaluation(str(tmp_path), ("cat", "dog"))) == 3
     assert len(open_for_evaluation(str(tmp_path / "val"), ("cat", "dog"))) == 4
-
-
-def test_evaluation_labels_a_subset_of_classes_in_the_order_of_the_model(tmp_path: Path) -> None:
-    write_tree(tmp_path, {"cat": 2})
-    images = open_for_evaluation(str(tmp_path), ("zebra", "cat", "dog"))
-    assert images.class_names == ("zebra", "cat", "dog")
-    assert images.labels.tolist() == [1, 1]
 
 
 # --- digits

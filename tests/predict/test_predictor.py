@@ -25,7 +25,6 @@ from vitascope.predict.engine import TorchEngine
 from vitascope.predict.predictor import Prediction, Predictor, find_images
 from vitascope.weights.files import CheckpointError
 from vitascope.weights.loading import save_pretrained
-from vitascope.weights.preprocess import default_preprocess
 
 NAMES = ("ant", "bee", "cat", "dog", "eel")
 
@@ -201,17 +200,6 @@ def test_batch_equals_single_predictions_in_order(batch_size: int) -> None:
     assert np.ptp(alone, axis=0).max() > 1e-3  # the pictures do differ
 
 
-def test_predictions_equal_the_models_output(tmp_path: Path) -> None:
-    model = small_model(class_names=NAMES)
-    fit = Preprocess(image_size=(32, 32), crop_pct=0.8, mean=(0.2, 0.3, 0.4))
-    image = noise(50, 40)
-    with torch.no_grad():
-        expected = model(fit.normalize(torch.from_numpy(fit.pixels(image))[None]))[0].softmax(dim=0)
-    answer = Predictor(TorchEngine(with_preprocess(model, fit), precision="fp32", device="cpu"))([image])[0]
-    np.testing.assert_allclose(scores(answer), expected.numpy(), atol=1e-6)
-    assert [guess.label for guess in answer] == [NAMES[guess.index] for guess in answer]
-
-
 def test_all_classes_are_sorted_and_sum_to_one_and_have_their_index_for_a_name() -> None:
     for answer in predictor()(pictures(3), top_k=5):
         assert sorted(guess.index for guess in answer) == list(range(5))
@@ -221,18 +209,6 @@ def test_all_classes_are_sorted_and_sum_to_one_and_have_their_index_for_a_name()
     for guess in predictor(class_names=())([noise(32, 32)])[0]:
         assert guess.label == str(guess.index)
     assert predictor()([]) == []
-
-
-def test_model_folder_is_loaded_with_its_preprocessing(tmp_path: Path) -> None:
-    model = small_model(class_names=NAMES)
-    fit = Preprocess(image_size=(32, 32), resize="squash", std=(0.3, 0.3, 0.3))
-    save_pretrained(with_preprocess(model, fit), tmp_path / "model")
-    loaded = Predictor.from_pretrained(tmp_path / "model", precision="fp32", device="cpu")
-    assert loaded.preprocess == fit
-    direct = Predictor(TorchEngine(with_preprocess(model, fit), precision="fp32", device="cpu"))
-    assert loaded(pictures(2)) == direct(pictures(2))
-    with pytest.raises(CheckpointError, match="revision"):
-        Predictor.from_pretrained(tmp_path / "model", revision="main")
 
 
 @pytest.mark.parametrize("position", [0, 2])
@@ -245,18 +221,26 @@ def test_unreadable_picture_is_named(tmp_path: Path, position: int) -> None:
         predictor()(images)
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_resnet_predictions_equal_the_models_output(tmp_path: Path, precision: str) -> None:
-    model = small_resnet(class_names=NAMES)
-    fit = default_preprocess(model.config)
-    image = noise(50, 40)
+@pytest.mark.parametrize(
+    ("made", "precision"), [(small_model, "fp32"), (small_resnet, "fp32"), (small_resnet, "bf16")]
+)
+def test_predictions_of_a_model_folder_equal_the_models_output(
+    tmp_path: Path, made: Any, precision: str
+) -> None:
+    model, image = made(class_names=NAMES), noise(50, 40)
+    fit = Preprocess(
+        image_size=(32, 32), resize="squash", crop_pct=0.8, mean=(0.2, 0.3, 0.4), std=(0.3, 0.3, 0.3)
+    )
     with torch.no_grad():
         expected = model(fit.normalize(torch.from_numpy(fit.pixels(image))[None]))[0].softmax(dim=0)
-    save_pretrained(model, tmp_path)
+    save_pretrained(with_preprocess(model, fit), tmp_path)
     loaded = Predictor.from_pretrained(tmp_path, precision=precision, device="cpu")
+    assert loaded.preprocess == fit
     answer = loaded([image])[0]
     np.testing.assert_allclose(scores(answer), expected.numpy(), atol=1e-6 if precision == "fp32" else 3e-2)
     assert [guess.label for guess in answer] == [NAMES[guess.index] for guess in answer]
+    with pytest.raises(CheckpointError, match="revision"):
+        Predictor.from_pretrained(tmp_path, revision="main")
 
 
 @pytest.mark.parametrize("options", [{"precision": "fp8"}, {"device": "nonsense"}])

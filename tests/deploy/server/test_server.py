@@ -421,7 +421,7 @@ def test_port_in_use_and_foreign_address_are_rejected_and_the_default_is_loopbac
 
 
 @pytest.mark.parametrize("terminal", [True, False])
-def test_link_has_the_token_on_a_terminal_only_and_an_open_server_names_the_ways_to_set_one(
+def test_link_has_the_token_on_a_terminal_only_and_an_open_server_advises_one(
     terminal: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys.stdout, "isatty", lambda: terminal, raising=False)
