@@ -1,12 +1,17 @@
-"""Generated folders of small pictures."""
+"""Generated pictures, files and folders of them, and tars."""
 
-from collections.abc import Mapping
+import io
+import struct
+import tarfile
+import zlib
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 from PIL import Image
 
 from vitascope.data.datasets import read_data
+from vitascope.data.decoding import Encoded
 from vitascope.data.formats.format import DataFormat
 from vitascope.data.listing import is_image, visible_files
 from vitascope.data.splits import ImageSet, Splits, complete_splits
@@ -16,6 +21,66 @@ def noise(height: int, width: int, channels: int = 3, *, seed: int = 0) -> np.nd
     """uint8 pixels (H, W, C), or (H, W) for one channel."""
     pixels = np.random.default_rng(seed).integers(0, 256, (height, width, channels), dtype=np.uint8)
     return pixels[..., 0] if channels == 1 else pixels
+
+
+def encoded(picture: np.ndarray | Image.Image, kind: str = "PNG", **options: object) -> bytes:
+    """A picture in a file's bytes."""
+    file = io.BytesIO()
+    image = picture if isinstance(picture, Image.Image) else Image.fromarray(picture)
+    image.save(file, kind, **options)
+    return file.getvalue()
+
+
+def exif_of(orientation: int) -> Image.Exif:
+    """The EXIF data of a photograph that lies as a camera stores it; 6 is turned by a quarter."""
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    return exif
+
+
+def png(
+    size: tuple[int, int], bits: int, colours: int, rows: bytes, before: Sequence[tuple[bytes, bytes]] = ()
+) -> bytes:
+    """A PNG of width and height, bits per channel and colour type, with chunks before its pixels."""
+
+    def chunk(kind: bytes, content: bytes) -> bytes:
+        checksum = struct.pack(">I", zlib.crc32(kind + content))
+        return struct.pack(">I", len(content)) + kind + content + checksum
+
+    header = chunk(b"IHDR", struct.pack(">IIBBBBB", *size, bits, colours, 0, 0, 0))
+    end = chunk(b"IDAT", zlib.compress(rows, 9)) + chunk(b"IEND", b"")
+    return b"\x89PNG\r\n\x1a\n" + header + b"".join(chunk(*one) for one in before) + end
+
+
+def bomb(side: int) -> bytes:
+    """A black PNG of side * side pixels in a few kilobytes."""
+    return png((side, side), 1, 0, bytes((1 + (side + 7) // 8) * side))
+
+
+class Stored(Encoded):
+    """A picture that is in no file, or that cannot be read."""
+
+    def __init__(self, content: bytes | Exception) -> None:
+        self.content = content
+
+    def __str__(self) -> str:
+        return "table:7"
+
+    def read_bytes(self) -> bytes:
+        if isinstance(self.content, Exception):
+            raise self.content
+        return self.content
+
+
+def write_tar(path: Path, members: Mapping[str, bytes], mode: str = "w", **options: object) -> Path:
+    """Write a tar of files, with the options of `tarfile.open`."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(path, mode, **options) as tar:
+        for name, content in members.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            tar.addfile(info, io.BytesIO(content))
+    return path
 
 
 def write_picture(path: Path, *, size: tuple[int, int] = (8, 8), seed: int = 0) -> Path:

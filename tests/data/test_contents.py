@@ -7,7 +7,7 @@ import pytest
 import torch
 from PIL import Image
 
-from tests.data import noise
+from tests.data import Stored, noise
 from vitascope.data.contents import (
     BLOCK,
     DIGEST,
@@ -19,7 +19,6 @@ from vitascope.data.contents import (
     digests_of,
     first_of_content,
 )
-from vitascope.data.decoding import Encoded
 
 
 @pytest.mark.parametrize("size", [0, 1, WHOLE, WHOLE + 1, 10 * WHOLE])
@@ -28,7 +27,7 @@ def test_the_content_is_identified_by_size_and_bytes(tmp_path: Path, size: int) 
     path = tmp_path / "x.bin"
     path.write_bytes(content)
     first = content_of(path)
-    assert content_of(bytes(content)) == first
+    assert content_of(bytes(content)) == content_of(Stored(bytes(content))) == first
     path.write_bytes(content + b"\0")
     assert content_of(path) != first
     places = {0, size - 1, size // 2} if size <= WHOLE else {0, PIECE - 1, size - PIECE, size - 1}
@@ -60,21 +59,13 @@ def test_every_byte_of_a_file_is_in_its_digest(tmp_path: Path, size: int) -> Non
     path.write_bytes(content)
     first = digest_of(path)
     assert len(first) == DIGEST
-    assert digest_of(bytes(content)) == first
+    assert digest_of(bytes(content)) == digest_of(Stored(bytes(content))) == first
     assert digest_of(bytes(content) + b"\0") != first
     for place in {0, 1 + PIECE, size // 2, size - 1} if size > 1 else ():
         other = content.copy()
         other[place] ^= 1
         path.write_bytes(other)
         assert digest_of(path) != first
-
-
-def test_a_shard_member_has_the_digest_of_its_file(tmp_path: Path) -> None:
-    class Member(Encoded):
-        def read_bytes(self) -> bytes:
-            return b"encoded"
-
-    assert digest_of(Member()) == digest_of(b"encoded")
 
 
 def test_what_cannot_be_identified_has_an_empty_digest(tmp_path: Path) -> None:

@@ -35,8 +35,10 @@ def paths(images: ImageSet) -> list[Path]:
     return [Path(str(source)) for source in images.sources]
 
 
-def class_of(path: Path, root: Path) -> str:
-    return path.relative_to(root).parts[0]
+def write_file(path: Path) -> None:
+    """A file that is no picture."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(b"x")
 
 
 def all_sets(splits: Splits) -> list[ImageSet]:
@@ -44,17 +46,6 @@ def all_sets(splits: Splits) -> list[ImageSet]:
 
 
 # --- folders
-
-
-def test_train_and_val_are_kept(tmp_path: Path) -> None:
-    write_tree(tmp_path / "train", {"cat": 5, "dog": 4})
-    write_tree(tmp_path / "val", {"cat": 2, "dog": 3})
-    splits = open_data(str(tmp_path))
-    assert class_counts(splits.train) == {"cat": 5, "dog": 4}
-    assert class_counts(splits.val) == {"cat": 2, "dog": 3}
-    assert splits.test is None
-    assert splits.measured is splits.val
-    assert splits.channels == 3
 
 
 def test_without_val_a_tenth_of_each_class_of_train_is_validation(tmp_path: Path) -> None:
@@ -67,16 +58,6 @@ def test_without_val_a_tenth_of_each_class_of_train_is_validation(tmp_path: Path
     assert all(path.is_relative_to(tmp_path / "test") for path in paths(splits.measured))
     found = sorted(paths(splits.train) + paths(splits.val))
     assert found == sorted((tmp_path / "train").rglob("*.png"))
-
-
-def test_train_val_and_test_are_kept(tmp_path: Path) -> None:
-    for split, count in (("train", 4), ("val", 3), ("test", 2)):
-        write_tree(tmp_path / split, {"cat": count, "dog": count})
-    splits = open_data(str(tmp_path))
-    assert [len(images) for images in all_sets(splits)] == [8, 6, 4]
-    for images, split in zip(all_sets(splits), ("train", "val", "test"), strict=True):
-        assert images.name == split
-        assert all(path.is_relative_to(tmp_path / split) for path in paths(images))
 
 
 def test_one_tree_is_split_by_class_without_overlap_or_loss(tmp_path: Path) -> None:
@@ -97,36 +78,17 @@ def test_split_of_a_tree_depends_only_on_the_seed(tmp_path: Path) -> None:
         assert sorted(paths(ours)) != sorted(paths(another))
 
 
-def test_hidden_files_and_other_files_than_images_are_left_out(tmp_path: Path) -> None:
-    write_tree(tmp_path, {"cat": 3, "dog": 3})
-    write_picture(tmp_path / "cat" / ".hidden.png")
-    write_picture(tmp_path / "cat" / ".ipynb_checkpoints" / "copy.png")
-    write_picture(tmp_path / ".cache" / "x.png")
-    (tmp_path / "cat" / "notes.txt").write_text("no picture")
-    (tmp_path / "cat" / "Thumbs.db").write_bytes(b"x")
-    (tmp_path / "README.md").write_text("no picture")
-    (tmp_path / "no pictures here").mkdir()
-    (tmp_path / "dog" / "folder.png").mkdir()
-    images = read_tree(tmp_path)
-    assert class_counts(images) == {"cat": 3, "dog": 3}
-
-
-def test_data_below_a_hidden_folder_is_read(tmp_path: Path) -> None:
+def test_images_of_a_class_lie_at_any_depth_below_its_folder_and_are_not_hidden(tmp_path: Path) -> None:
     root = write_tree(tmp_path / ".datasets" / "pets", {"cat": 3, "dog": 3})
-    assert len(read_tree(root)) == 6
-
-
-def test_images_at_any_depth_belong_to_the_class_folder(tmp_path: Path) -> None:
-    write_tree(tmp_path, {"cat": 1, "dog": 2})
-    write_picture(tmp_path / "cat" / "2024" / "may" / "deep.png")
-    assert class_counts(read_tree(tmp_path)) == {"cat": 2, "dog": 2}
-
-
-def test_suffixes_count_in_any_case(tmp_path: Path) -> None:
-    write_tree(tmp_path, {"dog": 1})
-    for name in ("A.PNG", "b.JpG", "c.jpeg", "d.WEBP", "e.bmp", "f.Tiff", "g.gif"):
-        write_picture(tmp_path / "cat" / name)
-    assert class_counts(read_tree(tmp_path)) == {"cat": 7, "dog": 1}
+    for name in ("A.PNG", "b.JpG", "c.jpeg", "d.WEBP", "e.bmp", "f.Tiff", "g.gif", "2024/may/deep.png"):
+        write_picture(root / "cat" / name)
+    for name in ("cat/.hidden.png", "cat/.ipynb_checkpoints/copy.png", ".cache/x.png"):
+        write_picture(root / name)
+    for name in ("cat/notes.txt", "cat/Thumbs.db", "README.md"):
+        write_file(root / name)
+    for name in ("no pictures here", "dog/folder.png"):
+        (root / name).mkdir()
+    assert class_counts(read_tree(root)) == {"cat": 11, "dog": 3}
 
 
 def test_validation_labels_follow_the_classes_of_train(tmp_path: Path) -> None:
@@ -139,6 +101,7 @@ def test_validation_labels_follow_the_classes_of_train(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("train", "val", "test"),
     [
+        ("train", "val", "test"),
         ("Train", "VAL", "Test"),
         ("training", "Validation", "testing"),
         ("training_set", "val-set", "test_set"),
@@ -151,6 +114,11 @@ def test_usual_names_of_splits_are_not_classes(tmp_path: Path, train: str, val: 
     splits = open_data(str(tmp_path))
     assert splits.train.class_names == ("cat", "dog")
     assert [len(images) for images in all_sets(splits)] == [8, 6, 4]
+    for images, split, folder in zip(
+        all_sets(splits), ("train", "val", "test"), (train, val, test), strict=True
+    ):
+        assert images.name == split
+        assert all(path.is_relative_to(tmp_path / folder) for path in paths(images))
     assert len(open_for_evaluation(str(tmp_path), ("cat", "dog"))) == 4
     assert len(open_pictures(str(tmp_path))) == 4
     assert len(open_data(str(tmp_path), labelled=False).train) == 8
@@ -173,8 +141,7 @@ def test_unused_files_are_counted_by_suffix(tmp_path: Path) -> None:
     write_tree(tmp_path / "Train", {"cat": 5, "dog": 4})
     write_tree(tmp_path / "Test", {"cat": 2, "dog": 2})
     for name in ("Train/cat/a.mov", "Train/cat/b.MOV", "Test/dog/c.txt", "notes.txt", "Train/fox/d.cr2"):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_bytes(b"x")
+        write_file(tmp_path / name)
     write_picture(tmp_path / "Train" / "loose.png")
     (tmp_path / ".DS_Store").write_bytes(b"x")
     assert described(open_data(str(tmp_path))) == [
@@ -196,25 +163,29 @@ def test_many_classes_are_described_by_the_smallest_and_the_largest(tmp_path: Pa
     assert described(open_data(str(tmp_path)))[1:] == ["per class from 3 (c00) to 4 (c05)"]
 
 
-def test_a_class_folder_without_images_is_named_if_one_class_is_left(tmp_path: Path) -> None:
-    write_tree(tmp_path, {"cat": 3})
-    (tmp_path / "dog").mkdir()
+@pytest.mark.parametrize("below", ["", "train/"])
+def test_a_class_folder_without_images_is_named_if_one_class_is_left(tmp_path: Path, below: str) -> None:
+    write_tree(tmp_path / below, {"cat": 3})
     for number in range(60):
-        (tmp_path / "dog" / f"{number}.mp4").write_bytes(b"x")
-    with pytest.raises(
-        UserError, match=r"only one class, 'cat'.*the folder dog, which contains no image \(60 \.mp4\)"
-    ):
+        write_file(tmp_path / below / "dog" / f"{number}.mp4")
+    match = rf"only one class, 'cat'.*the folder {below}dog, which contains no image \(60 \.mp4\)"
+    with pytest.raises(UserError, match=match):
         open_data(str(tmp_path))
 
 
 # --- errors
 
 
-def test_names_are_suggested_for_a_name_but_not_for_a_path() -> None:
+def test_names_are_suggested_for_a_name_alone_and_other_files_are_rejected(
+    tmp_path: Path,
+) -> None:
     with pytest.raises(UserError, match=r"digit: no such folder; nearest: digits$"):
         open_data("digit")
     with pytest.raises(UserError, match=r"/digit: no such folder; give digits, "):
         open_data("/digit")
+    write_file(tmp_path / "pets.txt")
+    with pytest.raises(UserError, match=r"pets\.txt: not a folder.*mnist.*OWNER/NAME"):
+        open_data(str(tmp_path / "pets.txt"))
 
 
 @pytest.mark.parametrize(
@@ -251,25 +222,12 @@ def test_an_empty_name_is_not_the_current_folder(
         read("")
 
 
-def test_a_file_that_is_no_data_set_is_rejected(tmp_path: Path) -> None:
-    path = tmp_path / "pets.txt"
-    path.write_bytes(b"x")
-    with pytest.raises(UserError, match=r"pets\.txt: not a folder.*mnist.*OWNER/NAME"):
-        open_data(str(path))
-
-
 @pytest.mark.parametrize("below", ["", "train"])
 def test_folder_without_images_is_rejected(tmp_path: Path, below: str) -> None:
     (tmp_path / below / "cat").mkdir(parents=True)
-    with pytest.raises(UserError, match="no images in class folders"):
-        open_data(str(tmp_path))
-
-
-@pytest.mark.parametrize("below", ["", "train"])
-def test_one_class_is_rejected(tmp_path: Path, below: str) -> None:
-    write_tree(tmp_path / below, {"cat": 5})
-    with pytest.raises(UserError, match="only one class, 'cat'"):
-        open_data(str(tmp_path))
+    for labelled, reason in ((True, "no images in class folders"), (False, "it has none at all")):
+        with pytest.raises(UserError, match=reason):
+            open_data(str(tmp_path), labelled=labelled)
 
 
 @pytest.mark.parametrize("split", ["val", "test"])
@@ -299,19 +257,17 @@ def test_a_class_too_small_to_split_is_rejected_with_its_size(
 # --- for evaluation
 
 
-def test_evaluation_prefers_test_then_val_then_the_whole_tree(tmp_path: Path) -> None:
+def test_evaluation_prefers_test_then_val_and_has_the_classes_of_the_model(
+    tmp_path: Path,
+) -> None:
     write_tree(tmp_path / "val", {"cat": 2, "dog": 2})
+    found = open_for_evaluation(str(tmp_path), ("zebra", "dog", "horse", "cat"))
+    assert found.class_names == ("zebra", "dog", "horse", "cat")
+    assert found.labels.tolist() == [3, 3, 1, 1]
     assert len(open_for_evaluation(str(tmp_path), ("cat", "dog"))) == 4
     write_tree(tmp_path / "test", {"cat": 1, "dog": 2})
     assert len(open_for_evaluation(str(tmp_path), ("cat", "dog"))) == 3
     assert len(open_for_evaluation(str(tmp_path / "val"), ("cat", "dog"))) == 4
-
-
-def test_evaluation_labels_a_subset_of_classes_in_the_order_of_the_model(tmp_path: Path) -> None:
-    write_tree(tmp_path, {"cat": 2})
-    images = open_for_evaluation(str(tmp_path), ("zebra", "cat", "dog"))
-    assert images.class_names == ("zebra", "cat", "dog")
-    assert images.labels.tolist() == [1, 1]
 
 
 # --- digits
@@ -339,13 +295,9 @@ def test_sizes_leave_out_unreadable_images(tmp_path: Path) -> None:
     write_tree(tmp_path, {"cat": 2, "dog": 2}, size=(12, 14))
     (tmp_path / "cat" / "broken.jpg").write_bytes(b"text")
     assert np.unique(sampled_sizes(read_tree(tmp_path)), axis=0).tolist() == [[12, 14]]
-
-
-def test_sizes_without_a_readable_image_are_rejected(tmp_path: Path) -> None:
-    for name in ("cat", "dog"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "broken.jpg").write_bytes(b"text")
-    with pytest.raises(UserError, match=r"none of 2 images .* can be read: .*broken\.jpg"):
+    for path in tmp_path.rglob("*.png"):
+        write_file(path)
+    with pytest.raises(UserError, match=r"none of 5 images .* can be read: .*[0-9]+\.png"):
         sampled_sizes(read_tree(tmp_path))
 
 
@@ -383,14 +335,17 @@ def test_images_of_8_bits_have_no_greatest_value_and_only_a_sample_is_opened(
 
 def test_images_without_classes_are_accepted_without_labels(tmp_path) -> None:
     for number in range(20):
-        write_picture(tmp_path / "photos" / ("a" if number % 2 else ".") / f"{number}.png", seed=number)
+        write_picture(tmp_path / ("a" if number % 2 else ".") / f"{number:02}.png", seed=number)
     with pytest.raises(UserError, match="only one class"):
-        open_data(str(tmp_path / "photos"))
-    splits = open_data(str(tmp_path / "photos"), labelled=False)
-    assert (len(splits.train), len(splits.val), splits.test) == (18, 2, None)
+        open_data(str(tmp_path))
+    splits = open_data(str(tmp_path), labelled=False)
+    assert sorted(splits.train.sources + splits.val.sources) == sorted(tmp_path.rglob("*.png"))
+    assert splits.train.sources == sorted(splits.train.sources)
+    assert (splits.test, splits.drawn, splits.unused) == (None, ("val",), ())
     assert splits.train.targets is splits.val.targets is None
     assert described(splits) == ["18 train, 2 val images without labels"]
-    assert not set(splits.train.sources) & set(splits.val.sources)
+    with pytest.raises(UserError, match="the 18 train images have no labels"):
+        splits.train.truth  # noqa: B018
 
 
 def test_a_folder_with_classes_is_split_the_same_without_labels(tmp_path) -> None:
@@ -400,22 +355,6 @@ def test_a_folder_with_classes_is_split_the_same_without_labels(tmp_path) -> Non
     assert other.test is not None
     assert one.test.sources == other.test.sources
     assert one.train.sources == other.train.sources
-
-
-def test_a_folder_without_images_is_rejected_without_labels(tmp_path) -> None:
-    with pytest.raises(UserError, match="no images to train on; it has none at all"):
-        open_data(str(tmp_path), labelled=False)
-
-
-def test_one_class_without_labels_is_split_by_seed_as_the_path_order_has_it(tmp_path) -> None:
-    for number in range(20):
-        write_picture(tmp_path / ("a" if number % 2 else ".") / f"{number:02}.png", seed=number)
-    found = open_data(str(tmp_path), labelled=False)
-    assert sorted(found.train.sources + found.val.sources) == sorted(tmp_path.rglob("*.png"))
-    assert found.train.sources == sorted(found.train.sources)
-    assert (found.test, found.drawn, found.unused) == (None, ("val",), ())
-    with pytest.raises(UserError, match="the 18 train images have no labels"):
-        found.train.truth  # noqa: B018
 
 
 # --- the same for every format
@@ -481,7 +420,9 @@ def test_given_and_drawn_splits_are_told_apart(tmp_path: Path) -> None:
     write_tree(tmp_path / "train", {"cat": 5, "dog": 4})
     assert open_data(str(tmp_path)).drawn == ("val",)
     write_tree(tmp_path / "val", {"cat": 5, "dog": 4})
-    assert open_data(str(tmp_path)).drawn == ()
+    splits = open_data(str(tmp_path))
+    assert (splits.drawn, splits.test, splits.channels) == ((), None, 3)
+    assert splits.measured is splits.val
     assert open_data("digits").drawn == ("val",)
 
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from tests.data import noise
+from tests.data import encoded, exif_of, noise
 from tests.model import law
 from vitascope.data.decoding import ImageError, header_size, read_image
 from vitascope.data.file_checks import check_channels, segments
@@ -27,13 +27,6 @@ KINDS: dict[str, dict[str, Any]] = {
     "optimized": {"optimize": True},
     "progressive": {"progressive": True},
 }
-
-
-def jpeg(picture: np.ndarray | Image.Image, **options: Any) -> bytes:
-    image = picture if isinstance(picture, Image.Image) else Image.fromarray(picture)
-    file = io.BytesIO()
-    image.save(file, options.pop("format", "JPEG"), **options)
-    return file.getvalue()
 
 
 def body(content: bytes) -> int:
@@ -59,14 +52,16 @@ def of_size(content: bytes, side: int) -> bytes:
 def test_complete_picture_of_any_kind_has_its_pixels(width, height, mode, flat, kind, after) -> None:
     shape = (height, width, len(mode)) if mode != "L" else (height, width)
     pixels = np.full(shape, 77, dtype=np.uint8) if flat else np.random.default_rng(0).integers(0, 256, shape)
-    content = jpeg(Image.fromarray(pixels.astype(np.uint8), mode=mode), **KINDS[kind]) + after
+    content = encoded(Image.fromarray(pixels.astype(np.uint8), mode=mode), "JPEG", **KINDS[kind]) + after
     expected = Image.open(io.BytesIO(content)).convert("L" if mode == "L" else "RGB")
     assert np.array_equal(read_image(content), expected)
 
 
 @pytest.mark.parametrize("progressive", [False, True])
 def test_picture_of_few_bits_per_block_is_complete(progressive: bool) -> None:
-    content = jpeg(np.full((1024, 1024), 128, dtype=np.uint8), optimize=True, progressive=progressive)
+    content = encoded(
+        np.full((1024, 1024), 128, dtype=np.uint8), "JPEG", optimize=True, progressive=progressive
+    )
     assert len(content) < 1024**2 / 64
     assert np.asarray(read_image(content)).min() == 128
 
@@ -77,7 +72,7 @@ def test_picture_of_few_bits_per_block_is_complete(progressive: bool) -> None:
 def test_picture_whose_data_end_early_is_truncated(
     tmp_path: Path, kind: str, share: float, end: bytes
 ) -> None:
-    content = jpeg(noise(320, 320), **KINDS[kind])
+    content = encoded(noise(320, 320), "JPEG", **KINDS[kind])
     begin = body(content)
     path = tmp_path / "cut.jpg"
     path.write_bytes(content[: begin + int(share * (len(content) - begin))] + end)
@@ -92,19 +87,15 @@ def test_picture_whose_data_end_early_is_truncated(
 
 @pytest.mark.parametrize("kind", list(KINDS))
 def test_large_picture_of_one_kilobyte_is_truncated(kind: str) -> None:
-    content = of_size(jpeg(noise(64, 64), **KINDS[kind]), 2000)
+    content = of_size(encoded(noise(64, 64), "JPEG", **KINDS[kind]), 2000)
     with pytest.raises(ImageError, match="truncated"):
         read_image(content[: body(content) + 1000] + END)
 
 
 def test_first_of_several_pictures_is_read_upright(tmp_path: Path) -> None:
-    first = Image.fromarray(noise(40, 24))
-    exif = Image.Exif()
-    exif[0x0112] = 6
-    path = tmp_path / "several.jpg"
-    path.write_bytes(
-        jpeg(first, format="MPO", save_all=True, append_images=[Image.fromarray(noise(8, 8))], exif=exif)
-    )
+    path, second = tmp_path / "several.jpg", Image.fromarray(noise(8, 8))
+    several = {"save_all": True, "append_images": [second], "exif": exif_of(6)}
+    path.write_bytes(encoded(noise(40, 24), "MPO", **several))
     assert Image.open(path).format == "MPO"
     assert read_image(path).size == (40, 24)
 

@@ -77,11 +77,6 @@ def by_pil(levels: torch.Tensor, operation: Callable[[Image.Image], Image.Image]
     return torch.stack([levels_of(operation(picture_of(one))) for one in levels])
 
 
-def rand_augment(images: torch.Tensor, indices: Any, **options: Any) -> torch.Tensor:
-    change = RandAugment(**options)
-    return change(images, uniform(0, 0, np.asarray(indices), change.draws))
-
-
 @pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize("name", ENHANCED)
 def test_enhancements_equal_pil(name: str, channels: int) -> None:
@@ -174,21 +169,6 @@ def test_operations_on_a_batch_equal_those_on_single_images(
         one = slice(at, at + 1)
         alone = changed(levels[one], np.array(operations[one]), arguments[one])
         assert torch.equal(together[one], alone), OPERATIONS[operations[at]]
-
-
-@law
-@given(seed=st.integers(0, 2**31), channels=st.sampled_from([1, 3]), num_ops=st.integers(1, 4))
-def test_randaugment_is_independent_of_the_batch(seed: int, channels: int, num_ops: int) -> None:
-    images = pictures(channels, 9, 9, seed) / 255
-    indices = np.random.default_rng(seed).integers(0, 10**7, 6)
-    together = rand_augment(images, indices, num_ops=num_ops)
-    assert together.dtype == torch.float32
-    assert together.shape == images.shape
-    assert together.min() >= 0
-    assert together.max() <= 1
-    for at in (0, 5):
-        alone = rand_augment(images[at : at + 1], indices[at : at + 1], num_ops=num_ops)
-        assert torch.equal(alone[0], together[at])
 
 
 def chosen(count: int = 7000, **options: Any) -> tuple[np.ndarray, np.ndarray]:

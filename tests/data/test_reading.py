@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from tests.data import noise, read_tree, write_tree
+from tests.data import encoded, exif_of, noise, read_tree, write_tree
 from tests.forked import ending, fork
 from vitascope.data.augment import crop_draws
 from vitascope.data.decoding import ImageError
@@ -32,12 +32,6 @@ BATCHES = np.split(np.arange(8), [3, 6])
 def smooth(height: int, width: int) -> np.ndarray:
     """uint8 (H, W, 3) without sharp edges."""
     return np.asarray(Image.fromarray(noise(6, 8)).resize((width, height), Image.Resampling.BICUBIC))
-
-
-def jpeg(pixels: np.ndarray, **options: object) -> bytes:
-    out = io.BytesIO()
-    Image.fromarray(pixels).save(out, "jpeg", quality=95, **options)
-    return out.getvalue()
 
 
 unit = st.floats(0, 1, exclude_max=True)
@@ -110,9 +104,7 @@ def test_cropped_pixels_equal_those_of_pillow(tmp_path: Path, name: str) -> None
 
 
 def test_crops_are_taken_from_the_upright_picture() -> None:
-    exif = Image.Exif()
-    exif[0x0112] = 6  # turned by a quarter
-    content = jpeg(smooth(60, 80), exif=exif.tobytes())
+    content = encoded(smooth(60, 80), "JPEG", quality=95, exif=exif_of(6))
     lying = np.asarray(Image.open(io.BytesIO(content)))
     fit = Preprocess(image_size=(16, 24))
     box = (10.0, 5.0, 50.0, 75.0)
@@ -127,7 +119,7 @@ def test_crops_are_taken_from_the_upright_picture() -> None:
 def test_large_jpegs_are_decoded_smaller_where_enough_pixels_remain(
     side: int, decoded: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pixels = smooth(1200, 1600)
+    content = encoded(smooth(1200, 1600), "JPEG", quality=95)
     sizes = []
     for name in ("crop", "resize"):  # in training, in evaluation
         step = getattr(Image.Image, name)
@@ -138,15 +130,15 @@ def test_large_jpegs_are_decoded_smaller_where_enough_pixels_remain(
         )
     square = Preprocess(image_size=(16, 16))
     box = (160.0, 120.0, 160.0 + side, 120.0 + side)
-    found = square.cropped(jpeg(pixels), lambda *size: box)
+    found = square.cropped(content, lambda *size: box)
     assert sizes == [decoded]
     # An image that is already open is decoded in full.
-    whole = square.cropped(Image.open(io.BytesIO(jpeg(pixels))), lambda *size: box)
+    whole = square.cropped(Image.open(io.BytesIO(content)), lambda *size: box)
     assert sizes == [decoded, 1600]
     assert np.abs(found.astype(int) - whole).mean() < 2
-    evaluated = square.pixels(jpeg(pixels))
+    evaluated = square.pixels(content)
     assert sizes == [decoded, 1600, 1600]
-    np.testing.assert_array_equal(evaluated, square.pixels(Image.open(io.BytesIO(jpeg(pixels)))))
+    np.testing.assert_array_equal(evaluated, square.pixels(Image.open(io.BytesIO(content))))
 
 
 def test_broken_picture_is_named_when_it_is_cropped(tmp_path: Path) -> None:

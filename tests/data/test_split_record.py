@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from tests.data import write_picture, write_tree
+from vitascope.data.contents import UNREADABLE, contents_of
 from vitascope.data.datasets import open_data, read_data
 from vitascope.data.decoding import ImageError, read_image
 from vitascope.data.pack import pack
@@ -138,6 +139,20 @@ def test_a_changed_image_is_left_out(photos: Path) -> None:
     found = again(record, photos, ("test",))
     assert found.counts() == {"missing": 0, "changed": 1, "renamed": 0, "new": 0}
     assert changed not in found.present("test", ("cat", "dog")).sources
+
+
+def test_images_that_could_not_be_read_are_not_taken_for_one_another(
+    photos: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record = recorded(photos)
+    part_of(record, "test", photos)[0].rename(photos / "dog" / "zz.png")
+    record.parts["test"].contents[0] = UNREADABLE
+
+    def unreadable(sources: list[Path]) -> np.ndarray:
+        return np.where([path.name == "zz.png" for path in sources], UNREADABLE, contents_of(sources))
+
+    monkeypatch.setattr("vitascope.data.split_record.contents_of", unreadable)
+    assert again(record, photos).counts() == {"missing": 1, "changed": 0, "renamed": 0, "new": 1}
 
 
 def test_a_training_image_with_the_name_of_a_test_image_is_not_evaluated(photos: Path) -> None:

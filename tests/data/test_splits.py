@@ -51,6 +51,7 @@ def test_no_set_is_divided_and_the_share_is_within_one_set_of_the_request(
     labels[np.isin(sets, np.argsort(sizes)[: len(sizes) // 4])] = False
     drawn = draw_share(labels, sets, share, np.random.default_rng(seed), every_class=False)
     assert all(len(np.unique(drawn[sets == number])) == 1 for number in range(len(sizes)))
+    assert not (labels.any(axis=0) & (labels[drawn].sum(axis=0) == labels.sum(axis=0))).any()
     bound_by_class = [k for k in range(classes) if not labels[~drawn, k].sum() > labels[drawn, k].sum()]
     if not bound_by_class:
         assert abs(drawn.sum() - share * len(sets)) <= max(sizes)
@@ -102,3 +103,8 @@ def test_a_rare_class_of_several_stays_in_training() -> None:
     rest, val = stratified_split(images_of(ClassSets(labels, NAMES[:2])), 0.1, "val", seed=0)
     assert len(val) == 5
     assert rest.truth.counts[1] == 1
+
+
+def test_all_of_a_class_is_not_drawn_even_where_the_share_would_need_it() -> None:
+    labels, sets = np.repeat([[True], [False]], [4, 10], axis=0), np.repeat([0, 1], [4, 10])
+    assert not draw_share(labels, sets, 0.35, np.random.default_rng(0), every_class=False).any()

@@ -20,26 +20,14 @@ labels_of_three = st.lists(st.integers(0, 2), max_size=40).map(lambda labels: np
 
 @law
 @given(labels=labels_of_three)
-def test_every_image_is_in_its_class(labels: np.ndarray) -> None:
+def test_labels_are_divided_joined_and_read_back_from_json(labels: np.ndarray) -> None:
     targets = ClassIndices(labels, NAMES)
     by_class = targets.by_class()
     assert [places.tolist() for places in by_class] == [
         np.flatnonzero(labels == k).tolist() for k in range(3)
     ]
-
-
-@law
-@given(labels=labels_of_three)
-def test_parts_that_are_joined_are_the_whole(labels: np.ndarray) -> None:
-    targets = ClassIndices(labels, NAMES)
     first, rest = np.split(np.arange(len(labels)), [len(labels) // 3])
     assert targets.take(first).joined(targets.take(rest)) == targets
-
-
-@law
-@given(labels=labels_of_three)
-def test_json_is_read_back(labels: np.ndarray) -> None:
-    targets = ClassIndices(labels, NAMES)
     assert targets_from_json(json.loads(json.dumps(targets.to_json())), NAMES) == targets
 
 

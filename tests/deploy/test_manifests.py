@@ -10,7 +10,7 @@ import yaml
 
 from vitascope.cli import COMMANDS
 from vitascope.cli.parsing import parse
-from vitascope.deploy.server.settings import TOKEN
+from vitascope.deploy.server.settings import TOKEN, Settings
 
 ROOT = Path(__file__).parent.parent.parent
 FILES = sorted((ROOT / "deploy" / "kubernetes").glob("*.yaml"))
@@ -46,6 +46,12 @@ def container(serving: dict[str, dict[str, Any]]) -> dict[str, Any]:
     return found
 
 
+@pytest.fixture
+def settings(container: dict[str, Any]) -> Settings:
+    """Those that the server is started with."""
+    return parsed([*container["command"], *container["args"]]).settings
+
+
 def parsed(words: list[str]) -> Any:
     """A command with its options; a UserError for a flag that does not exist."""
     program, command, *arguments = words
@@ -70,9 +76,11 @@ def test_server_is_started_with_flags_that_exist(container: dict[str, Any]) -> N
     assert [mount["mountPath"] for mount in container["volumeMounts"]] == ["/models"]
 
 
-def test_ports_are_those_of_the_server(serving: dict[str, dict[str, Any]], container: dict[str, Any]) -> None:
+def test_ports_are_those_of_the_server(
+    serving: dict[str, dict[str, Any]], container: dict[str, Any], settings: Settings
+) -> None:
     (port,) = container["ports"]
-    assert parsed([*container["command"], *container["args"]]).settings.port == port["containerPort"]
+    assert settings.port == port["containerPort"]
     named = [container[probe]["httpGet"]["port"] for probe in PROBES]
     named += [each["targetPort"] for each in serving["Service"]["spec"]["ports"]]
     named += [each["port"] for each in serving["PodMonitor"]["spec"]["podMetricsEndpoints"]]
@@ -123,24 +131,20 @@ def test_labels_and_names_fit_together(serving: dict[str, dict[str, Any]], conta
     assert "replicas" not in deployment["spec"]  # each apply would undo the autoscaler
 
 
-def test_stopping_takes_no_longer_than_the_pod_may(
-    serving: dict[str, dict[str, Any]], container: dict[str, Any]
+def test_stopping_ends_in_time_and_servers_are_added_before_requests_are_rejected(
+    serving: dict[str, dict[str, Any]], container: dict[str, Any], settings: Settings
 ) -> None:
-    grace = parsed([*container["command"], *container["args"]]).settings.grace_s
     waits = float(container["lifecycle"]["preStop"]["exec"]["command"][1])
-    assert grace + waits < serving["Deployment"]["spec"]["template"]["spec"]["terminationGracePeriodSeconds"]
-
-
-def test_servers_are_added_before_requests_are_rejected(
-    serving: dict[str, dict[str, Any]], container: dict[str, Any]
-) -> None:
+    assert (
+        settings.grace_s + waits
+        < serving["Deployment"]["spec"]["template"]["spec"]["terminationGracePeriodSeconds"]
+    )
     (metric,) = serving["HorizontalPodAutoscaler"]["spec"]["metrics"]
     target = int(metric["pods"]["target"]["averageValue"])
-    settings = parsed([*container["command"], *container["args"]]).settings
     assert settings.max_batch <= target < settings.queue
 
 
-def test_bulk_job_has_flags_that_exist_and_shares_its_folder() -> None:
+def test_bulk_job_has_flags_that_exist_one_folder_and_the_tested_version_of_ray() -> None:
     spec = documents("predict.yaml")["RayJob"]["spec"]
     line, _, otherwise = spec["entrypoint"].partition(" || ")
     assert otherwise == "test $? -eq 1"  # the status of a complete file with unreadable images
@@ -155,8 +159,4 @@ def test_bulk_job_has_flags_that_exist_and_shares_its_folder() -> None:
         assert [volume["name"] for volume in pod["volumes"]] == [mount["name"]]
         for place in (command.model, *command.images, str(command.out)):
             assert place.startswith(f"{mount['mountPath']}/")
-
-
-def test_bulk_job_has_the_tested_version_of_ray() -> None:
-    cluster = documents("predict.yaml")["RayJob"]["spec"]["rayClusterSpec"]
     assert f"\nray=={cluster['rayVersion']}\n" in (ROOT / "constraints.txt").read_text(encoding="utf-8")

@@ -9,8 +9,8 @@ import torch
 from PIL import Image
 
 import vitascope as vs
-from tests.data import noise
-from tests.deploy.server.served import encoded, play, serving
+from tests.data import encoded, noise
+from tests.deploy.server.served import play, serving
 from tests.peers.timm_models import random_model
 from tests.text import write_clip
 from vitascope.data.splits import ImageSet

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.model import law
+from tests.predict import PARQUET
 from vitascope.errors import UserError
 from vitascope.predict.embedding_file import (
     FORMATS,
@@ -95,21 +96,16 @@ def test_parquet_is_written_in_groups_of_bounded_size(
     assert [file.metadata.row_group(number).num_rows for number in range(4)] == [6, 6, 6, 2]
 
 
-def test_path_that_is_no_utf8_is_written_escaped(tmp_path: Path) -> None:
+@pytest.mark.parametrize("suffix", [".npz", ".npy", PARQUET])
+def test_path_that_is_no_utf8_is_written_escaped(tmp_path: Path, suffix: str) -> None:
     name = os.fsdecode(b"photos/\xe9.png")
     columns = EmbeddingColumns(images=np.array([name]), labels=None, splits=np.array(["all"]))
-    for suffix in FORMATS:
-        if suffix == ".parquet":
-            pytest.importorskip("pyarrow", reason="pyarrow is not installed (vitascope[parquet])")
-        write_embeddings(tmp_path / f"f{suffix}", iter([(columns, np.zeros((1, 2), np.float32))]), 1, MADE)
-        assert read_columns(tmp_path / f"f{suffix}")[0].images.tolist() == ["photos/\\udce9.png"]
+    write_embeddings(tmp_path / f"f{suffix}", iter([(columns, np.zeros((1, 2), np.float32))]), 1, MADE)
+    assert read_columns(tmp_path / f"f{suffix}")[0].images.tolist() == ["photos/\\udce9.png"]
 
 
-@pytest.mark.parametrize("suffix", FORMATS)
+@pytest.mark.parametrize("suffix", [".npz", ".npy", PARQUET])
 def test_failure_on_the_way_leaves_no_file(tmp_path: Path, suffix: str) -> None:
-    if suffix == ".parquet":
-        pytest.importorskip("pyarrow", reason="pyarrow is not installed (vitascope[parquet])")
-
     def failing() -> Iterator[Part]:
         yield part(0, 4)
         raise KeyboardInterrupt
@@ -143,11 +139,9 @@ def test_names_that_cannot_be_written_are_rejected(tmp_path: Path, name: str, re
     check_out(tmp_path / "new.npz")
 
 
-@pytest.mark.parametrize("suffix", FORMATS)
+@pytest.mark.parametrize("suffix", [".npz", ".npy", PARQUET])
 @pytest.mark.parametrize("damage", ["missing", "empty", "shortened", "noise"])
 def test_damaged_files_are_one_line(tmp_path: Path, suffix: str, damage: str) -> None:
-    if suffix == ".parquet":
-        pytest.importorskip("pyarrow", reason="pyarrow is not installed (vitascope[parquet])")
     path = tmp_path / f"f{suffix}"
     write_embeddings(path, iter([part(0, 40)]), 40, MADE)
     content = path.read_bytes()

@@ -43,14 +43,18 @@ def test_pictures_of_one_size_are_batched_and_results_keep_their_order() -> None
     assert Sums().predict([]).shape == (0, 2)
 
 
-def test_model_folder_is_opened_in_torch(tmp_path: Path) -> None:
+def test_model_folder_is_opened_in_torch_under_its_name(
+    tmp_path: Path,
+) -> None:
     fit = Preprocess(image_size=(32, 32))
     vs.save_pretrained(with_preprocess(small_model(depth=1), fit), tmp_path / "model")
     (tmp_path / "model" / "other.onnx").write_bytes(b"")  # it is still the model's folder
     engine = open_engine(tmp_path / "model", device="cpu")
     assert isinstance(engine, TorchEngine)
     assert engine.preprocess == fit
-    assert engine.description == "torch, auto precision, on cpu"
+    assert (engine.name, engine.description) == ("model", "torch, auto precision, on cpu")
+    assert name_of(f"timm:{tmp_path}/model") == "model"  # clients do not see its parent folder
+    assert name_of("owner/model") == "owner/model"
 
 
 @pytest.mark.parametrize(("name", "kind"), [("model.onnx", "OnnxEngine"), ("model.xml", "OpenVinoEngine")])
@@ -69,14 +73,11 @@ def test_exported_file_or_its_folder_is_opened_in_its_runtime(
         open_engine(tmp_path, device="cuda")
 
 
-def test_folder_with_several_files_is_rejected_with_their_names(tmp_path: Path) -> None:
+def test_folder_with_several_files_and_a_pt2_file_are_rejected(tmp_path: Path) -> None:
     for name in ("b.onnx", "a.xml"):
         (tmp_path / name).write_bytes(b"")
     with pytest.raises(ExportedModelError, match=r"2 exported models, a\.xml, b\.onnx; name one"):
         open_engine(tmp_path)
-
-
-def test_pt2_file_is_rejected_because_loading_runs_code(tmp_path: Path) -> None:
     (tmp_path / "model.pt2").write_bytes(b"")
     with pytest.raises(ExportedModelError, match="runs code"):
         open_engine(tmp_path / "model.pt2")
@@ -105,10 +106,3 @@ def test_digest_depends_on_the_weights_only(tmp_path: Path) -> None:
     with torch.no_grad():
         model.head.bias[0] += 1
     assert TorchEngine(with_preprocess(model, fit), precision="fp32", device="cpu").digest != first.digest
-
-
-def test_engine_is_named_after_its_folder_or_repository(tmp_path: Path) -> None:
-    vs.save_pretrained(small_model(depth=1), tmp_path / "saved")
-    assert open_engine(tmp_path / "saved").name == "saved"
-    assert name_of(f"timm:{tmp_path}/saved") == "saved"  # clients do not see its parent folder
-    assert name_of("owner/model") == "owner/model"

@@ -19,7 +19,6 @@ from vitascope.cli import main
 from vitascope.errors import UserError
 from vitascope.predict.on_ray import (
     RayPartWorker,
-    Share,
     WorkerModel,
     check_reachable,
     connected,
@@ -42,20 +41,16 @@ HEAD, SMALL, LARGE = {"CPU": 8.0}, {"CPU": 16.0, "GPU": 2.0}, {"CPU": 64.0, "GPU
 @pytest.mark.parametrize(
     ("asked", "nodes", "share"),
     [
-        (("auto", None), [HEAD, {"CPU": 4.0}], Share(1, 0, 12)),  # a worker per core, which reads by itself
-        (("auto", 2), [HEAD, {"CPU": 4.0}, {"memory": 1.0}], Share(3, 0, 3)),
-        (
-            ("auto", None),
-            [HEAD, LARGE, LARGE],
-            Share(8, 1, 16),
-        ),  # a worker per GPU, and its cores to read with
-        (("cuda", 3), [HEAD, SMALL], Share(4, 1, 2)),
-        (("cuda", None), [SMALL, {"CPU": 2.0, "GPU": 1.0}], Share(2, 1, 3)),
-        (("cpu", None), [SMALL], Share(1, 0, 16)),
+        (("auto", None), [HEAD, {"CPU": 4.0}], (1, 0, 12)),  # a worker per core, which reads by itself
+        (("auto", 2), [HEAD, {"CPU": 4.0}, {"memory": 1.0}], (3, 0, 3)),
+        (("auto", None), [HEAD, LARGE, LARGE], (8, 1, 16)),  # a worker per GPU, and its cores to read with
+        (("cuda", 3), [HEAD, SMALL], (4, 1, 2)),
+        (("cuda", None), [SMALL, {"CPU": 2.0, "GPU": 1.0}], (2, 1, 3)),
+        (("cpu", None), [SMALL], (1, 0, 16)),
     ],
 )
 def test_worker_takes_a_cpu_or_a_gpu_with_its_cores(
-    asked: tuple[str, int | None], nodes: list[dict[str, float]], share: Share
+    asked: tuple[str, int | None], nodes: list[dict[str, float]], share: tuple[int, int, int]
 ) -> None:
     assert share_of(*asked, nodes) == share
 

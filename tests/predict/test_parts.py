@@ -62,29 +62,25 @@ def _small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "UNIT_IMAGES", 6)
 
 
-def test_parts_have_all_images_in_order_and_whole_batches(tmp_path: Path) -> None:
+def test_parts_have_all_images_in_order_and_whole_batches_and_become_larger_not_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     images = names(19)
     parts = listed(tmp_path, images)
     assert parts.part_images == 8  # batches of 4 up to at least 6 images
     assert [parts.count(part) for part in range(len(parts))] == [8, 8, 3]
     assert [image for part in range(len(parts)) for image in parts.texts(part)] == images
     assert Parts.open(tmp_path) == parts
-
-
-def test_parts_become_larger_and_not_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MOST_PARTS", 3)
     images = names(70)  # 9 units of 8 images
-    parts = listed(tmp_path, images)
+    parts = listed(tmp_path / "many", images)
     assert [parts.count(part) for part in range(len(parts))] == [24, 24, 22]
     assert [image for part in range(len(parts)) for image in parts.texts(part)] == images
 
 
-def test_any_path_and_empty_labels_are_kept(tmp_path: Path) -> None:
+def test_any_path_and_empty_labels_are_listed_but_for_a_nul(tmp_path: Path) -> None:
     images = [("a\nb.png", "", "all"), (os.fsdecode(b"\xe9.png"), "\ud800;dog", "all"), ("日本.png", "", "")]
     assert listed(tmp_path, images).texts(0) == images
-
-
-def test_nothing_is_listed_of_no_images_or_of_a_nul(tmp_path: Path) -> None:
     for images, message in ([], "no images"), ([("a\0b", "x")], "NUL"):
         with pytest.raises(UserError, match=message):
             listed(tmp_path / "out.jsonl.parts", images)

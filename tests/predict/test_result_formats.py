@@ -47,7 +47,7 @@ def rows_of_csv(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def test_csv_of_one_class_has_the_most_probable_one(tmp_path: Path) -> None:
+def test_csv_of_one_class_has_the_most_probable_one_and_all_probabilities_on_request(tmp_path: Path) -> None:
     engine = classifying()
     found, unreadable = rows_of_csv(predict(engine, tmp_path / "o.csv", tmp_path))
     (best, *_) = Predictor(engine)(str(tmp_path / "a, b.png"))
@@ -55,24 +55,35 @@ def test_csv_of_one_class_has_the_most_probable_one(tmp_path: Path) -> None:
     assert found["label"] == best.label
     assert float(found["score"]) == pytest.approx(best.score, abs=1e-6)
     assert unreadable == {"image": str(tmp_path / "z.png"), "label": "", "score": ""}
-
-
-def test_csv_with_probabilities_has_a_column_per_class_in_the_model_s_order(tmp_path: Path) -> None:
-    engine = classifying()
-    found, unreadable = rows_of_csv(predict(engine, tmp_path / "o.csv", tmp_path, probabilities=True))
+    found, unreadable = rows_of_csv(predict(engine, tmp_path / "all.csv", tmp_path, probabilities=True))
     assert tuple(found) == ("image", "label", "score", *CELLS)
     expected = Predictor(engine)(str(tmp_path / "a, b.png")).probabilities
     np.testing.assert_allclose([float(found[name]) for name in CELLS], expected, atol=1e-6)
     assert not any(unreadable[name] for name in CELLS)
 
 
-def test_csv_of_several_classes_joins_the_labels_and_has_every_probability(tmp_path: Path) -> None:
+def test_several_classes_have_labels_and_every_probability_in_each_format(tmp_path: Path) -> None:
     engine = labelling(0.2, 0.9, 0.6, 0.1)
     found, unreadable = rows_of_csv(predict(engine, tmp_path / "o.csv", tmp_path))
     assert found["label"] == 'bee;wasp;a "cat", big'
     assert found["score"] == found["bee;wasp"]
     np.testing.assert_allclose([float(found[name]) for name in CELLS], [0.2, 0.9, 0.6, 0.1], atol=1e-6)
     assert not any(list(unreadable.values())[1:])
+    first, _ = (
+        predict(engine, tmp_path / "o.jsonl", tmp_path, ClassSelection(threshold=0.15))
+        .read_text()
+        .splitlines()
+    )
+    row = json.loads(first)
+    assert row["labels"] == [NAMES[1], NAMES[2], NAMES[0]] == [each["label"] for each in row["predictions"]]
+    assert list(row["probabilities"].values()) == pytest.approx([0.2, 0.9, 0.6, 0.1], abs=1e-6)
+    parquet = pytest.importorskip("pyarrow.parquet")
+    table = parquet.read_table(predict(engine, tmp_path / "o.parquet", tmp_path))
+    assert table.column_names == ["image", "labels", "predictions", "error", *NAMES]
+    row, unreadable = table.to_pylist()
+    assert row["labels"] == [NAMES[1], NAMES[2]]
+    assert [row[name] for name in NAMES] == pytest.approx([0.2, 0.9, 0.6, 0.1], abs=1e-6)
+    assert [unreadable[name] for name in ("labels", *NAMES)] == [None] * 5
 
 
 def test_image_of_no_class_is_a_row_without_labels(tmp_path: Path) -> None:
@@ -83,18 +94,6 @@ def test_image_of_no_class_is_a_row_without_labels(tmp_path: Path) -> None:
     assert (row["labels"], row["predictions"]) == ([], [])
     assert row["probabilities"].keys() == {*NAMES}
     assert broken.keys() == {"image", "error"}
-
-
-def test_json_lines_have_labels_and_every_probability(tmp_path: Path) -> None:
-    engine = labelling(0.2, 0.9, 0.6, 0.1)
-    first, _ = (
-        predict(engine, tmp_path / "o.jsonl", tmp_path, ClassSelection(threshold=0.15))
-        .read_text()
-        .splitlines()
-    )
-    row = json.loads(first)
-    assert row["labels"] == [NAMES[1], NAMES[2], NAMES[0]] == [each["label"] for each in row["predictions"]]
-    assert list(row["probabilities"].values()) == pytest.approx([0.2, 0.9, 0.6, 0.1], abs=1e-6)
 
 
 def test_json_lines_of_one_class_have_probabilities_on_request(tmp_path: Path) -> None:
@@ -109,16 +108,6 @@ def test_json_lines_of_one_class_have_probabilities_on_request(tmp_path: Path) -
     assert plain.keys() == {"image", "predictions"}
     assert asked.keys() == {"image", "predictions", "probabilities"}
     assert sum(asked["probabilities"].values()) == pytest.approx(1, abs=1e-5)
-
-
-def test_parquet_has_labels_and_a_column_per_class(tmp_path: Path) -> None:
-    parquet = pytest.importorskip("pyarrow.parquet")
-    table = parquet.read_table(predict(labelling(0.2, 0.9, 0.6, 0.1), tmp_path / "o.parquet", tmp_path))
-    assert table.column_names == ["image", "labels", "predictions", "error", *NAMES]
-    row, broken = table.to_pylist()
-    assert row["labels"] == [NAMES[1], NAMES[2]]
-    assert [row[name] for name in NAMES] == pytest.approx([0.2, 0.9, 0.6, 0.1], abs=1e-6)
-    assert [broken[name] for name in ("labels", *NAMES)] == [None] * 5
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".parquet"])

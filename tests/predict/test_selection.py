@@ -31,9 +31,6 @@ def test_classes_that_reach_their_own_threshold_are_predicted_most_probable_firs
 ) -> None:
     assert indices(ClassSelection(), several) == [[3, 2], [2], []]
     assert indices(ClassSelection(top_k=1), several) == [[3], [2], []]
-
-
-def test_thresholds_of_a_model_without_its_own_are_even() -> None:
     assert indices(ClassSelection(), engine()) == [[1, 3], [3], []]
 
 

@@ -103,7 +103,7 @@ class FeatureCache:
         if not len(self):
             return np.full(len(contents), -1)
         places = np.searchsorted(self._contents, contents).clip(max=len(self) - 1)
-        known = (self._contents[places] == contents) & (contents != b"")
+        known = self._contents[places] == contents  # none is empty, see `add`
         self._verify(set(self._chunk_of[places[known]].tolist()) - self._verified)
         return np.where(known & ~self._broken[self._chunk_of[places]], places, -1)
 

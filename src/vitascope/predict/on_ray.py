@@ -115,15 +115,6 @@ class RayPartWorker:
         return {"part": np.array([part]), "deaths": np.array([deaths]), "error": np.array([error])}
 
 
-@dataclasses.dataclass(frozen=True)
-class Share:
-    """What each worker takes of a node, and how many fit into the cluster."""
-
-    cpus: int
-    gpus: int
-    workers: int
-
-
 @contextmanager
 def connected(address: str) -> Iterator[None]:
     """Be connected to a cluster: `auto` for that of this machine or of `RAY_ADDRESS`, `HOST:PORT` of a head,
@@ -221,9 +212,9 @@ class RayLoop:
 
         model = self.worker_model(parts)
         nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-        share = share_of(model.device, task.workers, nodes)
+        cpus, gpus, workers = share_of(model.device, task.workers, nodes)
         if task.workers is None:
-            task = dataclasses.replace(task, workers=share.cpus - 1)
+            task = dataclasses.replace(task, workers=cpus - 1)
         # A block per part: what is computed again if a worker dies. A second one waits at each, without which
         # Ray Data would start no workers on nodes that join later.
         blocks = ray.data.from_items([{"part": part} for part in wanted], override_num_blocks=len(wanted))
@@ -234,12 +225,12 @@ class RayLoop:
             fn_constructor_args=(parts, task, model),
             compute=ActorPoolStrategy(
                 min_size=1,
-                initial_size=min(share.workers, len(wanted)),
+                initial_size=min(workers, len(wanted)),
                 max_size=len(wanted),
                 max_tasks_in_flight_per_actor=2,
             ),
-            num_cpus=share.cpus,
-            num_gpus=share.gpus,
+            num_cpus=cpus,
+            num_gpus=gpus,
         )
         try:
             for row in computed.iter_rows():
@@ -263,8 +254,10 @@ class RayLoop:
         )
 
 
-def share_of(device: str, readers: int | None, nodes: Sequence[dict[str, float]]) -> Share:
-    """What a worker takes: a GPU where there are any, with its share of the CPUs to read with; else a CPU.
+def share_of(device: str, readers: int | None, nodes: Sequence[dict[str, float]]) -> tuple[int, int, int]:
+    """The CPUs and GPUs that a worker takes, and how many workers fit into the cluster.
+
+    A worker takes a GPU where there are any, with its share of the CPUs to read with; else a CPU.
 
     `nodes` have the resources of each node, `CPU` and `GPU`.
 
@@ -285,7 +278,7 @@ def share_of(device: str, readers: int | None, nodes: Sequence[dict[str, float]]
             f"no node of Ray has the {1 + readers} CPUs{' and the GPU' * gpus} of a worker: they have "
             f"{found or 'nothing'}"
         )
-    return Share(1 + readers, gpus, workers)
+    return 1 + readers, gpus, workers
 
 
 def ray_fault(error: Exception) -> Exception:

@@ -182,9 +182,9 @@ def _probabilities_of_waves(engine: Engine) -> Tensor:
     return engine.predict([engine.pixels(waves(number)) for number in range(TEST_IMAGES)])
 
 
-def waves(number: int, size: int = 64) -> npt.NDArray[np.uint8]:
-    """An image of coloured waves, different for each number, uint8 (size, size, 3)."""
-    y, x = np.mgrid[:size, :size] / size
+def waves(number: int) -> npt.NDArray[np.uint8]:
+    """An image of coloured waves, different for each number, uint8 (64, 64, 3)."""
+    y, x = np.mgrid[:64, :64] / 64
     planes = [
         np.sin(2 * math.pi * ((number % 4 + channel) * x + (number // 4 + 1) * y) + number * (channel + 1))
         for channel in range(3)

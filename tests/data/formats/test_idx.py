@@ -69,14 +69,11 @@ def test_number_of_classes_is_that_of_the_training_labels(tmp_path: Path) -> Non
         splits_of(Idx(), str(root), seed=0)
 
 
-def test_missing_file_is_named(tmp_path: Path) -> None:
+def test_missing_file_and_missing_labels_are_named(tmp_path: Path) -> None:
     root = write_set(tmp_path / "d")
     (root / "t10k-labels-idx1-ubyte").unlink()
     with pytest.raises(UserError, match=r"lacks t10k-labels-idx1-ubyte, plain or \.gz"):
         open_data(str(root))
-
-
-def test_another_number_of_labels_than_images_is_rejected(tmp_path: Path) -> None:
     root = write_set(tmp_path / "d")
     (root / "train-labels-idx1-ubyte").write_bytes(idx_bytes(np.zeros(59, np.uint8)))
     with pytest.raises(UserError, match="train has 60 images and 59 labels"):

@@ -105,23 +105,12 @@ def test_download_starts_again_if_the_server_has_no_ranges(server: Server, tmp_p
     assert server.asked == ["bytes=300000-"]
 
 
-def test_interrupted_connections_are_resumed(server: Server, tmp_path: Path) -> None:
-    server.cuts = [100_000, 0, 5000, 400_000]
-    assert fetch(published(server.url), tmp_path).read_bytes() == CONTENT
-    assert server.asked == [None, "bytes=100000-", "bytes=100000-", "bytes=105000-", "bytes=505000-"]
-
-
 def test_retries_are_limited_and_the_part_is_kept(server: Server, tmp_path: Path) -> None:
     server.cuts = [1000] + [0] * 100
     with pytest.raises(UserError, match=r"set\.bin cannot be downloaded \(.*; try again"):
         fetch(published(server.url), tmp_path)
     assert part_of(tmp_path).read_bytes() == CONTENT[:1000]
     server.cuts = []
-    assert fetch(published(server.url), tmp_path).read_bytes() == CONTENT
-
-
-def test_a_busy_server_is_asked_again(server: Server, tmp_path: Path) -> None:
-    server.statuses = [429, 408]
     assert fetch(published(server.url), tmp_path).read_bytes() == CONTENT
 
 
@@ -277,10 +266,10 @@ def test_the_name_of_a_known_idx_set_opens_it(
 def test_cifar_is_downloaded_and_read_by_name(
     server: Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    from tests.data.formats.test_cifar import assert_splits, cifar_files, write_tar
+    from tests.data.formats.test_cifar import assert_splits, cifar_files, packed_cifar
 
     monkeypatch.chdir(tmp_path)  # a folder of that name would have precedence
-    server.content = write_tar(tmp_path / "cifar.tgz", cifar_files("10-python")).read_bytes()
+    server.content = packed_cifar(tmp_path / "cifar.tgz", cifar_files("10-python")).read_bytes()
     file = dataclasses.replace(published(server.url, content=server.content), name="cifar-10-python.tar.gz")
     monkeypatch.setitem(KNOWN_SETS, "cifar10", (file,))
     assert_splits(open_data("cifar10"), 10)

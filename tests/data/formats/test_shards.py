@@ -3,7 +3,6 @@
 import dataclasses
 import hashlib
 import io
-import itertools
 import json
 import os
 import pickle
@@ -18,8 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.data import sets_of, splits_of, write_tree
-from tests.data.formats.test_archive import write_tar
+from tests.data import sets_of, splits_of, write_tar, write_tree
 from tests.model import law
 from vitascope.data.decoding import ImageError, read_image
 from vitascope.data.formats.shards import Shards, shard_streams
@@ -33,13 +31,11 @@ def write_shard(path: Path, labels: list[int], *, first: int = 0) -> Path:
     for number, label in enumerate(labels, first):
         members[f"{number:04}.jpg"] = f"picture {number} of class {label}".encode()
         members[f"{number:04}.cls"] = str(label).encode()
-    path.parent.mkdir(parents=True, exist_ok=True)
     return write_tar(path, members)
 
 
 def one_shard(tmp_path: Path, members: Mapping[str, bytes]) -> Path:
-    write_tar(tmp_path / "a.tar", dict(members))
-    return tmp_path
+    return write_tar(tmp_path / "a.tar", members).parent
 
 
 def packed(tmp_path: Path) -> Path:
@@ -106,33 +102,18 @@ def test_pictures_and_labels_of_foreign_shards_are_read_in_their_order(tmp_path:
         f"{tmp_path / 'b-0.tar'}:0002.jpg",
         f"{tmp_path / 'b-1.tar'}:0003.jpg",
     ]
-
-
-def test_sources_survive_pickling_and_are_small(tmp_path: Path) -> None:
-    write_shard(tmp_path / "a.tar", [0, 1])
-    sources = sets_of(Shards(), tmp_path)["all"].sources
-    again = pickle.loads(pickle.dumps(sources))  # noqa: S301 - our own
-    assert again[1] == sources[1]
-    assert again[-1].read_bytes() == b"picture 1 of class 1"
+    again = pickle.loads(pickle.dumps(images.sources))  # noqa: S301 - our own
+    assert again[1] == images.sources[1]
+    assert again[-1].read_bytes() == b"picture 4 of class 1"
     with pytest.raises(IndexError):
-        sources[2]
-
-
-def test_a_subset_has_the_selected_images(tmp_path: Path) -> None:
-    write_shard(tmp_path / "a.tar", [0, 1, 2, 1])
-    part = sets_of(Shards(), tmp_path)["all"].subset("part", np.array([3, 0]))
+        images.sources[5]
+    part = images.subset("part", np.array([3, 0]))
     assert part.name == "part"
-    assert part.labels.tolist() == [1, 0]
+    assert part.labels.tolist() == [1, 2]
     assert [source.name for source in part.sources] == ["0003.jpg", "0000.jpg"]
 
 
-def test_labels_are_read_from_json_and_cls_has_precedence(tmp_path: Path) -> None:
-    members = {"a.jpg": b"x", "a.json": b'{"label": 1, "width": 9}', "b.json": b'{"label": 0}', "b.png": b"x"}
-    members |= {"c.jpg": b"x", "c.json": b'{"label": 0}', "c.cls": b" 1\n"}
-    assert sets_of(Shards(), one_shard(tmp_path, members))["all"].labels.tolist() == [1, 0, 1]
-
-
-def test_other_members_are_skipped(tmp_path: Path) -> None:
+def test_members_of_one_key_are_a_sample_and_others_are_skipped(tmp_path: Path) -> None:
     members = {
         "README": b"hello",
         "notes.json": b"[1]",
@@ -143,12 +124,26 @@ def test_other_members_are_skipped(tmp_path: Path) -> None:
     members |= {"a.cls": b"1", "d.x/a.jpg": b"y", "d.x/a.cls": b"0"}
     images = sets_of(Shards(), one_shard(tmp_path, members))["all"]
     assert [source.name for source in images.sources] == ["a.JPG", "d.x/a.jpg"]
+    members = {"a.jpg": b"x", "a.json": b'{"label": 1, "width": 9}', "b.json": b'{"label": 0}', "b.png": b"x"}
+    members |= {"c.jpg": b"x", "c.json": b'{"label": 0}', "c.cls": b" 1\n"}
+    assert sets_of(Shards(), one_shard(tmp_path, members))["all"].labels.tolist() == [1, 0, 1]
+    members = {"caf\u00e9.jpg": b"x", "cafe\u0301.cls": b"0", "dog.jpg": b"x", "dog.cls": b"1"}
+    assert sets_of(Shards(), one_shard(tmp_path, members))["all"].labels.tolist() == [0, 1]
+    members = {}
+    for number in range(2):
+        for name, content in ((f"{number}.jpg", b"x"), (f"{number}.cls", b"%d" % number)):
+            members |= {f"._{name}": b"\0\5\x16\7", name: content}
+    assert len(sets_of(Shards(), one_shard(tmp_path, members))["all"]) == 2
 
 
 def test_class_names_are_the_lines_of_classes_txt(tmp_path: Path) -> None:
     write_shard(tmp_path / "a.tar", [0, 1])
     (tmp_path / "classes.txt").write_text("cat\ndog\n\nzebra\n")
     assert sets_of(Shards(), tmp_path)["all"].class_names == ("cat", "dog", "zebra")
+    write_shard(tmp_path / "a.tar", [0, 2])
+    (tmp_path / "classes.txt").write_text("cat\ndog\n")
+    with pytest.raises(UserError, match="label 2 in the all images, with 2 class names"):
+        sets_of(Shards(), tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -167,18 +162,6 @@ def test_splits_are_those_of_folders_or_names(tmp_path: Path, names: tuple[str, 
     assert [len(splits.train), len(splits.val), len(splits.measured)] == [12, 8, 4]
     assert [splits.train.name, splits.val.name, splits.measured.name] == ["train", "val", "test"]
     assert splits.channels == 3
-
-
-def test_shards_without_splits_are_split_by_seed_without_overlap_or_loss(tmp_path: Path) -> None:
-    write_shard(tmp_path / "a.tar", [0, 1] * 25)
-    write_shard(tmp_path / "b.tar", [1, 0] * 25, first=50)
-    first, again, other = (splits_of(Shards(), str(tmp_path), seed=seed) for seed in (1, 1, 2))
-    names = [[source.name for source in part.sources] for part in (first.train, first.val, first.measured)]
-    assert [len(part) for part in names] == [80, 10, 10]
-    assert sorted(itertools.chain(*names)) == [f"{number:04}.jpg" for number in range(100)]
-    assert names[1] == [source.name for source in again.val.sources]
-    assert names[1] != [source.name for source in other.val.sources]
-    assert len(first.train.order(0, 0)) == 80
 
 
 def test_a_folder_with_class_folders_is_not_a_folder_of_shards(tmp_path: Path) -> None:
@@ -225,19 +208,6 @@ def test_a_label_of_minus_one_is_none_but_beside_one_alone(tmp_path: Path) -> No
     assert sets_of(Shards(), tmp_path / "b")["all"].truth.names() == [("-1",), ("1",), ("-1",)]
 
 
-def test_the_members_of_a_sample_may_have_names_in_two_unicode_forms(tmp_path: Path) -> None:
-    members = {"caf\u00e9.jpg": b"x", "cafe\u0301.cls": b"0", "dog.jpg": b"x", "dog.cls": b"1"}
-    assert sets_of(Shards(), one_shard(tmp_path, members))["all"].labels.tolist() == [0, 1]
-
-
-def test_files_that_macos_leaves_beside_others_are_no_samples(tmp_path: Path) -> None:
-    members = {}
-    for number in range(2):
-        for name, content in ((f"{number}.jpg", b"x"), (f"{number}.cls", b"%d" % number)):
-            members |= {f"._{name}": b"\0\5\x16\7", name: content}
-    assert len(sets_of(Shards(), one_shard(tmp_path, members))["all"]) == 2
-
-
 # --- errors
 
 
@@ -275,18 +245,15 @@ def test_an_invalid_shard_is_rejected(tmp_path: Path, members: dict[str, bytes],
         sets_of(Shards(), one_shard(tmp_path, members))
 
 
-def test_a_shard_without_split_beside_shards_of_one_is_rejected(tmp_path: Path) -> None:
-    write_shard(tmp_path / "train-0.tar", [0, 1])
-    write_shard(tmp_path / "more-0.tar", [0, 1])
-    with pytest.raises(UserError, match=r"more-0\.tar: its name contains no split"):
-        sets_of(Shards(), tmp_path)
-
-
 def test_shards_without_training_images_are_rejected(tmp_path: Path) -> None:
     write_shard(tmp_path / "val-0.tar", [0, 1])
     assert list(sets_of(Shards(), tmp_path)) == ["val"]  # for evaluation
     with pytest.raises(UserError, match="no images to train on; it has val"):
         splits_of(Shards(), str(tmp_path), seed=0)
+    write_shard(tmp_path / "train-0.tar", [0, 1])
+    write_shard(tmp_path / "more-0.tar", [0, 1])
+    with pytest.raises(UserError, match=r"more-0\.tar: its name contains no split"):
+        sets_of(Shards(), tmp_path)
 
 
 @pytest.mark.parametrize("content", [b"cat\n", b"cat\ncat\n", b"\xff\xfe\n\n"])
@@ -294,13 +261,6 @@ def test_an_invalid_classes_txt_is_rejected(tmp_path: Path, content: bytes) -> N
     write_shard(tmp_path / "a.tar", [0, 1])
     (tmp_path / "classes.txt").write_bytes(content)
     with pytest.raises(UserError, match=r"classes\.txt"):
-        sets_of(Shards(), tmp_path)
-
-
-def test_label_beyond_the_class_names_is_rejected(tmp_path: Path) -> None:
-    write_shard(tmp_path / "a.tar", [0, 2])
-    (tmp_path / "classes.txt").write_text("cat\ndog\n")
-    with pytest.raises(UserError, match="label 2 in the all images, with 2 class names"):
         sets_of(Shards(), tmp_path)
 
 

@@ -18,14 +18,15 @@ import pytest
 import torch
 from PIL import Image, ImageOps
 
-from tests.data import noise, write_picture
-from tests.deploy.server.served import encoded, play, serving
+from tests.data import encoded, exif_of, noise, write_picture
+from tests.deploy.server.served import play, serving
 from tests.model import small_config, small_model, small_resnet, with_preprocess
 from vitascope.data.preprocess import Preprocess
 from vitascope.deploy.export import export as exporting
 from vitascope.deploy.export.export import check_agreement, default_path, evenly_spaced, export, usage
 from vitascope.deploy.export.formats import FORMATS, Format
 from vitascope.errors import UserError
+from vitascope.model.vision_model import VisionModel
 from vitascope.model.vit import VisionTransformer
 from vitascope.predict.compute import Compute
 from vitascope.predict.embed import embed
@@ -66,7 +67,7 @@ MODELS = {
 @torch.no_grad()
 def with_varied_predictions(model: VisionTransformer) -> VisionTransformer:
     """Subtract the mean logits of the pictures, so that predictions depend on the picture."""
-    fit = fit_for(3)
+    fit = dataclasses.replace(fit_for(3), image_size=model.config.image_hw)
     ready = torch.stack([torch.from_numpy(fit.pixels(picture)) for picture in pictures()])
     common = model(fit.normalize(ready)).mean(dim=0)  # (K,)
     for head in (module for module in model.head.modules() if isinstance(module, torch.nn.Linear)):
@@ -98,35 +99,49 @@ def pictures() -> list[np.ndarray]:
     ]
 
 
+def exported(kind: str, model: VisionModel, folder: Path, **options: Any) -> SimpleNamespace:
+    """A file of a model with its preprocessing, what `export` returned, and the engine of the file."""
+    need(kind)
+    path = folder / f"model{FORMATS[kind].suffix}"
+    done = export(model, path, format=kind, images=pictures(), **options)
+    engine = ProgramEngine(path) if kind == "torch" else open_engine(path, precision="fp32")
+    return SimpleNamespace(kind=kind, model=model, fit=model.preprocess, done=done, path=path, engine=engine)
+
+
+def need(kind: str) -> None:
+    """Skip a test without the libraries of a format."""
+    for library in NEEDED[kind]:
+        pytest.importorskip(library, reason=f"{library} is not installed (vitascope[{kind}])")
+
+
 @pytest.fixture(scope="module", params=list(MODELS))
 def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
     """A file of each format, and the exported model."""
     kind = request.param
-    for library in NEEDED[kind]:
-        pytest.importorskip(library, reason=f"{library} is not installed (vitascope[{kind}])")
     model = MODELS[kind]()
     fit = dataclasses.replace(fit_for(model.config.in_channels), **RULES[kind])
-    path = tmp_path_factory.mktemp("export") / f"model{FORMATS[kind].suffix}"
-    done = export(with_preprocess(model, fit), path, format=kind, images=pictures())
-    engine = ProgramEngine(path) if kind == "torch" else open_engine(path, precision="fp32")
-    return SimpleNamespace(kind=kind, model=model, fit=fit, done=done, path=path, engine=engine)
+    return exported(kind, with_preprocess(model, fit), tmp_path_factory.mktemp("export"))
 
 
-@pytest.fixture(scope="module", params=["torch"])
-def several(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
-    """A file of several labels per image, and the exported model."""
-    kind = request.param
-    for library in NEEDED[kind]:
-        pytest.importorskip(library, reason=f"{library} is not installed (vitascope[{kind}])")
-    model = with_varied_predictions(
-        small_model(
-            depth=1, outputs="independent", thresholds=(0.3, 0.5, 0.5, 0.5, 0.9), class_names=tuple("abcde")
-        )
-    )
-    path = tmp_path_factory.mktemp("several") / f"model{FORMATS[kind].suffix}"
-    done = export(with_preprocess(model, fit_for(3)), path, format=kind, images=pictures())
-    engine = ProgramEngine(path) if kind == "torch" else open_engine(path, precision="fp32")
-    return SimpleNamespace(model=model, done=done, engine=engine)
+@pytest.fixture(scope="module")
+def several(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
+    """A file of several labels per image, and the exported model, which cuts its images."""
+    options = {
+        **{"image_size": 38, "patch_size": 7, "remainder": "cut"},
+        "outputs": "independent",
+        "thresholds": (0.3, 0.5, 0.5, 0.5, 0.9),
+        "class_names": tuple("abcde"),
+    }
+    model = with_varied_predictions(small_model(depth=1, **options))
+    fit = dataclasses.replace(fit_for(3), image_size=(38, 38))
+    return exported("torch", with_preprocess(model, fit), tmp_path_factory.mktemp("several"))
+
+
+@pytest.fixture(scope="module")
+def body(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
+    """A file of features, and the exported model."""
+    model = with_preprocess(small_model(depth=1, head="none", pool="cls_mean"), fit_for(3))
+    return exported("openvino", model, tmp_path_factory.mktemp("body"), features=True)
 
 
 def test_file_matches_the_model_for_single_images_and_batches(made: SimpleNamespace) -> None:
@@ -146,8 +161,6 @@ def test_metadata_holds_all_that_the_engine_needs(made: SimpleNamespace) -> None
     assert made.engine.class_names == NAMES
     assert made.engine.num_classes == 5
     assert made.engine.metadata == metadata_of(made.model.config, made.fit, "pictures")
-    assert json.loads(made.engine.metadata["model"]) == json.loads(json.dumps(made.model.config.to_dict()))
-    assert Preprocess.from_dict(json.loads(made.engine.metadata["preprocess"])) == made.model.preprocess
 
 
 def test_file_of_several_labels_has_the_sigmoids_and_thresholds_of_the_model(
@@ -166,15 +179,20 @@ def test_file_of_several_labels_has_the_sigmoids_and_thresholds_of_the_model(
     assert len({tuple(row) for row in labels}) > 1
 
 
+def printed(program: str, folder: Path) -> str:
+    """The output of a program that runs in a folder."""
+    command = [sys.executable, "-c", program]
+    ended = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True, timeout=280)
+    return ended.stdout.strip()
+
+
 def test_program_of_several_labels_prints_those_of_predict(several: SimpleNamespace, tmp_path: Path) -> None:
     write_picture(tmp_path / "cat.jpg")
-    command = [sys.executable, "-c", several.done.program]
-    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True, timeout=280)
     labels = [
         each.label for each in Predictor(several.engine, batch_size=1)(tmp_path / "cat.jpg", threshold=0)
     ]
     expected = {each.label for each in Predictor(several.engine)(tmp_path / "cat.jpg")}
-    assert ast.literal_eval(ended.stdout.strip()) == sorted(expected)
+    assert ast.literal_eval(printed(several.done.program, tmp_path)) == sorted(expected)
     assert 0 < len(expected) < len(labels)
 
 
@@ -195,35 +213,33 @@ def test_served_file_matches_predict(made: SimpleNamespace) -> None:
     play(story())
 
 
-def test_export_reports_file_and_agreement(made: SimpleNamespace) -> None:
+def test_export_reports_its_files_which_name_no_local_paths_and_are_not_overwritten(
+    made: SimpleNamespace,
+) -> None:
     assert made.done.path == made.path
     assert {file.name for file in made.path.parent.iterdir()} == {file.name for file in made.done.files}
     assert (made.done.agreement.images, made.done.agreement.same) == (4, 4)
     assert made.done.size == sum(file.stat().st_size for file in made.path.parent.iterdir())
     assert repr(made.done).startswith(f"ExportResult({made.path}, ")
-
-
-def test_files_contain_no_local_paths(made: SimpleNamespace) -> None:
     folders = [Path(exporting.__file__).parents[2], Path(torch.__file__).parents[1], made.path.parent]
     for file in made.done.files:
         content = file.read_bytes()
         assert not [folder for folder in folders if str(folder).encode() in content]
+    before = made.path.read_bytes()
+    with pytest.raises(UserError, match="exists and is not overwritten"):
+        export(made.model, made.path, format=made.kind)
+    assert made.path.read_bytes() == before
 
 
 @pytest.mark.parametrize("made", ["onnx"], indirect=True)
 def test_printed_program_predicts_the_same_label_without_vitascope(
     made: SimpleNamespace, tmp_path: Path
 ) -> None:
-    image = Image.fromarray(pictures()[1])
-    exif = image.getexif()
-    exif[0x0112] = 6  # turned
-    image.save(tmp_path / "cat.jpg", exif=exif)
+    Image.fromarray(pictures()[1]).save(tmp_path / "cat.jpg", exif=exif_of(6))
     (best, *_) = Predictor(TorchEngine(made.model, precision="fp32", device="cpu"))(tmp_path / "cat.jpg")
     program = made.done.program.replace("print(", "label = (")  # it may have a character that is not Unicode
     program += "\nimport sys; assert not {'vitascope', 'torch'} & set(sys.modules); print(repr(label))"
-    command = [sys.executable, "-c", program]
-    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True, timeout=280)
-    assert ast.literal_eval(ended.stdout) == best.label
+    assert ast.literal_eval(printed(program, tmp_path)) == best.label
 
 
 @pytest.mark.parametrize("made", ["openvino"], indirect=True)
@@ -262,13 +278,6 @@ def test_full_disk_is_reported_before_anything_is_written(
     with pytest.raises(UserError, match=r"takes about 0\.\d MB, and the disk has 0\.0 MB free"):
         export(small_model(depth=1), tmp_path / "model.onnx", images=pictures())
     assert not list(tmp_path.iterdir())
-
-
-def test_existing_file_is_not_overwritten(made: SimpleNamespace) -> None:
-    before = made.path.read_bytes()
-    with pytest.raises(UserError, match="exists and is not overwritten"):
-        export(made.model, made.path, format=made.kind)
-    assert made.path.read_bytes() == before
 
 
 @dataclasses.dataclass
@@ -338,8 +347,7 @@ DYNAMIC = {"input": "tensors", "dynamic_resolution": True}
 
 
 def test_dynamic_resolution_matches_the_model_at_other_sizes(tmp_path: Path) -> None:
-    for library in NEEDED["onnx"]:
-        pytest.importorskip(library, reason=f"{library} is not installed (vitascope[onnx])")
+    need("onnx")
     model = small_model(depth=1, positions="sincos_2d")
     path = tmp_path / "model.onnx"
     done = export(with_preprocess(model, fit_for(3)), path, images=pictures(), **DYNAMIC)
@@ -353,17 +361,16 @@ def test_dynamic_resolution_matches_the_model_at_other_sizes(tmp_path: Path) -> 
         torch.testing.assert_close(engine.answers(pixels)[0], wanted, atol=1e-4, rtol=1e-4)
 
 
-def test_model_that_cuts_images_is_exported_for_its_own_size(tmp_path: Path) -> None:
-    model = small_model(depth=1, image_size=38, patch_size=7, remainder="cut")
-    fit = dataclasses.replace(fit_for(3), image_size=(38, 38))
-    done = export(with_preprocess(model, fit), tmp_path / "m.pt2", format="torch", images=pictures()[:1])
-    assert done.agreement.is_rounding
+def test_model_that_cuts_images_is_exported_for_its_own_size(
+    several: SimpleNamespace, tmp_path: Path
+) -> None:
+    assert several.done.agreement.is_rounding
     with pytest.raises(UserError, match=r"38x38.*35x35.*model.resize\(\(35, 35\)\)"):
-        export(model, tmp_path / "other.onnx", **DYNAMIC)
+        export(several.model, tmp_path / "other.onnx", **DYNAMIC)
 
 
 def test_unsupported_operation_is_rejected_in_one_line(tmp_path: Path) -> None:
-    pytest.importorskip("openvino", reason="OpenVINO is not installed (vitascope[openvino])")
+    need("openvino")
     model = small_model(depth=1)  # its learned positions are resampled against aliasing
     root = logging.getLogger()
     before = (root.level, [*root.filters], [*root.handlers])
@@ -402,19 +409,6 @@ def test_invalid_export_is_rejected_before_anything_is_written(tmp_path: Path) -
     assert not list(tmp_path.iterdir())
 
 
-@pytest.fixture(scope="module", params=["openvino"])
-def body(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
-    """A file of features, and the exported model."""
-    kind = request.param
-    for library in NEEDED[kind]:
-        pytest.importorskip(library, reason=f"{library} is not installed (vitascope[{kind}])")
-    model = with_preprocess(small_model(depth=1, head="none", pool="cls_mean"), fit_for(3))
-    path = tmp_path_factory.mktemp("body") / f"body{FORMATS[kind].suffix}"
-    done = export(model, path, format=kind, images=pictures(), features=True)
-    engine = ProgramEngine(path) if kind == "torch" else open_engine(path, precision="fp32")
-    return SimpleNamespace(model=model, done=done, engine=engine)
-
-
 def test_file_of_features_returns_those_of_the_model(body: SimpleNamespace) -> None:
     ready = torch.from_numpy(np.stack([fit_for(3).pixels(picture) for picture in pictures()]))
     with torch.no_grad():
@@ -445,9 +439,7 @@ def test_file_of_features_has_the_body_of_its_model(body: SimpleNamespace) -> No
 
 def test_program_of_features_prints_their_shape(body: SimpleNamespace, tmp_path: Path) -> None:
     write_picture(tmp_path / "cat.jpg")
-    command = [sys.executable, "-c", body.done.program]
-    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True, timeout=280)
-    assert ended.stdout.strip() in ("(1, 32)", "torch.Size([1, 32])")
+    assert printed(body.done.program, tmp_path) in ("(1, 32)", "torch.Size([1, 32])")
     assert not {"json", "class_names", "probabilities", "texts"} & set(re.findall(r"\w+", body.done.program))
 
 
@@ -529,16 +521,13 @@ OWN = torch.tensor([[1.0, 2.0, 3.0], [4.0, 1.0, 0.0]])
 """Logits."""
 
 
-def test_different_top_class_is_rejected_with_the_numbers() -> None:
+def test_different_top_class_and_different_logits_are_rejected_with_the_numbers() -> None:
     other = OWN.clone()
     other[1] = torch.tensor([1.0, 4.0, 0.0])
     found = agreement(OWN, other)
     assert (found.same, found.images, found.difference) == (1, 2, 3)
     with pytest.raises(UserError, match=r"model\.onnx is not kept.*1 of 2 pictures; .*at most 3"):
         check_agreement(found, "model.onnx")
-
-
-def test_same_class_with_different_logits_is_rejected() -> None:
     found = agreement(OWN, OWN + 0.01)
     assert found.same == 2
     with pytest.raises(UserError, match="outputs differ from the model"):

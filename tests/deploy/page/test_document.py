@@ -62,29 +62,20 @@ def test_document_names_no_other_file() -> None:
     assert "<base" not in text
 
 
-def test_modules_come_after_those_that_they_import() -> None:
+def test_modules_are_plain_scripts_in_order_and_the_worker_has_those_that_it_needs() -> None:
     sources = modules()
     for place, (name, source) in enumerate(sources.items()):
         assert set(imported(source)) <= set(list(sources)[:place]), name
     assert not re.search(
         r"(?<!\.)\bfetch\(|XMLHttpRequest|WebSocket", "".join(sources.values()).replace("async fetch(", "")
     )
-
-
-def test_modules_have_only_imports_and_exports_that_a_plain_script_can_have() -> None:
-    for name, source in modules().items():
+    for name, source in sources.items():
         found = as_function(name, source)
         assert len(imported(source)) == len(re.findall(r"^import\b", source, re.MULTILINE)), name
         assert found.count("vitascopeModules[") == 1 + len(imported(source))
-
-
-def test_workers_program_has_what_it_imports_and_nothing_of_the_explorer() -> None:
-    names = below("worker.js", modules())
+    names = below("worker.js", sources)
     assert {"vit.js", "numbers.js", "simd.js", "pixels.js", "framing.js", "pack.js"} <= set(names)
     assert not {"main.js", "panel.js", "server.js"} & set(names)
-
-
-def test_worker_decodes_no_picture_because_webkit_does_not_on_a_page_from_the_disk() -> None:
-    sources = modules()
-    assert not [name for name in below("worker.js", sources) if "createImageBitmap" in sources[name]]
+    # The worker decodes no picture, because WebKit does not on a page from the disk.
+    assert not [name for name in names if "createImageBitmap" in sources[name]]
     assert "createImageBitmap" in sources["decoding.js"]

@@ -33,19 +33,23 @@ def test_packed_matrices_are_those_of_the_rounded_model(rounding: str, dtype: to
     torch.testing.assert_close(found.float(), model.state_dict()[name], atol=0, rtol=1e-6)
 
 
-def test_only_matrices_are_rounded() -> None:
+def test_keys_without_a_bias_have_one_of_zeros() -> None:
+    model = small_model(qkv_bias="no_key")
+    name = "encoder.blocks.1.attention.qkv.bias"
+    queries, values = torch.randn(2, model.config.embed_dim)
+    with torch.no_grad():
+        model.get_parameter(name).copy_(torch.cat([queries, values]))
+    assert torch.equal(packed(model, "fp16")[name], torch.cat([queries, 0 * queries, values]))
+
+
+def test_only_matrices_of_a_copy_are_rounded() -> None:
     model = small_model()
-    before, after = model.state_dict(), rounded(model, "int8").state_dict()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    after = rounded(model, "int8").state_dict()
     changed = {name for name in before if not torch.equal(before[name], after[name])}
     assert changed == {name for name in before if name.endswith(".weight") and before[name].ndim > 1} - {
         "positions.weight"
     }
-
-
-def test_callers_model_is_not_changed() -> None:
-    model = small_model()
-    before = {name: value.clone() for name, value in model.state_dict().items()}
-    rounded(model, "int8")
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 

@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 import vitascope as vs
-from tests.data import noise, read_tree, write_picture, write_tree
+from tests.data import exif_of, noise, read_tree, write_picture, write_tree
 from tests.model import small_model
 from vitascope.cli import main
 from vitascope.data.decoding import ImageError, ImageSource
@@ -51,9 +51,8 @@ def test_worst_picture_is_within_the_limit(channels: int) -> None:
 
 
 def test_metadata_stay_out(tmp_path: Path) -> None:
-    exif = Image.Exif()
+    exif = exif_of(6)
     exif[0x010E] = "at home"
-    exif[0x0112] = 6  # turned
     Image.fromarray(noise(8, 12)).save(tmp_path / "a.jpg", exif=exif)
     [sample] = samples([tmp_path / "a.jpg"]).pictures
     assert b"at home" in (tmp_path / "a.jpg").read_bytes()
@@ -87,11 +86,8 @@ def test_test_images_are_in_the_page_only_where_they_are_asked_for(tmp_path: Pat
         samples("test")
 
 
-def test_none_are_none() -> None:
+def test_none_are_none(tmp_path: Path) -> None:
     assert samples(given=[]) == samples() == ([], "none")
-
-
-def test_file_that_is_no_picture_is_named(tmp_path: Path) -> None:
     (tmp_path / "notes.png").write_text("no picture")
     with pytest.raises(ImageError, match=r"notes\.png: not a picture"):
         samples([tmp_path / "notes.png"])

@@ -1,12 +1,9 @@
 """Engines and requests for the tests of the server."""
 
 import asyncio
-import io
-import struct
 import threading
 import time
-import zlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -14,9 +11,8 @@ import httpx
 import numpy as np
 import torch
 from fastapi import FastAPI
-from PIL import Image
 
-from tests.data import noise
+from tests.data import encoded, noise
 from tests.model import small_model
 from vitascope.data.decoding import ImageSource
 from vitascope.data.preprocess import Pixels, Preprocess
@@ -103,13 +99,6 @@ def torch_engine(**options: Any) -> TorchEngine:
     return TorchEngine(model, precision="fp32", device="cpu")
 
 
-def encoded(picture: np.ndarray | Image.Image, kind: str = "PNG", **options: Any) -> bytes:
-    file = io.BytesIO()
-    image = picture if isinstance(picture, Image.Image) else Image.fromarray(picture)
-    image.save(file, kind, **options)
-    return file.getvalue()
-
-
 def grey(brightness: int) -> bytes:
     """A picture of one brightness."""
     return encoded(np.full((4, 4), brightness, dtype=np.uint8))
@@ -117,26 +106,6 @@ def grey(brightness: int) -> bytes:
 
 def picture(seed: int = 0) -> bytes:
     return encoded(noise(30, 40, seed=seed))
-
-
-def png(
-    size: tuple[int, int], bits: int, colours: int, rows: bytes, before: Sequence[tuple[bytes, bytes]] = ()
-) -> bytes:
-    """A PNG of width and height, bits per channel and colour type, with chunks before its pixels."""
-
-    def chunk(kind: bytes, content: bytes) -> bytes:
-        return (
-            struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
-        )
-
-    header = chunk(b"IHDR", struct.pack(">IIBBBBB", *size, bits, colours, 0, 0, 0))
-    end = chunk(b"IDAT", zlib.compress(rows, 9)) + chunk(b"IEND", b"")
-    return b"\x89PNG\r\n\x1a\n" + header + b"".join(chunk(*one) for one in before) + end
-
-
-def bomb(side: int) -> bytes:
-    """A black PNG of side * side pixels in a few kilobytes."""
-    return png((side, side), 1, 0, bytes((1 + (side + 7) // 8) * side))
 
 
 class Client(httpx.AsyncClient):

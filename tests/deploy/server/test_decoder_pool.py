@@ -11,18 +11,15 @@ import numpy as np
 import pytest
 from PIL import Image, features
 
-from tests.data import noise
+from tests.data import bomb, encoded, noise, png
 from tests.deploy.server import readers
 from tests.deploy.server.served import (
     PATIENCE,
     HeldEngine,
     Sender,
     advance,
-    bomb,
     chunks_of,
-    encoded,
     grey,
-    png,
     serving,
     until,
 )

@@ -15,7 +15,7 @@ from fastapi.testclient import TestClient
 from PIL import Image
 from safetensors.torch import load
 
-from tests.data import noise
+from tests.data import encoded, noise
 from tests.deploy.server.served import PATIENT
 from tests.model import labelling_model, small_model
 from vitascope.data.samples import CREDIT, PHOTOS
@@ -57,10 +57,7 @@ def client(engine: TorchEngine) -> Iterator[TestClient]:
     yield from client_of(engine)
 
 
-def encoded(form: str = "PNG") -> bytes:
-    written = io.BytesIO()
-    Image.fromarray(noise(40, 60)).save(written, form)
-    return written.getvalue()
+PICTURE = encoded(noise(40, 60))
 
 
 def test_pack_has_thresholds_where_any_number_of_classes_may_apply(engine: TorchEngine) -> None:
@@ -70,19 +67,14 @@ def test_pack_has_thresholds_where_any_number_of_classes_may_apply(engine: Torch
     assert "thresholds" not in load(pack_picture(engine, engine.pixels(noise(40, 60))))
 
 
-def post(client: TestClient, path: str, content: bytes | None = None, **query: Any) -> Any:
-    return client.post(
-        path,
-        params=query,
-        content=encoded() if content is None else content,
-        headers={"Content-Type": "image/png"},
-    )
+def post(client: TestClient, path: str, **query: Any) -> Any:
+    return client.post(path, params=query, content=PICTURE, headers={"Content-Type": "image/png"})
 
 
 # The page
 
 
-def test_page_links_only_to_served_files(client: TestClient) -> None:
+def test_page_links_only_to_served_files_and_has_no_inline_scripts(client: TestClient) -> None:
     page = client.get("/")
     assert page.status_code == 200
     assert page.headers["Content-Type"].startswith("text/html")
@@ -90,6 +82,10 @@ def test_page_links_only_to_served_files(client: TestClient) -> None:
     assert {"web/style.css", "web/main.js"} <= named
     for address in named:
         assert client.get(f"/{address}").status_code == 200, address
+    policy = page.headers["Content-Security-Policy"]
+    assert "default-src 'self'" in policy
+    assert "unsafe" not in policy
+    assert not re.search(r"<script(?![^>]*\bsrc=)|<style|\sstyle=|\son\w+=|javascript:", page.text)
 
 
 @pytest.mark.parametrize("name", sorted(web_files()))
@@ -107,24 +103,8 @@ def test_nothing_else_is_served(client: TestClient, name: str) -> None:
     assert client.get(f"/web/{name}").status_code == 404
 
 
-def test_policy_forbids_inline_scripts_and_the_page_has_none(client: TestClient) -> None:
-    page = client.get("/")
-    policy = page.headers["Content-Security-Policy"]
-    assert "default-src 'self'" in policy
-    assert "unsafe" not in policy
-    assert not re.search(r"<script(?![^>]*\bsrc=)|<style|\sstyle=|\son\w+=|javascript:", page.text)
-
-
 @pytest.mark.parametrize("name", sorted(name for name in web_files() if name.endswith(".js")))
-def test_scripts_insert_no_html(name: str) -> None:
-    """Class and file names of any content become text nodes."""
-    text = web_files()[name][1].decode()
-    forbidden = r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function|https?://"
-    assert not re.search(forbidden, text)
-
-
-@pytest.mark.parametrize("name", sorted(name for name in web_files() if name.endswith(".js")))
-def test_scripts_import_only_existing_names(name: str) -> None:
+def test_scripts_import_only_existing_names_and_insert_no_html(name: str) -> None:
     text = web_files()[name][1].decode()
     for imported in re.findall(r'from "\./([^"]+)"', text):
         exported = web_files()[imported][1].decode()
@@ -133,6 +113,8 @@ def test_scripts_import_only_existing_names(name: str) -> None:
         for symbol in filter(None, (part.strip() for part in line[1].split(","))):
             assert re.search(rf"export (?:async )?(?:const|function|class) {symbol}\b", exported), symbol
             assert len(re.findall(rf"\b{symbol}\b", text)) > 1, f"{symbol} is not used"
+    forbidden = r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function|https?://"
+    assert not re.search(forbidden, text)
 
 
 # The page in Chinese
@@ -166,44 +148,37 @@ def translations() -> set[str]:
     return {text for text in json.loads(web_files()["chinese.json"][1]) if not text.startswith("^")}
 
 
-def test_every_text_of_the_page_has_a_translation() -> None:
+def test_every_text_of_the_page_has_a_translation_and_every_translation_a_use() -> None:
     texts = Texts(web_files()["index.html"][1].decode()).found
     assert len(texts) > 40
     assert sorted(texts - translations()) == []
-
-
-def test_every_translation_of_the_explorer_is_used() -> None:
     others = [name for name in web_files() if name.endswith(".js") and name != "chinese.js"]
-    texts = "".join(web_files()[name][1].decode() for name in others) + inspect.getsource(attention_pack)
+    sources = "".join(web_files()[name][1].decode() for name in others) + inspect.getsource(attention_pack)
     unused = translations() - Texts(web_files()["index.html"][1].decode()).found
-    assert sorted(text for text in unused if f'"{text}"' not in texts) == []
+    assert sorted(text for text in unused if f'"{text}"' not in sources) == []
 
 
 # The page's requests
 
 
-def test_picture_returns_its_pack(client: TestClient, engine: TorchEngine) -> None:
+def test_picture_returns_its_pack_a_layer_of_it_or_a_class_map(
+    client: TestClient, engine: TorchEngine
+) -> None:
     answer = post(client, "/v1/attention")
     assert answer.status_code == 200
     assert answer.headers["Cache-Control"] == "no-store"
-    assert answer.content == pack_picture(engine, engine.pixels(encoded()))
+    assert answer.content == pack_picture(engine, engine.pixels(PICTURE))
     length = int.from_bytes(answer.content[:8], "little")
     about = json.loads(json.loads(answer.content[8 : 8 + length])["__metadata__"]["explorer"])
     assert about["class_names"] == list(NAMES)  # with HTML, as data
-
-
-def test_single_layer_and_head_can_be_requested(client: TestClient, engine: TorchEngine) -> None:
-    pixels = engine.pixels(encoded())
+    pixels = engine.pixels(PICTURE)
     assert post(client, "/v1/attention", layer=1).content == pack_attention(engine, pixels, 1)
     assert post(client, "/v1/attention", layer=2, head=1).content == pack_attention(engine, pixels, 2, 1)
     assert post(client, "/v1/attention", layer=0, head="mean").content == pack_attention(
         engine, pixels, 0, "mean"
     )
-
-
-def test_a_class_map_by_a_method(client: TestClient, engine: TorchEngine) -> None:
     content = post(client, "/v1/heatmap", method="hires-cam", target=2).content
-    assert content == pack_heatmap(engine, engine.pixels(encoded()), "hires-cam", 2)
+    assert content == pack_heatmap(engine, pixels, "hires-cam", 2)
     by_default = load(post(client, "/v1/heatmap", target=2).content)["heatmaps"]
     assert tuple(by_default.shape) == (1, 4, 6)
 
@@ -277,13 +252,13 @@ def test_model_beside_answers_the_explorer_alone(client: TestClient, engine: Tor
     for client in client_of(engine, beside=other):
         assert client.get("/v1/model").json()["beside"]
         assert client.get("/beside/v1/model").json()["digest"] == other.digest != engine.digest
-        found = load(client.post("/beside/v1/attention", content=encoded()).content)
-        expected = load(pack_picture(other, other.pixels(encoded())))
+        found = load(client.post("/beside/v1/attention", content=PICTURE).content)
+        expected = load(pack_picture(other, other.pixels(PICTURE)))
         for name in expected:
             np.testing.assert_array_equal(found[name], expected[name])
-        unknown = client.post("/beside/v1/attention?depth=1", content=encoded())
+        unknown = client.post("/beside/v1/attention?depth=1", content=PICTURE)
         assert (unknown.status_code, "unknown query parameter" in unknown.text) == (422, True)
-        assert client.post("/beside/v1/predict", content=encoded()).status_code == 404
+        assert client.post("/beside/v1/predict", content=PICTURE).status_code == 404
 
 
 def test_server_ends_with_the_reason_if_the_model_beside_cannot_be_loaded(engine: TorchEngine) -> None:

@@ -313,12 +313,10 @@ async def test_half_open_connections_beyond_the_limit_are_closed_for_new_ones(
 
 async def test_connection_beyond_the_limit_is_rejected_while_all_others_are_busy() -> None:
     engine = HeldEngine()
-    body = grey(1)
-    post = b"POST /v1/predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(body) + body
     async with contextlib.AsyncExitStack() as stack:
         server, address = await stack.enter_async_context(listening(engine, max_connections=2))
         engine.hold()
-        working = [await stack.enter_async_context(connected(address, post)) for _ in range(2)]
+        working = [await stack.enter_async_context(connected(address, prediction(1))) for _ in range(2)]
         await until(lambda: server._service.in_flight == 2)
         async with connected(address) as reader:
             answer = await reader.read()
@@ -423,7 +421,7 @@ def test_port_in_use_and_foreign_address_are_rejected_and_the_default_is_loopbac
 
 
 @pytest.mark.parametrize("terminal", [True, False])
-def test_link_contains_the_token_on_a_terminal_only(
+def test_link_has_the_token_on_a_terminal_only_and_an_open_server_advises_one(
     terminal: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys.stdout, "isatty", lambda: terminal, raising=False)
@@ -433,9 +431,6 @@ def test_link_contains_the_token_on_a_terminal_only(
         number = port.getsockname()[1]
     link = f"http://127.0.0.1:{number}" + "/#token=a%2Bb%2Fc%20d%26e" * terminal
     assert capsys.readouterr().out == f"model at {link} (/docs for its API; Ctrl-C stops it)\n"
-
-
-def test_open_server_names_both_ways_to_set_a_token(capsys: pytest.CaptureFixture[str]) -> None:
     settings = Settings(host="0.0.0.0", port=0)
     with listen(settings) as port:
         announce("model", settings, port, None)

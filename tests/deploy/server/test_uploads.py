@@ -14,13 +14,12 @@ import numpy as np
 import pytest
 from PIL import features
 
+from tests.data import bomb, encoded
 from tests.deploy.server.served import (
     HeldEngine,
     Sender,
     advance,
-    bomb,
     chunks_of,
-    encoded,
     grey,
     picture,
     play,

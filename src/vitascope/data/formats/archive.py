@@ -213,7 +213,7 @@ def open_tar(path: Path) -> Iterator[tarfile.TarFile]:
         start = file.read(6)
         file.seek(0)
         if not start.startswith(_COMPRESSED):
-            with open_plain_tar(file, path.stat().st_size, path) as tar:
+            with open_plain_tar(file, path) as tar:
                 yield tar
             return
         if start.startswith(b"\x1f\x8b"):
@@ -228,8 +228,10 @@ def open_tar(path: Path) -> Iterator[tarfile.TarFile]:
 
 
 @contextmanager
-def open_plain_tar(file: IO[bytes], size: int, name: str | Path) -> Iterator[tarfile.TarFile]:
-    """A tar of this size in an open file, which is not compressed; its name stands in messages."""
+def open_plain_tar(file: IO[bytes], name: str | Path) -> Iterator[tarfile.TarFile]:
+    """A tar in an open file, which is not compressed; its name stands in messages."""
+    size = file.seek(0, os.SEEK_END)
+    file.seek(0)
     start = file.read(6)
     file.seek(0)
     if start.startswith(_COMPRESSED):

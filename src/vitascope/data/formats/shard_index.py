@@ -154,18 +154,14 @@ def is_packed(head: bytes, name: str, size: int, label: int) -> bool:
     )
 
 
-def check_size(place: object, name: str, size: int) -> None:
-    """Reject a file beside shards that is too large to be what its name says."""
+def member_content(path: Path) -> bytes:
+    """The content of a file beside shards; a UserError for one that is too large to be what its name says."""
+    name, size = path.name, path.stat().st_size
     if size > MAX_BYTES[name]:
         raise UserError(
-            f"{place}: {size:,} bytes, and {name} beside shards has at most {MAX_BYTES[name]:,}: it is "
+            f"{path}: {size:,} bytes, and {name} beside shards has at most {MAX_BYTES[name]:,}: it is "
             "damaged, or these are too many shards; pack larger ones, or into several folders"
         )
-
-
-def member_content(path: Path) -> bytes:
-    """The content of a file beside shards; a UserError for one that is too large."""
-    check_size(path, path.name, path.stat().st_size)
     return path.read_bytes()
 
 

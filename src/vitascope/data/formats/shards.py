@@ -65,11 +65,6 @@ ShardFile: TypeAlias = str | RemoteObject
 """A path, or an object, of which the blocks that are read are cached."""
 
 
-def size_of(shard: ShardFile) -> int:
-    """The size in bytes."""
-    return shard.size if isinstance(shard, RemoteObject) else os.stat(shard).st_size
-
-
 def open_shard(shard: ShardFile) -> AbstractContextManager[IO[bytes]]:
     """The shard as an open file without a buffer."""
     if isinstance(shard, RemoteObject):
@@ -366,7 +361,7 @@ def _samples(shard: ShardFile) -> list[ShardSample]:
     with (
         archive_errors(path),
         open_shard(shard) as file,
-        open_plain_tar(file, size_of(shard), path) as tar,
+        open_plain_tar(file, path) as tar,
     ):
         for key, group in itertools.groupby(_parts(tar, path), key=lambda part: part.key):
             sample = _sample(path, key, group)
