@@ -29,13 +29,14 @@ from tests.training import (
     write_folder,
     write_uneven,
 )
+from tests.training.checkpoint import save_checkpoint
 from vitascope.cache import cache_folder
 from vitascope.errors import Interrupted, UserError
 from vitascope.options.groups import ExecutionOptions
 from vitascope.options.recipes import TrainConfig
 from vitascope.run.run import Run
 from vitascope.training import distributed, loop, optimizers, train
-from vitascope.training.checkpoint.folders import checkpoints, load_checkpoint_at, save_checkpoint
+from vitascope.training.checkpoint.folders import checkpoints, load_checkpoint_at
 from vitascope.training.distributed import Exchange, _meeting, gather, rank, sum_over_processes
 from vitascope.weights.loading import from_pretrained, save_pretrained
 

@@ -21,6 +21,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import distribute_tensor
 
 from tests.forked import ending, fork
+from tests.training.checkpoint import save_checkpoint
 from vitascope.errors import UserError
 from vitascope.training.checkpoint import folders as checkpoint
 from vitascope.training.checkpoint.folders import (
@@ -29,7 +30,6 @@ from vitascope.training.checkpoint.folders import (
     checkpoints,
     load_checkpoint,
     load_checkpoint_at,
-    save_checkpoint,
 )
 from vitascope.training.checkpoint.state import file_record
 

@@ -20,13 +20,13 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from tests.forked import in_group
+from tests.training.checkpoint import save_checkpoint
 from vitascope.errors import UserError
 from vitascope.training.checkpoint.folders import (
     MANIFEST,
     checkpoints,
     load_checkpoint,
     load_checkpoint_at,
-    save_checkpoint,
 )
 from vitascope.training.checkpoint.state import (
     file_record,
