@@ -42,7 +42,9 @@ def classification(
     return {
         "classes": _classes(predictions, confusion),
         "confusion": _confusion(predictions, confusion, pairs, paired, pictures),
-        "calibration": _calibration(predictions) if len(predictions.labels) >= FEW else None,
+        "calibration": calibrated(predictions.confidences, predictions.correct, CalibrationWords())
+        if len(predictions.labels) >= FEW
+        else None,
         "mistakes": _mistakes(predictions, mistakes, pictured(predictions, mistakes, model, images, pictures))
         if mistakes
         else None,
@@ -159,11 +161,6 @@ def _confusion(
         for pair in pairs[PAIRS:]
     ]
     return {"K": K, "matrix": matrix, "pairs": cards, "more": more}
-
-
-def _calibration(predictions: Predictions) -> dict[str, Any]:
-    """Confidence beside accuracy, in all and by bins."""
-    return calibrated(predictions.confidences, predictions.correct, CalibrationWords())
 
 
 def calibrated(

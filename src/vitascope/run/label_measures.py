@@ -112,6 +112,12 @@ class LabelScore:
     f1_tuned: Floats
     thresholds: npt.NDArray[np.floating]
 
+    @property
+    def value_and_limits(self) -> tuple[float, float, float]:
+        """The mean average precision, and the limits of its interval."""
+        found = self.estimates["map"]
+        return found.value, found.low, found.high
+
     def summary(self) -> dict[str, Any]:
         """The measures as plain values."""
         values = {"correct": self.right, "accuracy": self.right / self.total}

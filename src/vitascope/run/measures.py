@@ -169,6 +169,11 @@ class Score:
         return wilson_interval(self.right, self.total)
 
     @property
+    def value_and_limits(self) -> tuple[float, float, float]:
+        """The accuracy, and the limits of its interval."""
+        return self.right / self.total, *self.interval
+
+    @property
     def no_better(self) -> bool:
         """Whether the interval contains, or lies below, the accuracy of guessing the most frequent class."""
         return self.interval[0] <= self.majority < 1
