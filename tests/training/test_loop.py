@@ -156,6 +156,22 @@ def test_every_parameter_group_has_its_learning_rate_in_every_step(data, schedul
     assert rates[-1] == pytest.approx(peak * last)
 
 
+@pytest.mark.parametrize("ema", [None, 0.3])
+def test_the_average_follows_the_weights_with_the_decay_of_the_schedule(data, ema: float | None) -> None:
+    """Capped by its warm-up, and from step 0 on, which copies the weights."""
+    trainer = trainer_of(tiny_config(data, **EXACT | {"ema": ema, "epochs": 100}))
+    expected = None
+    for epoch in range(2):
+        for batch in trainer.train_loader.epoch(epoch):
+            step = trainer.step
+            trainer._training_step(batch, epoch)
+            decay = min(1 - 1 / (500 / 50) if ema is None else ema, (1 + step) / (10 + step))
+            now = weights_of(trainer).double()
+            expected = now if expected is None else decay * expected + (1 - decay) * now
+    average = torch.cat([parameter.flatten() for parameter in trainer.average.parameters()])
+    torch.testing.assert_close(average.double(), expected, rtol=1e-6, atol=1e-7)
+
+
 @pytest.mark.parametrize("ema", [0.0, 0.9])
 def test_each_size_of_full_batches_is_compiled_once_and_nothing_else(
     data, tmp_path, monkeypatch, ema: float
