@@ -12,7 +12,6 @@ from tests.model import small_model, with_preprocess
 from tests.training import assert_bitwise, interrupted, tiny_config, undrawn
 from vitascope.cli import main
 from vitascope.data.datasets import open_data
-from vitascope.errors import UserError
 from vitascope.options.recipes import TrainConfig
 from vitascope.predict.predictor import Predictor
 from vitascope.run.run import Run
@@ -99,9 +98,3 @@ def test_the_model_predicts_16_bit_files_as_pictures_stretched_by_hand(scans: Pa
     assert found == expected
     assert found != dark
     assert found._repr_html_() == expected._repr_html_()
-
-
-@pytest.mark.parametrize("levels", [(5, 5), (9, 5), (0, float("inf")), (1,), 4095, ("a", "b")])
-def test_levels_that_are_not_two_increasing_numbers_are_rejected(levels: object) -> None:
-    with pytest.raises(UserError, match=r"levels must"):
-        TrainConfig(levels=levels)

@@ -283,25 +283,9 @@ def test_a_length_on_the_command_line_replaces_that_of_the_configuration(
         assert Run(again).records("epoch")[-1]["step"] == length.get("steps", 3)
 
 
-@pytest.mark.parametrize("by_command", [True, False])
-@pytest.mark.parametrize(
-    ("task", "options", "message"),
-    [
-        ("train", {"recipe": "cnn"}, "the recipe cnn is for a CNN"),
-        ("pretrain", {"keep": "best"}, "keep compares weights by validation"),
-        ("train", {"recipe": "mae"}, "the recipe mae is for `vitascope pretrain`"),
-    ],
-)
-def test_library_and_command_reject_the_same_options(
-    data, tmp_path, capsys, by_command: bool, task: str, options: dict[str, str], message: str
-) -> None:
-    given = {"data": str(data), "run": str(tmp_path / "run"), **options}
-    if by_command:
-        assert main([task, *(f"--{name}={value}" for name, value in given.items())]) == 2
-        assert message in capsys.readouterr().err
-    else:
-        with pytest.raises(UserError, match=re.escape(message)):
-            {"train": train, "pretrain": pretrain}[task](**given)
+def test_pre_training_rejects_an_option_of_training(data, tmp_path) -> None:
+    with pytest.raises(UserError, match="keep compares weights by validation"):
+        pretrain(data=str(data), run=tmp_path / "run", keep="best")
     assert not (tmp_path / "run").exists()
 
 
@@ -316,9 +300,3 @@ def test_what_was_asked_for_is_recorded_as_plain_values_without_the_home_folder(
     places = {"data": f"~/{data.name}", "run": str(tmp_path / "run")}
     asked = {**small, **dataclasses.asdict(balance), **places}
     assert run.plan["asked"] == {"recipe": "base", "options": asked}
-
-
-@pytest.mark.parametrize("size", [0, 3_000_000_000, (16, 0), (16, 3_000_000_000)])
-def test_sides_out_of_range_are_rejected(size: Any) -> None:
-    with pytest.raises(UserError, match=r"image_size must be (at least 1|below 2,000,000,000), not"):
-        TrainConfig(image_size=size)

@@ -20,7 +20,7 @@ from vitascope.data.datasets import open_data
 from vitascope.data.splits import ImageSet, Splits
 from vitascope.data.targets import ClassSets
 from vitascope.errors import UserError
-from vitascope.options.recipes import FEW_TO_START, FEW_TO_TUNE, RECIPES, TrainConfig, configuration
+from vitascope.options.recipes import RECIPES, TrainConfig
 from vitascope.run.run import Run
 from vitascope.training import train
 from vitascope.training.loop import augmentation_of
@@ -31,49 +31,10 @@ from vitascope.weights.loading import from_pretrained, save_pretrained
 pytestmark = pytest.mark.usefixtures("without_figures")
 
 
-def start(images: int = 24, channels: int = 3, **options: object) -> TrainConfig:
-    return configuration({"recipe": None, "data": "photos/", **options}, images, channels)
-
-
-def expected(recipe: str, **options: object) -> TrainConfig:
-    return TrainConfig.from_recipe(recipe, data="photos/", **options)
-
-
-def test_few_colour_images_start_from_the_built_in_model() -> None:
-    assert start() == start(FEW_TO_TUNE) == expected("finetune", weights="cifar10")
-    other = {"image_size": 64, "lr": 1e-4}
-    assert start(**other) == expected("finetune", weights="cifar10", **other)
-    for images in (FEW_TO_TUNE + 1, FEW_TO_START):
-        assert start(images) == expected("small-finetune", weights="cifar10")
-    assert start(FEW_TO_START + 1) == start(channels=1) == expected("small-data")
-
-
-@pytest.mark.parametrize(
-    ("options", "recipe"),
-    [
-        ({"weights": "runs/x"}, "finetune"),
-        ({"model": "vit_s16"}, "small-data"),
-        ({"model": "resnet29_w16_cifar"}, "cnn"),
-        ({"depth": 2}, "small-data"),
-        ({"model_options": {"positions": "rotary"}}, "small-data"),
-        ({"teacher": "runs/x"}, "distill"),
-        ({"task": "masked"}, "masked"),
-    ],
-)
-def test_named_weights_models_and_tasks_are_respected(options: dict[str, object], recipe: str) -> None:
-    assert start(**options) == expected(recipe, **options)
-
-
-def test_random_weights_can_be_asked_for() -> None:
-    assert start(weights="none") == expected("small-data")
-    assert TrainConfig(weights="none").weights is None
-    assert TrainConfig.from_recipe(data="photos/", weights="none") == RECIPES["small-data"].replace(
-        data="photos/"
-    )
-
-
 def test_the_first_line_names_the_start_the_way_out_and_a_better_one(data, tmp_path, capsys) -> None:
-    assert main(["train", "--data", str(data), "--run", str(tmp_path / "run"), "--epochs", "1"]) == 0
+    command, library = tmp_path / "command", tmp_path / "library"
+    words = ["--data", str(data), "--run", str(command), "--epochs", "1", "--device", "cpu"]
+    assert main(["train", *words]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("start  from cifar10: ")
     assert lines[1].strip() == (
@@ -81,18 +42,11 @@ def test_the_first_line_names_the_start_the_way_out_and_a_better_one(data, tmp_p
         "takes seconds, and measures on all images; with a network, a larger model is a better start: "
         "--weights facebook/dinov2-small"
     )
-    config = Run(tmp_path / "run").config
+    config = {**Run(command).config, "run": None}
     assert config["weights"] == "cifar10"
     assert config["layer_decay"] == RECIPES["finetune"].option("layer_decay")
-
-
-def test_library_and_command_start_alike(data, tmp_path) -> None:
-    runs = [tmp_path / name for name in ("library", "command")]
-    train.train(data=str(data), run=str(runs[0]), epochs=1, device="cpu")
-    words = ["--data", str(data), "--run", str(runs[1]), "--epochs", "1", "--device", "cpu"]
-    assert main(["train", *words]) == 0
-    one, other = ({**Run(run).config, "run": None} for run in runs)
-    assert one == other
+    train.train(data=str(data), run=str(library), epochs=1, device="cpu")
+    assert {**Run(library).config, "run": None} == config
 
 
 # Several processes
@@ -176,6 +130,7 @@ def test_images_of_several_classes_are_measured_only_if_one_has_a_class(data, pa
         (["--teacher", "{weights}", "--pool", "map"], "add pool=cls"),
         (["--teacher", "{weights}", "--model", "resnet29_w32_cifar"], "leave out the teacher"),
         (["--recipe", "masked"], "the recipe masked is for `vitascope pretrain`"),
+        (["--recipe", "cnn"], "the recipe cnn is for a CNN"),
         (["--config", "{masked}"], "this configuration is for `vitascope pretrain`"),
         (["--layer-decay", "0.5", "--model", "resnet29_w32_cifar", "--recipe", "cnn"], "no blocks"),
         (["--freeze", "--weights", "none"], "set weights"),
