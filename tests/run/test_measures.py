@@ -130,9 +130,8 @@ def test_worst_pairs_are_the_most_frequent_mistakes(n: int, K: int, seed: int, c
         if label != guess:
             tally[label, guess] = tally.get((label, guess), 0) + 1
     assert [pair.count for pair in pairs] == sorted(tally.values(), reverse=True)[:count]
-    assert all(tally[pair.true, pair.predicted] == pair.count for pair in pairs)
-    assert all((labels == pair.true).sum() == pair.total for pair in pairs)
-    assert len({(pair.true, pair.predicted) for pair in pairs}) == len(pairs)
+    assert all(tally[pair.first, pair.second] == pair.count for pair in pairs)
+    assert len({(pair.first, pair.second) for pair in pairs}) == len(pairs)
 
 
 def test_surest_mistakes_are_wrong_and_sorted_by_confidence() -> None:

@@ -27,6 +27,7 @@ from vitascope.run.average_precision import (
     mean_of_known,
     share_limits,
 )
+from vitascope.run.measures import ClassPair
 
 ESTIMATES = {
     "map": "mAP",
@@ -298,15 +299,6 @@ def _constant_f1(labels: Bools, prevalence: Floats) -> dict[str, Floats]:
         **{f"micro_f1{ending}": np.array([np.nanmax(micro, initial=0.0)]) for ending in ("", "_tuned")},
         "exact": np.array([repeats.max() / N]),
     }
-
-
-@dataclasses.dataclass(frozen=True)
-class ClassPair:
-    """Two of the K classes, and a number of images."""
-
-    first: int
-    second: int
-    count: int
 
 
 def pairs_together(labels: Bools, count: int) -> list[ClassPair]:
