@@ -11,7 +11,7 @@ import pytest
 import torch
 from PIL import Image
 
-from tests.model import random_images, small_config, with_preprocess
+from tests.model import random_images, small_config
 from tests.training.tasks import TRAINABLE, examples, masked_task, noisy_set, pictures, small_module
 from vitascope.data.loading import Loader
 from vitascope.data.randomness import uniform
@@ -28,8 +28,6 @@ from vitascope.training.tasks.masked import (
     draw_masked,
     random_mask,
 )
-from vitascope.weights.loading import from_pretrained, save_pretrained
-from vitascope.weights.transfer import adapted, transfer
 
 
 def test_80_percent_of_corrupted_patches_are_masked_10_replaced_and_10_kept() -> None:
@@ -233,25 +231,6 @@ def test_validation_is_the_mean_over_a_split_and_repeatable(target: str) -> None
     assert found["loss"] == pytest.approx(float(sums["loss"] / 7), rel=1e-5)
     if target in COLORS:
         assert found["accuracy"] == pytest.approx(float(sums["accuracy"] / 7))
-
-
-# After pre-training
-
-
-@pytest.mark.parametrize("pool", ["cls", "mean"])
-def test_a_classifier_starts_from_the_body(tmp_path: Path, pool: str) -> None:
-    task = masked_task()
-    body = small_module(task).body
-    save_pretrained(with_preprocess(body, task.preprocess), tmp_path / "model")
-    source = from_pretrained(tmp_path / "model")
-    names = ("x", "y", "z")
-    config = adapted(source.config, None, "run", {"num_classes": 3, "class_names": names, "pool": pool})
-    classifier = VisionTransformer(config).eval()
-    notes = transfer(source, classifier, "run")
-    assert notes[1:] == ["it has no head", "initialized one for 3"]
-    images = random_images(2, 3, 32, 32)
-    assert torch.equal(classifier.forward_features(images), body.forward_features(images))
-    assert classifier(images).shape == (2, 3)
 
 
 @pytest.mark.parametrize(
