@@ -184,23 +184,30 @@ def test_unreadable_images_are_left_out_and_named(photos: Path, undrawn: None) -
     assert "03.png" in result.evaluation.unreadable[0]
 
 
-def test_a_model_of_the_caller_is_left_as_it_was(photos: Path, undrawn: None) -> None:
+def test_named_layers_and_pools_alone_are_compared_and_the_plan_names_the_choice(
+    photos: Path, undrawn: None
+) -> None:
     model = body().train()
-    probe(model, photos, layers=[0], pools=["mean"], **HERE)
-    assert model.training
-
-
-def test_named_layers_and_pools_alone_are_compared(photos: Path, undrawn: None) -> None:
-    result = probe(body(), photos, layers=[0], pools=["mean"], **HERE)
-    assert {score.candidate.place for score in result.selection.scores} == {f"{NAME}, layer 0, mean"}
+    result = probe(model, photos, layers=[0], pools=["mean"], **HERE)
+    place = f"{NAME}, layer 0, mean"
+    assert {score.candidate.place for score in result.selection.scores} == {place}
     assert result.model.config.depth == 1
+    plan = json.loads((result.run / "plan.json").read_text())
+    assert plan["chosen"]["representation"] == place
+    assert plan["reason"].startswith("the best cross-validated linear classifier of 4, ")
+    assert model.training  # the caller's, left as it was
 
 
-def test_the_configuration_of_a_probe_is_no_training(photos: Path, undrawn: None) -> None:
-    run = probe(body(), photos, **HERE).run
+def test_a_probe_is_no_training_and_compared_with_one(photos: Path, undrawn: None) -> None:
+    run = probe(body(), photos, run="runs/probed", **HERE).run
     for train in (lambda: vs.TrainConfig.from_yaml(run / "config.yaml"), lambda: resume(run)):
         with pytest.raises(UserError, match="options of a probe"):
             train()
+    config = {name: value for name, value in Run.open(run).config.items() if name != "bodies"}
+    other = Run.create({**config, "task": "classify", "run": "runs/trained", "epochs": 3, "lr": 0.1})
+    comparison = vs.compare([run, other.path])
+    assert "task" in comparison.options
+    assert comparison.options.keys() & {"epochs", "lr"} == set()
 
 
 def one_class(root: Path) -> Path:
@@ -294,22 +301,6 @@ def test_a_full_disk_after_the_model_keeps_it(photos: Path, monkeypatch: pytest.
     with pytest.raises(UserError, match="the model is saved"):
         probe(body(), photos, run="runs/full", **HERE)
     assert Run.open("runs/full").finished
-
-
-def test_the_plan_names_what_was_chosen(photos: Path, undrawn: None) -> None:
-    result = probe(body(), photos, layers=[-1], pools=["cls"], **HERE)
-    plan = json.loads((result.run / "plan.json").read_text())
-    assert plan["chosen"]["representation"] == f"{NAME}, layer 2, cls"
-    assert plan["reason"].startswith("the best cross-validated linear classifier of 4, ")
-
-
-def test_a_probe_is_compared_with_a_training(photos: Path, tmp_path: Path, undrawn: None) -> None:
-    probed = probe(body(), photos, run="runs/probed", **HERE).run
-    config = {name: value for name, value in Run.open(probed).config.items() if name != "bodies"}
-    other = Run.create({**config, "task": "classify", "run": "runs/trained", "epochs": 3, "lr": 0.1})
-    comparison = vs.compare([probed, other.path])
-    assert "task" in comparison.options
-    assert comparison.options.keys() & {"epochs", "lr"} == set()
 
 
 def test_a_body_that_has_seen_the_images_is_named(photos: Path, undrawn: None) -> None:

@@ -1,5 +1,6 @@
 """The saved predictions of a run."""
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -113,13 +114,19 @@ def test_an_answer_is_every_class_from_its_threshold_on() -> None:
     assert predictions.score.right == predictions.correct.sum()
     with pytest.raises(UserError, match="no confusion matrix"):
         _ = predictions.confusion
+    without = dataclasses.replace(predictions, targets=ClassSets(np.zeros((7, 3), np.bool_), tuple("abc")))
+    with pytest.raises(UserError, match="none of the val images has a class, so they have no mAP"):
+        _ = without.score
 
 
 @pytest.mark.parametrize(
     ("changed", "complaint"),
     [
         ({"labels": np.zeros((7, 2), np.bool_)}, "labels of dtype bool"),
+        ({"labels": np.zeros(7, np.bool_)}, r"labels of dtype bool and shape \(7,\), not \(7, 3\)"),
+        ({"labels": np.zeros(7, np.int64)}, "thresholds for images of one class"),
         ({"thresholds": np.array([0.5], np.float32)}, "thresholds of dtype"),
+        ({"thresholds": np.array([0.5, 1.5, 0.5])}, r"thresholds outside of \[0, 1\]"),
         ({"thresholds": np.array([0.5, np.nan, 0.5], np.float32)}, r"thresholds outside of \[0, 1\]"),
     ],
 )
