@@ -31,11 +31,6 @@ def test_no_fold_and_no_sample_divides_a_group(seed: int, targets: ClassIndices 
         assert len(np.unique(taken[groups == group])) == 1
 
 
-def test_one_fold_is_rejected() -> None:
-    with pytest.raises(UserError, match="folds: 1; cross-validation needs 2 or more"):
-        Division.of(DIGITS).folds(1)
-
-
 def test_seeds_give_other_folds_and_the_same_seed_the_same() -> None:
     division = Division.of(DIGITS)
     assert np.array_equal(division.folds(5, 3), division.folds(5, 3))
@@ -55,26 +50,21 @@ def test_a_class_of_two_groups_has_two_folds() -> None:
     assert Division.of(targets, groups).fold_count() == 2
 
 
-def test_two_folds_need_two_images_of_each_class() -> None:
-    targets = ClassIndices(np.array([0] * 9 + [1]), ("many", "single"))
-    with pytest.raises(
-        UserError, match="class 'single' has 1 image; cross-validation needs images in 2 folds"
-    ):
-        Division.of(targets).folds()
-
-
-def test_two_folds_need_two_groups_of_each_class() -> None:
-    targets = ClassIndices(np.array([0] * 9 + [1] * 3), ("many", "few"))
-    with pytest.raises(UserError, match="class 'few' has 3 images, all in one group"):
-        Division.of(targets, np.array([*"abcdefghi", *"xxx"])).folds()
-
-
-def test_one_class_is_rejected() -> None:
-    targets = ClassIndices(np.zeros(5, dtype=np.int64), ("cat", "dog"))
-    with pytest.raises(
-        UserError, match="all 5 images have the same label, cat; a classifier needs different ones"
-    ):
-        Division.of(targets).folds()
+@pytest.mark.parametrize(
+    ("labels", "groups", "most", "message"),
+    [
+        ([0, 0, 1, 1], "", 1, "folds: 1; cross-validation needs 2 or more"),
+        ([0] * 9 + [1], "", 5, "class 'few' has 1 image; cross-validation needs images in 2 folds"),
+        ([0] * 9 + [1] * 3, "abcdefghixxx", 5, "class 'few' has 3 images, all in one group; .* in 2 groups"),
+        ([0] * 5, "", 5, "all 5 images have the same label, many; a classifier needs different ones"),
+    ],
+)
+def test_labels_that_cannot_be_divided_are_rejected(
+    labels: list[int], groups: str, most: int, message: str
+) -> None:
+    targets = ClassIndices(np.array(labels), ("many", "few"))
+    with pytest.raises(UserError, match=message):
+        Division.of(targets, np.array([*groups])).folds(most)
 
 
 def test_a_single_image_of_one_of_several_classes_lowers_nothing() -> None:

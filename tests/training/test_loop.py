@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.model import small_model
 from tests.training import (
     assert_bitwise,
     interrupted,
@@ -22,12 +23,12 @@ from vitascope.data.augment import Augmentation
 from vitascope.data.loading import Batch
 from vitascope.errors import UserError
 from vitascope.run.run import Run
-from vitascope.training import train
+from vitascope.training import loop, train
 from vitascope.training.checkpoint.folders import checkpoints, load_checkpoint_at
 from vitascope.training.loop import Trainer
 from vitascope.training.optim import layer_of
 from vitascope.training.tasks.classify import Classify
-from vitascope.weights.loading import from_pretrained
+from vitascope.weights.loading import from_pretrained, save_pretrained
 
 pytestmark = pytest.mark.usefixtures("without_figures")
 
@@ -187,7 +188,7 @@ def test_each_size_of_full_batches_is_compiled_once_and_nothing_else(
     monkeypatch.setattr(
         torch.nn.Module, "compile", lambda self, **options: compile_module(self, backend=record, **options)
     )
-    options = {"progressive": 0.5, "image_size": 32, "batch_size": 6, "epochs": 4, "depth": 1, "ema": ema}
+    options = {"progressive": 0.5, "image_size": 32, "batch_size": 6, "epochs": 2, "depth": 1, "ema": ema}
     config = tiny_config(data, run=str(tmp_path / "run"), compile="on", **options)
     with undrawn():
         train.train(config)
@@ -289,13 +290,15 @@ def test_a_run_ends_after_epochs_without_a_lower_validation_loss(
     assert run.best.exists() == (keep == "best")
 
 
-@pytest.mark.parametrize(("trained", "lowest", "epochs"), [(True, 8, 32), (False, 2, 40)])
+@pytest.mark.parametrize(("trained", "lowest", "epochs"), [(True, 2, 8), (True, 1, 6), (False, 2, 10)])
 def test_a_run_with_minutes_from_trained_weights_ends_when_more_time_does_not_help(
     data, tmp_path, monkeypatch, trained: bool, lowest: int, epochs: int
 ) -> None:
-    body = train.train(tiny_config(data, run=str(tmp_path / "body"), epochs=1)).run
-    validated(monkeypatch, [3.0] * (lowest - 1) + [1.0] + [2.0] * 40)
-    budget = {"lengths": ((0, 200),), "validations": 40, "minutes": 1.0}  # recorded: no speed is measured
+    """Three times the epochs before the lowest loss, or five, pass without a lower one."""
+    monkeypatch.setattr(loop, "LEAST_PATIENCE", 5)
+    body = save_pretrained(small_model(image_size=16, patch_size=8, depth=2), tmp_path / "body")
+    validated(monkeypatch, [3.0] * (lowest - 1) + [1.0] + [2.0] * 10)
+    budget = {"lengths": ((0, 50),), "validations": 10, "minutes": 1.0}  # recorded: no speed is measured
     config = tiny_config(data, run=str(tmp_path / "run"), weights=str(body) if trained else None, **budget)
     result = train.train(config.replace(epochs=None))
     assert len(Run(result.run).records("epoch")) == epochs

@@ -11,7 +11,7 @@ import pytest
 
 from tests.data import write_picture, write_tree
 from tests.model import small_model
-from tests.training import undrawn, write_folder
+from tests.training import undrawn
 from vitascope.cli import main
 from vitascope.data.datasets import open_data
 from vitascope.errors import UserError
@@ -39,16 +39,12 @@ def needed(recipe: str, weights: Path) -> dict[str, Any]:
     return {"model": "resnet29_w32_cifar"} if recipe == "cnn" else {}
 
 
-@pytest.mark.parametrize(
-    ("side", "options", "expected"), [(16, {}, (16, 2, (8, 8))), (300, {}, (224, 16, (14, 14)))]
-)
-def test_small_images_keep_their_size_and_photographs_get_that_of_the_paper(
-    tmp_path, side: int, options: dict[str, Any], expected: tuple[Any, ...]
-) -> None:
-    plan = plan_of(write_folder(tmp_path / "data", per_class=6, side=side), **options)
-    sizes = plan.options.architecture
-    assert (sizes.image_size, sizes.patch_size, plan.model.grid) == expected
-    assert sizes.model == "vit_ti16"
+def test_small_images_keep_their_size_and_photographs_get_that_of_the_paper(data, photos) -> None:
+    for folder, expected in ((data, (16, 2, (8, 8))), (photos, (224, 16, (14, 14)))):
+        plan = plan_of(folder)
+        sizes = plan.options.architecture
+        assert (sizes.image_size, sizes.patch_size, plan.model.grid) == expected
+        assert sizes.model == "vit_ti16"
 
 
 def test_small_images_of_one_shape_keep_it_and_others_are_made_square(tmp_path: Path) -> None:
@@ -123,11 +119,10 @@ def test_batch_size_above_the_number_of_images_becomes_the_default_and_is_explai
     ],
 )
 def test_the_images_choose_the_augmentation_of_small_data(
-    tmp_path, monkeypatch, few: bool, photographs: bool, expected: dict[str, float]
+    data, photos, monkeypatch, few: bool, photographs: bool, expected: dict[str, float]
 ) -> None:
     monkeypatch.setattr("vitascope.training.plan.FEW_IMAGES", 1000 if few else 3)
-    data = write_folder(tmp_path / "images", per_class=4, side=300 if photographs else 16)
-    plan = plan_of(data, "small-data")
+    plan = plan_of(photos if photographs else data, "small-data")
     assert {name: plan.options.option(name) for name in expected} == expected
     words = plan.explained()[0]
     assert ("RandAugment of 2, erasing 25%" in words) == few
