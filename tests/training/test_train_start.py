@@ -52,12 +52,12 @@ def test_the_first_line_names_the_start_the_way_out_and_a_better_one(data, tmp_p
 # Several processes
 
 
-@pytest.mark.parametrize("failing", [0, 1])
-def test_data_missing_in_one_process_stops_all_before_a_run_is_created(data, tmp_path, failing: int) -> None:
+def test_data_missing_in_one_process_stop_all_before_a_run_is_created(data, tmp_path) -> None:
     def begin() -> None:
-        folder = data if dist.get_rank() != failing else tmp_path / "nowhere"
-        with pytest.raises(UserError, match="nowhere: no such folder"):
-            train.train(tiny_config(folder, run=str(tmp_path / "run")))
+        for failing in (0, 1):
+            folder = data if dist.get_rank() != failing else tmp_path / "nowhere"
+            with pytest.raises(UserError, match="nowhere: no such folder"):
+                train.train(tiny_config(folder, run=str(tmp_path / "run")))
 
     assert in_group(2, begin, tmp_path / "store") == [0, 0]
     assert not (tmp_path / "run").exists()
@@ -211,8 +211,8 @@ def test_plain_training_warns_of_a_class_without_training_images(without_dim, tm
 )
 def test_uneven_classes_are_announced_with_the_options(tmp_path, capsys, options, end: str) -> None:
     folder = write_folder(tmp_path / "data", per_class=16)
-    for number in range(5, 16):
-        (folder / "light" / f"{number:03}.png").unlink()
+    for path in sorted((folder / "light").iterdir())[5:]:
+        path.unlink()
     with undrawn():
         train.train(tiny_config(folder, run=str(tmp_path / "run"), epochs=1, **options))
     lines = capsys.readouterr().out.splitlines()

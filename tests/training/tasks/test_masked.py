@@ -195,26 +195,20 @@ def test_empty_batch_has_zero_loss_with_gradients() -> None:
     assert all(p.grad is not None and not p.grad.any() for p in module.parameters())
 
 
-@pytest.mark.parametrize(
-    ("target", "channels", "precision"), [("downsampled", 1, torch.float32), ("mae", 3, torch.bfloat16)]
-)
-def test_tiny_model_overfits_one_batch(target: str, channels: int, precision: torch.dtype) -> None:
-    task = masked_task(target, image_size=8, patch_size=4, in_channels=channels, embed_dim=32, depth=2)
+@pytest.mark.parametrize("target", ["downsampled", "mae"])
+def test_a_new_model_finds_all_colours_equally_probable_also_in_bf16(target: str) -> None:
+    """A masked autoencoder's normalized pixels have a variance of 1, which its first answers miss."""
+    task = masked_task(target)
     torch.manual_seed(0)
     module = task.module(VisionTransformer(task.config))
-    batch = examples(pictures(4, channels, 8, 8))
-    optimizer = torch.optim.Adam(module.parameters(), lr=1e-2)
-    losses = []
-    for _ in range(40):
-        with torch.autocast("cpu", precision, enabled=precision != torch.float32):
-            loss, _ = task.loss(module, batch)
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(loss.item())
+    with torch.autocast("cpu", torch.bfloat16):
+        loss, _ = task.loss(module, examples(pictures(4, 3, 32, 32)))
+    loss.backward()
+    assert loss.dtype == torch.float32
     if target in COLORS:
-        assert losses[0] == pytest.approx(np.log(8**channels), rel=1e-5)  # at first, all are equally probable
-    assert losses[-1] < 0.3 * losses[0]
+        assert loss.item() == pytest.approx(np.log(8**3), rel=1e-5)
+    else:
+        assert loss.item() > 0.9
 
 
 @pytest.mark.parametrize("target", TARGETS)
