@@ -12,7 +12,7 @@ from vitascope.probing.folds import Division
 
 
 def test_folds_have_equal_shares_of_each_class() -> None:
-    folds = Division.of(DIGITS).folds(5, seed=1)
+    folds = Division.of(DIGITS).folds(seed=1)
     counts = np.array([DIGITS.take(np.flatnonzero(folds == fold)).counts for fold in range(5)])
     assert (np.abs(counts - DIGITS.counts / 5) <= 1).all()
 
@@ -23,7 +23,7 @@ def test_no_fold_and_no_sample_divides_a_group(seed: int, targets: ClassIndices 
     few = targets.take(np.arange(300))
     groups = np.random.default_rng(seed).integers(0, 40, 300).astype(str)
     division = Division.of(few, groups)
-    folds = division.folds(5, seed)
+    folds = division.folds(seed)
     assert set(folds.tolist()) == set(range(5))
     taken = division.sample(0.3, np.random.default_rng(seed))
     for group in np.unique(groups):
@@ -33,8 +33,8 @@ def test_no_fold_and_no_sample_divides_a_group(seed: int, targets: ClassIndices 
 
 def test_seeds_give_other_folds_and_the_same_seed_the_same() -> None:
     division = Division.of(DIGITS)
-    assert np.array_equal(division.folds(5, 3), division.folds(5, 3))
-    assert not np.array_equal(division.folds(5, 3), division.folds(5, 4))
+    assert np.array_equal(division.folds(3), division.folds(3))
+    assert not np.array_equal(division.folds(3), division.folds(4))
 
 
 def test_a_rare_class_lowers_the_number_of_folds() -> None:
@@ -51,20 +51,17 @@ def test_a_class_of_two_groups_has_two_folds() -> None:
 
 
 @pytest.mark.parametrize(
-    ("labels", "groups", "most", "message"),
+    ("labels", "groups", "message"),
     [
-        ([0, 0, 1, 1], "", 1, "folds: 1; cross-validation needs 2 or more"),
-        ([0] * 9 + [1], "", 5, "class 'few' has 1 image; cross-validation needs images in 2 folds"),
-        ([0] * 9 + [1] * 3, "abcdefghixxx", 5, "class 'few' has 3 images, all in one group; .* in 2 groups"),
-        ([0] * 5, "", 5, "all 5 images have the same label, many; a classifier needs different ones"),
+        ([0] * 9 + [1], "", "class 'few' has 1 image; cross-validation needs images in 2 folds"),
+        ([0] * 9 + [1] * 3, "abcdefghixxx", "class 'few' has 3 images, all in one group; .* in 2 groups"),
+        ([0] * 5, "", "all 5 images have the same label, many; a classifier needs different ones"),
     ],
 )
-def test_labels_that_cannot_be_divided_are_rejected(
-    labels: list[int], groups: str, most: int, message: str
-) -> None:
+def test_labels_that_cannot_be_divided_are_rejected(labels: list[int], groups: str, message: str) -> None:
     targets = ClassIndices(np.array(labels), ("many", "few"))
     with pytest.raises(UserError, match=message):
-        Division.of(targets, np.array([*groups])).folds(most)
+        Division.of(targets, np.array([*groups])).folds()
 
 
 def test_a_single_image_of_one_of_several_classes_lowers_nothing() -> None:
