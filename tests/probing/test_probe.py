@@ -37,13 +37,13 @@ def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "write_page", lambda run, *_: run.probe)
 
 
-def take_coloured(root: Path, count: int, *, seed: int = 0) -> Path:
-    """`count` noisy pictures of each colour: `root/red/00.png` and on."""
+def take_coloured(root: Path, count: int, *names: str, seed: int = 0) -> Path:
+    """`count` noisy pictures of each colour, or of some: `root/red/00.png` and on."""
     generator = np.random.default_rng(seed)
-    for name, colour in COLOURS.items():
+    for name in names or COLOURS:
         (root / name).mkdir(parents=True)
         for number in range(count):
-            pixels = np.clip(generator.normal(colour, 40, (16, 16, 3)), 0, 255).astype(np.uint8)
+            pixels = np.clip(generator.normal(COLOURS[name], 40, (16, 16, 3)), 0, 255).astype(np.uint8)
             Image.fromarray(pixels).save(root / name / f"{number:02}.png")
     return root
 
@@ -210,21 +210,12 @@ def test_a_probe_is_no_training_and_compared_with_one(photos: Path, undrawn: Non
     assert comparison.options.keys() & {"epochs", "lr"} == set()
 
 
-def one_class(root: Path) -> Path:
-    photos = take_coloured(root / "one", 12)
-    for name in ("red", "blue"):
-        for path in (photos / name).iterdir():
-            path.unlink()
-        (photos / name).rmdir()
-    return photos
-
-
 def few(root: Path) -> Path:
-    photos = take_coloured(root / "train-only" / "train", 12)
-    for path in sorted((photos / "red").iterdir())[1:]:
-        path.unlink()
-    take_coloured(root / "train-only" / "val", 3, seed=1)
-    return photos.parent
+    """One training image of a class."""
+    train = root / "train-only" / "train"
+    take_coloured(train, 1, "red")
+    take_coloured(train, 12, "green", "blue")
+    return take_coloured(root / "train-only" / "val", 3, seed=1).parent
 
 
 @pytest.mark.parametrize(
@@ -240,7 +231,7 @@ def few(root: Path) -> Path:
         ({"seed": 2**64}, "seed must be in"),
         ({"layers": [3]}, "layer"),
         ({"pools": ["map"]}, "pool 'map'"),
-        ({"data": one_class}, "only one class, 'green'"),
+        ({"data": lambda root: take_coloured(root / "one", 12, "green")}, "only one class, 'green'"),
         ({"data": few}, "class 'red' has 1 image"),
         ({"data": "nowhere"}, "nowhere"),
         ({"run": "photos"}, "photos exists"),

@@ -18,7 +18,6 @@ from vitascope.data.splits import ImageSet, Splits
 from vitascope.data.targets import ClassIndices
 from vitascope.data.transfer import to_device
 from vitascope.run.run import Run
-from vitascope.training import loop
 from vitascope.training.loop import Trainer
 from vitascope.training.train import build_trainer, prepare
 
@@ -90,21 +89,9 @@ WAITING = {
 
 
 @pytest.mark.parametrize("kind", WAITING)
-def test_a_step_that_waits_is_detected(
-    trainer: Trainer, gpu: PretendedGPU, monkeypatch: pytest.MonkeyPatch, kind: str
-) -> None:
-    update = loop.update_average
-    monkeypatch.setattr(loop, "update_average", lambda *given: (update(*given), WAITING[kind]()))
+def test_what_waits_is_detected(gpu: PretendedGPU, kind: str) -> None:
     with gpu.watched(), pytest.raises(WaitError):
-        next(steps_of(trainer))()
-
-
-@pytest.fixture(scope="module")
-def trainer(tmp_path_factory: pytest.TempPathFactory) -> Trainer:
-    with pretended_gpu():
-        trainer = trainer_of(tmp_path_factory.mktemp("run"), "base", ema=0.9, depth=1)
-        next(steps_of(trainer))()
-    return trainer
+        WAITING[kind]()
 
 
 def test_what_does_not_wait_is_no_error(gpu: PretendedGPU) -> None:
