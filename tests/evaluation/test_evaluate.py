@@ -16,7 +16,7 @@ from vitascope.cli import main
 from vitascope.data.loading import Loader
 from vitascope.data.split_record import SplitRecord
 from vitascope.errors import UserError
-from vitascope.evaluation.evaluate import evaluate
+from vitascope.evaluation.evaluate import evaluate, splits_of_data, splits_of_run
 from vitascope.evaluation.measure import measure
 from vitascope.predict.engine import TorchEngine
 from vitascope.run.layout import SPLIT
@@ -186,6 +186,18 @@ def test_accuracy_on_training_images_alone_is_labelled_so(project, caplog) -> No
     found = evaluate(project / "runs" / "photos", str(other), device="cpu")
     assert (len(found.labels), found.trained_on) == (7, 7)
     assert "was trained on all 7 of these images" in caplog.text
+
+
+def test_smaller_models_are_measured_on_unchanged_images_and_on_each_once(project) -> None:
+    run, names = Run.open(project / "runs" / "photos"), ("cat", "dog")
+    train_images, measured = splits_of_run(run, names)
+    assert (len(train_images), len(measured)) == (48, 12)  # with few test images, those of validation too
+    for split in ("val", "test"):
+        shutil.copy(paths(project, "train")[0], paths(project, split)[0])
+    assert len(splits_of_run(run, names)[1]) == 10
+    for side, part in ((17, "train"), (18, "val")):
+        write_tree(project / "other" / part, {"cat": 4, "dog": 3}, size=(side, side))
+    assert len(splits_of_data(str(project / "other"), names)[1]) == 7
 
 
 def test_moved_project_finds_its_own_data_only(project, caplog) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from tests.data import write_picture, write_tree
 from tests.model import small_model
-from tests.training import undrawn
+from tests.training import clock, undrawn
 from vitascope.cli import main
 from vitascope.data.datasets import open_data
 from vitascope.errors import UserError
@@ -108,6 +108,8 @@ def test_batch_size_above_the_number_of_images_becomes_the_default_and_is_explai
     assert plan.options.option("batch_size") == default_batch_size(20) == 8
     assert "batches of 8 instead of 4,096, which is more than the training images" in plan.explained()[0]
     assert plan_of(data, batch_size=20).options.option("batch_size") == 20
+    three = dataclasses.replace(inspect(open_data(str(data))), images=3)  # fewer than in the default batch
+    assert resolve(TrainConfig(batch_size=6), three).options.option("batch_size") == 6
 
 
 @pytest.mark.parametrize(
@@ -127,6 +129,7 @@ def test_the_images_choose_the_augmentation_of_small_data(
     words = plan.explained()[0]
     assert ("RandAugment of 2, erasing 25%" in words) == few
     assert ("crops of 35% or more" in words) == photographs != ("shifts of 12.5%" in words)
+    assert not re.search(r"RandAugment of 0|erasing 0%|shifts of 0.0%|crops of 100%", words)
 
 
 @pytest.mark.parametrize("task", ["classify", "masked"])
@@ -260,22 +263,22 @@ def test_a_plan_is_read_as_it_was_written(data, tmp_path, recipe: str, length: d
     assert Plan.of_run(run, TrainConfig.from_dict({**run.config, "run": plan.options.run})) == plan
 
 
-@pytest.mark.parametrize("length", [{"epochs": 1}, {"steps": 7}, {"minutes": 0.02}])
-def test_a_length_on_the_command_line_replaces_that_of_the_configuration(
-    data, tmp_path, length: dict[str, float]
-) -> None:
+def test_a_length_on_the_command_line_replaces_that_of_the_configuration(data, tmp_path, monkeypatch) -> None:
+    clock(monkeypatch)
     small = {"embed_dim": 16, "depth": 1, "num_heads": 2, "device": "cpu", "model": "vit_ti16"}
-    ((name, value),) = length.items()
     with undrawn():
-        first = train(recipe="base", data=str(data), run=str(tmp_path / "run"), minutes=0.03, **small).run
-        again, words = tmp_path / "again", ["--config", str(first / "config.yaml"), f"--{name}", str(value)]
-        assert main(["train", *words, "--run", str(again)]) == 0
-    config = Run(again).config
-    assert {key: config[key] for key in ("epochs", "steps", "minutes") if config[key] is not None} == length
-    if name == "minutes":
-        assert config["lengths"] != Run(first).config["lengths"]
-    else:
-        assert Run(again).records("epoch")[-1]["step"] == length.get("steps", 3)
+        first = train(recipe="base", data=str(data), run=str(tmp_path / "run"), minutes=0.06, **small).run
+    for name, value in (("epochs", 1), ("steps", 7), ("minutes", 0.05)):
+        again, words = tmp_path / name, ["--config", str(first / "config.yaml"), f"--{name}", str(value)]
+        with undrawn():
+            assert main(["train", *words, "--run", str(again)]) == 0
+        config = Run(again).config
+        lengths = {key: config[key] for key in ("epochs", "steps", "minutes") if config[key] is not None}
+        assert lengths == {name: value}
+        if name == "minutes":
+            assert config["lengths"] != Run(first).config["lengths"]
+        else:
+            assert Run(again).records("epoch")[-1]["step"] == (3 if name == "epochs" else value)
 
 
 def test_pre_training_rejects_an_option_of_training(data, tmp_path) -> None:

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.training import assert_bitwise, interrupted, last_state, tiny_config, trainer_of
+from tests.training import assert_bitwise, clock, interrupted, last_state, tiny_config, trainer_of
 from vitascope.errors import UserError
 from vitascope.options.recipes import TrainConfig
 from vitascope.run.run import Run
@@ -17,13 +17,6 @@ pytestmark = pytest.mark.usefixtures("without_figures")
 
 STEPS_PER_EPOCH = 5
 STATE = ("step", "model", "average", "optimizer")
-
-
-def clock(monkeypatch, tick: float = 0.02) -> None:
-    """Every look at the clock finds a fiftieth of a second passed."""
-    seconds = itertools.count(0, tick)
-    for module in (loop, train):
-        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: next(seconds)))
 
 
 def config_for(data: Path, run: Path, **options: object) -> TrainConfig:

@@ -49,6 +49,14 @@ def test_the_first_line_names_the_start_the_way_out_and_a_better_one(data, tmp_p
     assert {**Run(library).config, "run": None} == config
 
 
+def test_images_that_were_drawn_for_other_splits_count_for_the_recipe(data, monkeypatch) -> None:
+    """20 of 24 are training images."""
+    for most, recipe in ((23, "small-finetune"), (24, "finetune")):
+        monkeypatch.setattr("vitascope.options.recipes.FEW_TO_TUNE", most)
+        found = train._open({"recipe": None, "data": str(data)}).plan.options.optimization
+        assert found.optimizer == RECIPES[recipe].option("optimizer")
+
+
 # Several processes
 
 

@@ -12,6 +12,7 @@ from vitascope.training.checkpoint.state import (
     optimizer_state,
     restore_model,
     restore_optimizer,
+    split_shards,
 )
 from vitascope.training.optim import optimizer_of
 
@@ -71,6 +72,17 @@ def test_saving_before_the_first_step_performs_no_step(options: Optimization) ->
         learn(model, optimizer, 1)
         ends.append((parameters(model), optimizer_state(model, optimizer)))
     assert_bitwise(*ends)
+
+
+def test_memory_of_copies_is_used_again_for_tensors_of_the_same_kind() -> None:
+    copies: dict[str, torch.Tensor] = {}
+    places = []
+    for tensor in (torch.ones(3), torch.zeros(3), torch.ones(2), torch.ones(2, dtype=torch.float64)):
+        state, _ = split_shards({"a": tensor}, copies)
+        assert state["a"].dtype == tensor.dtype
+        assert torch.equal(state["a"], tensor)
+        places.append(state["a"])
+    assert places[0] is places[1]
 
 
 def test_state_of_another_model_is_rejected() -> None:
