@@ -257,6 +257,9 @@ def test_too_many_features_are_refused_with_the_numbers(
     monkeypatch.setattr(module, "MEMORY_GB", 1e-5)
     with pytest.raises(UserError, match=r"6 representations of 60 images take 0.0 GB, .* name fewer layers"):
         probe(body(), photos, **HERE)
+    monkeypatch.setattr(module, "MEMORY_GB", 4e-5)  # enough for one body
+    with pytest.raises(UserError, match=r"6 representations of 60 images take 0.0 GB, .* name fewer layers"):
+        probe([body(), body()], photos, **HERE)
     assert not list((tmp_path / "runs").glob("*"))
 
 
