@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from sklearn.metrics import confusion_matrix
 
 from tests.data import read_tree, write_tree
 from tests.model import small_model
@@ -15,7 +16,7 @@ from vitascope.cli import main
 from vitascope.data.loading import Loader
 from vitascope.data.split_record import SplitRecord
 from vitascope.errors import UserError
-from vitascope.evaluation.evaluate import evaluate
+from vitascope.evaluation.evaluate import evaluate, splits_of_data, splits_of_run
 from vitascope.evaluation.measure import measure
 from vitascope.predict.engine import TorchEngine
 from vitascope.run.layout import SPLIT
@@ -47,14 +48,7 @@ def test_every_image_is_evaluated_once_in_the_order_of_the_split(loader) -> None
     labels = torch.from_numpy(found.labels)
     assert found.loss == pytest.approx(float(torch.nn.functional.cross_entropy(logits, labels)), rel=1e-5)
     assert found.accuracy == int((logits.argmax(dim=1) == labels).sum()) / len(labels)
-
-
-def test_confusion_matrix_has_truth_in_rows_and_predictions_in_columns(loader) -> None:
-    found = measured(small_model(num_classes=2), loader)
-    for truth in range(2):
-        for guess in range(2):
-            pairs = (found.labels == truth) & (found.classes == guess)
-            assert found.confusion[truth, guess] == pairs.sum()
+    np.testing.assert_array_equal(found.confusion, confusion_matrix(found.labels, found.classes))
 
 
 def test_mode_and_dtype_of_the_callers_model_are_restored(tmp_path) -> None:
@@ -150,16 +144,14 @@ def paths(project: Path, split: str) -> list[Path]:
 def test_training_images_are_not_evaluated(project, caplog) -> None:
     run = project / "runs" / "photos"
     before = evaluate(run, device="cpu")
-    assert (before.summary()["images"], before.changes) == (
-        6,
-        {"missing": 0, "changed": 0, "renamed": 0, "new": 0},
-    )
+    unchanged = {"missing": 0, "changed": 0, "renamed": 0, "new": 0}
+    assert (before.summary()["images"], before.changes) == (6, unchanged)
     assert not caplog.records
     deleted = [paths(project, "train")[0], paths(project, "test")[2], paths(project, "val")[-1]]
     for path in deleted:
         path.unlink()
     after = evaluate(run, device="cpu")
-    assert after.changes == {"missing": 3, "changed": 0, "renamed": 0, "new": 0}
+    assert after.changes == unchanged | {"missing": 3}
     np.testing.assert_allclose(after.probabilities, np.delete(before.probabilities, 2, axis=0), atol=1e-6)
     message = [record.getMessage() for record in caplog.records]
     assert "3 missing (1 train, 1 val, 1 test)" in message[0]
@@ -168,27 +160,44 @@ def test_training_images_are_not_evaluated(project, caplog) -> None:
     assert not [path for path in Run.open(run).test_images().sources if path.read_bytes() in trained]
 
 
-def test_training_images_in_other_data_are_left_out_and_counted(project, capsys, caplog) -> None:
-    run, other = project / "runs" / "photos", project / "other"
-    for number, path in enumerate(paths(project, "train")[:7] + paths(project, "test")[:2]):
+def copied(project: Path, *images: Path) -> Path:
+    """Copies of some images under other names, in the folders of their classes."""
+    other = project / "other"
+    for number, path in enumerate(images):
         (other / path.parent.name).mkdir(parents=True, exist_ok=True)
         shutil.copy(path, other / path.parent.name / f"copy{number}.png")
+    return other
+
+
+def test_training_images_in_other_data_are_left_out_and_counted(project, capsys, caplog) -> None:
+    run = project / "runs" / "photos"
+    other = copied(project, *paths(project, "train")[:7], *paths(project, "test")[:2])
     assert main(["evaluate", str(run), "--data", str(other), "--device", "cpu", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert (found["images"], found["trained_on"]) == (2, 7)
     assert "was trained on 7 of these 9 images, which are left out; 2 remain" in caplog.text
-    caplog.clear()
-    assert evaluate(run / "model", str(other), device="cpu").trained_on == 7
+    best = shutil.copytree(run / "model", run / "checkpoints" / "best", dirs_exist_ok=True)
+    for model in (run / "model", best):
+        assert evaluate(model, str(other), device="cpu").trained_on == 7
 
 
 def test_accuracy_on_training_images_alone_is_labelled_so(project, caplog) -> None:
-    other = project / "other"
-    for number, path in enumerate(paths(project, "train")[:7]):
-        (other / path.parent.name).mkdir(parents=True, exist_ok=True)
-        shutil.copy(path, other / path.parent.name / f"copy{number}.png")
+    other = copied(project, *paths(project, "train")[:7])
     found = evaluate(project / "runs" / "photos", str(other), device="cpu")
     assert (len(found.labels), found.trained_on) == (7, 7)
     assert "was trained on all 7 of these images" in caplog.text
+
+
+def test_smaller_models_are_measured_on_unchanged_images_and_on_each_once(project) -> None:
+    run, names = Run.open(project / "runs" / "photos"), ("cat", "dog")
+    train_images, measured = splits_of_run(run, names)
+    assert (len(train_images), len(measured)) == (48, 12)  # with few test images, those of validation too
+    for split in ("val", "test"):
+        shutil.copy(paths(project, "train")[0], paths(project, split)[0])
+    assert len(splits_of_run(run, names)[1]) == 10
+    for side, part in ((17, "train"), (18, "val")):
+        write_tree(project / "other" / part, {"cat": 4, "dog": 3}, size=(side, side))
+    assert len(splits_of_data(str(project / "other"), names)[1]) == 7
 
 
 def test_moved_project_finds_its_own_data_only(project, caplog) -> None:
@@ -253,10 +262,3 @@ def test_classes_of_other_data_are_renamed_on_request(project, capsys) -> None:
         assert message in capsys.readouterr().err
     assert main(["evaluate", str(run), "--rename", "dogs=dog"]) == 2
     assert "rename is about the classes of other data: set data" in capsys.readouterr().err
-
-
-def test_best_model_of_a_run_is_not_measured_on_its_training_images(project) -> None:
-    run = project / "runs" / "photos"
-    shutil.copytree(run / "model", run / "checkpoints" / "best", dirs_exist_ok=True)
-    found = evaluate(run / "checkpoints" / "best", project / "photos", device="cpu")
-    assert (found.trained_on, len(found.labels)) == (48, 12)

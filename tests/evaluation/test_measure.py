@@ -46,7 +46,7 @@ def test_exported_file_is_evaluated_as_a_loop_over_the_predictor_does(
 ) -> None:
     file = exported_file(suffix)
     model = ProgramEngine(file) if suffix == ".pt2" else file
-    found = vs.evaluate(model, data)
+    found = vs.evaluate(model, data, batch_size=7)
     predict = vs.Predictor(model)
     answers = [(predict(path, top_k=1)[0].label, path.parent.name) for path in sorted(data.rglob("*.png"))]
     assert found.score.total == len(PICTURES)

@@ -103,7 +103,7 @@ def test_forecasts_cover_the_curve_that_was_held_back() -> None:
         order = drawn(seed)
         some, double, rest = order[:200], order[:400], order[400:]
         division = Division.of(DIGITS.take(some))
-        curve = learning_curve(classifier, PIXELS[some], division, division.folds(5, seed), seed=seed)
+        curve = learning_curve(classifier, PIXELS[some], division, division.folds(seed), seed=seed)
         fitted = classifier.fit(PIXELS[double], DIGITS.take(double))
         (probabilities,) = fitted.probabilities(PIXELS[rest])
         held_back = (probabilities.argmax(axis=1) == DIGITS.labels[rest]).mean()

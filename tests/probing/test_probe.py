@@ -37,13 +37,13 @@ def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "write_page", lambda run, *_: run.probe)
 
 
-def take_coloured(root: Path, count: int, *, seed: int = 0) -> Path:
-    """`count` noisy pictures of each colour: `root/red/00.png` and on."""
+def take_coloured(root: Path, count: int, *names: str, seed: int = 0) -> Path:
+    """`count` noisy pictures of each colour, or of some: `root/red/00.png` and on."""
     generator = np.random.default_rng(seed)
-    for name, colour in COLOURS.items():
+    for name in names or COLOURS:
         (root / name).mkdir(parents=True)
         for number in range(count):
-            pixels = np.clip(generator.normal(colour, 40, (16, 16, 3)), 0, 255).astype(np.uint8)
+            pixels = np.clip(generator.normal(COLOURS[name], 40, (16, 16, 3)), 0, 255).astype(np.uint8)
             Image.fromarray(pixels).save(root / name / f"{number:02}.png")
     return root
 
@@ -184,40 +184,38 @@ def test_unreadable_images_are_left_out_and_named(photos: Path, undrawn: None) -
     assert "03.png" in result.evaluation.unreadable[0]
 
 
-def test_a_model_of_the_caller_is_left_as_it_was(photos: Path, undrawn: None) -> None:
+def test_named_layers_and_pools_alone_are_compared_and_the_plan_names_the_choice(
+    photos: Path, undrawn: None
+) -> None:
     model = body().train()
-    probe(model, photos, layers=[0], pools=["mean"], **HERE)
-    assert model.training
-
-
-def test_named_layers_and_pools_alone_are_compared(photos: Path, undrawn: None) -> None:
-    result = probe(body(), photos, layers=[0], pools=["mean"], **HERE)
-    assert {score.candidate.place for score in result.selection.scores} == {f"{NAME}, layer 0, mean"}
+    result = probe(model, photos, layers=[0], pools=["mean"], **HERE)
+    place = f"{NAME}, layer 0, mean"
+    assert {score.candidate.place for score in result.selection.scores} == {place}
     assert result.model.config.depth == 1
+    plan = json.loads((result.run / "plan.json").read_text())
+    assert plan["chosen"]["representation"] == place
+    assert plan["reason"].startswith("the best cross-validated linear classifier of 4, ")
+    assert model.training  # the caller's, left as it was
 
 
-def test_the_configuration_of_a_probe_is_no_training(photos: Path, undrawn: None) -> None:
-    run = probe(body(), photos, **HERE).run
+def test_a_probe_is_no_training_and_compared_with_one(photos: Path, undrawn: None) -> None:
+    run = probe(body(), photos, run="runs/probed", **HERE).run
     for train in (lambda: vs.TrainConfig.from_yaml(run / "config.yaml"), lambda: resume(run)):
         with pytest.raises(UserError, match="options of a probe"):
             train()
-
-
-def one_class(root: Path) -> Path:
-    photos = take_coloured(root / "one", 12)
-    for name in ("red", "blue"):
-        for path in (photos / name).iterdir():
-            path.unlink()
-        (photos / name).rmdir()
-    return photos
+    config = {name: value for name, value in Run.open(run).config.items() if name != "bodies"}
+    other = Run.create({**config, "task": "classify", "run": "runs/trained", "epochs": 3, "lr": 0.1})
+    comparison = vs.compare([run, other.path])
+    assert "task" in comparison.options
+    assert comparison.options.keys() & {"epochs", "lr"} == set()
 
 
 def few(root: Path) -> Path:
-    photos = take_coloured(root / "train-only" / "train", 12)
-    for path in sorted((photos / "red").iterdir())[1:]:
-        path.unlink()
-    take_coloured(root / "train-only" / "val", 3, seed=1)
-    return photos.parent
+    """One training image of a class."""
+    train = root / "train-only" / "train"
+    take_coloured(train, 1, "red")
+    take_coloured(train, 12, "green", "blue")
+    return take_coloured(root / "train-only" / "val", 3, seed=1).parent
 
 
 @pytest.mark.parametrize(
@@ -233,7 +231,7 @@ def few(root: Path) -> Path:
         ({"seed": 2**64}, "seed must be in"),
         ({"layers": [3]}, "layer"),
         ({"pools": ["map"]}, "pool 'map'"),
-        ({"data": one_class}, "only one class, 'green'"),
+        ({"data": lambda root: take_coloured(root / "one", 12, "green")}, "only one class, 'green'"),
         ({"data": few}, "class 'red' has 1 image"),
         ({"data": "nowhere"}, "nowhere"),
         ({"run": "photos"}, "photos exists"),
@@ -259,6 +257,9 @@ def test_too_many_features_are_refused_with_the_numbers(
     monkeypatch.setattr(module, "MEMORY_GB", 1e-5)
     with pytest.raises(UserError, match=r"6 representations of 60 images take 0.0 GB, .* name fewer layers"):
         probe(body(), photos, **HERE)
+    monkeypatch.setattr(module, "MEMORY_GB", 4e-5)  # enough for one body
+    with pytest.raises(UserError, match=r"6 representations of 60 images take 0.0 GB, .* name fewer layers"):
+        probe([body(), body()], photos, **HERE)
     assert not list((tmp_path / "runs").glob("*"))
 
 
@@ -294,22 +295,6 @@ def test_a_full_disk_after_the_model_keeps_it(photos: Path, monkeypatch: pytest.
     with pytest.raises(UserError, match="the model is saved"):
         probe(body(), photos, run="runs/full", **HERE)
     assert Run.open("runs/full").finished
-
-
-def test_the_plan_names_what_was_chosen(photos: Path, undrawn: None) -> None:
-    result = probe(body(), photos, layers=[-1], pools=["cls"], **HERE)
-    plan = json.loads((result.run / "plan.json").read_text())
-    assert plan["chosen"]["representation"] == f"{NAME}, layer 2, cls"
-    assert plan["reason"].startswith("the best cross-validated linear classifier of 4, ")
-
-
-def test_a_probe_is_compared_with_a_training(photos: Path, tmp_path: Path, undrawn: None) -> None:
-    probed = probe(body(), photos, run="runs/probed", **HERE).run
-    config = {name: value for name, value in Run.open(probed).config.items() if name != "bodies"}
-    other = Run.create({**config, "task": "classify", "run": "runs/trained", "epochs": 3, "lr": 0.1})
-    comparison = vs.compare([probed, other.path])
-    assert "task" in comparison.options
-    assert comparison.options.keys() & {"epochs", "lr"} == set()
 
 
 def test_a_body_that_has_seen_the_images_is_named(photos: Path, undrawn: None) -> None:

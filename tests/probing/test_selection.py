@@ -15,7 +15,6 @@ from vitascope.probing.selection import (
     ProbeSelection,
     out_of_fold,
     select,
-    value_of,
 )
 from vitascope.run.average_precision import mean_average_precision, paired_difference
 from vitascope.run.measures import drop_interval, mcnemar
@@ -45,14 +44,14 @@ def test_test_labels_choose_nothing(targets: ClassIndices | ClassSets) -> None:
     for ours, theirs in zip(one.scores, other.scores, strict=True):
         assert ours.candidate.pooling == theirs.candidate.pooling
         assert ours.classifier == theirs.classifier
-        assert value_of(ours.validated) == value_of(theirs.validated)
+        assert ours.validated.value_and_limits == theirs.validated.value_and_limits
         assert np.array_equal(ours.probabilities, theirs.probabilities)
-    assert value_of(one.best.tested)[0] > value_of(other.best.tested)[0] + 0.1
+    assert one.best.tested.value_and_limits[0] > other.best.tested.value_and_limits[0] + 0.1
 
 
 def test_the_best_is_first_and_every_candidate_has_every_classifier() -> None:
     found = selected(DIGITS, DIGITS.take(TEST))
-    values = [value_of(score.validated)[0] for score in found.scores]
+    values = [score.validated.value_and_limits[0] for score in found.scores]
     assert values == sorted(values, reverse=True)
     assert found.best.candidate.pooling == "all"
     assert len({(each.candidate.pooling, each.classifier.name) for each in found.scores}) == 6
@@ -66,7 +65,7 @@ def test_the_setting_is_the_best_out_of_fold() -> None:
         held_out = np.stack(list(out_of_fold(kind, score.candidate.train, truth, found.folds)))
         right = (held_out.argmax(axis=2) == truth.labels).mean(axis=1)
         assert score.classifier.settings[0] == kind.settings[int(right.argmax())]
-        assert value_of(score.validated)[0] == pytest.approx(right.max())
+        assert score.validated.value_and_limits[0] == pytest.approx(right.max())
 
 
 def test_no_image_is_predicted_by_a_classifier_that_saw_it() -> None:
@@ -106,7 +105,9 @@ def test_several_classes_are_chosen_by_map() -> None:
     found = selected(PROPERTIES, PROPERTIES.take(TEST))
     labels = PROPERTIES.labels[TEST]
     score = found.scores[-1]
-    assert value_of(score.tested)[0] == pytest.approx(mean_average_precision(labels, score.probabilities))
+    assert score.tested.value_and_limits[0] == pytest.approx(
+        mean_average_precision(labels, score.probabilities)
+    )
     assert found.difference(score) == paired_difference(labels, score.probabilities, found.best.probabilities)
 
 
@@ -126,7 +127,7 @@ def test_intervals_cover_the_accuracy_on_the_remaining_images() -> None:
         (probabilities,) = found.best.classifier.fit(PIXELS[train], DIGITS.take(train)).probabilities(
             PIXELS[rest]
         )
-        _, low, high = value_of(found.best.tested)
+        _, low, high = found.best.tested.value_and_limits
         covered.append(low <= (probabilities.argmax(axis=1) == DIGITS.labels[rest]).mean() <= high)
     assert np.mean(covered) > 0.85
 

@@ -105,37 +105,25 @@ def test_runs_of_equal_accuracy_and_loss_are_called_equal(tmp_path: Path) -> Non
     assert "against first:" in found.text()
 
 
-def test_images_are_matched_by_content_whatever_their_order(tmp_path: Path) -> None:
-    mine = [("x", "a", True), ("y", "b", False), ("z", "a", True)]
-    found = compared(write_run(tmp_path / "one", mine), write_run(tmp_path / "two", mine[::-1]))
-    (test,) = found.paired
-    assert (test.images, test.only_best, test.only_run, test.p) == (3, 0, 0, 1.0)
-    assert test.verdict == "not significant"
+SOME = [("x", "a", True), ("y", "b", False), ("z", "a", True)]
 
 
-def test_only_common_images_are_paired(tmp_path: Path) -> None:
-    mine, theirs = images("11111111", first=0), images("00001111", first=4)
-    found = compared(write_run(tmp_path / "one", mine), write_run(tmp_path / "two", theirs))
-    (test,) = found.paired
-    assert (test.images, test.only_best, test.only_run) == (4, 4, 0)
-
-
-def test_same_content_with_another_class_is_another_image(tmp_path: Path) -> None:
-    mine, theirs = [("x", "a", True), ("y", "a", True)], [("x", "b", False), ("y", "a", True)]
+@pytest.mark.parametrize(
+    ("mine", "theirs", "counts"),
+    [
+        (SOME, SOME[::-1], (3, 0, 0)),
+        (images("11111111"), images("00001111", first=4), (4, 4, 0)),
+        ([SOME[0], ("y", "a", True)], [("x", "b", False), ("y", "a", True)], (1, 0, 0)),
+        (SOME[:1] * 3, SOME[:1] * 2, (2, 0, 0)),
+        ([("unreadable", "a", True), SOME[0]], [("unreadable", "a", True), SOME[0]], (1, 0, 0)),
+    ],
+    ids=["another order", "some in common", "another class", "copies one by one", "unreadable"],
+)
+def test_images_are_paired_by_content_and_class(tmp_path: Path, mine, theirs, counts) -> None:
     (test,) = compared(write_run(tmp_path / "one", mine), write_run(tmp_path / "two", theirs)).paired
-    assert test.images == 1
-
-
-def test_copies_of_an_image_are_paired_one_by_one(tmp_path: Path) -> None:
-    mine = [("x", "a", True)] * 3
-    (test,) = compared(write_run(tmp_path / "one", mine), write_run(tmp_path / "two", mine[:2])).paired
-    assert test.images == 2
-
-
-def test_unreadable_images_are_not_taken_for_each_other(tmp_path: Path) -> None:
-    mine = [("unreadable", "a", True), ("x", "a", True)]
-    (test,) = compared(write_run(tmp_path / "one", mine), write_run(tmp_path / "two", mine)).paired
-    assert test.images == 1
+    assert (test.images, test.only_best, test.only_run) == counts
+    assert test.p == pytest.approx(0.125 if counts[1] else 1.0)
+    assert test.verdict == "not significant"
 
 
 def test_reason_without_a_paired_test_is_stated(tmp_path: Path) -> None:
@@ -169,17 +157,14 @@ def test_runs_that_differ_in_their_seed_only_are_averaged(tmp_path: Path) -> Non
     assert "s0, s1 (seeds 0, 1): mean 87.50%, lowest 75.00%, highest 100.00%" in found.text()
 
 
-def test_unfinished_run_has_its_progress_and_no_result(tmp_path: Path) -> None:
-    found = compared(write_run(tmp_path / "one"), write_run(tmp_path / "two", None, epochs=1))
-    assert found.runs[1].progress == "1 of 2"
-    assert (found.runs[1].result, found.runs[1].seconds, found.runs[1].parameters) == (None, 10.0, None)
+@pytest.mark.parametrize("epochs", [0, 1])
+def test_unfinished_run_has_its_progress_and_no_result(tmp_path: Path, epochs: int) -> None:
+    found = compared(write_run(tmp_path / "one"), write_run(tmp_path / "two", None, epochs=epochs))
+    two = found.runs[1]
+    assert (two.progress, two.seconds) == (f"{epochs} of 2", 10.0 if epochs else None)
+    assert (two.result, two.parameters) == (None, None)
     assert (found.best, found.paired) == (None, ())
     assert found.notes() == ["two has not finished."]
-
-
-def test_run_before_its_first_epoch_can_be_compared(tmp_path: Path) -> None:
-    found = compared(write_run(tmp_path / "one"), write_run(tmp_path / "two", None, epochs=0))
-    assert found.runs[1].progress == "0 of 2"
     assert "two" in found.text()
 
 
@@ -223,27 +208,18 @@ def test_broken_file_is_named(tmp_path: Path, name: str) -> None:
         compared(*runs)
 
 
-def test_plain_values_are_json_with_the_curves(tmp_path: Path) -> None:
+def test_plain_values_are_json_with_the_curves_and_a_table_for_pandas(tmp_path: Path) -> None:
     found = compared(write_run(tmp_path / "one", lr=0.1), write_run(tmp_path / "two", images("0010")))
     plain = json.loads(json.dumps(found.to_dict()))
     assert plain["best"] == "one"
     assert plain["options"] == {"lr": [0.1, 0.001]}
-    assert plain["runs"][0]["curve"][0] == {
-        "epoch": 1,
-        "step": 5,
-        "seconds": 10.0,
-        "val_loss": 1.0,
-        "val_accuracy": 0.3,
-    }
+    curve = {"epoch": 1, "step": 5, "seconds": 10.0, "val_loss": 1.0, "val_accuracy": 0.3}
+    assert plain["runs"][0]["curve"][0] == curve
     assert plain["runs"][0]["correct"] == sum(right for *_, right in IMAGES)
     assert plain["paired"][0]["run"] == "two"
-
-
-def test_table_for_pandas_has_a_row_per_run(tmp_path: Path) -> None:
     pytest.importorskip("pandas")
-    table = compared(write_run(tmp_path / "one"), write_run(tmp_path / "two")).to_dataframe()
-    assert list(table.index) == ["one", "two"]
-    assert list(table["accuracy"]) == [0.75, 0.75]
+    table = found.to_dataframe()
+    assert (list(table.index), list(table["accuracy"])) == (["one", "two"], [0.75, 0.25])
 
 
 def test_runs_of_several_classes_are_compared_by_map(tmp_path: Path) -> None:

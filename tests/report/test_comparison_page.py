@@ -18,6 +18,12 @@ from vitascope.report.page import COLOURS
 from vitascope.run.run import Run
 
 
+@pytest.fixture
+def two(tmp_path: Path) -> list[Path]:
+    """Two runs of the same options."""
+    return [write_run(tmp_path / name).path for name in ("one", "two")]
+
+
 def compared(*runs: Run) -> RunComparison:
     return RunComparison.of(runs)
 
@@ -36,21 +42,19 @@ def read(page: Path) -> Reader:
     ],
 )
 def test_page_and_figure_are_written_to_a_folder_or_beside_a_name(
-    tmp_path: Path, monkeypatch, out: str, expected: list[str]
+    two: list[Path], tmp_path: Path, monkeypatch, out: str, expected: list[str]
 ) -> None:
     leave_empty(monkeypatch, comparison_page)
     monkeypatch.setattr(comparison_page, "save_figure", lambda figure, path: path.touch())
-    runs = [write_run(tmp_path / "one").path, str(write_run(tmp_path / "two").path)]
-    found = vs.compare(runs, out=tmp_path / out)
+    found = vs.compare([two[0], str(two[1])], out=tmp_path / out)
     assert isinstance(found, RunComparison)
     written = [str(path.relative_to(tmp_path)) for path in (tmp_path / "new").rglob("*") if path.is_file()]
     assert sorted(written) == expected
 
 
-def test_without_a_place_nothing_is_written(tmp_path: Path) -> None:
-    runs = [write_run(tmp_path / name).path for name in ("one", "two")]
+def test_without_a_place_nothing_is_written(two: list[Path], tmp_path: Path) -> None:
     before = sorted(tmp_path.rglob("*"))
-    assert repr(vs.compare(runs)) == "RunComparison(one, two; best: one, two)"
+    assert repr(vs.compare(two)) == "RunComparison(one, two; best: one, two)"
     assert sorted(tmp_path.rglob("*")) == before
 
 
@@ -133,23 +137,18 @@ def test_every_curve_of_the_most_runs_looks_different(tmp_path: Path) -> None:
 def test_runs_without_an_epoch_have_a_page_without_curves(tmp_path: Path) -> None:
     found = compared(*(write_run(tmp_path / name, None, epochs=0) for name in ("one", "two")))
     (page,) = write_comparison(found, tmp_path / "out")
-    assert {attributes["id"] for name, attributes in read(page).elements if name == "section"} == {
-        "results",
-        "differences",
-    }
+    sections = {attributes["id"] for name, attributes in read(page).elements if name == "section"}
+    assert sections == {"results", "differences"}
     assert not (tmp_path / "out" / "comparison.png").exists()
 
 
-def test_place_that_cannot_be_written_is_explained(tmp_path: Path) -> None:
-    runs = [write_run(tmp_path / name).path for name in ("one", "two")]
+def test_places_that_cannot_be_written_or_read_and_a_single_path_are_rejected(
+    two: list[Path], tmp_path: Path
+) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(UserError, match="file: cannot write there: a file, not a folder"):
-        vs.compare(runs, out=tmp_path / "file")
-
-
-def test_one_path_is_not_taken_for_several(tmp_path: Path) -> None:
-    run = write_run(tmp_path / "one")
+        vs.compare(two, out=tmp_path / "file")
     with pytest.raises(UserError, match="not 1"):
-        vs.compare(str(run.path))
+        vs.compare(str(two[0]))
     with pytest.raises(UserError, match="nowhere: not a run folder"):
-        vs.compare([run.path, tmp_path / "nowhere"])
+        vs.compare([two[0], tmp_path / "nowhere"])

@@ -4,6 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.data import noise
 from tests.model import law
 from tests.report import Reader
 from vitascope.report.page import render, sure
@@ -45,6 +46,11 @@ def test_image_descriptions_are_escaped_and_unchanged() -> None:
     read = Reader(image_element(np.zeros((8, 8, 3), np.uint8), text))
     ((name, attributes),) = read.elements
     assert (name, attributes["alt"], attributes["class"]) == ("img", text, "coarse")
+
+
+def test_large_pictures_become_small_files() -> None:
+    """Noise compresses worst."""
+    assert len(image_element(noise(320, 320), "noise")) < 30_000
 
 
 def test_page_is_complete_and_lists_its_sections_in_order() -> None:

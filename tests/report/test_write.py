@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from PIL import Image
 
 from tests.model import small_model, small_resnet
 from tests.report import Reader, leave_empty
@@ -21,7 +20,7 @@ from vitascope.cli import main
 from vitascope.data.split_record import SplitRecord
 from vitascope.data.targets import ClassIndices
 from vitascope.errors import UserError
-from vitascope.report import classification, figures, internals, overview, write
+from vitascope.report import classification, internals, overview, write
 from vitascope.report.write import write_report
 from vitascope.run.run import Run
 from vitascope.training import train
@@ -87,6 +86,24 @@ def read(page: Path) -> Reader:
     return reader
 
 
+def report_of(run: Path, config: dict[str, str] | None = None, **predictions: object) -> Reader:
+    """The report of a run whose configuration and predictions were changed."""
+    file = run / "config.yaml"
+    for old, new in (config or {}).items():
+        text = file.read_text("utf-8")
+        assert old in text
+        file.write_text(text.replace(old, new), "utf-8")
+    if predictions:
+        Run(run).save_predictions(dataclasses.replace(Run(run).predictions, **predictions))
+    return read(write_report(Run(run)))
+
+
+def answers(run: Path, *, right: bool) -> np.ndarray:
+    """Sure predictions of two classes that are all right or all wrong."""
+    labels = Run(run).predictions.labels
+    return np.eye(2, dtype=np.float32)[labels if right else 1 - labels]
+
+
 def test_training_writes_a_report_of_everything(made) -> None:
     page = made / "run" / "report.html"
     assert sections(page) == ALL
@@ -104,40 +121,23 @@ def test_training_writes_a_report_of_everything(made) -> None:
 
 @pytest.mark.parametrize("weights", [None, "somewhere/model"])
 def test_model_no_better_than_the_most_frequent_class_gets_a_hint(run, quick, weights) -> None:
-    kept = Run(run).predictions
-    assert kept is not None
-    config = (run / "config.yaml").read_text()
-    (run / "config.yaml").write_text(
-        re.sub("^weights: .*", f"weights: {weights or 'null'}", config, flags=re.M)
-    )
-    for right, expected in ((kept.labels, False), (1 - kept.labels, True)):
-        answers = np.eye(2, dtype=np.float32)[right]
-        Run(run).save_predictions(dataclasses.replace(kept, probabilities=answers))
-        shown_text = read(write_report(Run(run))).text
-        assert (
-            "This model is no better than always guessing the most frequent class" in shown_text
-        ) == expected
-        assert ("few images need trained weights: --weights cifar10" in shown_text) == (
-            expected and weights is None
-        )
+    changed = {"weights: null": f"weights: {weights}"} if weights else {}
+    for right in (True, False):
+        text = report_of(run, changed, probabilities=answers(run, right=right)).text
+        warned = "This model is no better than always guessing the most frequent class" in text
+        assert warned == (not right)
+        assert ("need trained weights: --weights cifar10" in text) == (warned and weights is None)
+        changed = {}
 
 
-def test_early_stopping_and_balanced_classes_are_shown(run, quick) -> None:
-    config = (run / "config.yaml").read_text()
-    (run / "config.yaml").write_text(config.replace("class_weights: none", "class_weights: balanced"))
+def test_early_stopping_balanced_classes_and_one_epoch_are_shown(run, quick) -> None:
     with (run / "metrics.jsonl").open("a") as file:
         file.write(json.dumps({"kind": "stop", "step": 18, "epoch": 12, "best_epoch": 7}) + "\n")
-    shown_text = read(write_report(Run(run))).text
-    assert "Stopped earlyafter epoch 12; the lowest validation loss was that of epoch 7" in shown_text
-    assert "Balanced byclass weights" in shown_text
-
-
-def test_one_epoch_is_singular(run, quick) -> None:
-    config = (run / "config.yaml").read_text()
-    (run / "config.yaml").write_text(config.replace("epochs: 2", "epochs: 1"))
-    shown_text = read(write_report(Run(run))).text
-    assert "1 epoch, batches of" in shown_text
-    assert "1 epochs" not in shown_text
+    text = report_of(run, {"class_weights: none": "class_weights: balanced", "epochs: 2": "epochs: 1"}).text
+    assert "Stopped earlyafter epoch 12; the lowest validation loss was that of epoch 7" in text
+    assert "Balanced byclass weights" in text
+    assert "1 epoch, batches of" in text
+    assert "1 epochs" not in text
 
 
 def test_report_is_in_the_language_of_the_reader(run, quick, monkeypatch) -> None:
@@ -157,49 +157,35 @@ def test_report_is_in_the_language_of_the_reader(run, quick, monkeypatch) -> Non
     assert [title for title in titles if re.search("[A-Za-z]{2}", title)] == []
 
 
-def test_report_needs_no_other_files(made) -> None:
+def test_report_needs_no_other_files_and_describes_its_pictures(made) -> None:
     text = (made / "run" / "report.html").read_text(encoding="utf-8")
+    elements = Reader(text).elements
     places = {"src", "href", "xlink:href", "srcset", "data", "action", "poster", "background"}
-    for name, attributes in Reader(text).elements:
+    for name, attributes in elements:
         assert name not in ("script", "link", "iframe", "object", "embed", "base")
         assert not [key for key in attributes if key.startswith("on")]
         for key in places & attributes.keys():
             assert str(attributes[key]).startswith(("data:image/", "#")), (name, attributes[key])
-    outside = re.findall(r"url\(([^)]*)\)", text)
-    assert all(place.startswith("#") for place in outside)
+    assert all(place.startswith("#") for place in re.findall(r"url\(([^)]*)\)", text))
     assert "@import" not in text
     assert "http" not in re.sub(r'"data:[^"]*"', "", text)
-
-
-def test_every_reference_inside_the_page_has_one_target(made) -> None:
-    text = (made / "run" / "report.html").read_text(encoding="utf-8")
-    names = [str(attributes["id"]) for _, attributes in Reader(text).elements if "id" in attributes]
+    for kind, description, least in (("img", "alt", 11), ("svg", "aria-label", 6)):
+        described = [attributes[description] for name, attributes in elements if name == kind]
+        assert len(described) >= least
+        assert all(described)
+    names = [str(attributes["id"]) for _, attributes in elements if "id" in attributes]
     assert len(names) == len(set(names))
     referred = set(re.findall(r'(?:href="|url\()#([\w-]+)', text))
     assert referred
     assert referred <= set(names)
 
 
-def test_pictures_have_text_descriptions(made) -> None:
-    elements = read(made / "run" / "report.html").elements
-    pictures = [attributes for name, attributes in elements if name == "img"]
-    drawings = [attributes for name, attributes in elements if name == "svg"]
-    assert len(pictures) > 10
-    assert all(attributes["alt"] for attributes in pictures)
-    assert len(drawings) > 5
-    assert all(attributes["aria-label"] for attributes in drawings)
-
-
 def test_class_names_and_values_are_escaped(made, run, monkeypatch) -> None:
     leave_empty(monkeypatch, overview, internals)
-    config = (run / "config.yaml").read_text()
-    (run / "config.yaml").write_text(
-        config.replace("optimizer: adamw", "optimizer: '<script>alert(1)</script>'")
-    )
     (run / "environment.json").write_text(
         json.dumps({"cpu": "<img src=x>", "started": "2026-01-02T03:04:05"})
     )
-    page = read(write_report(Run(run)))
+    page = report_of(run, {"optimizer: adamw": "optimizer: '<script>alert(1)</script>'"})
     assert not [name for name, _ in page.elements if name in ("b&", "script")]
     assert f"{STRANGE}, predicted as light:" in page.text or f"light, predicted as {STRANGE}:" in page.text
     assert "<script>alert(1)</script>" in page.text
@@ -214,32 +200,25 @@ def test_rewritten_report_is_identical(run, monkeypatch) -> None:
     assert not (run / ".report.html").exists()
 
 
-def test_most_confident_mistakes_and_the_worst_pair_are_shown(made, run, quick) -> None:
-    kept = Run(run).predictions
-    assert kept is not None
+def test_most_confident_mistakes_and_the_worst_pair_are_shown(made, run, quick, monkeypatch) -> None:
     probabilities = np.array([[0.01, 0.99], [0.3, 0.7], [0.6, 0.4], [0.2, 0.8]], dtype=np.float32)
-    assert kept.labels.tolist() == [0, 0, 1, 1]
-    Run(run).save_predictions(dataclasses.replace(kept, probabilities=probabilities))
-    text = read(write_report(Run(run))).text
+    assert Run(run).predictions.labels.tolist() == [0, 0, 1, 1]
+    text = report_of(run, probabilities=probabilities).text
     assert f"{STRANGE}, predicted as light: 2 of 2" in text
     assert text.index("light (99.0%), true: ") < text.index("light (70.0%), true: ")
     assert "All 3 mistakes" in text
     assert "light (80.0%)" not in text
+    monkeypatch.setattr(classification, "MISTAKES", 1)
+    assert "light (70.0%), true: " not in report_of(run).text
 
 
 def test_the_floor_of_a_smoothed_training_loss_is_stated(run, quick) -> None:
     target = torch.tensor([[0.95, 0.05]], dtype=torch.float64)  # of two classes and a smoothing of 0.1
     floor = float(F.cross_entropy(target.log(), torch.tensor([0]), label_smoothing=0.1))
-    assert f"which keeps it above {floor:.2f}, and" in write_report(Run(run)).read_text("utf-8")
-    config = (run / "config.yaml").read_text("utf-8")
-    assert "label_smoothing: 0.1" in config
-    for changed in (
-        config.replace("label_smoothing: 0.1", "label_smoothing: 0.0"),
-        config.replace("loss: cross_entropy", "loss: bce"),
-    ):
-        assert changed != config
-        (run / "config.yaml").write_text(changed, "utf-8")
-        assert "which keeps it above" not in write_report(Run(run)).read_text("utf-8")
+    assert f"which keeps it above {floor:.2f}, and" in report_of(run).text
+    assert "which keeps it above" not in report_of(run, {"loss: cross_entropy": "loss: bce"}).text
+    other = {"loss: bce": "loss: cross_entropy", "label_smoothing: 0.1": "label_smoothing: 0.0"}
+    assert "which keeps it above" not in report_of(run, other).text
 
 
 def test_a_report_of_only_a_few_test_images_says_so_and_shows_no_calibration(run, quick) -> None:
@@ -250,14 +229,9 @@ def test_a_report_of_only_a_few_test_images_says_so_and_shows_no_calibration(run
 
 
 def test_a_classifier_without_mistakes_has_no_such_section(run, quick) -> None:
-    kept = Run(run).predictions
-    assert kept is not None
-    Run(run).save_predictions(
-        dataclasses.replace(kept, probabilities=np.eye(2, dtype=np.float32)[kept.labels])
-    )
-    page = write_report(Run(run))
-    assert sections(page) == ALL - {"mistakes"}
-    assert "There are no mistakes" in read(page).text
+    text = report_of(run, probabilities=answers(run, right=True)).text
+    assert sections(run / "report.html") == ALL - {"mistakes"}
+    assert "There are no mistakes" in text
 
 
 def test_resnet_report_has_the_sections_that_need_no_attention(run, quick) -> None:
@@ -302,15 +276,20 @@ def away(made) -> Iterator[Path]:
     (made / "away").rename(made / "photos")
 
 
-def test_existing_report_is_kept_if_the_data_are_missing(made, run, away, capsys) -> None:
+def rejected(run: Path, capsys, *words: str) -> str:
+    """The one line of a command that leaves the run as it is."""
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
-    assert main(["report", str(run)]) == 2
+    assert main(["report", str(run), *words]) == 2
     out, err = capsys.readouterr()
-    assert out == ""
-    assert err.count("\n") == 1
-    for part in (f"{made / 'photos'}: no such folder", f"{run / 'report.html'} is kept", "as data"):
-        assert part in err
+    assert (out, err.count("\n")) == ("", 1)
     assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
+    return err
+
+
+def test_existing_report_is_kept_if_the_data_are_missing(made, run, away, capsys) -> None:
+    error = rejected(run, capsys)
+    for part in (f"{made / 'photos'}: no such folder", f"{run / 'report.html'} is kept", "as data"):
+        assert part in error
 
 
 def test_data_option_reads_moved_data(made, run, away, monkeypatch, capsys, quick) -> None:
@@ -322,10 +301,8 @@ def test_data_option_reads_moved_data(made, run, away, monkeypatch, capsys, quic
 
 def test_other_data_than_the_run_was_measured_on_are_rejected(run, tmp_path, capsys) -> None:
     others = write_folder(tmp_path / "others", per_class=30, side=9, classes=(STRANGE, "light"))
-    before = (run / "report.html").read_bytes()
-    assert main(["report", str(run), "--data", str(others)]) == 2
-    assert "none of the 4 images that the model was measured on exists" in capsys.readouterr().err
-    assert (run / "report.html").read_bytes() == before
+    error = rejected(run, capsys, "--data", str(others))
+    assert "none of the 4 images that the model was measured on exists" in error
 
 
 def test_report_redraws_the_figures(made, run, quick) -> None:
@@ -340,16 +317,12 @@ def test_full_disk_keeps_the_old_report_and_gives_advice(run, monkeypatch, capsy
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
     monkeypatch.setattr(write, "draw_figures", full if place == "draw_figures" else lambda *_: {})
     if place == "page":
         monkeypatch.setattr(Path, "write_text", lambda path, *_, **__: path.touch() or full())
-    assert main(["report", str(run)]) == 2
-    err = capsys.readouterr().err
-    assert err.startswith(f"vitascope: error: {run}: figures or report cannot be written: No space left")
-    assert err.count("\n") == 1
-    assert "make room" in err
-    assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
+    error = rejected(run, capsys)
+    assert error.startswith(f"vitascope: error: {run}: figures or report cannot be written: No space left")
+    assert "make room" in error
 
 
 def test_missing_data_are_named_and_the_other_sections_written(made, run, away, capsys, quick) -> None:
@@ -367,98 +340,50 @@ def test_missing_data_are_named_and_the_other_sections_written(made, run, away, 
 
 def test_changed_data_are_not_shown(made, run, quick) -> None:
     kept = Run(run).predictions
-    assert kept is not None
     backwards = np.arange(len(kept.labels))[::-1]
     for changed in (
         {"targets": kept.targets.take(backwards)},
-        {"indices": kept.indices + 1000},
-        {"split": "val"},
+        {"targets": kept.targets, "indices": kept.indices + 1000},
+        {"indices": kept.indices, "split": "val"},
     ):
-        Run(run).save_predictions(dataclasses.replace(kept, **changed))
-        page = read(write_report(Run(run)))
+        page = report_of(run, **changed)
         assert "the data have changed" in page.text
         assert not [name for name, _ in page.elements if name == "img"]
 
 
-def test_pictures_match_their_predictions_after_images_were_deleted(made, run, tmp_path, quick) -> None:
-    kept = Run(run).predictions
-    assert kept is not None
-    wrong = np.eye(2, dtype=np.float32)[1 - kept.labels]
-    Run(run).save_predictions(dataclasses.replace(kept, probabilities=wrong))
+def test_pictures_match_their_predictions_after_images_were_deleted_or_broken(
+    made, run, tmp_path, quick
+) -> None:
     photos = Path(shutil.copytree(made / "photos", tmp_path / "photos"))
-    config = (run / "config.yaml").read_text()
-    lines = [line for line in config.splitlines() if not line.startswith("data:")]
-    (run / "config.yaml").write_text("\n".join([*lines, f"data: {photos}"]))
     record = SplitRecord.read(run / "split.jsonl.gz")
     tested = record.parts["test"].names
     (photos / record.parts["train"].names[0]).unlink()
     (photos / tested[1]).unlink()
-    page = write_report(Run(run))
-    shown_text = read(page).text
-    assert [name in shown_text.rpartition("most confident first")[2] for name in tested] == [
-        True,
-        False,
-        True,
-        True,
-    ]
-    assert "1 image cannot be read any more" in shown_text
-    assert "2 missing (1 train, 1 test)" in shown_text
-    assert "32 train, 4 val, 4 test" in shown_text  # the counts of the training
-
-
-def test_pictures_that_became_unreadable_are_counted(made, run, monkeypatch, quick) -> None:
-    kept = Run(run).predictions
-    assert kept is not None
-    wrong = np.eye(2, dtype=np.float32)[1 - kept.labels]
-    Run(run).save_predictions(dataclasses.replace(kept, probabilities=wrong, unreadable=("x.png: broken",)))
-    from vitascope.data.datasets import open_data
-
-    broken = open_data(str(made / "photos"), seed=0).measured.sources[0]
-    content = broken.read_bytes()
-    broken.write_bytes(b"no picture")
-    try:
-        shown_text = read(write_report(Run(run))).text
-    finally:
-        broken.write_bytes(content)
-    assert "1 image cannot be read any more" in shown_text
-    assert "1 image could not be read" in shown_text
+    place = {f"data: {made / 'photos'}": f"data: {photos}"}
+    wrong = answers(run, right=False)
+    text = report_of(run, place, probabilities=wrong, unreadable=("x.png: broken",)).text
+    shown = [name in text.rpartition("most confident first")[2] for name in tested]
+    assert shown == [True, False, True, True]
+    assert "1 image cannot be read any more" in text
+    assert "1 image could not be read" in text
+    assert "2 missing (1 train, 1 test)" in text
+    assert "32 train, 4 val, 4 test" in text  # the counts of the training
+    (photos / tested[0]).write_bytes(b"no picture")
+    assert "2 images cannot be read any more" in report_of(run).text
 
 
 def test_many_classes_show_the_worst_pairs_instead_of_a_matrix(made, run, quick) -> None:
-    kept = Run(run).predictions
-    assert kept is not None
     names = tuple(f"class {k}" for k in range(61))
     wide = np.full((4, 61), 1e-3, dtype=np.float32)
     wide[:, 60] = 0.9
-    data = {"targets": ClassIndices(kept.labels, names), "probabilities": wide}
-    Run(run).save_predictions(dataclasses.replace(kept, **data))
-    page = read(write_report(Run(run)))
+    targets = ClassIndices(Run(run).predictions.labels, names)
+    page = report_of(run, targets=targets, probabilities=wide)
     assert "too large to read" in page.text
     assert "class 0, predicted as class 60: 2 of 2" in page.text
     assert "100.00%top-5 accuracy: true class among the five most probable" in page.text
     assert not [
         name for name, attributes in page.elements if "Confusion" in str(attributes.get("aria-label"))
     ]
-
-
-def test_large_pictures_stay_small(tmp_path, quick, monkeypatch) -> None:
-    """Noise compresses worst."""
-    monkeypatch.setattr(figures, "draw_figures", lambda *_: {})
-    data = tmp_path / "noise"
-    draw = np.random.default_rng(0)
-    for name in ("a", "b"):
-        (data / "train" / name).mkdir(parents=True)
-        (data / "test" / name).mkdir(parents=True)
-        for number in range(26):
-            pixels = draw.integers(0, 256, (320, 320, 3), dtype=np.uint8)
-            part = "train" if number < 2 else "test"
-            Image.fromarray(pixels).save(data / part / name / f"{number}.png", compress_level=0)
-    run = tmp_path / "run"
-    options = {"image_size": 320, "patch_size": 160, "epochs": 1, "lr": 1e-30}
-    train.train(tiny_config(data, run=str(run), **options))
-    text = (run / "report.html").read_text()
-    assert text.count("<img") > 60
-    assert len(text) < 5_000_000
 
 
 def test_pre_training_shows_hidden_patches_and_no_predictions(made, tmp_path, quick) -> None:

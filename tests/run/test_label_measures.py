@@ -12,12 +12,12 @@ from sklearn.metrics import accuracy_score, average_precision_score, f1_score
 
 from tests.model import law
 from vitascope.run.label_measures import (
-    ClassPair,
     best_thresholds,
     label_score,
     pairs_confused,
     pairs_together,
 )
+from vitascope.run.measures import ClassPair
 
 TOLERANCE = {"rtol": 0, "atol": 1e-12}
 

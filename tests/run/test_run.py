@@ -91,6 +91,13 @@ def test_a_full_disk_leaves_no_run_and_is_one_line(tmp_path: Path, monkeypatch: 
     assert not (tmp_path / "r").exists()
 
 
+TASK = "task: classify\ndata: digits\nseed: 0\n"
+BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
+    f"{name}: &{name} [{', '.join([f'*{before}'] * 9)}]\n"
+    for before, name in zip("abcdefghij", "bcdefghijk", strict=True)
+)
+
+
 @pytest.mark.parametrize(
     ("config", "message"),
     [
@@ -98,30 +105,19 @@ def test_a_full_disk_leaves_no_run_and_is_one_line(tmp_path: Path, monkeypatch: 
         ("a: [1\nb: 2\n", "is broken"),
         ("[1, 2]", "not the configuration of a run"),
         ("task: classify\n", "not the configuration of a run"),
+        (TASK + BOMB, r"config\.yaml is broken: line 4: references"),
+        *(
+            (TASK + line, rf"config\.yaml is broken: .*{line.partition(':')[0]} ")
+            for line in ("task: other", "seed: -1", "seed: true", "data: 5", "weights: [1]")
+        ),
     ],
+    ids=lambda text: str(text)[:40],
 )
 def test_a_folder_that_is_no_run_is_rejected(tmp_path: Path, config: str | None, message: str) -> None:
     if config is not None:
         (tmp_path / "config.yaml").write_text(config)
     with pytest.raises(UserError, match=message):
         Run.open(tmp_path).config  # noqa: B018
-
-
-@pytest.mark.parametrize("line", ["task: other", "seed: -1", "seed: true", "data: 5", "weights: [1]"])
-def test_an_option_that_every_reader_needs_is_checked(tmp_path: Path, line: str) -> None:
-    (tmp_path / "config.yaml").write_text(f"task: classify\ndata: digits\nseed: 0\n{line}\n")
-    with pytest.raises(UserError, match=rf"config\.yaml is broken: .*{line.partition(':')[0]} "):
-        Run(tmp_path).config  # noqa: B018
-
-
-def test_a_configuration_of_references_is_rejected_at_once(tmp_path: Path) -> None:
-    bomb = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
-        f"{name}: &{name} [{', '.join([f'*{before}'] * 9)}]\n"
-        for before, name in zip("abcdefghij", "bcdefghijk", strict=True)
-    )
-    (tmp_path / "config.yaml").write_text(f"task: classify\ndata: digits\nseed: 0\n{bomb}")
-    with pytest.raises(UserError, match=r"config\.yaml is broken: line 4: references"):
-        Run(tmp_path).config  # noqa: B018
 
 
 def test_a_test_of_a_classifier_without_its_accuracy_is_named(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.trackers import install
+from tests.trackers import Service, install
 from tests.training import tiny_config, undrawn, write_folder
 from vitascope.errors import Interrupted, UserError
 from vitascope.run import trackers
@@ -95,59 +95,67 @@ def test_resumed_run_continues_its_run_in_the_tracker(data, tmp_path, monkeypatc
     assert tracked.metrics == numbers(Run(tmp_path / "run"))
 
 
-@every
-def test_missing_library_is_named_before_a_run_is_created(data, tmp_path, monkeypatch, name) -> None:
-    monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(UserError, match=f"the tracker {name} is not installed: pip install {name}"):
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("mlflow", "the tracker mlflow is not installed: pip install mlflow"),
+        ("trackio", "the tracker trackio failed: ConnectionError: no route; train without"),
+        ("wandb", "the tracker wandb failed: no answer within 0.3 s; train without"),
+    ],
+)
+def test_tracker_that_is_missing_or_cannot_start_leaves_no_run(
+    data, tmp_path, monkeypatch, caplog, name: str, message: str
+) -> None:
+    service = install(monkeypatch, name)
+    if "installed" in message:
+        monkeypatch.setitem(sys.modules, name, None)
+    elif "route" in message:
+        service.broken = "no\nroute"
+    else:
+        monkeypatch.setattr(trackers, "START_LIMIT", 0.3)
+        service.released.clear()
+    with pytest.raises(UserError, match=message):
         train.train(tiny_config(data, run=str(tmp_path / "run"), tracker=name))
     assert not (tmp_path / "run").exists()
+    assert not caplog.records
+    service.released.set()
 
 
-@every
-def test_tracker_that_cannot_start_leaves_no_run(data, tmp_path, monkeypatch, name) -> None:
-    install(monkeypatch, name).broken = "no\nroute"
-    with pytest.raises(UserError, match=f"the tracker {name} failed: ConnectionError: no route; train with"):
-        train.train(tiny_config(data, run=str(tmp_path / "run"), tracker=name))
-    assert not (tmp_path / "run").exists()
-
-
-@every
-def test_tracker_that_fails_is_off_after_one_warning(run, monkeypatch, caplog, name) -> None:
+@pytest.mark.parametrize(
+    ("name", "raised", "reason"),
+    [
+        ("mlflow", [None, ConnectionError("gone"), ConnectionError("again")], "ConnectionError: gone"),
+        ("wandb", [SystemExit(3)] * 3, "SystemExit: 3"),
+    ],
+)
+def test_tracker_that_raises_anything_is_off_after_one_warning(
+    run, monkeypatch, caplog, name: str, raised: list[Any], reason: str
+) -> None:
     service = install(monkeypatch, name)
     with caplog.at_level(logging.WARNING), run.lock():
         run.start_tracker(name)
-        service.raised = iter([None, ConnectionError("gone"), ConnectionError("again")])
+        service.raised = iter(raised)
         write_steps(run, 3)
     assert [record["step"] for record in run.metrics] == [1, 2, 3]
-    assert only(service).metrics == [(1, "step/loss", 0.5)]
+    assert only(service).metrics == [(1, "step/loss", 0.5)] * raised.count(None)
     (message,) = (record.getMessage() for record in caplog.records)
-    assert message.startswith(f"the tracker {name} failed: ConnectionError: gone; it gets no more metrics")
-
-
-@every
-def test_anything_that_a_tracker_raises_is_a_failure_of_it(run, monkeypatch, caplog, name) -> None:
-    service = install(monkeypatch, name)
-    with caplog.at_level(logging.WARNING), run.lock():
-        run.start_tracker(name)
-        service.raised = iter([SystemExit(3)])
-        write_steps(run, 2)
-    assert [record["step"] for record in run.metrics] == [1, 2]
-    (message,) = (record.getMessage() for record in caplog.records)
-    assert message.startswith(f"the tracker {name} failed: SystemExit: 3")
+    assert message.startswith(f"the tracker {name} failed: {reason}; it gets no more metrics")
 
 
 # Trackers that hang
 
 
 @pytest.fixture
-def impatient(monkeypatch) -> None:
+def service(monkeypatch) -> Service:
+    """That of a tracker that may take 0.1 s."""
     monkeypatch.setattr(trackers, "LIMIT", 0.1)
+    return install(monkeypatch, "mlflow")
 
 
-@every
-@pytest.mark.usefixtures("impatient")
-def test_training_ends_beside_a_tracker_that_hangs(data, tmp_path, monkeypatch, caplog, name) -> None:
-    service = install(monkeypatch, name)
+NO_ANSWER = "the tracker mlflow failed: no answer within 0.1 s; it gets no more metrics"
+
+
+def test_training_ends_beside_a_tracker_that_hangs(data, tmp_path, monkeypatch, caplog, service) -> None:
     record = MetricsWriter.record
 
     def hanging(*rest: Any) -> None:
@@ -156,19 +164,17 @@ def test_training_ends_beside_a_tracker_that_hangs(data, tmp_path, monkeypatch, 
 
     monkeypatch.setattr(MetricsWriter, "record", hanging)
     with caplog.at_level(logging.WARNING), undrawn():
-        train.train(tiny_config(data, run=str(tmp_path / "run"), epochs=2, tracker=name))
+        train.train(tiny_config(data, run=str(tmp_path / "run"), epochs=2, tracker="mlflow"))
     assert [record["kind"] for record in Run(tmp_path / "run").metrics][-1] == "test"
     (message,) = (record.getMessage() for record in caplog.records)
-    assert message.startswith(f"the tracker {name} failed: no answer within 0.1 s; it gets no more metrics")
+    assert message.startswith(NO_ANSWER)
     service.released.set()
 
 
-@every
-@pytest.mark.usefixtures("impatient")
-def test_tracker_that_hangs_is_off_after_one_warning(run, monkeypatch, caplog, name) -> None:
-    service, others = install(monkeypatch, name), set(threading.enumerate())
+def test_tracker_that_hangs_is_off_after_one_warning(run, caplog, service) -> None:
+    others = set(threading.enumerate())
     with caplog.at_level(logging.WARNING), run.lock():
-        run.start_tracker(name)
+        run.start_tracker("mlflow")
         service.released.clear()
         calls = service.calls
         write_steps(run, 1)
@@ -185,26 +191,11 @@ def test_tracker_that_hangs_is_off_after_one_warning(run, monkeypatch, caplog, n
     assert len(caplog.records) == 1
 
 
-@every
-@pytest.mark.usefixtures("impatient")
-def test_tracker_that_hangs_at_the_end_ends_nevertheless(run, monkeypatch, caplog, name) -> None:
-    service = install(monkeypatch, name)
+def test_tracker_that_hangs_at_the_end_ends_nevertheless(run, caplog, service) -> None:
     with caplog.at_level(logging.WARNING), run.lock():
-        run.start_tracker(name)
+        run.start_tracker("mlflow")
         service.released.clear()
-    assert "no answer within 0.1 s" in caplog.records[0].getMessage()
-    service.released.set()
-
-
-@every
-def test_tracker_that_hangs_at_the_start_leaves_no_run(data, tmp_path, monkeypatch, caplog, name) -> None:
-    service = install(monkeypatch, name)
-    monkeypatch.setattr(trackers, "START_LIMIT", 0.3)
-    service.released.clear()
-    with pytest.raises(UserError, match=f"the tracker {name} failed: no answer within 0.3 s; train without"):
-        train.train(tiny_config(data, run=str(tmp_path / "run"), tracker=name))
-    assert not (tmp_path / "run").exists()
-    assert not caplog.records
+    assert caplog.records[0].getMessage().startswith(NO_ANSWER)
     service.released.set()
 
 
@@ -224,8 +215,8 @@ def test_interrupt_while_a_tracker_hangs_at_the_end_is_raised(run, monkeypatch) 
     service.released.set()
 
 
-@every
-def test_resumed_run_goes_on_without_a_tracker_that_fails_to_start(run, monkeypatch, caplog, name) -> None:
+def test_resumed_run_goes_on_without_a_tracker_that_fails_to_start(run, monkeypatch, caplog) -> None:
+    name = "mlflow"
     service = install(monkeypatch, name)
     with run.lock():
         run.start_tracker(name)

@@ -1,10 +1,12 @@
 """A tiny data set, the options of a tiny run, and runs without figures."""
 
 import contextlib
+import itertools
 import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,7 +21,7 @@ from vitascope.model.sizes import ModelConfig
 from vitascope.options.recipes import TrainConfig
 from vitascope.report import figures, write
 from vitascope.run.run import Run
-from vitascope.training import train
+from vitascope.training import loop, train
 from vitascope.training.checkpoint.folders import load_checkpoint
 from vitascope.training.loop import Trainer
 from vitascope.training.tasks import masked
@@ -115,6 +117,13 @@ def interrupted(at: int) -> Iterator[None]:
     """A run that ends by a signal in a step."""
     with signalled(at), pytest.raises(Interrupted):
         yield
+
+
+def clock(monkeypatch, tick: float = 0.02) -> None:
+    """Every look at the clock finds a fiftieth of a second passed."""
+    seconds = itertools.count(0, tick)
+    for module in (loop, train):
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: next(seconds)))
 
 
 def run_of(config: TrainConfig) -> Path:

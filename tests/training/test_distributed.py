@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import signal
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from functools import partial
@@ -29,13 +30,14 @@ from tests.training import (
     write_folder,
     write_uneven,
 )
+from tests.training.checkpoint import save_checkpoint
 from vitascope.cache import cache_folder
 from vitascope.errors import Interrupted, UserError
 from vitascope.options.groups import ExecutionOptions
 from vitascope.options.recipes import TrainConfig
 from vitascope.run.run import Run
 from vitascope.training import distributed, loop, optimizers, train
-from vitascope.training.checkpoint.folders import checkpoints, load_checkpoint_at, save_checkpoint
+from vitascope.training.checkpoint.folders import checkpoints, load_checkpoint_at
 from vitascope.training.distributed import Exchange, _meeting, gather, rank, sum_over_processes
 from vitascope.weights.loading import from_pretrained, save_pretrained
 
@@ -73,7 +75,8 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "fsdp": {"parallel": "fsdp"},
     "hsdp": {"parallel": "hsdp", "shard_size": 2},
 }
-RUNS = [("patient", "ddp"), *(("mixed", layout) for layout in LAYOUTS), ("few", "hsdp")]
+# Those of "mixed" by ddp and fsdp are "stopped" and "resumed": either half of them is by four processes.
+RUNS = [("patient", "ddp"), ("mixed", "hsdp"), ("few", "hsdp")]
 RUNS += [(kind, layout) for kind in ("mae", "lora", "probe") for layout in ("ddp", "fsdp")]
 FC1 = "encoder.blocks.0.mlp.fc1.weight"
 
@@ -179,13 +182,14 @@ def test_run_resumes_with_another_number_of_processes(place, begun: str, layout:
 
 
 def test_checkpoint_of_copies_in_shards_has_each_tensor_once(place) -> None:
-    folders = {name: checkpoints(place / "runs" / name)[-1] for name in ("mixed", "mixed-fsdp", "mixed-hsdp")}
+    names = ("mixed", "resumed-fsdp", "mixed-hsdp")
+    folders = {name: checkpoints(place / "runs" / name)[-1] for name in names}
     one, four = (load_checkpoint_at(folders[name])[1] for name in ("mixed", "mixed-hsdp"))
     for part in ("model", "average"):
         for name, tensor in one[part].items():
             torch.testing.assert_close(four[part][name], tensor, rtol=1e-4, atol=1e-5)
     sizes = {name: sum(file.stat().st_size for file in folder.iterdir()) for name, folder in folders.items()}
-    assert sizes["mixed-hsdp"] < 1.5 * sizes["mixed-fsdp"]
+    assert sizes["mixed-hsdp"] < 1.5 * sizes["resumed-fsdp"]
 
 
 def test_a_copy_takes_the_processes_of_a_machine_by_default(monkeypatch) -> None:
@@ -304,46 +308,45 @@ def test_processes_agree_a_step_later_without_waiting_for_each_other(tmp_path: P
 
 OPTIONS: dict[str, Any] = {
     **{"ema": 0.9, "dropout": 0.1, "mixup": 0.8, "randaugment": 2, "checkpoint_seconds": 0.0},
-    **{"keep_checkpoints": 3, "parallel": "fsdp", "epochs": 3},
+    **{"keep_checkpoints": 3, "parallel": "fsdp", "epochs": 2},
 }
-KILLS = ((8, 1),)
-"""Step and rank of the process that is killed, in each attempt: in the middle of an epoch of 5 steps."""
 
 
-def attempt() -> int:
-    return int(os.environ["TORCHELASTIC_RESTART_COUNT"])
-
-
-def killing(kills: tuple[tuple[int, int], ...]) -> None:
-    """Kill a process of each of the first attempts before it computes some step of the run `killed`."""
-    step = loop.Trainer._training_step
+def killing(victim: int, lose: Callable[[loop.Trainer], object] | None = None) -> None:
+    """Kill a process of the first attempt before step 8 of the run `killed`, in the middle of an epoch."""
+    step, is_first = loop.Trainer._training_step, os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
 
     def or_die(self: loop.Trainer, *arguments):
-        if self.run.path.name == "killed" and (self.step, rank()) in kills[attempt() : attempt() + 1]:
+        if is_first and self.run.name == "killed" and (self.step, rank()) == (8, victim):
+            if lose is not None:
+                lose(self)
             os.kill(os.getpid(), signal.SIGKILL)
         return step(self, *arguments)
 
     loop.Trainer._training_step = or_die
-
-
-def train_two(config: TrainConfig) -> None:
-    """What each process does: train a run in which an attempt is killed, and an undisturbed one."""
     torch.set_num_threads(1)
-    killing(KILLS)
-    folder = Path(config.run or "")
+
+
+def train_two(
+    config: TrainConfig, whole: Path, victim: int, lose: Callable[[loop.Trainer], object] | None = None
+) -> None:
+    """What each process does: train a run that loses a process, and an undisturbed one."""
+    killing(victim, lose)
     with undrawn():
-        train.train(config.replace(run=str(folder / "killed")))
-        train.train(config.replace(run=str(folder / "whole")))
+        train.train(config)
+        train.train(config.replace(run=str(whole), checkpoint_seconds=300.0))
+
+
+def lose_the_machine(trainer: loop.Trainer) -> None:
+    """Of a run in a store: its local copy is gone, after the upload of the last checkpoint."""
+    trainer.checkpoint_writer.wait()
+    shutil.rmtree(cache_folder())
 
 
 def final_state(run: Path) -> dict[str, Any]:
     step, state = load_checkpoint_at(checkpoints(run)[-1])
-    assert step == 15
+    assert step == 10
     return {name: state[name] for name in ("model", "average", "optimizer")}
-
-
-def validations(run: Path) -> list[float]:
-    return [record["val_loss"] for record in Run(run).records("epoch")]
 
 
 def resumed_steps(output: Path) -> list[int]:
@@ -353,27 +356,35 @@ def resumed_steps(output: Path) -> list[int]:
 
 
 def test_killed_run_restarts_by_itself_and_ends_bitwise_as_an_undisturbed_one(data, tmp_path) -> None:
-    config, output = tiny_config(data, run=str(tmp_path), **OPTIONS), tmp_path / "output.txt"
-    assert torchrun(2, output, train_two, config, restarts=1) == 0, output.read_text()[-4000:]
-    killed, whole = tmp_path / "killed", tmp_path / "whole"
+    killed, whole, output = tmp_path / "killed", tmp_path / "whole", tmp_path / "output.txt"
+    config = tiny_config(data, run=str(killed), **OPTIONS)
+    assert torchrun(2, output, train_two, config, whole, 1, restarts=1) == 0, output.read_text()[-4000:]
     assert_bitwise(final_state(killed), final_state(whole))
-    assert validations(killed) == validations(whole)
+    validations = [[record["val_loss"] for record in Run(run).records("epoch")] for run in (killed, whole)]
+    assert validations[0] == validations[1]
     (step,) = resumed_steps(output)
     assert step in (6, 8)
 
 
+def test_run_in_a_store_restarts_on_another_machine_bitwise(data, tmp_path, s3_store) -> None:
+    url, whole, output = f"{s3_store.url}/killed", tmp_path / "whole", tmp_path / "output.txt"
+    arguments = (tiny_config(data, run=url, **OPTIONS), whole, 0, lose_the_machine)
+    assert torchrun(2, output, train_two, *arguments, restarts=1) == 0, output.read_text()[-4000:]
+    assert resumed_steps(output) == [8]
+    assert_bitwise(from_pretrained(url).state_dict(), from_pretrained(whole).state_dict())
+
+
 def resume_chosen(chosen: Path) -> None:
     """Resume from a chosen checkpoint; the first attempt is killed later."""
-    killing(((8, 0),))
+    killing(victim=0)
     with undrawn():
         train.resume(chosen)
 
 
 def test_restart_continues_from_the_newest_checkpoint_not_from_the_one_first_chosen(data, tmp_path) -> None:
     run, output = tmp_path / "killed", tmp_path / "output.txt"
-    config = tiny_config(data, run=str(run), **OPTIONS | {"keep_checkpoints": 20})
     with undrawn():
-        train.train(config)
+        train.train(tiny_config(data, run=str(run), **OPTIONS | {"keep_checkpoints": 20}))
     whole = final_state(run)
     (run / "model" / "config.json").unlink()  # the run is unfinished
     chosen = run / "checkpoints" / "step-00000004"
@@ -381,31 +392,3 @@ def test_restart_continues_from_the_newest_checkpoint_not_from_the_one_first_cho
     first, second = resumed_steps(output)
     assert (first == 4, second in (7, 8)) == (True, True)
     assert_bitwise(final_state(run), whole)
-
-
-def train_in_a_store(config: TrainConfig, folder: Path) -> None:
-    """The first attempt loses its machine: the first process is killed, and the cache is gone."""
-    torch.set_num_threads(1)
-    step = loop.Trainer._training_step
-
-    def or_die(self: loop.Trainer, *arguments):
-        if self.run.url is not None and (self.step, rank(), attempt()) == (8, 0, 0):
-            self.checkpoint_writer.wait()
-            shutil.rmtree(cache_folder())
-            os.kill(os.getpid(), signal.SIGKILL)
-        return step(self, *arguments)
-
-    loop.Trainer._training_step = or_die
-    with undrawn():
-        train.train(config)
-        train.train(config.replace(run=str(folder / "whole")))
-
-
-def test_run_in_a_store_restarts_on_another_machine_bitwise(data, tmp_path, s3_store) -> None:
-    url, output = f"{s3_store.url}/run", tmp_path / "output.txt"
-    config = tiny_config(data, run=url, **OPTIONS | {"epochs": 2})
-    assert torchrun(2, output, train_in_a_store, config, tmp_path, restarts=1) == 0, output.read_text()[
-        -4000:
-    ]
-    assert f"run    {url}: 2 epochs of 5 steps, from step 8," in output.read_text()
-    assert_bitwise(from_pretrained(url).state_dict(), from_pretrained(tmp_path / "whole").state_dict())

@@ -1,7 +1,6 @@
 """Processes that do not agree on data, options or versions stop with one line, before a run is created."""
 
 import dataclasses
-import re
 import shutil
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -41,31 +40,29 @@ def another_class(folder: Path) -> None:
     (folder / "light").rename(folder / "grey")
 
 
-@pytest.mark.parametrize(
-    ("change", "options", "expected"),
-    [
-        (another_image, {}, r"train images: 21, not 20; give every process the same command"),
-        (another_name, {}, "SHA-256 of names and labels of the train images"),
-        (another_content, {}, "SHA-256 of some contents of the train images"),
-        (another_class, {}, r"classes of the train images: \['dark', 'grey'\], not \['dark', 'light'\]"),
-        (None, {"lr": 0.5}, r"lr: 0\.5, not 0\.001"),
-        (None, {"depth": 1}, r"(model: )?depth: 1, not 2"),
-    ],
+DIFFERENCES: tuple[tuple[Callable[[Path], None] | None, dict[str, Any], str], ...] = (
+    (another_image, {}, r"train images: 21, not 20; give every process the same command"),
+    (another_name, {}, "SHA-256 of names and labels of the train images"),
+    (another_content, {}, "SHA-256 of some contents of the train images"),
+    (another_class, {}, r"classes of the train images: \['dark', 'grey'\], not \['dark', 'light'\]"),
+    (None, {"lr": 0.5}, r"lr: 0\.5, not 0\.001"),
+    (None, {"depth": 1}, r"(model: )?depth: 1, not 2"),
 )
-def test_other_data_or_options_in_one_process_stop_all_before_a_run_is_created(
-    tmp_path: Path, change: Callable[[Path], None] | None, options: dict[str, Any], expected: str
-) -> None:
-    ours, theirs = (write_folder(tmp_path / name / "greys") for name in ("a", "b"))
-    if change is not None:
-        change(theirs)
+
+
+def test_other_data_or_options_in_one_process_stop_all_before_a_run_is_created(tmp_path: Path) -> None:
+    ours, *theirs = (write_folder(tmp_path / f"{number}" / "greys") for number in range(7))
+    for folder, (change, *_) in zip(theirs, DIFFERENCES, strict=True):
+        if change is not None:
+            change(folder)
 
     def begin() -> None:
-        folder, own = (ours, {}) if dist.get_rank() == 0 else (theirs, options)
-        with pytest.raises(
-            UserError, match=rf"^process 1 of 2 \(.*\) differs from process 0 .*{expected}"
-        ) as it:
-            train.train(tiny_config(folder, run=str(tmp_path / "run"), **own))
-        assert it.value.printed_elsewhere == (dist.get_rank() == 1)
+        for folder, (_, options, expected) in zip(theirs, DIFFERENCES, strict=True):
+            data, own = (ours, {}) if dist.get_rank() == 0 else (folder, options)
+            message = rf"^process 1 of 2 \(.*\) differs from process 0 .*{expected}"
+            with pytest.raises(UserError, match=message) as it:
+                train.train(tiny_config(data, run=str(tmp_path / "run"), **own))
+            assert it.value.printed_elsewhere == (dist.get_rank() == 1)
 
     assert in_group(2, begin, tmp_path / "store") == [0, 0]
     assert not (tmp_path / "run").exists()
@@ -165,9 +162,7 @@ def test_other_images_are_rejected_with_the_difference(data, tmp_path) -> None:
         (fewer, "train images was 20, is 16"),
         (renamed, "SHA-256 of names and labels of the train images was"),
     ):
-        with pytest.raises(UserError, match=re.escape(name)):
+        with pytest.raises(UserError, match=name):
             check_identity(saved, identity_of(config.replace(data=str(folder))))
-    assert identity_of(config.replace(data=str(relabelled)))["classes of the train images"] == [
-        "dark",
-        "light",
-    ]
+    classes = identity_of(config.replace(data=str(relabelled)))["classes of the train images"]
+    assert classes == ["dark", "light"]

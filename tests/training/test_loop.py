@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.model import small_model
 from tests.training import (
     assert_bitwise,
     interrupted,
@@ -22,12 +23,13 @@ from vitascope.data.augment import Augmentation
 from vitascope.data.loading import Batch
 from vitascope.errors import UserError
 from vitascope.run.run import Run
-from vitascope.training import train
+from vitascope.training import loop, train
 from vitascope.training.checkpoint.folders import checkpoints, load_checkpoint_at
 from vitascope.training.loop import Trainer
 from vitascope.training.optim import layer_of
+from vitascope.training.progress import Progress
 from vitascope.training.tasks.classify import Classify
-from vitascope.weights.loading import from_pretrained
+from vitascope.weights.loading import from_pretrained, save_pretrained
 
 pytestmark = pytest.mark.usefixtures("without_figures")
 
@@ -63,13 +65,12 @@ def nan_from(monkeypatch, epoch: int, poison: float = math.nan) -> None:
 
 
 @pytest.mark.parametrize(
-    "chosen",
+    ("accumulate", "chosen"),
     [
-        *({}, {"mixup": 0.8}, {"cutmix": 1.0}, {"mixup": 0.8, "cutmix": 1.0}),
-        *({"class_weights": "balanced", "mixup": 0.8}, {"sampling": "balanced"}),
+        *((2, {}), (4, {}), (2, {"mixup": 0.8}), (4, {"cutmix": 1.0}), (2, {"mixup": 0.8, "cutmix": 1.0})),
+        *((4, {"class_weights": "balanced", "mixup": 0.8}), (2, {"sampling": "balanced"})),
     ],
 )
-@pytest.mark.parametrize("accumulate", [2, 4])
 def test_gradient_accumulation_equals_the_step_of_the_full_batch(uneven, accumulate: int, chosen) -> None:
     """20 images in batches of 11: the parts differ in size, and the last batch is smaller and odd."""
     options = EXACT | chosen | {"batch_size": 11, "clip_grad": 0.5, "crop_scale": 0.5}
@@ -82,6 +83,19 @@ def test_gradient_accumulation_equals_the_step_of_the_full_batch(uneven, accumul
     sums = {name: float(value) for name, value in whole.sums.items()}
     assert {name: float(value) for name, value in parts.sums.items()} == pytest.approx(sums, rel=1e-6)
     assert sums["count"] == 20
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+def test_gradients_are_clipped_to_the_norm_unless_it_is_0(data, precision: str) -> None:
+    changes = []
+    for clip_grad in (0.01, 0.0):
+        options = EXACT | {"precision": precision, "clip_grad": clip_grad, "weight_decay": 0.0}
+        trainer = trainer_of(tiny_config(data, **options))
+        before = weights_of(trainer).clone()
+        trainer._training_step(next(trainer.train_loader.epoch()), 0)
+        changes.append(float((weights_of(trainer) - before).norm() / trainer.rate))
+    assert changes[0] == pytest.approx(0.01, rel=1e-3)
+    assert changes[1] > 0.1
 
 
 def test_unreadable_image_adds_nothing_to_the_loss(data) -> None:
@@ -156,6 +170,22 @@ def test_every_parameter_group_has_its_learning_rate_in_every_step(data, schedul
     assert rates[-1] == pytest.approx(peak * last)
 
 
+@pytest.mark.parametrize("ema", [None, 0.3])
+def test_the_average_follows_the_weights_with_the_decay_of_the_schedule(data, ema: float | None) -> None:
+    """Capped by its warm-up, and from step 0 on, which copies the weights."""
+    trainer = trainer_of(tiny_config(data, **EXACT | {"ema": ema, "epochs": 100}))
+    expected = None
+    for epoch in range(2):
+        for batch in trainer.train_loader.epoch(epoch):
+            step = trainer.step
+            trainer._training_step(batch, epoch)
+            decay = min(1 - 1 / (500 / 50) if ema is None else ema, (1 + step) / (10 + step))
+            now = weights_of(trainer).double()
+            expected = now if expected is None else decay * expected + (1 - decay) * now
+    average = torch.cat([parameter.flatten() for parameter in trainer.average.parameters()])
+    torch.testing.assert_close(average.double(), expected, rtol=1e-6, atol=1e-7)
+
+
 @pytest.mark.parametrize("ema", [0.0, 0.9])
 def test_each_size_of_full_batches_is_compiled_once_and_nothing_else(
     data, tmp_path, monkeypatch, ema: float
@@ -171,7 +201,7 @@ def test_each_size_of_full_batches_is_compiled_once_and_nothing_else(
     monkeypatch.setattr(
         torch.nn.Module, "compile", lambda self, **options: compile_module(self, backend=record, **options)
     )
-    options = {"progressive": 0.5, "image_size": 32, "batch_size": 6, "epochs": 4, "depth": 1, "ema": ema}
+    options = {"progressive": 0.5, "image_size": 32, "batch_size": 6, "epochs": 2, "depth": 1, "ema": ema}
     config = tiny_config(data, run=str(tmp_path / "run"), compile="on", **options)
     with undrawn():
         train.train(config)
@@ -241,6 +271,21 @@ def test_repetitions_of_an_image_are_augmented_differently(uneven) -> None:
     assert len(images.unique(dim=0)) == 20
 
 
+def test_the_estimate_of_the_time_left_follows_the_schedule(data, tmp_path, monkeypatch) -> None:
+    """Smaller images at first: the rest takes longer than its share of the images."""
+    slowdowns, plan = [], Progress.plan
+
+    def planned(self: Progress, epochs: int, images: int, slowdown: float, *rest: Any) -> None:
+        slowdowns.append(slowdown)
+        plan(self, epochs, images, slowdown, *rest)
+
+    monkeypatch.setattr(Progress, "plan", planned)
+    config = tiny_config(data, run=str(tmp_path / "run"), progressive=0.5, image_size=32)
+    schedule = trainer_of(config).schedule
+    train.train(config)
+    assert slowdowns == [schedule.slowdown(step) for step in (0, 5, 10)]
+
+
 # Early stopping
 
 
@@ -273,13 +318,15 @@ def test_a_run_ends_after_epochs_without_a_lower_validation_loss(
     assert run.best.exists() == (keep == "best")
 
 
-@pytest.mark.parametrize(("trained", "lowest", "epochs"), [(True, 8, 32), (False, 2, 40)])
+@pytest.mark.parametrize(("trained", "lowest", "epochs"), [(True, 2, 8), (True, 1, 6), (False, 2, 10)])
 def test_a_run_with_minutes_from_trained_weights_ends_when_more_time_does_not_help(
     data, tmp_path, monkeypatch, trained: bool, lowest: int, epochs: int
 ) -> None:
-    body = train.train(tiny_config(data, run=str(tmp_path / "body"), epochs=1)).run
-    validated(monkeypatch, [3.0] * (lowest - 1) + [1.0] + [2.0] * 40)
-    budget = {"lengths": ((0, 200),), "validations": 40, "minutes": 1.0}  # recorded: no speed is measured
+    """Three times the epochs before the lowest loss, or five, pass without a lower one."""
+    monkeypatch.setattr(loop, "LEAST_PATIENCE", 5)
+    body = save_pretrained(small_model(image_size=16, patch_size=8, depth=2), tmp_path / "body")
+    validated(monkeypatch, [3.0] * (lowest - 1) + [1.0] + [2.0] * 10)
+    budget = {"lengths": ((0, 50),), "validations": 10, "minutes": 1.0}  # recorded: no speed is measured
     config = tiny_config(data, run=str(tmp_path / "run"), weights=str(body) if trained else None, **budget)
     result = train.train(config.replace(epochs=None))
     assert len(Run(result.run).records("epoch")) == epochs
@@ -342,7 +389,10 @@ def test_nan_weights_are_never_written_even_before_the_loss_is_checked(data, tmp
     assert not checkpoints(tmp_path / "run")
 
 
-def test_recorded_metrics_have_the_documented_names(data, tmp_path) -> None:
+def test_recorded_metrics_have_the_documented_names_and_means_of_their_epoch(
+    data, tmp_path, monkeypatch
+) -> None:
+    monkeypatch.setattr(loop, "RECORD_EVERY", 1)
     run = train.train(tiny_config(data, run=str(tmp_path / "run"), mixup=0.8)).run
     names = {record["kind"]: list(record)[2:] for record in Run(run).metrics}
     means = ["train_loss", "train_accuracy", "val_loss", "val_accuracy"]
@@ -356,6 +406,9 @@ def test_recorded_metrics_have_the_documented_names(data, tmp_path) -> None:
     }
     right = 20 * Run(run).records("epoch")[-1]["train_accuracy"]
     assert right == pytest.approx(round(right))
+    losses = [record["loss"] for record in Run(run).records("step")]
+    for number, epoch in enumerate(Run(run).records("epoch")):
+        assert epoch["train_loss"] == pytest.approx(sum(losses[5 * number : 5 * number + 5]) / 5, rel=1e-5)
 
 
 def test_run_killed_after_the_last_step_only_finishes(data, tmp_path, monkeypatch) -> None:

@@ -80,11 +80,6 @@ def test_layer_decay_is_the_same_for_a_model_inside_a_tasks_module() -> None:
     assert options_by_parameter(around, **options) == alone | token
 
 
-def test_layer_decay_of_a_model_without_blocks_is_rejected() -> None:
-    with pytest.raises(UserError, match="no blocks"):
-        optimizer_of(torch.nn.Linear(2, 2), Optimization(layer_decay=0.5))
-
-
 def test_muon_trains_the_matrices_of_the_blocks_and_adamw_the_rest() -> None:
     model = small_model(pool="map", mlp="swiglu", stem="resnet", resnet_layers=(1, 1), resnet_width=32)
     groups = options_by_parameter(model, optimizer="muon", layer_decay=0.5)
@@ -110,11 +105,13 @@ def test_adapters_have_the_options_of_the_matrices_of_their_block(optimizer: Any
     assert groups.keys() == {id(p) for p in model.head.parameters()}
 
 
-def test_muon_without_a_hidden_matrix_is_rejected() -> None:
+def test_optimizers_that_find_nothing_to_train_are_rejected() -> None:
     model = small_model()
     freeze_body(model)
     with pytest.raises(UserError, match="none is trained here: use the optimizer adamw"):
         optimizer_of(model, Optimization(optimizer="muon"))
+    with pytest.raises(UserError, match="no blocks"):
+        optimizer_of(torch.nn.Linear(2, 2), Optimization(layer_decay=0.5))
 
 
 def test_only_the_head_of_a_frozen_model_is_trained() -> None:

@@ -9,12 +9,13 @@ import pytest
 from PIL import Image
 
 import vitascope as vs
-from tests.training import tiny_config, undrawn, write_folder
-from vitascope.cli import main
+from tests.model import small_model
+from tests.training import tiny_config, undrawn
 from vitascope.data.targets import ClassSets
 from vitascope.errors import UserError
 from vitascope.run.run import Run
 from vitascope.training.train import TrainResult, train
+from vitascope.weights.loading import save_pretrained
 
 CLASSES = ("left", "right", "top")
 
@@ -96,17 +97,19 @@ def test_options_of_training_hold_for_several_classes(
     assert np.isfinite(found.evaluation.loss)
 
 
-def test_a_model_of_several_classes_teaches_another(
-    table: Path, tmp_path: Path, trained: TrainResult
+def test_a_model_of_several_classes_teaches_another_and_the_output_says_how_many_an_image_has(
+    table: Path, tmp_path: Path, trained: TrainResult, capsys: pytest.CaptureFixture[str]
 ) -> None:
     options = {"teacher": str(trained.run), "pool": "cls", "distill": "soft"}
     found = run(table, tmp_path / "run", epochs=1, **options)
     assert "train_agree" in Run(found.run).records("epoch")[0]
+    out = capsys.readouterr().out
+    for words in ("separated by ';'", "classes per image, from 0 to 3", "a constant answer"):
+        assert words in out
 
 
-def test_a_model_of_one_class_cannot_teach_several(table: Path, tmp_path: Path, weights: Path) -> None:
-    photos = write_folder(tmp_path / "photos", classes=CLASSES)
-    teacher = run(photos, tmp_path / "teacher", epochs=1).run
+def test_a_model_of_one_class_cannot_teach_several(table: Path, tmp_path: Path) -> None:
+    teacher = save_pretrained(small_model(num_classes=3, class_names=CLASSES), tmp_path / "teacher")
     with pytest.raises(UserError, match="predicts one class of an image, and the student any of its classes"):
         run(table, tmp_path / "run", epochs=1, teacher=str(teacher), pool="cls")
 
@@ -115,21 +118,6 @@ def test_cross_entropy_is_rejected_before_a_folder_is_made(table: Path, tmp_path
     with pytest.raises(UserError, match="loss=cross_entropy is about images of one class"):
         run(table, tmp_path / "run", loss="cross_entropy")
     assert not (tmp_path / "run").exists()
-
-
-def test_the_start_says_how_many_classes_an_image_has(
-    table: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    words = ["--embed-dim", "16", "--depth", "1", "--num-heads", "2", "--epochs", "1", "--batch-size", "8"]
-    with undrawn():
-        code = main(
-            ["train", "--data", str(table), "--run", str(tmp_path / "run"), "--recipe", "base", *words]
-        )
-    assert not code
-    out = capsys.readouterr().out
-    assert "separated by ';'" in out
-    assert "classes per image, from 0 to 3" in out
-    assert "a constant answer" in out
 
 
 def test_validation_images_of_which_only_broken_ones_have_a_class_are_rejected(tmp_path: Path) -> None:

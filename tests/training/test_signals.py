@@ -7,7 +7,6 @@ import pytest
 from tests.training import records, signalled, tiny_config
 from vitascope.errors import Interrupted
 from vitascope.model.vit import VisionTransformer
-from vitascope.report import figures, write
 from vitascope.run.run import Run
 from vitascope.training import train
 from vitascope.training.checkpoint.folders import checkpoints
@@ -22,15 +21,13 @@ class Acted(Exception):  # noqa: N818 - the previous handler was called
 
 
 @pytest.fixture(autouse=True)
-def _before(monkeypatch):
+def _before(without_figures):
     """Signal handlers of a surrounding program."""
 
     def act(signum: int, frame: object) -> None:
         raise Acted(signum)
 
     before = {signum: signal.signal(signum, act) for signum in SIGNALS}
-    monkeypatch.setattr(figures, "draw_figures", lambda *_: {})
-    monkeypatch.setattr(write, "write_report", lambda run, **_: run.report)
     yield
     for signum, handler in before.items():
         signal.signal(signum, handler)

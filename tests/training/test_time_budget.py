@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.training import assert_bitwise, interrupted, last_state, tiny_config, trainer_of
+from tests.training import assert_bitwise, clock, interrupted, last_state, tiny_config, trainer_of
 from vitascope.errors import UserError
 from vitascope.options.recipes import TrainConfig
 from vitascope.run.run import Run
@@ -17,13 +17,6 @@ pytestmark = pytest.mark.usefixtures("without_figures")
 
 STEPS_PER_EPOCH = 5
 STATE = ("step", "model", "average", "optimizer")
-
-
-def clock(monkeypatch, tick: float = 0.02) -> None:
-    """Every look at the clock finds a fiftieth of a second passed."""
-    seconds = itertools.count(0, tick)
-    for module in (loop, train):
-        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: next(seconds)))
 
 
 def config_for(data: Path, run: Path, **options: object) -> TrainConfig:
@@ -53,16 +46,9 @@ def test_a_run_of_few_epochs_is_validated_about_twenty_times(data, tmp_path, mon
     assert all("val_loss" in record and "train_loss" in record for record in run.records("epoch"))
 
 
-def test_a_run_with_minutes_is_repeated_bitwise_from_its_configuration(data, tmp_path, monkeypatch) -> None:
-    clock(monkeypatch)
-    first = train.train(config_for(data, tmp_path / "first")).run
-    clock(monkeypatch, tick=0.05)  # a slower machine
-    config = TrainConfig.from_yaml(first / "config.yaml").replace(run=str(tmp_path / "again"))
-    again = train.train(config).run
-    assert_bitwise(last_state(first, *STATE), last_state(again, *STATE))
-
-
-def test_an_interrupted_run_with_minutes_resumes_on_its_recorded_way(data, tmp_path, monkeypatch) -> None:
+def test_an_interrupted_run_with_minutes_resumes_on_its_recorded_way_and_is_repeated_bitwise(
+    data, tmp_path, monkeypatch
+) -> None:
     clock(monkeypatch)
     run = tmp_path / "run"
     with interrupted(31):
@@ -72,6 +58,7 @@ def test_an_interrupted_run_with_minutes_resumes_on_its_recorded_way(data, tmp_p
     lengths = Run(run).config["lengths"]
     assert lengths[: len(before)] == before
     assert len(lengths) > len(before)
+    clock(monkeypatch, tick=0.05)  # a slower machine
     config = TrainConfig.from_yaml(run / "config.yaml").replace(run=str(tmp_path / "again"))
     assert_bitwise(last_state(run, *STATE), last_state(train.train(config).run, *STATE))
 

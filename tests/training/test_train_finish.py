@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 
 from tests.report import leave_empty
-from tests.training import last_state, run_of, signalled, tiny_config, write_folder
+from tests.training import assert_bitwise, last_state, run_of, signalled, tiny_config, write_folder
 from vitascope.cli import main
 from vitascope.errors import UserError
 from vitascope.evaluation.evaluate import evaluate
@@ -52,17 +52,12 @@ def test_saved_model_has_the_selected_weights_and_the_average_if_there_is_one(
     result = train.train(tiny_config(data, run=str(run.path), keep=keep, ema=ema, lr=0.01))
     state, kept = last_state(run.path), dict(run.model().state_dict())
     last, best = state["average" if ema else "model"], run.best
-    assert same(kept, last) == (keep == "last")
     assert best.exists() == (keep == "best")
-    assert keep == "last" or same(kept, dict(from_pretrained(best).state_dict()))
-    assert not ema or not same(state["model"], state["average"])
-    assert same(kept, dict(result.model.state_dict()))
+    assert_bitwise(kept, last if keep == "last" else dict(from_pretrained(best).state_dict()))
+    assert not torch.equal(kept["head.weight"], last["head.weight"]) or keep == "last"
+    assert not ema or not torch.equal(state["model"]["head.weight"], state["average"]["head.weight"])
+    assert_bitwise(kept, dict(result.model.state_dict()))
     assert not result.model.training
-
-
-def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
-    assert one.keys() == other.keys()
-    return all(torch.equal(one[name], other[name]) for name in one)
 
 
 def test_model_is_measured_once_on_the_held_out_test_images(data, tmp_path, no_pictures, monkeypatch) -> None:
@@ -81,50 +76,34 @@ def test_model_is_measured_once_on_the_held_out_test_images(data, tmp_path, no_p
     assert (again.accuracy, again.loss) == (result.evaluation.accuracy, pytest.approx(result.evaluation.loss))
 
 
-@pytest.mark.parametrize("task", ["classify", "masked"])
-def test_report_is_written_last_from_the_open_data(
-    data, tmp_path, no_pictures, monkeypatch, task: str
+@pytest.mark.parametrize("options", [{"keep": "best"}, {"keep": "last"}, {"task": "masked"}])
+def test_finished_run_has_its_model_and_last_its_report_and_only_the_users_files_beside(
+    data, tmp_path, no_pictures, monkeypatch, options
 ) -> None:
-    seen = []
+    seen, save = [], train.save_pretrained
 
     def watched(run: Run, *, splits, device: str) -> Path:
         seen.append((run.finished, splits.measured.name, device))
         return run.report
 
-    monkeypatch.setattr(write, "write_report", watched)
-    run = tmp_path / "run"
-    run_of(tiny_config(data, run=str(run), epochs=1, task=task))
-    assert seen == [(True, "test", "cpu")]
-
-
-@pytest.mark.parametrize("options", [{"keep": "best"}, {"keep": "last"}, {"task": "masked"}])
-def test_finished_run_keeps_its_model_and_no_checkpoint(data, tmp_path, no_pictures, options) -> None:
-    config = tiny_config(data, run=str(tmp_path / "run"), epochs=1, checkpoint_seconds=0.0, **options)
-    run = run_of(config)
-    assert (run / "model" / "model.safetensors").is_file()
-    assert not (run / "checkpoints").exists()
-    if options != {"keep": "best"}:
-        return
-    tuned = tiny_config(data, run=str(tmp_path / "tuned"), epochs=1, weights=str(run))
-    assert not (train.train(tuned).run / "checkpoints").exists()  # nor the initial weights
-
-
-def test_users_files_beside_the_checkpoints_are_kept(data, tmp_path, no_pictures, monkeypatch) -> None:
-    save = train.save_pretrained
-
     def and_put(model, folder: Path, **options):
         (folder.parent / "checkpoints" / "notes.txt").write_text("mine")
         return save(model, folder, **options)
 
-    monkeypatch.setattr(train, "save_pretrained", and_put)
-    run = train.train(tiny_config(data, run=str(tmp_path / "run"), epochs=1)).run
+    with monkeypatch.context() as patch:
+        patch.setattr(write, "write_report", watched)
+        patch.setattr(train, "save_pretrained", and_put)
+        run = run_of(
+            tiny_config(data, run=str(tmp_path / "run"), epochs=1, checkpoint_seconds=0.0, **options)
+        )
+    assert seen == [(True, "test", "cpu")]
+    assert (run / "model" / "model.safetensors").is_file()
     assert [path.name for path in (run / "checkpoints").iterdir()] == ["notes.txt"]
-
-
-def test_finished_run_prints_both_next_commands(data, tmp_path, no_pictures) -> None:
-    run = train.train(tiny_config(data, run=str(tmp_path / "run"), epochs=1)).run
     with pytest.raises(UserError, match=f"has finished; `vitascope train --weights {run} --data DATA`"):
         train.resume(run)
+    if options == {"keep": "best"}:
+        tuned = tiny_config(data, run=str(tmp_path / "tuned"), epochs=1, weights=str(run))
+        assert not (train.train(tuned).run / "checkpoints").exists()  # nor the initial weights
 
 
 # Printed output and its order
@@ -279,14 +258,16 @@ def test_pre_training_on_grey_images_provides_weights_for_both_commands(
     assert main(["pretrain", "--run", str(body), *small, *sizes]) == 0
     assert from_pretrained(body).config.in_channels == 1
     assert Run(body).metrics[-1]["split"] == "test"
-    for name, further in (("more", "pretrain"), ("tuned", "train")):
-        options = ["--weights", str(body), "--run", str(tmp_path / name), "--lr", "1e-30"]
+    for name, further, *pool in (("more", "pretrain"), ("cls", "train"), ("mean", "train", "--pool", "mean")):
+        options = ["--weights", str(body), "--run", str(tmp_path / name), "--lr", "1e-30", *pool]
         assert main([further, *options, *small]) == 0
-        assert f"start  from {body}: " in capsys.readouterr().out
+        message = capsys.readouterr().out
+        assert f"start  from {body}: " in message
+        assert ("it has no head; initialized one for 10" in message) == (further == "train")
         ours, theirs = (from_pretrained(folder).state_dict() for folder in (tmp_path / name, body))
         for key in theirs.keys() & ours.keys():
             torch.testing.assert_close(ours[key], theirs[key], rtol=0, atol=1e-25)
-        assert ("head.weight" in ours) == (name == "tuned")
+        assert ("head.weight" in ours) == (further == "train")
 
 
 @pytest.mark.parametrize(("begun", "command"), [("pretrain", "train"), ("train", "pretrain")])

@@ -20,7 +20,7 @@ from vitascope.data.datasets import open_data
 from vitascope.data.splits import ImageSet, Splits
 from vitascope.data.targets import ClassSets
 from vitascope.errors import UserError
-from vitascope.options.recipes import FEW_TO_START, FEW_TO_TUNE, RECIPES, TrainConfig, configuration
+from vitascope.options.recipes import RECIPES, TrainConfig
 from vitascope.run.run import Run
 from vitascope.training import train
 from vitascope.training.loop import augmentation_of
@@ -31,49 +31,10 @@ from vitascope.weights.loading import from_pretrained, save_pretrained
 pytestmark = pytest.mark.usefixtures("without_figures")
 
 
-def start(images: int = 24, channels: int = 3, **options: object) -> TrainConfig:
-    return configuration({"recipe": None, "data": "photos/", **options}, images, channels)
-
-
-def expected(recipe: str, **options: object) -> TrainConfig:
-    return TrainConfig.from_recipe(recipe, data="photos/", **options)
-
-
-def test_few_colour_images_start_from_the_built_in_model() -> None:
-    assert start() == start(FEW_TO_TUNE) == expected("finetune", weights="cifar10")
-    other = {"image_size": 64, "lr": 1e-4}
-    assert start(**other) == expected("finetune", weights="cifar10", **other)
-    for images in (FEW_TO_TUNE + 1, FEW_TO_START):
-        assert start(images) == expected("small-finetune", weights="cifar10")
-    assert start(FEW_TO_START + 1) == start(channels=1) == expected("small-data")
-
-
-@pytest.mark.parametrize(
-    ("options", "recipe"),
-    [
-        ({"weights": "runs/x"}, "finetune"),
-        ({"model": "vit_s16"}, "small-data"),
-        ({"model": "resnet29_w16_cifar"}, "cnn"),
-        ({"depth": 2}, "small-data"),
-        ({"model_options": {"positions": "rotary"}}, "small-data"),
-        ({"teacher": "runs/x"}, "distill"),
-        ({"task": "masked"}, "masked"),
-    ],
-)
-def test_named_weights_models_and_tasks_are_respected(options: dict[str, object], recipe: str) -> None:
-    assert start(**options) == expected(recipe, **options)
-
-
-def test_random_weights_can_be_asked_for() -> None:
-    assert start(weights="none") == expected("small-data")
-    assert TrainConfig(weights="none").weights is None
-    assert TrainConfig.from_recipe(data="photos/", weights="none") == RECIPES["small-data"].replace(
-        data="photos/"
-    )
-
-
 def test_the_first_line_names_the_start_the_way_out_and_a_better_one(data, tmp_path, capsys) -> None:
-    assert main(["train", "--data", str(data), "--run", str(tmp_path / "run"), "--epochs", "1"]) == 0
+    command, library = tmp_path / "command", tmp_path / "library"
+    words = ["--data", str(data), "--run", str(command), "--epochs", "1", "--device", "cpu"]
+    assert main(["train", *words]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("start  from cifar10: ")
     assert lines[1].strip() == (
@@ -81,29 +42,30 @@ def test_the_first_line_names_the_start_the_way_out_and_a_better_one(data, tmp_p
         "takes seconds, and measures on all images; with a network, a larger model is a better start: "
         "--weights facebook/dinov2-small"
     )
-    config = Run(tmp_path / "run").config
+    config = {**Run(command).config, "run": None}
     assert config["weights"] == "cifar10"
     assert config["layer_decay"] == RECIPES["finetune"].option("layer_decay")
+    train.train(data=str(data), run=str(library), epochs=1, device="cpu")
+    assert {**Run(library).config, "run": None} == config
 
 
-def test_library_and_command_start_alike(data, tmp_path) -> None:
-    runs = [tmp_path / name for name in ("library", "command")]
-    train.train(data=str(data), run=str(runs[0]), epochs=1, device="cpu")
-    words = ["--data", str(data), "--run", str(runs[1]), "--epochs", "1", "--device", "cpu"]
-    assert main(["train", *words]) == 0
-    one, other = ({**Run(run).config, "run": None} for run in runs)
-    assert one == other
+def test_images_that_were_drawn_for_other_splits_count_for_the_recipe(data, monkeypatch) -> None:
+    """20 of 24 are training images."""
+    for most, recipe in ((23, "small-finetune"), (24, "finetune")):
+        monkeypatch.setattr("vitascope.options.recipes.FEW_TO_TUNE", most)
+        found = train._open({"recipe": None, "data": str(data)}).plan.options.optimization
+        assert found.optimizer == RECIPES[recipe].option("optimizer")
 
 
 # Several processes
 
 
-@pytest.mark.parametrize("failing", [0, 1])
-def test_data_missing_in_one_process_stops_all_before_a_run_is_created(data, tmp_path, failing: int) -> None:
+def test_data_missing_in_one_process_stop_all_before_a_run_is_created(data, tmp_path) -> None:
     def begin() -> None:
-        folder = data if dist.get_rank() != failing else tmp_path / "nowhere"
-        with pytest.raises(UserError, match="nowhere: no such folder"):
-            train.train(tiny_config(folder, run=str(tmp_path / "run")))
+        for failing in (0, 1):
+            folder = data if dist.get_rank() != failing else tmp_path / "nowhere"
+            with pytest.raises(UserError, match="nowhere: no such folder"):
+                train.train(tiny_config(folder, run=str(tmp_path / "run")))
 
     assert in_group(2, begin, tmp_path / "store") == [0, 0]
     assert not (tmp_path / "run").exists()
@@ -176,6 +138,7 @@ def test_images_of_several_classes_are_measured_only_if_one_has_a_class(data, pa
         (["--teacher", "{weights}", "--pool", "map"], "add pool=cls"),
         (["--teacher", "{weights}", "--model", "resnet29_w32_cifar"], "leave out the teacher"),
         (["--recipe", "masked"], "the recipe masked is for `vitascope pretrain`"),
+        (["--recipe", "cnn"], "the recipe cnn is for a CNN"),
         (["--config", "{masked}"], "this configuration is for `vitascope pretrain`"),
         (["--layer-decay", "0.5", "--model", "resnet29_w32_cifar", "--recipe", "cnn"], "no blocks"),
         (["--freeze", "--weights", "none"], "set weights"),
@@ -256,8 +219,8 @@ def test_plain_training_warns_of_a_class_without_training_images(without_dim, tm
 )
 def test_uneven_classes_are_announced_with_the_options(tmp_path, capsys, options, end: str) -> None:
     folder = write_folder(tmp_path / "data", per_class=16)
-    for number in range(5, 16):
-        (folder / "light" / f"{number:03}.png").unlink()
+    for path in sorted((folder / "light").iterdir())[5:]:
+        path.unlink()
     with undrawn():
         train.train(tiny_config(folder, run=str(tmp_path / "run"), epochs=1, **options))
     lines = capsys.readouterr().out.splitlines()

@@ -112,16 +112,14 @@ def lines(found: ProbeResult) -> list[str]:
 
 def as_json(found: ProbeResult) -> dict[str, object]:
     """The comparison as plain values."""
-    from vitascope.probing.selection import value_of
-
     scores = [
         {
             "body": score.candidate.body,
             "layer": score.candidate.layer,
             "pooling": score.candidate.pooling,
             "classifier": score.name,
-            "validated": value_of(score.validated),
-            "test": value_of(score.tested),
+            "validated": score.validated.value_and_limits,
+            "test": score.tested.value_and_limits,
         }
         for score in found.selection.scores
     ]

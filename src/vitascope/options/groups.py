@@ -50,17 +50,15 @@ class Recorded:
     """An option that a run sets itself, and records."""
 
 
-# None stands for a default that depends on the data or the model; the help text describes it.
-MaybeInt = Annotated[int | None, tyro.conf.arg(metavar="INT", help_behavior_hint="")]
-MaybeFloat = Annotated[float | None, tyro.conf.arg(metavar="FLOAT", help_behavior_hint="")]
-MaybeSize = Annotated[
-    int | tuple[int, int] | None, tyro.conf.arg(metavar="INT | HEIGHT WIDTH", help_behavior_hint="")
-]
-MaybeLevels = Annotated[
-    tuple[float, float] | None,
-    tyro.conf.arg(metavar="LOW HIGH", help_behavior_hint=""),
-    Increasing(),
-]
+def _described(metavar: str) -> Any:
+    """An option whose help describes its default: None, which depends on the data or the model."""
+    return tyro.conf.arg(metavar=metavar, help_behavior_hint="")
+
+
+MaybeInt = Annotated[int | None, _described("INT")]
+MaybeFloat = Annotated[float | None, _described("FLOAT")]
+MaybeSize = Annotated[int | tuple[int, int] | None, _described("INT | HEIGHT WIDTH")]
+MaybeLevels = Annotated[tuple[float, float] | None, _described("LOW HIGH"), Increasing()]
 
 
 def _by_images(default: str) -> str:
@@ -70,19 +68,13 @@ def _by_images(default: str) -> str:
 
 ByImagesInt = Annotated[int | None, tyro.conf.arg(metavar="INT", help_behavior_hint=_by_images)]
 ByImagesFloat = Annotated[float | None, tyro.conf.arg(metavar="FLOAT", help_behavior_hint=_by_images)]
-MaybeText = Annotated[str | None, tyro.conf.arg(metavar="STR", help_behavior_hint="")]
-MaybeLoss = Annotated[
-    Literal["cross_entropy", "bce"] | None,
-    tyro.conf.arg(metavar="{cross_entropy,bce}", help_behavior_hint=""),
-]
+MaybeText = Annotated[str | None, _described("STR")]
+MaybeLoss = Annotated[Literal["cross_entropy", "bce"] | None, _described("{cross_entropy,bce}")]
 MaybePool = Annotated[
     Literal["cls", "mean", "cls_mean", "map", "sequence"] | None,
-    tyro.conf.arg(metavar="{cls,mean,cls_mean,map,sequence}", help_behavior_hint=""),
+    _described("{cls,mean,cls_mean,map,sequence}"),
 ]
-MaybeTracker = Annotated[
-    Literal["mlflow", "trackio", "wandb"] | None,
-    tyro.conf.arg(metavar="{mlflow,trackio,wandb}", help_behavior_hint=""),
-]
+MaybeTracker = Annotated[Literal["mlflow", "trackio", "wandb"] | None, _described("{mlflow,trackio,wandb}")]
 ModelOptions = Annotated[
     Mapping[str, Any],
     PrimitiveConstructorSpec(

@@ -52,16 +52,14 @@ class Division:
         taken[generator.permutation(G)[: max(1, round(share * G))]] = True
         return taken[self.sets]
 
-    def fold_count(self, most: int = FOLDS) -> int:
-        """The number of folds: at most `most`, and at most as many as the rarest class has images or groups.
+    def fold_count(self) -> int:
+        """The number of folds: at most `FOLDS`, and at most as many as the rarest class has images or groups.
 
         Where images have several classes, those of one image or group are too rare to count.
 
         Raises:
-            UserError: `most` is below 2; all images have the same classes; two folds are impossible.
+            UserError: all images have the same classes; two folds are impossible.
         """
-        if most < 2:
-            raise UserError(f"folds: {most}; cross-validation needs 2 or more")
         names, counts = self.targets.class_names, self.targets.counts
         sets = np.array([len(np.unique(self.sets[each])) for each in self.targets.by_class()], dtype=np.int64)
         exclusive, N = self.targets.exclusive, len(self.targets)
@@ -71,7 +69,7 @@ class Division:
                 f"all {counted(N, 'image')} have the same label, {same}; a classifier needs different ones"
             )
         known = sets[(sets > 0) if exclusive else (sets > 1)]
-        fewest = int(known.min(initial=most)) if len(known) else 0
+        fewest = int(known.min(initial=FOLDS)) if len(known) else 0
         if fewest < 2:
             k = int(np.where(sets > 0, sets, len(self.sets) + 1).argmin())
             where = ", all in one group" if counts[k] > 1 else ""
@@ -79,15 +77,15 @@ class Division:
                 f"class {names[k]!r} has {counted(int(counts[k]), 'image')}{where}; cross-validation needs "
                 f"images in 2 {'groups' if self.grouped else 'folds'}: add images, or leave the class out"
             )
-        return min(most, fewest)
+        return fewest
 
-    def folds(self, most: int = FOLDS, seed: int = 0) -> npt.NDArray[np.int64]:
+    def folds(self, seed: int = 0) -> npt.NDArray[np.int64]:
         """The fold of each image, (N,), 0 to `fold_count` - 1: about equal shares of each class, whole sets.
 
         Raises:
             UserError: as in `fold_count`.
         """
-        count, found = self.fold_count(most), np.zeros(len(self.targets), dtype=np.int64)
+        count, found = self.fold_count(), np.zeros(len(self.targets), dtype=np.int64)
         generator = np.random.default_rng([seed, count])
         if self.targets.exclusive and not self.grouped:
             order = generator.permutation(len(self.targets))

@@ -23,12 +23,12 @@ from vitascope.model.vision_model import VisionModel
 from vitascope.probing.classifiers import Floats
 from vitascope.probing.curve import TIMES, LearningCurve
 from vitascope.probing.head import sharpened, sharpness
-from vitascope.probing.selection import SCORES_HEAD, ProbeSelection, in_words, value_of
+from vitascope.probing.selection import SCORES_HEAD, ProbeSelection, in_words
 from vitascope.report.page import blank_figure, embedded, render, sure
 from vitascope.report.thumbnails import name_of_image, read_pictures
 from vitascope.run.environment import without_home
-from vitascope.run.label_measures import ClassPair, pairs_confused
-from vitascope.run.measures import Z, predicted_classes, worst_pairs
+from vitascope.run.label_measures import pairs_confused
+from vitascope.run.measures import ClassPair, Z, predicted_classes, worst_pairs
 from vitascope.run.run import Run
 from vitascope.storage import replacing
 
@@ -105,7 +105,7 @@ def _measure(selection: ProbeSelection) -> str:
 
 def _header(run: Run, selection: ProbeSelection, curve: LearningCurve) -> dict[str, Any]:
     best, measure = selection.best, _measure(selection)
-    value, low, high = value_of(best.tested)
+    value, low, high = best.tested.value_and_limits
     tested = say(
         "test {measure}; 95% interval {low:.1%} to {high:.1%}", measure=say(measure), low=low, high=high
     )
@@ -295,6 +295,5 @@ def confused(targets: Targets, probabilities: Probabilities, count: int = 10) ->
     """At most `count` pairs of a class of images and the class that is predicted instead, the most frequent
     first."""
     if targets.exclusive:
-        pairs = worst_pairs(targets.confusion(predicted_classes(probabilities)), count)
-        return [ClassPair(pair.true, pair.predicted, pair.count) for pair in pairs]
+        return worst_pairs(targets.confusion(predicted_classes(probabilities)), count)
     return pairs_confused(targets.labels, probabilities >= EVEN, count)

@@ -133,7 +133,7 @@ class ProbeSelection:
     def doubt(self) -> str:
         """Why the cross-validated values are too good, in words; empty if the test images agree with them."""
         (value, low, _), (tested, _, high) = (
-            value_of(score) for score in (self.best.validated, self.best.tested)
+            score.value_and_limits for score in (self.best.validated, self.best.tested)
         )
         if high >= low:
             return ""
@@ -159,17 +159,9 @@ class ProbeSelection:
         return [score.row(None if score is self.best else self.difference(score)) for score in self.scores]
 
 
-def value_of(score: Score | LabelScore) -> tuple[float, float, float]:
-    """The accuracy or mAP of a score, and the limits of its 95% interval."""
-    if isinstance(score, Score):
-        return score.right / score.total, *score.interval
-    found = score.estimates["map"]
-    return found.value, found.low, found.high
-
-
 def in_words(score: Score | LabelScore) -> str:
     """The accuracy or mAP of a score with its interval, in percent: `87.2% (84.1 to 89.9)`."""
-    value, low, high = (100 * each for each in value_of(score))
+    value, low, high = (100 * each for each in score.value_and_limits)
     return f"{value:.1f}% ({low:.1f} to {high:.1f})"
 
 
@@ -237,7 +229,7 @@ def select(
     # Several fits at a time use the cores better than the threads of BLAS, above all on few images.
     with threadpool_limits(1, user_api="blas"):
         scores = list(in_threads(scored, pairs, most=THREADS))
-    scores.sort(key=lambda score: -value_of(score.validated)[0])  # stable
+    scores.sort(key=lambda score: -score.validated.value_and_limits[0])  # stable
     return ProbeSelection(tuple(scores), train, test, numbers)
 
 

@@ -17,7 +17,7 @@ from vitascope.model.vision_model import VisionModel
 from vitascope.report.charts import MAX_CLASSES, CalibrationWords, draw_calibration, draw_confusion
 from vitascope.report.page import blank_figure, embedded, sure
 from vitascope.report.thumbnails import attention_over, name_of_image, read_pictures
-from vitascope.run.measures import FEW, ConfusedPair, calibration, surest, wilson_interval, worst_pairs
+from vitascope.run.measures import FEW, ClassPair, calibration, surest, wilson_interval, worst_pairs
 from vitascope.run.predictions import Predictions
 
 MISTAKES = 24
@@ -42,7 +42,9 @@ def classification(
     return {
         "classes": _classes(predictions, confusion),
         "confusion": _confusion(predictions, confusion, pairs, paired, pictures),
-        "calibration": _calibration(predictions) if len(predictions.labels) >= FEW else None,
+        "calibration": calibrated(predictions.confidences, predictions.correct, CalibrationWords())
+        if len(predictions.labels) >= FEW
+        else None,
         "mistakes": _mistakes(predictions, mistakes, pictured(predictions, mistakes, model, images, pictures))
         if mistakes
         else None,
@@ -88,10 +90,10 @@ def pictured(
     }
 
 
-def _images_of(pair: ConfusedPair, predictions: Predictions) -> tuple[list[int], list[int]]:
+def _images_of(pair: ClassPair, predictions: Predictions) -> tuple[list[int], list[int]]:
     """Places of a pair's surest mistakes, and of the surest correct images of the predicted class."""
-    alike = predictions.classes == pair.predicted
-    wrong = surest(predictions.confidences, alike & (predictions.labels == pair.true), PER_PAIR)
+    alike = predictions.classes == pair.second
+    wrong = surest(predictions.confidences, alike & (predictions.labels == pair.first), PER_PAIR)
     right = surest(predictions.confidences, alike & predictions.correct, EXAMPLES)
     return wrong.tolist(), right.tolist()
 
@@ -128,12 +130,12 @@ def _classes(predictions: Predictions, confusion: npt.NDArray[np.int64]) -> dict
 def _confusion(
     predictions: Predictions,
     confusion: npt.NDArray[np.int64],
-    pairs: list[ConfusedPair],
+    pairs: list[ClassPair],
     paired: list[tuple[list[int], list[int]]],
     pictures: dict[int, Framed],
 ) -> dict[str, Any]:
     """The matrix, and images of the most confused pairs."""
-    names, K = predictions.class_names, len(predictions.class_names)
+    names, K, totals = predictions.class_names, len(predictions.class_names), confusion.sum(axis=1)
     matrix = None
     if K <= MAX_CLASSES:
         alt = f"Confusion matrix of {K} classes: {np.trace(confusion)} of {confusion.sum()} correct"
@@ -141,7 +143,8 @@ def _confusion(
         matrix = embedded(draw, "confusion", alt, per_inch=88, least=0.75)
     cards = []
     for pair, (wrong, right) in zip(pairs, paired, strict=False):
-        card = {"true": names[pair.true], "predicted": names[pair.predicted], "pair": pair}
+        card: dict[str, Any] = {"true": names[pair.first], "predicted": names[pair.second]}
+        card |= {"count": f"{pair.count:,}", "total": f"{totals[pair.first]:,}"}
         known = [place for place in [*wrong, *right] if place in pictures]
         card["images"] = [
             {
@@ -149,21 +152,16 @@ def _confusion(
                 "true": names[predictions.labels[place]],
                 "wrong": place in wrong,
                 "confidence": predictions.confidences[place],
-                "short": short(names[pair.predicted]),
+                "short": short(names[pair.second]),
             }
             for place in known
         ]
         cards.append(card)
     more = [
-        (names[pair.true], names[pair.predicted], f"{pair.count:,}", f"{pair.count / pair.total:.1%}")
-        for pair in pairs[PAIRS:]
+        (names[p.first], names[p.second], f"{p.count:,}", f"{p.count / totals[p.first]:.1%}")
+        for p in pairs[PAIRS:]
     ]
     return {"K": K, "matrix": matrix, "pairs": cards, "more": more}
-
-
-def _calibration(predictions: Predictions) -> dict[str, Any]:
-    """Confidence beside accuracy, in all and by bins."""
-    return calibrated(predictions.confidences, predictions.correct, CalibrationWords())
 
 
 def calibrated(

@@ -92,16 +92,14 @@ class ComparedRun:
     def result(self) -> float | None:
         """The `measure` on the test images."""
         if isinstance(self.score, LabelScore):
-            return self.score.estimates["map"].value
+            return self.score.value_and_limits[0]
         name = "map" if self.measure == "mAP" else "accuracy"
         return None if self.test is None else self.test.get(name)
 
     @property
     def interval(self) -> tuple[float, float] | None:
         """The 95% interval of a classifier's result."""
-        if isinstance(self.score, LabelScore):
-            return self.score.estimates["map"].low, self.score.estimates["map"].high
-        return None if self.score is None else self.score.interval
+        return None if self.score is None else self.score.value_and_limits[1:]
 
     @property
     def by_class(self) -> float | None:
@@ -459,14 +457,10 @@ class TestedImages:
         return cls(predictions, places)
 
 
-def _rank(score: Score | LabelScore) -> float:
-    return score.estimates["map"].value if isinstance(score, LabelScore) else score.right / score.total
-
-
 def _leaders(runs: Sequence[ComparedRun]) -> tuple[str, ...]:
     """The best classifiers by result and then by loss; empty if fewer than two are tested."""
     ranks = {
-        run.name: (_rank(run.score), -(run.test or {}).get("loss", math.inf))
+        run.name: (run.score.value_and_limits[0], -(run.test or {}).get("loss", math.inf))
         for run in runs
         if run.score is not None
     }

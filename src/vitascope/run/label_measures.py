@@ -27,6 +27,7 @@ from vitascope.run.average_precision import (
     mean_of_known,
     share_limits,
 )
+from vitascope.run.measures import ClassPair
 
 ESTIMATES = {
     "map": "mAP",
@@ -111,6 +112,12 @@ class LabelScore:
     f1: Floats
     f1_tuned: Floats
     thresholds: npt.NDArray[np.floating]
+
+    @property
+    def value_and_limits(self) -> tuple[float, float, float]:
+        """The mean average precision, and the limits of its interval."""
+        found = self.estimates["map"]
+        return found.value, found.low, found.high
 
     def summary(self) -> dict[str, Any]:
         """The measures as plain values."""
@@ -292,15 +299,6 @@ def _constant_f1(labels: Bools, prevalence: Floats) -> dict[str, Floats]:
         **{f"micro_f1{ending}": np.array([np.nanmax(micro, initial=0.0)]) for ending in ("", "_tuned")},
         "exact": np.array([repeats.max() / N]),
     }
-
-
-@dataclasses.dataclass(frozen=True)
-class ClassPair:
-    """Two of the K classes, and a number of images."""
-
-    first: int
-    second: int
-    count: int
 
 
 def pairs_together(labels: Bools, count: int) -> list[ClassPair]:

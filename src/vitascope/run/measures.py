@@ -169,6 +169,11 @@ class Score:
         return wilson_interval(self.right, self.total)
 
     @property
+    def value_and_limits(self) -> tuple[float, float, float]:
+        """The accuracy, and the limits of its interval."""
+        return self.right / self.total, *self.interval
+
+    @property
     def no_better(self) -> bool:
         """Whether the interval contains, or lies below, the accuracy of guessing the most frequent class."""
         return self.interval[0] <= self.majority < 1
@@ -289,23 +294,23 @@ def calibration(
 
 
 @dataclasses.dataclass(frozen=True)
-class ConfusedPair:
-    """A class of `total` images, `count` of which are predicted as another class."""
+class ClassPair:
+    """Two of the K classes, and a number of images."""
 
-    true: int
-    predicted: int
+    first: int
+    second: int
     count: int
-    total: int
 
 
-def worst_pairs(confusion: npt.NDArray[np.int64], count: int) -> list[ConfusedPair]:
-    """At most `count` pairs in counts (K, K): most frequent confusion first, then larger share of a class."""
+def worst_pairs(confusion: npt.NDArray[np.int64], count: int) -> list[ClassPair]:
+    """At most `count` pairs of a true and a predicted class in counts (K, K): the most frequent confusion
+    first, then the larger share of a class."""
     totals = confusion.sum(axis=1)
     trues, others = np.nonzero(confusion - np.diag(confusion.diagonal()))
     counts = confusion[trues, others]
     order = np.lexsort((others, trues, -counts / totals[trues], -counts))[:count]
     return [
-        ConfusedPair(int(true), int(other), int(confusion[true, other]), int(totals[true]))
+        ClassPair(int(true), int(other), int(confusion[true, other]))
         for true, other in zip(trues[order], others[order], strict=True)
     ]
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -154,65 +154,24 @@ class Plan:
         return cls(options=config, model=model, **texts)
 
 
-@dataclasses.dataclass(frozen=True)
-class Rule:
-    """How the data and the model decide an option."""
-
-    option: str
-    decide: Callable[[TrainConfig, Facts, ModelConfig], Any]
-    words: str = ""
-    """The value in words, for an option that is not named; empty if it needs none."""
-
-
-def unless_named(option: str, decide: Callable[[Facts], Any], words: str = "") -> Rule:
-    """A rule for an option that is left open."""
-    return Rule(
-        option,
-        lambda asked, facts, _: decide(facts) if asked.option(option) is None else asked.option(option),
-        words,
-    )
-
-
-RULES = (
-    unless_named(
-        "levels", lambda facts: (0, facts.greatest) if facts.greatest else None, "levels {0[0]:,} to {0[1]:,}"
-    ),
-    Rule("image_size", lambda asked, facts, model: model.image_hw, "{0[0]}x{0[1]} pixels"),
-    Rule(
-        "patch_size",
-        lambda asked, facts, model: model.patch_hw if isinstance(model, ViTConfig) else None,
-        "patches of {0[0]}x{0[1]}",
-    ),
-    Rule("epochs", lambda asked, facts, _: _epochs(asked.optimization, facts.images), "{} epochs"),
-    Rule(
-        "batch_size", lambda asked, facts, _: _batch_size(asked.optimization, facts.images), "batches of {}"
-    ),
-    Rule(
-        "lr",
-        lambda asked, facts, model: (
-            asked.optimization.lr
-            * min(1.0, (asked.optimization.lr_width or model.embed_dim) / model.embed_dim)
-        ),
-    ),
-    Rule("lr_width", lambda *_: None),  # that of the model from now on
-    # Photographs show their object at any size and place, small images usually in the middle.
-    unless_named("crop_scale", lambda facts: 0.35 if facts.photographs else 1.0, "crops of {:.0%} or more"),
-    unless_named("shift", lambda facts: 0.0 if facts.photographs else 0.125, "shifts of {:.1%}"),
-    unless_named("randaugment", lambda facts: 2 if facts.few else 0, "RandAugment of {}"),
-    unless_named("erase", lambda facts: 0.25 if facts.few else 0.0, "erasing {:.0%}"),
-    Rule(
-        "corrupt",
-        lambda asked, facts, _: asked.masking.share if asked.task == "masked" else asked.masking.corrupt,
-    ),
-    Rule("loss", lambda asked, facts, _: _loss(asked, facts)),
-)
-"""The options that follow from the data and the model, in the order in which they are announced."""
+WORDS = {
+    "levels": "levels {0[0]:,} to {0[1]:,}",
+    "image_size": "{0[0]}x{0[1]} pixels",
+    "patch_size": "patches of {0[0]}x{0[1]}",
+    "epochs": "{} epochs",
+    "batch_size": "batches of {}",
+    "crop_scale": "crops of {:.0%} or more",
+    "shift": "shifts of {:.1%}",
+    "randaugment": "RandAugment of {}",
+    "erase": "erasing {:.0%}",
+}
+"""The options that the data decide where nothing is named, in words, in the order of their announcement."""
 NO_CHANGE = {name: trait.off for name, trait in traits(AugmentationOptions, NeedsImages).items()}
 """Values of augmentation that change nothing, which need no mention."""
 
 
 def resolve(asked: TrainConfig, facts: Facts) -> Plan:
-    """Decide everything that a configuration leaves open, by `RULES`.
+    """Decide everything that a configuration leaves open.
 
     Raises:
         UserError: options that contradict each other, the task, the data or the weights.
@@ -220,13 +179,13 @@ def resolve(asked: TrainConfig, facts: Facts) -> Plan:
     _check_task(asked, facts)
     _check_streams(asked, facts)
     model, name = _model(asked, facts)
-    decided = {rule.option: rule.decide(asked, facts, model) for rule in RULES}
+    decided = _decided(asked, facts, model)
     by_weights = set() if asked.weights is None else {"image_size", "patch_size"}
     chosen = {
-        rule.option: rule.words.format(decided[rule.option])
-        for rule in RULES
-        if rule.words and asked.option(rule.option) is None and rule.option not in by_weights
-        if decided[rule.option] not in (None, NO_CHANGE.get(rule.option))
+        name: words.format(decided[name])
+        for name, words in WORDS.items()
+        if asked.option(name) is None and name not in by_weights
+        if decided[name] not in (None, NO_CHANGE.get(name))
     }
     if (batch_size := asked.optimization.batch_size) not in (None, decided["batch_size"]):
         chosen["batch_size"] = (
@@ -240,6 +199,32 @@ def resolve(asked: TrainConfig, facts: Facts) -> Plan:
         reason=str(facts),
         note=_enlargement(asked, model, facts),
     )
+
+
+def _decided(asked: TrainConfig, facts: Facts, model: ModelConfig) -> dict[str, Any]:
+    """The options that follow from the data and the model, by name."""
+    optimization, masking = asked.optimization, asked.masking
+    width = optimization.lr_width or model.embed_dim
+    by_images = {
+        "levels": (0, facts.greatest) if facts.greatest else None,
+        # Photographs show their object at any size and place, small images usually in the middle.
+        "crop_scale": 0.35 if facts.photographs else 1.0,
+        "shift": 0.0 if facts.photographs else 0.125,
+        "randaugment": 2 if facts.few else 0,
+        "erase": 0.25 if facts.few else 0.0,
+    }
+    named = {name: asked.option(name) for name in by_images if asked.option(name) is not None}
+    return {
+        **(by_images | named),
+        "image_size": model.image_hw,
+        "patch_size": model.patch_hw if isinstance(model, ViTConfig) else None,
+        "epochs": _epochs(optimization, facts.images),
+        "batch_size": _batch_size(optimization, facts.images),
+        "lr": optimization.lr * min(1.0, width / model.embed_dim),
+        "lr_width": None,  # that of the model from now on
+        "corrupt": masking.share if asked.task == "masked" else masking.corrupt,
+        "loss": _loss(asked, facts),
+    }
 
 
 DECIDED = ("batch_size", "crop_scale", "shift", "randaugment", "erase")

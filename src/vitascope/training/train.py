@@ -15,6 +15,7 @@ import shutil
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
@@ -594,7 +595,8 @@ def _finish(trainer: Trainer) -> TrainResult | PretrainResult:
         distributed.by_first(lambda: _save(trainer, model, kept, tested))
         figures, report = distributed.by_first(lambda: _draw(trainer, finished, tested))
         if run.store is not None:
-            distributed.by_first(lambda: _upload(run))
+            later = f"`vitascope train --resume {shlex.quote(run.ref)}` on this machine uploads it"
+            distributed.by_first(partial(run.store.finish, later))
     made: dict[str, Any] = {"run": run.path, "model": model.cpu(), "seconds": trainer.seconds}
     made |= {"figures": figures, "report": report, "url": run.url}
     result = (TrainResult if config.task == "classify" else PretrainResult)(evaluation=tested, **made)
@@ -618,12 +620,6 @@ def _save(
         save_pretrained(model, run.model_folder)
     if run.store is None:  # otherwise, an upload that fails is repeated from the last one
         remove_checkpoints(run.path)
-
-
-def _upload(run: Run) -> None:
-    """Upload the finished run."""
-    assert run.store is not None
-    run.store.finish(f"`vitascope train --resume {shlex.quote(run.ref)}` on this machine uploads it")
 
 
 def _draw(trainer: Trainer, finished: Finished, tested: Any) -> tuple[dict[str, Path], Path]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import errno
-import json
+import io
 import os
 import shutil
 import signal
@@ -21,6 +21,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import distribute_tensor
 
 from tests.forked import ending, fork
+from tests.training.checkpoint import replace_file, save_checkpoint
 from vitascope.errors import UserError
 from vitascope.training.checkpoint import folders as checkpoint
 from vitascope.training.checkpoint.folders import (
@@ -29,9 +30,7 @@ from vitascope.training.checkpoint.folders import (
     checkpoints,
     load_checkpoint,
     load_checkpoint_at,
-    save_checkpoint,
 )
-from vitascope.training.checkpoint.state import file_record
 
 
 def state(value: float, size: int = 1000) -> dict[str, Any]:
@@ -163,24 +162,14 @@ def test_an_explicit_path_must_be_a_checkpoint(tmp_path: Path, path: str) -> Non
         load_checkpoint_at(tmp_path / path)
 
 
-def replace_state(folder: Path, value: object) -> None:
-    """Replace the state and update the manifest to match."""
-    if isinstance(value, bytes):
-        (folder / STATE).write_bytes(value)
-    else:
-        torch.save(value, folder / STATE)
-    manifest = json.loads((folder / MANIFEST).read_text())
-    manifest["files"][STATE] = file_record(folder / STATE)
-    (folder / MANIFEST).write_text(json.dumps(manifest))
-
-
 def test_loading_a_checkpoint_executes_no_code(tmp_path: Path) -> None:
     class Attack:
         def __reduce__(self):
             return os.mkdir, (str(tmp_path / "pwned"),)
 
-    folder = save_checkpoint(tmp_path, 1, state(1))
-    replace_state(folder, {"weights": Attack()})
+    folder, attack = save_checkpoint(tmp_path, 1, state(1)), io.BytesIO()
+    torch.save({"weights": Attack()}, attack)
+    replace_file(folder, STATE, attack.getvalue())
     for load in (lambda: load_checkpoint(tmp_path), lambda: load_checkpoint_at(folder)):
         with pytest.raises(
             UserError, match=rf"{STATE}: complete, but .* nothing was executed: .*posix\.mkdir"
@@ -192,7 +181,7 @@ def test_loading_a_checkpoint_executes_no_code(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("content", [b"", b"PK\x03\x04", b"\x80\x02}.", b"(lp0\n."])
 def test_state_that_is_not_a_pickle_fails_in_one_line(tmp_path: Path, content: bytes) -> None:
-    replace_state(save_checkpoint(tmp_path, 1, state(1)), content)
+    replace_file(save_checkpoint(tmp_path, 1, state(1)), STATE, content)
     with pytest.raises(UserError, match=STATE) as caught:
         load_checkpoint(tmp_path)
     assert "\n" not in str(caught.value)
@@ -278,27 +267,20 @@ def test_full_disk_at_any_point_of_a_save_loses_nothing(small_disk: Path) -> Non
     for free in range(0, 65536, 4096):  # bytes available to the next save
         with open(ballast, "wb") as file:
             file.write(bytes(shutil.disk_usage(small_disk).free - free))
-        error = refusal(small_disk, 2, state(2, size=8000))
-        if error is None:
+        try:
+            save_checkpoint(small_disk, 2, state(2, size=8000))
             break
+        except UserError as error:
+            message = str(error)
         rejected += 1
-        assert f"{small_disk}/checkpoints/step-00000002: " in error
-        assert "No space left on device" in error
-        assert "make room" in error
-        assert "\n" not in error
+        for part in (f"{small_disk}/checkpoints/step-00000002: ", "No space left on device", "make room"):
+            assert part in message
+        assert "\n" not in message
         assert names(small_disk) == ["step-00000001"]
         assert_loads(small_disk, 1)
         ballast.unlink()
     assert rejected > 8  # the state alone needs nine pages
     assert_loads(small_disk, 2)
-
-
-def refusal(run: Path, step: int, values: dict[str, Any]) -> str | None:
-    try:
-        save_checkpoint(run, step, values)
-    except UserError as error:
-        return str(error)
-    return None
 
 
 # 3: corrupt files
@@ -338,12 +320,8 @@ def flip_a_bit(path: Path) -> None:
 @pytest.mark.parametrize(
     ("kind", "name"),
     [
-        ("whole", "state.pt"),
-        ("whole", "manifest.json"),
-        ("sharded", "state.pt"),
-        ("sharded", "manifest.json"),
-        ("sharded", ".metadata"),
-        ("sharded", "__0_0.distcp"),
+        *(("whole", name) for name in (STATE, MANIFEST)),
+        *(("sharded", name) for name in (STATE, MANIFEST, ".metadata", "__0_0.distcp")),
     ],
 )
 def test_corrupt_newest_checkpoint_is_named_and_the_previous_one_resumed(
@@ -358,12 +336,9 @@ def test_corrupt_newest_checkpoint_is_named_and_the_previous_one_resumed(
     assert_loads(run, 2)
     newest = checkpoints(run)[-1]
     damage(newest / name)
-    capsys.readouterr()
     assert_loads(run, 1)
     warning = capsys.readouterr().err
-    assert "falls back to step 1" in warning
-    assert name in warning
-    assert newest.name in warning
+    assert all(part in warning for part in ("falls back to step 1", name, newest.name))
     assert warning.count("\n") == 1
     with pytest.raises(UserError, match=name):
         load_checkpoint_at(newest)  # an explicit path never falls back
@@ -383,13 +358,8 @@ def test_stray_folders_and_the_best_model_are_neither_counted_nor_deleted(tmp_pa
         (folder / stray).write_text("mine")
     for step in (2, 3):
         save_checkpoint(tmp_path, step, state(step), keep=1)
-    assert set(names(tmp_path)) == {
-        *strays,
-        "step-00000001",
-        "notes.txt",
-        ".step-00000001.99",
-        "step-00000003",
-    }
+    files = ("step-00000001", "notes.txt", ".step-00000001.99")
+    assert set(names(tmp_path)) == {*strays, *files, "step-00000003"}
     assert all((folder / stray / "state.pt").read_text() == "mine" for stray in strays)
     assert (folder / "step-00000001").read_text() == "mine"
     assert_loads(tmp_path, 3)

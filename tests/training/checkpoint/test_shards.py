@@ -6,7 +6,6 @@ import os
 import pickle
 import resource
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,16 +19,15 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from tests.forked import in_group
+from tests.training.checkpoint import replace_file, save_checkpoint
 from vitascope.errors import UserError
 from vitascope.training.checkpoint.folders import (
     MANIFEST,
     checkpoints,
     load_checkpoint,
     load_checkpoint_at,
-    save_checkpoint,
 )
 from vitascope.training.checkpoint.state import (
-    file_record,
     model_state,
     optimizer_state,
     restore_model,
@@ -193,10 +191,7 @@ def forge(saved: Path, run: Path, content: bytes) -> Path:
     """Replace the `.metadata` of a checkpoint, and update its manifest."""
     shutil.copytree(saved / "adamw", run)
     (folder,) = checkpoints(run)
-    (folder / ".metadata").write_bytes(content)
-    manifest = json.loads((folder / MANIFEST).read_text())
-    manifest["files"][".metadata"] = file_record(folder / ".metadata")
-    (folder / MANIFEST).write_text(json.dumps(manifest))
+    replace_file(folder, ".metadata", content)
     return folder
 
 
@@ -212,51 +207,40 @@ def test_loading_metadata_executes_no_code(saved: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "pwned").exists()
 
 
-def described(saved: Path) -> Metadata:
-    return pickle.loads((checkpoints(saved / "adamw")[0] / ".metadata").read_bytes())  # noqa: S301 - ours
-
-
-def bytes_entry(metadata: Metadata) -> None:  # torch would unpickle the shard
-    metadata.state_dict_metadata["model/0.weight"] = BytesStorageMetadata()
-
-
-def other_shape(metadata: Metadata) -> None:
-    metadata.state_dict_metadata["model/0.weight"].size = torch.Size([70000, 5])
-
-
-def lost_shard(metadata: Metadata) -> None:
-    metadata.state_dict_metadata["model/0.weight"].chunks.pop()
-
-
-def lost_tensor(metadata: Metadata) -> None:
-    del metadata.state_dict_metadata["model/0.weight"]
-
-
-def other_folder(metadata: Metadata) -> None:
+def change_weight(metadata: Metadata, change: str) -> None:
+    """Change what a checkpoint's metadata describe of its first weight, or of all files."""
+    entries, name = metadata.state_dict_metadata, "model/0.weight"
+    if change == "bytes":  # torch would unpickle the shard
+        entries[name] = BytesStorageMetadata()
+    elif change == "shape":
+        entries[name].size = torch.Size([70000, 5])
+    elif change == "shard":
+        entries[name].chunks.pop()
+    elif change == "tensor":
+        del entries[name]
     for stored in metadata.storage_data.values():
-        stored.relative_path = "../../secret"
-
-
-def beyond_the_end(metadata: Metadata) -> None:
-    for stored in metadata.storage_data.values():
-        stored.offset = 10**12
+        if change == "folder":
+            stored.relative_path = "../../secret"
+        elif change == "end":
+            stored.offset = 10**12
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (bytes_entry, r"refers to 'torch\.distributed\.checkpoint\.metadata\.BytesStorageMetadata"),
-        (other_shape, "does not describe model/0.weight, of shape"),
-        (lost_shard, "lists an incomplete set of shards of model/0.weight"),
-        (lost_tensor, "does not describe model/0.weight"),
-        (other_folder, "secret"),
-        (beyond_the_end, "complete, but this run cannot load it"),
+        ("bytes", r"refers to 'torch\.distributed\.checkpoint\.metadata\.BytesStorageMetadata"),
+        ("shape", "does not describe model/0.weight, of shape"),
+        ("shard", "lists an incomplete set of shards of model/0.weight"),
+        ("tensor", "does not describe model/0.weight"),
+        ("folder", "secret"),
+        ("end", "complete, but this run cannot load it"),
     ],
 )
 def test_metadata_that_does_not_match_the_tensors_is_rejected(
-    saved: Path, tmp_path: Path, change: Callable[[Metadata], None], message: str
+    saved: Path, tmp_path: Path, change: str, message: str
 ) -> None:
-    metadata = described(saved)
-    change(metadata)
+    content = (checkpoints(saved / "adamw")[0] / ".metadata").read_bytes()
+    metadata = pickle.loads(content)  # noqa: S301 - ours
+    change_weight(metadata, change)
     with pytest.raises(UserError, match=message):
         load_checkpoint(forge(saved, tmp_path / "run", pickle.dumps(metadata)).parent.parent)

@@ -1,10 +1,9 @@
-from typing import Any
-
 import pytest
 import torch
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 
 from tests.model import random_images, small_model
+from tests.training import assert_bitwise
 from vitascope.errors import UserError
 from vitascope.options.groups import Optimization
 from vitascope.training.checkpoint.state import (
@@ -13,6 +12,7 @@ from vitascope.training.checkpoint.state import (
     optimizer_state,
     restore_model,
     restore_optimizer,
+    split_shards,
 )
 from vitascope.training.optim import optimizer_of
 
@@ -35,16 +35,6 @@ def parameters(model: torch.nn.Module) -> torch.Tensor:
     return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
 
 
-def same(one: Any, other: Any) -> bool:
-    if isinstance(one, torch.Tensor):
-        return torch.equal(one, other)
-    if isinstance(one, dict):
-        return one.keys() == other.keys() and all(same(one[name], other[name]) for name in one)
-    if isinstance(one, list):
-        return len(one) == len(other) and all(map(same, one, other))
-    return bool(one == other)
-
-
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 def test_restored_training_is_bitwise_identical(tmp_path, options: Optimization) -> None:
     model, other = small_model(), small_model()
@@ -54,7 +44,7 @@ def test_restored_training_is_bitwise_identical(tmp_path, options: Optimization)
     of_model, of_optimizer = torch.load(tmp_path / "state.pt", weights_only=True)
     restore_model(other, of_model)
     restore_optimizer(other, second, of_optimizer)
-    assert same(optimizer_state(other, second), optimizer_state(model, first))
+    assert_bitwise(optimizer_state(other, second), optimizer_state(model, first))
     learn(model, first, 2)
     learn(other, second, 2)
     assert torch.equal(parameters(model), parameters(other))
@@ -66,7 +56,7 @@ def test_state_uses_the_models_parameter_names() -> None:
     optimizer = optimizer_of(model, Optimization())
     learn(model, optimizer, 1)
     assert set(optimizer_state(model, optimizer)["state"]) == dict(model.named_parameters()).keys()
-    assert same(optimizer_state(model, optimizer), get_optimizer_state_dict(model, optimizer))
+    assert_bitwise(optimizer_state(model, optimizer), dict(get_optimizer_state_dict(model, optimizer)))
 
 
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
@@ -81,8 +71,18 @@ def test_saving_before_the_first_step_performs_no_step(options: Optimization) ->
             restore_optimizer(model, optimizer, {})
         learn(model, optimizer, 1)
         ends.append((parameters(model), optimizer_state(model, optimizer)))
-    assert torch.equal(ends[0][0], ends[1][0])
-    assert same(ends[0][1], ends[1][1])
+    assert_bitwise(*ends)
+
+
+def test_memory_of_copies_is_used_again_for_tensors_of_the_same_kind() -> None:
+    copies: dict[str, torch.Tensor] = {}
+    places = []
+    for tensor in (torch.ones(3), torch.zeros(3), torch.ones(2), torch.ones(2, dtype=torch.float64)):
+        state, _ = split_shards({"a": tensor}, copies)
+        assert state["a"].dtype == tensor.dtype
+        assert torch.equal(state["a"], tensor)
+        places.append(state["a"])
+    assert places[0] is places[1]
 
 
 def test_state_of_another_model_is_rejected() -> None:

@@ -11,7 +11,7 @@ import pytest
 import torch
 from PIL import Image
 
-from tests.model import random_images, small_config, with_preprocess
+from tests.model import random_images, small_config
 from tests.training.tasks import TRAINABLE, examples, masked_task, noisy_set, pictures, small_module
 from vitascope.data.loading import Loader
 from vitascope.data.randomness import uniform
@@ -28,8 +28,6 @@ from vitascope.training.tasks.masked import (
     draw_masked,
     random_mask,
 )
-from vitascope.weights.loading import from_pretrained, save_pretrained
-from vitascope.weights.transfer import adapted, transfer
 
 
 def test_80_percent_of_corrupted_patches_are_masked_10_replaced_and_10_kept() -> None:
@@ -197,26 +195,20 @@ def test_empty_batch_has_zero_loss_with_gradients() -> None:
     assert all(p.grad is not None and not p.grad.any() for p in module.parameters())
 
 
-@pytest.mark.parametrize(
-    ("target", "channels", "precision"), [("downsampled", 1, torch.float32), ("mae", 3, torch.bfloat16)]
-)
-def test_tiny_model_overfits_one_batch(target: str, channels: int, precision: torch.dtype) -> None:
-    task = masked_task(target, image_size=8, patch_size=4, in_channels=channels, embed_dim=32, depth=2)
+@pytest.mark.parametrize("target", ["downsampled", "mae"])
+def test_a_new_model_finds_all_colours_equally_probable_also_in_bf16(target: str) -> None:
+    """A masked autoencoder's normalized pixels have a variance of 1, which its first answers miss."""
+    task = masked_task(target)
     torch.manual_seed(0)
     module = task.module(VisionTransformer(task.config))
-    batch = examples(pictures(4, channels, 8, 8))
-    optimizer = torch.optim.Adam(module.parameters(), lr=1e-2)
-    losses = []
-    for _ in range(40):
-        with torch.autocast("cpu", precision, enabled=precision != torch.float32):
-            loss, _ = task.loss(module, batch)
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(loss.item())
+    with torch.autocast("cpu", torch.bfloat16):
+        loss, _ = task.loss(module, examples(pictures(4, 3, 32, 32)))
+    loss.backward()
+    assert loss.dtype == torch.float32
     if target in COLORS:
-        assert losses[0] == pytest.approx(np.log(8**channels), rel=1e-5)  # at first, all are equally probable
-    assert losses[-1] < 0.3 * losses[0]
+        assert loss.item() == pytest.approx(np.log(8**3), rel=1e-5)
+    else:
+        assert loss.item() > 0.9
 
 
 @pytest.mark.parametrize("target", TARGETS)
@@ -233,25 +225,6 @@ def test_validation_is_the_mean_over_a_split_and_repeatable(target: str) -> None
     assert found["loss"] == pytest.approx(float(sums["loss"] / 7), rel=1e-5)
     if target in COLORS:
         assert found["accuracy"] == pytest.approx(float(sums["accuracy"] / 7))
-
-
-# After pre-training
-
-
-@pytest.mark.parametrize("pool", ["cls", "mean"])
-def test_a_classifier_starts_from_the_body(tmp_path: Path, pool: str) -> None:
-    task = masked_task()
-    body = small_module(task).body
-    save_pretrained(with_preprocess(body, task.preprocess), tmp_path / "model")
-    source = from_pretrained(tmp_path / "model")
-    names = ("x", "y", "z")
-    config = adapted(source.config, None, "run", {"num_classes": 3, "class_names": names, "pool": pool})
-    classifier = VisionTransformer(config).eval()
-    notes = transfer(source, classifier, "run")
-    assert notes[1:] == ["it has no head", "initialized one for 3"]
-    images = random_images(2, 3, 32, 32)
-    assert torch.equal(classifier.forward_features(images), body.forward_features(images))
-    assert classifier(images).shape == (2, 3)
 
 
 @pytest.mark.parametrize(

@@ -40,30 +40,25 @@ STATE = "state.pt"
 _ASIDE = re.compile(r"\.step-\d{8,}\.(\d+|old)")
 
 
-def save_checkpoint(run: Path, step: int, state: Mapping[str, Any], *, keep: int = 2) -> Path:
-    """Write a checkpoint, unless a valid one of this step is there, and remove older ones but `keep` - 1."""
-    start_checkpoint(run, step, state, keep=keep)()
-    return _folder(run, step)
-
-
 def start_checkpoint(
     run: Path,
     step: int,
     state: Mapping[str, Any],
     *,
-    keep: int = 2,
-    group: dist.ProcessGroup | None = None,
-    copies: dict[str, Tensor] | None = None,
+    keep: int,
+    group: dist.ProcessGroup | None,
+    copies: dict[str, Tensor],
 ) -> Callable[[], None]:
     """Copy the state; returns the function that writes the checkpoint, perhaps in a thread.
 
-    This function communicates in `group`. Once it has ended, the memory of `copies` can be used again.
+    It writes nothing if a valid checkpoint of this step is there, and removes older ones but `keep` - 1. It
+    communicates in `group`. Once it has ended, the memory of `copies` can be used again.
     """
-    folder = _folder(run, step)
+    folder = run / CHECKPOINTS / step_name(step)
     aside = by_first(lambda: _begin(folder))
     if aside is None:
         return lambda: None
-    whole, shards = split_shards(state, {} if copies is None else copies)
+    whole, shards = split_shards(state, copies)
     written: Callable[[], dict[str, FileRecord]] = dict
     if shards:
         from vitascope.training.checkpoint.shard_files import start_writing  # takes half a second
@@ -174,10 +169,6 @@ def _numbered(run: Path) -> list[Path]:
     return sorted(
         (path for path in folders if step_of_folder(path.name) is not None and path.is_dir()), key=_step
     )
-
-
-def _folder(run: Path, step: int) -> Path:
-    return run / CHECKPOINTS / step_name(step)
 
 
 def _step(folder: Path) -> int:
