@@ -186,7 +186,7 @@ def top_classes(engine: Engine, sources: Sequence[ImageSource]) -> np.ndarray:
     found = []
     for start in range(0, len(sources), AGREEMENT_BATCH):
         pixels = [engine.pixels(source) for source in sources[start : start + AGREEMENT_BATCH]]
-        found.append(engine.predict(pixels).argmax(dim=1).numpy())
+        found.append(engine.predict(pixels).probabilities.argmax(dim=1).numpy())
     return np.concatenate(found)
 
 

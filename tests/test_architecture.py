@@ -22,7 +22,7 @@ ALLOWED = {
     "options": {"model", "data.table_options"},
     "run": {"data", "weights", "model", "options"},
     "explain": {"model", "weights.preprocess"},
-    "report": {"explain", "data", "weights", "model", "options", "run"},
+    "report": {"evaluation", "explain", "data", "weights", "model", "options", "run"},
     "predict": {"model", "weights", "data", "explain", "text"},
     "evaluation": {"predict", "model", "weights", "data", "run"},
     "probing": {"evaluation", "predict", "report", "explain", "data", "weights", "model", "run"},

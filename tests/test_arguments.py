@@ -57,7 +57,9 @@ def test_numbers_of_numpy_paths_and_the_signature_are_kept() -> None:
 def test_every_public_function_rejects_an_argument_of_another_type(path: str, tmp_path: Path) -> None:
     function = attrgetter(path)(vs)
     needed = {
-        "model": "clip" if path == "zero_shot" else small_model(),  # texts are read from its files
+        "model": "clip"
+        if path in ("zero_shot", "calibrate")
+        else small_model(),  # texts are read from its files
         "runs": [],
         "folder": tmp_path,
         "patch": (0, 0),

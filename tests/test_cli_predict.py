@@ -106,7 +106,8 @@ def test_columns_of_a_table_are_kept_on_request_row_by_row(
     elif suffix == ".csv":
         with open(out, newline="", encoding="utf-8") as file:
             read = list(csv.DictReader(file))
-        assert list(read[0]) == ["image", "label", "score", "img", "label (table)", "class"]
+        judged = ["unknown", "set", "familiarity"]
+        assert list(read[0]) == ["image", "label", "score", *judged, "img", "label (table)", "class"]
         found = [(Path(row["image"]).name, row["label (table)"], row["class"]) for row in read]
         found = [(name, name, label, cell.removeprefix("'")) for name, label, cell in found]
     else:

@@ -9,6 +9,7 @@ import pytest
 import vitascope as vs
 
 FROZEN = {
+    "calibrate": "(model, data, out, *, device='auto')",
     "compare": "(runs, out=None)",
     "Compute": "(*, batch_size=None, workers=None, precision='auto', device='auto', cache=True)",
     "TableOptions": "(*, columns=(), images=None, labels=None, label_separator=None)",
@@ -37,9 +38,10 @@ FROZEN = {
     "zero_shot": "(model, classes, *, prompts=None, outputs=None, revision=None, device='auto')",
     "Predictor.__init__": "(model, *, precision='auto', device='auto', batch_size=None)",
     "Predictor.from_pretrained": "(ref, *, revision=None, precision='auto', device='auto', batch_size=None)",
-    "Predictor.__call__": "(images, top_k=None, *, threshold=None)",
+    "Predictor.__call__": "(images, top_k=None, *, threshold=None, coverage=None, familiar=None)",
     "Predictor.explain": "(images, *, method='integrated-gradients', target=None)",
-    "Predictor.predict_folder": "(folder, top_k=None, *, threshold=None, workers=None)",
+    "Predictor.predict_folder": "(folder, top_k=None, *, threshold=None, coverage=None, familiar=None, "
+    "workers=None)",
     "VisionTransformer.__init__": "(config)",
     "VisionTransformer.forward": "(images)",
     "VisionTransformer.forward_features": "(images, trace=None, queries=slice(None, None, None))",

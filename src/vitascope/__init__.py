@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from vitascope.deploy.model_card import push_to_hub
     from vitascope.deploy.page.page import page
     from vitascope.errors import UserError
+    from vitascope.evaluation.calibrate import calibrate
     from vitascope.evaluation.evaluate import evaluate
     from vitascope.model.config import ViTConfig
     from vitascope.model.resnet import ResNet
@@ -58,6 +59,7 @@ _HOMES = {
     "UserError": "errors",
     "ViTConfig": "model.config",
     "VisionTransformer": "model.vit",
+    "calibrate": "evaluation.calibrate",
     "compare": "report.comparison_page",
     "compress": "deploy.export.compress",
     "convert": "weights.convert",
@@ -96,6 +98,7 @@ __all__ = [
     "UserError",
     "ViTConfig",
     "VisionTransformer",
+    "calibrate",
     "compare",
     "compress",
     "convert",

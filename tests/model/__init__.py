@@ -10,11 +10,13 @@ from torch import nn
 
 from tests.uninitialized import uninitialized
 from vitascope.data.preprocess import Preprocess
+from vitascope.evaluation.calibration import class_gaussians, familiarity_of
 from vitascope.model.config import ViTConfig
 from vitascope.model.positions import Layout
 from vitascope.model.resnet import ResNet
 from vitascope.model.resnet_config import ResNetConfig
 from vitascope.model.sizes import ModelConfig, named_config
+from vitascope.model.trust import PredictionSets, Trust, nearest_class
 from vitascope.model.vision_model import VisionModel, build
 from vitascope.model.vit import VisionTransformer
 from vitascope.weights.preprocess import default_preprocess
@@ -190,6 +192,23 @@ def labelling_model(
 def with_preprocess(model: AnyModel, preprocess: Preprocess) -> AnyModel:
     """The same model, as if it had been trained with this preprocessing."""
     model.preprocess = preprocess
+    return model
+
+
+@torch.no_grad()
+def with_trust(model: AnyModel, images: int = 120) -> AnyModel:
+    """The same model, calibrated on random images whose classes are those that it predicts."""
+    config, random = model.config, torch.Generator().manual_seed(0)
+    shape = (2 * images, config.in_channels, *config.image_hw)
+    features = model.eval().embed(torch.randn(shape, generator=random))
+    logits = model.head(features)
+    labels = torch.multinomial(logits.softmax(dim=1), 1, generator=random)[:, 0]
+    gaussians = class_gaussians(features[:images], labels[:images].numpy())
+    model.trust = Trust(
+        temperature=1.5,
+        sets=PredictionSets.fitted(logits[images:].softmax(dim=1), labels[images:]),
+        familiarity=familiarity_of(gaussians, nearest_class(features[images:], **gaussians)),
+    )
     return model
 
 

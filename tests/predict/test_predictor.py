@@ -21,7 +21,7 @@ from vitascope.data.preprocess import Pixels, Preprocess
 from vitascope.data.reading import READ_AHEAD
 from vitascope.errors import UserError
 from vitascope.explain.methods import DEFAULT_METHOD, METHODS
-from vitascope.predict.engine import TorchEngine
+from vitascope.predict.engine import Answers, TorchEngine
 from vitascope.predict.predictor import Prediction, Predictor, find_images
 from vitascope.weights.files import CheckpointError
 from vitascope.weights.loading import save_pretrained
@@ -347,7 +347,7 @@ class Ragged(TorchEngine):
     def pixels(self, image: ImageSource) -> Pixels:
         return np.ascontiguousarray(np.asarray(Image.open(image).convert("RGB")).transpose(2, 0, 1))  # type: ignore[arg-type]
 
-    def answers(self, pixels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def answers(self, pixels: torch.Tensor) -> Answers:
         return super().answers(pixels[:, :, :8, :8].repeat(1, 1, 4, 4))
 
 

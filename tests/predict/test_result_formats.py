@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.data import write_picture
-from tests.model import labelling_model, law, small_model
+from tests.model import labelling_model, law, small_model, with_trust
 from vitascope.predict.engine import Engine, TorchEngine
 from vitascope.predict.parts import loop_of
 from vitascope.predict.predictor import Predictor
 from vitascope.predict.result_file import PredictTask, predict_to_file
-from vitascope.predict.result_formats import COLUMNS, column_names, csv_text
+from vitascope.predict.result_formats import COLUMNS, VERDICT, column_names, csv_text
 from vitascope.predict.selection import ClassSelection
 
 NAMES = ("ant", "bee;wasp", 'a "cat", big', "line\nbreak\rand return")
@@ -60,6 +60,27 @@ def test_csv_of_one_class_has_the_most_probable_one_and_all_probabilities_on_req
     expected = Predictor(engine)(str(tmp_path / "a, b.png")).probabilities
     np.testing.assert_allclose([float(found[name]) for name in CELLS], expected, atol=1e-6)
     assert not any(unreadable[name] for name in CELLS)
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".csv", ".parquet"])
+def test_every_format_says_what_a_calibrated_model_knows(suffix: str, tmp_path: Path) -> None:
+    engine = TorchEngine(with_trust(small_model(class_names=NAMES, num_classes=4)), device="cpu")
+    out = predict(engine, tmp_path / f"o{suffix}", tmp_path, ClassSelection(coverage=0.9))
+    verdict = Predictor(engine)(str(tmp_path / "a, b.png"), coverage=0.9).verdict
+    assert verdict.set is not None
+    if suffix == ".csv":
+        found, unreadable = rows_of_csv(out)
+        assert (found["unknown"], found["set"]) == (verdict.unknown or "", csv_text(";".join(verdict.set)))
+        assert [unreadable[name] for name in VERDICT] == [""] * 3
+    else:
+        if suffix == ".jsonl":
+            found, unreadable = map(json.loads, out.read_text().splitlines())
+        else:
+            read = pytest.importorskip("pyarrow.parquet", reason="pyarrow is not installed").read_table
+            found, unreadable = read(out).to_pylist()
+        assert (found["unknown"], tuple(found["set"])) == (verdict.unknown, verdict.set)
+        assert [unreadable.get(name) for name in VERDICT] == [None] * 3
+    assert float(found["familiarity"]) == pytest.approx(verdict.familiarity, abs=1e-5)
 
 
 def test_several_classes_have_labels_and_every_probability_in_each_format(tmp_path: Path) -> None:

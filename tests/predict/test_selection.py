@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.model import labelling_model, law, small_model
+from tests.model import labelling_model, law, small_model, with_trust
 from vitascope.errors import UserError
 from vitascope.predict.engine import TorchEngine
 from vitascope.predict.selection import TOP_K, ClassSelection
@@ -69,3 +69,53 @@ def test_model_of_one_class_predicts_the_most_probable_ones() -> None:
 def test_invalid_options_are_rejected(options: dict[str, float], message: str) -> None:
     with pytest.raises(UserError, match=message):
         ClassSelection(**options)
+
+
+@pytest.fixture(scope="module")
+def calibrated() -> TorchEngine:
+    return TorchEngine(with_trust(small_model(num_classes=4, class_names=tuple("abcd"))), device="cpu")
+
+
+def test_verdict_has_the_set_and_the_reason_why_the_class_is_not_known(
+    calibrated: TorchEngine,
+) -> None:
+    assert calibrated.sets is not None
+    limit = float(calibrated.sets.limits(0.8))
+    sure, unsure = [1 - 3e-3, 1e-3, 1e-3, 1e-3], [0.1, limit, 0.0, 0.9 - limit]
+    rows, familiarity = torch.tensor([sure, unsure, sure, unsure]), torch.tensor([0.5, 0.5, 0.09, 0.09])
+    found = ClassSelection(coverage=0.8, familiar=0.9).judged(calibrated, rows, familiarity)
+    assert [verdict.unknown for verdict in found] == [None, "ambiguous", "unfamiliar", "unfamiliar"]
+    assert found[0].set == ("a",)
+    contained = calibrated.sets.contain(rows, 0.8)
+    assert contained is not None
+    ordered = sorted(zip(unsure, contained[1].tolist(), "abcd", strict=True), reverse=True)
+    assert found[1].set == tuple(name for _, inside, name in ordered if inside)
+    assert [verdict.familiarity for verdict in found] == pytest.approx(familiarity.tolist())
+    assert "several classes are likely: " in found[1].in_words()
+    assert "9.00% of the validation images" in found[2].in_words()
+    assert found[0].in_words() == ""
+
+
+def test_familiarity_alone_is_judged_at_the_default_rate(calibrated: TorchEngine) -> None:
+    rows = torch.tensor([[1.0, 0, 0, 0]] * 2)
+    found = ClassSelection().judged(calibrated, rows, torch.tensor([0.0099, 0.0101]))
+    assert [verdict.unknown for verdict in found] == ["unfamiliar", None]
+
+
+@pytest.mark.parametrize("rate", [0.0, 1.0, float("nan"), 2.0])
+@pytest.mark.parametrize("name", ["coverage", "familiar"])
+def test_rates_are_shares(name: str, rate: float) -> None:
+    with pytest.raises(UserError, match=f"{name} is a share between 0 and 1"):
+        ClassSelection(**{name: rate})
+
+
+def test_rates_need_a_calibrated_model_with_enough_images(calibrated: TorchEngine) -> None:
+    plain = TorchEngine(small_model(num_classes=4), device="cpu")
+    for selection in (ClassSelection(coverage=0.9), ClassSelection(familiar=0.9)):
+        selection.check(calibrated)
+        with pytest.raises(UserError, match="the model was not calibrated"):
+            selection.check(plain)
+    with pytest.raises(UserError, match=r"sets of 99.9% need 999 validation images, and .* on 120"):
+        ClassSelection(coverage=0.999).check(calibrated)
+    (verdict,) = ClassSelection().judged(plain, torch.tensor([[0.4, 0.3, 0.2, 0.1]]), None)
+    assert (verdict.unknown, verdict.set, verdict.familiarity) == (None, None, None)

@@ -3,15 +3,12 @@
 import numpy as np
 import pytest
 import torch
-from scipy.special import log_softmax, softmax
 
 from tests.model import small_model, small_resnet
-from tests.probing.digits import DIGITS, PROPERTIES
-from vitascope.data.targets import ClassIndices
 from vitascope.errors import UserError
 from vitascope.model.vision_model import VisionModel
 from vitascope.predict.features import OWN, FeatureSpec, features_of
-from vitascope.probing.head import headed, representations, sharpened, sharpness, with_head
+from vitascope.probing.head import headed, representations, with_head
 from vitascope.weights.loading import from_pretrained, save_pretrained
 
 NAMES = ("ant", "bee", "cow")
@@ -100,32 +97,3 @@ def test_a_class_without_images_has_a_finite_bias_and_no_probability() -> None:
     assert torch.isfinite(model.head.bias).all()
     with torch.inference_mode():
         assert model(images_of(body)).softmax(dim=1)[:, 2].max() == 0
-
-
-def test_sharpness_is_the_factor_of_the_highest_likelihood() -> None:
-    generator = np.random.default_rng(0)
-    logits = generator.normal(size=(2000, 3))
-    truth = np.array([generator.choice(3, p=softmax(row)) for row in logits])
-    targets = ClassIndices(truth, NAMES)
-    for off in (0.2, 1.0, 5.0):
-        given = softmax(off * logits, axis=1)
-        assert sharpness(targets, given) == pytest.approx(1 / off, rel=0.15)
-        better = sharpened(given, sharpness(targets, given), exclusive=True)
-        losses = [-np.log(each[np.arange(2000), truth]).mean() for each in (given, better)]
-        assert losses[1] <= losses[0]
-    assert np.allclose(
-        sharpened(softmax(logits, axis=1), 2.0, exclusive=True), np.exp(log_softmax(2 * logits, 1))
-    )
-
-
-def test_sharpness_takes_certain_probabilities_and_changes_no_order() -> None:
-    for targets in (DIGITS.take(np.arange(100)), PROPERTIES.take(np.arange(100))):
-        K = len(targets.class_names)
-        given = np.random.default_rng(0).dirichlet(np.ones(K), size=100)
-        given[0], given[1] = np.eye(K)[0], np.eye(K)[1]
-        exclusive = isinstance(targets, ClassIndices)
-        factor = sharpness(targets, given)
-        found = sharpened(given, factor, exclusive=exclusive)
-        assert np.isfinite(found).all()
-        assert 0 < factor < 1
-        assert np.array_equal(found[2:].argsort(axis=1), given[2:].argsort(axis=1))

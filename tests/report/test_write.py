@@ -34,12 +34,13 @@ ALL = {
     "confusion",
     "calibration",
     "mistakes",
+    "trust",
     "attention",
     "learned",
     "configuration",
     "environment",
 }
-ABOUT_PREDICTIONS = {"classes", "confusion", "calibration", "mistakes"}
+ABOUT_PREDICTIONS = {"classes", "confusion", "calibration", "trust", "mistakes"}
 
 
 @pytest.fixture(scope="module")

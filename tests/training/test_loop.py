@@ -397,12 +397,14 @@ def test_recorded_metrics_have_the_documented_names_and_means_of_their_epoch(
     names = {record["kind"]: list(record)[2:] for record in Run(run).metrics}
     means = ["train_loss", "train_accuracy", "val_loss", "val_accuracy"]
     means += ["val_balanced_accuracy", "val_majority"]
+    trust = ["calibration_error", "calibration_error_low", "calibration_error_high", "risk_coverage_area"]
+    trust += ["unfamiliar"]
     test = ["split", "images", "unreadable", "correct", "accuracy", "accuracy_low", "accuracy_high"]
     assert names == {
         "step": ["loss", "lr"],
         "epoch": ["epoch", *means, "images_per_second", "seconds"],
         "kept": ["weights", "epoch", "reason"],
-        "test": [*test, "balanced_accuracy", "macro_f1", "majority", "loss", "seconds"],
+        "test": [*test, "balanced_accuracy", "macro_f1", "majority", "loss", *trust, "seconds"],
     }
     right = 20 * Run(run).records("epoch")[-1]["train_accuracy"]
     assert right == pytest.approx(round(right))

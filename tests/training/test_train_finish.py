@@ -127,8 +127,10 @@ def test_the_result_is_printed_before_anything_is_drawn(data, tmp_path, printed_
     config = tiny_config(data, run=str(tmp_path / "run"), epochs=1)
     result = train.train(config)
     score = result.evaluation.score
-    *_, measuring, first, compared, drawing = printed_before["figures"].splitlines()
+    *_, measuring, answers, lacking, first, compared, drawing = printed_before["figures"].splitlines()
     assert measuring == "evaluating 4 test images"
+    assert answers.startswith("answers temperature ")
+    assert lacking.strip().startswith("sets of 95% need 19 validation images")
     assert first.startswith(f"test   {score.right / 4:.2%} right: {score.right} of 4 images, after ")
     assert compared.strip() == score.compared()
     assert drawing == "drawing the figures"

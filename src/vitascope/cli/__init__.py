@@ -14,7 +14,7 @@ from typing import Any
 from vitascope._version import __version__
 from vitascope.cli.bench import Bench
 from vitascope.cli.embed import Embed
-from vitascope.cli.evaluate import Evaluate
+from vitascope.cli.evaluate import Calibrate, Evaluate
 from vitascope.cli.explain import Explain
 from vitascope.cli.learn import Learn
 from vitascope.cli.models import Compress, Convert, Models, Pack
@@ -32,6 +32,7 @@ GROUPS: dict[str, dict[str, type[Any]]] = {
     "Train:": {"train": Train, "pretrain": Pretrain, "probe": Probe, "zero-shot": ZeroShot},
     "Understand:": {
         "evaluate": Evaluate,
+        "calibrate": Calibrate,
         "explain": Explain,
         "report": Report,
         "compare": Compare,

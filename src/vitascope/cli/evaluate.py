@@ -62,6 +62,36 @@ class Evaluate:
             print("\n".join(evaluation_lines(evaluation, run.better_start if run.exists else "")))
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Calibrate:
+    """Give a classifier true probabilities, and words for not knowing.
+
+    Training does this at its end.
+
+    The command is for models of other libraries, and for other data.
+
+    The temperature and the sets of classes are of the validation images.
+
+    What is familiar is as the training images are.
+    """
+
+    model: Model
+    """A run folder, a model folder or file, or a hub id."""
+    data: tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="DATA")]]
+    """Labelled images of the model's classes: any DATA of `vitascope train`.
+    Without validation images, a tenth of each class is drawn."""
+    out: Annotated[str, tyro.conf.arg(metavar="FOLDER", help_behavior_hint="(required)")]
+    """A new folder for the calibrated model."""
+    device: Device = "auto"
+
+    def call(self) -> None:
+        """Calibrate, and print what was found."""
+        from vitascope.evaluation.calibrate import calibrate
+
+        found = calibrate(self.model, self.data, self.out, device=self.device)
+        print("\n".join([str(found), self.out]))
+
+
 def renamed(given: Sequence[str]) -> dict[str, str]:
     """The classes of NAME=CLASS each."""
     for text in given:
@@ -117,6 +147,7 @@ def _class_lines(
     yield f"  {score.compared()}"
     if warning := score.warning(better_start):
         yield f"  {warning}"
+    yield from (f"  {line}" for line in evaluation.reliability.lines())
     width = max(map(len, names))
     for row, (name, counts) in enumerate(zip(names, evaluation.confusion, strict=True)):
         total, right = int(counts.sum()), counts[row]

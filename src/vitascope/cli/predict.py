@@ -56,6 +56,11 @@ class Predict:
     threshold: MaybeFloat = None
     """Of a model of several classes per image: the probability from which on a class applies.
     Default: the model's own threshold of each class."""
+    coverage: MaybeFloat = None
+    """Of a calibrated model: share of images whose set of classes holds the right one. Default: 0.95."""
+    familiar: MaybeFloat = None
+    """Of a calibrated model: share of images like those of the training that pass as familiar.
+    Default: 0.99."""
     probabilities: Flag = False
     """With --out and --json: the probability of every class too, as always with several classes per image."""
     json: Flag = False
@@ -77,7 +82,7 @@ class Predict:
         from vitascope.predict.result_file import PredictTask
         from vitascope.predict.selection import ClassSelection
 
-        selection = ClassSelection(self.top_k, self.threshold)
+        selection = ClassSelection(self.top_k, self.threshold, self.coverage, self.familiar)
         if next(self._found(), None) is None:  # before the model is loaded
             raise UserError(f"{', '.join(self.images)}: no images found")
         task = PredictTask(
@@ -183,7 +188,7 @@ class Predict:
         workers = 0 if few and task.workers is None and len(self.images) <= task.batch_size else task.workers
         tally, rows, started = Tally(), task.rows(engine), time.monotonic()
         results = Predictor(engine, batch_size=task.batch_size).stream(
-            self._found(), self.top_k, threshold=self.threshold, workers=workers
+            self._found(), workers=workers, **dataclasses.asdict(task.selection)
         )
         stopping = contextlib.nullcontext() if few else exiting_if_stopped("what was predicted is printed")
         with stopping, contextlib.closing(results):
@@ -230,6 +235,8 @@ def outcome_in_words(result: ImageResult, width: int) -> str:
     elif not result.predictions:
         assert result.best is not None
         lines.append(f"  {none_of(printable(result.best.label, 80), result.best.score)}")
+    if result.verdict is not None and result.verdict.unknown is not None:
+        lines.append(f"  {printable(result.verdict.in_words(), 200)}")
     return "\n".join(lines)
 
 

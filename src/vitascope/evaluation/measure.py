@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from html import escape
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from vitascope.data.decoding import source_name
 from vitascope.data.loading import Batch, Loader, check_unreadable
 from vitascope.data.splits import ImageSet
 from vitascope.errors import UserError
+from vitascope.evaluation.reliability import Reliability
 from vitascope.formatting import pandas_library
 from vitascope.model.options import Outputs
+from vitascope.model.trust import PredictionSets
 from vitascope.predict.engine import WHOLE_PICTURES, Engine, stacks
 from vitascope.run.predictions import Predictions
 
@@ -35,6 +40,8 @@ class Evaluation(Predictions):
     """Mean cross-entropy, nats; binary, and the mean over the classes, where any of them may apply."""
     trained_on: int = 0
     """Images that the model was trained on; they are left out, unless there were no others."""
+    sets: PredictionSets | None = None
+    """The sets of classes; None for a model that was not calibrated."""
     changes: dict[str, int] | None = None
     """Since a run's training, `missing`, `changed`, `renamed` and `new` images; None if unknown."""
 
@@ -42,6 +49,11 @@ class Evaluation(Predictions):
     def accuracy(self) -> float:
         """Share of correct predictions: with several classes per image, of those with exactly its classes."""
         return float(self.correct.mean())
+
+    @functools.cached_property
+    def reliability(self) -> Reliability:
+        """How far the answers can be trusted, where one class applies."""
+        return Reliability.of(self.labels, self.probabilities, self.sets, self.familiarity)
 
     def summary(self) -> dict[str, Any]:
         """The scores as plain values, for `metrics.jsonl` and `--json`."""
@@ -52,6 +64,7 @@ class Evaluation(Predictions):
             "unreadable": len(self.unreadable),
             **score.summary(),
             "loss": self.loss,
+            **({} if self.several else self.reliability.summary()),
         }
 
     def to_dataframe(self) -> DataFrame:
@@ -147,6 +160,31 @@ def check_targets(outputs: Outputs, images: ImageSet) -> None:
         )
 
 
+def embedded(engine: Engine, pixels: Tensor) -> Tensor:
+    """The features (B, D) of a batch."""
+    return engine.features(pixels)[0]
+
+
+@torch.inference_mode()
+def features_of_images(
+    engine: Engine,
+    batches: Loader,
+    embed: Callable[[Any, Tensor], Tensor] = embedded,
+    gather: Callable[[Any], list[Any]] = lambda part: [part],
+) -> tuple[Tensor, npt.NDArray[Any]]:
+    """The features (N, D) of every readable image of a split, float32 on the CPU, and their labels.
+
+    `embed` makes them of the pixels of a batch; `gather` as of `measure`.
+    """
+    computed = [(embed(engine, batch.pixels), batch.indices) for batch in batches.epoch()]
+    parts = gather([(features.cpu(), indices) for features, indices in computed])
+    rows = [batch for part in parts for batch in part if len(batch[-1])]
+    places = np.concatenate([indices for _, indices in rows])
+    order = np.argsort(places, kind="stable")
+    features = torch.cat([features for features, _ in rows])[order]
+    return features, batches.images.truth.take(places[order]).labels
+
+
 @torch.inference_mode()
 def measure(
     engine: Engine, batches: Loader | WholePictures, gather: Callable[[Any], list[Any]] = lambda part: [part]
@@ -166,16 +204,18 @@ def measure(
             f"{len(images.class_names)}: a model without class names is measured on images of as many classes"
         )
     check_targets(engine.meaning, images)
-    computed = [(*engine.answers(batch.pixels), batch.indices) for batch in batches.epoch()]
+    computed = [(engine.answers(batch.pixels), batch.indices) for batch in batches.epoch()]
     # Copied at the end: each copy waits for the accelerator, which would have no next batch meanwhile.
-    copied = [(logits.cpu(), shares.cpu(), indices) for logits, shares, indices in computed]
+    copied = [([values.cpu() for values in answers.known()], indices) for answers, indices in computed]
     parts = gather((copied, batches.unreadable))
     rows = [batch for part, _ in parts for batch in part if len(batch[-1])]
     if not rows:
         raise UserError(f"no image of the {images.name} set could be read")
     places = np.concatenate([indices for *_, indices in rows])
     order = np.argsort(places, kind="stable")
-    logits, probabilities = (torch.cat([batch[number] for batch in rows])[order] for number in range(2))
+    logits, probabilities, *familiarity = (
+        torch.cat(column)[order] for column in zip(*(answers for answers, _ in rows), strict=True)
+    )
     targets = images.truth.take(places[order])
     labels = torch.from_numpy(targets.labels)
     if engine.meaning == "exclusive":
@@ -189,5 +229,7 @@ def measure(
         probabilities=probabilities.numpy(),
         thresholds=None if targets.exclusive else np.array(engine.thresholds, np.float32),
         loss=float(loss),
+        familiarity=familiarity[0].numpy() if familiarity else None,
+        sets=engine.sets,
         unreadable=tuple({path: reason for _, part in parts for path, reason in part.items()}.values()),
     )

@@ -204,3 +204,16 @@ def output_layers(head: nn.Module) -> list[nn.Linear]:
     if isinstance(head, MLPHead):
         return [head.linear]
     return [head] if isinstance(head, nn.Linear) else []
+
+
+@torch.no_grad()
+def scale_logits(head: nn.Module, factors: Tensor) -> None:
+    """Multiply the logits of a head by positive factors (K,), in its weights; those of a `CosineHead`, which
+    has one scale for all classes, by their mean."""
+    if isinstance(head, CosineHead):
+        factor = factors.mean().to(head.scale)
+        head.scale.add_(factor.log())
+        head.bias.mul_(factor)
+    for layer in output_layers(head):
+        layer.weight.mul_(factors[:, None].to(layer.weight))
+        layer.bias.mul_(factors.to(layer.bias))

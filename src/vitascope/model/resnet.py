@@ -20,6 +20,7 @@ from vitascope.errors import check_choice
 from vitascope.model.preprocess import Resizable, check_images
 from vitascope.model.resnet_config import ROOTS, ResNetConfig, Unit, norm_groups
 from vitascope.model.trace import Trace
+from vitascope.model.trust import Trust
 
 
 def divide_by_std(weight: Tensor) -> Tensor:
@@ -183,6 +184,8 @@ class ResNet(nn.Module):
 
     preprocess: Resizable | None = None
     """The preprocessing that the model was trained with; None if it was built from a configuration."""
+    trust: Trust | None = None
+    """What it knows about its answers; None if it was not calibrated."""
 
     @checked
     def __init__(self, config: ResNetConfig) -> None:

@@ -19,6 +19,7 @@ from vitascope.model.patches import patch_embedding
 from vitascope.model.preprocess import Resizable, check_images
 from vitascope.model.relations import position_embedding
 from vitascope.model.trace import Trace, keep
+from vitascope.model.trust import Trust
 
 
 class VisionTransformer(nn.Module):
@@ -30,6 +31,8 @@ class VisionTransformer(nn.Module):
 
     preprocess: Resizable | None = None
     """The preprocessing that the model was trained with; None if it was built from a configuration."""
+    trust: Trust | None = None
+    """What it knows about its answers; None if it was not calibrated."""
 
     @checked
     def __init__(self, config: ViTConfig) -> None:

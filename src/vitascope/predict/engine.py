@@ -5,11 +5,13 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import hashlib
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,6 +25,7 @@ from vitascope.model.heads import scores
 from vitascope.model.options import Outputs
 from vitascope.model.packed import predicting_copy
 from vitascope.model.sizes import architecture_of
+from vitascope.model.trust import Familiarity, PredictionSets
 from vitascope.model.vision_model import VisionModel
 from vitascope.predict.features import OWN, FeatureSpec, features_of
 from vitascope.weights.preprocess import preprocess_of
@@ -32,6 +35,21 @@ _OPTIONS_OF_HEAD = {
     *("head_init", "dropout", "attention_dropout", "drop_path", "patch_dropout"),
 }
 """Options that features do not depend on: those of the head and of training."""
+
+
+class Answers(NamedTuple):
+    """What a classifier computes for B images, float32 on the engine's device."""
+
+    logits: Tensor
+    """(B, K)."""
+    probabilities: Tensor
+    """(B, K)."""
+    familiarity: Tensor | None = None
+    """(B,), see `Familiarity`; None for a model that does not know it."""
+
+    def known(self) -> list[Tensor]:
+        """Those that the model knows."""
+        return [tensor for tensor in self if tensor is not None]
 
 
 class Engine(ABC):
@@ -51,6 +69,8 @@ class Engine(ABC):
     """The meaning of the classes' outputs."""
     thresholds: tuple[float, ...] = ()
     """The probability from which on each of the K classes applies, where any may; empty where one does."""
+    sets: PredictionSets | None = None
+    """The sets of classes, where one applies; None for a model that was not calibrated."""
     device = torch.device("cpu")
     """Where it computes."""
     own_pixels = False
@@ -101,8 +121,8 @@ class Engine(ABC):
         return pictures, errors
 
     @abstractmethod
-    def answers(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
-        """uint8 (B, C, H, W) to logits and probabilities, float32 (B, K) each, on the engine's device.
+    def answers(self, pixels: Tensor) -> Answers:
+        """The answers for uint8 (B, C, H, W), on the engine's device.
 
         They are not copied to the CPU, because each copy waits for the accelerator.
 
@@ -112,7 +132,7 @@ class Engine(ABC):
 
     def probabilities(self, pixels: Tensor) -> Tensor:
         """uint8 (B, C, H, W) to probabilities (B, K), float32, on the CPU."""
-        return self.answers(pixels)[1].cpu()
+        return self.answers(pixels).probabilities.cpu()
 
     def outputs(self, pixels: Tensor) -> Tensor:
         """Probabilities (B, K), or features (B, D) of a model without classes."""
@@ -178,12 +198,18 @@ class Engine(ABC):
         """A class's name, or its index as text."""
         return self.class_names[index] if self.class_names else str(index)
 
-    def predict(self, pictures: Sequence[Pixels]) -> Tensor:
-        """Probabilities (B, K) of pictures that may differ in size; those of one size share a batch."""
-        found = torch.empty(len(pictures), self.num_classes)
+    def predict(self, pictures: Sequence[Pixels]) -> Answers:
+        """The answers for at least one picture, on the CPU; those of one size share a batch."""
+        order: list[int] = []
+        parts = []
         for places, stack in stacks(pictures):
-            found[places] = self.probabilities(stack)
-        return found
+            order += places
+            parts.append(self.answers(stack))
+        rows = torch.tensor(order).argsort()
+        logits, probabilities, *familiarity = (
+            torch.cat(column).cpu()[rows] for column in zip(*map(Answers.known, parts), strict=True)
+        )
+        return Answers(logits, probabilities, *familiarity)
 
 
 WHOLE_PICTURES = 32
@@ -220,6 +246,11 @@ class TorchEngine(Engine):
         without_tf32(self.device)
         self.description = f"torch, {precision} precision, on {self.device}"
         self.model = model.eval().to(self.device, torch.float32)
+        self.familiarity: Familiarity | None = None
+        if gives_classes and model.trust is not None:
+            self.sets = model.trust.sets
+            if model.trust.familiarity is not None:
+                self.familiarity = copy.deepcopy(model.trust.familiarity).to(self.device)
         self._in_dtype: dict[torch.dtype, VisionModel] = {torch.float32: self.model}
 
     @functools.cached_property
@@ -263,12 +294,14 @@ class TorchEngine(Engine):
         return [found.float() for found in features_of(model, images, specs)]
 
     @torch.inference_mode()
-    def answers(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
-        """uint8 (B, C, H, W) to logits and probabilities, float32 (B, K) each, on the device."""
+    def answers(self, pixels: Tensor) -> Answers:
+        """As `Engine.answers`."""
         self.check_classes()
         model, images = self._prepared(pixels)
-        logits = model(images).float()
-        return logits, scores(logits, self.meaning)
+        features = model.embed(images)  # (B, D)
+        logits = model.head(features).float()
+        familiarity = None if self.familiarity is None else self.familiarity(features.float())
+        return Answers(logits, scores(logits, self.meaning), familiarity)
 
     def outputs(self, pixels: Tensor) -> Tensor:
         """Probabilities (B, K), or features (B, D) of a model without classes."""

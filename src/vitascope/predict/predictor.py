@@ -11,7 +11,7 @@ import os
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import Generic, TypeAlias, TypeVar, overload
+from typing import Any, Generic, NamedTuple, TypeVar, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -35,7 +35,7 @@ from vitascope.predict.compute import BatchSize, Workers
 from vitascope.predict.engine import Engine, stacks
 from vitascope.predict.explanation import Explanation, explain_framed
 from vitascope.predict.runtimes import as_engine, open_engine
-from vitascope.predict.selection import ClassSelection
+from vitascope.predict.selection import REASONS, ClassSelection, Unknown, Verdict
 from vitascope.remote.stores import is_url
 
 T = TypeVar("T")
@@ -67,18 +67,18 @@ class PicturePredictions(list[Prediction]):
     """The most probable class; not among the predictions if it is below its threshold."""
     probabilities: npt.NDArray[np.float32]
     """Of every class, (K,)."""
+    verdict: Verdict
+    """Whether the model knows the class of the picture."""
 
-    def __init__(
-        self,
-        predictions: Iterable[Prediction],
-        image: ImageSource,
-        best: Prediction,
-        probabilities: npt.NDArray[np.float32],
-        levels: Levels | None = None,
-    ) -> None:
-        super().__init__(predictions)
-        self.image, self.best, self.probabilities = image, best, probabilities
-        self.levels = levels
+    def __init__(self, answer: _Answer, image: ImageSource, levels: Levels | None = None) -> None:
+        super().__init__(answer.predictions)
+        self.best, self.probabilities, self.verdict = answer.best, answer.probabilities, answer.verdict
+        self.image, self.levels = image, levels
+
+    @property
+    def unknown(self) -> Unknown | None:
+        """Why the model does not know the class, `ambiguous` or `unfamiliar`; None if it does."""
+        return self.verdict.unknown
 
     def _repr_html_(self) -> str:
         rows = "".join(
@@ -86,6 +86,8 @@ class PicturePredictions(list[Prediction]):
             f'<td><meter value="{each.score:.4f}"></meter></td></tr>'
             for each in self
         )
+        if self.unknown is not None:
+            rows += f"<tr><td colspan=2>{REASONS[self.unknown]}</td></tr>"
         if not self:
             rows = f"<tr><td>{html.escape(none_of(self.best.label, self.best.score))}</td></tr>"
         try:
@@ -118,12 +120,19 @@ class ImageResult:
     """The most probable class; None if the file could not be read."""
     probabilities: npt.NDArray[np.float32] | None = dataclasses.field(default=None, repr=False, compare=False)
     """Of every class, (K,); None if the file could not be read."""
+    verdict: Verdict | None = None
+    """Whether the model knows the class; None if the file could not be read."""
     cells: tuple[str, ...] = ()
     """Of the file's row in a table, where they are kept."""
 
 
-_Predicted: TypeAlias = tuple[list[Prediction], Prediction, npt.NDArray[np.float32]]
-"""The predictions of a picture, its most probable class, and the probabilities, (K,)."""
+class _Answer(NamedTuple):
+    """What is predicted for a picture; the fields are those of `ImageResult`."""
+
+    predictions: list[Prediction]
+    best: Prediction
+    probabilities: npt.NDArray[np.float32]
+    verdict: Verdict
 
 
 @dataclasses.dataclass(frozen=True)
@@ -193,12 +202,24 @@ class Predictor:
 
     @overload
     def __call__(  # type: ignore[overload-overlap] # a str is a sequence of str too, and means one path
-        self, images: ImageSource, top_k: int | None = ..., *, threshold: float | None = ...
+        self,
+        images: ImageSource,
+        top_k: int | None = ...,
+        *,
+        threshold: float | None = ...,
+        coverage: float | None = ...,
+        familiar: float | None = ...,
     ) -> PicturePredictions: ...
 
     @overload
     def __call__(
-        self, images: Iterable[ImageSource], top_k: int | None = ..., *, threshold: float | None = ...
+        self,
+        images: Iterable[ImageSource],
+        top_k: int | None = ...,
+        *,
+        threshold: float | None = ...,
+        coverage: float | None = ...,
+        familiar: float | None = ...,
     ) -> list[PicturePredictions]: ...
 
     @checked
@@ -208,6 +229,8 @@ class Predictor:
         top_k: int | None = None,
         *,
         threshold: float | None = None,
+        coverage: float | None = None,
+        familiar: float | None = None,
     ) -> PicturePredictions | list[PicturePredictions]:
         """Predict the classes of one picture or of several.
 
@@ -221,6 +244,7 @@ class Predictor:
             top_k: the most classes per picture; by default 5, or with several classes per image no limit.
             threshold: the threshold of every class, for a model of several classes per image; by default its
                 own thresholds.
+            coverage, familiar: see `ClassSelection`; for a calibrated model.
 
         Returns:
             The predictions of one picture, most probable first; for several pictures, a list of these.
@@ -230,15 +254,15 @@ class Predictor:
             UserError: `top_k` is below 1; a `threshold` that is no probability, or for a model of one class
                 per image.
         """
-        selection = self._selection(top_k, threshold)
+        selection = self._selection(top_k, threshold, coverage, familiar)
         found = list[PicturePredictions]()
         pictures = iter(as_pictures(images))
         batches = iter(lambda: list(itertools.islice(pictures, self.batch_size)), [])
         read = (_Read(batch, stacks(list(map(self.engine.pixels, batch)))) for batch in batches)
         for batch, predicted in self._predicted(read, selection):
             found += [
-                PicturePredictions(predictions, picture, best, probabilities, self.preprocess.levels)
-                for picture, (predictions, best, probabilities) in zip(batch.images, predicted, strict=True)
+                PicturePredictions(answer, picture, self.preprocess.levels)
+                for picture, answer in zip(batch.images, predicted, strict=True)
             ]
         return found[0] if is_one_picture(images) else found
 
@@ -288,6 +312,8 @@ class Predictor:
         top_k: int | None = None,
         *,
         threshold: float | None = None,
+        coverage: float | None = None,
+        familiar: float | None = None,
         workers: Workers = None,
     ) -> Generator[ImageResult, None, None]:
         """Yield the result of each image file below a folder, of any size, in the order of the names.
@@ -297,7 +323,7 @@ class Predictor:
 
         Args:
             folder: image files at any depth; hidden files and those without an image's suffix are skipped.
-            top_k, threshold: as for a call.
+            top_k, threshold, coverage, familiar: as for a call.
             workers: processes that read while the model computes; 0 reads in this process, None means one
                 per core.
 
@@ -306,7 +332,8 @@ class Predictor:
         """
         if os.path.isfile(folder):
             raise UserError(f"{os.fspath(folder)}: a file, not a folder")
-        return self.stream(find_images([folder]), top_k, threshold=threshold, workers=workers)
+        rates = {"coverage": coverage, "familiar": familiar}
+        return self.stream(find_images([folder]), top_k, threshold=threshold, **rates, workers=workers)
 
     @checked
     def stream(
@@ -315,11 +342,13 @@ class Predictor:
         top_k: int | None = None,
         *,
         threshold: float | None = None,
+        coverage: float | None = None,
+        familiar: float | None = None,
         workers: Workers = None,
     ) -> Generator[ImageResult, None, None]:
         """As `predict_folder`, for one file or for the files in `paths`, taken a few batches ahead; those in
         a store, from `find_images`, are fetched further ahead."""
-        selection = self._selection(top_k, threshold)
+        selection = self._selection(top_k, threshold, coverage, familiar)
         several = [paths] if isinstance(paths, str | os.PathLike | StoredImage) else paths
         files = (file if isinstance(file, StoredImage) else os.fspath(file) for file in several)
         return self._results(files, selection, workers)
@@ -334,8 +363,7 @@ class Predictor:
                     if (error := batch.errors.get(place)) is not None:
                         yield ImageResult(path, [], error, cells=cells)
                     else:
-                        predictions, best, probabilities = next(predicted)
-                        yield ImageResult(path, predictions, None, best, probabilities, cells)
+                        yield ImageResult(path, error=None, cells=cells, **next(predicted)._asdict())
 
     def _read(
         self, files: Iterator[ImageFile], workers: int | None
@@ -354,41 +382,47 @@ class Predictor:
                 together = torch.from_numpy(pixels[readable] if errors else pixels)
                 yield _Read(read, [([*range(len(readable))], together)] if readable else [], errors)
 
-    def _selection(self, top_k: int | None, threshold: float | None) -> ClassSelection:
-        selection = ClassSelection(top_k, threshold)
+    def _selection(self, *chosen: Any) -> ClassSelection:
+        selection = ClassSelection(*chosen)
         selection.check(self.engine)
         return selection
 
     def _predicted(
         self, read: Iterable[_Read[T]], selection: ClassSelection
-    ) -> Iterator[tuple[_Read[T], Iterator[_Predicted]]]:
+    ) -> Iterator[tuple[_Read[T], Iterator[_Answer]]]:
         """Batches with the predictions of their readable pictures; a GPU computes the next ones meanwhile."""
         device = self.engine.device
 
         def send(batch: _Read[T]) -> tuple[Tensor, ...]:
             return tuple(to_device(pixels, device) for _, pixels in batch.stacks)
 
+        def answered(pixels: Sequence[Tensor]) -> list[Tensor]:
+            return [part for stack in pixels for part in self.engine.answers(stack).known()[1:]]
+
         started = (
-            (batch, Fetched([self.engine.answers(pixels)[1] for pixels in on_device]))
-            for batch, on_device in copied_ahead(read, send, device)
+            (batch, Fetched(answered(on_device))) for batch, on_device in copied_ahead(read, send, device)
         )
         for batch, fetched in one_late(started, device):
             yield batch, self._described(batch, fetched.wait(), selection)
 
     def _described(
         self, batch: _Read[T], found: Sequence[Tensor], selection: ClassSelection
-    ) -> Iterator[_Predicted]:
-        """The predictions of each picture, from the probabilities (b, K) of each stack."""
+    ) -> Iterator[_Answer]:
+        """The answers for each picture, from the probabilities (b, K) of each stack, which the familiarity
+        (b,) follows if the model knows it."""
         if not found:
             return
-        probabilities = torch.empty(sum(map(len, found)), self.engine.num_classes)  # (B, K)
-        for (places, _), part in zip(batch.stacks, found, strict=True):
-            probabilities[places] = part
+        columns = len(found) // len(batch.stacks)
+        rows = torch.tensor([place for places, _ in batch.stacks for place in places]).argsort()
+        probabilities, *known = (torch.cat(list(found[first::columns]))[rows] for first in range(columns))
         chosen = selection.of(self.engine, probabilities)
-        for classes, score, index, row in zip(
-            chosen, *(each.tolist() for each in probabilities.max(dim=1)), probabilities.numpy(), strict=True
+        verdicts = selection.judged(self.engine, probabilities, known[0] if known else None)
+        best = zip(*(each.tolist() for each in probabilities.max(dim=1)), strict=True)
+        for classes, (score, index), row, verdict in zip(
+            chosen, best, probabilities.numpy(), verdicts, strict=True
         ):
-            yield [self._named(*label) for label in classes], self._named(index, score), row
+            predictions = [self._named(*label) for label in classes]
+            yield _Answer(predictions, self._named(index, score), row, verdict)
 
     def _named(self, index: int, score: float) -> Prediction:
         return Prediction(self.engine.label(index), index, score)

@@ -105,9 +105,8 @@ class PredictTask(PartTask):
                 for path, *cells in images:
                     yield TableImage.of(path, cells) if cells else from_text(path)
 
-        selection = self.selection
         results = Predictor(engine, batch_size=self.batch_size).stream(
-            files(), selection.top_k, threshold=selection.threshold, workers=self.workers
+            files(), workers=self.workers, **dataclasses.asdict(self.selection)
         )
         with closing(results):
             for first in results:
@@ -126,6 +125,8 @@ class PredictTask(PartTask):
             "preprocess": engine.preprocess.to_dict(),
             "class_names": list(engine.class_names),
             "thresholds": list(self.selection.thresholds(engine)),
+            "coverage": self.selection.coverage,
+            "familiar": self.selection.familiar,
         }
 
 
@@ -179,7 +180,7 @@ def _changes(name: str, before: Any, now: Any) -> Iterator[str]:
 
 
 def _probabilities_of_waves(engine: Engine) -> Tensor:
-    return engine.predict([engine.pixels(waves(number)) for number in range(TEST_IMAGES)])
+    return engine.predict([engine.pixels(waves(number)) for number in range(TEST_IMAGES)]).probabilities
 
 
 def waves(number: int) -> npt.NDArray[np.uint8]:

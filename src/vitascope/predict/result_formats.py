@@ -6,6 +6,8 @@
 | Parquet | the same as columns |
 | CSV | `image`, `label` (the most probable class) and its `score`; both empty if it could not be read |
 
+A calibrated model adds `unknown` (null, `ambiguous` or `unfamiliar`), `set` and `familiarity`.
+
 With several classes per image, JSON lines and Parquet have `labels`, the names of the predicted classes, and
 the label of a CSV file is these names, joined by ";". The score is still that of the most probable class.
 Probabilities of all classes are an object in JSON lines, and otherwise a column per class. So are the cells
@@ -29,7 +31,8 @@ from vitascope.predict.engine import Engine
 from vitascope.predict.predictor import ImageResult
 
 FORMATS: tuple[str, ...] = (".jsonl", ".parquet", ".csv")
-COLUMNS = ("image", "label", "score", "labels", "predictions", "error")
+VERDICT = ("unknown", "set", "familiarity")
+COLUMNS = ("image", "label", "score", "labels", "predictions", "error", *VERDICT)
 """The columns that are no class's, in any format."""
 SEPARATOR = ";"
 """Between the labels of an image in a CSV file."""
@@ -47,6 +50,8 @@ class Rows:
 
     several: bool = False
     """Whether an image may have several classes."""
+    judged: bool = False
+    """Whether it is known what the model knows: `unknown`, `set` and `familiarity`."""
     columns: tuple[str, ...] = ()
     """The name of each class's probability, (K,); empty without probabilities."""
     kept: Mapping[str, str] = dataclasses.field(default_factory=dict)
@@ -59,7 +64,7 @@ class Rows:
         """The rows of an engine's predictions. Those of several classes per image have probabilities."""
         wanted = probabilities or engine.several
         names = [engine.label(index) for index in range(engine.num_classes)] if wanted else ()
-        return cls(engine.several, column_names(names), kept or {})
+        return cls(engine.several, engine.sets is not None, column_names(names), kept or {})
 
     def line(self, result: ImageResult) -> str:
         """One line of JSON."""
@@ -70,6 +75,9 @@ class Rows:
             if self.several:
                 row["labels"] = [prediction.label for prediction in result.predictions]
             row["predictions"] = [vars(prediction) for prediction in result.predictions]
+            if self.judged:
+                assert result.verdict is not None
+                row |= vars(result.verdict)
             if self.columns:
                 assert result.probabilities is not None
                 row["probabilities"] = dict(zip(self.columns, result.probabilities.tolist(), strict=True))
@@ -90,20 +98,31 @@ class Rows:
         with open(path, "w", encoding="utf-8", newline="") as to:
             names = (*self.columns, *self._kept_names())
             writer = csv.writer(to, lineterminator="\n")
-            writer.writerow(["image", "label", "score", *(csv_text(escaped(name)) for name in names)])
+            judged = VERDICT * self.judged
+            writer.writerow(
+                ["image", "label", "score", *judged, *(csv_text(escaped(name)) for name in names)]
+            )
             writer.writerows(map(self._cells, rows))
 
     def _cells(self, row: dict[str, Any]) -> list[str]:
         kept = map(csv_text, row.get("table", {}).values())
         if "error" in row:
-            return [csv_text(row["image"]), "", "", *[""] * len(self.columns), *kept]
+            empty = len(self.columns) + len(VERDICT) * self.judged
+            return [csv_text(row["image"]), "", "", *[""] * empty, *kept]
         labels, scores = ([each[name] for each in row["predictions"]] for name in ("label", "score"))
         probabilities = list(row.get("probabilities", {}).values())
         label = SEPARATOR.join(labels) if self.several else labels[0]
         numbers = [max(probabilities) if self.several else scores[0], *probabilities]
         # The shortest text that is the same number in float32, which the model computed.
         scores = [str(np.float32(number)) for number in numbers]
-        return [csv_text(row["image"]), csv_text(label), *scores, *kept]
+        return [csv_text(row["image"]), csv_text(label), scores[0], *self._verdict(row), *scores[1:], *kept]
+
+    def _verdict(self, row: dict[str, Any]) -> list[str]:
+        """The cells of `VERDICT`, empty for what is not known; none of a model that was not calibrated."""
+        if not self.judged:
+            return []
+        familiarity = "" if row["familiarity"] is None else str(np.float32(row["familiarity"]))
+        return [row["unknown"] or "", csv_text(SEPARATOR.join(row["set"] or ())), familiarity]
 
     def _kept_names(self) -> Iterator[str]:
         """The names of the table's columns beside the others: one that is taken gets a suffix."""
@@ -119,6 +138,9 @@ class Rows:
         import pyarrow.parquet as pq
 
         prediction = pa.struct([("label", pa.string()), ("index", pa.int32()), ("score", pa.float32())])
+        verdict = [
+            ("unknown", pa.string()), ("set", pa.list_(pa.string())), ("familiarity", pa.float32())
+        ]  # fmt: skip
         names = tuple(map(escaped, self._kept_names()))
         schema = pa.schema(
             [
@@ -126,6 +148,7 @@ class Rows:
                 *[("labels", pa.list_(pa.string()))] * self.several,
                 ("predictions", pa.list_(prediction)),
                 ("error", pa.string()),
+                *verdict[: len(verdict) * self.judged],
                 *((escaped(name), pa.float32()) for name in self.columns),
                 *((name, pa.string()) for name in names),
             ]

@@ -28,8 +28,9 @@ from vitascope.model.hardware import PRECISIONS
 from vitascope.model.options import Outputs as Meaning
 from vitascope.model.resnet_config import ResNetConfig
 from vitascope.model.sizes import ModelConfig, architecture_of
+from vitascope.model.trust import COVERAGE, FAMILIAR, PredictionSets, Trust
 from vitascope.model.vision_model import VisionModel
-from vitascope.predict.engine import Engine, TorchEngine
+from vitascope.predict.engine import Answers, Engine, TorchEngine
 from vitascope.remote.stores import is_url
 from vitascope.weights.hub import CONFIG
 from vitascope.weights.loading import from_pretrained
@@ -39,7 +40,7 @@ SUFFIXES = (".onnx", ".xml", ".pt2")  # of exported models
 InputMode = Literal["pictures", "tensors"]
 INPUT_MODES = ("pictures", "tensors")
 INPUT = "pixels"  # names in the graph
-OUTPUTS_OF_CLASSIFIER, OUTPUTS_OF_BODY = ("probabilities", "logits"), ("features",)
+OUTPUTS_OF_CLASSIFIER, OUTPUTS_OF_BODY = ("probabilities", "logits", "familiarity"), ("features",)
 FORMAT_VERSION = 1
 KEYS: dict[str, Any] = {
     "format": int,
@@ -48,6 +49,7 @@ KEYS: dict[str, Any] = {
     "num_classes": int,
     "outputs": Meaning,
     "thresholds": tuple[float, ...],
+    "sets": Mapping,
     "input": InputMode,
     "model": Mapping,
     "precision": str,
@@ -66,10 +68,16 @@ class ExportedModelError(UserError):
 
 
 def metadata_of(
-    config: ModelConfig, preprocess: Preprocess, input: InputMode, *, body_digest: str = ""
+    config: ModelConfig,
+    preprocess: Preprocess,
+    input: InputMode,
+    *,
+    body_digest: str = "",
+    trust: Trust | None = None,
 ) -> dict[str, str]:
     """The metadata of an exported model, each value as JSON in ASCII, which every format can hold.
 
+    Of a calibrated model, `sets` are its `PredictionSets` with the limits at the default rates.
     A file that returns features has the `body_digest` of its model's engine, and no classes.
     """
     values = {
@@ -78,6 +86,7 @@ def metadata_of(
         "num_classes": config.num_classes,
         "outputs": config.outputs,
         "thresholds": config.decision_thresholds,
+        "sets": {} if trust is None else sets_of(trust),
         "input": input,
         "model": config.to_dict(),
         "precision": "fp32",
@@ -86,7 +95,7 @@ def metadata_of(
         "body_digest": "",
     }
     if body_digest:
-        no_classes = {"class_names": (), "num_classes": 0, "thresholds": ()}
+        no_classes = {"class_names": (), "num_classes": 0, "thresholds": (), "sets": {}}
         values |= {**no_classes, "outputs": "embedding", "body_digest": body_digest}
     return {key: json.dumps(value) for key, value in values.items()}
 
@@ -95,7 +104,10 @@ def read_metadata(texts: Mapping[str, str], path: Path) -> dict[str, Any]:
     """The inverse of `metadata_of`; unknown keys are ignored."""
     missing = [key for key in KEYS if key not in texts]
     if missing:
-        raise ExportedModelError(f"{path}: not written by `vitascope export`: it lacks {', '.join(missing)}")
+        raise ExportedModelError(
+            f"{path}: not written by this `vitascope export`, as it lacks {', '.join(missing)}; export the "
+            "model again"
+        )
     try:
         values = {key: json.loads(texts[key]) for key in KEYS}
         if values["format"] != FORMAT_VERSION:
@@ -107,7 +119,8 @@ def read_metadata(texts: Mapping[str, str], path: Path) -> dict[str, Any]:
             check_value(key, values[key], kind)
         values["preprocess"] = Preprocess.from_dict(values["preprocess"])
         names, thresholds = tuple(values["class_names"]), tuple(map(float, values["thresholds"]))
-        values |= {"class_names": names, "thresholds": thresholds}
+        sets = PredictionSets.of_json(values["sets"]) if values["sets"] else None
+        values |= {"class_names": names, "thresholds": thresholds, "sets": sets}
         count, outputs, digest = (values[key] for key in ("num_classes", "outputs", "body_digest"))
         of_body = outputs == "embedding"
         fits = (count == 0) == of_body == bool(digest) and len(names) in (0, max(count, 0))
@@ -128,7 +141,19 @@ def read_metadata(texts: Mapping[str, str], path: Path) -> dict[str, Any]:
 
 def outputs_of(metadata: Mapping[str, str]) -> tuple[str, ...]:
     """The names of the graph's outputs."""
-    return OUTPUTS_OF_CLASSIFIER if json.loads(metadata["num_classes"]) else OUTPUTS_OF_BODY
+    if not json.loads(metadata["num_classes"]):
+        return OUTPUTS_OF_BODY
+    knows = "familiar" in json.loads(metadata["sets"])
+    return OUTPUTS_OF_CLASSIFIER if knows else OUTPUTS_OF_CLASSIFIER[:2]
+
+
+def sets_of(trust: Trust) -> dict[str, Any]:
+    """What a program needs to judge an answer, as values of JSON: the limit of a class's set, one or of each
+    class, and the least familiarity, as far as the validation images could tell."""
+    limits = trust.sets.limits(COVERAGE)
+    found = trust.sets.to_json()
+    found |= {} if limits is None else {"coverage": COVERAGE, "limit": limits.tolist()}
+    return found | ({} if trust.familiarity is None else {"familiar": round(1 - FAMILIAR, 6)})
 
 
 class ExportedEngine(Engine):
@@ -141,7 +166,7 @@ class ExportedEngine(Engine):
         self.preprocess = values["preprocess"]
         self.class_names = values["class_names"]
         self.num_classes = values["num_classes"]
-        self.meaning, self.thresholds = values["outputs"], values["thresholds"]
+        self.meaning, self.thresholds, self.sets = (values[key] for key in ("outputs", "thresholds", "sets"))
         self.output_names = outputs_of(texts)
         self._body_digest: str = values["body_digest"]
         if options := values["model"]:
@@ -172,11 +197,10 @@ class ExportedEngine(Engine):
     def run(self, pixels: Batch) -> Sequence[Outputs]:
         """The outputs `output_names` of uint8 (B, H, W, C)."""
 
-    def answers(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
-        """uint8 (B, C, H, W) to logits and probabilities, float32 (B, K) each."""
+    def answers(self, pixels: Tensor) -> Answers:
+        """As `Engine.answers`."""
         self.check_classes()
-        probabilities, logits = self._run(pixels)
-        return logits, probabilities
+        return Answers(**dict(zip(self.output_names, self._run(pixels), strict=True)))
 
     def outputs(self, pixels: Tensor) -> Tensor:
         """Probabilities (B, K), or features (B, D) of a model without classes."""

@@ -3,15 +3,52 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from vitascope.errors import UserError
+from vitascope.formatting import listed
+from vitascope.model.trust import COVERAGE, FAMILIAR, PredictionSets, check_rate
 from vitascope.predict.engine import Engine
 
 TOP_K = 5
 """Classes per image by default, where one class applies."""
+
+
+Unknown = Literal["ambiguous", "unfamiliar"]
+REASONS: dict[Unknown, str] = {
+    "ambiguous": "several classes are likely",
+    "unfamiliar": "unlike the training images",
+}
+"""Why a model does not know the class of a picture."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Verdict:
+    """Whether a model knows the class of a picture.
+
+    Attributes:
+        unknown: None if it does; `unfamiliar` if the picture is less like the training images than those that
+            were to pass; `ambiguous` if the set has several classes.
+        set: names of the classes that hold the right one at the asked rate, the most probable first; None
+            without enough validation images.
+        familiarity: see `Familiarity`; None for a model that does not know it.
+    """
+
+    unknown: Unknown | None
+    set: tuple[str, ...] | None
+    familiarity: float | None
+
+    def in_words(self) -> str:
+        """The reason with its numbers; empty for a class that is known."""
+        if self.unknown is None:
+            return ""
+        if self.unknown == "ambiguous":
+            return f"unknown: {REASONS[self.unknown]}: {listed(self.set or ())}"
+        share = f"{self.familiarity:.2%} of the validation images are less like them"
+        return f"unknown: {REASONS[self.unknown]}: {share}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,15 +66,35 @@ class ClassSelection:
     """The most classes per image. None means `TOP_K`, or no limit where any class may apply."""
     threshold: float | None = None
     """The threshold of every class, where any may apply. None means the model's own."""
+    coverage: float | None = None
+    """Share of pictures whose set of classes holds the right one. None means `COVERAGE`."""
+    familiar: float | None = None
+    """Share of pictures such as those of the training that pass as familiar. None means `FAMILIAR`."""
 
     def __post_init__(self) -> None:
         if self.top_k is not None and self.top_k < 1:
             raise UserError(f"top_k must be at least 1, not {self.top_k}")
         if self.threshold is not None and not 0 <= self.threshold <= 1:
             raise UserError(f"threshold is a probability from 0 to 1, not {self.threshold:g}")
+        for name in ("coverage", "familiar"):
+            if (rate := getattr(self, name)) is not None:
+                check_rate(name, rate)
 
     def check(self, engine: Engine) -> None:
-        """Reject a threshold for a model that predicts one class per image."""
+        """Reject a threshold for a model that predicts one class per image, and rates for one that was not
+        calibrated."""
+        if engine.sets is None:
+            if self.coverage is not None or self.familiar is not None:
+                raise UserError(
+                    f"{engine.name or 'the model'} was not calibrated, so it has no sets of classes and no "
+                    "familiarity: leave out coverage and familiar"
+                )
+        elif self.coverage is not None and engine.sets.limits(self.coverage) is None:
+            each, images = " of each class" * engine.sets.counts.ndim, int(engine.sets.counts.min())
+            raise UserError(
+                f"sets of {100 * self.coverage:.4g}% need {PredictionSets.needed(self.coverage):,} "
+                f"validation images{each}, and the model was calibrated on {images:,}"
+            )
         if self.threshold is not None and not engine.several:
             raise UserError(
                 "a threshold is for models that predict any number of classes per image; this one predicts "
@@ -62,6 +119,28 @@ class ClassSelection:
         found = shown.topk(min(self.limit(engine) or K, K), dim=1)  # (B, k)
         rows = zip(found.indices.tolist(), found.values.tolist(), counts, strict=True)
         return [list(zip(indices, values, strict=True))[:count] for indices, values, count in rows]
+
+    def judged(self, engine: Engine, probabilities: Tensor, familiarity: Tensor | None) -> list[Verdict]:
+        """The verdict on each picture, from probabilities (B, K) and familiarity (B,) on the CPU."""
+        sets: list[tuple[str, ...] | None] = [None] * len(probabilities)
+        contained = (
+            None if engine.sets is None else engine.sets.contain(probabilities, self.coverage or COVERAGE)
+        )
+        if contained is not None:
+            order = probabilities.argsort(dim=1, descending=True, stable=True)  # (B, K)
+            rows, places = contained.gather(1, order).nonzero(as_tuple=True)
+            parts = order[rows, places].split(contained.sum(dim=1).tolist())
+            sets = [tuple(map(engine.label, part.tolist())) for part in parts]
+        known = [None] * len(sets) if familiarity is None else familiarity.tolist()
+        return [
+            Verdict(self._reason(classes, share), classes, share)
+            for classes, share in zip(sets, known, strict=True)
+        ]
+
+    def _reason(self, classes: tuple[str, ...] | None, familiarity: float | None) -> Unknown | None:
+        if familiarity is not None and familiarity < 1 - (self.familiar or FAMILIAR):
+            return "unfamiliar"
+        return "ambiguous" if classes is not None and len(classes) > 1 else None
 
 
 AUTO = ClassSelection()

@@ -7,19 +7,15 @@ from collections.abc import Sequence
 from typing import cast
 
 import numpy as np
-import numpy.typing as npt
 import torch
-from scipy.optimize import minimize_scalar
-from scipy.special import expit, log_softmax, logit, softmax
 
-from vitascope.data.targets import Targets
 from vitascope.model.config import ViTConfig
 from vitascope.model.heads import output_layers
 from vitascope.model.options import Outputs
 from vitascope.model.sizes import ModelConfig
 from vitascope.model.vision_model import VisionModel, build
 from vitascope.predict.features import OWN, POOLS, FeaturePool, FeatureSpec
-from vitascope.probing.classifiers import Floats, membership
+from vitascope.probing.classifiers import Floats
 from vitascope.weights.preprocess import preprocess_of
 
 EARLIER = 2 / 3
@@ -27,8 +23,6 @@ EARLIER = 2 / 3
 own training, features of this depth fit other classes better."""
 LARGEST_BIAS = 1e4
 """Instead of infinity, for a class that no image or every image has: exported formats may have none."""
-SHARPEST = 100.0
-"""The largest factor of the logits."""
 
 
 def representations(
@@ -101,36 +95,3 @@ def with_head(model: VisionModel, config: ModelConfig, weight: Floats, bias: Flo
             layer.bias.copy_(torch.from_numpy(np.clip(bias, -LARGEST_BIAS, LARGEST_BIAS)))
     found.preprocess = preprocess_of(model)
     return found.eval()
-
-
-def sharpness(targets: Targets, held_out: npt.NDArray[np.floating]) -> float:
-    """The factor of the logits with the highest likelihood of images that the classifier did not see.
-
-    Its inverse is the temperature of Guo et al. (2017, section 4.2). It changes no order of classes. Of
-    probabilities (N, K); a class that is certainly absent has no part.
-    """
-    shares, exclusive = membership(targets), targets.exclusive
-    if exclusive:
-        with np.errstate(divide="ignore"):
-            logits = np.maximum(np.log(held_out.astype(np.float64)), -LARGEST_BIAS)
-    else:
-        logits = logit(np.clip(held_out.astype(np.float64), 1e-12, 1 - 1e-12))
-
-    def loss(log_factor: float) -> float:
-        scaled = np.exp(log_factor) * logits
-        if exclusive:
-            return -float((log_softmax(scaled, axis=1) * shares).sum())
-        return float(np.logaddexp(0, np.where(shares > 0, -scaled, scaled)).sum())
-
-    limit = np.log(SHARPEST)
-    return float(np.exp(minimize_scalar(loss, bounds=(-limit, limit), method="bounded").x))
-
-
-def sharpened(probabilities: npt.NDArray[np.floating], factor: float, *, exclusive: bool) -> Floats:
-    """The probabilities (N, K) of logits that are multiplied by a factor."""
-    with np.errstate(divide="ignore"):
-        if exclusive:
-            found: Floats = softmax(factor * np.log(probabilities.astype(np.float64)), axis=1)
-        else:
-            found = expit(factor * logit(probabilities.astype(np.float64)))
-    return found

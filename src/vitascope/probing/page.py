@@ -16,13 +16,13 @@ from matplotlib.ticker import FuncFormatter, NullFormatter, PercentFormatter
 from vitascope.data.preprocess import Framed
 from vitascope.data.splits import ImageSet
 from vitascope.data.targets import Targets
+from vitascope.evaluation.calibration import as_logits, sharpened, sharpness
 from vitascope.explain.plots import GREY, SERIES, plain
 from vitascope.language import say, say_count
 from vitascope.model.options import EVEN
 from vitascope.model.vision_model import VisionModel
 from vitascope.probing.classifiers import Floats
 from vitascope.probing.curve import TIMES, LearningCurve
-from vitascope.probing.head import sharpened, sharpness
 from vitascope.probing.selection import SCORES_HEAD, ProbeSelection, in_words
 from vitascope.report.page import blank_figure, embedded, render, sure
 from vitascope.report.thumbnails import name_of_image, read_pictures
@@ -57,7 +57,7 @@ def write_page(
         lines: one about each body.
     """
     targets, best = selection.train.targets, selection.best
-    factor = sharpness(targets, best.held_out)
+    factor = sharpness(targets, as_logits(best.held_out, exclusive=targets.exclusive))
     held_out = sharpened(best.held_out, factor, exclusive=not selection.several)  # (N, K)
     doubtful = suspects(targets, held_out, SUSPECTS)
     examples = _hardest(targets, held_out)

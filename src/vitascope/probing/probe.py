@@ -26,6 +26,7 @@ from vitascope.data.splits import ImageSet, Splits
 from vitascope.data.table_options import AS_RECOGNIZED, TableOptions
 from vitascope.data.targets import Targets
 from vitascope.errors import UserError
+from vitascope.evaluation.calibration import as_logits, sharpened, sharpness
 from vitascope.evaluation.measure import Evaluation, data_frame, html_table
 from vitascope.formatting import counted, duration
 from vitascope.model.config import ViTConfig
@@ -42,7 +43,7 @@ from vitascope.predict.runtimes import name_of
 from vitascope.probing.classifiers import Floats
 from vitascope.probing.curve import LearningCurve, learning_curve
 from vitascope.probing.folds import Division
-from vitascope.probing.head import headed, representations, sharpened, sharpness, with_head
+from vitascope.probing.head import headed, representations, with_head
 from vitascope.probing.page import write_page
 from vitascope.probing.selection import (
     SCORES_HEAD,
@@ -422,7 +423,8 @@ def _model(score: ProbeScore, body: Body, config: ModelConfig, truth: Targets) -
     """
     assert score.head is not None
     weight, bias = score.head
-    exclusive, factor = truth.exclusive, sharpness(truth, score.held_out)
+    exclusive = truth.exclusive
+    factor = sharpness(truth, as_logits(score.held_out, exclusive=exclusive))
     if not exclusive:
         held_out = sharpened(score.held_out, factor, exclusive=False)
         config = config.replace(thresholds=best_thresholds(truth.labels, held_out).tolist())

@@ -19,7 +19,7 @@ from vitascope.explain.lettering import fitted, text_width
 from vitascope.explain.plots import GREY, INK, RIGHT, SERIES, WRONG, new_figure, plain
 from vitascope.run.average_precision import precision_recall
 from vitascope.run.label_measures import LabelScore
-from vitascope.run.measures import Calibration
+from vitascope.run.measures import Calibration, RiskCoverage
 from vitascope.run.predictions import Predictions
 from vitascope.run.run import Run
 
@@ -295,6 +295,19 @@ def draw_calibration(
     lower.margins(y=0.25)
     lower.xaxis.set_major_formatter(PercentFormatter(1, decimals=0))
     lower.yaxis.set_major_locator(MaxNLocator(integer=True, nbins=3))
+    return figure
+
+
+def draw_risk_coverage(measured: RiskCoverage, *, new: NewFigure = new_figure) -> Figure:
+    """The share of wrong answers, by the share of images that are answered, the surest first."""
+    figure = new(4.8, 3.2)
+    axes = figure.subplots()
+    shown = np.unique(np.linspace(0, len(measured.risk) - 1, min(len(measured.risk), MAX_POINTS)).astype(int))
+    axes.plot(measured.coverage[shown], measured.risk[shown], color=SERIES[0], linewidth=1.6)
+    plain(axes, xlabel="answered, the surest first", ylabel="of these wrong")
+    axes.set(xlim=(0, 1.01), ylim=(0, None))
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_formatter(PercentFormatter(1, decimals=0))
     return figure
 
 

@@ -11,10 +11,19 @@ import numpy.typing as npt
 
 from vitascope.data.preprocess import Framed
 from vitascope.data.splits import ImageSet
+from vitascope.evaluation.calibration import sharpened
+from vitascope.evaluation.reliability import Reliability
 from vitascope.explain.lettering import short
 from vitascope.language import say
+from vitascope.model.trust import FAMILIAR, Trust
 from vitascope.model.vision_model import VisionModel
-from vitascope.report.charts import MAX_CLASSES, CalibrationWords, draw_calibration, draw_confusion
+from vitascope.report.charts import (
+    MAX_CLASSES,
+    CalibrationWords,
+    draw_calibration,
+    draw_confusion,
+    draw_risk_coverage,
+)
 from vitascope.report.page import blank_figure, embedded, sure
 from vitascope.report.thumbnails import attention_over, name_of_image, read_pictures
 from vitascope.run.measures import FEW, ClassPair, calibration, surest, wilson_interval, worst_pairs
@@ -45,6 +54,7 @@ def classification(
         "calibration": calibrated(predictions.confidences, predictions.correct, CalibrationWords())
         if len(predictions.labels) >= FEW
         else None,
+        "trust": _trust(predictions, model.trust) if len(predictions.labels) >= FEW else None,
         "mistakes": _mistakes(predictions, mistakes, pictured(predictions, mistakes, model, images, pictures))
         if mistakes
         else None,
@@ -162,6 +172,41 @@ def _confusion(
         for p in pairs[PAIRS:]
     ]
     return {"K": K, "matrix": matrix, "pairs": cards, "more": more}
+
+
+def _trust(predictions: Predictions, trust: Trust | None) -> dict[str, Any]:
+    """What is wrong of the surest answers, and of a calibrated model how its sets and its familiarity do."""
+    sets = None if trust is None else trust.sets
+    labels, probabilities = predictions.labels, predictions.probabilities
+    measured = Reliability.of(labels, probabilities, sets, predictions.familiarity)
+    section: dict[str, Any] = {
+        "measured": measured,
+        "drawing": embedded(
+            partial(draw_risk_coverage, measured.risk, new=blank_figure), "risk", "wrong answers", width=620
+        ),
+        "familiar": FAMILIAR,
+        "temperature": None,
+    }
+    if trust is not None and trust.temperature != 1:
+        before = sharpened(probabilities, trust.temperature, exclusive=True)
+        section |= {
+            "temperature": trust.temperature,
+            "before": calibration(before.max(axis=1), before.argmax(axis=1) == labels).error,
+        }
+    if measured.sets is not None:
+        held, counts = measured.sets.held, measured.sets.counts
+        present = np.flatnonzero(counts)
+        order = present[np.argsort(held[present] / counts[present], kind="stable")]
+        rows = [(predictions.class_names[k], int(counts[k]), *_share(held[k], counts[k])) for k in order]
+        head = [say("class"), say("images"), say("in the set"), say("95% interval")]
+        section |= {"head": head, "rows": rows[:WORST_CLASSES], "rest": rows[WORST_CLASSES:]}
+    return section
+
+
+def _share(part: np.int64, total: np.int64) -> tuple[str, str]:
+    """A share of images, and its interval."""
+    low, high = wilson_interval(int(part), int(total))
+    return f"{part / total:.1%}", say("{low:.0%} to {high:.0%}", low=low, high=high)
 
 
 def calibrated(

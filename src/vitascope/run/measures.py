@@ -14,6 +14,8 @@ import scipy  # whose parts are imported when they are used
 from vitascope.formatting import counted
 
 BINS = 15
+SAMPLES = 200
+"""Bootstrap samples behind the interval of a calibration error."""
 Z = 1.959964
 """The standard normal quantile of 95% intervals."""
 FEW = 50
@@ -291,6 +293,46 @@ def calibration(
         confidences=np.bincount(places, weights=confidences, minlength=bins) / shared,
         accuracies=np.bincount(places, weights=right.astype(np.float64), minlength=bins) / shared,
     )
+
+
+def calibration_interval(
+    confidences: npt.NDArray[np.floating], right: npt.NDArray[np.bool_]
+) -> tuple[float, float]:
+    """95% interval of the expected calibration error, by its standard error over bootstrap samples.
+
+    Their own quantiles would be too high: a mean of absolute values grows with the noise (Kumar et al. 2019).
+    """
+    random, N = np.random.default_rng(0), len(confidences)
+    samples = random.integers(N, size=(SAMPLES, N))
+    half = Z * float(np.std([calibration(confidences[rows], right[rows]).error for rows in samples]))
+    error = calibration(confidences, right).error
+    return max(0.0, error - half), min(1.0, error + half)
+
+
+@dataclasses.dataclass(frozen=True)
+class RiskCoverage:
+    """The share of answers that are wrong, if only the surest are given (Geifman and El-Yaniv 2017).
+
+    Attributes:
+        coverage: the share of the images that are answered, ascending, float64 (N,).
+        risk: the share of these answers that is wrong, float64 (N,).
+    """
+
+    coverage: npt.NDArray[np.float64]
+    risk: npt.NDArray[np.float64]
+
+    @property
+    def area(self) -> float:
+        """The mean risk over all coverages."""
+        return float(self.risk.mean())
+
+    @classmethod
+    def of(cls, confidences: npt.NDArray[np.floating], right: npt.NDArray[np.bool_]) -> RiskCoverage:
+        """That of answers with confidences (N,); of equally sure ones, each counts as their mean."""
+        numbers, places = np.unique(-confidences, return_inverse=True)
+        wrong = np.bincount(places, weights=~right) / np.bincount(places, minlength=len(numbers))
+        answered = np.arange(1, len(right) + 1)
+        return cls(answered / len(right), np.cumsum(wrong[np.sort(places)]) / answered)
 
 
 @dataclasses.dataclass(frozen=True)

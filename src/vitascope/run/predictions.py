@@ -19,6 +19,8 @@ from vitascope.run.measures import PairedAccuracy, PairedMeasure, Score, predict
 from vitascope.storage import replacing
 from vitascope.weights.files import read_npz
 
+OPTIONAL = ("thresholds", "familiarity")
+"""Arrays that not every classifier has."""
 ROUNDING = 1e-4
 """The largest excess of a computed probability over 1."""
 
@@ -33,6 +35,7 @@ class Predictions:
         targets: their true classes, among K.
         probabilities: of the classes, float32 (N, K).
         thresholds: of the classes where any may apply, float32 (K,); None for 0.5.
+        familiarity: of the images, float32 (N,); None if the classifier does not know it.
         unreadable: one line per image that could not be read: its path and the reason.
     """
 
@@ -41,6 +44,7 @@ class Predictions:
     targets: Targets
     probabilities: npt.NDArray[np.float32]
     thresholds: npt.NDArray[np.float32] | None = None
+    familiarity: npt.NDArray[np.float32] | None = None
     unreadable: tuple[str, ...] = ()
 
     def __eq__(self, other: object) -> bool:
@@ -114,7 +118,7 @@ class Predictions:
 
     def save(self, path: Path) -> None:
         """Write an .npz file, whole or not at all; texts are NumPy's, so that nothing is pickled."""
-        more: dict[str, Any] = {} if self.thresholds is None else {"thresholds": self.thresholds}
+        more = {name: getattr(self, name) for name in OPTIONAL if getattr(self, name) is not None}
         with replacing(path) as aside, aside.open("wb") as file:
             np.savez_compressed(
                 file,
@@ -155,7 +159,10 @@ def _checked(stored: dict[str, npt.NDArray[Any]]) -> dict[str, Any]:
     N, K = len(indices), len(class_names)
     several = "labels" in stored and stored["labels"].dtype == np.bool_
     labels = _array(stored, "labels", "b", (N, K)) if several else _array(stored, "labels", "iu", (N,))
-    thresholds = _array(stored, "thresholds", "f", (K,)) if "thresholds" in stored else None
+    thresholds, familiarity = (
+        _array(stored, name, "f", shape) if name in stored else None
+        for name, shape in zip(OPTIONAL, ((K,), (N,)), strict=True)
+    )
     if thresholds is not None and not ((thresholds >= 0) & (thresholds <= 1)).all():
         raise ValueError("thresholds outside of [0, 1]")
     probabilities = _array(stored, "probabilities", "f", (N, K))
@@ -176,6 +183,7 @@ def _checked(stored: dict[str, npt.NDArray[Any]]) -> dict[str, Any]:
         "targets": kind(labels if several else labels.astype(np.int64), tuple(class_names.tolist())),
         "probabilities": probabilities.astype(np.float32),
         "thresholds": None if thresholds is None else thresholds.astype(np.float32),
+        "familiarity": None if familiarity is None else familiarity.astype(np.float32),
         "unreadable": tuple(unreadable.tolist()),
     }
 

@@ -27,6 +27,7 @@ from vitascope.data.randaugment import RandAugment
 from vitascope.data.randomness import step_seed
 from vitascope.data.splits import ImageSet, Splits
 from vitascope.errors import Interrupted, UserError
+from vitascope.evaluation.calibrate import images_to_know
 from vitascope.model.hardware import room_for_images, suitable_threads
 from vitascope.model.lora import merged
 from vitascope.model.vision_model import VisionModel, build
@@ -163,6 +164,18 @@ class Trainer:
     def val_images(self) -> Loader:
         """The validation images, for a whole model; `val_loader` may have their features instead."""
         return self.val_loader if self.features is None else self.loader(self.splits.val)
+
+    def known_images(self) -> Loader:
+        """The training images that tell the model what is familiar, as they are."""
+        train, kept = self.splits.train, None
+        rows = images_to_know(train)
+        if self.features is not None:
+            every = self.features.train
+            missing = {
+                place: every.unreadable[row] for place, row in enumerate(rows) if row in every.unreadable
+            }
+            kept = KeptFeatures(every.values[rows], missing)
+        return self.loader(train.subset(train.name, rows), features=kept)
 
     def start_budget(self, minutes: float, spent: float) -> None:
         """Set the length of a run of `minutes`, of which `spent` seconds are over, by measured steps.

@@ -585,8 +585,9 @@ def _finish(trainer: Trainer) -> TrainResult | PretrainResult:
         loader, seconds = trainer.loader(final), trainer.seconds
         module, precision = trainer.trained, trainer.precision
         finished = Finished(
-            run, config, model, module, loader, lambda: trainer.val_images, precision, seconds
-        )
+            run, config, model, module, loader, lambda: trainer.val_images, trainer.known_images,
+            precision, seconds,
+        )  # fmt: skip
         distributed.print_first(f"evaluating {counted(len(final), f'{final.name} image')}")
         trainer.task.calibrate(finished)
         tested = trainer.task.test(finished)

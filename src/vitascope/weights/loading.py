@@ -73,6 +73,7 @@ def load_source(source: Source, family: Family, config: ModelConfig | None = Non
     model.load_state_dict(state, strict=True, assign=True)
     with explaining_settings(source.name):
         model.preprocess = family.read_preprocess(source, cast("ViTConfig", found))
+        model.trust = family.read_trust(source, found)
     check_preprocess(model.preprocess, source.name, found.image_hw)
     return model.eval().float()
 
@@ -101,5 +102,7 @@ def save_pretrained(model: VisionModel, folder: str | os.PathLike[str], *, forma
     family, config = FAMILIES[format], model.config
     if isinstance(config, ViTConfig) and run_there(family, config).outputs != config.outputs:
         log.warning("%s files cannot say that classes are independent: apply the sigmoid yourself", format)
+    if model.trust is not None and not family.write_trust(model.trust):
+        log.warning("%s files hold no sets of classes and no familiarity", format)
     to_family(family, model, preprocess_of(model), Path(folder))
     return Path(folder)

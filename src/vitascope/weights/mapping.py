@@ -25,6 +25,7 @@ from vitascope.model.configuration import traits
 from vitascope.model.options import AppliesWith, pair
 from vitascope.model.resnet_config import ResNetConfig
 from vitascope.model.sizes import ModelConfig
+from vitascope.model.trust import Trust
 from vitascope.model.vision_model import VisionModel, build
 from vitascope.storage import WriteError, make_folder, settle
 from vitascope.weights.files import CheckpointError
@@ -156,6 +157,14 @@ class Family(abc.ABC):
     @abc.abstractmethod
     def read_preprocess(self, source: Source, config: ViTConfig) -> Preprocess:
         """The preprocessing that the weights were trained with."""
+
+    def read_trust(self, source: Source, config: ModelConfig) -> Trust | None:
+        """What the model knows about its answers, where the files can have it."""
+        return None
+
+    def write_trust(self, trust: Trust) -> State:
+        """The tensors of it, where the files can have them."""
+        return {}
 
     @abc.abstractmethod
     def table(self, config: ViTConfig) -> Table:
@@ -324,6 +333,8 @@ def to_family(family: Family, model: VisionModel, preprocess: Preprocess, folder
             assert theirs not in state, f"the table of {family.name} names {theirs} twice"
             state[theirs] = part.contiguous()
     state = family.before_writing(state, config)
+    if model.trust is not None:
+        state |= family.write_trust(model.trust)
     make_folder(folder)
     with tempfile.TemporaryDirectory(prefix=".writing-", dir=folder) as aside:  # a full disk leaves nothing
         try:

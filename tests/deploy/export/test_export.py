@@ -20,7 +20,7 @@ from PIL import Image, ImageOps
 
 from tests.data import encoded, exif_of, noise, write_picture
 from tests.deploy.server.served import play, serving
-from tests.model import small_config, small_model, small_resnet, with_preprocess
+from tests.model import small_config, small_model, small_resnet, with_preprocess, with_trust
 from vitascope.data.preprocess import Preprocess
 from vitascope.deploy.export import export as exporting
 from vitascope.deploy.export.export import check_agreement, default_path, evenly_spaced, export, usage
@@ -40,6 +40,7 @@ from vitascope.predict.runtimes import (
     metadata_of,
     open_engine,
 )
+from vitascope.predict.selection import ClassSelection
 from vitascope.weights.agreement import agreement
 
 NAMES = ("ant\n\x00", "béè <&>", 'cat "x"', "\ud800", "eel")
@@ -120,7 +121,7 @@ def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     kind = request.param
     model = MODELS[kind]()
     fit = dataclasses.replace(fit_for(model.config.in_channels), **RULES[kind])
-    return exported(kind, with_preprocess(model, fit), tmp_path_factory.mktemp("export"))
+    return exported(kind, with_trust(with_preprocess(model, fit)), tmp_path_factory.mktemp("export"))
 
 
 @pytest.fixture(scope="module")
@@ -146,21 +147,41 @@ def body(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
 
 def test_file_matches_the_model_for_single_images_and_batches(made: SimpleNamespace) -> None:
     own = TorchEngine(made.model, precision="fp32", device="cpu")
-    wanted = own.predict([own.pixels(picture) for picture in pictures()])
+    wanted = own.predict([own.pixels(picture) for picture in pictures()]).probabilities
     given = [made.engine.pixels(picture) for picture in pictures()]
-    together = made.engine.predict(given)
-    alone = torch.cat([made.engine.predict([picture]) for picture in given])
+    together = made.engine.predict(given).probabilities
+    alone = torch.cat([made.engine.predict([picture]).probabilities for picture in given])
     torch.testing.assert_close(together, alone, atol=1e-5, rtol=1e-4)
     torch.testing.assert_close(together, wanted, atol=2e-3, rtol=0)
     assert torch.equal(together.argmax(dim=1), wanted.argmax(dim=1))
     assert np.ptp(together.numpy(), axis=0).max() > 1e-2  # the pictures do differ
 
 
+def test_file_knows_as_much_as_the_model(made: SimpleNamespace) -> None:
+    own, sets = TorchEngine(made.model, precision="fp32", device="cpu"), made.engine.sets
+    wanted, found = (
+        engine.predict([engine.pixels(picture) for picture in pictures()]) for engine in (own, made.engine)
+    )
+    assert wanted.familiarity is not None
+    torch.testing.assert_close(found.familiarity, wanted.familiarity, atol=0.03, rtol=0)  # a resize rounds
+    assert np.ptp(wanted.familiarity.numpy()) > 0.02  # the pictures do differ
+    for coverage in (0.5, 0.95):
+        torch.testing.assert_close(sets.limits(coverage), own.sets.limits(coverage), rtol=0, atol=0)
+    (verdict, *_), (other, *_) = (
+        ClassSelection(coverage=0.8).judged(engine, answers.probabilities, answers.familiarity)
+        for engine, answers in ((own, wanted), (made.engine, found))
+    )
+    assert (verdict.set, verdict.unknown) == (other.set, other.unknown)
+    assert json.loads(made.engine.metadata["sets"])["limit"] == sets.limits(0.95).tolist()
+
+
 def test_metadata_holds_all_that_the_engine_needs(made: SimpleNamespace) -> None:
     assert made.engine.preprocess == made.fit
     assert made.engine.class_names == NAMES
     assert made.engine.num_classes == 5
-    assert made.engine.metadata == metadata_of(made.model.config, made.fit, "pictures")
+    assert made.engine.metadata == metadata_of(
+        made.model.config, made.fit, "pictures", trust=made.model.trust
+    )
 
 
 def test_file_of_several_labels_has_the_sigmoids_and_thresholds_of_the_model(
@@ -168,8 +189,8 @@ def test_file_of_several_labels_has_the_sigmoids_and_thresholds_of_the_model(
 ) -> None:
     engine = several.engine
     own = TorchEngine(several.model, precision="fp32", device="cpu")
-    wanted = own.predict([own.pixels(picture) for picture in pictures()])
-    found = engine.predict([engine.pixels(picture) for picture in pictures()])
+    wanted = own.predict([own.pixels(picture) for picture in pictures()]).probabilities
+    found = engine.predict([engine.pixels(picture) for picture in pictures()]).probabilities
     torch.testing.assert_close(found, wanted, atol=1e-4, rtol=0)
     assert not torch.allclose(found.sum(dim=1), torch.ones(len(found)), atol=0.1)
     assert engine.several
@@ -236,10 +257,17 @@ def test_printed_program_predicts_the_same_label_without_vitascope(
     made: SimpleNamespace, tmp_path: Path
 ) -> None:
     Image.fromarray(pictures()[1]).save(tmp_path / "cat.jpg", exif=exif_of(6))
-    (best, *_) = Predictor(TorchEngine(made.model, precision="fp32", device="cpu"))(tmp_path / "cat.jpg")
-    program = made.done.program.replace("print(", "label = (")  # it may have a character that is not Unicode
-    program += "\nimport sys; assert not {'vitascope', 'torch'} & set(sys.modules); print(repr(label))"
-    assert ast.literal_eval(printed(program, tmp_path)) == best.label
+    answer = Predictor(TorchEngine(made.model, precision="fp32", device="cpu"))(tmp_path / "cat.jpg")
+    program = made.done.program.replace(
+        "print(", "label = (", 1
+    )  # it may have a character that is not Unicode
+    program = program.replace('print("one of", ', "names = (")
+    program += (
+        "\nimport sys; assert not {'vitascope', 'torch'} & set(sys.modules); print(repr((label, names)))"
+    )
+    label, names = ast.literal_eval(printed(program, tmp_path).splitlines()[-1])
+    assert label == answer[0].label
+    assert tuple(names) == answer.verdict.set
 
 
 @pytest.mark.parametrize("made", ["openvino"], indirect=True)

@@ -52,7 +52,9 @@ def plain(exported_file) -> dict[str, Path]:
 def labelled(plain: dict[str, Path]) -> ImageSet:
     """Pictures labelled with the model's predictions: its accuracy is 100%."""
     engine = OnnxEngine(plain[".onnx"])
-    labels = engine.predict([engine.pixels(picture) for picture in PICTURES]).argmax(dim=1).numpy()
+    labels = (
+        engine.predict([engine.pixels(picture) for picture in PICTURES]).probabilities.argmax(dim=1).numpy()
+    )
     return ImageSet("test", PICTURES, ClassIndices(labels, NAMES))
 
 
@@ -110,7 +112,11 @@ def is_matrix(op: object) -> bool:
 
 def test_comparison_counts_predictions_and_bytes(done, labelled) -> None:
     comparison = done.found.comparison
-    answers = done.after.predict([done.after.pixels(picture) for picture in PICTURES]).argmax(dim=1).numpy()
+    answers = (
+        done.after.predict([done.after.pixels(picture) for picture in PICTURES])
+        .probabilities.argmax(dim=1)
+        .numpy()
+    )
     accuracy = comparison.paired
     assert (accuracy.total, accuracy.right, accuracy.won) == (40, 40, 0)
     assert accuracy.right_after == comparison.same == int((answers == labelled.labels).sum())
@@ -153,7 +159,7 @@ def test_large_accuracy_drop_keeps_layers_in_float_and_is_finally_rejected(
 def test_file_of_several_labels_is_compared_by_its_precision(tmp_path: Path) -> None:
     model = small_model(depth=1, class_names=NAMES, outputs="independent")
     own = TorchEngine(model, precision="fp32", device="cpu")
-    probabilities = own.predict([own.pixels(picture) for picture in PICTURES])  # (40, K)
+    probabilities = own.predict([own.pixels(picture) for picture in PICTURES]).probabilities  # (40, K)
     thresholds = probabilities.median(dim=0).values
     labels = (probabilities >= thresholds).numpy()
     labels[:3] = False  # images of no class

@@ -48,8 +48,10 @@ for (const [name, { about, pixels, layer, target, ...given }] of Object.entries(
   const answers = new Answers(modelOf(given, simdKernel(programs)), about);
   const seen = Uint8Array.from(pixels);
   const step = async () => {};
+  const whole = await answers.explore(seen, step);
   found.models[`answers ${name}`] = {
-    whole: plainly((await answers.explore(seen, step)).tensors),
+    whole: plainly(whole.tensors),
+    verdict: whole.verdict ?? null,
     layer: plainly((await answers.attention(seen, { layer }, step)).tensors),
     mean: plainly((await answers.attention(seen, { layer, head: "mean" }, step)).tensors),
     head: plainly((await answers.attention(seen, { layer, head: 1 }, step)).tensors),

@@ -36,6 +36,7 @@ class FakeTab:
             [
                 {
                     "seconds": 0.1,
+                    "familiarity": None,
                     "outputs": list(
                         map(str, (proof.model_outputs(model, [picture])[0] + change * (at >= right)).tolist())
                     ),

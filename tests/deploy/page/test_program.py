@@ -13,7 +13,7 @@ from PIL import Image
 from safetensors.torch import load, save_file
 
 from tests.data import noise
-from tests.model import VARIANTS, labelling_model, small_model
+from tests.model import VARIANTS, labelling_model, small_model, with_trust
 from vitascope.data.preprocess import Preprocess
 from vitascope.deploy.page.document import modules, programs
 from vitascope.deploy.page.packing import check_held, packed, program_options, rounded
@@ -22,6 +22,7 @@ from vitascope.deploy.server.attention_pack import pack_attention, pack_heatmap,
 from vitascope.errors import UserError
 from vitascope.model.vit import VisionTransformer
 from vitascope.predict.engine import TorchEngine
+from vitascope.predict.selection import AUTO
 
 pytestmark = pytest.mark.skipif(shutil.which("node") is None, reason="the page's program needs node here")
 
@@ -41,6 +42,7 @@ EXPLORED += ("rotary with registers", "rotary with learned frequencies", "relati
 EXPLORED += ("no other biases", "norm of queries and keys", "norm of queries and keys, RMS, rotary")
 EXPLORED += ("map, swiglu, registers, mlp head", "map of every token", "mean, then norm", "cosine head")
 EXPLORED += ("sequence", "sequence beside a class token, then norm")
+CALIBRATED = ("distillation", "class token, then norm")
 """Models whose whole answers are compared."""
 LAYER = 1
 
@@ -74,6 +76,12 @@ def target_of(engine: TorchEngine, picture: np.ndarray) -> int:
     return max(range(len(maps)), key=lambda target: int((maps[target] > 0).sum()))
 
 
+def held(name: str) -> VisionTransformer:
+    """The model of that name; two of them are calibrated."""
+    model = small_model(**HELD[name])
+    return with_trust(model) if name in CALIBRATED else model
+
+
 def case_of(model: VisionTransformer, folder: Path, number: int, rounding: Any = "fp32") -> dict[str, Any]:
     """What node needs of a model, and what torch computes, which is not written."""
     vit = rounded(model, rounding)
@@ -101,17 +109,14 @@ def cases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     for name, source in modules().items():
         (folder / name).write_text(source)
     shutil.copy(Path(__file__).with_name("cases.js"), folder)
-    models = {
-        name: case_of(small_model(**options), folder, number)
-        for number, (name, options) in enumerate(HELD.items())
-    }
+    models = {name: case_of(held(name), folder, number) for number, name in enumerate(HELD)}
     models["fp16"] = case_of(small_model(), folder, 1000, "fp16")
     models["int8"] = case_of(small_model(), folder, 1001, "int8")
     models["several"] = case_of(labelling_model(0.2, 0.7), folder, 1002)
     picture = noise(41, 58, seed=4)
     engines = {}
     for name in (*EXPLORED, "several"):
-        model = labelling_model(0.2, 0.7) if name == "several" else small_model(**HELD[name])
+        model = labelling_model(0.2, 0.7) if name == "several" else held(name)
         engines[name] = TorchEngine(model, precision="fp32", device="cpu")
         models[name] |= {
             "about": model_data(engines[name], "fp32")["about"],
@@ -182,6 +187,19 @@ def test_answer_is_that_of_the_server(cases: dict[str, Any], name: str) -> None:
         np.testing.assert_allclose(
             found[tensor], expected[tensor].flatten(), atol=levels or 1e-6, err_msg=tensor
         )
+
+
+@pytest.mark.parametrize("name", ["plain", *CALIBRATED])
+def test_verdict_is_that_of_the_server(cases: dict[str, Any], name: str) -> None:
+    engine = cases["engines"][name]
+    found = cases["found"]["models"][f"answers {name}"]["verdict"]
+    if name == "plain":
+        assert found is None
+        return
+    answers = engine.predict([engine.pixels(cases["picture"])])
+    (wanted,) = AUTO.judged(engine, answers.probabilities, answers.familiarity)
+    assert (found["unknown"], tuple(found["set"])) == (wanted.unknown, wanted.set)
+    assert found["familiarity"] == pytest.approx(wanted.familiarity, abs=1e-4)
 
 
 @pytest.mark.parametrize(("part", "head"), [("layer", None), ("mean", "mean"), ("head", 1)])

@@ -21,7 +21,7 @@ from vitascope.deploy.server.app import create_app
 from vitascope.deploy.server.http_server import HTTPServer, server_of
 from vitascope.deploy.server.server import listen
 from vitascope.deploy.server.settings import Settings
-from vitascope.predict.engine import Engine, TorchEngine
+from vitascope.predict.engine import Answers, Engine, TorchEngine
 
 NAMES = ("ant", "bee", "cat", "dog", "<script>alert(1)</script>")
 POISON = 255
@@ -60,7 +60,7 @@ class HeldEngine(Engine):
 
         return counting
 
-    def answers(self, pixels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def answers(self, pixels: torch.Tensor) -> Answers:
         self.begun.set()
         assert self.go.wait(PATIENCE)
         brightness = [int(picture[0, 0, 0]) for picture in pixels]
@@ -69,7 +69,7 @@ class HeldEngine(Engine):
         self.batches.append(brightness)
         first = torch.tensor(brightness)[:, None] / 255
         probabilities = torch.cat([first, ((1 - first) / 4).expand(-1, 4)], dim=1)
-        return probabilities.log(), probabilities
+        return Answers(probabilities.log(), probabilities)
 
     def computed(self) -> list[int]:
         return [brightness for batch in self.batches for brightness in batch]

@@ -18,7 +18,7 @@ from tests.deploy.server.served import (
     serving,
     torch_engine,
 )
-from tests.model import labelling_model, small_resnet
+from tests.model import labelling_model, small_model, small_resnet, with_trust
 from vitascope.explain.methods import DEFAULT_METHOD, METHODS
 from vitascope.explain.rollout import rollout
 from vitascope.predict.engine import TorchEngine
@@ -39,6 +39,28 @@ async def test_raw_body_and_form_match_the_predictor(engine: TorchEngine) -> Non
         for guess, want in zip(answer["predictions"], wanted, strict=True):
             assert (guess["label"], guess["index"]) == (want.label, want.index)
             assert guess["score"] == pytest.approx(want.score, abs=1e-6)
+
+
+async def test_a_calibrated_model_says_what_it_knows_and_verdicts_are_counted() -> None:
+    engine = TorchEngine(with_trust(small_model(class_names=NAMES)), precision="fp32", device="cpu")
+    files = [picture(seed) for seed in range(3)]
+    for rates in ({}, {"coverage": 0.5, "familiar": 0.5}):
+        wanted = [answer.verdict for answer in Predictor(engine)(files, **rates)]
+        async with serving(engine) as client:
+            parts = [("image", (f"{number}.png", content)) for number, content in enumerate(files)]
+            found = (await client.post("/v1/predict", files=parts, params=rates)).json()["results"]
+            assert await client.counted("vitascope_verdicts_total") == 3
+        for answer, verdict in zip(found, wanted, strict=True):
+            assert (answer["unknown"], tuple(answer["set"])) == (verdict.unknown, verdict.set)
+            assert answer["familiarity"] == pytest.approx(verdict.familiarity, abs=1e-4)
+
+
+async def test_rates_are_rejected_where_they_mean_nothing(engine: TorchEngine) -> None:
+    async with serving(engine) as client:
+        assert "unknown" not in (await client.predict(picture())).json()
+        assert "not calibrated" in refusal(await client.predict(picture(), params={"coverage": 0.9}), 422)
+        for rate in (0, 1, "nan"):
+            assert "familiar" in refusal(await client.predict(picture(), params={"familiar": rate}), 422)
 
 
 async def test_labels_are_the_classes_above_their_thresholds() -> None:

@@ -24,7 +24,7 @@ from vitascope.deploy.server.attention_pack import (
 from vitascope.errors import UserError
 from vitascope.model.vision_model import VisionModel
 from vitascope.model.vit import VisionTransformer
-from vitascope.predict.engine import Engine, TorchEngine
+from vitascope.predict.engine import Answers, Engine, TorchEngine
 
 NON_SQUARE = {"image_size": (16, 48), "num_registers": 2}
 
@@ -258,9 +258,9 @@ class Exported(Engine):
     def description(self) -> str:
         return "another runtime"
 
-    def answers(self, pixels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def answers(self, pixels: torch.Tensor) -> Answers:
         probabilities = torch.tensor([[0.25, 0.75]]).expand(len(pixels), -1)
-        return probabilities.log(), probabilities
+        return Answers(probabilities.log(), probabilities)
 
 
 def test_exported_file_has_predictions_and_the_reason_for_no_attention() -> None:

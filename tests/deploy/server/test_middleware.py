@@ -155,9 +155,12 @@ async def test_head_matches_get_without_the_body(engine: TorchEngine) -> None:
     [
         (
             "/v1/predict?topk=1",
-            "unknown query parameter 'topk'; nearest: top_k; this path takes threshold, top_k",
+            "nearest: top_k; this path takes coverage, familiar, threshold, top_k",
         ),
-        ("/v1/predict?top_k=1&x", "unknown query parameter 'x'; this path takes threshold, top_k"),
+        (
+            "/v1/predict?top_k=1&x",
+            "parameter 'x'; this path takes coverage, familiar, threshold, top_k",
+        ),
         ("/v1/explain?form=png", "nearest: format; this path takes format, method, target"),
         ("/v1/embed?top_k=1", "this path takes none"),
         ("/v1/attention?layers=1", "nearest: layer"),

@@ -20,7 +20,7 @@ from tests.deploy.server.served import (
     until,
 )
 from vitascope.errors import UserError
-from vitascope.predict.engine import TorchEngine
+from vitascope.predict.engine import Answers, TorchEngine
 
 
 async def test_overload_is_rejected_with_a_retry_time_and_recovers(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -188,7 +188,7 @@ class Passes:
         self.seen: list[str] = []
         self.third = threading.Event()
         self.go = threading.Event()
-        embed, probabilities = engine.model.embed, engine.probabilities
+        embed, answers = engine.model.embed, engine.answers
 
         def explaining(images: torch.Tensor) -> torch.Tensor:
             if torch.is_inference_mode_enabled():  # a prediction
@@ -199,12 +199,12 @@ class Passes:
                 assert self.go.wait(PATIENCE)
             return embed(images)
 
-        def predicting(pixels: torch.Tensor) -> torch.Tensor:
+        def predicting(pixels: torch.Tensor) -> Answers:
             self.seen.append("prediction")
-            return probabilities(pixels)
+            return answers(pixels)
 
         monkeypatch.setattr(engine.model, "embed", explaining)
-        monkeypatch.setattr(engine, "probabilities", predicting)
+        monkeypatch.setattr(engine, "answers", predicting)
 
 
 EXPLAINED = ("/v1/explain?method=occlusion", "/v1/heatmap?method=integrated-gradients&target=1")

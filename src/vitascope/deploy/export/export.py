@@ -24,9 +24,17 @@ from vitascope.deploy.export.formats import FORMATS, WholeModel, check_path, mov
 from vitascope.errors import UserError, check_choice
 from vitascope.model.resnet_config import ResNetConfig
 from vitascope.model.sizes import ModelConfig
+from vitascope.model.trust import Trust
 from vitascope.model.vision_model import VisionModel
 from vitascope.predict.engine import TorchEngine
-from vitascope.predict.runtimes import INPUT_MODES, ExportedEngine, InputMode, first_line, metadata_of
+from vitascope.predict.runtimes import (
+    INPUT_MODES,
+    ExportedEngine,
+    InputMode,
+    first_line,
+    metadata_of,
+    sets_of,
+)
 from vitascope.run.run import Run, load_with_run
 from vitascope.storage import check_room, make_folder
 from vitascope.weights.agreement import TOLERANCE, Agreement, Compared, agreement
@@ -89,13 +97,16 @@ class ExportResult:
             pooled = 1 if isinstance(config, ResNetConfig) else config.readout.num_pooled
             return f"features, float32 (batch, {pooled * config.embed_dim})"
         independent = " of independent classes" * (config.outputs == "independent")
-        return f"probabilities{independent} and logits, float32 (batch, {config.num_classes})"
+        trust = self.model.trust
+        known = "" if trust is None or trust.familiarity is None else ", and familiarity, float32 (batch)"
+        return f"probabilities{independent} and logits, float32 (batch, {config.num_classes}){known}"
 
     @property
     def program(self) -> str:
         """A Python program that uses the file without vitascope."""
         preprocess, config = preprocess_of(self.model), self.model.config
-        return usage(self.path, preprocess, config, self.input, features=self.features)
+        trust = self.model.trust
+        return usage(self.path, preprocess, config, self.input, features=self.features, trust=trust)
 
     def __repr__(self) -> str:
         return f"ExportResult({self.path}, {self.size / 1e6:,.1f} MB: {self.agreement.summary})"
@@ -150,7 +161,7 @@ def export(
     preprocess = preprocess_of(model)
     module = WholeModel(model.eval().cpu().float(), preprocess, input, features=features).eval()
     body_digest = TorchEngine(model, device="cpu").body_digest if features else ""
-    metadata = metadata_of(model.config, preprocess, input, body_digest=body_digest)
+    metadata = metadata_of(model.config, preprocess, input, body_digest=body_digest, trust=model.trust)
     decoded = [preprocess.whole_pixels(image) for image in sources]  # upright, in the model's colours
     pictures = [planes[0] if len(planes) == 1 else planes.transpose(1, 2, 0) for planes in decoded]
     make_folder(path.parent)
@@ -315,12 +326,21 @@ def explained_in_one_line(name: str, format: str, dynamic_resolution: bool) -> I
 
 
 def usage(
-    path: Path, preprocess: Preprocess, config: ModelConfig, input: InputMode, *, features: bool = False
+    path: Path,
+    preprocess: Preprocess,
+    config: ModelConfig,
+    input: InputMode,
+    *,
+    features: bool = False,
+    trust: Trust | None = None,
 ) -> str:
     """A program without vitascope that prints the class of `cat.jpg`, its classes if it has several, or the
-    shape of its features; it reads pictures as `data.decoding` does."""
+    shape of its features; of a calibrated model also the set of classes, and whether it is unfamiliar. It
+    reads pictures as `data.decoding` does."""
     several = config.outputs == "independent"
     keys = [] if features else ["class_names"] * bool(config.class_names) + ["thresholds"] * several
+    sets = {} if features or trust is None else sets_of(trust)
+    keys += ["sets"] * bool(sets)
     low, high = preprocess.levels or (0, '(65535 if picture.mode[0] == "I" else 1)')
     environment = Environment(undefined=StrictUndefined, trim_blocks=True)
     environment.filters["repr"] = repr
@@ -336,4 +356,5 @@ def usage(
         tensors=input == "tensors",
         config=config,
         features=features,
+        sets=sets,
     )

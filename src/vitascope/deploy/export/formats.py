@@ -43,7 +43,8 @@ TALKATIVE = ("torch.onnx", "torch.__trace", "onnxscript", "onnx_ir", "nncf")
 
 
 class WholeModel(nn.Module):
-    """uint8 (B, H, W, C), as NumPy has pictures, to probabilities and logits, both (B, K) float32.
+    """uint8 (B, H, W, C), as NumPy has pictures, to probabilities and logits, both (B, K) float32, and of a
+    calibrated model the familiarity, (B,).
 
     With `features` to `model.embed`, (B, D) float32, instead.
     Pictures have any size, and the graph crops and resizes them; tensors have the model's size.
@@ -66,15 +67,18 @@ class WholeModel(nn.Module):
         self.resize: nn.Module = Resize(preprocess) if input == "pictures" else nn.Identity()
         for name, numbers in (("pixel_mean", preprocess.mean), ("pixel_std", preprocess.std)):
             self.register_buffer(name, torch.tensor(numbers).view(-1, 1, 1), persistent=False)
+        self.familiarity = None if features or model.trust is None else model.trust.familiarity
 
     def forward(self, pixels: Tensor) -> tuple[Tensor, ...]:
         """Crop, resize, normalize, classify or embed."""
         pictures = pixels.permute(0, 3, 1, 2).float()  # (B, C, H, W), in [0, 255]
         images = (self.resize(pictures) / 255 - self.pixel_mean) / self.pixel_std
+        features = self.model.embed(images)  # (B, D)
         if self.features:
-            return (self.model.embed(images),)  # (B, D)
-        logits = self.model(images)  # (B, K)
-        return scores(logits, self.model.config.outputs), logits
+            return (features,)
+        logits = self.model.head(features)  # (B, K)
+        answers = scores(logits, self.model.config.outputs), logits
+        return answers if self.familiarity is None else (*answers, self.familiarity(features))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

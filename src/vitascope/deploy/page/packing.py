@@ -109,6 +109,10 @@ def packed(model: VisionTransformer, rounding: Rounding) -> dict[str, Tensor]:
             tensors[name] = torch.cat([q, torch.zeros_like(q), v])
         else:
             tensors[name] = value.flatten()
+    if model.trust is not None and model.trust.familiarity is not None:
+        buffers = dict(model.trust.familiarity.named_buffers())
+        tensors["trust.projection.weight"] = buffers.pop("projection").T  # (r, D)
+        tensors |= {f"trust.{name}": values.flatten() for name, values in buffers.items()}
     return {name: tensor.contiguous() for name, tensor in (tensors | _tables(model)).items()}
 
 

@@ -40,7 +40,7 @@ from vitascope.model.config import ViTConfig
 from vitascope.model.vision_model import VisionModel
 from vitascope.model.vit import VisionTransformer
 from vitascope.predict.engine import TorchEngine
-from vitascope.predict.runtimes import name_of
+from vitascope.predict.runtimes import name_of, sets_of
 from vitascope.run.run import load_with_run
 from vitascope.storage import check_room, make_folder, replacing
 from vitascope.weights.agreement import Agreement, agreement
@@ -238,6 +238,8 @@ def model_data(engine: TorchEngine, weights: Rounding) -> dict[str, Any]:
         about["methods"] = {name: METHODS[name].title for name in CLASS_MAPS}
         about["explained"] = {"method": CLASS_MAPS[0], "classes": []}
         about["thresholds"] = list(engine.thresholds) if engine.several else None
+        if engine.model.trust is not None:
+            about["trust"] = sets_of(engine.model.trust)
     else:
         about["missing"] = NO_HEAD
     described = {"name": engine.name, "architecture": engine.architecture, "digest": engine.digest}

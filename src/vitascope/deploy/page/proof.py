@@ -30,6 +30,8 @@ LONGEST = 1000
 """Pixels of the longer side of the pictures that a page is proved on."""
 PATIENCE = 120.0
 """Seconds for a browser to start and a model to be unpacked; each picture gets more by its operations."""
+MOST_APART = 1e-2
+"""The largest difference of two familiarities that counts as rounding."""
 SLOWEST = 5e8
 """Operations per second of the slowest browser that is waited for."""
 
@@ -41,10 +43,12 @@ async ([base64, source]) => {
   const { fetchAttention } = vitascopeModules["server.js"];
   const bytes = Uint8Array.from(atob(base64), (letter) => letter.charCodeAt(0));
   const begun = performance.now();
-  const { tensors } = await fetchAttention(new Blob([bytes], { type: "image/png" }), {}, undefined, source);
+  const picture = new Blob([bytes], { type: "image/png" });
+  const { tensors, about } = await fetchAttention(picture, {}, undefined, source);
   const seconds = (performance.now() - begun) / 1000;
   const pixels = Array.from(tensors.pixels.data);
-  return { seconds, pixels, outputs: Array.from(tensors.outputs.data, String) }; // JSON has no NaN
+  const outputs = Array.from(tensors.outputs.data, String); // JSON has no NaN
+  return { seconds, pixels, outputs, familiarity: about.verdict?.familiarity ?? null };
 }
 """
 READY = """
@@ -69,6 +73,8 @@ class Computed:
     """What computes there, in words."""
     unpacking: float
     """Seconds from opening the file, for the second model from asking for it, to a model that is ready."""
+    familiarity: Tensor | None
+    """Of the pictures, (n,); None for a model that does not know it."""
     answers: tuple[float, ...]
     """Seconds from a picture to its prediction and attention, of every picture."""
 
@@ -159,8 +165,22 @@ def prove(program: str, file: Path, models: Sequence[HeldModel], name: str) -> l
         )
         with naming_model(model.label):
             check_agreement(proof.agreement, name)
+            check_familiarity(answers.familiarity, model, name)
         proofs.append(proof)
     return proofs
+
+
+@torch.inference_mode()
+def check_familiarity(found: Tensor | None, model: HeldModel, name: str) -> None:
+    """Reject a page whose familiarity (n,) differs from its model's."""
+    trust = model.rounded.trust
+    if trust is None or trust.familiarity is None:
+        return
+    preprocess = preprocess_of(model.rounded)
+    images = torch.cat([preprocess.normalize(picture.pixels) for picture in model.pictures])
+    wanted = trust.familiarity(model.rounded.embed(images))
+    if found is None or not torch.allclose(found, wanted, atol=MOST_APART):
+        raise UserError(f"{name} is not kept, because its familiarity differs: {found}, not {wanted}")
 
 
 def computed_in_browser(
@@ -195,6 +215,9 @@ def computed_by(
         pixels=int((torch.tensor([each["pixels"] for each in found]) - seen.int()).abs().max()),
         kernel=ready["kernel"],
         unpacking=ready["seconds"],
+        familiarity=None
+        if found[0]["familiarity"] is None
+        else torch.tensor([float(each["familiarity"]) for each in found]),
         answers=tuple(each["seconds"] for each in found),
     )
 

@@ -42,6 +42,15 @@ if TYPE_CHECKING:
 FILE_ERRORS = (413, 422)  # rejections of one picture; the other files of its form still get results
 MAX_PARAMETERS = 100
 TopK = Annotated[int, Query(ge=1, description="classes in `predictions`, most probable first")]
+Rate = Annotated[
+    float | None,
+    Query(
+        gt=0,
+        lt=1,
+        description="of a calibrated model, a share of pictures: `coverage`, of those whose set holds the "
+        "right class (default 0.95); `familiar`, of those like the training images that pass (default 0.99)",
+    ),
+]
 Threshold = Annotated[
     float | None,
     Query(
@@ -189,7 +198,13 @@ def predictions(service: Service) -> APIRouter:
         return Response(service.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     @routes.post("/v1/predict", **openapi.for_pictures(predicted))
-    async def predict(request: Request, top_k: TopK = 5, threshold: Threshold = None) -> Response:
+    async def predict(
+        request: Request,
+        top_k: TopK = 5,
+        threshold: Threshold = None,
+        coverage: Rate = None,
+        familiar: Rate = None,
+    ) -> Response:
         """The most probable classes of a picture, or of each file of a form; of a model of several classes
         per picture also those that apply, in `labels`."""
         from vitascope.predict.selection import ClassSelection
@@ -198,15 +213,21 @@ def predictions(service: Service) -> APIRouter:
             label = service.engine.label
             return [{"label": label(index), "index": index, "score": score} for index, score in classes]
 
-        def summary(probabilities: torch.Tensor) -> dict[str, Any]:
+        def summary(answer: tuple[torch.Tensor, ...]) -> dict[str, Any]:
+            probabilities, *familiarity = answer
             scores, indices = probabilities.topk(min(top_k, len(probabilities)))
             found = {"predictions": named(list(zip(indices.tolist(), scores.tolist(), strict=True)))}
             if service.engine.several:
                 found["labels"] = named(selection.of(service.engine, probabilities[None])[0])
+            if service.engine.sets is not None:
+                known = familiarity[0][None] if familiarity else None
+                (verdict,) = selection.judged(service.engine, probabilities[None], known)
+                service.metrics.verdicts.labels(verdict.unknown or "known").inc()
+                found |= vars(verdict)
             return found
 
         service.check_classes()
-        selection = ClassSelection(threshold=threshold)
+        selection = ClassSelection(threshold=threshold, coverage=coverage, familiar=familiar)
         selection.check(service.engine)
         return await _results(service, request, service.predictions, summary)
 
@@ -241,7 +262,7 @@ def predictions(service: Service) -> APIRouter:
 
 
 async def _results(
-    service: Service, request: Request, work: Work, summary: Callable[[torch.Tensor], dict[str, Any]]
+    service: Service, request: Request, work: Work, summary: Callable[[Any], dict[str, Any]]
 ) -> Response:
     """Read a request's pictures, do the work for each, and summarize the result, a row of numbers."""
     uploads = await service.read_uploads(request)

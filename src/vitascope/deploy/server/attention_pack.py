@@ -19,7 +19,8 @@ patch. Of L layers, H heads, T tokens, N patches in a grid of (gh, gw), D featur
 `attention` is larger than all others together, so it has a budget. If not all layers fit, `carried` in the
 metadata names the part that fits, which `pack_attention` returns: a layer with its heads, or one head. An
 exported file has pixels and probabilities alone, a ResNet heatmaps too, a model without a head neither
-probabilities nor heatmaps; `missing` is the reason.
+probabilities nor heatmaps; `missing` is the reason. Of a calibrated model, `verdict` has `unknown`, `set` and
+`familiarity`.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ from vitascope.model.config import ViTConfig, check_layer
 from vitascope.model.vision_model import VisionModel
 from vitascope.model.vit import VisionTransformer
 from vitascope.predict.engine import Engine, TorchEngine
+from vitascope.predict.selection import AUTO
 
 BUDGET = 24 * 2**20
 """Bytes of attention per response. ViT-B/16 at 224 pixels has 5.6 million, ViT-L/16 at 512 400 million."""
@@ -71,7 +73,12 @@ def pack_picture(engine: Engine, pixels: Pixels, budget: int = BUDGET) -> bytes:
         "framing": {**engine.preprocess.to_dict(), "border": list(engine.preprocess.border)},
     }
     if engine.num_classes:
-        tensors["probabilities"] = engine.probabilities(tensors["pixels"][None])[0]  # (K,)
+        answers = engine.answers(tensors["pixels"][None])
+        tensors["probabilities"] = answers.probabilities[0].cpu()  # (K,)
+        if engine.sets is not None:
+            known = answers.familiarity if answers.familiarity is None else answers.familiarity.cpu()
+            (verdict,) = AUTO.judged(engine, tensors["probabilities"][None], known)
+            about["verdict"] = vars(verdict)
         if engine.several:
             tensors["thresholds"] = torch.tensor(engine.thresholds)
     else:

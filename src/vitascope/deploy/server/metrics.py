@@ -34,6 +34,7 @@ class Metrics:
         self.expired = count("expired", "Requests whose deadline passed, by stage.", ["stage"])
         self.abandoned = count("abandoned", "Requests whose client left before the response.")
         self.computed = count("computed", "Items that the model computed.", ["work"])
+        self.verdicts = count("verdicts", "Pictures by verdict: known, ambiguous or unfamiliar.", ["verdict"])
         self.batch_items = histogram("batch_items", "Items per batch.", ["work"], buckets=BATCHES)
         self.queue_seconds = times("queue_seconds", "Time of an item in the queue.", ["work"])
         self.model_seconds = times("model_seconds", "Time of a batch in the model.", ["work"])

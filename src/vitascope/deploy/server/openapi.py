@@ -111,6 +111,17 @@ class Predictions(OfFile):
         description="the classes whose probability is at least their threshold, most probable first; absent "
         "if the model predicts one class per picture",
     )
+    unknown: Literal["ambiguous", "unfamiliar"] | None = Field(
+        default=None,
+        description="why the model does not know the class; null if it does. This and the next two "
+        "fields are absent if the model was not calibrated",
+    )
+    set: list[str] | None = Field(
+        default=None, description="the classes that hold the right one at the asked rate, most probable first"
+    )
+    familiarity: float | None = Field(
+        default=None, description="the share of validation images that are less like the training images"
+    )
     timing: Timing
 
 

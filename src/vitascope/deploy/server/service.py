@@ -74,7 +74,7 @@ class Service:
         self._last_overload = self._shed_until = float("-inf")
         self._shed_response = (b"", b"")
         # From pictures to probabilities (K,) and to pooled representations (D,), float32 on the CPU
-        self.predictions = Work("predict", self._probabilities, settings.max_batch)
+        self.predictions = Work("predict", self._answers, settings.max_batch)
         self.embeddings = Work("embed", self._embeddings, settings.max_batch)
         self._long_works: dict[str, LongWork] = {}
         self._tasks: list[asyncio.Task[None]] = []
@@ -338,9 +338,10 @@ class Service:
         self.metrics.model.labels(engine.name, engine.architecture, engine.digest).set(1)
         return engine
 
-    def _probabilities(self, pictures: list[Pixels]) -> Sequence[torch.Tensor]:
+    def _answers(self, pictures: list[Pixels]) -> Sequence[tuple[torch.Tensor, ...]]:
+        """Of each picture the probabilities (K,), and the familiarity () if it is known."""
         with _few_threads(self.engine, len(pictures)):
-            return list(self.engine.predict(pictures))
+            return list(zip(*self.engine.predict(pictures).known()[1:], strict=True))
 
     def _embeddings(self, pictures: list[Pixels]) -> Sequence[torch.Tensor]:
         with _few_threads(self.engine, len(pictures)):

@@ -14,7 +14,8 @@ from vitascope.data.loading import Loader
 from vitascope.data.preprocess import Preprocess
 from vitascope.data.splits import ImageSet, absent_classes, check_every_class
 from vitascope.errors import UserError, printable
-from vitascope.evaluation.measure import Evaluation, measure
+from vitascope.evaluation.calibrate import calibrate_model
+from vitascope.evaluation.measure import Evaluation, embedded, measure
 from vitascope.formatting import counted
 from vitascope.model.heads import DistilledHead, predicted, scores
 from vitascope.model.options import EVEN
@@ -22,9 +23,8 @@ from vitascope.model.vision_model import VisionModel, evaluation_mode
 from vitascope.model.vit import VisionTransformer
 from vitascope.options.groups import Distillation
 from vitascope.options.recipes import TrainConfig
-from vitascope.predict.engine import Engine, TorchEngine
+from vitascope.predict.engine import Answers, Engine, TorchEngine
 from vitascope.run.average_precision import mean_average_precision
-from vitascope.run.label_measures import best_thresholds
 from vitascope.run.measures import score_of
 from vitascope.training.distributed import gather, print_first
 from vitascope.training.tasks.task import Examples, Finished, Monitor, Sums
@@ -64,11 +64,11 @@ class ModuleEngine(Engine):
         self.class_names, self.num_classes = class_names, len(class_names)
         self.description = f"a module in training, on {device}"
 
-    def answers(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
-        """uint8 (B, C, H, W) to logits and probabilities, float32 (B, K) each, on the device."""
+    def answers(self, pixels: Tensor) -> Answers:
+        """As `Engine.answers`."""
         with torch.autocast(self.device.type, self.precision, enabled=self.precision != torch.float32):
             logits = self.module(self.inputs(pixels.to(self.device))).float()
-        return logits, scores(logits, self.meaning)
+        return Answers(logits, scores(logits, self.meaning))
 
     def inputs(self, pixels: Tensor) -> Tensor:
         """The module's input of pixels: normalized images."""
@@ -167,11 +167,23 @@ class Classify:
         }
 
     def calibrate(self, finished: Finished) -> None:
-        """With several classes per image, set the thresholds to those of the highest F1."""
-        if self.several:
-            val = measure(engine_of(finished.model, finished.config), finished.val_loader(), gather)
-            thresholds = best_thresholds(val.labels, val.probabilities).tolist()
-            finished.model.config = finished.model.config.replace(thresholds=thresholds)
+        """Set the temperature, and of several classes per image the thresholds of the highest F1; else what
+        the model knows about its answers."""
+        model, config = finished.model, finished.config
+        temperature = calibrate_model(
+            model,
+            lambda: engine_of(model, config),
+            finished.val_loader(),
+            finished.train_loader,
+            self.embed,
+            gather,
+        )
+        lacks = [] if model.trust is None else model.trust.lacks()
+        print_first("\n        ".join([f"answers {temperature}", *lacks]))
+
+    def embed(self, engine: TorchEngine, pixels: Tensor) -> Tensor:
+        """The features (B, D) of what a loader of training images has."""
+        return embedded(engine, pixels)
 
     def test(self, finished: Finished) -> Evaluation:
         """Evaluate the finished model and print the result."""
@@ -365,3 +377,7 @@ class ClassifyFeatures(Classify):
     def inputs(self, examples: Examples) -> Tensor:
         """The features, (B, D)."""
         return examples.images
+
+    def embed(self, engine: TorchEngine, pixels: Tensor) -> Tensor:
+        """The features themselves, which the loader has."""
+        return pixels

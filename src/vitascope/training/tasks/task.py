@@ -50,6 +50,8 @@ class Finished:
     """Of the images to test on."""
     val_loader: Callable[[], Loader]
     """Of the validation images, which are read only now where the run has trained on features."""
+    train_loader: Callable[[], Loader]
+    """Of training images, not augmented: of so many that their features are known."""
     precision: torch.dtype
     seconds: float
     """Time in the training loop."""

@@ -9,9 +9,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from vitascope.data.preprocess import Preprocess
-from vitascope.model.config import OPTIONS
+from vitascope.model.config import OPTIONS, ViTConfig
 from vitascope.model.configuration import options_of
 from vitascope.model.sizes import ModelConfig, architecture_record, config_of
+from vitascope.model.trust import Trust
 from vitascope.storage import write_json
 from vitascope.weights.files import CheckpointError, write_safetensors
 from vitascope.weights.hub import CONFIG, PREPROCESSOR
@@ -19,6 +20,8 @@ from vitascope.weights.mapping import Family, Source, State, Table
 
 WEIGHTS = "model.safetensors"
 MODEL_TYPE = "vitascope"
+TRUST = "trust."
+"""Before the names of a `Trust`'s tensors."""
 
 
 class Vitascope(Family):
@@ -27,6 +30,7 @@ class Vitascope(Family):
     name = MODEL_TYPE
     supports = dict.fromkeys(OPTIONS, ())
     supports_resnets = True
+    ignored = (f"{TRUST}*",)
 
     def recognizes(self, source: Source) -> bool:
         return source.config.get("model_type") == MODEL_TYPE
@@ -45,6 +49,15 @@ class Vitascope(Family):
             raise CheckpointError(f"{source.name}: missing or empty {PREPROCESSOR}")
         with options_of(source.folder / PREPROCESSOR):
             return Preprocess.from_dict(source.preprocessor)
+
+    def read_trust(self, source: Source, config: ModelConfig) -> Trust | None:
+        names = [name for name in source.tensors if name.startswith(TRUST)]
+        own = {name.removeprefix(TRUST): source.tensors[name] for name in names}
+        pooled = config.readout.num_pooled if isinstance(config, ViTConfig) else 1
+        return Trust.of_tensors(own, config.num_classes, pooled * config.embed_dim) if own else None
+
+    def write_trust(self, trust: Trust) -> State:
+        return {f"{TRUST}{name}": tensor.cpu() for name, tensor in trust.tensors().items()}
 
     def write(self, config: ModelConfig, state: State, preprocess: Preprocess, folder: Path) -> list[Path]:
         return [

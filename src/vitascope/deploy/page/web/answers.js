@@ -4,6 +4,7 @@
 import { gradCam } from "./gradcam.js";
 import { joined, transposed } from "./numbers.js";
 import { pixelsOf } from "./pixels.js";
+import { familiarityOf, setOf } from "./trust.js";
 
 export class Answers {
   /**
@@ -29,7 +30,7 @@ export class Answers {
     const scales = new Float32Array(all ? depth * heads * T : 0);
     const read = new Float32Array(depth * heads * T);
     let [mean, flow] = [null, null]; // of a layer's heads, and over all layers: (T, T)
-    const { tokens, logits } = await vit.forward(this.normalized(pixels), async (layer, head, A) => {
+    const { tokens, features, logits } = await vit.forward(this.normalized(pixels), async (layer, head, A) => {
       const place = layer * heads + head;
       if (all) quantize(A, T, levels.subarray(place * T * T), scales.subarray(place * T));
       read.set(this.readRow(A), place * T);
@@ -52,7 +53,18 @@ export class Answers {
       tensors.probabilities = { shape: [logits.length], data: probabilities(logits, vit.options.outputs) };
       if (about.thresholds) tensors.thresholds = { shape: [logits.length], data: Float32Array.from(about.thresholds) };
     }
-    return { tensors, about };
+    const verdict = about.trust && this.verdict(features, tensors.probabilities.data);
+    return { tensors, about, verdict };
+  }
+
+  /** Whether the class is known, as `Verdict` in predict/selection.py. */
+  verdict(features, shares) {
+    const { trust, class_names: names } = this.about;
+    const set = "limit" in trust ? setOf(shares, trust.limit).map((k) => names[k] ?? String(k)) : null;
+    const familiarity = "familiar" in trust ? familiarityOf(this.vit, features) : null;
+    const ambiguous = set?.length > 1 ? "ambiguous" : null;
+    const unknown = familiarity !== null && familiarity < trust.familiar ? "unfamiliar" : ambiguous;
+    return { unknown, set, familiarity };
   }
 
   /** The attention of one layer, of all heads, one or their "mean", where not all is carried: {tensors}. */

@@ -154,7 +154,7 @@ export async function fetchAttention(picture, part = {}, signal = undefined, sou
   const found = await model.ask({ do: isWhole ? "explore" : "attention", ...given }, signal, (share) => {
     if (isWhole) report(`the model is looking, ${Math.round(100 * share)}%`);
   });
-  return isWhole ? { ...found, about: model.about } : found;
+  return isWhole ? { ...found, about: { ...model.about, verdict: found.verdict } } : found;
 }
 
 /** The map of a class: `part` is {method, target}; `report` gets the share that is done. */

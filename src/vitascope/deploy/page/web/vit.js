@@ -30,15 +30,20 @@ export class VisionTransformer {
     return this.read(z);
   }
 
-  /** Equation 4: z_L (T, D), or the tokens alone that the class token's pooling reads, to {tokens, logits}. */
+  /** Equation 4: z_L (T, D), or the tokens alone that the class token's pooling reads, to {tokens, features, logits}. */
   async read(z) {
     if (this.options.final_norm === "before") z = this.norm("norm", z);
-    return { tokens: z, logits: await this.classes(await pooled(this, z)) };
+    const features = this.normed(await pooled(this, z));
+    return { tokens: z, features, logits: await logitsOf(this, features) };
   }
 
   /** The classes (K) of what is pooled, y. */
   classes(y) {
-    return logitsOf(this, this.options.final_norm === "after" ? this.norm("pool_norm", y) : y);
+    return logitsOf(this, this.normed(y));
+  }
+
+  normed(y) {
+    return this.options.final_norm === "after" ? this.norm("pool_norm", y) : y;
   }
 
   /** z_0 = [x_class; x_p E] + E_pos, equation 1: (C, H, W) -> (T, D). */

@@ -347,6 +347,9 @@ export class Panel {
       return make("li", {}, button);
     });
     this.find(".none").hidden = !thresholds || shown.some((index) => this.answer.applies(index));
+    for (const reason of ["ambiguous", "unfamiliar"]) {
+      this.find(`.${reason}`).hidden = this.answer.about.verdict?.unknown !== reason;
+    }
     this.find(".predictions").hidden = !items.length;
     this.find(".predictions").replaceChildren(...items);
   }

@@ -1,0 +1,213 @@
+"""Calibration: the temperature that makes probabilities true (Guo et al. 2017), and how true they are.
+
+The temperature divides the logits. It is found on images that the classifier was not trained on, and becomes
+part of its head, so that every runtime and every export computes calibrated probabilities.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from vitascope.data.targets import Targets
+from vitascope.formatting import counted
+from vitascope.model.heads import scale_logits
+from vitascope.model.trust import Familiarity, PredictionSets, Trust, nearest_class, ranked
+from vitascope.model.vision_model import VisionModel
+
+Floats = npt.NDArray[np.float64]
+
+SHARPEST = 100.0
+"""The largest factor of the logits."""
+SMALLEST_LOGIT = -1e4
+"""Instead of minus infinity, the logarithm of a probability of 0."""
+STEPS = 40
+"""Of the bisection, each of which halves the interval of the factor's logarithm."""
+GAIN = 1.92
+"""Nats of likelihood by which one parameter has to be better, in all, to be better than by chance: half the
+95% quantile of chi-squared with one degree of freedom (Wilks 1938)."""
+MOST_BYTES = 2**21
+"""Of the numbers behind familiarity."""
+LEVELS = 1000
+"""Distances that are kept."""
+LEAST_VARIANCE = 1e-3
+"""Of a direction, as a share of the mean one: below it, rounding as of bfloat16 would be a difference."""
+EACH = 50
+"""Images with a class, and without it, from which on it may have its own temperature."""
+
+
+def as_logits(probabilities: npt.NDArray[np.floating], *, exclusive: bool) -> Floats:
+    """Logits (N, K) with these probabilities."""
+    wide = torch.from_numpy(probabilities).double()
+    if not exclusive:
+        return wide.logit(eps=1e-12).numpy()
+    return wide.log().clamp(min=SMALLEST_LOGIT).numpy()
+
+
+def sharpness(targets: Targets, logits: Floats) -> float:
+    """The factor of the logits (N, K) with the highest likelihood of images that the classifier did not see.
+
+    Its inverse is the temperature of Guo et al. (2017, section 4.2). It changes no order of classes.
+    """
+    return _sharpness(targets.members, logits, targets.exclusive)
+
+
+def _shares(logits: Floats, exclusive: bool) -> Floats:
+    """The probabilities (N, K) of logits."""
+    found = torch.from_numpy(logits)
+    return (found.softmax(dim=1) if exclusive else found.sigmoid()).numpy()
+
+
+def _loss(members: npt.NDArray[np.bool_], logits: Floats, exclusive: bool) -> float:
+    """The loss of all images in nats, from the classes that each has and its logits, (N, K) each."""
+    if exclusive:
+        return float(-torch.from_numpy(logits).log_softmax(dim=1).numpy()[members].sum())
+    return float(np.logaddexp(0, np.where(members, -logits, logits)).sum())
+
+
+def _sharpness(members: npt.NDArray[np.bool_], logits: Floats, exclusive: bool) -> float:
+    """By bisection: the loss is convex in the factor, and its slope is that of the sum of the logits that the
+    classes are expected to have, against those that they have."""
+    wanted, low, high = logits[members].sum(), -np.log(SHARPEST), np.log(SHARPEST)
+    for _ in range(STEPS):
+        middle = (low + high) / 2
+        if (_shares(np.exp(middle) * logits, exclusive) * logits).sum() > wanted:
+            high = middle
+        else:
+            low = middle
+    return float(np.exp(low))
+
+
+def sharpened(probabilities: npt.NDArray[np.floating], factor: float | Floats, *, exclusive: bool) -> Floats:
+    """The probabilities (N, K) of logits that are multiplied by a factor, one for all or (K,)."""
+    wide = torch.from_numpy(probabilities).double()
+    return _shares((wide.log() if exclusive else wide.logit()).numpy() * factor, exclusive)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Temperature:
+    """What validation images say about the temperature of a classifier.
+
+    Attributes:
+        values: that of each class, (K,); all are equal where one class applies. 1 leaves the logits alone.
+        images: that it was found on.
+        reason: why it is 1; empty if it is not.
+    """
+
+    values: Floats
+    images: int
+    reason: str = ""
+
+    @classmethod
+    def of(cls, targets: Targets, logits: npt.NDArray[np.floating]) -> Temperature:
+        """The temperature of logits (N, K), which is 1 where the images cannot tell.
+
+        They can if its likelihood is better by more than chance, and has a maximum. Where any class may
+        apply, a class with enough images has its own.
+        """
+        wide, N = logits.astype(np.float64), len(targets)
+        members, exclusive = targets.members, targets.exclusive
+        factor, reason = _factor(members, wide, exclusive)
+        values = np.full(wide.shape[1], 1 / factor)
+        if not exclusive:
+            for k in np.flatnonzero(np.minimum(targets.counts, N - targets.counts) >= EACH):
+                values[k] /= _factor(members[:, k], factor * wide[:, k], exclusive)[0]
+        if (values == 1).all():
+            return cls(values, N, reason)
+        return cls(values, N)
+
+    def apply(self, model: VisionModel) -> None:
+        """Divide the logits of a model, in its head."""
+        if not self.reason:
+            scale_logits(model.head, torch.from_numpy(1 / self.values).float())
+
+    def __str__(self) -> str:
+        images = counted(self.images, "validation image")
+        if self.reason:
+            return f"temperature 1: {self.reason} ({images})"
+        low, high = self.values.min(), self.values.max()
+        shown = f"{low:.2f}" if low == high else f"{low:.2f} to {high:.2f} by class"
+        return f"temperature {shown}, from {images}"
+
+
+def _factor(members: npt.NDArray[np.bool_], logits: Floats, exclusive: bool) -> tuple[float, str]:
+    """The factor of the logits, and the reason why it is 1."""
+    if not len(members):
+        return 1.0, "no images"
+    factor = _sharpness(members, logits, exclusive)
+    least, ends = _loss(members, factor * logits, exclusive), (SHARPEST, 1 / SHARPEST)
+    gain = _loss(members, logits, exclusive) - least
+    if not gain > GAIN:
+        return 1.0, f"the likeliest one is better by {max(0.0, gain):.1f} nats, which may be chance"
+    if any(_loss(members, end * logits, exclusive) <= least + 1e-3 for end in ends):
+        return 1.0, "no value is the likeliest one, as where every answer is right"
+    return factor, ""
+
+
+# Familiarity
+
+
+def class_gaussians(features: Tensor, labels: npt.NDArray[np.int64]) -> dict[str, Tensor]:
+    """Gaussian classes with one covariance: `center`, `projection` and `means` as of `Familiarity`.
+
+    Of at least two images with features (N, D) and one class each, (N,). The covariance is Ledoit and Wolf's
+    (2004), so that few images suffice.
+    """
+    wide = features.double().numpy()
+    center = wide.mean(axis=0)
+    _, places = np.unique(labels, return_inverse=True)
+    sums = np.zeros((places.max() + 1, wide.shape[1]))
+    np.add.at(sums, places, wide - center)
+    means = sums / np.bincount(places)[:, None]  # (K, D), of the classes that have images
+    variances, directions = np.linalg.eigh(shrunk_covariance(wide - center - means[places]))  # ascending
+    rank = max(1, min(len(variances), MOST_BYTES // (4 * sum(means.shape))))
+    kept = np.maximum(variances[:rank], LEAST_VARIANCE * variances.mean())
+    projection = directions[:, :rank] / np.sqrt(kept)  # (D, r)
+    values = {"center": center, "projection": projection, "means": means @ projection}
+    return {name: torch.from_numpy(numbers).float() for name, numbers in values.items()}
+
+
+def shrunk_covariance(deviations: Floats) -> Floats:
+    """The covariance (D, D) of deviations from a mean (N, D), drawn to a multiple of the identity as
+    far as it helps in the mean (Ledoit and Wolf 2004, section 3.3)."""
+    N, D = deviations.shape
+    sample = deviations.T @ deviations / N
+    scale = np.trace(sample) / D  # m
+    distance = ((sample - scale * np.eye(D)) ** 2).sum()  # D d^2
+    noise = (((deviations**2).sum(axis=1) ** 2).sum() / N - (sample**2).sum()) / N  # D b^2
+    share = min(1.0, noise / distance) if distance else 0.0
+    return np.asarray((1 - share) * sample + share * scale * np.eye(D))
+
+
+def familiarity_of(gaussians: Mapping[str, Tensor], distances: Tensor) -> Familiarity:
+    """The familiarity at the distances (n,) of at least two images to which the classes were not fitted."""
+    levels, images = ranked(distances, LEVELS).flip(0), torch.tensor(float(len(distances)))
+    return Familiarity(**gaussians, levels=levels, images=images)
+
+
+def trust_of(
+    temperature: Temperature,
+    probabilities: npt.NDArray[np.floating],
+    labels: npt.NDArray[np.int64],
+    gaussians: Mapping[str, Tensor] | None,
+    features: Tensor,
+) -> Trust:
+    """What validation images say about a classifier.
+
+    Args:
+        temperature: of the head.
+        probabilities: of the validation images, with that temperature, (n, K).
+        labels: their classes, (n,).
+        gaussians: see `class_gaussians`; None without images to fit them to.
+        features: of the validation images, (n, D).
+    """
+    familiarity = None
+    if gaussians is not None and len(features) > 1:
+        familiarity = familiarity_of(gaussians, nearest_class(features.float(), **gaussians))
+    sets = PredictionSets.fitted(torch.from_numpy(probabilities), torch.from_numpy(labels))
+    return Trust(temperature=float(temperature.values[0]), sets=sets, familiarity=familiarity)

@@ -1,0 +1,230 @@
+"""What a classifier knows about its own answers, from its validation images: sets of classes that hold the
+right one at an asked rate, and how familiar a picture is.
+
+A `Trust` belongs to one model and its saved weights: `model.trust`. The temperature is part of the head.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+
+from vitascope.errors import UserError
+
+COVERAGE = 0.95
+"""Share of pictures whose set of classes holds the right one, by default."""
+FAMILIAR = 0.99
+"""Share of the validation images that pass as familiar, by default."""
+PER_CLASS = 100
+"""Validation images of every class from which on each class has its own limit: it then covers at most one
+percent more than it is asked for."""
+
+
+def check_rate(name: str, rate: float) -> None:
+    """Reject what is no share between 0 and 1."""
+    if not 0 < rate < 1:  # so that NaN fails too
+        raise UserError(f"{name} is a share between 0 and 1, such as 0.95, not {rate:g}")
+
+
+def masses_above(probabilities: Tensor) -> Tensor:
+    """The probability of all classes before each, most probable first: (B, K) -> (B, K).
+
+    It is 0 for the most probable class. Of equally probable classes the first one comes first.
+    """
+    ordered = probabilities.sort(dim=1, descending=True, stable=True)
+    before = ordered.values.cumsum(dim=1) - ordered.values  # (B, K)
+    return torch.zeros_like(probabilities).scatter(1, ordered.indices, before)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class PredictionSets:
+    """Adaptive prediction sets (Romano, Sesia and Candes 2020, section 2), split conformal, without chance.
+
+    A class belongs to the set of a picture if the mass of the classes before it, `masses_above`, is at most a
+    limit: the quantile of the true classes' masses in the validation images. So the most probable class
+    always does.
+    """
+
+    masses: Tensor
+    """Of the true classes of the validation images, ascending, float32 (n,); or of each class (K, n), with
+    infinity after its last."""
+    counts: Tensor
+    """Validation images, int64 () or, of each class, (K,). `masses` has every one, or n ranks of them."""
+
+    @classmethod
+    def fitted(cls, probabilities: Tensor, labels: Tensor, most: int = 1000) -> PredictionSets:
+        """The sets of validation images with probabilities (N, K) and true classes int64 (N,).
+
+        `most` is the number of masses that are kept.
+        """
+        K = probabilities.shape[1]
+        masses = masses_above(probabilities.double()).gather(1, labels[:, None])[:, 0].float()  # (N,)
+        counts = labels.bincount(minlength=K)
+        if counts.min() < PER_CLASS:
+            return cls(ranked(masses, most), torch.tensor(len(masses)))
+        parts = [ranked(masses[labels == k], max(PER_CLASS, most // K)) for k in range(K)]
+        return cls(nn.utils.rnn.pad_sequence(parts, batch_first=True, padding_value=math.inf), counts)
+
+    def to_json(self) -> dict[str, Any]:
+        """The masses of all, or a list for each class, and the counts, as values of JSON."""
+        masses = self.masses.tolist()
+        if self.masses.ndim == 2:
+            masses = [[mass for mass in row if mass < math.inf] for row in masses]
+        return {"masses": masses, "counts": self.counts.tolist()}
+
+    @classmethod
+    def of_json(cls, values: Mapping[str, Any]) -> PredictionSets:
+        """The inverse of `to_json`; a KeyError, TypeError or ValueError for other values."""
+        masses, counts = values["masses"], torch.tensor(values["counts"])
+        rows = [torch.tensor(row, dtype=torch.float32) for row in (masses if counts.ndim else [masses])]
+        if len(rows) != max(1, counts.numel()) or not all(len(row) for row in rows):
+            raise ValueError(f"masses of {len(rows)} classes, and counts of {counts.numel()}")
+        padded = nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=math.inf)
+        return cls(padded if counts.ndim else padded[0], counts)
+
+    def contain(self, probabilities: Tensor, coverage: float) -> Tensor | None:
+        """Whether each class belongs to the set of each picture, bool (B, K), by probabilities (B, K).
+
+        None if the validation images are too few for this coverage.
+
+        Raises:
+            UserError: a coverage outside of (0, 1).
+        """
+        limits = self.limits(coverage)
+        return None if limits is None else masses_above(probabilities.double()).float() <= limits
+
+    @staticmethod
+    def needed(coverage: float) -> int:
+        """The validation images that a coverage needs."""
+        return math.ceil(coverage / (1 - coverage) - 1e-9)
+
+    def limits(self, coverage: float) -> Tensor | None:
+        """The limit of the mass before a class, () or (K,); None if the images are too few for it.
+
+        It is the ceil((n + 1) coverage)-th of n masses, or the next one that is kept.
+        """
+        check_rate("coverage", coverage)
+        if int(self.counts.min()) < self.needed(coverage):
+            return None
+        kept = self.masses.isfinite().sum(dim=-1)  # () or (K,)
+        rank = ((self.counts + 1) * coverage - 1e-9).ceil()
+        place = (rank * kept / self.counts - 1e-9).ceil().long().clamp(max=kept) - 1
+        return self.masses.gather(-1, place[..., None])[..., 0]
+
+
+def nearest_class(features: Tensor, center: Tensor, projection: Tensor, means: Tensor) -> Tensor:
+    """The squared distance to the nearest of the means (K, r), after a projection (D, r): (B, D) -> (B,)."""
+    z = (features - center) @ projection  # (B, r)
+    squares = (means**2).sum(dim=1) - 2 * z @ means.T  # (B, K), less |z|^2
+    return squares.min(dim=1).values + (z**2).sum(dim=1)
+
+
+def ranked(values: Tensor, most: int) -> Tensor:
+    """The values (N,) in order, or `most` of them at even ranks, the last one among them."""
+    ordered, N = values.sort().values, len(values)
+    if most >= N:
+        return ordered
+    ranks = (torch.arange(1, most + 1) * N / most).ceil().long()
+    return ordered[ranks - 1]
+
+
+class Familiarity(nn.Module):
+    """How familiar a picture is: the share of pictures such as the validation images that are less like the
+    training images. It is a conformal p-value (Vovk et al. 2005): 1 / (n + 1) for one less so than all n.
+
+    Likeness is the squared Mahalanobis distance of the features to the nearest class, with one covariance for
+    all classes (Lee et al. 2018, equations 1 and 2), in the directions of the smallest variance, which tell
+    the most about other pictures (Kamoi and Kobayashi 2020).
+    """
+
+    center: Tensor
+    """The mean of the training images' features, float32 (D,)."""
+    projection: Tensor
+    """From there to directions in which the classes have unit variance, (D, r)."""
+    means: Tensor
+    """Of the classes, there: (K, r)."""
+    levels: Tensor
+    """Distances of validation images, descending, at least two."""
+    steps: Tensor
+    """From each level to the next one, or so little that rounding is less."""
+    images: Tensor
+    """The number n of validation images, float32 (): `levels` has every one, or some at even ranks."""
+
+    NAMES = ("center", "projection", "means", "levels", "images")
+
+    def __init__(self, **values: Tensor) -> None:
+        super().__init__()
+        for name in self.NAMES:
+            self.register_buffer(name, values[name])
+        steps = self.levels[:-1] - self.levels[1:]
+        self.register_buffer("steps", steps.clamp(min=1e-3 * float(self.levels.median())))
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Features (B, D) of `model.embed` to familiarity in [0, 1], (B,): linear between two levels, so that
+        rounding changes it by rounding."""
+        distances = nearest_class(features, self.center, self.projection, self.means)
+        passed = (self.levels[:-1] - distances[:, None]) / self.steps  # (B, levels - 1)
+        return (1 + self.images * passed.clamp(0, 1).mean(dim=1)) / (self.images + 1)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class Trust:
+    """What is known about the answers of a classifier of one class per image.
+
+    Attributes:
+        temperature: by which the logits of its head were divided.
+        sets: the sets of classes.
+        familiarity: None for too few validation images.
+    """
+
+    temperature: float
+    sets: PredictionSets
+    familiarity: Familiarity | None = None
+
+    def lacks(self) -> list[str]:
+        """Lines about what the validation images were too few for, at the default rates."""
+        images, lines = int(self.sets.counts.sum()), []
+        if self.sets.limits(COVERAGE) is None:
+            lines.append(f"sets of {COVERAGE:.0%} need {PredictionSets.needed(COVERAGE)} validation images")
+        if (needed := PredictionSets.needed(FAMILIAR)) > images:
+            lines.append(f"unfamiliar pictures at {1 - FAMILIAR:.0%} false alarms need {needed}")
+        return [f"{' and '.join(lines)}: there are {images}"] if lines else []
+
+    def tensors(self) -> dict[str, Tensor]:
+        """All numbers, for a file of tensors."""
+        named = {"temperature": torch.tensor(self.temperature)}
+        named |= {"masses": self.sets.masses, "counts": self.sets.counts}
+        if self.familiarity is not None:
+            named |= {name: getattr(self.familiarity, name) for name in Familiarity.NAMES}
+        return named
+
+    @classmethod
+    def of_tensors(cls, tensors: Mapping[str, Tensor], classes: int, features: int) -> Self:
+        """The inverse of `tensors`, for a model of so many classes and features.
+
+        Raises:
+            UserError: numbers of another model, or broken ones.
+        """
+        named = {name: tensor.clone() for name, tensor in tensors.items()}
+        try:
+            sets = PredictionSets(named["masses"], named["counts"])
+            familiarity = None
+            if "projection" in named:
+                familiarity = Familiarity(**{name: named[name] for name in Familiarity.NAMES})
+            found = cls(temperature=float(named["temperature"]), sets=sets, familiarity=familiarity)
+        except (KeyError, RuntimeError) as error:
+            raise UserError(f"its numbers about trust are broken: {error}") from error
+        fits = sets.counts.shape in ((), (classes,)) and sets.masses.shape[:-1] == sets.counts.shape
+        if familiarity is not None:
+            rank = familiarity.projection.shape[1:]
+            fits &= familiarity.projection.shape == (*familiarity.center.shape, *rank) and len(rank) == 1
+            fits &= familiarity.means.shape[1:] == rank and len(familiarity.levels) > 1
+            fits &= familiarity.center.shape == (features,)
+        if not fits or not all(tensor.isfinite().all() for name, tensor in named.items() if name != "masses"):
+            raise UserError(f"its numbers about trust are not of {classes} classes and {features} features")
+        return found
