@@ -94,6 +94,7 @@ CHANGES = (
     Change(("stem=overlap", "stride=4")),
     Change(("stem=resnet", "resnet_layers=[1]", "resnet_width=16")),
     Change(("stem=tokenizer", "tokenizer_widths=[32, 64]")),
+    Change(("stem=tokenizer", "tokenizer_widths=[24, 32, 64]", "tokenizer_pooling=[1, 2, 3]")),
     Change(("embedding_norm=true",)),
     Change(("patch_norm=true",)),
     # Equations 2 and 3

@@ -46,6 +46,12 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "tokenizer_widths": (6, 4),
         "patch_size": (4, 4),
     },
+    "tokenizer that pools in its last layers": {
+        "stem": "tokenizer",
+        "tokenizer_widths": (6, 4),
+        "tokenizer_pooling": (1, 2),
+        "patch_size": (4, 4),
+    },
     "no patch bias": {"patch_bias": False},
     "no positions": {"positions": "none"},
     "positions of patches only": {"position_prefix": False, "num_registers": 2},

@@ -264,6 +264,11 @@ def test_the_stride_is_the_patch_size_unless_patches_overlap() -> None:
             {"tokenizer_widths": (8,) * 8},
             "a tokenizer has at most 8 layers, so at most 7 tokenizer_widths, not 8",
         ),
+        (
+            {"tokenizer_pooling": (2, 1)},
+            r"tokenizer_pooling \(2, 1\) is not an ascending choice of the layers 0 to 2",
+        ),
+        ({"tokenizer_pooling": (1, 3)}, r"tokenizer_pooling \(1, 3\) is not an ascending choice"),
         ({"stem": "resnet", "resnet_width": 48}, "48 channels are not 32 equal groups"),
         (
             {"positions": "rotary", "embed_dim": 36, "num_heads": 6},

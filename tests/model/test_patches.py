@@ -148,6 +148,21 @@ def test_a_tokenizer_is_convolution_relu_and_pooling_until_a_place_is_a_patch(pa
     torch.testing.assert_close(tokens, maps.flatten(2).mT, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize(("pooling", "patch"), [((0, 2), 2), ((0, 2), 4), ((1, 3), 4), ((1, 2, 3), 8)])
+def test_the_layers_of_tokenizer_pooling_halve_the_image(pooling: tuple[int, ...], patch: int) -> None:
+    config = small_config(
+        **{**TOKENIZER, "tokenizer_widths": (6, 4, 8), "tokenizer_pooling": pooling, "patch_size": patch}
+    )
+    tokenizer, maps = randomize(patch_embedding(config)), random_images(2, 3, 32, 24)
+    tokens, state = tokenizer(maps), tokenizer.state_dict()
+    pools = pooling[: patch.bit_length() - 1]
+    for layer in range(4):
+        maps = F.relu(F.conv2d(maps, state[f"{layer}.conv.weight"], state[f"{layer}.conv.bias"], padding=1))
+        if layer in pools:
+            maps = F.max_pool2d(maps, kernel_size=3, stride=2, padding=1)
+    torch.testing.assert_close(tokens, maps.flatten(2).mT, rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("size", [(8, 8), (8, 40), (24, 16)])
 def test_a_tokenizer_takes_any_multiple_of_its_patch(size: tuple[int, int]) -> None:
     config = small_config(**TOKENIZER, image_size=size)

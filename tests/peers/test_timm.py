@@ -163,6 +163,7 @@ REFUSED = {
     "resnet as timm has it": "resnet_layers (1,), resnet_width 2",
     "tokenizer": "stem 'tokenizer'",
     "tokenizer that pools in two of three layers": "stem 'tokenizer', tokenizer_widths (6, 4)",
+    "tokenizer that pools in its last layers": "stem 'tokenizer', tokenizer_widths (6, 4)",
     "norm of overlapping patches, RMS": "stem 'overlap'",
     "RMS norms": "patch_bias and embedding_norm",
     "norm of queries and keys, RMS, rotary": "positions 'rotary'",

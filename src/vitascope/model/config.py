@@ -144,10 +144,10 @@ class ViTConfig(ImageOptions):
                     f"patch {ph}x{pw} is not a multiple of the stride of a ResNet with "
                     f"{len(embedding.resnet_layers)} stages, {step}"
                 )
-        sides = [2**halved for halved in range(1, self.tokenizer.num_layers + 1)]
+        sides = [2**halved for halved in range(1, len(self.tokenizer.pooling) + 1)]
         if embedding.stem == "tokenizer" and (ph != pw or ph not in sides):
             raise UserError(
-                f"a tokenizer of {self.tokenizer.num_layers} layers has patches of "
+                f"a tokenizer of {len(self.tokenizer.pooling)} layers has patches of "
                 f"{' or '.join(map(str, sides))} pixels, not {ph}x{pw}: set patch_size to one of these, or "
                 "add tokenizer_widths, one for each layer but the last"
             )
@@ -198,9 +198,10 @@ class ViTConfig(ImageOptions):
         return (self.in_channels, *self.tokenizer.tokenizer_widths, self.embed_dim)
 
     @property
-    def tokenizer_pools(self) -> int:
-        """The number of layers of the stem "tokenizer" that halve the image: the first ones."""
-        return self.patch_hw[0].bit_length() - 1
+    def tokenizer_pools(self) -> tuple[bool, ...]:
+        """Whether each layer of the stem "tokenizer" halves the image."""
+        pooling = self.tokenizer.pooling[: self.patch_hw[0].bit_length() - 1]
+        return tuple(layer in pooling for layer in range(self.tokenizer.num_layers))
 
     @property
     def stem_resnet(self) -> ResNetConfig:
@@ -368,7 +369,7 @@ class ViTConfig(ImageOptions):
             pools, layers = self.tokenizer_pools, itertools.pairwise(self.tokenizer_channels)
             return [  # a pooling leaves a quarter of the places
                 LinearLayer(
-                    gh * gw * 4 ** max(0, pools - index), 9 * inputs, outputs, outputs * embedding.patch_bias
+                    gh * gw * 4 ** sum(pools[index:]), 9 * inputs, outputs, outputs * embedding.patch_bias
                 )
                 for index, (inputs, outputs) in enumerate(layers)
             ]

@@ -199,20 +199,35 @@ class TokenizerOptions:
     tokenizer_widths: Annotated[tuple[int, ...], Range(ge=1), AppliesWith("stem", "tokenizer")] = (32, 64)
     """Channels after each layer but the last, which has `embed_dim`. The first layers halve the image, until
     a place is a patch; the others keep its size."""
+    tokenizer_pooling: Annotated[tuple[int, ...], Range(ge=0), AppliesWith("stem", "tokenizer")] = ()
+    """The layers that may halve the image, numbered from 0; empty for all. As many of them do as the patch
+    size needs, the first ones."""
 
     def __post_init__(self) -> None:
         check_fields(self)
         object.__setattr__(self, "tokenizer_widths", tuple(self.tokenizer_widths))
+        object.__setattr__(self, "tokenizer_pooling", tuple(self.tokenizer_pooling))
         if self.num_layers > MAX_TOKENIZER_LAYERS:
             raise UserError(
                 f"a tokenizer has at most {MAX_TOKENIZER_LAYERS} layers, so at most "
                 f"{MAX_TOKENIZER_LAYERS - 1} tokenizer_widths, not {len(self.tokenizer_widths)}"
+            )
+        layers = range(self.num_layers)
+        if list(self.tokenizer_pooling) != [layer for layer in layers if layer in self.tokenizer_pooling]:
+            raise UserError(
+                f"tokenizer_pooling {self.tokenizer_pooling} is not an ascending choice of the layers 0 to "
+                f"{layers[-1]}: tokenizer_widths has one width for each layer but the last"
             )
 
     @property
     def num_layers(self) -> int:
         """Number of convolutions."""
         return len(self.tokenizer_widths) + 1
+
+    @property
+    def pooling(self) -> tuple[int, ...]:
+        """The layers that may halve the image."""
+        return self.tokenizer_pooling or tuple(range(self.num_layers))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -97,15 +97,15 @@ class TokenizerLayer(nn.Module):
 class ConvTokenizer(nn.Sequential):
     """The tokenizer of CCT (Hassani et al. 2021, section 3.3): (B, C, H, W) -> (B, N, D).
 
-    In the paper every layer pools. Layers behind those that the patch size needs do not, here.
+    In the paper every layer pools. Here those do that the patch size needs.
     """
 
     def __init__(self, config: ViTConfig) -> None:
-        bias, pools = config.embedding.patch_bias, config.tokenizer_pools
+        bias, widths = config.embedding.patch_bias, itertools.pairwise(config.tokenizer_channels)
         super().__init__(
             *(
-                TokenizerLayer(*channels, bias=bias, pools=index < pools)
-                for index, channels in enumerate(itertools.pairwise(config.tokenizer_channels))
+                TokenizerLayer(*channels, bias=bias, pools=pools)
+                for channels, pools in zip(widths, config.tokenizer_pools, strict=True)
             )
         )
 

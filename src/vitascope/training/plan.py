@@ -429,7 +429,7 @@ def _default_sizes(asked: TrainConfig, model: str, facts: Facts) -> dict[str, An
         tokenizer = dataclasses.replace(config.tokenizer, **_of_group("tokenizer", wanted))
         if not (small or wanted.image_size):
             size, side = (FROM_SCRATCH, FROM_SCRATCH), FROM_SCRATCH
-        halvings = min(tokenizer.num_layers, max(1, side // LEAST_PATCHES).bit_length() - 1)
+        halvings = min(len(tokenizer.pooling), max(1, side // LEAST_PATCHES).bit_length() - 1)
         return _tiled(size, wanted.patch_size or 2 ** max(1, halvings))
     if small:
         smallest = 2 if asked.task == "masked" and asked.masking.target == "mae" else 1

@@ -10,7 +10,7 @@ export async function patches(vit, image) {
   return vit.options.patch_norm ? vit.norm("patch_embedding.norm", x) : x;
 }
 
-/** 3x3 convolutions, of which the first halve the image by 3x3 max pooling (Hassani et al. 2021). */
+/** 3x3 convolutions, some of which halve the image by 3x3 max pooling (Hassani et al. 2021). */
 async function tokenizer(vit, image) {
   const { tokenizer_channels: channels, tokenizer_pools: pools, image_hw } = vit.options;
   let [maps, shape] = [image, [channels[0], ...image_hw]];
@@ -19,7 +19,7 @@ async function tokenizer(vit, image) {
     const unfolded = windows(maps, shape, [3, 3], [1, 1], [H, W], [1, 1]);
     let places = await vit.linear(`patch_embedding.${layer}.conv`, unfolded); // (H W, channels)
     shape = [channels[layer + 1], H, W];
-    if (layer < pools) [places, shape] = pooled(places, shape);
+    if (pools[layer]) [places, shape] = pooled(places, shape);
     each(places, (x) => Math.max(0, x));
     if (layer + 2 === channels.length) return places;
     maps = byChannel(places, shape);
