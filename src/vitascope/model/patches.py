@@ -84,6 +84,7 @@ class TokenizerLayer(nn.Module):
     def __init__(self, in_channels: int, out_channels: int, *, bias: bool, pools: bool) -> None:
         super().__init__()
         self.conv = nn.Conv2d(in_channels, out_channels, 3, padding=1, bias=bias)
+        self.norm: nn.Module = nn.Identity()  # in training perhaps `TokenizerNorm`
         self.pools = pools
 
     def forward(self, maps: Tensor) -> Tensor:
@@ -91,7 +92,7 @@ class TokenizerLayer(nn.Module):
         if self.pools:
             # The paper's order is ReLU, then pooling: the same function, of four times as many numbers.
             maps = F.max_pool2d(maps, 3, stride=2, padding=1)
-        return F.relu(maps)
+        return F.relu(self.norm(maps))
 
 
 class ConvTokenizer(nn.Sequential):

@@ -253,6 +253,12 @@ class Optimization(OptionGroup):
     """Rank of LoRA (Hu et al. 2021). Trains the head, and low-rank changes of the attention and the MLPs.
     The weights of --weights are frozen; the finished model contains the changes.
     Default: off; the recipe lora: 8."""
+    whiten: Annotated[
+        Literal["auto", "on", "off"], Classifies("off", "is for images that nothing is hidden in")
+    ] = "off"
+    """Whiten the training images in the first convolution of a tokenizer, which is then not trained.
+    Its other layers have BatchNorm during training, which the saved model needs no more.
+    `auto` does so for models that allow it."""
     clip_grad: Annotated[float, AMOUNT] = 1.0
     """Largest gradient norm; 0 disables clipping."""
     loss: Annotated[MaybeLoss, Classifies(None)] = None

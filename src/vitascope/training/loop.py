@@ -30,6 +30,7 @@ from vitascope.errors import Interrupted, UserError
 from vitascope.evaluation.calibrate import images_to_know
 from vitascope.model.hardware import room_for_images, suitable_threads
 from vitascope.model.lora import merged
+from vitascope.model.tokenizer_norms import TokenizerNorm, without_norms
 from vitascope.model.vision_model import VisionModel, build
 from vitascope.options.recipes import GROUP_OF, TrainConfig
 from vitascope.run.layout import has_model
@@ -231,6 +232,9 @@ class Trainer:
         self.optimizer = optimizer_of(self.module, self.config.optimization)  # without moments
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.scaler.is_enabled())
         self.sums = {}
+        for part in self.module.modules():
+            if isinstance(part, TokenizerNorm):
+                part.reset()
         return statistics.median(times[1:] or times)
 
     def _set_length(self, step: int, total: int) -> None:
@@ -542,7 +546,8 @@ class Trainer:
         with torch.device("meta"):  # drawing random weights takes longer than an epoch on features
             model = build(self.model_config)
         model.preprocess = self.preprocess
-        own = {name.removeprefix("body."): value for name, value in merged(state).items()}
+        plain = without_norms(merged(state))
+        own = {name.removeprefix("body."): value for name, value in plain.items()}
         model.load_state_dict({name: own[name] for name in model.state_dict()}, assign=True)
         with explaining_failure(folder, "the model", to_resume(self.run.path)):
             save_pretrained(model, folder)

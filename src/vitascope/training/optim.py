@@ -111,10 +111,12 @@ def update_average(average: nn.Module, module: nn.Module, decay: float, step: in
     """Update the moving average of the weights in place (Polyak and Juditsky 1992); step 0 copies them."""
     pairs = zip(average.parameters(), module.parameters(), strict=True)
     # Of a frozen body, the average is what it is.
-    theirs, ours = map(list, zip(*[pair for pair in pairs if pair[1].requires_grad], strict=True))
+    trained = [pair for pair in pairs if pair[1].requires_grad]
+    statistics = list(zip(average.buffers(), module.buffers(), strict=True))  # of norms; never sharded
     with torch.no_grad():
-        if step == 0:
-            for mine, new in zip(theirs, ours, strict=True):
-                mine.copy_(new)
-        else:
-            get_ema_multi_avg_fn(average_decay(decay, step))(theirs, ours, step)
+        for theirs, ours in (map(list, zip(*pairs, strict=True)) for pairs in (trained, statistics) if pairs):
+            if step == 0:
+                for mine, new in zip(theirs, ours, strict=True):
+                    mine.copy_(new)
+            else:
+                get_ema_multi_avg_fn(average_decay(decay, step))(theirs, ours, step)

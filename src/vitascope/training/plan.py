@@ -35,6 +35,7 @@ from vitascope.run.run import Run
 from vitascope.training.schedule import small_size
 from vitascope.training.tasks.autoencoder import check_encoder
 from vitascope.training.tasks.masked import body_config
+from vitascope.training.whitening import SIDE
 from vitascope.weights.files import CheckpointError
 from vitascope.weights.transfer import adapted
 
@@ -224,6 +225,7 @@ def _decided(asked: TrainConfig, facts: Facts, model: ModelConfig) -> dict[str, 
         "lr_width": None,  # that of the model from now on
         "corrupt": masking.share if asked.task == "masked" else masking.corrupt,
         "loss": _loss(asked, facts),
+        "whiten": _whiten(asked, model),
     }
 
 
@@ -347,6 +349,25 @@ def _loss(asked: TrainConfig, facts: Facts) -> str | None:
     if asked.task == "masked" or asked.optimization.loss is not None:
         return asked.optimization.loss
     return "bce" if facts.several else "cross_entropy"
+
+
+def _whiten(asked: TrainConfig, model: ModelConfig) -> str:
+    """Whether the first convolution whitens; `UserError` if that is asked for and cannot be."""
+    option = asked.optimization.whiten
+    need = ""
+    if asked.weights is not None:
+        need = "random weights: leave out weights"
+    elif not isinstance(model, ViTConfig) or model.embedding.stem != "tokenizer":
+        need = "a tokenizer: add model_options stem=tokenizer"
+    elif not model.embedding.patch_bias:
+        need = "convolutions with biases: leave out patch_bias"
+    elif model.tokenizer_pools[0]:
+        need = "a first layer that does not pool: add model_options tokenizer_pooling=[1, 2]"
+    elif model.tokenizer_channels[1] < (fewest := 2 * model.in_channels * SIDE**2):
+        need = f"at least {fewest} channels in the first layer: add model_options tokenizer_widths"
+    if option == "on" and need:
+        raise UserError(f"whiten=on needs {need}; or leave it out")
+    return "off" if need else {"auto": "on"}.get(option, option)
 
 
 def _check_streams(asked: TrainConfig, facts: Facts) -> None:

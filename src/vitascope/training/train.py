@@ -63,6 +63,7 @@ from vitascope.training.tasks.classify import Classify, ClassifyFeatures, Distil
 from vitascope.training.tasks.masked import Masked
 from vitascope.training.tasks.task import Finished, PatchEvaluation, Task
 from vitascope.training.tasks.teachers import open_teacher
+from vitascope.training.whitening import whiten
 from vitascope.weights.loading import from_pretrained, save_pretrained
 from vitascope.weights.preprocess import default_preprocess, preprocess_of
 from vitascope.weights.transfer import transfer
@@ -514,6 +515,8 @@ def start_model(opened: Opened) -> VisionModel:
         model.encoder.checkpointing = options.execution.gradient_checkpointing
     if weights is None:
         model.preprocess = dataclasses.replace(default_preprocess(config), levels=options.levels)
+        if options.optimization.whiten == "on":
+            whiten(cast("VisionTransformer", model), opened.splits.train)
         return model
     theirs = preprocess_of(weights).at_size(config.image_hw)
     model.preprocess = dataclasses.replace(theirs, levels=options.levels)

@@ -1,0 +1,117 @@
+import copy
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from tests.forked import torchrun
+from tests.model import random_images
+from tests.training import assert_bitwise, last_state, planned, tiny_config, trainer_of
+from tests.training.test_resume import TRAINED, killed
+from vitascope.data.datasets import open_data
+from vitascope.errors import UserError
+from vitascope.options.recipes import TrainConfig
+from vitascope.training import train
+from vitascope.training.whitening import whitening_filters
+from vitascope.weights.loading import from_pretrained
+
+pytestmark = pytest.mark.usefixtures("without_figures")
+
+TOKENIZER = {"stem": "tokenizer", "tokenizer_widths": [24, 8, 8], "tokenizer_pooling": [1, 2]}
+
+
+def whitened(data: Path, run: Path, **options: Any) -> TrainConfig:
+    common = {"patch_size": 4, "whiten": "on", "checkpoint_seconds": 0.0, "ema": 0.5, "keep": "last"}
+    common |= {"optimizer": "muon", "progressive": 0.5, "model_options": TOKENIZER}
+    return tiny_config(data, run=str(run), **common | options)
+
+
+def test_filters_make_patches_uncorrelated_with_a_variance_of_one() -> None:
+    base = random_images(64, 3, 9, 9)
+    images = base + 0.8 * base.roll(1, dims=1) + base.roll(1, dims=3)
+    filters = whitening_filters(images)
+    assert filters.shape == (24, 3, 2, 2)
+    assert torch.equal(filters[12:], -filters[:12])
+    rows = F.conv2d(images, filters[:12]).transpose(0, 1).flatten(1)  # (12, n)
+    torch.testing.assert_close(rows @ rows.mT / rows.shape[1], torch.eye(12), rtol=0, atol=0.02)
+
+
+def test_whitened_run_resumes_bitwise_and_saves_a_plain_model_of_the_same_function(data, tmp_path) -> None:
+    config = whitened(data, tmp_path / "whole")
+    whole = train.train(config)
+    run = killed(config.replace(run=str(tmp_path / "killed")))
+    resumed = train.resume(run)
+    state = last_state(run, *TRAINED)
+    assert_bitwise(state, last_state(tmp_path / "whole", *TRAINED))
+    assert_bitwise(resumed.model.state_dict(), whole.model.state_dict())
+    saved = from_pretrained(run)
+    assert not any("norm.running" in name for name in saved.state_dict())
+    first = "patch_embedding.0.conv.weight"
+    assert torch.equal(saved.state_dict()[first], state["model"][first])
+    assert torch.equal(state["model"][first][12:], -state["model"][first][:12])
+    assert first not in state["optimizer"]["state"]
+    again = train.start_model(train.prepare(config, open_data(config.data, seed=config.seed)))
+    assert torch.equal(again.state_dict()[first], state["model"][first])
+    again.load_state_dict({name.removeprefix("body."): value for name, value in state["average"].items()})
+    images = random_images(2, 3, 16, 16)
+    torch.testing.assert_close(saved(images), again.eval()(images), rtol=1e-3, atol=1e-4)
+
+
+def test_the_average_has_averaged_statistics(data, tmp_path) -> None:
+    train.train(whitened(data, tmp_path / "run", epochs=1))
+    state = last_state(tmp_path / "run", *TRAINED)
+    name = "patch_embedding.1.norm.running_mean"
+    assert not torch.equal(state["average"][name], state["model"][name])
+    assert state["average"][name].any()
+
+
+def test_steps_that_are_measured_for_a_budget_change_nothing(data, tmp_path) -> None:
+    trainer = trainer_of(whitened(data, tmp_path / "run", minutes=1.0))
+    before = copy.deepcopy(trainer.module.state_dict())
+    trainer._measured_step()
+    assert_bitwise(trainer.module.state_dict(), before)
+
+
+def test_auto_whitens_where_the_model_allows_it(data, tmp_path) -> None:
+    def decided(**options: Any) -> str:
+        config = whitened(data, tmp_path / "run", **{"whiten": "auto"} | options)
+        return planned(config, open_data(str(data)))[0].optimization.whiten
+
+    assert decided() == "on"
+    assert decided(model_options={}) == decided(whiten="off") == "off"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"model_options": {}},
+            "whiten=on needs a tokenizer: add model_options stem=tokenizer; or leave it out",
+        ),
+        ({"model_options": TOKENIZER | {"patch_bias": False}}, "needs convolutions with biases"),
+        ({"model_options": TOKENIZER | {"tokenizer_pooling": []}}, "needs a first layer that does not pool"),
+        ({"model_options": TOKENIZER | {"tokenizer_widths": [23, 8, 8]}}, "needs at least 24 channels in"),
+    ],
+)
+def test_a_model_that_cannot_be_whitened_is_rejected_with_advice(
+    data, tmp_path, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(UserError, match=re.escape(message)):
+        planned(whitened(data, tmp_path / "run", **options), open_data(str(data)))
+
+
+@pytest.mark.parametrize("options", [{"parallel": "ddp"}, {"parallel": "fsdp", "precision": "bf16"}])
+def test_two_processes_save_a_plain_model_with_the_filters_of_one(
+    data, tmp_path, options: dict[str, Any]
+) -> None:
+    """The rest differs a little: each process has the statistics of its own images."""
+    output, config = tmp_path / "output.txt", whitened(data, tmp_path / "two", epochs=1, **options)
+    assert torchrun(2, output, train.train, config) == 0, output.read_text()[-4000:]
+    one = train.train(whitened(data, tmp_path / "one", epochs=1)).model.state_dict()
+    two = from_pretrained(tmp_path / "two").state_dict()
+    assert two.keys() == one.keys()
+    assert torch.equal(two["patch_embedding.0.conv.weight"], one["patch_embedding.0.conv.weight"])
+    assert all(tensor.isfinite().all() for tensor in two.values())
