@@ -16,7 +16,7 @@ from vitascope.data.datasets import open_data
 from vitascope.data.loading import Loader
 from vitascope.data.splits import ImageSet
 from vitascope.evaluation.calibration import Temperature, as_logits, class_gaussians, sharpened, trust_of
-from vitascope.evaluation.measure import BATCH_SIZE, embedded, features_of_images, measure
+from vitascope.evaluation.measure import BATCH_SIZE, features_of_images, measure, pooled_features
 from vitascope.model.vision_model import VisionModel
 from vitascope.predict.engine import TorchEngine
 from vitascope.run.label_measures import best_thresholds
@@ -37,7 +37,7 @@ def calibrate_model(
     engine: Callable[[], TorchEngine],
     val: Loader,
     known: Callable[[], Loader],
-    embed: Callable[[TorchEngine, Tensor], Tensor] = embedded,
+    embed: Callable[[TorchEngine, Tensor], Tensor] = pooled_features,
     gather: Callable[[Any], list[Any]] = lambda part: [part],
 ) -> Temperature:
     """Set the temperature of a model, in its head; and where one class applies `model.trust`, else the
@@ -62,7 +62,7 @@ def calibrate_model(
         return temperature
     features, labels = features_of_images(engine(), known(), embed, gather)
     gaussians = class_gaussians(features, labels) if len(labels) > 1 else None
-    held_out, _ = features_of_images(engine(), val, embedded, gather)
+    held_out, _ = features_of_images(engine(), val, pooled_features, gather)
     model.trust = trust_of(temperature, probabilities, measured.labels, gaussians, held_out)
     return temperature
 

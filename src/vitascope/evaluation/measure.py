@@ -160,7 +160,7 @@ def check_targets(outputs: Outputs, images: ImageSet) -> None:
         )
 
 
-def embedded(engine: Engine, pixels: Tensor) -> Tensor:
+def pooled_features(engine: Engine, pixels: Tensor) -> Tensor:
     """The features (B, D) of a batch."""
     return engine.features(pixels)[0]
 
@@ -169,7 +169,7 @@ def embedded(engine: Engine, pixels: Tensor) -> Tensor:
 def features_of_images(
     engine: Engine,
     batches: Loader,
-    embed: Callable[[Any, Tensor], Tensor] = embedded,
+    embed: Callable[[Any, Tensor], Tensor] = pooled_features,
     gather: Callable[[Any], list[Any]] = lambda part: [part],
 ) -> tuple[Tensor, npt.NDArray[Any]]:
     """The features (N, D) of every readable image of a split, float32 on the CPU, and their labels.

@@ -15,7 +15,7 @@ from vitascope.data.preprocess import Preprocess
 from vitascope.data.splits import ImageSet, absent_classes, check_every_class
 from vitascope.errors import UserError, printable
 from vitascope.evaluation.calibrate import calibrate_model
-from vitascope.evaluation.measure import Evaluation, embedded, measure
+from vitascope.evaluation.measure import Evaluation, measure, pooled_features
 from vitascope.formatting import counted
 from vitascope.model.heads import DistilledHead, predicted, scores
 from vitascope.model.options import EVEN
@@ -183,7 +183,7 @@ class Classify:
 
     def embed(self, engine: TorchEngine, pixels: Tensor) -> Tensor:
         """The features (B, D) of what a loader of training images has."""
-        return embedded(engine, pixels)
+        return pooled_features(engine, pixels)
 
     def test(self, finished: Finished) -> Evaluation:
         """Evaluate the finished model and print the result."""
