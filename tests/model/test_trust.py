@@ -5,8 +5,10 @@ from scipy.spatial.distance import mahalanobis
 from sklearn.covariance import ledoit_wolf
 from torch import Tensor
 
+from tests.model import small_model, with_trust
+from vitascope.data.targets import ClassIndices
 from vitascope.errors import UserError
-from vitascope.evaluation.calibration import class_gaussians, familiarity_of
+from vitascope.evaluation.calibration import Temperature, class_gaussians, familiarity_of, trust_of
 from vitascope.model.trust import PER_CLASS, Familiarity, PredictionSets, Trust, nearest_class, ranked
 
 
@@ -107,21 +109,39 @@ def test_sets_are_the_same_after_json_and_after_a_file_of_tensors(each: int | No
     ("name", "value"),
     [
         ("projection", torch.zeros(4, 5)),
+        ("projection", torch.zeros(5, 5, dtype=torch.float16)),
         ("means", torch.zeros(2, 3)),
+        ("means", torch.zeros(0, 5)),
         ("center", torch.full((5,), torch.nan)),
+        ("center", torch.zeros(1, 5)),
         ("levels", torch.zeros(1)),
-        ("counts", torch.zeros(7)),
+        ("levels", torch.zeros(300)),
+        ("levels", torch.arange(300.0)),
+        ("levels", torch.arange(300, 0, -1)),
+        ("images", torch.tensor(3.0)),
+        ("counts", torch.tensor(0)),
+        ("counts", torch.zeros(7, dtype=torch.long)),
+        ("counts", torch.tensor(30.0)),
+        ("masses", torch.zeros(0)),
+        ("masses", torch.full((30,), torch.inf)),
+        ("masses", torch.full((30,), torch.nan)),
+        ("masses", torch.arange(30, 0, -1.0)),
+        ("temperature", torch.tensor(0.0)),
+        ("temperature", torch.ones(2)),
+        ("more", torch.ones(2)),
         ("masses", None),
         ("means", None),
     ],
 )
-def test_numbers_of_another_model_are_rejected(name: str, value: Tensor | None) -> None:
+def test_numbers_of_another_model_and_broken_ones_are_rejected(name: str, value: Tensor | None) -> None:
     sets = PredictionSets.fitted(*answers(30, 3, 0))
     tensors = Trust(temperature=1.0, sets=sets, familiarity=gaussian_familiarity()[0]).tensors()
-    tensors |= {} if value is None else {name: value}
+    Trust.of_tensors(tensors, 3, 5)
     if value is None:
         del tensors[name]
-    with pytest.raises(UserError, match="numbers about trust"):
+    else:
+        tensors[name] = value
+    with pytest.raises(UserError):
         Trust.of_tensors(tensors, 3, 5)
 
 
@@ -158,6 +178,15 @@ def test_as_many_pictures_like_the_training_images_are_unfamiliar_as_are_asked_f
         assert float((shares < rate).float().mean()) == pytest.approx(rate, abs=0.03)
 
 
+def test_features_that_do_not_differ_tell_nothing_about_familiarity() -> None:
+    features, labels = torch.ones(150, 5), np.arange(150) % 3
+    targets, shares = ClassIndices(labels, ("a", "b", "c")), np.full((150, 3), 1 / 3, np.float32)
+    temperature = Temperature.of(targets, np.zeros((150, 3)))
+    trust = trust_of(temperature, shares, labels, class_gaussians(features, labels), features)
+    assert trust.familiarity is None
+    assert trust.lacks() == ["no familiarity: the features of the validation images do not differ"]
+
+
 def test_familiarity_falls_with_the_distance_and_has_no_steps() -> None:
     familiarity, _ = gaussian_familiarity()
     steps = torch.linspace(0.1, 30, 40_000)[:, None] * torch.eye(5)[4]
@@ -167,6 +196,13 @@ def test_familiarity_falls_with_the_distance_and_has_no_steps() -> None:
     assert shares[-1] == pytest.approx(1 / 301)  # less familiar than all of 300
     assert shares.diff().abs().max() < 0.02
     assert float(familiarity(torch.full((1, 5), 10.0) + 4 * torch.eye(3, 5)[:1])) > 0.95
+
+
+def test_a_resized_model_knows_nothing_about_its_answers() -> None:
+    model = with_trust(small_model())
+    assert model.trust is not None
+    model.resize(48)
+    assert model.trust is None
 
 
 def test_levels_are_kept_at_even_ranks() -> None:

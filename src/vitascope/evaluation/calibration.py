@@ -31,8 +31,8 @@ STEPS = 40
 GAIN = 1.92
 """Nats of likelihood by which one parameter has to be better, in all, to be better than by chance: half the
 95% quantile of chi-squared with one degree of freedom (Wilks 1938)."""
-MOST_BYTES = 2**21
-"""Of the numbers behind familiarity."""
+MOST_BYTES = 1_500_000
+"""Of the directions and means behind familiarity; all numbers together stay below 2 MB."""
 LEVELS = 1000
 """Distances that are kept."""
 LEAST_VARIANCE = 1e-3
@@ -166,7 +166,7 @@ def class_gaussians(features: Tensor, labels: npt.NDArray[np.int64]) -> dict[str
     means = sums / np.bincount(places)[:, None]  # (K, D), of the classes that have images
     variances, directions = np.linalg.eigh(shrunk_covariance(wide - center - means[places]))  # ascending
     rank = max(1, min(len(variances), MOST_BYTES // (4 * sum(means.shape))))
-    kept = np.maximum(variances[:rank], LEAST_VARIANCE * variances.mean())
+    kept = np.maximum(variances[:rank], max(LEAST_VARIANCE * variances.mean(), np.finfo(np.float32).tiny))
     projection = directions[:, :rank] / np.sqrt(kept)  # (D, r)
     values = {"center": center, "projection": projection, "means": means @ projection}
     return {name: torch.from_numpy(numbers).float() for name, numbers in values.items()}
@@ -203,11 +203,14 @@ def trust_of(
         temperature: of the head.
         probabilities: of the validation images, with that temperature, (n, K).
         labels: their classes, (n,).
-        gaussians: see `class_gaussians`; None without images to fit them to.
+        gaussians: see `class_gaussians`; None without images to fit them to. Without, and where all features
+            are equal, nothing is known about familiarity.
         features: of the validation images, (n, D).
     """
     familiarity = None
     if gaussians is not None and len(features) > 1:
-        familiarity = familiarity_of(gaussians, nearest_class(features.float(), **gaussians))
+        distances = nearest_class(features.float(), **gaussians)
+        if distances.max() > distances.min():  # otherwise all pictures are equally usual, and NaN fails too
+            familiarity = familiarity_of(gaussians, distances)
     sets = PredictionSets.fitted(torch.from_numpy(probabilities), torch.from_numpy(labels))
     return Trust(temperature=float(temperature.values[0]), sets=sets, familiarity=familiarity)

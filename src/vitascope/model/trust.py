@@ -70,6 +70,21 @@ class PredictionSets:
         parts = [ranked(masses[labels == k], max(PER_CLASS, most // K)) for k in range(K)]
         return cls(nn.utils.rnn.pad_sequence(parts, batch_first=True, padding_value=math.inf), counts)
 
+    def check(self, classes: int) -> None:
+        """Reject numbers that are not those of so many classes.
+
+        Raises:
+            UserError: another type or shape, masses that are not in order, or more of them than images.
+        """
+        masses, counts = self.masses, self.counts
+        kept = masses.isfinite().sum(dim=-1)
+        fits = (masses.dtype, counts.dtype) == (torch.float32, torch.int64)
+        fits = fits and counts.shape in ((), (classes,)) and masses.shape[:-1] == counts.shape
+        if not fits or not ((kept > 0) & (kept <= counts)).all() or not _ascends(masses) or masses.min() < 0:
+            raise UserError(
+                f"masses {list(masses.shape)} and counts are not those of sets of {classes} classes"
+            )
+
     def to_json(self) -> dict[str, Any]:
         """The masses of all, or a list for each class, and the counts, as values of JSON."""
         masses = self.masses.tolist()
@@ -124,6 +139,11 @@ def nearest_class(features: Tensor, center: Tensor, projection: Tensor, means: T
     return squares.min(dim=1).values + (z**2).sum(dim=1)
 
 
+def _ascends(values: Tensor) -> bool:
+    """Whether each row (..., n) is in order; NaN is in none."""
+    return torch.equal(values.sort(dim=-1).values, values)
+
+
 def ranked(values: Tensor, most: int) -> Tensor:
     """The values (N,) in order, or `most` of them at even ranks, the last one among them."""
     ordered, N = values.sort().values, len(values)
@@ -161,8 +181,18 @@ class Familiarity(nn.Module):
         super().__init__()
         for name in self.NAMES:
             self.register_buffer(name, values[name])
-        steps = self.levels[:-1] - self.levels[1:]
-        self.register_buffer("steps", steps.clamp(min=1e-3 * float(self.levels.median())))
+        levels = self.levels.float()
+        self.register_buffer("steps", (levels[:-1] - levels[1:]).clamp(min=1e-3 * float(levels.mean())))
+
+    def check(self, features: int) -> None:
+        """Reject numbers that are not those of so many features, as a `UserError`."""
+        _, projection, means, levels, images = own = [getattr(self, name) for name in self.NAMES]
+        rank, n = projection.shape[1:2], levels.shape[:1]
+        wanted = [(features,), (features, *rank), (*means.shape[:1], *rank), (*n,), ()]
+        fits = [tuple(values.shape) for values in own] == wanted and means.numel() > 0
+        fits = fits and all(values.dtype == torch.float32 and values.isfinite().all() for values in own)
+        if not fits or not _ascends(-levels) or not levels[0] > levels[-1] or images < len(levels):
+            raise UserError(f"the numbers about familiarity are not those of {features} features")
 
     def forward(self, features: Tensor) -> Tensor:
         """Features (B, D) of `model.embed` to familiarity in [0, 1], (B,): linear between two levels, so that
@@ -193,7 +223,9 @@ class Trust:
             lines.append(f"sets of {COVERAGE:.0%} need {PredictionSets.needed(COVERAGE)} validation images")
         if (needed := PredictionSets.needed(FAMILIAR)) > images:
             lines.append(f"unfamiliar pictures at {1 - FAMILIAR:.0%} false alarms need {needed}")
-        return [f"{' and '.join(lines)}: there are {images}"] if lines else []
+        few = [f"{' and '.join(lines)}: there are {images}"] if lines else []
+        usual = "no familiarity: the features of the validation images do not differ"
+        return few + [usual] * (self.familiarity is None)
 
     def tensors(self) -> dict[str, Tensor]:
         """All numbers, for a file of tensors."""
@@ -210,21 +242,17 @@ class Trust:
         Raises:
             UserError: numbers of another model, or broken ones.
         """
+        known = {"temperature", "masses", "counts"}
+        if set(tensors) not in (known, known | set(Familiarity.NAMES)):
+            raise UserError(f"what it knows about its answers is incomplete: {', '.join(sorted(tensors))}")
         named = {name: tensor.clone() for name, tensor in tensors.items()}
-        try:
-            sets = PredictionSets(named["masses"], named["counts"])
-            familiarity = None
-            if "projection" in named:
-                familiarity = Familiarity(**{name: named[name] for name in Familiarity.NAMES})
-            found = cls(temperature=float(named["temperature"]), sets=sets, familiarity=familiarity)
-        except (KeyError, RuntimeError) as error:
-            raise UserError(f"its numbers about trust are broken: {error}") from error
-        fits = sets.counts.shape in ((), (classes,)) and sets.masses.shape[:-1] == sets.counts.shape
-        if familiarity is not None:
-            rank = familiarity.projection.shape[1:]
-            fits &= familiarity.projection.shape == (*familiarity.center.shape, *rank) and len(rank) == 1
-            fits &= familiarity.means.shape[1:] == rank and len(familiarity.levels) > 1
-            fits &= familiarity.center.shape == (features,)
-        if not fits or not all(tensor.isfinite().all() for name, tensor in named.items() if name != "masses"):
-            raise UserError(f"its numbers about trust are not of {classes} classes and {features} features")
-        return found
+        temperature = named["temperature"]
+        if temperature.shape != () or not 0 < temperature < math.inf:
+            raise UserError("its temperature is no positive number")
+        sets = PredictionSets(named["masses"], named["counts"])
+        sets.check(classes)
+        familiarity = None
+        if "levels" in named:
+            familiarity = Familiarity(**{name: named[name] for name in Familiarity.NAMES})
+            familiarity.check(features)
+        return cls(temperature=float(temperature), sets=sets, familiarity=familiarity)

@@ -168,11 +168,13 @@ class VisionTransformer(nn.Module):
         return self.pool_norm(self.pool(features))
 
     def resize(self, image_size: int | tuple[int, int]) -> None:
-        """Set the model's image size: positions are interpolated, and the preprocessing follows."""
+        """Set the model's image size: positions are interpolated, the preprocessing follows, and `trust` is
+        None, because other features need another one."""
         self.config = self.config.at_size(image_size)
         self.positions.resize(self.config.grid)
         if self.preprocess is not None:
             self.preprocess = self.preprocess.at_size(self.config.image_hw)
+        self.trust = None
 
     def grid_of(self, images: Tensor) -> tuple[int, int]:
         """Rows and columns of patches in images (B, C, H, W); `UserError` for images that do not fit."""

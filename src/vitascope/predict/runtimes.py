@@ -120,6 +120,8 @@ def read_metadata(texts: Mapping[str, str], path: Path) -> dict[str, Any]:
         values["preprocess"] = Preprocess.from_dict(values["preprocess"])
         names, thresholds = tuple(values["class_names"]), tuple(map(float, values["thresholds"]))
         sets = PredictionSets.of_json(values["sets"]) if values["sets"] else None
+        if sets is not None:
+            sets.check(values["num_classes"])
         values |= {"class_names": names, "thresholds": thresholds, "sets": sets}
         count, outputs, digest = (values[key] for key in ("num_classes", "outputs", "body_digest"))
         of_body = outputs == "embedding"
@@ -134,7 +136,7 @@ def read_metadata(texts: Mapping[str, str], path: Path) -> dict[str, Any]:
                 f"{len(names)} class_names, thresholds {list(thresholds)} and body_digest {digest!r} for "
                 f"num_classes {count} of {outputs} outputs"
             )
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
+    except (ValueError, TypeError, LookupError, RuntimeError, OverflowError) as error:
         raise ExportedModelError(f"{path}: broken metadata: {error}") from error
     return values
 

@@ -54,7 +54,8 @@ class Vitascope(Family):
         names = [name for name in source.tensors if name.startswith(TRUST)]
         own = {name.removeprefix(TRUST): source.tensors[name] for name in names}
         pooled = config.readout.num_pooled if isinstance(config, ViTConfig) else 1
-        return Trust.of_tensors(own, config.num_classes, pooled * config.embed_dim) if own else None
+        with options_of(source.folder / WEIGHTS):
+            return Trust.of_tensors(own, config.num_classes, pooled * config.embed_dim) if own else None
 
     def write_trust(self, trust: Trust) -> State:
         return {f"{TRUST}{name}": tensor.cpu() for name, tensor in trust.tensors().items()}
