@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import tyro
 
 from vitascope.cli.parsing import Device, Json, MaybeInt, MaybeText, Model, Precision
-from vitascope.data.table_options import TableOptions
+from vitascope.data.table_options import DataOptions, TableOptions
 from vitascope.errors import UserError, printable
 from vitascope.formatting import aligned, counted, listed
 
@@ -32,8 +32,8 @@ class Evaluate:
     Default: the run's own test images."""
     rename: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME=CLASS ...", help_behavior_hint="")] = ()
     """Classes of --data that have another name in the model, such as `--rename birds=bird`."""
-    table: TableOptions = dataclasses.field(default_factory=TableOptions)
-    """How a table is read."""
+    table: DataOptions = dataclasses.field(default_factory=TableOptions)
+    """How DATA are read."""
     batch_size: MaybeInt = None
     """Images per batch. Default: 128; on a GPU as many as keep it busy."""
     precision: Precision = "auto"

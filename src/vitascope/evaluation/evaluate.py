@@ -71,8 +71,9 @@ def evaluate(
         trained_on, changes = 0, None
         if rename and data is None:
             raise UserError("rename is about the classes of other data: set data")
-        if table.given and data is None:
-            raise UserError(f"{table.given[0]} is about a table: set data")
+        if table != AS_RECOGNIZED and data is None:
+            about = f"{table.given[0]} is about a table" if table.given else "audit is about other data"
+            raise UserError(f"{about}: set data")
         if data is not None:
             name = "the DataFrame" if isinstance(data, DataFrame) else os.fspath(data)
             with data_place(data, table) as place:
