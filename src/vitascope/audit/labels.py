@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 import unicodedata
 from collections.abc import Sequence
@@ -13,31 +12,27 @@ import numpy.typing as npt
 from scipy.stats import rankdata
 from threadpoolctl import threadpool_limits
 
-from vitascope.audit.finding import Finding
+from vitascope.audit.finding import Finding, Suggestion
 from vitascope.data.targets import Targets
 from vitascope.evaluation.calibration import as_logits, sharpened, sharpness
 from vitascope.network import in_threads
-from vitascope.probing.classifiers import (
-    Classifier,
-    ClassMeans,
-    Features,
-    Floats,
-    LeastSquares,
-    LogisticRegression,
-)
+from vitascope.probing.classifiers import Classifier, Features, Floats, Neighbors
 from vitascope.probing.folds import Division
 from vitascope.probing.label_errors import Probabilities, self_confidence, suspects
-from vitascope.probing.selection import THREADS, cross_validated
+from vitascope.probing.selection import CLASSIFIERS, THREADS, cross_validated
 from vitascope.run.measures import Z, predicted_classes
 
-LINEAR: tuple[Classifier, ...] = (LogisticRegression(), LeastSquares(), ClassMeans())
+LINEAR = tuple(each for each in CLASSIFIERS if not isinstance(each, Neighbors))
 """Nearest neighbours give most classes the probability 0, which no temperature calibrates."""
 LEAST_PROBABILITY = 1e-12
+SIMILAR = 0.9
+"""The score of two classes whose names are spellings of one."""
 CONFUSED = 0.5
 """The rates at which two classes are predicted for each other, added, from which on they are compared."""
 ALIKE = 0.65
 """The largest AUC, with its 95% interval, of two classes that cannot be told apart."""
 ACCENTS = re.compile("[\u0300-\u036f]")
+PLURALS = (("s", ""), ("es", ""), ("ies", "y"))
 BETWEEN_LETTERS = re.compile(r"(?<=[^\W\d_])[\s_-]+(?=[^\W\d_])")
 
 
@@ -59,25 +54,21 @@ def held_out_probabilities(
     """
     targets, folds = division.targets, division.folds(seed=seed)
 
-    def validated(pair: tuple[Features, Classifier]) -> tuple[float, Floats]:
+    def validated(pair: tuple[Features, Classifier]) -> tuple[float, npt.NDArray[np.float32]]:
         features, classifier = pair
         _, held_out = cross_validated(classifier, features, targets, folds)
         factor = sharpness(targets, as_logits(held_out, exclusive=targets.exclusive))
         probabilities = sharpened(held_out, factor, exclusive=targets.exclusive)
-        confidence = self_confidence(targets, probabilities)
-        return -float(np.log(np.maximum(confidence, LEAST_PROBABILITY)).sum()), probabilities
+        confidence = np.maximum(self_confidence(targets, probabilities), LEAST_PROBABILITY)
+        return -float(np.log(confidence).sum()), probabilities.astype(np.float32)
 
     with threadpool_limits(1, user_api="blas"):
         results = list(in_threads(validated, product(bodies, LINEAR), most=THREADS))
-    _, best = min(results, key=lambda result: result[0])
-    return best.astype(np.float32)
+    return min(results, key=lambda result: result[0])[1]
 
 
 def label_scores(targets: Targets, probabilities: Probabilities) -> Floats:
-    """How improbable the label of each image is: 0 to 1, (N,).
-
-    With several classes per image, that of the least probable of its K answers.
-    """
+    """How improbable the label of each image, or the worst of its K answers, is: 0 to 1, (N,)."""
     return np.asarray(1 - self_confidence(targets, probabilities).min(axis=1))
 
 
@@ -93,10 +84,9 @@ def wrong_labels(targets: Targets, probabilities: Probabilities) -> list[Finding
             detail = f"{given!r} may be wrong: its probability is {sure:.1%}"
         else:
             detail = f"{suggested!r} may be missing: its probability is {1 - sure:.1%}"
-        finding = Finding("label", 1 - sure, detail, suspect.image)
-        if given and suggested:
-            finding = dataclasses.replace(finding, suggestion="relabel", label=suggested)
-        findings.append(finding)
+        action: Suggestion = "relabel" if given and suggested else "look"
+        label = suggested if given and suggested else ""
+        findings.append(Finding("label", 1 - sure, detail, suspect.image, suggestion=action, label=label))
     return findings
 
 
@@ -114,9 +104,7 @@ def confusable_names(targets: Targets, probabilities: Probabilities | None) -> l
             by_spelling.setdefault(spelling, []).append(k)
     similar = {pair for classes in by_spelling.values() for pair in combinations(classes, 2)}
     findings = [
-        Finding(
-            "label", 0.9, f"{names[a]!r} ({counts[a]:,} images) and {names[b]!r} ({counts[b]:,}) may be one"
-        )
+        Finding("label", SIMILAR, f"{names[a]!r} ({counts[a]:,} images) may be {names[b]!r} ({counts[b]:,})")
         for a, b in sorted(similar)
     ]
     if probabilities is None or not targets.exclusive:
@@ -124,9 +112,8 @@ def confusable_names(targets: Targets, probabilities: Probabilities | None) -> l
     rates = targets.confusion(predicted_classes(probabilities)) / np.maximum(counts, 1)[:, None]  # (K, K)
     compared = np.triu(rates + rates.T >= CONFUSED, 1) & np.outer(counts > 0, counts > 0)
     for a, b in np.argwhere(compared).tolist():
-        logs = np.log(np.maximum(probabilities[:, [a, b]], LEAST_PROBABILITY))
-        ratios = logs[:, 0] - logs[:, 1]
-        area, high = _area(ratios[members[:, a]], ratios[members[:, b]])
+        first, second = np.maximum(probabilities[:, [a, b]], LEAST_PROBABILITY).T
+        area, high = _area(*((first / second)[members[:, k]] for k in (a, b)))
         if high <= ALIKE and (a, b) not in similar:
             detail = (
                 f"{names[a]!r} may be {names[b]!r}, or the model does not see the difference: it tells which "
@@ -148,11 +135,5 @@ def _spellings(name: str) -> set[str]:
     """The forms of a name in which it is compared: no case, accents or separators, singular and plural."""
     plain = ACCENTS.sub("", unicodedata.normalize("NFKD", name)).casefold().strip()
     plain = " ".join(BETWEEN_LETTERS.sub("", plain).replace("_", " ").replace("-", " ").split())
-    forms = {plain}
-    if len(plain) > 3 and plain.endswith("s") and not plain.endswith("ss"):
-        forms.add(plain[:-1])
-    if len(plain) > 4 and plain.endswith("es"):
-        forms.add(plain[:-2])
-    if len(plain) > 4 and plain.endswith("ies"):
-        forms.add(plain[:-3] + "y")
-    return forms
+    endings = [(old, new) for old, new in PLURALS if plain.endswith(old) and not plain.endswith("ss")]
+    return {plain} | {plain.removesuffix(old) + new for old, new in endings if len(plain) > len(old) + 2}

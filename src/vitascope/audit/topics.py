@@ -13,8 +13,7 @@ FEWEST = 20
 """Images from which on it can be said what is usual."""
 KEPT = 0.9
 """The share of the images that mean and covariance are from: up to a tenth may be of another kind."""
-STEPS = 3
-FOLDS = 5
+STEPS, FOLDS = 3, 5
 MOST = 20_000
 """Images for one estimate."""
 LISTED = 3.0
@@ -39,9 +38,8 @@ def off_topic(features: Features) -> list[Finding]:
     findings = []
     for image in np.argsort(-scores, kind="stable")[: int((scores >= 0.5).sum())].tolist():
         times = f"{distances[image] / median:.1f} times the median" if median else "not 0 as that of most"
-        findings.append(
-            Finding("off-topic", float(scores[image]), f"the distance from the mean is {times}", image)
-        )
+        detail = f"the distance from the mean is {times}"
+        findings.append(Finding("off-topic", float(scores[image]), detail, image))
     return findings
 
 
