@@ -108,3 +108,13 @@ def test_a_class_that_was_divided_at_random_is_found() -> None:
     assert "'3' may be 'tres'" in finding.detail
     few = targets.take(np.flatnonzero(np.isin(labels, (3, 10)))[:12])
     assert confusable_names(few, np.full((12, 11), 1 / 11)) == []
+
+
+def test_classes_that_are_hard_to_tell_apart_are_two() -> None:
+    """A third of the images is confused, and yet the probabilities tell them apart."""
+    labels = np.arange(400) % 2
+    shift = np.where(labels == 1, 0.5, -0.5)
+    second = 1 / (1 + np.exp(-np.random.default_rng(0).normal(shift, size=400)))
+    probabilities = np.stack([1 - second, second], axis=1)
+    assert 0.25 < (probabilities.argmax(axis=1) != labels).mean() < 0.4
+    assert confusable_names(ClassIndices(labels, ("cat", "dog")), probabilities) == []

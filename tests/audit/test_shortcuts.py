@@ -130,3 +130,15 @@ def test_a_class_that_is_predicted_worse_is_reported() -> None:
     guesses = np.where((LABELS == 1) & (np.arange(N) % 3 > 0), 0, LABELS)
     text = details(TARGETS, np.full(N, "train"), NONE, np.eye(2)[guesses])
     assert re.fullmatch(r"class 'dog': 3\d% .* of 200 images .*, of the others 100%", text)
+
+
+def test_accuracies_that_differ_by_chance_or_little_are_not_reported() -> None:
+    reported = 0
+    for seed in range(20):
+        random = np.random.default_rng(seed)
+        guesses = np.where(random.uniform(size=N) < 0.7, LABELS, 1 - LABELS)
+        reported += len(groups(TARGETS, np.full(N, "train"), random.integers(20, size=N), np.eye(2)[guesses]))
+    assert reported <= 4
+    labels = np.arange(8000) % 2
+    guesses = np.where(np.arange(8000) % 32 == 1, 0, labels)  # 94% of one class, 100% of the other
+    assert groups(ClassIndices(labels, ("a", "b")), np.full(8000, "train"), NONE, np.eye(2)[guesses]) == []

@@ -65,9 +65,7 @@ def suspects(targets: Targets, probabilities: Probabilities, count: int | None =
     else:
         number = int((missing | labels & (probabilities <= others) & (probabilities < EVEN)).sum())
     confidence = self_confidence(targets, probabilities)
-    order = np.argsort(confidence, axis=None, kind="stable")[
-        : number if count is None else min(number, count)
-    ]
+    order = np.argsort(confidence, axis=None, kind="stable")[:number][:count]
     listed = []
     for image, k in zip(*np.unravel_index(order, confidence.shape), strict=True):
         sure = float(confidence[image, k])
