@@ -55,6 +55,7 @@ function undo() {
 }
 
 function enter(element) { // only the current image and its buttons are reached by Tab
+  if (element !== current) document.getElementById("field")?.remove();
   for (const [each, index] of [[current, -1], [element, 0]]) {
     for (const part of [each, ...each.querySelectorAll("button")]) part.tabIndex = index;
   }
