@@ -8,8 +8,8 @@ from vitascope.model.config import OPTIONS, ViTConfig
 from vitascope.model.resnet_config import ResNetConfig
 from vitascope.model.sizes import NAMED_SIZES, architecture_of, list_models, named_config
 
-SMALL = "cct_mini"
-VITS = [name for name in list_models() if NAMED_SIZES[name].kind is ViTConfig and name != SMALL]
+SMALL = ("cct_mini", "cct_2_3x6")
+VITS = [name for name in list_models() if NAMED_SIZES[name].kind is ViTConfig and name not in SMALL]
 RESNETS = [name for name in list_models() if NAMED_SIZES[name].kind is ResNetConfig]
 
 
@@ -55,8 +55,9 @@ def test_dinov2_with_registers_has_four_that_have_no_position(name: str) -> None
     assert not config.embedding.position_prefix
 
 
-def test_the_small_size_is_for_small_images_and_has_a_tokenizer() -> None:
-    config = named_config(SMALL, num_classes=10)
+@pytest.mark.parametrize("name", SMALL)
+def test_small_sizes_are_for_small_images_and_have_a_tokenizer(name: str) -> None:
+    config = named_config(name, num_classes=10)
     assert (config.image_hw, config.patch_hw, config.grid) == ((32, 32), (4, 4), (8, 8))
     assert (config.embedding.stem, config.readout.pool) == ("tokenizer", "mean")
     assert config.num_parameters < 1_000_000

@@ -8,7 +8,8 @@ from torch import Tensor
 from tests.model import small_model, with_trust
 from vitascope.data.targets import ClassIndices
 from vitascope.errors import UserError
-from vitascope.evaluation.calibration import Temperature, class_gaussians, familiarity_of, trust_of
+from vitascope.evaluation.calibrate import cross_fitted, trust_of
+from vitascope.evaluation.calibration import Temperature, class_gaussians, familiarity_of
 from vitascope.model.trust import PER_CLASS, Familiarity, PredictionSets, Trust, nearest_class, ranked
 
 
@@ -182,7 +183,7 @@ def test_features_that_do_not_differ_tell_nothing_about_familiarity() -> None:
     features, labels = torch.ones(150, 5), np.arange(150) % 3
     targets, shares = ClassIndices(labels, ("a", "b", "c")), np.full((150, 3), 1 / 3, np.float32)
     temperature = Temperature.of(targets, np.zeros((150, 3)))
-    trust = trust_of(temperature, shares, labels, class_gaussians(features, labels), features)
+    trust = trust_of(temperature, shares, labels, cross_fitted(features, labels, np.arange(150) % 2))
     assert trust.familiarity is None
     assert trust.lacks() == ["no familiarity: the features of the validation images do not differ"]
 

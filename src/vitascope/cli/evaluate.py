@@ -89,7 +89,7 @@ class Calibrate:
         from vitascope.evaluation.calibrate import calibrate
 
         found = calibrate(self.model, self.data, self.out, device=self.device)
-        print("\n".join([str(found), self.out]))
+        print("\n".join([*found.lines(), self.out]))
 
 
 def renamed(given: Sequence[str]) -> dict[str, str]:

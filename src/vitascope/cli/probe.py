@@ -103,6 +103,7 @@ def lines(found: ProbeResult) -> list[str]:
         f"test    {in_words(best.tested)}, measured once, after the choice",
         *([f"        {selection.doubt}"] if selection.doubt else []),
         *(f"labels  {line}" for line in found.curve.lines()),
+        *(f"answers {line}" for line in (found.calibration.lines()[1:] if found.calibration else ())),
         f"model   {found.run / 'model'}",
         *([] if linear is best else [f"head    {linear.name}: test {in_words(linear.tested)}"]),
         f"probe   {found.page}",

@@ -2,21 +2,37 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from torch import Tensor
 
 from vitascope.arguments import checked
 from vitascope.data.datasets import open_data
 from vitascope.data.loading import Loader
 from vitascope.data.splits import ImageSet
-from vitascope.evaluation.calibration import Temperature, as_logits, class_gaussians, sharpened, trust_of
+from vitascope.evaluation.calibration import (
+    Temperature,
+    as_logits,
+    class_gaussians,
+    familiarity_of,
+    sharpened,
+)
 from vitascope.evaluation.measure import BATCH_SIZE, features_of_images, measure, pooled_features
+from vitascope.evaluation.novelty import (
+    Novelty,
+    classes_left_out,
+    enough_usual,
+    novelty_in_words,
+    other_kinds,
+)
+from vitascope.model.trust import PredictionSets, Trust, class_distances, nearest_class
 from vitascope.model.vision_model import VisionModel
 from vitascope.predict.engine import TorchEngine
 from vitascope.run.label_measures import best_thresholds
@@ -25,6 +41,52 @@ from vitascope.weights.loading import from_pretrained, save_pretrained
 
 KNOWN = 5000
 """Training images by which a model knows what is familiar, at most."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Likeness:
+    """How near images, which a classifier was not fitted to, are to its training images.
+
+    Attributes:
+        gaussians: of the training images, see `class_gaussians`.
+        classes: of the K' means, int64 (K',).
+        distances: `class_distances` of the images, float32 (n, K').
+        labels: their classes, (n,).
+    """
+
+    gaussians: Mapping[str, Tensor]
+    classes: npt.NDArray[np.int64]
+    distances: npt.NDArray[np.float32]
+    labels: npt.NDArray[np.int64]
+
+    @property
+    def nearest(self) -> npt.NDArray[np.float32]:
+        """The distance of each image to the nearest class, (n,)."""
+        return self.distances.min(axis=1)
+
+    @property
+    def differs(self) -> bool:
+        """Whether some images are nearer than others; otherwise all are equally usual. NaN is not nearer."""
+        return len(self.labels) > 1 and bool(np.ptp(self.nearest) > 0)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class CalibrationResult:
+    """What is known about the answers of a classifier.
+
+    Attributes:
+        temperature: of its head.
+        lacks: lines about what the images were too few for.
+        novelties: how often it notices what it was not taught; none where that is not known.
+    """
+
+    temperature: Temperature
+    lacks: Sequence[str] = ()
+    novelties: Sequence[Novelty] = ()
+
+    def lines(self) -> list[str]:
+        """What is known in words."""
+        return [str(self.temperature), *self.lacks, *filter(None, [novelty_in_words(self.novelties)])]
 
 
 def images_to_know(images: ImageSet) -> npt.NDArray[np.int64]:
@@ -39,7 +101,7 @@ def calibrate_model(
     known: Callable[[], Loader],
     embed: Callable[[TorchEngine, Tensor], Tensor] = pooled_features,
     gather: Callable[[Any], list[Any]] = lambda part: [part],
-) -> Temperature:
+) -> CalibrationResult:
     """Set the temperature of a model, in its head; and where one class applies `model.trust`, else the
     thresholds of the highest F1.
 
@@ -59,12 +121,63 @@ def calibrate_model(
     if not exclusive:
         thresholds = best_thresholds(measured.labels, probabilities).tolist()
         model.config = model.config.replace(thresholds=thresholds)
-        return temperature
+        return CalibrationResult(temperature)
     features, labels = features_of_images(engine(), known(), embed, gather)
-    gaussians = class_gaussians(features, labels) if len(labels) > 1 else None
-    held_out, _ = features_of_images(engine(), val, pooled_features, gather)
-    model.trust = trust_of(temperature, probabilities, measured.labels, gaussians, held_out)
-    return temperature
+    likeness = None
+    if len(labels) > 1:
+        gaussians = class_gaussians(features, labels)
+        held_out, truth = features_of_images(engine(), val, pooled_features, gather)
+        distances = class_distances(held_out, **gaussians).numpy()
+        likeness = Likeness(gaussians, np.unique(labels), distances, truth)
+    model.trust = trust_of(temperature, probabilities, measured.labels, likeness)
+    return CalibrationResult(temperature, model.trust.lacks(), novelties_of(engine(), likeness))
+
+
+def cross_fitted(features: Tensor, labels: npt.NDArray[np.int64], folds: npt.NDArray[np.int64]) -> Likeness:
+    """The likeness of images with features (n, D), classes (n,) and folds (n,), each to the other folds."""
+    classes = np.unique(labels)
+    distances = np.full((len(labels), len(classes)), np.inf, dtype=np.float32)
+    for fold in np.unique(folds):
+        rest = folds != fold
+        columns = np.searchsorted(classes, np.unique(labels[rest]))
+        gaussians = class_gaussians(features[rest], labels[rest])
+        distances[np.ix_(~rest, columns)] = class_distances(features[~rest], **gaussians)
+    return Likeness(class_gaussians(features, labels), classes, distances, labels)
+
+
+def trust_of(
+    temperature: Temperature,
+    probabilities: npt.NDArray[np.floating],
+    labels: npt.NDArray[np.int64],
+    likeness: Likeness | None,
+) -> Trust:
+    """What n images say about a classifier that was not fitted to them.
+
+    Args:
+        temperature: of its head.
+        probabilities: of the images with the temperature, (n, K).
+        labels: their classes, (n,).
+        likeness: of the images, or of some of them; None if it is not known.
+    """
+    familiarity = None
+    if likeness is not None and likeness.differs:
+        familiarity = familiarity_of(likeness.gaussians, torch.from_numpy(likeness.nearest))
+    sets = PredictionSets.fitted(torch.from_numpy(probabilities), torch.from_numpy(labels))
+    return Trust(temperature=float(temperature.values[0]), sets=sets, familiarity=familiarity)
+
+
+def novelties_of(engine: TorchEngine, likeness: Likeness | None) -> list[Novelty]:
+    """How often classes that are left out, and pictures of other kinds, are unfamiliar; none for too few
+    images."""
+    if likeness is None or not likeness.differs or not enough_usual(len(likeness.labels)):
+        return []
+    names, usual = engine.class_names, likeness.nearest
+    novelties = classes_left_out(likeness.distances, likeness.labels, likeness.classes, names)
+    for kind, pictures in other_kinds(names, engine.preprocess.channels).items():
+        features = engine.features_of_pictures(engine.read(pictures)[0])[0].cpu()
+        unusual = nearest_class(features, **likeness.gaussians)
+        novelties.append(Novelty.of(kind, usual, unusual.numpy()))
+    return novelties
 
 
 @checked
@@ -74,7 +187,7 @@ def calibrate(
     out: str | os.PathLike[str],
     *,
     device: str = "auto",
-) -> Temperature:
+) -> CalibrationResult:
     """Calibrate the classifier of a MODEL reference with DATA, as `vitascope calibrate` does.
 
     Args:
@@ -98,11 +211,11 @@ def calibrate(
     def batches(images: ImageSet) -> Loader:
         return Loader(images, engine.preprocess, engine.batch_size(None, BATCH_SIZE), device=engine.device)
 
-    temperature = calibrate_model(
+    calibration = calibrate_model(
         loaded,
         lambda: TorchEngine(loaded, precision="fp32", device=device),
         batches(val),
         lambda: batches(train.subset(train.name, images_to_know(train))),
     )
     save_pretrained(loaded.cpu(), folder)
-    return temperature
+    return calibration

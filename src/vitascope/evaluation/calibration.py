@@ -17,7 +17,7 @@ from torch import Tensor
 from vitascope.data.targets import Targets
 from vitascope.formatting import counted
 from vitascope.model.heads import scale_logits
-from vitascope.model.trust import Familiarity, PredictionSets, Trust, nearest_class, ranked
+from vitascope.model.trust import Familiarity, ranked
 from vitascope.model.vision_model import VisionModel
 
 Floats = npt.NDArray[np.float64]
@@ -188,29 +188,3 @@ def familiarity_of(gaussians: Mapping[str, Tensor], distances: Tensor) -> Famili
     """The familiarity at the distances (n,) of at least two images to which the classes were not fitted."""
     levels, images = ranked(distances, LEVELS).flip(0), torch.tensor(float(len(distances)))
     return Familiarity(**gaussians, levels=levels, images=images)
-
-
-def trust_of(
-    temperature: Temperature,
-    probabilities: npt.NDArray[np.floating],
-    labels: npt.NDArray[np.int64],
-    gaussians: Mapping[str, Tensor] | None,
-    features: Tensor,
-) -> Trust:
-    """What validation images say about a classifier.
-
-    Args:
-        temperature: of the head.
-        probabilities: of the validation images, with that temperature, (n, K).
-        labels: their classes, (n,).
-        gaussians: see `class_gaussians`; None without images to fit them to. Without, and where all features
-            are equal, nothing is known about familiarity.
-        features: of the validation images, (n, D).
-    """
-    familiarity = None
-    if gaussians is not None and len(features) > 1:
-        distances = nearest_class(features.float(), **gaussians)
-        if distances.max() > distances.min():  # otherwise all pictures are equally usual, and NaN fails too
-            familiarity = familiarity_of(gaussians, distances)
-    sets = PredictionSets.fitted(torch.from_numpy(probabilities), torch.from_numpy(labels))
-    return Trust(temperature=float(temperature.values[0]), sets=sets, familiarity=familiarity)

@@ -57,6 +57,7 @@ _CCT = "after Hassani et al. 2021"
 
 _MINI = {"embed_dim": 128, "depth": 4, "num_heads": 4, "mlp_ratio": 2.0, "image_size": 32, "patch_size": 4}
 _TOKENIZER = {"stem": "tokenizer", "tokenizer_widths": (96, 160)}
+_TOKENIZER_6 = {"stem": "tokenizer", "tokenizer_widths": (24, 64, 64, 160, 160), "tokenizer_pooling": (1, 3)}
 _DISTILLED = {"distillation_token": True}
 _R26 = {"stem": "resnet", "resnet_layers": (2, 2, 2, 2), "patch_size": 32}
 _R50 = {"stem": "resnet", "resnet_layers": (3, 4, 6, 3), "patch_size": 32}
@@ -86,6 +87,7 @@ NAMED_SIZES: dict[str, NamedSize] = {
     "vit_r50_b16": NamedSize({**_B, **_R50_S16}, _VIT),
     "vit_r50_l32": NamedSize({**_L, **_R50}, _AUGREG),
     "cct_mini": NamedSize({**_MINI, **_TOKENIZER, "pool": "mean"}, _CCT),
+    "cct_2_3x6": NamedSize({**_MINI, **_TOKENIZER_6, "depth": 2, "pool": "mean"}, _CCT),
     "deit_ti16": NamedSize(_TI, _DEIT),
     "deit_s16": NamedSize(_S, _DEIT),
     "deit_b16": NamedSize(_B, _DEIT),

@@ -55,6 +55,8 @@ class PredictionSets:
     infinity after its last."""
     counts: Tensor
     """Validation images, int64 () or, of each class, (K,). `masses` has every one, or n ranks of them."""
+    ambiguous: Tensor
+    """The share of them whose set at `COVERAGE` has several classes, float32 (); 0 if they are too few."""
 
     @classmethod
     def fitted(cls, probabilities: Tensor, labels: Tensor, most: int = 1000) -> PredictionSets:
@@ -64,11 +66,17 @@ class PredictionSets:
         """
         K = probabilities.shape[1]
         masses = masses_above(probabilities.double()).gather(1, labels[:, None])[:, 0].float()  # (N,)
-        counts = labels.bincount(minlength=K)
+        counts, nothing = labels.bincount(minlength=K), torch.tensor(0.0)
         if counts.min() < PER_CLASS:
-            return cls(ranked(masses, most), torch.tensor(len(masses)))
-        parts = [ranked(masses[labels == k], max(PER_CLASS, most // K)) for k in range(K)]
-        return cls(nn.utils.rnn.pad_sequence(parts, batch_first=True, padding_value=math.inf), counts)
+            sets = cls(ranked(masses, most), torch.tensor(len(masses)), nothing)
+        else:
+            parts = [ranked(masses[labels == k], max(PER_CLASS, most // K)) for k in range(K)]
+            rows = nn.utils.rnn.pad_sequence(parts, batch_first=True, padding_value=math.inf)
+            sets = cls(rows, counts, nothing)
+        members = sets.contain(probabilities, COVERAGE)
+        if members is None:
+            return sets
+        return dataclasses.replace(sets, ambiguous=(members.sum(dim=1) > 1).float().mean())
 
     def check(self, classes: int) -> None:
         """Reject numbers that are not those of so many classes.
@@ -79,6 +87,7 @@ class PredictionSets:
         masses, counts = self.masses, self.counts
         kept = masses.isfinite().sum(dim=-1)
         fits = (masses.dtype, counts.dtype) == (torch.float32, torch.int64)
+        fits = fits and self.ambiguous.shape == () and 0 <= float(self.ambiguous) <= 1
         fits = fits and counts.shape in ((), (classes,)) and masses.shape[:-1] == counts.shape
         if not fits or not ((kept > 0) & (kept <= counts)).all() or not _ascends(masses) or masses.min() < 0:
             raise UserError(
@@ -90,7 +99,7 @@ class PredictionSets:
         masses = self.masses.tolist()
         if self.masses.ndim == 2:
             masses = [[mass for mass in row if mass < math.inf] for row in masses]
-        return {"masses": masses, "counts": self.counts.tolist()}
+        return {"masses": masses, "counts": self.counts.tolist(), "ambiguous": float(self.ambiguous)}
 
     @classmethod
     def of_json(cls, values: Mapping[str, Any]) -> PredictionSets:
@@ -100,7 +109,7 @@ class PredictionSets:
         if len(rows) != max(1, counts.numel()) or not all(len(row) for row in rows):
             raise ValueError(f"masses of {len(rows)} classes, and counts of {counts.numel()}")
         padded = nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=math.inf)
-        return cls(padded if counts.ndim else padded[0], counts)
+        return cls(padded if counts.ndim else padded[0], counts, torch.tensor(float(values["ambiguous"])))
 
     def contain(self, probabilities: Tensor, coverage: float) -> Tensor | None:
         """Whether each class belongs to the set of each picture, bool (B, K), by probabilities (B, K).
@@ -132,11 +141,18 @@ class PredictionSets:
         return self.masses.gather(-1, place[..., None])[..., 0]
 
 
-def nearest_class(features: Tensor, center: Tensor, projection: Tensor, means: Tensor) -> Tensor:
-    """The squared distance to the nearest of the means (K, r), after a projection (D, r): (B, D) -> (B,)."""
+SETS = tuple(field.name for field in dataclasses.fields(PredictionSets))
+
+
+def class_distances(features: Tensor, center: Tensor, projection: Tensor, means: Tensor) -> Tensor:
+    """The squared distances to the means (K, r), after a projection (D, r): (B, D) -> (B, K)."""
     z = (features - center) @ projection  # (B, r)
-    squares = (means**2).sum(dim=1) - 2 * z @ means.T  # (B, K), less |z|^2
-    return squares.min(dim=1).values + (z**2).sum(dim=1)
+    return (means**2).sum(dim=1) - 2 * z @ means.T + (z**2).sum(dim=1, keepdim=True)
+
+
+def nearest_class(features: Tensor, center: Tensor, projection: Tensor, means: Tensor) -> Tensor:
+    """The smallest of `class_distances`: (B, D) -> (B,)."""
+    return class_distances(features, center, projection, means).min(dim=1).values
 
 
 def _ascends(values: Tensor) -> bool:
@@ -230,7 +246,7 @@ class Trust:
     def tensors(self) -> dict[str, Tensor]:
         """All numbers, for a file of tensors."""
         named = {"temperature": torch.tensor(self.temperature)}
-        named |= {"masses": self.sets.masses, "counts": self.sets.counts}
+        named |= {name: getattr(self.sets, name) for name in SETS}
         if self.familiarity is not None:
             named |= {name: getattr(self.familiarity, name) for name in Familiarity.NAMES}
         return named
@@ -242,14 +258,14 @@ class Trust:
         Raises:
             UserError: numbers of another model, or broken ones.
         """
-        known = {"temperature", "masses", "counts"}
+        known = {"temperature", *SETS}
         if set(tensors) not in (known, known | set(Familiarity.NAMES)):
             raise UserError(f"what it knows about its answers is incomplete: {', '.join(sorted(tensors))}")
         named = {name: tensor.clone() for name, tensor in tensors.items()}
         temperature = named["temperature"]
         if temperature.shape != () or not 0 < temperature < math.inf:
             raise UserError("its temperature is no positive number")
-        sets = PredictionSets(named["masses"], named["counts"])
+        sets = PredictionSets(**{name: named[name] for name in SETS})
         sets.check(classes)
         familiarity = None
         if "levels" in named:

@@ -26,7 +26,14 @@ from vitascope.data.splits import ImageSet, Splits
 from vitascope.data.table_options import AS_RECOGNIZED, TableOptions
 from vitascope.data.targets import Targets
 from vitascope.errors import UserError
-from vitascope.evaluation.calibration import as_logits, sharpened, sharpness
+from vitascope.evaluation.calibrate import (
+    CalibrationResult,
+    cross_fitted,
+    images_to_know,
+    novelties_of,
+    trust_of,
+)
+from vitascope.evaluation.calibration import Temperature, as_logits, sharpened, sharpness
 from vitascope.evaluation.measure import Evaluation, data_frame, html_table
 from vitascope.formatting import counted, duration
 from vitascope.model.config import ViTConfig
@@ -78,6 +85,8 @@ class ProbeResult:
     """Of the best one, with the forecast for more labels."""
     evaluation: Evaluation
     """Of the model, on the test images."""
+    calibration: CalibrationResult | None
+    """What it knows about its answers, by cross-validation; None where an image may have several classes."""
     lines: list[str]
     """For each body, the number of representations and the time for their features."""
     seconds: float
@@ -278,6 +287,8 @@ class _Comparison:
     body: Body
     model: VisionModel
     evaluation: Evaluation
+    calibration: CalibrationResult | None
+    """Where one class applies."""
     lines: list[str]
     """One about each body."""
 
@@ -334,6 +345,9 @@ def _compared(bodies: Sequence[Body], splits: Splits, compute: Compute, *, seed:
         own for own, candidate in zip(heads, candidates, strict=True) if candidate is linear.candidate
     )
     model, probabilities = _model(linear, body, head, known.truth)
+    calibration = None if selection.several else _calibrated(model, selection, known, compute)
+    familiarity = None if model.trust is None else model.trust.familiarity
+    tested_features = torch.from_numpy(linear.candidate.test)
     evaluation = Evaluation(
         split=measured.name,
         indices=tested,
@@ -341,10 +355,12 @@ def _compared(bodies: Sequence[Body], splits: Splits, compute: Compute, *, seed:
         probabilities=probabilities.astype(np.float32),
         thresholds=np.array(model.config.thresholds, np.float32) if selection.several else None,
         loss=_loss(measured.truth, probabilities),
+        familiarity=None if familiarity is None else familiarity(tested_features).numpy(),
+        sets=None if model.trust is None else model.trust.sets,
         unreadable=tuple(unreadable.values()),
     )
     curve = learning_curve(best.classifier, best.candidate.train, division, selection.folds, seed=seed)
-    return _Comparison(selection, curve, known, body, model, evaluation, lines)
+    return _Comparison(selection, curve, known, body, model, evaluation, calibration, lines)
 
 
 def _written(run: Run, compared: _Comparison, splits: Splits, *, device: str, seconds: float) -> ProbeResult:
@@ -353,6 +369,8 @@ def _written(run: Run, compared: _Comparison, splits: Splits, *, device: str, se
         with explaining_failure(run.path, "the finished model", advice):
             run.record_split(splits)
             writer = run.write_metrics()
+            for novelty in compared.calibration.novelties if compared.calibration is not None else ():
+                writer.record("novelty", 0, novelty.to_dict())
             writer.record("test", 0, {**compared.evaluation.summary(), "seconds": round(seconds, 2)})
             writer.close()
             run.save_predictions(compared.evaluation)
@@ -381,6 +399,7 @@ def _written(run: Run, compared: _Comparison, splits: Splits, *, device: str, se
         selection=compared.selection,
         curve=compared.curve,
         evaluation=compared.evaluation,
+        calibration=compared.calibration,
         lines=compared.lines,
         seconds=seconds,
         page=page,
@@ -430,6 +449,22 @@ def _model(score: ProbeScore, body: Body, config: ModelConfig, truth: Targets) -
         config = config.replace(thresholds=best_thresholds(truth.labels, held_out).tolist())
     model = with_head(body.model, config, factor * weight, factor * bias)
     return model, sharpened(score.probabilities, factor, exclusive=exclusive)
+
+
+def _calibrated(
+    model: VisionModel, selection: ProbeSelection, known: ImageSet, compute: Compute
+) -> CalibrationResult:
+    """Set what the model knows about its answers, by cross-validation; its head has its temperature."""
+    score, targets = selection.linear, selection.train.targets
+    factor = sharpness(targets, as_logits(score.held_out, exclusive=True))
+    temperature = Temperature(np.full(len(targets.class_names), 1 / factor), len(targets))
+    held_out = sharpened(score.held_out, factor, exclusive=True)
+    some = images_to_know(known)
+    features = torch.from_numpy(score.candidate.train[some])
+    likeness = cross_fitted(features, targets.labels[some], selection.folds[some])
+    engine = TorchEngine(model, precision="fp32", device=compute.device)
+    model.trust = trust_of(temperature, held_out, targets.labels, likeness)
+    return CalibrationResult(temperature, model.trust.lacks(), novelties_of(engine, likeness))
 
 
 def _loss(truth: Targets, probabilities: Floats) -> float:

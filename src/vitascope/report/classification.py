@@ -12,6 +12,7 @@ import numpy.typing as npt
 from vitascope.data.preprocess import Framed
 from vitascope.data.splits import ImageSet
 from vitascope.evaluation.calibration import sharpened
+from vitascope.evaluation.novelty import Novelty, share_of_classes
 from vitascope.evaluation.reliability import Reliability
 from vitascope.explain.lettering import short
 from vitascope.language import say
@@ -28,6 +29,7 @@ from vitascope.report.page import blank_figure, embedded, sure
 from vitascope.report.thumbnails import attention_over, name_of_image, read_pictures
 from vitascope.run.measures import FEW, ClassPair, calibration, surest, wilson_interval, worst_pairs
 from vitascope.run.predictions import Predictions
+from vitascope.run.run import Run
 
 MISTAKES = 24
 """Mistakes with their images."""
@@ -186,6 +188,7 @@ def _trust(predictions: Predictions, trust: Trust | None) -> dict[str, Any]:
         ),
         "familiar": FAMILIAR,
         "temperature": None,
+        "novelty": None,
     }
     if trust is not None and trust.temperature != 1:
         before = sharpened(probabilities, trust.temperature, exclusive=True)
@@ -203,7 +206,31 @@ def _trust(predictions: Predictions, trust: Trust | None) -> dict[str, Any]:
     return section
 
 
-def _share(part: np.int64, total: np.int64) -> tuple[str, str]:
+def noticed(run: Run) -> dict[str, Any] | None:
+    """How often a run's classifier notices what it was not taught; None where that is not known."""
+    novelties = [Novelty.of_record(record) for record in run.records("novelty")]
+    if not novelties:
+        return None
+    kinds = {"digits": say("digits"), "photographs": say("photographs"), "noise": say("noise")}
+    ordered = sorted(novelties, key=lambda novelty: (novelty.is_class, novelty.share))
+    return {
+        "mean": share_of_classes(novelties),
+        "alarms": 1 - FAMILIAR,
+        "frozen": run.config.get("task") == "probe",
+        "head": [say("not taught"), say("images"), say("unfamiliar"), say("95% interval"), "AUROC"],
+        "rows": [
+            (
+                novelty.name if novelty.is_class else kinds[novelty.name],
+                f"{novelty.images:,}",
+                *_share(novelty.noticed, novelty.images),
+                f"{novelty.area:.3f}",
+            )
+            for novelty in ordered
+        ],
+    }
+
+
+def _share(part: int | np.int64, total: int | np.int64) -> tuple[str, str]:
     """A share of images, and its interval."""
     low, high = wilson_interval(int(part), int(total))
     return f"{part / total:.1%}", say("{low:.0%} to {high:.0%}", low=low, high=high)

@@ -11,7 +11,7 @@ from vitascope.data.splits import ImageSet, Splits
 from vitascope.errors import UserError
 from vitascope.model.vision_model import VisionModel
 from vitascope.report import internals, overview
-from vitascope.report.classification import classification
+from vitascope.report.classification import classification, noticed
 from vitascope.report.figures import draw_figures
 from vitascope.report.labels import labels
 from vitascope.report.page import render
@@ -52,6 +52,8 @@ def write_report(
         if run.classifies and run.predictions is not None:
             about = labels if run.predictions.several else classification
             sections |= about(run.predictions, model, images)
+            if (trust := sections.get("trust")) is not None:
+                trust["novelty"] = noticed(run)
     text = render(overview.header(run, model), sections)
     with replacing(run.report) as aside:
         aside.write_text(text, encoding="utf-8")

@@ -18,18 +18,19 @@ from vitascope.storage import explaining_failure, replacing
 _NEEDED = {
     "epoch": {"epoch"},
     "stop": {"epoch", "best_epoch"},
+    "novelty": {"images", "noticed", "area"},
     "test": {"split", "images", "loss", "seconds"},
 }
 """By kind, what a record has at least besides its step."""
-_TEXTS = {"kind", "split"}
+_TEXTS = {"kind", "split", "class", "pictures"}
 _LEAST = {
-    **{"step": 0, "images": 1, "correct": 0, "unreadable": 0, "seconds": 0},
+    **{"step": 0, "images": 1, "correct": 0, "noticed": 0, "area": 0, "unreadable": 0, "seconds": 0},
     **{"epoch": math.ulp(0), "best_epoch": math.ulp(0)},  # more than 0
 }
 """The least value of the numbers that have one; `_LARGEST` is the largest of them."""
 _LARGEST = 1e15
 """What is drawn or formatted overflows with more."""
-_WHOLE = {"step", "images", "correct", "unreadable"}
+_WHOLE = {"step", "images", "correct", "noticed", "unreadable"}
 _NUMBERS = {"lr", "loss", "accuracy", "map", *_LEAST}
 """Values that are numbers, beside those of training and validation; others may be either."""
 
@@ -99,6 +100,8 @@ class MetricsWriter:
     - `stop`, of a run that early stopping has ended: `epoch`, the last one, and `best_epoch`, that of the
       lowest validation loss;
     - `kept`: the `weights` of the finished model, `best` or `last`, their `epoch` and the `reason`;
+    - `novelty`, of each kind of pictures that a classifier was not taught: the name of the `class` that is
+      left out, or of the `pictures`; `images`, and of these the `noticed` ones; `area`, under the ROC curve;
     - `test`: `split`, `images`, `loss`, `accuracy`, `seconds`, and for a classifier `correct`, `unreadable`,
       `accuracy_low` and `accuracy_high` (the 95% interval), `top5_accuracy` with more than 5 classes,
       `balanced_accuracy`, `macro_f1` and `majority`. Where images may have several classes, the last of
@@ -106,7 +109,7 @@ class MetricsWriter:
       with its interval (`map_low`, `map_high`) and the value of a constant answer (`map_constant`).
 
     Records after `step`, from which the run resumes, are removed, because those steps are done again. So are
-    `kept` and `test`, because only unfinished runs are resumed. It is a `UserError` if the files cannot be
+    the last three kinds, because only unfinished runs are resumed. It is a `UserError` if the files cannot be
     written.
     """
 
@@ -114,7 +117,9 @@ class MetricsWriter:
         self._path, self._tracker = path, tracker
         kept = read_metrics(path) if path.exists() else []
         kept = [
-            record for record in kept if record["step"] <= step and record["kind"] not in ("kept", "test")
+            record
+            for record in kept
+            if record["step"] <= step and record["kind"] not in ("kept", "novelty", "test")
         ]
         with self._explaining_failure():
             with replacing(path) as aside:
@@ -127,13 +132,13 @@ class MetricsWriter:
                 self._events = SummaryWriter(str(path.parent), purge_step=step + 1 if step else None)
 
     def record(self, kind: str, step: int, values: dict[str, Any]) -> None:
-        """Write one record; its numbers also go to TensorBoard and the tracker as kind/name."""
+        """Write one record; its numbers also go to TensorBoard and the tracker as kind/name, or with a class
+        or other pictures as kind/class/name."""
         with self._explaining_failure():
             self._file.write(json.dumps({"kind": kind, "step": step, **values}) + "\n")
             self._file.flush()
-        numbers = {
-            f"{kind}/{name}": value for name, value in values.items() if isinstance(value, int | float)
-        }
+        tag = "/".join([kind, *(values[name] for name in ("class", "pictures") if name in values)])
+        numbers = {f"{tag}/{name}": value for name, value in values.items() if isinstance(value, int | float)}
         for name, value in numbers.items() if self._events else ():
             self._events.add_scalar(name, value, step)
         if self._tracker is not None:

@@ -13,7 +13,7 @@ import re
 import shlex
 import shutil
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from os import PathLike
@@ -28,6 +28,7 @@ from vitascope.data.frames import DataFrame, data_place
 from vitascope.data.splits import ImageSet, Splits
 from vitascope.errors import UserError
 from vitascope.evaluation.measure import Evaluation, data_frame, html_table
+from vitascope.evaluation.novelty import Novelty
 from vitascope.formatting import counted
 from vitascope.model.configuration import options_of
 from vitascope.model.hardware import explaining_memory, reuse_freed_memory, suitable_threads, without_tf32
@@ -592,11 +593,11 @@ def _finish(trainer: Trainer) -> TrainResult | PretrainResult:
             precision, seconds,
         )  # fmt: skip
         distributed.print_first(f"evaluating {counted(len(final), f'{final.name} image')}")
-        trainer.task.calibrate(finished)
+        novelties = trainer.task.calibrate(finished)
         tested = trainer.task.test(finished)
         if config.task == "classify" and config.data == "digits" and final.name == "test":
             distributed.print_first(f"       {DIGITS_BASELINE:.2%} scikit-learn's SVC() on the same split")
-        distributed.by_first(lambda: _save(trainer, model, kept, tested))
+        distributed.by_first(lambda: _save(trainer, model, kept, novelties, tested))
         figures, report = distributed.by_first(lambda: _draw(trainer, finished, tested))
         if run.store is not None:
             later = f"`vitascope train --resume {shlex.quote(run.ref)}` on this machine uploads it"
@@ -610,13 +611,19 @@ def _finish(trainer: Trainer) -> TrainResult | PretrainResult:
 
 
 def _save(
-    trainer: Trainer, model: VisionModel, kept: Selection, tested: Evaluation | PatchEvaluation
+    trainer: Trainer,
+    model: VisionModel,
+    kept: Selection,
+    novelties: Sequence[Novelty],
+    tested: Evaluation | PatchEvaluation,
 ) -> None:
-    """Write which weights were kept, the test results, the predictions and the model."""
+    """Write which weights were kept, the results, the predictions and the model."""
     run = trainer.run
     with explaining_failure(run.path, "the finished model", to_resume(run.path)):
         writer = run.write_metrics(trainer.step)
         writer.record("kept", trainer.step, dataclasses.asdict(kept))
+        for novelty in novelties:
+            writer.record("novelty", trainer.step, novelty.to_dict())
         writer.record("test", trainer.step, {**tested.summary(), "seconds": round(trainer.seconds, 2)})
         writer.close()
         if isinstance(tested, Evaluation):

@@ -24,6 +24,7 @@ from vitascope.deploy.server.rejections import Expired, Overloaded, Rejection, r
 from vitascope.deploy.server.settings import Settings
 from vitascope.deploy.server.uploads import ArrivingBodies, Upload, deadline_seconds, read_uploads
 from vitascope.errors import UserError
+from vitascope.model.trust import FAMILIAR
 
 if TYPE_CHECKING:
     import torch
@@ -336,6 +337,9 @@ class Service:
                 engine.outputs(torch.zeros(count, *shape, dtype=torch.uint8))
         self.predictions.learn(time.perf_counter() - begun, count)
         self.metrics.model.labels(engine.name, engine.architecture, engine.digest).set(1)
+        if engine.sets is not None:
+            self.metrics.usual.labels("ambiguous").set(float(engine.sets.ambiguous))
+            self.metrics.usual.labels("unfamiliar").set(1 - FAMILIAR)
         return engine
 
     def _answers(self, pictures: list[Pixels]) -> Sequence[tuple[torch.Tensor, ...]]:

@@ -16,6 +16,7 @@ from vitascope.data.splits import ImageSet, absent_classes, check_every_class
 from vitascope.errors import UserError, printable
 from vitascope.evaluation.calibrate import calibrate_model
 from vitascope.evaluation.measure import Evaluation, measure, pooled_features
+from vitascope.evaluation.novelty import Novelty
 from vitascope.formatting import counted
 from vitascope.model.heads import DistilledHead, predicted, scores
 from vitascope.model.options import EVEN
@@ -166,11 +167,11 @@ class Classify:
             "majority": score.majority,
         }
 
-    def calibrate(self, finished: Finished) -> None:
+    def calibrate(self, finished: Finished) -> list[Novelty]:
         """Set the temperature, and of several classes per image the thresholds of the highest F1; else what
         the model knows about its answers."""
         model, config = finished.model, finished.config
-        temperature = calibrate_model(
+        calibration = calibrate_model(
             model,
             lambda: engine_of(model, config),
             finished.val_loader(),
@@ -178,8 +179,8 @@ class Classify:
             self.embed,
             gather,
         )
-        lacks = [] if model.trust is None else model.trust.lacks()
-        print_first("\n        ".join([f"answers {temperature}", *lacks]))
+        print_first("answers " + "\n        ".join(calibration.lines()))
+        return list(calibration.novelties)
 
     def embed(self, engine: TorchEngine, pixels: Tensor) -> Tensor:
         """The features (B, D) of what a loader of training images has."""

@@ -27,6 +27,7 @@ from vitascope.data.preprocess import Preprocess
 from vitascope.data.randomness import fractions, random_bits, sorting_keys
 from vitascope.data.splits import ImageSet
 from vitascope.errors import UserError
+from vitascope.evaluation.novelty import Novelty
 from vitascope.model.config import ViTConfig
 from vitascope.model.patches import patchify, put, take, unpatchify
 from vitascope.model.vision_model import evaluation_mode
@@ -243,8 +244,9 @@ class Masked:
             raise UserError(f"no image of the {loader.images.name} set could be read")
         return {name: float(value / sums["count"]) for name, value in sums.items() if name != "count"}
 
-    def calibrate(self, finished: Finished) -> None:
+    def calibrate(self, finished: Finished) -> list[Novelty]:
         """Nothing follows from the validation images."""
+        return []
 
     def test(self, finished: Finished) -> PatchEvaluation:
         """Evaluate the trained module, print the result, and draw: the saved model has no `head`."""

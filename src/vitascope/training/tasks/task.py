@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from vitascope.data.loading import Loader
+from vitascope.evaluation.novelty import Novelty
 from vitascope.model.vision_model import VisionModel
 from vitascope.options.recipes import TrainConfig
 from vitascope.run.run import Run
@@ -131,8 +132,9 @@ class Task(Protocol):
         their classes, and `map`, the mean average precision.
         """
 
-    def calibrate(self, finished: Finished) -> None:
-        """Set what of the finished model follows from the validation images; all processes call it."""
+    def calibrate(self, finished: Finished) -> list[Novelty]:
+        """Set what of the finished model follows from the validation images, and return how often it notices
+        what it was not taught; all processes call it."""
 
     def test(self, finished: Finished) -> Any:
         """Evaluate the finished model and print the result; all processes call it."""
