@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from vitascope.deploy.model_card import push_to_hub
     from vitascope.deploy.page.page import page
     from vitascope.errors import UserError
+    from vitascope.audit.audit import audit
     from vitascope.evaluation.calibrate import calibrate
     from vitascope.evaluation.evaluate import evaluate
     from vitascope.model.config import ViTConfig
@@ -59,6 +60,7 @@ _HOMES = {
     "UserError": "errors",
     "ViTConfig": "model.config",
     "VisionTransformer": "model.vit",
+    "audit": "audit.audit",
     "calibrate": "evaluation.calibrate",
     "compare": "report.comparison_page",
     "compress": "deploy.export.compress",
@@ -98,6 +100,7 @@ __all__ = [
     "UserError",
     "ViTConfig",
     "VisionTransformer",
+    "audit",
     "calibrate",
     "compare",
     "compress",

@@ -5,6 +5,9 @@ from __future__ import annotations
 import dataclasses
 from typing import Literal, get_args
 
+import numpy as np
+import numpy.typing as npt
+
 Issue = Literal[
     "unreadable",
     "copy",
@@ -47,3 +50,8 @@ class Finding:
     other: int | None = None
     suggestion: Suggestion = "look"
     label: str = ""
+
+    def at(self, places: npt.NDArray[np.int64]) -> Finding:
+        """The same about other indices: those at the places of its own."""
+        image, other = (None if index is None else int(places[index]) for index in (self.image, self.other))
+        return dataclasses.replace(self, image=image, other=other)
