@@ -315,7 +315,8 @@ def _of_labels(seen: _Seen, notes: list[str]) -> tuple[list[Finding], list[Plant
         findings += [finding.at(rows).at(seen.places) for finding in wrong]
         some = planted.sample_of(len(rows), seen.seed)
         vectors = [vectors[rows[some]] for vectors in seen.features]
-        experiments.append(planted.wrong_labels_noticed(vectors, known.take(some), seen.seed))
+        if (experiment := planted.wrong_labels_noticed(vectors, known.take(some), seen.seed)) is not None:
+            experiments.append(experiment)
         if len(rows) == len(targets):
             probabilities = held_out
         else:

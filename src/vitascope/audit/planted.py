@@ -29,6 +29,8 @@ SAMPLE = 5000
 """Images at most that errors are planted into."""
 FLIPPED = 0.05
 """The share of labels that are changed."""
+FEW = 10
+"""Images of a class up to which its labels are not changed."""
 EACH = 8
 """Near-copies of each kind."""
 PICTURES = 50
@@ -95,7 +97,8 @@ def _encoded(image: Image.Image, quality: int) -> Image.Image:
 def _cropped(image: Image.Image, random: np.random.Generator) -> Image.Image:
     width, height = (max(1, round(side * random.uniform(0.8, 0.92))) for side in image.size)
     left, top = (
-        random.integers(0, side - part + 1) for side, part in zip(image.size, (width, height), strict=True)
+        int(random.integers(0, side - part + 1))
+        for side, part in zip(image.size, (width, height), strict=True)
     )
     return image.crop((left, top, left + width, top + height))
 
@@ -145,16 +148,22 @@ def sample_of(count: int, seed: int) -> npt.NDArray[np.int64]:
     return np.sort(np.random.default_rng(seed).permutation(count)[:SAMPLE])
 
 
-def wrong_labels_noticed(bodies: Sequence[Features], division: Division, seed: int) -> Planted:
-    """Change labels at random, and list wrong ones from probabilities that are computed again."""
+def wrong_labels_noticed(bodies: Sequence[Features], division: Division, seed: int) -> Planted | None:
+    """Change labels at random, and list wrong ones from probabilities that are computed again; None for fewer
+    than two classes with more than `FEW` images."""
     random, targets = np.random.default_rng(seed), division.targets
-    flipped = random.permutation(len(targets))[: max(1, round(FLIPPED * len(targets)))]
-    labels, K = targets.labels.copy(), len(targets.class_names)
+    classes = np.flatnonzero(targets.counts > FEW)  # the folds need some images of each
+    rows = np.flatnonzero(targets.members[:, classes].any(axis=1))
+    flipped = random.permutation(rows)[: round(FLIPPED * len(rows))]
+    if len(classes) < 2 or not len(flipped):
+        return None
+    labels, K = targets.labels.copy(), len(classes)
     if targets.exclusive:
-        labels[flipped] = (labels[flipped] + random.integers(1, K, len(flipped))) % K
+        places = np.searchsorted(classes, labels[flipped]) + random.integers(1, K, len(flipped))
+        labels[flipped] = classes[places % K]
     else:
-        classes = random.integers(K, size=len(flipped))
-        labels[flipped, classes] = ~labels[flipped, classes]
+        chosen = random.choice(classes, len(flipped))
+        labels[flipped, chosen] = ~labels[flipped, chosen]
     wrong: Targets = dataclasses.replace(targets, labels=labels)
     probabilities = held_out_probabilities(bodies, dataclasses.replace(division, targets=wrong), seed)
     listed = {finding.image for finding in wrong_labels(wrong, probabilities)}
