@@ -42,8 +42,8 @@ _SMOOTH = 1.25  # of their pixels
 _FLAT = 1.0  # levels of luminance: with less detail than this, a picture is nothing but noise
 _FEW = 30  # pixels of a view that have its details: planes and ships before a clear sky correlate by chance
 _FEW_CORRELATION = 0.9
-# Where all images are alike, as digits are, copies must exceed the usual correlation by so much in Fisher's z,
-# which is 0.8 among natural images. The median of an image that is compared with at least four is usual.
+# Where all images are alike, as digits are, copies must exceed the usual correlation by so much in Fisher's
+# z, which leads to 0.8 among natural images. Images that are compared with at least four say what is usual.
 _ABOVE_USUAL, _MOST, _COMPARED = 0.82, 0.97, 4
 _PREFERENCE = 0.02  # of the correlation: the picture as it is before its parts and turned ones
 _STRIDED = 64  # columns in a set of which the maximum is taken first
@@ -76,6 +76,10 @@ class Pair:
     second: int
     score: float
     how: str
+
+    def at(self, places: Integers) -> Pair:
+        """The same pair by other indices: those at the places, which ascend, of its own."""
+        return dataclasses.replace(self, first=int(places[self.first]), second=int(places[self.second]))
 
 
 def copies(contents: npt.NDArray[np.bytes_]) -> list[Pair]:

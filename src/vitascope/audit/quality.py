@@ -1,7 +1,7 @@
 """Pictures that are unreadable, dark, bright, blurred, empty, of an odd shape, or grey among coloured ones.
 
-A picture is listed if a fixed limit says so and it is also unusual among these data: of X-rays, night pictures or
-scanned texts nothing is listed that all of them have.
+A picture is listed if a fixed limit says so and it is also unusual among these data: in a set
+of X-rays, night pictures or scanned texts nothing is listed that all of them have.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from vitascope.audit.finding import Finding, Issue
+from vitascope.audit.finding import Finding, Issue, Suggestion
 from vitascope.audit.looks import Looks
 from vitascope.data.decoding import ImageSource, source_name
 from vitascope.data.listing import suffix_of
@@ -21,7 +21,7 @@ Floats = npt.NDArray[np.float64]
 LISTED = 0.5
 """The score from which on a picture is listed."""
 _UNUSUAL = 2.5  # distances between the 10% quantile and the median, below the median
-_RARE = 0.01  # share of grey pictures, and of those turned by EXIF data, up to which they are unusual
+_RARE = 0.01  # share of grey pictures, and of those turned by EXIF data, up to which these are listed
 _GREY = 0.004  # mean difference between channels, about that of a grey JPEG
 _LEVEL = 1 / 255
 _SMALL = 128  # pixels of a side: smaller pictures are tiny if the others are four times as large
@@ -49,7 +49,7 @@ def quality_scores(looks: Looks, usual: Looks | None = None) -> dict[Issue, Floa
         return np.nan_to_num(np.minimum(by_limit, by_others).clip(0, 1))
 
     def rare(measure: Callable[[Looks], npt.NDArray[np.bool_]]) -> Floats:
-        return LISTED * measure(looks) * (len(usual) > 0 and measure(usual).mean() <= _RARE)
+        return LISTED * measure(looks) * (measure(usual).sum() <= max(1, _RARE * len(usual)))
 
     proportions = float(np.median(_proportions(usual))) if len(usual) else 0.0
     side = float(np.median(_side(usual))) if len(usual) else 0.0
@@ -58,7 +58,7 @@ def quality_scores(looks: Looks, usual: Looks | None = None) -> dict[Issue, Floa
         "dark": low(lambda some: np.log2(some.brightest + _LEVEL), -2, 4),
         "bright": low(lambda some: np.log2(1 - some.darkest + _LEVEL), -2, 4),
         "blurred": low(lambda some: some.sharpness, 1.4, 0.8),
-        "empty": low(lambda some: np.log2(some.detail + _LEVEL / 4), np.log2(1.5 * _LEVEL), 2),
+        "empty": low(lambda some: np.log2(some.brightest - some.darkest + _LEVEL), np.log2(7 * _LEVEL), 4),
         "shape": np.max(
             [
                 low(lambda some: -np.abs(_proportions(some) - proportions), -_ODD, 2),
@@ -70,7 +70,8 @@ def quality_scores(looks: Looks, usual: Looks | None = None) -> dict[Issue, Floa
         "grey": rare(lambda some: some.saturation < _GREY),
     }
     scores["blurred"][scores["empty"] >= LISTED] = 0  # one colour has no edges
-    return scores
+    judged = {issue: np.where(looks.readable, some, 0.0) for issue, some in scores.items()}
+    return judged | {"unreadable": scores["unreadable"]}
 
 
 def quality(looks: Looks, sources: Sequence[ImageSource]) -> list[Finding]:
@@ -79,7 +80,7 @@ def quality(looks: Looks, sources: Sequence[ImageSource]) -> list[Finding]:
     findings = []
     for issue, scores in quality_scores(looks).items():
         for image in np.flatnonzero(scores >= LISTED).tolist():
-            suggestion = "drop" if issue == "empty" or image in looks.reasons else "look"
+            suggestion: Suggestion = "drop" if issue == "empty" or image in looks.reasons else "look"
             detail = _detail(issue, image, looks, usual, sources)
             findings.append(Finding(issue, float(scores[image]), detail, image, suggestion=suggestion))
     return sorted(findings, key=lambda finding: -finding.score)
@@ -99,20 +100,23 @@ def _detail(issue: Issue, image: int, looks: Looks, usual: Looks, sources: Seque
     """What was measured, and what is usual."""
     if image in looks.reasons:
         return looks.reasons[image]
+    usually = {name: np.median(getattr(usual, name)) for name in ("brightest", "darkest", "sharpness")}
     match issue:
         case "unreadable":
             return f"a {looks.format[image]} named {suffix_of(source_name(sources[image]))}"
         case "dark":
-            return f"99% of its pixels are below {looks.brightest[image]:.0%} of white, usual is {np.median(usual.brightest):.0%}"
+            bright = looks.brightest[image]
+            return f"hardly a pixel is brighter than {bright:.0%}, usual is {usually['brightest']:.0%}"
         case "bright":
-            return f"99% of its pixels are above {looks.darkest[image]:.0%} of white, usual is {np.median(usual.darkest):.0%}"
+            dark = looks.darkest[image]
+            return f"hardly a pixel is darker than {dark:.0%}, usual is {usually['darkest']:.0%}"
         case "blurred":
-            return f"sharpness {looks.sharpness[image]:.2f}, usual is {np.median(usual.sharpness):.2f}"
+            return f"sharpness {looks.sharpness[image]:.2f}, usual is {usually['sharpness']:.2f}"
         case "empty":
-            return f"neighbouring pixels differ by {looks.detail[image]:.1%}, usual is {np.median(usual.detail):.1%}"
+            return f"one shade, of {looks.brightness[image]:.0%} luminance"
         case "grey":
             return "grey among coloured pictures"
         case _:
             turned = ", turned by its EXIF data" if looks.turned[image] else ""
-            width, height = np.median(usual.width), np.median(usual.height)
-            return f"{looks.width[image]} x {looks.height[image]} pixels{turned}, usual is {width:.0f} x {height:.0f}"
+            size = f"{looks.width[image]} x {looks.height[image]} pixels{turned}"
+            return f"{size}, usual is {np.median(usual.width):.0f} x {np.median(usual.height):.0f}"
