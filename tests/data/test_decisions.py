@@ -2,6 +2,7 @@
 
 import csv
 import re
+import shutil
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -234,6 +235,12 @@ def test_data_of_a_run_that_have_moved_have_its_decisions(photos: Path) -> None:
     run.record_split(open_data(str(photos), table=run.table))
     moved = photos.rename(photos.parent / "moved")
     assert run.open_data(str(moved)).note == ""
+    project = photos.parent / "project"
+    shutil.copytree(moved, project / "photos")
+    Path(audit).rename(project / "decisions.csv")
+    assert run.open_data(str(project / "photos")).note == ""
+    with pytest.raises(UserError, match=r"decisions.csv: no such file"):
+        run.open_data(str(moved))
 
 
 def test_picture_saved_again_has_another_content(photos: Path) -> None:
