@@ -122,8 +122,8 @@ def test_leaks_and_different_labels_come_first_and_only_harmless_copies_are_to_d
         ("copy", 1, 0, "drop"),
         ("near-duplicate", 7, 6, "look"),
     ]
-    assert findings[0].detail == "the file of another image, in test"
-    assert findings[1].detail == "mirrored copy of another image, in train; here dog, there cat"
+    assert findings[0].detail == "equal file: a copy of another image, in test"
+    assert findings[1].detail == "mirrored: a copy of another image, in train; here dog, there cat"
 
 
 def test_a_group_has_a_finding_less_than_images() -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Sequence
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -46,7 +46,6 @@ _FEW_CORRELATION = 0.9
 # z, which leads to 0.8 among natural images. Images that are compared with at least four say what is usual.
 _ABOVE_USUAL, _MOST, _COMPARED = 0.82, 0.97, 4
 _PREFERENCE = 0.02  # of the correlation: the picture as it is before its parts and turned ones
-_STRIDED = 64  # columns in a set of which the maximum is taken first
 _ROWS = 512  # images whose similarities to all others are computed at a time
 _BLOCK = 4096  # thumbnails that are floats at a time, 16 MB
 _ALL, _INNER, _FIRST, _LAST = (0.0, 1.0), (0.1, 0.8), (0.0, 0.86), (0.14, 0.86)
@@ -103,30 +102,12 @@ def neighbours(features: Features, k: int) -> tuple[Integers, Floats32]:
         stop = min(count, start + _ROWS)
         near = unit[start:stop] @ unit.T  # (rows, N)
         near[np.arange(stop - start), np.arange(start, stop)] = -np.inf
-        best = _largest(near, k)
+        best = np.argpartition(near, count - k, axis=1)[:, count - k :]
         values = np.take_along_axis(near, best, axis=1)
         order = np.argsort(-values, axis=1, kind="stable")
         indices[start:stop] = np.take_along_axis(best, order, axis=1)
         similarities[start:stop] = np.take_along_axis(values, order, axis=1)
     return indices, similarities
-
-
-def _largest(values: Floats32, k: int) -> Integers:
-    """Columns of the k largest values of each row, (rows, k), in any order: they are in the k strided sets of
-    columns with the largest maxima, and maxima cost a tenth of a selection among all columns."""
-    stride = values.shape[1] // _STRIDED
-    if stride <= k:
-        return np.argpartition(values, values.shape[1] - k, axis=1)[:, values.shape[1] - k :]
-    regular = values[:, : stride * _STRIDED].reshape(len(values), _STRIDED, stride)
-    sets = np.argpartition(regular.max(axis=1), stride - k, axis=1)[:, stride - k :]
-    columns = (sets[:, None, :] + stride * np.arange(_STRIDED)[:, None]).reshape(len(values), -1)
-    rest = np.broadcast_to(
-        np.arange(stride * _STRIDED, values.shape[1]), (len(values), values.shape[1] % _STRIDED)
-    )
-    columns = np.concatenate([columns, rest], axis=1)
-    candidates = np.take_along_axis(values, columns, axis=1)
-    best = np.argpartition(candidates, candidates.shape[1] - k, axis=1)[:, candidates.shape[1] - k :]
-    return np.take_along_axis(columns, best, axis=1)
 
 
 def near_duplicates(
@@ -140,8 +121,8 @@ def near_duplicates(
             missed.
         nearest: indices of `neighbours`, (N, k), if they are known already.
     """
-    views = _views(looks.thumbnails, _BOXES)  # (N, 6, 256)
-    usable = looks.readable & (np.sqrt((views[:, 0] ** 2).mean(axis=1)) >= _FLAT)
+    views, depths = _views(looks.thumbnails)
+    usable = looks.readable & (depths >= _FLAT)
     proposals = [_similar_hashes(looks)]
     if features is not None and nearest is None and len(looks) > 1:
         nearest, _ = neighbours(features, min(NEIGHBOURS, len(looks) - 1))
@@ -150,7 +131,7 @@ def near_duplicates(
         proposals.append(np.stack([owners, nearest.ravel()], axis=1))
     ends = np.sort(np.concatenate(proposals), axis=1)
     ends = np.unique(ends[(ends[:, 0] != ends[:, 1]) & usable[ends].all(axis=1)], axis=0)  # (P, 2)
-    return _verified(looks, _unit(views).astype(np.float16), ends)
+    return _verified(looks, views, ends)
 
 
 def _similar_hashes(looks: Looks) -> Integers:
@@ -160,12 +141,7 @@ def _similar_hashes(looks: Looks) -> Integers:
     Only hashes that agree in one of 12 random sets of 16 bits are compared: 99% of those in which 4 bits
     differ, 73% of those with 8.
     """
-    hashes = [looks.hashes]
-    for down, across in _HASHED_BOXES:
-        squares = _matrix(down, SIDE) @ looks.thumbnails.astype(np.float32) @ _matrix(across, SIDE).T
-        hashes.append(perceptual_hashes(squares)[:, :1])
-    queries = np.concatenate(hashes, axis=1)  # (N, 21)
-    upright = looks.hashes[:, 0]
+    upright, queries = looks.hashes[:, 0], _queries(looks)
     generator = np.random.default_rng(0)
     pairs = [np.empty((0, 2), np.int64)]
     for _ in range(_SETS):
@@ -179,12 +155,24 @@ def _similar_hashes(looks: Looks) -> Integers:
         query = np.repeat(np.arange(queries.size), counts)
         place = np.arange(len(query)) - np.repeat(np.cumsum(counts) - counts, counts)
         other = order[begin[query] + place]
-        different = np.unpackbits(
-            (queries.ravel()[query] ^ upright[other]).view(np.uint8).reshape(-1, 8), axis=1
-        )
-        near = different.sum(axis=1) <= _DISTANCE
+        different = (queries.ravel()[query] ^ upright[other]).view(np.uint8).reshape(-1, 8)
+        near = np.unpackbits(different, axis=1).sum(axis=1) <= _DISTANCE
         pairs.append(np.stack([query[near] // queries.shape[1], other[near]], axis=1))
     return np.unique(np.concatenate(pairs), axis=0)
+
+
+def _queries(looks: Looks) -> npt.NDArray[np.uint64]:
+    """The hashes of pictures in eight orientations, and those of `_HASHED_BOXES`, (N, 21)."""
+    queries = np.empty((len(looks), 8 + len(_HASHED_BOXES)), np.uint64)
+    queries[:, :8] = looks.hashes
+    for start in range(0, len(looks), _BLOCK):
+        block = slice(start, start + _BLOCK)
+        for number, (down, across) in enumerate(_HASHED_BOXES, 8):
+            squares = (
+                _matrix(down, SIDE) @ looks.thumbnails[block].astype(np.float32) @ _matrix(across, SIDE).T
+            )
+            queries[block, number] = perceptual_hashes(squares)[:, 0]
+    return queries
 
 
 @functools.cache
@@ -203,20 +191,24 @@ def _smoothing() -> Floats32:
     return gaussian_filter1d(np.eye(_GRID, dtype=np.float32), _SMOOTH, axis=0)
 
 
-def _views(thumbnails: npt.NDArray[np.uint8], boxes: Sequence[Box]) -> Floats32:
-    """The details in boxes of thumbnails (N, 32, 32): (N, boxes, 256). Nothing outside changes them."""
-    views = np.empty((len(thumbnails), len(boxes), _GRID**2), np.float32)
+def _views(thumbnails: npt.NDArray[np.uint8]) -> tuple[npt.NDArray[np.float16], Floats32]:
+    """The details in each of `_BOXES` of thumbnails (N, 32, 32), of length 1, (N, 6, 256), 3 KB per image,
+    and the root mean square of those of the whole, (N,). Nothing outside a box changes its details."""
+    views = np.empty((len(thumbnails), len(_BOXES), _GRID**2), np.float16)
+    depths = np.empty(len(thumbnails), np.float32)
     for start in range(0, len(thumbnails), _BLOCK):
-        squares = thumbnails[start : start + _BLOCK].astype(np.float32)
-        for number, (down, across) in enumerate(boxes):
-            square = _matrix(down, _GRID) @ squares @ _matrix(across, _GRID).T
-            details = square - _smoothing() @ square @ _smoothing().T
-            views[start : start + _BLOCK, number] = details.reshape(len(squares), -1)
-    return views
+        block = slice(start, start + _BLOCK)
+        for number, (down, across) in enumerate(_BOXES):
+            squares = _matrix(down, _GRID) @ thumbnails[block].astype(np.float32) @ _matrix(across, _GRID).T
+            details = squares - _smoothing() @ squares @ _smoothing().T
+            views[block, number] = _unit(details.reshape(len(squares), -1).astype(np.float32))
+            if number == 0:
+                depths[block] = np.sqrt((details**2).mean(axis=(1, 2)))
+    return views, depths
 
 
 def _part_views(thumbnail: npt.NDArray[np.uint8]) -> Floats32:
-    """The details of each of `_PARTS` of one thumbnail, of length 1, (V, 256)."""
+    """The details of each part of one thumbnail, of length 1, (V, 256)."""
     sections, down, across = _sections()
     matrices = np.concatenate([_matrix(section, _GRID) for section in sections])  # (16 sections, 32)
     smooth = np.concatenate([_smoothing() @ _matrix(section, _GRID) for section in sections])
@@ -253,15 +245,11 @@ def _verified(looks: Looks, views: npt.NDArray[np.float16], ends: Integers) -> l
     matches: dict[tuple[int, int], _Match] = {}
     usual = []
     with threadpool_limits(1, "blas"):  # the matrices are too small to be shared by threads
-        for whole, found in in_threads(
-            lambda task: (task[0], _matches(looks.thumbnails, views, *task)), tasks
-        ):
-            if len(found) >= _COMPARED:
-                usual.append(np.median([match.correlation for match in found.values()]))
-            for other, match in found.items():
-                pair = (min(whole, other), max(whole, other))
-                if pair not in matches or match.rank > matches[pair].rank:
-                    matches[pair] = match
+        for some in in_threads(lambda task: _matches(looks.thumbnails, views, *task), tasks):
+            if len(some) >= _COMPARED:
+                usual.append(np.median([match.correlation for match in some.values()]))
+            for pair, match in some.items():
+                matches[pair] = max(match, matches.get(pair, match))
     usual_z = np.arctanh(np.clip(np.median(usual or [0]), 0, _MOST))
     least = float(np.clip(np.tanh(usual_z + _ABOVE_USUAL), CORRELATION, _MOST))
     spread = 1 / (views[:, 0].astype(np.float32) ** 4).sum(axis=1).clip(1e-9)  # the participation ratio
@@ -290,18 +278,17 @@ def _comparisons() -> tuple[Integers, list[int], Floats32]:
     return pixels, [parts.index(box) for box in _BOXES[:4]], lost
 
 
-@dataclasses.dataclass(frozen=True)
-class _Match:
-    """How two images correlate best; the rank prefers whole pictures."""
+class _Match(NamedTuple):
+    """How two images correlate best; the rank, by which it is compared, prefers whole pictures."""
 
-    correlation: float
     rank: float
+    correlation: float
     how: str
 
 
 def _matches(
     thumbnails: npt.NDArray[np.uint8], views: npt.NDArray[np.float16], whole: int, others: Integers
-) -> dict[int, _Match]:
+) -> dict[tuple[int, int], _Match]:
     """How one image, and each part of it, correlates with each of P others in eight orientations."""
     turned_pixels, boxes, preference = _comparisons()
     part_views = _part_views(thumbnails[whole])  # (V, 256)
@@ -316,7 +303,8 @@ def _matches(
         if of_boxes[box, box_turn] - 2 * _PREFERENCE > correlation:
             correlation, turn, how = float(of_boxes[box, box_turn]), box_turn, "with a border or a caption"
         rank = correlation - _PREFERENCE * bool(how)
-        matches[other] = _Match(correlation, rank, ", ".join(filter(None, (how, _TURNS[turn]))))
+        pair = (min(whole, other), max(whole, other))
+        matches[pair] = _Match(rank, correlation, ", ".join(filter(None, (how, _TURNS[turn]))))
     return matches
 
 
@@ -356,7 +344,9 @@ def duplicates(
     graph = _graph(pairs, len(parts), [2 - finding.score for finding in findings])
     forest = set(zip(*minimum_spanning_tree(graph).nonzero(), strict=True))
     kept = [
-        finding for finding, pair in zip(findings, pairs, strict=True) if (pair.first, pair.second) in forest
+        finding
+        for finding in findings
+        if {(finding.image, finding.other), (finding.other, finding.image)} & forest
     ]
     return sorted(kept, key=lambda finding: -finding.score)
 
@@ -374,11 +364,7 @@ def _finding(pair: Pair, equal: bool, parts: Sequence[str], labels: Sequence[str
     leak = parts[image] != parts[other]
     here, there = (labels[image], labels[other]) if labels is not None else ("", "")
     differ = bool(here and there) and here != there
-    detail = (
-        f"the file of another image, in {parts[other]}"
-        if equal
-        else f"{pair.how} copy of another image, in {parts[other]}"
-    )
+    detail = f"{pair.how}: a copy of another image, in {parts[other]}"
     return Finding(
         "copy" if equal else "near-duplicate",
         0.5 + pair.score / 2 if leak or differ else 0.75 * pair.score,
