@@ -111,9 +111,15 @@ def test_mouse_decides_and_takes_back(visit: Visit, download: Callable[[], Any])
 
 def test_image_has_its_decision_wherever_it_is_shown(visit: Visit) -> None:
     visit.page.locator("#dark [data-image='1']").get_by_role("button", name="Drop").click()
-    assert visit.text("#label .state") == "drop"
-    pressed = visit.page.locator("#label [aria-pressed=true]")
-    assert (pressed.count(), visit.text("#label [aria-pressed=true]")) == (1, "Drop")
+    assert visit.page.locator("[data-image='1'] .state").all_text_contents() == ["drop", "drop"]
+    assert visit.page.locator("#label [aria-pressed=true]").all_text_contents() == ["Drop"]
+
+
+def test_browser_that_stores_nothing_is_mentioned(visit: Visit, download: Callable[[], Any]) -> None:
+    visit.page.evaluate("Storage.prototype.setItem = () => { throw new Error('full') }")
+    visit.press("n", "k")
+    assert "This browser does not store the decisions" in visit.text("#decided")
+    assert download() == {"cat/000.png": ("keep", "")}
 
 
 def test_decisions_survive_a_reload(visit: Visit, download: Callable[[], Any]) -> None:
