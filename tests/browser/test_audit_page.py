@@ -116,7 +116,7 @@ def test_image_has_its_decision_wherever_it_is_shown(visit: Visit) -> None:
 
 
 def test_browser_that_stores_nothing_is_mentioned(visit: Visit, download: Callable[[], Any]) -> None:
-    visit.page.evaluate("Storage.prototype.setItem = () => { throw new Error('full') }")
+    visit.page.evaluate("() => { Storage.prototype.setItem = () => { throw new Error('full') } }")
     visit.press("n", "k")
     assert "This browser does not store the decisions" in visit.text("#decided")
     assert download() == {"cat/000.png": ("keep", "")}
