@@ -25,6 +25,7 @@ ALLOWED = {
     "report": {"evaluation", "explain", "data", "weights", "model", "options", "run"},
     "predict": {"model", "weights", "data", "explain", "text"},
     "evaluation": {"predict", "model", "weights", "data", "run"},
+    "audit": {"probing", "evaluation", "predict", "report", "data", "weights", "model", "run"},
     "probing": {"evaluation", "predict", "report", "explain", "data", "weights", "model", "run"},
     "training": {"evaluation", "predict", "model", "weights", "data", "options", "report", "run"},
     "learn": {"model", "data"},

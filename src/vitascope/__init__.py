@@ -12,6 +12,7 @@ from vitascope._version import __version__ as __version__
 
 if TYPE_CHECKING:
     from vitascope import explain
+    from vitascope.audit.audit import audit
     from vitascope.data.preprocess import Preprocess
     from vitascope.data.table_options import TableOptions
     from vitascope.deploy.export.compress import compress
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from vitascope.deploy.model_card import push_to_hub
     from vitascope.deploy.page.page import page
     from vitascope.errors import UserError
-    from vitascope.audit.audit import audit
     from vitascope.evaluation.calibrate import calibrate
     from vitascope.evaluation.evaluate import evaluate
     from vitascope.model.config import ViTConfig

@@ -15,7 +15,7 @@ from PIL import Image
 from tests.data import noise, write_picture, write_tree
 from vitascope.audit import page as module
 from vitascope.audit.finding import ISSUES, Finding
-from vitascope.audit.page import Section, write_page
+from vitascope.audit.page import Section, write_audit_page
 from vitascope.data.contents import content_of
 from vitascope.data.datasets import read_data
 from vitascope.data.splits import ImageSet
@@ -31,7 +31,7 @@ def written(root: Path, sections: Sequence[Section], images: ImageSet | None = N
     images = read_data(str(root)).by_name["all"] if images is None else images
     options = {"title": "Audit", "tiles": [("6", "images")], "parts": ["train"] * len(images)} | options
     path = root.parent / "audit.html"
-    write_page(path, sections=sections, images=images, root=root, **options)
+    write_audit_page(path, sections=sections, images=images, root=root, **options)
     return path.read_text(encoding="utf-8")
 
 

@@ -12,7 +12,7 @@ from PIL import Image, ImageFilter
 from tests.audit.test_looks import encoded, scene
 from vitascope.audit.finding import Issue
 from vitascope.audit.looks import Looks, look_at
-from vitascope.audit.quality import LISTED, quality, quality_scores
+from vitascope.audit.quality import LISTED, quality_findings, quality_scores
 from vitascope.data.decoding import ImageSource
 
 FAULTS: dict[str, Callable[[Image.Image], Image.Image]] = {
@@ -75,7 +75,7 @@ def test_findings_name_what_was_measured(usual: Looks, tmp_path: Path) -> None:
             encoded(FAULTS["empty"](scene(1))),
         ),
     ]
-    findings = quality(look_at(sources), sources)
+    findings = quality_findings(look_at(sources), sources)
     assert [
         (one.image, one.issue, one.suggestion) for one in sorted(findings, key=lambda one: one.image or 0)
     ] == [

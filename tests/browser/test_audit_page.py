@@ -10,7 +10,7 @@ import pytest
 from tests.browser import Visit, browser_path, launched, visiting
 from tests.data import write_tree
 from vitascope.audit.finding import Finding
-from vitascope.audit.page import Section, write_page
+from vitascope.audit.page import Section, write_audit_page
 from vitascope.data.contents import content_of
 from vitascope.data.datasets import read_data
 from vitascope.data.decisions import Decisions
@@ -49,7 +49,7 @@ def visit(root: Path, browser: Any, request: pytest.FixtureRequest) -> Iterator[
         images = type(images)("all", images.sources, ClassSets(members, images.class_names))
     path = root.parent / "audit.html"
     parts = ["train"] * 6 + ["val"] * 2
-    write_page(path, title="Audit", tiles=[], sections=SECTIONS, images=images, parts=parts, root=root)
+    write_audit_page(path, title="Audit", tiles=[], sections=SECTIONS, images=images, parts=parts, root=root)
     with visiting(browser, path.as_uri(), offline=True) as visit:
         yield visit
         assert visit.faults == []

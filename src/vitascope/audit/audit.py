@@ -22,9 +22,9 @@ from vitascope.audit.duplicates import Pair, copies, duplicates, groups_of, near
 from vitascope.audit.finding import ISSUES, Finding, Issue
 from vitascope.audit.labels import confusable_names, held_out_probabilities, wrong_labels
 from vitascope.audit.looks import Looks, look_at
-from vitascope.audit.page import Section, write_page
+from vitascope.audit.page import Section, write_audit_page
 from vitascope.audit.planted import Planted
-from vitascope.audit.quality import quality
+from vitascope.audit.quality import quality_findings
 from vitascope.audit.shortcuts import groups, shortcuts
 from vitascope.audit.topics import off_topic
 from vitascope.data.contents import first_of_content, image_name
@@ -57,7 +57,7 @@ Integers = npt.NDArray[np.int64]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False, eq=False)
-class Audit:
+class AuditResult:
     """The findings about N images, the worst of each issue first.
 
     Attributes:
@@ -106,7 +106,9 @@ class Audit:
         return data_frame(dict(zip(COLUMNS, zip(*self.rows(), strict=True), strict=True)))
 
     def __repr__(self) -> str:
-        return f"Audit({counted(len(self.findings), 'finding')} about {counted(len(self.names), 'image')})"
+        return (
+            f"AuditResult({counted(len(self.findings), 'finding')} about {counted(len(self.names), 'image')})"
+        )
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -160,7 +162,7 @@ def audit(
     seed: int = 0,
     table: TableOptions = AS_RECOGNIZED,
     compute: Compute = DEFAULT,
-) -> Audit:
+) -> AuditResult:
     """Find what is wrong with the images of a data set, as `vitascope audit` does.
 
     Args:
@@ -187,7 +189,7 @@ def audit(
         looks = look_at(images.all.sources)
         usable, features = _features(engines, images.all, looks, compute)
         notes = _seen(bodies, images.all)
-        findings = quality(looks, images.all.sources)
+        findings = quality_findings(looks, images.all.sources)
         looked = looks.take(usable)
         near = near_duplicates(looked, features[0])
         seen = _Seen(images, usable, looked, features, near, engines[0], seed)
@@ -200,7 +202,7 @@ def audit(
             findings += more
             experiments += of_labels
         ordered = sorted(findings, key=lambda finding: (ISSUES.index(finding.issue), -finding.score))
-        found = Audit(
+        found = AuditResult(
             names=images.names,
             findings=ordered,
             planted=experiments,
@@ -337,7 +339,7 @@ def _of_common_classes(division: Division) -> Integers:
     return np.sort(np.concatenate(common)) if common else np.arange(0)
 
 
-def _write(found: Audit, images: _Images, place: str) -> None:
+def _write(found: AuditResult, images: _Images, place: str) -> None:
     """Write both files."""
     with replacing(found.csv) as aside, aside.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
@@ -360,7 +362,7 @@ def _write(found: Audit, images: _Images, place: str) -> None:
         (f"{len(affected):,}", say("images with a finding")),
         (f"{len(found.findings):,}", say("findings")),
     ]
-    write_page(
+    write_audit_page(
         found.page,
         title=say("Audit of {data}", data=Path(place).name or place),
         tiles=tiles,

@@ -46,7 +46,7 @@ class Section:
     findings: Sequence[Finding]
 
 
-def write_page(
+def write_audit_page(
     path: Path,
     *,
     title: str,

@@ -51,14 +51,12 @@ class Planted:
     """Errors that were planted, and how many of them a check notices.
 
     Attributes:
-        what: the errors in words, in the plural.
         count: how many were planted.
         noticed: how many of these are in the list of the check.
         listed: how long that list is, with the errors that the data have themselves.
     """
 
     issue: Issue
-    what: str
     count: int
     noticed: int
     listed: int
@@ -80,10 +78,20 @@ class Planted:
 
     def __str__(self) -> str:
         low, high = self.interval
+        what = {
+            "near-duplicate": say("near-copies"),
+            "label": say("wrong labels"),
+            "off-topic": say("foreign pictures"),
+            "dark": say("dark pictures"),
+            "bright": say("bright pictures"),
+            "blurred": say("blurred pictures"),
+            "empty": say("pictures of one colour"),
+            "grey": say("grey pictures"),
+        }
         return say(
             "Of {count} planted {what}, {noticed} ({share:.0%}, {low:.0%} to {high:.0%}) are among the "
             "{listed} that it lists.",
-            **{"count": f"{self.count:,}", "what": say(self.what), "noticed": f"{self.noticed:,}"},
+            **{"count": f"{self.count:,}", "what": what[self.issue], "noticed": f"{self.noticed:,}"},
             **{"share": self.share, "low": low, "high": high, "listed": f"{self.listed:,}"},
         )
 
@@ -128,18 +136,12 @@ NEAR_COPIES: Mapping[str, Change] = {
     "framed": _framed,
 }
 """The seven kinds of near-copies."""
-FAULTS: Mapping[Issue, tuple[str, Change]] = {
-    "dark": ("dark pictures", lambda image, random: ImageEnhance.Brightness(image).enhance(0.06)),
-    "bright": (
-        "bright pictures",
-        lambda image, random: Image.blend(image, Image.new(image.mode, image.size, "white"), 0.93),
-    ),
-    "blurred": ("blurred pictures", _blurred),
-    "empty": (
-        "pictures of one colour",
-        lambda image, random: Image.new("RGB", image.size, tuple(random.integers(40, 216, 3).tolist())),
-    ),
-    "grey": ("grey pictures", lambda image, random: image.convert("L").convert(image.mode)),
+FAULTS: Mapping[Issue, Change] = {
+    "dark": lambda image, random: ImageEnhance.Brightness(image).enhance(0.06),
+    "bright": lambda image, random: Image.blend(image, Image.new(image.mode, image.size, "white"), 0.93),
+    "blurred": _blurred,
+    "empty": lambda image, random: Image.new("RGB", image.size, tuple(random.integers(40, 216, 3).tolist())),
+    "grey": lambda image, random: image.convert("L").convert(image.mode),
 }
 
 
@@ -167,7 +169,7 @@ def wrong_labels_noticed(bodies: Sequence[Features], division: Division, seed: i
     wrong: Targets = dataclasses.replace(targets, labels=labels)
     probabilities = held_out_probabilities(bodies, dataclasses.replace(division, targets=wrong), seed)
     listed = {finding.image for finding in wrong_labels(wrong, probabilities)}
-    return Planted("label", "wrong labels", len(flipped), len(listed & set(flipped.tolist())), len(listed))
+    return Planted("label", len(flipped), len(listed & set(flipped.tolist())), len(listed))
 
 
 def near_copies_noticed(
@@ -184,7 +186,7 @@ def near_copies_noticed(
     pairs = near_duplicates(looks.joined(look_at(copies)), np.concatenate([features, embed(copies)]))
     ends = {(pair.first, pair.second) for pair in pairs}
     planted = {(int(index), len(sources) + number) for number, index in enumerate(chosen)}
-    return Planted("near-duplicate", "near-copies", len(planted), len(ends & planted), len(ends))
+    return Planted("near-duplicate", len(planted), len(ends & planted), len(ends))
 
 
 def foreign_noticed(features: Features, kinds: Mapping[str, Sequence[ImageSource]], embed: Embed) -> Planted:
@@ -194,9 +196,7 @@ def foreign_noticed(features: Features, kinds: Mapping[str, Sequence[ImageSource
     pictures = [picture for row in each for picture in row if picture is not None][:count]
     foreign = embed(pictures)
     listed = off_topic_scores(np.concatenate([features, foreign])) >= LISTED
-    return Planted(
-        "off-topic", "foreign pictures", len(foreign), int(listed[len(features) :].sum()), int(listed.sum())
-    )
+    return Planted("off-topic", len(foreign), int(listed[len(features) :].sum()), int(listed.sum()))
 
 
 def faults_noticed(
@@ -209,11 +209,11 @@ def faults_noticed(
     random, planted = np.random.default_rng(seed), []
     chosen = random.permutation(len(sources))[:PICTURES].tolist()
     originals = [read_image(sources[index]).convert("RGB") for index in chosen]
-    for issue, (what, change) in FAULTS.items():
+    for issue, change in FAULTS.items():
         scores: dict[Issue, Any] = quality_scores(
             look_at([change(image, random) for image in originals]), looks
         )
         if issue in scores:
             noticed = int((scores[issue] >= LISTED).sum())
-            planted.append(Planted(issue, what, len(chosen), noticed, noticed + listed.get(issue, 0)))
+            planted.append(Planted(issue, len(chosen), noticed, noticed + listed.get(issue, 0)))
     return planted

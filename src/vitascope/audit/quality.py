@@ -74,7 +74,7 @@ def quality_scores(looks: Looks, usual: Looks | None = None) -> dict[Issue, Floa
     return judged | {"unreadable": scores["unreadable"]}
 
 
-def quality(looks: Looks, sources: Sequence[ImageSource]) -> list[Finding]:
+def quality_findings(looks: Looks, sources: Sequence[ImageSource]) -> list[Finding]:
     """A finding for each picture and issue with a score of at least 0.5, the worst first."""
     usual = looks.take(np.flatnonzero(looks.readable))
     findings = []

@@ -17,13 +17,13 @@ from vitascope.predict.compute import Compute
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Audit:
-    """Find what is wrong with the images of a data set, and measure how much of it is found.
+    """Find wrong labels, copies and other faults of images.
 
-    It looks for unreadable images, copies, near-copies (also in other parts), wrong labels, pictures of
-    another kind, faults of quality, and what tells the label without the content.
+    It plants such faults too, and says how many of them it finds.
 
-    The findings are in audit.csv and on the page audit.html, where you decide what to drop or relabel;
-    train, probe and evaluate take the decisions as --audit. Nothing is moved or deleted.
+    You decide on the page audit.html what to drop or relabel.
+
+    train, probe and evaluate take the decisions as --audit.
     """
 
     data: tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="DATA")]]
@@ -31,7 +31,7 @@ class Audit:
     out: Annotated[str, tyro.conf.arg(metavar="FOLDER", help_behavior_hint="(required)")]
     """A new folder for audit.csv and audit.html."""
     body: Annotated[tuple[str, ...], tyro.conf.arg(metavar="MODEL ...")] = ("cifar10",)
-    """Models whose features are compared. For photographs, a large one sees more."""
+    """Models whose features are compared. A large one sees more in photographs."""
     seed: int = 0
     """Of the folds, and of what is planted."""
     json: Json = False
