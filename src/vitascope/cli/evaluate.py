@@ -140,11 +140,19 @@ def _class_lines(
     evaluation: Evaluation, score: Score, names: Sequence[str], better_start: str
 ) -> Iterator[str]:
     """The accuracy, and that of each class with its most frequent mistake."""
+    from vitascope.run.measures import wilson_interval
+
     yield (
         f"{evaluation.split}: {evaluation.accuracy:.2%} right, {score.right} of "
         f"{counted(score.total, 'image')}; loss {evaluation.loss:.3f}"
     )
     yield f"  {score.compared()}"
+    leaked = evaluation.leaked
+    if leaked is not None and leaked.any() and not leaked.all():
+        others = wilson_interval(int(evaluation.correct[~leaked].sum()), int((~leaked).sum()))
+        yield "  without {} that have a near-copy in training: {:.2%} (95% interval {:.1%} to {:.1%})".format(
+            counted(int(leaked.sum()), "image"), evaluation.correct[~leaked].mean(), *others
+        )
     if warning := score.warning(better_start):
         yield f"  {warning}"
     yield from (f"  {line}" for line in evaluation.reliability.lines())
