@@ -12,7 +12,7 @@ from vitascope._version import __version__ as __version__
 
 if TYPE_CHECKING:
     from vitascope import explain
-    from vitascope.audit.audit import audit
+    from vitascope.auditing.audit import audit
     from vitascope.data.preprocess import Preprocess
     from vitascope.data.table_options import TableOptions
     from vitascope.deploy.export.compress import compress
@@ -60,7 +60,7 @@ _HOMES = {
     "UserError": "errors",
     "ViTConfig": "model.config",
     "VisionTransformer": "model.vit",
-    "audit": "audit.audit",
+    "audit": "auditing.audit",
     "calibrate": "evaluation.calibrate",
     "compare": "report.comparison_page",
     "compress": "deploy.export.compress",

@@ -9,8 +9,8 @@ import pytest
 
 from tests.browser import Visit, browser_path, launched, visiting
 from tests.data import write_tree
-from vitascope.audit.finding import Finding
-from vitascope.audit.page import Section, write_audit_page
+from vitascope.auditing.finding import Finding
+from vitascope.auditing.page import Section, write_audit_page
 from vitascope.data.contents import content_of
 from vitascope.data.datasets import read_data
 from vitascope.data.decisions import Decisions

@@ -42,7 +42,7 @@ class Audit:
 
     def call(self) -> None:
         """Audit, and print the number of findings and how much is noticed."""
-        from vitascope.audit.audit import audit
+        from vitascope.auditing.audit import audit
 
         with exiting_with_cache(self.compute):
             found = audit(

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from vitascope.arguments import checked
-from vitascope.audit.leaks import leaked
+from vitascope.auditing.leaks import leaked
 from vitascope.data.datasets import open_data, open_for_evaluation
 from vitascope.data.frames import DataFrame, data_place
 from vitascope.data.splits import ImageSet, UnknownClassesError

@@ -7,7 +7,7 @@ import logging
 
 from torch import nn
 
-from vitascope.audit.leaks import leaks_in_words
+from vitascope.auditing.leaks import leaks_in_words
 from vitascope.data.datasets import class_counts, described, find_copies
 from vitascope.data.splits import ImageSet, Splits, absent_classes
 from vitascope.errors import printable

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from PIL import Image, ImageOps
 
-from vitascope.audit.audit import COLUMNS, audit
-from vitascope.audit.finding import Finding
+from vitascope.auditing.audit import COLUMNS, audit
+from vitascope.auditing.finding import Finding
 from vitascope.cli import main
 from vitascope.errors import UserError
 
@@ -89,7 +89,7 @@ def test_planted_errors_are_counted_with_their_intervals(photos: Path, tmp_path:
 def test_a_check_that_notices_little_has_no_list_on_the_page(
     photos: Path, tmp_path: Path, monkeypatch
 ) -> None:
-    monkeypatch.setattr("vitascope.audit.planted.LITTLE", 2.0)
+    monkeypatch.setattr("vitascope.auditing.planted.LITTLE", 2.0)
     found = audit(photos, out=tmp_path / "out")
     assert any(finding.issue == "empty" for finding in found.findings)
     assert "train/blue/empty.png" not in found.page.read_text(encoding="utf-8")

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from scipy.stats import rankdata
 from threadpoolctl import threadpool_limits
 
-from vitascope.audit.finding import Finding, Suggestion
+from vitascope.auditing.finding import Finding, Suggestion
 from vitascope.data.targets import Targets
 from vitascope.evaluation.calibration import as_logits, sharpened, sharpness
 from vitascope.network import in_threads

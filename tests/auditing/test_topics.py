@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from vitascope.audit.topics import off_topic, off_topic_scores
+from vitascope.auditing.topics import off_topic, off_topic_scores
 
 RANDOM = np.random.default_rng(0)
 CLASSES = RANDOM.normal(size=(600, 32)) + 3 * RANDOM.normal(size=(4, 32)).repeat(150, axis=0)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from tests.probing.digits import DIGITS, PIXELS, PROPERTIES, drawn
-from vitascope.audit.labels import confusable_names, held_out_probabilities, label_scores, wrong_labels
+from vitascope.auditing.labels import confusable_names, held_out_probabilities, label_scores, wrong_labels
 from vitascope.data.targets import ClassIndices, ClassSets
 from vitascope.errors import UserError
 from vitascope.probing.folds import Division

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from vitascope.audit.duplicates import near_duplicates
-from vitascope.audit.looks import look_at
+from vitascope.auditing.duplicates import near_duplicates
+from vitascope.auditing.looks import look_at
 from vitascope.data.splits import ImageSet, Splits
 from vitascope.formatting import counted
 

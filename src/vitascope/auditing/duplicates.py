@@ -18,8 +18,8 @@ from scipy.sparse import coo_matrix
 from scipy.sparse.csgraph import connected_components, minimum_spanning_tree
 from threadpoolctl import threadpool_limits
 
-from vitascope.audit.finding import Finding
-from vitascope.audit.looks import SIDE, Looks, orientations, perceptual_hashes
+from vitascope.auditing.finding import Finding
+from vitascope.auditing.looks import SIDE, Looks, orientations, perceptual_hashes
 from vitascope.data.contents import first_of_content
 from vitascope.network import in_threads
 

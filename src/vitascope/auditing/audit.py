@@ -17,16 +17,16 @@ import numpy as np
 import numpy.typing as npt
 
 from vitascope.arguments import checked
-from vitascope.audit import planted
-from vitascope.audit.duplicates import Pair, copies, duplicates, groups_of, near_duplicates
-from vitascope.audit.finding import ISSUES, Finding, Issue
-from vitascope.audit.labels import confusable_names, held_out_probabilities, wrong_labels
-from vitascope.audit.looks import Looks, look_at
-from vitascope.audit.page import Section, write_audit_page
-from vitascope.audit.planted import Planted
-from vitascope.audit.quality import quality_findings
-from vitascope.audit.shortcuts import groups, shortcuts
-from vitascope.audit.topics import off_topic
+from vitascope.auditing import planted
+from vitascope.auditing.duplicates import Pair, copies, duplicates, groups_of, near_duplicates
+from vitascope.auditing.finding import ISSUES, Finding, Issue
+from vitascope.auditing.labels import confusable_names, held_out_probabilities, wrong_labels
+from vitascope.auditing.looks import Looks, look_at
+from vitascope.auditing.page import Section, write_audit_page
+from vitascope.auditing.planted import Planted
+from vitascope.auditing.quality import quality_findings
+from vitascope.auditing.shortcuts import groups, shortcuts
+from vitascope.auditing.topics import off_topic
 from vitascope.data.contents import first_of_content, image_name
 from vitascope.data.datasets import read_data
 from vitascope.data.decoding import ImageSource

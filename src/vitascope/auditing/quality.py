@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from vitascope.audit.finding import Finding, Issue, Suggestion
-from vitascope.audit.looks import Looks
+from vitascope.auditing.finding import Finding, Issue, Suggestion
+from vitascope.auditing.looks import Looks
 from vitascope.data.decoding import ImageSource, source_name
 from vitascope.data.listing import suffix_of
 

@@ -7,8 +7,8 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from vitascope.audit.looks import Looks
-from vitascope.audit.shortcuts import groups, shortcuts
+from vitascope.auditing.looks import Looks
+from vitascope.auditing.shortcuts import groups, shortcuts
 from vitascope.data.targets import ClassIndices, ClassSets, Targets
 
 N = 400

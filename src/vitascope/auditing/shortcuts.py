@@ -12,8 +12,8 @@ from sklearn.model_selection import GroupKFold, cross_val_predict
 from sklearn.preprocessing import OneHotEncoder
 from sklearn.tree import DecisionTreeClassifier
 
-from vitascope.audit.finding import Finding
-from vitascope.audit.looks import Looks
+from vitascope.auditing.finding import Finding
+from vitascope.auditing.looks import Looks
 from vitascope.data.targets import Targets
 from vitascope.formatting import listed
 from vitascope.model.options import EVEN

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from PIL import Image, ImageOps
 
-from tests.audit.test_audit import picture
-from vitascope.audit import leaks
-from vitascope.audit.leaks import leaked
+from tests.auditing.test_audit import picture
+from vitascope.auditing import leaks
+from vitascope.auditing.leaks import leaked
 from vitascope.cli import main
 from vitascope.data.datasets import open_data
 

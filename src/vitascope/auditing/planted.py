@@ -12,12 +12,12 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image, ImageEnhance, ImageFilter, ImageOps
 
-from vitascope.audit.duplicates import near_duplicates
-from vitascope.audit.finding import Issue
-from vitascope.audit.labels import held_out_probabilities, wrong_labels
-from vitascope.audit.looks import Looks, look_at
-from vitascope.audit.quality import LISTED, quality_scores
-from vitascope.audit.topics import off_topic_scores
+from vitascope.auditing.duplicates import near_duplicates
+from vitascope.auditing.finding import Issue
+from vitascope.auditing.labels import held_out_probabilities, wrong_labels
+from vitascope.auditing.looks import Looks, look_at
+from vitascope.auditing.quality import LISTED, quality_scores
+from vitascope.auditing.topics import off_topic_scores
 from vitascope.data.decoding import ImageSource, read_image
 from vitascope.data.targets import Targets
 from vitascope.language import say

@@ -10,9 +10,9 @@ import pytest
 from PIL import Image, ImageDraw, ImageEnhance
 from sklearn.datasets import load_digits
 
-from tests.audit.test_looks import encoded, scene
-from vitascope.audit.duplicates import Pair, copies, duplicates, groups_of, near_duplicates, neighbours
-from vitascope.audit.looks import look_at
+from tests.auditing.test_looks import encoded, scene
+from vitascope.auditing.duplicates import Pair, copies, duplicates, groups_of, near_duplicates, neighbours
+from vitascope.auditing.looks import look_at
 from vitascope.data.contents import contents_of
 
 COUNT = 40

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from scipy.special import expit
 
-from vitascope.audit.finding import Finding
+from vitascope.auditing.finding import Finding
 from vitascope.evaluation.calibration import shrunk_covariance
 from vitascope.probing.classifiers import Features, Floats
 

@@ -13,9 +13,9 @@ import pytest
 from PIL import Image
 
 from tests.data import noise, write_picture, write_tree
-from vitascope.audit import page as module
-from vitascope.audit.finding import ISSUES, Finding
-from vitascope.audit.page import Section, write_audit_page
+from vitascope.auditing import page as module
+from vitascope.auditing.finding import ISSUES, Finding
+from vitascope.auditing.page import Section, write_audit_page
 from vitascope.data.contents import content_of
 from vitascope.data.datasets import read_data
 from vitascope.data.splits import ImageSet

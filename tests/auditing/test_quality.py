@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from PIL import Image, ImageFilter
 
-from tests.audit.test_looks import encoded, scene
-from vitascope.audit.finding import Issue
-from vitascope.audit.looks import Looks, look_at
-from vitascope.audit.quality import LISTED, quality_findings, quality_scores
+from tests.auditing.test_looks import encoded, scene
+from vitascope.auditing.finding import Issue
+from vitascope.auditing.looks import Looks, look_at
+from vitascope.auditing.quality import LISTED, quality_findings, quality_scores
 from vitascope.data.decoding import ImageSource
 
 FAULTS: dict[str, Callable[[Image.Image], Image.Image]] = {

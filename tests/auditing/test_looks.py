@@ -12,7 +12,7 @@ import pytest
 from PIL import ExifTags, Image, ImageFilter
 from scipy.ndimage import gaussian_filter
 
-from vitascope.audit.looks import Looks, look_at, orientations, perceptual_hashes
+from vitascope.auditing.looks import Looks, look_at, orientations, perceptual_hashes
 
 
 @functools.cache

@@ -15,7 +15,7 @@ from markupsafe import Markup
 from PIL import Image
 
 from vitascope._version import __version__
-from vitascope.audit.finding import Finding, Issue
+from vitascope.auditing.finding import Finding, Issue
 from vitascope.data.decisions import CHOICES, COLUMNS, SEPARATOR, decided_names
 from vitascope.data.decoding import ImageError, ImageSource, read_image
 from vitascope.data.splits import ImageSet
