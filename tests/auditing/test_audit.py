@@ -58,7 +58,7 @@ def test_faults_are_in_the_file_by_name_with_what_to_do(audited: Path) -> None:
     assert set(next(iter(found.values()))) == set(COLUMNS)
     leak = found["train/red/00.png", "near-duplicate"]  # that in train goes, if one has to
     assert "mirrored" in leak["detail"]
-    assert leak["detail"].endswith("in test: test/red/leak.png")
+    assert leak["detail"].endswith("a copy of another image, in test: test/red/leak.png")
     assert found["train/red/wrong.png", "label"]["suggestion"] == "relabel blue"
     assert ("train/blue/empty.png", "empty") in found
     broken = found["train/blue/broken.png", "unreadable"]

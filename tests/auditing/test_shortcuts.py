@@ -1,7 +1,6 @@
 """What alone tells the label is reported; classes and groups that are few, missing or worse too."""
 
 import re
-from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
@@ -25,7 +24,7 @@ def looks_of(count: int = N, **values: Any) -> Looks:
     texts = {name: np.full(count, "") for name in ("format", "camera", "day")}
     colours = {name: random.uniform(size=(count, 3)) for name in ("colour", "border")}
     floats = {name: random.uniform(size=count) for name in ("brightness", "sharpness")}
-    return cast("Looks", SimpleNamespace(**{**numbers, **texts, **colours, **floats, **values}))
+    return cast("Looks", {**numbers, **texts, **colours, **floats, **values})
 
 
 def noisy(right: float) -> np.ndarray:

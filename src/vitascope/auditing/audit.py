@@ -8,7 +8,6 @@ import os
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from contextlib import closing
 from functools import reduce
 from pathlib import Path
 from typing import Any
@@ -18,12 +17,12 @@ import numpy.typing as npt
 
 from vitascope.arguments import checked
 from vitascope.auditing import planted
-from vitascope.auditing.duplicates import Pair, copies, duplicates, groups_of, near_duplicates
+from vitascope.auditing.duplicates import Pair, duplicates, groups_of, near_duplicates
 from vitascope.auditing.finding import ISSUES, Finding, Issue
 from vitascope.auditing.labels import confusable_names, held_out_probabilities, wrong_labels
 from vitascope.auditing.looks import Looks, look_at
-from vitascope.auditing.page import Section, write_audit_page
-from vitascope.auditing.planted import Planted
+from vitascope.auditing.page import write_audit_page
+from vitascope.auditing.planted import Embed, Planted
 from vitascope.auditing.quality import quality_findings
 from vitascope.auditing.shortcuts import groups, shortcuts
 from vitascope.auditing.topics import off_topic
@@ -39,10 +38,8 @@ from vitascope.evaluation.novelty import other_kinds
 from vitascope.formatting import counted
 from vitascope.language import say
 from vitascope.predict.compute import DEFAULT, Compute
-from vitascope.predict.embed import with_progress
+from vitascope.predict.embed import embed
 from vitascope.predict.engine import TorchEngine
-from vitascope.predict.feature_stream import FeatureStream
-from vitascope.predict.features import OWN
 from vitascope.probing.classifiers import Features
 from vitascope.probing.folds import Division
 from vitascope.run.run import Run
@@ -54,6 +51,7 @@ BODY = "cifar10"
 COLUMNS = ("image", "issue", "score", "detail", "suggestion")
 
 Integers = npt.NDArray[np.int64]
+Texts = npt.NDArray[np.str_]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False, eq=False)
@@ -81,9 +79,9 @@ class AuditResult:
         rows: list[tuple[str, ...]] = []
         for finding in self.findings:
             pair = "" if finding.other is None else f": {self.names[finding.other]}"
-            action = f"relabel {finding.label}" if finding.label else finding.suggestion
             image = "" if finding.image is None else self.names[finding.image]
-            rows.append((image, finding.issue, f"{finding.score:.4f}", f"{finding.detail}{pair}", action))
+            detail = f"{finding.detail}{pair}"
+            rows.append((image, finding.issue, f"{finding.score:.4f}", detail, finding.suggestion))
         return rows
 
     @property
@@ -103,53 +101,12 @@ class AuditResult:
 
     def to_dataframe(self) -> Any:
         """The findings as a pandas data frame; UserError without pandas."""
-        return data_frame(dict(zip(COLUMNS, zip(*self.rows(), strict=True), strict=True)))
+        rows = self.rows()
+        return data_frame({name: [row[number] for row in rows] for number, name in enumerate(COLUMNS)})
 
     def __repr__(self) -> str:
         return (
             f"AuditResult({counted(len(self.findings), 'finding')} about {counted(len(self.names), 'image')})"
-        )
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class _Images:
-    """All images of a data set, one part after the other."""
-
-    all: ImageSet
-    parts: npt.NDArray[np.str_]
-    root: Path | str | None
-    channels: int
-
-    @classmethod
-    def of(cls, inventory: Inventory, place: str) -> _Images:
-        labelled = [images for images in inventory.sets if images.targets is not None and len(images)]
-        sets = labelled or [images for images in inventory.sets if len(images)]
-        if not sets:
-            raise UserError(f"{place}: no images")
-        parts = np.repeat([images.name for images in sets], [len(images) for images in sets])
-        if labelled:
-            names = tuple(dict.fromkeys(name for images in sets for name in images.class_names))
-            sets = [images.in_classes(names, place) for images in sets]
-            joined = reduce(ImageSet.followed_by, sets)
-        else:
-            joined = ImageSet("all", [source for images in sets for source in images.sources])
-        return cls(joined.identified(), parts, inventory.root, inventory.channels)
-
-    @property
-    def names(self) -> list[str]:
-        """The path of each image below the folder of the data, or its part and number."""
-        paths = (image_name(source, self.root) for source in self.all.sources)
-        return [
-            printable(path) if path else f"{part} image {number}"
-            for number, (path, part) in enumerate(zip(paths, self.parts, strict=True))
-        ]
-
-    def folders(self) -> npt.NDArray[np.str_]:
-        """The folder of each image without the parts of its path that are a class or a split, (N,)."""
-        known = {*self.all.class_names, "train", "val", "test", "all"}
-        paths = [image_name(source, self.root).split("/")[:-1] for source in self.all.sources]
-        return np.array(
-            ["/".join(part for part in path if part not in known) for path in paths], dtype=np.str_
         )
 
 
@@ -185,26 +142,34 @@ def audit(
         for body in bodies
     ]
     with data_place(data, table) as place:
-        images = _Images.of(read_data(place, table), place)
-        looks = look_at(images.all.sources)
-        usable, features = _features(engines, images.all, looks, compute)
-        notes = _seen(bodies, images.all)
-        findings = quality_findings(looks, images.all.sources)
-        looked = looks.take(usable)
-        near = near_duplicates(looked, features[0])
-        seen = _Seen(images, usable, looked, features, near, engines[0], seed)
-        more, experiments = _of_pictures(seen, Counter(finding.issue for finding in findings))
-        findings += more
-        if images.all.targets is None:
+        inventory = read_data(place, table)
+        images, parts = _joined(inventory, place)
+        looks, notes = look_at(images.sources), _seen(bodies, images)
+        paths = [image_name(source, inventory.root) for source in images.sources]
+        names = [
+            printable(path) or f"{part} image {n}"
+            for n, (path, part) in enumerate(zip(paths, parts, strict=True))
+        ]
+        readable = np.flatnonzero(looks["width"])
+        if not len(readable):
+            why = looks["reason"][0]
+            raise UserError(f"none of {counted(len(looks), 'image')} can be read: {names[0]}: {why}")
+        some = _Readable.of(images.subset("all", readable), looks[readable], engines, compute, seed)
+        findings = quality_findings(looks)
+        listed = Counter(finding.issue for finding in findings)
+        more, experiments = _of_pictures(
+            some, parts[readable], other_kinds(images.class_names, inventory.channels), listed
+        )
+        if images.targets is None:
             notes.append("without labels there is no check of labels, shortcuts and groups")
         else:
-            more, of_labels = _of_labels(seen, notes)
-            findings += more
-            experiments += of_labels
-        ordered = sorted(findings, key=lambda finding: (ISSUES.index(finding.issue), -finding.score))
+            folders = _folders(paths, images.class_names)
+            of_labels, planted_labels = _of_labels(some, parts[readable], folders[readable], notes)
+            more, experiments = more + of_labels, experiments + planted_labels
+        findings += [finding.at(readable) for finding in more]
         found = AuditResult(
-            names=images.names,
-            findings=ordered,
+            names=names,
+            findings=sorted(findings, key=lambda finding: (ISSUES.index(finding.issue), -finding.score)),
             planted=experiments,
             notes=notes,
             csv=folder / "audit.csv",
@@ -213,31 +178,40 @@ def audit(
         )
         make_folder(folder)
         with explaining_failure(folder, "the audit", "make room, then run the same command again"):
-            _write(found, images, place)
+            with replacing(found.csv) as aside, aside.open("w", newline="", encoding="utf-8") as file:
+                csv.writer(file).writerows([COLUMNS, *found.rows()])
+            title = say("Audit of {data}", data=Path(place).name or place)
+            write_audit_page(
+                found.page,
+                title,
+                found.findings,
+                found.planted,
+                images=images,
+                parts=parts.tolist(),
+                root=inventory.root,
+            )
     return found
 
 
-def _features(
-    engines: Sequence[TorchEngine], images: ImageSet, looks: Looks, compute: Compute
-) -> tuple[Integers, list[Features]]:
-    """The images that can be read, (n,), and their features of each body, (n, D)."""
-    usable = np.flatnonzero(looks.readable)
-    sources = [images.sources[index] for index in usable.tolist()]
-    if not sources:
-        raise UserError(
-            f"none of {counted(len(images), 'image')} can be read: {next(iter(looks.reasons.values()))}"
-        )
-    kept, features = np.ones(len(sources), dtype=np.bool_), []
-    for engine in engines:
-        stream = FeatureStream(engine, [OWN], sources, compute)
-        with closing(with_progress(stream)) as rows:
-            blocks = list(rows)
-        found = np.zeros((len(sources), blocks[0].features[0].shape[1]), dtype=np.float32)
-        for block in blocks:
-            found[block.indices] = block.features[0]
-        kept[list(stream.unreadable)] = False  # such as a picture that has vanished since it was looked at
-        features.append(found)
-    return usable[kept], [vectors[kept] for vectors in features]
+def _joined(inventory: Inventory, place: str) -> tuple[ImageSet, Texts]:
+    """All labelled images, or all without labels, one part after the other, and the part of each, (N,)."""
+    labelled = [images for images in inventory.sets if images.targets is not None and len(images)]
+    sets = labelled or [images for images in inventory.sets if len(images)]
+    if not sets:
+        raise UserError(f"{place}: no images")
+    parts = np.repeat([images.name for images in sets], [len(images) for images in sets])
+    if not labelled:
+        return ImageSet("all", [source for images in sets for source in images.sources]).identified(), parts
+    names = tuple(dict.fromkeys(name for images in sets for name in images.class_names))
+    return reduce(
+        ImageSet.followed_by, [images.in_classes(names, place) for images in sets]
+    ).identified(), parts
+
+
+def _folders(paths: Sequence[str], class_names: Sequence[str]) -> Texts:
+    """The folder of each image without the parts of its path that are a class or a split, (N,)."""
+    known = {*class_names, "train", "val", "test", "all"}
+    return np.array(["/".join(part for part in path.split("/")[:-1] if part not in known) for path in paths])
 
 
 def _seen(bodies: Sequence[str | os.PathLike[str]], images: ImageSet) -> list[str]:
@@ -255,78 +229,75 @@ def _seen(bodies: Sequence[str | os.PathLike[str]], images: ImageSet) -> list[st
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class _Seen:
-    """The images that can be read, n of all N."""
+class _Readable:
+    """The n images that can be read, with what the checks compare."""
 
-    images: _Images
-    places: Integers  # among all, (n,)
+    images: ImageSet
     looks: Looks
     features: Sequence[Features]  # of each body, (n, D)
     near: Sequence[Pair]
-    engine: TorchEngine
+    embed: Embed
     seed: int
 
-    @property
-    def sources(self) -> list[ImageSource]:
-        """The images."""
-        return [self.images.all.sources[place] for place in self.places.tolist()]
+    @classmethod
+    def of(
+        cls, images: ImageSet, looks: Looks, engines: Sequence[TorchEngine], compute: Compute, seed: int
+    ) -> _Readable:
+        """Compute the features, and find the near-duplicates."""
+        features = [embed(engine, images.sources, compute=compute).features for engine in engines]
+        if any(len(vectors) < len(looks) for vectors in features):
+            raise UserError("an image has changed while it was read: run the audit again")
+        near = near_duplicates(looks, features[0])
+        return cls(images, looks, features, near, lambda some: embed(engines[0], some).features, seed)
 
-    def embed(self, pictures: Sequence[ImageSource]) -> Features:
-        """Features (m, D) of other pictures, by the first body."""
-        vectors = self.engine.features_of_pictures(self.engine.read(pictures)[0])[0]
-        return vectors.cpu().numpy()
 
-
-def _of_pictures(seen: _Seen, listed: Mapping[Issue, int]) -> tuple[list[Finding], list[Planted]]:
+def _of_pictures(
+    some: _Readable, parts: Texts, kinds: Mapping[str, Sequence[ImageSource]], listed: Mapping[Issue, int]
+) -> tuple[list[Finding], list[Planted]]:
     """What needs no labels, and how much of it is noticed; `listed` pictures have faults of quality."""
-    everything, near = seen.images.all, [pair.at(seen.places) for pair in seen.near]
-    labels = None
-    if everything.targets is not None:
-        labels = ["; ".join(names) for names in everything.targets.names()]
-    findings = duplicates(copies(everything.contents), near, seen.images.parts.tolist(), labels)
-    findings += [finding.at(seen.places) for finding in off_topic(seen.features[0])]
-    if len(seen.places) < 2:
+    images, labels = some.images, None
+    if images.targets is not None:
+        labels = ["; ".join(names) for names in images.targets.names()]
+    findings = duplicates(images.contents, some.near, parts.tolist(), labels)
+    findings += off_topic(some.features[0])
+    if len(images) < 2:
         return findings, []
-    some = planted.sample_of(len(seen.places), seen.seed)
-    sources, looks = [seen.sources[place] for place in some], seen.looks.take(some)
-    vectors = seen.features[0][some]
-    kinds = other_kinds(everything.class_names, seen.images.channels)
+    rows = planted.sample_of(len(images), some.seed)
+    sources, looks = [images.sources[row] for row in rows.tolist()], some.looks[rows]
     return findings, [
-        planted.near_copies_noticed(sources, looks, vectors, seen.embed, seen.seed),
-        planted.foreign_noticed(vectors, kinds, seen.embed),
-        *planted.faults_noticed(sources, looks, listed, seen.seed),
+        planted.near_copies_noticed(sources, looks, some.features[0][rows], some.embed, some.seed),
+        planted.foreign_noticed(some.features[0][rows], kinds, some.embed),
+        *planted.faults_noticed(sources, looks, listed, some.seed),
     ]
 
 
-def _of_labels(seen: _Seen, notes: list[str]) -> tuple[list[Finding], list[Planted]]:
+def _of_labels(
+    some: _Readable, parts: Texts, folders: Texts, notes: list[str]
+) -> tuple[list[Finding], list[Planted]]:
     """What is wrong with the labels, and what tells them; adds notes on checks that cannot be done."""
-    targets = seen.images.all.truth.take(seen.places)
-    contents, bound = seen.images.all.contents[seen.places], seen.images.all.groups
-    bound = bound[seen.places] if len(bound) else bound
-    near = groups_of(seen.near, len(targets))
-    division = Division.of(targets, bound, first_of_content(contents), near)
+    images, targets = some.images, some.images.truth
+    near = groups_of(some.near, len(targets))
+    division = Division.of(targets, images.groups, first_of_content(images.contents), near)
     findings, experiments, probabilities = list[Finding](), list[Planted](), None
     rows = _of_common_classes(division)
     try:
         known = division.take(rows)
-        held_out = held_out_probabilities([vectors[rows] for vectors in seen.features], known, seen.seed)
+        held_out = held_out_probabilities([vectors[rows] for vectors in some.features], known, some.seed)
     except UserError as error:
         notes.append(f"no check of labels: {error}")
     else:
-        wrong = wrong_labels(known.targets, held_out)
-        findings += [finding.at(rows).at(seen.places) for finding in wrong]
-        some = planted.sample_of(len(rows), seen.seed)
-        vectors = [vectors[rows[some]] for vectors in seen.features]
-        if (experiment := planted.wrong_labels_noticed(vectors, known.take(some), seen.seed)) is not None:
-            experiments.append(experiment)
+        findings += [finding.at(rows) for finding in wrong_labels(known.targets, held_out)]
+        sample = planted.sample_of(len(rows), some.seed)
+        vectors = [vectors[rows[sample]] for vectors in some.features]
+        experiments += planted.wrong_labels_noticed(vectors, known.take(sample), some.seed)
         if len(rows) == len(targets):
             probabilities = held_out
         else:
             rare = counted(len(targets) - len(rows), "label")
             notes.append(f"no check of {rare} of classes with one image or group")
     findings += confusable_names(targets, probabilities)
-    findings += shortcuts(seen.looks, targets, seen.images.folders()[seen.places], bound)
-    findings += groups(targets, seen.images.parts[seen.places], bound, probabilities)
+    findings += shortcuts(some.looks, targets, folders, images.groups)
+    findings += groups(targets, parts, images.groups, probabilities)
     return findings, experiments
 
 
@@ -336,38 +307,4 @@ def _of_common_classes(division: Division) -> Integers:
     if not targets.exclusive:
         return np.arange(len(targets))
     common = [images for images in targets.by_class() if len(np.unique(division.sets[images])) > 1]
-    return np.sort(np.concatenate(common)) if common else np.arange(0)
-
-
-def _write(found: AuditResult, images: _Images, place: str) -> None:
-    """Write both files."""
-    with replacing(found.csv) as aside, aside.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        writer.writerow(COLUMNS)
-        writer.writerows(found.rows())
-    noticed = {each.issue: each for each in found.planted}
-    sections = []
-    for issue in ISSUES:
-        experiment, listed = noticed.get(issue), [each for each in found.findings if each.issue == issue]
-        if not listed and experiment is None:
-            continue
-        headline = "" if experiment is None else str(experiment)
-        if experiment is not None and experiment.little:
-            few = say("This check notices little in these data, so its findings are in audit.csv alone.")
-            headline, listed = f"{few} {headline}", []
-        sections.append(Section(issue, headline, listed))
-    affected = {each.image for each in found.findings if each.image is not None}
-    tiles = [
-        (f"{len(found.names):,}", say("images")),
-        (f"{len(affected):,}", say("images with a finding")),
-        (f"{len(found.findings):,}", say("findings")),
-    ]
-    write_audit_page(
-        found.page,
-        title=say("Audit of {data}", data=Path(place).name or place),
-        tiles=tiles,
-        sections=sections,
-        images=images.all,
-        parts=images.parts.tolist(),
-        root=images.root,
-    )
+    return np.sort(np.concatenate([np.arange(0), *common]))

@@ -28,16 +28,16 @@ LEAVES, LEAF = 16, 5
 FREQUENT, CATEGORIES = 20, 30
 """Images of a category with a column, such as a camera, and the number of these at most."""
 MEASURES: Mapping[str, tuple[float, Callable[[Looks], npt.NDArray[Any]]]] = {
-    "file size": (0.1, lambda looks: looks.file_bytes),
-    "proportions": (0.1, lambda looks: looks.width / np.maximum(looks.height, 1)),
-    "number of pixels": (0.1, lambda looks: looks.width * looks.height),
-    "format": (0.1, lambda looks: looks.format),
-    "camera": (0.1, lambda looks: looks.camera),
-    "day": (0.1, lambda looks: looks.day),
-    "border colour": (0.2, lambda looks: looks.border),
-    "mean colour": (0.5, lambda looks: looks.colour),
-    "brightness": (0.5, lambda looks: looks.brightness),
-    "sharpness": (0.5, lambda looks: looks.sharpness),
+    "file size": (0.1, lambda looks: looks["file_bytes"]),
+    "proportions": (0.1, lambda looks: looks["width"] / np.maximum(looks["height"], 1)),
+    "number of pixels": (0.1, lambda looks: looks["width"] * looks["height"]),
+    "format": (0.1, lambda looks: looks["format"]),
+    "camera": (0.1, lambda looks: looks["camera"]),
+    "day": (0.1, lambda looks: looks["day"]),
+    "border colour": (0.2, lambda looks: looks["border"]),
+    "mean colour": (0.5, lambda looks: looks["colour"]),
+    "brightness": (0.5, lambda looks: looks["brightness"]),
+    "sharpness": (0.5, lambda looks: looks["sharpness"]),
 }
 """With the share of guessing's errors that has to disappear: content may tell the class, as sky is blue."""
 FOLDER = 0.1
@@ -91,12 +91,12 @@ def shortcuts(looks: Looks, targets: Targets, folders: Texts, groups: Texts) -> 
             detail = f"{name} alone{of}: {points:.0f}% ({low:.0f} to {high:.0f}) where guessing gives"
             detail += f" {usual:.0f}%, {points - usual:.0f} points more"
             findings.append(Finding("shortcut", float(gains[best]), detail))
-    return sorted(findings, key=lambda finding: -finding.score)
+    return findings
 
 
 def _columns(values: npt.NDArray[Any]) -> Floats:
     """Numbers (n, D) for a tree, with a column for each frequent category; none where all are equal."""
-    if values.dtype.kind in "US":
+    if values.dtype.kind in "UO":
         encoder = OneHotEncoder(min_frequency=FREQUENT, max_categories=CATEGORIES, sparse_output=False)
         values = encoder.fit_transform(values[:, None])
     numbers = values.reshape(len(values), -1).astype(np.float64)
@@ -158,4 +158,4 @@ def groups(
                     f"{name}: {share:.0%} ({low:.0f} to {high:.0f}) of {n:,} images are predicted correctly"
                 )
                 seen.append(((rest - share) / rest, f"{detail}, of the others {rest:.0%}"))
-    return [Finding("group", score, detail) for score, detail in sorted(seen, reverse=True)]
+    return [Finding("group", score, detail) for score, detail in seen]

@@ -28,27 +28,21 @@ def off_topic_scores(features: Features) -> Floats:
     The score is a logistic function of the logarithm of its distance, standardized by median and upper
     spread. All are 0 for less than `FEWEST` images and for equal features. `features` (N, D) are finite.
     """
-    return _scores(_distances(features))
-
-
-def off_topic(features: Features) -> list[Finding]:
-    """The images that are unlike the others, the worst first; `features` (N, D) are finite."""
     distances = _distances(features)
-    scores, median = _scores(distances), float(np.median(distances)) if len(distances) else 0.0
-    findings = []
-    for image in np.argsort(-scores, kind="stable")[: int((scores >= 0.5).sum())].tolist():
-        times = f"{distances[image] / median:.1f} times the median" if median else "not 0 as that of most"
-        detail = f"the distance from the mean is {times}"
-        findings.append(Finding("off-topic", float(scores[image]), detail, image))
-    return findings
-
-
-def _scores(distances: Floats) -> Floats:
-    if len(distances) < FEWEST or not distances.max() > 0:
-        return np.zeros(len(distances))
+    if not distances.any():
+        return distances
     logs = np.log(np.maximum(distances, 1e-9 * distances.max()))
     median, usual = np.quantile(logs, (0.5, USUAL))
     return np.asarray(expit((logs - median) / max(usual - median, 1e-3) - LISTED))
+
+
+def off_topic(features: Features) -> list[Finding]:
+    """The images that are unlike the others; `features` (N, D) are finite."""
+    scores = off_topic_scores(features)
+    return [
+        Finding("off-topic", float(scores[image]), "its features are far from those of the others", image)
+        for image in np.flatnonzero(scores >= 0.5).tolist()
+    ]
 
 
 def _distances(features: Features) -> Floats:
