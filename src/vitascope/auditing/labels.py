@@ -92,14 +92,12 @@ def confusable_names(targets: Targets, probabilities: Probabilities | None) -> l
         probabilities: out-of-fold, (N, K), used where images have one class; None where there are none.
     """
     names, counts, members = targets.class_names, targets.counts, targets.members
-    by_spelling: dict[str, list[int]] = {}
-    for k in np.flatnonzero(counts).tolist():
-        for spelling in _spellings(names[k]):
-            by_spelling.setdefault(spelling, []).append(k)
-    similar = {pair for classes in by_spelling.values() for pair in combinations(classes, 2)}
+    spellings = [_spellings(name) for name in names]
+    used = combinations(np.flatnonzero(counts).tolist(), 2)
+    similar = [(a, b) for a, b in used if spellings[a] & spellings[b]]
     findings = [
         Finding("label", SIMILAR, f"{names[a]!r} ({counts[a]:,} images) may be {names[b]!r} ({counts[b]:,})")
-        for a, b in sorted(similar)
+        for a, b in similar
     ]
     if probabilities is None or not targets.exclusive:
         return findings

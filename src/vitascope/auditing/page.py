@@ -12,15 +12,14 @@ from typing import Any
 import numpy as np
 from markupsafe import Markup
 
-from vitascope._version import __version__
 from vitascope.auditing.finding import ISSUES, Finding, Issue
 from vitascope.auditing.planted import Planted
 from vitascope.data.decisions import CHOICES, COLUMNS, SEPARATOR, decided_names
 from vitascope.data.decoding import ImageError, ImageSource, read_image
 from vitascope.data.splits import ImageSet
-from vitascope.language import language, say
+from vitascope.language import say
 from vitascope.network import in_threads
-from vitascope.report.page import jinja
+from vitascope.report.page import jinja, rendered
 from vitascope.report.thumbnails import SIDE, image_element
 from vitascope.storage import replacing
 
@@ -72,35 +71,27 @@ def write_audit_page(
         "new": say("new label"),
         "unsaved": say("This browser does not store the decisions: download them before you leave."),
     }
-    text = (
-        jinja()
-        .from_string(_read(__package__, "audit.html"))
-        .render(
-            title=title,
-            tiles=[
-                (len(images), say("images")),
-                (len({each.image for each in findings} - {None}), say("images with a finding")),
-                (len(findings), say("findings")),
-            ],
-            sections=sections,
-            names=names,
-            contents=contents,
-            parts=parts,
-            labels=list(map(SEPARATOR.join, labels)),
-            thumbnails=_thumbnails(images.sources, wanted),
-            words=words,
-            style=_read("vitascope.report", "style.css"),
-            script=_read(__package__, "audit.js"),
-            version=__version__,
-            language={"en": "en", "zh": "zh-CN"}[language()],
-        )
+    tiles = {
+        say("images"): len(images),
+        say("images with a finding"): len({each.image for each in findings} - {None}),
+        say("findings"): len(findings),
+    }
+    here = files(__package__)
+    text = rendered(
+        jinja().from_string(here.joinpath("audit.html").read_text(encoding="utf-8")),
+        title=title,
+        tiles=tiles,
+        sections=sections,
+        names=names,
+        contents=contents,
+        parts=parts,
+        labels=list(map(SEPARATOR.join, labels)),
+        thumbnails=_thumbnails(images.sources, wanted),
+        words=words,
+        script=Markup(here.joinpath("audit.js").read_text(encoding="utf-8")),
     )
     with replacing(path) as aside:
-        aside.write_bytes(text.strip().encode("utf-8", "backslashreplace") + b"\n")
-
-
-def _read(package: str, name: str) -> Markup:
-    return Markup(files(package).joinpath(name).read_text(encoding="utf-8"))
+        aside.write_text(text, encoding="utf-8")
 
 
 def _section(issue: Issue, findings: Sequence[Finding], planted: Planted | None) -> dict[str, Any]:

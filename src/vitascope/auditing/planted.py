@@ -77,21 +77,11 @@ class Planted:
 
     def __str__(self) -> str:
         low, high = self.interval
-        what = {
-            "near-duplicate": say("near-copies"),
-            "label": say("wrong labels"),
-            "off-topic": say("foreign pictures"),
-            "dark": say("dark pictures"),
-            "bright": say("bright pictures"),
-            "blurred": say("blurred pictures"),
-            "empty": say("pictures of one colour"),
-            "grey": say("grey pictures"),
-        }
         return say(
-            "Of {count} planted {what}, {noticed} ({share:.0%}, {low:.0%} to {high:.0%}) are among the "
+            "Of {count} planted ones, {noticed} ({share:.0%}, {low:.0%} to {high:.0%}) are among the "
             "{listed} that it lists.",
-            **{"count": f"{self.count:,}", "what": what[self.issue], "noticed": f"{self.noticed:,}"},
-            **{"share": self.share, "low": low, "high": high, "listed": f"{self.listed:,}"},
+            **{"count": f"{self.count:,}", "noticed": f"{self.noticed:,}", "listed": f"{self.listed:,}"},
+            **{"share": self.share, "low": low, "high": high},
         )
 
 

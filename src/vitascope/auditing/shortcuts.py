@@ -42,8 +42,6 @@ MEASURES: Mapping[str, tuple[float, Callable[[Looks], npt.NDArray[Any]]]] = {
 """With the share of guessing's errors that has to disappear: content may tell the class, as sky is blue."""
 FOLDER = 0.1
 IMBALANCE = 10
-SMALL = 20
-"""Images of a class in the test part from which on its accuracy can be measured."""
 MEMBERS, WORSE, LEVEL = 10, 0.1, 0.05
 """Of a comparison with the others: images, the loss of accuracy that matters, the probability of chance."""
 
@@ -127,16 +125,9 @@ def groups(
         detail = f"{names[largest]!r} has {counts[largest]:,} images, up to {times:.0f} times those of {few}"
         seen.append((times / (times + IMBALANCE), detail))
     for part in np.unique(parts).tolist():
-        inside = np.array([(parts[images] == part).sum() for images in classes])  # (K,)
-        missing = [repr(names[k]) for k in used if not inside[k]]
-        if missing:
+        present = targets.take(np.flatnonzero(parts == part)).counts  # (K,)
+        if missing := [repr(names[k]) for k in used if not present[k]]:
             seen.append((1.0 if part == "train" else 0.8, f"without an image in {part}: {listed(missing)}"))
-        small = [k for k in used if 0 < inside[k] < SMALL]
-        if part == "test" and small:
-            least = int(inside[small].min())
-            low, few = wilson_interval(least, least)[0], listed([f"{names[k]!r} {inside[k]}" for k in small])
-            detail = f"too few images in test: {few}; if all {least} are right, the accuracy may be {low:.0%}"
-            seen.append((1 - low, detail))
     kinds, place = np.unique(groups, return_inverse=True)
     for k in used if len(kinds) > 1 else []:
         (first, *others) = np.unique(place[classes[k]]).tolist()

@@ -14,8 +14,6 @@ FEWEST = 20
 KEPT = 0.9
 """The share of the images that mean and covariance are from: up to a tenth may be of another kind."""
 STEPS, FOLDS = 3, 5
-MOST = 20_000
-"""Images for one estimate."""
 LISTED = 3.0
 """The deviation from which on an image is listed."""
 USUAL = 0.8413
@@ -52,20 +50,19 @@ def _distances(features: Features) -> Floats:
     of the nearest images, in turn: otherwise twenty ships among cats are usual, because they are a direction
     of high variance. Out-of-fold distances do not make those images nearer that the estimate is from.
     """
-    N, generator = len(features), np.random.default_rng(0)
+    N = len(features)
     if N < FEWEST:
         return np.zeros(N)
     X = features.astype(np.float64)
     deviations = np.abs(X - np.median(X, axis=0))
     spread = np.median(deviations, axis=0)
     distances = np.square(deviations / np.where(spread > 0, spread, np.inf)).sum(axis=1)
-    folds = generator.permutation(N) % FOLDS
+    folds = np.arange(N) % FOLDS
     for _ in range(STEPS):
         kept = distances <= np.quantile(distances, KEPT)
         distances = np.empty(N)
         for fold in range(FOLDS):
-            rest, held = np.flatnonzero(kept & (folds != fold)), folds == fold
-            some = X[generator.permutation(rest)[:MOST]]
+            some, held = X[kept & (folds != fold)], folds == fold
             mean = some.mean(axis=0)
             covariance = shrunk_covariance(some - mean)
             scale = np.trace(covariance) / len(covariance)
