@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
 from PIL import Image, ImageFilter
 
@@ -54,14 +53,6 @@ def test_a_tiny_picture_is_listed_beside_large_ones_only(usual: Looks) -> None:
     tiny = look_at([encoded(scene(seed).resize((16, 12))) for seed in range(30)])
     assert listed(tiny, usual)["shape"] == 30
     assert listed(tiny) == {}
-
-
-def test_one_turned_picture_is_listed_and_many_are_not(usual: Looks) -> None:
-    exif = Image.Exif()
-    exif[274] = 3
-    turned = look_at([encoded(scene(seed), exif=exif) for seed in range(10)])
-    assert listed(np.concatenate([usual, turned[:1]])) == {"shape": 1}
-    assert listed(np.concatenate([usual, turned])) == {}
 
 
 def test_findings_name_what_was_measured(usual: Looks, tmp_path: Path) -> None:

@@ -91,11 +91,6 @@ def test_keys_alone_decide_on_everything(visit: Visit, download: Callable[[], An
     assert download() == expected
 
 
-def test_a_key_drops_the_first_or_the_second_of_a_pair(visit: Visit, download: Callable[[], Any]) -> None:
-    visit.press("1", "2")
-    assert (focused(visit), download()) == ("1", {f"{DOG}/000.png": ("drop", "")})
-
-
 def test_mouse_decides_and_takes_back(visit: Visit, download: Callable[[], Any]) -> None:
     pictures = visit.page.locator("[data-image]")
     pictures.nth(0).get_by_role("button", name="Drop").click()

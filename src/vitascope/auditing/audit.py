@@ -146,14 +146,11 @@ def audit(
         images, parts = _joined(inventory, place)
         looks, notes = look_at(images.sources), _seen(bodies, images)
         paths = [image_name(source, inventory.root) for source in images.sources]
-        names = [
-            printable(path) or f"{part} image {n}"
-            for n, (path, part) in enumerate(zip(paths, parts, strict=True))
-        ]
+        names = [printable(path) or f"image {number}" for number, path in enumerate(paths)]
         readable = np.flatnonzero(looks["width"])
         if not len(readable):
-            why = looks["reason"][0]
-            raise UserError(f"none of {counted(len(looks), 'image')} can be read: {names[0]}: {why}")
+            first = f"{names[0]}: {looks['reason'][0]}"
+            raise UserError(f"none of {counted(len(looks), 'image')} can be read: {first}")
         some = _Readable.of(images.subset("all", readable), looks[readable], engines, compute, seed)
         findings = quality_findings(looks)
         listed = Counter(finding.issue for finding in findings)
@@ -203,9 +200,8 @@ def _joined(inventory: Inventory, place: str) -> tuple[ImageSet, Texts]:
     if not labelled:
         return ImageSet("all", [source for images in sets for source in images.sources]).identified(), parts
     names = tuple(dict.fromkeys(name for images in sets for name in images.class_names))
-    return reduce(
-        ImageSet.followed_by, [images.in_classes(names, place) for images in sets]
-    ).identified(), parts
+    known = [images.in_classes(names, place) for images in sets]
+    return reduce(ImageSet.followed_by, known).identified(), parts
 
 
 def _folders(paths: Sequence[str], class_names: Sequence[str]) -> Texts:

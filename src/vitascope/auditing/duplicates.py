@@ -43,13 +43,12 @@ _FEW_CORRELATION = 0.9
 # z, which leads to 0.8 among natural images. Images that are compared with at least four say what is usual.
 _ABOVE_USUAL, _MOST, _COMPARED = 0.82, 0.97, 4
 _PREFERENCE = 0.02  # of the correlation: the picture as it is before its parts and turned ones
-_BLOCK = 4096  # thumbnails that are floats at a time, 16 MB
+_BLOCK = 4096  # thumbnails that are hashed at a time, 32 MB of floats
 _ALL, _FIRST, _LAST = (0.0, 1.0), (0.0, 0.86), (0.14, 0.86)
 _TURNS = (
     *("", "mirrored", "mirrored", "turned by 180 degrees"),
     *("mirrored", "turned by 90 degrees", "turned by 90 degrees", "mirrored"),
 )
-# Details are what remains without shades and large shapes, in which different pictures agree.
 _SMOOTHING = gaussian_filter1d(np.eye(_GRID, dtype=np.float32), 1.25, axis=0)  # (16, 16)
 _SECTIONS: list[Section] = [(0.0, 1.0)] + [
     (begin, length)
@@ -89,7 +88,7 @@ def near_duplicates(looks: Looks, features: Features | None = None) -> list[Pair
         features: (N, D), any finite values for unreadable images. Without features, more cropped copies are
             missed.
     """
-    views, depths = _views(looks["thumbnail"])
+    views, depths = _details(_cut(looks["thumbnail"], _ALL, _ALL, _GRID))
     proposals = [_similar_hashes(looks["thumbnail"])]
     if features is not None and len(looks) > 1:
         from sklearn.neighbors import NearestNeighbors  # which training does without
@@ -169,36 +168,23 @@ def _matrix(section: Section, size: int) -> Floats32:
 
 def _cut(thumbnails: npt.NDArray[np.uint8], down: Section, across: Section, size: int) -> Floats32:
     """A box of each thumbnail (N, 32, 32) as squares (N, size, size)."""
-    cut = _matrix(down, size) @ thumbnails.astype(np.float32) @ _matrix(across, size).T
-    return np.asarray(cut)
+    return np.asarray(_matrix(down, size) @ thumbnails.astype(np.float32) @ _matrix(across, size).T)
 
 
-def _views(thumbnails: npt.NDArray[np.uint8]) -> tuple[Floats32, Floats32]:
-    """The details of thumbnails (N, 32, 32), of length 1, (N, 256), 1 KB per image, and their root mean
-    square, (N,)."""
-    squares = np.empty((len(thumbnails), _GRID, _GRID), np.float32)
-    for start in range(0, len(thumbnails), _BLOCK):
-        squares[start : start + _BLOCK] = _cut(thumbnails[start : start + _BLOCK], _ALL, _ALL, _GRID)
-    details = squares - _SMOOTHING @ squares @ _SMOOTHING.T
-    return _unit(details.reshape(-1, _GRID**2)), np.sqrt((details**2).mean(axis=(1, 2)))
+def _details(squares: Floats32) -> tuple[Floats32, Floats32]:
+    """What remains of squares (N, 16, 16) without shades and large shapes, in which different pictures agree:
+    with mean 0 and length 1, (N, 256), 1 KB per image, and its root mean square in levels, (N,)."""
+    details = (squares - _SMOOTHING @ squares @ _SMOOTHING.T).reshape(-1, _GRID**2)
+    details -= details.mean(axis=1, keepdims=True)
+    lengths = np.linalg.norm(details, axis=1)
+    return details / np.maximum(lengths, 1e-6)[:, None], lengths / _GRID
 
 
 def _part_views(thumbnail: npt.NDArray[np.uint8]) -> Floats32:
-    """The details of each part of one thumbnail, of length 1, (V, 256). Nothing outside a part changes its
-    details."""
+    """The details of each part of one thumbnail, (V, 256). Nothing outside a part changes its details."""
     matrices = np.concatenate([_matrix(section, _GRID) for section in _SECTIONS])  # (16 S, 32)
-    smooth = np.concatenate([_SMOOTHING @ _matrix(section, _GRID) for section in _SECTIONS])
-    grey = thumbnail.astype(np.float32)
-    every = (matrices @ grey @ matrices.T - smooth @ grey @ smooth.T).reshape(
-        len(_SECTIONS), _GRID, -1, _GRID
-    )
-    return _unit(every.transpose(0, 2, 1, 3)[*_PARTS].reshape(_PARTS.shape[1], -1))
-
-
-def _unit(views: npt.NDArray[np.floating]) -> Floats32:
-    """Views (..., 256) with mean 0 and length 1."""
-    centred = views - views.mean(axis=-1, keepdims=True)
-    return np.asarray(centred / np.maximum(np.linalg.norm(centred, axis=-1, keepdims=True), 1e-6), np.float32)
+    every = (matrices @ thumbnail @ matrices.T).reshape(len(_SECTIONS), _GRID, -1, _GRID)
+    return _details(every.swapaxes(1, 2)[*_PARTS])[0]
 
 
 def _verified(thumbnails: npt.NDArray[np.uint8], views: Floats32, ends: Integers) -> list[Pair]:
@@ -209,7 +195,8 @@ def _verified(thumbnails: npt.NDArray[np.uint8], views: Floats32, ends: Integers
     tasks = zip(wholes.tolist(), np.split(both[order, 1], begin[1:]), strict=True)
     with threadpool_limits(1, "blas"):  # the matrices are too small to be shared by threads
         found = list(in_threads(lambda task: _matches(thumbnails[task[0]], views[task[1]]), tasks))
-    usual = np.median([np.median(some[:, 0]) for some in found if len(some) >= _COMPARED] or [0.0])
+    medians = [float(np.median(some[:, 0])) for some in found if len(some) >= _COMPARED]
+    usual = np.median(np.array(medians or [0.0]))
     least = np.tanh(np.arctanh(np.clip(usual, 0, _MOST)) + _ABOVE_USUAL).clip(CORRELATION, _MOST)
     spread = 1 / (views**4).sum(axis=1).clip(1e-9)  # the participation ratio
     needed = np.where(spread < _FEW, max(least, _FEW_CORRELATION), least)  # (N,)

@@ -41,7 +41,6 @@ LOOK = np.dtype(
         ("file_bytes", np.int64),  # 0 for pixels in memory
         ("format", object),  # as Pillow names it, such as "JPEG"
         ("misnamed", object),  # the suffix if it belongs to another format, else ""
-        ("turned", np.bool_),  # its EXIF data turn or mirror it
         ("camera", object),  # EXIF make and model
         ("day", object),  # EXIF date, "YYYY-MM-DD"
         ("brightness", np.float64),  # mean luminance in [0, 1]
@@ -108,7 +107,6 @@ def _measured(source: ImageSource, formats: Mapping[str, str]) -> dict[str, Any]
         "file_bytes": file_bytes,
         "format": image_format,
         "misnamed": suffix if image_format and formats.get(suffix, image_format) != image_format else "",
-        "turned": orientation != _UPRIGHT,
         "camera": " ".join(_text(exif.get(tag)) for tag in (ExifTags.Base.Make, ExifTags.Base.Model)).strip(),
         "day": _day(exif),
         "brightness": luminance.mean() / 255,

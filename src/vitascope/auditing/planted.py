@@ -97,26 +97,19 @@ def _cropped(image: Image.Image, random: np.random.Generator) -> Image.Image:
     return image.crop((left, top, left + width, top + height))
 
 
-NEAR_COPIES: Mapping[str, Change] = {
-    "resized": lambda image, random: ImageOps.scale(image, random.uniform(0.6, 0.9)),
-    "recompressed": _recompressed,
-    "cropped": _cropped,
-    "mirrored": lambda image, random: ImageOps.mirror(image),
-    "turned": lambda image, random: image.rotate(90 * int(random.integers(1, 4)), expand=True),
-    "brighter or darker": lambda image, random: ImageEnhance.Brightness(image).enhance(
-        float(random.choice([0.7, 1.35]))
-    ),
-    "framed": lambda image, random: ImageOps.expand(
-        image, max(1, round(0.05 * min(image.size))), fill="white"
-    ),
-}
-"""The seven kinds of near-copies."""
+NEAR_COPIES: Sequence[Change] = (
+    lambda image, random: ImageOps.scale(image, random.uniform(0.6, 0.9)),
+    _recompressed,
+    _cropped,
+    lambda image, random: ImageOps.mirror(image),
+    lambda image, random: image.rotate(90 * int(random.integers(1, 4)), expand=True),
+    lambda image, random: ImageEnhance.Brightness(image).enhance(random.choice([0.7, 1.35])),
+    lambda image, random: ImageOps.expand(image, max(1, round(0.05 * min(image.size))), fill="white"),
+)
 FAULTS: Mapping[Issue, Change] = {
     "dark": lambda image, random: ImageEnhance.Brightness(image).enhance(0.06),
     "bright": lambda image, random: Image.blend(image, Image.new(image.mode, image.size, "white"), 0.93),
-    "blurred": lambda image, random: image.filter(
-        ImageFilter.GaussianBlur(max(1.5, 0.025 * min(image.size)))
-    ),
+    "blurred": lambda image, _: image.filter(ImageFilter.GaussianBlur(max(1.5, 0.025 * min(image.size)))),
     "empty": lambda image, random: Image.new("RGB", image.size, tuple(random.integers(40, 216, 3).tolist())),
     "grey": lambda image, random: image.convert("L").convert(image.mode),
 }
@@ -157,7 +150,7 @@ def near_copies_noticed(
     chosen = random.permutation(len(sources))[: EACH * len(NEAR_COPIES)]
     copies = [
         change(read_image(sources[index]).convert("RGB"), random)
-        for index, change in zip(chosen.tolist(), itertools.cycle(NEAR_COPIES.values()), strict=False)
+        for index, change in zip(chosen.tolist(), itertools.cycle(NEAR_COPIES), strict=False)
     ]
     everything = np.concatenate([looks, look_at(copies)])
     ends = {pair[:2] for pair in near_duplicates(everything, np.concatenate([features, embed(copies)]))}

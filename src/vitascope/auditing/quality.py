@@ -19,7 +19,7 @@ Floats = npt.NDArray[np.float64]
 LISTED = 0.5
 """The score from which on a picture is listed."""
 _UNUSUAL = 2.5  # distances between the 10% quantile and the median, below the median
-_RARE = 0.01  # share of grey pictures, and of those turned by EXIF data, up to which these are listed
+_RARE = 0.01  # share of grey pictures up to which these are listed
 _GREY = 0.004  # mean difference between channels, about that of a grey JPEG
 _LEVEL = 1 / 255
 _SMALL = 128  # pixels of a side: smaller pictures are tiny if the others are four times as large
@@ -38,8 +38,7 @@ _DETAILS: Mapping[Issue, str] = {
     "blurred": "sharpness {look[sharpness]:.2f}, usual is {usual[sharpness]:.2f}",
     "empty": "one shade, of {look[brightness]:.0%} luminance",
     "grey": "grey among coloured pictures",
-    "shape": "{look[width]} x {look[height]} pixels{turned}, "
-    "usual is {usual[width]:.0f} x {usual[height]:.0f}",
+    "shape": "{look[width]} x {look[height]} pixels, usual is {usual[width]:.0f} x {usual[height]:.0f}",
 }
 
 
@@ -59,22 +58,19 @@ def quality_scores(looks: Looks, usual: Looks | None = None) -> dict[Issue, Floa
         by_others = (middle - measure(looks)) / max(middle - lower, width / 8) / (2 * _UNUSUAL)
         return np.minimum(by_limit, by_others).clip(0, 1)
 
-    def rare(measure: Callable[[Looks], npt.NDArray[np.bool_]]) -> Floats:
-        return LISTED * measure(looks) * (measure(usual).sum() <= max(1, _RARE * len(usual)))
-
     proportions, side = np.median(_proportions(usual)), np.median(_side(usual))
     scores = {issue: low(*judgement) for issue, judgement in _LOW.items()}
     scores["blurred"][scores["empty"] >= LISTED] = 0  # one colour has no edges
+    grey = (usual["saturation"] < _GREY).sum()
     shapes = [
         low(lambda some: -np.abs(_proportions(some) - proportions), -_ODD, 2),
         low(lambda some: np.log2(_side(some)), np.log2(min(_SMALL, side / 4)), 2),
-        rare(lambda some: some["turned"]),
     ]
     return {
         **scores,
         "unreadable": LISTED * looks["misnamed"].astype(bool),
         "shape": np.max(shapes, axis=0),
-        "grey": rare(lambda some: some["saturation"] < _GREY),
+        "grey": LISTED * (looks["saturation"] < _GREY) * (grey <= max(1, _RARE * len(usual))),
     }
 
 
@@ -89,8 +85,7 @@ def quality_findings(looks: Looks) -> list[Finding]:
     for issue, scores in quality_scores(looks[readable]).items():
         for score, image in zip(scores.tolist(), readable.tolist(), strict=True):
             if score >= LISTED:
-                turned = ", turned by its EXIF data" if looks["turned"][image] else ""
-                detail = _DETAILS[issue].format(look=looks[image], usual=usual, turned=turned)
+                detail = _DETAILS[issue].format(look=looks[image], usual=usual)
                 findings.append(Finding(issue, score, detail, image, drop=issue == "empty"))
     return findings
 
