@@ -7,33 +7,30 @@ import dataclasses
 import os
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import reduce
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from vitascope.arguments import checked
 from vitascope.auditing import planted
-from vitascope.auditing.duplicates import Pair, duplicates, groups_of, near_duplicates
+from vitascope.auditing.duplicates import duplicates, groups_of, near_duplicates
 from vitascope.auditing.finding import ISSUES, Finding, Issue
 from vitascope.auditing.labels import confusable_names, held_out_probabilities, wrong_labels
-from vitascope.auditing.looks import Looks, look_at
+from vitascope.auditing.looks import look_at
 from vitascope.auditing.page import write_audit_page
-from vitascope.auditing.planted import Embed, Planted
+from vitascope.auditing.planted import Planted
 from vitascope.auditing.quality import quality_findings
 from vitascope.auditing.shortcuts import groups, shortcuts
 from vitascope.auditing.topics import off_topic
 from vitascope.data.contents import first_of_content, image_name
 from vitascope.data.datasets import read_data
-from vitascope.data.decoding import ImageSource
 from vitascope.data.frames import DataFrame, data_place
 from vitascope.data.splits import ImageSet, Inventory
 from vitascope.data.table_options import AS_RECOGNIZED, TableOptions
 from vitascope.errors import UserError, printable
-from vitascope.evaluation.measure import data_frame
 from vitascope.evaluation.novelty import other_kinds
 from vitascope.formatting import counted
 from vitascope.language import say
@@ -42,6 +39,7 @@ from vitascope.predict.embed import embed
 from vitascope.predict.engine import TorchEngine
 from vitascope.probing.classifiers import Features
 from vitascope.probing.folds import Division
+from vitascope.probing.label_errors import Probabilities
 from vitascope.run.run import Run
 from vitascope.storage import check_new_folder, explaining_failure, make_folder, replacing
 from vitascope.weights.loading import from_pretrained
@@ -99,11 +97,6 @@ class AuditResult:
         ]
         return [*lines, *self.notes]
 
-    def to_dataframe(self) -> Any:
-        """The findings as a pandas data frame; UserError without pandas."""
-        rows = self.rows()
-        return data_frame({name: [row[number] for row in rows] for number, name in enumerate(COLUMNS)})
-
     def __repr__(self) -> str:
         return (
             f"AuditResult({counted(len(self.findings), 'finding')} about {counted(len(self.names), 'image')})"
@@ -151,18 +144,32 @@ def audit(
         if not len(readable):
             first = f"{names[0]}: {looks['reason'][0]}"
             raise UserError(f"none of {counted(len(looks), 'image')} can be read: {first}")
-        some = _Readable.of(images.subset("all", readable), looks[readable], engines, compute, seed)
-        findings = quality_findings(looks)
-        listed = Counter(finding.issue for finding in findings)
-        more, experiments = _of_pictures(
-            some, parts[readable], other_kinds(images.class_names, inventory.channels), listed
+        some, parts_of_some = images.subset("all", readable), parts[readable]
+        features = [embed(engine, some.sources, compute=compute).features for engine in engines]
+        if any(len(vectors) < len(readable) for vectors in features):
+            raise UserError("an image has changed while it was read: run the audit again")
+        findings, near = quality_findings(looks), near_duplicates(looks[readable], features[0])
+        experiments = planted.pictures_noticed(
+            some.sources,
+            looks[readable],
+            features[0],
+            kinds=other_kinds(images.class_names, inventory.channels),
+            listed=Counter(finding.issue for finding in findings),
+            embed=lambda pictures: embed(engines[0], pictures).features,
+            seed=seed,
         )
-        if images.targets is None:
+        labels = None if some.targets is None else list(map("; ".join, some.targets.names()))
+        more = duplicates(some.contents, near, parts_of_some.tolist(), labels) + off_topic(features[0])
+        if some.targets is None:
             notes.append("without labels there is no check of labels, shortcuts and groups")
         else:
-            folders = _folders(paths, images.class_names)
-            of_labels, planted_labels = _of_labels(some, parts[readable], folders[readable], notes)
-            more, experiments = more + of_labels, experiments + planted_labels
+            groups_of_some = groups_of(near, len(some))
+            of_labels, planted_labels, probabilities = _of_labels(some, features, groups_of_some, notes, seed)
+            folders = _folders(paths, images.class_names)[readable]
+            more += of_labels + confusable_names(some.targets, probabilities)
+            more += shortcuts(looks[readable], some.targets, folders, some.groups)
+            more += groups(some.targets, parts_of_some, some.groups, probabilities)
+            experiments += planted_labels
         findings += [finding.at(readable) for finding in more]
         found = AuditResult(
             names=names,
@@ -224,77 +231,29 @@ def _seen(bodies: Sequence[str | os.PathLike[str]], images: ImageSet) -> list[st
     return lines
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class _Readable:
-    """The n images that can be read, with what the checks compare."""
-
-    images: ImageSet
-    looks: Looks
-    features: Sequence[Features]  # of each body, (n, D)
-    near: Sequence[Pair]
-    embed: Embed
-    seed: int
-
-    @classmethod
-    def of(
-        cls, images: ImageSet, looks: Looks, engines: Sequence[TorchEngine], compute: Compute, seed: int
-    ) -> _Readable:
-        """Compute the features, and find the near-duplicates."""
-        features = [embed(engine, images.sources, compute=compute).features for engine in engines]
-        if any(len(vectors) < len(looks) for vectors in features):
-            raise UserError("an image has changed while it was read: run the audit again")
-        near = near_duplicates(looks, features[0])
-        return cls(images, looks, features, near, lambda some: embed(engines[0], some).features, seed)
-
-
-def _of_pictures(
-    some: _Readable, parts: Texts, kinds: Mapping[str, Sequence[ImageSource]], listed: Mapping[Issue, int]
-) -> tuple[list[Finding], list[Planted]]:
-    """What needs no labels, and how much of it is noticed; `listed` pictures have faults of quality."""
-    images, labels = some.images, None
-    if images.targets is not None:
-        labels = ["; ".join(names) for names in images.targets.names()]
-    findings = duplicates(images.contents, some.near, parts.tolist(), labels)
-    findings += off_topic(some.features[0])
-    if len(images) < 2:
-        return findings, []
-    rows = planted.sample_of(len(images), some.seed)
-    sources, looks = [images.sources[row] for row in rows.tolist()], some.looks[rows]
-    return findings, [
-        planted.near_copies_noticed(sources, looks, some.features[0][rows], some.embed, some.seed),
-        planted.foreign_noticed(some.features[0][rows], kinds, some.embed),
-        *planted.faults_noticed(sources, looks, listed, some.seed),
-    ]
-
-
 def _of_labels(
-    some: _Readable, parts: Texts, folders: Texts, notes: list[str]
-) -> tuple[list[Finding], list[Planted]]:
-    """What is wrong with the labels, and what tells them; adds notes on checks that cannot be done."""
-    images, targets = some.images, some.images.truth
-    near = groups_of(some.near, len(targets))
+    images: ImageSet, features: Sequence[Features], near: Integers, notes: list[str], seed: int
+) -> tuple[list[Finding], list[Planted], Probabilities | None]:
+    """Labels that may be wrong, how many are noticed, and the out-of-fold probabilities if all images have
+    some; adds notes on labels that cannot be checked. `near` are groups of near-duplicates."""
+    targets = images.truth
     division = Division.of(targets, images.groups, first_of_content(images.contents), near)
-    findings, experiments, probabilities = list[Finding](), list[Planted](), None
     rows = _of_common_classes(division)
     try:
         known = division.take(rows)
-        held_out = held_out_probabilities([vectors[rows] for vectors in some.features], known, some.seed)
+        probabilities = held_out_probabilities([vectors[rows] for vectors in features], known, seed)
     except UserError as error:
         notes.append(f"no check of labels: {error}")
-    else:
-        findings += [finding.at(rows) for finding in wrong_labels(known.targets, held_out)]
-        sample = planted.sample_of(len(rows), some.seed)
-        vectors = [vectors[rows[sample]] for vectors in some.features]
-        experiments += planted.wrong_labels_noticed(vectors, known.take(sample), some.seed)
-        if len(rows) == len(targets):
-            probabilities = held_out
-        else:
-            rare = counted(len(targets) - len(rows), "label")
-            notes.append(f"no check of {rare} of classes with one image or group")
-    findings += confusable_names(targets, probabilities)
-    findings += shortcuts(some.looks, targets, folders, images.groups)
-    findings += groups(targets, parts, images.groups, probabilities)
-    return findings, experiments
+        return [], [], None
+    findings = [finding.at(rows) for finding in wrong_labels(known.targets, probabilities)]
+    sample = planted.sample_of(len(rows), seed)
+    vectors = [vectors[rows[sample]] for vectors in features]
+    experiments = planted.wrong_labels_noticed(vectors, known.take(sample), seed)
+    if len(rows) == len(targets):
+        return findings, experiments, probabilities
+    rare = counted(len(targets) - len(rows), "label")
+    notes.append(f"no check of {rare} of classes with one image or group")
+    return findings, experiments, None
 
 
 def _of_common_classes(division: Division) -> Integers:

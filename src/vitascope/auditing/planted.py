@@ -142,43 +142,47 @@ def wrong_labels_noticed(bodies: Sequence[Features], division: Division, seed: i
     return [Planted("label", len(flipped), len(listed & set(flipped.tolist())), len(listed))]
 
 
-def near_copies_noticed(
-    sources: Sequence[ImageSource], looks: Looks, features: Features, embed: Embed, seed: int
-) -> Planted:
-    """Add changed copies of some of the images, and look for the pairs."""
-    random = np.random.default_rng(seed)
-    chosen = random.permutation(len(sources))[: EACH * len(NEAR_COPIES)]
+def pictures_noticed(
+    sources: Sequence[ImageSource],
+    looks: Looks,
+    features: Features,
+    *,
+    kinds: Mapping[str, Sequence[ImageSource]],
+    listed: Mapping[Issue, int],
+    embed: Embed,
+    seed: int,
+) -> list[Planted]:
+    """Add near-copies of some of n images, pictures of other kinds, and dark, bright, ... ones; none to one.
+
+    Args:
+        looks: of the images, (n,).
+        features: of the images, (n, D).
+        kinds: from `other_kinds`.
+        listed: how many of the images themselves each check of quality lists.
+    """
+    if len(sources) < 2:
+        return []
+    rows, random = sample_of(len(sources), seed), np.random.default_rng(seed)
+    looks, features, order = looks[rows], features[rows], random.permutation(rows).tolist()
+    chosen = order[: EACH * len(NEAR_COPIES)]
     copies = [
         change(read_image(sources[index]).convert("RGB"), random)
-        for index, change in zip(chosen.tolist(), itertools.cycle(NEAR_COPIES), strict=False)
+        for index, change in zip(chosen, itertools.cycle(NEAR_COPIES), strict=False)
     ]
     everything = np.concatenate([looks, look_at(copies)])
     ends = {pair[:2] for pair in near_duplicates(everything, np.concatenate([features, embed(copies)]))}
-    planted = {(int(index), len(sources) + number) for number, index in enumerate(chosen)}
-    return Planted("near-duplicate", len(planted), len(ends & planted), len(ends))
+    pairs = {(place, len(rows) + n) for n, place in enumerate(np.searchsorted(rows, chosen).tolist())}
+    experiments = [Planted("near-duplicate", len(pairs), len(ends & pairs), len(ends))]
 
+    count = min(PICTURES, max(3, round(FOREIGN * len(rows))))
+    turns = itertools.zip_longest(*kinds.values())
+    foreign = embed([picture for turn in turns for picture in turn if picture is not None][:count])
+    above = off_topic_scores(np.concatenate([features, foreign])) >= LISTED
+    experiments.append(Planted("off-topic", count, int(above[len(rows) :].sum()), int(above.sum())))
 
-def foreign_noticed(features: Features, kinds: Mapping[str, Sequence[ImageSource]], embed: Embed) -> Planted:
-    """Add pictures of other kinds, and list those that are off-topic."""
-    count = min(PICTURES, max(3, round(FOREIGN * len(features))))
-    rows = itertools.zip_longest(*kinds.values())
-    foreign = embed([picture for row in rows for picture in row if picture is not None][:count])
-    listed = off_topic_scores(np.concatenate([features, foreign])) >= LISTED
-    return Planted("off-topic", len(foreign), int(listed[len(features) :].sum()), int(listed.sum()))
-
-
-def faults_noticed(
-    sources: Sequence[ImageSource], looks: Looks, listed: Mapping[Issue, int], seed: int
-) -> list[Planted]:
-    """Add dark, bright, blurred, empty and grey copies of some of the images.
-
-    `listed` is how many of the images themselves each check lists.
-    """
-    random, planted = np.random.default_rng(seed), []
-    chosen = random.permutation(len(sources))[:PICTURES].tolist()
-    originals = [read_image(sources[index]).convert("RGB") for index in chosen]
+    originals = [read_image(sources[index]).convert("RGB") for index in order[:PICTURES]]
     for issue, change in FAULTS.items():
         changed = look_at([change(image, random) for image in originals])
         noticed = int((quality_scores(changed, looks)[issue] >= LISTED).sum())
-        planted.append(Planted(issue, len(chosen), noticed, noticed + listed.get(issue, 0)))
-    return planted
+        experiments.append(Planted(issue, len(originals), noticed, noticed + listed.get(issue, 0)))
+    return experiments

@@ -57,13 +57,12 @@ def shortcuts(looks: Looks, targets: Targets, folders: Texts, groups: Texts) -> 
     Args:
         looks: of N readable images.
         targets: their labels.
-        folders: of each image, (N,), without a part that is the class; (0,) for none.
+        folders: of each image, (N,), without a part that is the class.
         groups: of each image, (N,); (0,) for none.
     """
     sets = np.unique(groups, return_inverse=True)[1] if len(groups) else np.arange(len(targets))
     values = {name: (least, value(looks), sets) for name, (least, value) in MEASURES.items()}
-    if len(folders):
-        values["folder"] = (FOLDER, folders, sets)
+    values["folder"] = (FOLDER, folders, sets)
     if len(groups):  # which no fold could predict if they stayed together
         values["group"] = (FOLDER, groups, np.arange(len(sets)))
     if len(targets) < FOLDS:
