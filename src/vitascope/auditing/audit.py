@@ -76,9 +76,8 @@ class AuditResult:
         """The findings as text, below `COLUMNS`; the image is empty for a class, a group or all images."""
         rows: list[tuple[str, ...]] = []
         for finding in self.findings:
-            pair = "" if finding.other is None else f": {self.names[finding.other]}"
-            image = "" if finding.image is None else self.names[finding.image]
-            detail = f"{finding.detail}{pair}"
+            image, *other = [self.names[place] for place in finding.images] or [""]
+            detail = ": ".join([finding.detail, *other])
             rows.append((image, finding.issue, f"{finding.score:.4f}", detail, finding.suggestion))
         return rows
 
@@ -145,9 +144,10 @@ def audit(
             first = f"{names[0]}: {looks['reason'][0]}"
             raise UserError(f"none of {counted(len(looks), 'image')} can be read: {first}")
         some, parts_of_some = images.subset("all", readable), parts[readable]
-        features = [embed(engine, some.sources, compute=compute).features for engine in engines]
-        if any(len(vectors) < len(readable) for vectors in features):
-            raise UserError("an image has changed while it was read: run the audit again")
+        embeddings = [embed(engine, some.sources, compute=compute) for engine in engines]
+        if reasons := [reason for each in embeddings for reason in each.unreadable]:
+            raise UserError(f"{reasons[0]}; it was readable before: repair or remove the image")
+        features = [each.features for each in embeddings]
         findings, near = quality_findings(looks), near_duplicates(looks[readable], features[0])
         experiments = planted.pictures_noticed(
             some.sources,
@@ -258,8 +258,6 @@ def _of_labels(
 
 def _of_common_classes(division: Division) -> Integers:
     """The images that are not the only one, or of the only group, of their class, (n,)."""
-    targets = division.targets
-    if not targets.exclusive:
-        return np.arange(len(targets))
-    common = [images for images in targets.by_class() if len(np.unique(division.sets[images])) > 1]
-    return np.sort(np.concatenate([np.arange(0), *common]))
+    classes = division.targets.by_class() if division.targets.exclusive else []
+    rare = [images for images in classes if len(np.unique(division.sets[images])) == 1]
+    return np.setdiff1d(np.arange(len(division.targets)), np.concatenate([np.arange(0), *rare]))
