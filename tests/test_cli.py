@@ -205,7 +205,7 @@ assert imported("torch") and not imported(*heavy, "scipy"), imported(*heavy, "sc
 from vitascope.training import train
 train._draw = lambda *_: ({{}}, Path("report.html"))  # imports matplotlib
 main(["train", "--data", "digits", "--steps", "1", "--run", "run"])
-heavy += ["scipy.special", "torch.distributed.fsdp", "torch.distributed.checkpoint"]
+heavy += ["torch.distributed.fsdp", "torch.distributed.checkpoint"]
 assert not imported(*heavy), imported(*heavy)
 """
     subprocess.run([sys.executable, "-c", code], check=True, cwd=tmp_path)

@@ -42,7 +42,7 @@ def test_table_forecast_and_paths_are_printed(
     assert table[-1].startswith("and ")
     words = {line.split()[0]: line for line in lines[lines.index("", 5) + 1 :]}
     saved = {"head"} if "nearest" in words["best"] else set()  # a saved model has a linear head
-    assert set(words) == {"best", "test", "labels", "model", "probe", "report"} | saved
+    assert set(words) == {"best", "test", "labels", "answers", "model", "probe", "report"} | saved
     assert lines[-1] == f"report  {run}/report.html"
     assert Run.open(run).finished
     assert main(["evaluate", str(run), "--device", "cpu"]) == 0
