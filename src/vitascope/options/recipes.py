@@ -69,6 +69,13 @@ class TrainConfig(Configuration):
     levels: MaybeLevels = None
     """The values of 16-bit grey images that become black and white, such as 0 4095 for 12 bits.
     The model keeps them. Default: those of --weights, else 0 and the greatest value in the images."""
+    fit: Annotated[
+        Literal["crop", "pad", "squash"] | None,
+        tyro.conf.arg(metavar="{crop,pad,squash}", help_behavior_hint=""),
+    ] = None
+    """How a picture fits into the square of the model, which keeps the rule.
+    `crop` takes its centre, `pad` adds a grey border, `squash` changes the proportions.
+    Default: that of --weights, else crop."""
     streams: Annotated[MaybeInt, Range(ge=2, lt=2**16)] = None
     """Parts of every batch, each from shards of its own: with one per machine, it reads its own shards only.
     Default: the whole batch is from the same shards."""

@@ -5,9 +5,10 @@ from __future__ import annotations
 import dataclasses
 import logging
 
+import numpy as np
 from torch import nn
 
-from vitascope.data.datasets import class_counts, described, find_copies
+from vitascope.data.datasets import class_counts, described, find_copies, sampled_sizes
 from vitascope.data.splits import ImageSet, Splits, absent_classes
 from vitascope.errors import printable
 from vitascope.formatting import counted
@@ -18,6 +19,11 @@ from vitascope.training import distributed
 from vitascope.training.loop import Trainer
 
 log = logging.getLogger(__name__)
+
+ALL = 0.995
+"""The share of a picture from which on nothing is said about the rest."""
+MOST = 0.75
+"""The share of a picture below which another fit is recommended."""
 
 
 def announce_data(trainer: Trainer) -> None:
@@ -32,6 +38,8 @@ def announce_data(trainer: Trainer) -> None:
     model = [f"{_parameters(trainer.module)}: {trainer.model_config.summary}", *trainer.plan.explained()]
     for name, texts in (("data ", [f"{config.data}: {lines[0]}", *lines[1:]]), ("model", model)):
         print(f"{name}  " + "\n       ".join(texts), flush=True)
+    if seen := _seen(trainer):
+        print(f"fit    {seen}", flush=True)
     for warning in copies.warnings(labelled=config.task == "classify"):
         log.warning("%s", warning)
     for images, consequence in (
@@ -52,6 +60,18 @@ def announce_run(trainer: Trainer) -> None:
         f"{start}, {str(trainer.precision).removeprefix('torch.')} on {trainer.device}{several}{in_parts}"
         f"{', compiled' if trainer.compiled else ''}"
     )
+
+
+def _seen(trainer: Trainer) -> str:
+    """How much of the median picture the model sees; empty for all of it."""
+    height, width = map(int, np.median(sampled_sizes(trainer.splits.train), axis=0))
+    share = trainer.preprocess.share_seen(width, height)
+    if share > ALL:
+        return ""
+    text = f"the model sees {share:.0%} of a picture of {height}x{width} pixels, its centre"
+    if share >= MOST or trainer.config.fit == "crop":
+        return text
+    return f"{text}: fit=pad or fit=squash shows it the whole picture"
 
 
 def _parameters(module: nn.Module) -> str:

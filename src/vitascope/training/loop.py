@@ -151,7 +151,10 @@ class Trainer:
             device=self.device,
             workers=self.config.execution.workers,
             part=(distributed.rank(), distributed.world_size()),
-            crop_scale=1.0 if seed is None else self.config.option("crop_scale"),
+            # A crop before the resize would have other proportions, so the fitted picture is cropped later.
+            crop_scale=1.0
+            if seed is None or self.config.fit in ("pad", "squash")
+            else self.config.option("crop_scale"),
             repeats=self.config.augmentation.repeats,
             balanced=seed is not None and self.config.balance.sampling == "balanced",
             features=features,

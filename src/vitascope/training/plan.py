@@ -206,11 +206,13 @@ def _decided(asked: TrainConfig, facts: Facts, model: ModelConfig) -> dict[str, 
     """The options that follow from the data and the model, by name."""
     optimization, masking = asked.optimization, asked.masking
     width = optimization.lr_width or model.embed_dim
+    # Photographs show their object at any size and place, small images usually in the middle. Who asks for
+    # the whole picture gets it in the training too.
+    cropped = facts.photographs and asked.fit in (None, "crop")
     by_images = {
         "levels": (0, facts.greatest) if facts.greatest else None,
-        # Photographs show their object at any size and place, small images usually in the middle.
-        "crop_scale": 0.35 if facts.photographs else 1.0,
-        "shift": 0.0 if facts.photographs else 0.125,
+        "crop_scale": 0.35 if cropped else 1.0,
+        "shift": 0.0 if cropped else 0.125,
         "randaugment": 2 if facts.few else 0,
         "erase": 0.25 if facts.few else 0.0,
     }

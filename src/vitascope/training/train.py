@@ -515,11 +515,13 @@ def start_model(opened: Opened) -> VisionModel:
     if isinstance(model, VisionTransformer):
         model.encoder.checkpointing = options.execution.gradient_checkpointing
     if weights is None:
-        model.preprocess = dataclasses.replace(default_preprocess(config), levels=options.levels)
+        ours = default_preprocess(config).fitted(options.fit or "crop")
+        model.preprocess = dataclasses.replace(ours, levels=options.levels)
         if options.optimization.whiten == "on":
             whiten(cast("VisionTransformer", model), opened.splits.train)
         return model
     theirs = preprocess_of(weights).at_size(config.image_hw)
+    theirs = theirs if options.fit is None else theirs.fitted(options.fit)
     model.preprocess = dataclasses.replace(theirs, levels=options.levels)
     notes = transfer(weights, model, str(options.weights))
     if opened.splits.channels == 3 and config.in_channels == 1:
