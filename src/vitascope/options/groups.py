@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
@@ -16,6 +17,7 @@ from tyro.constructors import PrimitiveConstructorSpec
 
 from vitascope.arguments import Increasing, NamesFile, Range, check_fields, has_type
 from vitascope.errors import UserError, suggestion
+from vitascope.formatting import canonical
 from vitascope.model.config import OPTIONS
 from vitascope.model.options import OPTION_SETS, PROBABILITY, pair
 from vitascope.serialization import parse_json
@@ -69,7 +71,10 @@ def _by_images(default: str) -> str:
 ByImagesInt = Annotated[int | None, tyro.conf.arg(metavar="INT", help_behavior_hint=_by_images)]
 ByImagesFloat = Annotated[float | None, tyro.conf.arg(metavar="FLOAT", help_behavior_hint=_by_images)]
 MaybeText = Annotated[str | None, _described("STR")]
-MaybeLoss = Annotated[Literal["cross_entropy", "bce"] | None, _described("{cross_entropy,bce}")]
+MaybeLoss = Annotated[
+    Literal["cross_entropy", "bce", "focal", "asymmetric"] | None,
+    _described("{cross_entropy,bce,focal,asymmetric}"),
+]
 MaybePool = Annotated[
     Literal["cls", "mean", "cls_mean", "map", "sequence"] | None,
     _described("{cls,mean,cls_mean,map,sequence}"),
@@ -263,6 +268,8 @@ class Optimization(OptionGroup):
     """Largest gradient norm; 0 disables clipping."""
     loss: Annotated[MaybeLoss, Classifies(None)] = None
     """Cross-entropy, or binary cross-entropy of each class (Touvron et al. 2022, DeiT III).
+    `focal` weakens easy images (Lin et al. 2017).
+    `asymmetric`, for several labels, weakens easy absent classes more (Ridnik et al. 2021).
     Default: cross_entropy; bce for images with several labels."""
     label_smoothing: Annotated[float, PROBABILITY, Classifies(0.0)] = 0.1
     """Share of the target probability that is spread over all classes."""
@@ -350,20 +357,58 @@ class AugmentationOptions(OptionGroup):
 class Balance(OptionGroup):
     """Classes with few and with many images."""
 
-    class_weights: Annotated[Literal["none", "balanced"], Classifies("none")] = "none"
-    """Weight of each training image's loss. Validation and test are not weighted.
-    `balanced` is inversely proportional to the number of training images of its class, with the mean 1."""
+    class_weights: Annotated[
+        tuple[str, ...],
+        tyro.conf.arg(metavar="balanced | CLASS=WEIGHT ...", help_behavior_hint=""),
+        Classifies(()),
+    ] = ()
+    """Weight of each training image's loss, by its class. Validation and test are not weighted.
+    Several labels: the weight of a class where it applies.
+    `cat=1 dog=3.5` gives some, and 1 to the others.
+    `balanced` is inversely proportional to the training images of the class, with the mean 1.
+    Default: all 1."""
     sampling: Annotated[Literal["uniform", "balanced"], Classifies("uniform")] = "uniform"
     """Images of an epoch: `uniform` has each training image once.
     `balanced` has as many images, with every class equally often."""
 
     def __post_init__(self) -> None:
-        """Check the options, also against each other."""
+        """Check the options, also against each other; a mapping of weights becomes CLASS=WEIGHT each."""
+        weights: Any = self.class_weights
+        if isinstance(weights, Mapping):
+            weights = [f"{name}={weight}" for name, weight in weights.items()]
+        if isinstance(weights, str):
+            weights = [] if weights == "none" else [weights]
+        object.__setattr__(self, "class_weights", tuple(weights))
         super().__post_init__()
-        if self.class_weights == self.sampling == "balanced":
+        if self.balances_loss and self.sampling == "balanced":
             raise UserError(
                 "class_weights=balanced and sampling=balanced would balance the classes twice; use one"
             )
+        self.weights_by_class()
+
+    @property
+    def balances_loss(self) -> bool:
+        """Whether the weights follow from the number of images."""
+        return self.class_weights == ("balanced",)
+
+    def weights_by_class(self) -> dict[str, float]:
+        """The weights that are named, by class; a UserError for what is no positive number."""
+        weights: dict[str, float] = {}
+        for text in () if self.balances_loss else self.class_weights:
+            name, equals, number = text.rpartition("=")
+            try:
+                weight = float(number)
+            except ValueError:
+                weight = math.nan
+            if not equals or not 0 < weight < math.inf:
+                raise UserError(
+                    "class_weights: expected balanced, or CLASS=WEIGHT with a positive number, such as "
+                    f"dog=3.5, not {text!r}"
+                )
+            if canonical(name) in weights:
+                raise UserError(f"class_weights: {name!r} is given twice")
+            weights[canonical(name)] = weight
+        return weights
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 
 import numpy as np
@@ -88,9 +87,11 @@ def _uneven(images: ImageSet, balance: Balance) -> str:
     """The numbers of images of the smallest and the largest class, and the options that balance them."""
     counts = {name: count for name, count in class_counts(images).items() if count}
     fewest, most = (choose(counts, key=counts.__getitem__) for choose in (min, max))
-    chosen = [name for name, value in dataclasses.asdict(balance).items() if value == "balanced"]
-    options = [f"{name}=balanced" for name in chosen]
-    advice = options[0] if options else "class_weights=balanced or sampling=balanced would balance them"
+    advice = "class_weights=balanced or sampling=balanced would balance them"
+    if balance.class_weights:
+        advice = f"class_weights={' '.join(balance.class_weights)}"
+    elif balance.sampling == "balanced":
+        advice = "sampling=balanced"
     images_per_class = f"{counts[fewest]:,} ({fewest}) to {counts[most]:,} ({most}) training images per class"
     return printable(f"uneven: {images_per_class}; {advice}")
 

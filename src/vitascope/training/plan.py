@@ -251,9 +251,10 @@ def _check_task(asked: TrainConfig, facts: Facts) -> None:
         for name, trait in traits(type(asked), Classifies).items():
             if asked.option(name) != trait.off:
                 raise UserError(f"{name} {trait.reason}; leave it out")
-    elif facts.several and asked.optimization.loss == "cross_entropy":
+    elif asked.optimization.loss == ("cross_entropy" if facts.several else "asymmetric"):
+        one, other = ("one class", "several") if facts.several else ("several classes", "one each")
         raise UserError(
-            "loss=cross_entropy is about images of one class, and these have several: leave it out"
+            f"loss={asked.optimization.loss} is about images of {one}, and these have {other}: leave it out"
         )
     elif asked.weights is None:
         if asked.optimization.freeze:

@@ -60,7 +60,7 @@ from vitascope.training.schedule import Schedule
 from vitascope.training.selection import Selection, select_weights
 from vitascope.training.signals import stopped_at_once
 from vitascope.training.tasks.autoencoder import MaskedAutoencoding
-from vitascope.training.tasks.classify import Classify, ClassifyFeatures, Distill, balanced_weights
+from vitascope.training.tasks.classify import Classify, ClassifyFeatures, Distill, class_weights_of
 from vitascope.training.tasks.masked import Masked
 from vitascope.training.tasks.task import Finished, PatchEvaluation, Task
 from vitascope.training.tasks.teachers import open_teacher
@@ -553,8 +553,8 @@ def make_task(
     if options.task == "masked":
         kind = MaskedAutoencoding if options.masking.target == "mae" else Masked
         return kind(masking=options.masking, config=cast("ViTConfig", model.config), preprocess=preprocess)
-    balanced = options.balance.class_weights == "balanced"
-    weights = balanced_weights(splits.train).to(device) if balanced else None
+    weights = class_weights_of(options.balance, splits.train)
+    weights = None if weights is None else weights.to(device)
     several = not splits.train.truth.exclusive
     for images in (splits.val, splits.measured) if several else ():
         if not images.truth.counts.any():
