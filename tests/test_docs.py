@@ -90,6 +90,7 @@ def readers_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         shutil.copy(photo, folder / "pets" / f"{photo.parent.name}_{photo.name}")
     if find_spec("tokenizers") is not None:
         write_clip(folder / "clip")
+    (folder / "decisions.csv").write_text("image,content,decision,label\n")  # that the page of an audit saves
     monkeypatch.chdir(folder)
     monkeypatch.setitem(RECIPES, "digits", RECIPES["digits"].replace(epochs=DIGITS_EPOCHS))
     monkeypatch.setattr("vitascope.training.loop.TimeBudget", short_budget)

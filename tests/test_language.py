@@ -16,6 +16,7 @@ from jinja2 import nodes
 
 import vitascope
 from vitascope.cli import main
+from vitascope.data.decisions import CHOICES
 from vitascope.deploy.server.page_content import web_files
 from vitascope.language import language, say, say_count
 from vitascope.learn.checking import inputs_of
@@ -35,6 +36,7 @@ EXPLORER = {message.id: message.string for message in CATALOG if message.context
 NOUNS = ("test image", "val image")
 """Counted nouns that are made from the name of a split."""
 CHOSEN = (" to ", "test", "val", "accuracy", "mAP", *ESTIMATES.values(), *ESTIMATES_HEAD, *CLASSES_HEAD)
+CHOSEN += CHOICES
 """Texts that are looked up from a variable."""
 STATES = [f"{{number}} {{name:<11}} {state}" for state in ("right", "wrong", "to do")]
 """Lines of `vitascope learn`."""
@@ -102,7 +104,7 @@ def marked() -> set[str]:
         found |= set(dataclasses.asdict(words).values())
     for path in sorted(ROOT.rglob("*.py")):
         found |= marked_in_python(path)
-    for path in sorted((ROOT / "report").glob("*.html")):
+    for path in sorted((*(ROOT / "report").glob("*.html"), ROOT / "audit" / "audit.html")):
         found |= marked_in_template(path)
     return found
 

@@ -12,6 +12,7 @@ from vitascope._version import __version__ as __version__
 
 if TYPE_CHECKING:
     from vitascope import explain
+    from vitascope.auditing.audit import audit
     from vitascope.data.preprocess import Preprocess
     from vitascope.data.table_options import TableOptions
     from vitascope.deploy.export.compress import compress
@@ -59,6 +60,7 @@ _HOMES = {
     "UserError": "errors",
     "ViTConfig": "model.config",
     "VisionTransformer": "model.vit",
+    "audit": "auditing.audit",
     "calibrate": "evaluation.calibrate",
     "compare": "report.comparison_page",
     "compress": "deploy.export.compress",
@@ -98,6 +100,7 @@ __all__ = [
     "UserError",
     "ViTConfig",
     "VisionTransformer",
+    "audit",
     "calibrate",
     "compare",
     "compress",

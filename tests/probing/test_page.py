@@ -13,11 +13,11 @@ from tests.probing.digits import DIGITS, PIXELS, PROPERTIES, drawn
 from vitascope.data.splits import ImageSet
 from vitascope.data.targets import ClassIndices, ClassSets
 from vitascope.probing import page
-from vitascope.probing.classifiers import ClassMeans, LeastSquares, LogisticRegression, Neighbors
+from vitascope.probing.classifiers import ClassMeans, LeastSquares, Neighbors
 from vitascope.probing.curve import LearningCurve, learning_curve
 from vitascope.probing.folds import Division
-from vitascope.probing.page import Suspect, class_examples, confused, suspects, write_page
-from vitascope.probing.selection import Candidate, ProbeSelection, out_of_fold, select
+from vitascope.probing.page import class_examples, confused, write_page
+from vitascope.probing.selection import Candidate, ProbeSelection, select
 from vitascope.run.run import Run
 
 ORDER = drawn(0)
@@ -101,32 +101,6 @@ def test_examples_are_the_extremes_of_their_class() -> None:
     assert a.least.tolist() == [1, 2]
     assert b.most.tolist() == [5]
     assert b.least.tolist() == [4]
-
-
-def suspects_among(targets: ClassIndices | ClassSets, count: int) -> list[Suspect]:
-    """Suspects among some images, of which the first ten have wrong labels."""
-    folds = Division.of(targets).folds()
-    (held_out,) = out_of_fold(LogisticRegression((0.01,)), PIXELS[SOME], targets, folds)
-    found = suspects(targets, held_out, count)
-    assert len({each.image for each in found} & set(range(10))) >= 7
-    assert [each.margin for each in found] == sorted((each.margin for each in found), reverse=True)
-    return found
-
-
-def test_wrong_labels_are_suspects() -> None:
-    labels = DIGITS.labels[SOME].copy()
-    labels[:10] = (labels[:10] + 1) % 10
-    for each in suspects_among(ClassIndices(labels, DIGITS.class_names), 20):
-        assert each.image >= 10 or each.suggested == DIGITS.class_names[DIGITS.labels[SOME][each.image]]
-
-
-def test_missing_and_superfluous_classes_are_suspects() -> None:
-    labels = PROPERTIES.labels[SOME].copy()
-    labels[:10] = ~labels[:10]
-    for each in suspects_among(ClassSets(labels, PROPERTIES.class_names), 30):
-        assert (each.given is None) != (each.suggested is None)
-        k = PROPERTIES.class_names.index(each.given or each.suggested or "")
-        assert labels[each.image, k] == (each.given is not None)
 
 
 def test_confused_pairs_are_counted() -> None:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from vitascope._version import __version__
+from vitascope.cli.audit import Audit
 from vitascope.cli.bench import Bench
 from vitascope.cli.embed import Embed
 from vitascope.cli.evaluate import Calibrate, Evaluate
@@ -48,7 +49,7 @@ GROUPS: dict[str, dict[str, type[Any]]] = {
         "compress": Compress,
         "bench": Bench,
     },
-    "Data and models:": {"pack": Pack, "models": Models},
+    "Data and models:": {"audit": Audit, "pack": Pack, "models": Models},
     "Learn:": {"learn": Learn},
 }
 COMMANDS = {name: command for group in GROUPS.values() for name, command in group.items()}

@@ -12,7 +12,7 @@ import tyro
 from vitascope.cli.exits import exit_if_left_out
 from vitascope.cli.features import Cluster, Representation, exiting_with_cache
 from vitascope.cli.parsing import Json, Model
-from vitascope.data.table_options import TableOptions
+from vitascope.data.table_options import DataOptions, TableOptions
 from vitascope.formatting import counted, speed
 from vitascope.predict.compute import Compute
 
@@ -33,8 +33,8 @@ class Embed:
     json: Json = False
     representation: Representation = dataclasses.field(default_factory=Representation)
     """What is read of the model."""
-    table: TableOptions = dataclasses.field(default_factory=TableOptions)
-    """How a table is read."""
+    table: DataOptions = dataclasses.field(default_factory=TableOptions)
+    """How DATA are read."""
     compute: Compute = dataclasses.field(default_factory=Compute)
     """How images are read and features computed."""
     cluster: Cluster = dataclasses.field(default_factory=Cluster)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import tyro
 
 from vitascope.cli.parsing import Device, Json, MaybeInt, MaybeText, Model, Precision
-from vitascope.data.table_options import TableOptions
+from vitascope.data.table_options import DataOptions, TableOptions
 from vitascope.errors import UserError, printable
 from vitascope.formatting import aligned, counted, listed
 
@@ -32,8 +32,8 @@ class Evaluate:
     Default: the run's own test images."""
     rename: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME=CLASS ...", help_behavior_hint="")] = ()
     """Classes of --data that have another name in the model, such as `--rename birds=bird`."""
-    table: TableOptions = dataclasses.field(default_factory=TableOptions)
-    """How a table is read."""
+    table: DataOptions = dataclasses.field(default_factory=TableOptions)
+    """How DATA are read."""
     batch_size: MaybeInt = None
     """Images per batch. Default: 128; on a GPU as many as keep it busy."""
     precision: Precision = "auto"
@@ -140,11 +140,19 @@ def _class_lines(
     evaluation: Evaluation, score: Score, names: Sequence[str], better_start: str
 ) -> Iterator[str]:
     """The accuracy, and that of each class with its most frequent mistake."""
+    from vitascope.run.measures import wilson_interval
+
     yield (
         f"{evaluation.split}: {evaluation.accuracy:.2%} right, {score.right} of "
         f"{counted(score.total, 'image')}; loss {evaluation.loss:.3f}"
     )
     yield f"  {score.compared()}"
+    leaked = evaluation.leaked
+    if leaked is not None and leaked.any() and not leaked.all():
+        others = wilson_interval(int(evaluation.correct[~leaked].sum()), int((~leaked).sum()))
+        yield "  without {} that have a near-copy in training: {:.2%} (95% interval {:.1%} to {:.1%})".format(
+            counted(int(leaked.sum()), "image"), evaluation.correct[~leaked].mean(), *others
+        )
     if warning := score.warning(better_start):
         yield f"  {warning}"
     yield from (f"  {line}" for line in evaluation.reliability.lines())

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 import tyro
 
 from vitascope.cli.parsing import Device, Folder, Json, MaybeFloat, MaybeInt, MaybeText, Model, Precision
-from vitascope.data.table_options import TableOptions
+from vitascope.data.table_options import DataOptions, TableOptions
 from vitascope.errors import UserError
 from vitascope.formatting import counted
 from vitascope.model.config import ViTConfig
@@ -186,8 +186,8 @@ class Pack:
     Default: copy every file unchanged."""
     shard_mb: int = 256
     """Size of a shard, in megabytes."""
-    table: TableOptions = dataclasses.field(default_factory=TableOptions)
-    """How a table is read."""
+    table: DataOptions = dataclasses.field(default_factory=TableOptions)
+    """How DATA are read."""
 
     def call(self) -> None:
         """Pack, and print a summary."""

@@ -18,7 +18,7 @@ from vitascope.cli.exits import exit_if_unreadable, exiting_if_stopped
 from vitascope.cli.features import Cluster
 from vitascope.cli.parsing import Flag, MaybeFile, MaybeFloat, MaybeInt, Model
 from vitascope.cli.zero_shot import Classes, Prompts
-from vitascope.data.table_options import TableOptions, is_table
+from vitascope.data.table_options import DataOptions, TableOptions, is_table
 from vitascope.errors import UserError, printable
 from vitascope.formatting import counted
 from vitascope.predict.compute import Resources
@@ -68,8 +68,8 @@ class Predict:
     classes: Classes = ()
     """Of a CLIP or SigLIP: the names of the classes to tell apart, such as "a cat" "a dog"."""
     prompts: Prompts = ()
-    table: TableOptions = dataclasses.field(default_factory=TableOptions)
-    """How a table is read."""
+    table: DataOptions = dataclasses.field(default_factory=TableOptions)
+    """How DATA are read."""
     compute: Resources = dataclasses.field(default_factory=Resources)
     """How images are read and predicted."""
     cluster: Cluster = dataclasses.field(default_factory=Cluster)

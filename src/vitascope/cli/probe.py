@@ -11,7 +11,7 @@ import tyro
 from vitascope.cli.exits import exit_if_left_out
 from vitascope.cli.features import exiting_with_cache
 from vitascope.cli.parsing import Json, MaybeText
-from vitascope.data.table_options import TableOptions
+from vitascope.data.table_options import DataOptions, TableOptions
 from vitascope.formatting import aligned, counted
 from vitascope.predict.compute import Compute
 
@@ -54,8 +54,8 @@ class Probe:
     seed: int = 0
     """Of the folds, and of the splits that the data do not have."""
     json: Json = False
-    table: TableOptions = dataclasses.field(default_factory=TableOptions)
-    """How a table is read."""
+    table: DataOptions = dataclasses.field(default_factory=TableOptions)
+    """How DATA are read."""
     compute: Compute = dataclasses.field(default_factory=Compute)
     """How images are read and features computed."""
 

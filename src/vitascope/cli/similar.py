@@ -13,7 +13,7 @@ import tyro
 from vitascope.cli.exits import exit_if_left_out
 from vitascope.cli.features import Representation, exiting_with_cache
 from vitascope.cli.parsing import Json, MaybePath, Model
-from vitascope.data.table_options import TableOptions
+from vitascope.data.table_options import DataOptions, TableOptions
 from vitascope.errors import UserError, printable
 from vitascope.formatting import aligned, counted
 from vitascope.predict.compute import Compute
@@ -45,8 +45,8 @@ class Similar:
     json: Json = False
     representation: Representation = dataclasses.field(default_factory=Representation)
     """What is read of the model."""
-    table: TableOptions = dataclasses.field(default_factory=TableOptions)
-    """How a table is read."""
+    table: DataOptions = dataclasses.field(default_factory=TableOptions)
+    """How DATA are read."""
     compute: Compute = dataclasses.field(default_factory=Compute)
     """How images are read and features computed."""
 

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from vitascope.data.contents import first_of_content, image_name
+from vitascope.data.decisions import Decisions
 from vitascope.data.decoding import ImageError, ImageSource, greatest_integer, header_size, source_name
 from vitascope.data.formats import digits
 from vitascope.data.formats.archive import Archive
@@ -79,7 +80,7 @@ def open_data(
         labelled: False also accepts images without classes, or of one class: a tenth by seed is `val`, and
             there is no `test`. Images with classes are split as usual, so that test images stay unseen, and
             those without a class join `train`.
-        table: how a table is read; other data need none.
+        table: how a table is read, and decisions on the images.
 
     Raises:
         UserError: none of these, or a damaged data set. The other functions of this module raise it too.
@@ -121,6 +122,8 @@ def open_for_evaluation(
     for name in others.values():
         check_choice("class of the model", name, tuple(map(canonical, class_names)))
     inventory = read_data(data, table)
+    if table.audit is not None:
+        log.warning("%s", inventory.notes[-1])
     images = _labelled(inventory, _measured_split(inventory), data)
     sizes = {name: len(part) for name, part in inventory.by_name.items() if name != images.name}
     if sizes:
@@ -161,7 +164,7 @@ def open_pictures(data: str) -> Sequence[ImageSource]:
 
 
 def read_data(data: str, table: TableOptions = AS_RECOGNIZED) -> Inventory:
-    """All images of a data set, in the splits that it has, or in `all`; none is drawn."""
+    """All images of a data set, in the splits that it has, or in `all`, after decisions; none is drawn."""
     data = hub_id(data)
     inventory = _read_stored(data, table) if is_url(data) else _read(data, table)
     sets = (
@@ -169,7 +172,8 @@ def read_data(data: str, table: TableOptions = AS_RECOGNIZED) -> Inventory:
         for images in map(with_objects, inventory.sets)
     )
     root = str(inventory.root) if isinstance(inventory.root, StorePath) else inventory.root
-    return dataclasses.replace(inventory, sets=tuple(sets), root=root)
+    inventory = dataclasses.replace(inventory, sets=tuple(sets), root=root)
+    return inventory if table.audit is None else Decisions.read(table.audit).applied(inventory)
 
 
 def _read(data: str, table: TableOptions) -> Inventory:

@@ -23,7 +23,7 @@ ROLES = ("image", "label", "split", "group")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TableOptions:
-    """How a table is read, where DATA is one (docs/data.md)."""
+    """How a table is read, where DATA is one, and decisions on the images of any DATA (docs/data.md)."""
 
     columns: Annotated[tuple[str, ...], tyro.conf.arg(metavar="ROLE=COLUMN ...", help_behavior_hint="")] = ()
     """Columns of the roles image, label, split and group: `image=path label=tags group=patient`.
@@ -38,11 +38,15 @@ class TableOptions:
     """Number of classes per image. Default: by the cells."""
     label_separator: Annotated[str | None, tyro.conf.arg(metavar="STR", help_behavior_hint="")] = None
     """Text between the classes in a cell. Default: by the cells."""
+    audit: Annotated[str | None, NamesFile(), tyro.conf.arg(metavar="FILE", help_behavior_hint="")] = None
+    """Decisions on the images of any DATA: the decisions.csv that an audit's page downloads.
+    Dropped images are left out, others relabelled. Default: every image, with its own label."""
 
     def __post_init__(self) -> None:
         """Check the options; a mapping of columns becomes ROLE=COLUMN each, a path its text."""
-        if isinstance(self.images, os.PathLike):
-            object.__setattr__(self, "images", os.fspath(self.images))
+        for name in ("images", "audit"):
+            if isinstance(value := getattr(self, name), os.PathLike):
+                object.__setattr__(self, name, os.fspath(value))
         if isinstance(self.columns, Mapping):
             pairs = tuple(f"{role}={name or ''}" for role, name in self.columns.items())
             object.__setattr__(self, "columns", pairs)
@@ -66,10 +70,13 @@ class TableOptions:
 
     @property
     def given(self) -> tuple[str, ...]:
-        """The names of the options that are set."""
-        return tuple(f.name for f in dataclasses.fields(self) if getattr(self, f.name) != f.default)
+        """The names of the options of a table that are set, without `audit`, which is about any data."""
+        names = (f.name for f in dataclasses.fields(self) if getattr(self, f.name) != f.default)
+        return tuple(name for name in names if name != "audit")
 
 
+DataOptions = Annotated[TableOptions, tyro.conf.arg(name="data")]
+"""The group `data options` of the help."""
 AS_RECOGNIZED = TableOptions()
 """Nothing is named: columns and labels are recognized."""
 

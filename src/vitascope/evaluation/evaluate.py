@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from vitascope.arguments import checked
+from vitascope.auditing.leaks import leaked
 from vitascope.data.datasets import open_data, open_for_evaluation
 from vitascope.data.frames import DataFrame, data_place
 from vitascope.data.splits import ImageSet, UnknownClassesError
@@ -68,11 +69,12 @@ def evaluate(
         engine = as_engine(model, precision=precision, device=device)
         engine.check_classes()
         names = engine.class_names
-        trained_on, changes = 0, None
+        trained_on, changes, near_copies = 0, None, None
         if rename and data is None:
             raise UserError("rename is about the classes of other data: set data")
-        if table.given and data is None:
-            raise UserError(f"{table.given[0]} is about a table: set data")
+        if table != AS_RECOGNIZED and data is None:
+            about = f"{table.given[0]} is about a table" if table.given else "audit is about other data"
+            raise UserError(f"{about}: set data")
         if data is not None:
             name = "the DataFrame" if isinstance(data, DataFrame) else os.fspath(data)
             with data_place(data, table) as place:
@@ -90,9 +92,11 @@ def evaluate(
             if opened.note:
                 log.warning("%s", opened.note)
             tested = opened.test_images(names)
+            near_copies = leaked(opened.splits.train, tested)
             changes = opened.restored.counts()
         evaluation = measure(engine, batches_of(engine, tested, batch_size))
-    return dataclasses.replace(evaluation, trained_on=trained_on, changes=changes)
+    mask = None if near_copies is None else near_copies[evaluation.indices]
+    return dataclasses.replace(evaluation, trained_on=trained_on, changes=changes, leaked=mask)
 
 
 def splits_of_run(run: Run, class_names: tuple[str, ...]) -> tuple[ImageSet, ImageSet]:

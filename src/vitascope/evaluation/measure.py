@@ -42,6 +42,8 @@ class Evaluation(Predictions):
     """Images that the model was trained on; they are left out, unless there were no others."""
     sets: PredictionSets | None = None
     """The sets of classes; None for a model that was not calibrated."""
+    leaked: npt.NDArray[np.bool_] | None = None
+    """Whether each image has a near-copy in the training images, (N,); None if that was not looked for."""
     changes: dict[str, int] | None = None
     """Since a run's training, `missing`, `changed`, `renamed` and `new` images; None if unknown."""
 
@@ -64,6 +66,7 @@ class Evaluation(Predictions):
             "unreadable": len(self.unreadable),
             **score.summary(),
             "loss": self.loss,
+            **({} if self.leaked is None else {"near_copies": int(self.leaked.sum())}),
             **({} if self.several else self.reliability.summary()),
         }
 

@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 import tyro
 
 from vitascope.arguments import NamesFile, Range, checked
-from vitascope.data.table_options import TableOptions
+from vitascope.data.table_options import DataOptions, TableOptions
 from vitascope.errors import UserError, check_choice
 from vitascope.model.config import ViTConfig
 from vitascope.model.configuration import Configuration, options_of, traits
@@ -79,8 +79,8 @@ class TrainConfig(Configuration):
     streams: Annotated[MaybeInt, Range(ge=2, lt=2**16)] = None
     """Parts of every batch, each from shards of its own: with one per machine, it reads its own shards only.
     Default: the whole batch is from the same shards."""
-    table: TableOptions = dataclasses.field(default_factory=TableOptions)
-    """How a table is read."""
+    table: DataOptions = dataclasses.field(default_factory=TableOptions)
+    """How DATA are read."""
     architecture: Architecture = dataclasses.field(default_factory=Architecture)
     """The model."""
     optimization: Optimization = dataclasses.field(default_factory=Optimization)

@@ -385,7 +385,7 @@ def _part_arrays(parts: Parts, part: int, *names: str) -> dict[str, Any]:
 @contextmanager
 def _listed(data: Data, table: TableOptions) -> Iterator[ListedImages]:
     """Image files for workers; those of a folder of class folders are listed as they are taken."""
-    if isinstance(data, str | os.PathLike) and not table.given:
+    if isinstance(data, str | os.PathLike) and table == AS_RECOGNIZED:
         place = os.fspath(data)
         found = stream_of_folder(place) if os.path.isdir(os.path.expanduser(place)) else None
         if found is not None:

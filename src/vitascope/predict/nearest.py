@@ -328,8 +328,9 @@ def _opened(data: Searched, table: TableOptions) -> Searched:
     if isinstance(data, str | os.PathLike) and is_embedding_file(Path(data)):
         data = Embeddings.load(data)
     reject_model(data, ORDER)
-    if isinstance(data, Embeddings) and table.given:
-        raise UserError(f"{table.given[0]} is about a table, and these features are computed already")
+    if isinstance(data, Embeddings) and table != AS_RECOGNIZED:
+        about = f"{table.given[0]} is about a table" if table.given else "audit is about images"
+        raise UserError(f"{about}, and these features are computed already")
     return data
 
 

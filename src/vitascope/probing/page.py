@@ -23,6 +23,7 @@ from vitascope.model.options import EVEN
 from vitascope.model.vision_model import VisionModel
 from vitascope.probing.classifiers import Floats
 from vitascope.probing.curve import TIMES, LearningCurve
+from vitascope.probing.label_errors import Probabilities, Suspect, suspects
 from vitascope.probing.selection import SCORES_HEAD, ProbeSelection, in_words
 from vitascope.report.page import blank_figure, embedded, render, sure
 from vitascope.report.thumbnails import name_of_image, read_pictures
@@ -37,8 +38,6 @@ ROWS = 12
 CLASSES, EXAMPLES = 12, 4
 """Classes with pictures, those with the most mistakes; typical and untypical pictures of each."""
 SUSPECTS, PAIRS = 24, 10
-
-Probabilities = npt.NDArray[np.floating]
 
 
 def write_page(
@@ -229,23 +228,6 @@ class ClassExamples:
     least: npt.NDArray[np.int64]
 
 
-@dataclasses.dataclass(frozen=True)
-class Suspect:
-    """A label that may be wrong.
-
-    Attributes:
-        image: its index.
-        given: the class that the image has; None where a class seems to be missing.
-        suggested: the class that the classifier finds; None where a class seems to be too much.
-        margin: how much more probable the suggestion is, in (0, 1].
-    """
-
-    image: int
-    given: str | None
-    suggested: str | None
-    margin: float
-
-
 def class_examples(targets: Targets, probabilities: Probabilities, count: int = 5) -> list[ClassExamples]:
     """The most and the least typical images of each class that has any: those with the highest and the lowest
     probability of the class, at most `count` of each, and none in both."""
@@ -257,38 +239,6 @@ def class_examples(targets: Targets, probabilities: Probabilities, count: int = 
             most, least = order[: max(few, 1)], order[::-1][:few]
             found.append(ClassExamples(targets.class_names[k], most, least))
     return found
-
-
-def suspects(targets: Targets, probabilities: Probabilities, count: int = 20) -> list[Suspect]:
-    """At most `count` labels that the classifier contradicts with confidence, the largest margin first.
-
-    The rule is that of confident learning (Northcutt et al. 2021): another class is at least as probable as
-    it is for the images that have it, on average, and more probable than the given class. Where images have
-    several classes, a class is missing if it is as probable as for the images that have it, and too much if
-    it is as improbable as for those that do not.
-    """
-    labels = targets.members
-    names = targets.class_names
-    with np.errstate(invalid="ignore"):
-        own = np.where(labels, probabilities, 0).sum(axis=0) / labels.sum(axis=0)  # (K,); NaN without images
-        others = np.where(labels, 0, probabilities).sum(axis=0) / (~labels).sum(axis=0)
-    found = []
-    if targets.exclusive:
-        rows = np.arange(len(targets))
-        confident = np.where((probabilities >= own) & ~labels, probabilities, -1.0)
-        best = confident.argmax(axis=1)
-        margins = confident[rows, best] - probabilities[rows, targets.labels]
-        for image in np.flatnonzero(margins > 0):
-            given, suggested = names[targets.labels[image]], names[best[image]]
-            found.append(Suspect(int(image), given, suggested, float(margins[image])))
-    else:
-        for image, k in np.argwhere(~labels & (probabilities >= own) & (probabilities > EVEN)):
-            margin = 2 * float(probabilities[image, k]) - 1
-            found.append(Suspect(int(image), None, names[k], margin))
-        for image, k in np.argwhere(labels & (probabilities <= others) & (probabilities < EVEN)):
-            margin = 1 - 2 * float(probabilities[image, k])
-            found.append(Suspect(int(image), names[k], None, margin))
-    return sorted(found, key=lambda each: -each.margin)[:count]
 
 
 def confused(targets: Targets, probabilities: Probabilities, count: int = 10) -> list[ClassPair]:

@@ -233,6 +233,29 @@ def select(
     return ProbeSelection(tuple(scores), train, test, numbers)
 
 
+def cross_validated(
+    classifier: Classifier, features: Features, targets: Targets, folds: npt.NDArray[np.int64]
+) -> tuple[int, npt.NDArray[np.float32]]:
+    """Choose the setting of a classifier by cross-validation: its number, and its probabilities (N, K).
+
+    Settings are in order: those after one that is worse than the best by half a standard error are not tried.
+
+    Args:
+        classifier: with its settings.
+        features, targets: of the N images, features (N, D).
+        folds: the fold of each image, (N,).
+    """
+    best, value = np.empty(0, dtype=np.float32), -1.0
+    chosen = 0
+    for number, held_out in enumerate(out_of_fold(classifier.for_selection(), features, targets, folds)):
+        found = quality(targets, held_out)
+        if found > value:
+            best, value, chosen = held_out, found, number
+        elif found < value - 0.5 * np.sqrt(value * (1 - value) / len(targets)):
+            break
+    return chosen, best
+
+
 def _score(
     candidate: Candidate,
     classifier: Classifier,
@@ -240,19 +263,9 @@ def _score(
     test: Targets,
     folds: npt.NDArray[np.int64],
 ) -> ProbeScore:
-    """Choose the setting of a classifier, then fit it on all training images and score it.
-
-    Settings are in order: those after one that is worse than the best by half a standard error are not tried.
-    """
+    """Choose the setting of a classifier, then fit it on all training images and score it."""
     began = time.perf_counter()
-    best, value = np.empty(0, dtype=np.float32), -1.0
-    chosen = 0
-    for number, held_out in enumerate(out_of_fold(classifier.for_selection(), candidate.train, train, folds)):
-        found = quality(train, held_out)
-        if found > value:
-            best, value, chosen = held_out, found, number
-        elif found < value - 0.5 * np.sqrt(value * (1 - value) / len(train)):
-            break
+    chosen, best = cross_validated(classifier, candidate.train, train, folds)
     one = classifier.only(chosen)
     fitted = one.fit(candidate.train, train)
     head = None

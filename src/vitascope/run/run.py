@@ -495,10 +495,10 @@ class Run:
             UserError: the data are gone, or are others; the record is damaged.
         """
         where = str(self.config["data"]) if data is None else data
-        table = self.table if data is None or is_table(data) else TableOptions()
+        table = self.table if data is None or is_table(data) else TableOptions(audit=self.table.audit)
         record = self.split_record()
         where, notes = self._place(where, record) if data is None else (where, [])
-        table = self._with_images(table, where)
+        table = self._moved(table, where)
         restored = restore(record, read_data(where, table), [record.measured] if check is None else check)
         if not any((found >= 0).any() for found in restored.found.values()):
             raise UserError(
@@ -522,16 +522,19 @@ class Run:
             return recorded, []
         return str(beside), [f"uses the data beside the run, {beside}, not those in {recorded}"]
 
-    def _with_images(self, table: TableOptions, where: str) -> TableOptions:
-        """How a table is read that may have been moved together with the folder of its images."""
+    def _moved(self, table: TableOptions, where: str) -> TableOptions:
+        """How data are read that may have been moved together with their images and the decisions on them."""
         recorded = os.path.expanduser(str(self.config["data"]))
         where = os.path.expanduser(where)
         same = os.path.exists(where) and os.path.exists(recorded) and os.path.samefile(where, recorded)
-        if table.images is None or same:
-            return table
-        images = os.path.relpath(os.path.expanduser(table.images), os.path.dirname(recorded))
-        beside = os.path.normpath(os.path.join(os.path.dirname(os.path.abspath(where)), images))
-        return dataclasses.replace(table, images=beside) if os.path.isdir(beside) else table
+        for name in ("images", "audit") if not same else ():
+            if (place := getattr(table, name)) is not None:
+                place = os.path.relpath(os.path.expanduser(place), os.path.dirname(recorded))
+                beside = os.path.normpath(os.path.join(os.path.dirname(os.path.abspath(where)), place))
+                if os.path.exists(beside):
+                    moved: dict[str, Any] = {name: beside}
+                    table = dataclasses.replace(table, **moved)
+        return table
 
     @checked
     def test_images(self, class_names: tuple[str, ...] | None = None) -> ImageSet:

@@ -7,6 +7,7 @@ import logging
 import numpy as np
 from torch import nn
 
+from vitascope.auditing.leaks import leaks_in_words
 from vitascope.data.datasets import class_counts, described, find_copies, sampled_sizes
 from vitascope.data.splits import ImageSet, Splits, absent_classes
 from vitascope.errors import printable
@@ -31,7 +32,7 @@ def announce_data(trainer: Trainer) -> None:
         return
     config, splits = trainer.config, trainer.splits
     copies = find_copies(splits)
-    lines = [*described(splits), *copies.described()]
+    lines = [*described(splits), *copies.described(), *filter(None, [leaks_in_words(splits)])]
     if config.task == "classify" and splits.train.uneven:
         lines.append(_uneven(splits.train, config.balance))
     model = [f"{_parameters(trainer.module)}: {trainer.model_config.summary}", *trainer.plan.explained()]

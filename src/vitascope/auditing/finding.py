@@ -1,0 +1,57 @@
+"""A finding: what may be wrong with an image, a pair of images, a class or a whole data set."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Literal, get_args
+
+import numpy as np
+import numpy.typing as npt
+
+Issue = Literal[
+    "unreadable",
+    "copy",
+    "near-duplicate",
+    "label",
+    "off-topic",
+    "dark",
+    "bright",
+    "blurred",
+    "empty",
+    "shape",
+    "grey",
+    "shortcut",
+    "group",
+]
+ISSUES: tuple[Issue, ...] = get_args(Issue)
+"""In the order of the page."""
+Suggestion = Literal["look", "drop", "relabel"]
+"""`look`: only a person can tell."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Finding:
+    """What may be wrong.
+
+    Attributes:
+        issue: its kind.
+        score: from 0 to 1; the highest is the worst.
+        detail: what was seen, in words and numbers.
+        image: the index of the image; None for a class, a group or all images.
+        other: the index of the other image of a pair.
+        suggestion: what to do.
+        label: the class to relabel to.
+    """
+
+    issue: Issue
+    score: float
+    detail: str
+    image: int | None = None
+    other: int | None = None
+    suggestion: Suggestion = "look"
+    label: str = ""
+
+    def at(self, places: npt.NDArray[np.int64]) -> Finding:
+        """The same about other indices: those at the places of its own."""
+        image, other = (None if index is None else int(places[index]) for index in (self.image, self.other))
+        return dataclasses.replace(self, image=image, other=other)

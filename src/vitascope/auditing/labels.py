@@ -1,0 +1,139 @@
+"""Labels that may be wrong, and classes that may be one, from probabilities by classifiers of features."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Sequence
+from itertools import combinations, product
+
+import numpy as np
+import numpy.typing as npt
+from scipy.stats import rankdata
+from threadpoolctl import threadpool_limits
+
+from vitascope.auditing.finding import Finding, Suggestion
+from vitascope.data.targets import Targets
+from vitascope.evaluation.calibration import as_logits, sharpened, sharpness
+from vitascope.network import in_threads
+from vitascope.probing.classifiers import Classifier, Features, Floats, Neighbors
+from vitascope.probing.folds import Division
+from vitascope.probing.label_errors import Probabilities, self_confidence, suspects
+from vitascope.probing.selection import CLASSIFIERS, THREADS, cross_validated
+from vitascope.run.measures import Z, predicted_classes
+
+LINEAR = tuple(each for each in CLASSIFIERS if not isinstance(each, Neighbors))
+"""Nearest neighbours give most classes the probability 0, which no temperature calibrates."""
+LEAST_PROBABILITY = 1e-12
+SIMILAR = 0.9
+"""The score of two classes whose names are spellings of one."""
+CONFUSED = 0.5
+"""The rates at which two classes are predicted for each other, added, from which on they are compared."""
+ALIKE = 0.65
+"""The largest AUC, with its 95% interval, of two classes that cannot be told apart."""
+ACCENTS = re.compile("[\u0300-\u036f]")
+PLURALS = (("s", ""), ("es", ""), ("ies", "y"))
+BETWEEN_LETTERS = re.compile(r"(?<=[^\W\d_])[\s_-]+(?=[^\W\d_])")
+
+
+def held_out_probabilities(
+    bodies: Sequence[Features], division: Division, seed: int = 0
+) -> npt.NDArray[np.float32]:
+    """Calibrated probabilities (N, K) of each image by a classifier that did not see it.
+
+    Of all bodies and linear classifiers, the one with the lowest cross-validated log loss: an average with
+    worse ones finds fewer wrong labels.
+
+    Args:
+        bodies: the features (N, D) of each body.
+        division: the labels of the N images, and the sets of them that no fold divides.
+        seed: of the folds.
+
+    Raises:
+        UserError: one class; a class that is too rare for two folds.
+    """
+    targets, folds = division.targets, division.folds(seed=seed)
+
+    def validated(pair: tuple[Features, Classifier]) -> tuple[float, npt.NDArray[np.float32]]:
+        features, classifier = pair
+        _, held_out = cross_validated(classifier, features, targets, folds)
+        factor = sharpness(targets, as_logits(held_out, exclusive=targets.exclusive))
+        probabilities = sharpened(held_out, factor, exclusive=targets.exclusive)
+        confidence = np.maximum(self_confidence(targets, probabilities), LEAST_PROBABILITY)
+        return -float(np.log(confidence).sum()), probabilities.astype(np.float32)
+
+    with threadpool_limits(1, user_api="blas"):
+        results = list(in_threads(validated, product(bodies, LINEAR), most=THREADS))
+    return min(results, key=lambda result: result[0])[1]
+
+
+def label_scores(targets: Targets, probabilities: Probabilities) -> Floats:
+    """How improbable the label of each image, or the worst of its K answers, is: 0 to 1, (N,)."""
+    return np.asarray(1 - self_confidence(targets, probabilities).min(axis=1))
+
+
+def wrong_labels(targets: Targets, probabilities: Probabilities) -> list[Finding]:
+    """The labels that may be wrong, the least probable first; `probabilities` are those of `suspects`."""
+    findings = []
+    for suspect in suspects(targets, probabilities):
+        given, suggested, sure = suspect.given, suspect.suggested, suspect.confidence
+        if given and suggested:
+            likely = sure + suspect.margin
+            detail = f"{suggested!r} ({likely:.1%}) is more probable than {given!r} ({sure:.1%})"
+        elif given:
+            detail = f"{given!r} may be wrong: its probability is {sure:.1%}"
+        else:
+            detail = f"{suggested!r} may be missing: its probability is {1 - sure:.1%}"
+        action: Suggestion = "relabel" if given and suggested else "look"
+        label = suggested if given and suggested else ""
+        findings.append(Finding("label", 1 - sure, detail, suspect.image, suggestion=action, label=label))
+    return findings
+
+
+def confusable_names(targets: Targets, probabilities: Probabilities | None) -> list[Finding]:
+    """Pairs of classes that may be one: by their names, and by images that cannot be told apart.
+
+    Args:
+        targets: the labels of N images.
+        probabilities: out-of-fold, (N, K), used where images have one class; None where there are none.
+    """
+    names, counts, members = targets.class_names, targets.counts, targets.members
+    by_spelling: dict[str, list[int]] = {}
+    for k in np.flatnonzero(counts).tolist():
+        for spelling in _spellings(names[k]):
+            by_spelling.setdefault(spelling, []).append(k)
+    similar = {pair for classes in by_spelling.values() for pair in combinations(classes, 2)}
+    findings = [
+        Finding("label", SIMILAR, f"{names[a]!r} ({counts[a]:,} images) may be {names[b]!r} ({counts[b]:,})")
+        for a, b in sorted(similar)
+    ]
+    if probabilities is None or not targets.exclusive:
+        return findings
+    rates = targets.confusion(predicted_classes(probabilities)) / np.maximum(counts, 1)[:, None]  # (K, K)
+    compared = np.triu(rates + rates.T >= CONFUSED, 1) & np.outer(counts > 0, counts > 0)
+    for a, b in np.argwhere(compared).tolist():
+        first, second = np.maximum(probabilities[:, [a, b]], LEAST_PROBABILITY).T
+        area, high = _area(*((first / second)[members[:, k]] for k in (a, b)))
+        if high <= ALIKE and (a, b) not in similar:
+            detail = (
+                f"{names[a]!r} may be {names[b]!r}, or the model does not see the difference: it tells which "
+                f"is which in {area:.0%} of the pairs of their images (guessing: 50%)"
+            )
+            findings.append(Finding("label", min(1.0, 2 - 2 * area), detail))
+    return findings
+
+
+def _area(first: Floats, second: Floats) -> tuple[float, float]:
+    """The probability that a value of the first is larger than one of the second (the area under the ROC
+    curve), and its upper 95% limit, of classes that do not differ (Mann and Whitney 1947)."""
+    m, n = len(first), len(second)
+    area = (rankdata(np.concatenate([first, second]))[:m].sum() - m * (m + 1) / 2) / (m * n)
+    return float(area), float(max(area, 0.5) + Z * np.sqrt((m + n + 1) / (12 * m * n)))
+
+
+def _spellings(name: str) -> set[str]:
+    """The forms of a name in which it is compared: no case, accents or separators, singular and plural."""
+    plain = ACCENTS.sub("", unicodedata.normalize("NFKD", name)).casefold().strip()
+    plain = " ".join(BETWEEN_LETTERS.sub("", plain).replace("_", " ").replace("-", " ").split())
+    endings = [(old, new) for old, new in PLURALS if plain.endswith(old) and not plain.endswith("ss")]
+    return {plain} | {plain.removesuffix(old) + new for old, new in endings if len(plain) > len(old) + 2}

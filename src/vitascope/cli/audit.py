@@ -1,0 +1,70 @@
+"""`vitascope audit`: what is wrong with the images of a data set."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Annotated
+
+import tyro
+
+from vitascope.cli.features import exiting_with_cache
+from vitascope.cli.parsing import Json
+from vitascope.data.table_options import DataOptions, TableOptions
+from vitascope.formatting import counted, duration
+from vitascope.predict.compute import Compute
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Audit:
+    """Find wrong labels, copies and other faults of images.
+
+    It plants such faults too, and says how many of them it finds.
+
+    You decide on the page audit.html what to drop or relabel.
+
+    train, probe and evaluate take the decisions as --audit.
+    """
+
+    data: tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="DATA")]]
+    """A folder of images, a table, or another DATA, with or without labels."""
+    out: Annotated[str, tyro.conf.arg(metavar="FOLDER", help_behavior_hint="(required)")]
+    """A new folder for audit.csv and audit.html."""
+    body: Annotated[tuple[str, ...], tyro.conf.arg(metavar="MODEL ...")] = ("cifar10",)
+    """Models whose features are compared. A large one sees more in photographs."""
+    seed: int = 0
+    """Of the folds, and of what is planted."""
+    json: Json = False
+    table: DataOptions = dataclasses.field(default_factory=TableOptions)
+    """How DATA are read."""
+    compute: Compute = dataclasses.field(default_factory=Compute)
+    """How images are read and features computed."""
+
+    def call(self) -> None:
+        """Audit, and print the number of findings and how much is noticed."""
+        from vitascope.auditing.audit import audit
+
+        with exiting_with_cache(self.compute):
+            found = audit(
+                self.data,
+                out=self.out,
+                bodies=self.body,
+                seed=self.seed,
+                table=self.table,
+                compute=self.compute,
+            )
+        if self.json:
+            planted = [dataclasses.asdict(each) for each in found.planted]
+            values = {"images": len(found.names), "findings": dict(found.counts), "planted": planted}
+            print(
+                json.dumps(
+                    values | {"notes": list(found.notes), "csv": str(found.csv), "page": str(found.page)}
+                )
+            )
+            return
+        images = counted(len(found.names), "image")
+        print(
+            "\n".join(
+                [f"{images}, {duration(found.seconds)}", *found.lines(), str(found.csv), str(found.page)]
+            )
+        )

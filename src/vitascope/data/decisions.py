@@ -1,0 +1,159 @@
+"""Decisions on images: to keep, drop or relabel each. The page of an audit downloads them as CSV."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from vitascope.data.contents import contents_of, image_name
+from vitascope.data.decoding import ImageSource
+from vitascope.data.formats.table_file import read_table
+from vitascope.data.splits import ImageSet, Inventory
+from vitascope.data.table_options import is_table
+from vitascope.errors import UserError, check_choice, suggestion
+from vitascope.formatting import canonical, counted, listed
+
+COLUMNS = ("image", "content", "decision", "label")
+"""Of a file of decisions."""
+CHOICES = ("keep", "drop", "relabel")
+SEPARATOR = ";"
+"""Between several classes of a new label."""
+Decision: TypeAlias = tuple[str, str]
+"""One of `CHOICES`, and the new label of `relabel`."""
+_CLASSES = 8  # that a message names
+
+
+def decided_names(
+    sources: Sequence[ImageSource], root: Path | str | None, contents: npt.NDArray[np.bytes_]
+) -> list[str]:
+    """The names of N images in a file of decisions: their paths below the data's folder. An image in memory
+    has its number among the images of its content, all of which must be given.
+
+    Args:
+        root: as in `image_name`.
+        contents: from `contents_of`, (N,).
+    """
+    names, copies = [], Counter[bytes]()
+    for source, content in zip(sources, contents.tolist(), strict=True):
+        name = _name(source, root)
+        if not name:
+            copies[content] += 1
+        names.append(name or str(copies[content]))
+    return names
+
+
+def _name(source: ImageSource, root: Path | str | None) -> str:
+    """The `image_name` in Unicode's composed form, with escapes for what is no Unicode."""
+    return canonical(image_name(source, root).encode("utf-8", "backslashreplace").decode())
+
+
+@dataclasses.dataclass(frozen=True)
+class Decisions:
+    """The decisions in a file, by the name and the content of the image."""
+
+    path: str
+    by_image: dict[tuple[str, str], Decision]
+
+    @classmethod
+    def read(cls, path: str) -> Decisions:
+        """Read a file of decisions.
+
+        Raises:
+            UserError: no such file, another kind of file, an unknown decision, a relabelling without a label,
+                two decisions on one image.
+        """
+        file = Path(path).expanduser()
+        if not file.is_file() or not is_table(path):
+            reason = "not a file of decisions" if file.exists() else "no such file"
+            raise UserError(f"{path}: {reason}; the page of an audit downloads one, decisions.csv")
+        table = read_table(file)
+        if absent := [name for name in COLUMNS if name not in table.names]:
+            kind = "findings, not" if "issue" in table.names else "something else than"
+            raise UserError(
+                f"{path}: a table of {kind} decisions (no column {absent[0]}); decide in the page of the "
+                "audit, audit.html, and download decisions.csv there"
+            )
+        by_image: dict[tuple[str, str], Decision] = {}
+        rows = zip(*(table.columns[name] for name in COLUMNS), strict=True)
+        for number, (image, content, choice, label) in enumerate(rows, 1):
+            row = f"{path}, row {number:,}, {image}"
+            choice, label = choice.strip().lower(), label.strip()
+            check_choice(f"decision in {row}:", choice, CHOICES)
+            if choice == "relabel" and not label:
+                raise UserError(f"{row}: relabel without a label")
+            decision = (choice, label if choice == "relabel" else "")
+            before = by_image.setdefault((canonical(image), content.strip()), decision)
+            if before != decision:
+                both = " and ".join(" ".join(each).strip() for each in (before, decision))
+                raise UserError(f"{row}: two decisions on this image, {both}")
+        return cls(path, by_image)
+
+    def applied(self, inventory: Inventory) -> Inventory:
+        """The data as if the files of dropped images were deleted, and those of relabelled ones moved; a note
+        counts both. Of an image that has another content now, the decision does not count.
+
+        Raises:
+            UserError: none of the images is there; no image of a split is left; an unknown class.
+        """
+        names = {"", *(name for name, _ in self.by_image)}
+        sources = [source for images in inventory.sets for source in images.sources]
+        some = [n for n, source in enumerate(sources) if _name(source, inventory.root) in names]
+        contents = contents_of([sources[n] for n in some])
+        keys = decided_names([sources[n] for n in some], inventory.root, contents)
+        images_of = dict(zip(zip(keys, map(bytes.decode, contents.tolist()), strict=True), some, strict=True))
+        decided = {images_of[key]: decision for key, decision in self.by_image.items() if key in images_of}
+        if self.by_image and not decided:
+            of = counted(len(self.by_image), "image")
+            raise UserError(f"{self.path}: decisions for other data: of {of}, none is there with its content")
+        known = tuple(dict.fromkeys(name for images in inventory.sets for name in images.class_names))
+        sets, begin = [], 0
+        for images in inventory.sets:
+            within = {n: decided[begin + n] for n in range(len(images)) if begin + n in decided}
+            sets.append(self._decided(images, within, known))
+            begin += len(images)
+        left = {images.name for images in sets if len(images)}
+        if lost := [images.name for images in inventory.sets if len(images) and images.name not in left]:
+            raise UserError(f"{self.path}: drops all images of {lost[0]}; keep some of them")
+        counts = Counter(choice for choice, _ in decided.values())
+        note = f"audit: {counted(counts['drop'], 'image')} left out, {counts['relabel']:,} relabelled"
+        if absent := len(self.by_image) - len(decided):
+            note += f"; {counted(absent, 'decision')} on images that are missing or changed"
+        if gone := sorted({*known}.difference(*(images.class_names for images in sets))):
+            note += f"; no image is left of {listed(gone, _CLASSES)}"
+        return dataclasses.replace(inventory, sets=tuple(sets), notes=(*inventory.notes, note))
+
+    def _decided(self, images: ImageSet, decided: dict[int, Decision], known: Sequence[str]) -> ImageSet:
+        """A set after the decisions on its images, without the classes that have lost all their images."""
+        dropped = [n for n, (choice, _) in decided.items() if choice == "drop"]
+        kept = np.setdiff1d(np.arange(len(images)), dropped)
+        relabelled = {n: label for n, (_, label) in decided.items() if label}
+        targets = images.targets
+        if targets is None and relabelled:
+            raise UserError(
+                f"{self.path}: relabels an image that has no label, as {next(iter(relabelled.values()))}"
+            )
+        if targets is None or not decided:
+            return images.subset(images.name, kept) if decided else images
+        names = targets.names()
+        before = {name for row in names for name in row}
+        for n, label in relabelled.items():
+            parts = [label] if targets.exclusive else [part.strip() for part in label.split(SEPARATOR)]
+            names[n] = tuple(dict.fromkeys(map(canonical, parts)))
+            if unknown := [name for name in names[n] if name not in known]:
+                close = suggestion(unknown[0], known) or f"; the classes are {listed(known, _CLASSES)}"
+                raise UserError(f"{self.path}: relabels an image as {unknown[0]!r}, an unknown class{close}")
+        after = [names[n] for n in kept.tolist()]
+        present = dict.fromkeys(name for row in after for name in row)
+        lost = before - present.keys()
+        class_names = tuple(
+            name for name in dict.fromkeys([*targets.class_names, *present]) if name not in lost
+        )
+        return dataclasses.replace(
+            images.subset(images.name, kept), targets=targets.of_names(after, class_names)
+        )

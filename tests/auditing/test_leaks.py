@@ -1,0 +1,61 @@
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image, ImageOps
+
+from tests.auditing.test_audit import picture
+from vitascope.auditing import leaks
+from vitascope.auditing.leaks import leaked
+from vitascope.cli import main
+from vitascope.data.datasets import open_data
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    """Two classes; a test image is the mirror image of a training image, another one its file."""
+    random = np.random.default_rng(0)
+    for part, count in (("train", 12), ("test", 4)):
+        for name, colour in (("red", (230, 20, 20)), ("blue", (20, 20, 230))):
+            folder = tmp_path / "photos" / part / name
+            folder.mkdir(parents=True)
+            for number in range(count):
+                picture(colour, random).save(folder / f"{number:02}.png")
+    train, test = tmp_path / "photos" / "train" / "red", tmp_path / "photos" / "test" / "red"
+    for number in range(10):  # one of them at least is not drawn for validation
+        ImageOps.mirror(Image.open(train / f"{number:02}.png")).save(test / f"mirror{number}.png")
+    return tmp_path / "photos"
+
+
+def test_images_with_a_near_copy_in_training_are_known(photos: Path, monkeypatch) -> None:
+    splits = open_data(str(photos))
+    mask = leaked(splits.train, splits.measured)
+    names = np.array([Path(str(source)).name for source in splits.measured.sources])
+    trained = {Path(str(source)).name for source in splits.train.sources if "red" in str(source)}
+    assert set(names[mask]) == {
+        f"mirror{number}.png" for number in range(10) if f"{number:02}.png" in trained
+    }
+    monkeypatch.setattr(leaks, "MOST", 10)
+    assert leaked(splits.train, splits.measured) is None
+
+
+def test_training_and_evaluation_say_how_many_there_are(photos: Path, tmp_path: Path, capsys) -> None:
+    run = str(tmp_path / "run")
+    train = [
+        "train",
+        "--data",
+        str(photos),
+        "--run",
+        run,
+        "--steps",
+        "1",
+        "--depth",
+        "1",
+        "--image-size",
+        "16",
+    ]
+    assert main([*train, "--weights", "none"]) == 0
+    printed = capsys.readouterr().out
+    assert "of 18 test images have a near-copy in training" in printed
+    assert main(["evaluate", run]) == 0
+    assert "that have a near-copy in training: " in capsys.readouterr().out

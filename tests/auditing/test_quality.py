@@ -1,0 +1,100 @@
+"""Pictures of bad quality, among usual ones and among data that are all like that."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image, ImageFilter
+
+from tests.auditing.test_looks import encoded, scene
+from vitascope.auditing.finding import Issue
+from vitascope.auditing.looks import Looks, look_at
+from vitascope.auditing.quality import LISTED, quality_findings, quality_scores
+from vitascope.data.decoding import ImageSource
+
+FAULTS: dict[str, Callable[[Image.Image], Image.Image]] = {
+    "dark": lambda image: image.point(lambda value: value * 0.05),
+    "bright": lambda image: image.point(lambda value: 255 - (255 - value) * 0.1),
+    "blurred": lambda image: image.filter(ImageFilter.GaussianBlur(3)),
+    "empty": lambda image: Image.new("RGB", image.size, (90, 120, 60)),
+    "shape": lambda image: image.crop((0, 0, image.width, 20)),
+    "grey": lambda image: image.convert("L"),
+}
+
+
+@pytest.fixture(scope="module")
+def usual() -> Looks:
+    return look_at([encoded(scene(seed)) for seed in range(60)])
+
+
+def listed(looks: Looks, usual: Looks | None = None) -> dict[Issue, int]:
+    scores = quality_scores(looks, usual)
+    return {issue: int((some >= LISTED).sum()) for issue, some in scores.items() if (some >= LISTED).any()}
+
+
+def test_nothing_usual_is_listed(usual: Looks) -> None:
+    assert listed(usual) == {}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_is_listed_among_usual_pictures(usual: Looks, fault: str) -> None:
+    worse = look_at([encoded(FAULTS[fault](scene(seed))) for seed in range(100, 105)])
+    assert listed(worse, usual) == {fault: 5}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_of_all_pictures_is_listed_for_none(fault: str) -> None:
+    assert listed(look_at([encoded(FAULTS[fault](scene(seed))) for seed in range(30)])) == {}
+
+
+def test_a_tiny_picture_is_listed_beside_large_ones_only(usual: Looks) -> None:
+    tiny = look_at([encoded(scene(seed).resize((16, 12))) for seed in range(30)])
+    assert listed(tiny, usual)["shape"] == 30
+    assert listed(tiny) == {}
+
+
+def test_one_turned_picture_is_listed_and_many_are_not(usual: Looks) -> None:
+    exif = Image.Exif()
+    exif[274] = 3
+    turned = look_at([encoded(scene(seed), exif=exif) for seed in range(10)])
+    assert listed(usual.joined(turned.take([0]))) == {"shape": 1}
+    assert listed(usual.joined(turned)) == {}
+
+
+def test_findings_name_what_was_measured(usual: Looks, tmp_path: Path) -> None:
+    scene(0).save(tmp_path / "a.jpg", "PNG")
+    sources: list[ImageSource] = [
+        *(encoded(scene(seed)) for seed in range(60)),
+        *(
+            tmp_path / "a.jpg",
+            b"no picture",
+            encoded(FAULTS["dark"](scene(1))),
+            encoded(FAULTS["empty"](scene(1))),
+        ),
+    ]
+    findings = quality_findings(look_at(sources), sources)
+    assert [
+        (one.image, one.issue, one.suggestion) for one in sorted(findings, key=lambda one: one.image or 0)
+    ] == [
+        (60, "unreadable", "look"),
+        (61, "unreadable", "drop"),
+        (62, "dark", "look"),
+        (63, "empty", "drop"),
+    ]
+    details = {one.image: one.detail for one in findings}
+    assert details[60] == "a PNG named .jpg"
+    assert "not a picture" in details[61]
+    assert findings[0].score == 1
+    assert all(one.score >= LISTED for one in findings)
+    assert [one.score for one in findings] == sorted((one.score for one in findings), reverse=True)
+
+
+def test_pictures_that_cannot_be_read_are_judged_by_nothing_else(usual: Looks) -> None:
+    nothing = look_at([b"none", b"nothing"])
+    for scores in (quality_scores(nothing), quality_scores(nothing, usual)):
+        assert scores.pop("unreadable").tolist() == [1, 1]
+        assert all(np.array_equal(some, [0, 0]) for some in scores.values())
+    assert all(len(some) == 0 for some in quality_scores(look_at([])).values())
