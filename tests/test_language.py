@@ -104,7 +104,7 @@ def marked() -> set[str]:
         found |= set(dataclasses.asdict(words).values())
     for path in sorted(ROOT.rglob("*.py")):
         found |= marked_in_python(path)
-    for path in sorted((*(ROOT / "report").glob("*.html"), ROOT / "audit" / "audit.html")):
+    for path in sorted((*(ROOT / "report").glob("*.html"), ROOT / "auditing" / "audit.html")):
         found |= marked_in_template(path)
     return found
 

@@ -495,7 +495,7 @@ class Run:
             UserError: the data are gone, or are others; the record is damaged.
         """
         where = str(self.config["data"]) if data is None else data
-        table = self.table if data is None or is_table(data) else TableOptions(audit=self.table.audit)
+        table = self.table if data is None or is_table(data) else self.table.of_images()
         record = self.split_record()
         where, notes = self._place(where, record) if data is None else (where, [])
         table = self._moved(table, where)
