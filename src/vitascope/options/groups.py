@@ -241,7 +241,8 @@ class Optimization(OptionGroup):
     """Steps of linear warm-up, instead of --warmup-epochs."""
     lengths: tyro.conf.Suppress[Annotated[tuple[tuple[int, int], ...], Recorded()]] = ()
     """The steps that --minutes has led to, recorded so that the run can be repeated.
-    Pairs of a step and the length in steps from there on: those of step 0, and of each correction."""
+    Pairs of a step and the length in steps from there on: those of step 0, and of each correction.
+    After `--resume` with more epochs, the first is the step where these began."""
     validations: tyro.conf.Suppress[Annotated[int, AMOUNT, Recorded()]] = 0
     """Number of validations that --minutes has led to, at equal shares of the schedule; recorded as well.
     0 validates after whole epochs."""
@@ -309,13 +310,14 @@ class Optimization(OptionGroup):
 
 
 def _checked_lengths(lengths: Sequence[Sequence[int]]) -> tuple[tuple[int, int], ...]:
-    """Pairs of a step and the length from there on: the first at step 0, each later one within the run."""
-    left, end = -1, 1  # the step of the pair before, and the step that the next one must precede
+    """Pairs of a step and the length from there on: the first at step 0 or where more epochs began, each
+    later one within the run."""
+    left, end = -1, math.inf  # the step of the pair before, and the step that the next one must precede
     for since, total in lengths:
         if not left < since < end or total <= since:
             raise UserError(
-                "lengths must be pairs of a step and a larger length, the first at step 0, the others later "
-                f"and below the length before; not {[list(pair) for pair in lengths]}"
+                "lengths must be pairs of a step and a larger length, each later than the one before and "
+                f"below its length; not {[list(pair) for pair in lengths]}"
             )
         left, end = since, total
     return tuple((since, total) for since, total in lengths)
@@ -474,6 +476,9 @@ class ExecutionOptions(OptionGroup):
     """Seconds between checkpoints; 0 saves one after every step."""
     keep_checkpoints: Annotated[int, COUNT] = 2
     """Number of checkpoints to keep; an older one is used if the newest is broken."""
+    keep_state: Flag = False
+    """Keep the last checkpoint of the finished run, for `--resume RUN --epochs MORE`.
+    It has about three to five times the size of the model."""
     tracker: MaybeTracker = None
     """Experiment tracker that gets the metrics too. Default: none, but TensorBoard where it is installed."""
 

@@ -254,8 +254,9 @@ class Run:
         if self.finished:
             named = shlex.quote(self.ref)
             raise UserError(
-                f"{self.ref}: this run has finished; `vitascope train --weights {named} --data DATA` trains "
-                f"its model further, in a new run; `vitascope evaluate {named}` evaluates it"
+                f"{self.ref}: this run has finished; `vitascope train --resume {named} --epochs MORE` goes "
+                "on; "
+                f"`vitascope train --weights {named} --data DATA` trains its model further, in a new run"
             )
 
     @contextmanager
