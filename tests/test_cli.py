@@ -95,6 +95,7 @@ def test_ctrl_c_during_the_import_of_the_commands_ends_in_one_line(
             raise KeyboardInterrupt
         return load(name, *given)
 
+    monkeypatch.setattr("vitascope.__main__._leave_threads", lambda _: None)  # those of other tests
     with monkeypatch.context() as patch:
         patch.setattr(builtins, "__import__", interrupted)
         assert installed() == 130
