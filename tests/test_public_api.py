@@ -9,10 +9,12 @@ import pytest
 import vitascope as vs
 
 FROZEN = {
+    "audit": "(data, *, out, bodies=('cifar10',), seed=0, table=TABLE, compute=COMPUTE)",
     "calibrate": "(model, data, out, *, device='auto')",
     "compare": "(runs, out=None)",
     "Compute": "(*, batch_size=None, workers=None, precision='auto', device='auto', cache=True)",
-    "TableOptions": "(*, columns=(), images=None, labels=None, label_separator=None, audit=None)",
+    "TableOptions": "(*, columns=(), images=None, labels=None, label_separator=None, audit=None, min_images=1, "
+    "rare='reject')",
     "compress": "(model, out, *, merge=None, heads=None, mlp_ratio=None, data=None, num_images=512, "
     "batch_size=8, precision='auto', device='auto')",
     "convert": "(ref, folder, *, format='vitascope', revision=None, images=())",

@@ -58,7 +58,7 @@ def test_faults_are_in_the_file_by_name_with_what_to_do(audited: Path) -> None:
     assert set(next(iter(found.values()))) == set(COLUMNS)
     leak = found["train/red/00.png", "near-duplicate"]  # that in train goes, if one has to
     assert "mirrored" in leak["detail"]
-    assert leak["detail"].endswith("in test: test/red/leak.png")
+    assert leak["detail"].endswith("a copy of another image, in test: test/red/leak.png")
     assert found["train/red/wrong.png", "label"]["suggestion"] == "relabel blue"
     assert ("train/blue/empty.png", "empty") in found
     broken = found["train/blue/broken.png", "unreadable"]
@@ -83,7 +83,7 @@ def test_planted_errors_are_counted_with_their_intervals(photos: Path, tmp_path:
         assert 0 <= low <= each.share <= high <= 1
         assert each.noticed <= each.listed
         assert any(str(each) in line for line in found.lines())
-    assert str(planted["label"]).startswith(f"Of {planted['label'].count} planted wrong labels")
+    assert str(planted["label"]).startswith(f"Of {planted['label'].count} planted ones, ")
 
 
 def test_a_check_that_notices_little_has_no_list_on_the_page(

@@ -10,7 +10,7 @@ import pytest
 from tests.browser import Visit, browser_path, launched, visiting
 from tests.data import write_tree
 from vitascope.auditing.finding import Finding
-from vitascope.auditing.page import Section, write_audit_page
+from vitascope.auditing.page import write_audit_page
 from vitascope.data.contents import content_of
 from vitascope.data.datasets import read_data
 from vitascope.data.decisions import Decisions
@@ -20,10 +20,10 @@ pytest.importorskip("playwright.sync_api", reason="the browser's tests need Play
 pytestmark = pytest.mark.skipif(browser_path() is None, reason="the browser's tests need a Chromium")
 
 CAT, DOG = "cat", '<b>"dog", é;'
-SECTIONS = [
-    Section("near-duplicate", "pairs", [Finding("near-duplicate", 0.9, "equal", 0, 4, "drop")]),
-    Section("label", "labels", [Finding("label", 0.9, "a dog", 1, None, "relabel", DOG)]),
-    Section("dark", "dark ones", [Finding("dark", 1 - n / 10, "dark", n) for n in range(4)]),
+FINDINGS = [
+    Finding("near-duplicate", 0.9, "equal", 0, 4, drop=True),
+    Finding("label", 0.9, "a dog", 1, label=DOG),
+    *(Finding("dark", 1 - n / 10, "dark", n) for n in range(4)),
 ]
 
 
@@ -47,9 +47,8 @@ def visit(root: Path, browser: Any, request: pytest.FixtureRequest) -> Iterator[
     if getattr(request, "param", "") == "several":
         members = images.truth.members
         images = type(images)("all", images.sources, ClassSets(members, images.class_names))
-    path = root.parent / "audit.html"
-    parts = ["train"] * 6 + ["val"] * 2
-    write_audit_page(path, title="Audit", tiles=[], sections=SECTIONS, images=images, parts=parts, root=root)
+    path, parts, images = root.parent / "audit.html", ["train"] * 6 + ["val"] * 2, images.identified()
+    write_audit_page(path, "Audit", FINDINGS, [], images=images, parts=parts, root=root)
     with visiting(browser, path.as_uri(), offline=True) as visit:
         yield visit
         assert visit.faults == []
@@ -90,11 +89,6 @@ def test_keys_alone_decide_on_everything(visit: Visit, download: Callable[[], An
     assert visit.text("#decided") == "3 decided: keep 1, drop 1, relabel 1"
     expected = {"cat/000.png": ("drop", ""), f"{DOG}/000.png": ("keep", ""), "cat/001.png": ("relabel", DOG)}
     assert download() == expected
-
-
-def test_a_key_drops_the_first_or_the_second_of_a_pair(visit: Visit, download: Callable[[], Any]) -> None:
-    visit.press("1", "2")
-    assert (focused(visit), download()) == ("1", {f"{DOG}/000.png": ("drop", "")})
 
 
 def test_mouse_decides_and_takes_back(visit: Visit, download: Callable[[], Any]) -> None:

@@ -95,13 +95,6 @@ function relabel(element) { // takes the suggestion, and asks for another label
   field.focus();
 }
 
-function dropOf(number) { // of a pair
-  const pair = current.parentElement.children;
-  if (pair.length < 2) return;
-  decide(pair[number], "drop");
-  move(1, pair[1]);
-}
-
 function decideAndMove(choice) {
   decide(current, choice);
   move(1);
@@ -109,7 +102,7 @@ function decideAndMove(choice) {
 
 const keys = {
   ...{ arrowright: () => move(1), n: () => move(1), arrowleft: () => move(-1), p: () => move(-1) },
-  ...{ k: () => decideAndMove("keep"), d: () => decideAndMove("drop"), 1: () => dropOf(0), 2: () => dropOf(1) },
+  ...{ k: () => decideAndMove("keep"), d: () => decideAndMove("drop") },
   ...{ r: () => words.classes.length && relabel(current), u: undo },
 };
 document.addEventListener("keydown", (event) => {

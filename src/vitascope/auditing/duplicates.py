@@ -1,25 +1,24 @@
 """Copies: images of equal content, and near-duplicates: resized, recompressed, cropped, turned, ...
 
 Hashes and features propose pairs. A pair is a near-duplicate if the details of the thumbnails correlate in
-one of eight orientations: of both pictures, of one and a part of the other, or of most of both.
+one of eight orientations: of both pictures, or of one and a part of the other.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Sequence
-from typing import NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+from scipy.cluster.hierarchy import DisjointSet
+from scipy.fft import dctn
 from scipy.ndimage import gaussian_filter1d
-from scipy.sparse import coo_matrix
-from scipy.sparse.csgraph import connected_components, minimum_spanning_tree
 from threadpoolctl import threadpool_limits
 
 from vitascope.auditing.finding import Finding
-from vitascope.auditing.looks import SIDE, Looks, orientations, perceptual_hashes
+from vitascope.auditing.looks import SIDE, Looks
 from vitascope.data.contents import first_of_content
 from vitascope.network import in_threads
 
@@ -33,12 +32,10 @@ CORRELATION = 0.8
 """Least correlation of the details of near-duplicates."""
 Section: TypeAlias = tuple[float, float]
 """Begin and length of a part of a side, as shares of it."""
-Box: TypeAlias = tuple[Section, Section]
-"""The sections down and across."""
+_LOW = 8  # side of the square of lowest DCT coefficients that the hash keeps
 _SETS, _BITS, _DISTANCE = 12, 16, 10
 _CROWD = 24  # more hashes than this with equal bits, such as those of blank pictures, propose no pairs
 _GRID = SIDE // 2  # side of the views that are correlated
-_SMOOTH = 1.25  # of their pixels
 _FLAT = 1.0  # levels of luminance: with less detail than this, a picture is nothing but noise
 _FEW = 30  # pixels of a view that have its details: planes and ships before a clear sky correlate by chance
 _FEW_CORRELATION = 0.9
@@ -46,24 +43,30 @@ _FEW_CORRELATION = 0.9
 # z, which leads to 0.8 among natural images. Images that are compared with at least four say what is usual.
 _ABOVE_USUAL, _MOST, _COMPARED = 0.82, 0.97, 4
 _PREFERENCE = 0.02  # of the correlation: the picture as it is before its parts and turned ones
-_ROWS = 512  # images whose similarities to all others are computed at a time
-_BLOCK = 4096  # thumbnails that are floats at a time, 16 MB
-_ALL, _INNER, _FIRST, _LAST = (0.0, 1.0), (0.1, 0.8), (0.0, 0.86), (0.14, 0.86)
-_BOXES = [(_ALL, _ALL), (_INNER, _INNER), (_FIRST, _ALL), (_LAST, _ALL), (_ALL, _FIRST), (_ALL, _LAST)]
-# For a box (whole, inner, upper, lower) and an orientation, which of _BOXES of the picture is there.
-_ORIENTED_BOX = np.array([[0] * 8, [1] * 8, [2, 2, 3, 3, 4, 5, 4, 5], [3, 3, 2, 2, 5, 4, 5, 4]])
+_BLOCK = 4096  # thumbnails that are hashed at a time, 32 MB of floats
+_ALL, _FIRST, _LAST = (0.0, 1.0), (0.0, 0.86), (0.14, 0.86)
 _TURNS = (
     *("", "mirrored", "mirrored", "turned by 180 degrees"),
     *("mirrored", "turned by 90 degrees", "turned by 90 degrees", "mirrored"),
 )
-_HASHED_BOXES: list[Box] = [
+_SMOOTHING = gaussian_filter1d(np.eye(_GRID, dtype=np.float32), 1.25, axis=0)  # (16, 16)
+_SECTIONS: list[Section] = [(0.0, 1.0)] + [
+    (begin, length)
+    for length, count in ((0.93, 3), (0.86, 5), (0.8, 5))
+    for begin in np.linspace(0, 1 - length, count).round(3).tolist()
+]
+_LENGTHS = np.array(_SECTIONS)[:, 1]
+# The parts that a copy may be, as indices of sections down and across, (2, V). The whole comes first.
+_PARTS = np.argwhere(
+    (np.abs(_LENGTHS[:, None] - _LENGTHS) < 0.08) | (_LENGTHS[:, None] == 1) | (_LENGTHS == 1)
+).T
+_HASHED_BOXES: list[tuple[Section, Section]] = [
     *(((0.06, 0.88), (0.06, 0.88)), ((0.04, 0.92), (0.04, 0.92)), (_FIRST, _ALL), (_LAST, _ALL)),
     *(((top, 0.85), (left, 0.85)) for top in (0, 0.075, 0.15) for left in (0, 0.075, 0.15)),
 ]
 
 
-@dataclasses.dataclass(frozen=True)
-class Pair:
+class Pair(NamedTuple):
     """Two images of which one is a copy of the other; `first` < `second`.
 
     Attributes:
@@ -76,82 +79,74 @@ class Pair:
     score: float
     how: str
 
-    def at(self, places: Integers) -> Pair:
-        """The same pair by other indices: those at the places, which ascend, of its own."""
-        return dataclasses.replace(self, first=int(places[self.first]), second=int(places[self.second]))
 
-
-def copies(contents: npt.NDArray[np.bytes_]) -> list[Pair]:
-    """Each image whose content, of `data.contents`, is that of an earlier one, with the first such image."""
-    firsts = first_of_content(contents).tolist()
-    return [Pair(first, own, 1.0, "equal file") for own, first in enumerate(firsts) if first != own]
-
-
-def neighbours(features: Features, k: int) -> tuple[Integers, Floats32]:
-    """The nearest other images of each by cosine similarity, nearest first: indices and similarities, (N, k).
-
-    Features (N, D) of N > k images; N² D multiplications, and memory for 512 rows of N similarities.
-    """
-    unit = np.asarray(features, dtype=np.float32)
-    unit = unit / np.maximum(np.linalg.norm(unit, axis=1, keepdims=True), 1e-12)
-    count = len(unit)
-    if not 0 < k < count:
-        raise ValueError(f"{k} neighbours among {count} images: k must be between 1 and {count - 1}")
-    indices, similarities = np.empty((count, k), np.int64), np.empty((count, k), np.float32)
-    for start in range(0, count, _ROWS):
-        stop = min(count, start + _ROWS)
-        near = unit[start:stop] @ unit.T  # (rows, N)
-        near[np.arange(stop - start), np.arange(start, stop)] = -np.inf
-        best = np.argpartition(near, count - k, axis=1)[:, count - k :]
-        values = np.take_along_axis(near, best, axis=1)
-        order = np.argsort(-values, axis=1, kind="stable")
-        indices[start:stop] = np.take_along_axis(best, order, axis=1)
-        similarities[start:stop] = np.take_along_axis(values, order, axis=1)
-    return indices, similarities
-
-
-def near_duplicates(
-    looks: Looks, features: Features | None = None, nearest: Integers | None = None
-) -> list[Pair]:
+def near_duplicates(looks: Looks, features: Features | None = None) -> list[Pair]:
     """Pairs of images that show one picture, the surest first; equal files are among them.
 
     Args:
         looks: of N images; those that cannot be read, and flat ones, are in no pair.
         features: (N, D), any finite values for unreadable images. Without features, more cropped copies are
             missed.
-        nearest: indices of `neighbours`, (N, k), if they are known already.
     """
-    views, depths = _views(looks.thumbnails)
-    usable = looks.readable & (depths >= _FLAT)
-    proposals = [_similar_hashes(looks)]
-    if features is not None and nearest is None and len(looks) > 1:
-        nearest, _ = neighbours(features, min(NEIGHBOURS, len(looks) - 1))
-    if nearest is not None:
-        owners = np.repeat(np.arange(len(looks)), nearest.shape[1])
-        proposals.append(np.stack([owners, nearest.ravel()], axis=1))
+    views, depths = _details(_cut(looks["thumbnail"], _ALL, _ALL, _GRID))
+    proposals = [_similar_hashes(looks["thumbnail"])]
+    if features is not None and len(looks) > 1:
+        from sklearn.neighbors import NearestNeighbors  # which training does without
+        from sklearn.preprocessing import normalize
+
+        search = NearestNeighbors(n_neighbors=min(NEIGHBOURS, len(looks) - 1), algorithm="brute")
+        nearest = search.fit(normalize(features)).kneighbors(return_distance=False)  # (N, k), by the cosine
+        proposals.append(np.stack([np.arange(len(looks)).repeat(nearest.shape[1]), nearest.ravel()], axis=1))
     ends = np.sort(np.concatenate(proposals), axis=1)
-    ends = np.unique(ends[(ends[:, 0] != ends[:, 1]) & usable[ends].all(axis=1)], axis=0)  # (P, 2)
-    return _verified(looks, views, ends)
+    ends = np.unique(ends[(ends[:, 0] != ends[:, 1]) & (depths >= _FLAT)[ends].all(axis=1)], axis=0)
+    return _verified(looks["thumbnail"], views, ends) if len(ends) else []
 
 
-def _similar_hashes(looks: Looks) -> Integers:
+def orientations(squares: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Squares (..., S, S) in eight orientations, (..., 8, S, S): as it is, mirrored, upside down, turned
+    by 180 degrees, and the transposes of these four."""
+    four = [squares, squares[..., ::-1], squares[..., ::-1, :], squares[..., ::-1, ::-1]]
+    return np.stack([*four, *(square.swapaxes(-1, -2) for square in four)], axis=-3)
+
+
+def perceptual_hashes(squares: npt.NDArray[Any]) -> npt.NDArray[np.uint64]:
+    """pHash of grey squares (N, 32, 32) in eight orientations, (N, 8).
+
+    A bit says whether one of the 8x8 lowest coefficients of the DCT is above their median (Zauner,
+    "Implementation and benchmarking of perceptual image hash functions", 2010), most significant bit first as
+    in imagehash. A mirrored picture has the coefficients of odd frequencies negated, a transposed one the
+    transposed coefficients.
+    """
+    low = dctn(squares.astype(np.float64), axes=(1, 2))[:, :_LOW, :_LOW]
+    odd = (-1.0) ** np.arange(_LOW)
+    four = [low, low * odd, low * odd[:, None], low * odd * odd[:, None]]
+    oriented = np.stack([*four, *(square.swapaxes(1, 2) for square in four)], axis=1)
+    flat = oriented.reshape(len(squares), 8, _LOW**2)
+    bits = np.packbits(flat > np.median(flat, axis=2, keepdims=True), axis=2)
+    return bits.view(">u8")[..., 0].astype(np.uint64)
+
+
+def _similar_hashes(thumbnails: npt.NDArray[np.uint8]) -> Integers:
     """Pairs of images (P, 2): at most 10 bits differ between the hash of one and that of the other, in any
     orientation, or of a box of it, which finds cropped and framed copies.
 
     Only hashes that agree in one of 12 random sets of 16 bits are compared: 99% of those in which 4 bits
     differ, 73% of those with 8.
     """
-    upright, queries = looks.hashes[:, 0], _queries(looks)
-    generator = np.random.default_rng(0)
-    pairs = [np.empty((0, 2), np.int64)]
+    queries = np.empty((len(thumbnails), 8 + len(_HASHED_BOXES)), np.uint64)
+    for start in range(0, len(thumbnails), _BLOCK):
+        block = slice(start, start + _BLOCK)
+        queries[block, :8] = perceptual_hashes(thumbnails[block])
+        for number, box in enumerate(_HASHED_BOXES, 8):
+            queries[block, number] = perceptual_hashes(_cut(thumbnails[block], *box, SIDE))[:, 0]
+    upright, generator, pairs = queries[:, 0], np.random.default_rng(0), []
     for _ in range(_SETS):
         bits = generator.choice(64, _BITS, replace=False).astype(np.uint64)
         mask = np.bitwise_or.reduce(np.uint64(1) << bits)
         order = np.argsort(upright & mask, kind="stable")
         equal = (upright & mask)[order]
-        begin = np.searchsorted(equal, (queries & mask).ravel(), "left")
-        counts = np.searchsorted(equal, (queries & mask).ravel(), "right") - begin
-        counts[counts > _CROWD] = 0
+        begin, end = (np.searchsorted(equal, (queries & mask).ravel(), side) for side in ("left", "right"))
+        counts = np.where(end - begin > _CROWD, 0, end - begin)
         query = np.repeat(np.arange(queries.size), counts)
         place = np.arange(len(query)) - np.repeat(np.cumsum(counts) - counts, counts)
         other = order[begin[query] + place]
@@ -159,20 +154,6 @@ def _similar_hashes(looks: Looks) -> Integers:
         near = np.unpackbits(different, axis=1).sum(axis=1) <= _DISTANCE
         pairs.append(np.stack([query[near] // queries.shape[1], other[near]], axis=1))
     return np.unique(np.concatenate(pairs), axis=0)
-
-
-def _queries(looks: Looks) -> npt.NDArray[np.uint64]:
-    """The hashes of pictures in eight orientations, and those of `_HASHED_BOXES`, (N, 21)."""
-    queries = np.empty((len(looks), 8 + len(_HASHED_BOXES)), np.uint64)
-    queries[:, :8] = looks.hashes
-    for start in range(0, len(looks), _BLOCK):
-        block = slice(start, start + _BLOCK)
-        for number, (down, across) in enumerate(_HASHED_BOXES, 8):
-            squares = (
-                _matrix(down, SIDE) @ looks.thumbnails[block].astype(np.float32) @ _matrix(across, SIDE).T
-            )
-            queries[block, number] = perceptual_hashes(squares)[:, 0]
-    return queries
 
 
 @functools.cache
@@ -185,178 +166,103 @@ def _matrix(section: Section, size: int) -> Floats32:
     return (overlap.clip(0) / (length * SIDE / size)).astype(np.float32)
 
 
-@functools.cache
-def _smoothing() -> Floats32:
-    """The Gaussian (16, 16) that finds shades and large shapes, in which different pictures agree."""
-    return gaussian_filter1d(np.eye(_GRID, dtype=np.float32), _SMOOTH, axis=0)
+def _cut(thumbnails: npt.NDArray[np.uint8], down: Section, across: Section, size: int) -> Floats32:
+    """A box of each thumbnail (N, 32, 32) as squares (N, size, size)."""
+    return np.asarray(_matrix(down, size) @ thumbnails.astype(np.float32) @ _matrix(across, size).T)
 
 
-def _views(thumbnails: npt.NDArray[np.uint8]) -> tuple[npt.NDArray[np.float16], Floats32]:
-    """The details in each of `_BOXES` of thumbnails (N, 32, 32), of length 1, (N, 6, 256), 3 KB per image,
-    and the root mean square of those of the whole, (N,). Nothing outside a box changes its details."""
-    views = np.empty((len(thumbnails), len(_BOXES), _GRID**2), np.float16)
-    depths = np.empty(len(thumbnails), np.float32)
-    for start in range(0, len(thumbnails), _BLOCK):
-        block = slice(start, start + _BLOCK)
-        for number, (down, across) in enumerate(_BOXES):
-            squares = _matrix(down, _GRID) @ thumbnails[block].astype(np.float32) @ _matrix(across, _GRID).T
-            details = squares - _smoothing() @ squares @ _smoothing().T
-            views[block, number] = _unit(details.reshape(len(squares), -1).astype(np.float32))
-            if number == 0:
-                depths[block] = np.sqrt((details**2).mean(axis=(1, 2)))
-    return views, depths
+def _details(squares: Floats32) -> tuple[Floats32, Floats32]:
+    """What remains of squares (N, 16, 16) without shades and large shapes, in which different pictures agree:
+    with mean 0 and length 1, (N, 256), 1 KB per image, and its root mean square in levels, (N,)."""
+    details = (squares - _SMOOTHING @ squares @ _SMOOTHING.T).reshape(-1, _GRID**2)
+    details -= details.mean(axis=1, keepdims=True)
+    lengths = np.linalg.norm(details, axis=1)
+    return details / np.maximum(lengths, 1e-6)[:, None], lengths / _GRID
 
 
 def _part_views(thumbnail: npt.NDArray[np.uint8]) -> Floats32:
-    """The details of each part of one thumbnail, of length 1, (V, 256)."""
-    sections, down, across = _sections()
-    matrices = np.concatenate([_matrix(section, _GRID) for section in sections])  # (16 sections, 32)
-    smooth = np.concatenate([_smoothing() @ _matrix(section, _GRID) for section in sections])
-    grey = thumbnail.astype(np.float32)
-    every = (matrices @ grey @ matrices.T - smooth @ grey @ smooth.T).reshape(len(sections), _GRID, -1, _GRID)
-    return _unit(every.transpose(0, 2, 1, 3)[down, across].reshape(len(down), -1))
+    """The details of each part of one thumbnail, (V, 256). Nothing outside a part changes its details."""
+    matrices = np.concatenate([_matrix(section, _GRID) for section in _SECTIONS])  # (16 S, 32)
+    every = (matrices @ thumbnail @ matrices.T).reshape(len(_SECTIONS), _GRID, -1, _GRID)
+    return _details(every.swapaxes(1, 2)[*_PARTS])[0]
 
 
-def _unit(views: Floats32) -> Floats32:
-    """Views (..., 256) with mean 0 and length 1."""
-    centred = views - views.mean(axis=-1, keepdims=True)
-    return centred / np.maximum(np.linalg.norm(centred, axis=-1, keepdims=True), 1e-6)
-
-
-@functools.cache
-def _sections() -> tuple[list[Section], Integers, Integers]:
-    """The sections of a side, and the parts that a copy may be, as indices of sections down and across,
-    (V,) each. The whole comes first."""
-    sections: list[Section] = [_ALL]
-    for length, count in ((0.93, 3), (0.86, 5), (0.8, 5)):
-        sections += [(begin, length) for begin in np.linspace(0, 1 - length, count).round(3).tolist()]
-    lengths = np.array([length for _, length in sections])
-    down, across = np.indices((len(sections), len(sections))).reshape(2, -1)
-    kept = (np.abs(lengths[down] - lengths[across]) < 0.08) | (down == 0) | (across == 0)
-    return sections, down[kept], across[kept]
-
-
-def _verified(looks: Looks, views: npt.NDArray[np.float16], ends: Integers) -> list[Pair]:
-    """The pairs (P, 2) whose details correlate, by the views of `_BOXES` of all images (N, 6, 256)."""
+def _verified(thumbnails: npt.NDArray[np.uint8], views: Floats32, ends: Integers) -> list[Pair]:
+    """The pairs (P, 2) whose details correlate, by the views of all images (N, 256)."""
     both = np.concatenate([ends, ends[:, ::-1]])  # either may be a part of the other
-    both = both[np.argsort(both[:, 0], kind="stable")]
-    wholes, begin = np.unique(both[:, 0], return_index=True)
-    tasks = zip(wholes.tolist(), np.split(both[:, 1], begin[1:]), strict=True) if len(both) else ()
-    matches: dict[tuple[int, int], _Match] = {}
-    usual = []
+    order = np.argsort(both[:, 0], kind="stable")
+    wholes, begin = np.unique(both[order, 0], return_index=True)
+    tasks = zip(wholes.tolist(), np.split(both[order, 1], begin[1:]), strict=True)
     with threadpool_limits(1, "blas"):  # the matrices are too small to be shared by threads
-        for some in in_threads(lambda task: _matches(looks.thumbnails, views, *task), tasks):
-            if len(some) >= _COMPARED:
-                usual.append(np.median([match.correlation for match in some.values()]))
-            for pair, match in some.items():
-                matches[pair] = max(match, matches.get(pair, match))
-    usual_z = np.arctanh(np.clip(np.median(usual or [0]), 0, _MOST))
-    least = float(np.clip(np.tanh(usual_z + _ABOVE_USUAL), CORRELATION, _MOST))
-    spread = 1 / (views[:, 0].astype(np.float32) ** 4).sum(axis=1).clip(1e-9)  # the participation ratio
+        found = list(in_threads(lambda task: _matches(thumbnails[task[0]], views[task[1]]), tasks))
+    medians = [float(np.median(some[:, 0])) for some in found if len(some) >= _COMPARED]
+    usual = np.median(np.array(medians or [0.0]))
+    least = np.tanh(np.arctanh(np.clip(usual, 0, _MOST)) + _ABOVE_USUAL).clip(CORRELATION, _MOST)
+    spread = 1 / (views**4).sum(axis=1).clip(1e-9)  # the participation ratio
     needed = np.where(spread < _FEW, max(least, _FEW_CORRELATION), least)  # (N,)
-    pairs = [
-        Pair(
-            *(first, second, min(0.99, 0.5 + 0.49 * (match.correlation - least) / (1 - least))),
-            match.how or _change(looks, first, second),
-        )
-        for (first, second), match in matches.items()
-        if match.correlation >= max(needed[first], needed[second])
-    ]
+    matches = np.concatenate(found)[order.argsort()].reshape(2, len(ends), 3)
+    better = (matches[..., 0] - _PREFERENCE * (matches[..., 1] > 0)).argmax(axis=0)
+    pairs = []
+    for (first, second), match in zip(ends.tolist(), matches[better, np.arange(len(ends))], strict=True):
+        correlation, part, turn = match.tolist()
+        if correlation >= max(needed[first], needed[second]):
+            changes = ["cropped or framed"] * (part > 0) + [_TURNS[int(turn)]] * (turn > 0)
+            score = min(0.99, 0.5 + 0.49 * (correlation - float(least)) / (1 - float(least)))
+            pairs.append(Pair(first, second, score, ", ".join(changes) or "nearly equal"))
     return sorted(pairs, key=lambda pair: -pair.score)
 
 
-@functools.cache
-def _comparisons() -> tuple[Integers, list[int], Floats32]:
-    """The pixels of a view in eight orientations, (8, 256); the indices of the parts that are the four boxes
-    of `_ORIENTED_BOX`; the penalty of the correlation for a part and for a turn, (8, V)."""
-    sections, down, across = _sections()
-    parts = [(sections[row], sections[column]) for row, column in zip(down, across, strict=True)]
-    lost = np.full((8, len(parts)), -2 * _PREFERENCE, np.float32)
-    lost[0] += _PREFERENCE
-    lost[:, 0] += _PREFERENCE
-    pixels = orientations(np.arange(_GRID**2).reshape(_GRID, _GRID)).reshape(8, -1)
-    return pixels, [parts.index(box) for box in _BOXES[:4]], lost
-
-
-class _Match(NamedTuple):
-    """How two images correlate best; the rank, by which it is compared, prefers whole pictures."""
-
-    rank: float
-    correlation: float
-    how: str
-
-
-def _matches(
-    thumbnails: npt.NDArray[np.uint8], views: npt.NDArray[np.float16], whole: int, others: Integers
-) -> dict[tuple[int, int], _Match]:
-    """How one image, and each part of it, correlates with each of P others in eight orientations."""
-    turned_pixels, boxes, preference = _comparisons()
-    part_views = _part_views(thumbnails[whole])  # (V, 256)
-    oriented = views[others].astype(np.float32)[:, _ORIENTED_BOX[..., None], turned_pixels]  # (P, 4, 8, 256)
-    by_part = (oriented[:, 0].reshape(-1, _GRID**2) @ part_views.T).reshape(len(others), 8, -1)  # (P, 8, V)
-    by_box = (oriented * part_views[boxes, None]).sum(axis=3)  # (P, 4, 8)
-    matches = {}
-    for other, of_parts, of_boxes in zip(others.tolist(), by_part, by_box, strict=True):
-        turn, part = np.unravel_index(np.argmax(of_parts + preference), of_parts.shape)
-        correlation, how = float(of_parts[turn, part]), "cropped or framed" if part else ""
-        box, box_turn = np.unravel_index(np.argmax(of_boxes), of_boxes.shape)
-        if of_boxes[box, box_turn] - 2 * _PREFERENCE > correlation:
-            correlation, turn, how = float(of_boxes[box, box_turn]), box_turn, "with a border or a caption"
-        rank = correlation - _PREFERENCE * bool(how)
-        pair = (min(whole, other), max(whole, other))
-        matches[pair] = _Match(rank, correlation, ", ".join(filter(None, (how, _TURNS[turn]))))
-    return matches
-
-
-def _change(looks: Looks, first: int, second: int) -> str:
-    """What else differs between two images of one picture."""
-    light = looks.brightness[second] - looks.brightness[first]
-    if abs(light) > 0.03:
-        return "brighter or darker"
-    sizes = {(looks.height[index], looks.width[index]) for index in (first, second)}
-    return "resized" if len(sizes) > 1 else "recompressed"
+def _matches(whole: npt.NDArray[np.uint8], others: Floats32) -> npt.NDArray[np.float64]:
+    """How a thumbnail, or a part of it, correlates best with each of P views (P, 256) in eight orientations:
+    the correlation, the part and the orientation, (P, 3)."""
+    parts = _part_views(whole)  # (V, 256)
+    turned = orientations(others.reshape(-1, _GRID, _GRID)).reshape(len(others), 8, -1)
+    correlations = turned @ parts.T  # (P, 8, V)
+    preferred = correlations - 2 * _PREFERENCE
+    preferred[:, 0] += _PREFERENCE
+    preferred[:, :, 0] += _PREFERENCE
+    best = preferred.reshape(len(others), -1).argmax(axis=1)
+    turn, part = np.unravel_index(best, preferred.shape[1:])
+    return np.stack([correlations[np.arange(len(others)), turn, part], part, turn], axis=1)
 
 
 def groups_of(pairs: Sequence[Pair], count: int) -> Integers:
     """The group of each of N images, (N,): those that pairs connect are in one."""
-    groups: Integers = connected_components(_graph(pairs, count, [1.0] * len(pairs)), directed=False)[1]
-    return groups.astype(np.int64)
+    groups = DisjointSet(range(count))
+    for pair in pairs:
+        groups.merge(pair.first, pair.second)
+    return np.array([groups[image] for image in range(count)], dtype=np.int64)
 
 
 def duplicates(
-    equal: Sequence[Pair],
+    contents: npt.NDArray[np.bytes_],
     near: Sequence[Pair],
     parts: Sequence[str],
     labels: Sequence[str] | None = None,
 ) -> list[Finding]:
-    """Findings of `copies` and `near_duplicates`, the worst first: those between parts or labels, then
+    """Findings of equal files and of `near_duplicates`, the worst first: those between parts or labels, then
     others by their scores.
 
     Of a group of g images there are g - 1 findings, which connect it by its worst pairs.
 
     Args:
-        parts: of each of N images: "train", "val" or "test".
+        contents: of `data.contents`, of N images.
+        parts: of each image: "train", "val" or "test".
         labels: the label of each image as text; empty without one.
     """
-    known = {(pair.first, pair.second) for pair in equal}
-    pairs = [*equal, *(pair for pair in near if (pair.first, pair.second) not in known)]
-    findings = [_finding(pair, number < len(equal), parts, labels) for number, pair in enumerate(pairs)]
-    graph = _graph(pairs, len(parts), [2 - finding.score for finding in findings])
-    forest = set(zip(*minimum_spanning_tree(graph).nonzero(), strict=True))
-    kept = [
-        finding
-        for finding in findings
-        if {(finding.image, finding.other), (finding.other, finding.image)} & forest
-    ]
-    return sorted(kept, key=lambda finding: -finding.score)
+    firsts = enumerate(first_of_content(contents).tolist())
+    equal = [Pair(first, image, 1.0, "equal file") for image, first in firsts if first != image]
+    known = {pair[:2] for pair in equal}
+    findings = [_finding("copy", pair, parts, labels) for pair in equal]
+    findings += [_finding("near-duplicate", pair, parts, labels) for pair in near if pair[:2] not in known]
+    groups = DisjointSet(range(len(parts)))
+    ordered = sorted(findings, key=lambda finding: -finding.score)
+    return [finding for finding in ordered if groups.merge(finding.image, finding.other)]
 
 
-def _graph(pairs: Sequence[Pair], count: int, weights: Sequence[float]) -> coo_matrix:
-    ends = np.array([(pair.first, pair.second) for pair in pairs], dtype=np.int64).reshape(-1, 2)
-    return coo_matrix((weights, (ends[:, 0], ends[:, 1])), shape=(count, count))
-
-
-def _finding(pair: Pair, equal: bool, parts: Sequence[str], labels: Sequence[str] | None) -> Finding:
+def _finding(
+    issue: Literal["copy", "near-duplicate"], pair: Pair, parts: Sequence[str], labels: Sequence[str] | None
+) -> Finding:
     """The finding of one pair; its image is the one to drop, that in train before that in test."""
     image, other = pair.second, pair.first
     if parts[image] != parts[other] and parts[other] == "train":
@@ -364,12 +270,8 @@ def _finding(pair: Pair, equal: bool, parts: Sequence[str], labels: Sequence[str
     leak = parts[image] != parts[other]
     here, there = (labels[image], labels[other]) if labels is not None else ("", "")
     differ = bool(here and there) and here != there
-    detail = f"{pair.how}: a copy of another image, in {parts[other]}"
-    return Finding(
-        "copy" if equal else "near-duplicate",
-        0.5 + pair.score / 2 if leak or differ else 0.75 * pair.score,
-        detail + (f"; here {here}, there {there}" if differ else ""),
-        image,
-        other,
-        "drop" if equal and not leak and not differ else "look",
-    )
+    detail = f"{pair.how}: a copy of another image" + (f", in {parts[other]}" if leak else "")
+    if differ:
+        detail += f"; here {here}, there {there}"
+    score = 0.5 + pair.score / 2 if leak or differ else 0.75 * pair.score
+    return Finding(issue, score, detail, image, other, drop=issue == "copy" and not leak and not differ)

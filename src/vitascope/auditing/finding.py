@@ -25,8 +25,6 @@ Issue = Literal[
 ]
 ISSUES: tuple[Issue, ...] = get_args(Issue)
 """In the order of the page."""
-Suggestion = Literal["look", "drop", "relabel"]
-"""`look`: only a person can tell."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,8 +37,8 @@ class Finding:
         detail: what was seen, in words and numbers.
         image: the index of the image; None for a class, a group or all images.
         other: the index of the other image of a pair.
-        suggestion: what to do.
-        label: the class to relabel to.
+        drop: whether the image can go; otherwise only a person can tell.
+        label: the class to relabel to, or "".
     """
 
     issue: Issue
@@ -48,8 +46,18 @@ class Finding:
     detail: str
     image: int | None = None
     other: int | None = None
-    suggestion: Suggestion = "look"
+    drop: bool = False
     label: str = ""
+
+    @property
+    def suggestion(self) -> str:
+        """What to do."""
+        return f"relabel {self.label}" if self.label else "drop" if self.drop else "look"
+
+    @property
+    def images(self) -> list[int]:
+        """The images that it is about: none, one, or two."""
+        return [image for image in (self.image, self.other) if image is not None]
 
     def at(self, places: npt.NDArray[np.int64]) -> Finding:
         """The same about other indices: those at the places of its own."""

@@ -9,14 +9,14 @@ from itertools import combinations, product
 
 import numpy as np
 import numpy.typing as npt
-from scipy.stats import rankdata
+from scipy.stats import mannwhitneyu
 from threadpoolctl import threadpool_limits
 
-from vitascope.auditing.finding import Finding, Suggestion
+from vitascope.auditing.finding import Finding
 from vitascope.data.targets import Targets
 from vitascope.evaluation.calibration import as_logits, sharpened, sharpness
 from vitascope.network import in_threads
-from vitascope.probing.classifiers import Classifier, Features, Floats, Neighbors
+from vitascope.probing.classifiers import Classifier, Features, Neighbors
 from vitascope.probing.folds import Division
 from vitascope.probing.label_errors import Probabilities, self_confidence, suspects
 from vitascope.probing.selection import CLASSIFIERS, THREADS, cross_validated
@@ -67,11 +67,6 @@ def held_out_probabilities(
     return min(results, key=lambda result: result[0])[1]
 
 
-def label_scores(targets: Targets, probabilities: Probabilities) -> Floats:
-    """How improbable the label of each image, or the worst of its K answers, is: 0 to 1, (N,)."""
-    return np.asarray(1 - self_confidence(targets, probabilities).min(axis=1))
-
-
 def wrong_labels(targets: Targets, probabilities: Probabilities) -> list[Finding]:
     """The labels that may be wrong, the least probable first; `probabilities` are those of `suspects`."""
     findings = []
@@ -84,9 +79,8 @@ def wrong_labels(targets: Targets, probabilities: Probabilities) -> list[Finding
             detail = f"{given!r} may be wrong: its probability is {sure:.1%}"
         else:
             detail = f"{suggested!r} may be missing: its probability is {1 - sure:.1%}"
-        action: Suggestion = "relabel" if given and suggested else "look"
         label = suggested if given and suggested else ""
-        findings.append(Finding("label", 1 - sure, detail, suspect.image, suggestion=action, label=label))
+        findings.append(Finding("label", 1 - sure, detail, suspect.image, label=label))
     return findings
 
 
@@ -98,14 +92,12 @@ def confusable_names(targets: Targets, probabilities: Probabilities | None) -> l
         probabilities: out-of-fold, (N, K), used where images have one class; None where there are none.
     """
     names, counts, members = targets.class_names, targets.counts, targets.members
-    by_spelling: dict[str, list[int]] = {}
-    for k in np.flatnonzero(counts).tolist():
-        for spelling in _spellings(names[k]):
-            by_spelling.setdefault(spelling, []).append(k)
-    similar = {pair for classes in by_spelling.values() for pair in combinations(classes, 2)}
+    spellings = [_spellings(name) for name in names]
+    used = combinations(np.flatnonzero(counts).tolist(), 2)
+    similar = [(a, b) for a, b in used if spellings[a] & spellings[b]]
     findings = [
         Finding("label", SIMILAR, f"{names[a]!r} ({counts[a]:,} images) may be {names[b]!r} ({counts[b]:,})")
-        for a, b in sorted(similar)
+        for a, b in similar
     ]
     if probabilities is None or not targets.exclusive:
         return findings
@@ -113,7 +105,10 @@ def confusable_names(targets: Targets, probabilities: Probabilities | None) -> l
     compared = np.triu(rates + rates.T >= CONFUSED, 1) & np.outer(counts > 0, counts > 0)
     for a, b in np.argwhere(compared).tolist():
         first, second = np.maximum(probabilities[:, [a, b]], LEAST_PROBABILITY).T
-        area, high = _area(*((first / second)[members[:, k]] for k in (a, b)))
+        m, n = counts[[a, b]].tolist()
+        ratios = ((first / second)[members[:, k]] for k in (a, b))
+        area = mannwhitneyu(*ratios).statistic / (m * n)  # the AUC (Mann and Whitney 1947)
+        high = max(area, 0.5) + Z * np.sqrt((m + n + 1) / (12 * m * n))  # of classes that do not differ
         if high <= ALIKE and (a, b) not in similar:
             detail = (
                 f"{names[a]!r} may be {names[b]!r}, or the model does not see the difference: it tells which "
@@ -121,14 +116,6 @@ def confusable_names(targets: Targets, probabilities: Probabilities | None) -> l
             )
             findings.append(Finding("label", min(1.0, 2 - 2 * area), detail))
     return findings
-
-
-def _area(first: Floats, second: Floats) -> tuple[float, float]:
-    """The probability that a value of the first is larger than one of the second (the area under the ROC
-    curve), and its upper 95% limit, of classes that do not differ (Mann and Whitney 1947)."""
-    m, n = len(first), len(second)
-    area = (rankdata(np.concatenate([first, second]))[:m].sum() - m * (m + 1) / 2) / (m * n)
-    return float(area), float(max(area, 0.5) + Z * np.sqrt((m + n + 1) / (12 * m * n)))
 
 
 def _spellings(name: str) -> set[str]:

@@ -28,13 +28,11 @@ def leaked(train: ImageSet, measured: ImageSet) -> npt.NDArray[np.bool_] | None:
 
 def leaks_in_words(splits: Splits) -> str:
     """A line on the images of other parts that have a near-copy in training; empty without any."""
-    parts = [images for name, images in splits.parts.items() if name != "train" and len(images)]
-    masks = [leaked(splits.train, images) for images in parts]
-    counts = [
-        f"{int(mask.sum()):,} of {counted(len(mask), f'{images.name} image')}"
-        for images, mask in zip(parts, masks, strict=True)
-        if mask is not None and mask.any()
-    ]
+    counts = []
+    for name, images in splits.parts.items():
+        mask = leaked(splits.train, images) if name != "train" else None
+        if mask is not None and mask.any():
+            counts.append(f"{mask.sum():,} of {counted(len(mask), f'{name} image')}")
     if not counts:
         return ""
     return f"{' and '.join(counts)} have a near-copy in training: `vitascope audit` shows them"

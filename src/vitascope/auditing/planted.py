@@ -6,7 +6,6 @@ import dataclasses
 import io
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -78,68 +77,39 @@ class Planted:
 
     def __str__(self) -> str:
         low, high = self.interval
-        what = {
-            "near-duplicate": say("near-copies"),
-            "label": say("wrong labels"),
-            "off-topic": say("foreign pictures"),
-            "dark": say("dark pictures"),
-            "bright": say("bright pictures"),
-            "blurred": say("blurred pictures"),
-            "empty": say("pictures of one colour"),
-            "grey": say("grey pictures"),
-        }
         return say(
-            "Of {count} planted {what}, {noticed} ({share:.0%}, {low:.0%} to {high:.0%}) are among the "
+            "Of {count} planted ones, {noticed} ({share:.0%}, {low:.0%} to {high:.0%}) are among the "
             "{listed} that it lists.",
-            **{"count": f"{self.count:,}", "what": what[self.issue], "noticed": f"{self.noticed:,}"},
-            **{"share": self.share, "low": low, "high": high, "listed": f"{self.listed:,}"},
+            **{"count": f"{self.count:,}", "noticed": f"{self.noticed:,}", "listed": f"{self.listed:,}"},
+            **{"share": self.share, "low": low, "high": high},
         )
 
 
-def _encoded(image: Image.Image, quality: int) -> Image.Image:
+def _recompressed(image: Image.Image, random: np.random.Generator) -> Image.Image:
     file = io.BytesIO()
-    image.convert("RGB").save(file, "JPEG", quality=quality)
+    image.save(file, "JPEG", quality=int(random.integers(40, 80)))
     return Image.open(file)
 
 
 def _cropped(image: Image.Image, random: np.random.Generator) -> Image.Image:
     width, height = (max(1, round(side * random.uniform(0.8, 0.92))) for side in image.size)
-    left, top = (
-        int(random.integers(0, side - part + 1))
-        for side, part in zip(image.size, (width, height), strict=True)
-    )
+    left, top = random.integers(0, (image.width - width + 1, image.height - height + 1)).tolist()
     return image.crop((left, top, left + width, top + height))
 
 
-def _framed(image: Image.Image, random: np.random.Generator) -> Image.Image:
-    return ImageOps.expand(image, max(1, round(0.05 * min(image.size))), fill="white")
-
-
-def _scaled(image: Image.Image, factor: float) -> Image.Image:
-    width, height = (max(1, round(side * factor)) for side in image.size)
-    return image.resize((width, height))
-
-
-def _blurred(image: Image.Image, random: np.random.Generator) -> Image.Image:
-    return image.filter(ImageFilter.GaussianBlur(max(1.5, 0.025 * min(image.size))))
-
-
-NEAR_COPIES: Mapping[str, Change] = {
-    "resized": lambda image, random: _scaled(image, random.uniform(0.6, 0.9)),
-    "recompressed": lambda image, random: _encoded(image, int(random.integers(40, 80))),
-    "cropped": _cropped,
-    "mirrored": lambda image, random: ImageOps.mirror(image),
-    "turned": lambda image, random: image.rotate(90 * int(random.integers(1, 4)), expand=True),
-    "brighter or darker": lambda image, random: ImageEnhance.Brightness(image).enhance(
-        float(random.choice([0.7, 1.35]))
-    ),
-    "framed": _framed,
-}
-"""The seven kinds of near-copies."""
+NEAR_COPIES: Sequence[Change] = (
+    lambda image, random: ImageOps.scale(image, random.uniform(0.6, 0.9)),
+    _recompressed,
+    _cropped,
+    lambda image, random: ImageOps.mirror(image),
+    lambda image, random: image.rotate(90 * int(random.integers(1, 4)), expand=True),
+    lambda image, random: ImageEnhance.Brightness(image).enhance(random.choice([0.7, 1.35])),
+    lambda image, random: ImageOps.expand(image, max(1, round(0.05 * min(image.size))), fill="white"),
+)
 FAULTS: Mapping[Issue, Change] = {
     "dark": lambda image, random: ImageEnhance.Brightness(image).enhance(0.06),
     "bright": lambda image, random: Image.blend(image, Image.new(image.mode, image.size, "white"), 0.93),
-    "blurred": _blurred,
+    "blurred": lambda image, _: image.filter(ImageFilter.GaussianBlur(max(1.5, 0.025 * min(image.size)))),
     "empty": lambda image, random: Image.new("RGB", image.size, tuple(random.integers(40, 216, 3).tolist())),
     "grey": lambda image, random: image.convert("L").convert(image.mode),
 }
@@ -150,15 +120,15 @@ def sample_of(count: int, seed: int) -> npt.NDArray[np.int64]:
     return np.sort(np.random.default_rng(seed).permutation(count)[:SAMPLE])
 
 
-def wrong_labels_noticed(bodies: Sequence[Features], division: Division, seed: int) -> Planted | None:
-    """Change labels at random, and list wrong ones from probabilities that are computed again; None for fewer
-    than two classes with more than `FEW` images."""
+def wrong_labels_noticed(bodies: Sequence[Features], division: Division, seed: int) -> list[Planted]:
+    """Change labels at random, and list wrong ones from probabilities that are computed again; empty for
+    fewer than two classes with more than `FEW` images."""
     random, targets = np.random.default_rng(seed), division.targets
     classes = np.flatnonzero(targets.counts > FEW)  # the folds need some images of each
     rows = np.flatnonzero(targets.members[:, classes].any(axis=1))
     flipped = random.permutation(rows)[: round(FLIPPED * len(rows))]
     if len(classes) < 2 or not len(flipped):
-        return None
+        return []
     labels, K = targets.labels.copy(), len(classes)
     if targets.exclusive:
         places = np.searchsorted(classes, labels[flipped]) + random.integers(1, K, len(flipped))
@@ -169,51 +139,50 @@ def wrong_labels_noticed(bodies: Sequence[Features], division: Division, seed: i
     wrong: Targets = dataclasses.replace(targets, labels=labels)
     probabilities = held_out_probabilities(bodies, dataclasses.replace(division, targets=wrong), seed)
     listed = {finding.image for finding in wrong_labels(wrong, probabilities)}
-    return Planted("label", len(flipped), len(listed & set(flipped.tolist())), len(listed))
+    return [Planted("label", len(flipped), len(listed & set(flipped.tolist())), len(listed))]
 
 
-def near_copies_noticed(
-    sources: Sequence[ImageSource], looks: Looks, features: Features, embed: Embed, seed: int
-) -> Planted:
-    """Add changed copies of some of the images, and look for the pairs."""
-    random = np.random.default_rng(seed)
-    chosen = random.permutation(len(sources))[: EACH * len(NEAR_COPIES)]
-    changes = [list(NEAR_COPIES.values())[number % len(NEAR_COPIES)] for number in range(len(chosen))]
+def pictures_noticed(
+    sources: Sequence[ImageSource],
+    looks: Looks,
+    features: Features,
+    *,
+    kinds: Mapping[str, Sequence[ImageSource]],
+    listed: Mapping[Issue, int],
+    embed: Embed,
+    seed: int,
+) -> list[Planted]:
+    """Add near-copies of some of n images, pictures of other kinds, and dark, bright, ... ones; none to one.
+
+    Args:
+        looks: of the images, (n,).
+        features: of the images, (n, D).
+        kinds: from `other_kinds`.
+        listed: how many of the images themselves each check of quality lists.
+    """
+    if len(sources) < 2:
+        return []
+    rows, random = sample_of(len(sources), seed), np.random.default_rng(seed)
+    looks, features, order = looks[rows], features[rows], random.permutation(rows).tolist()
+    chosen = order[: EACH * len(NEAR_COPIES)]
     copies = [
         change(read_image(sources[index]).convert("RGB"), random)
-        for index, change in zip(chosen.tolist(), changes, strict=True)
+        for index, change in zip(chosen, itertools.cycle(NEAR_COPIES), strict=False)
     ]
-    pairs = near_duplicates(looks.joined(look_at(copies)), np.concatenate([features, embed(copies)]))
-    ends = {(pair.first, pair.second) for pair in pairs}
-    planted = {(int(index), len(sources) + number) for number, index in enumerate(chosen)}
-    return Planted("near-duplicate", len(planted), len(ends & planted), len(ends))
+    everything = np.concatenate([looks, look_at(copies)])
+    ends = {pair[:2] for pair in near_duplicates(everything, np.concatenate([features, embed(copies)]))}
+    pairs = {(place, len(rows) + n) for n, place in enumerate(np.searchsorted(rows, chosen).tolist())}
+    experiments = [Planted("near-duplicate", len(pairs), len(ends & pairs), len(ends))]
 
+    count = min(PICTURES, max(3, round(FOREIGN * len(rows))))
+    turns = itertools.zip_longest(*kinds.values())
+    foreign = embed([picture for turn in turns for picture in turn if picture is not None][:count])
+    above = off_topic_scores(np.concatenate([features, foreign])) >= LISTED
+    experiments.append(Planted("off-topic", count, int(above[len(rows) :].sum()), int(above.sum())))
 
-def foreign_noticed(features: Features, kinds: Mapping[str, Sequence[ImageSource]], embed: Embed) -> Planted:
-    """Add pictures of other kinds, and list those that are off-topic."""
-    count = min(PICTURES, max(3, round(FOREIGN * len(features))))
-    each = itertools.zip_longest(*kinds.values())
-    pictures = [picture for row in each for picture in row if picture is not None][:count]
-    foreign = embed(pictures)
-    listed = off_topic_scores(np.concatenate([features, foreign])) >= LISTED
-    return Planted("off-topic", len(foreign), int(listed[len(features) :].sum()), int(listed.sum()))
-
-
-def faults_noticed(
-    sources: Sequence[ImageSource], looks: Looks, listed: Mapping[Issue, int], seed: int
-) -> list[Planted]:
-    """Add dark, bright, blurred, empty and grey copies of some of the images.
-
-    `listed` is how many of the images themselves each check lists.
-    """
-    random, planted = np.random.default_rng(seed), []
-    chosen = random.permutation(len(sources))[:PICTURES].tolist()
-    originals = [read_image(sources[index]).convert("RGB") for index in chosen]
+    originals = [read_image(sources[index]).convert("RGB") for index in order[:PICTURES]]
     for issue, change in FAULTS.items():
-        scores: dict[Issue, Any] = quality_scores(
-            look_at([change(image, random) for image in originals]), looks
-        )
-        if issue in scores:
-            noticed = int((scores[issue] >= LISTED).sum())
-            planted.append(Planted(issue, len(chosen), noticed, noticed + listed.get(issue, 0)))
-    return planted
+        changed = look_at([change(image, random) for image in originals])
+        noticed = int((quality_scores(changed, looks)[issue] >= LISTED).sum())
+        experiments.append(Planted(issue, len(originals), noticed, noticed + listed.get(issue, 0)))
+    return experiments

@@ -28,22 +28,20 @@ LEAVES, LEAF = 16, 5
 FREQUENT, CATEGORIES = 20, 30
 """Images of a category with a column, such as a camera, and the number of these at most."""
 MEASURES: Mapping[str, tuple[float, Callable[[Looks], npt.NDArray[Any]]]] = {
-    "file size": (0.1, lambda looks: looks.file_bytes),
-    "proportions": (0.1, lambda looks: looks.width / np.maximum(looks.height, 1)),
-    "number of pixels": (0.1, lambda looks: looks.width * looks.height),
-    "format": (0.1, lambda looks: looks.format),
-    "camera": (0.1, lambda looks: looks.camera),
-    "day": (0.1, lambda looks: looks.day),
-    "border colour": (0.2, lambda looks: looks.border),
-    "mean colour": (0.5, lambda looks: looks.colour),
-    "brightness": (0.5, lambda looks: looks.brightness),
-    "sharpness": (0.5, lambda looks: looks.sharpness),
+    "file size": (0.1, lambda looks: looks["file_bytes"]),
+    "proportions": (0.1, lambda looks: looks["width"] / np.maximum(looks["height"], 1)),
+    "number of pixels": (0.1, lambda looks: looks["width"] * looks["height"]),
+    "format": (0.1, lambda looks: looks["format"]),
+    "camera": (0.1, lambda looks: looks["camera"]),
+    "day": (0.1, lambda looks: looks["day"]),
+    "border colour": (0.2, lambda looks: looks["border"]),
+    "mean colour": (0.5, lambda looks: looks["colour"]),
+    "brightness": (0.5, lambda looks: looks["brightness"]),
+    "sharpness": (0.5, lambda looks: looks["sharpness"]),
 }
 """With the share of guessing's errors that has to disappear: content may tell the class, as sky is blue."""
 FOLDER = 0.1
 IMBALANCE = 10
-SMALL = 20
-"""Images of a class in the test part from which on its accuracy can be measured."""
 MEMBERS, WORSE, LEVEL = 10, 0.1, 0.05
 """Of a comparison with the others: images, the loss of accuracy that matters, the probability of chance."""
 
@@ -59,13 +57,12 @@ def shortcuts(looks: Looks, targets: Targets, folders: Texts, groups: Texts) -> 
     Args:
         looks: of N readable images.
         targets: their labels.
-        folders: of each image, (N,), without a part that is the class; (0,) for none.
+        folders: of each image, (N,), without a part that is the class.
         groups: of each image, (N,); (0,) for none.
     """
     sets = np.unique(groups, return_inverse=True)[1] if len(groups) else np.arange(len(targets))
     values = {name: (least, value(looks), sets) for name, (least, value) in MEASURES.items()}
-    if len(folders):
-        values["folder"] = (FOLDER, folders, sets)
+    values["folder"] = (FOLDER, folders, sets)
     if len(groups):  # which no fold could predict if they stayed together
         values["group"] = (FOLDER, groups, np.arange(len(sets)))
     if len(targets) < FOLDS:
@@ -91,12 +88,12 @@ def shortcuts(looks: Looks, targets: Targets, folders: Texts, groups: Texts) -> 
             detail = f"{name} alone{of}: {points:.0f}% ({low:.0f} to {high:.0f}) where guessing gives"
             detail += f" {usual:.0f}%, {points - usual:.0f} points more"
             findings.append(Finding("shortcut", float(gains[best]), detail))
-    return sorted(findings, key=lambda finding: -finding.score)
+    return findings
 
 
 def _columns(values: npt.NDArray[Any]) -> Floats:
     """Numbers (n, D) for a tree, with a column for each frequent category; none where all are equal."""
-    if values.dtype.kind in "US":
+    if values.dtype.kind in "UO":
         encoder = OneHotEncoder(min_frequency=FREQUENT, max_categories=CATEGORIES, sparse_output=False)
         values = encoder.fit_transform(values[:, None])
     numbers = values.reshape(len(values), -1).astype(np.float64)
@@ -127,16 +124,9 @@ def groups(
         detail = f"{names[largest]!r} has {counts[largest]:,} images, up to {times:.0f} times those of {few}"
         seen.append((times / (times + IMBALANCE), detail))
     for part in np.unique(parts).tolist():
-        inside = np.array([(parts[images] == part).sum() for images in classes])  # (K,)
-        missing = [repr(names[k]) for k in used if not inside[k]]
-        if missing:
+        present = targets.take(np.flatnonzero(parts == part)).counts  # (K,)
+        if missing := [repr(names[k]) for k in used if not present[k]]:
             seen.append((1.0 if part == "train" else 0.8, f"without an image in {part}: {listed(missing)}"))
-        small = [k for k in used if 0 < inside[k] < SMALL]
-        if part == "test" and small:
-            least = int(inside[small].min())
-            low, few = wilson_interval(least, least)[0], listed([f"{names[k]!r} {inside[k]}" for k in small])
-            detail = f"too few images in test: {few}; if all {least} are right, the accuracy may be {low:.0%}"
-            seen.append((1 - low, detail))
     kinds, place = np.unique(groups, return_inverse=True)
     for k in used if len(kinds) > 1 else []:
         (first, *others) = np.unique(place[classes[k]]).tolist()
@@ -158,4 +148,4 @@ def groups(
                     f"{name}: {share:.0%} ({low:.0f} to {high:.0f}) of {n:,} images are predicted correctly"
                 )
                 seen.append(((rest - share) / rest, f"{detail}, of the others {rest:.0%}"))
-    return [Finding("group", score, detail) for score, detail in sorted(seen, reverse=True)]
+    return [Finding("group", score, detail) for score, detail in seen]

@@ -14,8 +14,6 @@ FEWEST = 20
 KEPT = 0.9
 """The share of the images that mean and covariance are from: up to a tenth may be of another kind."""
 STEPS, FOLDS = 3, 5
-MOST = 20_000
-"""Images for one estimate."""
 LISTED = 3.0
 """The deviation from which on an image is listed."""
 USUAL = 0.8413
@@ -28,27 +26,21 @@ def off_topic_scores(features: Features) -> Floats:
     The score is a logistic function of the logarithm of its distance, standardized by median and upper
     spread. All are 0 for less than `FEWEST` images and for equal features. `features` (N, D) are finite.
     """
-    return _scores(_distances(features))
-
-
-def off_topic(features: Features) -> list[Finding]:
-    """The images that are unlike the others, the worst first; `features` (N, D) are finite."""
     distances = _distances(features)
-    scores, median = _scores(distances), float(np.median(distances)) if len(distances) else 0.0
-    findings = []
-    for image in np.argsort(-scores, kind="stable")[: int((scores >= 0.5).sum())].tolist():
-        times = f"{distances[image] / median:.1f} times the median" if median else "not 0 as that of most"
-        detail = f"the distance from the mean is {times}"
-        findings.append(Finding("off-topic", float(scores[image]), detail, image))
-    return findings
-
-
-def _scores(distances: Floats) -> Floats:
-    if len(distances) < FEWEST or not distances.max() > 0:
-        return np.zeros(len(distances))
+    if not distances.any():
+        return distances
     logs = np.log(np.maximum(distances, 1e-9 * distances.max()))
     median, usual = np.quantile(logs, (0.5, USUAL))
     return np.asarray(expit((logs - median) / max(usual - median, 1e-3) - LISTED))
+
+
+def off_topic(features: Features) -> list[Finding]:
+    """The images that are unlike the others; `features` (N, D) are finite."""
+    scores = off_topic_scores(features)
+    return [
+        Finding("off-topic", float(scores[image]), "its features are far from those of the others", image)
+        for image in np.flatnonzero(scores >= 0.5).tolist()
+    ]
 
 
 def _distances(features: Features) -> Floats:
@@ -58,20 +50,19 @@ def _distances(features: Features) -> Floats:
     of the nearest images, in turn: otherwise twenty ships among cats are usual, because they are a direction
     of high variance. Out-of-fold distances do not make those images nearer that the estimate is from.
     """
-    N, generator = len(features), np.random.default_rng(0)
+    N = len(features)
     if N < FEWEST:
         return np.zeros(N)
     X = features.astype(np.float64)
     deviations = np.abs(X - np.median(X, axis=0))
     spread = np.median(deviations, axis=0)
     distances = np.square(deviations / np.where(spread > 0, spread, np.inf)).sum(axis=1)
-    folds = generator.permutation(N) % FOLDS
+    folds = np.arange(N) % FOLDS
     for _ in range(STEPS):
         kept = distances <= np.quantile(distances, KEPT)
         distances = np.empty(N)
         for fold in range(FOLDS):
-            rest, held = np.flatnonzero(kept & (folds != fold)), folds == fold
-            some = X[generator.permutation(rest)[:MOST]]
+            some, held = X[kept & (folds != fold)], folds == fold
             mean = some.mean(axis=0)
             covariance = shrunk_covariance(some - mean)
             scale = np.trace(covariance) / len(covariance)

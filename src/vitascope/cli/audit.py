@@ -56,15 +56,8 @@ class Audit:
         if self.json:
             planted = [dataclasses.asdict(each) for each in found.planted]
             values = {"images": len(found.names), "findings": dict(found.counts), "planted": planted}
-            print(
-                json.dumps(
-                    values | {"notes": list(found.notes), "csv": str(found.csv), "page": str(found.page)}
-                )
-            )
+            files = {"csv": str(found.csv), "page": str(found.page)}
+            print(json.dumps({**values, "notes": list(found.notes), **files}))
             return
-        images = counted(len(found.names), "image")
-        print(
-            "\n".join(
-                [f"{images}, {duration(found.seconds)}", *found.lines(), str(found.csv), str(found.page)]
-            )
-        )
+        heading = f"{counted(len(found.names), 'image')}, {duration(found.seconds)}"
+        print("\n".join([heading, *found.lines(), str(found.csv), str(found.page)]))

@@ -5,13 +5,14 @@ from __future__ import annotations
 import dataclasses
 from collections import Counter
 from collections.abc import Sequence
+from itertools import islice
 from pathlib import Path
 from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from vitascope.data.contents import contents_of, image_name
+from vitascope.data.contents import image_name
 from vitascope.data.decoding import ImageSource
 from vitascope.data.formats.table_file import read_table
 from vitascope.data.splits import ImageSet, Inventory
@@ -32,8 +33,9 @@ _CLASSES = 8  # that a message names
 def decided_names(
     sources: Sequence[ImageSource], root: Path | str | None, contents: npt.NDArray[np.bytes_]
 ) -> list[str]:
-    """The names of N images in a file of decisions: their paths below the data's folder. An image in memory
-    has its number among the images of its content, all of which must be given.
+    """The names of N images in a file of decisions: their paths below the data's folder, in Unicode's
+    composed form, with escapes for what is no Unicode. An image in memory has its number among the images of
+    its content, all of which must be given.
 
     Args:
         root: as in `image_name`.
@@ -41,16 +43,10 @@ def decided_names(
     """
     names, copies = [], Counter[bytes]()
     for source, content in zip(sources, contents.tolist(), strict=True):
-        name = _name(source, root)
-        if not name:
-            copies[content] += 1
-        names.append(name or str(copies[content]))
+        name = image_name(source, root).encode("utf-8", "backslashreplace").decode()
+        copies[content] += not name
+        names.append(canonical(name) or str(copies[content]))
     return names
-
-
-def _name(source: ImageSource, root: Path | str | None) -> str:
-    """The `image_name` in Unicode's composed form, with escapes for what is no Unicode."""
-    return canonical(image_name(source, root).encode("utf-8", "backslashreplace").decode())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,45 +97,39 @@ class Decisions:
         Raises:
             UserError: none of the images is there; no image of a split is left; an unknown class.
         """
-        names = {"", *(name for name, _ in self.by_image)}
-        sources = [source for images in inventory.sets for source in images.sources]
-        some = [n for n, source in enumerate(sources) if _name(source, inventory.root) in names]
-        contents = contents_of([sources[n] for n in some])
-        keys = decided_names([sources[n] for n in some], inventory.root, contents)
-        images_of = dict(zip(zip(keys, map(bytes.decode, contents.tolist()), strict=True), some, strict=True))
-        decided = {images_of[key]: decision for key, decision in self.by_image.items() if key in images_of}
-        if self.by_image and not decided:
+        identified = [images.identified() for images in inventory.sets]
+        sources = [source for images in identified for source in images.sources]
+        contents = np.concatenate([images.contents for images in identified])
+        names = decided_names(sources, inventory.root, contents)
+        keys = list(zip(names, map(bytes.decode, contents.tolist()), strict=True))
+        counts = Counter(self.by_image[key][0] for key in keys if key in self.by_image)
+        if self.by_image and not counts:
             of = counted(len(self.by_image), "image")
             raise UserError(f"{self.path}: decisions for other data: of {of}, none is there with its content")
-        known = tuple(dict.fromkeys(name for images in inventory.sets for name in images.class_names))
-        sets, begin = [], 0
-        for images in inventory.sets:
-            within = {n: decided[begin + n] for n in range(len(images)) if begin + n in decided}
-            sets.append(self._decided(images, within, known))
-            begin += len(images)
+        known = tuple(dict.fromkeys(name for images in identified for name in images.class_names))
+        decisions = iter([self.by_image.get(key, ("keep", "")) for key in keys])
+        sets = [self._decided(images, list(islice(decisions, len(images))), known) for images in identified]
         left = {images.name for images in sets if len(images)}
         if lost := [images.name for images in inventory.sets if len(images) and images.name not in left]:
             raise UserError(f"{self.path}: drops all images of {lost[0]}; keep some of them")
-        counts = Counter(choice for choice, _ in decided.values())
         note = f"audit: {counted(counts['drop'], 'image')} left out, {counts['relabel']:,} relabelled"
-        if absent := len(self.by_image) - len(decided):
+        if absent := len(self.by_image) - counts.total():
             note += f"; {counted(absent, 'decision')} on images that are missing or changed"
         if gone := sorted({*known}.difference(*(images.class_names for images in sets))):
             note += f"; no image is left of {listed(gone, _CLASSES)}"
         return dataclasses.replace(inventory, sets=tuple(sets), notes=(*inventory.notes, note))
 
-    def _decided(self, images: ImageSet, decided: dict[int, Decision], known: Sequence[str]) -> ImageSet:
+    def _decided(self, images: ImageSet, decisions: Sequence[Decision], known: Sequence[str]) -> ImageSet:
         """A set after the decisions on its images, without the classes that have lost all their images."""
-        dropped = [n for n, (choice, _) in decided.items() if choice == "drop"]
-        kept = np.setdiff1d(np.arange(len(images)), dropped)
-        relabelled = {n: label for n, (_, label) in decided.items() if label}
-        targets = images.targets
+        kept = np.flatnonzero([choice != "drop" for choice, _ in decisions])
+        relabelled = {n: label for n, (_, label) in enumerate(decisions) if label}
+        some, targets = images.subset(images.name, kept), images.targets
         if targets is None and relabelled:
             raise UserError(
                 f"{self.path}: relabels an image that has no label, as {next(iter(relabelled.values()))}"
             )
-        if targets is None or not decided:
-            return images.subset(images.name, kept) if decided else images
+        if targets is None:
+            return some
         names = targets.names()
         before = {name for row in names for name in row}
         for n, label in relabelled.items():
@@ -151,9 +141,6 @@ class Decisions:
         after = [names[n] for n in kept.tolist()]
         present = dict.fromkeys(name for row in after for name in row)
         lost = before - present.keys()
-        class_names = tuple(
-            name for name in dict.fromkeys([*targets.class_names, *present]) if name not in lost
-        )
-        return dataclasses.replace(
-            images.subset(images.name, kept), targets=targets.of_names(after, class_names)
-        )
+        every = dict.fromkeys([*targets.class_names, *present])
+        class_names = tuple(name for name in every if name not in lost)
+        return dataclasses.replace(some, targets=targets.of_names(after, class_names))

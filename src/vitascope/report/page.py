@@ -29,14 +29,18 @@ from vitascope.report.thumbnails import image_element
 def render(header: Mapping[str, Any], sections: Mapping[str, Mapping[str, Any] | None]) -> str:
     """The whole document; `page.html` shows the values of each section by its anchor, None leaves it out.
     Parts of names that are no Unicode, such as those of files in another encoding, are escaped."""
-    values = {
-        "style": Markup(_read("style.css")),
-        "version": __version__,
-        "header": header,
-        "language": {"en": "en", "zh": "zh-CN"}[language()],
-    }
-    page = _template().render(values, sections=defaultdict(lambda: None, sections)).lstrip() + "\n"
-    return page.encode("utf-8", "backslashreplace").decode("utf-8")
+    return rendered(_template(), header=header, sections=defaultdict(lambda: None, sections))
+
+
+def rendered(template: Template, **values: Any) -> str:
+    """A page with the report's style, in the reader's language."""
+    page = template.render(
+        values,
+        style=Markup(_read("style.css")),
+        version=__version__,
+        language={"en": "en", "zh": "zh-CN"}[language()],
+    )
+    return (page.strip() + "\n").encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 @functools.cache

@@ -72,10 +72,11 @@ def picture_of(framed: Framed) -> Picture:
     return Picture.of_channels(framed.picture, framed.box)
 
 
-def image_element(picture: Pixels | Framed, alt: str) -> Markup:
-    """An image, (H, W) or (H, W, 3), as `<img>`: without loss if it is tiny, else a small JPEG."""
+def image_element(picture: Pixels | Framed, alt: str, side: int = SIDE) -> Markup:
+    """An image, (H, W) or (H, W, 3), as `<img>` of at most `side` pixels a side: without loss if it is tiny,
+    else a small JPEG."""
     drawn = dimmed(picture_of(picture)) if isinstance(picture, Framed) else picture
-    drawn = Picture.whole(drawn).shrunk(SIDE).pixels
+    drawn = Picture.whole(drawn).shrunk(side).pixels
     height, width = drawn.shape[:2]
     coarse = max(height, width) <= COARSE
     written = io.BytesIO()
