@@ -36,6 +36,7 @@ FROZEN = {
     "calibration=None, calibration_images=300, max_drop=0.01)",
     "resume": "(run, *, missing='error', **options)",
     "save_pretrained": "(model, folder, *, format='vitascope')",
+    "soup": "(runs, out, *, device='auto')",
     "train": "(config=None, *, recipe=None, **options)",
     "zero_shot": "(model, classes, *, prompts=None, outputs=None, revision=None, device='auto')",
     "Predictor.__init__": "(model, *, precision='auto', device='auto', batch_size=None)",
