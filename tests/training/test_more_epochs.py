@@ -47,6 +47,7 @@ def test_more_epochs_of_a_constant_rate_from_the_kept_state_are_bitwise_one_run(
     epochs = [record["epoch"] for record in Run(run).records("epoch")]
     assert epochs == [1, 2, 3, 4]
     assert len(Run(run).records("test")) == 1
+    assert not (run / "checkpoints" / "finished").exists()
     assert not (run / "checkpoints" / "start").exists()
 
 
@@ -96,6 +97,30 @@ def test_an_interrupted_continuation_is_resumed_and_loses_nothing(
     )
     resume(run)
     assert [record["epoch"] for record in Run(run).records("epoch")] == [1, 2, 3]
+
+
+def test_a_whitened_tokenizer_goes_on_with_and_without_its_state(photos: Path, tmp_path: Path) -> None:
+    small = {"recipe": "small-data", "device": "cpu", "batch_size": 8, "image_size": 16}
+    for name, keep in (("with", True), ("without", False)):
+        run = trained(photos, tmp_path / name, 1, keep_state=keep, **small)
+        assert Run(run).config["whiten"] == "on"
+        resume(run, epochs=2)
+        assert Run(run).config["whiten"] == ("on" if keep else "off")
+        resume(run, epochs=3, keep_state=True)
+        resume(run, epochs=4)
+        assert [record["epoch"] for record in Run(run).records("epoch")] == [1, 2, 3, 4]
+
+
+def test_a_state_that_is_gone_is_named(photos: Path, tmp_path: Path, monkeypatch) -> None:
+    run = trained(photos, tmp_path / "run", 1, keep_state=True, **SMALL)
+    with monkeypatch.context() as patch:
+        patch.setattr("vitascope.training.loop.Trainer.fit", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            resume(run, epochs=3)
+    for folder in (run / "checkpoints").glob("step-*"):
+        shutil.rmtree(folder)
+    with pytest.raises(UserError, match=r"the state that it kept is gone; its model is .*finished"):
+        resume(run)
 
 
 def test_what_adds_no_epochs_or_changed_is_one_line(photos: Path, tmp_path: Path, capsys) -> None:

@@ -69,7 +69,7 @@ RECORD_EVERY = 10
 """Steps between two recorded losses; all processes add up theirs."""
 
 
-LENGTHENED = ("epochs", "steps", "minutes", "warmup_steps", "warmup_epochs", "progressive")
+LENGTHENED = ("epochs", "steps", "minutes", "warmup_steps", "warmup_epochs", "progressive", "whiten")
 """Options that change if a finished run gets more epochs."""
 
 

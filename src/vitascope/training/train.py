@@ -44,7 +44,7 @@ from vitascope.training import distributed
 from vitascope.training.announcement import announce_data, announce_run, other_starts
 from vitascope.training.body_features import body_features, trains_on_features
 from vitascope.training.checkpoint import folders
-from vitascope.training.checkpoint.folders import remove_checkpoints, to_resume
+from vitascope.training.checkpoint.folders import FINISHED, remove_checkpoints, to_resume
 from vitascope.training.distributed import Launch, restarts_left
 from vitascope.training.identity import (
     check_folder_is_shared,
@@ -254,16 +254,20 @@ def _lengthen(run: Run, epochs: int) -> None:
             "of all"
         )
     changes: dict[str, Any] = {"epochs": epochs, "steps": None, "minutes": None, "progressive": 0.0}
-    if folders.checkpoints(run.path) and config.optimization.schedule == "constant":
+    kept = bool(folders.checkpoints(run.path))
+    if kept and config.optimization.schedule == "constant":
         changes |= {"warmup_steps": 0, "warmup_epochs": None}
-    before = run.start.with_name("start-before")
+    if not kept:  # the norms of its tokenizer are folded into the model
+        changes |= {"whiten": "off"}
+    place = run.start if config.weights is not None or not kept else run.start.with_name(FINISHED)
+    before = place.with_name(f"{place.name}-before")
     with run.lock(), explaining_failure(run.path, "the start of more epochs", to_resume(run.path)):
         run.record_options(**changes, lengths=[[done, epochs * per_epoch]], validations=0)
         shutil.rmtree(before, ignore_errors=True)
-        if run.start.exists():
-            run.start.rename(before)
-        run.start.parent.mkdir(exist_ok=True)
-        run.model_folder.rename(run.start)
+        if place.exists():
+            place.rename(before)
+        place.parent.mkdir(exist_ok=True)
+        run.model_folder.rename(place)
         shutil.rmtree(before, ignore_errors=True)
 
 
@@ -310,7 +314,11 @@ def _continue(
         opened, data = distributed.by_all(lambda: _open_again(config, run))
         check_plan_and_data(opened.plan, opened.splits)
         trainer = build_trainer(run, opened, device)
-        trainer.restore(_checkpoint(run, checkpoint, data, trainer.splits.train))
+        state = _checkpoint(run, checkpoint, data, trainer.splits.train)
+        finished = run.checkpoints / FINISHED
+        if state is None and has_model(finished):
+            raise UserError(f"{run.path}: the state that it kept is gone; its model is {finished}")
+        trainer.restore(state)
         distributed.by_first(lambda: None if run.store is None else run.store.check_writer())
         if checkpoint is not None and distributed.is_first():
             folders.discard_newer(checkpoint)
