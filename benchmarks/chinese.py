@@ -87,16 +87,6 @@ TEXTS = {
         "epoch 数都相同。学习率是尝试过的值中最好的一个，根据 epoch 数减半的训练的验证准确率选择。括号内"
         "：相对这些较短训练中最好的一次的提升，单位为百分点。"
     ),
-    'Accuracy in %. "option": the change to the base, the recipe `small-data`: a convolutional tokenizer, '
-    "4 blocks of width 128, learned positions, mean pooling, mimetic initialization, Muon, smaller images "
-    "in the first half of the run. The last row is a CNN with the same training. The columns of rates: "
-    'validation accuracy after training at that peak rate. "test": of the run with the highest validation '
-    "accuracy. One seed each: differences below one point mean nothing.": (
-        "准确率，以 % 表示。“选项”：相对基准的改动，基准是训练方案 `small-data`：卷积 tokenizer，4 层，宽"
-        "度 128，可学习的位置编码，平均池化，mimetic 初始化，Muon，训练的前一半使用较小的图像。最后一行是"
-        "采用同样训练的 CNN。各学习率的列：以该峰值学习率训练之后的验证准确率。“测试”：验证准确率最高的那"
-        "次训练的测试准确率。各用一个随机种子，小于一个百分点的差异没有意义。"
-    ),
 }
 """Headers of tables, cells, descriptions of pictures and paragraphs. Each stands here once."""
 

@@ -22,31 +22,15 @@ from torch import Tensor, nn
 from contest import DTYPES, Entrant, Step
 from vitascope.model.config import ViTConfig
 from vitascope.model.hardware import resolve_precision, reuse_freed_memory, suitable_threads
-from vitascope.model.sizes import named_config
 from vitascope.model.vit import VisionTransformer
 from vitascope.options.groups import Optimization
 from vitascope.predict.engine import Engine, TorchEngine
 from vitascope.predict.runtimes import open_engine
 from vitascope.training.optim import optimizer_of
-from vitascope.weights.loading import from_pretrained, save_pretrained
+from vitascope.weights.loading import save_pretrained
 from vitascope.weights.preprocess import default_preprocess
 
 CPU = torch.device("cpu")
-
-
-def named_vit(name: str, **options: Any) -> ViTConfig:
-    """The configuration of an architecture, which is a ViT."""
-    config = named_config(name, **options)
-    assert isinstance(config, ViTConfig)
-    return config
-
-
-def vit_at(ref: str | Path) -> VisionTransformer:
-    """Load a model, which must be a ViT."""
-    model = from_pretrained(ref)
-    if not isinstance(model, VisionTransformer):
-        raise SystemExit(f"{ref}: not a ViT")
-    return model
 
 
 def inference_entrants(

@@ -38,7 +38,7 @@ from contest import (
     timing_of,
 )
 from contestants import inference_entrants, peer_inference_entrant, write_peer_weights
-from exported import RUNTIMES, exported_engine, exported_entrant, int8_matmul_entrants
+from exported import RUNTIMES, exported_engine, exported_entrant
 from reports import markdown_table, note, publish
 from vitascope.data.datasets import open_data
 from vitascope.data.decoding import ImageSource
@@ -95,7 +95,7 @@ class Case:
             for file, precision in self.exported.items()
         ]
         if "int8" in self.exported.values():
-            found += int8_matmul_entrants()
+            found += matmul_entrants({"int8": torch.int8})
         return found + matmul_entrants()
 
 

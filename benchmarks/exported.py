@@ -1,4 +1,4 @@
-"""Entrants that run exported files, and int8 matrix products."""
+"""Entrants that run exported files."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from contest import DTYPES, MATMUL_SHAPES, Entrant, Step
+from contest import DTYPES, Entrant, Step
 from vitascope.model.sizes import ModelConfig
 from vitascope.predict.runtimes import ExportedEngine, OnnxEngine, OpenVinoEngine
 
@@ -46,27 +46,3 @@ def exported_inference(path: Path, precision: str, batch_size: int) -> Iterator[
     fit = engine.preprocess
     pixels = torch.randint(256, (batch_size, fit.channels, *fit.image_size), dtype=torch.uint8)
     yield functools.partial(engine.probabilities, pixels)
-
-
-def int8_matmul_entrants() -> list[Entrant]:
-    """int8 matrix products with int32 sums, which measure the machine itself."""
-    return [
-        Entrant(
-            name=f"matmul {'x'.join(map(str, shape))}",
-            precision="int8",
-            dtype=torch.int8,
-            prepare=functools.partial(int8_matmul, shape),
-            images=0,
-            flops=2 * shape[0] * shape[1] * shape[2],
-        )
-        for shape in MATMUL_SHAPES
-    ]
-
-
-@contextmanager
-def int8_matmul(shape: tuple[int, int, int]) -> Iterator[Step]:
-    """One product of int8 matrices, computed by oneDNN through torch."""
-    rows, inner, columns = shape
-    a = torch.randint(-128, 128, (rows, inner), dtype=torch.int8)
-    b = torch.randint(-128, 128, (inner, columns), dtype=torch.int8)
-    yield functools.partial(torch._int_mm, a, b)

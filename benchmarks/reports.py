@@ -16,7 +16,6 @@ from typing import Any, ClassVar, Self
 
 from chinese import in_chinese
 from conditions import Conditions
-from vitascope.errors import UserError
 
 RESULTS = Path(os.environ.get("OUT") or Path(__file__).parent / "results")
 """Where reports go: $OUT if it is set."""
@@ -67,19 +66,6 @@ class Numbers(Conditions, ABC):
     def newest(cls) -> Self:
         """Read the newest measurement; raises FileNotFoundError without any."""
         return cls.from_plain(json.loads(newest_numbers(cls.name).read_text(encoding="utf-8")))
-
-    def newest_of(self, *setting: str) -> Self:
-        """Read the newest measurement, to continue it; its `setting`, fields, must equal that of this one.
-
-        Raises:
-            UserError: another setting.
-        """
-        found = self.newest()
-        for name in setting:
-            old, new = getattr(found, name), getattr(self, name)
-            if old != new:
-                raise UserError(f"cannot resume: the newest numbers have {name} {old!r}, not {new!r}")
-        return found
 
     def write(self) -> None:
         """Write all raw numbers."""

@@ -69,11 +69,6 @@ def parse(given: list[str] | None = None) -> argparse.Namespace:
     return parser.parse_args(given)
 
 
-def engine(arguments: argparse.Namespace) -> dict[str, str]:
-    """The device and the precision."""
-    return {"device": arguments.device, "precision": arguments.precision}
-
-
 @contextlib.contextmanager
 def runs_of(arguments: argparse.Namespace) -> Iterator[Path]:
     """The folder for runs: that of --runs, which stays, or a temporary one."""
@@ -178,8 +173,9 @@ def measured(arguments: argparse.Namespace, runs: Path) -> list[tuple[str, ...]]
     if body is None:
         seen, learned = classes[::2], classes[1::2]
         data = write_classes(arguments.data, dict.fromkeys(seen), runs / "seen")
+        engine = {"device": arguments.device, "precision": arguments.precision}
         config = vs.TrainConfig.from_recipe(
-            "small-data", data=data, run=str(runs / "body"), epochs=arguments.epochs, **engine(arguments)
+            "small-data", data=data, run=str(runs / "body"), epochs=arguments.epochs, **engine
         )
         body = str(train("the body", config).path)
     name = "all" if arguments.weights else "unseen"

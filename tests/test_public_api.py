@@ -9,10 +9,12 @@ import pytest
 import vitascope as vs
 
 FROZEN = {
+    "audit": "(data, *, out, bodies=('cifar10',), seed=0, table=TABLE, compute=COMPUTE)",
     "calibrate": "(model, data, out, *, device='auto')",
     "compare": "(runs, out=None)",
     "Compute": "(*, batch_size=None, workers=None, precision='auto', device='auto', cache=True)",
-    "TableOptions": "(*, columns=(), images=None, labels=None, label_separator=None, audit=None)",
+    "TableOptions": "(*, columns=(), images=None, labels=None, label_separator=None, audit=None, "
+    "min_images=1, rare='reject')",
     "compress": "(model, out, *, merge=None, heads=None, mlp_ratio=None, data=None, num_images=512, "
     "batch_size=8, precision='auto', device='auto')",
     "convert": "(ref, folder, *, format='vitascope', revision=None, images=())",
@@ -34,6 +36,7 @@ FROZEN = {
     "calibration=None, calibration_images=300, max_drop=0.01)",
     "resume": "(run, *, missing='error', **options)",
     "save_pretrained": "(model, folder, *, format='vitascope')",
+    "soup": "(runs, out, *, device='auto')",
     "train": "(config=None, *, recipe=None, **options)",
     "zero_shot": "(model, classes, *, prompts=None, outputs=None, revision=None, device='auto')",
     "Predictor.__init__": "(model, *, precision='auto', device='auto', batch_size=None)",

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from vitascope.errors import UserError
     from vitascope.evaluation.calibrate import calibrate
     from vitascope.evaluation.evaluate import evaluate
+    from vitascope.evaluation.soup import soup
     from vitascope.model.config import ViTConfig
     from vitascope.model.resnet import ResNet
     from vitascope.model.resnet_config import ResNetConfig
@@ -79,6 +80,7 @@ _HOMES = {
     "quantize": "deploy.export.quantize",
     "resume": "training.train",
     "save_pretrained": "weights.loading",
+    "soup": "evaluation.soup",
     "train": "training.train",
     "zero_shot": "text.zero_shot",
 }
@@ -120,6 +122,7 @@ __all__ = [
     "quantize",
     "resume",
     "save_pretrained",
+    "soup",
     "train",
     "zero_shot",
 ]

@@ -3,6 +3,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from scipy.optimize import minimize_scalar
 from scipy.special import expit, log_softmax, softmax
 
 from tests.data import read_tree
@@ -45,6 +46,13 @@ def test_sharpness_is_the_factor_of_the_highest_likelihood(off: float) -> None:
         -np.log(sharpened(given, scale * factor, exclusive=True)[rows]).mean() for scale in (1, 1.05, 0.95)
     )
     assert found <= min(wide, narrow)
+
+
+def test_the_temperature_is_that_of_the_least_log_loss() -> None:
+    targets, logits = drawn(TRUE), 3 * TRUE
+    rows = np.arange(len(TRUE)), targets.labels
+    least = minimize_scalar(lambda t: -log_softmax(logits / t, axis=1)[rows].mean(), (1, 5), tol=1e-10)
+    assert Temperature.of(targets, logits).values == pytest.approx(least.x, rel=1e-6)
 
 
 def test_sharpened_probabilities_are_those_of_scaled_logits() -> None:

@@ -29,7 +29,7 @@ def answers(count: int, classes: int, seed: int, each: int | None = None) -> tup
 @pytest.mark.parametrize("each", [None, PER_CLASS])
 def test_sets_hold_the_right_class_at_the_asked_rate(coverage: float, each: int | None) -> None:
     held = []
-    for seed in range(100):
+    for seed in range(500):
         sets = PredictionSets.fitted(*answers(300, 3, 2 * seed, each))
         probabilities, labels = answers(1000, 3, 2 * seed + 1)
         contained = sets.contain(probabilities, coverage)

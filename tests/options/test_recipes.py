@@ -193,7 +193,7 @@ def test_yaml_round_trip_keeps_every_option(tmp_path) -> None:
 
 @pytest.mark.parametrize(
     "lengths",
-    ["[[0]]", "[[0, x]]", "5", "[[1, 10]]", "[[0, 0]]", "[[0, 10], [0, 12]]", "[[0, 10], [11, 20]]"],
+    ["[[0]]", "[[0, x]]", "5", "[[-1, 10]]", "[[0, 0]]", "[[0, 10], [0, 12]]", "[[0, 10], [11, 20]]"],
 )
 def test_edited_lengths_are_checked_like_every_option(tmp_path, lengths: str) -> None:
     path = tmp_path / "config.yaml"

@@ -1,24 +1,10 @@
-"""Binary cross-entropy against timm's."""
-
-import pytest
 import torch
+from torchvision.ops import sigmoid_focal_loss
 
-from vitascope.training.tasks.classify import binary_cross_entropy
-
-timm_loss = pytest.importorskip("timm.loss", reason="timm is not installed (vitascope[peers])")
-
-LOGITS = torch.linspace(-3, 4, 20).view(4, 5)
-LABELS = torch.tensor([0, 3, 1, 4])
+from tests.training.tasks.test_losses import LOGITS, PRESENT
+from vitascope.training.tasks.classify import focal_loss
 
 
-@pytest.mark.parametrize("smoothing", [0.0, 0.1])
-def test_binary_cross_entropy_of_labels_equals_timm(smoothing: float) -> None:
-    expected = timm_loss.BinaryCrossEntropy(smoothing=smoothing)(LOGITS, LABELS)
-    torch.testing.assert_close(binary_cross_entropy(LOGITS, LABELS, smoothing).mean(), expected)
-
-
-def test_binary_cross_entropy_of_mixed_targets_equals_timm_with_a_threshold_of_zero() -> None:
-    own = torch.nn.functional.one_hot(LABELS, 5)
-    mixed = 0.9 * own + 0.1 * own.flip(0)
-    expected = timm_loss.BinaryCrossEntropy(smoothing=0.0, target_threshold=0.0)(LOGITS, mixed)
-    torch.testing.assert_close(binary_cross_entropy(LOGITS, mixed, 0.0).mean(), expected)
+def test_the_focal_loss_of_several_classes_is_that_of_torchvision() -> None:
+    wanted = sigmoid_focal_loss(LOGITS, PRESENT, alpha=0.25, gamma=2).mean(dim=1)
+    torch.testing.assert_close(focal_loss(LOGITS, PRESENT, several=True), wanted, rtol=0, atol=1e-9)

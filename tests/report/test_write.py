@@ -134,9 +134,9 @@ def test_model_no_better_than_the_most_frequent_class_gets_a_hint(run, quick, we
 def test_early_stopping_balanced_classes_and_one_epoch_are_shown(run, quick) -> None:
     with (run / "metrics.jsonl").open("a") as file:
         file.write(json.dumps({"kind": "stop", "step": 18, "epoch": 12, "best_epoch": 7}) + "\n")
-    text = report_of(run, {"class_weights: none": "class_weights: balanced", "epochs: 2": "epochs: 1"}).text
+    text = report_of(run, {"class_weights: []": "class_weights: [balanced]", "epochs: 2": "epochs: 1"}).text
     assert "Stopped earlyafter epoch 12; the lowest validation loss was that of epoch 7" in text
-    assert "Balanced byclass weights" in text
+    assert "Class weightsbalanced" in text
     assert "1 epoch, batches of" in text
     assert "1 epochs" not in text
 

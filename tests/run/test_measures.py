@@ -8,7 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import binomtest, multinomial, norm
-from sklearn.metrics import balanced_accuracy_score, confusion_matrix, f1_score, top_k_accuracy_score
+from sklearn.metrics import (
+    balanced_accuracy_score,
+    confusion_matrix,
+    f1_score,
+    precision_recall_curve,
+    top_k_accuracy_score,
+)
 
 from tests.model import law
 from vitascope.data.targets import ClassIndices, ClassSets
@@ -17,6 +23,7 @@ from vitascope.run.average_precision import PairedPrecision, mean_average_precis
 from vitascope.run.measures import (
     ClassPair,
     PairedAccuracy,
+    RiskCoverage,
     calibration,
     drop_interval,
     mcnemar,
@@ -119,6 +126,24 @@ def test_calibration_has_fifteen_bins_and_no_error_if_confidence_equals_accuracy
     assert len(measured.counts) == 15
     assert measured.error == pytest.approx(0)
     assert calibration(np.full(10, 0.9), np.arange(10) < 7).error == pytest.approx(0.2)
+
+
+@law
+@given(n=st.integers(1, 80), seed=st.integers(0, 10**6))
+def test_the_risk_at_a_coverage_is_one_minus_the_precision_of_as_many_answers(n: int, seed: int) -> None:
+    draw = np.random.default_rng(seed)
+    confidences, right = draw.random(n), draw.random(n) < 0.7
+    right[0] = True  # without one, scikit-learn's recall is undefined
+    found = RiskCoverage.of(confidences, right)
+    precision, _, _ = precision_recall_curve(right, confidences)
+    np.testing.assert_allclose(found.risk, 1 - precision[-2::-1])
+    assert found.area == pytest.approx(1 - precision[:-1].mean())
+
+
+def test_equally_sure_answers_count_as_their_mean() -> None:
+    found = RiskCoverage.of(np.array([0.5, 0.9, 0.5, 0.5, 0.5]), np.array([True, True, False, False, False]))
+    np.testing.assert_allclose(found.risk, [0, 0.75 / 2, 1.5 / 3, 2.25 / 4, 3 / 5])
+    np.testing.assert_allclose(found.coverage, [0.2, 0.4, 0.6, 0.8, 1])
 
 
 @law

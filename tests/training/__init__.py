@@ -93,7 +93,7 @@ def undrawn() -> Iterator[None]:
         patch.setattr(masked, "draw_masked", lambda *_: {})
         patch.setattr(write, "redraw_figures", lambda *_: None)
         patch.setattr(write, "write_report", lambda run, **_: run.report)
-        patch.setattr(train, "remove_checkpoints", lambda run: None)
+        patch.setattr(train, "remove_checkpoints", lambda run, **_: None)
         yield
 
 

@@ -145,7 +145,7 @@ def test_engine_options_and_moved_files_may_differ(data, tmp_path) -> None:
     engine = {
         **{"precision": "bf16", "device": "meta", "workers": 3, "compile": "on", "accumulate": 2},
         **{"gradient_checkpointing": True, "parallel": "hsdp", "shard_size": 4, "tracker": "mlflow"},
-        **{"checkpoint_seconds": 1.0, "keep_checkpoints": 7},
+        **{"checkpoint_seconds": 1.0, "keep_checkpoints": 7, "keep_state": True},
     }
     assert set(engine) == {field.name for field in dataclasses.fields(ExecutionOptions)}
     check_identity(saved, identity_of(tiny_config(moved, run="there", **engine)))

@@ -47,7 +47,7 @@ def test_saved_model_has_the_selected_weights_and_the_average_if_there_is_one(
         end(self, *arguments)
 
     monkeypatch.setattr(Trainer, "_validate", ended)
-    monkeypatch.setattr(train, "remove_checkpoints", lambda run: None)
+    monkeypatch.setattr(train, "remove_checkpoints", lambda run, **_: None)
     run = Run(tmp_path / "run")
     result = train.train(tiny_config(data, run=str(run.path), keep=keep, ema=ema, lr=0.01))
     state, kept = last_state(run.path), dict(run.model().state_dict())
@@ -99,7 +99,7 @@ def test_finished_run_has_its_model_and_last_its_report_and_only_the_users_files
     assert seen == [(True, "test", "cpu")]
     assert (run / "model" / "model.safetensors").is_file()
     assert [path.name for path in (run / "checkpoints").iterdir()] == ["notes.txt"]
-    with pytest.raises(UserError, match=f"has finished; `vitascope train --weights {run} --data DATA`"):
+    with pytest.raises(UserError, match=f"has finished; `vitascope train --resume {run} --epochs MORE`"):
         train.resume(run)
     if options == {"keep": "best"}:
         tuned = tiny_config(data, run=str(tmp_path / "tuned"), epochs=1, weights=str(run))

@@ -109,6 +109,7 @@ def evaluation_json(evaluation: Evaluation) -> dict[str, object]:
         **evaluation.summary(),
         "trained_on": evaluation.trained_on,
         "changes": evaluation.changes,
+        "near_copies": None if evaluation.leaked is None else int(evaluation.leaked.sum()),
         "classes": list(evaluation.class_names),
         **(
             score.class_values()

@@ -28,7 +28,7 @@ from vitascope.data.formats.published import KNOWN_SETS, PublishedSet
 from vitascope.data.formats.shards import Shards, has_shards, read_shards
 from vitascope.data.formats.table import Table
 from vitascope.data.listing import IMAGE_SUFFIXES, suffix_of
-from vitascope.data.splits import ImageSet, Inventory, Splits, complete_splits
+from vitascope.data.splits import ImageSet, Inventory, Splits, complete_splits, without_rare
 from vitascope.data.stored import hub_id, open_stored, stored_images, with_objects
 from vitascope.data.table_options import AS_RECOGNIZED, TABLE_SUFFIXES, TableOptions, is_table
 from vitascope.errors import UserError, check_choice, naming, nearest_path, printable, suggestion
@@ -91,10 +91,12 @@ def open_data(
     classes = inventory.by_name[split].class_names if split in inventory.by_name else ()
     if not labelled and split in names and len(classes) < 2:
         train = dataclasses.replace(_images(inventory, split), name="train")
-        return complete_splits(dataclasses.replace(inventory, sets=(train,)), data, seed=seed)
+        return complete_splits(
+            dataclasses.replace(inventory, sets=(train,)), data, seed=seed, rare=table.rare
+        )
     if not labelled and (more := [images for images in inventory.sets if _is_unlabelled(images, split)]):
         rest = tuple(images for images in inventory.sets if not _is_unlabelled(images, split))
-        splits = complete_splits(dataclasses.replace(inventory, sets=rest), data, seed=seed)
+        splits = complete_splits(dataclasses.replace(inventory, sets=rest), data, seed=seed, rare=table.rare)
         return splits.with_unlabelled(more)
     for name in names:
         _labelled(inventory, name, data)
@@ -103,7 +105,7 @@ def open_data(
             f"{data}: only one class, {classes[0]!r}; a classifier needs two or more{_wrapped_in_words(data)}"
             f"{_unused_in_words(inventory)}"
         )
-    return complete_splits(inventory, data, seed=seed)
+    return complete_splits(inventory, data, seed=seed, rare=table.rare)
 
 
 def open_for_evaluation(
@@ -173,7 +175,9 @@ def read_data(data: str, table: TableOptions = AS_RECOGNIZED) -> Inventory:
     )
     root = str(inventory.root) if isinstance(inventory.root, StorePath) else inventory.root
     inventory = dataclasses.replace(inventory, sets=tuple(sets), root=root)
-    return inventory if table.audit is None else Decisions.read(table.audit).applied(inventory)
+    if table.audit is not None:
+        inventory = Decisions.read(table.audit).applied(inventory)
+    return without_rare(inventory, table.min_images) if table.min_images > 1 else inventory
 
 
 def _read(data: str, table: TableOptions) -> Inventory:

@@ -40,6 +40,9 @@ Pixels: TypeAlias = "np.ndarray[Any, np.dtype[np.uint8]]"
 Box: TypeAlias = tuple[float, float, float, float]
 """Left, top, right and bottom, in pixels."""
 
+Fit: TypeAlias = Literal["crop", "pad", "squash"]
+"""How a picture fits into the model's size."""
+
 MAX_RESIZED = 1 << 26
 """Limit of pixels between resize and crop, 200 MB."""
 LONGEST_SHOWN = 768
@@ -144,6 +147,20 @@ class Preprocess:
             raise UserError('resize "border" needs resize_to, a height and a width in pixels')
         elif (self.side_rounding, self.crop_rounding) != ("down", "even"):
             raise UserError("side_rounding and crop_rounding need resize_to")
+
+    def fitted(self, fit: Fit) -> Preprocess:
+        """The same with another way to fit a picture into the model's size: `crop` its centre, `pad` it with
+        `mean` to its proportions, or `squash` it."""
+        to = self.image_size if fit == "pad" else None
+        resize: Literal["crop", "squash", "border"] = "border" if fit == "pad" else fit
+        whole: dict[str, Any] = {"crop_pct": 1.0, "side_rounding": "down", "crop_rounding": "even"}
+        return dataclasses.replace(self, resize=resize, resize_to=to, **whole)
+
+    def share_seen(self, width: int, height: int) -> float:
+        """The share of a picture's area that the model sees."""
+        left, top, right, bottom = self.box(width, height)
+        across, down = min(right, width) - max(left, 0.0), min(bottom, height) - max(top, 0.0)
+        return across * down / (width * height)
 
     @property
     def keeps_own_size(self) -> bool:

@@ -6,7 +6,7 @@ import dataclasses
 from abc import abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Self, overload
+from typing import Any, Literal, Self, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +16,7 @@ from vitascope.data.decoding import Encoded, ImageSource
 from vitascope.data.randomness import epoch_order
 from vitascope.data.targets import Targets
 from vitascope.errors import UserError, printable, suggestion
-from vitascope.formatting import canonical, counted
+from vitascope.formatting import canonical, counted, listed
 
 MOST_NAMED = 20
 """Classes of too few images that an error names."""
@@ -225,26 +225,65 @@ class Inventory:
         return {images.name: images for images in ordered if len(images)}
 
 
-def complete_splits(inventory: Inventory, place: str, *, seed: int) -> Splits:
+def without_rare(inventory: Inventory, least: int) -> Inventory:
+    """The data without the classes that have fewer than `least` training images; a note names them.
+
+    Raises:
+        UserError: images of several classes each; no class that has as many.
+    """
+    known = inventory.by_name.get("train", inventory.by_name.get("all"))
+    if known is None or known.targets is None:
+        return inventory
+    if not known.targets.exclusive:
+        raise UserError("min_images is for images of one class each, and these have several: leave it out")
+    counts = dict(zip(known.class_names, known.targets.counts.tolist(), strict=True))
+    rare = {name: count for name, count in counts.items() if count < least}
+    if not rare:
+        return inventory
+    if len(rare) == len(counts):
+        most = max(counts.values())
+        raise UserError(
+            f"min_images={least} leaves out every class: the largest has {counted(most, 'image')}"
+        )
+    sets = []
+    for images in inventory.sets:
+        if images.targets is not None:
+            names = images.targets.names()
+            kept = np.array([n for n, (name,) in enumerate(names) if name not in rare], dtype=np.int64)
+            classes = tuple(name for name in images.class_names if name not in rare)
+            targets = images.targets.of_names([names[n] for n in kept], classes)
+            images = dataclasses.replace(images.subset(images.name, kept), targets=targets)
+        sets.append(images)
+    named = listed([f"{name} ({count})" for name, count in rare.items()], MOST_NAMED)
+    note = f"left out: {len(rare):,} of {len(counts):,} classes with fewer than {least:,} images: {named}"
+    return dataclasses.replace(inventory, sets=tuple(sets), notes=(*inventory.notes, note))
+
+
+def complete_splits(
+    inventory: Inventory, place: str, *, seed: int, rare: Literal["reject", "train"] = "reject"
+) -> Splits:
     """The splits of a data set that has `train` and perhaps `val` and `test`, or only `all`. Missing ones are
     drawn by seed: a tenth of each class is `val`, and of `all` another tenth `test`. Images beside labelled
-    ones that have no label are unused."""
+    ones that have no label are unused. Classes of too few images for that are in `train` alone if `rare` says
+    so, else rejected."""
     given, drawn = inventory.by_name, ["val"]
     if "train" in given and (names := given["train"].class_names):
         for split in given.keys() & {"val", "test"}:
             given[split] = given[split].in_classes(names, f"the {split} images of {place}")
     if "all" in given:
         everything = given["all"].identified()
-        _check_sizes(everything, 3, "train, val and test")
-        rest, given["test"] = stratified_split(everything, TEST_SHARE, "test", seed)
-        train, val = stratified_split(rest, VAL_SHARE / (1 - TEST_SHARE), "val", seed)
+        least = 3 if rare == "train" else 0
+        if not least:
+            _check_sizes(everything, 3, "train, val and test")
+        rest, given["test"] = stratified_split(everything, TEST_SHARE, "test", seed, least)
+        train, val = stratified_split(rest, VAL_SHARE / (1 - TEST_SHARE), "val", seed, least)
         drawn = ["val", "test"]
     elif "train" not in given:
         raise UserError(f"{place}: no images to train on; it has {', '.join(given) or 'none at all'}")
     elif "val" in given:
         train, val, drawn = given["train"], given["val"], []
     else:
-        train, val = stratified_split(given["train"], VAL_SHARE, "val", seed)
+        train, val = stratified_split(given["train"], VAL_SHARE, "val", seed, 2 if rare == "train" else 0)
     without = sum(len(images) for images in inventory.sets if images.targets is None and train.class_names)
     unused = (f"{counted(without, 'image')} without a class",) if without else ()
     unused = (*unused, *inventory.unused)
@@ -252,36 +291,47 @@ def complete_splits(inventory: Inventory, place: str, *, seed: int) -> Splits:
     return Splits(train, val, test, inventory.channels, inventory.root, unused, tuple(drawn), inventory.notes)
 
 
-def stratified_split(images: ImageSet, share: float, name: str, seed: int) -> tuple[ImageSet, ImageSet]:
+def stratified_split(
+    images: ImageSet, share: float, name: str, seed: int, least: int = 0
+) -> tuple[ImageSet, ImageSet]:
     """Divide images into a rest and a share of each class, at least one image, by seed. Images of the same
-    content or group stay together. A class of images with several may be too rare to be in both parts."""
+    content or group stay together. A class of images with several may be too rare to be in both parts, and so
+    may one of fewer than `least` images."""
     images = images.identified()
-    _check_sizes(images, 2, f"{images.name} and {name}")
+    if not least:
+        _check_sizes(images, 2, f"{images.name} and {name}")
     first, targets = first_of_content(images.contents), images.targets
     if len(images.groups) or not (targets is None or targets.exclusive):
-        taken = _bound_share(images, first, share, seed)
+        taken = _bound_share(images, first, share, seed, least)
     else:
         # The first of equal images is drawn, and the others follow it.
         drawn: list[int] = []
         for number, stratum in enumerate([np.arange(len(images))] if targets is None else targets.by_class()):
             members = stratum[first[stratum] == stratum]
             members = np.random.default_rng([seed, number]).permutation(members)
+            if len(members) < least:
+                continue
             drawn.extend(members[: max(1, round(share * len(members)))].tolist())
         taken = np.isin(first, drawn)
+    if least and not taken.any():
+        raise UserError(
+            f"no class has {least:,} different images, so none of {images.name} is left for {name}"
+        )
     return images.subset("train", np.flatnonzero(~taken)), images.subset(name, np.flatnonzero(taken))
 
 
 def _bound_share(
-    images: ImageSet, first: npt.NDArray[np.int64], share: float, seed: int
+    images: ImageSet, first: npt.NDArray[np.int64], share: float, seed: int, least: int
 ) -> npt.NDArray[np.bool_]:
-    """Whether each image, (N,), is in a share that divides no group and separates no copies."""
+    """Whether each image, (N,), is in a share that divides no group and separates no copies. Without `least`,
+    every class has to be divided."""
     group_of = np.unique(images.groups, return_inverse=True)[1] if len(images.groups) else first
     targets = images.targets
     labels = np.zeros((len(images), 0), dtype=np.bool_) if targets is None else targets.members
     every_class = targets is not None and targets.exclusive
     sets = bound_sets(first, group_of)
     for k, column in enumerate(labels.T) if every_class else ():
-        if len(np.unique(sets[column])) < 2:
+        if not least and len(np.unique(sets[column])) < 2:
             raise UserError(
                 f"all images of class {images.class_names[k]!r} are in one group, "
                 f"{str(images.groups[column.argmax()])!r}, so they cannot be divided: give your own split, "
@@ -311,7 +361,12 @@ def _check_sizes(images: ImageSet, needed: int, parts: str) -> None:
             if len(few) > 1
             else ""
         )
-        raise UserError(f"{'; '.join(few[:MOST_NAMED])}{more}{several}; {rule}")
+        advice = (
+            f": min_images={needed} leaves them out, rare=train keeps them in training alone"
+            if targets is not None and targets.exclusive and len(few) < len(counts)
+            else ""
+        )
+        raise UserError(f"{'; '.join(few[:MOST_NAMED])}{more}{several}; {rule}{advice}")
 
 
 def absent_classes(images: ImageSet) -> str:

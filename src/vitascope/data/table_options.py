@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 import tyro
 
-from vitascope.arguments import NamesFile, check_fields
+from vitascope.arguments import NamesFile, Range, check_fields
 from vitascope.data.listing import suffix_of
 from vitascope.errors import UserError, check_choice, suggestion
 from vitascope.formatting import canonical, listed
@@ -19,6 +19,8 @@ TABLE_SUFFIXES = (".csv", ".tsv", ".jsonl", ".parquet")
 """Suffixes of tables, in any case."""
 ROLES = ("image", "label", "split", "group")
 """The purposes of columns."""
+ABOUT_IMAGES = ("audit", "min_images", "rare")
+"""The options of any data."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -41,6 +43,12 @@ class TableOptions:
     audit: Annotated[str | None, NamesFile(), tyro.conf.arg(metavar="FILE", help_behavior_hint="")] = None
     """Decisions on the images of any DATA: the decisions.csv that an audit's page downloads.
     Dropped images are left out, others relabelled. Default: every image, with its own label."""
+
+    min_images: Annotated[int, Range(ge=1)] = 1
+    """Leave out the classes that have fewer training images, with a line that names them."""
+    rare: Literal["reject", "train"] = "reject"
+    """Classes of too few images for every part: `train` keeps all of them in training.
+    Validation and test then measure the other classes."""
 
     def __post_init__(self) -> None:
         """Check the options; a mapping of columns becomes ROLE=COLUMN each, a path its text."""
@@ -70,9 +78,21 @@ class TableOptions:
 
     @property
     def given(self) -> tuple[str, ...]:
-        """The names of the options of a table that are set, without `audit`, which is about any data."""
-        names = (f.name for f in dataclasses.fields(self) if getattr(self, f.name) != f.default)
-        return tuple(name for name in names if name != "audit")
+        """The names of the options of a table that are set."""
+        return tuple(name for name in self._set if name not in ABOUT_IMAGES)
+
+    @property
+    def about_images(self) -> tuple[str, ...]:
+        """The names of the options of any data that are set: of images and classes."""
+        return tuple(name for name in self._set if name in ABOUT_IMAGES)
+
+    def of_images(self) -> TableOptions:
+        """The same without the options of a table."""
+        return TableOptions(**{name: getattr(self, name) for name in self.about_images})
+
+    @property
+    def _set(self) -> list[str]:
+        return [f.name for f in dataclasses.fields(self) if getattr(self, f.name) != f.default]
 
 
 DataOptions = Annotated[TableOptions, tyro.conf.arg(name="data")]

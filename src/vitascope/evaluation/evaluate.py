@@ -73,8 +73,8 @@ def evaluate(
         if rename and data is None:
             raise UserError("rename is about the classes of other data: set data")
         if table != AS_RECOGNIZED and data is None:
-            about = f"{table.given[0]} is about a table" if table.given else "audit is about other data"
-            raise UserError(f"{about}: set data")
+            about = "a table" if table.given else "other data"
+            raise UserError(f"{(*table.given, *table.about_images)[0]} is about {about}: set data")
         if data is not None:
             name = "the DataFrame" if isinstance(data, DataFrame) else os.fspath(data)
             with data_place(data, table) as place:

@@ -66,7 +66,6 @@ class Evaluation(Predictions):
             "unreadable": len(self.unreadable),
             **score.summary(),
             "loss": self.loss,
-            **({} if self.leaked is None else {"near_copies": int(self.leaked.sum())}),
             **({} if self.several else self.reliability.summary()),
         }
 

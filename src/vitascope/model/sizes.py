@@ -57,7 +57,11 @@ _CCT = "after Hassani et al. 2021"
 
 _MINI = {"embed_dim": 128, "depth": 4, "num_heads": 4, "mlp_ratio": 2.0, "image_size": 32, "patch_size": 4}
 _TOKENIZER = {"stem": "tokenizer", "tokenizer_widths": (96, 160)}
-_TOKENIZER_6 = {"stem": "tokenizer", "tokenizer_widths": (24, 64, 64, 160, 160), "tokenizer_pooling": (1, 3)}
+_TOKENIZER_6 = {
+    "stem": "tokenizer",
+    "tokenizer_widths": (24, 64, 64, 160, 160),
+    "tokenizer_pooling": (1, 3, 5),
+}
 _DISTILLED = {"distillation_token": True}
 _R26 = {"stem": "resnet", "resnet_layers": (2, 2, 2, 2), "patch_size": 32}
 _R50 = {"stem": "resnet", "resnet_layers": (3, 4, 6, 3), "patch_size": 32}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
@@ -16,6 +17,7 @@ from tyro.constructors import PrimitiveConstructorSpec
 
 from vitascope.arguments import Increasing, NamesFile, Range, check_fields, has_type
 from vitascope.errors import UserError, suggestion
+from vitascope.formatting import canonical
 from vitascope.model.config import OPTIONS
 from vitascope.model.options import OPTION_SETS, PROBABILITY, pair
 from vitascope.serialization import parse_json
@@ -69,7 +71,10 @@ def _by_images(default: str) -> str:
 ByImagesInt = Annotated[int | None, tyro.conf.arg(metavar="INT", help_behavior_hint=_by_images)]
 ByImagesFloat = Annotated[float | None, tyro.conf.arg(metavar="FLOAT", help_behavior_hint=_by_images)]
 MaybeText = Annotated[str | None, _described("STR")]
-MaybeLoss = Annotated[Literal["cross_entropy", "bce"] | None, _described("{cross_entropy,bce}")]
+MaybeLoss = Annotated[
+    Literal["cross_entropy", "bce", "focal", "asymmetric"] | None,
+    _described("{cross_entropy,bce,focal,asymmetric}"),
+]
 MaybePool = Annotated[
     Literal["cls", "mean", "cls_mean", "map", "sequence"] | None,
     _described("{cls,mean,cls_mean,map,sequence}"),
@@ -236,7 +241,8 @@ class Optimization(OptionGroup):
     """Steps of linear warm-up, instead of --warmup-epochs."""
     lengths: tyro.conf.Suppress[Annotated[tuple[tuple[int, int], ...], Recorded()]] = ()
     """The steps that --minutes has led to, recorded so that the run can be repeated.
-    Pairs of a step and the length in steps from there on: those of step 0, and of each correction."""
+    Pairs of a step and the length in steps from there on: those of step 0, and of each correction.
+    After `--resume` with more epochs, the first is the step where these began."""
     validations: tyro.conf.Suppress[Annotated[int, AMOUNT, Recorded()]] = 0
     """Number of validations that --minutes has led to, at equal shares of the schedule; recorded as well.
     0 validates after whole epochs."""
@@ -263,6 +269,8 @@ class Optimization(OptionGroup):
     """Largest gradient norm; 0 disables clipping."""
     loss: Annotated[MaybeLoss, Classifies(None)] = None
     """Cross-entropy, or binary cross-entropy of each class (Touvron et al. 2022, DeiT III).
+    `focal` weakens easy images (Lin et al. 2017).
+    `asymmetric`, for several labels, weakens easy absent classes more (Ridnik et al. 2021).
     Default: cross_entropy; bce for images with several labels."""
     label_smoothing: Annotated[float, PROBABILITY, Classifies(0.0)] = 0.1
     """Share of the target probability that is spread over all classes."""
@@ -302,13 +310,14 @@ class Optimization(OptionGroup):
 
 
 def _checked_lengths(lengths: Sequence[Sequence[int]]) -> tuple[tuple[int, int], ...]:
-    """Pairs of a step and the length from there on: the first at step 0, each later one within the run."""
-    left, end = -1, 1  # the step of the pair before, and the step that the next one must precede
+    """Pairs of a step and the length from there on: the first at step 0 or where more epochs began, each
+    later one within the run."""
+    left, end = -1, math.inf  # the step of the pair before, and the step that the next one must precede
     for since, total in lengths:
         if not left < since < end or total <= since:
             raise UserError(
-                "lengths must be pairs of a step and a larger length, the first at step 0, the others later "
-                f"and below the length before; not {[list(pair) for pair in lengths]}"
+                "lengths must be pairs of a step and a larger length, each later than the one before and "
+                f"below its length; not {[list(pair) for pair in lengths]}"
             )
         left, end = since, total
     return tuple((since, total) for since, total in lengths)
@@ -350,20 +359,58 @@ class AugmentationOptions(OptionGroup):
 class Balance(OptionGroup):
     """Classes with few and with many images."""
 
-    class_weights: Annotated[Literal["none", "balanced"], Classifies("none")] = "none"
-    """Weight of each training image's loss. Validation and test are not weighted.
-    `balanced` is inversely proportional to the number of training images of its class, with the mean 1."""
+    class_weights: Annotated[
+        tuple[str, ...],
+        tyro.conf.arg(metavar="balanced | CLASS=WEIGHT ...", help_behavior_hint=""),
+        Classifies(()),
+    ] = ()
+    """Weight of each training image's loss, by its class. Validation and test are not weighted.
+    Several labels: the weight of a class where it applies.
+    `cat=1 dog=3.5` gives some, and 1 to the others.
+    `balanced` is inversely proportional to the training images of the class, with the mean 1.
+    Default: all 1."""
     sampling: Annotated[Literal["uniform", "balanced"], Classifies("uniform")] = "uniform"
     """Images of an epoch: `uniform` has each training image once.
     `balanced` has as many images, with every class equally often."""
 
     def __post_init__(self) -> None:
-        """Check the options, also against each other."""
+        """Check the options, also against each other; a mapping of weights becomes CLASS=WEIGHT each."""
+        weights: Any = self.class_weights
+        if isinstance(weights, Mapping):
+            weights = [f"{name}={weight}" for name, weight in weights.items()]
+        if isinstance(weights, str):
+            weights = [] if weights == "none" else [weights]
+        object.__setattr__(self, "class_weights", tuple(weights))
         super().__post_init__()
-        if self.class_weights == self.sampling == "balanced":
+        if self.balances_loss and self.sampling == "balanced":
             raise UserError(
                 "class_weights=balanced and sampling=balanced would balance the classes twice; use one"
             )
+        self.weights_by_class()
+
+    @property
+    def balances_loss(self) -> bool:
+        """Whether the weights follow from the number of images."""
+        return self.class_weights == ("balanced",)
+
+    def weights_by_class(self) -> dict[str, float]:
+        """The weights that are named, by class; a UserError for what is no positive number."""
+        weights: dict[str, float] = {}
+        for text in () if self.balances_loss else self.class_weights:
+            name, equals, number = text.rpartition("=")
+            try:
+                weight = float(number)
+            except ValueError:
+                weight = math.nan
+            if not equals or not 0 < weight < math.inf:
+                raise UserError(
+                    "class_weights: expected balanced, or CLASS=WEIGHT with a positive number, such as "
+                    f"dog=3.5, not {text!r}"
+                )
+            if canonical(name) in weights:
+                raise UserError(f"class_weights: {name!r} is given twice")
+            weights[canonical(name)] = weight
+        return weights
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -429,6 +476,9 @@ class ExecutionOptions(OptionGroup):
     """Seconds between checkpoints; 0 saves one after every step."""
     keep_checkpoints: Annotated[int, COUNT] = 2
     """Number of checkpoints to keep; an older one is used if the newest is broken."""
+    keep_state: Flag = False
+    """Keep the last checkpoint of the finished run, for `--resume RUN --epochs MORE`.
+    It has about three to five times the size of the model."""
     tracker: MaybeTracker = None
     """Experiment tracker that gets the metrics too. Default: none, but TensorBoard where it is installed."""
 

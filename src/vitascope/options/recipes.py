@@ -69,6 +69,13 @@ class TrainConfig(Configuration):
     levels: MaybeLevels = None
     """The values of 16-bit grey images that become black and white, such as 0 4095 for 12 bits.
     The model keeps them. Default: those of --weights, else 0 and the greatest value in the images."""
+    fit: Annotated[
+        Literal["crop", "pad", "squash"] | None,
+        tyro.conf.arg(metavar="{crop,pad,squash}", help_behavior_hint=""),
+    ] = None
+    """How a picture fits into the square of the model, which keeps the rule.
+    `crop` takes its centre, `pad` adds a grey border, `squash` changes the proportions.
+    Default: that of --weights, else crop."""
     streams: Annotated[MaybeInt, Range(ge=2, lt=2**16)] = None
     """Parts of every batch, each from shards of its own: with one per machine, it reads its own shards only.
     Default: the whole batch is from the same shards."""
@@ -204,13 +211,9 @@ RECIPES["digits"] = BASE.replace(
     keep="auto",
 )
 
-# vitascope train --data FOLDER --minutes 30
-# From scratch: a small ViT with a convolutional tokenizer (Hassani et al. 2021), mimetic initialization,
-# Muon, and smaller images in the first half of the run. The number and the size of the images choose the
-# augmentation and, without a length, the epochs (training/plan.py).
-RECIPES["small-data"] = BASE.replace(
-    model="cct_mini",
-    model_options={"init": "mimetic"},
+# What small models have in common: Muon, and smaller images in the first half of the run. The number and the
+# size of the images choose the augmentation and, without a length, the epochs (training/plan.py).
+SMALL = BASE.replace(
     epochs=None,
     progressive=0.5,
     optimizer="muon",
@@ -224,13 +227,21 @@ RECIPES["small-data"] = BASE.replace(
     keep="auto",
 )
 
+# vitascope train --data FOLDER --minutes 30
+# From scratch: a small ViT with a convolutional tokenizer (Hassani et al. 2021), whose first layer whitens
+# the images, and mimetic initialization. Of the same operations it learns more than the model of `distill`,
+# in batches of 64, with 1,000, 5,000 and 45,000 images (benchmarks/results/2026-11-27-operations-zen.md).
+RECIPES["small-data"] = SMALL.replace(
+    model="cct_2_3x6", model_options={"init": "mimetic"}, lr=6e-3, lr_width=128, whiten="auto"
+)
+
 # vitascope train --data FOLDER --teacher runs/cnn
-# The same with a class token for the labels and a distillation token for the teacher (Touvron et al. 2021).
-RECIPES["distill"] = RECIPES["small-data"].replace(pool="cls")
+# With a class token for the labels and a distillation token for the teacher (Touvron et al. 2021).
+RECIPES["distill"] = SMALL.replace(model="cct_mini", model_options={"init": "mimetic"}, pool="cls")
 
 # vitascope train --data FOLDER --model resnet29_w32_cifar
-# The same for a CNN, as a baseline or a teacher.
-RECIPES["cnn"] = RECIPES["small-data"].replace(model=None, model_options={})
+# A CNN, as a baseline or a teacher.
+RECIPES["cnn"] = SMALL
 
 # vitascope train --data FOLDER --weights MODEL
 # A trained body with a new head: a short run with small steps, smaller ones in early layers. They are for
@@ -247,7 +258,7 @@ RECIPES["lora"] = RECIPES["finetune"].replace(lora=8, lr=4e-3, lr_width=128, war
 # vitascope train --data FOLDER --weights cifar10 --recipe small-finetune
 # `small-data` from the weights of a small model, with smaller steps: the default for a few hundred images, on
 # which the smaller steps of `finetune` learn less (benchmarks/results/2026-11-25-few_images.md).
-RECIPES["small-finetune"] = RECIPES["small-data"].replace(model=None, model_options={}, lr=1e-3)
+RECIPES["small-finetune"] = SMALL.replace(lr=1e-3)
 
 # vitascope train --data FOLDER --weights MODEL --recipe linear-probe
 # The head alone, on frozen features, which measures the features (Chen et al. 2020, section 4). There is no

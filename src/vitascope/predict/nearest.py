@@ -329,7 +329,11 @@ def _opened(data: Searched, table: TableOptions) -> Searched:
         data = Embeddings.load(data)
     reject_model(data, ORDER)
     if isinstance(data, Embeddings) and table != AS_RECOGNIZED:
-        about = f"{table.given[0]} is about a table" if table.given else "audit is about images"
+        about = (
+            f"{table.given[0]} is about a table"
+            if table.given
+            else f"{table.about_images[0]} is about images"
+        )
         raise UserError(f"{about}, and these features are computed already")
     return data
 

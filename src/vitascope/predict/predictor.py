@@ -440,8 +440,11 @@ def find_images(
     that lead back to a folder above them. A table stands for the images of its rows, in their order, with
     their cells to `keep` as `TableImage`s. A place may be the URL of a store.
     """
-    if table.audit is not None:
-        raise UserError("audit does not apply to predict, which has a result for every image: leave it out")
+    if table.about_images:
+        option = table.about_images[0]
+        raise UserError(
+            f"{option} does not apply to predict, which has a result for every image: leave it out"
+        )
     several = [places] if isinstance(places, str | os.PathLike) else places
     found = [_images_at(os.fspath(place), table, keep) for place in several]
     return itertools.chain.from_iterable(found)

@@ -291,9 +291,10 @@ def _course_rows(run: Run) -> Iterator[tuple[str, object]]:
             best=stops[-1]["best_epoch"],
         )
         yield say("Stopped early"), text
-    balanced = [name for name in ("class_weights", "sampling") if get(name) == "balanced"]
-    if balanced:
-        yield say("Balanced by"), balanced[0].replace("_", " ")
+    if weights := get("class_weights"):
+        yield say("Class weights"), " ".join(weights)
+    if get("sampling") == "balanced":
+        yield say("Balanced by"), "sampling"
     if run.classifies and not run.probes:
         yield say("Weights kept"), _kept(run)
     if "started" in run.environment:
@@ -348,7 +349,7 @@ def _smoothed_floor(run: Run) -> float:
     """The lowest cross-entropy with label smoothing, the entropy of its targets, nats; 0 for another loss."""
     share = float(run.config.get("label_smoothing") or 0.0)
     predictions = run.predictions if run.classifies and not run.probes else None
-    if not share or predictions is None or predictions.several or run.config.get("loss") == "bce":
+    if not share or predictions is None or predictions.several or run.config.get("loss") in ("bce", "focal"):
         return 0.0
     K = len(predictions.class_names)
     own, other = 1 - share + share / K, share / K

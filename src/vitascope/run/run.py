@@ -254,8 +254,9 @@ class Run:
         if self.finished:
             named = shlex.quote(self.ref)
             raise UserError(
-                f"{self.ref}: this run has finished; `vitascope train --weights {named} --data DATA` trains "
-                f"its model further, in a new run; `vitascope evaluate {named}` evaluates it"
+                f"{self.ref}: this run has finished; `vitascope train --resume {named} --epochs MORE` goes "
+                "on; "
+                f"`vitascope train --weights {named} --data DATA` trains its model further, in a new run"
             )
 
     @contextmanager
@@ -495,7 +496,7 @@ class Run:
             UserError: the data are gone, or are others; the record is damaged.
         """
         where = str(self.config["data"]) if data is None else data
-        table = self.table if data is None or is_table(data) else TableOptions(audit=self.table.audit)
+        table = self.table if data is None or is_table(data) else self.table.of_images()
         record = self.split_record()
         where, notes = self._place(where, record) if data is None else (where, [])
         table = self._moved(table, where)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 
+import numpy as np
 from torch import nn
 
 from vitascope.auditing.leaks import leaks_in_words
-from vitascope.data.datasets import class_counts, described, find_copies
+from vitascope.data.datasets import class_counts, described, find_copies, sampled_sizes
 from vitascope.data.splits import ImageSet, Splits, absent_classes
 from vitascope.errors import printable
 from vitascope.formatting import counted
@@ -19,6 +19,11 @@ from vitascope.training import distributed
 from vitascope.training.loop import Trainer
 
 log = logging.getLogger(__name__)
+
+ALL = 0.995
+"""The share of a picture from which on nothing is said about the rest."""
+MOST = 0.75
+"""The share of a picture below which another fit is recommended."""
 
 
 def announce_data(trainer: Trainer) -> None:
@@ -33,6 +38,8 @@ def announce_data(trainer: Trainer) -> None:
     model = [f"{_parameters(trainer.module)}: {trainer.model_config.summary}", *trainer.plan.explained()]
     for name, texts in (("data ", [f"{config.data}: {lines[0]}", *lines[1:]]), ("model", model)):
         print(f"{name}  " + "\n       ".join(texts), flush=True)
+    if seen := _seen(trainer):
+        print(f"fit    {seen}", flush=True)
     for warning in copies.warnings(labelled=config.task == "classify"):
         log.warning("%s", warning)
     for images, consequence in (
@@ -55,6 +62,18 @@ def announce_run(trainer: Trainer) -> None:
     )
 
 
+def _seen(trainer: Trainer) -> str:
+    """How much of the median picture the model sees; empty for all of it."""
+    height, width = map(int, np.median(sampled_sizes(trainer.splits.train), axis=0))
+    share = trainer.preprocess.share_seen(width, height)
+    if share > ALL:
+        return ""
+    text = f"the model sees {share:.0%} of a picture of {height}x{width} pixels, its centre"
+    if share >= MOST or trainer.config.fit == "crop":
+        return text
+    return f"{text}: fit=pad or fit=squash shows it the whole picture"
+
+
 def _parameters(module: nn.Module) -> str:
     """The number of parameters, and of those that are trained if some are frozen."""
     parameters = list(module.parameters())
@@ -69,9 +88,11 @@ def _uneven(images: ImageSet, balance: Balance) -> str:
     """The numbers of images of the smallest and the largest class, and the options that balance them."""
     counts = {name: count for name, count in class_counts(images).items() if count}
     fewest, most = (choose(counts, key=counts.__getitem__) for choose in (min, max))
-    chosen = [name for name, value in dataclasses.asdict(balance).items() if value == "balanced"]
-    options = [f"{name}=balanced" for name in chosen]
-    advice = options[0] if options else "class_weights=balanced or sampling=balanced would balance them"
+    advice = "class_weights=balanced or sampling=balanced would balance them"
+    if balance.class_weights:
+        advice = f"class_weights={' '.join(balance.class_weights)}"
+    elif balance.sampling == "balanced":
+        advice = "sampling=balanced"
     images_per_class = f"{counts[fewest]:,} ({fewest}) to {counts[most]:,} ({most}) training images per class"
     return printable(f"uneven: {images_per_class}; {advice}")
 

@@ -69,6 +69,10 @@ RECORD_EVERY = 10
 """Steps between two recorded losses; all processes add up theirs."""
 
 
+LENGTHENED = ("epochs", "steps", "minutes", "warmup_steps", "warmup_epochs", "progressive", "whiten")
+"""Options that change if a finished run gets more epochs."""
+
+
 class Trainer:
     """A run in this process: its parts, its counters, its loop.
 
@@ -151,7 +155,10 @@ class Trainer:
             device=self.device,
             workers=self.config.execution.workers,
             part=(distributed.rank(), distributed.world_size()),
-            crop_scale=1.0 if seed is None else self.config.option("crop_scale"),
+            # A crop before the resize would have other proportions, so the fitted picture is cropped later.
+            crop_scale=1.0
+            if seed is None or self.config.fit in ("pad", "squash")
+            else self.config.option("crop_scale"),
             repeats=self.config.augmentation.repeats,
             balanced=seed is not None and self.config.balance.sampling == "balanced",
             features=features,
@@ -578,9 +585,13 @@ class Trainer:
         if distributed.is_first():
             shutil.rmtree(self.run.figures, ignore_errors=True)
         if checkpoint is None:
+            self.step = self.validated = self.best_step = self.schedule.begun
             return
         self.step, state = checkpoint
-        check_identity(state["identity"], self.identity)
+        identity = state["identity"]
+        if self.schedule.begun == self.step:  # of the run before it got more epochs
+            identity = {name: value for name, value in identity.items() if name not in LENGTHENED}
+        check_identity(identity, self.identity)
         restore_model(self.module, state["model"])
         if self.average is not None:
             restore_model(self.average, state["average"])

@@ -29,7 +29,8 @@ class Schedule:
         options: the peak rate, the warm-up and the decay.
         batch_size: images per step.
         steps_per_epoch: batches per epoch.
-        lengths: (step, total) of the length in steps, at step 0, and of its corrections; steps ascend.
+        lengths: (step, total) of the length in steps, at step 0 or where more epochs began, and of its
+            corrections; steps ascend.
         validations: their number, at equal shares of the schedule; 0 validates after whole epochs.
         epochs_per_validation: their number: one or, with more validation than training images, as many as
             there are validation images per training image. A validated image takes about a third of the time
@@ -58,6 +59,16 @@ class Schedule:
             options.validations,
             epochs_per_validation,
         )
+
+    @property
+    def begun(self) -> int:
+        """The step at which the schedule began: 0, or where a finished run got more epochs."""
+        return self.lengths[0][0]
+
+    @property
+    def first_length(self) -> int:
+        """The steps of the schedule, before any correction."""
+        return self.lengths[0][1] - self.begun
 
     def correct(self, step: int, total: int) -> Schedule:
         """The same schedule until `step`, and a length of `total` steps from there on."""
@@ -119,7 +130,7 @@ class Schedule:
         """The decay of the moving average; by default, it averages about a fiftieth of the run."""
         if self.options.ema is not None:
             return self.options.ema
-        return 1 - 1 / min(10_000, max(1, self.lengths[0][1] / 50))
+        return 1 - 1 / min(10_000, max(1, self.first_length / 50))
 
     @property
     def asked_warmup(self) -> int:
@@ -129,18 +140,18 @@ class Schedule:
             return options.warmup_steps
         if options.warmup_epochs is not None:
             return round(options.warmup_epochs * self.steps_per_epoch)
-        return round(DEFAULT_WARMUP * self.lengths[0][1])
+        return round(DEFAULT_WARMUP * self.first_length)
 
     @property
     def warmup(self) -> int:
         """The steps of warm-up, in a run of the first length."""
-        return min(self.asked_warmup, int(LONGEST_WARMUP * self.lengths[0][1]))
+        return min(self.asked_warmup, int(LONGEST_WARMUP * self.first_length))
 
     def rate(self, step: int) -> float:
         """The learning rate of a step, counted from 0: linear warm-up to the peak, then the decay."""
         options = self.options
         peak = options.lr if options.lr_batch is None else options.lr * self.batch_size / options.lr_batch
-        warmup, progress = self.warmup / self.lengths[0][1], self.progress(step)
+        warmup, progress = self.warmup / self.first_length, self.progress(step)
         if progress < warmup - 1e-9:  # rounding may leave the last step of warm-up below its end
             return peak * min(1.0, self.progress(step + 1) / warmup)
         passed = (progress - warmup) / (1 - warmup)

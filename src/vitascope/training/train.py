@@ -44,7 +44,7 @@ from vitascope.training import distributed
 from vitascope.training.announcement import announce_data, announce_run, other_starts
 from vitascope.training.body_features import body_features, trains_on_features
 from vitascope.training.checkpoint import folders
-from vitascope.training.checkpoint.folders import remove_checkpoints, to_resume
+from vitascope.training.checkpoint.folders import FINISHED, remove_checkpoints, to_resume
 from vitascope.training.distributed import Launch, restarts_left
 from vitascope.training.identity import (
     check_folder_is_shared,
@@ -60,7 +60,7 @@ from vitascope.training.schedule import Schedule
 from vitascope.training.selection import Selection, select_weights
 from vitascope.training.signals import stopped_at_once
 from vitascope.training.tasks.autoencoder import MaskedAutoencoding
-from vitascope.training.tasks.classify import Classify, ClassifyFeatures, Distill, balanced_weights
+from vitascope.training.tasks.classify import Classify, ClassifyFeatures, Distill, class_weights_of
 from vitascope.training.tasks.masked import Masked
 from vitascope.training.tasks.task import Finished, PatchEvaluation, Task
 from vitascope.training.tasks.teachers import open_teacher
@@ -186,6 +186,10 @@ def resume(
 ) -> TrainResult | PretrainResult:
     """Resume an interrupted run, with any number of processes.
 
+    A finished run with `epochs` gets more of them: from its last checkpoint if it kept that (`keep_state`),
+    else from its model, with an optimizer that begins anew. The new epochs have a schedule of their own, with
+    warm-up and decay; only a constant rate goes on from a checkpoint as if there had been no end.
+
     On a CPU, with the same number of processes, the final weights are bitwise identical to those of an
     uninterrupted run. A run that skips missing images ends with other weights: it takes as many steps as
     planned, at the same learning rates, but the order is drawn anew from the images that are left, and the
@@ -208,6 +212,7 @@ def resume(
     started = time.monotonic()
     unfinished, checkpoint = Run.find(run)
     recorded = _recorded_options(unfinished)
+    epochs = options.pop("epochs", None) if unfinished.finished else None
     execution = {name: value for name, value in options.items() if GROUP_OF.get(name) == "execution"}
     changed = recorded.replace(**options)
     lasting = [config.replace(**lasting_paths(config.to_dict())) for config in (recorded, changed)]
@@ -217,15 +222,53 @@ def resume(
             raise UserError(
                 f"{name} cannot change when a run is resumed: it is {before!r}, not {now!r}; leave it out"
             )
-    unfinished.check_unfinished()
-    config = recorded.replace(**execution)
-    device = _join(config, execution.get("shard_size"))  # a recorded one may be of more processes
+    if epochs is None:
+        unfinished.check_unfinished()
+    device = _join(
+        recorded.replace(**execution), execution.get("shard_size")
+    )  # a recorded one may be of more
+    if epochs is not None:
+        distributed.by_first(lambda: _lengthen(unfinished, epochs))
+    config = _recorded_options(unfinished).replace(**execution)
     launch = Launch()
     if distributed.by_first(lambda: launch.begun) is not None:
         checkpoint = None  # restarted by torchrun: the newest checkpoint is of this launch
     distributed.by_first(lambda: launch.note(_lasting_ref(unfinished)))
     distributed.by_first(lambda: _take_over(unfinished))
     return _continue(unfinished, checkpoint, config, device, missing=missing, started=started)
+
+
+def _lengthen(run: Run, epochs: int) -> None:
+    """Record that a finished run has so many epochs, and make its model that which it starts from.
+
+    Raises:
+        UserError: a run in a store; no more epochs than it has had.
+    """
+    if run.store is not None:
+        raise UserError(f"{run.ref}: a run in a store gets no more epochs; copy it, and resume the copy")
+    config, last, done = _recorded_options(run), run.records("epoch")[-1], run.records("test")[-1]["step"]
+    per_epoch = round(last["step"] / last["epoch"])
+    if epochs * per_epoch <= done:
+        raise UserError(
+            f"{run.path} has {done / per_epoch:g} epochs already; epochs={epochs} adds none: give the number "
+            "of all"
+        )
+    changes: dict[str, Any] = {"epochs": epochs, "steps": None, "minutes": None, "progressive": 0.0}
+    kept = bool(folders.checkpoints(run.path))
+    if kept and config.optimization.schedule == "constant":
+        changes |= {"warmup_steps": 0, "warmup_epochs": None}
+    if not kept:  # the norms of its tokenizer are folded into the model
+        changes |= {"whiten": "off"}
+    place = run.start if config.weights is not None or not kept else run.start.with_name(FINISHED)
+    before = place.with_name(f"{place.name}-before")
+    with run.lock(), explaining_failure(run.path, "the start of more epochs", to_resume(run.path)):
+        run.record_options(**changes, lengths=[[done, epochs * per_epoch]], validations=0)
+        shutil.rmtree(before, ignore_errors=True)
+        if place.exists():
+            place.rename(before)
+        place.parent.mkdir(exist_ok=True)
+        run.model_folder.rename(place)
+        shutil.rmtree(before, ignore_errors=True)
 
 
 def _lasting_ref(run: Run) -> str:
@@ -271,7 +314,11 @@ def _continue(
         opened, data = distributed.by_all(lambda: _open_again(config, run))
         check_plan_and_data(opened.plan, opened.splits)
         trainer = build_trainer(run, opened, device)
-        trainer.restore(_checkpoint(run, checkpoint, data, trainer.splits.train))
+        state = _checkpoint(run, checkpoint, data, trainer.splits.train)
+        finished = run.checkpoints / FINISHED
+        if state is None and has_model(finished):
+            raise UserError(f"{run.path}: the state that it kept is gone; its model is {finished}")
+        trainer.restore(state)
         distributed.by_first(lambda: None if run.store is None else run.store.check_writer())
         if checkpoint is not None and distributed.is_first():
             folders.discard_newer(checkpoint)
@@ -305,6 +352,8 @@ def _run(asked: dict[str, Any], task: str) -> TrainResult | PretrainResult:
     Processes that torchrun has restarted go on with the run that those before them created.
     """
     started = time.monotonic()
+    if asked.get("lengths") and asked["lengths"][0][0]:  # of a run that got more epochs: all in one go
+        asked["lengths"] = ()
     frame = asked.pop("data") if isinstance(asked.get("data"), DataFrame) else None
     first = configuration(asked)
     if first.task != task:
@@ -436,7 +485,7 @@ def _open_again(config: TrainConfig, run: Run) -> tuple[Opened, RunData]:
     if data.note and distributed.is_first():
         log.warning("%s", data.note)
     # The weights may be gone; the run has a copy of those that it started from.
-    start = config.weights and (run.start if has_model(run.start) else config.weights)
+    start = run.start if has_model(run.start) else config.weights
     return Opened(Plan.of_run(run, config), data.splits, from_pretrained(start) if start else None), data
 
 
@@ -515,11 +564,13 @@ def start_model(opened: Opened) -> VisionModel:
     if isinstance(model, VisionTransformer):
         model.encoder.checkpointing = options.execution.gradient_checkpointing
     if weights is None:
-        model.preprocess = dataclasses.replace(default_preprocess(config), levels=options.levels)
+        ours = default_preprocess(config).fitted(options.fit or "crop")
+        model.preprocess = dataclasses.replace(ours, levels=options.levels)
         if options.optimization.whiten == "on":
             whiten(cast("VisionTransformer", model), opened.splits.train)
         return model
     theirs = preprocess_of(weights).at_size(config.image_hw)
+    theirs = theirs if options.fit is None else theirs.fitted(options.fit)
     model.preprocess = dataclasses.replace(theirs, levels=options.levels)
     notes = transfer(weights, model, str(options.weights))
     if opened.splits.channels == 3 and config.in_channels == 1:
@@ -551,8 +602,8 @@ def make_task(
     if options.task == "masked":
         kind = MaskedAutoencoding if options.masking.target == "mae" else Masked
         return kind(masking=options.masking, config=cast("ViTConfig", model.config), preprocess=preprocess)
-    balanced = options.balance.class_weights == "balanced"
-    weights = balanced_weights(splits.train).to(device) if balanced else None
+    weights = class_weights_of(options.balance, splits.train)
+    weights = None if weights is None else weights.to(device)
     several = not splits.train.truth.exclusive
     for images in (splits.val, splits.measured) if several else ():
         if not images.truth.counts.any():
@@ -630,7 +681,11 @@ def _save(
             run.save_predictions(tested)
         save_pretrained(model, run.model_folder)
     if run.store is None:  # otherwise, an upload that fails is repeated from the last one
-        remove_checkpoints(run.path)
+        keep = trainer.config.execution.keep_state
+        remove_checkpoints(run.path, keep_state=keep)
+        if keep:
+            size = sum(file.stat().st_size for file in run.checkpoints.rglob("*") if file.is_file())
+            print(f"state  {run.checkpoints}: {size / 1e6:,.0f} MB, for --resume with more epochs")
 
 
 def _draw(trainer: Trainer, finished: Finished, tested: Any) -> tuple[dict[str, Path], Path]:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from vitascope.data.loading import Loader
 from vitascope.data.preprocess import Preprocess
 from vitascope.data.splits import ImageSet, absent_classes, check_every_class
-from vitascope.errors import UserError, printable
+from vitascope.errors import UserError, check_choice, printable
 from vitascope.evaluation.calibrate import calibrate_model
 from vitascope.evaluation.measure import Evaluation, measure, pooled_features
 from vitascope.evaluation.novelty import Novelty
@@ -22,7 +22,7 @@ from vitascope.model.heads import DistilledHead, predicted, scores
 from vitascope.model.options import EVEN
 from vitascope.model.vision_model import VisionModel, evaluation_mode
 from vitascope.model.vit import VisionTransformer
-from vitascope.options.groups import Distillation
+from vitascope.options.groups import Balance, Distillation
 from vitascope.options.recipes import TrainConfig
 from vitascope.predict.engine import Answers, Engine, TorchEngine
 from vitascope.run.average_precision import mean_average_precision
@@ -48,6 +48,40 @@ def binary_cross_entropy(
         logits, smoothed, pos_weight=positive_weights, reduction="none"
     )
     return losses.mean(dim=1)
+
+
+FOCUS, POSITIVE_SHARE = 2.0, 0.25
+"""The exponent and, where any class may apply, the weight of those that do (Lin et al. 2017, section 4.1)."""
+ABSENT_FOCUS, PRESENT_FOCUS, MARGIN = 4.0, 1.0, 0.05
+"""Exponents of the classes that do not and that do apply, and what is taken from the probability of the
+former (the defaults of Ridnik et al. 2021)."""
+
+
+def focal_loss(logits: Tensor, shares: Tensor, several: bool, weights: Tensor | None = None) -> Tensor:
+    """Cross-entropy times (1 - p)^2, where p is the probability of what is right (Lin et al. 2017, equations
+    4 and 5): (B,), for logits (B, K) and the classes' shares (B, K).
+
+    Of several classes per image it is the mean of binary losses, times `weights` (K,) where a class applies.
+    """
+    if not several:
+        logs = logits.log_softmax(dim=1)
+        return -(shares * (1 - logs.exp()) ** FOCUS * logs).sum(dim=1)
+    present = (1 - logits.sigmoid()) ** FOCUS * F.logsigmoid(logits)
+    absent = logits.sigmoid() ** FOCUS * F.logsigmoid(-logits)
+    positive = POSITIVE_SHARE if weights is None else POSITIVE_SHARE * weights
+    return -(positive * shares * present + (1 - POSITIVE_SHARE) * (1 - shares) * absent).mean(dim=1)
+
+
+def asymmetric_loss(logits: Tensor, shares: Tensor, weights: Tensor | None = None) -> Tensor:
+    """The focal loss with an exponent for each case, and with probabilities of absent classes that are lower
+    by a margin (Ridnik et al. 2021, equations 6 and 7): the mean over the classes, (B,). Arguments as of
+    `focal_loss`."""
+    p = logits.sigmoid()
+    shifted = (p - MARGIN).clamp(min=0)
+    present = (1 - p) ** PRESENT_FOCUS * F.logsigmoid(logits)
+    absent = shifted**ABSENT_FOCUS * torch.log1p(-shifted)  # shifted <= 0.95
+    positive = present if weights is None else weights * present
+    return -(shares * positive + (1 - shares) * absent).mean(dim=1)
 
 
 class ModuleEngine(Engine):
@@ -88,7 +122,8 @@ def engine_of(model: VisionModel, config: TrainConfig) -> TorchEngine:
 
 @dataclasses.dataclass(frozen=True)
 class Classify:
-    """Cross-entropy with label smoothing (Szegedy et al. 2016), or binary cross-entropy.
+    """Cross-entropy with label smoothing (Szegedy et al. 2016), binary cross-entropy, or one of the losses
+    that weaken what is easy, which are not smoothed.
 
     With several classes per image, labels are bool (B, K) instead of int64 (B,).
     """
@@ -97,7 +132,7 @@ class Classify:
     """Of validation."""
     preprocess: Preprocess
     label_smoothing: float = 0.0
-    criterion: Literal["cross_entropy", "bce"] = "cross_entropy"
+    criterion: Literal["cross_entropy", "bce", "focal", "asymmetric"] = "cross_entropy"
     class_weights: Tensor | None = None
     """Of one class per image: weights of the images' losses by class, (K,), with the mean 1 over the training
     images. Of several: weights of the classes that apply, against 1 for those that do not."""
@@ -125,9 +160,15 @@ class Classify:
 
     def label_losses(self, logits: Tensor, targets: Tensor) -> Tensor:
         """The loss of each image, (B,), for logits (B, K) and labels (B,) or probabilities (B, K)."""
+        positive = self.class_weights if self.several else None
         if self.criterion == "bce":
-            positive = self.class_weights if self.several else None
             return binary_cross_entropy(logits, targets, self.label_smoothing, positive)
+        if self.criterion in ("focal", "asymmetric"):
+            shares = F.one_hot(targets, logits.shape[1]) if targets.ndim == 1 else targets
+            shares = shares.to(logits.dtype)
+            if self.criterion == "asymmetric":
+                return asymmetric_loss(logits, shares, positive)
+            return focal_loss(logits, shares, self.several, positive)
         return F.cross_entropy(logits, targets, label_smoothing=self.label_smoothing, reduction="none")
 
     def weighted_mean(self, losses: Tensor, targets: Tensor) -> Tensor:
@@ -207,6 +248,22 @@ class Classify:
         images = finished.loader.images.subset(tested.split, tested.indices)
         print_first("drawing the figures")
         return draw_figures(finished.run, finished.model, images, tested)
+
+
+def class_weights_of(balance: Balance, images: ImageSet) -> Tensor | None:
+    """The weights (K,) of the training images' classes; None without any.
+
+    Raises:
+        UserError: a class that the images do not have; with `balanced`, one without images.
+    """
+    if balance.balances_loss:
+        return balanced_weights(images)
+    named = balance.weights_by_class()
+    for name in named:
+        check_choice("class", name, images.class_names)
+    if not named:
+        return None
+    return torch.tensor([named.get(name, 1.0) for name in images.class_names])
 
 
 def balanced_weights(images: ImageSet) -> Tensor:

@@ -1,0 +1,144 @@
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.training import write_folder
+from vitascope.cli import main
+from vitascope.errors import UserError
+from vitascope.options.groups import Optimization
+from vitascope.report import figures, write
+from vitascope.run.run import Run
+from vitascope.training.schedule import Schedule
+from vitascope.training.train import resume, train
+from vitascope.weights.loading import from_pretrained
+
+SMALL = {"recipe": "base", "embed_dim": 16, "depth": 1, "num_heads": 2, "device": "cpu", "batch_size": 8}
+CONSTANT = {**SMALL, "schedule": "constant", "warmup_steps": 2, "ema": 0.9, "keep": "last"}
+
+
+@pytest.fixture(autouse=True)
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Figures and report take most of a tiny run's time."""
+    monkeypatch.setattr(figures, "draw_figures", lambda *_: {})
+    monkeypatch.setattr(write, "write_report", lambda run, **_: run.report)
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_folder(tmp_path_factory.mktemp("data") / "photos", per_class=20)
+
+
+def trained(photos: Path, folder: Path, epochs: int, **options: object) -> Path:
+    return train(data=photos, run=folder, epochs=epochs, **options).run
+
+
+def test_more_epochs_of_a_constant_rate_from_the_kept_state_are_bitwise_one_run(
+    photos: Path, tmp_path: Path, capsys
+) -> None:
+    run = trained(photos, tmp_path / "two", 2, keep_state=True, **CONSTANT)
+    assert " MB, for --resume with more epochs" in capsys.readouterr().out
+    resume(run, epochs=4)
+    whole = trained(photos, tmp_path / "four", 4, **CONSTANT)
+    ours, wanted = (from_pretrained(folder).state_dict() for folder in (run, whole))
+    assert all(torch.equal(ours[name], wanted[name]) for name in wanted)
+    epochs = [record["epoch"] for record in Run(run).records("epoch")]
+    assert epochs == [1, 2, 3, 4]
+    assert len(Run(run).records("test")) == 1
+    assert not (run / "checkpoints" / "finished").exists()
+    assert not (run / "checkpoints" / "start").exists()
+
+
+def test_without_a_state_the_model_goes_on_with_a_schedule_of_its_own(photos: Path, tmp_path: Path) -> None:
+    run = trained(photos, tmp_path / "run", 2, **SMALL)
+    assert not (run / "checkpoints").exists()
+    before, split = from_pretrained(run).state_dict(), Run(run).split_file.read_bytes()
+    result = resume(run, epochs=3)
+    after = result.model.state_dict()
+    distance = sum(float((after[name] - before[name]).abs().sum()) for name in before)
+    assert 0 < distance < 0.5 * sum(float(before[name].abs().sum()) for name in before)
+    assert Run(run).split_file.read_bytes() == split
+    assert [record["epoch"] for record in Run(run).records("epoch")] == [1, 2, 3]
+    resume(run, epochs=4)
+    assert [record["epoch"] for record in Run(run).records("epoch")] == [1, 2, 3, 4]
+
+
+def test_a_schedule_begins_anew_with_warm_up_and_ends_at_its_end() -> None:
+    options = Optimization(lr=1.0, schedule="linear", warmup_steps=2, epochs=40, lengths=((20, 40),))
+    schedule = Schedule.of(options, 8, 1)
+    rates = [schedule.rate(step) for step in range(20, 40)]
+    assert rates[:3] == pytest.approx([0.5, 1.0, 1.0])
+    assert rates[2:] == sorted(rates[2:], reverse=True)
+    assert rates[-1] == pytest.approx(1 / 18)
+    alone = Schedule.of(Optimization(lr=1.0, schedule="linear", warmup_steps=2, epochs=20), 8, 1)
+    assert rates == pytest.approx([alone.rate(step) for step in range(20)])
+    assert schedule.average_decay == alone.average_decay
+
+
+def interrupted(trainer: object) -> None:
+    raise KeyboardInterrupt
+
+
+def test_an_interrupted_continuation_is_resumed_and_loses_nothing(
+    photos: Path, tmp_path: Path, monkeypatch
+) -> None:
+    run = trained(photos, tmp_path / "run", 2, **SMALL)
+    finished = shutil.copytree(run / "model", tmp_path / "model")
+    with monkeypatch.context() as patch:
+        patch.setattr("vitascope.training.loop.Trainer.fit", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            resume(run, epochs=3)
+    assert not Run(run).finished
+    kept = from_pretrained(run / "checkpoints" / "start").state_dict()
+    assert all(
+        torch.equal(value, kept[name]) for name, value in from_pretrained(finished).state_dict().items()
+    )
+    resume(run)
+    assert [record["epoch"] for record in Run(run).records("epoch")] == [1, 2, 3]
+
+
+def test_a_whitened_tokenizer_goes_on_with_and_without_its_state(photos: Path, tmp_path: Path) -> None:
+    small = {"recipe": "small-data", "device": "cpu", "batch_size": 8, "image_size": 16}
+    for name, keep in (("with", True), ("without", False)):
+        run = trained(photos, tmp_path / name, 1, keep_state=keep, **small)
+        assert Run(run).config["whiten"] == "on"
+        resume(run, epochs=2)
+        assert Run(run).config["whiten"] == ("on" if keep else "off")
+        resume(run, epochs=3, keep_state=True)
+        resume(run, epochs=4)
+        assert [record["epoch"] for record in Run(run).records("epoch")] == [1, 2, 3, 4]
+
+
+def test_a_state_that_is_gone_is_named(photos: Path, tmp_path: Path, monkeypatch) -> None:
+    run = trained(photos, tmp_path / "run", 1, keep_state=True, **SMALL)
+    with monkeypatch.context() as patch:
+        patch.setattr("vitascope.training.loop.Trainer.fit", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            resume(run, epochs=3)
+    for folder in (run / "checkpoints").glob("step-*"):
+        shutil.rmtree(folder)
+    with pytest.raises(UserError, match=r"the state that it kept is gone; its model is .*finished"):
+        resume(run)
+
+
+def test_what_adds_no_epochs_or_changed_is_one_line(photos: Path, tmp_path: Path, capsys) -> None:
+    data = Path(shutil.copytree(photos, tmp_path / "photos"))
+    run = trained(data, tmp_path / "run", 2, **SMALL)
+    with pytest.raises(UserError, match="has 2 epochs already; epochs=2 adds none"):
+        resume(run, epochs=2)
+    with pytest.raises(UserError, match="lr cannot change"):
+        resume(run, epochs=3, lr=0.1)
+    assert Run(run).finished
+    assert main(["train", "--resume", str(run)]) == 2
+    assert "--epochs MORE` goes on" in capsys.readouterr().err
+
+
+def test_the_configuration_of_a_longer_run_trains_it_in_one_go(photos: Path, tmp_path: Path) -> None:
+    run = trained(photos, tmp_path / "run", 1, **SMALL)
+    assert main(["train", "--resume", str(run), "--epochs", "2"]) == 0
+    again = ["train", "--config", str(run / "config.yaml"), "--run", str(tmp_path / "again")]
+    assert main(again) == 0
+    records = [json.loads(line) for line in (tmp_path / "again" / "metrics.jsonl").read_text().splitlines()]
+    assert [record["epoch"] for record in records if record["kind"] == "epoch"] == [1, 2]
