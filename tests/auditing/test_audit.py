@@ -83,7 +83,7 @@ def test_planted_errors_are_counted_with_their_intervals(photos: Path, tmp_path:
         assert 0 <= low <= each.share <= high <= 1
         assert each.noticed <= each.listed
         assert any(str(each) in line for line in found.lines())
-    assert str(planted["label"]).startswith(f"Of {planted['label'].count} planted ones, ")
+    assert str(planted["label"]).startswith(f"Of {planted['label'].count} planted wrong labels, ")
 
 
 def test_a_check_that_notices_little_has_no_list_on_the_page(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import io
 import itertools
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
@@ -15,7 +16,7 @@ from vitascope.auditing.duplicates import near_duplicates
 from vitascope.auditing.finding import Issue
 from vitascope.auditing.labels import held_out_probabilities, wrong_labels
 from vitascope.auditing.looks import Looks, look_at
-from vitascope.auditing.quality import LISTED, quality_scores
+from vitascope.auditing.quality import LISTED, grey_is_rare, quality_scores
 from vitascope.auditing.topics import off_topic_scores
 from vitascope.data.decoding import ImageSource, read_image
 from vitascope.data.targets import Targets
@@ -53,12 +54,14 @@ class Planted:
         count: how many were planted.
         noticed: how many of these are in the list of the check.
         listed: how long that list is, with the errors that the data have themselves.
+        kinds: of pictures of several kinds, how many of each are noticed, in words.
     """
 
     issue: Issue
     count: int
     noticed: int
     listed: int
+    kinds: str = ""
 
     @property
     def share(self) -> float:
@@ -77,12 +80,23 @@ class Planted:
 
     def __str__(self) -> str:
         low, high = self.interval
-        return say(
-            "Of {count} planted ones, {noticed} ({share:.0%}, {low:.0%} to {high:.0%}) are among the "
+        what = {
+            "near-duplicate": say("near-copies"),
+            "label": say("wrong labels"),
+            "off-topic": say("foreign pictures"),
+            "dark": say("dark pictures"),
+            "bright": say("bright pictures"),
+            "blurred": say("blurred pictures"),
+            "empty": say("pictures of one colour"),
+            "grey": say("grey pictures"),
+        }
+        text = say(
+            "Of {count} planted {what}, {noticed} ({share:.0%}, {low:.0%} to {high:.0%}) are among the "
             "{listed} that it lists.",
             **{"count": f"{self.count:,}", "noticed": f"{self.noticed:,}", "listed": f"{self.listed:,}"},
-            **{"share": self.share, "low": low, "high": high},
+            **{"what": what[self.issue], "share": self.share, "low": low, "high": high},
         )
+        return f"{text} ({self.kinds})" if self.kinds else text
 
 
 def _recompressed(image: Image.Image, random: np.random.Generator) -> Image.Image:
@@ -175,13 +189,21 @@ def pictures_noticed(
     experiments = [Planted("near-duplicate", len(pairs), len(ends & pairs), len(ends))]
 
     count = min(PICTURES, max(3, round(FOREIGN * len(rows))))
-    turns = itertools.zip_longest(*kinds.values())
-    foreign = embed([picture for turn in turns for picture in turn if picture is not None][:count])
-    above = off_topic_scores(np.concatenate([features, foreign])) >= LISTED
-    experiments.append(Planted("off-topic", count, int(above[len(rows) :].sum()), int(above.sum())))
+    turns = itertools.zip_longest(*([(kind, picture) for picture in some] for kind, some in kinds.items()))
+    foreign = [pair for turn in turns for pair in turn if pair is not None][:count]
+    vectors = np.concatenate([features, embed([picture for _, picture in foreign])])
+    above = off_topic_scores(vectors) >= LISTED
+    every, seen = (
+        Counter(kind for (kind, _), one in zip(foreign, some, strict=True) if one)
+        for some in ([True] * count, above[len(rows) :])
+    )
+    words = ", ".join(f"{kind} {seen[kind]} of {number}" for kind, number in every.items())
+    experiments.append(Planted("off-topic", count, seen.total(), int(above.sum()), words))
 
     originals = [read_image(sources[index]).convert("RGB") for index in order[:PICTURES]]
     for issue, change in FAULTS.items():
+        if issue == "grey" and not grey_is_rare(looks):
+            continue  # nothing is listed
         changed = look_at([change(image, random) for image in originals])
         noticed = int((quality_scores(changed, looks)[issue] >= LISTED).sum())
         experiments.append(Planted(issue, len(originals), noticed, noticed + listed.get(issue, 0)))

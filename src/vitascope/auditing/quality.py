@@ -42,6 +42,11 @@ _DETAILS: Mapping[Issue, str] = {
 }
 
 
+def grey_is_rare(looks: Looks) -> bool:
+    """Whether so few pictures are grey that these are listed."""
+    return bool((looks["saturation"] < _GREY).sum() <= max(1, _RARE * len(looks)))
+
+
 def quality_scores(looks: Looks, usual: Looks | None = None) -> dict[Issue, Floats]:
     """The scores of N readable pictures, (N,) per issue, from 0 to 1; a picture is listed from 0.5 on.
 
@@ -61,7 +66,6 @@ def quality_scores(looks: Looks, usual: Looks | None = None) -> dict[Issue, Floa
     proportions, side = np.median(_proportions(usual)), np.median(_side(usual))
     scores = {issue: low(*judgement) for issue, judgement in _LOW.items()}
     scores["blurred"][scores["empty"] >= LISTED] = 0  # one colour has no edges
-    grey = (usual["saturation"] < _GREY).sum()
     shapes = [
         low(lambda some: -np.abs(_proportions(some) - proportions), -_ODD, 2),
         low(lambda some: np.log2(_side(some)), np.log2(min(_SMALL, side / 4)), 2),
@@ -70,7 +74,7 @@ def quality_scores(looks: Looks, usual: Looks | None = None) -> dict[Issue, Floa
         **scores,
         "unreadable": LISTED * looks["misnamed"].astype(bool),
         "shape": np.max(shapes, axis=0),
-        "grey": LISTED * (looks["saturation"] < _GREY) * (grey <= max(1, _RARE * len(usual))),
+        "grey": LISTED * (looks["saturation"] < _GREY) * grey_is_rare(usual),
     }
 
 

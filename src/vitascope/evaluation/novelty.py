@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from PIL import Image
+from PIL import Image, ImageDraw
 
 from vitascope.data.decoding import ImageSource
 from vitascope.data.formats.digits import Digits
@@ -109,8 +109,20 @@ def enough_usual(images: int) -> bool:
     return images >= PredictionSets.needed(FAMILIAR)
 
 
+def drawing(random: np.random.Generator) -> Image.Image:
+    """Boxes and lines on white, 64x64 pixels."""
+    image = Image.new("RGB", (64, 64), "white")
+    canvas = ImageDraw.Draw(image)
+    for _ in range(6):
+        colour = tuple(random.integers(0, 200, 3).tolist())
+        left, top, right, bottom = sorted(random.integers(0, 32, 2)) + sorted(random.integers(32, 64, 2))
+        canvas.rectangle((left, top, right, bottom), outline=colour, width=int(random.integers(1, 4)))
+        canvas.line((left, bottom, right, top), fill=colour, width=2)
+    return image
+
+
 def other_kinds(class_names: Sequence[str], channels: int) -> dict[str, list[ImageSource]]:
-    """Pictures of kinds that are none of the classes: digits, photographs and noise."""
+    """Pictures of kinds that are none of the classes: digits, drawings, photographs and noise."""
     kinds: dict[str, list[ImageSource]] = {}
     mode, words = "RGB" if channels == 3 else "L", {name.lower() for name in class_names}
     if not words & set("0123456789"):
@@ -122,8 +134,10 @@ def other_kinds(class_names: Sequence[str], channels: int) -> dict[str, list[Ima
     photos = [path for name, path in PHOTOS.items() if not words & {*SYNONYMS[name]}]
     if photos and channels == 3:
         kinds["photographs"] = list(photos)
+    random = np.random.default_rng(0)
+    kinds["drawings"] = [drawing(random).convert(mode) for _ in range(PICTURES)]
     shape = (PICTURES, 32, 32, 3)[: 4 if channels == 3 else 3]
-    kinds["noise"] = list(np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8))
+    kinds["noise"] = list(random.integers(0, 256, shape, dtype=np.uint8))
     return kinds
 
 

@@ -211,7 +211,8 @@ def noticed(run: Run) -> dict[str, Any] | None:
     novelties = [Novelty.of_record(record) for record in run.records("novelty")]
     if not novelties:
         return None
-    kinds = {"digits": say("digits"), "photographs": say("photographs"), "noise": say("noise")}
+    kinds = {"digits": say("digits"), "photographs": say("photographs"), "drawings": say("drawings")}
+    kinds["noise"] = say("noise")
     ordered = sorted(novelties, key=lambda novelty: (novelty.is_class, novelty.share))
     return {
         "mean": share_of_classes(novelties),
