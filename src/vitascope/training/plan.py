@@ -222,7 +222,7 @@ def _decided(asked: TrainConfig, facts: Facts, model: ModelConfig) -> dict[str, 
         "image_size": model.image_hw,
         "patch_size": model.patch_hw if isinstance(model, ViTConfig) else None,
         "epochs": _epochs(optimization, facts.images),
-        "batch_size": _batch_size(optimization, facts.images),
+        "batch_size": _batch_size(optimization, facts.images, isinstance(model, ViTConfig)),
         "lr": optimization.lr * min(1.0, width / model.embed_dim),
         "lr_width": None,  # that of the model from now on
         "corrupt": masking.share if asked.task == "masked" else masking.corrupt,
@@ -268,7 +268,7 @@ def _model(asked: TrainConfig, facts: Facts) -> tuple[ModelConfig, str | None]:
     base, wanted = facts.weights, asked.architecture
     name = wanted.model or (DEFAULT_MODEL if base is None else None)
     options = {**wanted.chosen(), **wanted.model_options}
-    is_vit = isinstance(base if name is None else named_config(name), ViTConfig)
+    is_vit = _is_vit(asked, facts)
     if base is None and name is not None:
         options = _default_sizes(asked, name, facts) | options
         options["in_channels"] = facts.channels
@@ -382,7 +382,7 @@ def _check_streams(asked: TrainConfig, facts: Facts) -> None:
             f"streams={asked.streams} keeps the order of the images in their shards, and repeats and "
             "sampling=balanced have one of their own: leave out one of them"
         )
-    size = _batch_size(asked.optimization, facts.images)
+    size = _batch_size(asked.optimization, facts.images, _is_vit(asked, facts))
     most = min(facts.shards, size // 2)  # each part has pairs, which mixup mixes
     if asked.streams > most:
         where = f"{facts.shards:,} shards, in batches of {size:,}" if facts.shards else "files of their own"
@@ -477,12 +477,18 @@ def _of_group(group: str, asked: Architecture) -> dict[str, Any]:
     return {name: value for name, value in asked.model_options.items() if OPTIONS[name] == group}
 
 
-def _batch_size(asked: Optimization, images: int) -> int:
+def _is_vit(asked: TrainConfig, facts: Facts) -> bool:
+    """Whether the model is a ViT: that which is named, else that of the weights."""
+    name = asked.architecture.model or (DEFAULT_MODEL if facts.weights is None else None)
+    return isinstance(facts.weights if name is None else named_config(name), ViTConfig)
+
+
+def _batch_size(asked: Optimization, images: int, is_vit: bool) -> int:
     """The batch size; the default one if there is none, or if it is more than the images.
 
     Recorded lengths are steps of the recorded batch size.
     """
-    most = 64 if asked.optimizer == "muon" else 128  # it learns more in many steps
+    most = 64 if asked.optimizer == "muon" and is_vit else 128  # it learns more in many steps
     default, size = default_batch_size(images, most), asked.batch_size
     fits = size is not None and (asked.lengths or size <= max(images, default))
     return size if size is not None and fits else default
