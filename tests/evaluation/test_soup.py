@@ -1,12 +1,16 @@
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from scipy.special import softmax
 
 from tests.training import undrawn, write_folder
 from vitascope.cli import main
+from vitascope.data.targets import ClassIndices
 from vitascope.errors import UserError
 from vitascope.evaluation import soup as module
+from vitascope.evaluation.measure import Evaluation
 from vitascope.evaluation.soup import average, soup
 from vitascope.predict.predictor import Predictor
 from vitascope.run.run import Run
@@ -43,30 +47,49 @@ def test_the_average_has_the_mean_of_the_weights(runs: list[Path]) -> None:
     assert all(torch.equal(states[0][name], value) for name, value in models[0].state_dict().items())
 
 
-def qualities(monkeypatch: pytest.MonkeyPatch, values: list[float]) -> None:
-    """Let measurements on the validation images have these values, in turn."""
+def losses(monkeypatch: pytest.MonkeyPatch, values: list[float]) -> None:
+    """Let measurements on the validation images have these losses, in turn."""
     left = iter(values)
-    monkeypatch.setattr(module, "quality_of", lambda _: next(left))
+    monkeypatch.setattr(module, "loss_of", lambda _: next(left))
 
 
 @pytest.mark.parametrize(
     ("values", "members"),
     [
-        ([0.5, 0.7, 0.6, 0.8, 0.7], [1, 2]),  # run 2 helps, run 0 then harms
-        ([0.5, 0.7, 0.6, 0.6, 0.7], [1, 0]),  # an equal average is taken
-        ([0.5, 0.7, 0.6, 0.6, 0.6], [1]),
+        ([0.5, 0.3, 0.4, 0.2, 0.3], [1, 2]),  # run 2 helps, run 0 then harms
+        ([0.5, 0.3, 0.4, 0.4, 0.2], [1, 0]),
+        ([0.5, 0.3, 0.4, 0.3, 0.3], [1]),  # no better one
     ],
 )
-def test_runs_are_added_from_the_best_on_while_the_average_is_not_worse(
+def test_runs_are_added_from_the_best_on_while_the_average_is_better(
     runs: list[Path], values: list[float], members: list[int], tmp_path: Path, monkeypatch
 ) -> None:
-    qualities(monkeypatch, values)
+    losses(monkeypatch, values)
     found = soup(runs[1:], tmp_path / "soup")
     assert list(found.members) == [runs[1 + n] for n in members]
     assert found.value == values[3 if members == [1, 2] else 4 if len(members) > 1 else 1]
     alone = len(members) == 1
     assert any("no average is better" in line for line in found.lines()) == alone
     assert from_pretrained(tmp_path / "soup").config.class_names == ("dark", "light")
+
+
+def test_the_loss_does_not_depend_on_the_temperature() -> None:
+    labels = np.arange(60) % 3
+    logits = np.random.default_rng(0).normal(size=(60, 3)) + 2 * np.eye(3)[labels]
+    found = [
+        module.loss_of(
+            Evaluation(
+                split="val",
+                indices=np.arange(60),
+                targets=ClassIndices(labels, ("a", "b", "c")),
+                probabilities=softmax(factor * logits, axis=1),
+                loss=0.0,
+            )
+        )
+        for factor in (0.3, 1.0, 3.0)
+    ]
+    assert found == pytest.approx([found[0]] * 3, rel=1e-4)
+    assert found[0] < np.log(3)
 
 
 def test_the_command_writes_a_calibrated_model_that_predicts(

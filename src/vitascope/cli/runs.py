@@ -82,7 +82,7 @@ class Compare:
 class Soup:
     """Average the weights of runs from one start.
 
-    From the best run on, each is added if the average is not worse with it.
+    From the best run on, each is added if the average is better with it.
 
     The validation images decide; the test images are measured at the end.
     """

@@ -10,12 +10,14 @@ from pathlib import Path
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 
 from vitascope.arguments import checked
 from vitascope.data.loading import Loader
 from vitascope.data.splits import ImageSet
 from vitascope.errors import UserError
 from vitascope.evaluation.calibrate import calibrate_model, images_to_know
+from vitascope.evaluation.calibration import as_logits, sharpness
 from vitascope.evaluation.measure import BATCH_SIZE, Evaluation, batches_of, measure
 from vitascope.formatting import counted
 from vitascope.model.heads import scale_logits
@@ -32,9 +34,9 @@ class SoupResult:
 
     Attributes:
         runs: in the order in which they were tried, the best on the validation images first.
-        validated: the quality of each on the validation images: accuracy, or mAP.
+        validated: the log loss of each on the validation images, nats, at its best temperature.
         members: the runs whose weights are averaged.
-        value: the quality of their average there.
+        value: the log loss of their average there.
         tested: the average, and before it the best run alone, on the test images.
         model: the average.
     """
@@ -50,7 +52,7 @@ class SoupResult:
         """The choice and its results in words."""
         alone, averaged = self.tested
         lines = [
-            f"{value:.2%} {'averaged' if run in self.members else 'left out'}  {run}"
+            f"log loss {value:.3f}, {'averaged' if run in self.members else 'left out'}  {run}"
             for run, value in zip(self.runs, self.validated, strict=True)
         ]
         if len(self.members) == 1:
@@ -58,7 +60,7 @@ class SoupResult:
         what = f"the average of {counted(len(self.members), 'run')}"
         return [
             *lines,
-            f"{self.value:.2%} {what}, on the validation images",
+            f"log loss {self.value:.3f}, {what}",
             f"test   {averaged.in_words()}; the best run alone: {alone.in_words()}",
         ]
 
@@ -70,7 +72,8 @@ def soup(
     """Average the weights of runs from one start, as `vitascope soup` does.
 
     This is the greedy soup of Wortsman et al. (2022, recipe 1): from the best run on, each is added if the
-    average is not worse with it on the validation images. The result is calibrated.
+    average is better with it on the validation images. What is compared is the log loss, each at its best
+    temperature, which few images measure better than the accuracy. The result is calibrated.
 
     Args:
         runs: at least two finished classifiers, trained from the same weights with the same classes, which
@@ -92,12 +95,12 @@ def soup(
         engine = TorchEngine(copy.deepcopy(model), precision="fp32", device=device)
         return measure(engine, batches_of(engine, images))
 
-    qualities = [quality_of(measured(model, val)) for model in models]
-    order = np.argsort([-value for value in qualities], kind="stable").tolist()
-    members, value = [order[0]], qualities[order[0]]
+    losses = [loss_of(measured(model, val)) for model in models]
+    order = np.argsort(losses, kind="stable").tolist()
+    members, value = [order[0]], losses[order[0]]
     for candidate in order[1:]:
-        tried = quality_of(measured(average([models[n] for n in (*members, candidate)]), val))
-        if tried >= value:
+        tried = loss_of(measured(average([models[n] for n in (*members, candidate)]), val))
+        if tried < value:
             members, value = [*members, candidate], tried
     model = average([models[n] for n in members])
 
@@ -114,7 +117,7 @@ def soup(
     save_pretrained(model.cpu(), folder)
     return SoupResult(
         runs=[opened[n].path for n in order],
-        validated=[qualities[n] for n in order],
+        validated=[losses[n] for n in order],
         members=[opened[n].path for n in members],
         value=value,
         tested=tested,
@@ -122,9 +125,14 @@ def soup(
     )
 
 
-def quality_of(evaluation: Evaluation) -> float:
-    """The accuracy, or the mAP where images have several classes."""
-    return evaluation.score.value_and_limits[0]
+def loss_of(evaluation: Evaluation) -> float:
+    """The mean log loss at the temperature that is best for these images, nats."""
+    targets, several = evaluation.targets, evaluation.several
+    logits = as_logits(evaluation.probabilities, exclusive=not several)
+    scaled, truth = torch.from_numpy(sharpness(targets, logits) * logits), torch.from_numpy(evaluation.labels)
+    if several:
+        return float(F.binary_cross_entropy_with_logits(scaled, truth.double()))
+    return float(F.cross_entropy(scaled, truth))
 
 
 def average(models: Sequence[VisionModel]) -> VisionModel:
