@@ -1,6 +1,7 @@
 """A tiny data set, the options of a tiny run, and runs without figures."""
 
 import contextlib
+import importlib
 import itertools
 import os
 import signal
@@ -88,6 +89,7 @@ def undrawn() -> Iterator[None]:
 
     Checkpoints are kept, because tests compare their states; test_train_finish tests their removal.
     """
+    importlib.import_module("vitascope.probing.probe")  # which would keep what is patched here
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(figures, "draw_figures", lambda *_: {})
         patch.setattr(masked, "draw_masked", lambda *_: {})
