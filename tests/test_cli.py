@@ -544,7 +544,10 @@ def test_trained_model_is_not_advised_to_start_from_itself(
         (["train", "--data", "data", "--weights", "runs/tiny", "--model", "vit_s16"], "does not fit vit_s16"),
         (["train", "--config", "nowhere.yaml"], "nowhere.yaml: no such file"),
         (["train", "--config", "runs/tiny/config.yaml", "--recipe", "digits"], "leave out recipe"),
-        (["train", "--resume", "runs/tiny", "--epochs", "1"], "has 1 epochs already; epochs=1 adds none"),
+        (
+            ["train", "--resume", "runs/tiny", "--epochs", "1"],
+            "1 of its epochs are done, so epochs=1 adds none",
+        ),
         (["train", "--resume", "runs/tiny", "--lr", "7"], "lr cannot change when a run is resumed"),
         (["train", "--resume", "data"], "data: not a run folder"),
         (["train", "--data", "data", "--missing", "skip"], "add --resume RUN"),

@@ -133,6 +133,10 @@ def test_a_class_with_one_image_leaves_the_labels_of_the_others_checked(photos: 
 def test_what_cannot_be_audited_is_named(photos: Path, audited: Path, tmp_path: Path, capsys) -> None:
     with pytest.raises(UserError, match="is not overwritten"):
         audit(photos, out=audited)
+    with pytest.raises(UserError, match="seed"):
+        audit(photos, out=tmp_path / "out", seed=-1)
+    with pytest.raises(UserError, match="nothing: no such model"):
+        audit(photos, out=tmp_path / "out", bodies="nothing")
     with pytest.raises(UserError, match="no body"):
         audit(photos, out=tmp_path / "out", bodies=())
     (tmp_path / "broken" / "a").mkdir(parents=True)

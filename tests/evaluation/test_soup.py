@@ -110,8 +110,9 @@ def test_what_has_no_common_start_is_named(runs: list[Path], photos: Path, tmp_p
             return train(data=photos, run=tmp_path / name, **{**SHAPE, **SMALL, **options}).run
 
     out = tmp_path / "out"
-    with pytest.raises(UserError, match="two or more runs"):
-        soup(runs[1:2], out)
+    for few in (runs[1:2], [runs[1], runs[1]], str(runs[1])):
+        with pytest.raises(UserError, match="two or more different runs"):
+            soup(few, out)
     with pytest.raises(UserError, match=r"starts from random weights of its seed and .*needs one start"):
         soup([runs[1], runs[0]], out)
     with pytest.raises(UserError, match="needs one start"):

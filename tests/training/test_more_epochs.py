@@ -126,8 +126,18 @@ def test_a_state_that_is_gone_is_named(photos: Path, tmp_path: Path, monkeypatch
 def test_what_adds_no_epochs_or_changed_is_one_line(photos: Path, tmp_path: Path, capsys) -> None:
     data = Path(shutil.copytree(photos, tmp_path / "photos"))
     run = trained(data, tmp_path / "run", 2, **SMALL)
-    with pytest.raises(UserError, match="has 2 epochs already; epochs=2 adds none"):
+    with pytest.raises(UserError, match="2 of its epochs are done, so epochs=2 adds none"):
         resume(run, epochs=2)
+    for wrong in (2.5, "3", 10**30, [3]):
+        with pytest.raises(UserError, match="epochs"):
+            resume(run, epochs=wrong)
+        assert Run(run).finished
+    photo = next(data.rglob("*.png"))
+    content = photo.read_bytes()
+    photo.unlink()
+    with pytest.raises(UserError, match="cannot be resumed"):
+        resume(run, epochs=3)
+    photo.write_bytes(content)
     with pytest.raises(UserError, match="lr cannot change"):
         resume(run, epochs=3, lr=0.1)
     assert Run(run).finished

@@ -10,11 +10,12 @@ from collections import Counter
 from collections.abc import Sequence
 from functools import reduce
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 import numpy.typing as npt
 
-from vitascope.arguments import checked
+from vitascope.arguments import Range, checked
 from vitascope.auditing import planted
 from vitascope.auditing.duplicates import duplicates, groups_of, near_duplicates
 from vitascope.auditing.finding import ISSUES, Finding, Issue
@@ -107,8 +108,8 @@ def audit(
     data: DataFrame | str | os.PathLike[str],
     *,
     out: str | os.PathLike[str],
-    bodies: Sequence[str | os.PathLike[str]] = (BODY,),
-    seed: int = 0,
+    bodies: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] = (BODY,),
+    seed: Annotated[int, Range(ge=0, lt=2**63)] = 0,
     table: TableOptions = AS_RECOGNIZED,
     compute: Compute = DEFAULT,
 ) -> AuditResult:
@@ -117,7 +118,8 @@ def audit(
     Args:
         data: a DATA argument, with or without labels, or a DataFrame.
         out: a new folder for `audit.csv` and `audit.html`.
-        bodies: MODEL arguments whose features are compared; the first one's tell what is alike and off-topic.
+        bodies: one or several MODEL arguments whose features are compared; the first one's tell what is alike
+            and off-topic.
         seed: of the folds, and of what is planted.
         table: how a table is read.
         compute: how features are computed, as for `embed`.
@@ -127,6 +129,7 @@ def audit(
     """
     began, folder = time.monotonic(), Path(out)
     check_new_folder(folder)
+    bodies = [bodies] if isinstance(bodies, str | os.PathLike) else bodies
     if not bodies:
         raise UserError("no body: name at least one MODEL, or leave bodies out")
     engines = [

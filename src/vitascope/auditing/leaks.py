@@ -14,25 +14,25 @@ MOST = 5000
 """Images that are looked at, which takes a few seconds; `vitascope audit` looks at any number."""
 
 
-def leaked(train: ImageSet, measured: ImageSet) -> npt.NDArray[np.bool_] | None:
-    """Whether each of M measured images is a copy or near-copy of a training image, (M,), by its perceptual
-    hash; None for more than `MOST` images."""
-    N, M = len(train), len(measured)
-    if N + M > MOST:
-        return None
-    pairs = near_duplicates(look_at([*train.sources, *measured.sources]))
-    mask = np.zeros(M, dtype=np.bool_)
-    mask[[pair.second - N for pair in pairs if pair.first < N <= pair.second]] = True
-    return mask
+def leaked(train: ImageSet, *measured: ImageSet) -> list[npt.NDArray[np.bool_]]:
+    """For each set of M measured images, whether they are copies or near-copies of training images, (M,), by
+    their perceptual hashes; an empty list for more than `MOST` images in all."""
+    sizes = [len(images) for images in (train, *measured)]
+    if sum(sizes) > MOST:
+        return []
+    pairs = near_duplicates(look_at([source for images in (train, *measured) for source in images.sources]))
+    mask = np.zeros(sum(sizes), dtype=np.bool_)
+    mask[[pair.second for pair in pairs if pair.first < len(train) <= pair.second]] = True
+    return np.split(mask, np.cumsum(sizes)[:-1])[1:]
 
 
 def leaks_in_words(splits: Splits) -> str:
     """A line on the images of other parts that have a near-copy in training; empty without any."""
-    counts = []
-    for name, images in splits.parts.items():
-        mask = leaked(splits.train, images) if name != "train" else None
-        if mask is not None and mask.any():
-            counts.append(f"{mask.sum():,} of {counted(len(mask), f'{name} image')}")
+    others = {name: images for name, images in splits.parts.items() if name != "train"}
+    masks = zip(others, leaked(splits.train, *others.values()), strict=False)
+    counts = [
+        f"{mask.sum():,} of {counted(len(mask), f'{name} image')}" for name, mask in masks if mask.any()
+    ]
     if not counts:
         return ""
     return f"{' and '.join(counts)} have a near-copy in training: `vitascope audit` shows them"

@@ -92,7 +92,7 @@ def evaluate(
             if opened.note:
                 log.warning("%s", opened.note)
             tested = opened.test_images(names)
-            near_copies = leaked(opened.splits.train, tested)
+            near_copies = next(iter(leaked(opened.splits.train, tested)), None)
             changes = opened.restored.counts()
         evaluation = measure(engine, batches_of(engine, tested, batch_size))
     mask = None if near_copies is None else near_copies[evaluation.indices]

@@ -85,8 +85,9 @@ def soup(
         UserError: fewer than two runs, runs of different starts, sizes or classes; no validation image that
             none of them was trained on.
     """
-    folder, opened = Path(out), [Run.open(Path(run)) for run in runs]
+    folder, given = Path(out), [runs] if isinstance(runs, str | os.PathLike) else runs
     check_new_folder(folder)
+    opened = [Run.open(Path(run)) for run in given]
     models = _models(opened)
     names = tuple(models[0].config.class_names)
     train, val, test = _images(opened, names)
@@ -150,8 +151,8 @@ def average(models: Sequence[VisionModel]) -> VisionModel:
 
 def _models(runs: Sequence[Run]) -> list[VisionModel]:
     """The models of the runs, without their temperatures, which would weigh their heads."""
-    if len(runs) < 2:
-        raise UserError("a soup takes two or more runs")
+    if len({run.path.resolve() for run in runs}) < max(2, len(runs)):
+        raise UserError("a soup takes two or more different runs")
     models: list[VisionModel] = []
     for run in runs:
         if not run.finished or not run.classifies or run.probes:

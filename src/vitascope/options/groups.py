@@ -380,7 +380,7 @@ class Balance(OptionGroup):
             weights = [f"{name}={weight}" for name, weight in weights.items()]
         if isinstance(weights, str):
             weights = [] if weights == "none" else [weights]
-        object.__setattr__(self, "class_weights", tuple(weights))
+        object.__setattr__(self, "class_weights", tuple(weights) if isinstance(weights, list) else weights)
         super().__post_init__()
         if self.balances_loss and self.sampling == "balanced":
             raise UserError(

@@ -221,7 +221,7 @@ def noticed(run: Run) -> dict[str, Any] | None:
         "head": [say("not taught"), say("images"), say("unfamiliar"), say("95% interval"), "AUROC"],
         "rows": [
             (
-                novelty.name if novelty.is_class else kinds[novelty.name],
+                novelty.name if novelty.is_class else kinds.get(novelty.name, novelty.name),
                 f"{novelty.images:,}",
                 *_share(novelty.noticed, novelty.images),
                 f"{novelty.area:.3f}",

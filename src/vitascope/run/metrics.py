@@ -67,7 +67,8 @@ def _is_record(record: object) -> bool:
     if not isinstance(record, dict) or not all(_fits(name, value) for name, value in record.items()):
         return False
     needed = {"kind", "step"} | _NEEDED.get(record.get("kind", ""), set())
-    return needed <= record.keys() and record.get("correct", 0) <= record.get("images", _LARGEST)
+    most = record.get("images", _LARGEST)
+    return needed <= record.keys() and max(record.get(name, 0) for name in ("correct", "noticed")) <= most
 
 
 def _fits(name: str, value: object) -> bool:

@@ -228,7 +228,7 @@ def resume(
         recorded.replace(**execution), execution.get("shard_size")
     )  # a recorded one may be of more
     if epochs is not None:
-        distributed.by_first(lambda: _lengthen(unfinished, epochs))
+        distributed.by_first(lambda: _lengthen(unfinished, epochs, missing))
     config = _recorded_options(unfinished).replace(**execution)
     launch = Launch()
     if distributed.by_first(lambda: launch.begun) is not None:
@@ -238,21 +238,25 @@ def resume(
     return _continue(unfinished, checkpoint, config, device, missing=missing, started=started)
 
 
-def _lengthen(run: Run, epochs: int) -> None:
+def _lengthen(run: Run, epochs: int, missing: str) -> None:
     """Record that a finished run has so many epochs, and make its model that which it starts from.
 
     Raises:
-        UserError: a run in a store; no more epochs than it has had.
+        UserError: a run in a store; no more epochs than it has had; images that are missing, unless they are
+            to be skipped. The run stays finished.
     """
     if run.store is not None:
         raise UserError(f"{run.ref}: a run in a store gets no more epochs; copy it, and resume the copy")
     config, last, done = _recorded_options(run), run.records("epoch")[-1], run.records("test")[-1]["step"]
+    config.replace(epochs=epochs, steps=None, minutes=None)  # which checks the number
     per_epoch = round(last["step"] / last["epoch"])
     if epochs * per_epoch <= done:
         raise UserError(
-            f"{run.path} has {done / per_epoch:g} epochs already; epochs={epochs} adds none: give the number "
-            "of all"
+            f"{run.path}: {done / per_epoch:g} of its epochs are done, so epochs={epochs} adds none: give "
+            "the number of all"
         )
+    if missing == "error":
+        _data_again(run)
     changes: dict[str, Any] = {"epochs": epochs, "steps": None, "minutes": None, "progressive": 0.0}
     kept = bool(folders.checkpoints(run.path))
     if kept and config.optimization.schedule == "constant":
@@ -474,6 +478,20 @@ def _open_again(config: TrainConfig, run: Run) -> tuple[Opened, RunData]:
     """The recorded plan, the data and the weights of a resumed run."""
     if config.execution.tracker is not None:
         check_tracker(config.execution.tracker)
+    data = _data_again(run)
+    if data.note and distributed.is_first():
+        log.warning("%s", data.note)
+    # The weights may be gone; the run has a copy of those that it started from.
+    start = run.start if has_model(run.start) else config.weights
+    return Opened(Plan.of_run(run, config), data.splits, from_pretrained(start) if start else None), data
+
+
+def _data_again(run: Run) -> RunData:
+    """The data of a run, as they were.
+
+    Raises:
+        UserError: images are missing or changed.
+    """
     # The first process compares all images by content, the others by name.
     data = run.open_data(check=("train", "val", "test") if distributed.is_first() else ())
     if not data.restored.complete:
@@ -482,11 +500,7 @@ def _open_again(config: TrainConfig, run: Run) -> tuple[Opened, RunData]:
             f"{run.path} cannot be resumed: {data.note}; restore the data, resume with the images that are "
             f"left by `vitascope train --resume {shlex.quote(str(run.path))} --missing skip`{best}"
         )
-    if data.note and distributed.is_first():
-        log.warning("%s", data.note)
-    # The weights may be gone; the run has a copy of those that it started from.
-    start = run.start if has_model(run.start) else config.weights
-    return Opened(Plan.of_run(run, config), data.splits, from_pretrained(start) if start else None), data
+    return data
 
 
 def _skip_missing(run: Run, config: TrainConfig) -> TrainConfig:

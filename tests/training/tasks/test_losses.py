@@ -1,3 +1,5 @@
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -85,9 +87,11 @@ def test_named_weights_are_taken_as_they_are_and_others_are_1() -> None:
         (("dog",), "CLASS=WEIGHT"),
         (("balanced", "dog=2"), "CLASS=WEIGHT"),
         (("dog=2", "dog=3"), "given twice"),
+        (5, "class_weights"),
+        (None, "class_weights"),
     ],
 )
-def test_impossible_weights_are_rejected(weights: tuple[str, ...], named: str) -> None:
+def test_impossible_weights_are_rejected(weights: Any, named: str) -> None:
     with pytest.raises(UserError, match=named):
         Balance(class_weights=weights)
 
