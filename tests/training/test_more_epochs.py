@@ -132,6 +132,11 @@ def test_what_adds_no_epochs_or_changed_is_one_line(photos: Path, tmp_path: Path
         with pytest.raises(UserError, match="epochs"):
             resume(run, epochs=wrong)
         assert Run(run).finished
+    metrics = Run(run).metrics_file.read_text()
+    Run(run).metrics_file.write_text("")
+    with pytest.raises(UserError, match="does not say how many epochs are done"):
+        resume(run, epochs=3)
+    Run(run).metrics_file.write_text(metrics)
     photo = next(data.rglob("*.png"))
     content = photo.read_bytes()
     photo.unlink()

@@ -43,7 +43,6 @@ class TableOptions:
     audit: Annotated[str | None, NamesFile(), tyro.conf.arg(metavar="FILE", help_behavior_hint="")] = None
     """Decisions on the images of any DATA: the decisions.csv that an audit's page downloads.
     Dropped images are left out, others relabelled. Default: every image, with its own label."""
-
     min_images: Annotated[int, Range(ge=1)] = 1
     """Leave out the classes that have fewer training images, with a line that names them."""
     rare: Literal["reject", "train"] = "reject"

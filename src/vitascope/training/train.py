@@ -224,9 +224,8 @@ def resume(
             )
     if epochs is None:
         unfinished.check_unfinished()
-    device = _join(
-        recorded.replace(**execution), execution.get("shard_size")
-    )  # a recorded one may be of more
+    # A recorded number of shards may be of more processes.
+    device = _join(recorded.replace(**execution), execution.get("shard_size"))
     if epochs is not None:
         distributed.by_first(lambda: _lengthen(unfinished, epochs, missing))
     config = _recorded_options(unfinished).replace(**execution)
@@ -247,9 +246,11 @@ def _lengthen(run: Run, epochs: int, missing: str) -> None:
     """
     if run.store is not None:
         raise UserError(f"{run.ref}: a run in a store gets no more epochs; copy it, and resume the copy")
-    config, last, done = _recorded_options(run), run.records("epoch")[-1], run.records("test")[-1]["step"]
+    config, validations, tests = _recorded_options(run), run.records("epoch"), run.records("test")
     config.replace(epochs=epochs, steps=None, minutes=None)  # which checks the number
-    per_epoch = round(last["step"] / last["epoch"])
+    if not validations or not tests:
+        raise UserError(f"{run.metrics_file} does not say how many epochs are done: restore it")
+    done, per_epoch = tests[-1]["step"], round(validations[-1]["step"] / validations[-1]["epoch"])
     if epochs * per_epoch <= done:
         raise UserError(
             f"{run.path}: {done / per_epoch:g} of its epochs are done, so epochs={epochs} adds none: give "
@@ -356,10 +357,11 @@ def _run(asked: dict[str, Any], task: str) -> TrainResult | PretrainResult:
     Processes that torchrun has restarted go on with the run that those before them created.
     """
     started = time.monotonic()
-    if asked.get("lengths") and asked["lengths"][0][0]:  # of a run that got more epochs: all in one go
-        asked["lengths"] = ()
     frame = asked.pop("data") if isinstance(asked.get("data"), DataFrame) else None
     first = configuration(asked)
+    if any(since for since, _ in first.optimization.lengths[:1]):  # of a run that got more epochs
+        asked["lengths"] = ()  # all in one go
+        first = configuration(asked)
     if first.task != task:
         recipe = asked["recipe"]
         what = "this configuration" if recipe in (None, "base") else f"the recipe {recipe}"
