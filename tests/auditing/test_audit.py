@@ -78,6 +78,7 @@ def test_planted_errors_are_counted_with_their_intervals(photos: Path, tmp_path:
     assert {"label", "near-duplicate", "off-topic", "dark", "blurred", "empty"} <= set(planted)
     assert planted["near-duplicate"].share > 0.8
     assert planted["empty"].share == 1
+    assert "By kind: digits " in str(planted["off-topic"])
     for each in found.planted:
         low, high = each.interval
         assert 0 <= low <= each.share <= high <= 1

@@ -96,7 +96,7 @@ class Planted:
             **{"count": f"{self.count:,}", "noticed": f"{self.noticed:,}", "listed": f"{self.listed:,}"},
             **{"what": what[self.issue], "share": self.share, "low": low, "high": high},
         )
-        return f"{text} ({self.kinds})" if self.kinds else text
+        return f"{text} {say('By kind: {kinds}.', kinds=self.kinds)}" if self.kinds else text
 
 
 def _recompressed(image: Image.Image, random: np.random.Generator) -> Image.Image:
