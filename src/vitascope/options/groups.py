@@ -478,7 +478,7 @@ class ExecutionOptions(OptionGroup):
     """Number of checkpoints to keep; an older one is used if the newest is broken."""
     keep_state: Flag = False
     """Keep the last checkpoint of the finished run, for `--resume RUN --epochs MORE`.
-    It has about three to five times the size of the model."""
+    It has about three to four times the size of the model."""
     tracker: MaybeTracker = None
     """Experiment tracker that gets the metrics too. Default: none, but TensorBoard where it is installed."""
 
