@@ -5,9 +5,9 @@ import pytest
 
 from tests.probing.digits import DIGITS, PIXELS, PROPERTIES, drawn
 from vitascope.auditing.labels import confusable_names, held_out_probabilities, wrong_labels
+from vitascope.data.folds import Division
 from vitascope.data.targets import ClassIndices, ClassSets
 from vitascope.errors import UserError
-from vitascope.probing.folds import Division
 
 SOME = drawn(1)[:600]
 FEATURES = PIXELS[SOME]

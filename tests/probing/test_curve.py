@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from tests.probing.digits import DIGITS, PIXELS, PROPERTIES, drawn
+from vitascope.data.folds import Division
 from vitascope.data.targets import ClassIndices
 from vitascope.probing.classifiers import ClassMeans, LeastSquares, Neighbors
 from vitascope.probing.curve import Forecast, forecast, learning_curve
-from vitascope.probing.folds import Division
 
 
 @pytest.mark.parametrize("targets", [DIGITS, PROPERTIES], ids=["exclusive", "several"])

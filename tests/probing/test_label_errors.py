@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from tests.probing.digits import DIGITS, PIXELS, PROPERTIES, drawn
+from vitascope.data.folds import Division
 from vitascope.data.targets import ClassIndices, ClassSets
 from vitascope.probing.classifiers import LogisticRegression
-from vitascope.probing.folds import Division
 from vitascope.probing.label_errors import Suspect, self_confidence, suspects
 from vitascope.probing.selection import out_of_fold
 

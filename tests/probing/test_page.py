@@ -10,12 +10,12 @@ from PIL import Image
 
 from tests.model import small_model
 from tests.probing.digits import DIGITS, PIXELS, PROPERTIES, drawn
+from vitascope.data.folds import Division
 from vitascope.data.splits import ImageSet
 from vitascope.data.targets import ClassIndices, ClassSets
 from vitascope.probing import page
 from vitascope.probing.classifiers import ClassMeans, LeastSquares, Neighbors
 from vitascope.probing.curve import LearningCurve, learning_curve
-from vitascope.probing.folds import Division
 from vitascope.probing.page import class_examples, confused, write_page
 from vitascope.probing.selection import Candidate, ProbeSelection, select
 from vitascope.run.run import Run

@@ -5,11 +5,11 @@ import numpy.typing as npt
 import pytest
 
 from tests.probing.digits import DIGITS, PIXELS, PROPERTIES, drawn
+from vitascope.data.folds import Division
 from vitascope.data.targets import ClassIndices, ClassSets
 from vitascope.errors import UserError
 from vitascope.probing import selection
 from vitascope.probing.classifiers import ClassMeans, LeastSquares, LogisticRegression, Neighbors
-from vitascope.probing.folds import Division
 from vitascope.probing.selection import (
     Candidate,
     ProbeSelection,

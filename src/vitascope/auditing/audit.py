@@ -28,6 +28,7 @@ from vitascope.auditing.shortcuts import groups, shortcuts
 from vitascope.auditing.topics import off_topic
 from vitascope.data.contents import first_of_content, image_name
 from vitascope.data.datasets import read_data
+from vitascope.data.folds import Division
 from vitascope.data.frames import DataFrame, data_place
 from vitascope.data.splits import ImageSet, Inventory
 from vitascope.data.table_options import AS_RECOGNIZED, TableOptions
@@ -39,7 +40,6 @@ from vitascope.predict.compute import DEFAULT, Compute
 from vitascope.predict.embed import embed
 from vitascope.predict.engine import TorchEngine
 from vitascope.probing.classifiers import Features
-from vitascope.probing.folds import Division
 from vitascope.probing.label_errors import Probabilities
 from vitascope.run.run import Run
 from vitascope.storage import check_new_folder, explaining_failure, make_folder, replacing

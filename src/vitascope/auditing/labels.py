@@ -13,11 +13,11 @@ from scipy.stats import mannwhitneyu
 from threadpoolctl import threadpool_limits
 
 from vitascope.auditing.finding import Finding
+from vitascope.data.folds import Division
 from vitascope.data.targets import Targets
 from vitascope.evaluation.calibration import as_logits, sharpened, sharpness
 from vitascope.network import in_threads
 from vitascope.probing.classifiers import Classifier, Features, Neighbors
-from vitascope.probing.folds import Division
 from vitascope.probing.label_errors import Probabilities, self_confidence, suspects
 from vitascope.probing.selection import CLASSIFIERS, THREADS, cross_validated
 from vitascope.run.measures import Z, predicted_classes

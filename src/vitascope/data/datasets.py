@@ -17,6 +17,7 @@ import numpy.typing as npt
 from vitascope.data.contents import first_of_content, image_name
 from vitascope.data.decisions import Decisions
 from vitascope.data.decoding import ImageError, ImageSource, greatest_integer, header_size, source_name
+from vitascope.data.folds import splits_of_fold
 from vitascope.data.formats import digits
 from vitascope.data.formats.archive import Archive
 from vitascope.data.formats.cifar import Cifar
@@ -58,7 +59,13 @@ _ACCEPTED = (
 
 
 def open_data(
-    data: str, *, seed: int = 0, labelled: bool = True, table: TableOptions = AS_RECOGNIZED
+    data: str,
+    *,
+    seed: int = 0,
+    labelled: bool = True,
+    table: TableOptions = AS_RECOGNIZED,
+    folds: int | None = None,
+    fold: int | None = None,
 ) -> Splits:
     """The splits of a data set; without validation images, a tenth of each class of train is drawn by seed.
 
@@ -81,6 +88,7 @@ def open_data(
             there is no `test`. Images with classes are split as usual, so that test images stay unseen, and
             those without a class join `train`.
         table: how a table is read, and decisions on the images.
+        folds, fold: see `splits_of_fold`; None for the usual splits.
 
     Raises:
         UserError: none of these, or a damaged data set. The other functions of this module raise it too.
@@ -105,6 +113,8 @@ def open_data(
             f"{data}: only one class, {classes[0]!r}; a classifier needs two or more{_wrapped_in_words(data)}"
             f"{_unused_in_words(inventory)}"
         )
+    if folds is not None:
+        return splits_of_fold(inventory, data, folds, fold, seed=seed, rare=table.rare)
     return complete_splits(inventory, data, seed=seed, rare=table.rare)
 
 

@@ -56,11 +56,14 @@ class RecordedPart:
     names: tuple[str, ...]  # relative to the data's folder; empty where images have none
     targets: Targets | None  # in the record's class names; None for images without labels
     contents: npt.NDArray[np.bytes_]  # (N,), from `contents_of`
+    folds: npt.NDArray[np.str_] = dataclasses.field(default_factory=lambda: np.empty(0, dtype=np.str_))
+    """(N,), as `ImageSet.folds`; (0,) without any."""
 
     def subset(self, rows: npt.NDArray[np.int64]) -> RecordedPart:
         """Some of the images, in the order given."""
         targets = None if self.targets is None else self.targets.take(rows)
-        return RecordedPart(tuple(self.names[row] for row in rows.tolist()), targets, self.contents[rows])
+        names, folds = tuple(self.names[row] for row in rows.tolist()), self.folds
+        return RecordedPart(names, targets, self.contents[rows], folds[rows] if len(folds) else folds)
 
     def with_more(self, other: RecordedPart) -> RecordedPart:
         """These images, and then others, with labels as these."""
@@ -68,7 +71,8 @@ class RecordedPart:
         if targets is not None and other.targets is not None:
             targets = targets.joined(other.targets)
         contents = np.concatenate([self.contents, other.contents])
-        return RecordedPart((*self.names, *other.names), targets, contents)
+        folds = np.concatenate([self.folds, other.folds])
+        return RecordedPart((*self.names, *other.names), targets, contents, folds)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,8 +87,8 @@ class SplitRecord:
 
     @property
     def measured(self) -> str:
-        """The part that the finished model is measured on."""
-        return "test" if "test" in self.parts else "val"
+        """The part that the finished model is measured on; of a training by folds, `train` by their models."""
+        return "test" if "test" in self.parts else "val" if self.parts["val"].names else "train"
 
     def images(self) -> int:
         """The number of images in all parts, without skipped ones."""
@@ -114,8 +118,11 @@ class SplitRecord:
             for split, part, skipped in self.lines():
                 more = {"skipped": True} if skipped else {}
                 labels = [None] * len(part.names) if part.targets is None else part.targets.to_json()
-                for name, label, content in zip(part.names, labels, part.contents.tolist(), strict=True):
+                folds = part.folds.tolist() or [None] * len(part.names)
+                rows = zip(part.names, labels, part.contents.tolist(), folds, strict=True)
+                for name, label, content, fold in rows:
                     line = {"split": split, "name": name, "label": label, "content": content.decode()}
+                    line |= {} if fold is None else {"fold": fold}
                     packed.write(json.dumps(line | more).encode() + b"\n")
 
     @classmethod
@@ -132,7 +139,7 @@ class SplitRecord:
                 if not all(isinstance(text, str) for text in (*class_names, *head["parts"], place)):
                     raise ValueError("a name in its first line is not text")
                 class_names = tuple(map(canonical, class_names))
-                lines: dict[bool, dict[str, list[tuple[str, Any, str]]]] = {
+                lines: dict[bool, dict[str, list[tuple[str, Any, str, str | None]]]] = {
                     False: {split: [] for split in head["parts"]},
                     True: defaultdict(list),
                 }
@@ -157,17 +164,28 @@ class SplitRecord:
         return record
 
 
-def _recorded_part(lines: Sequence[tuple[str, Any, str]], class_names: tuple[str, ...]) -> RecordedPart:
-    names, labels, contents = zip(*lines, strict=True) if lines else ((), (), ())
-    return RecordedPart(names, targets_from_json(labels, class_names), np.array(contents, dtype=np.bytes_))
+def _recorded_part(
+    lines: Sequence[tuple[str, Any, str, str | None]], class_names: tuple[str, ...]
+) -> RecordedPart:
+    names, labels, contents, folds = zip(*lines, strict=True) if lines else ((), (), (), ())
+    known = [fold for fold in folds if fold is not None]
+    if len(known) not in (0, len(folds)):
+        raise ValueError("an image without a fold")
+    return RecordedPart(
+        names,
+        targets_from_json(labels, class_names),
+        np.array(contents, dtype=np.bytes_),
+        np.array(known, dtype=np.str_),
+    )
 
 
-def _checked(line: dict[str, Any]) -> tuple[str, Any, str]:
-    """The name, the label and the content of an image's line; a ValueError for other types of the texts."""
-    name, label, content = line["name"], line["label"], line["content"]
-    if not isinstance(name, str) or not isinstance(content, str):
+def _checked(line: dict[str, Any]) -> tuple[str, Any, str, str | None]:
+    """The name, the label, the content and the fold, if it has one, of an image's line; a ValueError for
+    other types of the texts."""
+    name, label, content, fold = line["name"], line["label"], line["content"], line.get("fold")
+    if not isinstance(name, str) or not isinstance(content, str) or not isinstance(fold, str | None):
         raise ValueError("an image without a name or a content")
-    return name, label, content
+    return name, label, content, fold
 
 
 def record_of(splits: Splits, place: str = "") -> SplitRecord:
@@ -177,6 +195,7 @@ def record_of(splits: Splits, place: str = "") -> SplitRecord:
             tuple(image_name(source, splits.root) for source in images.sources),
             images.targets,
             images.contents,
+            images.folds,
         )
         for split, images in splits.identified().parts.items()
     }
@@ -210,7 +229,7 @@ class Restored:
             inside = bool(((begin <= found) & (found < begin + len(images))).all())
             if inside and isinstance(images.sources, LazySources):  # sources of shards stay that
                 sources = images.sources.take(found - begin)
-                return ImageSet(split, sources, part.targets, part.contents)
+                return ImageSet(split, sources, part.targets, part.contents, folds=part.folds)
             begin += len(images)
         now = _all_sources(self.inventory)
         listed: list[ImageSource] = []
@@ -219,7 +238,7 @@ class Restored:
             reason = "another content than in training" if other else "no longer there"
             gone = Gone(part.names[index] or f"{split} image {index}", reason)
             listed.append(now[place] if place >= 0 else gone)
-        return ImageSet(split, listed, part.targets, part.contents)
+        return ImageSet(split, listed, part.targets, part.contents, folds=part.folds)
 
     def present(self, split: str, class_names: tuple[str, ...]) -> ImageSet:
         """The images of a part that still exist. A renamed one has the classes of its new place, if any."""

@@ -20,6 +20,8 @@ from vitascope.formatting import canonical, counted, listed
 
 MOST_NAMED = 20
 """Classes of too few images that an error names."""
+OUT_OF_FOLD = "out-of-fold"
+"""The name of training images that are measured by models that were not trained on them."""
 VAL_SHARE = 0.1
 TEST_SHARE = 0.1
 
@@ -73,6 +75,8 @@ class ImageSet:
     """From `contents_of`, (N,), where they were read; see `identified`."""
     groups: npt.NDArray[np.str_] = dataclasses.field(default_factory=_no_groups, repr=False)
     """The group of each image, (N,), such as a patient, which no split divides; (0,) where there are none."""
+    folds: npt.NDArray[np.str_] = dataclasses.field(default_factory=_no_groups, repr=False)
+    """The fold of each image, (N,), where a table has them; else (0,)."""
 
     def __len__(self) -> int:
         return len(self.sources)
@@ -113,6 +117,7 @@ class ImageSet:
             targets,
             self.contents[indices] if len(self.contents) else self.contents,
             self.groups[indices] if len(self.groups) else self.groups,
+            self.folds[indices] if len(self.folds) else self.folds,
         )
 
     def spread(self, most: int) -> list[int]:
@@ -143,13 +148,15 @@ class ImageSet:
         """These images and others of the same classes; what is known of one part only is left out."""
         name, sources = f"{self.name} and {others.name}", [*self.sources, *others.sources]
         contents = np.concatenate([self.contents, others.contents])
-        groups = np.concatenate([self.groups, others.groups])
+        columns = [
+            np.concatenate(pair) for pair in ((self.groups, others.groups), (self.folds, others.folds))
+        ]
         return ImageSet(
             name,
             sources,
             self.truth.joined(others.truth),
             contents if len(contents) == len(sources) else _not_read(),
-            groups if len(groups) == len(sources) else _no_groups(),
+            *(column if len(column) == len(sources) else _no_groups() for column in columns),
         )
 
     def in_classes(self, class_names: tuple[str, ...], where: str) -> ImageSet:
@@ -173,8 +180,11 @@ class Splits:
 
     @property
     def measured(self) -> ImageSet:
-        """The images to measure the finished model on."""
-        return self.val if self.test is None else self.test
+        """The images to measure the finished model on; without any, each training image is measured by the
+        model of a fold."""
+        if self.test is not None:
+            return self.test
+        return self.val if len(self.val) else dataclasses.replace(self.train, name=OUT_OF_FOLD)
 
     @property
     def parts(self) -> dict[str, ImageSet]:
@@ -223,6 +233,11 @@ class Inventory:
         """The sets that have images, by their names; of two, the labelled one."""
         ordered = sorted(self.sets, key=lambda images: images.targets is not None)
         return {images.name: images for images in ordered if len(images)}
+
+    def unused_and_unlabelled(self, train: ImageSet) -> tuple[str, ...]:
+        """What is unused, with the images without a class beside those to train on."""
+        without = sum(len(images) for images in self.sets if images.targets is None and train.class_names)
+        return ((f"{counted(without, 'image')} without a class",) if without else ()) + self.unused
 
 
 def without_rare(inventory: Inventory, least: int) -> Inventory:
@@ -274,7 +289,7 @@ def complete_splits(
         everything = given["all"].identified()
         least = 3 if rare == "train" else 0
         if not least:
-            _check_sizes(everything, 3, "train, val and test")
+            check_sizes(everything, 3, "train, val and test")
         rest, given["test"] = stratified_split(everything, TEST_SHARE, "test", seed, least)
         train, val = stratified_split(rest, VAL_SHARE / (1 - TEST_SHARE), "val", seed, least)
         drawn = ["val", "test"]
@@ -284,11 +299,8 @@ def complete_splits(
         train, val, drawn = given["train"], given["val"], []
     else:
         train, val = stratified_split(given["train"], VAL_SHARE, "val", seed, 2 if rare == "train" else 0)
-    without = sum(len(images) for images in inventory.sets if images.targets is None and train.class_names)
-    unused = (f"{counted(without, 'image')} without a class",) if without else ()
-    unused = (*unused, *inventory.unused)
-    test = given.get("test")
-    return Splits(train, val, test, inventory.channels, inventory.root, unused, tuple(drawn), inventory.notes)
+    about = inventory.channels, inventory.root, inventory.unused_and_unlabelled(train)
+    return Splits(train, val, given.get("test"), *about, tuple(drawn), inventory.notes)
 
 
 def stratified_split(
@@ -299,7 +311,7 @@ def stratified_split(
     may one of fewer than `least` images."""
     images = images.identified()
     if not least:
-        _check_sizes(images, 2, f"{images.name} and {name}")
+        check_sizes(images, 2, f"{images.name} and {name}")
     first, targets = first_of_content(images.contents), images.targets
     if len(images.groups) or not (targets is None or targets.exclusive):
         taken = _bound_share(images, first, share, seed, least)
@@ -340,7 +352,7 @@ def _bound_share(
     return draw_share(labels, sets, share, np.random.default_rng(seed), every_class=every_class)
 
 
-def _check_sizes(images: ImageSet, needed: int, parts: str) -> None:
+def check_sizes(images: ImageSet, needed: int, parts: str) -> None:
     """Reject images, or a class, with too few different ones for some parts."""
     different = np.flatnonzero(first_of_content(images.contents) == np.arange(len(images)))
     counts = [("the data have", len(images), len(different))]

@@ -17,7 +17,7 @@ from vitascope.formatting import canonical, listed
 
 TABLE_SUFFIXES = (".csv", ".tsv", ".jsonl", ".parquet")
 """Suffixes of tables, in any case."""
-ROLES = ("image", "label", "split", "group")
+ROLES = ("image", "label", "split", "group", "fold")
 """The purposes of columns."""
 ABOUT_IMAGES = ("audit", "min_images", "rare")
 """The options of any data."""
@@ -28,7 +28,7 @@ class TableOptions:
     """How a table is read, where DATA is one, and decisions on the images of any DATA (docs/data.md)."""
 
     columns: Annotated[tuple[str, ...], tyro.conf.arg(metavar="ROLE=COLUMN ...", help_behavior_hint="")] = ()
-    """Columns of the roles image, label, split and group: `image=path label=tags group=patient`.
+    """Columns of the roles image, label, split, group and fold: `image=path label=tags group=patient`.
     A label may be several columns of 0 and 1, separated by commas; `split=` uses no column.
     Default: by their usual names, and no group."""
     images: Annotated[str | None, NamesFile(), tyro.conf.arg(metavar="FOLDER", help_behavior_hint="")] = None
@@ -108,8 +108,9 @@ def is_table(data: str) -> bool:
 USUAL: dict[str, tuple[str, ...]] = {
     "image": ("image", "file", "filename", "filepath", "path", "image_path"),
     "label": ("label", "labels", "class", "category", "target", "tags"),
-    "split": ("split", "fold", "set"),
+    "split": ("split", "set"),
     "group": (),
+    "fold": ("fold",),
 }
 """Usual names of the columns, in any case; a group is only named."""
 LESS_USUAL = ("image_id", "image_name", "file_name")  # where no column has a usual name
@@ -134,6 +135,7 @@ class Roles:
     """One column, or several of 0 and 1; none if no column is known to be one of labels."""
     split: str | None
     group: str | None
+    fold: str | None
     guess_label: bool
     """Whether the columns of 0 and 1 are those of labels, if there is no other."""
 
@@ -154,7 +156,7 @@ def roles_of(names: Sequence[str], options: TableOptions, place: object) -> Role
     label = found["label"]
     labels = () if label is None else (label,) if label in names else tuple(label.split(","))
     guess = "label" not in named
-    return Roles(image, labels, found["split"], found["group"], guess)
+    return Roles(image, labels, found["split"], found["group"], found["fold"], guess)
 
 
 def image_column(names: Sequence[str], options: TableOptions, place: object) -> str:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from vitascope.data.targets import Targets
 from vitascope.formatting import counted
+from vitascope.model.ensemble import Ensemble
 from vitascope.model.heads import scale_logits
 from vitascope.model.trust import Familiarity, ranked
 from vitascope.model.vision_model import VisionModel
@@ -123,8 +124,11 @@ class Temperature:
 
     def apply(self, model: VisionModel) -> None:
         """Divide the logits of a model, in its head."""
-        if not self.reason:
-            scale_logits(model.head, torch.from_numpy(1 / self.values).float())
+        factors = torch.from_numpy(1 / self.values).float()
+        if isinstance(model, Ensemble):
+            model.sharpness.mul_(factors)
+        elif not self.reason:
+            scale_logits(model.head, factors)
 
     def __str__(self) -> str:
         images = counted(self.images, "validation image")

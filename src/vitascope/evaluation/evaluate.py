@@ -14,7 +14,7 @@ from vitascope.arguments import checked
 from vitascope.auditing.leaks import leaked
 from vitascope.data.datasets import open_data, open_for_evaluation
 from vitascope.data.frames import DataFrame, data_place
-from vitascope.data.splits import ImageSet, UnknownClassesError
+from vitascope.data.splits import OUT_OF_FOLD, ImageSet, UnknownClassesError
 from vitascope.data.table_options import AS_RECOGNIZED, TableOptions
 from vitascope.errors import UserError
 from vitascope.evaluation.measure import Evaluation, batches_of, measure
@@ -23,6 +23,7 @@ from vitascope.model.vision_model import VisionModel, left_as_it_was
 from vitascope.predict.compute import BatchSize
 from vitascope.predict.engine import Engine
 from vitascope.predict.runtimes import as_engine
+from vitascope.run import layout
 from vitascope.run.run import Run
 from vitascope.weights.stored_model import local_model
 
@@ -89,6 +90,11 @@ def evaluate(
             raise UserError(f"{ref or 'the model'} is not a run folder with test images of its own: set data")
         else:
             opened = Run(ref).open_data()
+            if opened.splits.measured.name == OUT_OF_FOLD:
+                raise UserError(
+                    f"{ref}: its models have seen all images between them; {layout.REPORT} has the result of "
+                    "each image out of fold; to measure the ensemble on others, set data"
+                )
             if opened.note:
                 log.warning("%s", opened.note)
             tested = opened.test_images(names)

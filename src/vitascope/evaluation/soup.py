@@ -20,8 +20,9 @@ from vitascope.evaluation.calibrate import calibrate_model, images_to_know
 from vitascope.evaluation.calibration import as_logits, sharpness
 from vitascope.evaluation.measure import BATCH_SIZE, Evaluation, batches_of, measure
 from vitascope.formatting import counted
+from vitascope.model.ensemble import Ensemble
 from vitascope.model.heads import scale_logits
-from vitascope.model.vision_model import VisionModel
+from vitascope.model.vision_model import VisionModel, kind_of
 from vitascope.predict.engine import TorchEngine
 from vitascope.run.run import Run
 from vitascope.storage import check_new_folder
@@ -158,6 +159,8 @@ def _models(runs: Sequence[Run]) -> list[VisionModel]:
         if not run.finished or not run.classifies or run.probes:
             raise UserError(f"{run.path}: not a finished training of a classifier")
         model = from_pretrained(run.path)
+        if isinstance(model, Ensemble):
+            raise UserError(f"{run.path} is {kind_of(model.config)}: average the runs in its folds/ instead")
         first, start = (models or [model])[0], run.config.get("weights")
         if model.config.replace(thresholds=()) != first.config.replace(thresholds=()):
             raise UserError(f"{run.path} has another size or other classes than {runs[0].path}")

@@ -13,7 +13,7 @@ from vitascope.explain.heatmaps import to_unit
 from vitascope.explain.inputs import Images, as_images
 from vitascope.model.config import ViTConfig, check_layer
 from vitascope.model.trace import Trace
-from vitascope.model.vision_model import VisionModel, evaluation_mode
+from vitascope.model.vision_model import VisionModel, evaluation_mode, kind_of
 from vitascope.model.vit import VisionTransformer
 
 
@@ -130,7 +130,7 @@ def stream_attention(
 def attending(model: VisionModel) -> VisionTransformer:
     """The model, if it has attention; a ResNet raises UserError."""
     if not isinstance(model, VisionTransformer):
-        raise UserError("a ResNet has no attention to show: this method is for Vision Transformers")
+        raise UserError(f"{kind_of(model.config)} has no attention to show: this is for Vision Transformers")
     return model
 
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from vitascope.arguments import checked
 from vitascope.errors import UserError
+from vitascope.explain.attention import attending
 from vitascope.explain.heatmaps import to_unit
 from vitascope.explain.inputs import Images, as_images
 from vitascope.explain.targets import TargetLike, score_gradient
@@ -57,7 +58,7 @@ def grad_cam(
             activations, gradients, grid = _of_feature_map(model, images, target, layer)
         else:
             chosen = _DEFAULT_LAYER[variant] if layer is None else layer
-            activations, gradients, grid = _of_tokens(model, images, target, chosen)
+            activations, gradients, grid = _of_tokens(attending(model), images, target, chosen)
     heat = _VARIANTS[variant](activations.float(), gradients.float())  # (B, N)
     return to_unit(heat.unflatten(1, grid))
 

@@ -15,7 +15,7 @@ from vitascope.explain.heatmaps import Count, not_finite
 from vitascope.explain.inputs import Images, as_images
 from vitascope.model.config import ViTConfig
 from vitascope.model.patches import ConvPatches
-from vitascope.model.vision_model import VisionModel, evaluation_mode
+from vitascope.model.vision_model import VisionModel, evaluation_mode, kind_of
 from vitascope.model.vit import VisionTransformer
 
 _WEIGHTS_AT_ONCE = 2**26
@@ -107,7 +107,9 @@ def position_similarity(model: VisionModel) -> Tensor:
     the tokens are a `UserError`, as is a ResNet.
     """
     if not isinstance(model, VisionTransformer):
-        raise UserError("a ResNet has no position embeddings: this is for Vision Transformers")
+        raise UserError(
+            f"{kind_of(model.config)} has no position embeddings: this is for Vision Transformers"
+        )
     gh, gw = grid = model.config.grid
     table = model.positions.table(grid)  # (1, T, D), or (1, N, D)
     if table is None:
@@ -144,7 +146,7 @@ def patch_filters(model: VisionModel, count: Count = 28) -> PatchFilters:
         UserError: a count below 1; filters that are all equal; a ResNet, or a stem of several layers.
     """
     if not isinstance(model, VisionTransformer):
-        raise UserError("a ResNet has no patch embedding: this is for Vision Transformers")
+        raise UserError(f"{kind_of(model.config)} has no patch embedding: this is for Vision Transformers")
     if not isinstance(model.patch_embedding, ConvPatches):
         raise UserError(
             f"the stem {model.config.embedding.stem!r} embeds patches of a feature map, so its filters are "

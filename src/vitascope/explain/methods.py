@@ -7,17 +7,21 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from vitascope.arguments import checked
 from vitascope.errors import UserError, check_choice
 from vitascope.explain.attention import attention
 from vitascope.explain.gradcam import grad_cam
-from vitascope.explain.inputs import Images
+from vitascope.explain.heatmaps import to_unit
+from vitascope.explain.inputs import Images, as_images, pooled_and_logits
 from vitascope.explain.integrated_gradients import integrated_gradients
 from vitascope.explain.occlusion import occlusion
 from vitascope.explain.rollout import gradient_rollout, rollout
-from vitascope.explain.targets import TargetLike
+from vitascope.explain.targets import FeatureCosine, TargetLike
+from vitascope.model.ensemble import Ensemble
+from vitascope.model.heads import predicted
 from vitascope.model.resnet import ResNet
 from vitascope.model.vision_model import VisionModel
 from vitascope.model.vit import VisionTransformer
@@ -51,7 +55,17 @@ class Method:
         batch_size: int | None = None,
         **settings: Any,
     ) -> Tensor:
-        """Heatmaps as of `heatmap`; a method without a target ignores `target`."""
+        """Heatmaps as of `heatmap`; a method without a target ignores `target`. Of an ensemble, the mean of
+        its members' maps, for what all of them predict together."""
+        if isinstance(model, Ensemble):
+            images, asked = as_images(model, images), target
+            if self.has_target and target is None:
+                asked = predicted(pooled_and_logits(model, images)[1])
+            maps = [
+                self(member, images, part, batch_size=batch_size, **settings)
+                for member, part in zip(model.members, _of_members(asked, model), strict=True)
+            ]
+            return to_unit(torch.stack(maps).mean(dim=0))
         if not self.has_target:
             return self.compute(model, images, **settings)
         if self.many_passes and batch_size is not None:
@@ -60,12 +74,22 @@ class Method:
 
     def lacking(self, model: VisionModel, target: TargetLike = None) -> str:
         """What the method needs and a model does not have, in words; empty if it suits the model."""
+        if isinstance(model, Ensemble):
+            return self.lacking(model.members[0], target)
         if self.attends and isinstance(model, ResNet):
             return "attention"
         if self.has_target and target is None and not model.config.gives_classes:
             return "a head"
         merges = isinstance(model, VisionTransformer) and model.config.block.token_merging
         return "blocks that run alone (token_merging=0)" if self.runs_blocks and merges else ""
+
+
+def _of_members(target: TargetLike, model: Ensemble) -> list[TargetLike]:
+    """A target for each member; features (B, M D) are side by side."""
+    count = len(model.members)
+    if isinstance(target, FeatureCosine):
+        return [FeatureCosine(part) for part in target.features.chunk(count, dim=1)]
+    return [target] * count
 
 
 METHODS: dict[str, Method] = {

@@ -270,11 +270,18 @@ class ViTConfig(ImageOptions):
         return self.readout.head in ("linear", "mlp", "cosine") and self.outputs != "embedding"
 
     @property
+    def feature_dim(self) -> int:
+        """Width of `embed`'s output."""
+        return self.members * self.readout.num_pooled * self.embed_dim
+
+    @property
     def summary(self) -> str:
         """The model in a phrase."""
         (height, width), (ph, pw) = self.image_hw, self.patch_hw
         patch = str(ph) if ph == pw else f"{ph}x{pw}"
-        return f"{self.depth} blocks of width {self.embed_dim}, {height}x{width} pixels in patches of {patch}"
+        several = f"{self.members} models of " if self.members > 1 else ""
+        blocks = f"{several}{self.depth} blocks of width {self.embed_dim}"
+        return f"{blocks}, {height}x{width} pixels in patches of {patch}"
 
     # The cost
 
@@ -301,7 +308,8 @@ class ViTConfig(ImageOptions):
         resnet = self.stem_resnet.feature_parameters if embedding.stem == "resnet" else 0
         cosine = 2 if self.readout.head == "cosine" else 0  # its scale and bias
         vectors = D * (vectors + learned)
-        return linear + vectors + inner + positions.get(embedding.positions, 0) + resnet + cosine
+        each = linear + vectors + inner + positions.get(embedding.positions, 0) + resnet + cosine
+        return self.members * each
 
     @property
     def flops(self) -> int:
@@ -319,7 +327,7 @@ class ViTConfig(ImageOptions):
         total += products * self.num_pooled_tokens * self.embed_dim
         if self.embedding.stem == "resnet":
             total += self.stem_resnet.feature_multiply_adds
-        return 2 * total
+        return 2 * total * self.members
 
     def tokens_by_block(self) -> list[tuple[int, int]]:
         """The number of tokens in the attention and in the MLP of each block: fewer with token merging."""

@@ -22,6 +22,8 @@ Outputs = Literal["exclusive", "independent", "embedding"]
 EVEN = 0.5
 """The threshold of a class without one of its own."""
 PROBABILITY = Range(ge=0, lt=1)
+MAX_MEMBERS = 20
+"""Of an ensemble."""
 MAX_TOKENIZER_LAYERS = 8
 """More would leave one token of an image of five hundred pixels."""
 
@@ -75,6 +77,8 @@ class ImageOptions(Configuration):
     CLIP's."""
     thresholds: Annotated[tuple[float, ...], Range(ge=0, le=1), Role.FREE] = ()
     """Probability from which on each class is taken to apply, where any may; empty for `EVEN`."""
+    members: Annotated[int, Range(ge=1, le=MAX_MEMBERS), Role.FREE] = 1
+    """Models of this configuration whose probabilities are averaged: of an `Ensemble`, more than one."""
 
     def check_images_and_classes(self) -> None:
         """Normalize the size and the names; reject names that are not one for each class."""

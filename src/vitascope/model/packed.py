@@ -47,9 +47,10 @@ def packing_pays(device: torch.device, dtype: torch.dtype) -> bool:
 def predicting_copy(model: AnyModel, dtype: torch.dtype) -> AnyModel:
     """A copy in another precision for prediction only, its encoder packed if that is faster."""
     made = copy.deepcopy(model).to(dtype).requires_grad_(False)
-    if not isinstance(made, VisionTransformer) or not packing_pays(next(made.parameters()).device, dtype):
+    if not packing_pays(next(made.parameters()).device, dtype):
         return made
-    for module in list(made.encoder.modules()):
+    encoders = [part.encoder for part in made.modules() if isinstance(part, VisionTransformer)]
+    for module in [module for encoder in encoders for module in encoder.modules()]:
         if isinstance(module, MLP) and isinstance(module.activation, nn.GELU):
             module.register_module("fc1", PackedLinear(module.fc1, module.activation))
             module.register_module("activation", nn.Identity())

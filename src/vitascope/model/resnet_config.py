@@ -158,6 +158,11 @@ class ResNetConfig(ImageOptions):
         """Channels of the feature maps, D: the width of `ResNet.embed`."""
         return self.width * 2 ** (len(self.layers) - 1) * EXPANSION if self.layers else self.width
 
+    @property
+    def feature_dim(self) -> int:
+        """Width of `embed`'s output."""
+        return self.members * self.embed_dim
+
     def grid_of(self, image: tuple[int, int]) -> tuple[int, int]:
         """Rows and columns of an image's feature maps: its sides over the stride, rounded up."""
         return -(-image[0] // self.stride), -(-image[1] // self.stride)
@@ -191,15 +196,16 @@ class ResNetConfig(ImageOptions):
     @property
     def num_parameters(self) -> int:
         """Number of trainable parameters."""
-        return self.feature_parameters + (self.embed_dim + 1) * self.num_classes
+        return self.members * (self.feature_parameters + (self.embed_dim + 1) * self.num_classes)
 
     @property
     def flops(self) -> int:
         """Floating-point operations of one image's convolutions and head; a multiply-add counts as 2."""
-        return 2 * (self.feature_multiply_adds + self.embed_dim * self.num_classes)
+        return 2 * self.members * (self.feature_multiply_adds + self.embed_dim * self.num_classes)
 
     @property
     def summary(self) -> str:
         """The network in a phrase."""
         (height, width), units = self.image_hw, ", ".join(map(str, self.layers)) or "no"
-        return f"ResNet of {units} units, width {self.width}, {height}x{width} pixels"
+        several = f"{self.members} models: " if self.members > 1 else ""
+        return f"{several}ResNet of {units} units, width {self.width}, {height}x{width} pixels"

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
-from typing import Any, Self
+from collections.abc import Mapping, Sequence
+from typing import Any, Self, cast
 
 import torch
 from torch import Tensor, nn
@@ -213,9 +213,40 @@ class Familiarity(nn.Module):
     def forward(self, features: Tensor) -> Tensor:
         """Features (B, D) of `model.embed` to familiarity in [0, 1], (B,): linear between two levels, so that
         rounding changes it by rounding."""
+        return (1 + self.less_familiar(features)) / (1 + self.images)
+
+    def less_familiar(self, features: Tensor) -> Tensor:
+        """The number of the n images that are less like the training images, (B,), for features (B, D)."""
         distances = nearest_class(features, self.center, self.projection, self.means)
         passed = (self.levels[:-1] - distances[:, None]) / self.steps  # (B, levels - 1)
-        return (1 + self.images * passed.clamp(0, 1).mean(dim=1)) / (self.images + 1)
+        return self.images * passed.clamp(0, 1).mean(dim=1)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """All numbers by name."""
+        return {name: getattr(self, name) for name in self.NAMES}
+
+
+class CrossFamiliarity(nn.Module):
+    """The familiarity of a picture to the M members of an ensemble, each of which knows that of other images,
+    none of its training images: the cross-conformal p-value (Vovk 2015, section 2)."""
+
+    def __init__(self, members: Sequence[Familiarity]) -> None:
+        super().__init__()
+        self.members: Sequence[Familiarity] = cast("Any", nn.ModuleList(members))
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Features (B, M D) of `Ensemble.embed` to familiarity in [0, 1], (B,)."""
+        parts = zip(self.members, features.chunk(len(self.members), dim=1), strict=True)
+        less = torch.stack([member.less_familiar(part) for member, part in parts]).sum(dim=0)  # (B,)
+        return (1 + less) / (1 + torch.stack([member.images for member in self.members]).sum())
+
+    def tensors(self) -> dict[str, Tensor]:
+        """All numbers, by the number of the member and their names."""
+        return {
+            f"{number}.{name}": tensor
+            for number, member in enumerate(self.members)
+            for name, tensor in member.tensors().items()
+        }
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -230,7 +261,7 @@ class Trust:
 
     temperature: float
     sets: PredictionSets
-    familiarity: Familiarity | None = None
+    familiarity: Familiarity | CrossFamiliarity | None = None
 
     def lacks(self) -> list[str]:
         """Lines about what the validation images were too few for, at the default rates."""
@@ -247,19 +278,20 @@ class Trust:
         """All numbers, for a file of tensors."""
         named = {"temperature": torch.tensor(self.temperature)}
         named |= {name: getattr(self.sets, name) for name in SETS}
-        if self.familiarity is not None:
-            named |= {name: getattr(self.familiarity, name) for name in Familiarity.NAMES}
-        return named
+        return named | ({} if self.familiarity is None else self.familiarity.tensors())
 
     @classmethod
-    def of_tensors(cls, tensors: Mapping[str, Tensor], classes: int, features: int) -> Self:
-        """The inverse of `tensors`, for a model of so many classes and features.
+    def of_tensors(cls, tensors: Mapping[str, Tensor], classes: int, features: int, members: int = 1) -> Self:
+        """The inverse of `tensors`, for a model of so many classes, features and members.
 
         Raises:
             UserError: numbers of another model, or broken ones.
         """
-        known = {"temperature", *SETS}
-        if set(tensors) not in (known, known | set(Familiarity.NAMES)):
+        known, named_parts = {"temperature", *SETS}, [""]
+        if members > 1 and "levels" not in tensors:
+            named_parts = [f"{number}." for number in range(members)]
+        of_familiarity = {f"{part}{name}" for part in named_parts for name in Familiarity.NAMES}
+        if set(tensors) not in (known, known | of_familiarity):
             raise UserError(f"what it knows about its answers is incomplete: {', '.join(sorted(tensors))}")
         named = {name: tensor.clone() for name, tensor in tensors.items()}
         temperature = named["temperature"]
@@ -267,8 +299,9 @@ class Trust:
             raise UserError("its temperature is no positive number")
         sets = PredictionSets(**{name: named[name] for name in SETS})
         sets.check(classes)
-        familiarity = None
-        if "levels" in named:
-            familiarity = Familiarity(**{name: named[name] for name in Familiarity.NAMES})
-            familiarity.check(features)
+        parts = []
+        for part in named_parts if set(tensors) > known else ():
+            parts.append(Familiarity(**{name: named[f"{part}{name}"] for name in Familiarity.NAMES}))
+            parts[-1].check(features // len(named_parts))
+        familiarity = CrossFamiliarity(parts) if len(parts) > 1 else parts[0] if parts else None
         return cls(temperature=float(temperature), sets=sets, familiarity=familiarity)

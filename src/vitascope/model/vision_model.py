@@ -1,4 +1,4 @@
-"""`VisionModel`: a Vision Transformer, or the ResNet that it is compared with; evaluation mode."""
+"""`VisionModel`: a Vision Transformer, the ResNet that it is compared with, or several; evaluation mode."""
 
 from __future__ import annotations
 
@@ -9,27 +9,32 @@ from typing import overload
 from torch import nn
 
 from vitascope.model.config import ViTConfig
+from vitascope.model.ensemble import Ensemble
 from vitascope.model.resnet import ResNet
 from vitascope.model.resnet_config import ResNetConfig
 from vitascope.model.sizes import ModelConfig
 from vitascope.model.vit import VisionTransformer
 
-VisionModel = VisionTransformer | ResNet
+VisionModel = VisionTransformer | ResNet | Ensemble
 
 
 @overload
-def build(config: ViTConfig) -> VisionTransformer: ...
+def build(config: ViTConfig) -> VisionTransformer: ...  # with one member, as every configuration by default
 @overload
 def build(config: ResNetConfig) -> ResNet: ...
 @overload
 def build(config: ModelConfig) -> VisionModel: ...
 def build(config: ModelConfig) -> VisionModel:
-    """Create the model of a configuration, with random weights."""
+    """Create the model of a configuration, with random weights; an `Ensemble` if it has several members."""
+    if config.members > 1:
+        return Ensemble(config, [build(config.replace(members=1)) for _ in range(config.members)])
     return ResNet(config) if isinstance(config, ResNetConfig) else VisionTransformer(config)
 
 
 def kind_of(config: ModelConfig) -> str:
     """The kind of a configuration's model, in words, for messages."""
+    if config.members > 1:
+        return f"an ensemble of {config.members} models"
     return "a ResNet" if isinstance(config, ResNetConfig) else "a Vision Transformer"
 
 

@@ -15,11 +15,12 @@ from vitascope.data.table_options import DataOptions, TableOptions
 from vitascope.errors import UserError, check_choice
 from vitascope.model.config import ViTConfig
 from vitascope.model.configuration import Configuration, options_of, traits
-from vitascope.model.options import AppliesWith
+from vitascope.model.options import MAX_MEMBERS, AppliesWith
 from vitascope.options.groups import (
     Architecture,
     AugmentationOptions,
     Balance,
+    Classifies,
     Distillation,
     ExecutionOptions,
     Masking,
@@ -27,6 +28,7 @@ from vitascope.options.groups import (
     MaybeLevels,
     MaybeText,
     Optimization,
+    Recorded,
     SetsLength,
 )
 from vitascope.serialization import read_yaml, yaml_text
@@ -66,6 +68,13 @@ class TrainConfig(Configuration):
     Default: none; for few images without --recipe and model options, the small built-in cifar10."""
     seed: Annotated[int, SEED] = 0
     """Seed of the validation split, the initialization, the order and the augmentation."""
+    folds: Annotated[MaybeInt, Range(ge=2, le=MAX_MEMBERS), Classifies(None)] = None
+    """Train so many times, each time without a part of the images that then tests the model.
+    Every image is predicted by a model that has not seen it; the result is the ensemble of all models.
+    The parts are those of a table's column `fold`, else they have equal shares of each class.
+    --minutes are those of all together. Default: one training."""
+    fold: tyro.conf.Suppress[Annotated[int | None, Range(ge=0, lt=MAX_MEMBERS), Recorded()]] = None
+    """Of a run among those of `folds`, the part that tests it, from 0."""
     levels: MaybeLevels = None
     """The values of 16-bit grey images that become black and white, such as 0 4095 for 12 bits.
     The model keeps them. Default: those of --weights, else 0 and the greatest value in the images."""
@@ -106,6 +115,8 @@ class TrainConfig(Configuration):
         length = self.optimization
         if length.steps is not None and length.minutes is not None:
             raise UserError("steps and minutes both set the length of the run: leave out one of them")
+        if self.fold is not None and not self.fold < (self.folds or 0):
+            raise UserError(f"fold={self.fold} is not one of folds={self.folds}")
         if self.augmentation.repeats > 1 and self.balance.sampling == "balanced":
             raise UserError(
                 f"repeats={self.augmentation.repeats} and sampling=balanced both decide how often an image "

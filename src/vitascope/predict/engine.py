@@ -25,7 +25,7 @@ from vitascope.model.heads import scores
 from vitascope.model.options import Outputs
 from vitascope.model.packed import predicting_copy
 from vitascope.model.sizes import architecture_of
-from vitascope.model.trust import Familiarity, PredictionSets
+from vitascope.model.trust import CrossFamiliarity, Familiarity, PredictionSets
 from vitascope.model.vision_model import VisionModel
 from vitascope.predict.features import OWN, FeatureSpec, features_of
 from vitascope.weights.preprocess import preprocess_of
@@ -246,7 +246,7 @@ class TorchEngine(Engine):
         without_tf32(self.device)
         self.description = f"torch, {precision} precision, on {self.device}"
         self.model = model.eval().to(self.device, torch.float32)
-        self.familiarity: Familiarity | None = None
+        self.familiarity: Familiarity | CrossFamiliarity | None = None
         if gives_classes and model.trust is not None:
             self.sets = model.trust.sets
             if model.trust.familiarity is not None:

@@ -14,7 +14,7 @@ from vitascope.model.attention import EVERY_TOKEN
 from vitascope.model.config import ViTConfig, check_layer
 from vitascope.model.sizes import ModelConfig
 from vitascope.model.trace import Trace
-from vitascope.model.vision_model import VisionModel
+from vitascope.model.vision_model import VisionModel, kind_of
 from vitascope.model.vit import VisionTransformer
 
 FeaturePool: TypeAlias = Literal["cls", "mean", "cls_mean"]
@@ -49,8 +49,10 @@ class FeatureSpec:
         """
         if self.is_own:
             return self
-        if not isinstance(config, ViTConfig):
-            raise UserError("a ResNet has no layers of tokens: leave out layer and pool, for its features")
+        if not isinstance(config, ViTConfig) or config.members > 1:
+            raise UserError(
+                f"{kind_of(config)} has no layers of tokens: leave out layer and pool, for its features"
+            )
         own = config.readout.pool
         pool = self.pool or cast("FeaturePool", own if own in POOLS else "mean")
         check_choice("pool", pool, POOLS)

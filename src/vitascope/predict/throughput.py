@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from vitascope.errors import UserError
 from vitascope.model.hardware import bf16_units, has_bf16, resolve_device, resolve_precision
 from vitascope.model.sizes import NAMED_SIZES, named_config
-from vitascope.model.vision_model import build
+from vitascope.model.vision_model import VisionModel, build
 from vitascope.predict.engine import Engine, TorchEngine
 from vitascope.predict.runtimes import exported_file_at, open_engine
 from vitascope.weights.loading import from_pretrained
@@ -91,7 +91,7 @@ class Benchmark:
         weights = ""
         if name in NAMED_SIZES and not Path(name).exists():
             config = named_config(name)
-            model = build(config if config.gives_classes else config.replace(head="linear"))
+            model: VisionModel = build(config if config.gives_classes else config.replace(head="linear"))
             model.preprocess = default_preprocess(config)
             weights = ", random weights"
         elif exported_file_at(ref) is not None:

@@ -15,10 +15,10 @@ from scipy.optimize import brentq
 from scipy.special import ndtr, softmax
 from threadpoolctl import threadpool_limits
 
+from vitascope.data.folds import Division
 from vitascope.intervals import CONFIDENCE
 from vitascope.network import in_threads
 from vitascope.probing.classifiers import Classifier, Features, Floats
-from vitascope.probing.folds import Division
 from vitascope.probing.selection import THREADS
 from vitascope.run.average_precision import class_precision, mean_of_known
 from vitascope.run.measures import predicted_classes

@@ -21,6 +21,7 @@ from vitascope.data.contents import first_of_content
 from vitascope.data.datasets import open_data
 from vitascope.data.decoding import ImageSource
 from vitascope.data.feature_cache import Features
+from vitascope.data.folds import Division
 from vitascope.data.frames import DataFrame, data_place
 from vitascope.data.splits import ImageSet, Splits
 from vitascope.data.table_options import AS_RECOGNIZED, TableOptions
@@ -49,7 +50,6 @@ from vitascope.predict.features import FeaturePool, FeatureSpec
 from vitascope.predict.runtimes import name_of
 from vitascope.probing.classifiers import Floats
 from vitascope.probing.curve import LearningCurve, learning_curve
-from vitascope.probing.folds import Division
 from vitascope.probing.head import headed, representations, with_head
 from vitascope.probing.page import write_page
 from vitascope.probing.selection import (

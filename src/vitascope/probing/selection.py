@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from threadpoolctl import threadpool_limits
 
+from vitascope.data.folds import Division
 from vitascope.data.targets import Targets
 from vitascope.errors import UserError
 from vitascope.network import in_threads
@@ -23,7 +24,6 @@ from vitascope.probing.classifiers import (
     LogisticRegression,
     Neighbors,
 )
-from vitascope.probing.folds import Division
 from vitascope.run.average_precision import PairedDifference, mean_average_precision, paired_difference
 from vitascope.run.label_measures import LabelScore, label_score
 from vitascope.run.measures import PairedAccuracy, Score, mcnemar, predicted_classes, score_of

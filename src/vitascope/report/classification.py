@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from vitascope.data.preprocess import Framed
-from vitascope.data.splits import ImageSet
+from vitascope.data.splits import OUT_OF_FOLD, ImageSet
 from vitascope.evaluation.calibration import sharpened
 from vitascope.evaluation.novelty import Novelty, share_of_classes
 from vitascope.evaluation.reliability import Reliability
@@ -56,7 +56,10 @@ def classification(
         "calibration": calibrated(predictions.confidences, predictions.correct, CalibrationWords())
         if len(predictions.labels) >= FEW
         else None,
-        "trust": _trust(predictions, model.trust) if len(predictions.labels) >= FEW else None,
+        # Out of fold, the sets were fitted to these very predictions.
+        "trust": _trust(predictions, None if predictions.split == OUT_OF_FOLD else model.trust)
+        if len(predictions.labels) >= FEW
+        else None,
         "mistakes": _mistakes(predictions, mistakes, pictured(predictions, mistakes, model, images, pictures))
         if mistakes
         else None,

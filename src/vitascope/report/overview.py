@@ -295,7 +295,15 @@ def _course_rows(run: Run) -> Iterator[tuple[str, object]]:
         yield say("Class weights"), " ".join(weights)
     if get("sampling") == "balanced":
         yield say("Balanced by"), "sampling"
-    if run.classifies and not run.probes:
+    if folds := run.records("fold"):
+        values = [record["map" if "map" in record else "accuracy"] for record in folds]
+        numbers = {"count": len(folds), "low": min(values), "high": max(values)}
+        text = say("{count} runs, {low:.2%} to {high:.2%}; the model is the ensemble of theirs", **numbers)
+        yield say("Folds"), text
+        whole = run.records("out_of_fold")[-1]
+        value = whole["map" if "map" in whole else "accuracy"]
+        yield say("Out of fold"), say("{value:.2%} of {count:,} images", value=value, count=whole["images"])
+    elif run.classifies and not run.probes:
         yield say("Weights kept"), _kept(run)
     if "started" in run.environment:
         yield say("Started"), _date(run.environment["started"])

@@ -14,6 +14,8 @@
     model/            the finished model
     data.jsonl        the data, where they were a DataFrame
     predictions.npz   its predictions on the images that it is measured on
+    folds/            with --folds, the run of each fold, 1, 2, ...
+    out_of_fold.csv   with --folds, the prediction of each image by the run that was not trained on it
     figures/          PNGs
     explain/          figures of `vitascope explain`
     report.html       all of this on one page
@@ -44,6 +46,8 @@ FIGURES = "figures"
 EXPLANATIONS = "explain"
 REPORT = "report.html"
 PROBE = "probe.html"
+FOLDS = "folds"
+OUT_OF_FOLD = "out_of_fold.csv"
 LOCK = ".lock"
 _STEP = re.compile(r"step-(\d{8,})")
 

@@ -21,6 +21,7 @@ from vitascope.data.splits import ImageSet, Splits
 from vitascope.data.table_options import TABLE_SUFFIXES, TableOptions, is_table
 from vitascope.errors import Interrupted, UserError
 from vitascope.model.configuration import options_of, traits
+from vitascope.model.options import MAX_MEMBERS
 from vitascope.model.vision_model import VisionModel
 from vitascope.options.groups import SetsLength
 from vitascope.options.recipes import TrainConfig
@@ -323,6 +324,7 @@ class Run:
         kinds |= dict.fromkeys(traits(TrainConfig, NamesFile), str | None) | {"data": str}
         kinds |= dict.fromkeys(traits(TrainConfig, SetsLength), Annotated[float | None, Range(gt=0)])
         kinds["lengths"] = tuple[tuple[int, int], ...]
+        kinds |= {name: Annotated[int | None, Range(ge=0, le=MAX_MEMBERS)] for name in ("folds", "fold")}
         for name in kinds.keys() & config.keys():
             try:
                 check_value(name, config[name], kinds[name])
@@ -372,6 +374,12 @@ class Run:
     def probes(self) -> bool:
         """Whether the run is that of a probe: a classifier on frozen features, without epochs."""
         return bool(self.config["task"] == "probe")
+
+    @property
+    def members(self) -> list[Run]:
+        """The runs of the folds, of a run with `folds`; none of other runs."""
+        folds = 0 if self.config.get("fold") is not None else self.config.get("folds") or 0
+        return [Run(self.path / layout.FOLDS / str(number + 1)) for number in range(folds)]
 
     @property
     def better_start(self) -> str:
@@ -500,7 +508,11 @@ class Run:
         record = self.split_record()
         where, notes = self._place(where, record) if data is None else (where, [])
         table = self._moved(table, where)
-        restored = restore(record, read_data(where, table), [record.measured] if check is None else check)
+        inventory = read_data(where, table)
+        if self.config.get("fold") is not None:  # its test images are among those to train on
+            sets = tuple(images for images in inventory.sets if images.name != "test")
+            inventory = dataclasses.replace(inventory, sets=sets)
+        restored = restore(record, inventory, [record.measured] if check is None else check)
         if not any((found >= 0).any() for found in restored.found.values()):
             raise UserError(
                 f"{where}: contains none of the {record.images():,} images that {self.path} was trained and "

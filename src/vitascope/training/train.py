@@ -36,6 +36,7 @@ from vitascope.model.lora import add_adapters
 from vitascope.model.vision_model import VisionModel, build
 from vitascope.model.vit import VisionTransformer
 from vitascope.options.recipes import BUILT_IN, FEW_TO_START, GROUP_OF, TrainConfig, configuration
+from vitascope.remote.stores import is_url
 from vitascope.run.layout import DATA, has_model
 from vitascope.run.run import Run, RunData, lasting_paths, new_run
 from vitascope.run.trackers import check_tracker
@@ -46,6 +47,7 @@ from vitascope.training.body_features import body_features, trains_on_features
 from vitascope.training.checkpoint import folders
 from vitascope.training.checkpoint.folders import FINISHED, remove_checkpoints, to_resume
 from vitascope.training.distributed import Launch, restarts_left
+from vitascope.training.folds import CrossValidation, compared, train_members
 from vitascope.training.identity import (
     check_folder_is_shared,
     check_plan_and_data,
@@ -226,6 +228,11 @@ def resume(
         unfinished.check_unfinished()
     # A recorded number of shards may be of more processes.
     device = _join(recorded.replace(**execution), execution.get("shard_size"))
+    if unfinished.members:
+        if epochs is not None:
+            raise UserError(f"{unfinished.path}: its runs are done; more epochs need a new run with folds")
+        config = recorded.replace(**execution)
+        return _by_folds(unfinished, config, _data_again(unfinished).splits, execution)
     if epochs is not None:
         distributed.by_first(lambda: _lengthen(unfinished, epochs, missing))
     config = _recorded_options(unfinished).replace(**execution)
@@ -377,11 +384,16 @@ def _run(asked: dict[str, Any], task: str) -> TrainResult | PretrainResult:
         return _continue(run, None, config, device, missing="error", started=started)
     if first.run is not None:  # an error comes before anything that takes time
         distributed.by_first(lambda: new_run(str(first.run)))
+    if first.folds is not None and first.fold is None:
+        _check_folds(first)
     if frame is None:
         run, opened = _create(asked, False)
     else:
         with data_place(frame, first.table) as place:
             run, opened = _create({**asked, "data": place}, True)
+    if run.members:
+        run.record_split(opened.splits)
+        return _by_folds(run, opened.plan.options, opened.splits, {})
     distributed.by_first(lambda: launch.note(_lasting_ref(run)))
     with _locked(run), explaining_memory():
         trainer = _start(run, opened, device, started)
@@ -390,6 +402,50 @@ def _run(asked: dict[str, Any], task: str) -> TrainResult | PretrainResult:
             trainer.save_model(run.start)
         trainer.fit()
         return _finish(trainer)
+
+
+def _check_folds(config: TrainConfig) -> None:
+    """Reject runs by fold that others would have to write into, or in several processes."""
+    if distributed.world_size() > 1:
+        raise UserError(
+            f"folds={config.folds} trains one run after another in one process: leave out torchrun"
+        )
+    if config.run is not None and is_url(config.run):
+        raise UserError(f"folds={config.folds} needs a run folder on this machine, not {config.run}")
+
+
+def _by_folds(run: Run, config: TrainConfig, splits: Splits, execution: Mapping[str, Any]) -> TrainResult:
+    """Train the runs of the folds, as far as they are not finished, and finish the run of them all."""
+    from vitascope.report.write import redraw_figures, write_report
+
+    with _locked(run):
+        train_members(run, config, train, lambda member: resume(member.path, **execution))
+        crossed, device = CrossValidation.of(run, splits.train), config.execution.device
+        seconds = sum(member.records("test")[-1]["seconds"] for member in run.members)
+        tested, model = crossed.evaluation(), crossed.ensemble(run, device)
+        alone = [each.score.summary() for each in crossed.predictions]
+        values = [score["map" if tested.several else "accuracy"] for score in alone]
+        print(f"folds  {tested.in_words()}; by fold {min(values):.2%} to {max(values):.2%}")
+        final = tested
+        if splits.test is not None:
+            final, others = compared(model, splits.test, device)
+            values = [each.summary()["map" if tested.several else "accuracy"] for each in others]
+            print(f"test   {final.in_words()}; its models alone {min(values):.2%} to {max(values):.2%}")
+        with explaining_failure(run.path, "the ensemble", to_resume(run.path)):
+            crossed.write(run, splits)
+            writer = run.write_metrics()
+            for fold, score in enumerate(alone):
+                writer.record("fold", fold + 1, score)
+            writer.record("out_of_fold", 0, tested.summary())
+            writer.record("test", 0, {**final.summary(), "seconds": round(seconds, 2)})
+            writer.close()
+            run.save_predictions(final)
+            save_pretrained(model, run.model_folder)
+        redraw_figures(run, final, splits.measured, device)
+        report = write_report(run, splits=splits, device=device)
+    figures = {path.stem: path for path in sorted(run.figures.glob("*.png"))}
+    made: dict[str, Any] = {"run": run.path, "model": model.eval().cpu(), "seconds": seconds}
+    return TrainResult(evaluation=final, figures=figures, report=report, **made)
 
 
 def _start(run: Run, opened: Opened, device: torch.device, started: float) -> Trainer:
@@ -457,7 +513,8 @@ def _open(asked: Mapping[str, Any]) -> Opened:
     if first.execution.tracker is not None:
         check_tracker(first.execution.tracker)
     labelled = first.task == "classify"
-    splits = open_data(first.data, seed=first.seed, labelled=labelled, table=first.table)
+    folds = {"folds": first.folds, "fold": first.fold}
+    splits = open_data(first.data, seed=first.seed, labelled=labelled, table=first.table, **folds)
     if distributed.is_first():  # which records and announces them
         splits = splits.identified()
     drawn = sum(len(splits.parts[name]) for name in splits.drawn)
@@ -662,7 +719,12 @@ def _finish(trainer: Trainer) -> TrainResult | PretrainResult:
         distributed.print_first(f"evaluating {counted(len(final), f'{final.name} image')}")
         novelties = trainer.task.calibrate(finished)
         tested = trainer.task.test(finished)
-        if config.task == "classify" and config.data == "digits" and final.name == "test":
+        if (
+            config.task == "classify"
+            and config.data == "digits"
+            and final.name == "test"
+            and config.fold is None
+        ):
             distributed.print_first(f"       {DIGITS_BASELINE:.2%} scikit-learn's SVC() on the same split")
         distributed.by_first(lambda: _save(trainer, model, kept, novelties, tested))
         figures, report = distributed.by_first(lambda: _draw(trainer, finished, tested))

@@ -26,7 +26,7 @@ from vitascope.model.options import AppliesWith, pair
 from vitascope.model.resnet_config import ResNetConfig
 from vitascope.model.sizes import ModelConfig
 from vitascope.model.trust import Trust
-from vitascope.model.vision_model import VisionModel, build
+from vitascope.model.vision_model import VisionModel, build, kind_of
 from vitascope.storage import WriteError, make_folder, settle
 from vitascope.weights.files import CheckpointError
 from vitascope.weights.hub import CONFIG, weights_name
@@ -133,7 +133,7 @@ class Family(abc.ABC):
     name: ClassVar[str]  # for users: `format=`, `family=`
     supports: ClassVar[Mapping[str, tuple[Any, ...]]]
     """For each option that may differ from `ViTConfig()`, the possible values; an empty tuple means any."""
-    supports_resnets: ClassVar[bool] = False
+    supports_every_kind: ClassVar[bool] = False
     read_only: ClassVar[bool] = False  # whether files are read only, not written
     ignored: ClassVar[tuple[str, ...]] = ()  # patterns of their tensors that a classifier does not need
 
@@ -274,9 +274,9 @@ def checked_config(source: Source, options: Mapping[str, Any]) -> ViTConfig:
 def check_claims(source: Source, config: ModelConfig) -> None:
     """Reject an architecture that no file could fill, before building it costs memory or overflows."""
     if isinstance(config, ResNetConfig):
-        kind, blocks = "ResNet", sum(config.layers)
+        kind, blocks = "ResNet", config.members * sum(config.layers)
     else:
-        kind, blocks = "ViT", config.depth + sum(config.embedding.resnet_layers)
+        kind, blocks = "ViT", config.members * (config.depth + sum(config.embedding.resnet_layers))
     if blocks > MAX_BLOCKS or max(config.num_parameters, config.num_tokens) > MAX_NUMBERS:
         raise CheckpointError(
             f"{source.name}: its configuration claims more than any {kind} has: over {MAX_BLOCKS} blocks, "
@@ -376,8 +376,8 @@ def run_there(family: Family, config: ViTConfig) -> ViTConfig:
 
 def misfit(family: Family, config: ModelConfig) -> str:
     """The reason why a family's library cannot run a model exactly, in words; empty if it can."""
-    if isinstance(config, ResNetConfig):
-        return "" if family.supports_resnets else f"{family.name} has no ResNet like this one"
+    if isinstance(config, ResNetConfig) or config.members > 1:
+        return "" if family.supports_every_kind else f"{family.name} has no model like {kind_of(config)}"
     if family.read_only:
         return f"{family.name} files are read, not written"
     reasons = family.reasons(config)

@@ -81,6 +81,8 @@ def adapted(source: ModelConfig, name: str | None, weights: str, overrides: dict
     Rejects weights of another shape than the options require, or the size `name`, if it is given. For another
     number of classes a linear head replaces the whole pre-training head (paper, section 3.2).
     """
+    if source.members > 1:
+        raise CheckpointError(f"{weights} is {kind_of(source)}: start from one of them, such as RUN/folds/1")
     expected = source.replace(**overrides) if name is None else named_config(name, **overrides)
     check_same_kind(weights, source, str(name), expected)
     roles = {Role.SHAPE} if name is None else {Role.SHAPE, Role.NAME}

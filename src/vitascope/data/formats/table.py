@@ -55,23 +55,28 @@ class Table(DataFormat):
         place, options = Path(data), self.options
         file = read_table(place, lambda names: _used(roles_of(names, options, place), names))
         roles, columns = _with_indicators(roles_of(file.names, options, place), file), file.columns
+        roles = _with_splits_in_folds(roles, columns)
         if not columns[roles.image]:
             raise UserError(f"{place}: the table has no rows")
         labels = _labels({name: columns[name] for name in roles.label}, options, place)
-        splits, ignored = _splits(columns, roles, options, place)
+        splits = _splits(columns, roles, place)
         paths, root = located(columns[roles.image], place, options.images)
-        groups = [] if roles.group is None else [canonical(cell.strip()) for cell in columns[roles.group]]
+        groups, folds = (
+            [] if name is None else [canonical(cell.strip()) for cell in columns[name]]
+            for name in (roles.group, roles.fold)
+        )
         rows = LabelledRows(
             paths,
             None if labels is None else labels.rows,
             labels is not None and labels.several,
             splits,
             groups,
+            folds,
             root,
         )
         different = rows.without_copies(place)
         different.check_groups(f"{place}: the column {roles.group}")
-        unused = [*ignored]
+        unused = []
         if repeated := len(rows) - len(different):
             unused.append(f"{counted(repeated, 'row')} that repeat an image")
         if outside := different.splits.count(OUTSIDE):
@@ -118,14 +123,14 @@ def _used(roles: Roles, names: tuple[str, ...]) -> Iterable[str]:
     """The columns to read: without one of labels, all, because those of 0 and 1 are."""
     if roles.guess_label and not roles.label:
         return names
-    return filter(None, (roles.image, roles.split, roles.group, *roles.label))
+    return filter(None, (roles.image, roles.split, roles.group, roles.fold, *roles.label))
 
 
 def _with_indicators(roles: Roles, file: TableFile) -> Roles:
     """The roles with the columns of 0 and 1 as labels, if there is no other."""
     if roles.label or not roles.guess_label:
         return roles
-    others = set(file.names) - {roles.image, roles.split, roles.group}
+    others = set(file.names) - {roles.image, roles.split, roles.group, roles.fold}
     found = [name for name in file.names if name in others and table_labels.is_indicator(file.columns[name])]
     # A single one is more likely something else.
     return dataclasses.replace(roles, label=tuple(found)) if len(found) > 1 else roles
@@ -141,27 +146,33 @@ def _labels(columns: dict[str, list[str]], options: TableOptions, place: Path) -
     return None
 
 
-def _splits(
-    columns: dict[str, list[str]], roles: Roles, options: TableOptions, place: Path
-) -> tuple[list[str], list[str]]:
-    """The split of each row, and what is unused: folds, which are numbers, unless the column is named."""
+def _with_splits_in_folds(roles: Roles, columns: dict[str, list[str]]) -> Roles:
+    """The roles with the column of folds as that of splits, if there is no other and it names splits."""
+    if roles.split is not None or roles.fold is None:
+        return roles
+    cells = {cell.strip() for cell in columns[roles.fold]} - {""}
+    if cells and all(map(split_of, cells)):
+        return dataclasses.replace(roles, split=roles.fold, fold=None)
+    return roles
+
+
+def _splits(columns: dict[str, list[str]], roles: Roles, place: Path) -> list[str]:
+    """The split of each row."""
     count = len(columns[roles.image])
     if roles.split is None:
-        return ["all"] * count, []
+        return ["all"] * count
     cells = [cell.strip() for cell in columns[roles.split]]
     meant = {cell: split_of(cell) for cell in set(cells) - {""}}
     if not meant:
-        return ["all"] * count, []
+        return ["all"] * count
     others = sorted(cell for cell, split in meant.items() if split is None)
-    if others and "split" not in options.named and all(cell.replace(".", "").isdigit() for cell in meant):
-        return ["all"] * count, [f"the column {roles.split}, whose numbers name no split"]
     if others:
         raise UserError(
             f"{place}: the column {roles.split} has {listed(others, LISTED)}; a split is "
             f"{', '.join(name for names in SPLIT_FOLDERS.values() for name in names)}; correct it, or leave "
             "the column out with columns split="
         )
-    return [meant.get(cell) or OUTSIDE for cell in cells], []
+    return [meant.get(cell) or OUTSIDE for cell in cells]
 
 
 def _note(file: TableFile, roles: Roles, labels: Labels | None) -> str:
@@ -173,15 +184,16 @@ def _note(file: TableFile, roles: Roles, labels: Labels | None) -> str:
         used.append(f"label {roles.label[0]} ({labels.form})")
     else:
         used.append(f"label {listed(roles.label, LISTED)} ({labels.form})")
-    used += [f"{role} {name}" for role, name in (("split", roles.split), ("group", roles.group)) if name]
-    named = {roles.image, *roles.label, roles.split, roles.group}
+    others_used = (("split", roles.split), ("group", roles.group), ("fold", roles.fold))
+    used += [f"{role} {name}" for role, name in others_used if name]
+    named = {roles.image, *roles.label, *(name for _, name in others_used)}
     others: Sequence[str] = [name for name in file.names if name not in named]
     return f"columns: {', '.join(used)}" + (f"; unused: {listed(others, LISTED)}" if others else "")
 
 
 @dataclasses.dataclass(frozen=True)
 class LabelledRows:
-    """Paths, the names of their classes, splits and groups, each (N,)."""
+    """Paths, the names of their classes, splits, groups and folds, each (N,)."""
 
     paths: Sequence[str]
     classes: Sequence[tuple[str, ...]] | None
@@ -191,6 +203,8 @@ class LabelledRows:
     splits: Sequence[str]
     groups: Sequence[str]
     """Empty without groups; an empty one is that of an image without a group."""
+    folds: Sequence[str]
+    """Empty without folds."""
     root: Path
     """The folder of the images."""
 
@@ -279,6 +293,7 @@ class LabelledRows:
             [ordered._source(path) for path in ordered.paths],
             targets,
             groups=np.array(groups, dtype=np.str_),
+            folds=np.array(ordered.folds, dtype=np.str_),
         )
 
     def _source(self, path: str) -> Path:
@@ -293,6 +308,7 @@ class LabelledRows:
             classes=None if self.classes is None else [self.classes[row] for row in rows],
             splits=[self.splits[row] for row in rows],
             groups=[self.groups[row] for row in rows] if self.groups else (),
+            folds=[self.folds[row] for row in rows] if self.folds else (),
         )
 
 

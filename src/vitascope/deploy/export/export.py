@@ -94,8 +94,7 @@ class ExportResult:
         """The output in words."""
         config = self.model.config
         if self.features:
-            pooled = 1 if isinstance(config, ResNetConfig) else config.readout.num_pooled
-            return f"features, float32 (batch, {pooled * config.embed_dim})"
+            return f"features, float32 (batch, {config.feature_dim})"
         independent = " of independent classes" * (config.outputs == "independent")
         trust = self.model.trust
         known = "" if trust is None or trust.familiarity is None else ", and familiarity, float32 (batch)"

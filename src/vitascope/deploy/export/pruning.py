@@ -19,7 +19,7 @@ from vitascope.errors import UserError
 from vitascope.model.attention import SelfAttention
 from vitascope.model.config import ViTConfig
 from vitascope.model.encoder import MLP, SwiGLU
-from vitascope.model.vision_model import VisionModel, evaluation_mode
+from vitascope.model.vision_model import VisionModel, evaluation_mode, kind_of
 from vitascope.model.vit import VisionTransformer
 
 
@@ -88,7 +88,9 @@ def pruned_config(config: ViTConfig, num_heads: int | None, mlp_ratio: float | N
 def vision_transformer(model: VisionModel) -> VisionTransformer:
     """Check that a model has tokens, heads and MLPs."""
     if not isinstance(model, VisionTransformer):
-        raise UserError("a ResNet has no tokens to merge and no heads to prune: give a Vision Transformer")
+        raise UserError(
+            f"{kind_of(model.config)} has no tokens to merge and no heads to prune: give a Vision Transformer"
+        )
     return model
 
 

@@ -19,7 +19,7 @@ from vitascope.deploy.server.attention_pack import to_signed_bytes
 from vitascope.errors import UserError
 from vitascope.model.attention import KeylessLinear
 from vitascope.model.config import ViTConfig
-from vitascope.model.vision_model import VisionModel
+from vitascope.model.vision_model import VisionModel, kind_of
 from vitascope.model.vit import VisionTransformer
 
 Rounding = Literal["fp32", "fp16", "int8"]
@@ -39,7 +39,7 @@ HELD: dict[str, tuple[Any, ...]] = {
 def check_held(model: VisionModel) -> VisionTransformer:
     """The model, if a page can hold its kind; `UserError` names the option that it cannot."""
     if not isinstance(model, VisionTransformer):
-        raise UserError(f"a page holds Vision Transformers, not a ResNet: {INSTEAD}")
+        raise UserError(f"a page holds one Vision Transformer, not {kind_of(model.config)}: {INSTEAD}")
     for name, values in HELD.items():
         value = model.config.option(name)
         if value not in values:

@@ -41,7 +41,7 @@ from vitascope.explain.inputs import as_images
 from vitascope.explain.methods import METHODS, methods_for
 from vitascope.explain.rollout import next_flow
 from vitascope.model.config import ViTConfig, check_layer
-from vitascope.model.vision_model import VisionModel
+from vitascope.model.vision_model import VisionModel, kind_of
 from vitascope.model.vit import VisionTransformer
 from vitascope.predict.engine import Engine, TorchEngine
 from vitascope.predict.selection import AUTO
@@ -52,7 +52,7 @@ EXPLAINED = 3  # classes with a heatmap in the first response; others are reques
 FIRST_METHODS = ("grad-cam", "hires-cam")
 """Methods of the first response, which has to be fast: the first that suits the model."""
 NO_HEAD = "This model has no head: it has attention and features, but no predictions and no class maps."
-NO_ATTENTION = "A ResNet has no attention. Class maps show the evidence for a class."
+NO_ATTENTION = "This model has no attention to show. Class maps show the evidence for a class."
 EXPORTED = "An exported file returns only its outputs. To look inside, serve the model that it was made from."
 
 Carried = Literal["all", "layer", "head", "none"]
@@ -113,7 +113,7 @@ def pack_attention(
     """
     model, images = _model_input(engine, pixels)
     if not isinstance(model, VisionTransformer):
-        raise UserError("a ResNet has no attention to show")
+        raise UserError(f"{kind_of(model.config)} has no attention to show")
     index = check_layer(model.config, layer)
     check_head(model.config, None if head == "mean" else head)
     T = model.config.num_prefix_tokens + math.prod(model.grid_of(images))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from vitascope.data.preprocess import Preprocess
-from vitascope.model.config import OPTIONS, ViTConfig
+from vitascope.model.config import OPTIONS
 from vitascope.model.configuration import options_of
 from vitascope.model.sizes import ModelConfig, architecture_record, config_of
 from vitascope.model.trust import Trust
@@ -25,11 +25,11 @@ TRUST = "trust."
 
 
 class Vitascope(Family):
-    """Every Vision Transformer and every ResNet, under our own names."""
+    """Every Vision Transformer, every ResNet and every ensemble, under our own names."""
 
     name = MODEL_TYPE
     supports = dict.fromkeys(OPTIONS, ())
-    supports_resnets = True
+    supports_every_kind = True
     ignored = (f"{TRUST}*",)
 
     def recognizes(self, source: Source) -> bool:
@@ -53,9 +53,9 @@ class Vitascope(Family):
     def read_trust(self, source: Source, config: ModelConfig) -> Trust | None:
         names = [name for name in source.tensors if name.startswith(TRUST)]
         own = {name.removeprefix(TRUST): source.tensors[name] for name in names}
-        pooled = config.readout.num_pooled if isinstance(config, ViTConfig) else 1
         with options_of(source.folder / WEIGHTS):
-            return Trust.of_tensors(own, config.num_classes, pooled * config.embed_dim) if own else None
+            sizes = config.num_classes, config.feature_dim, config.members
+            return Trust.of_tensors(own, *sizes) if own else None
 
     def write_trust(self, trust: Trust) -> State:
         return {f"{TRUST}{name}": tensor.cpu() for name, tensor in trust.tensors().items()}

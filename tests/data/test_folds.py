@@ -6,9 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.probing.digits import DIGITS, PROPERTIES
+from vitascope.data.folds import Division
 from vitascope.data.targets import ClassIndices, ClassSets
 from vitascope.errors import UserError
-from vitascope.probing.folds import Division
 
 
 def test_folds_have_equal_shares_of_each_class() -> None:

@@ -1,0 +1,178 @@
+"""`train --folds`: from the runs of the folds to predictions of all images and to one model, an ensemble."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import shutil
+from collections.abc import Callable
+from typing import Any, cast
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from vitascope.data.contents import image_name
+from vitascope.data.loading import Loader
+from vitascope.data.splits import OUT_OF_FOLD, ImageSet, Splits
+from vitascope.errors import Interrupted, UserError
+from vitascope.evaluation.calibration import familiarity_of
+from vitascope.evaluation.measure import BATCH_SIZE, Evaluation, batches_of, features_of_images, measure
+from vitascope.model.ensemble import Ensemble
+from vitascope.model.trust import CrossFamiliarity, Familiarity, PredictionSets, Trust, nearest_class
+from vitascope.model.vision_model import VisionModel
+from vitascope.options.recipes import TrainConfig
+from vitascope.predict.engine import TorchEngine
+from vitascope.run import layout
+from vitascope.run.predictions import Predictions
+from vitascope.run.run import Run
+from vitascope.storage import replacing
+
+
+def train_members(
+    run: Run, config: TrainConfig, start: Callable[[TrainConfig], object], resume: Callable[[Run], object]
+) -> None:
+    """Train the runs of the folds, or finish them, one after another; they share the minutes of `config`."""
+    minutes = config.optimization.minutes
+    if minutes is not None:
+        config = config.replace(minutes=minutes / len(run.members))
+    for fold, member in enumerate(run.members):
+        if member.exists and not member.split_file.is_file():  # it was stopped before it had begun
+            shutil.rmtree(member.path)
+        if member.finished:
+            continue
+        print(f"fold   {fold + 1} of {len(run.members)}", flush=True)
+        try:
+            if member.exists:
+                resume(member)
+            else:
+                start(config.replace(run=str(member.path), fold=fold))
+        except Interrupted as stop:
+            raise Interrupted(run.ref, stop.signum) from stop
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class CrossValidation:
+    """What the runs of the folds say about images that they were not trained on.
+
+    Attributes:
+        images: the training images of all, with their folds.
+        predictions: of each fold by its run; `indices` are places in the fold, see `places`.
+        places: of the images of each fold, among all.
+    """
+
+    images: ImageSet
+    predictions: list[Predictions]
+    places: list[np.ndarray]
+
+    @classmethod
+    def of(cls, run: Run, images: ImageSet) -> CrossValidation:
+        """Read the predictions of finished runs.
+
+        Raises:
+            UserError: the data have changed from one run to the next; predictions are missing.
+        """
+        predictions, places = [], []
+        for fold, member in enumerate(run.members):
+            own = np.flatnonzero(images.folds == str(fold + 1))
+            tested = member.split_record().parts["test"]
+            if not np.array_equal(tested.contents, images.contents[own]):
+                raise UserError(
+                    f"{member.path}: the images of this fold are not those of {run.path}: the data have "
+                    "changed since it began; start it again"
+                )
+            if member.predictions is None:
+                raise UserError(f"{member.path} has no predictions: remove it, and resume {run.path}")
+            predictions.append(member.predictions)
+            places.append(own[member.predictions.indices])
+        return cls(images, predictions, places)
+
+    def evaluation(self) -> Evaluation:
+        """The predictions of all images, in their order."""
+        places = np.concatenate(self.places)
+        order = np.argsort(places, kind="stable")
+        indices = places[order]
+        probabilities = np.concatenate([each.probabilities for each in self.predictions])[order]
+        targets = self.images.truth.take(indices)
+        known = [each.familiarity for each in self.predictions if each.familiarity is not None]
+        wide, labels = torch.from_numpy(probabilities).double(), torch.from_numpy(targets.labels)
+        if targets.exclusive:
+            loss = F.nll_loss(wide.clamp(min=torch.finfo(torch.float32).tiny).log(), labels)
+        else:
+            loss = F.binary_cross_entropy(wide, labels.double())
+        return Evaluation(
+            split=OUT_OF_FOLD,
+            indices=indices,
+            targets=targets,
+            probabilities=probabilities,
+            thresholds=None if targets.exclusive else self.thresholds,
+            loss=float(loss),
+            familiarity=np.concatenate(known)[order] if len(known) == len(self.predictions) else None,
+            unreadable=tuple(reason for each in self.predictions for reason in each.unreadable),
+        )
+
+    @property
+    def thresholds(self) -> np.ndarray:
+        """The mean of the runs' thresholds, float32 (K,), where any class may apply."""
+        rows = [each.thresholds for each in self.predictions if each.thresholds is not None]
+        return np.stack(rows).mean(axis=0)
+
+    def ensemble(self, run: Run, device: str) -> Ensemble:
+        """The ensemble of the runs' models, with what the predictions of images that each has not seen say
+        about its answers."""
+        models = [member.model() for member in run.members]
+        ensemble = Ensemble.of(cast("Any", models))
+        tested = self.evaluation()
+        if tested.several:
+            ensemble.config = ensemble.config.replace(thresholds=self.thresholds.tolist())
+            return ensemble
+        sets = PredictionSets.fitted(torch.from_numpy(tested.probabilities), torch.from_numpy(tested.labels))
+        parts = [self._familiarity(fold, model, device) for fold, model in enumerate(models)]
+        known = [part for part in parts if part is not None]
+        cross = CrossFamiliarity(known) if len(known) == len(parts) else None
+        ensemble.trust = Trust(temperature=1.0, sets=sets, familiarity=cross)
+        return ensemble
+
+    def _familiarity(self, fold: int, model: VisionModel, device: str) -> Familiarity | None:
+        """What is familiar to the model of a fold, at the distances of the images that tested it."""
+        known = None if model.trust is None else model.trust.familiarity
+        if not isinstance(known, Familiarity):
+            return None
+        engine = TorchEngine(model, device=device)
+        images = self.images.subset("test", self.places[fold])
+        features, _ = features_of_images(
+            engine, Loader(images, engine.preprocess, BATCH_SIZE, device=engine.device)
+        )
+        gaussians = {name: getattr(known, name).cpu() for name in ("center", "projection", "means")}
+        distances = nearest_class(features, **gaussians)
+        return familiarity_of(gaussians, distances) if len(distances.unique()) > 1 else None
+
+    def write(self, run: Run, splits: Splits) -> None:
+        """Write `out_of_fold.csv`: of each image its name, fold, classes, prediction and probability."""
+        tested, names = self.evaluation(), self.images.class_names
+        with replacing(run.path / layout.OUT_OF_FOLD) as aside, open(aside, "w", newline="") as file:
+            rows = csv.writer(file)
+            rows.writerow(["image", "fold", "label", "prediction", "probability"])
+            for row, place in enumerate(tested.indices.tolist()):
+                answer = tested.answers[row]
+                predicted = np.flatnonzero(answer) if tested.several else [answer]
+                shown = tested.probabilities[row][predicted] if len(predicted) else []
+                rows.writerow(
+                    [
+                        image_name(self.images.sources[place], splits.root) or place,
+                        self.images.folds[place],
+                        "; ".join(tested.targets.take(np.array([row])).names()[0]),
+                        "; ".join(names[k] for k in predicted),
+                        "; ".join(f"{value:.4f}" for value in shown),
+                    ]
+                )
+
+
+def compared(ensemble: Ensemble, test: ImageSet, device: str) -> tuple[Evaluation, list[Evaluation]]:
+    """The ensemble on images that no member was trained on, and each member alone."""
+
+    def measured(model: VisionModel) -> Evaluation:
+        engine = TorchEngine(model, device=device)
+        return measure(engine, batches_of(engine, test))
+
+    return measured(ensemble), [measured(cast("VisionModel", member)) for member in ensemble.members]
