@@ -33,16 +33,16 @@ ROOT = Path(vitascope.__file__).parent
 CATALOG = read_po((ROOT / "translations" / "zh.po").open("rb"), locale="zh")
 CHINESE = {message.id: message.string for message in CATALOG if message.id and not message.context}
 EXPLORER = {message.id: message.string for message in CATALOG if message.context == "explorer"}
-NOUNS = ("test image", "val image")
+NOUNS = ("test image", "val image", "out-of-fold image")
 """Counted nouns that are made from the name of a split."""
-CHOSEN = (" to ", "test", "val", "accuracy", "mAP", *ESTIMATES.values(), *ESTIMATES_HEAD, *CLASSES_HEAD)
-CHOSEN += CHOICES
+CHOSEN = (" to ", "test", "val", "out-of-fold", "accuracy", "mAP")
+CHOSEN += (*ESTIMATES.values(), *ESTIMATES_HEAD, *CLASSES_HEAD, *CHOICES)
 """Texts that are looked up from a variable."""
 STATES = [f"{{number}} {{name:<11}} {state}" for state in ("right", "wrong", "to do")]
 """Lines of `vitascope learn`."""
 COMPARED = {
     *("run", "epochs", "balanced", "macro F1", "training time", "parameters", "MFLOPs", "loss"),
-    *(f"{split} {measure}" for split in ("test", "val") for measure in ("accuracy", "mAP", "loss")),
+    *(f"{split} {measure}" for split in ("test", "val", "out-of-fold") for measure in ("accuracy", "mAP", "loss")),
     *("common images", "only this right", "p", "verdict", "better", "worse", "not significant"),
     *(curve_title(name, ()) for name in ("loss", "accuracy", "map", "lr")),
     *BY.values(),

@@ -15,7 +15,7 @@ from vitascope.data.splits import (
     Inventory,
     Splits,
     bound_sets,
-    check_sizes,
+    check_class_sizes,
     draw_share,
     stratified_split,
 )
@@ -187,7 +187,7 @@ def _drawn(
     if division.targets.exclusive:
         few = np.flatnonzero(division.sets_by_class() < folds)
         if rare == "reject" and len(few):
-            check_sizes(images, folds, f"{folds} folds")
+            check_class_sizes(images, folds, f"{folds} folds")
             raise UserError(
                 f"class {images.class_names[few[0]]!r} has images in fewer groups than folds={folds}: set a "
                 "smaller number, or rare=train, which keeps such classes in training alone"

@@ -87,8 +87,10 @@ class SplitRecord:
 
     @property
     def measured(self) -> str:
-        """The part that the finished model is measured on; of a training by folds, `train` by their models."""
-        return "test" if "test" in self.parts else "val" if self.parts["val"].names else "train"
+        """The part that the finished model is measured on; of folds without test images, `train`."""
+        if "test" in self.parts:
+            return "test"
+        return "val" if self.parts["val"].names else "train"
 
     def images(self) -> int:
         """The number of images in all parts, without skipped ones."""

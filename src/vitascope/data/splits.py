@@ -289,7 +289,7 @@ def complete_splits(
         everything = given["all"].identified()
         least = 3 if rare == "train" else 0
         if not least:
-            check_sizes(everything, 3, "train, val and test")
+            check_class_sizes(everything, 3, "train, val and test")
         rest, given["test"] = stratified_split(everything, TEST_SHARE, "test", seed, least)
         train, val = stratified_split(rest, VAL_SHARE / (1 - TEST_SHARE), "val", seed, least)
         drawn = ["val", "test"]
@@ -311,7 +311,7 @@ def stratified_split(
     may one of fewer than `least` images."""
     images = images.identified()
     if not least:
-        check_sizes(images, 2, f"{images.name} and {name}")
+        check_class_sizes(images, 2, f"{images.name} and {name}")
     first, targets = first_of_content(images.contents), images.targets
     if len(images.groups) or not (targets is None or targets.exclusive):
         taken = _bound_share(images, first, share, seed, least)
@@ -352,7 +352,7 @@ def _bound_share(
     return draw_share(labels, sets, share, np.random.default_rng(seed), every_class=every_class)
 
 
-def check_sizes(images: ImageSet, needed: int, parts: str) -> None:
+def check_class_sizes(images: ImageSet, needed: int, parts: str) -> None:
     """Reject images, or a class, with too few different ones for some parts."""
     different = np.flatnonzero(first_of_content(images.contents) == np.arange(len(images)))
     counts = [("the data have", len(images), len(different))]

@@ -71,6 +71,13 @@ def _loss(members: npt.NDArray[np.bool_], logits: Floats, exclusive: bool) -> fl
     return float(np.logaddexp(0, np.where(members, -logits, logits)).sum())
 
 
+def mean_loss(targets: Targets, probabilities: npt.NDArray[np.floating]) -> float:
+    """The loss of probabilities (N, K) per image, nats; the mean over the classes where any may apply."""
+    logits = as_logits(probabilities, exclusive=targets.exclusive)
+    total = _loss(targets.members, logits, targets.exclusive)
+    return total / (len(targets) if targets.exclusive else logits.size)
+
+
 def _sharpness(members: npt.NDArray[np.bool_], logits: Floats, exclusive: bool) -> float:
     """By bisection: the loss is convex in the factor, and its slope is that of the sum of the logits that the
     classes are expected to have, against those that they have."""

@@ -69,10 +69,10 @@ class TrainConfig(Configuration):
     seed: Annotated[int, SEED] = 0
     """Seed of the validation split, the initialization, the order and the augmentation."""
     folds: Annotated[MaybeInt, Range(ge=2, le=MAX_MEMBERS), Classifies(None)] = None
-    """Train so many times, each time without a part of the images that then tests the model.
-    Every image is predicted by a model that has not seen it; the result is the ensemble of all models.
-    The parts are those of a table's column `fold`, else they have equal shares of each class.
-    --minutes are those of all together. Default: one training."""
+    """Parts of the images: for each, a model is trained on the others and tested on it.
+    So every image is predicted by a model that has not seen it; the result is their ensemble.
+    The parts are those of a table's column `fold`, else equal shares of each class.
+    --minutes are those of all trainings together. Default: one training."""
     fold: tyro.conf.Suppress[Annotated[int | None, Range(ge=0, lt=MAX_MEMBERS), Recorded()]] = None
     """Of a run among those of `folds`, the part that tests it, from 0."""
     levels: MaybeLevels = None

@@ -9,14 +9,14 @@ from collections.abc import Callable
 from typing import Any, cast
 
 import numpy as np
+import numpy.typing as npt
 import torch
-import torch.nn.functional as F
 
 from vitascope.data.contents import image_name
 from vitascope.data.loading import Loader
 from vitascope.data.splits import OUT_OF_FOLD, ImageSet, Splits
 from vitascope.errors import Interrupted, UserError
-from vitascope.evaluation.calibration import familiarity_of
+from vitascope.evaluation.calibration import Temperature, as_logits, familiarity_of, mean_loss, sharpened
 from vitascope.evaluation.measure import BATCH_SIZE, Evaluation, batches_of, features_of_images, measure
 from vitascope.model.ensemble import Ensemble
 from vitascope.model.trust import CrossFamiliarity, Familiarity, PredictionSets, Trust, nearest_class
@@ -57,13 +57,17 @@ class CrossValidation:
 
     Attributes:
         images: the training images of all, with their folds.
-        predictions: of each fold by its run; `indices` are places in the fold, see `places`.
         places: of the images of each fold, among all.
+        predictions: of these images, by the run of the fold.
+        temperature: of the predictions of all images.
+        tested: these predictions, at the temperature, in the order of the images.
     """
 
     images: ImageSet
+    places: list[npt.NDArray[np.int64]]
     predictions: list[Predictions]
-    places: list[np.ndarray]
+    temperature: Temperature
+    tested: Evaluation
 
     @classmethod
     def of(cls, run: Run, images: ImageSet) -> CrossValidation:
@@ -74,9 +78,8 @@ class CrossValidation:
         """
         predictions, places = [], []
         for fold, member in enumerate(run.members):
-            own = np.flatnonzero(images.folds == str(fold + 1))
-            tested = member.split_record().parts["test"]
-            if not np.array_equal(tested.contents, images.contents[own]):
+            inside = np.flatnonzero(images.folds == str(fold + 1))
+            if not np.array_equal(member.split_record().parts["test"].contents, images.contents[inside]):
                 raise UserError(
                     f"{member.path}: the images of this fold are not those of {run.path}: the data have "
                     "changed since it began; start it again"
@@ -84,53 +87,47 @@ class CrossValidation:
             if member.predictions is None:
                 raise UserError(f"{member.path} has no predictions: remove it, and resume {run.path}")
             predictions.append(member.predictions)
-            places.append(own[member.predictions.indices])
-        return cls(images, predictions, places)
-
-    def evaluation(self) -> Evaluation:
-        """The predictions of all images, in their order."""
-        places = np.concatenate(self.places)
-        order = np.argsort(places, kind="stable")
-        indices = places[order]
-        probabilities = np.concatenate([each.probabilities for each in self.predictions])[order]
-        targets = self.images.truth.take(indices)
-        known = [each.familiarity for each in self.predictions if each.familiarity is not None]
-        wide, labels = torch.from_numpy(probabilities).double(), torch.from_numpy(targets.labels)
-        if targets.exclusive:
-            loss = F.nll_loss(wide.clamp(min=torch.finfo(torch.float32).tiny).log(), labels)
-        else:
-            loss = F.binary_cross_entropy(wide, labels.double())
-        return Evaluation(
+            places.append(inside[member.predictions.indices])
+        order = np.argsort(np.concatenate(places), kind="stable")
+        indices = np.concatenate(places)[order]
+        probabilities = np.concatenate([each.probabilities for each in predictions])[order]
+        targets = images.truth.take(indices)
+        temperature = Temperature.of(targets, as_logits(probabilities, exclusive=targets.exclusive))
+        factor = 1 / temperature.values
+        probabilities = sharpened(probabilities, factor, exclusive=targets.exclusive)
+        known = [each.familiarity for each in predictions if each.familiarity is not None]
+        thresholds = [each.thresholds for each in predictions if each.thresholds is not None]
+        if thresholds:
+            mean = np.stack(thresholds).mean(axis=0, keepdims=True)  # (1, K)
+            thresholds = [sharpened(mean, factor, exclusive=False)[0].astype(np.float32)]
+        tested = Evaluation(
             split=OUT_OF_FOLD,
             indices=indices,
             targets=targets,
-            probabilities=probabilities,
-            thresholds=None if targets.exclusive else self.thresholds,
-            loss=float(loss),
-            familiarity=np.concatenate(known)[order] if len(known) == len(self.predictions) else None,
-            unreadable=tuple(reason for each in self.predictions for reason in each.unreadable),
+            probabilities=probabilities.astype(np.float32),
+            thresholds=thresholds[0] if thresholds else None,
+            loss=mean_loss(targets, probabilities),
+            familiarity=np.concatenate(known)[order] if len(known) == len(predictions) else None,
+            unreadable=tuple(reason for each in predictions for reason in each.unreadable),
         )
-
-    @property
-    def thresholds(self) -> np.ndarray:
-        """The mean of the runs' thresholds, float32 (K,), where any class may apply."""
-        rows = [each.thresholds for each in self.predictions if each.thresholds is not None]
-        return np.stack(rows).mean(axis=0)
+        return cls(images, places, predictions, temperature, tested)
 
     def ensemble(self, run: Run, device: str) -> Ensemble:
-        """The ensemble of the runs' models, with what the predictions of images that each has not seen say
-        about its answers."""
+        """The ensemble of the runs' models, with what these predictions say about its answers."""
         models = [member.model() for member in run.members]
         ensemble = Ensemble.of(cast("Any", models))
-        tested = self.evaluation()
-        if tested.several:
-            ensemble.config = ensemble.config.replace(thresholds=self.thresholds.tolist())
+        self.temperature.apply(ensemble)
+        if self.tested.thresholds is not None:
+            ensemble.config = ensemble.config.replace(thresholds=self.tested.thresholds.tolist())
             return ensemble
-        sets = PredictionSets.fitted(torch.from_numpy(tested.probabilities), torch.from_numpy(tested.labels))
+        answers = torch.from_numpy(self.tested.probabilities), torch.from_numpy(self.tested.labels)
         parts = [self._familiarity(fold, model, device) for fold, model in enumerate(models)]
         known = [part for part in parts if part is not None]
-        cross = CrossFamiliarity(known) if len(known) == len(parts) else None
-        ensemble.trust = Trust(temperature=1.0, sets=sets, familiarity=cross)
+        ensemble.trust = Trust(
+            temperature=float(self.temperature.values[0]),
+            sets=PredictionSets.fitted(*answers),
+            familiarity=CrossFamiliarity(known) if len(known) == len(parts) else None,
+        )
         return ensemble
 
     def _familiarity(self, fold: int, model: VisionModel, device: str) -> Familiarity | None:
@@ -149,7 +146,7 @@ class CrossValidation:
 
     def write(self, run: Run, splits: Splits) -> None:
         """Write `out_of_fold.csv`: of each image its name, fold, classes, prediction and probability."""
-        tested, names = self.evaluation(), self.images.class_names
+        tested, names = self.tested, self.images.class_names
         with replacing(run.path / layout.OUT_OF_FOLD) as aside, open(aside, "w", newline="") as file:
             rows = csv.writer(file)
             rows.writerow(["image", "fold", "label", "prediction", "probability"])

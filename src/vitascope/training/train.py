@@ -382,10 +382,10 @@ def _run(asked: dict[str, Any], task: str) -> TrainResult | PretrainResult:
         distributed.by_all(run.check_unfinished)
         config = distributed.by_all(lambda: _recorded_options(run))
         return _continue(run, None, config, device, missing="error", started=started)
-    if first.run is not None:  # an error comes before anything that takes time
-        distributed.by_first(lambda: new_run(str(first.run)))
     if first.folds is not None and first.fold is None:
         _check_folds(first)
+    if first.run is not None:  # an error comes before anything that takes time
+        distributed.by_first(lambda: new_run(str(first.run)))
     if frame is None:
         run, opened = _create(asked, False)
     else:
@@ -422,10 +422,11 @@ def _by_folds(run: Run, config: TrainConfig, splits: Splits, execution: Mapping[
         train_members(run, config, train, lambda member: resume(member.path, **execution))
         crossed, device = CrossValidation.of(run, splits.train), config.execution.device
         seconds = sum(member.records("test")[-1]["seconds"] for member in run.members)
-        tested, model = crossed.evaluation(), crossed.ensemble(run, device)
-        alone = [each.score.summary() for each in crossed.predictions]
+        tested, model = crossed.tested, crossed.ensemble(run, device)
+        alone = [{"images": len(each.targets), **each.score.summary()} for each in crossed.predictions]
         values = [score["map" if tested.several else "accuracy"] for score in alone]
         print(f"folds  {tested.in_words()}; by fold {min(values):.2%} to {max(values):.2%}")
+        print(f"       {crossed.temperature}")
         final = tested
         if splits.test is not None:
             final, others = compared(model, splits.test, device)

@@ -377,7 +377,11 @@ def run_there(family: Family, config: ViTConfig) -> ViTConfig:
 def misfit(family: Family, config: ModelConfig) -> str:
     """The reason why a family's library cannot run a model exactly, in words; empty if it can."""
     if isinstance(config, ResNetConfig) or config.members > 1:
-        return "" if family.supports_every_kind else f"{family.name} has no model like {kind_of(config)}"
+        return (
+            ""
+            if family.supports_every_kind
+            else f"{family.name} has no model like this one, {kind_of(config)}"
+        )
     if family.read_only:
         return f"{family.name} files are read, not written"
     reasons = family.reasons(config)

@@ -67,7 +67,7 @@ def test_an_invalid_configuration_is_rejected(folder: Path, changes: dict[str, o
 def test_another_format_is_rejected_and_leaves_nothing(tmp_path: Path, folder: Path, format: str) -> None:
     with pytest.raises(
         CheckpointError,
-        match=f"^{format} has no ResNet like this one; the formats of this model: vitascope\\.",
+        match=f"^{format} has no model like this one, a ResNet; the formats of this model: vitascope\\.",
     ):
         save_pretrained(named_resnet(), tmp_path / "other", format=format)
     assert not (tmp_path / "other").exists()

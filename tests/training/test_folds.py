@@ -1,0 +1,132 @@
+"""Training by folds: every image is predicted by a model that has not seen it, and the models are one."""
+
+import csv
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tests.training import signalled, tiny_config, undrawn, write_folder
+from tests.training.test_several_labels import write_table
+from vitascope.deploy.export.export import export
+from vitascope.errors import Interrupted, UserError
+from vitascope.evaluation.calibration import sharpened
+from vitascope.evaluation.evaluate import evaluate
+from vitascope.model.ensemble import Ensemble
+from vitascope.predict.runtimes import open_engine
+from vitascope.run.run import Run
+from vitascope.training.train import TrainResult, resume, train
+from vitascope.weights.loading import from_pretrained
+
+
+def run(data: Path, folder: Path, **options: Any) -> TrainResult:
+    with undrawn():
+        return train(tiny_config(data, run=str(folder), folds=3, **options))
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_folder(tmp_path_factory.mktemp("data") / "photos", per_class=15)
+
+
+@pytest.fixture(scope="module")
+def trained(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> TrainResult:
+    return run(photos, tmp_path_factory.mktemp("runs") / "run", lr=3e-3)
+
+
+def test_each_image_has_the_prediction_of_the_run_that_has_not_seen_it(trained: TrainResult) -> None:
+    whole = Run(trained.run)
+    assert trained.evaluation.score.total == 30
+    names, labels = whole.split_record().parts["train"].names, trained.evaluation.labels
+    with open(trained.run / "out_of_fold.csv", newline="") as file:
+        rows = {row["image"]: row for row in csv.DictReader(file)}
+    for number, member in enumerate(whole.members, 1):
+        record, alone = member.split_record(), member.predictions
+        assert alone is not None
+        assert not set(record.parts["test"].names) & set(record.parts["train"].names)
+        factor = 1 / trained.model.trust.temperature  # type: ignore[union-attr]
+        wanted = sharpened(alone.probabilities, factor, exclusive=True)
+        for row, name in enumerate(record.parts["test"].names):
+            place = names.index(name)
+            np.testing.assert_allclose(trained.evaluation.probabilities[place], wanted[row], atol=1e-5)
+            assert labels[place] == alone.labels[row]
+            assert rows[name]["fold"] == str(number)
+            assert rows[name]["prediction"] == alone.class_names[alone.classes[row]]
+    assert [record["images"] for record in whole.records("fold")] == [10, 10, 10]
+
+
+def test_the_model_predicts_exports_and_is_not_measured_on_what_it_has_seen(
+    trained: TrainResult, photos: Path, tmp_path: Path
+) -> None:
+    model = from_pretrained(trained.run)
+    assert isinstance(model, Ensemble)
+    picture = photos / "light" / "003.png"
+
+    def probabilities(ref: Path) -> np.ndarray:
+        engine = open_engine(ref)
+        return engine.probabilities(torch.from_numpy(engine.pixels(picture))[None])[0].numpy()
+
+    alone = [probabilities(member.path) for member in Run(trained.run).members]
+    factor = float(model.sharpness[0])
+    mean = sharpened(np.mean(alone, axis=0)[None], factor, exclusive=True)[0]
+    np.testing.assert_allclose(probabilities(trained.run), mean, atol=1e-4)
+    exported = export(trained.run, tmp_path / "model.onnx").path
+    np.testing.assert_allclose(probabilities(exported), mean, atol=1e-3)
+    with pytest.raises(UserError, match=r"have seen all images between them.*set data"):
+        evaluate(trained.run)
+    assert evaluate(trained.run, photos).trained_on == 30
+
+
+def test_a_stopped_training_goes_on_to_the_same_model(
+    trained: TrainResult, photos: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(Interrupted) as stop, signalled(at=3):
+        run(photos, tmp_path / "run", lr=3e-3)
+    assert stop.value.command == f"vitascope train --resume {tmp_path / 'run'}"
+    assert not Run(tmp_path / "run").finished
+    with undrawn():
+        resumed = resume(tmp_path / "run")
+    state = trained.model.state_dict()
+    assert all(torch.equal(value, state[name]) for name, value in resumed.model.state_dict().items())
+    with pytest.raises(UserError, match="its runs are done"):
+        resume(tmp_path / "run", epochs=9)
+
+
+def test_images_that_change_between_the_runs_are_noticed(photos: Path, tmp_path: Path) -> None:
+    data = shutil.copytree(photos, tmp_path / "photos")
+    with pytest.raises(Interrupted), signalled(at=3):
+        run(data, tmp_path / "run")
+    (data / "dark" / "004.png").unlink()
+    with pytest.raises(UserError, match=r"cannot be resumed: .*1 missing"):
+        resume(tmp_path / "run")
+
+
+def test_images_of_several_classes_and_test_images_of_their_own(tmp_path: Path) -> None:
+    table = write_table(tmp_path / "several")
+    lines = table.read_text().splitlines()
+    rows = [f"{line},{'test' if n % 5 == 0 else 'train'}" for n, line in enumerate(lines[1:])]
+    table.write_text("\n".join([f"{lines[0]},split", *rows]) + "\n")
+    result = run(table, tmp_path / "run")
+    assert (result.evaluation.split, result.evaluation.score.total) == ("test", 12)
+    assert Run(result.run).records("out_of_fold")[-1]["images"] == 48
+    assert len(result.model.config.thresholds) == 3
+    assert evaluate(result.run).score.total == 12
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"folds": 1}, "folds"),
+        ({"folds": 40}, "folds"),
+        ({"folds": 16}, "class 'dark' has 15 images; .*; 16 folds need one each, so at least 16"),
+        ({"fold": 0}, "fold=0 is not one of folds=None"),
+        ({"folds": 2, "run": "s3://bucket/run"}, "needs a run folder on this machine"),
+    ],
+)
+def test_folds_that_cannot_be_are_one_line(photos: Path, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message) as caught:
+        train(tiny_config(photos, **options))
+    assert "\n" not in str(caught.value)
