@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from vitascope.data.contents import UNREADABLE
+from vitascope.data.splits import OUT_OF_FOLD
 from vitascope.errors import UserError, printable
 from vitascope.formatting import aligned, counted, duration, pandas_library
 from vitascope.model.configuration import traits
@@ -440,7 +441,8 @@ class TestedImages:
         """The images of a tested classifier."""
         predictions, record = run.run.predictions, run.run.split_record()
         assert predictions is not None
-        part, indices = record.parts.get(predictions.split), predictions.indices
+        split = "train" if predictions.split == OUT_OF_FOLD else predictions.split
+        part, indices = record.parts.get(split), predictions.indices
         targets = None if part is None else part.targets
         fits = targets is not None and int(indices.max()) < len(targets)
         if part is None or targets is None or not fits or targets.take(indices) != predictions.targets:
