@@ -42,7 +42,11 @@ STATES = [f"{{number}} {{name:<11}} {state}" for state in ("right", "wrong", "to
 """Lines of `vitascope learn`."""
 COMPARED = {
     *("run", "epochs", "balanced", "macro F1", "training time", "parameters", "MFLOPs", "loss"),
-    *(f"{split} {measure}" for split in ("test", "val", "out-of-fold") for measure in ("accuracy", "mAP", "loss")),
+    *(
+        f"{split} {measure}"
+        for split in ("test", "val", "out-of-fold")
+        for measure in ("accuracy", "mAP", "loss")
+    ),
     *("common images", "only this right", "p", "verdict", "better", "worse", "not significant"),
     *(curve_title(name, ()) for name in ("loss", "accuracy", "map", "lr")),
     *BY.values(),

@@ -369,7 +369,7 @@ def test_a_byte_order_mark_is_ignored(folder: Path) -> None:
 
 
 def test_an_object_that_is_no_model_is_not_saved(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"model must be VisionTransformer or ResNet, not Linear"):
+    with pytest.raises(UserError, match=r"model must be VisionTransformer or ResNet or Ensemble, not Linear"):
         save_pretrained(torch.nn.Linear(2, 2), tmp_path / "new")
     assert not (tmp_path / "new").exists()
 

@@ -283,6 +283,8 @@ def _model(asked: TrainConfig, facts: Facts) -> tuple[ModelConfig, str | None]:
             raise UserError(f"{error}; {advice}") from error
     else:
         model = named_config(name or DEFAULT_MODEL, **options)
+    if model.members > 1:
+        raise UserError("model_options: members is of an ensemble, which folds makes; leave it out")
     if isinstance(model, ViTConfig):
         if asked.task == "masked":
             model = body_config(model)

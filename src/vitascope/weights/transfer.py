@@ -82,7 +82,7 @@ def adapted(source: ModelConfig, name: str | None, weights: str, overrides: dict
     number of classes a linear head replaces the whole pre-training head (paper, section 3.2).
     """
     if source.members > 1:
-        raise CheckpointError(f"{weights} is {kind_of(source)}: start from one of them, such as RUN/folds/1")
+        raise UserError(f"{weights} is {kind_of(source)}: start from one of them, such as RUN/folds/1")
     expected = source.replace(**overrides) if name is None else named_config(name, **overrides)
     check_same_kind(weights, source, str(name), expected)
     roles = {Role.SHAPE} if name is None else {Role.SHAPE, Role.NAME}

@@ -86,5 +86,5 @@ def test_other_values_are_rejected_by_the_options_name(options: dict, named: str
 
 
 def test_resnet_is_rejected() -> None:
-    with pytest.raises(UserError, match="a page holds Vision Transformers, not a ResNet"):
+    with pytest.raises(UserError, match="a page holds one Vision Transformer, not a ResNet"):
         check_held(small_resnet())

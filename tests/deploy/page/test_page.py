@@ -114,7 +114,7 @@ def test_second_model_that_a_page_cannot_hold_is_named(tmp_path: Path) -> None:
     with torch.no_grad():
         broken.norm.bias[0] = torch.nan
     given = {"path": tmp_path / "a.html", "unproved": True, "images": noise(9, 9)}
-    with pytest.raises(UserError, match=r"^beside: a page holds Vision Transformers, not a ResNet"):
+    with pytest.raises(UserError, match=r"^beside: a page holds one Vision Transformer, not a ResNet"):
         vs.page(small_model(), beside=small_resnet(), **given)
     with pytest.raises(UserError, match=r"^beside: norm\.bias has NaN or infinity"):
         vs.page(small_model(), beside=broken, **given)
