@@ -130,6 +130,7 @@ def run_readme(readers_folder: Path, capsys) -> None:
             if arguments[0] == "serve":  # it never ends: tests/deploy/server/test_server.py runs it
                 parse(Serve, "serve", arguments[1:])
                 continue
+            capsys.readouterr()
             with nullcontext() if arguments[0] == "report" or arguments == ["train"] else undrawn():
                 assert main(arguments) == 0, line
             ran.append(arguments[0])
