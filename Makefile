@@ -4,7 +4,7 @@ BIN := .venv/bin
 # Tests start many processes, each of which would compile the package again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test check lock translations
+.PHONY: demo test check docs lock translations
 demo: .venv/ready
 	$(BIN)/vitascope train
 
@@ -15,6 +15,10 @@ check: .venv/tests-ready
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+
+# The site, in site/: open site/index.html.
+docs: .venv/docs-ready
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 
 # The compiled catalog of the Chinese texts, and the explorer's part of it, after a change of zh.po.
 translations: .venv/tests-ready
@@ -35,6 +39,11 @@ lock: .venv/tests-ready
 .venv/ready: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable .
+	touch $@
+
+.venv/docs-ready: .venv/ready
+	$(BIN)/python -m pip install --quiet "pip>=25.1"
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --group docs
 	touch $@
 
 # The peers (timm, transformers, torchvision) are what tests/peers compares with.
