@@ -94,7 +94,7 @@ class Loader:
         streams: int = 1,  # with a `seed`: parts of every batch, each from shards of its own; see `woven`
     ) -> None:
         self.images = images
-        self._labels = np.empty((len(images), 0)) if images.targets is None else images.targets.labels
+        self._labels = np.empty((len(images), 0)) if images.targets is None else images.targets.rows
         self.preprocess = preprocess
         self.batch_size = batch_size
         self.seed = seed

@@ -40,6 +40,9 @@ class TableOptions:
     """Number of classes per image. Default: by the cells."""
     label_separator: Annotated[str | None, tyro.conf.arg(metavar="STR", help_behavior_hint="")] = None
     """Text between the classes in a cell. Default: by the cells."""
+    blank: Literal["zero", "unknown"] = "zero"
+    """Meaning of a blank cell in columns of 0 and 1; -1 is unknown there.
+    What is unknown counts neither in the loss nor in the measures."""
     audit: Annotated[str | None, NamesFile(), tyro.conf.arg(metavar="FILE", help_behavior_hint="")] = None
     """Decisions on the images of any DATA: the decisions.csv that an audit's page downloads.
     Dropped images are left out, others relabelled. Default: every image, with its own label."""

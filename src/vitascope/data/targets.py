@@ -6,7 +6,7 @@ import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from itertools import chain
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -68,6 +68,26 @@ class Targets(ABC):
         different = self.labels[some] != self.labels[others]
         found: npt.NDArray[np.bool_] = np.any(different, axis=tuple(range(1, different.ndim)))
         return found
+
+    @property
+    def rows(self) -> npt.NDArray[Any]:
+        """The labels as a batch has them, (N, ...)."""
+        return self.labels
+
+    @property
+    def known(self) -> npt.NDArray[np.int64]:
+        """The images of which it is known whether they have each class, (K,)."""
+        return np.full(len(self.class_names), len(self))
+
+    @property
+    def partial(self) -> bool:
+        """Whether it is unknown of some images if they have some class."""
+        return bool((self.known < len(self)).any())
+
+    def scored(self, probabilities: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """The probabilities (N, K) to measure: -1 where the label is unknown. There the label is that the
+        class does not apply, so that these cells come last, are never predicted and count nowhere."""
+        return probabilities
 
     @property
     def uneven(self) -> bool:
@@ -166,6 +186,53 @@ class ClassSets(Targets):
 
     labels: npt.NDArray[np.bool_]
     exclusive = False
+    unknown: npt.NDArray[np.bool_] | None = None
+    """Where it is not known whether an image has a class, bool (N, K): losses and measures leave these cells
+    out. None if all are known."""
+
+    def __eq__(self, other: object) -> bool:
+        return super().__eq__(other) and np.array_equal(self.rows, cast("ClassSets", other).rows)
+
+    @property
+    def rows(self) -> npt.NDArray[Any]:
+        """The labels, bool; or int8 with -1 where they are unknown."""
+        return (
+            self.labels if self.unknown is None else np.where(self.unknown, -1, self.labels).astype(np.int8)
+        )
+
+    @property
+    def known(self) -> npt.NDArray[np.int64]:
+        return super().known - (0 if self.unknown is None else self.unknown.sum(axis=0))
+
+    def scored(self, probabilities: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        return probabilities if self.unknown is None else np.where(self.unknown, -1, probabilities)
+
+    def take(self, indices: npt.NDArray[np.int64]) -> Self:
+        return self._with(self.labels[indices], self.rows[indices] < 0)
+
+    def joined(self, others: Self) -> Self:
+        rows = np.concatenate([self.rows, others.rows])
+        return self._with(super().joined(others).labels, rows < 0)
+
+    def differ(self, some: npt.NDArray[np.int64], others: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+        one, other = self.rows[some], self.rows[others]
+        return ((one != other) & (one >= 0) & (other >= 0)).any(axis=1)
+
+    def merged(self) -> Self:
+        return self.in_classes(tuple(dict.fromkeys(self.class_names)))
+
+    def in_classes(self, class_names: tuple[str, ...]) -> Self:
+        targets = self.of_names(self.names(), class_names)
+        if self.unknown is None:
+            return targets
+        unknown = np.zeros_like(targets.labels)
+        for name, column in zip(self.class_names, self.unknown.T, strict=True):
+            if name in targets.class_names:
+                unknown[:, targets.class_names.index(name)] |= column
+        return targets._with(targets.labels, unknown & ~targets.labels)
+
+    def _with(self, labels: npt.NDArray[np.bool_], unknown: npt.NDArray[np.bool_]) -> Self:
+        return dataclasses.replace(self, labels=labels, unknown=unknown if unknown.any() else None)
 
     @property
     def counts(self) -> npt.NDArray[np.int64]:
@@ -175,7 +242,7 @@ class ClassSets(Targets):
         return [np.flatnonzero(column) for column in self.labels.T]
 
     def names(self) -> list[tuple[str, ...]]:
-        return [tuple(self.class_names[k] for k in row) for row in self.to_json()]
+        return [tuple(self.class_names[k] for k in row if k >= 0) for row in self.to_json()]
 
     @classmethod
     def of_names(cls, names: Sequence[tuple[str, ...]], class_names: tuple[str, ...]) -> Self:
@@ -194,12 +261,20 @@ class ClassSets(Targets):
         return (answers == self.labels).all(axis=1)
 
     def shares(self, rows: Tensor) -> Tensor:
-        return rows.float()
+        """As float32, NaN where a label is unknown: so is a mixture of it."""
+        return shares_of(rows)
 
     def to_json(self) -> list[Any]:
-        images, classes = np.nonzero(self.labels)
-        rows = np.split(classes, np.searchsorted(images, np.arange(1, len(self))))
+        """Of each image the numbers of its classes and, counted from -1 on, of those that are unknown."""
+        images, classes = np.nonzero(self.rows)
+        numbers = np.where(self.rows[images, classes] < 0, -1 - classes, classes)
+        rows = np.split(numbers, np.searchsorted(images, np.arange(1, len(self))))
         return [row.tolist() for row in rows[: len(self)]]
+
+
+def shares_of(rows: Tensor) -> Tensor:
+    """The rows of `ClassSets`, bool or int8 (B, K), as float32 with NaN for -1; floats as they are."""
+    return rows.float().masked_fill(rows < 0, torch.nan) if rows.dtype == torch.int8 else rows.float()
 
 
 def minus_one_is_none(numbers: Iterable[float]) -> bool:
@@ -214,9 +289,13 @@ def targets_from_json(values: Sequence[Any], class_names: tuple[str, ...]) -> Ta
         return None
     K, several = len(class_names), any(isinstance(value, list) for value in values)
     rows = values if several else [[value] for value in values]
+    least = -K if several else 0
     for row in rows:
-        if not isinstance(row, list) or any(type(k) is not int or not 0 <= k < K for k in row):
+        if not isinstance(row, list) or any(type(k) is not int or not least <= k < K for k in row):
             raise ValueError(f"an image without a label of its {K} classes")
     if several:
-        return ClassSets._of_rows(rows, class_names)
+        present, absent = ([[k for k in row if (k < 0) == sign] for row in rows] for sign in (False, True))
+        targets = ClassSets._of_rows(present, class_names)
+        unknown = ClassSets._of_rows([[-1 - k for k in row] for row in absent], class_names).labels
+        return targets._with(targets.labels, unknown)
     return ClassIndices(np.array(values, dtype=np.int64), class_names)

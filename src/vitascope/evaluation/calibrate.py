@@ -119,7 +119,7 @@ def calibrate_model(
     temperature.apply(model)
     probabilities = sharpened(measured.probabilities, 1 / temperature.values, exclusive=exclusive)
     if not exclusive:
-        thresholds = best_thresholds(measured.labels, probabilities).tolist()
+        thresholds = best_thresholds(measured.labels, measured.targets.scored(probabilities)).tolist()
         model.config = model.config.replace(thresholds=thresholds)
         return CalibrationResult(temperature)
     features, labels = features_of_images(engine(), known(), embed, gather)

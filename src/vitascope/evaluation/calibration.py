@@ -50,12 +50,21 @@ def as_logits(probabilities: npt.NDArray[np.floating], *, exclusive: bool) -> Fl
     return wide.log().clamp(min=SMALLEST_LOGIT).numpy()
 
 
+UNKNOWN = -1e9
+"""The logit where a label is unknown: at any factor it has no loss and no slope."""
+
+
 def sharpness(targets: Targets, logits: Floats) -> float:
     """The factor of the logits (N, K) with the highest likelihood of images that the classifier did not see.
 
     Its inverse is the temperature of Guo et al. (2017, section 4.2). It changes no order of classes.
     """
-    return _sharpness(targets.members, logits, targets.exclusive)
+    return _sharpness(targets.members, _of_known(targets, logits), targets.exclusive)
+
+
+def _of_known(targets: Targets, logits: Floats) -> Floats:
+    """The logits (N, K), with `UNKNOWN` where the label is unknown."""
+    return np.where(targets.rows < 0, UNKNOWN, logits) if targets.partial else logits
 
 
 def _shares(logits: Floats, exclusive: bool) -> Floats:
@@ -71,11 +80,10 @@ def _loss(members: npt.NDArray[np.bool_], logits: Floats, exclusive: bool) -> fl
     return float(np.logaddexp(0, np.where(members, -logits, logits)).sum())
 
 
-def mean_loss(targets: Targets, probabilities: npt.NDArray[np.floating]) -> float:
-    """The loss of probabilities (N, K) per image, nats; the mean over the classes where any may apply."""
-    logits = as_logits(probabilities, exclusive=targets.exclusive)
-    total = _loss(targets.members, logits, targets.exclusive)
-    return total / (len(targets) if targets.exclusive else logits.size)
+def mean_loss(targets: Targets, logits: Floats) -> float:
+    """The loss of logits (N, K) per image, nats; the mean over the known classes where any may apply."""
+    total = _loss(targets.members, _of_known(targets, logits), targets.exclusive)
+    return total / (len(targets) if targets.exclusive else int(targets.known.sum()))
 
 
 def _sharpness(members: npt.NDArray[np.bool_], logits: Floats, exclusive: bool) -> float:
@@ -118,12 +126,12 @@ class Temperature:
         They can if its likelihood is better by more than chance, and has a maximum. Where any class may
         apply, a class with enough images has its own.
         """
-        wide, N = logits.astype(np.float64), len(targets)
+        wide, N = _of_known(targets, logits.astype(np.float64)), len(targets)
         members, exclusive = targets.members, targets.exclusive
         factor, reason = _factor(members, wide, exclusive)
         values = np.full(wide.shape[1], 1 / factor)
         if not exclusive:
-            for k in np.flatnonzero(np.minimum(targets.counts, N - targets.counts) >= EACH):
+            for k in np.flatnonzero(np.minimum(targets.counts, targets.known - targets.counts) >= EACH):
                 values[k] /= _factor(members[:, k], factor * wide[:, k], exclusive)[0]
         if (values == 1).all():
             return cls(values, N, reason)

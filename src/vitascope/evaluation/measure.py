@@ -141,7 +141,7 @@ class WholePictures:
             readable = np.array([place for place in range(len(part)) if place not in errors], dtype=np.int64)
             for places, pixels in stacks(pictures):
                 rows = readable[places]
-                targets = torch.from_numpy(part.truth.take(rows).labels)
+                targets = torch.from_numpy(part.truth.take(rows).rows)
                 yield Batch(pixels, targets, start + rows, len(rows))
 
 
@@ -219,11 +219,13 @@ def measure(
         torch.cat(column)[order] for column in zip(*(answers for answers, _ in rows), strict=True)
     )
     targets = images.truth.take(places[order])
-    labels = torch.from_numpy(targets.labels)
+    labels = torch.from_numpy(targets.rows)
     if engine.meaning == "exclusive":
         loss = F.cross_entropy(logits, labels)
     else:
-        loss = F.binary_cross_entropy_with_logits(logits, targets.shares(labels))
+        shares = targets.shares(labels)  # (N, K)
+        known = ~shares.isnan()
+        loss = F.binary_cross_entropy_with_logits(logits[known], shares[known])
     return Evaluation(
         split=images.name,
         indices=places[order],

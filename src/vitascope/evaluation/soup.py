@@ -10,14 +10,13 @@ from pathlib import Path
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 
 from vitascope.arguments import checked
 from vitascope.data.loading import Loader
 from vitascope.data.splits import ImageSet
 from vitascope.errors import UserError
 from vitascope.evaluation.calibrate import calibrate_model, images_to_know
-from vitascope.evaluation.calibration import as_logits, sharpness
+from vitascope.evaluation.calibration import as_logits, mean_loss, sharpness
 from vitascope.evaluation.measure import BATCH_SIZE, Evaluation, batches_of, measure
 from vitascope.formatting import counted
 from vitascope.model.ensemble import Ensemble
@@ -129,12 +128,9 @@ def soup(
 
 def loss_of(evaluation: Evaluation) -> float:
     """The mean log loss at the temperature that is best for these images, nats."""
-    targets, several = evaluation.targets, evaluation.several
-    logits = as_logits(evaluation.probabilities, exclusive=not several)
-    scaled, truth = torch.from_numpy(sharpness(targets, logits) * logits), torch.from_numpy(evaluation.labels)
-    if several:
-        return float(F.binary_cross_entropy_with_logits(scaled, truth.double()))
-    return float(F.cross_entropy(scaled, truth))
+    targets = evaluation.targets
+    logits = as_logits(evaluation.probabilities, exclusive=targets.exclusive)
+    return mean_loss(targets, sharpness(targets, logits) * logits)
 
 
 def average(models: Sequence[VisionModel]) -> VisionModel:

@@ -244,7 +244,15 @@ def cross_validated(
         classifier: with its settings.
         features, targets: of the N images, features (N, D).
         folds: the fold of each image, (N,).
+
+    Raises:
+        UserError: labels that are unknown.
     """
+    if targets.partial:
+        raise UserError(
+            f"classifiers are fitted to complete labels, and {int((targets.rows < 0).sum()):,} of these are "
+            "unknown: leave out such columns or images, or train a model, which learns from what is known"
+        )
     best, value = np.empty(0, dtype=np.float32), -1.0
     chosen = 0
     for number, held_out in enumerate(out_of_fold(classifier.for_selection(), features, targets, folds)):

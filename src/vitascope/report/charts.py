@@ -332,7 +332,7 @@ def draw_precision_recall(
     figure = new(5.2, 4.4)
     axes = figure.subplots()
     for place, k in enumerate([*worst, *best]):
-        recall, precision = precision_recall(predictions.labels[:, k], predictions.probabilities[:, k])
+        recall, precision = precision_recall(predictions.labels[:, k], predictions.scored[:, k])
         shown = np.unique(np.linspace(0, len(recall) - 1, min(len(recall), MAX_POINTS)).astype(int))
         axes.step(
             np.concatenate([[0], recall[shown]]),

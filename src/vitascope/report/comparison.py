@@ -513,5 +513,5 @@ def _map_test(
     if not labels.any():
         return PairedTest(run=name, reason="no common test image has a class")
     order = [best.class_names.index(label) for label in mine.class_names]
-    gap = paired_difference(labels, mine.probabilities[here], best.probabilities[there][:, order])
+    gap = paired_difference(labels, mine.scored[here], best.scored[there][:, order])
     return PairedTest(run=name, images=len(here), difference=gap.value, p=gap.p, interval=(gap.low, gap.high))

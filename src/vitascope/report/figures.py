@@ -44,7 +44,7 @@ def draw_figures(run: Run, model: VisionModel, images: ImageSet, predictions: Pr
         figures["curves"] = draw_curves(epochs, run.records("step"), kept_place(run, epochs))
     if isinstance(score, LabelScore):
         new = partial(plots.new_figure, title=f"{images.name}: {score.result()}")
-        answers = predictions.labels, predictions.answers, predictions.probabilities
+        answers = predictions.labels, predictions.answers, predictions.scored
         confidences: npt.NDArray[np.floating] = mistake_confidences(*answers)
         meaning = ": right (green), wrong (red), missed (orange)"
         figures["precision_recall"] = draw_precision_recall(predictions, score, new=new)

@@ -39,7 +39,7 @@ def labels(
     predictions: Predictions, model: VisionModel, images: ImageSet | None
 ) -> dict[str, dict[str, Any] | None]:
     """Values of the sections by anchor; `images` is the split of the predictions, if it is found."""
-    score = predictions.score
+    score, known = predictions.score, predictions.targets.rows >= 0
     assert isinstance(score, LabelScore)
     return {
         "measures": {
@@ -49,9 +49,7 @@ def labels(
         "labels": _classes(predictions, score),
         "precision_recall": _precision_recall(predictions, score),
         "pairs": _pairs(predictions),
-        "pair_calibration": calibrated(
-            predictions.probabilities.ravel(), predictions.labels.ravel(), PAIR_WORDS
-        ),
+        "pair_calibration": calibrated(predictions.scored[known], predictions.labels[known], PAIR_WORDS),
         "wrong_labels": _mistakes(predictions, "wrong", model, images),
         "missed_labels": _mistakes(predictions, "missed", model, images),
     }
@@ -113,7 +111,7 @@ def _mistakes(
     predictions: Predictions, kind: Kind, model: VisionModel, images: ImageSet | None
 ) -> dict[str, Any] | None:
     """The images with the most confident wrong, or missed, classes; None if there are none."""
-    truths, answers, probabilities = predictions.labels, predictions.answers, predictions.probabilities
+    truths, answers, probabilities = predictions.labels, predictions.answers, predictions.scored
     mistakes = ~truths & answers if kind == "wrong" else truths & ~answers
     found = mistakes.any(axis=1)
     if not found.any():

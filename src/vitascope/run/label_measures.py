@@ -67,7 +67,7 @@ def best_thresholds(labels: Bools, probabilities: npt.NDArray[np.floating]) -> n
         best = int(measured.argmax())
         if at_even >= 0 and measured[at_even] == measured[best]:
             continue
-        after = scores[ends[best] + 1] if ends[best] + 1 < len(scores) else 0.0
+        after = max(0.0, scores[ends[best] + 1]) if ends[best] + 1 < len(scores) else 0.0
         found[k] = (scores[ends[best]] + after) / 2
     return found
 
@@ -96,6 +96,7 @@ class LabelScore:
             `exact`: the share of `right`. Macro means are over the classes that occur, or for F1 are
             predicted.
         positives: images of each class, int64 (K,).
+        known: images of which it is known whether they have it, int64 (K,).
         ap: average precision of each class, (K,); NaN for one without images.
         ap_interval: its 95% intervals, (K, 2).
         f1, f1_tuned: of each class, (K,), at 0.5 and at the thresholds; NaN for one that neither occurs nor
@@ -107,6 +108,7 @@ class LabelScore:
     right: int
     estimates: dict[str, Estimate]
     positives: npt.NDArray[np.int64]
+    known: npt.NDArray[np.int64]
     ap: Floats
     ap_interval: Floats
     f1: Floats
@@ -163,7 +165,7 @@ class LabelScore:
     def class_rows(self, names: Sequence[str]) -> list[tuple[str, ...]]:
         """The classes of `ascending` as text, below `CLASSES_HEAD`.
 
-        The average precision of a constant answer is the share of the images that have the class.
+        The average precision of a constant answer is the share of the known images that have the class.
         """
         return [
             (
@@ -171,7 +173,7 @@ class LabelScore:
                 f"{self.positives[k]:,}",
                 f"{self.ap[k]:.1%}",
                 "{:.0%} to {:.0%}".format(*self.ap_interval[k]),
-                f"{self.positives[k] / self.total:.1%}",
+                f"{self.positives[k] / self.known[k]:.1%}",
                 f"{self.f1[k]:.1%}",
                 f"{self.f1_tuned[k]:.1%}",
                 f"{self.thresholds[k]:.2f}",
@@ -218,7 +220,7 @@ def label_score(
     1979), the same samples for the same number of images; see `share_limits` and `ResampledPrecision`.
 
     Args:
-        labels, probabilities: (N, K).
+        labels, probabilities: (N, K); see `Targets.scored` for labels that are unknown.
         thresholds: (K,); None for 0.5.
         intervals: False leaves out the bootstrap; lower and upper limits are NaN.
     """
@@ -226,10 +228,10 @@ def label_score(
     at = np.full(K, EVEN, dtype=np.float32) if thresholds is None else thresholds
     once = np.ones((N, 1), dtype=np.int32)
     whole = _measures(labels, probabilities, at, once)
-    prevalence = labels.mean(axis=0)
-    constant = _measures(labels, np.broadcast_to(prevalence, labels.shape), at, once)
-    constant |= _constant_f1(labels, prevalence)
-    positives = labels.sum(axis=0, dtype=np.int64)
+    positives, known = labels.sum(axis=0, dtype=np.int64), (probabilities >= 0).sum(axis=0)
+    prevalence = positives / np.maximum(known, 1)
+    constant = _measures(labels, np.where(probabilities < 0, -1, prevalence), at, once)
+    constant |= _constant_f1(labels, positives, known)
     limits, ap_limits = dict.fromkeys(ESTIMATES, (np.nan, np.nan)), np.full((2, K), np.nan)
     if intervals:
         samples = _measures(labels, probabilities, at, bootstrap_samples(N))
@@ -246,6 +248,7 @@ def label_score(
         right=int(((probabilities >= at) == labels).all(axis=1).sum()),
         estimates=estimates,
         positives=positives,
+        known=known,
         ap=whole["ap"][0],
         ap_interval=ap_limits.T,
         f1=whole["f1"][0],
@@ -284,14 +287,16 @@ def _measures(
     return found
 
 
-def _constant_f1(labels: Bools, prevalence: Floats) -> dict[str, Floats]:
+def _constant_f1(
+    labels: Bools, positives: npt.NDArray[np.int64], known: npt.NDArray[np.int64]
+) -> dict[str, Floats]:
     """The best that one answer for all images can reach: macro and micro F1, exact matches, (1,) each."""
-    N = len(labels)
-    always = f1(prevalence * N, prevalence * N, np.full(len(prevalence), float(N)))
+    N, hits = len(labels), positives.astype(np.float64)
+    always = f1(hits, hits, known.astype(np.float64))
     # Micro F1 is best for the most frequent classes, some number of them.
-    counts = np.sort(prevalence)[::-1] * N
-    micro = f1(np.cumsum(counts), counts.sum(), N * np.arange(1.0, len(counts) + 1))
-    macro = mean_of_known(np.where(prevalence > 0, always, np.nan))[None]
+    order = np.argsort(-hits / np.maximum(known, 1), kind="stable")
+    micro = f1(np.cumsum(hits[order]), hits.sum(), np.cumsum(known[order]).astype(np.float64))
+    macro = mean_of_known(np.where(positives > 0, always, np.nan))[None]
     packed = np.packbits(labels, axis=1)
     _, repeats = np.unique(packed, axis=0, return_counts=True)
     return {

@@ -87,12 +87,17 @@ class Predictions:
         return not self.targets.exclusive
 
     @property
+    def scored(self) -> npt.NDArray[np.float32]:
+        """The probabilities to measure, see `Targets.scored`, (N, K)."""
+        return self.targets.scored(self.probabilities).astype(np.float32, copy=False)
+
+    @property
     def answers(self) -> npt.NDArray[Any]:
         """The predictions in the form of the labels: the most probable class of each image, int64 (N,), or
         the classes from their thresholds on, bool (N, K)."""
         if not self.several:
             return self.classes
-        return self.probabilities >= (EVEN if self.thresholds is None else self.thresholds)
+        return self.scored >= (EVEN if self.thresholds is None else self.thresholds)
 
     @property
     def correct(self) -> npt.NDArray[np.bool_]:
@@ -108,7 +113,7 @@ class Predictions:
         if self.several:
             if not self.labels.any():
                 raise UserError(f"none of the {self.split} images has a class, so they have no mAP")
-            return label_score(self.labels, self.probabilities, self.thresholds)
+            return label_score(self.labels, self.scored, self.thresholds)
         return score_of(self.labels, self.probabilities)
 
     @property
@@ -119,6 +124,8 @@ class Predictions:
     def save(self, path: Path) -> None:
         """Write an .npz file, whole or not at all; texts are NumPy's, so that nothing is pickled."""
         more = {name: getattr(self, name) for name in OPTIONAL if getattr(self, name) is not None}
+        if self.several and self.targets.partial:
+            more["unknown"] = self.targets.rows < 0
         with replacing(path) as aside, aside.open("wb") as file:
             np.savez_compressed(
                 file,
@@ -147,7 +154,7 @@ def paired(before: Predictions, after: Predictions) -> PairedMeasure:
     """Compare a classifier with the one made from it, on the same images: by accuracy, or with several
     classes per image by mean average precision."""
     if before.several:
-        return PairedPrecision.of(before.labels, before.probabilities, after.probabilities)
+        return PairedPrecision.of(before.labels, before.scored, after.scored)
     return PairedAccuracy.of(before.correct, after.correct)
 
 
@@ -176,11 +183,17 @@ def _checked(stored: dict[str, npt.NDArray[Any]]) -> dict[str, Any]:
         raise ValueError(f"labels from {labels.min()} to {labels.max()} for {K} classes")
     if not ((probabilities >= 0) & (probabilities <= 1 + ROUNDING)).all():  # so that NaN fails too
         raise ValueError("probabilities outside of [0, 1]")
-    kind = ClassSets if several else ClassIndices
+    names = tuple(class_names.tolist())
+    targets: Targets = ClassIndices(labels.astype(np.int64), names)
+    if several:
+        unknown = _array(stored, "unknown", "b", (N, K)) if "unknown" in stored else None
+        if unknown is not None and (unknown & labels).any():
+            raise ValueError("classes that images have, and that are unknown")
+        targets = ClassSets(labels, names, unknown)
     return {
         "split": str(split),
         "indices": indices.astype(np.int64),
-        "targets": kind(labels if several else labels.astype(np.int64), tuple(class_names.tolist())),
+        "targets": targets,
         "probabilities": probabilities.astype(np.float32),
         "thresholds": None if thresholds is None else thresholds.astype(np.float32),
         "familiarity": None if familiarity is None else familiarity.astype(np.float32),

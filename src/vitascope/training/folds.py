@@ -106,7 +106,7 @@ class CrossValidation:
             targets=targets,
             probabilities=probabilities.astype(np.float32),
             thresholds=thresholds[0] if thresholds else None,
-            loss=mean_loss(targets, probabilities),
+            loss=mean_loss(targets, as_logits(probabilities, exclusive=targets.exclusive)),
             familiarity=np.concatenate(known)[order] if len(known) == len(predictions) else None,
             unreadable=tuple(reason for each in predictions for reason in each.unreadable),
         )

@@ -61,7 +61,7 @@ def select_weights(trainer: Trainer) -> Selection:
 def monitored(evaluation: Evaluation) -> float:
     """The value by which a validation selects weights: the loss, or the mAP of several classes per image."""
     return (
-        mean_average_precision(evaluation.labels, evaluation.probabilities)
+        mean_average_precision(evaluation.labels, evaluation.scored)
         if evaluation.several
         else evaluation.loss
     )
@@ -81,7 +81,7 @@ def worse(last: Predictions, best: Predictions) -> bool:
     image, the 95% interval of the difference of the mAPs is below 0.
     """
     if last.several:
-        return paired_difference(last.labels, last.probabilities, best.probabilities).high < 0
+        return paired_difference(last.labels, last.scored, best.scored).high < 0
     gap = Interval.of(losses_of(last) - losses_of(best))
     return gap.verdict == "better" and bool(last.correct.sum() <= best.correct.sum())
 

@@ -686,7 +686,8 @@ def make_task(
                 "add images that have one, or give your own split"
             )
     loss = options.optimization.loss or "cross_entropy"
-    criterion = (preprocess, options.optimization.label_smoothing, loss, weights, several)
+    truth = splits.train.truth
+    criterion = (preprocess, options.optimization.label_smoothing, loss, weights, several, truth.partial)
     distillation = options.distillation
     if distillation.teacher is None:
         return (ClassifyFeatures if on_features else Classify)(*criterion)

@@ -72,6 +72,8 @@ class Table(DataFormat):
             splits,
             groups,
             folds,
+            [] if labels is None else labels.unknown,
+            len(roles.label),
             root,
         )
         different = rows.without_copies(place)
@@ -205,6 +207,10 @@ class LabelledRows:
     """Empty without groups; an empty one is that of an image without a group."""
     folds: Sequence[str]
     """Empty without folds."""
+    unknown: Sequence[tuple[str, ...]]
+    """Classes of which it is not known whether an image has them; empty if all are known."""
+    columns: int
+    """Of labels: an image of as many unknown classes is unlabelled."""
     root: Path
     """The folder of the images."""
 
@@ -270,7 +276,7 @@ class LabelledRows:
                 yield dataclasses.replace(self, classes=None)._set(split, without)
 
     def _is_labelled(self, row: int, split: str) -> bool:
-        if self.classes is None:
+        if self.classes is None or (self.unknown and len(self.unknown[row]) == self.columns):
             return False
         return bool(self.classes[row]) or (self.several and split != OUTSIDE)
 
@@ -286,7 +292,12 @@ class LabelledRows:
         ordered = chosen._take(by_path)
         targets = None
         if ordered.classes is not None:
-            targets = (ClassSets if self.several else ClassIndices).of_names(ordered.classes, names)
+            kind: type[ClassSets | ClassIndices] = ClassSets if self.several else ClassIndices
+            targets = kind.of_names(ordered.classes, names)
+            if isinstance(targets, ClassSets) and ordered.unknown:
+                rows_of_unknown = [[name for name in row if name in names] for row in ordered.unknown]
+                unknown = ClassSets.of_names([tuple(row) for row in rows_of_unknown], names).labels
+                targets = dataclasses.replace(targets, unknown=unknown if unknown.any() else None)
         groups = [group or path for group, path in zip(ordered.groups, ordered.paths, strict=False)]
         return ImageSet(
             split,
@@ -309,6 +320,7 @@ class LabelledRows:
             splits=[self.splits[row] for row in rows],
             groups=[self.groups[row] for row in rows] if self.groups else (),
             folds=[self.folds[row] for row in rows] if self.folds else (),
+            unknown=[self.unknown[row] for row in rows] if self.unknown else (),
         )
 
 

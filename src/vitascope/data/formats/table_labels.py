@@ -33,6 +33,8 @@ class Labels:
     """Whether an image may have any number of classes; else it has one, or is unlabelled."""
     form: str
     """How they were read, in words."""
+    unknown: Sequence[tuple[str, ...]] = ()
+    """The classes of each image that are unknown; all of an image without a label. Empty if all are known."""
 
 
 def of_cells(cells: Sequence[str], column: str, options: TableOptions, place: object) -> Labels:
@@ -93,6 +95,10 @@ def of_columns(columns: dict[str, list[str]], options: TableOptions, place: obje
     if options.label_separator is not None:
         raise UserError(f"{place}: label_separator is for one column of labels, not for columns of 0 and 1")
     names = tuple(columns)
+    if options.blank == "unknown":
+        columns = {
+            name: [cell if cell.strip() else "-1" for cell in cells] for name, cells in columns.items()
+        }
     others = {name: _others(column) for name, column in columns.items()}
     if wrong := {name: found for name, found in others.items() if found}:
         some = [
@@ -101,7 +107,8 @@ def of_columns(columns: dict[str, list[str]], options: TableOptions, place: obje
         ]
         raise UserError(
             f"{place}: {counted(len(wrong), 'column')} of 0 and 1 with other cells: {'; '.join(some[:4])}; "
-            "write 0 or 1, leave these rows out, or name complete columns of labels: columns label=A,B"
+            "write 0, 1, or -1 for what is unknown, leave these rows out, or name other columns of labels: "
+            "columns label=A,B"
         )
     names = tuple(map(canonical, names))
     _check_spellings(Counter(names), f"{place}: the names of the columns")
@@ -112,15 +119,25 @@ def of_columns(columns: dict[str, list[str]], options: TableOptions, place: obje
         if key not in known:
             known[key] = tuple(dict.fromkeys(name for name, has in zip(names, key, strict=True) if has))
         rows.append(known[key])
-    one = all(len(row) == 1 for row in known.values())
+    unknown = [
+        tuple(name for name, cell in zip(names, cells, strict=True) if cell.strip().lower() in _UNKNOWN)
+        for cells in zip(*columns.values(), strict=True)
+    ]
+    count = sum(map(len, unknown))
+    if count and options.labels == "one":
+        raise UserError(
+            f"{place}: labels=one, but {counted(count, 'cell')} of the columns of 0 and 1 are unknown"
+        )
+    one = all(len(row) == 1 for row in known.values()) and not count
     if options.labels == "one" and (faults := sum(len(row) > 1 for row in rows)):
         raise UserError(f"{place}: labels=one, but {faults:,} of {len(rows):,} rows have several classes")
     several = options.labels == "several" or (options.labels is None and not one)
     blank = sum(not cell.strip() for column in columns.values() for cell in column)
     zeros = f", {counted(blank, 'blank cell')} as 0" if blank else ""
+    zeros += f", {counted(count, 'unknown cell')}" if count else ""
     kind = "several classes" if several else "one class"
     form = f"{len(names):,} columns of 0 and 1{zeros}, {kind} per image"
-    return Labels(rows, several, form)
+    return Labels(rows, several, form, unknown if count else ())
 
 
 def is_indicator(cells: Iterable[str]) -> bool:
@@ -130,8 +147,8 @@ def is_indicator(cells: Iterable[str]) -> bool:
 
 
 def _others(column: Sequence[str]) -> Counter[str]:
-    """The cells that are neither 0 nor 1 nor blank."""
-    return Counter(cell for cell in column if cell.strip().lower() not in _ONE | _ZERO)
+    """The cells that are neither 0 nor 1 nor blank nor unknown."""
+    return Counter(cell for cell in column if cell.strip().lower() not in _ONE | _ZERO | _UNKNOWN)
 
 
 def _is_list(cell: str) -> bool:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from vitascope.data.loading import Loader
 from vitascope.data.preprocess import Preprocess
 from vitascope.data.splits import ImageSet, absent_classes, check_every_class
+from vitascope.data.targets import shares_of
 from vitascope.errors import UserError, check_choice, printable
 from vitascope.evaluation.calibrate import calibrate_model
 from vitascope.evaluation.measure import Evaluation, measure, pooled_features
@@ -32,10 +33,22 @@ from vitascope.training.tasks.task import Examples, Finished, Monitor, Sums
 from vitascope.training.tasks.teachers import Teacher
 
 
+def mean_of_classes(losses: Tensor, known: Tensor | None) -> Tensor:
+    """The mean of the losses (B, K) of each image's classes, (B,), of those that are known, bool (B, K); None
+    stands for all. An image without any, as a mixture may be, has the loss 0."""
+    if known is None:
+        return losses.mean(dim=1)
+    return losses.where(known, 0).sum(dim=1) / known.sum(dim=1).clamp(min=1)
+
+
 def binary_cross_entropy(
-    logits: Tensor, targets: Tensor, label_smoothing: float, positive_weights: Tensor | None = None
+    logits: Tensor,
+    targets: Tensor,
+    label_smoothing: float,
+    positive_weights: Tensor | None = None,
+    known: Tensor | None = None,
 ) -> Tensor:
-    """Binary cross-entropy of each class, the mean over the classes, (B,); label smoothing as in timm.
+    """Binary cross-entropy of each class, the mean over the `known` ones, (B,); label smoothing as in timm.
 
     As in DeiT III (Touvron et al. 2022, section 3), all classes of a mixed image are targets of 1, whatever
     their shares. Logits (B, K) and targets, classes (B,) or shares (B, K). The loss of a class that applies
@@ -47,7 +60,7 @@ def binary_cross_entropy(
     losses = F.binary_cross_entropy_with_logits(
         logits, smoothed, pos_weight=positive_weights, reduction="none"
     )
-    return losses.mean(dim=1)
+    return mean_of_classes(losses, known)
 
 
 FOCUS, POSITIVE_SHARE = 2.0, 0.25
@@ -57,11 +70,18 @@ ABSENT_FOCUS, PRESENT_FOCUS, MARGIN = 4.0, 1.0, 0.05
 former (the defaults of Ridnik et al. 2021)."""
 
 
-def focal_loss(logits: Tensor, shares: Tensor, several: bool, weights: Tensor | None = None) -> Tensor:
+def focal_loss(
+    logits: Tensor,
+    shares: Tensor,
+    several: bool,
+    weights: Tensor | None = None,
+    known: Tensor | None = None,
+) -> Tensor:
     """Cross-entropy times (1 - p)^2, where p is the probability of what is right (Lin et al. 2017, equations
     4 and 5): (B,), for logits (B, K) and the classes' shares (B, K).
 
-    Of several classes per image it is the mean of binary losses, times `weights` (K,) where a class applies.
+    Of several classes per image it is the mean of the binary losses of the `known` ones, times `weights` (K,)
+    where a class applies.
     """
     if not several:
         logs = logits.log_softmax(dim=1)
@@ -69,10 +89,13 @@ def focal_loss(logits: Tensor, shares: Tensor, several: bool, weights: Tensor | 
     present = (1 - logits.sigmoid()) ** FOCUS * F.logsigmoid(logits)
     absent = logits.sigmoid() ** FOCUS * F.logsigmoid(-logits)
     positive = POSITIVE_SHARE if weights is None else POSITIVE_SHARE * weights
-    return -(positive * shares * present + (1 - POSITIVE_SHARE) * (1 - shares) * absent).mean(dim=1)
+    weighted = positive * shares * present + (1 - POSITIVE_SHARE) * (1 - shares) * absent
+    return -mean_of_classes(weighted, known)
 
 
-def asymmetric_loss(logits: Tensor, shares: Tensor, weights: Tensor | None = None) -> Tensor:
+def asymmetric_loss(
+    logits: Tensor, shares: Tensor, weights: Tensor | None = None, known: Tensor | None = None
+) -> Tensor:
     """The focal loss with an exponent for each case, and with probabilities of absent classes that are lower
     by a margin (Ridnik et al. 2021, equations 6 and 7): the mean over the classes, (B,). Arguments as of
     `focal_loss`."""
@@ -81,7 +104,7 @@ def asymmetric_loss(logits: Tensor, shares: Tensor, weights: Tensor | None = Non
     present = (1 - p) ** PRESENT_FOCUS * F.logsigmoid(logits)
     absent = shifted**ABSENT_FOCUS * torch.log1p(-shifted)  # shifted <= 0.95
     positive = present if weights is None else weights * present
-    return -(shares * positive + (1 - shares) * absent).mean(dim=1)
+    return -mean_of_classes(shares * positive + (1 - shares) * absent, known)
 
 
 class ModuleEngine(Engine):
@@ -138,6 +161,8 @@ class Classify:
     images. Of several: weights of the classes that apply, against 1 for those that do not."""
     several: bool = False
     """Whether an image may have several classes."""
+    unknown: bool = False
+    """Whether it may be unknown if an image has a class; such labels are -1 or, mixed, NaN."""
 
     @property
     def monitor(self) -> Monitor:
@@ -160,15 +185,18 @@ class Classify:
 
     def label_losses(self, logits: Tensor, targets: Tensor) -> Tensor:
         """The loss of each image, (B,), for logits (B, K) and labels (B,) or probabilities (B, K)."""
-        positive = self.class_weights if self.several else None
+        positive, known = self.class_weights if self.several else None, None
+        if self.unknown:
+            targets = shares_of(targets)  # (B, K)
+            known, targets = ~targets.isnan(), targets.nan_to_num()
         if self.criterion == "bce":
-            return binary_cross_entropy(logits, targets, self.label_smoothing, positive)
+            return binary_cross_entropy(logits, targets, self.label_smoothing, positive, known)
         if self.criterion in ("focal", "asymmetric"):
             shares = F.one_hot(targets, logits.shape[1]) if targets.ndim == 1 else targets
             shares = shares.to(logits.dtype)
             if self.criterion == "asymmetric":
-                return asymmetric_loss(logits, shares, positive)
-            return focal_loss(logits, shares, self.several, positive)
+                return asymmetric_loss(logits, shares, positive, known)
+            return focal_loss(logits, shares, self.several, positive, known)
         return F.cross_entropy(logits, targets, label_smoothing=self.label_smoothing, reduction="none")
 
     def weighted_mean(self, losses: Tensor, targets: Tensor) -> Tensor:
@@ -198,7 +226,7 @@ class Classify:
                     f"none of the {images} has a class, so they have no mAP: repair the others, or give your "
                     "own split"
                 )
-            mean = mean_average_precision(measured.labels, measured.probabilities)
+            mean = mean_average_precision(measured.labels, measured.scored)
             return {"loss": measured.loss, "accuracy": measured.accuracy, "map": mean}
         score = score_of(measured.labels, measured.probabilities)
         return {
@@ -276,12 +304,17 @@ def balanced_weights(images: ImageSet) -> Tensor:
     """
     check_every_class(images, "class_weights=balanced")
     counts, N = torch.from_numpy(images.truth.counts).double(), len(images)
-    return (N / (len(counts) * counts) if images.truth.exclusive else (N - counts) / counts).float()
+    known = torch.from_numpy(images.truth.known)
+    return (N / (len(counts) * counts) if images.truth.exclusive else (known - counts) / counts).float()
 
 
 def right(logits: Tensor, labels: Tensor) -> Tensor:
-    """Whether exactly an image's class or classes are predicted, (B,), from logits (B, K)."""
-    return predicted(logits) == labels if labels.ndim == 1 else ((logits > 0) == labels).all(dim=1)
+    """Whether exactly an image's class or classes are predicted, (B,), from logits (B, K); of those that are
+    known, where labels are -1."""
+    if labels.ndim == 1:
+        return predicted(logits) == labels
+    agrees = (logits > 0) == (labels > 0)
+    return (agrees | (labels < 0) if labels.dtype == torch.int8 else agrees).all(dim=1)
 
 
 def classified(loss: Tensor, logits: Tensor, labels: Tensor) -> Sums:
