@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from vitascope.data.splits import bound_sets, draw_share
+from vitascope.data.contents import first_of_content
+from vitascope.data.splits import ImageSet, bound_sets, draw_share
 from vitascope.data.targets import Targets
 from vitascope.errors import UserError
 from vitascope.formatting import counted
@@ -100,3 +101,8 @@ class Division:
             rest = rest[~taken]
         found[rest] = count - 1
         return found
+
+
+def division_of(images: ImageSet) -> Division:
+    """The labels of images; those of a group, and those of the same content, stay together."""
+    return Division.of(images.truth, images.groups, first_of_content(images.contents))

@@ -17,7 +17,6 @@ import torch
 import torch.nn.functional as F
 
 from vitascope.arguments import checked
-from vitascope.data.contents import first_of_content
 from vitascope.data.datasets import open_data
 from vitascope.data.decoding import ImageSource
 from vitascope.data.feature_cache import Features
@@ -49,7 +48,7 @@ from vitascope.predict.features import FeaturePool, FeatureSpec
 from vitascope.predict.runtimes import name_of
 from vitascope.probing.classifiers import Floats
 from vitascope.probing.curve import LearningCurve, learning_curve
-from vitascope.probing.folds import Division
+from vitascope.probing.folds import division_of
 from vitascope.probing.head import headed, representations, with_head
 from vitascope.probing.page import write_page
 from vitascope.probing.selection import (
@@ -175,7 +174,7 @@ def probe(
     reuse_freed_memory()
     with ExitStack() as left, data_place(data, table) as place:
         splits = fitting(open_data(place, seed=seed, labelled=True, table=table).identified())
-        _division(splits.train).fold_count()
+        division_of(splits.train).fold_count()
         for model in given:
             left.enter_context(left_as_it_was(model))
         bodies = _opened(given, layers, pools, splits.train.truth)
@@ -333,7 +332,7 @@ def _compared(bodies: Sequence[Body], splits: Splits, compute: Compute, *, seed:
         )
     tested = readable[~fits] - len(train)
     known, measured = train.subset("train", readable[fits]), test.subset(test.name, tested)
-    division = _division(known)
+    division = division_of(known)
     selection = select(
         candidates,
         division,
@@ -429,10 +428,6 @@ def _in_table(config: ModelConfig, spec: FeatureSpec) -> tuple[str, str]:
     if spec.layer is None:
         return str(config.depth - 1), config.readout.pool
     return str(spec.layer), str(spec.pool)
-
-
-def _division(images: ImageSet) -> Division:
-    return Division.of(images.truth, images.groups, first_of_content(images.contents))
 
 
 def _model(score: ProbeScore, body: Body, config: ModelConfig, truth: Targets) -> tuple[VisionModel, Floats]:
