@@ -2,7 +2,7 @@
 
 The bodies at hand are compared by the cross-validated accuracy, or mAP, of logistic regression on frozen
 features. Then a rule decides what of the best one is trained, or that random weights are better. Its numbers
-come from benchmarks/results/2026-11-25-small_data-unseen.md, -built-in.md and -few_images.md.
+come from benchmarks/results/2026-11-28-weights-auto.md, and the three results that it names.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from vitascope.data.datasets import greatest_value
 from vitascope.data.splits import ImageSet
@@ -55,9 +56,10 @@ PASSES = 3
 """The time of a training step over that of a forward pass."""
 SMALL_BODY = 5_000_000
 """Parameters below which `small-finetune` tunes a body better than `finetune`."""
-TO_ADAPT, TO_TUNE = 10_000, 40_000
-"""Images, with repetitions, that LoRA and full tuning were shown where they were better than what is cheaper:
-20 epochs of 500, and 40 of 1,000."""
+TO_TUNE_SMALL, TO_ADAPT, TO_TUNE = 4_000, 10_000, 40_000
+"""Images, with repetitions, from which on something is better than what is cheaper: tuning a small body, at 9
+epochs of 450, which LoRA did not reach in that time; LoRA of others, at 20 epochs of 500; random weights and
+large bodies, at 40 epochs of 1,000."""
 SOLVED, HALF = 0.85, 0.5
 """Shares of the way from guessing to no error. Tuning on 500 images did not improve a body whose features go
 0.87 of it; with one at 0.51, random weights were as good from 1,000 images on."""
@@ -75,7 +77,7 @@ class BodyScore:
     guessing: float
     """The accuracy, or mAP, of an answer that is the same for all images."""
     seconds: float
-    """For an image: reading it and one forward pass."""
+    """For one forward pass, per image."""
 
     @property
     def value(self) -> float:
@@ -130,7 +132,7 @@ def best_start(
             "minutes, name others in bodies, or set weights=none for random weights"
         )
     best = max(scores, key=lambda body: body.value)  # the first of equals
-    among = "the only body at hand" if len(scores) == 1 else f"the best of {len(scores):,} bodies"
+    among = "the only body compared" if len(scores) == 1 else f"the best of {len(scores):,} bodies"
     chosen = (
         f"weights={best.name}, {among}: {in_words(best.score)} of the training images in cross-validation of "
         "logistic regression on frozen features"
@@ -177,16 +179,16 @@ def decide(
     if few and (known or best.share >= SOLVED):
         fits = "the body knows all classes" if known else way
         recipe, reason = "fitted-head", f"the head alone: {fits}, and tuning on few images adds nothing then"
-    elif most < TO_ADAPT:
-        recipe, reason = "fitted-head", f"the head alone: {time_for}, and LoRA needs {TO_ADAPT:,}"
-    elif is_vit and few and not small:
+    elif most < (least := TO_TUNE_SMALL if small else TO_ADAPT):
+        recipe, reason = "fitted-head", f"the head alone: {time_for}, and more needs {least:,}"
+    elif is_vit and not small and (few or most < TO_TUNE):
         parameters = f"{best.config.num_parameters / 1e6:.1f} M parameters"
-        recipe, reason = "lora", f"LoRA: few images for {parameters}; {time_for}"
-    elif is_vit and most < TO_TUNE:
-        recipe, reason = "lora", f"LoRA: {time_for}, and tuning the whole body needs {TO_TUNE:,}"
+        why = "few images" if few else f"less than {TO_TUNE:,} images, with repetitions,"
+        recipe, reason = "lora", f"LoRA: {why} for {parameters}; {time_for}"
     else:
         recipe = "small-finetune" if small and images > FEW_TO_TUNE else "finetune"
-        reason = f"the whole body is tuned, by {recipe}: {time_for}, and it needs {TO_TUNE:,}"
+        least = TO_TUNE_SMALL if small else TO_TUNE
+        reason = f"the whole body is tuned, by {recipe}: {time_for}, and it needs {least:,}"
     return Start(weights=best.name, recipe=recipe, reasons=(f"not random weights: {against}", reason))
 
 
@@ -237,9 +239,9 @@ def _compared(asked: TrainConfig, images: ImageSet, device: str, end: float) -> 
             if name not in present:
                 print(f"body   {name} from the hub: {PUBLIC[name]}", flush=True)
             model, began = _prepared(name, asked, greatest).to(device), time.monotonic()
-            seconds = seconds_per_image(engine_of(model, asked), some)
-            if seconds * len(some) > compared_until - began or seconds * len(images) > end - began:
-                whole = duration(seconds * len(images))
+            reading = seconds_per_image(engine_of(model, asked), some)  # and a forward pass
+            if reading * len(some) > compared_until - began or reading * len(images) > end - began:
+                whole = duration(reading * len(images))
                 raise UserError(f"the features of {counted(len(images), 'image')} take {whole}, too long")
             known, _, _, held_out = _fit(model, some, division, asked)
         except UserError as error:
@@ -249,6 +251,7 @@ def _compared(asked: TrainConfig, images: ImageSet, device: str, end: float) -> 
         print(
             f"body   {name}: {in_words(score)} of {counted(len(some), 'training image')}, {took}", flush=True
         )
+        seconds = _forward_seconds(model, asked)
         yield BodyScore(name=name, config=model.config, score=score, guessing=guessing, seconds=seconds)
 
 
@@ -262,6 +265,21 @@ def _prepared(name: str, asked: TrainConfig, greatest: int | None) -> VisionMode
     levels = asked.levels or own.levels or ((0, greatest) if greatest else None)
     model.preprocess = dataclasses.replace(own, levels=levels)
     return model
+
+
+def _forward_seconds(model: VisionModel, asked: TrainConfig) -> float:
+    """Seconds of a forward pass, per image, in a batch as large as a training's unless that takes long."""
+    engine, seconds = engine_of(model, asked), 0.0
+    for count in (8, 64):
+        size = (count, model.config.in_channels, *model.config.image_hw)
+        pixels = torch.zeros(size, dtype=torch.uint8, device=engine.device)
+        for _ in range(2):  # the first one warms up
+            began = time.monotonic()
+            engine.features(pixels, [OWN], batch_size=count)[0].cpu()  # waits for the device
+            seconds = (time.monotonic() - began) / count
+        if 64 * seconds > 1:
+            break
+    return seconds
 
 
 def _sample(images: ImageSet, seed: int) -> tuple[ImageSet, Division]:
