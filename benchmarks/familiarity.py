@@ -9,7 +9,6 @@ others. "noticed": the share of other pictures below the score that 1% of the te
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, cast
 
 import numpy as np
 import torch
@@ -56,7 +55,7 @@ def other_pictures(name: str) -> Sequence[ImageSource]:
 
 def scores_of(engine: TorchEngine, known: Tensor, labels: np.ndarray) -> dict[str, Score]:
     """The scores, fitted to the training images with features (N, D) and classes (N,)."""
-    head, of = cast("Any", engine.model.head), torch.from_numpy(labels)
+    head, of = engine.model.head, torch.from_numpy(labels)
     weight, bias = (parameter.detach().double() for parameter in output_layers(head)[-1].parameters())
     K, D = weight.shape
 

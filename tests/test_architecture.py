@@ -35,6 +35,7 @@ ALLOWED = {
         "weights",
         "data",
         "options",
+        "probing",
         "report",
         "run",
     },

@@ -46,7 +46,7 @@ from vitascope.options.recipes import RECIPES
 from vitascope.predict import on_ray
 from vitascope.predict.runtimes import open_engine
 from vitascope.run.trackers import TRACKERS
-from vitascope.training import plan
+from vitascope.training import plan, start
 from vitascope.training.schedule import TimeBudget
 
 ROOT = Path(__file__).parent.parent
@@ -93,6 +93,7 @@ def readers_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (folder / "decisions.csv").write_text("image,content,decision,label\n")  # that the page of an audit saves
     monkeypatch.chdir(folder)
     monkeypatch.setitem(RECIPES, "digits", RECIPES["digits"].replace(epochs=DIGITS_EPOCHS))
+    monkeypatch.setattr(start, "PUBLIC", {})
     monkeypatch.setattr("vitascope.training.loop.TimeBudget", short_budget)
     fewer_points = functools.partial(vs.explain.compare, steps=2, shares=(0.5,))
     monkeypatch.setattr(vs.explain, "compare", fewer_points)

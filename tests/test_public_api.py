@@ -13,8 +13,8 @@ FROZEN = {
     "calibrate": "(model, data, out, *, device='auto')",
     "compare": "(runs, out=None)",
     "Compute": "(*, batch_size=None, workers=None, precision='auto', device='auto', cache=True)",
-    "TableOptions": "(*, columns=(), images=None, labels=None, label_separator=None, blank='zero', audit=None, "
-    "min_images=1, rare='reject')",
+    "TableOptions": "(*, columns=(), images=None, labels=None, label_separator=None, blank='zero', "
+    "audit=None, min_images=1, rare='reject')",
     "compress": "(model, out, *, merge=None, heads=None, mlp_ratio=None, data=None, num_images=512, "
     "batch_size=8, precision='auto', device='auto')",
     "convert": "(ref, folder, *, format='vitascope', revision=None, images=())",

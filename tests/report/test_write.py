@@ -260,11 +260,14 @@ def test_unfinished_run_shows_its_progress_and_how_to_resume(run, epochs: int) -
     records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     kept = [record for record in records if record["kind"] == "epoch"][:epochs]
     (run / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in kept))
+    plan = json.loads((run / "plan.json").read_text())
+    (run / "plan.json").write_text(json.dumps({**plan, "start": ["weights=cifar10", "the head alone"]}))
     page = write_report(Run(run))
     expected = {"trained", "configuration", "environment"} | ({"curves"} if epochs else set())
     assert sections(page) == expected
     shown_text = read(page).text
     assert f"trained for {epochs} of 2 epochs." in shown_text
+    assert "weights=cifar10; the head alone" in shown_text
     assert "This run has not finished" in shown_text
     assert "vitascope train --resume" in shown_text
 

@@ -24,7 +24,7 @@ from vitascope.training.schedule import Schedule
 from vitascope.training.train import prepare, pretrain, train
 from vitascope.weights.loading import save_pretrained
 
-FROM_WEIGHTS = ("finetune", "linear-probe", "lora", "paper-finetune")
+FROM_WEIGHTS = ("fitted-head", "finetune", "linear-probe", "lora", "paper-finetune")
 
 
 def plan_of(data: Path | str, recipe: str | None = "base", **options: Any) -> Plan:

@@ -53,7 +53,9 @@ def test_images_that_were_drawn_for_other_splits_count_for_the_recipe(data, monk
     """20 of 24 are training images."""
     for most, recipe in ((23, "small-finetune"), (24, "finetune")):
         monkeypatch.setattr("vitascope.options.recipes.FEW_TO_TUNE", most)
-        found = train._open({"recipe": None, "data": str(data)}).plan.options.optimization
+        found = train._open(
+            {"recipe": None, "data": str(data)}, open_data(str(data))
+        ).plan.options.optimization
         assert found.optimizer == RECIPES[recipe].option("optimizer")
 
 

@@ -117,6 +117,11 @@ class Division:
         return found
 
 
+def division_of(images: ImageSet) -> Division:
+    """The labels of images; those of a group, and those of the same content, stay together."""
+    return Division.of(images.truth, images.groups, first_of_content(images.contents))
+
+
 def splits_of_fold(
     inventory: Inventory,
     place: str,
@@ -182,7 +187,7 @@ def _drawn(
     images: ImageSet, folds: int, seed: int, rare: Literal["reject", "train"]
 ) -> npt.NDArray[np.int64]:
     """The folds of images by seed, (N,) from 0; -1 for those of classes with fewer images or groups."""
-    division = Division.of(images.truth, images.groups, first_of_content(images.contents))
+    division = division_of(images)
     numbers, kept = np.full(len(images), -1), np.arange(len(images))
     if division.targets.exclusive:
         few = np.flatnonzero(division.sets_by_class() < folds)

@@ -197,8 +197,8 @@ def predicted(outputs: Tensor) -> Tensor:
     return outputs.argmax(dim=1)
 
 
-def output_layers(head: nn.Module) -> list[nn.Linear]:
-    """The linear layers of a head whose outputs are logits."""
+def output_layers(head: object) -> list[nn.Linear]:
+    """The linear layers of a head whose outputs are logits; none of a head of other layers."""
     if isinstance(head, DistilledHead):
         return [head.linear, head.distillation]
     if isinstance(head, MLPHead):

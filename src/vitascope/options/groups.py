@@ -165,6 +165,11 @@ class Architecture(OptionGroup):
         names = ("image_size", "patch_size", "embed_dim", "depth", "num_heads", "pool")
         return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
 
+    @property
+    def names_model(self) -> bool:
+        """Whether options name a model other than that of the weights, at whatever size of its images."""
+        return bool(self.model or self.model_options or self.chosen().keys() - {"image_size"})
+
     def _check_model_options(self) -> None:
         own = {field.name for field in dataclasses.fields(self)} | set(DERIVED_OPTIONS)
         for name in self.model_options:
@@ -253,6 +258,9 @@ class Optimization(OptionGroup):
     freeze: Annotated[Flag, Classifies(False, "trains a head only, and pre-training has no head")] = False
     """Train the head alone, on a frozen body; see the recipe linear-probe.
     Without augmentation the body is computed once, and not in every epoch."""
+    fit_head: Annotated[Flag, Classifies(False, "fits a head, and pre-training has none")] = False
+    """Start with the head that logistic regression finds on the features of --weights.
+    Cross-validation on the training images chooses its strength; see the recipe fitted-head."""
     lora: Annotated[
         MaybeInt, COUNT, Classifies(None, "adapts trained weights to classes, and pre-training has none")
     ] = None
@@ -387,6 +395,11 @@ class Balance(OptionGroup):
                 "class_weights=balanced and sampling=balanced would balance the classes twice; use one"
             )
         self.weights_by_class()
+
+    @property
+    def balances(self) -> bool:
+        """Whether images or classes count differently."""
+        return bool(self.class_weights) or self.sampling == "balanced"
 
     @property
     def balances_loss(self) -> bool:

@@ -35,7 +35,7 @@ from vitascope.serialization import read_yaml, yaml_text
 
 SEED = Range(ge=0, lt=2**63)
 """The seeds of torch's generators."""
-BUILT_IN, NO_WEIGHTS = "cifar10", "none"
+BUILT_IN, NO_WEIGHTS, AUTO = "cifar10", "none", "auto"
 FEW_TO_START, FEW_TO_TUNE = 1_000, 100
 """Images up to which a run starts from the built-in model by default, and up to which it changes that in the
 small steps of `finetune`: those of `train`, or all where no split is given.
@@ -65,7 +65,14 @@ class TrainConfig(Configuration):
     """Run folder, or its URL in a store; must not exist. Default: runs/<name of the data>."""
     weights: Annotated[MaybeText, NamesFile()] = None
     """Model to start from: a run folder, a model folder or file, a hub id, or `none` (random weights).
+    `auto` compares the models at hand, and chooses one and what of it is trained in --minutes.
     Default: none; for few images without --recipe and model options, the small built-in cifar10."""
+    bodies: Annotated[
+        tuple[str, ...],
+        tyro.conf.arg(metavar="MODEL ...", help_behavior_hint=""),
+        Classifies(()),
+    ] = ()
+    """Models that `--weights auto` compares beside cifar10, those in the hub's cache and two of the hub."""
     seed: Annotated[int, SEED] = 0
     """Seed of the validation split, the initialization, the order and the augmentation."""
     folds: Annotated[MaybeInt, Range(ge=2, le=MAX_MEMBERS), Classifies(None)] = None
@@ -110,7 +117,9 @@ class TrainConfig(Configuration):
         super().__post_init__()
         if self.weights == NO_WEIGHTS:
             object.__setattr__(self, "weights", None)
-        if self.levels is not None:  # a file has a list
+        self._check_auto()
+        object.__setattr__(self, "bodies", tuple(self.bodies))  # a file has a list
+        if self.levels is not None:
             object.__setattr__(self, "levels", tuple(self.levels))
         length = self.optimization
         if length.steps is not None and length.minutes is not None:
@@ -121,6 +130,21 @@ class TrainConfig(Configuration):
             raise UserError(
                 f"repeats={self.augmentation.repeats} and sampling=balanced both decide how often an image "
                 "appears in an epoch: leave out one of them"
+            )
+
+    def _check_auto(self) -> None:
+        """Check what goes with weights that are chosen."""
+        if self.weights != AUTO:
+            if self.bodies:
+                raise UserError("bodies are compared by weights=auto: add that, or leave them out")
+        elif self.task == "masked":
+            raise UserError(
+                "weights=auto compares bodies by labels, and pre-training has none: name the weights"
+            )
+        elif self.architecture.names_model:
+            raise UserError(
+                "weights=auto chooses the model, and other options name one: leave out model and model "
+                "options, with a recipe that has some, or name the weights"
             )
 
     def replace(self, **options: Any) -> Self:
@@ -292,6 +316,11 @@ RECIPES["linear-probe"] = RECIPES["finetune"].replace(
     color_jitter=0.0,
 )
 
+# vitascope train --data FOLDER --weights MODEL --recipe fitted-head
+# The head alone, as `vitascope probe` fits it. On few images it is better than `linear-probe`, whose end few
+# validation images choose (docs/small-data.md). An epoch follows whose steps are too small to change it.
+RECIPES["fitted-head"] = RECIPES["linear-probe"].replace(fit_head=True, epochs=1, lr=1e-6, keep="last")
+
 # The common options of the published recipes below. None names an image size: photographs are trained at
 # 224 pixels, as published, and small images, such as CIFAR's, at their own size. Cosine and linear
 # schedules end at a rate of 0, those of the papers' code at 1e-5.
@@ -456,9 +485,8 @@ def configuration(asked: Mapping[str, Any], images: float = math.inf, channels: 
     recipe = options.pop("recipe")
     if recipe is None:
         named = TrainConfig(**options)
-        recipe, model = default_recipe(named), named.architecture
-        new_model = model.model or model.model_options or model.chosen().keys() - {"image_size"}
-        random = new_model or options.get("weights") == NO_WEIGHTS
+        recipe = default_recipe(named)
+        random = named.architecture.names_model or options.get("weights") == NO_WEIGHTS
         if recipe == "small-data" and not random and channels == 3 and images <= FEW_TO_START:
             recipe = "finetune" if images <= FEW_TO_TUNE else "small-finetune"
             options["weights"] = BUILT_IN

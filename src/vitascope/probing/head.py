@@ -87,11 +87,16 @@ def with_head(model: VisionModel, config: ModelConfig, weight: Floats, bias: Flo
         for name, value in own.items()
     }
     found.load_state_dict(state, assign=True)
-    layers = output_layers(found.head)
-    # A distilled head has a layer for each of two tokens, and averages their logits.
-    for layer, part in zip(layers, np.split(len(layers) * weight, len(layers), axis=1), strict=True):
-        with torch.no_grad():
-            layer.weight.copy_(torch.from_numpy(part))
-            layer.bias.copy_(torch.from_numpy(np.clip(bias, -LARGEST_BIAS, LARGEST_BIAS)))
+    set_head(found, weight, bias)
     found.preprocess = preprocess_of(model)
     return found.eval()
+
+
+@torch.no_grad()
+def set_head(model: VisionModel, weight: Floats, bias: Floats) -> None:
+    """Give a model with a linear head other weights, (K, D), and biases, (K,), in place."""
+    layers = output_layers(model.head)
+    # A distilled head has a layer for each of two tokens, and averages their logits.
+    for layer, part in zip(layers, np.split(len(layers) * weight, len(layers), axis=1), strict=True):
+        layer.weight.copy_(torch.from_numpy(part))
+        layer.bias.copy_(torch.from_numpy(np.clip(bias, -LARGEST_BIAS, LARGEST_BIAS)))

@@ -17,11 +17,10 @@ import torch
 import torch.nn.functional as F
 
 from vitascope.arguments import checked
-from vitascope.data.contents import first_of_content
 from vitascope.data.datasets import open_data
 from vitascope.data.decoding import ImageSource
 from vitascope.data.feature_cache import Features
-from vitascope.data.folds import Division
+from vitascope.data.folds import division_of
 from vitascope.data.frames import DataFrame, data_place
 from vitascope.data.splits import ImageSet, Splits
 from vitascope.data.table_options import AS_RECOGNIZED, TableOptions
@@ -175,7 +174,7 @@ def probe(
     reuse_freed_memory()
     with ExitStack() as left, data_place(data, table) as place:
         splits = fitting(open_data(place, seed=seed, labelled=True, table=table).identified())
-        _division(splits.train).fold_count()
+        division_of(splits.train).fold_count()
         for model in given:
             left.enter_context(left_as_it_was(model))
         bodies = _opened(given, layers, pools, splits.train.truth)
@@ -333,7 +332,7 @@ def _compared(bodies: Sequence[Body], splits: Splits, compute: Compute, *, seed:
         )
     tested = readable[~fits] - len(train)
     known, measured = train.subset("train", readable[fits]), test.subset(test.name, tested)
-    division = _division(known)
+    division = division_of(known)
     selection = select(
         candidates,
         division,
@@ -429,10 +428,6 @@ def _in_table(config: ModelConfig, spec: FeatureSpec) -> tuple[str, str]:
     if spec.layer is None:
         return str(config.depth - 1), config.readout.pool
     return str(spec.layer), str(spec.pool)
-
-
-def _division(images: ImageSet) -> Division:
-    return Division.of(images.truth, images.groups, first_of_content(images.contents))
 
 
 def _model(score: ProbeScore, body: Body, config: ModelConfig, truth: Targets) -> tuple[VisionModel, Floats]:

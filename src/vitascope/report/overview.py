@@ -278,6 +278,8 @@ def _course_rows(run: Run) -> Iterator[tuple[str, object]]:
             **{name: get(name) for name in ("batch_size", "optimizer", "lr", "schedule", "weight_decay")},
         )
         yield say("Training"), options
+    if start := run.plan.get("start"):
+        yield say("Chosen by comparison"), "; ".join(start)
     if chosen := run.plan.get("chosen"):
         choices = ", ".join(chosen.values())
         yield (

@@ -334,12 +334,15 @@ class Run:
 
     @property
     def plan(self) -> Mapping[str, Any]:
-        """`asked` options, the `model`, what the data have `chosen`, and why; empty for a probe."""
+        """`asked` options, the `model`, what the data have `chosen`, and why; the choices of `weights=auto`,
+        `start`, which older runs lack; empty for a probe."""
         found = self._read_object(self.plan_file)
         kinds = {"asked": Mapping, "model": Mapping, "chosen": Mapping, "reason": str, "note": str}
         broken = [name for name, kind in kinds.items() if found and not isinstance(found.get(name), kind)]
         if not broken and not has_type([*found.get("chosen", {}).values()], tuple[str, ...]):
             broken = ["chosen"]
+        if not broken and not has_type(found.get("start", ()), tuple[str, ...]):
+            broken = ["start"]
         if broken:
             raise UserError(
                 f"{self.plan_file} is broken: no valid {broken[0]}; remove it to plan the run again from its "

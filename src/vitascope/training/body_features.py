@@ -87,7 +87,7 @@ def body_features(
         f"body   computed once: features of {counted(images, 'image')}, {cached} of them cached"
     )
     timed = options.optimization.minutes is not None
-    seconds = _seconds_per_image(engine, splits.val) if timed else 0.0
+    seconds = seconds_per_image(engine, splits.val) if timed else 0.0
     return BodyFeatures(train=found[0], val=found[1], seconds_per_image=seconds)
 
 
@@ -121,7 +121,7 @@ def _features_of(
     return KeptFeatures(values, unreadable), sum(count for _, count in by_process)
 
 
-def _seconds_per_image(engine: Engine, images: ImageSet) -> float:
+def seconds_per_image(engine: Engine, images: ImageSet) -> float:
     """Seconds for an image of the final test, without the cache; the first images warm up."""
     sources = images.sources[:TIMED]
     for _ in range(2):

@@ -127,11 +127,13 @@ class Plan:
     """The facts that decided them, in words."""
     note: str = ""
     """A cheaper way to do the same; empty if there is none."""
+    start: tuple[str, ...] = ()
+    """The choices of `weights=auto`, each with its reason."""
 
     def explained(self) -> list[str]:
-        """The decisions of the data and their reason, and the note; without those that are empty."""
+        """The start, the decisions of the data with their reason, the note; without those that are empty."""
         chosen = f"{', '.join(self.chosen.values())}: for {self.reason}" if self.chosen else ""
-        return [line for line in (chosen, self.note) if line]
+        return [line for line in (*self.start, chosen, self.note) if line]
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, without the options, which a run records in a file of their own."""
@@ -140,6 +142,7 @@ class Plan:
             "chosen": dict(self.chosen),
             "reason": self.reason,
             "note": self.note,
+            "start": list(self.start),
         }
 
     @classmethod
@@ -152,7 +155,7 @@ class Plan:
         with options_of(run.plan_file):
             model = config_of(run.plan["model"])
         texts = {name: run.plan[name] for name in ("chosen", "reason", "note")}
-        return cls(options=config, model=model, **texts)
+        return cls(options=config, model=model, start=tuple(run.plan.get("start", ())), **texts)
 
 
 WORDS = {
@@ -246,7 +249,10 @@ def image_options(options: TrainConfig) -> list[str]:
 
 
 def _check_task(asked: TrainConfig, facts: Facts) -> None:
-    """Reject options of the other task, a loss of other labels, and a frozen body of random features."""
+    """Reject options of the other task, a loss of other labels, a head that is fitted to classes of other
+    weights, and a frozen body of random features."""
+    if asked.optimization.fit_head and asked.balance.balances:
+        raise UserError("fit_head counts all images alike: leave out fit_head, class_weights and sampling")
     if asked.task == "masked":
         for name, trait in traits(type(asked), Classifies).items():
             if asked.option(name) != trait.off:
@@ -261,6 +267,10 @@ def _check_task(asked: TrainConfig, facts: Facts) -> None:
             raise UserError("freeze trains a head on a body, which must be trained already: set weights")
         if asked.optimization.lora is not None:
             raise UserError("lora adapts a body, which must be trained already: set weights")
+        if asked.optimization.fit_head:
+            raise UserError(
+                "fit_head needs the features of a body, which must be trained already: set weights"
+            )
 
 
 def _model(asked: TrainConfig, facts: Facts) -> tuple[ModelConfig, str | None]:

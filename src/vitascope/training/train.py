@@ -35,7 +35,8 @@ from vitascope.model.hardware import explaining_memory, reuse_freed_memory, suit
 from vitascope.model.lora import add_adapters
 from vitascope.model.vision_model import VisionModel, build
 from vitascope.model.vit import VisionTransformer
-from vitascope.options.recipes import BUILT_IN, FEW_TO_START, GROUP_OF, TrainConfig, configuration
+from vitascope.options.recipes import AUTO, BUILT_IN, FEW_TO_START, GROUP_OF, TrainConfig, configuration
+from vitascope.probing.head import set_head
 from vitascope.remote.stores import is_url
 from vitascope.run.layout import DATA, has_model
 from vitascope.run.run import Run, RunData, lasting_paths, new_run
@@ -75,6 +76,7 @@ if TYPE_CHECKING:
     import pandas
 
     from vitascope.model.config import ViTConfig
+    from vitascope.training.start import Start
 
 DIGITS_BASELINE = 354 / 360
 """Test accuracy of scikit-learn's `SVC()` with its own defaults on `digits`, where it trains on all 80%.
@@ -387,10 +389,10 @@ def _run(asked: dict[str, Any], task: str) -> TrainResult | PretrainResult:
     if first.run is not None:  # an error comes before anything that takes time
         distributed.by_first(lambda: new_run(str(first.run)))
     if frame is None:
-        run, opened = _create(asked, False)
+        run, opened = _create(asked, False, device, started)
     else:
         with data_place(frame, first.table) as place:
-            run, opened = _create({**asked, "data": place}, True)
+            run, opened = _create({**asked, "data": place}, True, device, started)
     if run.members:
         run.record_split(opened.splits)
         return _by_folds(run, opened.plan.options, opened.splits, {})
@@ -489,16 +491,21 @@ def _begun(launch: Launch) -> str | None:
     return begun
 
 
-def _create(asked: Mapping[str, Any], keep_data: bool) -> tuple[Run, Opened]:
+def _create(
+    asked: Mapping[str, Any], keep_data: bool, device: torch.device, started: float
+) -> tuple[Run, Opened]:
     """Open the data and create the run folder, which perhaps takes the file of the data."""
-    opened = distributed.by_all(lambda: _open(asked))
+    splits = distributed.by_all(lambda: _open_splits(asked))
+    start = None
+    if configuration(asked).weights == AUTO:
+        start = distributed.by_first(lambda: _start_of(asked, splits, device, started))
+    opened = distributed.by_all(lambda: _open(asked, splits, start))
     check_plan_and_data(opened.plan, opened.splits)
     plan, config = opened.plan, opened.plan.options.to_dict()
-    places = lasting_paths(config) | ({"data": DATA} if keep_data else {})
+    before = configuration(asked).to_dict()
+    places = lasting_paths(before) | ({"data": DATA} if keep_data else {})
     named = {
-        name: value
-        for name, value in (configuration(asked).to_dict() | places).items()
-        if name in asked or GROUP_OF[name] in asked
+        name: value for name, value in (before | places).items() if name in asked or GROUP_OF[name] in asked
     }
     recorded = {"asked": {"recipe": asked["recipe"], "options": named}, **plan.to_dict()}
     processes = distributed.world_size()
@@ -508,21 +515,43 @@ def _create(asked: Mapping[str, Any], keep_data: bool) -> tuple[Run, Opened]:
     return run, dataclasses.replace(opened, plan=plan)
 
 
-def _open(asked: Mapping[str, Any]) -> Opened:
-    """The data, the weights and the plan of a new run."""
+def _open_splits(asked: Mapping[str, Any]) -> Splits:
+    """The data of a new run."""
     first = configuration(asked)
     if first.execution.tracker is not None:
         check_tracker(first.execution.tracker)
     labelled = first.task == "classify"
     folds = {"folds": first.folds, "fold": first.fold}
     splits = open_data(first.data, seed=first.seed, labelled=labelled, table=first.table, **folds)
-    if distributed.is_first():  # which records and announces them
-        splits = splits.identified()
-    drawn = sum(len(splits.parts[name]) for name in splits.drawn)
-    config = configuration(asked, len(splits.train) + drawn, splits.channels)
+    return splits.identified() if distributed.is_first() else splits  # which records and announces them
+
+
+def _start_of(asked: Mapping[str, Any], splits: Splits, device: torch.device, started: float) -> Start:
+    """The start of a run with `weights=auto`; a named way to train is kept."""
+    from vitascope.training.start import best_start  # scipy delays the start of training
+
+    config = configuration(asked)
+    chosen, teacher = config.optimization, config.distillation.teacher
+    named = asked["recipe"] is not None or teacher is not None or "optimization" in asked
+    named = named or chosen.freeze or chosen.fit_head or chosen.lora is not None
+    return best_start(config, splits.train, _given(splits), named=named, device=str(device), began=started)
+
+
+def _given(splits: Splits) -> int:
+    """The number of images that are given to train on, with those drawn from them for other splits."""
+    return len(splits.train) + sum(len(splits.parts[name]) for name in splits.drawn)
+
+
+def _open(asked: Mapping[str, Any], splits: Splits, start: Start | None = None) -> Opened:
+    """The weights and the plan of a new run."""
+    decided = asked if start is None else start.of(asked)
+    config = configuration(decided, _given(splits), splits.channels)
     if config.optimization.lengths:  # a run with minutes is repeated, whatever time that takes
         config = config.replace(minutes=None)
-    return prepare(config, splits)
+    opened = prepare(config, splits)
+    if start is None:
+        return opened
+    return dataclasses.replace(opened, plan=dataclasses.replace(opened.plan, start=start.reasons))
 
 
 def prepare(config: TrainConfig, splits: Splits) -> Opened:
@@ -622,6 +651,10 @@ def build_trainer(run: Run, opened: Opened, device: torch.device) -> Trainer:
     without_tf32(device)
     plan, splits = opened.plan, opened.splits
     model = start_model(opened).to(device)
+    if plan.options.optimization.fit_head:
+        from vitascope.training.start import fitted_head  # scipy delays the start of training
+
+        set_head(model, *distributed.by_first(lambda: fitted_head(model, splits.train, plan.options)))
     on_features = trains_on_features(plan.options, model, splits)
     placement = place(plan, model, device, on_features=on_features)
     task = make_task(plan.options, model, splits, placement, on_features=on_features)
@@ -655,7 +688,7 @@ def start_model(opened: Opened) -> VisionModel:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(options.seed)
             add_adapters(model.encoder, rank)
-    few = len(opened.splits.train) <= FEW_TO_START and options.weights == BUILT_IN
+    few = len(opened.splits.train) <= FEW_TO_START and options.weights == BUILT_IN and not opened.plan.start
     distributed.print_first(
         f"start  from {options.weights}: {'; '.join(notes)}"
         + (f"\n       {other_starts(opened.splits)}" if few else "")

@@ -190,14 +190,21 @@ def _snapshots(repo_id: str) -> list[Path]:
     return whole
 
 
+def cached_models() -> list[str]:
+    """The ids of the models in the hub's cache whose weights are complete."""
+    from huggingface_hub import constants
+
+    folders = sorted(Path(constants.HF_HUB_CACHE).glob("models--*"))
+    return [name for name in (path.name[8:].replace("--", "/") for path in folders) if _snapshots(name)]
+
+
 def _instead(repo_id: str) -> str:
     """Similar models or other revisions in the cache, as the end of a message."""
     refs = [path for path in (_cache_folder(repo_id) / "refs").rglob("*") if path.is_file()]
     names = {path.read_text().strip(): f" ({path.name})" for path in refs}
     if commits := [folder.name for folder in _snapshots(repo_id)]:
         return "; in the cache: revision " + ", ".join(c[:7] + names.get(c, "") for c in commits)
-    others = [path.name[8:].replace("--", "/") for path in _cache_folder(repo_id).parent.glob("models--*")]
-    similar = difflib.get_close_matches(repo_id, [name for name in others if _snapshots(name)], cutoff=0.6)
+    similar = difflib.get_close_matches(repo_id, cached_models(), cutoff=0.6)
     return f"; cached models: {', '.join(similar)}" if similar else ""
 
 
