@@ -215,7 +215,8 @@ def curl(line: str, served: Serve) -> None:
         return
 
     async def story() -> None:
-        async with listening(open_engine(served.model, device="cpu")) as (_, (host, port)):
+        engine, protocols = open_engine(served.model, device="cpu"), served.settings.protocols
+        async with listening(engine, protocols=protocols) as (_, (host, port)):
             words = shlex.split(line.replace(documented, f"{host}:{port}/"))
             command = [*words, "--silent", "--show-error", "--fail-with-body"]
             done = await asyncio.to_thread(subprocess.run, command, capture_output=True, timeout=280)

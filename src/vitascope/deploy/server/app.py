@@ -26,12 +26,12 @@ except ModuleNotFoundError:
 
 from vitascope._version import __version__
 from vitascope.deploy.server import explorer, openapi
-from vitascope.deploy.server.batcher import Work
+from vitascope.deploy.server.batcher import Outcome, Work
 from vitascope.deploy.server.middleware import RequestMiddleware
+from vitascope.deploy.server.protocols import PROTOCOLS
 from vitascope.deploy.server.rejections import SECURITY, Rejection, response_to
 from vitascope.deploy.server.service import BESIDE, COMPUTED, Service
 from vitascope.deploy.server.settings import Settings
-from vitascope.deploy.server.uploads import Upload
 from vitascope.errors import UserError, suggestion
 
 if TYPE_CHECKING:
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
 
     from vitascope.predict.engine import Engine
 
-FILE_ERRORS = (413, 422)  # rejections of one picture; the other files of its form still get results
 MAX_PARAMETERS = 100
 TopK = Annotated[int, Query(ge=1, description="classes in `predictions`, most probable first")]
 Rate = Annotated[
@@ -102,7 +101,8 @@ def create_app(
     if token is not None:  # the middleware checks it; this describes it
         dependencies.append(Depends(HTTPBearer(auto_error=False)))
         errors |= openapi.errors(401)
-    routers = (description(service), predictions(service), explorer.router(service))
+    routers = [description(service), predictions(service), explorer.router(service)]
+    routers += [PROTOCOLS[name](service) for name in dict.fromkeys(settings.protocols)]
     for router in routers:
         app.include_router(router, dependencies=dependencies, responses=errors)
     paths = (getattr(route, "path", "") for router in (health, *routers) for route in router.routes)
@@ -266,16 +266,10 @@ async def _results(
 ) -> Response:
     """Read a request's pictures, do the work for each, and summarize the result, a row of numbers."""
     uploads = await service.read_uploads(request)
-    deadline = service.deadline(request)
 
-    async def result(upload: Upload) -> dict[str, Any] | Rejection:
-        try:
-            pixels = await service.decode(upload, deadline=deadline)
-        except Rejection as rejection:
-            if rejection.status_code not in FILE_ERRORS:
-                raise
-            return rejection
-        outcome = await service.batcher.submit(work, pixels, deadline=deadline)
+    def result(outcome: Outcome | Rejection) -> dict[str, Any] | Rejection:
+        if isinstance(outcome, Rejection):
+            return outcome
         timing = {
             "queue_ms": round(1000 * outcome.queue_seconds, 3),
             "model_ms": round(1000 * outcome.model_seconds, 3),
@@ -283,15 +277,7 @@ async def _results(
         }
         return {**summary(outcome.value), "timing": timing}
 
-    async def all_results() -> list[dict[str, Any] | Rejection]:
-        tasks = [asyncio.ensure_future(result(upload)) for upload in uploads]
-        try:
-            return await asyncio.gather(*tasks)
-        finally:  # if one raises, or this is cancelled, the others are cancelled
-            for task in tasks:
-                task.cancel()
-
-    results = await service.unless_gone(request, all_results())
+    results = list(map(result, await service.outcomes(request, work, uploads)))
     rejections = [one for one in results if isinstance(one, Rejection)]
     if len(rejections) == len(results):
         raise Rejection(rejections[0].status_code, "; ".join(map(str, rejections)))
@@ -306,13 +292,13 @@ def _handle_errors(app: FastAPI, service: Service) -> None:
     """Every error has one form: `{"error": reason}`."""
 
     @app.exception_handler(HTTPException)
-    async def http(_: Request, error: HTTPException) -> Response:
+    async def http(request: Request, error: HTTPException) -> Response:
         service.count_rejection(error)
-        return response_to(error)
+        return response_to(error, request.scope["path"])
 
     @app.exception_handler(UserError)
-    async def user_error(_: Request, error: UserError) -> Response:
-        return response_to(Rejection(422, str(error)))
+    async def user_error(request: Request, error: UserError) -> Response:
+        return response_to(Rejection(422, str(error)), request.scope["path"])
 
     @app.exception_handler(RequestValidationError)
     async def invalid(_: Request, error: RequestValidationError) -> Response:

@@ -10,15 +10,23 @@ import hmac
 from collections.abc import Collection, Mapping
 
 from starlette.datastructures import MutableHeaders
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from vitascope.deploy.server.rejections import SECURITY_FIELDS, Rejection, response_to
-from vitascope.deploy.server.service import COMPUTED, Service
+from vitascope.deploy.server.service import Service
 
 PUBLIC_PATHS = ("/", "/livez", "/readyz", "/docs", "/openapi.json")
 """Paths that need no token, beside those in `/web/`: health, and pages that are the same for every model."""
 CHECKED_HEADERS = frozenset((b"host", b"origin", b"sec-fetch-site", b"authorization", b"x-request-id"))
 FOREIGN = "pages of other sites may not send pictures here"
+VARY = (b"vary", b"origin")
+PREFLIGHT = {
+    "Access-Control-Allow-Methods": "GET, POST",
+    "Access-Control-Allow-Headers": "authorization, content-type, x-deadline-ms",
+    "Access-Control-Max-Age": "600",
+}
+"""The answer to a browser that asks before it sends a request of a page of another site."""
 DEFAULT_PORTS = {b"http": b":80", b"https": b":443"}
 
 
@@ -51,6 +59,7 @@ class RequestMiddleware:
         request_id = service.request_id(headers.get(b"x-request-id"))
         state = scope.setdefault("state", {})  # `request.state`
         state |= {"request_id": request_id.decode("ascii"), "held": 0}  # bytes of its body in memory
+        origin = headers.get(b"origin", b"").decode("latin-1")
         given, is_head = scope, scope["method"] == "HEAD"
         method = "GET" if is_head else scope["method"]
         path = scope["path"]
@@ -64,24 +73,29 @@ class RequestMiddleware:
             if message["type"] == "http.response.start":
                 status = message["status"]
                 message["headers"].extend([*SECURITY_FIELDS, (b"x-request-id", request_id)])
+                if origin in service.settings.allow_origin:
+                    message["headers"].extend([(b"access-control-allow-origin", origin.encode()), VARY])
                 if service.draining:
                     MutableHeaders(scope=message)["Connection"] = "close"
             elif is_head:
                 message = {**message, "body": b""}
             await send(message)
 
-        computes = method == "POST" and path.startswith(COMPUTED)
+        computes = service.computes(method, path)
         try:
             hosts = [name for name, _ in scope["headers"] if name == b"host"]
             if len(hosts) > 1 or not (hosts or scope["http_version"] == "1.0"):  # RFC 9112, section 3.2
                 raise Rejection(400, f"a request has one Host header, not {len(hosts)}", close=True)
             self._check(method, path, headers)
+            if method == "OPTIONS" and origin in service.settings.allow_origin:
+                await Response(status_code=204, headers=PREFLIGHT)(scope, receive, respond)
+                return
             if computes:
                 service.check_room(is_prediction=path == "/v1/predict")
         except Rejection as rejection:
             computes = False
             service.count_rejection(rejection)
-            await response_to(rejection)(scope, receive, respond)
+            await response_to(rejection, path)(scope, receive, respond)
         else:
             service.count_in_flight(+computes)
             try:
@@ -104,7 +118,10 @@ class RequestMiddleware:
             raise Rejection(421, f"this server's name is not {name!r}; see --allowed-hosts")
         if method != "GET":  # which HEAD is here
             self._check_origin(headers, host)
-        if self._tokens and path not in PUBLIC_PATHS and not path.startswith("/web/"):
+        public = method == "OPTIONS" or (
+            method == "GET" and (path in PUBLIC_PATHS or path.startswith("/web/"))
+        )
+        if self._tokens and not public:
             kind, _, given = headers.get(b"authorization", b"").partition(b" ")
             matches = [hmac.compare_digest(given.strip(), token) for token in self._tokens]
             if kind.lower() != b"bearer" or not any(matches):
@@ -112,9 +129,11 @@ class RequestMiddleware:
 
     def _check_origin(self, headers: Mapping[bytes, bytes], host: bytes) -> None:
         """Reject requests of other sites' pages; browsers name the origin of all but GET and HEAD: 403."""
+        origin = headers.get(b"origin")
+        if origin is not None and origin.decode("latin-1") in self._service.settings.allow_origin:
+            return
         if headers.get(b"sec-fetch-site") == b"cross-site":
             raise Rejection(403, FOREIGN)
-        origin = headers.get(b"origin")
         if origin is None:
             return
         scheme, _, place = origin.lower().partition(b"://")

@@ -56,9 +56,18 @@ class Expired(Rejection):
         super().__init__(504, f"the deadline passed while {doing}")
 
 
-def response_to(error: HTTPException) -> Response:
-    """`{"error": reason}`, in ASCII, because class names need not be valid Unicode."""
-    content = json.dumps({"error": str(error.detail)})
+OPENAI = ("/v1/embeddings", "/v1/models")
+"""Paths whose errors are objects."""
+
+
+def response_to(error: HTTPException, path: str = "") -> Response:
+    """`{"error": reason}`, in ASCII, because class names need not be valid Unicode; an object at the paths of
+    OpenAI."""
+    reason: object = str(error.detail)
+    if path in OPENAI:
+        kind = "invalid_request_error" if error.status_code < 500 else "server_error"
+        reason = {"message": reason, "type": kind, "param": None, "code": None}
+    content = json.dumps({"error": reason})
     return Response(content, error.status_code, error.headers, media_type="application/json")
 
 

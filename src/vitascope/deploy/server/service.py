@@ -16,7 +16,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from vitascope.deploy.server.batcher import Batcher, LongWork, Pause, Work
+from vitascope.deploy.server.batcher import Batcher, LongWork, Outcome, Pause, Work
 from vitascope.deploy.server.decoder_pool import DecoderPool
 from vitascope.deploy.server.decoder_process import DecodeError, DecodeOptions
 from vitascope.deploy.server.metrics import Metrics
@@ -38,6 +38,10 @@ BESIDE = "/beside"
 """Before the paths of the model that the explorer shows beside the server's own."""
 COMPUTED = ("/v1/", f"{BESIDE}/v1/")
 """The beginnings of paths that need a model."""
+OF_PROTOCOLS = {"huggingface": ("/models/",), "oip": ("/v2/models/",)}
+"""More of them, by protocol."""
+FILE_ERRORS = (413, 422)
+"""Rejections of one picture; the others of a request still get results."""
 REQUEST_ID = re.compile(rb"[0-9A-Za-z._~:/+=@-]{1,128}")
 """The accepted form of X-Request-ID: nothing that could break a line of the log."""
 SPARE = 5.0  # seconds beyond the deadline after which a decoder process ends itself
@@ -205,6 +209,12 @@ class Service:
             about = client, method, path, status, 1000 * seconds, request_id.decode("ascii")
             access_log.info("%s %s %s %d %.1f ms %s", *about)
 
+    def computes(self, method: str, path: str) -> bool:
+        """Whether a request needs the model, and so a place in the queue."""
+        protocols = self.settings.protocols
+        begins = COMPUTED + tuple(path for name in protocols for path in OF_PROTOCOLS.get(name, ()))
+        return method == "POST" and (path.startswith(begins) or (path == "/" and "huggingface" in protocols))
+
     def count_in_flight(self, change: int) -> None:
         """Count a request that is admitted (1) or answered (-1)."""
         self.in_flight += change
@@ -234,12 +244,45 @@ class Service:
 
     # Computing
 
-    async def run(self, request: Request, kind: str, function: Callable[..., R], *args: Any) -> R:
+    async def outcomes(
+        self, request: Request, work: Work, uploads: Sequence[Upload]
+    ) -> list[Outcome | Rejection]:
+        """Do the work for each picture of a request; a `Rejection` for one that cannot be read."""
+        deadline = self.deadline(request)
+
+        async def outcome(upload: Upload) -> Outcome | Rejection:
+            try:
+                pixels = await self.decode(upload, deadline=deadline)
+            except Rejection as rejection:
+                if rejection.status_code not in FILE_ERRORS:
+                    raise
+                return rejection
+            return await self.batcher.submit(work, pixels, deadline=deadline)
+
+        async def all_of_them() -> list[Outcome | Rejection]:
+            tasks = [asyncio.ensure_future(outcome(upload)) for upload in uploads]
+            try:
+                return await asyncio.gather(*tasks)
+            finally:  # if one raises, or this is cancelled, the others are cancelled
+                for task in tasks:
+                    task.cancel()
+
+        return await self.unless_gone(request, all_of_them())
+
+    async def run(
+        self,
+        request: Request,
+        kind: str,
+        function: Callable[..., R],
+        *args: Any,
+        uploads: Sequence[Upload] | None = None,
+    ) -> R:
         """`function(engine, pixels, *args)` for a request's only picture; predictions go between its passes.
 
-        Functions of one kind, which is their name in the metrics, take about the same time.
+        Functions of one kind, which is their name in the metrics, take about the same time. `uploads` are the
+        pictures of a body that has been read.
         """
-        uploads = await self.read_uploads(request)
+        uploads = await self.read_uploads(request) if uploads is None else uploads
         if len(uploads) != 1:
             raise Rejection(422, f"expected one picture, not {len(uploads)}")
         decoding = self.decode(uploads[0], deadline=self.deadline(request))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import tyro
 
@@ -70,6 +70,15 @@ class Settings:
     """A file with the bearer token that clients must send; or set VITASCOPE_TOKEN."""
     allowed_hosts: Hosts = ()
     """Accepted Host headers. Default: this machine's own on a loopback --host, else any."""
+    protocols: Annotated[
+        tuple[Literal["huggingface", "openai", "oip", "kserve"], ...],
+        tyro.conf.arg(metavar="{huggingface,openai,oip,kserve} ...", help_behavior_hint=""),
+    ] = ()
+    """Protocols of other servers to answer in, beside our own.
+    Hugging Face Inference, OpenAI's embeddings, Open Inference v2 (KServe, Triton), KServe's first.
+    Default: none."""
+    allow_origin: Annotated[tuple[str, ...], tyro.conf.arg(metavar="ORIGIN ...", help_behavior_hint="")] = ()
+    """Sites whose pages may send requests, such as https://shop.example. Default: none."""
     root_path: str = ""
     """The path under which a proxy publishes this server, for example /vitascope."""
     access_log: bool = True

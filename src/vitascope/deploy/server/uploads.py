@@ -68,10 +68,10 @@ async def read_uploads(request: Request, settings: Settings, arriving: ArrivingB
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     undeclared = kind in UNDECLARED
     if kind == "multipart/form-data":
-        return await _files(request, await _read_body(request, settings, arriving), settings.max_files)
+        return await _files(request, await read_body(request, settings, arriving), settings.max_files)
     if not (undeclared or kind.startswith("image/") or kind == "application/octet-stream"):
         raise Rejection(415, f"Content-Type {kind[:80]} is not a picture's; {HOW}")
-    body = await _read_body(request, settings, arriving)
+    body = await read_body(request, settings, arriving)
     if not body:
         raise Rejection(422, f"the body is empty; {HOW}")
     if undeclared and not SIGNATURE.match(body):
@@ -80,7 +80,8 @@ async def read_uploads(request: Request, settings: Settings, arriving: ArrivingB
     return [Upload("", body)]
 
 
-async def _read_body(request: Request, settings: Settings, arriving: ArrivingBodies) -> bytes:
+async def read_body(request: Request, settings: Settings, arriving: ArrivingBodies) -> bytes:
+    """The bytes of a request's body, read within the limits."""
     limit = int(settings.max_body_mb * 1e6)
     too_large = Rejection(413, f"the body is over the limit of {settings.max_body_mb:g} MB", close=True)
     declared = _whole_number(request.headers.get("content-length", "0"))

@@ -1,0 +1,272 @@
+"""Clients of other servers work unchanged, and get the answers of `/v1`."""
+
+import asyncio
+import base64
+import json
+import struct
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import openai
+import pytest
+import tritonclient.http as triton
+from huggingface_hub import InferenceClient
+from PIL import Image
+
+from tests.deploy.server.served import NAMES, listening, picture, serving
+from tests.model import small_model
+from vitascope.explain.methods import DEFAULT_METHOD
+from vitascope.predict.engine import TorchEngine
+from vitascope.predict.explanation import explain_pixels
+from vitascope.predict.predictor import Predictor
+
+ALL = {"protocols": ("huggingface", "openai", "oip", "kserve")}
+FILES = [picture(seed) for seed in range(3)]
+ENCODED = [base64.b64encode(file).decode() for file in FILES]
+URI = f"data:image/png;base64,{ENCODED[0]}"
+URL = "http://shop.example/cat.jpg"
+
+
+async def asked(engine: TorchEngine, use: Callable[[str], Any]) -> Any:
+    """What a client in another thread gets from a server on a real port."""
+    async with listening(engine, **ALL) as (_, (host, port)):
+        return await asyncio.to_thread(use, f"http://{host}:{port}")
+
+
+async def test_the_client_of_the_hub_gets_the_classes(engine: TorchEngine) -> None:
+    def use(url: str) -> Any:
+        client = InferenceClient(model=url)
+        return client.image_classification(FILES[0]), client.image_classification(FILES[1], top_k=2)
+
+    usual, two = await asked(engine, use)
+    for found, wanted in zip((usual, two), Predictor(engine)(FILES[:2], top_k=5), strict=True):
+        for guess, want in zip(found, wanted, strict=False):
+            assert guess.label == want.label
+            assert guess.score == pytest.approx(want.score, abs=1e-6)
+    assert (len(usual), len(two)) == (5, 2)
+
+
+@pytest.mark.parametrize("form", ["float", "base64"])
+async def test_the_client_of_openai_gets_embeddings(engine: TorchEngine, form: Any) -> None:
+    def use(url: str) -> Any:
+        client = openai.OpenAI(base_url=f"{url}/v1", api_key="any")
+        (model,) = client.models.list().data
+        return client.embeddings.create(model=model.id, input=[URI, *ENCODED[1:]], encoding_format=form)
+
+    found = await asked(engine, use)
+    for index, (one, file) in enumerate(zip(found.data, FILES, strict=True)):
+        values = one.embedding
+        if form == "base64" and isinstance(values, str):
+            values = np.frombuffer(base64.b64decode(values), np.float32)
+        (wanted,) = engine.features_of_pictures(engine.read([file])[0])
+        assert one.index == index
+        np.testing.assert_allclose(values, wanted[0], atol=1e-5)
+
+
+async def test_an_image_in_an_object_is_a_picture_too(engine: TorchEngine) -> None:
+    async with serving(engine, **ALL) as client:
+        body = {"model": "vitascope", "input": [{"image": URI}, {"image_url": ENCODED[0]}, URI]}
+        rows = [one["embedding"] for one in (await client.post("/v1/embeddings", json=body)).json()["data"]]
+    np.testing.assert_allclose(rows[1:], [rows[0]] * 2, atol=1e-5)
+
+
+@pytest.mark.parametrize("binary", [True, False])
+async def test_the_client_of_triton_gets_probabilities_and_labels(engine: TorchEngine, binary: bool) -> None:
+    def use(url: str) -> Any:
+        client = triton.InferenceServerClient(url.removeprefix("http://"))
+        assert client.is_server_live()
+        assert client.is_model_ready("vitascope", "1")
+        assert client.get_model_metadata("vitascope")["outputs"][0]["shape"] == [-1, len(NAMES)]
+        tensor = triton.InferInput("image", [3], "BYTES")
+        texts = FILES if binary else [text.encode() for text in ENCODED]
+        tensor.set_data_from_numpy(np.array(texts, dtype=object), binary_data=binary)
+        names = ("probabilities", "labels")
+        wanted = [triton.InferRequestedOutput(name, binary_data=binary) for name in names]
+        wanted.append(triton.InferRequestedOutput("probabilities", binary_data=binary, class_count=2))
+        first = client.infer("vitascope", [tensor], outputs=wanted[:2])
+        return *map(first.as_numpy, names), client.infer("vitascope", [tensor], outputs=wanted[2:]).as_numpy(
+            names[0]
+        )
+
+    probabilities, labels, tops = await asked(engine, use)
+    for row, label, top, wanted in zip(
+        probabilities, labels, tops, Predictor(engine)(FILES, top_k=5), strict=True
+    ):
+        assert (label.decode() if isinstance(label, bytes) else label) == wanted[0].label
+        np.testing.assert_allclose(np.sort(row)[::-1], [one.score for one in wanted], atol=1e-6)
+        first = top[0].decode() if isinstance(top[0], bytes) else top[0]
+        assert first.endswith(f":{wanted[0].index}:{wanted[0].label}")
+
+
+async def test_pixels_are_pictures_too(engine: TorchEngine) -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (2, 20, 30, 3), dtype=np.uint8)
+    tensor = {"name": "image", "datatype": "UINT8", "shape": list(pixels.shape), "data": pixels.tolist()}
+    async with serving(engine, **ALL) as client:
+        found = (await client.post("/v2/models/vitascope/infer", json={"inputs": [tensor]})).json()
+    output = {one["name"]: one for one in found["outputs"]}
+    wanted = Predictor(engine)([Image.fromarray(one) for one in pixels], top_k=1)
+    assert output["labels"]["data"] == [answers[0].label for answers in wanted]
+
+
+async def test_kserve_s_first_protocol_predicts_and_explains(engine: TorchEngine) -> None:
+    async with serving(engine, **ALL) as client:
+        given = {"instances": [{"image": {"b64": ENCODED[0]}}, ENCODED[1], {"b64": "AAAA"}]}
+        found = (await client.post("/v1/models/vitascope:predict", json=given)).json()["predictions"]
+        given = {"instances": [{"b64": ENCODED[0]}]}
+        (explained,) = (await client.post("/v1/models/vitascope:explain", json=given)).json()["explanations"]
+        assert (await client.get("/v1/models/vitascope")).json()["ready"]
+    for guesses, wanted in zip(found, Predictor(engine)(FILES[:2], top_k=5), strict=False):
+        assert [guess["label"] for guess in guesses] == [want.label for want in wanted]
+    assert "picture 2" in found[2]["error"]
+    pixels = engine.pixels(FILES[0])
+    heat = explain_pixels(engine, pixels, DEFAULT_METHOD, None, batch_size=8).heatmap
+    np.testing.assert_allclose(explained["heatmap"], heat, atol=1e-5)
+
+
+async def test_a_model_without_classes_gives_its_features() -> None:
+    engine = TorchEngine(small_model(head="none"), precision="fp32", device="cpu")
+    async with serving(engine, **ALL) as client:
+        (row,) = (await client.post("/", content=FILES[0])).json()
+        tensor = {"name": "image", "datatype": "BYTES", "shape": [1], "data": ENCODED[:1]}
+        found = (await client.post("/v2/models/vitascope/infer", json={"inputs": [tensor]})).json()
+        assert (
+            await client.post("/v1/models/vitascope:predict", json={"instances": ENCODED})
+        ).status_code == 501
+    (wanted,) = engine.features_of_pictures(engine.read(FILES[:1])[0])
+    np.testing.assert_allclose(row, wanted[0], atol=1e-5)
+    np.testing.assert_allclose(found["outputs"][0]["data"], wanted[0], atol=1e-5)
+
+
+def tensor(**changes: Any) -> dict[str, Any]:
+    usual = {"name": "image", "datatype": "BYTES", "shape": [1], "data": ENCODED[:1]}
+    return {"inputs": [usual | changes]}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "message"),
+    [
+        ("/", {"inputs": URL}, 422, "URLs are not fetched"),
+        ("/", {"inputs": "%%%"}, 422, "not valid base64"),
+        ("/", {"inputs": 7}, 422, "text in base64"),
+        ("/", {"inputs": "AAAA"}, 422, "not a picture"),
+        ("/", {"inputs": URI, "parameters": {"topk": 1}}, 422, "unknown parameter 'topk'"),
+        ("/", {"inputs": URI, "parameters": {"top_k": 0}}, 422, "at least 1"),
+        ("/", {"inputs": URI, "parameters": {"function_to_apply": "none"}}, 422, "function_to_apply=softmax"),
+        ("/", [], 422, "a JSON list, not an object"),
+        ("/models/other", {"inputs": URI}, 404, "no model 'other' here"),
+        ("/v1/models/other:predict", {"instances": [URI]}, 404, "no model 'other' here"),
+        ("/v1/models/vitascope:predict", {"instances": []}, 422, "0 pictures"),
+        ("/v1/models/vitascope:predict", {"instances": "a" * 10**6}, 422, "instances must be a list"),
+        ("/v1/models/vitascope:predict", {"instances": [""] * 10**6}, 422, "1,000,000 pictures in a request"),
+        ("/v1/models/vitascope:explain", {"instances": [URI, URI]}, 422, "one picture, not 2"),
+        ("/v2/models/other/infer", tensor(), 404, "no model 'other'"),
+        ("/v2/models/vitascope/versions/2/infer", tensor(), 404, "no version '2'"),
+        ("/v2/models/vitascope/infer", {"inputs": []}, 422, "one input"),
+        ("/v2/models/vitascope/infer", tensor(shape=[2]), 422, "of 1 elements"),
+        ("/v2/models/vitascope/infer", tensor(shape=[10**9, 10**9]), 422, "of 1 elements"),
+        ("/v2/models/vitascope/infer", tensor(shape=[-1]), 422, "whole numbers"),
+        ("/v2/models/vitascope/infer", tensor(datatype="FP64"), 422, "known are BYTES and UINT8"),
+        (
+            "/v2/models/vitascope/infer",
+            tensor(datatype="UINT8", shape=[1, 2, 2, 3], data=[1]),
+            422,
+            "of 1 values",
+        ),
+        (
+            "/v2/models/vitascope/infer",
+            tensor(datatype="UINT8", shape=[1, 1, 1, 1], data=[256]),
+            422,
+            "0 to 255",
+        ),
+        (
+            "/v2/models/vitascope/infer",
+            tensor(datatype="UINT8", shape=[1, 1, 1, 1], data=["a"]),
+            422,
+            "0 to 255",
+        ),
+        ("/v2/models/vitascope/infer", tensor(parameters={"binary_data_size": 9}), 422, "0 bytes follow"),
+        ("/v2/models/vitascope/infer", tensor() | {"outputs": [{"name": "boxes"}]}, 422, "no output 'boxes'"),
+    ],
+)
+async def test_what_cannot_be_answered_is_one_line_in_the_protocol_s_form(
+    engine: TorchEngine, path: str, body: Any, status: int, message: str
+) -> None:
+    async with serving(engine, **ALL) as client:
+        response = await client.post(path, json=body)
+        assert (await client.predict(FILES[0])).status_code == 200  # other clients are unharmed
+    assert response.status_code == status
+    assert message in response.json()["error"]
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "message"),
+    [
+        ({"model": "vitascope", "input": [URL]}, 422, "URLs are not fetched"),
+        ({"model": "vitascope", "input": URI, "dimensions": 5}, 422, "leave dimensions out"),
+        ({"model": "vitascope", "input": URI, "encoding_format": "int8"}, 422, "float or base64"),
+        ({"model": "gpt", "input": URI}, 404, "no model 'gpt' here"),
+        ({"input": URI}, 422, "model must be text"),
+    ],
+)
+async def test_openai_s_errors_are_objects(engine: TorchEngine, body: Any, status: int, message: str) -> None:
+    async with serving(engine, **ALL) as client:
+        response = await client.post("/v1/embeddings", json=body)
+    assert response.status_code == status
+    error = response.json()["error"]
+    assert message in error["message"]
+    assert error["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize(
+    ("head", "rest", "message"),
+    [
+        ("999999", b"", "and the body has"),
+        ("-1", b"", "and the body has"),
+        (None, struct.pack("<I", 2**31) + b"abc", "ends"),
+    ],
+)
+async def test_lengths_of_binary_tensors_that_lie_are_rejected(
+    engine: TorchEngine, head: str | None, rest: bytes, message: str
+) -> None:
+    about = json.dumps(tensor(parameters={"binary_data_size": len(rest)})).encode()
+    headers = {"Inference-Header-Content-Length": head or str(len(about))}
+    async with serving(engine, **ALL) as client:
+        response = await client.post("/v2/models/vitascope/infer", content=about + rest, headers=headers)
+    assert response.status_code == 422
+    assert message in response.json()["error"]
+
+
+async def test_deep_json_is_rejected(engine: TorchEngine) -> None:
+    async with serving(engine, **ALL) as client:
+        headers = {"content-type": "application/json"}
+        response = await client.post("/", content="[" * 10**5, headers=headers)
+    assert response.status_code == 422
+
+
+async def test_protocols_are_off_unless_they_are_asked_for(engine: TorchEngine) -> None:
+    async with serving(engine) as client:
+        for path in ("/", "/v1/embeddings", "/v1/models/vitascope:predict", "/v2/models/vitascope/infer"):
+            assert (await client.post(path, json={})).status_code in (404, 405)
+
+
+async def test_a_token_is_needed_in_every_protocol(engine: TorchEngine) -> None:
+    async with serving(engine, "secret", **ALL) as client:
+        for path in ("/", "/v1/embeddings", "/v1/models/vitascope:predict", "/v2/models/vitascope/infer"):
+            assert (await client.post(path, json={})).status_code == 401
+        assert (await client.get("/v2/models/vitascope")).status_code == 401
+        assert (await client.get("/")).status_code == 200
+
+
+async def test_pages_of_allowed_sites_may_send_requests(engine: TorchEngine) -> None:
+    async with serving(engine, allow_origin=("https://shop.example",)) as client:
+        for site, status in (("https://shop.example", 200), ("https://other.example", 403)):
+            headers = {"Origin": site, "Sec-Fetch-Site": "cross-site", "Content-Type": "image/png"}
+            response = await client.post("/v1/predict", content=FILES[0], headers=headers)
+            assert response.status_code == status
+            assert (response.headers.get("access-control-allow-origin") == site) == (status == 200)
+        asking = {"Origin": "https://shop.example", "Access-Control-Request-Method": "POST"}
+        assert (await client.options("/v1/predict", headers=asking)).status_code == 204
+        assert (
+            await client.options("/v1/predict", headers={**asking, "Origin": "https://x"})
+        ).status_code == 403
