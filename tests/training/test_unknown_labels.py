@@ -98,6 +98,9 @@ def test_targets_keep_what_is_unknown() -> None:
     np.testing.assert_array_equal(again.rows[:, :3], TARGETS.rows)
     assert TARGETS.take(np.arange(9)).joined(TARGETS.take(np.arange(9, 60))) == TARGETS
     assert ClassSets(LABELS, CLASSES) != TARGETS
+    changed = [*TARGETS.names()[:-1], ("left",)]
+    np.testing.assert_array_equal(TARGETS.relabelled(changed, CLASSES).rows[:-1], TARGETS.rows[:-1])
+    assert TARGETS.relabelled(changed, CLASSES).rows[-1].tolist() == [1, 0, 0]
     assert TARGETS.take(np.flatnonzero(~UNKNOWN.any(axis=1))).unknown is None
 
 

@@ -143,4 +143,4 @@ class Decisions:
         lost = before - present.keys()
         every = dict.fromkeys([*targets.class_names, *present])
         class_names = tuple(name for name in every if name not in lost)
-        return dataclasses.replace(some, targets=targets.of_names(after, class_names))
+        return dataclasses.replace(some, targets=targets.take(kept).relabelled(after, class_names))

@@ -260,9 +260,7 @@ class Restored:
             if self.renamed[split][row] and (new := classes[found[row]]):
                 named[at] = new
         check_known_classes(sorted(set().union(*named)), class_names, f"{split} images")
-        same = recorded.take(there)
-        targets = same.in_classes(class_names) if named == same.names() else same.of_names(named, class_names)
-        return dataclasses.replace(images, targets=targets)
+        return dataclasses.replace(images, targets=recorded.take(there).relabelled(named, class_names))
 
     def remaining(self) -> SplitRecord:
         """The record of a run that goes on without the images that are missing or changed, which are skipped

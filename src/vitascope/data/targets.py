@@ -122,7 +122,12 @@ class Targets(ABC):
 
     def in_classes(self, class_names: tuple[str, ...]) -> Self:
         """The same labels in another list of classes, which has the names of all that the images have."""
-        return self.of_names(self.names(), class_names)
+        return self.relabelled(self.names(), class_names)
+
+    def relabelled(self, names: Sequence[tuple[str, ...]], class_names: tuple[str, ...]) -> Self:
+        """The same images with these names of their classes; what is unknown of images whose names stay the
+        same remains unknown."""
+        return self.of_names(names, class_names)
 
     @abstractmethod
     def shares(self, rows: Tensor) -> Tensor:
@@ -221,15 +226,16 @@ class ClassSets(Targets):
     def merged(self) -> Self:
         return self.in_classes(tuple(dict.fromkeys(self.class_names)))
 
-    def in_classes(self, class_names: tuple[str, ...]) -> Self:
-        targets = self.of_names(self.names(), class_names)
+    def relabelled(self, names: Sequence[tuple[str, ...]], class_names: tuple[str, ...]) -> Self:
+        targets = self.of_names(names, class_names)
         if self.unknown is None:
             return targets
         unknown = np.zeros_like(targets.labels)
         for name, column in zip(self.class_names, self.unknown.T, strict=True):
             if name in targets.class_names:
                 unknown[:, targets.class_names.index(name)] |= column
-        return targets._with(targets.labels, unknown & ~targets.labels)
+        same = np.array([now == before for now, before in zip(names, self.names(), strict=True)])
+        return targets._with(targets.labels, unknown & ~targets.labels & same[:, None])
 
     def _with(self, labels: npt.NDArray[np.bool_], unknown: npt.NDArray[np.bool_]) -> Self:
         return dataclasses.replace(self, labels=labels, unknown=unknown if unknown.any() else None)

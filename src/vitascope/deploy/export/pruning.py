@@ -157,10 +157,13 @@ def watch(model: VisionTransformer, examples: Iterable[tuple[Tensor, Tensor]]) -
                 found[name] = Channels("fc1", "fc2", 1)
                 hooks.enter_context(module.fc2.register_forward_pre_hook(found[name].before))
         independent = model.config.outputs == "independent"
-        loss_of = F.binary_cross_entropy_with_logits if independent else F.cross_entropy
         for images, targets in examples:
             images = images.detach().clone().requires_grad_()  # so that activations get gradients
-            loss = loss_of(model(images).float(), targets, reduction="sum")
+            logits, known = model(images).float(), ~targets.isnan()
+            if independent:
+                loss = F.binary_cross_entropy_with_logits(logits[known], targets[known], reduction="sum")
+            else:
+                loss = F.cross_entropy(logits, targets, reduction="sum")
             torch.autograd.grad(loss, images)  # none for the weights
             seen += len(images)
     if not seen:
