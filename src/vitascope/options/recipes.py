@@ -265,9 +265,15 @@ SMALL = BASE.replace(
 # vitascope train --data FOLDER --minutes 30
 # From scratch: a small ViT with a convolutional tokenizer (Hassani et al. 2021), whose first layer whitens
 # the images, and mimetic initialization. Of the same operations it learns more than the model of `distill`,
-# in batches of 64, with 1,000, 5,000 and 45,000 images (benchmarks/results/2026-11-27-operations-zen.md).
+# in batches of 64, with 1,000, 5,000 and 45,000 images (benchmarks/results/2026-11-27-operations-zen.md), and
+# with a linear decay more than with a cosine (benchmarks/results/2026-11-28-operations-zen.md).
 RECIPES["small-data"] = SMALL.replace(
-    model="cct_2_3x6", model_options={"init": "mimetic"}, lr=6e-3, lr_width=128, whiten="auto"
+    model="cct_2_3x6",
+    model_options={"init": "mimetic"},
+    lr=6e-3,
+    lr_width=128,
+    schedule="linear",
+    whiten="auto",
 )
 
 # vitascope train --data FOLDER --teacher runs/cnn
