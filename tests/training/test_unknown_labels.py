@@ -1,6 +1,7 @@
 """Labels that are unknown: neither the loss nor a measure counts them."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -148,6 +149,9 @@ def test_what_needs_complete_labels_says_so(table: Path) -> None:
         probe("cifar10", table)
     with pytest.raises(UserError, match="labels=one, but 38 cells of the columns of 0 and 1 are unknown"):
         open_data(str(table), table=TableOptions(labels="one"))
+    table.with_name("no.csv").write_text(re.sub(r",0\b", ",-1", table.read_text()))
+    with pytest.raises(UserError, match="the column left has no 0, only 1 and what is unknown"):
+        open_data(str(table.with_name("no.csv")), table=TableOptions(columns=(f"label={','.join(CLASSES)}",)))
     table.with_name("text.csv").write_text(table.read_text().replace("-1", "maybe"))
     with pytest.raises(UserError, match=r"other cells: left has 'maybe' in \d+ rows.*-1 for what is unknown"):
         open_data(
