@@ -95,6 +95,7 @@ CHANGES = (
     Change(("stem=resnet", "resnet_layers=[1]", "resnet_width=16")),
     Change(("stem=tokenizer", "tokenizer_widths=[32, 64]")),
     Change(("stem=tokenizer", "tokenizer_widths=[24, 32, 64]", "tokenizer_pooling=[1, 2, 3]")),
+    Change(("stem=tokenizer", "tokenizer_widths=[32, 64]", "tokenizer_activation=gelu")),
     Change(("embedding_norm=true",)),
     Change(("patch_norm=true",)),
     # Equations 2 and 3

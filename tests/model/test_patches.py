@@ -163,6 +163,16 @@ def test_the_layers_of_tokenizer_pooling_halve_the_image(pooling: tuple[int, ...
     torch.testing.assert_close(tokens, maps.flatten(2).mT, rtol=1e-4, atol=1e-5)
 
 
+def test_a_tokenizer_with_gelu_pools_before_it() -> None:
+    tokenizer = randomize(patch_embedding(small_config(**TOKENIZER, tokenizer_activation="gelu")))
+    maps = random_images(2, 3, 16, 24)
+    tokens, state = tokenizer(maps), tokenizer.state_dict()
+    for layer in range(3):
+        maps = F.conv2d(maps, state[f"{layer}.conv.weight"], state[f"{layer}.conv.bias"], padding=1)
+        maps = F.gelu(F.max_pool2d(maps, kernel_size=3, stride=2, padding=1))
+    torch.testing.assert_close(tokens, maps.flatten(2).mT, rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("size", [(8, 8), (8, 40), (24, 16)])
 def test_a_tokenizer_takes_any_multiple_of_its_patch(size: tuple[int, int]) -> None:
     config = small_config(**TOKENIZER, image_size=size)

@@ -164,6 +164,7 @@ REFUSED = {
     "tokenizer": "stem 'tokenizer'",
     "tokenizer that pools in two of three layers": "stem 'tokenizer', tokenizer_widths (6, 4)",
     "tokenizer that pools in its last layers": "stem 'tokenizer', tokenizer_widths (6, 4)",
+    "tokenizer with GELU": "stem 'tokenizer', tokenizer_widths (4, 6)",
     "norm of overlapping patches, RMS": "stem 'overlap'",
     "RMS norms": "patch_bias and embedding_norm",
     "norm of queries and keys, RMS, rotary": "positions 'rotary'",

@@ -21,6 +21,7 @@ from vitascope.weights.loading import from_pretrained
 pytestmark = pytest.mark.usefixtures("without_figures")
 
 TOKENIZER = {"stem": "tokenizer", "tokenizer_widths": [24, 8, 8], "tokenizer_pooling": [1, 2]}
+TOKENIZER |= {"tokenizer_activation": "gelu"}
 
 
 def whitened(data: Path, run: Path, **options: Any) -> TrainConfig:

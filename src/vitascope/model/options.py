@@ -202,6 +202,8 @@ class TokenizerOptions:
     tokenizer_pooling: Annotated[tuple[int, ...], Range(ge=0), AppliesWith("stem", "tokenizer")] = ()
     """The layers that may halve the image, numbered from 0; empty for all. As many of them do as the patch
     size needs, the first ones."""
+    tokenizer_activation: Annotated[Literal["relu", "gelu"], AppliesWith("stem", "tokenizer")] = "relu"
+    """After each convolution and its pooling: the paper's ReLU, or GELU."""
 
     def __post_init__(self) -> None:
         check_fields(self)

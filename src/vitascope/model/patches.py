@@ -79,20 +79,25 @@ class HybridPatches(nn.Module):
 
 
 class TokenizerLayer(nn.Module):
-    """3x3 convolution, perhaps 3x3 max pooling of stride 2, and ReLU: (B, I, H, W) -> (B, O, H', W')."""
+    """3x3 convolution, perhaps 3x3 max pooling of stride 2, and an activation.
 
-    def __init__(self, in_channels: int, out_channels: int, *, bias: bool, pools: bool) -> None:
+    (B, I, H, W) -> (B, O, H', W').
+    """
+
+    def __init__(self, in_channels: int, out_channels: int, config: ViTConfig, *, pools: bool) -> None:
         super().__init__()
-        self.conv = nn.Conv2d(in_channels, out_channels, 3, padding=1, bias=bias)
+        self.conv = nn.Conv2d(in_channels, out_channels, 3, padding=1, bias=config.embedding.patch_bias)
         self.norm: nn.Module = nn.Identity()  # in training perhaps `TokenizerNorm`
+        self.activation = {"relu": nn.ReLU(), "gelu": nn.GELU()}[config.tokenizer.tokenizer_activation]
         self.pools = pools
 
     def forward(self, maps: Tensor) -> Tensor:
         maps = self.conv(maps)
         if self.pools:
-            # The paper's order is ReLU, then pooling: the same function, of four times as many numbers.
+            # The paper's order is ReLU, then pooling: the same function, of four times as many numbers. Of a
+            # GELU, which falls below 0, it is another one.
             maps = F.max_pool2d(maps, 3, stride=2, padding=1)
-        return F.relu(self.norm(maps))
+        return self.activation(self.norm(maps))
 
 
 class ConvTokenizer(nn.Sequential):
@@ -102,10 +107,10 @@ class ConvTokenizer(nn.Sequential):
     """
 
     def __init__(self, config: ViTConfig) -> None:
-        bias, widths = config.embedding.patch_bias, itertools.pairwise(config.tokenizer_channels)
+        widths = itertools.pairwise(config.tokenizer_channels)
         super().__init__(
             *(
-                TokenizerLayer(*channels, bias=bias, pools=pools)
+                TokenizerLayer(*channels, config, pools=pools)
                 for channels, pools in zip(widths, config.tokenizer_pools, strict=True)
             )
         )

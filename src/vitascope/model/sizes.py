@@ -61,6 +61,7 @@ _TOKENIZER_6 = {
     "stem": "tokenizer",
     "tokenizer_widths": (24, 64, 64, 160, 160),
     "tokenizer_pooling": (1, 3, 5),
+    "tokenizer_activation": "gelu",
 }
 _DISTILLED = {"distillation_token": True}
 _R26 = {"stem": "resnet", "resnet_layers": (2, 2, 2, 2), "patch_size": 32}

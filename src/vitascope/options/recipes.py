@@ -231,7 +231,8 @@ SMALL = BASE.replace(
 # From scratch: a small ViT with a convolutional tokenizer (Hassani et al. 2021), whose first layer whitens
 # the images, and mimetic initialization. Of the same operations it learns more than the model of `distill`,
 # in batches of 64, with 1,000, 5,000 and 45,000 images (benchmarks/results/2026-11-27-operations-zen.md), and
-# with a linear decay more than with a cosine (benchmarks/results/2026-11-28-operations-zen.md).
+# more with a linear decay than with a cosine, and with GELU in the tokenizer than with ReLU
+# (benchmarks/results/2026-11-28-operations-zen.md).
 RECIPES["small-data"] = SMALL.replace(
     model="cct_2_3x6",
     model_options={"init": "mimetic"},

@@ -63,6 +63,7 @@ def program_options(config: ViTConfig) -> dict[str, Any]:
         "patch_stride": config.patch_stride,
         "tokenizer_channels": config.tokenizer_channels,
         "tokenizer_pools": config.tokenizer_pools,
+        "tokenizer_activation": config.option("tokenizer_activation"),
         "head_dim": config.head_dim,
         "final_norm": config.final_norm,
         "num_pooled": readout.num_pooled,

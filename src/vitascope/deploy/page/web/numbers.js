@@ -125,8 +125,9 @@ export function softmax(x, width) {
 const sigmoid = (x) => 1 / (1 + Math.exp(-x));
 const silu = (x) => x * sigmoid(x);
 
-/** The activations of a number, by the names of the option `mlp`. */
+/** The activations of a number, by the names of the options `mlp` and `tokenizer_activation`. */
 export const ACTIVATIONS = {
+  relu: (x) => Math.max(0, x),
   gelu: (x) => (x * (1 + erf(x * Math.SQRT1_2))) / 2,
   gelu_tanh: (x) => (x * (1 + Math.tanh(Math.sqrt(2 / Math.PI) * (x + 0.044715 * x ** 3)))) / 2,
   quick_gelu: (x) => x * sigmoid(1.702 * x),

@@ -1,6 +1,6 @@
 // From an image to patches, x_p E of equation 1, as matrix products.
 
-import { each } from "./numbers.js";
+import { ACTIVATIONS, each } from "./numbers.js";
 
 /** (C, H, W) -> (N, D), by the option `stem`. */
 export async function patches(vit, image) {
@@ -20,7 +20,7 @@ async function tokenizer(vit, image) {
     let places = await vit.linear(`patch_embedding.${layer}.conv`, unfolded); // (H W, channels)
     shape = [channels[layer + 1], H, W];
     if (pools[layer]) [places, shape] = pooled(places, shape);
-    each(places, (x) => Math.max(0, x));
+    each(places, ACTIVATIONS[vit.options.tokenizer_activation]);
     if (layer + 2 === channels.length) return places;
     maps = byChannel(places, shape);
   }
