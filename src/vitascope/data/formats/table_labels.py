@@ -127,8 +127,8 @@ def of_columns(columns: dict[str, list[str]], options: TableOptions, place: obje
     for name, column in columns.items() if count else ():  # -1 for "no", as in some published data
         if not {cell.strip().lower() for cell in column} & _ZERO:
             raise UserError(
-                f"{place}: the column {name} has no 0, only 1 and what is unknown (-1): write 0 where the class "
-                "does not apply"
+                f"{place}: the column {name} has no 0, only 1 and what is unknown (-1): write 0 where the "
+                "class does not apply"
             )
     if count and options.labels == "one":
         raise UserError(
