@@ -154,6 +154,7 @@ def test_hook_runs_before_each_pass_and_can_end_the_method(name: str) -> None:
 
 @pytest.mark.parametrize("name", [name for name, method in METHODS.items() if method.many_passes])
 def test_batch_size_does_not_change_heatmaps(name: str) -> None:
+    torch.manual_seed(0)  # a model that hardly sees any evidence would scale up its rounding
     model = small_model()
     images = torch.randn(1, 3, *model.config.image_hw)
     expected = METHODS[name](model, images, 1)
