@@ -66,7 +66,7 @@ async def test_the_client_of_openai_gets_embeddings(engine: TorchEngine, form: A
 
 async def test_an_image_in_an_object_is_a_picture_too(engine: TorchEngine) -> None:
     async with serving(engine, **ALL) as client:
-        body = {"model": "vitascope", "input": [{"image": URI}, {"image_url": ENCODED[0]}, URI]}
+        body = {"model": "vitascope", "input": [{"image": URI}, {"image_url": {"url": URI}}, URI]}
         rows = [one["embedding"] for one in (await client.post("/v1/embeddings", json=body)).json()["data"]]
     np.testing.assert_allclose(rows[1:], [rows[0]] * 2, atol=1e-5)
 
@@ -111,14 +111,15 @@ async def test_pixels_are_pictures_too(engine: TorchEngine) -> None:
 
 async def test_kserve_s_first_protocol_predicts_and_explains(engine: TorchEngine) -> None:
     async with serving(engine, **ALL) as client:
-        given = {"instances": [{"image": {"b64": ENCODED[0]}}, ENCODED[1], {"b64": "AAAA"}]}
+        given = {"instances": [{"image": {"b64": ENCODED[0]}}, ENCODED[1], {"b64": "AAAA"}, URL, "%"]}
         found = (await client.post("/v1/models/vitascope:predict", json=given)).json()["predictions"]
         given = {"instances": [{"b64": ENCODED[0]}]}
         (explained,) = (await client.post("/v1/models/vitascope:explain", json=given)).json()["explanations"]
         assert (await client.get("/v1/models/vitascope")).json()["ready"]
     for guesses, wanted in zip(found, Predictor(engine)(FILES[:2], top_k=5), strict=False):
         assert [guess["label"] for guess in guesses] == [want.label for want in wanted]
-    assert "picture 2" in found[2]["error"]
+    for one, reason in zip(found[2:], ("not a picture", "URLs are not fetched", "base64"), strict=True):
+        assert reason in one["error"]
     pixels = engine.pixels(FILES[0])
     heat = explain_pixels(engine, pixels, DEFAULT_METHOD, None, batch_size=8).heatmap
     np.testing.assert_allclose(explained["heatmap"], heat, atol=1e-5)
@@ -187,6 +188,17 @@ def tensor(**changes: Any) -> dict[str, Any]:
         ),
         ("/v2/models/vitascope/infer", tensor(parameters={"binary_data_size": 9}), 422, "0 bytes follow"),
         ("/v2/models/vitascope/infer", tensor() | {"outputs": [{"name": "boxes"}]}, 422, "no output 'boxes'"),
+        ("/v2/models/vitascope/infer", tensor() | {"outputs": 1}, 422, "outputs must be a list"),
+        ("/v2/models/vitascope/infer", tensor() | {"outputs": [{"name": "labels"}] * 9}, 422, "at most 4"),
+        ("/v2/models/vitascope/infer", tensor() | {"parameters": [1]}, 422, "parameters must be an object"),
+        ("/v2/models/vitascope/infer", tensor(parameters=[1]), 422, "parameters must be an object"),
+        (
+            "/v2/models/vitascope/infer",
+            tensor(datatype="UINT8", shape=[1, 1, 1, 3], data=["A" * 10**6, *[""] * 10**5]),
+            422,
+            "whole numbers",
+        ),
+        ("/", {"inputs": "gopher://shop.example/cat"}, 422, "URLs are not fetched"),
     ],
 )
 async def test_what_cannot_be_answered_is_one_line_in_the_protocol_s_form(
@@ -270,3 +282,25 @@ async def test_pages_of_allowed_sites_may_send_requests(engine: TorchEngine) -> 
         assert (
             await client.options("/v1/predict", headers={**asking, "Origin": "https://x"})
         ).status_code == 403
+
+
+async def test_a_name_with_slashes_is_a_name_too() -> None:
+    engine = TorchEngine(small_model(class_names=NAMES), precision="fp32", device="cpu")
+    engine.name = "runs/small"
+    async with serving(engine, **ALL) as client:
+        for name in ("runs/small", "small"):
+            assert (await client.get(f"/v2/models/{name}")).json()["name"] == name
+            assert (await client.get(f"/v2/models/{name}/versions/1/ready")).status_code == 200
+            assert (await client.get(f"/v2/models/{name}/versions/7")).status_code == 404
+            assert (
+                await client.post(f"/v2/models/{name}/versions/1/infer", json=tensor())
+            ).status_code == 200
+            body = {"instances": ENCODED[:1]}
+            assert (await client.post(f"/v1/models/{name}:predict", json=body)).status_code == 200
+
+
+async def test_json_is_declared_as_such(engine: TorchEngine) -> None:
+    async with serving(engine, **ALL) as client:
+        for path in ("/v1/embeddings", "/v1/models/vitascope:predict", "/v2/models/vitascope/infer"):
+            response = await client.post(path, content=b"{}", headers={"Content-Type": "text/html"})
+            assert response.status_code == 415

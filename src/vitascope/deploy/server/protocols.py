@@ -15,8 +15,10 @@ import base64
 import binascii
 import functools
 import io
+import itertools
 import json
 import math
+import re
 import struct
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -35,6 +37,12 @@ from vitascope.serialization import parse_json
 if TYPE_CHECKING:
     import torch
 
+AROUND = ("image", "image_url", "image_bytes", "b64", "url")
+"""Names of the fields that clients put a picture into."""
+MOST_OUTPUTS = 4
+"""Output tensors of a request."""
+JSON_TYPES = ("", "application/json", "application/octet-stream", "application/x-www-form-urlencoded")
+"""Content types of a body in JSON, perhaps with binary tensors after it; the last is curl's default."""
 TOP = 5
 """Classes of an answer by default."""
 LENGTH = "inference-header-content-length"
@@ -48,6 +56,18 @@ SERVER = {"name": "vitascope", "version": __version__, "extensions": ["classific
 async def body_of(request: Request, service: Service) -> bytes:
     """The bytes of a request's body, within the limits."""
     return await read_body(request, service.settings, service.arriving)
+
+
+def type_of(request: Request) -> str:
+    """The declared type of a request's body."""
+    return request.headers.get("content-type", "").partition(";")[0].strip().lower()
+
+
+async def json_body(request: Request, service: Service) -> bytes:
+    """A body that holds JSON; 415 if it is declared as something else."""
+    if (kind := type_of(request)) not in JSON_TYPES:
+        raise Rejection(415, f"Content-Type {kind[:80]} is not JSON's: application/json")
+    return await body_of(request, service)
 
 
 async def object_of(text: bytes) -> dict[str, Any]:
@@ -76,7 +96,7 @@ def decoded_picture(text: object) -> bytes:
     """The bytes of a picture in base64, or in a data URI."""
     if not isinstance(text, str):
         raise Rejection(422, f"a picture is text in base64 or a data URI, not a {type(text).__name__}")
-    if text[:8].lower().startswith(("http://", "https://", "s3://", "gs://", "file://", "ftp://")):
+    if re.match(r"[A-Za-z][A-Za-z0-9+.-]{0,20}://", text):
         raise Rejection(422, "URLs are not fetched: send the picture in base64 or as a data URI")
     if text.startswith("data:"):
         kind, comma, text = text.partition(",")
@@ -86,6 +106,21 @@ def decoded_picture(text: object) -> bytes:
         return base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError) as error:
         raise Rejection(422, f"a picture is not valid base64: {error}") from error
+
+
+def unwrapped(value: Any) -> Any:
+    """What is in an object around a picture: `{"image": {"b64": ...}}`, `{"image_url": {"url": ...}}`."""
+    for _ in range(3):
+        if isinstance(value, dict):
+            value = next((value[name] for name in AROUND if name in value), None)
+    return value
+
+
+def parameters_of(values: Any) -> dict[str, Any]:
+    """The object `parameters` of another one; empty without any."""
+    given = values.get("parameters") if isinstance(values, dict) else None
+    found: dict[str, Any] = {} if given is None else field(values, "parameters", dict)
+    return found
 
 
 def check_count(service: Service, count: int) -> None:
@@ -112,7 +147,7 @@ async def rows_of(
     return values if features else [one if isinstance(one, Rejection) else one[0] for one in values]
 
 
-def all_or_none(rows: list[Any]) -> list[torch.Tensor]:
+def all_or_none(rows: list[Any]) -> list[Any]:
     """The rows, where a protocol has no place for the error of one picture."""
     for row in rows:
         if isinstance(row, Rejection):
@@ -163,10 +198,10 @@ def huggingface(service: Service) -> APIRouter:
     async def unnamed(request: Request) -> Response:
         """The most probable classes of a picture; of a model without classes its features."""
         body, count = await body_of(request, service), TOP
-        if request.headers.get("content-type", "").partition(";")[0].strip().lower() == "application/json":
+        if type_of(request) == "application/json":
             values = await object_of(body)
             body = decoded_picture(values.get("inputs"))
-            parameters = field({"parameters": {}} | values, "parameters", dict)
+            parameters = parameters_of(values)
             if unknown := sorted(parameters.keys() - {"top_k", "function_to_apply"}):
                 raise Rejection(
                     422, f"unknown parameter {unknown[0][:80]!r}; known are top_k and function_to_apply"
@@ -203,7 +238,7 @@ def openai(service: Service) -> APIRouter:
     @routes.post("/v1/embeddings")
     async def embeddings(request: Request) -> Response:
         """The features of pictures, which are data URIs, base64 or `{"image": ...}`."""
-        values = await object_of(await body_of(request, service))
+        values = await object_of(await json_body(request, service))
         check_name(service, field(values, "model", str))
         given = values.get("input")
         inputs = given if isinstance(given, list) else [given]
@@ -213,10 +248,7 @@ def openai(service: Service) -> APIRouter:
             raise Rejection(422, "encoding_format is float or base64")
         if values.get("dimensions") is not None:
             raise Rejection(422, "this model's embeddings have one length: leave dimensions out")
-        pictures = [
-            decoded_picture(one.get("image", one.get("image_url")) if isinstance(one, dict) else one)
-            for one in inputs
-        ]
+        pictures = [decoded_picture(unwrapped(one)) for one in inputs]
         rows = all_or_none(await rows_of(service, request, pictures, features=True))
         data = [
             {
@@ -241,33 +273,39 @@ def kserve(service: Service) -> APIRouter:
     """`/v1/models/NAME`, `:predict` and `:explain`."""
     routes = APIRouter(tags=["KServe"])
 
-    def instance(value: Any) -> bytes:
-        while isinstance(value, dict) and len(value) == 1:  # {"image": {"b64": ...}}, {"image_bytes": ...}
-            value = next(iter(value.values()))
-        return decoded_picture(value)
+    def instance(value: Any) -> bytes | Rejection:
+        try:
+            return decoded_picture(unwrapped(value))
+        except Rejection as rejection:
+            return rejection
 
-    async def instances(request: Request, name: str) -> list[bytes]:
+    async def instances(request: Request, name: str) -> list[bytes | Rejection]:
         check_name(service, name)
-        values = field(await object_of(await body_of(request, service)), "instances", list)
+        values = field(await object_of(await json_body(request, service)), "instances", list)
         check_count(service, len(values))
         return list(map(instance, values))
 
-    @routes.get("/v1/models/{name}")
+    @routes.get("/v1/models/{name:path}")
     async def ready(name: str) -> Response:
         """Whether the model is loaded."""
         check_name(service, name)
         return answer({"name": name, "ready": not service.why_not_ready()})
 
-    @routes.post("/v1/models/{name}:predict")
+    @routes.post("/v1/models/{name:path}:predict")
     async def predict(request: Request, name: str) -> Response:
         """The most probable classes of each picture, or the error of one that cannot be read."""
-        rows = await rows_of(service, request, await instances(request, name))
-        found = [{"error": str(one)} if isinstance(one, Rejection) else top_of(service, one) for one in rows]
-        if len(rows) == 1:
+        given = await instances(request, name)
+        pictures = [one for one in given if isinstance(one, bytes)]
+        found = iter(await rows_of(service, request, pictures) if pictures else [])
+        rows = [next(found) if isinstance(one, bytes) else one for one in given]
+        if all(isinstance(row, Rejection) for row in rows):
             all_or_none(rows)
-        return answer({"predictions": found})
+        answers = [
+            {"error": str(row)} if isinstance(row, Rejection) else top_of(service, row) for row in rows
+        ]
+        return answer({"predictions": answers})
 
-    @routes.post("/v1/models/{name}:explain")
+    @routes.post("/v1/models/{name:path}:explain")
     async def explain(request: Request, name: str) -> Response:
         """The heatmap of a picture by the default method."""
         from vitascope.deploy.server.attention_pack import batch_size
@@ -278,7 +316,8 @@ def kserve(service: Service) -> APIRouter:
         pictures = await instances(request, name)
         if len(pictures) != 1:
             raise Rejection(422, f"explain takes one picture, not {len(pictures)}")
-        uploads = [Upload("", pictures[0])]
+        (picture,) = all_or_none(list(pictures))
+        uploads = [Upload("", picture)]
         found = await service.run(
             request, f"explain-{DEFAULT_METHOD}", compute, DEFAULT_METHOD, None, uploads=uploads
         )
@@ -312,8 +351,17 @@ def oip(service: Service) -> APIRouter:
             raise Rejection(503, reason)
         return answer({"ready": True})
 
-    @routes.get("/v2/models/{name}")
-    @routes.get("/v2/models/{name}/versions/{version}")
+    # A name may have slashes, so that several paths fit: the first one that is registered is taken.
+
+    @routes.get("/v2/models/{name:path}/ready")
+    @routes.get("/v2/models/{name:path}/versions/{version}/ready")
+    async def model_ready(name: str, version: str = "1") -> Response:
+        """200 if the model is loaded."""
+        check(name, version)
+        return await ready()
+
+    @routes.get("/v2/models/{name:path}")
+    @routes.get("/v2/models/{name:path}/versions/{version}")
     async def model(name: str, version: str = "1") -> Response:
         """The inputs and outputs of the model."""
         check(name, version)
@@ -327,19 +375,12 @@ def oip(service: Service) -> APIRouter:
         about = {"name": name, "versions": ["1"], "platform": "vitascope"}
         return answer(about | {"inputs": inputs, "outputs": outputs})
 
-    @routes.get("/v2/models/{name}/ready")
-    @routes.get("/v2/models/{name}/versions/{version}/ready")
-    async def model_ready(name: str, version: str = "1") -> Response:
-        """200 if the model is loaded."""
-        check(name, version)
-        return await ready()
-
-    @routes.post("/v2/models/{name}/infer")
-    @routes.post("/v2/models/{name}/versions/{version}/infer")
+    @routes.post("/v2/models/{name:path}/infer")
+    @routes.post("/v2/models/{name:path}/versions/{version}/infer")
     async def infer(request: Request, name: str, version: str = "1") -> Response:
         """Probabilities and labels of pictures, encoded (BYTES) or as pixels (UINT8, N x H x W x 3)."""
         check(name, version)
-        body = await body_of(request, service)
+        body = await json_body(request, service)
         head = _whole_number(request.headers.get(LENGTH), len(body))
         values, rest = await object_of(body[:head]), body[head:]
         inputs = field(values, "inputs", list)
@@ -347,8 +388,12 @@ def oip(service: Service) -> APIRouter:
             raise Rejection(422, f"one input, the pictures, not {len(inputs)}")
         pictures = await asyncio.to_thread(_pictures, inputs[0], rest, service.settings.max_files)
         rows = all_or_none(await rows_of(service, request, pictures, features=not service.engine.num_classes))
-        wanted = values.get("outputs") or [{"name": output} for output in _outputs(service)]
-        always = bool((values.get("parameters") or {}).get("binary_data_output"))
+        wanted = [{"name": output} for output in _outputs(service)]
+        if values.get("outputs"):
+            wanted = field(values, "outputs", list)
+        if len(wanted) > MOST_OUTPUTS:
+            raise Rejection(422, f"{len(wanted):,} outputs; a request has at most {MOST_OUTPUTS}")
+        always = bool(parameters_of(values).get("binary_data_output"))
         return _response(name, values.get("id"), [_output(service, rows, one, always) for one in wanted])
 
     def check(name: str, version: str) -> None:
@@ -373,7 +418,7 @@ def _pictures(tensor: Any, rest: bytes, most: int) -> list[bytes]:
     kind, shape = field(tensor, "datatype", str), field(tensor, "shape", list)
     if not all(type(side) is int and side >= 0 for side in shape) or not 1 <= len(shape) <= 4:
         raise Rejection(422, "shape is a list of one to four whole numbers")
-    size = (tensor.get("parameters") or {}).get("binary_data_size")
+    size = parameters_of(tensor).get("binary_data_size")
     if size is not None and (type(size) is not int or size != len(rest)):
         raise Rejection(422, f"binary_data_size is {size!r}, and {len(rest):,} bytes follow the JSON")
     if kind == "BYTES":
@@ -414,13 +459,13 @@ def _elements(packed: bytes, most: int) -> list[bytes]:
 
 def _numbers(data: list[Any]) -> npt.NDArray[np.uint8]:
     """The values of a UINT8 tensor in JSON, flat or nested."""
+    for _ in range(3):  # rows, columns and channels; NumPy would widen all elements to the longest text
+        if data and all(isinstance(part, list) for part in data):
+            data = list(itertools.chain.from_iterable(data))
     try:
-        values = np.array(data)
-        if values.dtype.kind not in "iu" or values.min(initial=0) < 0 or values.max(initial=0) > 255:
-            raise ValueError("whole numbers from 0 to 255 are expected")
-    except ValueError as error:
-        raise Rejection(422, f"data of UINT8: {error}") from error
-    return values.astype(np.uint8).ravel()
+        return np.frombuffer(bytes(data), np.uint8)
+    except (TypeError, ValueError) as error:
+        raise Rejection(422, "data of UINT8 are whole numbers from 0 to 255") from error
 
 
 def _bmp(pixels: npt.NDArray[np.uint8]) -> bytes:
@@ -438,7 +483,7 @@ def _output(
     service: Service, rows: list[torch.Tensor], asked: Any, always: bool
 ) -> tuple[dict[str, Any], bytes]:
     """An output tensor, and its bytes; empty if its values are in the JSON."""
-    name, options = field(asked, "name", str), (asked.get("parameters") or {})
+    name, options = field(asked, "name", str), parameters_of(asked)
     if name not in _outputs(service):
         raise Rejection(422, f"no output {name[:80]!r}; the model has {' and '.join(_outputs(service))}")
     count, binary = options.get("classification"), bool(options.get("binary_data", always))
@@ -469,7 +514,7 @@ def _output(
     if kind == "FP32":
         packed = np.array(flat, "<f4").tobytes()
     else:
-        texts = [text.encode() for text in flat]
+        texts = [text.encode(errors="backslashreplace") for text in flat]
         packed = b"".join(struct.pack("<I", len(text)) + text for text in texts)
     return about | {"parameters": {"binary_data_size": len(packed)}}, packed
 
