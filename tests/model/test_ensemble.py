@@ -65,7 +65,7 @@ def test_it_is_the_same_from_its_folder(tmp_path: Path) -> None:
     assert restored.trust.familiarity is not None
     features = model.embed(IMAGES)
     assert torch.equal(restored.trust.familiarity(features), model.trust.familiarity(features))
-    with pytest.raises(UserError, match=r"is an ensemble of 3 models: start from one of them"):
+    with pytest.raises(UserError, match=r"^it is an ensemble of 3 models: name one of them"):
         adapted(restored.config, None, "it", {})
     with pytest.raises(UserError, match=r"^timm has no model like this one, an ensemble of 3 models"):
         save_pretrained(model, tmp_path / "timm", format="timm")

@@ -12,6 +12,7 @@ from PIL import Image
 import vitascope as vs
 from tests.model import small_model, small_resnet
 from vitascope.errors import UserError
+from vitascope.model.ensemble import Ensemble
 from vitascope.predict.compute import Compute
 from vitascope.probing import probe as module
 from vitascope.probing.probe import probe
@@ -234,6 +235,7 @@ def few(root: Path) -> Path:
         ({"data": lambda root: take_coloured(root / "one", 12, "green")}, "only one class, 'green'"),
         ({"data": few}, "class 'red' has 1 image"),
         ({"data": "nowhere"}, "nowhere"),
+        ({"models": Ensemble.of([body(), body()])}, "is an ensemble of 2 models: name one of them instead"),
         ({"run": "photos"}, "photos exists"),
     ],
     ids=lambda each: str(each) if isinstance(each, str) else "",

@@ -20,6 +20,7 @@ from tests.training.test_several_labels import write_table
 from vitascope.cli import main
 from vitascope.data.datasets import open_data
 from vitascope.errors import UserError
+from vitascope.model.ensemble import Ensemble
 from vitascope.model.sizes import named_config
 from vitascope.options.recipes import TrainConfig
 from vitascope.predict.predictor import Predictor
@@ -174,12 +175,17 @@ def test_best_body_is_taken_by_cross_validation_and_one_line_says_how_each_did(
             parameter.zero_()
     save_pretrained(blind, tmp_path / "blind")
     save_pretrained(small_model(in_channels=5), tmp_path / "five")
-    found = started(data, bodies=(str(tmp_path / "blind"), str(tmp_path / "five")))
+    save_pretrained(Ensemble.of([small_model(), small_model()]), tmp_path / "several")
+    bodies = tuple(str(tmp_path / name) for name in ("blind", "five", "several"))
+    found = started(data, bodies=bodies)
     assert found.weights == "cifar10"
     out = capsys.readouterr().out
     assert "body   cifar10: " in out
     assert f"body   {tmp_path / 'blind'}: 50.0% (" in out
     assert f"{tmp_path / 'five'} is left out: pictures have 1 or 3 channels, and it reads 5" in caplog.text
+    assert (
+        f"{tmp_path / 'several'} is left out: it is an ensemble of 2 models: name one of them" in caplog.text
+    )
 
 
 def test_images_of_several_classes_are_compared_by_map(tmp_path, monkeypatch) -> None:

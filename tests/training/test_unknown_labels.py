@@ -134,6 +134,13 @@ def test_a_run_learns_measures_exports_and_is_resumed_bitwise(
     assert measured.targets.partial
 
 
+def test_bodies_are_not_compared_on_unknown_labels(table: Path) -> None:
+    with pytest.raises(
+        UserError, match=r"weights=auto compares bodies on complete labels.* name the weights"
+    ):
+        train(data=str(table), weights="auto", workers=0)
+
+
 def test_blank_cells_are_unknown_if_that_is_asked_for(table: Path, tmp_path: Path) -> None:
     place = table.with_name("blank.csv")
     place.write_text(table.read_text().replace("-1", ""))

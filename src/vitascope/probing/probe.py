@@ -65,6 +65,7 @@ from vitascope.run.run import Run, lasting_path, new_run
 from vitascope.storage import explaining_failure
 from vitascope.weights.identification import reject_model
 from vitascope.weights.loading import from_pretrained, save_pretrained
+from vitascope.weights.transfer import check_single
 
 if TYPE_CHECKING:
     import pandas
@@ -233,6 +234,7 @@ def _opened(
             name = architecture_of(model.config) or f"model {number}"
         if name in (body.name for body in found):
             name = reference or f"{name}, model {number}"
+        check_single(reference or name, model.config)
         with naming_body(name):
             specs = representations(model.config, layers, pools)
             heads = [headed(model.config, spec, truth.class_names, outputs) for spec in specs]

@@ -42,6 +42,7 @@ from vitascope.weights.hub import cached_models, is_hub_id
 from vitascope.weights.identification import pretrained_config
 from vitascope.weights.loading import from_pretrained
 from vitascope.weights.preprocess import preprocess_of
+from vitascope.weights.transfer import check_single
 
 PUBLIC = {
     "facebook/deit-tiny-patch16-224": "23 MB, Apache 2.0",
@@ -121,8 +122,13 @@ def best_start(
 
     Raises:
         UserError: no body that can read the images in time; a local body of `bodies` that cannot be loaded;
-            one class, or images that cannot be divided into two folds.
+            one class, labels that are unknown, or images that cannot be divided into two folds.
     """
+    if images.truth.partial:
+        raise UserError(
+            "weights=auto compares bodies on complete labels, and some of these are unknown: name the "
+            f"weights, such as weights={BUILT_IN}, or set weights=none for random weights"
+        )
     minutes = asked.optimization.minutes
     end = math.inf if minutes is None else began + 60 * minutes
     scores = list(_compared(asked, images, device, end))
@@ -258,6 +264,7 @@ def _compared(asked: TrainConfig, images: ImageSet, device: str, end: float) -> 
 def _prepared(name: str, asked: TrainConfig, greatest: int | None) -> VisionModel:
     """A body with the rule for pictures that the run would have; UserError if it reads no pictures."""
     model = from_pretrained(name)
+    check_single("it", model.config)
     if model.config.in_channels not in (1, 3):
         raise UserError(f"pictures have 1 or 3 channels, and it reads {model.config.in_channels}")
     own = preprocess_of(model)

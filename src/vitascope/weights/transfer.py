@@ -75,14 +75,19 @@ def _our_name(name: str, overrides: dict[str, Any]) -> tuple[str, dict[str, Any]
     return name, overrides
 
 
+def check_single(model: str, config: ModelConfig) -> None:
+    """Reject an ensemble where one model is needed."""
+    if config.members > 1:
+        raise UserError(f"{model} is {kind_of(config)}: name one of them instead, such as RUN/folds/1")
+
+
 def adapted(source: ModelConfig, name: str | None, weights: str, overrides: dict[str, Any]) -> ModelConfig:
     """The configuration of trained weights with options changed for a new task.
 
     Rejects weights of another shape than the options require, or the size `name`, if it is given. For another
     number of classes a linear head replaces the whole pre-training head (paper, section 3.2).
     """
-    if source.members > 1:
-        raise UserError(f"{weights} is {kind_of(source)}: start from one of them, such as RUN/folds/1")
+    check_single(weights, source)
     expected = source.replace(**overrides) if name is None else named_config(name, **overrides)
     check_same_kind(weights, source, str(name), expected)
     roles = {Role.SHAPE} if name is None else {Role.SHAPE, Role.NAME}
