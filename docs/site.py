@@ -21,6 +21,7 @@ from vitascope.cli import COMMANDS
 ROOT = Path(__file__).parent.parent
 LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)#\s]+)((?:#[^)\s]*)?)\)")
 CODE = re.compile(r"(^```.*?^```|`[^`\n]+`)", re.MULTILINE | re.DOTALL)
+EXAMPLE = re.compile(r"^```python$.*?^```$", re.MULTILINE | re.DOTALL)
 SHIM = "https://unpkg.com/iframe-worker/shim"
 COPIED = {
     "README.md": "index.md",
@@ -45,10 +46,13 @@ def help_of(command: str) -> str:
 
 
 def reference_of(name: str) -> str:
-    """The page of a public name."""
+    """The page of a public name, with its example of docs/python.md."""
     home = vitascope._HOMES.get(name)
     path = f"vitascope.{name}" if home is None else f"vitascope.{home}.{name}"
-    return f"---\ntitle: vs.{name}\n---\n\n::: {path}\n"
+    examples = EXAMPLE.findall((ROOT / "docs" / "python.md").read_text("utf-8"))
+    example = next(text for text in examples if re.search(rf"\bvs\.{name}\b", text))
+    more = f"## Example\n\n{example}\n\n[The other names](../python.md)\n"
+    return f"---\ntitle: vs.{name}\n---\n\n::: {path}\n\n{more}"
 
 
 def on_config(config: Any) -> Any:

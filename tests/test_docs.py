@@ -242,10 +242,11 @@ def test_page_runs_from_top_to_bottom(
     if "import pyarrow" in text:
         pytest.importorskip("pyarrow", reason="pyarrow is not installed (vitascope[parquet])")
     tracked = [install(monkeypatch, name) for name in TRACKERS if f"--tracker {name}" in text]
+    hub = local_hub(monkeypatch, tmp_path / "hub") if "push_to_hub" in text else nullcontext()
     names: dict[str, object] = {}
     said = {}
     served = None
-    with undrawn():  # the README's runs are drawn
+    with undrawn(), hub:  # the README's runs are drawn
         for program, step in steps(page):
             capsys.readouterr()
             if program == "python":

@@ -32,6 +32,8 @@ def test_every_public_name_and_every_command_has_a_page(site: Path) -> None:
     for name in vitascope.__all__:
         text = (site / "reference" / f"{name}.html").read_text("utf-8")
         assert re.search(rf'id="vitascope[\w.]*\.{name}"', text), name
+        example = text[text.index('id="example"') :]
+        assert re.search(rf"\bvs\.{name}\b", re.sub("<[^>]*>", "", example)), name
     for name in COMMANDS:
         assert f"usage: vitascope {name}" in (site / "commands" / f"{name}.html").read_text("utf-8")
 
