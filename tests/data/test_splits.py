@@ -31,6 +31,11 @@ def test_images_of_an_equal_key_are_in_one_set(keys: list[tuple[int, int]]) -> N
     assert len(np.unique(bound_sets(np.arange(len(keys)), np.arange(len(keys))))) == len(keys)
 
 
+def test_an_image_is_called_by_its_part_if_the_data_have_parts() -> None:
+    assert ImageSet("test", []).noun == "test image"
+    assert ImageSet("all", []).noun == "image"
+
+
 def test_a_chain_of_equal_keys_binds_its_ends() -> None:
     assert bound_sets(np.array([0, 0, 1, 2]), np.array([5, 6, 6, 7])).tolist() == [0, 0, 0, 1]
 

@@ -81,14 +81,15 @@ def test_few_images_cannot_tell_whether_the_loss_is_allowed() -> None:
     few = PairedAccuracy.of(right, right)
     assert (few.drop, few.right, few.right_after) == (0.0, 9, 9)
     assert re.match(
-        r"9 test images cannot tell whether more than 1\.00% .*-25\.20% to 25\.20%", few.doubt(0.01, "test")
+        r"9 test images cannot tell whether more than 1\.00% .*-25\.20% to 25\.20%",
+        few.doubt(0.01, "test image"),
     )
     right = np.ones(1000, dtype=np.bool_)
-    assert not PairedAccuracy.of(right, right).doubt(0.01, "test")
+    assert not PairedAccuracy.of(right, right).doubt(0.01, "test image")
     lost = PairedAccuracy.of(right, np.arange(1000) >= 100)
     assert lost.drop == 0.1
-    assert not lost.doubt(0.01, "test")  # certainly more
-    assert lost.doubt(0.11, "test")
+    assert not lost.doubt(0.01, "test image")  # certainly more
+    assert lost.doubt(0.11, "test image")
 
 
 def by_loops(confidences: np.ndarray, right: np.ndarray, bins: int) -> tuple[list[int], float]:
@@ -283,9 +284,11 @@ def test_equal_results_on_few_images_leave_a_doubt() -> None:
     few = PairedPrecision.of(labels, first, first)
     assert few.drop == 0
     assert -few.interval[0] == few.interval[1] > 0.05
-    assert few.doubt(0.01, "test").startswith("30 test images cannot tell whether more than 1.00% of the mAP")
+    assert few.doubt(0.01, "test image").startswith(
+        "30 test images cannot tell whether more than 1.00% of the mAP"
+    )
     labels, first, _ = drawn(3, N=1000)
-    assert not PairedPrecision.of(labels, first, first).doubt(0.01, "test")
+    assert not PairedPrecision.of(labels, first, first).doubt(0.01, "test image")
 
 
 def test_images_and_classes_without_labels_are_no_fault() -> None:

@@ -141,7 +141,7 @@ def open_for_evaluation(
     if sizes:
         log.warning(
             "%s: measures %s, not the others (%s); to measure those, name their folder or a table of them",
-            data, counted(len(images), f"{images.name} image"),
+            data, counted(len(images), images.noun),
             ", ".join(f"{size:,} {name}" for name, size in sizes.items()),
         )  # fmt: skip
     targets = images.truth
@@ -418,7 +418,7 @@ def find_copies(splits: Splits) -> Copies:
 
     def name(index: int) -> str:
         images, place = parts[part[index]], int(row[index])
-        return image_name(images.sources[place], splits.root) or f"{images.name} image {place}"
+        return image_name(images.sources[place], splits.root) or f"{images.noun} {place}"
 
     copies = np.flatnonzero(first != np.arange(len(first)))
     across = np.bincount(part[copies][part[first[copies]] < part[copies]], minlength=len(parts))

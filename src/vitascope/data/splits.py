@@ -82,10 +82,15 @@ class ImageSet:
         return len(self.sources)
 
     @property
+    def noun(self) -> str:
+        """What one of them is called: `test image`, or `image` where the data have no parts."""
+        return "image" if self.name == "all" else f"{self.name} image"
+
+    @property
     def truth(self) -> Targets:
         """The targets; a UserError for images without labels."""
         if self.targets is None:
-            raise UserError(f"the {counted(len(self), f'{self.name} image')} have no labels")
+            raise UserError(f"the {counted(len(self), self.noun)} have no labels")
         return self.targets
 
     @property

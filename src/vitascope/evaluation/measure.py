@@ -157,7 +157,7 @@ def check_targets(outputs: Outputs, images: ImageSet) -> None:
     """Reject images of several classes each for a model that predicts one."""
     if images.targets is not None and not images.targets.exclusive and outputs != "independent":
         raise UserError(
-            f"the model predicts one class of an image, and the {images.name} images have several: measure "
+            f"the model predicts one class of an image, and the {images.noun}s have several: measure "
             "it on images of one class each"
         )
 
@@ -202,7 +202,7 @@ def measure(
     images = batches.images
     if len(images.class_names) != engine.num_classes:  # of a model without class names
         raise UserError(
-            f"the model has {engine.num_classes} classes, and the {images.name} images have "
+            f"the model has {engine.num_classes} classes, and the {images.noun}s have "
             f"{len(images.class_names)}: a model without class names is measured on images of as many classes"
         )
     check_targets(engine.meaning, images)

@@ -186,7 +186,7 @@ def _images(runs: Sequence[Run], names: tuple[str, ...]) -> tuple[ImageSet, Imag
         seen = np.any([record.trained_on(images) for record in records], axis=0)
         if seen.all():
             raise UserError(
-                f"all {counted(len(images), f'{images.name} image')} of {runs[0].path} were trained on by "
+                f"all {counted(len(images), images.noun)} of {runs[0].path} were trained on by "
                 "another run: train them with the same --seed, or give your own val and test parts"
             )
         return images.subset(images.name, np.flatnonzero(~seen))

@@ -86,13 +86,13 @@ class PairedMeasure(ABC):
         low, high = self.interval
         return f"{self.drop:z.2%} of the {self.name}, 95% interval {low:z.2%} to {high:z.2%}"
 
-    def doubt(self, allowed: float, images: str) -> str:
-        """A line if `total` images, named by `images`, cannot tell whether more than `allowed` is lost."""
+    def doubt(self, allowed: float, noun: str) -> str:
+        """A line if `total` images, `noun` by name, cannot tell whether more than `allowed` is lost."""
         low, high = self.interval
         if not low <= allowed < high:
             return ""
         return (
-            f"{counted(self.total, f'{images} image')} cannot tell whether more than {allowed:.2%} of the "
+            f"{counted(self.total, noun)} cannot tell whether more than {allowed:.2%} of the "
             f"{self.name} is lost (95% interval {low:.2%} to {high:.2%}); measure on more labelled images"
         )
 

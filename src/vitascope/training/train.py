@@ -715,7 +715,7 @@ def make_task(
     for images in (splits.val, splits.measured) if several else ():
         if not images.truth.counts.any():
             raise UserError(
-                f"none of the {counted(len(images), f'{images.name} image')} has a class to be measured by; "
+                f"none of the {counted(len(images), images.noun)} has a class to be measured by; "
                 "add images that have one, or give your own split"
             )
     loss = options.optimization.loss or "cross_entropy"
@@ -751,7 +751,7 @@ def _finish(trainer: Trainer) -> TrainResult | PretrainResult:
             run, config, model, module, loader, lambda: trainer.val_images, trainer.known_images,
             precision, seconds,
         )  # fmt: skip
-        distributed.print_first(f"evaluating {counted(len(final), f'{final.name} image')}")
+        distributed.print_first(f"evaluating {counted(len(final), final.noun)}")
         novelties = trainer.task.calibrate(finished)
         tested = trainer.task.test(finished)
         if (

@@ -153,7 +153,7 @@ def compress(
     ]
     before, after = _costs(engines, batch_size)
     found = None if images is None else _compared(engines, images)
-    if images is not None and found is not None and (doubt := found.doubt(MAX_DROP, images.name)):
+    if images is not None and found is not None and (doubt := found.doubt(MAX_DROP, images.noun)):
         log.warning("%s", doubt)
     return CompressionResult(
         folder=out,

@@ -33,6 +33,7 @@ from vitascope.deploy.export.int8 import calibration_batches, write_onnx_int8, w
 from vitascope.errors import UserError, check_choice
 from vitascope.evaluation.evaluate import MAX_DROP, splits_of_data, splits_of_run
 from vitascope.evaluation.measure import Evaluation, batches_of, measure
+from vitascope.formatting import counted
 from vitascope.model.vision_model import VisionModel
 from vitascope.predict.runtimes import Batch, ExportedEngine, InputMode, files_of, open_exported
 from vitascope.predict.throughput import take_turns
@@ -223,7 +224,7 @@ def quantize_file(
     }
     attempts: list[FileComparison] = []
     if plain.class_names:
-        test = test.in_classes(plain.class_names, f"the {test.name} images")
+        test = test.in_classes(plain.class_names, f"the {test.noun}s")
     exact = measure(plain, batches_of(plain, test))
     make_folder(target.parent)
     check_room(target, exported_size(plain))  # an ONNX file is written once more in fp32
@@ -238,7 +239,7 @@ def quantize_file(
             attempts.append(compare_files(plain, open_exported(folder / target.name), test, exact))
             lost = attempts[-1].paired
             if lost.drop <= max_drop:
-                if doubt := lost.doubt(max_drop, test.name):
+                if doubt := lost.doubt(max_drop, test.noun):
                     log.warning("%s", doubt)
                 return QuantizationResult(
                     files=move_beside(folder, target),
@@ -251,7 +252,7 @@ def quantize_file(
     tried = ", ".join(f"{attempt.paired.drop:.2%}" for attempt in attempts)
     low, high = lost.interval
     raise UserError(
-        f"{target.name} is not kept: on {lost.total} {test.name} images int8 loses {tried} of the "
+        f"{target.name} is not kept: on {counted(lost.total, test.noun)} int8 loses {tried} of the "
         f"{lost.name} with 0, 1/8 and 1/4 of the layers in float (95% interval of the last: {low:.2%} to "
         f"{high:.2%}), and {max_drop:.2%} are allowed; calibrate with more pictures, or with typical ones, "
         "measure on more, or allow a larger drop"

@@ -75,7 +75,7 @@ def choose_samples(
         images = tests()
         if images is None:
             raise UserError(f"samples {TEST}: the model has no run with test images; name pictures")
-        sources, name = images.sources, f"{images.name} image"
+        sources, name = images.sources, images.noun
         chosen = some_of_each_class(images, MOST)
         names = [] if images.targets is None else images.targets.names()
         titles = [
