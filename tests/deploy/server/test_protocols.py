@@ -52,7 +52,12 @@ async def test_the_client_of_openai_gets_embeddings(engine: TorchEngine, form: A
     def use(url: str) -> Any:
         client = openai.OpenAI(base_url=f"{url}/v1", api_key="any")
         (model,) = client.models.list().data
-        return client.embeddings.create(model=model.id, input=[URI, *ENCODED[1:]], encoding_format=form)
+        assert client.models.retrieve(model.id) == model
+        with pytest.raises(openai.NotFoundError, match="no model 'gpt' here"):
+            client.models.retrieve("gpt")
+        return client.embeddings.create(
+            model=model.id, input=[URI, *ENCODED[1:]], encoding_format=form, user="me"
+        )
 
     found = await asked(engine, use)
     for index, (one, file) in enumerate(zip(found.data, FILES, strict=True)):
@@ -198,6 +203,26 @@ def tensor(**changes: Any) -> dict[str, Any]:
             422,
             "whole numbers",
         ),
+        *[
+            ("/v2/models/vitascope/infer", body, 422, message)
+            for body, message in (
+                (tensor() | {"raw_input_contents": []}, "unknown field 'raw_input_contents'"),
+                (tensor() | {"parameters": {"sequence_id": 1}}, "unknown parameter 'sequence_id'"),
+                (tensor() | {"parameters": {"binary_data_output": "no"}}, "must be true or false"),
+                (tensor() | {"id": 1}, "id must be text"),
+                (tensor(name="mask"), "no input 'mask'"),
+                (tensor(contents=[]), "unknown field of an input 'contents'"),
+                (tensor(parameters={"content_type": "np"}), "unknown parameter 'content_type'"),
+                (tensor(parameters={"binary_data_size": 0}), "not both"),
+                (tensor() | {"outputs": [{"name": "labels", "shape": [1]}]}, "unknown field of an output"),
+                (
+                    tensor() | {"outputs": [{"name": "labels", "parameters": {"classification": 1}}]},
+                    "of the output probabilities",
+                ),
+            )
+        ],
+        ("/", {"inputs": URI, "top_k": 1}, 422, "unknown field 'top_k'"),
+        ("/v1/models/vitascope:predict", {"instances": [URI], "top_k": 1}, 422, "unknown field 'top_k'"),
         ("/", {"inputs": "gopher://shop.example/cat"}, 422, "URLs are not fetched"),
     ],
 )
@@ -215,7 +240,10 @@ async def test_what_cannot_be_answered_is_one_line_in_the_protocol_s_form(
     ("body", "status", "message"),
     [
         ({"model": "vitascope", "input": [URL]}, 422, "URLs are not fetched"),
-        ({"model": "vitascope", "input": URI, "dimensions": 5}, 422, "leave dimensions out"),
+        ({"model": "vitascope", "input": URI, "dimensions": 5}, 422, "unknown field 'dimensions'"),
+        ({"model": "vitascope", "input": URI, "modality": "audio"}, 422, "modality is image"),
+        ({"model": "vitascope", "input": {"image": URI, "text": "a cat"}}, 422, "unknown field 'text'"),
+        ({"model": "vitascope", "input": {"image": URI, "url": URL}}, 422, "an object has 2 of image"),
         ({"model": "vitascope", "input": URI, "encoding_format": "int8"}, 422, "float or base64"),
         ({"model": "gpt", "input": URI}, 404, "no model 'gpt' here"),
         ({"input": URI}, 422, "model must be text"),
@@ -231,17 +259,19 @@ async def test_openai_s_errors_are_objects(engine: TorchEngine, body: Any, statu
 
 
 @pytest.mark.parametrize(
-    ("head", "rest", "message"),
+    ("head", "rest", "declared", "message"),
     [
-        ("999999", b"", "and the body has"),
-        ("-1", b"", "and the body has"),
-        (None, struct.pack("<I", 2**31) + b"abc", "ends"),
+        ("999999", b"", True, "and the body has"),
+        ("-1", b"", True, "and the body has"),
+        (None, struct.pack("<I", 2**31) + b"abc", True, "ends"),
+        (None, b"abc", False, "binary_data_size is None, and 3 bytes follow"),
     ],
 )
 async def test_lengths_of_binary_tensors_that_lie_are_rejected(
-    engine: TorchEngine, head: str | None, rest: bytes, message: str
+    engine: TorchEngine, head: str | None, rest: bytes, declared: bool, message: str
 ) -> None:
-    about = json.dumps(tensor(parameters={"binary_data_size": len(rest)})).encode()
+    size = {"binary_data_size": len(rest)} if declared else {}
+    about = json.dumps(tensor(data=None, parameters=size)).encode()
     headers = {"Inference-Header-Content-Length": head or str(len(about))}
     async with serving(engine, **ALL) as client:
         response = await client.post("/v2/models/vitascope/infer", content=about + rest, headers=headers)

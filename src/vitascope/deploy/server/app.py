@@ -28,7 +28,8 @@ from vitascope._version import __version__
 from vitascope.deploy.server import explorer, openapi
 from vitascope.deploy.server.batcher import Outcome, Work
 from vitascope.deploy.server.middleware import RequestMiddleware
-from vitascope.deploy.server.protocols import PROTOCOLS
+from vitascope.deploy.server.open_inference import oip
+from vitascope.deploy.server.protocols import huggingface, kserve, openai
 from vitascope.deploy.server.rejections import SECURITY, Rejection, response_to
 from vitascope.deploy.server.service import BESIDE, COMPUTED, Service
 from vitascope.deploy.server.settings import Settings
@@ -40,6 +41,13 @@ if TYPE_CHECKING:
     from vitascope.predict.engine import Engine
 
 MAX_PARAMETERS = 100
+PROTOCOLS: dict[str, Callable[[Service], APIRouter]] = {
+    "huggingface": huggingface,
+    "openai": openai,
+    "oip": oip,
+    "kserve": kserve,
+}
+"""The routes of other servers' protocols."""
 TopK = Annotated[int, Query(ge=1, description="classes in `predictions`, most probable first")]
 Rate = Annotated[
     float | None,
