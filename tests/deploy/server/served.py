@@ -24,6 +24,10 @@ from vitascope.deploy.server.settings import Settings
 from vitascope.predict.engine import Answers, Engine, TorchEngine
 
 NAMES = ("ant", "bee", "cat", "dog", "<script>alert(1)</script>")
+ALL: dict[str, Any] = {"protocols": ("huggingface", "openai", "oip", "kserve")}
+"""The settings of a server that answers in every protocol."""
+ROUTES = ("/", "/v1/embeddings", "/v1/models/vitascope:predict", "/v2/models/vitascope/infer")
+"""A path of each."""
 POISON = 255
 """A picture of this brightness breaks its batch."""
 PATIENCE = 120

@@ -14,14 +14,13 @@ import tritonclient.http as triton
 from huggingface_hub import InferenceClient
 from PIL import Image
 
-from tests.deploy.server.served import NAMES, listening, picture, serving
+from tests.deploy.server.served import ALL, NAMES, ROUTES, listening, picture, serving
 from tests.model import small_model
 from vitascope.explain.methods import DEFAULT_METHOD
 from vitascope.predict.engine import TorchEngine
 from vitascope.predict.explanation import explain_pixels
 from vitascope.predict.predictor import Predictor
 
-ALL = {"protocols": ("huggingface", "openai", "oip", "kserve")}
 FILES = [picture(seed) for seed in range(3)]
 ENCODED = [base64.b64encode(file).decode() for file in FILES]
 URI = f"data:image/png;base64,{ENCODED[0]}"
@@ -288,13 +287,13 @@ async def test_deep_json_is_rejected(engine: TorchEngine) -> None:
 
 async def test_protocols_are_off_unless_they_are_asked_for(engine: TorchEngine) -> None:
     async with serving(engine) as client:
-        for path in ("/", "/v1/embeddings", "/v1/models/vitascope:predict", "/v2/models/vitascope/infer"):
+        for path in ROUTES:
             assert (await client.post(path, json={})).status_code in (404, 405)
 
 
 async def test_a_token_is_needed_in_every_protocol(engine: TorchEngine) -> None:
     async with serving(engine, "secret", **ALL) as client:
-        for path in ("/", "/v1/embeddings", "/v1/models/vitascope:predict", "/v2/models/vitascope/infer"):
+        for path in ROUTES:
             assert (await client.post(path, json={})).status_code == 401
         assert (await client.get("/v2/models/vitascope")).status_code == 401
         assert (await client.get("/")).status_code == 200
@@ -327,6 +326,28 @@ async def test_a_name_with_slashes_is_a_name_too() -> None:
             ).status_code == 200
             body = {"instances": ENCODED[:1]}
             assert (await client.post(f"/v1/models/{name}:predict", json=body)).status_code == 200
+
+
+async def test_requests_are_counted_by_the_routes_of_their_protocol(engine: TorchEngine) -> None:
+    async with serving(engine, **ALL) as client:
+        for path in (
+            *ROUTES,
+            "/v2/models/a/versions/1/infer",
+            "/v1/models/vitascope:explain",
+            "/v1/models/x",
+        ):
+            await client.post(path, json={})
+        text = (await client.get("/metrics")).text
+    for route, status in {
+        "/": 422,
+        "/v1/embeddings": 422,
+        "/v1/models/{name:path}:predict": 422,
+        "/v1/models/{name:path}:explain": 422,
+        "/v1/models/{name:path}": 405,
+        "/v2/models/{name:path}/infer": 422,
+        "/v2/models/{name:path}/versions/{version}/infer": 404,
+    }.items():
+        assert f'vitascope_requests_total{{route="{route}",status="{status}"}} 1.0' in text
 
 
 async def test_json_is_declared_as_such(engine: TorchEngine) -> None:

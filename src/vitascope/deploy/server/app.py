@@ -18,6 +18,7 @@ from vitascope.deploy.server import check_installed
 try:
     from fastapi import APIRouter, Depends, FastAPI, Query, Request, Response
     from fastapi.exceptions import RequestValidationError
+    from fastapi.routing import APIRoute
     from fastapi.security import HTTPBearer
     from starlette.exceptions import HTTPException
 except ModuleNotFoundError:
@@ -113,11 +114,13 @@ def create_app(
     routers += [PROTOCOLS[name](service) for name in dict.fromkeys(settings.protocols)]
     for router in routers:
         app.include_router(router, dependencies=dependencies, responses=errors)
-    paths = (getattr(route, "path", "") for router in (health, *routers) for route in router.routes)
+    routes = (route for router in (health, *routers) for route in router.routes)
+    paths = {route.path for route in routes if isinstance(route, APIRoute)}
+    service.metrics.name_routes({"/openapi.json", *paths})
     if other is not None:
         for router in (description(other), explorer.router(other)):
             app.include_router(router, prefix=BESIDE, include_in_schema=False, dependencies=dependencies)
-    app.add_middleware(RequestMiddleware, service=service, token=token, routes={"/openapi.json", *paths})
+    app.add_middleware(RequestMiddleware, service=service, token=token)
     _handle_errors(app, service)
     return app
 

@@ -40,6 +40,9 @@ COMPUTED = ("/v1/", f"{BESIDE}/v1/")
 """The beginnings of paths that need a model."""
 OF_PROTOCOLS = {"huggingface": ("/models/",), "oip": ("/v2/models/",)}
 """More of them, by protocol."""
+PREDICTIONS = re.compile(r"/|/v1/predict|/models/.+|/v1/models/.+:predict|/v2/models/.+/infer")
+EMBEDDINGS = re.compile(r"/v1/embed(dings)?")
+"""Paths of work with the usual deadline, in every protocol."""
 FILE_ERRORS = (413, 422)
 """Rejections of one picture; the others of a request still get results."""
 REQUEST_ID = re.compile(rb"[0-9A-Za-z._~:/+=@-]{1,128}")
@@ -144,19 +147,19 @@ class Service:
 
     # Admission
 
-    def check_room(self, *, is_prediction: bool) -> None:
+    def check_room(self, path: str) -> None:
         """Reject a request (429, 503) before its body is read if it could not be computed in time."""
         if self.draining:
             raise Rejection(503, self.why_not_ready())
         _ = self.engine
         self._check_places(1)
-        if not is_prediction:  # it may have a longer deadline
+        if (work := self.work_of(path)) is None:  # it may have a longer deadline
             return
         deadline = self.deadline()
         if deadline <= _now():
             raise Overloaded(f"requests wait for {self.lag:.1f} s before they are seen", self.lag)
         coming = max(0, self.in_flight - self.arriving.requests - self.batcher.pending)
-        self.batcher.check_room(self.predictions, deadline, coming=coming)
+        self.batcher.check_room(work, deadline, coming=coming)
 
     def _check_places(self, more: int) -> None:
         """Reject `more` requests beyond the limit; those whose bodies are being read do not count."""
@@ -165,14 +168,24 @@ class Service:
             reason = f"{limit} requests are in progress, which is the limit"
             raise Overloaded(reason, self.batcher.seconds_ahead())
 
-    def shed(self, client: str, given_id: bytes | None) -> bytes | None:
+    def work_of(self, path: str) -> Work | None:
+        """The predictions or embeddings that a path needs; None of other work."""
+        if EMBEDDINGS.fullmatch(path):
+            return self.embeddings
+        if not PREDICTIONS.fullmatch(path):
+            return None
+        return self.predictions if self.engine.num_classes else self.embeddings
+
+    def shed(self, path: str, client: str, client_id: bytes | None) -> bytes | None:
         """The raw 429 for a prediction without room, logged and counted; None if there is room."""
-        if self.draining or self._engine is None:
+        if self.draining or self._engine is None or not self.computes("POST", path):
+            return None
+        if self.work_of(path) is not self.predictions:
             return None
         now = _now()
         if now >= self._shed_until:
             try:
-                self.check_room(is_prediction=True)
+                self.check_room(path)
                 return None
             except Overloaded as overload:
                 self._shed_response = raw_response(overload)
@@ -180,9 +193,9 @@ class Service:
                 self._shed_until = now + min(max(seconds, SHED_LEAST), SHED_MOST)
         self._last_overload = now
         self.metrics.refused.inc()
-        request_id = self.request_id(given_id)
-        self.metrics.observe_request("/v1/predict", 429, 0.0)
-        self.log_request(client, "POST", "/v1/predict", 429, 0.0, request_id)
+        request_id = self.request_id(client_id)
+        self.metrics.observe_request(path, 429, 0.0)
+        self.log_request(client, "POST", path, 429, 0.0, request_id)
         head, body = self._shed_response
         return b"%sx-request-id: %s\r\n\r\n%s" % (head, request_id, body)
 
