@@ -94,7 +94,7 @@ class DecodersInThreads:
     async def configure(self, options: decoder_process.DecodeOptions) -> None:
         self.options = options
 
-    async def decode(self, content: bytes, *, deadline: float) -> Pixels:
+    async def decode(self, content: decoder_process.Content, *, deadline: float) -> Pixels:
         return await asyncio.to_thread(decoder_process.decode_picture, content, self.options)
 
 

@@ -6,25 +6,25 @@ Extension" and "Binary Tensor Data Extension". A field that nothing here reads i
 
 from __future__ import annotations
 
-import asyncio
-import io
 import itertools
 import json
 import math
 import struct
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 from fastapi import APIRouter, Request, Response
-from PIL import Image
 
 from vitascope._version import __version__
+from vitascope.deploy.server.decoder_process import Content
 from vitascope.deploy.server.protocols import (
     all_or_none,
     answer,
     check_fields,
     check_name,
+    computed,
     decoded_picture,
     field,
     json_body,
@@ -106,7 +106,7 @@ def oip(service: Service) -> APIRouter:
         inputs = field(values, "inputs", list)
         if len(inputs) != 1:
             raise Rejection(422, f"one input, the pictures, not {len(inputs)}")
-        pictures = await asyncio.to_thread(_pictures, inputs[0], rest, service.settings.max_files)
+        pictures = await computed(head, lambda: _pictures(inputs[0], rest, service.settings.max_files))
         rows = all_or_none(await rows_of(service, request, pictures, features=not service.engine.num_classes))
         return _response(name, identifier, [_tensor(service, rows, output) for output in outputs])
 
@@ -127,8 +127,8 @@ def _whole_number(text: str | None, most: int) -> int:
     return int(text)
 
 
-def _pictures(tensor: Any, rest: bytes, most: int) -> list[bytes]:
-    """The encoded pictures of a tensor; of pixels as BMP, which costs a copy."""
+def _pictures(tensor: Any, rest: bytes, most: int) -> Sequence[Content]:
+    """The encoded pictures of a tensor, or the pixels of each, (H, W, 1 or 3)."""
     name, kind, shape = (
         field(tensor, "name", str),
         field(tensor, "datatype", str),
@@ -160,7 +160,7 @@ def _pictures(tensor: Any, rest: bytes, most: int) -> list[bytes]:
     pixels = np.frombuffer(rest, np.uint8) if size is not None else _numbers(field(tensor, "data", list))
     if pixels.size != math.prod(shape) or not pixels.size:
         raise Rejection(422, f"shape {shape} of {pixels.size:,} values")
-    return list(map(_bmp, pixels.reshape(shape)))
+    return list(pixels.reshape(shape))
 
 
 def _elements(packed: bytes, most: int) -> list[bytes]:
@@ -189,13 +189,6 @@ def _numbers(data: list[Any]) -> npt.NDArray[np.uint8]:
         return np.frombuffer(bytes(data), np.uint8)
     except (TypeError, ValueError) as error:
         raise Rejection(422, "data of UINT8 are whole numbers from 0 to 255") from error
-
-
-def _bmp(pixels: npt.NDArray[np.uint8]) -> bytes:
-    """Pixels (H, W, 1 or 3) as an encoded picture."""
-    buffer = io.BytesIO()
-    Image.fromarray(pixels[..., 0] if pixels.shape[2] == 1 else pixels).save(buffer, "BMP")
-    return buffer.getvalue()
 
 
 class _Output(NamedTuple):
