@@ -9,9 +9,9 @@ from __future__ import annotations
 import asyncio
 import functools
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeGuard
 
 from vitascope.deploy.server import check_installed
 
@@ -21,6 +21,7 @@ try:
     from fastapi.routing import APIRoute
     from fastapi.security import HTTPBearer
     from starlette.exceptions import HTTPException
+    from starlette.routing import BaseRoute
 except ModuleNotFoundError:
     check_installed()
     raise
@@ -31,7 +32,7 @@ from vitascope.deploy.server.batcher import Outcome, Work
 from vitascope.deploy.server.middleware import RequestMiddleware
 from vitascope.deploy.server.open_inference import oip
 from vitascope.deploy.server.protocols import huggingface, kserve, openai
-from vitascope.deploy.server.rejections import SECURITY, Rejection, response_to
+from vitascope.deploy.server.rejections import OPENAI, SECURITY, Rejection, response_to
 from vitascope.deploy.server.service import BESIDE, COMPUTED, Service
 from vitascope.deploy.server.settings import Settings
 from vitascope.errors import UserError, suggestion
@@ -103,19 +104,19 @@ def create_app(
         redirect_slashes=False,  # a redirect would name the Host header, and leave out a proxy's prefix
     )
     app.state.service = service
-    errors = openapi.errors(*openapi.COMMON_ERRORS)
+    statuses = [*openapi.COMMON_ERRORS]
     health = public(app, service)
-    app.include_router(health, responses=errors)
+    app.include_router(health, responses=openapi.errors(*statuses))
     dependencies = [Depends(check_parameters)]
     if token is not None:  # the middleware checks it; this describes it
         dependencies.append(Depends(HTTPBearer(auto_error=False)))
-        errors |= openapi.errors(401)
+        statuses.append(401)
     routers = [description(service), predictions(service), explorer.router(service)]
-    routers += [PROTOCOLS[name](service) for name in dict.fromkeys(settings.protocols)]
+    routers += [of_protocol(name, service, statuses) for name in dict.fromkeys(settings.protocols)]
     for router in routers:
-        app.include_router(router, dependencies=dependencies, responses=errors)
+        app.include_router(router, dependencies=dependencies, responses=openapi.errors(*statuses))
     routes = (route for router in (health, *routers) for route in router.routes)
-    paths = {route.path for route in routes if isinstance(route, APIRoute)}
+    paths = {route.path for route in filter(_is_api, routes)}
     service.metrics.name_routes({"/openapi.json", *paths})
     if other is not None:
         for router in (description(other), explorer.router(other)):
@@ -123,6 +124,20 @@ def create_app(
     app.add_middleware(RequestMiddleware, service=service, token=token)
     _handle_errors(app, service)
     return app
+
+
+def of_protocol(name: str, service: Service, statuses: Collection[int]) -> APIRouter:
+    """The routes of a protocol, with the form of their answers."""
+    router = PROTOCOLS[name](service)
+    for route in filter(_is_api, router.routes):
+        form = openapi.OpenAIProblem if OPENAI.fullmatch(route.path_format) else openapi.Problem
+        errors = openapi.errors(*statuses, *openapi.MODEL_ERRORS, 404, form=form)
+        route.responses = {200: openapi.SOME_JSON, **errors, **route.responses}
+    return router
+
+
+def _is_api(route: BaseRoute) -> TypeGuard[APIRoute]:
+    return isinstance(route, APIRoute)
 
 
 async def check_parameters(request: Request) -> None:

@@ -18,6 +18,7 @@ import numpy.typing as npt
 from fastapi import APIRouter, Request, Response
 
 from vitascope._version import __version__
+from vitascope.deploy.server import openapi
 from vitascope.deploy.server.decoder_process import Content
 from vitascope.deploy.server.protocols import (
     all_or_none,
@@ -50,6 +51,9 @@ SERVER = {"name": "vitascope", "version": __version__, "extensions": ["classific
 def oip(service: Service) -> APIRouter:
     """`/v2`: health, the model's description, inference."""
     routes = APIRouter(tags=["Open Inference Protocol"])
+    infer_body = openapi.for_json("inputs", others=("application/octet-stream",))
+    content = openapi.SOME_JSON["content"] | {"application/octet-stream": openapi.BINARY}
+    infer_body["responses"] = {200: {"content": content}}
 
     @routes.get("/v2")
     async def server() -> Response:
@@ -68,20 +72,18 @@ def oip(service: Service) -> APIRouter:
             raise Rejection(503, reason)
         return answer({"ready": True})
 
-    # A name may have slashes, so that several paths fit: the first one that is registered is taken.
+    # A name may have slashes, and /versions/1 after it.
 
     @routes.get("/v2/models/{name:path}/ready")
-    @routes.get("/v2/models/{name:path}/versions/{version}/ready")
-    async def model_ready(name: str, version: str = "1") -> Response:
+    async def model_ready(name: str) -> Response:
         """200 if the model is loaded."""
-        check(name, version)
+        checked(name)
         return await ready()
 
     @routes.get("/v2/models/{name:path}")
-    @routes.get("/v2/models/{name:path}/versions/{version}")
-    async def model(name: str, version: str = "1") -> Response:
+    async def model(name: str) -> Response:
         """The inputs and outputs of the model."""
-        check(name, version)
+        name = checked(name)
         outputs = [{"name": "features", "datatype": "FP32", "shape": [-1, -1]}]
         if count := service.engine.num_classes:
             outputs = [
@@ -92,11 +94,10 @@ def oip(service: Service) -> APIRouter:
         about = {"name": name, "versions": ["1"], "platform": "vitascope"}
         return answer(about | {"inputs": inputs, "outputs": outputs})
 
-    @routes.post("/v2/models/{name:path}/infer")
-    @routes.post("/v2/models/{name:path}/versions/{version}/infer")
-    async def infer(request: Request, name: str, version: str = "1") -> Response:
+    @routes.post("/v2/models/{name:path}/infer", **infer_body)
+    async def infer(request: Request, name: str) -> Response:
         """Probabilities and labels of pictures, encoded (BYTES) or as pixels (UINT8, N x H x W x 3)."""
-        check(name, version)
+        name = checked(name)
         body = await json_body(request, service)
         head = _whole_number(request.headers.get(LENGTH), len(body))
         values, rest = await object_of(body[:head]), body[head:]
@@ -110,10 +111,13 @@ def oip(service: Service) -> APIRouter:
         rows = all_or_none(await rows_of(service, request, pictures, features=not service.engine.num_classes))
         return _response(name, identifier, [_tensor(service, rows, output) for output in outputs])
 
-    def check(name: str, version: str) -> None:
+    def checked(path: str) -> str:
+        """The name in a path that may have a version."""
+        name, _, version = path.rpartition("/versions/") if "/versions/" in path else (path, "", "1")
         check_name(service, name)
         if version != "1":
             raise Rejection(404, f"no version {version[:20]!r} of the model; it has 1")
+        return name
 
     return routes
 

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from fastapi import APIRouter, Request, Response
 
+from vitascope.deploy.server import openapi
 from vitascope.deploy.server.batcher import Outcome
 from vitascope.deploy.server.decoder_process import Content
 from vitascope.deploy.server.rejections import Rejection
@@ -210,14 +211,15 @@ def answer(content: Any) -> Response:
 def huggingface(service: Service) -> APIRouter:
     """`POST /` and `/models/NAME`: a picture's bytes, or `{"inputs": base64, "parameters": {...}}`."""
     routes = APIRouter(tags=["Hugging Face Inference"])
+    picture = openapi.for_json("inputs", others=("image/*", "application/octet-stream"))
 
-    @routes.post("/models/{name:path}")
+    @routes.post("/models/{name:path}", **picture)
     async def named(request: Request, name: str) -> Response:
         """The most probable classes of a picture; of a model without classes its features."""
         check_name(service, name)
         return await unnamed(request)
 
-    @routes.post("/")
+    @routes.post("/", **picture)
     async def unnamed(request: Request) -> Response:
         """The most probable classes of a picture; of a model without classes its features."""
         body, count = await body_of(request, service), TOP
@@ -259,7 +261,7 @@ def openai(service: Service) -> APIRouter:
         """The served model, and whether it is loaded."""
         return answer(card_of(service, name))
 
-    @routes.post("/v1/embeddings")
+    @routes.post("/v1/embeddings", **openapi.for_json("model", "input"))
     async def embeddings(request: Request) -> Response:
         """The features of pictures, which are data URIs, base64 or `{"image": ...}`."""
         values = await object_of(await json_body(request, service))
@@ -316,7 +318,7 @@ def kserve(service: Service) -> APIRouter:
         """The served model, and whether it is loaded."""
         return answer(card_of(service, name))
 
-    @routes.post("/v1/models/{name:path}:predict")
+    @routes.post("/v1/models/{name:path}:predict", **openapi.for_json("instances"))
     async def predict(request: Request, name: str) -> Response:
         """The most probable classes of each picture, or the error of one that cannot be read."""
         contents = await instances(request, name)
@@ -330,7 +332,7 @@ def kserve(service: Service) -> APIRouter:
         ]
         return answer({"predictions": answers})
 
-    @routes.post("/v1/models/{name:path}:explain")
+    @routes.post("/v1/models/{name:path}:explain", **openapi.for_json("instances"))
     async def explain(request: Request, name: str) -> Response:
         """The heatmap of a picture by the default method."""
         from vitascope.deploy.server.attention_pack import batch_size
