@@ -138,7 +138,11 @@ class Client(httpx.AsyncClient):
 
 @asynccontextmanager
 async def serving(
-    engine: Engine | Callable[[], Engine], token: str | None = None, *, ready: bool = True, **settings: Any
+    engine: Engine | Callable[[], Engine] | dict[str, Any],
+    token: str | None = None,
+    *,
+    ready: bool = True,
+    **settings: Any,
 ) -> AsyncIterator[Client]:
     """A server in this process and its client; waits until it is ready if `ready`."""
     app = create_app(engine, Settings(**{"access_log": False, **PATIENT, **settings}), token)
@@ -156,7 +160,7 @@ async def serving(
 
 @asynccontextmanager
 async def listening(
-    engine: Engine, token: str | None = None, **settings: Any
+    engine: Engine | dict[str, Engine], token: str | None = None, **settings: Any
 ) -> AsyncIterator[tuple[HTTPServer, tuple[str, int]]]:
     """The address of a server in this process on a real port; waits until it is ready."""
     given = Settings(**{"access_log": False, "port": 0, **PATIENT, **settings})

@@ -21,7 +21,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import FrameType, SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -58,7 +58,7 @@ OpenEngine = Callable[[], "Engine"]
 class Deployment:
     """What a server process serves, and how; a process that is started gets it as a pickle."""
 
-    open_engine: OpenEngine
+    models: OpenEngine | Mapping[str, OpenEngine]
     settings: Settings
     token: str | None = None
     beside: OpenEngine | None = None

@@ -37,9 +37,10 @@ class Metrics:
         self.expired = count("expired", "Requests whose deadline passed, by stage.", ["stage"])
         self.abandoned = count("abandoned", "Requests whose client left before the response.")
         self.computed = count("computed", "Items that the model computed.", ["work"])
-        self.verdicts = count("verdicts", "Pictures by verdict: known, ambiguous or unfamiliar.", ["verdict"])
+        about, labels = "Pictures by verdict: known, ambiguous or unfamiliar.", ["model", "verdict"]
+        self.verdicts = count("verdicts", about, labels)
         about = "Their shares among the validation images, at the default rates."
-        self.usual = gauge("usual_verdicts", about, ["verdict"], multiprocess_mode="livemax")
+        self.usual = gauge("usual_verdicts", about, labels, multiprocess_mode="livemax")
         self.batch_items = histogram("batch_items", "Items per batch.", ["work"], buckets=BATCHES)
         self.queue_seconds = times("queue_seconds", "Time of an item in the queue.", ["work"])
         self.model_seconds = times("model_seconds", "Time of a batch in the model.", ["work"])

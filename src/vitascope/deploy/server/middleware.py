@@ -80,17 +80,18 @@ class RequestMiddleware:
                 message = {**message, "body": b""}
             await send(message)
 
-        computes = service.computes(method, path)
+        model, inside = service.model_of(path)
+        computes = service.computes(method, inside)
         try:
             hosts = [name for name, _ in scope["headers"] if name == b"host"]
             if len(hosts) > 1 or not (hosts or scope["http_version"] == "1.0"):  # RFC 9112, section 3.2
                 raise Rejection(400, f"a request has one Host header, not {len(hosts)}", close=True)
-            self._check(method, path, headers)
+            self._check(method, inside, headers)
             if method == "OPTIONS" and origin in service.settings.allow_origin:
                 await Response(status_code=204, headers=PREFLIGHT)(scope, receive, respond)
                 return
             if computes:
-                service.check_room(path)
+                model.check_room(inside)
         except Rejection as rejection:
             computes = False
             service.count_rejection(rejection)

@@ -24,7 +24,6 @@ from vitascope.deploy.server.protocols import (
     all_or_none,
     answer,
     check_fields,
-    check_name,
     computed,
     decoded_picture,
     field,
@@ -48,7 +47,7 @@ LENGTH = "inference-header-content-length"
 SERVER = {"name": "vitascope", "version": __version__, "extensions": ["classification", "binary_tensor_data"]}
 
 
-def oip(service: Service) -> APIRouter:
+def oip(first: Service) -> APIRouter:
     """`/v2`: health, the model's description, inference."""
     routes = APIRouter(tags=["Open Inference Protocol"])
     infer_body = openapi.for_json("inputs", others=("application/octet-stream",))
@@ -68,7 +67,7 @@ def oip(service: Service) -> APIRouter:
     @routes.get("/v2/health/ready")
     async def ready() -> Response:
         """200 if requests should be sent here now."""
-        if reason := service.why_not_ready():
+        if reason := first.why_not_ready():
             raise Rejection(503, reason)
         return answer({"ready": True})
 
@@ -77,13 +76,14 @@ def oip(service: Service) -> APIRouter:
     @routes.get("/v2/models/{name:path}/ready")
     async def model_ready(name: str) -> Response:
         """200 if the model is loaded."""
-        checked(name)
-        return await ready()
+        if reason := checked(name)[0].why_not_ready():
+            raise Rejection(503, reason)
+        return answer({"ready": True})
 
     @routes.get("/v2/models/{name:path}")
     async def model(name: str) -> Response:
         """The inputs and outputs of the model."""
-        name = checked(name)
+        service, name = checked(name)
         outputs = [{"name": "features", "datatype": "FP32", "shape": [-1, -1]}]
         if count := service.engine.num_classes:
             outputs = [
@@ -97,7 +97,7 @@ def oip(service: Service) -> APIRouter:
     @routes.post("/v2/models/{name:path}/infer", **infer_body)
     async def infer(request: Request, name: str) -> Response:
         """Probabilities and labels of pictures, encoded (BYTES) or as pixels (UINT8, N x H x W x 3)."""
-        name = checked(name)
+        service, name = checked(name)
         body = await json_body(request, service)
         head = _whole_number(request.headers.get(LENGTH), len(body))
         values, rest = await object_of(body[:head]), body[head:]
@@ -111,13 +111,13 @@ def oip(service: Service) -> APIRouter:
         rows = all_or_none(await rows_of(service, request, pictures, features=not service.engine.num_classes))
         return _response(name, identifier, [_tensor(service, rows, output) for output in outputs])
 
-    def checked(path: str) -> str:
-        """The name in a path that may have a version."""
+    def checked(path: str) -> tuple[Service, str]:
+        """The model of a path that may have a version, and the name in it."""
         name, _, version = path.rpartition("/versions/") if "/versions/" in path else (path, "", "1")
-        check_name(service, name)
+        model = first.named(name)
         if version != "1":
             raise Rejection(404, f"no version {version[:20]!r} of the model; it has 1")
-        return name
+        return model, name
 
     return routes
 

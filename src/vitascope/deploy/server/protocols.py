@@ -25,7 +25,7 @@ from vitascope.deploy.server import openapi
 from vitascope.deploy.server.batcher import Outcome
 from vitascope.deploy.server.decoder_process import Content
 from vitascope.deploy.server.rejections import Rejection
-from vitascope.deploy.server.service import Service
+from vitascope.deploy.server.service import BESIDE, Service
 from vitascope.deploy.server.uploads import Upload, read_body
 from vitascope.serialization import parse_json
 
@@ -181,23 +181,11 @@ def top_of(service: Service, probabilities: torch.Tensor, count: int = TOP) -> l
     ]
 
 
-def names_of(service: Service) -> tuple[str, ...]:
-    """The names by which a client may call the served model."""
-    name = service.engine.name or "model"
-    return tuple(dict.fromkeys((name, name.rstrip("/").rpartition("/")[2], "vitascope")))
-
-
-def check_name(service: Service, name: str) -> None:
-    """Reject the name of another model (404)."""
-    if name not in names_of(service):
-        raise Rejection(404, f"no model {name[:80]!r} here; it is called {' or '.join(names_of(service))}")
-
-
 def card_of(service: Service, name: str) -> dict[str, Any]:
     """A model as OpenAI and KServe describe it, whose paths for that are the same."""
-    check_name(service, name)
+    ready = not service.named(name).why_not_ready()
     about = {"id": name, "object": "model", "created": 0, "owned_by": "vitascope"}
-    return about | {"name": name, "ready": not service.why_not_ready()}
+    return about | {"name": name, "ready": ready}
 
 
 def answer(content: Any) -> Response:
@@ -216,12 +204,14 @@ def huggingface(service: Service) -> APIRouter:
     @routes.post("/models/{name:path}", **picture)
     async def named(request: Request, name: str) -> Response:
         """The most probable classes of a picture; of a model without classes its features."""
-        check_name(service, name)
-        return await unnamed(request)
+        return await classes(request, service.named(name))
 
     @routes.post("/", **picture)
     async def unnamed(request: Request) -> Response:
         """The most probable classes of a picture; of a model without classes its features."""
+        return await classes(request, service)
+
+    async def classes(request: Request, model: Service) -> Response:
         body, count = await body_of(request, service), TOP
         if type_of(request) == "application/json":
             values = await object_of(body)
@@ -232,13 +222,13 @@ def huggingface(service: Service) -> APIRouter:
                 count = field(parameters, "top_k", int)
             if count < 1:
                 raise Rejection(422, f"top_k must be at least 1, not {count}")
-            usual = "sigmoid" if service.engine.several else "softmax"
+            usual = "sigmoid" if model.engine.several else "softmax"
             if parameters.get("function_to_apply") not in (None, usual):
                 raise Rejection(422, f"this model's scores are those of function_to_apply={usual}")
-        if service.engine.num_classes:
-            (row,) = all_or_none(await rows_of(service, request, [body]))
-            return answer(top_of(service, row, count))
-        (row,) = all_or_none(await rows_of(service, request, [body], features=True))
+        if model.engine.num_classes:
+            (row,) = all_or_none(await rows_of(model, request, [body]))
+            return answer(top_of(model, row, count))
+        (row,) = all_or_none(await rows_of(model, request, [body], features=True))
         return answer([row.tolist()])
 
     return routes
@@ -253,12 +243,13 @@ def openai(service: Service) -> APIRouter:
 
     @routes.get("/v1/models")
     async def models() -> Response:
-        """The served model."""
-        return answer({"object": "list", "data": [card_of(service, names_of(service)[0])]})
+        """The served models."""
+        names = [model.names[0] for model in service.models if model.place != BESIDE]
+        return answer({"object": "list", "data": [card_of(service, name) for name in names]})
 
     @routes.get("/v1/models/{name:path}")
-    async def model(name: str) -> Response:
-        """The served model, and whether it is loaded."""
+    async def card(name: str) -> Response:
+        """A served model, and whether it is loaded."""
         return answer(card_of(service, name))
 
     @routes.post("/v1/embeddings", **openapi.for_json("model", "input"))
@@ -268,7 +259,7 @@ def openai(service: Service) -> APIRouter:
         check_fields(values, ("model", "input", "encoding_format", "user", "modality"))
         if values.get("modality") not in (None, "image"):  # of infinity
             raise Rejection(422, "modality is image: this model reads no other")
-        check_name(service, field(values, "model", str))
+        model = service.named(field(values, "model", str))
         inputs = values.get("input")
         inputs = inputs if isinstance(inputs, list) else [inputs]
         check_count(service, len(inputs))
@@ -276,7 +267,7 @@ def openai(service: Service) -> APIRouter:
         if form not in ("float", "base64"):
             raise Rejection(422, "encoding_format is float or base64")
         pictures = [decoded_picture(unwrapped(value)) for value in inputs]
-        rows = all_or_none(await rows_of(service, request, pictures, features=True))
+        rows = all_or_none(await rows_of(model, request, pictures, features=True))
         data = [
             {
                 "object": "embedding",
@@ -306,8 +297,7 @@ def kserve(service: Service) -> APIRouter:
         except Rejection as rejection:
             return rejection
 
-    async def instances(request: Request, name: str) -> list[bytes | Rejection]:
-        check_name(service, name)
+    async def instances(request: Request) -> list[bytes | Rejection]:
         values = await object_of(await json_body(request, service))
         check_fields(values, ("instances",))
         check_count(service, len(field(values, "instances", list)))
@@ -321,15 +311,14 @@ def kserve(service: Service) -> APIRouter:
     @routes.post("/v1/models/{name:path}:predict", **openapi.for_json("instances"))
     async def predict(request: Request, name: str) -> Response:
         """The most probable classes of each picture, or the error of one that cannot be read."""
-        contents = await instances(request, name)
+        model = service.named(name)
+        contents = await instances(request)
         pictures = [content for content in contents if isinstance(content, bytes)]
-        answered = iter(await rows_of(service, request, pictures) if pictures else [])
+        answered = iter(await rows_of(model, request, pictures) if pictures else [])
         rows = [next(answered) if isinstance(content, bytes) else content for content in contents]
         if all(isinstance(row, Rejection) for row in rows):
             all_or_none(rows)
-        answers = [
-            {"error": str(row)} if isinstance(row, Rejection) else top_of(service, row) for row in rows
-        ]
+        answers = [{"error": str(row)} if isinstance(row, Rejection) else top_of(model, row) for row in rows]
         return answer({"predictions": answers})
 
     @routes.post("/v1/models/{name:path}:explain", **openapi.for_json("instances"))
@@ -339,16 +328,17 @@ def kserve(service: Service) -> APIRouter:
         from vitascope.explain.methods import DEFAULT_METHOD
         from vitascope.predict.explanation import explain_pixels
 
-        compute = functools.partial(explain_pixels, batch_size=batch_size(service.torch_engine().device))
-        pictures = await instances(request, name)
+        model = service.named(name)
+        compute = functools.partial(explain_pixels, batch_size=batch_size(model.torch_engine().device))
+        pictures = await instances(request)
         if len(pictures) != 1:
             raise Rejection(422, f"explain takes one picture, not {len(pictures)}")
         (picture,) = all_or_none(list(pictures))
         uploads = [Upload("", picture)]
-        explanation = await service.run(
+        explanation = await model.run(
             request, f"explain-{DEFAULT_METHOD}", compute, DEFAULT_METHOD, None, uploads=uploads
         )
-        target = None if explanation.target is None else service.engine.label(explanation.target)
+        target = None if explanation.target is None else model.engine.label(explanation.target)
         return answer({"explanations": [{"label": target, "heatmap": explanation.heatmap.tolist()}]})
 
     return routes
