@@ -12,7 +12,7 @@ import pytest
 from vitascope.cli import main
 from vitascope.cli.parsing import parse
 from vitascope.cli.ship import Serve
-from vitascope.deploy.server.server import announce
+from vitascope.deploy.server.server import announce, by_name, serve
 from vitascope.deploy.server.settings import Settings
 from vitascope.errors import UserError
 from vitascope.weights.builtin import DEFAULT
@@ -34,14 +34,14 @@ def test_options_reach_the_settings() -> None:
     args = ["m", "--port", "0", "--max-batch", "7", "--no-access-log", "--allowed-hosts", "a", "b"]
     given = parse(Serve, "serve", args)
     expected = Settings(port=0, max_batch=7, access_log=False, allowed_hosts=("a", "b"))
-    assert (given.model, given.settings) == ("m", expected)
+    assert (given.models, given.settings) == (("m",), expected)
 
 
 def test_without_a_model_the_built_in_one_is_served_and_named(capsys: pytest.CaptureFixture[str]) -> None:
     given = parse(Serve, "serve", ["--port", "0"])
-    assert given.model == DEFAULT
+    assert given.models == (DEFAULT,)
     with socket.create_server(("127.0.0.1", 0)) as port:
-        announce(given.model, given.settings, port, None)
+        announce(given.models, given.settings, port, None)
     assert capsys.readouterr().out.startswith("cifar10 (built in) at http://127.0.0.1:")
 
 
@@ -54,6 +54,7 @@ def test_without_a_model_the_built_in_one_is_served_and_named(capsys: pytest.Cap
         (["--grace-s", "nan"], "--grace-s must be at least 0, not nan"),
         (["--queue", "-1"], "--queue must be at least 1, not -1"),
         (["--max-bach", "3"], "nearest: --max-batch"),
+        (["other"], "each of several models needs a name: NAME=model"),
     ],
 )
 def test_invalid_option_is_rejected_in_one_line(
@@ -76,6 +77,18 @@ def test_missing_library_names_the_extra(
     monkeypatch.delitem(sys.modules, "vitascope.deploy.server.app", raising=False)
     with pytest.raises(UserError, match="the server needs fastapi"):
         importlib.import_module("vitascope.deploy.server.app")
+
+
+def test_models_with_names_are_parsed_and_a_path_is_no_name(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("lr=3").mkdir()
+    assert by_name(["a=runs/a", "b-2=org/b"]) == {"a": "runs/a", "b-2": "org/b"}
+    for alone in ("lr=3", "s3://bucket/a=b", "org/name"):
+        assert by_name([alone]) == {"": alone}
+    with pytest.raises(UserError, match="two models have the name a: x and y"):
+        by_name(["a=x", "a=y"])
+    with pytest.raises(UserError, match="--beside is for one MODEL without a name"):
+        serve(["a=x", "b=y"], Settings(), beside="z")
 
 
 def test_port_in_use_is_reported_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

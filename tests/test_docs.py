@@ -39,6 +39,7 @@ from vitascope.cli.parsing import parse
 from vitascope.cli.ship import Export, Serve
 from vitascope.data import datasets, listing, loading, pack, reading, splits, table_options
 from vitascope.data.formats import archive, folder, hub, published, shards
+from vitascope.deploy.server.server import by_name
 from vitascope.model import hardware
 from vitascope.model.sizes import named_config
 from vitascope.options.groups import AugmentationOptions
@@ -215,8 +216,9 @@ def curl(line: str, served: Serve) -> None:
         return
 
     async def story() -> None:
-        engine, protocols = open_engine(served.model, device="cpu"), served.settings.protocols
-        async with listening(engine, protocols=protocols) as (_, (host, port)):
+        engines = {name: open_engine(ref, device="cpu") for name, ref in by_name(served.models).items()}
+        protocols = served.settings.protocols
+        async with listening(engines.get("", engines), protocols=protocols) as (_, (host, port)):
             words = shlex.split(line.replace(documented, f"{host}:{port}/"))
             command = [*words, "--silent", "--show-error", "--fail-with-body"]
             done = await asyncio.to_thread(subprocess.run, command, capture_output=True, timeout=280)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 
 from vitascope.cli.exits import exiting_if_stopped
-from vitascope.cli.parsing import Device, Flag, MaybeModel, MaybePath, MaybeText, Model, Precision
+from vitascope.cli.parsing import Device, Flag, MaybePath, MaybeText, Model, Precision
 from vitascope.deploy.server.settings import Settings
 from vitascope.errors import UserError
 from vitascope.formatting import aligned, counted
@@ -220,12 +220,16 @@ class Serve:
 
     Pictures go to /v1/predict, /v1/explain and /v1/embed; /docs has examples.
 
+    Of several models, `a=runs/a b=runs/b`, the first is at these paths, and each at /models/NAME/.
+
     Needs an extra: pip install 'vitascope[server]'.
 
     SIGTERM or Ctrl-C stops it after all accepted requests are answered.
     """
 
-    model: MaybeModel = DEFAULT
+    models: tyro.conf.Positional[
+        Annotated[tuple[str, ...], tyro.conf.arg(metavar="[MODEL | NAME=MODEL ...]", help_behavior_hint="")]
+    ] = (DEFAULT,)
     """A run folder, a model folder or file, a hub id, or an exported file. Default: the built-in cifar10."""
     beside: Annotated[str | None, tyro.conf.arg(metavar="MODEL", help_behavior_hint="")] = None
     """Another model, which the explorer compares with this one on the same picture."""
@@ -237,4 +241,4 @@ class Serve:
         """Serve until SIGTERM or Ctrl-C."""
         from vitascope.deploy.server.server import serve
 
-        serve(self.model, self.settings, beside=self.beside, precision=self.precision, device=self.device)
+        serve(self.models, self.settings, beside=self.beside, precision=self.precision, device=self.device)

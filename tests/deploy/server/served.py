@@ -24,6 +24,10 @@ from vitascope.deploy.server.settings import Settings
 from vitascope.predict.engine import Answers, Engine, TorchEngine
 
 NAMES = ("ant", "bee", "cat", "dog", "<script>alert(1)</script>")
+ALL: dict[str, Any] = {"protocols": ("huggingface", "openai", "oip", "kserve")}
+"""The settings of a server that answers in every protocol."""
+ROUTES = ("/", "/v1/embeddings", "/v1/models/vitascope:predict", "/v2/models/vitascope/infer")
+"""A path of each."""
 POISON = 255
 """A picture of this brightness breaks its batch."""
 PATIENCE = 120
@@ -90,7 +94,7 @@ class DecodersInThreads:
     async def configure(self, options: decoder_process.DecodeOptions) -> None:
         self.options = options
 
-    async def decode(self, content: bytes, *, deadline: float) -> Pixels:
+    async def decode(self, content: decoder_process.Content, *, deadline: float) -> Pixels:
         return await asyncio.to_thread(decoder_process.decode_picture, content, self.options)
 
 
@@ -134,7 +138,11 @@ class Client(httpx.AsyncClient):
 
 @asynccontextmanager
 async def serving(
-    engine: Engine | Callable[[], Engine], token: str | None = None, *, ready: bool = True, **settings: Any
+    engine: Engine | Callable[[], Engine] | dict[str, Any],
+    token: str | None = None,
+    *,
+    ready: bool = True,
+    **settings: Any,
 ) -> AsyncIterator[Client]:
     """A server in this process and its client; waits until it is ready if `ready`."""
     app = create_app(engine, Settings(**{"access_log": False, **PATIENT, **settings}), token)
@@ -152,7 +160,7 @@ async def serving(
 
 @asynccontextmanager
 async def listening(
-    engine: Engine, token: str | None = None, **settings: Any
+    engine: Engine | dict[str, Engine], token: str | None = None, **settings: Any
 ) -> AsyncIterator[tuple[HTTPServer, tuple[str, int]]]:
     """The address of a server in this process on a real port; waits until it is ready."""
     given = Settings(**{"access_log": False, "port": 0, **PATIENT, **settings})

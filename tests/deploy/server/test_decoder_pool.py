@@ -96,6 +96,17 @@ async def test_decoded_pixels_match_the_readers_at_model_size_and_full_size() ->
             assert pixels.flags.writeable
 
 
+async def test_pixels_are_read_like_their_picture_and_within_the_same_limit() -> None:
+    async with decoders(options(readers.FIT.pixels)) as found:
+        draw = np.random.default_rng(0).integers
+        for shape in ((30, 40, 3), (30, 40, 1), (700, 900, 3)):  # the last is more than a pipe holds
+            pixels = draw(0, 256, shape, np.uint8)
+            decoded = await found.decode(pixels, deadline=soon())
+            np.testing.assert_array_equal(decoded, readers.FIT.pixels(encoded(pixels.squeeze())))
+        with pytest.raises(DecodeError, match="million pixels, over the limit of 50"):
+            decode_picture(np.broadcast_to(np.uint8(0), (10_000, 5_100, 3)), options())
+
+
 def test_decoding_process_imports_no_torch() -> None:
     code = "import sys, vitascope.deploy.server.decoder_process; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -10,7 +10,7 @@ import uvicorn
 from fastapi import FastAPI
 from uvicorn.server import ServerState
 
-from tests.deploy.server.served import PATIENCE, Client, HeldEngine, grey, refusal, serving, until
+from tests.deploy.server.served import ALL, PATIENCE, Client, HeldEngine, grey, refusal, serving, until
 from vitascope.deploy.server import service
 from vitascope.deploy.server.http_server import Connection
 from vitascope.deploy.server.rejections import SECURITY
@@ -42,7 +42,7 @@ async def full(engine: HeldEngine, monkeypatch: pytest.MonkeyPatch) -> AsyncIter
     monkeypatch.setattr(service, "SHED_LEAST", 600.0)
     monkeypatch.setattr(service, "SHED_MOST", 600.0)
     monkeypatch.setattr(service, "RECENT", 600.0)
-    async with serving(engine, queue=1) as client:
+    async with serving(engine, queue=1, **ALL) as client:
         accepted = await client.holding(engine)
         assert (await client.predict(grey(2))).status_code == 429
         yield client, client.app
@@ -59,12 +59,13 @@ async def test_shed_prediction_has_the_same_429_as_the_routes(
         with monkeypatch.context() as patch:  # any routed request fails
             patch.setattr(app, "middleware_stack", None)
             patch.setattr(FastAPI, "__call__", None)
-            for _ in range(3):  # on one connection
-                answer = await client.post("/v1/predict?top_k=1", content=grey(2))
+            kserve = "/v1/models/vitascope:predict"
+            for path in ("/v1/predict?top_k=1", "/", "/v2/models/vitascope/infer", kserve):  # one connection
+                answer = await client.post(path, content=grey(2))
                 assert refusal(answer, 429) == refusal(as_routed, 429)
                 assert int(answer.headers["retry-after"]) >= 1
                 assert {name: answer.headers.get(name) for name in SECURITY} == SECURITY
-        assert await inside.counted("vitascope_refused_total") == 5
+        assert await inside.counted("vitascope_refused_total") == 6
         assert "saturated" in refusal(await inside.get("/readyz"), 503)
 
 

@@ -9,15 +9,15 @@ import pytest
 from fastapi.openapi.models import OpenAPI
 from pydantic import TypeAdapter
 
-from tests.deploy.server.served import HeldEngine, grey, picture, play, refusal, serving
+from tests.deploy.server.served import ALL, HeldEngine, grey, picture, play, refusal, serving
 from tests.model import labelling_model
 from vitascope.deploy.server import openapi
 from vitascope.predict.engine import TorchEngine
 
 
-@pytest.fixture(scope="module")
-def document(engine: TorchEngine) -> dict[str, Any]:
-    return documented(engine)
+@pytest.fixture(scope="module", params=[{}, ALL], ids=["alone", "with protocols"])
+def document(engine: TorchEngine, request: pytest.FixtureRequest) -> dict[str, Any]:
+    return documented(engine, **request.param)
 
 
 def documented(engine: Any, **options: Any) -> dict[str, Any]:
@@ -53,9 +53,15 @@ def test_every_response_has_a_schema_and_a_description(document: dict[str, Any])
         for content in response["content"].values():
             assert content["schema"], (place, status)
         if int(status) >= 400:
-            assert response["content"]["application/json"]["schema"] == {
-                "$ref": "#/components/schemas/Problem"
-            }
+            form = (
+                "OpenAIProblem" if re.search("/v1/(models$|models/{name}$|embeddings)", place) else "Problem"
+            )
+            schema = response["content"]["application/json"]["schema"]
+            assert schema == {"$ref": f"#/components/schemas/{form}"}
+    for path, operations in document["paths"].items():
+        assert ("requestBody" in operations.get("post", {})) == ("post" in operations)
+        parameters = [one["name"] for value in operations.values() for one in value.get("parameters", [])]
+        assert set(re.findall("{(.*?)}", path)) <= set(parameters)
     explained = document["paths"]["/v1/explain"]["post"]["responses"]["200"]["content"]
     assert set(explained) == {"application/json", "image/png"}
     predicted = document["paths"]["/v1/predict"]["post"]["responses"]
@@ -76,8 +82,11 @@ def test_security_is_described_if_a_token_is_required(document: dict[str, Any]) 
 
 async def test_real_responses_match_the_document(engine: TorchEngine) -> None:
     files = [("image", ("a.png", picture())), ("image", ("b.png", b"x"))]
-    async with serving(engine) as client:
+    async with serving(engine, **ALL) as client:
         for shape, method, path, options in (
+            (openapi.OpenAIProblem, "POST", "/v1/embeddings", {"json": {"model": "other"}}),
+            (openapi.OpenAIProblem, "GET", "/v1/models/other", {}),
+            (openapi.Problem, "POST", "/v2/models/other/infer", {"json": {}}),
             (openapi.Health, "GET", "/livez", {}),
             (openapi.Health, "GET", "/readyz", {}),
             (openapi.ModelDescription, "GET", "/v1/model", {}),
@@ -92,7 +101,7 @@ async def test_real_responses_match_the_document(engine: TorchEngine) -> None:
             (openapi.Problem, "GET", "/v1/samples/none", {}),
         ):
             answer = await client.request(method, path, **options)
-            assert (answer.status_code >= 400) == (shape is openapi.Problem)
+            assert (answer.status_code >= 400) == (shape in (openapi.Problem, openapi.OpenAIProblem))
             TypeAdapter(shape).validate_json(answer.content, strict=True)  # raises where they differ
 
 

@@ -14,14 +14,13 @@ import tritonclient.http as triton
 from huggingface_hub import InferenceClient
 from PIL import Image
 
-from tests.deploy.server.served import NAMES, listening, picture, serving
+from tests.deploy.server.served import ALL, NAMES, ROUTES, listening, picture, serving
 from tests.model import small_model
 from vitascope.explain.methods import DEFAULT_METHOD
 from vitascope.predict.engine import TorchEngine
 from vitascope.predict.explanation import explain_pixels
 from vitascope.predict.predictor import Predictor
 
-ALL = {"protocols": ("huggingface", "openai", "oip", "kserve")}
 FILES = [picture(seed) for seed in range(3)]
 ENCODED = [base64.b64encode(file).decode() for file in FILES]
 URI = f"data:image/png;base64,{ENCODED[0]}"
@@ -52,7 +51,12 @@ async def test_the_client_of_openai_gets_embeddings(engine: TorchEngine, form: A
     def use(url: str) -> Any:
         client = openai.OpenAI(base_url=f"{url}/v1", api_key="any")
         (model,) = client.models.list().data
-        return client.embeddings.create(model=model.id, input=[URI, *ENCODED[1:]], encoding_format=form)
+        assert client.models.retrieve(model.id) == model
+        with pytest.raises(openai.NotFoundError, match="no model 'gpt' here"):
+            client.models.retrieve("gpt")
+        return client.embeddings.create(
+            model=model.id, input=[URI, *ENCODED[1:]], encoding_format=form, user="me"
+        )
 
     found = await asked(engine, use)
     for index, (one, file) in enumerate(zip(found.data, FILES, strict=True)):
@@ -198,6 +202,26 @@ def tensor(**changes: Any) -> dict[str, Any]:
             422,
             "whole numbers",
         ),
+        *[
+            ("/v2/models/vitascope/infer", body, 422, message)
+            for body, message in (
+                (tensor() | {"raw_input_contents": []}, "unknown field 'raw_input_contents'"),
+                (tensor() | {"parameters": {"sequence_id": 1}}, "unknown parameter 'sequence_id'"),
+                (tensor() | {"parameters": {"binary_data_output": "no"}}, "must be true or false"),
+                (tensor() | {"id": 1}, "id must be text"),
+                (tensor(name="mask"), "no input 'mask'"),
+                (tensor(contents=[]), "unknown field of an input 'contents'"),
+                (tensor(parameters={"content_type": "np"}), "unknown parameter 'content_type'"),
+                (tensor(parameters={"binary_data_size": 0}), "not both"),
+                (tensor() | {"outputs": [{"name": "labels", "shape": [1]}]}, "unknown field of an output"),
+                (
+                    tensor() | {"outputs": [{"name": "labels", "parameters": {"classification": 1}}]},
+                    "of the output probabilities",
+                ),
+            )
+        ],
+        ("/", {"inputs": URI, "top_k": 1}, 422, "unknown field 'top_k'"),
+        ("/v1/models/vitascope:predict", {"instances": [URI], "top_k": 1}, 422, "unknown field 'top_k'"),
         ("/", {"inputs": "gopher://shop.example/cat"}, 422, "URLs are not fetched"),
     ],
 )
@@ -215,7 +239,10 @@ async def test_what_cannot_be_answered_is_one_line_in_the_protocol_s_form(
     ("body", "status", "message"),
     [
         ({"model": "vitascope", "input": [URL]}, 422, "URLs are not fetched"),
-        ({"model": "vitascope", "input": URI, "dimensions": 5}, 422, "leave dimensions out"),
+        ({"model": "vitascope", "input": URI, "dimensions": 5}, 422, "unknown field 'dimensions'"),
+        ({"model": "vitascope", "input": URI, "modality": "audio"}, 422, "modality is image"),
+        ({"model": "vitascope", "input": {"image": URI, "text": "a cat"}}, 422, "unknown field 'text'"),
+        ({"model": "vitascope", "input": {"image": URI, "url": URL}}, 422, "an object has 2 of image"),
         ({"model": "vitascope", "input": URI, "encoding_format": "int8"}, 422, "float or base64"),
         ({"model": "gpt", "input": URI}, 404, "no model 'gpt' here"),
         ({"input": URI}, 422, "model must be text"),
@@ -231,17 +258,19 @@ async def test_openai_s_errors_are_objects(engine: TorchEngine, body: Any, statu
 
 
 @pytest.mark.parametrize(
-    ("head", "rest", "message"),
+    ("head", "rest", "declared", "message"),
     [
-        ("999999", b"", "and the body has"),
-        ("-1", b"", "and the body has"),
-        (None, struct.pack("<I", 2**31) + b"abc", "ends"),
+        ("999999", b"", True, "and the body has"),
+        ("-1", b"", True, "and the body has"),
+        (None, struct.pack("<I", 2**31) + b"abc", True, "ends"),
+        (None, b"abc", False, "binary_data_size is None, and 3 bytes follow"),
     ],
 )
 async def test_lengths_of_binary_tensors_that_lie_are_rejected(
-    engine: TorchEngine, head: str | None, rest: bytes, message: str
+    engine: TorchEngine, head: str | None, rest: bytes, declared: bool, message: str
 ) -> None:
-    about = json.dumps(tensor(parameters={"binary_data_size": len(rest)})).encode()
+    size = {"binary_data_size": len(rest)} if declared else {}
+    about = json.dumps(tensor(data=None, parameters=size)).encode()
     headers = {"Inference-Header-Content-Length": head or str(len(about))}
     async with serving(engine, **ALL) as client:
         response = await client.post("/v2/models/vitascope/infer", content=about + rest, headers=headers)
@@ -258,13 +287,13 @@ async def test_deep_json_is_rejected(engine: TorchEngine) -> None:
 
 async def test_protocols_are_off_unless_they_are_asked_for(engine: TorchEngine) -> None:
     async with serving(engine) as client:
-        for path in ("/", "/v1/embeddings", "/v1/models/vitascope:predict", "/v2/models/vitascope/infer"):
+        for path in ROUTES:
             assert (await client.post(path, json={})).status_code in (404, 405)
 
 
 async def test_a_token_is_needed_in_every_protocol(engine: TorchEngine) -> None:
     async with serving(engine, "secret", **ALL) as client:
-        for path in ("/", "/v1/embeddings", "/v1/models/vitascope:predict", "/v2/models/vitascope/infer"):
+        for path in ROUTES:
             assert (await client.post(path, json={})).status_code == 401
         assert (await client.get("/v2/models/vitascope")).status_code == 401
         assert (await client.get("/")).status_code == 200
@@ -297,6 +326,27 @@ async def test_a_name_with_slashes_is_a_name_too() -> None:
             ).status_code == 200
             body = {"instances": ENCODED[:1]}
             assert (await client.post(f"/v1/models/{name}:predict", json=body)).status_code == 200
+
+
+async def test_requests_are_counted_by_the_routes_of_their_protocol(engine: TorchEngine) -> None:
+    async with serving(engine, **ALL) as client:
+        for path in (
+            *ROUTES,
+            "/v2/models/a/versions/1/infer",
+            "/v1/models/vitascope:explain",
+            "/v1/models/x",
+        ):
+            await client.post(path, json={})
+        text = (await client.get("/metrics")).text
+    for route, status in {
+        "/": 422,
+        "/v1/embeddings": 422,
+        "/v1/models/{name:path}:predict": 422,
+        "/v1/models/{name:path}:explain": 422,
+        "/v1/models/{name:path}": 405,
+        "/v2/models/{name:path}/infer": 422,
+    }.items():
+        assert f'vitascope_requests_total{{route="{route}",status="{status}"}} 1.0' in text
 
 
 async def test_json_is_declared_as_such(engine: TorchEngine) -> None:

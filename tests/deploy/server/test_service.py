@@ -7,8 +7,10 @@ import pytest
 import torch
 
 from tests.deploy.server.served import (
+    ALL,
     PATIENCE,
     POISON,
+    ROUTES,
     HeldEngine,
     Sender,
     advance,
@@ -83,11 +85,15 @@ async def test_waiting_for_the_event_loop_counts_against_the_deadline(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("vitascope.deploy.server.service.LAG_INTERVAL", 1000.0)
-    async with serving(HeldEngine(), deadline_ms=300_000) as client:
+    async with serving(HeldEngine(), deadline_ms=300_000, **ALL) as client:
         service = client.app.state.service
         advance(1500)  # the loop runs 500 s after it should have measured
         await until(lambda: service.lag > 300)
-        assert "before they are seen" in refusal(await client.predict(grey(1)), 429)
+        for path in ("/v1/predict", "/v1/embed", "/models/vitascope", *ROUTES):
+            asking = Sender(client.app)
+            asking.scope |= {"path": path, "raw_path": path.encode()}
+            assert await asking.send(chunks_of(grey(1), 1)) == 429
+            assert asking.asked == 0
         advance(1000)
         await until(lambda: service.lag < 100)
         assert (await client.predict(grey(1))).status_code == 200

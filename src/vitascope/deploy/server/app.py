@@ -9,17 +9,19 @@ from __future__ import annotations
 import asyncio
 import functools
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, TypeGuard
 
 from vitascope.deploy.server import check_installed
 
 try:
     from fastapi import APIRouter, Depends, FastAPI, Query, Request, Response
     from fastapi.exceptions import RequestValidationError
+    from fastapi.routing import APIRoute
     from fastapi.security import HTTPBearer
     from starlette.exceptions import HTTPException
+    from starlette.routing import BaseRoute
 except ModuleNotFoundError:
     check_installed()
     raise
@@ -28,9 +30,10 @@ from vitascope._version import __version__
 from vitascope.deploy.server import explorer, openapi
 from vitascope.deploy.server.batcher import Outcome, Work
 from vitascope.deploy.server.middleware import RequestMiddleware
-from vitascope.deploy.server.protocols import PROTOCOLS
-from vitascope.deploy.server.rejections import SECURITY, Rejection, response_to
-from vitascope.deploy.server.service import BESIDE, COMPUTED, Service
+from vitascope.deploy.server.open_inference import oip
+from vitascope.deploy.server.protocols import huggingface, kserve, openai
+from vitascope.deploy.server.rejections import OPENAI, SECURITY, Rejection, response_to
+from vitascope.deploy.server.service import BESIDE, COMPUTED, NAMED, Service
 from vitascope.deploy.server.settings import Settings
 from vitascope.errors import UserError, suggestion
 
@@ -39,7 +42,15 @@ if TYPE_CHECKING:
 
     from vitascope.predict.engine import Engine
 
+Opening: TypeAlias = "Engine | Callable[[], Engine]"
 MAX_PARAMETERS = 100
+PROTOCOLS: dict[str, Callable[[Service], APIRouter]] = {
+    "huggingface": huggingface,
+    "openai": openai,
+    "oip": oip,
+    "kserve": kserve,
+}
+"""The routes of other servers' protocols."""
 TopK = Annotated[int, Query(ge=1, description="classes in `predictions`, most probable first")]
 Rate = Annotated[
     float | None,
@@ -62,21 +73,31 @@ Threshold = Annotated[
 
 
 def create_app(
-    open_engine: Engine | Callable[[], Engine],
+    models: Opening | Mapping[str, Opening],
     settings: Settings,
     token: str | None = None,
     *,
-    beside: Engine | Callable[[], Engine] | None = None,
+    beside: Opening | None = None,
     wait_for_model: bool = False,
 ) -> FastAPI:
-    """The server as an ASGI application; its `state.service` is the `Service`.
+    """The server as an ASGI application; its `state.service` is the `Service` of the first model.
 
     A function opens an engine in the background, so the server is alive meanwhile; with `wait_for_model`, it
-    starts only when the model is loaded. `token` is the bearer token that clients must send, if any. The
-    explorer compares the model with the one `beside` it.
+    starts only when the models are loaded. Several models have names; paths of each begin with /models/NAME.
+    `token` is the bearer token that clients must send, if any. The explorer compares the model with the one
+    `beside` it.
     """
-    other = None if beside is None else Service(beside if callable(beside) else lambda: beside, settings)
-    service = Service(open_engine if callable(open_engine) else lambda: open_engine, settings, other)
+    places = (
+        {NAMED + name: engine for name, engine in models.items()}
+        if isinstance(models, Mapping)
+        else {"": models}
+    )
+    if beside is not None:
+        places[BESIDE] = beside
+    services: list[Service] = []
+    for place, engine in places.items():
+        services.append(Service(_opener(engine), settings, place, services[0] if services else None))
+    service = services[0]
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -94,29 +115,51 @@ def create_app(
         redirect_slashes=False,  # a redirect would name the Host header, and leave out a proxy's prefix
     )
     app.state.service = service
-    errors = openapi.errors(*openapi.COMMON_ERRORS)
+    statuses = [*openapi.COMMON_ERRORS]
     health = public(app, service)
-    app.include_router(health, responses=errors)
+    app.include_router(health, responses=openapi.errors(*statuses))
     dependencies = [Depends(check_parameters)]
     if token is not None:  # the middleware checks it; this describes it
         dependencies.append(Depends(HTTPBearer(auto_error=False)))
-        errors |= openapi.errors(401)
-    routers = [description(service), predictions(service), explorer.router(service)]
-    routers += [PROTOCOLS[name](service) for name in dict.fromkeys(settings.protocols)]
-    for router in routers:
-        app.include_router(router, dependencies=dependencies, responses=errors)
-    paths = (getattr(route, "path", "") for router in (health, *routers) for route in router.routes)
-    if other is not None:
-        for router in (description(other), explorer.router(other)):
-            app.include_router(router, prefix=BESIDE, include_in_schema=False, dependencies=dependencies)
-    app.add_middleware(RequestMiddleware, service=service, token=token, routes={"/openapi.json", *paths})
+        statuses.append(401)
+    routers = [("", router) for router in (health, metrics(service))]
+    for place, model in service.places.items():
+        kinds = [description, explorer.router, *([] if place == BESIDE else [predictions])]
+        routers += [(place, kind(model)) for kind in kinds]
+    routers += [("", of_protocol(name, service, statuses)) for name in dict.fromkeys(settings.protocols)]
+    for place, router in routers[1:]:
+        shown, answers = place != BESIDE, openapi.errors(*statuses)
+        app.include_router(
+            router, prefix=place, dependencies=dependencies, responses=answers, include_in_schema=shown
+        )
+    paths = {place + route.path for place, router in routers for route in filter(_is_api, router.routes)}
+    service.metrics.name_routes({"/openapi.json", *paths})
+    app.add_middleware(RequestMiddleware, service=service, token=token)
     _handle_errors(app, service)
     return app
 
 
+def _opener(engine: Opening) -> Callable[[], Engine]:
+    return engine if callable(engine) else lambda: engine
+
+
+def of_protocol(name: str, service: Service, statuses: Collection[int]) -> APIRouter:
+    """The routes of a protocol, with the form of their answers."""
+    router = PROTOCOLS[name](service)
+    for route in filter(_is_api, router.routes):
+        form = openapi.OpenAIProblem if OPENAI.fullmatch(route.path_format) else openapi.Problem
+        errors = openapi.errors(*statuses, *openapi.MODEL_ERRORS, 404, form=form)
+        route.responses = {200: openapi.SOME_JSON, **errors, **route.responses}
+    return router
+
+
+def _is_api(route: BaseRoute) -> TypeGuard[APIRoute]:
+    return isinstance(route, APIRoute)
+
+
 async def check_parameters(request: Request) -> None:
     """Reject query parameters that a route of the model does not know, or that are given twice (422)."""
-    if not request.scope["path"].startswith(COMPUTED):
+    if not request.app.state.service.model_of(request.scope["path"])[1].startswith(COMPUTED):
         return
     known = {field.alias for field in request.scope["route"].dependant.query_params}
     given = request.query_params.multi_items()
@@ -177,7 +220,7 @@ def description(service: Service) -> APIRouter:
                 "thresholds": list(engine.thresholds),
                 "preprocess": engine.preprocess.to_dict(),
                 "limits": limits,
-                "beside": service.beside is not None,
+                "beside": BESIDE in service.places,
                 "version": __version__,
             }
         )
@@ -185,17 +228,24 @@ def description(service: Service) -> APIRouter:
     return routes
 
 
+def metrics(service: Service) -> APIRouter:
+    """The route of Prometheus."""
+    routes = APIRouter(tags=["health"])
+
+    @routes.get("/metrics", response_class=Response, responses={200: {"content": openapi.PLAIN_TEXT}})
+    async def text() -> Response:
+        """Counts and times, in Prometheus' text format."""
+        return Response(service.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    return routes
+
+
 def predictions(service: Service) -> APIRouter:
-    """The routes of the model, and of Prometheus."""
+    """The routes that need the model."""
     routes = APIRouter(tags=["model"])
     predicted = {"model": openapi.Predictions | openapi.Form[openapi.Predictions]}
     embedded = {"model": openapi.Embedding | openapi.Form[openapi.Embedding]}
     explained = {"model": openapi.Heatmap, "content": {"image/png": openapi.BINARY}}
-
-    @routes.get("/metrics", response_class=Response, responses={200: {"content": openapi.PLAIN_TEXT}})
-    async def metrics() -> Response:
-        """Counts and times, in Prometheus' text format."""
-        return Response(service.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     @routes.post("/v1/predict", **openapi.for_pictures(predicted))
     async def predict(
@@ -222,7 +272,7 @@ def predictions(service: Service) -> APIRouter:
             if service.engine.sets is not None:
                 known = familiarity[0][None] if familiarity else None
                 (verdict,) = selection.judged(service.engine, probabilities[None], known)
-                service.metrics.verdicts.labels(verdict.unknown or "known").inc()
+                service.metrics.verdicts.labels(service.name, verdict.unknown or "known").inc()
                 found |= vars(verdict)
             return found
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import fcntl
 import logging
 import os
 import pickle
@@ -21,7 +22,7 @@ import numpy as np
 
 from vitascope.data.preprocess import Pixels
 from vitascope.deploy.server import decoder_process
-from vitascope.deploy.server.decoder_process import DecodeError, DecodeOptions
+from vitascope.deploy.server.decoder_process import Content, DecodeError, DecodeOptions
 from vitascope.deploy.server.rejections import Expired, Rejection
 
 PATIENCE, LARGER = 0.25, 4
@@ -30,6 +31,8 @@ GRACE = 0.1  # seconds until a picture whose client has left is killed: starting
 PAUSE = 1.0  # seconds before a process is replaced that ended before it could decode
 SIZES = ((b"\x89PNG\r\n\x1a\n", ">II", 16), (b"GIF8", "<HH", 6), (b"BM", "<ii", 18))
 """Formats with their size at a fixed place."""
+PIPE_SIZE = 2**20
+"""Bytes of a pipe to a process: most pictures take one write, for which the event loop waits once."""
 UNKNOWN = 2**40  # the pixels of a picture whose header does not give them: more than any other has
 
 log = logging.getLogger("vitascope.decoding")
@@ -37,7 +40,7 @@ log = logging.getLogger("vitascope.decoding")
 
 @dataclasses.dataclass(eq=False)
 class _Job:
-    content: bytes
+    content: Content
     num_pixels: int
     pixels: asyncio.Future[Pixels]
     begun: float = 0.0
@@ -82,7 +85,7 @@ class DecoderPool:
                 for process in list(self.processes):  # killed, but its task was cancelled before it ended
                     await process.wait()
 
-    async def decode(self, content: bytes, *, deadline: float) -> Pixels:
+    async def decode(self, content: Content, *, deadline: float) -> Pixels:
         """Return a picture's pixels, uint8 (C, H, W), or raise `DecodeError` or `Rejection` (429, 504).
 
         A late or cancelled picture is not decoded any further.
@@ -121,6 +124,11 @@ class DecoderPool:
             limit=2**20,
             start_new_session=True,  # Ctrl-C in a terminal is for the server
         )
+        assert process.stdin is not None
+        if sys.platform == "linux":
+            with contextlib.suppress(OSError):  # over the user's limit of all pipes, where 64 KiB remain
+                pipe = process.stdin.transport.get_extra_info("pipe")
+                fcntl.fcntl(pipe.fileno(), fcntl.F_SETPIPE_SZ, PIPE_SIZE)
         self.processes.add(process)
         try:
             await self._configured.wait()
@@ -190,7 +198,7 @@ class DecoderPool:
             largest.fail(Rejection(429, "decoding takes long, and smaller pictures wait"))
 
 
-async def _exchange(process: Process, message: DecodeOptions | bytes) -> tuple[int, list[int], bytearray]:
+async def _exchange(process: Process, message: DecodeOptions | Content) -> tuple[int, list[int], bytearray]:
     """Send a message to a process, and return its reply: status, shape, content."""
     assert process.stdin is not None
     assert process.stdout is not None
@@ -201,8 +209,10 @@ async def _exchange(process: Process, message: DecodeOptions | bytes) -> tuple[i
     return status, shape, bytearray(await process.stdout.readexactly(length))
 
 
-def announced_pixels(content: bytes) -> int:
+def announced_pixels(content: Content) -> int:
     """Width times height by a picture's header, for the order of decoding; else `UNKNOWN`."""
+    if not isinstance(content, bytes):
+        return content.shape[0] * content.shape[1]
     size: tuple[Any, ...] = ()
     for signature, form, place in SIZES:
         if content.startswith(signature):

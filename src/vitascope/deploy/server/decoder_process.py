@@ -1,4 +1,4 @@
-"""The program of a decoder process: encoded pictures on standard input, pixels on standard output.
+"""The program of a decoder process: pictures on standard input, pixels of the model's size back.
 
 Strangers reach the decoders of picture formats, and neither their time nor their memory can be bounded from
 inside. So they run in a process that limits its own memory and that `decoder_pool` can kill. It imports no
@@ -20,11 +20,11 @@ import sys
 import traceback
 import warnings
 from collections.abc import Callable
-from typing import BinaryIO
+from typing import BinaryIO, TypeAlias
 
 from PIL import Image, UnidentifiedImageError
 
-from vitascope.data.decoding import ImageError, image_errors
+from vitascope.data.decoding import ImageError, ImageSource, image_errors, source_name
 from vitascope.data.file_checks import START_OF_SCAN, check_channels, segments
 from vitascope.data.preprocess import Pixels
 
@@ -37,6 +37,8 @@ MAX_SEGMENTS = 1000
 """Segments of a JPEG, and chunks of a PNG beyond one per KiB: Pillow handles each of them in Python."""
 OWN_MEMORY = 64 * 2**20  # bytes that the process takes before it decodes, with some to spare
 
+Content: TypeAlias = "bytes | Pixels"
+"""An encoded picture, or pixels, uint8 (H, W, 1 or 3)."""
 HEADER = struct.Struct("<HIIIQ")
 """Before each message from the process: status, shape of the pixels, bytes. Pickles would let a broken
 decoder run code in the server; messages to the process are pickles."""
@@ -48,7 +50,7 @@ DONE, FAULT = 200, 500
 class DecodeOptions:
     """The first message to a decoder process."""
 
-    reader: Callable[[bytes], Pixels]  # from an encoded picture to pixels; raises `ImageError`
+    reader: Callable[[ImageSource], Pixels]  # raises `ImageError`
     max_megapixels: float
     max_memory_mb: float  # memory for decoding one picture, in MB, where the platform can limit it
     max_seconds: float  # the process ends itself after so long with one picture, in case the server has died
@@ -62,25 +64,22 @@ class DecodeError(Exception):
         self.status = status
 
 
-def decode_picture(content: bytes, options: DecodeOptions) -> Pixels:
-    """Return a picture's pixels, uint8 (C, H, W).
+def decode_picture(content: Content, options: DecodeOptions) -> Pixels:
+    """Return a picture's pixels as the model takes them, uint8 (C, H, W).
 
     `DecodeError`: 413, over a limit; 422, broken, of another format, or in more parts than encoders write.
     """
     limit = options.max_megapixels
+    source: ImageSource = content
     try:
-        _check_parts(content)
-        with image_errors(content):
-            check_channels(content)
-        with image_errors(content), Image.open(io.BytesIO(content), formats=_formats()) as image:
-            pixels = image.width * image.height
-            if any(tile[0] == "bmp_rle" for tile in image.tile):
-                raise DecodeError(422, "run-length encoded BMP is not supported; send it as PNG")
+        pixels = _num_pixels(content)
         if pixels > limit * 1e6:
             raise DecodeError(413, f"{pixels / 1e6:.1f} million pixels, over the limit of {limit:g}")
-        return options.reader(content)
+        if not isinstance(content, bytes):
+            source = Image.fromarray(content[..., 0] if content.shape[2] == 1 else content)
+        return options.reader(source)
     except ImageError as error:
-        reason = str(error).removeprefix("<bytes>: ")
+        reason = str(error).removeprefix(f"{source_name(source)}: ")
         if isinstance(error.__cause__, UnidentifiedImageError):
             accepted = ", ".join(_formats())
             raise DecodeError(422, f"not a picture of an accepted format: {accepted}") from error
@@ -90,6 +89,19 @@ def decode_picture(content: bytes, options: DecodeOptions) -> Pixels:
     except MemoryError as error:
         reason = f"decoding takes more than {options.max_memory_mb:g} MB of memory; send a smaller picture"
         raise DecodeError(413, reason) from error
+
+
+def _num_pixels(content: Content) -> int:
+    """Width times height, by the header of an encoded picture, which has an accepted format."""
+    if not isinstance(content, bytes):
+        return content.shape[0] * content.shape[1]
+    _check_parts(content)
+    with image_errors(content):
+        check_channels(content)
+    with image_errors(content), Image.open(io.BytesIO(content), formats=_formats()) as image:
+        if any(tile[0] == "bmp_rle" for tile in image.tile):
+            raise DecodeError(422, "run-length encoded BMP is not supported; send it as PNG")
+        return image.width * image.height
 
 
 def _check_parts(content: bytes) -> None:
@@ -147,7 +159,7 @@ def main() -> None:
             signal.setitimer(signal.ITIMER_REAL, 0)
 
 
-def _result(content: bytes, options: DecodeOptions) -> tuple[int, tuple[int, ...], bytes | memoryview]:
+def _result(content: Content, options: DecodeOptions) -> tuple[int, tuple[int, ...], bytes | memoryview]:
     try:
         pixels = decode_picture(content, options)
     except DecodeError as error:

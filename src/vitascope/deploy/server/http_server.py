@@ -21,7 +21,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import FrameType, SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -58,7 +58,7 @@ OpenEngine = Callable[[], "Engine"]
 class Deployment:
     """What a server process serves, and how; a process that is started gets it as a pickle."""
 
-    open_engine: OpenEngine
+    models: OpenEngine | Mapping[str, OpenEngine]
     settings: Settings
     token: str | None = None
     beside: OpenEngine | None = None
@@ -125,14 +125,15 @@ class Connection(HttpToolsProtocol):
 
     def _shed(self) -> bytes | None:
         """The raw 429 of a prediction without room; only for one alone on a connection that stays open."""
-        if self.url.partition(b"?")[0] != b"/v1/predict" or self.parser.get_method() != b"POST":
+        if self.parser.get_method() != b"POST":
             return None
         others_answered = self.cycle is None or self.cycle.response_complete
         is_alone = others_answered and not self.pipeline and not self.expect_100_continue
         if not is_alone or not self.parser.should_keep_alive():
             return None
-        given_id = next((value for name, value in self.headers if name == b"x-request-id"), None)
-        return self._service.shed(self.client[0] if self.client else "-", given_id)
+        client_id = next((value for name, value in self.headers if name == b"x-request-id"), None)
+        path = self.url.partition(b"?")[0].decode("latin-1")  # if it has escapes, it is checked later
+        return self._service.shed(path, self.client[0] if self.client else "-", client_id)
 
     @property
     def is_idle(self) -> bool:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+import re
+from collections.abc import Collection, Sequence
 from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
 from prometheus_client.multiprocess import MultiProcessCollector
+from starlette.routing import compile_path
 
 SHARED_FOLDER = "PROMETHEUS_MULTIPROC_DIR"
 """The environment variable with the folder through which workers share their metrics."""
@@ -21,6 +23,7 @@ class Metrics:
     def __init__(self) -> None:
         self._registry = registry = CollectorRegistry()
         self._answers: dict[tuple[str, int], tuple[Counter, Histogram]] = {}
+        self._routes: dict[str, re.Pattern[str]] = {}
         count = partial(Counter, namespace="vitascope", registry=registry)
         gauge = partial(Gauge, namespace="vitascope", registry=registry)
         histogram = partial(Histogram, namespace="vitascope", registry=registry)
@@ -34,9 +37,10 @@ class Metrics:
         self.expired = count("expired", "Requests whose deadline passed, by stage.", ["stage"])
         self.abandoned = count("abandoned", "Requests whose client left before the response.")
         self.computed = count("computed", "Items that the model computed.", ["work"])
-        self.verdicts = count("verdicts", "Pictures by verdict: known, ambiguous or unfamiliar.", ["verdict"])
+        about, labels = "Pictures by verdict: known, ambiguous or unfamiliar.", ["model", "verdict"]
+        self.verdicts = count("verdicts", about, labels)
         about = "Their shares among the validation images, at the default rates."
-        self.usual = gauge("usual_verdicts", about, ["verdict"], multiprocess_mode="livemax")
+        self.usual = gauge("usual_verdicts", about, labels, multiprocess_mode="livemax")
         self.batch_items = histogram("batch_items", "Items per batch.", ["work"], buckets=BATCHES)
         self.queue_seconds = times("queue_seconds", "Time of an item in the queue.", ["work"])
         self.model_seconds = times("model_seconds", "Time of a batch in the model.", ["work"])
@@ -53,8 +57,17 @@ class Metrics:
         for seconds in queue_seconds:
             self.queue_seconds.labels(work).observe(seconds)
 
-    def observe_request(self, route: str, status: int, seconds: float) -> None:
+    def name_routes(self, paths: Collection[str]) -> None:
+        """Count requests by these paths, with parameters in braces; all others are `other`."""
+        by_length = sorted(paths, key=len, reverse=True)  # {name}:predict comes before {name}
+        self._routes = {path: compile_path(path)[0] for path in by_length}
+
+    def observe_request(self, path: str, status: int, seconds: float) -> None:
         """Record an answered request."""
+        route = path
+        if path not in self._routes:
+            matches = (route for route, pattern in self._routes.items() if pattern.match(path))
+            route = next(matches, "other")
         counts = self._answers.get((route, status))
         if counts is None:  # finding a metric by its labels takes longer than counting
             counts = self.requests.labels(route, str(status)), self.request_seconds.labels(route)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 
 from starlette.datastructures import MutableHeaders
 from starlette.responses import Response
@@ -31,12 +31,12 @@ DEFAULT_PORTS = {b"http": b":80", b"https": b":443"}
 
 
 class RequestMiddleware:
-    """Checks, counts and logs each request; metrics name the paths in `routes` only.
+    """Checks, counts and logs each request.
 
     Starlette's `TrustedHostMiddleware` would answer 400 in plain text; here the status is 421, in JSON.
     """
 
-    def __init__(self, app: ASGIApp, service: Service, token: str | None, routes: Collection[str]) -> None:
+    def __init__(self, app: ASGIApp, service: Service, token: str | None) -> None:
         self.app = app
         self._service = service
         self._tokens: set[bytes] = set()
@@ -46,7 +46,6 @@ class RequestMiddleware:
                 self._tokens.add(token.encode("latin-1"))
         self._hosts = service.settings.hosts
         self._root = service.settings.root_path
-        self._routes = routes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one request."""
@@ -81,17 +80,18 @@ class RequestMiddleware:
                 message = {**message, "body": b""}
             await send(message)
 
-        computes = service.computes(method, path)
+        model, inside = service.model_of(path)
+        computes = service.computes(method, inside)
         try:
             hosts = [name for name, _ in scope["headers"] if name == b"host"]
             if len(hosts) > 1 or not (hosts or scope["http_version"] == "1.0"):  # RFC 9112, section 3.2
                 raise Rejection(400, f"a request has one Host header, not {len(hosts)}", close=True)
-            self._check(method, path, headers)
+            self._check(method, inside, headers)
             if method == "OPTIONS" and origin in service.settings.allow_origin:
                 await Response(status_code=204, headers=PREFLIGHT)(scope, receive, respond)
                 return
             if computes:
-                service.check_room(is_prediction=path == "/v1/predict")
+                model.check_room(inside)
         except Rejection as rejection:
             computes = False
             service.count_rejection(rejection)
@@ -105,7 +105,7 @@ class RequestMiddleware:
         finally:
             service.arriving.release(state["held"])
             seconds = clock() - begun
-            service.metrics.observe_request(path if path in self._routes else "other", status, seconds)
+            service.metrics.observe_request(path, status, seconds)
             client = (scope.get("client") or ("-",))[0]
             raw = scope.get("raw_path", b"").decode("ascii", "backslashreplace").partition("?")[0][:200]
             service.log_request(client, given["method"], raw, status, seconds, request_id)

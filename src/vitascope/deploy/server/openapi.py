@@ -21,6 +21,7 @@ Responses = dict[int | str, dict[str, Any]]
 
 PLAIN_TEXT = {"text/plain": {"schema": {"type": "string"}}}
 BINARY = {"schema": {"type": "string", "format": "binary"}}
+SOME_JSON = {"content": {"application/json": {"schema": {"type": ["object", "array"]}}}}
 FORM = {
     "schema": {
         "type": "object",
@@ -39,7 +40,7 @@ ERRORS = {
     400: "The request line or a header is broken.",
     401: "The bearer token is missing or wrong.",
     403: "Sent by a page of another site.",
-    404: "No such sample.",
+    404: "No such sample or model.",
     408: "The request did not arrive in time.",
     413: "The body, or the picture's pixels, are over the limit.",
     415: "Not the media type of a picture; URLs are not fetched.",
@@ -73,6 +74,21 @@ class Problem(OfFile):
     """An error."""
 
     error: str = Field(description="what is wrong, and what to do")
+
+
+class OpenAIError(Schema):
+    """The content of an error in OpenAI's form."""
+
+    message: str = Field(description="what is wrong, and what to do")
+    type: Literal["invalid_request_error", "server_error"]
+    param: None
+    code: None
+
+
+class OpenAIProblem(Schema):
+    """An error in OpenAI's form."""
+
+    error: OpenAIError
 
 
 class Health(Schema):
@@ -182,9 +198,16 @@ class ModelDescription(Schema):
     version: str
 
 
-def errors(*statuses: int) -> Responses:
+def errors(*statuses: int, form: type[Schema] = Problem) -> Responses:
     """The responses of error statuses."""
-    return {status: {"model": Problem, "description": ERRORS[status]} for status in statuses}
+    return {status: {"model": form, "description": ERRORS[status]} for status in statuses}
+
+
+def for_json(*fields: str, others: tuple[str, ...] = ()) -> dict[str, Any]:
+    """The keywords of a route that takes JSON with some fields, or bytes of other media types."""
+    schema = {"type": "object", "required": list(fields)}
+    content = {"application/json": {"schema": schema}, **dict.fromkeys(others, BINARY)}
+    return {"openapi_extra": {"requestBody": {"required": True, "content": content}}}
 
 
 def for_pictures(success: dict[str, Any]) -> dict[str, Any]:

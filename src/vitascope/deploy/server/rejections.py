@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from email.utils import formatdate
 from http import HTTPStatus
 
@@ -56,7 +57,7 @@ class Expired(Rejection):
         super().__init__(504, f"the deadline passed while {doing}")
 
 
-OPENAI = ("/v1/embeddings", "/v1/models")
+OPENAI = re.compile(r"/v1/(embeddings|models(/[^:]*)?)")
 """Paths whose errors are objects."""
 
 
@@ -64,7 +65,7 @@ def response_to(error: HTTPException, path: str = "") -> Response:
     """`{"error": reason}`, in ASCII, because class names need not be valid Unicode; an object at the paths of
     OpenAI."""
     reason: object = str(error.detail)
-    if path in OPENAI:
+    if OPENAI.fullmatch(path):
         kind = "invalid_request_error" if error.status_code < 500 else "server_error"
         reason = {"message": reason, "type": kind, "param": None, "code": None}
     content = json.dumps({"error": reason})

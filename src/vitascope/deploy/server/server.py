@@ -9,11 +9,13 @@ import functools
 import math
 import multiprocessing
 import os
+import re
 import signal
 import socket
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import TYPE_CHECKING
@@ -30,17 +32,28 @@ if TYPE_CHECKING:
     from vitascope.predict.engine import Engine
 
 PAUSE = 1.0  # seconds before a worker that died is replaced
+NAMED_MODEL = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)=(.+)")
 STOP = b""  # the message of a signal; a worker whose model cannot be loaded sends the reason
 
 
 def serve(
-    ref: str, settings: Settings, *, beside: str | None = None, precision: str = "auto", device: str = "auto"
+    models: Sequence[str],
+    settings: Settings,
+    *,
+    beside: str | None = None,
+    precision: str = "auto",
+    device: str = "auto",
 ) -> None:
-    """Serve a model until a signal, then answer the accepted requests, and return.
+    """Serve models until a signal, then answer the accepted requests, and return.
 
-    `ref` is a run folder, a model folder or file, a hub id, or an exported file; so is `beside`, a model
-    that the explorer compares it with.
+    A model is a run folder, a model folder or file, a hub id, or an exported file; so is `beside`, a model
+    that the explorer compares it with. Each of several is `NAME=MODEL`; the first is the default.
     """
+    named = by_name(models)
+    if beside is not None and "" not in named:
+        raise UserError(
+            "--beside is for one MODEL without a name: the explorer of each name is at /models/NAME/"
+        )
     check_installed()
     from vitascope.deploy.server import http_server
 
@@ -50,15 +63,30 @@ def serve(
     http_server.connection_limit(settings)
     token = read_token(settings)
     with listen(settings) as port:
-        announce(ref, settings, port, token)
+        announce(models, settings, port, token)
         threads = settings.threads or max(1, usable_cores() // settings.workers)
         opening = functools.partial(open_for_serving, precision=precision, device=device, threads=threads)
         other = None if beside is None else functools.partial(opening, beside)
-        deployment = http_server.Deployment(functools.partial(opening, ref), settings, token, other)
+        engines = {name: functools.partial(opening, ref) for name, ref in named.items()}
+        deployment = http_server.Deployment(engines.get("", engines), settings, token, other)
         if settings.workers == 1:
             http_server.serve_until_signal(deployment, port)
         else:
             supervise(deployment, port)
+
+
+def by_name(models: Sequence[str]) -> dict[str, str]:
+    """Models by name, from `NAME=MODEL`; one model alone may have none, which is empty here."""
+    named: dict[str, str] = {}
+    for model in models:
+        part = None if os.path.exists(model) else NAMED_MODEL.fullmatch(model)
+        if part is None and len(models) > 1:
+            raise UserError(f"each of several models needs a name: NAME={model}")
+        name, ref = part.groups() if part else ("", model)
+        if name in named:
+            raise UserError(f"two models have the name {name}: {named[name]} and {ref}")
+        named[name] = ref
+    return named
 
 
 def open_for_serving(ref: str, precision: str, device: str, threads: int) -> Engine:
@@ -86,7 +114,7 @@ def listen(settings: Settings) -> socket.socket:
         raise UserError(f"cannot listen on {place}: {reason}; try another --port or --host") from error
 
 
-def announce(ref: str, settings: Settings, port: socket.socket, token: str | None) -> None:
+def announce(models: Sequence[str], settings: Settings, port: socket.socket, token: str | None) -> None:
     """Print the server's address and who may use it.
 
     Only on a terminal does the link contain the token (in the fragment, which browsers send to no server):
@@ -96,7 +124,10 @@ def announce(ref: str, settings: Settings, port: socket.socket, token: str | Non
     address = f"http://{name}:{port.getsockname()[1]}"
     if token is not None and sys.stdout.isatty():
         address += f"/#token={quote(token, safe='')}"
-    print(f"{model_in_words(ref)} at {address} (/docs for its API; Ctrl-C stops it)", flush=True)
+    print(
+        f"{', '.join(map(model_in_words, models))} at {address} (/docs for its API; Ctrl-C stops it)",
+        flush=True,
+    )
     if token is None and not settings.is_loopback:
         advice = f"set a token by --token-file or {TOKEN}"
         print(f"vitascope: anyone who reaches this address may use it; {advice}", file=sys.stderr, flush=True)

@@ -36,10 +36,18 @@ if TYPE_CHECKING:
 R = TypeVar("R")
 BESIDE = "/beside"
 """Before the paths of the model that the explorer shows beside the server's own."""
-COMPUTED = ("/v1/", f"{BESIDE}/v1/")
-"""The beginnings of paths that need a model."""
-OF_PROTOCOLS = {"huggingface": ("/models/",), "oip": ("/v2/models/",)}
+NAMED = "/models/"
+"""With a name, before the paths of one of several models."""
+PLACE = re.compile(rf"({BESIDE}|{NAMED}[^/]+)(/.*)", re.DOTALL)
+COMPUTED = "/v1/"
+"""The beginning of paths that need a model."""
+OF_PROTOCOLS = {"huggingface": (NAMED,), "oip": ("/v2/models/",)}
 """More of them, by protocol."""
+PREDICTIONS = re.compile(
+    r"/|/v1/predict|/models/(.+)|/v1/models/(.+):predict|/v2/models/(.+?)(?:/versions/[^/]+)?/infer"
+)
+EMBEDDINGS = re.compile(r"/v1/embed(?:dings)?")
+"""Paths of work with the usual deadline, in every protocol, with the model's name."""
 FILE_ERRORS = (413, 422)
 """Rejections of one picture; the others of a request still get results."""
 REQUEST_ID = re.compile(rb"[0-9A-Za-z._~:/+=@-]{1,128}")
@@ -57,21 +65,31 @@ access_log = logging.getLogger("vitascope.access")
 class Service:
     """A model behind a queue; `open_engine` is called once, in the model's thread.
 
-    A service `beside` starts and ends with this one, which counts its requests.
+    `place` is before the model's paths: empty, `/models/NAME` or `/beside`. The `first` of several models has
+    the queue, the thread, the limits and the metrics of all; it starts, ends and counts for them.
     """
 
     def __init__(
-        self, open_engine: Callable[[], Engine], settings: Settings, beside: Service | None = None
+        self,
+        open_engine: Callable[[], Engine],
+        settings: Settings,
+        place: str = "",
+        first: Service | None = None,
     ) -> None:
         self.settings = settings
-        self.beside = beside  # another model, for the explorer alone
-        self.metrics = Metrics()
-        self.arriving = ArrivingBodies()
+        self.place, self.first = place, first or self
+        self.name = place.rpartition("/")[2]
+        self.places: dict[str, Service] = first.places if first else {"": self}
+        self.places[place] = self
+        self.metrics: Metrics = first.metrics if first else Metrics()
+        self.arriving: ArrivingBodies = first.arriving if first else ArrivingBodies()
         self.draining = False  # whether the server is stopping: new requests get 503
         self.in_flight = 0  # requests that need the model, admitted and not answered
         self.unanswered = 0  # requests in flight when the time to finish them was over
         self.lag = 0.0  # seconds by which the event loop is late, which a request waits before it is seen
-        self.batcher = Batcher(settings.queue, self.metrics.observe_batch)
+        self.batcher: Batcher = (
+            first.batcher if first else Batcher(settings.queue, self.metrics.observe_batch)
+        )
         self.decoders = DecoderPool()
         self._id_prefix, self._id_numbers = secrets.token_hex(4).encode(), itertools.count(1)
         self._open_engine = open_engine
@@ -79,8 +97,9 @@ class Service:
         self._last_overload = self._shed_until = float("-inf")
         self._shed_response = (b"", b"")
         # From pictures to probabilities (K,) and to pooled representations (D,), float32 on the CPU
-        self.predictions = Work("predict", self._answers, settings.max_batch)
-        self.embeddings = Work("embed", self._embeddings, settings.max_batch)
+        self._kind = f"{self.name}/" if self.name else ""  # before the names of its work in the metrics
+        self.predictions = Work(f"{self._kind}predict", self._answers, settings.max_batch)
+        self.embeddings = Work(f"{self._kind}embed", self._embeddings, settings.max_batch)
         self._long_works: dict[str, LongWork] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self._given_up: asyncio.Future[None] | None = None
@@ -88,41 +107,35 @@ class Service:
     # Loading, readiness, end
 
     async def start(self, *, wait_for_model: bool = False) -> None:
-        """Begin to load the model, in the background, or load it."""
+        """Begin to load the models, in the background, or load them."""
         loop = asyncio.get_running_loop()
         self._given_up = loop.create_future()
         self.batcher.start()
-        self.decoders.start()
-        self._tasks = [loop.create_task(self._load()), loop.create_task(self._measure_lag())]
-        if self.beside:
-            await self.beside.start(wait_for_model=wait_for_model)
+        for model in self.models:
+            model.decoders.start()
+        self._tasks = [loop.create_task(self._load_all()), loop.create_task(self._measure_lag())]
         while wait_for_model and not (self._engine or self.fault or self.draining):
             await asyncio.sleep(0.05)
 
     async def stop(self) -> None:
         """Drop everything that is not done."""
-        if self.beside:
-            await self.beside.stop()
         for task in self._tasks:
             task.cancel()
         await self.batcher.stop()
-        await self.decoders.stop()
+        for model in self.models:
+            await model.decoders.stop()
 
     def give_up(self) -> None:
         """Answer the requests in flight with 503."""
         if self._given_up is not None and not self._given_up.done():
             self.unanswered = self.in_flight
             self._given_up.set_result(None)
-        if self.beside:
-            self.beside.give_up()
 
     @property
     def fault(self) -> BaseException | None:
-        """The exception that loading the model raised."""
-        loading = self._tasks[0] if self._tasks else None
-        if loading and loading.done() and not loading.cancelled() and loading.exception():
-            return loading.exception()
-        return self.beside.fault if self.beside else None
+        """The exception that loading the models raised."""
+        loading = self.first._tasks[0] if self.first._tasks else None
+        return loading.exception() if loading and loading.done() and not loading.cancelled() else None
 
     @property
     def engine(self) -> Engine:
@@ -133,7 +146,7 @@ class Service:
 
     def why_not_ready(self) -> str:
         """The reason to send requests elsewhere; empty if the server is ready."""
-        if self.draining:
+        if self.first.draining:
             return "the server is stopping"
         if self._engine is None:
             return f"the model cannot be loaded: {self.fault}" if self.fault else "the model is still loading"
@@ -142,37 +155,82 @@ class Service:
             return f"the model has not answered for {stalled:.0f} s"
         return "saturated: requests are being rejected" if _now() - self._last_overload < RECENT else ""
 
+    # Several models
+
+    @property
+    def models(self) -> tuple[Service, ...]:
+        """All models of the server, the first one first."""
+        return tuple(dict.fromkeys(self.places.values()))
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names by which clients of other protocols choose this model."""
+        name = self.name or self.engine.name or "model"
+        short = name.rstrip("/").rpartition("/")[2]
+        return tuple(dict.fromkeys((name, short, "vitascope"))) if self is self.first else (name,)
+
+    def find(self, name: str) -> Service | None:
+        """The model of a name, if there is one."""
+        return self.places.get(NAMED + name) or (self if name in self.names else None)
+
+    def named(self, name: str) -> Service:
+        """The model of a name; rejects others (404)."""
+        if model := self.find(name):
+            return model
+        names = [name for model in self.models if model.place != BESIDE for name in model.names]
+        raise Rejection(404, f"no model {name[:80]!r} here; known are {', '.join(names)}")
+
+    def model_of(self, path: str) -> tuple[Service, str]:
+        """The model whose place a path begins with, and the rest of the path."""
+        match = PLACE.fullmatch(path)
+        model = self.places.get(match[1]) if match else None
+        return (model, match[2]) if match and model else (self, path)
+
     # Admission
 
-    def check_room(self, *, is_prediction: bool) -> None:
+    def check_room(self, path: str) -> None:
         """Reject a request (429, 503) before its body is read if it could not be computed in time."""
-        if self.draining:
+        if self.first.draining:
             raise Rejection(503, self.why_not_ready())
         _ = self.engine
         self._check_places(1)
-        if not is_prediction:  # it may have a longer deadline
+        if (work := self.work_of(path)) is None:  # it may have a longer deadline
             return
         deadline = self.deadline()
         if deadline <= _now():
-            raise Overloaded(f"requests wait for {self.lag:.1f} s before they are seen", self.lag)
-        coming = max(0, self.in_flight - self.arriving.requests - self.batcher.pending)
-        self.batcher.check_room(self.predictions, deadline, coming=coming)
+            lag = self.first.lag
+            raise Overloaded(f"requests wait for {lag:.1f} s before they are seen", lag)
+        coming = max(0, self.first.in_flight - self.arriving.requests - self.batcher.pending)
+        self.batcher.check_room(work, deadline, coming=coming)
 
     def _check_places(self, more: int) -> None:
         """Reject `more` requests beyond the limit; those whose bodies are being read do not count."""
         limit = self.settings.queue
-        if self.in_flight - self.arriving.requests + more > limit:
+        if self.first.in_flight - self.arriving.requests + more > limit:
             reason = f"{limit} requests are in progress, which is the limit"
             raise Overloaded(reason, self.batcher.seconds_ahead())
 
-    def shed(self, client: str, given_id: bytes | None) -> bytes | None:
+    def work_of(self, path: str) -> Work | None:
+        """The predictions or embeddings that a path needs; None of other work."""
+        if EMBEDDINGS.fullmatch(path):
+            return self.embeddings
+        if not (match := PREDICTIONS.fullmatch(path)):
+            return None
+        name = next(filter(None, match.groups()), None)
+        model = (name and self.find(name)) or self
+        return model.predictions if model.engine.num_classes else model.embeddings
+
+    def shed(self, path: str, client: str, client_id: bytes | None) -> bytes | None:
         """The raw 429 for a prediction without room, logged and counted; None if there is room."""
-        if self.draining or self._engine is None:
+        model, inside = self.model_of(path)
+        if self.draining or self._engine is None or not self.computes("POST", inside):
+            return None
+        if EMBEDDINGS.fullmatch(inside) or model.work_of(inside) is None:
             return None
         now = _now()
         if now >= self._shed_until:
             try:
-                self.check_room(is_prediction=True)
+                model.check_room(inside)
                 return None
             except Overloaded as overload:
                 self._shed_response = raw_response(overload)
@@ -180,9 +238,9 @@ class Service:
                 self._shed_until = now + min(max(seconds, SHED_LEAST), SHED_MOST)
         self._last_overload = now
         self.metrics.refused.inc()
-        request_id = self.request_id(given_id)
-        self.metrics.observe_request("/v1/predict", 429, 0.0)
-        self.log_request(client, "POST", "/v1/predict", 429, 0.0, request_id)
+        request_id = self.request_id(client_id)
+        self.metrics.observe_request(path, 429, 0.0)
+        self.log_request(client, "POST", path, 429, 0.0, request_id)
         head, body = self._shed_response
         return b"%sx-request-id: %s\r\n\r\n%s" % (head, request_id, body)
 
@@ -212,7 +270,7 @@ class Service:
     def computes(self, method: str, path: str) -> bool:
         """Whether a request needs the model, and so a place in the queue."""
         protocols = self.settings.protocols
-        begins = COMPUTED + tuple(path for name in protocols for path in OF_PROTOCOLS.get(name, ()))
+        begins = (COMPUTED, *(path for name in protocols for path in OF_PROTOCOLS.get(name, ())))
         return method == "POST" and (path.startswith(begins) or (path == "/" and "huggingface" in protocols))
 
     def count_in_flight(self, change: int) -> None:
@@ -224,7 +282,7 @@ class Service:
         """The deadline of a request, on the event loop's clock; X-Deadline-Ms may make it earlier."""
         longest = (milliseconds or self.settings.deadline_ms) / 1000
         asked = None if request is None else deadline_seconds(request)
-        return _now() - self.lag + min(longest, asked or longest)
+        return _now() - self.first.lag + min(longest, asked or longest)
 
     # Pictures
 
@@ -294,7 +352,7 @@ class Service:
             with before_each_forward(pause):
                 return function(self.engine, pixels, *args)
 
-        work = self._long_works.get(kind) or LongWork(kind)
+        work = self._long_works.get(kind) or LongWork(self._kind + kind)
         deadline = self.deadline(request, self.settings.explain_deadline_ms)
         computing = self.batcher.submit(work, in_parts, deadline=deadline)
         outcome = await self.unless_gone(request, computing)
@@ -325,7 +383,8 @@ class Service:
 
     async def unless_gone(self, request: Request, work: Coroutine[Any, Any, R]) -> R:
         """Await work, and cancel it if the client leaves (499) or the server ends (503)."""
-        assert self._given_up is not None
+        given_up = self.first._given_up
+        assert given_up is not None
 
         async def until_gone() -> None:
             while (await request.receive())["type"] != "http.disconnect":  # the body has been read
@@ -333,12 +392,12 @@ class Service:
 
         working: asyncio.Future[R] = asyncio.ensure_future(work)
         leaving = asyncio.ensure_future(until_gone())
-        ends: set[asyncio.Future[Any]] = {working, leaving, self._given_up}
+        ends: set[asyncio.Future[Any]] = {working, leaving, given_up}
         try:
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
             if working.done():
                 return working.result()
-            if self._given_up.done():
+            if given_up.done():
                 raise Rejection(503, self.why_not_ready())
             self.metrics.abandoned.inc()
             raise Rejection(499, "the client left")
@@ -348,13 +407,18 @@ class Service:
 
     # In the background, and in the model's thread
 
-    async def _load(self) -> None:
+    async def _load_all(self) -> None:
+        engines = [await model._load() for model in self.models]
+        for model, engine in zip(self.models, engines, strict=True):
+            model._engine = engine
+
+    async def _load(self) -> Engine:
         work = Work("load", lambda _: [self._open()], 1)
         engine: Engine = (await self.batcher.submit(work, None, deadline=float("inf"))).value
         megapixels, memory_mb = self.settings.max_megapixels, self.settings.max_decode_mb
         max_seconds = self.settings.deadline_ms / 1000 + SPARE
         await self.decoders.configure(DecodeOptions(engine.reader, megapixels, memory_mb, max_seconds))
-        self._engine = engine
+        return engine
 
     async def _measure_lag(self) -> None:
         while True:
@@ -381,8 +445,8 @@ class Service:
         self.predictions.learn(time.perf_counter() - begun, count)
         self.metrics.model.labels(engine.name, engine.architecture, engine.digest).set(1)
         if engine.sets is not None:
-            self.metrics.usual.labels("ambiguous").set(float(engine.sets.ambiguous))
-            self.metrics.usual.labels("unfamiliar").set(1 - FAMILIAR)
+            self.metrics.usual.labels(self.name, "ambiguous").set(float(engine.sets.ambiguous))
+            self.metrics.usual.labels(self.name, "unfamiliar").set(1 - FAMILIAR)
         return engine
 
     def _answers(self, pictures: list[Pixels]) -> Sequence[tuple[torch.Tensor, ...]]:

@@ -12,6 +12,7 @@ from starlette.datastructures import Headers
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import ClientDisconnect, Request
 
+from vitascope.deploy.server.decoder_process import Content
 from vitascope.deploy.server.rejections import Rejection
 from vitascope.deploy.server.settings import Settings
 from vitascope.model.hardware import return_freed_memory
@@ -57,10 +58,10 @@ class ArrivingBodies:
 
 @dataclasses.dataclass(frozen=True)
 class Upload:
-    """An encoded picture with its file name, which is empty for a raw body."""
+    """A picture with its file name, which is empty for a raw body."""
 
     name: str
-    content: bytes
+    content: Content
 
 
 async def read_uploads(request: Request, settings: Settings, arriving: ArrivingBodies) -> list[Upload]:

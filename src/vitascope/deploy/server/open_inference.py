@@ -1,0 +1,266 @@
+"""The Open Inference Protocol v2 of KServe, Triton and OpenVINO Model Server, also with binary tensors.
+
+The extensions for classification and for binary tensors are those of Triton's documents "Classification
+Extension" and "Binary Tensor Data Extension". A field that nothing here reads is rejected.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import struct
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from fastapi import APIRouter, Request, Response
+
+from vitascope._version import __version__
+from vitascope.deploy.server import openapi
+from vitascope.deploy.server.decoder_process import Content
+from vitascope.deploy.server.protocols import (
+    all_or_none,
+    answer,
+    check_fields,
+    computed,
+    decoded_picture,
+    field,
+    json_body,
+    object_of,
+    parameters_of,
+    rows_of,
+)
+from vitascope.deploy.server.rejections import Rejection
+from vitascope.deploy.server.service import Service
+
+if TYPE_CHECKING:
+    import torch
+
+INPUT = "image"
+"""The name of the input tensor."""
+MOST_OUTPUTS = 4
+"""Output tensors of a request."""
+LENGTH = "inference-header-content-length"
+"""The header with the bytes of the JSON before binary tensors."""
+SERVER = {"name": "vitascope", "version": __version__, "extensions": ["classification", "binary_tensor_data"]}
+
+
+def oip(first: Service) -> APIRouter:
+    """`/v2`: health, the model's description, inference."""
+    routes = APIRouter(tags=["Open Inference Protocol"])
+    infer_body = openapi.for_json("inputs", others=("application/octet-stream",))
+    content = openapi.SOME_JSON["content"] | {"application/octet-stream": openapi.BINARY}
+    infer_body["responses"] = {200: {"content": content}}
+
+    @routes.get("/v2")
+    async def server() -> Response:
+        """The server."""
+        return answer(SERVER)
+
+    @routes.get("/v2/health/live")
+    async def live() -> Response:
+        """200 as long as the process answers."""
+        return answer({"live": True})
+
+    @routes.get("/v2/health/ready")
+    async def ready() -> Response:
+        """200 if requests should be sent here now."""
+        if reason := first.why_not_ready():
+            raise Rejection(503, reason)
+        return answer({"ready": True})
+
+    # A name may have slashes, and /versions/1 after it.
+
+    @routes.get("/v2/models/{name:path}/ready")
+    async def model_ready(name: str) -> Response:
+        """200 if the model is loaded."""
+        if reason := checked(name)[0].why_not_ready():
+            raise Rejection(503, reason)
+        return answer({"ready": True})
+
+    @routes.get("/v2/models/{name:path}")
+    async def model(name: str) -> Response:
+        """The inputs and outputs of the model."""
+        service, name = checked(name)
+        outputs = [{"name": "features", "datatype": "FP32", "shape": [-1, -1]}]
+        if count := service.engine.num_classes:
+            outputs = [
+                {"name": "probabilities", "datatype": "FP32", "shape": [-1, count]},
+                {"name": "labels", "datatype": "BYTES", "shape": [-1]},
+            ]
+        inputs = [{"name": INPUT, "datatype": "BYTES", "shape": [-1]}]
+        about = {"name": name, "versions": ["1"], "platform": "vitascope"}
+        return answer(about | {"inputs": inputs, "outputs": outputs})
+
+    @routes.post("/v2/models/{name:path}/infer", **infer_body)
+    async def infer(request: Request, name: str) -> Response:
+        """Probabilities and labels of pictures, encoded (BYTES) or as pixels (UINT8, N x H x W x 3)."""
+        service, name = checked(name)
+        body = await json_body(request, service)
+        head = _whole_number(request.headers.get(LENGTH), len(body))
+        values, rest = await object_of(body[:head]), body[head:]
+        check_fields(values, ("id", "parameters", "inputs", "outputs"))
+        identifier = None if values.get("id") is None else field(values, "id", str)
+        outputs = _outputs(service, values)
+        inputs = field(values, "inputs", list)
+        if len(inputs) != 1:
+            raise Rejection(422, f"one input, the pictures, not {len(inputs)}")
+        pictures = await computed(head, lambda: _pictures(inputs[0], rest, service.settings.max_files))
+        rows = all_or_none(await rows_of(service, request, pictures, features=not service.engine.num_classes))
+        return _response(name, identifier, [_tensor(service, rows, output) for output in outputs])
+
+    def checked(path: str) -> tuple[Service, str]:
+        """The model of a path that may have a version, and the name in it."""
+        name, _, version = path.rpartition("/versions/") if "/versions/" in path else (path, "", "1")
+        model = first.named(name)
+        if version != "1":
+            raise Rejection(404, f"no version {version[:20]!r} of the model; it has 1")
+        return model, name
+
+    return routes
+
+
+def _whole_number(text: str | None, most: int) -> int:
+    """The length of the JSON in a body, by the header."""
+    if text is None:
+        return most
+    if not text.isdecimal() or len(text) > 18 or int(text) > most:
+        raise Rejection(422, f"{LENGTH} is {text[:20]!r}, and the body has {most:,} bytes")
+    return int(text)
+
+
+def _pictures(tensor: Any, rest: bytes, most: int) -> Sequence[Content]:
+    """The encoded pictures of a tensor, or the pixels of each, (H, W, 1 or 3)."""
+    name, kind, shape = (
+        field(tensor, "name", str),
+        field(tensor, "datatype", str),
+        field(tensor, "shape", list),
+    )
+    check_fields(tensor, ("name", "datatype", "shape", "parameters", "data"), "field of an input")
+    if name != INPUT:
+        raise Rejection(422, f"no input {name[:80]!r}; the model has {INPUT}")
+    if not all(type(side) is int and side >= 0 for side in shape) or not 1 <= len(shape) <= 4:
+        raise Rejection(422, "shape is a list of one to four whole numbers")
+    size = parameters_of(tensor, "binary_data_size").get("binary_data_size")
+    if (size is not None or rest) and (type(size) is not int or size != len(rest)):
+        raise Rejection(422, f"binary_data_size is {size!r}, and {len(rest):,} bytes follow the JSON")
+    if size is not None and tensor.get("data") is not None:
+        raise Rejection(422, "an input has data or binary_data_size, not both")
+    if kind == "BYTES":
+        parts = (
+            _elements(rest, most)
+            if size is not None
+            else list(map(decoded_picture, field(tensor, "data", list)))
+        )
+        if math.prod(shape) != len(parts):
+            raise Rejection(422, f"shape {shape} of {len(parts):,} elements")
+        return parts
+    if kind != "UINT8":
+        raise Rejection(422, f"datatype {kind[:20]} of the pictures; known are BYTES and UINT8")
+    if len(shape) != 4 or shape[3] not in (1, 3) or shape[0] > most:
+        raise Rejection(422, f"UINT8 has the shape (N, H, W, 3), N at most {most}, not {shape}")
+    pixels = np.frombuffer(rest, np.uint8) if size is not None else _numbers(field(tensor, "data", list))
+    if pixels.size != math.prod(shape) or not pixels.size:
+        raise Rejection(422, f"shape {shape} of {pixels.size:,} values")
+    return list(pixels.reshape(shape))
+
+
+def _elements(packed: bytes, most: int) -> list[bytes]:
+    """The elements of a binary BYTES tensor: each after its length, 4 bytes."""
+    parts: list[bytes] = []
+    place = 0
+    while place < len(packed):
+        if len(parts) == most:
+            raise Rejection(422, f"more than {most} pictures in a request")
+        (length,) = struct.unpack_from("<I", packed.ljust(place + 4, b"\0"), place)
+        place += 4 + length
+        if place > len(packed):
+            raise Rejection(
+                422, f"an element of {length:,} bytes ends {place - len(packed):,} bytes after the body"
+            )
+        parts.append(packed[place - length : place])
+    return parts
+
+
+def _numbers(data: list[Any]) -> npt.NDArray[np.uint8]:
+    """The values of a UINT8 tensor in JSON, flat or nested."""
+    for _ in range(3):  # rows, columns and channels; NumPy would widen all elements to the longest text
+        if data and all(isinstance(part, list) for part in data):
+            data = list(itertools.chain.from_iterable(data))
+    try:
+        return np.frombuffer(bytes(data), np.uint8)
+    except (TypeError, ValueError) as error:
+        raise Rejection(422, "data of UINT8 are whole numbers from 0 to 255") from error
+
+
+class _Output(NamedTuple):
+    """An output tensor that a client asks for."""
+
+    name: str
+    binary: bool
+    """Whether its values follow the JSON."""
+    classes: int | None
+    """The most probable classes alone, as texts `score:index:label`; None for the tensor itself."""
+
+
+def _outputs(service: Service, values: dict[str, Any]) -> list[_Output]:
+    """The outputs of a request; all of the model if it names none."""
+    names = ("probabilities", "labels") if service.engine.num_classes else ("features",)
+    usual = parameters_of(values, "binary_data_output")
+    binary = field({"binary_data_output": False} | usual, "binary_data_output", bool)
+    if not values.get("outputs"):
+        return [_Output(name, binary, None) for name in names]
+    if len(field(values, "outputs", list)) > MOST_OUTPUTS:
+        raise Rejection(422, f"{len(values['outputs']):,} outputs; a request has at most {MOST_OUTPUTS}")
+    outputs = []
+    for value in values["outputs"]:
+        name = field(value, "name", str)
+        check_fields(value, ("name", "parameters"), "field of an output")
+        if name not in names:
+            raise Rejection(422, f"no output {name[:80]!r}; the model has {' and '.join(names)}")
+        options = {"binary_data": binary} | parameters_of(value, "binary_data", "classification")
+        classes = options.get("classification")
+        if classes is not None and (name != "probabilities" or type(classes) is not int or classes < 1):
+            raise Rejection(422, "classification is a number of classes, of the output probabilities")
+        outputs.append(_Output(name, field(options, "binary_data", bool), classes))
+    return outputs
+
+
+def _tensor(service: Service, rows: list[torch.Tensor], output: _Output) -> tuple[dict[str, Any], bytes]:
+    """An output tensor, and its bytes; empty if its values are in the JSON."""
+    label = service.engine.label
+    values: list[Any]
+    if output.classes is not None:
+        tops = [row.topk(min(output.classes, len(row))) for row in rows]
+        scores = [zip(top.values.tolist(), top.indices.tolist(), strict=True) for top in tops]
+        values = [f"{score:.6f}:{index}:{label(index)}" for top in scores for score, index in top]
+        kind, shape = "BYTES", [len(rows), len(values) // len(rows)]
+    elif output.name == "labels":
+        values, kind, shape = [label(int(row.argmax())) for row in rows], "BYTES", [len(rows)]
+    else:
+        values = [number for row in rows for number in row.tolist()]
+        kind, shape = "FP32", [len(rows), len(rows[0])]
+    about = {"name": output.name, "datatype": kind, "shape": shape}
+    if not output.binary:
+        return about | {"data": values}, b""
+    if kind == "FP32":
+        packed = np.array(values, "<f4").tobytes()
+    else:
+        texts = [text.encode(errors="backslashreplace") for text in values]
+        packed = b"".join(struct.pack("<I", len(text)) + text for text in texts)
+    return about | {"parameters": {"binary_data_size": len(packed)}}, packed
+
+
+def _response(name: str, identifier: str | None, tensors: list[tuple[dict[str, Any], bytes]]) -> Response:
+    """The response of an inference, with its binary tensors after the JSON."""
+    content: dict[str, Any] = {"model_name": name, "model_version": "1"}
+    content["outputs"] = [about for about, _ in tensors]
+    if identifier is not None:
+        content["id"] = identifier
+    packed = b"".join(part for _, part in tensors)
+    if not packed:
+        return answer(content)
+    head = json.dumps(content).encode()
+    return Response(head + packed, media_type="application/octet-stream", headers={LENGTH: str(len(head))})
