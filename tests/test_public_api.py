@@ -75,6 +75,7 @@ FROZEN = {
     "explain.heatmap": "(model, images, method='integrated-gradients', target=None, *, batch_size=None, "
     "**settings)",
     "explain.integrated_gradients": "(model, images, target=None, *, steps=32, batch_size=16)",
+    "explain.libra": "(model, images, target=None)",
     "explain.occlusion": "(model, images, target=None, *, window=1, batch_size=64)",
     "explain.patch_attention": "(model, images, patch, layer=-1, head=None)",
     "explain.patch_filters": "(model, count=28)",

@@ -17,6 +17,7 @@ from vitascope.explain.gradcam import grad_cam
 from vitascope.explain.heatmaps import to_unit
 from vitascope.explain.inputs import Images, as_images, pooled_and_logits
 from vitascope.explain.integrated_gradients import integrated_gradients
+from vitascope.explain.libra import libra
 from vitascope.explain.occlusion import occlusion
 from vitascope.explain.rollout import gradient_rollout, rollout
 from vitascope.explain.targets import FeatureCosine, TargetLike
@@ -100,6 +101,7 @@ METHODS: dict[str, Method] = {
     "grad-cam++": Method(partial(grad_cam, variant="grad-cam++"), "Grad-CAM++", ("layer",), runs_blocks=True),
     "hires-cam": Method(partial(grad_cam, variant="hires-cam"), "HiResCAM", ("layer",)),
     "layer-cam": Method(partial(grad_cam, variant="layer-cam"), "Layer-CAM", ("layer",)),
+    "libra": Method(libra, "Libra input x gradient"),
     "integrated-gradients": Method(
         integrated_gradients, "integrated gradients", ("steps",), many_passes=True
     ),

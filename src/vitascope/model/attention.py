@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
+from torch.overrides import has_torch_function_unary
 
 from vitascope.model.config import ViTConfig
 from vitascope.model.hardware import bf16_units
@@ -107,6 +108,8 @@ def faster_by_matmul(qkv: Tensor) -> bool:
     """Whether `MatmulAttention` beats the fused kernel for qkv (B, T, 3, heads, hd)."""
     if qkv.device.type != "cpu" or torch.compiler.is_exporting():
         return False  # an exported model predicts, maybe elsewhere; the limit would bound its batch
+    if has_torch_function_unary(qkv):
+        return False  # a `TorchFunctionMode` sees the functions of torch, and not `MatmulAttention`
     B, T, _, H, _ = qkv.shape
     fits = B * H * T * T * qkv.element_size() <= _MATMUL_LIMIT.get(qkv.dtype, 0)
     if qkv.requires_grad:
