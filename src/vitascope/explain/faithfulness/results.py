@@ -44,7 +44,7 @@ class Scores:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Agreement:
+class OrderAgreement:
     """The order of the methods by two imputations of the same cells.
 
     Areas are on the scale of their own imputation, so only the order of the methods is compared.
@@ -62,7 +62,7 @@ class Agreement:
     of the paired differences."""
 
     @classmethod
-    def of(cls, fills: tuple[str, str], removed: str, values: Mapping[str, Any]) -> Agreement:
+    def of(cls, fills: tuple[str, str], removed: str, values: Mapping[str, Any]) -> OrderAgreement:
         """`values` are (2, n) by method, a row per imputation and a number per image; higher is better."""
         pairs = list(itertools.combinations(values, 2))
         gaps = [[Interval.of(row) for row in np.subtract(values[a], values[b])] for a, b in pairs]
@@ -189,7 +189,7 @@ class Comparison:
         )
 
     @property
-    def agreements(self) -> tuple[Agreement, ...]:
+    def agreements(self) -> tuple[OrderAgreement, ...]:
         """The order of the methods by zero and by the neighbours, hottest cells first, and by blur and by the
         neighbours, coldest first; empty for a single method."""
         scores = {name: of for name, of in self.scores.items() if name != RANDOM}
@@ -198,8 +198,8 @@ class Comparison:
         hottest = {name: -np.array([of.deletion, of.morf]) for name, of in scores.items()}  # (2, n)
         coldest = {name: np.array([of.insertion, of.lerf]) for name, of in scores.items()}
         return (
-            Agreement.of(("zero", "neighbours"), "hottest", hottest),
-            Agreement.of(("blur", "neighbours"), "coldest", coldest),
+            OrderAgreement.of(("zero", "neighbours"), "hottest", hottest),
+            OrderAgreement.of(("blur", "neighbours"), "coldest", coldest),
         )
 
     def to_dict(self) -> dict[str, Any]:
