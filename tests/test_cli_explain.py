@@ -119,6 +119,7 @@ def test_views_of_the_model_need_no_picture(here: SimpleNamespace, tmp_path: Pat
             "patch in row 1, column 0: layer -1, head 1",
         ),
         (["--method", "rollout", "--image-size", "48"], "attention rollout"),
+        (["--method", "rollout", "--evidence"], "against 99 random maps"),
         (["--method", "rollout", "--image-size", "16", "48"], "attention rollout"),
     ],
 )
@@ -335,6 +336,12 @@ def test_body_without_a_head_is_explained_by_attention_and_likeness(
         (["runs/tiny", "nowhere", "--compare"], "nowhere: no such folder"),
         (["runs/tiny", "data", "--compare", "--images", "0"], "images must be at least 1, not 0"),
         (["runs/tiny", "data", "--compare", "--out", "a.png"], "--out is for one method's figure"),
+        (["runs/tiny", "data", "--compare", "--evidence"], "--evidence is for one method's figure"),
+        (["runs/tiny", "--evidence"], "--evidence is for a heatmap of one picture"),
+        (
+            ["runs/tiny", PICTURE, "--method", "occlusion", "--like", PICTURE, "--evidence"],
+            "probability of a class",
+        ),
         (["runs/tiny", "data", "--compare", "--head", "1"], "--head is for one method's figure"),
         (["runs/tiny", "data", "--compare", "--method", "rollout"], "--method is for one method's figure"),
         (["runs/tiny", "data", "--compare", "--seed", "-1"], "seed must be at least 0, not -1"),

@@ -95,6 +95,8 @@ class Explain:
     """Share of each layer's weights, the smallest, that rollout drops. Default: 0."""
     image_size: MaybeSize = None
     """Resize pictures to this side, or this height and width, in pixels. Default: the model's own size."""
+    evidence: Flag = False
+    """Beside a heatmap: the deletion curve, and the p-value of a test against 99 random maps."""
     compare: Flag = False
     """Measure how faithful every method is on DATA, and print the table."""
     images: MaybeInt = None
@@ -136,7 +138,8 @@ class Explain:
         if self._many:
             self._write_maps(model, out, target, settings)
             return
-        figure = explain.draw(model, method=self._method, target=target, **self._pictures(), **settings)
+        asked = {"target": target, "evidence": self.evidence, **settings}
+        figure = explain.draw(model, method=self._method, **self._pictures(), **asked)
         with explaining_failure(out, "the figure", "choose another place"):
             save_figure(figure, out)
         print(self._signed(f"{figure.get_label()}\n{out}"))
@@ -163,12 +166,14 @@ class Explain:
         asked = [name for name in ("target", "versus", "like") if getattr(self, name) is not None]
         sampled = [name for name in ("images", "seed") if getattr(self, name) is not None]
         if self.compare:
-            single = [*settings, *asked, *(name for name in ("method", "out") if getattr(self, name))]
+            single = [*settings, *asked, *(n for n in ("method", "out", "evidence") if getattr(self, n))]
             if single:
                 raise UserError(
                     f"{option(single[0])} is for one method's figure; leave it out with --compare"
                 )
             return
+        if self.evidence and (self._method in VIEWS or len(self.data) != 1 or self._many):
+            raise UserError("--evidence is for a heatmap of one picture: vitascope explain MODEL PICTURE")
         check_method(self._method, [*settings, *["target"] * bool(asked)])
         if self.json:
             raise UserError("--json needs --compare")

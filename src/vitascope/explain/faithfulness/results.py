@@ -12,6 +12,8 @@ import numpy as np
 from vitascope.formatting import aligned, pandas_library
 from vitascope.intervals import Interval
 
+MERIT = np.array([-1, 1, 1, -1]) / 4
+"""Weights of deletion, insertion, `lerf` and `morf` in the merit."""
 RANDOM = "random"
 """The baseline: cells in random order."""
 
@@ -40,7 +42,7 @@ class Scores:
     def merit(self) -> tuple[float, ...]:
         """The mean of the four curves; those where lower is better count negatively."""
         curves = np.array([self.deletion, self.insertion, self.lerf, self.morf])  # (4, n)
-        return tuple((np.array([-1, 1, 1, -1]) @ curves / 4).tolist())
+        return tuple((MERIT @ curves).tolist())
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
