@@ -260,7 +260,7 @@ def draw_gallery() -> None:
             shutil.copy(photo, place)
         for line in commands.replace("\\\n", " ").splitlines():
             words = shlex.split(line)
-            if words[:3] != ["vitascope", "explain", DEFAULT] or "--out" not in words:
+            if words[:3] != ["vitascope", "explain", DEFAULT] or words[-1].partition(".")[2] != "png":
                 continue
             if vitascope(words[1:]):
                 raise SystemExit(f"failed: {line}")

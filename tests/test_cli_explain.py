@@ -119,6 +119,7 @@ def test_views_of_the_model_need_no_picture(here: SimpleNamespace, tmp_path: Pat
             "patch in row 1, column 0: layer -1, head 1",
         ),
         (["--method", "rollout", "--image-size", "48"], "attention rollout"),
+        (["--method", "rollout", "--evidence"], "against 99 random maps"),
         (["--method", "rollout", "--image-size", "16", "48"], "attention rollout"),
     ],
 )
@@ -199,6 +200,34 @@ def test_grid_shows_32_test_images_with_their_predictions(
         assert (f"is {truth}" in title) != title.startswith(f"{truth} ")
 
 
+def test_folder_gets_a_map_of_each_picture_and_names_those_that_cannot_be_read(
+    others: SimpleNamespace,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(others.root)
+    pictures, out = tmp_path / "pictures", tmp_path / "maps"
+    shutil.copytree("plain", pictures / "deep")
+    (pictures / "text.png").write_text("text")
+    argv = ["explain", "runs/tiny", str(pictures), "--method", "attention", "--out", str(out)]
+    with pytest.raises(SystemExit, match="1"):
+        main(argv)
+    printed = capsys.readouterr()
+    assert printed.out == f"4 maps in {out}\n"
+    assert "1 of 5 images could not be read" in printed.err
+    assert "text.png: not a picture" in printed.err
+    names = [f"deep/{number}.png" for number in range(4)]
+    with np.load(out / "heatmaps.npz") as numbers:
+        assert numbers["names"].tolist() == names
+    assert all((out / f"{name}.png").is_file() for name in names)
+    again = [*argv[:2], str(pictures / "deep" / "0.png"), str(pictures / "deep" / "1.png"), *argv[3:]]
+    assert main([*again[:-1], str(tmp_path / "two")]) == 0
+    assert sorted(path.name for path in (tmp_path / "two").glob("*.png.png")) == ["0.png.png", "1.png.png"]
+    other = error_line([*argv[:3], "--method", "rollout", *argv[5:]], capsys)
+    assert "0.png.png exists, and is not a map of this picture by this model and these options" in other
+
+
 def test_comparison_prints_a_row_for_every_method_and_the_random_baseline(
     here: SimpleNamespace, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -267,7 +296,16 @@ def test_body_without_a_head_is_explained_by_attention_and_likeness(
         (["runs/tiny", "--method", "heads"], "explains a picture: vitascope explain MODEL PICTURE"),
         (["runs/tiny/model"], "is not a run folder, so it has no test images: give a PICTURE"),
         (["runs/body"], "has no head for classes, so there is no class to explain"),
-        (["runs/tiny", "data"], "data is a folder: name a picture in it, or add --compare"),
+        (["runs/tiny", "data"], "data is a folder: name a picture in it, or add --out FOLDER"),
+        (["runs/tiny", "data", "--out", "maps.png"], "add --out FOLDER for a heatmap of each"),
+        (["runs/tiny", PICTURE, PICTURE], "several pictures: add --out FOLDER"),
+        (
+            ["runs/tiny", "data", "--method", "heads", "--out", "maps"],
+            "add --out FOLDER for a heatmap of each",
+        ),
+        (["runs/tiny", "data", "--out", "data/maps"], "--out data/maps is in data, whose pictures are"),
+        (["runs/tiny", "empty", "--out", "maps"], "no picture that can be read"),
+        (["runs/tiny", "data", "--target", "rde", "--out", "maps"], "no class 'rde'; nearest: red"),
         (["runs/tiny", PICTURE, "--layer", "99", "--method", "attention"], "no layer 99: the model has 1"),
         (["runs/tiny", PICTURE, "--head", "2", "--method", "attention"], "no head 2: each layer has 2"),
         (["runs/tiny", PICTURE, "--patch", "0", "2", "--method", "patch"], "2"),
@@ -298,6 +336,12 @@ def test_body_without_a_head_is_explained_by_attention_and_likeness(
         (["runs/tiny", "nowhere", "--compare"], "nowhere: no such folder"),
         (["runs/tiny", "data", "--compare", "--images", "0"], "images must be at least 1, not 0"),
         (["runs/tiny", "data", "--compare", "--out", "a.png"], "--out is for one method's figure"),
+        (["runs/tiny", "data", "--compare", "--evidence"], "--evidence is for one method's figure"),
+        (["runs/tiny", "--evidence"], "--evidence is for a heatmap of one picture"),
+        (
+            ["runs/tiny", PICTURE, "--method", "occlusion", "--like", PICTURE, "--evidence"],
+            "probability of a class",
+        ),
         (["runs/tiny", "data", "--compare", "--head", "1"], "--head is for one method's figure"),
         (["runs/tiny", "data", "--compare", "--method", "rollout"], "--method is for one method's figure"),
         (["runs/tiny", "data", "--compare", "--seed", "-1"], "seed must be at least 0, not -1"),

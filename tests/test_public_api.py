@@ -67,7 +67,8 @@ FROZEN = {
     "explain.compare": "(model, images, methods=None, *, target=None, steps=10, "
     "shares=(0.1, 0.3, 0.5, 0.7, 0.9), seed=0, batch_size=64, progress=None)",
     "explain.draw": "(model, pictures=None, method='integrated-gradients', target=None, *, truths=None, "
-    "kind='picture', **settings)",
+    "kind='picture', evidence=False, **settings)",
+    "explain.evidence": "(model, image, heatmap, target=None, *, maps=99, steps=10, seed=0, batch_size=64)",
     "explain.feature_colours": "(model, images, layer=-1)",
     "explain.grad_cam": "(model, images, target=None, layer=None, variant='grad-cam')",
     "explain.gradient_rollout": "(model, images, target=None)",

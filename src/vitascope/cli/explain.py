@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import json
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,6 +27,7 @@ from vitascope.cli.parsing import (
 )
 from vitascope.data.table_options import is_table
 from vitascope.errors import UserError
+from vitascope.formatting import counted
 from vitascope.model.config import ViTConfig
 from vitascope.model.options import pair
 from vitascope.storage import explaining_failure
@@ -32,7 +35,9 @@ from vitascope.weights.builtin import DEFAULT, built_in, model_in_words
 
 if TYPE_CHECKING:
     from vitascope.data.splits import ImageSet
+    from vitascope.data.stored import ImageFile
     from vitascope.explain import Comparison
+    from vitascope.explain.targets import TargetLike
     from vitascope.model.vision_model import VisionModel
 
 MaybePatch = Annotated[tuple[int, int] | None, tyro.conf.arg(metavar="ROW COLUMN", help_behavior_hint="")]
@@ -48,6 +53,8 @@ class Explain:
 
     Of a picture: a heatmap, `all` heatmaps, all `heads`, a `patch`, `features`.
 
+    Of a folder, or several pictures, with --out FOLDER: a heatmap of each.
+
     Without a picture: a heatmap, or `features`, of 32 test images of the run.
 
     The built-in cifar10 has no run, but five sample photographs.
@@ -59,9 +66,10 @@ class Explain:
     """A run folder, a model folder or file, or a hub id.
     Default, also before a PICTURE: the built-in cifar10."""
     data: tyro.conf.Positional[
-        Annotated[str | None, tyro.conf.arg(metavar="[PICTURE or DATA]", help_behavior_hint="")]
-    ] = None
-    """A picture; for `distance` and --compare a folder or any other DATA. Default: a run's test images."""
+        Annotated[tuple[str, ...], tyro.conf.arg(metavar="[PICTURE or DATA ...]", help_behavior_hint="")]
+    ] = ()
+    """A picture; several, or folders, with --out FOLDER.
+    For `distance` and --compare a folder or any other DATA. Default: a run's test images."""
     method: MaybeText = None
     """What to show: one of the above, or a heatmap.
     By attention, rollout, gradient-rollout, grad-cam, grad-cam++, hires-cam, layer-cam, libra or occlusion.
@@ -87,6 +95,8 @@ class Explain:
     """Share of each layer's weights, the smallest, that rollout drops. Default: 0."""
     image_size: MaybeSize = None
     """Resize pictures to this side, or this height and width, in pixels. Default: the model's own size."""
+    evidence: Flag = False
+    """Beside a heatmap: the deletion curve, and the p-value of a test against 99 random maps."""
     compare: Flag = False
     """Measure how faithful every method is on DATA, and print the table."""
     images: MaybeInt = None
@@ -97,12 +107,13 @@ class Explain:
     device: Device = "auto"
     out: MaybePath = None
     """The PNG to write; an existing file is replaced.
-    Default: a new file <picture or model>-<method>.png in the run's folder `explain`, else in this folder."""
+    Default: a new file <picture or model>-<method>.png in the run's folder `explain`, else in this folder.
+    Of several pictures the folder; repeat an interrupted command to continue it."""
 
     def call(self) -> None:
         """Draw and write a figure, or compare all methods and print the table."""
-        if self.data is None and is_picture(self.model):
-            dataclasses.replace(self, model=DEFAULT, data=self.model).call()
+        if is_picture(self.model) and all(map(is_picture, self.data)):
+            dataclasses.replace(self, model=DEFAULT, data=(self.model, *self.data)).call()
             return
         settings = self._settings()
         self._check(settings)
@@ -124,7 +135,11 @@ class Explain:
             print(json.dumps(comparison.to_dict()) if self.json else self._signed(comparison.text()))
             return
         target = question(model, self.target, versus=self.versus, like=self.like)
-        figure = explain.draw(model, method=self._method, target=target, **self._pictures(), **settings)
+        if self._many:
+            self._write_maps(model, out, target, settings)
+            return
+        asked = {"target": target, "evidence": self.evidence, **settings}
+        figure = explain.draw(model, method=self._method, **self._pictures(), **asked)
         with explaining_failure(out, "the figure", "choose another place"):
             save_figure(figure, out)
         print(self._signed(f"{figure.get_label()}\n{out}"))
@@ -151,12 +166,14 @@ class Explain:
         asked = [name for name in ("target", "versus", "like") if getattr(self, name) is not None]
         sampled = [name for name in ("images", "seed") if getattr(self, name) is not None]
         if self.compare:
-            single = [*settings, *asked, *(name for name in ("method", "out") if getattr(self, name))]
+            single = [*settings, *asked, *(n for n in ("method", "out", "evidence") if getattr(self, n))]
             if single:
                 raise UserError(
                     f"{option(single[0])} is for one method's figure; leave it out with --compare"
                 )
             return
+        if self.evidence and (self._method in VIEWS or len(self.data) != 1 or self._many):
+            raise UserError("--evidence is for a heatmap of one picture: vitascope explain MODEL PICTURE")
         check_method(self._method, [*settings, *["target"] * bool(asked)])
         if self.json:
             raise UserError("--json needs --compare")
@@ -165,16 +182,17 @@ class Explain:
                 f"{option(sampled[0])} is for --compare and --method distance, not {self._method}"
             )
         takes = VIEWS[self._method].takes if self._method in VIEWS else "some"
-        if self.data is not None and is_table(self.data) and self._method != "distance":
+        tables = [name for name in self.data if is_table(name)]
+        if tables and self._method != "distance":
             raise UserError(
-                f"{self.data} is a table, and {self._method} explains a picture: name the picture, or add "
+                f"{tables[0]} is a table, and {self._method} explains a picture: name the picture, or add "
                 "--compare or --method distance"
             )
-        if self.data is None and takes == "one":
+        if not self.data and takes == "one":
             raise UserError(f"{self._method} explains a picture: vitascope explain MODEL PICTURE")
         if self.image_size is not None and min(pair(self.image_size)) < 1:
             raise UserError(f"--image-size must be at least 1, not {self.image_size}")
-        for idle in (self.data, self.image_size and "--image-size"):
+        for idle in (" ".join(self.data), self.image_size and "--image-size"):
             if takes == "nothing" and idle:
                 raise UserError(f"{self._method} shows the model alone: leave out {idle}")
 
@@ -182,15 +200,76 @@ class Explain:
         """The file to write: never the explained picture, and another existing one only if --out names it."""
         from vitascope.run.layout import EXPLANATIONS, is_run
 
-        subject, model = self.model if self.data is None else self.data, Path(self.model)
+        if self._many:
+            return self._checked_folder()
+        subject, model = next(iter(self.data), self.model), Path(self.model)
         # Not the picture's folder, which may be trained on.
         folder = model / EXPLANATIONS if is_run(model) else Path()
         out = self.out or unused(folder / f"{Path(subject).stem or 'model'}-{self._method}.png")
         if out.suffix.lower() != ".png":
             raise UserError(f"--out {out}: figures are PNG files, so the name has to end in .png")
-        if self.data is not None and out.exists() and Path(self.data).exists() and out.samefile(self.data):
+        if any(out.exists() and Path(name).exists() and out.samefile(name) for name in self.data):
             raise UserError(f"--out {out} is the explained picture, which would be lost; give another name")
         return out
+
+    @property
+    def _many(self) -> bool:
+        """Whether each of any number of pictures gets a map."""
+        return self._method != "distance" and (len(self.data) > 1 or any(map(os.path.isdir, self.data)))
+
+    def _checked_folder(self) -> Path:
+        """The folder of the maps of several pictures, which must not become pictures of the next command."""
+        from vitascope.explain.methods import METHODS
+
+        if self.out is None or self.out.suffix.lower() == ".png" or self._method not in METHODS:
+            one = len(self.data) == 1
+            several = f"{self.data[0]} is a folder: name a picture in it, or" if one else "several pictures:"
+            raise UserError(
+                f"{several} add --out FOLDER for a heatmap of each, or --compare or --method distance"
+            )
+        for place in filter(os.path.isdir, self.data):
+            if self.out.resolve().is_relative_to(Path(place).resolve()):
+                raise UserError(
+                    f"--out {self.out} is in {place}, whose pictures are explained: name another folder"
+                )
+        return self.out
+
+    def _write_maps(
+        self, model: VisionModel, out: Path, target: TargetLike, settings: dict[str, Any]
+    ) -> None:
+        from tqdm import tqdm
+
+        from vitascope.cli.exits import exit_if_unreadable, exiting_if_stopped
+        from vitascope.data.stored import as_text
+        from vitascope.explain.maps import write_maps
+        from vitascope.predict.engine import TorchEngine
+        from vitascope.predict.predictor import find_images
+        from vitascope.predict.result_file import Tally
+
+        files = list(find_images(self.data))
+        root = os.path.commonpath(
+            [
+                os.path.abspath(p) if os.path.isdir(p) else os.path.dirname(os.path.abspath(p))
+                for p in self.data
+            ]
+        )
+        pictures = (
+            (os.path.relpath(str(file), root), file, f"{as_text(file)} {_stamp(file)}") for file in files
+        )
+        engine = TorchEngine(model, precision="fp32", device=self.device)
+        asked = [self._method, settings, self.target, self.versus, self.like and str(self.like)]
+        about = json.dumps([engine.digest, engine.preprocess.to_dict(), *asked])
+        tally = Tally()
+        state = f"the finished maps in {out} are kept; repeat the command to continue"
+        with (
+            exiting_if_stopped(state),
+            tqdm(total=len(files), unit=" pictures", delay=3, disable=None) as bar,
+        ):
+            for error in write_maps(model, pictures, out, self._method, target, about=about, **settings):
+                tally.add(error)
+                bar.update()
+        print(self._signed(f"{counted(tally.images - tally.unreadable, 'map')} in {out}"))
+        exit_if_unreadable(tally)
 
     def _compare(self, model: VisionModel) -> Comparison:
         from tqdm import tqdm
@@ -211,22 +290,16 @@ class Explain:
             return {}
         if self._method == "distance":
             return {"pictures": self._sample()}
-        if self.data is None:
-            return labelled_test_images(self.model)
-        if Path(self.data).is_dir():
-            raise UserError(
-                f"{self.data} is a folder: name a picture in it, or add --compare or --method distance"
-            )
-        return {"pictures": self.data}
+        return {"pictures": self.data[0]} if self.data else labelled_test_images(self.model)
 
     def _sample(self) -> list[Any]:
         """Pictures of DATA, or the run's test images, drawn by --seed."""
         from vitascope.data.datasets import open_pictures
         from vitascope.explain.inputs import chosen_pictures
 
-        sources: Sequence[Any] = (
-            own_test_images(self.model).sources if self.data is None else open_pictures(self.data)
-        )
+        sources: Sequence[Any] = [picture for name in self.data for picture in open_pictures(name)]
+        if not self.data:
+            sources = own_test_images(self.model).sources
         return chosen_pictures(sources, SAMPLED if self.images is None else self.images, self.seed or 0)
 
 
@@ -262,6 +335,16 @@ def labelled_test_images(ref: str) -> dict[str, Any]:
     truths = None if names is None else [names[index] for index in chosen]
     pictures = [tests.sources[index] for index in chosen]
     return {"pictures": pictures, "truths": truths, "kind": f"{tests.name} image"}
+
+
+def _stamp(file: ImageFile) -> str:
+    """A text that changes with a local file's content; an object's is in its `as_text`."""
+    if not isinstance(file, str):
+        return ""
+    with contextlib.suppress(OSError):  # which reading it tells
+        state = os.stat(file)
+        return f"{state.st_size} {state.st_mtime_ns}"
+    return ""
 
 
 def option(field: str) -> str:

@@ -28,6 +28,7 @@ from vitascope.explain.targets import ClassDifference, ClassScore, FeatureCosine
 
 if TYPE_CHECKING:
     from vitascope.explain.faithfulness.compare import compare
+    from vitascope.explain.faithfulness.evidence import Evidence, evidence
     from vitascope.explain.faithfulness.results import Comparison
     from vitascope.explain.figures import draw
 
@@ -37,12 +38,14 @@ __all__ = [
     "ClassDifference",
     "ClassScore",
     "Comparison",
+    "Evidence",
     "FeatureCosine",
     "Target",
     "attention",
     "attention_distance",
     "compare",
     "draw",
+    "evidence",
     "feature_colours",
     "grad_cam",
     "gradient_rollout",
@@ -64,6 +67,10 @@ def __getattr__(name: str) -> Any:
         from vitascope.explain.faithfulness.compare import compare
 
         return compare
+    if name in ("Evidence", "evidence"):
+        from vitascope.explain.faithfulness.evidence import Evidence, evidence
+
+        return Evidence if name == "Evidence" else evidence
     if name == "Comparison":
         from vitascope.explain.faithfulness.results import Comparison
 

@@ -56,6 +56,7 @@ def draw(
     *,
     truths: Sequence[str | Sequence[str]] | None = None,
     kind: str = "picture",
+    evidence: bool = False,
     **settings: Any,
 ) -> Figure:
     """Draw an explanation of pictures, or of the model.
@@ -73,14 +74,17 @@ def draw(
         truths: the true class of each picture or, with several classes per picture, their names; shown where
             the prediction differs.
         kind: what several pictures are called in the title, in the singular.
+        evidence: draw the deletion curve of one picture's heatmap beside it, see `explain.evidence`.
         settings: the method's own, such as `layer`, `head`, `fusion`, `discard` or `patch`.
 
     Raises:
         UserError: no such method, or none for this model; a setting that does not apply; no picture, or more
-            than the method takes; a picture that cannot be read; as the method.
+            than the method takes; a picture that cannot be read; as the method, and as `evidence`.
     """
     check_method(method, [*settings, *(["target"] if target is not None else [])])
     view = VIEWS.get(method)
+    if evidence and view is not None:
+        raise UserError(f"evidence is that of a heatmap, and {method} is none: choose {', '.join(METHODS)}")
     takes = "some" if view is None else view.takes
     if takes == "nothing":
         if pictures is not None:
@@ -96,6 +100,8 @@ def draw(
     subject = read[0].name if single else f"{len(read)} {kind}{'s' * (len(read) > 1)}"
     if view is not None:
         return view.draw(model, read, subject, **settings | ({} if target is None else {"target": target}))
+    if evidence and not single:
+        raise UserError(f"evidence is measured on one picture, not {len(read)}")
     maps = [heatmap(model, each.image, method, target, **settings)[0].cpu().numpy() for each in read]
     notes = [_note(model, each, METHODS[method], target, heat) for each, heat in zip(read, maps, strict=True)]
     own = "".join(f", {name} {value}" for name, value in settings.items())
@@ -103,7 +109,12 @@ def draw(
     title = METHODS[method].title + own + _about(model, target) + default
     if single:
         title = _with_prediction(model, read[0], subject, title)
-        return plots.draw_explanation(read[0].shown, maps[0], title, notes[0])
+        if not evidence:
+            return plots.draw_explanation(read[0].shown, maps[0], title, notes[0])
+        from vitascope.explain.faithfulness.evidence import evidence as measure  # imports SciPy
+
+        measured = measure(model, read[0].image, maps[0], target)
+        return plots.draw_explanation(read[0].shown, maps[0], f"{title}, {measured}", notes[0], measured)
     pairs = [beside_itself(each.shown, heat) for each, heat in zip(read, maps, strict=True)]
     captions = [_caption(model, each, note) for each, note in zip(read, notes, strict=True)]
     return plots.draw_grid(pairs, captions, f"{title} over {subject}")

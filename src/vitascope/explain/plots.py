@@ -12,7 +12,7 @@ import textwrap
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +24,9 @@ from matplotlib.ticker import MaxNLocator
 
 from vitascope.explain.lettering import LiteralFigure, fitted, lay_out, text_width
 from vitascope.explain.pictures import Box, FloatArray, Picture, Uint8Array, dimmed, overlay
+
+if TYPE_CHECKING:
+    from vitascope.explain.faithfulness.evidence import Evidence
 
 RIGHT, WRONG, INK, GREY = "#1a7f4b", "#c2352b", "#222222", "#8a8a8a"
 SERIES = ("#3457a6", "#d9772b")
@@ -255,16 +258,33 @@ def frame_patches(axes: Axes, which: npt.NDArray[np.bool_], colour: str, box: Bo
         axes.add_patch(Rectangle(corner, pw, ph, fill=False, edgecolor=colour, linewidth=1.5))
 
 
-def draw_explanation(picture: Picture, heatmap: FloatArray, title: str, note: str = "") -> Figure:
-    """A picture beside itself under its heatmap (gh, gw), and a note across the latter."""
-    figure = new_figure(8, 4 * picture.height / picture.width + 0.6, title)
-    left, right = figure.subplots(1, 2)
+def draw_explanation(
+    picture: Picture, heatmap: FloatArray, title: str, note: str = "", evidence: Evidence | None = None
+) -> Figure:
+    """A picture beside itself under its heatmap (gh, gw), a note across it, and the evidence for it."""
+    columns = 2 if evidence is None else 3
+    figure = new_figure(4 * columns, max(3 * (columns - 2), 4 * picture.height / picture.width) + 0.6, title)
+    left, right, *beside = figure.subplots(1, columns)
     left.imshow(dimmed(picture), cmap="gray", vmin=0, vmax=255)
     right.imshow(overlay(picture.enlarged(), heatmap))
     _write_across(right, note, 12)
     left.axis("off")
     right.axis("off")
+    if evidence is not None:
+        _draw_evidence(beside[0], evidence)
     return figure
+
+
+def _draw_evidence(axes: Axes, evidence: Evidence) -> None:
+    """The deletion curve of a map, over the middle 95% and the mean of the curves of random maps."""
+    x, random = 100 * evidence.shares, 100 * evidence.random
+    low, high = np.quantile(random, (0.025, 0.975), axis=0)
+    axes.fill_between(x, low, high, color=GREY, alpha=0.3, linewidth=0, label="95% of random maps")
+    axes.plot(x, random.mean(axis=0), color=GREY, linestyle="--", linewidth=1, label="their mean")
+    axes.plot(x, 100 * evidence.curve, color=SERIES[0], linewidth=2, label="this map")
+    plain(axes, xlabel="cells deleted, hottest first (%)", ylabel="probability of the class (%)")
+    axes.set(xlim=(0, 100), ylim=(0, None))
+    axes.legend(frameon=False, fontsize=9)
 
 
 def draw_explanations(

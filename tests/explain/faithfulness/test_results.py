@@ -153,6 +153,28 @@ def test_text_has_a_line_per_method_and_names_the_best() -> None:
     assert lines[-1] == "Best: good."
 
 
+def test_order_of_methods_is_compared_between_imputations_of_the_same_cells() -> None:
+    """Shifted twins agree; a method that is good by the fill of neighbours alone changes places."""
+    twins = {name: scores(9, better_by=by) for name, by in (("a", 0.1), ("b", 0.2), ("c", 0.3))}
+    agreed = comparison(**twins, random=FOUR["random"]).agreements
+    assert [(part.fills, part.removed, part.tau, part.swapped) for part in agreed] == [
+        (("zero", "neighbours"), "hottest", 1, ()),
+        (("blur", "neighbours"), "coldest", 1, ()),
+    ]
+    odd = dataclasses.replace(twins["a"], morf=scores(9, better_by=0.5).morf)
+    found = comparison(**twins | {"a": odd}, random=FOUR["random"])
+    assert [part.tau for part in found.agreements] == [pytest.approx(-1 / 3), 1]
+    assert found.agreements[0].swapped == (("a", "b"), ("a", "c"))
+    assert "zero or neighbours, hottest first: tau -0.33, a/b, a/c change places;" in found.text()
+    assert found.to_dict()["agreements"][0]["swapped"] == (("a", "b"), ("a", "c"))
+
+
+def test_single_method_has_no_order_to_compare() -> None:
+    found = comparison(good=FOUR["good"], random=FOUR["random"])
+    assert found.agreements == ()
+    assert "Order of the methods" not in found.text()
+
+
 def test_plain_values_hold_the_numbers_of_each_image() -> None:
     found = comparison(**FOUR)
     plain = json.loads(json.dumps(found.to_dict(), allow_nan=False))

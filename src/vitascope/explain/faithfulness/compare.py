@@ -14,7 +14,7 @@ from torch import Tensor
 
 from vitascope.arguments import Range, checked
 from vitascope.errors import UserError
-from vitascope.explain.faithfulness.perturbation import Perturbation, PerturbationPlan, areas
+from vitascope.explain.faithfulness.perturbation import Perturbation, PerturbationPlan, areas, order_of
 from vitascope.explain.faithfulness.results import RANDOM, Comparison, Scores
 from vitascope.explain.heatmaps import Count, grid_of
 from vitascope.explain.inputs import Images, as_images, pooled_and_logits
@@ -96,13 +96,13 @@ def compare(
 
     found: dict[str, list[list[float]]] = {name: [] for name in names}
     with evaluation_mode(model):
-        chosen = _classes(model, images, target, batch_size)
+        chosen = explained_classes(model, images, target, batch_size)
         for index, image in enumerate(images):
             about = chosen.select(index)
             orders, seconds = _orders(model, image, methods, about, grid, (seed, index))
             perturbed = Perturbation(image, grid, plan, np.random.default_rng([seed, index, _NOISE]))
             variants = itertools.chain(perturbed.ends(), *(perturbed.variants(order) for order in orders))
-            scored = _probabilities(model, variants, about, batch_size, advance)
+            scored = class_probabilities(model, variants, about, batch_size, advance)
             ends, rest = scored[:3], scored[3:].split(plan.variants)
             for name, part, took in zip(names, rest, seconds, strict=True):
                 found[name].append([*areas(plan, ends, part), took])
@@ -125,16 +125,22 @@ def _check(
         raise UserError("no methods: give at least one to compare with random")
     if RANDOM in methods:
         raise UserError(f'"{RANDOM}" names the baseline, which is always included: rename the method')
+    check_cells(images, grid)
+    if not shares or not all(0 < share < 1 for share in shares):
+        raise UserError(f"shares to impute must lie between 0 and 1, not {tuple(shares)}")
+
+
+def check_cells(images: Tensor, grid: tuple[int, int]) -> None:
+    """Reject a grid without an order."""
     if math.prod(grid) < 2:
         raise UserError(
             f"the heatmaps of {images.shape[2]}x{images.shape[3]} images have one cell, which no method can "
             "order: use larger images, or a model with smaller patches"
         )
-    if not shares or not all(0 < share < 1 for share in shares):
-        raise UserError(f"shares to impute must lie between 0 and 1, not {tuple(shares)}")
 
 
-def _classes(model: VisionModel, images: Tensor, target: TargetLike, batch_size: int) -> ClassScore:
+def explained_classes(model: VisionModel, images: Tensor, target: TargetLike, batch_size: int) -> ClassScore:
+    """The class of each image whose probability is measured."""
     if not model.config.gives_classes:
         raise UserError("this model has no head for classes: it has no classes to measure faithfulness on")
     logits = torch.cat([pooled_and_logits(model, part)[1] for part in images.split(batch_size)])
@@ -171,19 +177,19 @@ def _orders(
         if not heat.isfinite().all():
             bad = int((~heat.isfinite()).sum())
             raise UserError(f"{name} returns a heatmap with {bad} of {heat.numel()} values not finite")
-        orders.append(torch.from_numpy(np.lexsort((ties, -heat.double().numpy().ravel()))))
+        orders.append(order_of(heat, ties))
     baseline = np.random.default_rng([*key, _BASELINE])
     orders += [torch.from_numpy(baseline.permutation(cells)) for _ in range(RANDOM_MAPS)]
     return orders, seconds + [0.0] * RANDOM_MAPS
 
 
 @torch.no_grad()
-def _probabilities(
+def class_probabilities(
     model: VisionModel,
     variants: Iterable[Tensor],
     about: ClassScore,
     batch_size: int,
-    advance: Callable[[int], None],
+    advance: Callable[[int], None] = lambda count: None,
 ) -> Tensor:
     """The probability of one class in any number of images (C, H, W): float64 (n,), on the CPU."""
     scored, left, chosen = [], iter(variants), int(about.classes)

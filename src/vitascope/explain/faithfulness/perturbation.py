@@ -12,6 +12,7 @@ import functools
 from collections.abc import Iterator
 
 import numpy as np
+import numpy.typing as npt
 import scipy.sparse as sparse
 import torch
 from scipy.sparse.linalg import splu
@@ -87,6 +88,11 @@ class Perturbation:
         least = [rank >= self.plan.cells - count for count in self.plan.imputed]
         most = [rank < count for count in self.plan.imputed]
         yield from (impute(self.image, removed, self._noise) for removed in (*least, *most))
+
+
+def order_of(heat: Tensor, ties: npt.NDArray[np.int64]) -> Tensor:
+    """The cells of a heatmap of N, hottest first, int64 (N,); equal ones in the order of `ties` (N,)."""
+    return torch.from_numpy(np.lexsort((ties, -heat.double().numpy().ravel())))
 
 
 def areas(plan: PerturbationPlan, ends: Tensor, variants: Tensor) -> tuple[float, float, float, float]:

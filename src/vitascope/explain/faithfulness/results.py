@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,6 +12,8 @@ import numpy as np
 from vitascope.formatting import aligned, pandas_library
 from vitascope.intervals import Interval
 
+MERIT = np.array([-1, 1, 1, -1]) / 4
+"""Weights of deletion, insertion, `lerf` and `morf` in the merit."""
 RANDOM = "random"
 """The baseline: cells in random order."""
 
@@ -39,7 +42,44 @@ class Scores:
     def merit(self) -> tuple[float, ...]:
         """The mean of the four curves; those where lower is better count negatively."""
         curves = np.array([self.deletion, self.insertion, self.lerf, self.morf])  # (4, n)
-        return tuple((np.array([-1, 1, 1, -1]) @ curves / 4).tolist())
+        return tuple((MERIT @ curves).tolist())
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class OrderAgreement:
+    """The order of the methods by two imputations of the same cells.
+
+    Areas are on the scale of their own imputation, so only the order of the methods is compared.
+    """
+
+    fills: tuple[str, str]
+    """The imputations: of zero, of blur, or of the neighbours (ROAD)."""
+    removed: str
+    """The cells that both remove first: `hottest` or `coldest`."""
+    tau: float
+    """Kendall's rank correlation, from -1 to 1: the share of pairs of methods in the same order minus that
+    of pairs in the opposite one."""
+    swapped: tuple[tuple[str, str], ...]
+    """Pairs of which the first is better by one imputation and worse by the other, both beyond the intervals
+    of the paired differences."""
+
+    @classmethod
+    def of(cls, fills: tuple[str, str], removed: str, values: Mapping[str, Any]) -> OrderAgreement:
+        """`values` are (2, n) by method, a row per imputation and a number per image; higher is better."""
+        pairs = list(itertools.combinations(values, 2))
+        gaps = [[Interval.of(row) for row in np.subtract(values[a], values[b])] for a, b in pairs]
+        signs = [np.sign(first.mean * second.mean) for first, second in gaps]
+        swapped = (
+            pair
+            for pair, gap in zip(pairs, gaps, strict=True)
+            if {g.verdict for g in gap} == {"better", "worse"}
+        )
+        return cls(fills=fills, removed=removed, tau=float(np.mean(signs)), swapped=tuple(swapped))
+
+    def __str__(self) -> str:
+        pairs = ", ".join(map("/".join, self.swapped))
+        change = f", {pairs} change places" if pairs else ""
+        return f"{' or '.join(self.fills)}, {self.removed} first: tau {self.tau:+.2f}{change}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -150,12 +190,27 @@ class Comparison:
             name for name in others if Interval.of(best - self.scores[name].merit).verdict != "better"
         )
 
+    @property
+    def agreements(self) -> tuple[OrderAgreement, ...]:
+        """The order of the methods by zero and by the neighbours, hottest cells first, and by blur and by the
+        neighbours, coldest first; empty for a single method."""
+        scores = {name: of for name, of in self.scores.items() if name != RANDOM}
+        if len(scores) < 2:
+            return ()
+        hottest = {name: -np.array([of.deletion, of.morf]) for name, of in scores.items()}  # (2, n)
+        coldest = {name: np.array([of.insertion, of.lerf]) for name, of in scores.items()}
+        return (
+            OrderAgreement.of(("zero", "neighbours"), "hottest", hottest),
+            OrderAgreement.of(("blur", "neighbours"), "coldest", coldest),
+        )
+
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON: the settings, the table, and the scores of each image."""
         names = ("images", "classes", "grid", "steps", "shares", "seed", "best", "rivals")
         plain = {name: getattr(self, name) for name in names}
         return {
             **{name: list(value) if isinstance(value, tuple) else value for name, value in plain.items()},
+            "agreements": [dataclasses.asdict(agreement) for agreement in self.agreements],
             "methods": [row.to_dict() for row in self.table()],
             "scores": {
                 name: {key: list(values) for key, values in dataclasses.asdict(scores).items()}
@@ -185,6 +240,8 @@ class Comparison:
             "Deletion: lower is better; insertion and ROAD: higher is better.",
             "After each mean: the gain over random, paired by image, with its 95% interval (* excludes 0).",
         ]
+        if agreements := "; ".join(map(str, self.agreements)):
+            notes.append(f"Order of the methods by the fill of removed cells: {agreements}.")
         best = self.table()[0]
         if self.images == 1:
             return [*notes, f"Largest gain: {best.method}. One image gives no interval: use 20 or more."]

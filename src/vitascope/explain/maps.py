@@ -1,0 +1,190 @@
+"""Heatmaps of any number of pictures in a folder, which a repeated call continues.
+
+Each map is a PNG, whole or absent, that also contains its numbers, so the folder needs no other state.
+"""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import json
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from PIL.PngImagePlugin import PngImageFile, PngInfo
+from torch import Tensor
+
+from vitascope.errors import UserError, printable
+from vitascope.explain.inputs import normalized, pooled_and_logits, seen_hw
+from vitascope.explain.lettering import short
+from vitascope.explain.methods import METHODS, heatmap
+from vitascope.explain.pictures import FloatArray, Picture, Uint8Array, overlay
+from vitascope.explain.plots import COMPRESSION, Caption, draw_grid, save_figure
+from vitascope.explain.targets import TargetLike, class_index
+from vitascope.model.heads import predicted, scores
+from vitascope.model.vision_model import VisionModel
+from vitascope.storage import explaining_failure, make_folder, replacing
+from vitascope.weights.preprocess import preprocess_of
+
+NUMBERS = "heatmaps.npz"
+_RECORD = "vitascope"
+"""The name of the PNG's text that has the numbers."""
+_PER_SHEET, _THUMBNAIL = 64, 192
+"""Pictures of a contact sheet, and the longer side of each in pixels."""
+
+
+@dataclasses.dataclass(frozen=True)
+class _Map:
+    """The numbers of a map, as its PNG has them."""
+
+    key: list[str]
+    """What the map depends on."""
+    heat: str
+    """float32 (gh, gw), in base64."""
+    grid: tuple[int, int]
+    predicted: int = -1
+    explained: int = -1
+    """The explained class; -1 for a method, or a target, that is about no class."""
+    probability: float = -1.0
+    """Of the explained class, else of the predicted one."""
+
+    def heatmap(self) -> FloatArray:
+        """float32 (gh, gw)."""
+        return np.frombuffer(base64.b64decode(self.heat), np.float32).reshape(self.grid)
+
+    @classmethod
+    def read(cls, path: Path) -> _Map | None:
+        """The numbers of an existing map; None for any other PNG."""
+        with suppress(OSError, ValueError, KeyError, TypeError), Image.open(path) as image:
+            return cls(**json.loads(image.text[_RECORD])) if isinstance(image, PngImageFile) else None
+        return None
+
+
+def write_maps(
+    model: VisionModel,
+    pictures: Iterable[tuple[str, Any, str]],
+    out: Path,
+    method: str,
+    target: TargetLike = None,
+    *,
+    about: str,
+    **settings: Any,
+) -> Iterator[str | None]:
+    """Write each picture under its heatmap as `NAME.png`; yields None, or why one cannot be read.
+
+    At the end, `sheet-001.png`, ... show all maps, and `heatmaps.npz` has their numbers: `names` (n,),
+    `heatmaps` float32 (n, gh, gw) and, of a model with classes, `predicted`, `targets` int64 (n,) and
+    `probabilities` float64 (n,). A target is -1 where a method, or a target, is about no class; the
+    probability is then that of the predicted class. An existing map is not computed again.
+
+    Args:
+        pictures: a name (a relative path), the picture, and a text that changes with its content.
+        out: the folder.
+        method, target, settings: as for `heatmap`.
+        about: a text that changes with the model, its preprocessing, the method, target and settings.
+
+    Raises:
+        UserError: an existing file that is no map of this picture, model and method; as `heatmap`; nothing
+            that can be read; a failure to write.
+    """
+    preprocess = preprocess_of(model)
+    names, maps, shown, captions = list[str](), list[_Map](), list[Uint8Array](), list[Caption]()
+    with explaining_failure(out, "the maps", "finished maps are kept: make room and repeat the command"):
+        for name, source, version in pictures:
+            path, key = out / f"{name}.png", [about, version]
+            found = _Map.read(path)
+            if path.exists() and (found is None or found.key != key):
+                raise UserError(
+                    f"{path} exists, and is not a map of this picture by this model and these options: name "
+                    "another folder"
+                )
+            if found is None:
+                try:
+                    framed = preprocess.framed(source).top_left(*seen_hw(model, preprocess.image_size))
+                except UserError as error:
+                    yield str(error)
+                    continue
+                image = normalized(model, torch.from_numpy(framed.pixels)[None])  # (1, C, H, W)
+                found = _map_of(model, image, key, method, target, settings)
+                _write_map(path, Picture.of_channels(framed.picture, framed.box), found)
+            names.append(name)
+            maps.append(found)
+            with Image.open(path) as drawn:
+                drawn.thumbnail((_THUMBNAIL, _THUMBNAIL))
+                shown.append(np.asarray(drawn))
+            captions.append(_caption(model, found, name))
+            if len(shown) == _PER_SHEET:
+                _write_sheet(out, len(names), shown, captions)
+            yield None
+        if not names:
+            raise UserError("no picture that can be read")
+        if shown:
+            _write_sheet(out, len(names), shown, captions)
+        numbers: dict[str, Any] = {
+            "names": np.array(names),
+            "heatmaps": np.stack([each.heatmap() for each in maps]),
+        }
+        if model.config.gives_classes:
+            numbers |= {
+                "predicted": np.array([each.predicted for each in maps]),
+                "targets": np.array([each.explained for each in maps]),
+                "probabilities": np.array([each.probability for each in maps]),
+            }
+        with replacing(out / NUMBERS) as aside:
+            np.savez_compressed(aside, **numbers)
+
+
+def _map_of(
+    model: VisionModel,
+    image: Tensor,
+    key: list[str],
+    method: str,
+    target: TargetLike,
+    settings: dict[str, Any],
+) -> _Map:
+    """The numbers of an image (1, C, H, W)."""
+    heat = heatmap(model, image, method, target, **settings)[0].cpu().numpy()
+    classes: dict[str, Any] = {}
+    if model.config.gives_classes:
+        logits = pooled_and_logits(model, image)[1]
+        guess = int(predicted(logits))
+        explained = -1
+        if METHODS[method].has_target and (target is None or isinstance(target, int | str)):
+            explained = guess if target is None else class_index(target, model.config)
+        probabilities = scores(logits.float(), model.config.outputs)[0]  # (K,)
+        probability = float(probabilities[guess if explained < 0 else explained])
+        classes = {"predicted": guess, "explained": explained, "probability": probability}
+    return _Map(key, base64.b64encode(heat.tobytes()).decode(), heat.shape, **classes)
+
+
+def _write_map(path: Path, picture: Picture, found: _Map) -> None:
+    record = PngInfo()
+    record.add_itxt(_RECORD, json.dumps(dataclasses.asdict(found)), zip=True)
+    make_folder(path.parent)
+    with replacing(path) as aside:
+        drawn = Image.fromarray(overlay(picture.enlarged(), found.heatmap()))
+        drawn.save(aside, "PNG", pnginfo=record, compress_level=COMPRESSION)
+
+
+def _caption(model: VisionModel, found: _Map, name: str) -> Caption:
+    """The explained class, else the predicted one, with its probability, and the picture's name."""
+    note = short(name, 20) if found.heatmap().any() else "no evidence"
+    index = found.predicted if found.explained < 0 else found.explained
+    if index < 0:
+        return Caption(note=note)
+    label = model.config.class_names[index] if model.config.class_names else str(index)
+    return Caption(printable(label, 80), found.probability, note=note)
+
+
+def _write_sheet(out: Path, done: int, shown: list[Uint8Array], captions: list[Caption]) -> None:
+    """Draw a contact sheet of the last pictures, and empty both lists."""
+    figure = draw_grid(shown, captions, "")
+    with replacing(out / f"sheet-{-(-done // _PER_SHEET):03}.png") as aside:
+        save_figure(figure, aside)
+    shown.clear()
+    captions.clear()
