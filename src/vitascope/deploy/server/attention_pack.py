@@ -35,12 +35,12 @@ from torch import Tensor
 
 from vitascope.data.preprocess import Pixels
 from vitascope.errors import UserError
-from vitascope.explain.attention import check_head, layer_attention, read_rows, stream_attention
+from vitascope.explain.attention import layer_attention, read_rows, stream_attention
 from vitascope.explain.heatmaps import grid_of
 from vitascope.explain.inputs import as_images
 from vitascope.explain.methods import METHODS, methods_for
 from vitascope.explain.rollout import next_flow
-from vitascope.model.config import ViTConfig, check_layer
+from vitascope.model.config import ViTConfig, check_head, check_layer
 from vitascope.model.vision_model import VisionModel, kind_of
 from vitascope.model.vit import VisionTransformer
 from vitascope.predict.engine import Engine, TorchEngine
