@@ -52,6 +52,7 @@ FROZEN = {
     "VisionTransformer.feature_map": "(images, layers=None, *, norm=True)",
     "VisionTransformer.forward_head": "(features, trace=None)",
     "VisionTransformer.embed": "(images)",
+    "VisionTransformer.intervene": "(*, heads=(), attention=(), mlps=(), layers=(), patches=())",
     "VisionTransformer.trace": "(images, attention=False)",
     "VisionTransformer.resize": "(image_size)",
     "Run.create": "(config, plan=None, *, processes=1, keep_data=False)",
@@ -76,6 +77,7 @@ FROZEN = {
     "explain.heatmap": "(model, images, method='integrated-gradients', target=None, *, batch_size=None, "
     "**settings)",
     "explain.integrated_gradients": "(model, images, target=None, *, steps=32, batch_size=16)",
+    "explain.lens": "(model, images, target=None)",
     "explain.libra": "(model, images, target=None)",
     "explain.occlusion": "(model, images, target=None, *, window=1, batch_size=64)",
     "explain.patch_attention": "(model, images, patch, layer=-1, head=None)",

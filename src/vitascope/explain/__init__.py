@@ -20,6 +20,7 @@ from vitascope.explain.attention import attention, head_maps, patch_attention
 from vitascope.explain.gradcam import grad_cam
 from vitascope.explain.integrated_gradients import integrated_gradients
 from vitascope.explain.learned import attention_distance, feature_colours, patch_filters, position_similarity
+from vitascope.explain.lens import Lens, lens
 from vitascope.explain.libra import libra
 from vitascope.explain.methods import DEFAULT_METHOD, METHODS, heatmap
 from vitascope.explain.occlusion import occlusion
@@ -40,6 +41,7 @@ __all__ = [
     "Comparison",
     "Evidence",
     "FeatureCosine",
+    "Lens",
     "Target",
     "attention",
     "attention_distance",
@@ -52,6 +54,7 @@ __all__ = [
     "head_maps",
     "heatmap",
     "integrated_gradients",
+    "lens",
     "libra",
     "occlusion",
     "patch_attention",

@@ -11,7 +11,7 @@ from vitascope.arguments import checked
 from vitascope.errors import UserError
 from vitascope.explain.heatmaps import to_unit
 from vitascope.explain.inputs import Images, as_images
-from vitascope.model.config import ViTConfig, check_layer
+from vitascope.model.config import check_head, check_layer
 from vitascope.model.trace import Trace
 from vitascope.model.vision_model import VisionModel, evaluation_mode, kind_of
 from vitascope.model.vit import VisionTransformer
@@ -132,12 +132,6 @@ def attending(model: VisionModel) -> VisionTransformer:
     if not isinstance(model, VisionTransformer):
         raise UserError(f"{kind_of(model.config)} has no attention to show: this is for Vision Transformers")
     return model
-
-
-def check_head(config: ViTConfig, head: int | None) -> None:
-    """Reject a head that does not exist."""
-    if head is not None and not (isinstance(head, int) and 0 <= head < config.num_heads):
-        raise UserError(f"no head {head}: each layer has {config.num_heads}, 0 to {config.num_heads - 1}")
 
 
 def to_heatmap(model: VisionTransformer, images: Tensor, rows: Tensor) -> Tensor:

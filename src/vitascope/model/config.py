@@ -405,6 +405,12 @@ def check_layer(config: ViTConfig, layer: int) -> int:
     return layer % depth
 
 
+def check_head(config: ViTConfig, head: int | None) -> None:
+    """Reject a head that does not exist."""
+    if head is not None and not (isinstance(head, int) and 0 <= head < config.num_heads):
+        raise UserError(f"no head {head}: each layer has {config.num_heads}, 0 to {config.num_heads - 1}")
+
+
 def check_tiling(image: tuple[int, int], patch: tuple[int, int], step: tuple[int, int]) -> None:
     """Raise `UserError` for an image that patches, a step apart, do not tile."""
     if min(*image, *patch) < 1:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager
 from typing import overload
 
 import torch
@@ -14,6 +15,7 @@ from vitascope.model.config import ViTConfig, check_layer
 from vitascope.model.encoder import Encoder, PatchDropout, keep_patches
 from vitascope.model.heads import classification_head, pooling
 from vitascope.model.initialization import initialize
+from vitascope.model.intervention import switched_off
 from vitascope.model.norms import norm_of
 from vitascope.model.patches import patch_embedding
 from vitascope.model.preprocess import Resizable, check_images
@@ -74,6 +76,31 @@ class VisionTransformer(nn.Module):
         trace = Trace(attention=attention)
         self.forward_head(self.forward_features(images, trace), trace)
         return trace
+
+    def intervene(
+        self,
+        *,
+        heads: Iterable[tuple[int, int]] = (),
+        attention: Iterable[int] = (),
+        mlps: Iterable[int] = (),
+        layers: Iterable[int] = (),
+        patches: Iterable[int] = (),
+    ) -> AbstractContextManager[None]:
+        """A context in which parts are switched off, for every pass of this module: `forward`, `trace`,
+        heatmaps and the lens; in other threads too. Contexts may be nested.
+
+        Args:
+            heads: pairs of layer and head, whose values count as zero before the output projection.
+            attention, mlps: layers without this branch, whose result counts as zero before it is added.
+            layers: those that return their input.
+            patches: by number, row by row, for any image; no token attends to them, and no pooling reads
+                them. Maps keep their places.
+
+        Raises:
+            UserError: a part that does not exist, or all patches; patches beside windows or merged tokens,
+                layers beside merged tokens.
+        """
+        return switched_off(self, self.config, heads, attention, mlps, layers, patches)
 
     def forward_intermediates(
         self, images: Tensor, layers: Sequence[int], *, norm: bool = True

@@ -253,6 +253,12 @@ class TorchEngine(Engine):
                 self.familiarity = copy.deepcopy(model.trust.familiarity).to(self.device)
         self._in_dtype: dict[torch.dtype, VisionModel] = {torch.float32: self.model}
 
+    def with_model(self, model: VisionModel) -> TorchEngine:
+        """The engine of another model of the same kind, on the same device, in float32."""
+        other = copy.copy(self)
+        other.model, other.precision, other._in_dtype = model, "fp32", {torch.float32: model}
+        return other
+
     @functools.cached_property
     def architecture(self) -> str:
         """As `architecture_of`, which compares the model with every named size."""

@@ -43,14 +43,18 @@ for (const [name, { rgba, width, height, framing }] of Object.entries(pictures))
   found.pictures[name] = Array.from(fit({ width, height, read }, framing));
 }
 
-for (const [name, { about, pixels, layer, target, ...given }] of Object.entries(models)) {
+for (const [name, { about, pixels, layer, target, off, ...given }] of Object.entries(models)) {
   if (!about) continue;
   const answers = new Answers(modelOf(given, simdKernel(programs)), about);
   const seen = Uint8Array.from(pixels);
   const step = async () => {};
-  const whole = await answers.explore(seen, step);
+  const without = await answers.explore(seen, { off }, step);
+  const lens = await answers.heatmap(seen, { method: "lens", target, off }, step);
+  const whole = await answers.explore(seen, {}, step);
   found.models[`answers ${name}`] = {
     whole: plainly(whole.tensors),
+    without: plainly(without.tensors),
+    lens: [lens, await answers.heatmap(seen, { method: "lens", target }, step)].map(({ tensors }) => plainly(tensors)),
     verdict: whole.verdict ?? null,
     layer: plainly((await answers.attention(seen, { layer }, step)).tensors),
     mean: plainly((await answers.attention(seen, { layer, head: "mean" }, step)).tensors),

@@ -18,7 +18,7 @@ from vitascope.data.preprocess import Preprocess
 from vitascope.deploy.page.document import modules, programs
 from vitascope.deploy.page.packing import check_held, packed, program_options, rounded
 from vitascope.deploy.page.page import model_data
-from vitascope.deploy.server.attention_pack import pack_attention, pack_heatmap, pack_picture
+from vitascope.deploy.server.attention_pack import pack_attention, pack_heatmap, pack_picture, pack_without
 from vitascope.errors import UserError
 from vitascope.model.vit import VisionTransformer
 from vitascope.predict.engine import TorchEngine
@@ -45,6 +45,7 @@ EXPLORED += ("sequence", "sequence beside a class token, then norm")
 CALIBRATED = ("distillation", "class token, then norm")
 """Models whose whole answers are compared."""
 LAYER = 1
+OFF = "head0.1,mlp0,layer1,attention2,patch0,patch5"
 
 RULES: dict[str, dict[str, Any]] = {
     **{f"crop, {name}": {"interpolation": name} for name in ("nearest", "bilinear", "bicubic", "lanczos")},
@@ -123,6 +124,7 @@ def cases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
             "pixels": engines[name].pixels(picture).flatten().tolist(),
             "layer": LAYER % model.config.depth,
             "target": target_of(engines[name], picture),
+            "off": OFF,
         }
     rules = {name: Preprocess(**{"image_size": (17, 23), **rule}) for name, rule in RULES.items()}
     rgba = np.concatenate([picture, np.full((*picture.shape[:2], 1), 255, np.uint8)], axis=2)
@@ -171,12 +173,13 @@ def test_pixels_are_those_of_pillow(cases: dict[str, Any], rule: str) -> None:
     np.testing.assert_array_equal(cases["found"]["pictures"][rule], cases["pixels"][rule].flatten())
 
 
+@pytest.mark.parametrize(("which", "off"), [("whole", ""), ("without", OFF)])
 @pytest.mark.parametrize("name", [*EXPLORED, "several"])
-def test_answer_is_that_of_the_server(cases: dict[str, Any], name: str) -> None:
+def test_answer_is_that_of_the_server(cases: dict[str, Any], name: str, which: str, off: str) -> None:
     engine = cases["engines"][name]
-    expected = load(pack_picture(engine, engine.pixels(cases["picture"])))
+    expected = load(pack_without(off, pack_picture, engine, engine.pixels(cases["picture"])))
     scale = expected.pop("features_scale")[:, None]  # a page has the numbers themselves
-    found = cases["found"]["models"][f"answers {name}"]["whole"]
+    found = {**cases["found"]["models"][f"answers {name}"][which]}
     features = torch.tensor(found.pop("features")).view(len(scale), -1)
     assert ((features - expected.pop("features") * scale).abs() <= 0.51 * scale).all()
     assert set(expected) - {"heatmaps"} == set(found) - {"outputs"}
@@ -187,6 +190,15 @@ def test_answer_is_that_of_the_server(cases: dict[str, Any], name: str) -> None:
         np.testing.assert_allclose(
             found[tensor], expected[tensor].flatten(), atol=levels or 1e-6, err_msg=tensor
         )
+
+
+@pytest.mark.parametrize("name", [*EXPLORED, "several"])
+def test_lens_is_that_of_the_server(cases: dict[str, Any], name: str) -> None:
+    engine, target = cases["engines"][name], cases["models"][name]["target"]
+    for off, found in zip((OFF, ""), cases["found"]["models"][f"answers {name}"]["lens"], strict=True):
+        expected = pack_without(off, pack_heatmap, engine, engine.pixels(cases["picture"]), "lens", target)
+        for tensor, values in load(expected).items():
+            np.testing.assert_allclose(found[tensor], values.flatten(), atol=1e-5, err_msg=f"{tensor} {off}")
 
 
 @pytest.mark.parametrize("name", ["plain", *CALIBRATED])

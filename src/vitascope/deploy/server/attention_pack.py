@@ -15,6 +15,8 @@ patch. Of L layers, H heads, T tokens, N patches in a grid of (gh, gw), D featur
 | `rollout_answer` | float32 (T,): for the tokens that the head reads |
 | `features`, `features_scale` | int8 (N, D), float32 (N,): the patches' tokens after the final norm |
 | `heatmaps` | float32 (n, gh, gw), largest value 1: for the classes in `explained` |
+| `heatmaps`, `curve` | of the lens, in place of a class map: float32 (L + 1, gh, gw) and (L + 1,), the share of a
+  class that is read from each patch, and from the image, after 0 to L layers |
 
 `attention` is larger than all others together, so it has a budget. If not all layers fit, `carried` in the
 metadata names the part that fits, which `pack_attention` returns: a layer with its heads, or one head. An
@@ -25,8 +27,11 @@ probabilities nor heatmaps; `missing` is the reason. Of a calibrated model, `ver
 
 from __future__ import annotations
 
+import copy
 import json
 import math
+import re
+from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
@@ -35,25 +40,35 @@ from torch import Tensor
 
 from vitascope.data.preprocess import Pixels
 from vitascope.errors import UserError
-from vitascope.explain.attention import check_head, layer_attention, read_rows, stream_attention
+from vitascope.explain.attention import layer_attention, read_rows, stream_attention
 from vitascope.explain.heatmaps import grid_of
 from vitascope.explain.inputs import as_images
+from vitascope.explain.lens import lens
 from vitascope.explain.methods import METHODS, methods_for
 from vitascope.explain.rollout import next_flow
-from vitascope.model.config import ViTConfig, check_layer
+from vitascope.explain.targets import class_index
+from vitascope.model.config import ViTConfig, check_head, check_layer
+from vitascope.model.heads import scores
 from vitascope.model.vision_model import VisionModel, kind_of
 from vitascope.model.vit import VisionTransformer
 from vitascope.predict.engine import Engine, TorchEngine
 from vitascope.predict.selection import AUTO
 
+LARGEST_LENS = 2**29
+"""Bytes of a lens while it is computed; ImageNet's classes of ViT-B/16 at 224 pixels take 10 million."""
 BUDGET = 24 * 2**20
 """Bytes of attention per response. ViT-B/16 at 224 pixels has 5.6 million, ViT-L/16 at 512 400 million."""
 EXPLAINED = 3  # classes with a heatmap in the first response; others are requested one by one
+LENS = "lens"
+"""In place of a class map's method."""
 FIRST_METHODS = ("grad-cam", "hires-cam")
 """Methods of the first response, which has to be fast: the first that suits the model."""
 NO_HEAD = "This model has no head: it has attention and features, but no predictions and no class maps."
 NO_ATTENTION = "This model has no attention to show. Class maps show the evidence for a class."
 EXPORTED = "An exported file returns only its outputs. To look inside, serve the model that it was made from."
+KINDS = {"head": "heads", "attention": "attention", "mlp": "mlps", "layer": "layers", "patch": "patches"}
+"""Kinds of parts that can be off, in the explorer and in `VisionTransformer.intervene`."""
+PART = re.compile(rf"({'|'.join(KINDS)})(\d{{1,6}})(?:\.(\d{{1,6}}))?")
 
 Carried = Literal["all", "layer", "head", "none"]
 Head = int | Literal["mean"] | None
@@ -134,11 +149,52 @@ def pack_heatmap(engine: Engine, pixels: Pixels, method: str, target: int) -> by
     """Pack the heatmap of one class, from 0, by one method: `heatmaps` (1, gh, gw)."""
     model, images = _model_input(engine, pixels)
     engine.check_classes()
+    if method == LENS:
+        index, config = class_index(target, model.config), model.config
+        size = 4 * (config.depth + 1) * math.prod(grid_of(model, images)) * config.num_classes
+        if size > LARGEST_LENS:
+            raise UserError(
+                f"the lens on {config.num_classes:,} classes takes {size:,} bytes; the limit is {LARGEST_LENS:,}"
+            )
+        found = lens(model, images)
+        shares = scores(found.patches, engine.meaning)[:, 0, ..., index].cpu()  # (L + 1, gh, gw)
+        curve = scores(found.logits, engine.meaning)[:, 0, index].cpu()  # (L + 1,)
+        return _file({"heatmaps": shares, "curve": curve}, {"method": method, "target": target})
     known = class_methods(model)
     if method not in known:
-        raise UserError(f"no class map {method!r} for this model; methods: {', '.join(known)}")
+        raise UserError(f"no class map {method!r} for this model; methods: {', '.join([*known, LENS])}")
     heatmap = METHODS[method](model, images, target, batch_size=batch_size(images.device))  # (1, gh, gw)
     return _file({"heatmaps": heatmap.cpu()}, {"method": method, "target": target})
+
+
+def pack_without(off: str, pack: Callable[..., bytes], engine: Engine, pixels: Pixels, *args: Any) -> bytes:
+    """What a function above packs for the model without the parts that are `off`, as "head0.1,mlp2,patch7".
+
+    They are off in a copy that shares the weights, because other requests run between its passes.
+    """
+    if not off:
+        return pack(engine, pixels, *args)
+    parts = parts_off(off)
+    if not isinstance(engine, TorchEngine) or not isinstance(engine.model, VisionTransformer):
+        raise UserError("parts can be switched off in a Vision Transformer, not in what is served here")
+    weights = (*engine.model.parameters(), *engine.model.buffers())
+    model = copy.deepcopy(engine.model, {id(tensor): tensor for tensor in weights})
+    with model.intervene(**parts):
+        return pack(engine.with_model(model), pixels, *args)
+
+
+def parts_off(text: str) -> dict[str, list[Any]]:
+    """The arguments of `VisionTransformer.intervene` from a list of parts."""
+    parts: dict[str, list[Any]] = {name: [] for name in KINDS.values()}
+    for name in text.split(","):
+        found = PART.fullmatch(name)
+        if found is None or (found[3] is None) == (found[1] == "head"):
+            raise UserError(
+                f"off: no part {name[:40]!r}; parts are head0.1 (layer and head), attention0, mlp0, layer0 and "
+                "patch0, with commas between them"
+            )
+        parts[KINDS[found[1]]].append(int(found[2]) if found[3] is None else (int(found[2]), int(found[3])))
+    return parts
 
 
 def what_fits(config: ViTConfig, grid: tuple[int, int], budget: int) -> Carried:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from typing import Any, Literal
+from functools import partial
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, HTTPException, Query, Request, Response
 
@@ -18,6 +19,9 @@ from vitascope.deploy.server.page_content import samples_for, web_files
 from vitascope.deploy.server.service import Service
 from vitascope.errors import UserError
 
+Off = Annotated[
+    str, Query(max_length=4000, description="parts to switch off: `head0.1,attention0,mlp0,layer0,patch0`")
+]
 PACK = "application/octet-stream"
 PACKED = openapi.for_pictures({"description": "A safetensors file.", "content": {PACK: openapi.BINARY}})
 PICTURE = {
@@ -31,9 +35,13 @@ def router(service: Service) -> APIRouter:
     routes = APIRouter(tags=["explorer"])
     pages = web_files()
 
-    async def packed(request: Request, kind: str, pack: Callable[..., bytes], *args: Any) -> Response:
+    async def packed(
+        request: Request, kind: str, off: str, pack: Callable[..., bytes], *args: Any
+    ) -> Response:
         """The result of a function of `attention_pack` for the engine and the request's picture."""
-        content = await service.run(request, kind, pack, *args)
+        from vitascope.deploy.server.attention_pack import pack_without
+
+        content = await service.run(request, kind, partial(pack_without, off, pack), *args)
         return Response(content, media_type=PACK, headers={"Cache-Control": "no-store"})
 
     @routes.get("/", include_in_schema=False)
@@ -49,6 +57,7 @@ def router(service: Service) -> APIRouter:
         request: Request,
         layer: int | None = Query(None, description="only this layer, from 0"),
         head: int | Literal["mean"] | None = Query(None, description="its head, from 0, or `mean`"),
+        off: Off = "",
     ) -> Response:
         """A picture's prediction and attention as a safetensors file; of large models, layer by layer."""
         from vitascope.deploy.server.attention_pack import pack_attention, pack_picture
@@ -56,21 +65,22 @@ def router(service: Service) -> APIRouter:
         if layer is None:
             if head is not None:
                 raise UserError("a head needs its layer: give layer= too")
-            return await packed(request, "explore", pack_picture)
-        return await packed(request, "attention", pack_attention, layer, head)
+            return await packed(request, "explore", off, pack_picture)
+        return await packed(request, "attention", off, pack_attention, layer, head)
 
     @routes.post("/v1/heatmap", response_class=Response, **PACKED)
     async def heatmap(
         request: Request,
         target: int = Query(description="the class, from 0"),
-        method: str | None = Query(None, description=openapi.METHOD),
+        method: str | None = Query(None, description=f"{openapi.METHOD}; or `lens`, by layer"),
+        off: Off = "",
     ) -> Response:
         """The heatmap of a class, as a safetensors file."""
         from vitascope.deploy.server.attention_pack import pack_heatmap
         from vitascope.explain.methods import DEFAULT_METHOD
 
         method = method or DEFAULT_METHOD
-        return await packed(request, f"heatmap-{method}", pack_heatmap, method, target)
+        return await packed(request, f"heatmap-{method}", off, pack_heatmap, method, target)
 
     @routes.get("/v1/samples", responses={200: {"model": list[openapi.Sample]}, **openapi.errors(503)})
     def samples() -> list[dict[str, str]]:

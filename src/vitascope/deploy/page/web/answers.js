@@ -4,6 +4,7 @@
 import { gradCam } from "./gradcam.js";
 import { joined, transposed } from "./numbers.js";
 import { pixelsOf } from "./pixels.js";
+import { pooledAlone } from "./readout.js";
 import { familiarityOf, setOf } from "./trust.js";
 
 export class Answers {
@@ -18,10 +19,12 @@ export class Answers {
   /**
    * Everything about a picture, {tensors, about}, of its pixels in uint8 (C, h, w), here and below.
    *
+   * @param part what is asked for, with `off`, the parts of the model to leave out.
    * @param step called with the share that is done, and awaited; it ends the work by throwing.
    */
-  async explore(pixels, step) {
+  async explore(pixels, { off }, step) {
     const { vit, about } = this;
+    vit.switchOff(off);
     const tensors = { pixels: { shape: [about.framing.channels, ...vit.options.image_hw], data: pixels } };
     const { depth, num_heads: heads } = vit.options;
     const T = vit.length;
@@ -68,8 +71,9 @@ export class Answers {
   }
 
   /** The attention of one layer, of all heads, one or their "mean", where not all is carried: {tensors}. */
-  async attention(pixels, { layer, head }, step) {
+  async attention(pixels, { layer, head, off }, step) {
     const { vit } = this;
+    vit.switchOff(off);
     const T = vit.length;
     const found = [];
     let z = await vit.embedded(this.normalized(pixels));
@@ -87,13 +91,35 @@ export class Answers {
   }
 
   /** The map of a class, largest value 1, by one of the methods in `about`: {tensors}. */
-  async heatmap(pixels, { method, target }, step) {
+  async heatmap(pixels, { method, target, off }, step) {
     const image = this.normalized(pixels);
+    this.vit.switchOff(off);
+    if (method === "lens") return this.lens(image, target, step);
     const isOcclusion = method === "occlusion";
     const heat = await (isOcclusion ? this.occlusion(image, target, step) : gradCam(this.vit, image, target, step));
     const most = heat.reduce((a, b) => Math.max(a, b), 0);
     const data = heat.map((value) => (most ? Math.max(0, value) / most : 0));
     return { tensors: { heatmaps: { shape: [1, ...this.vit.options.grid], data } } };
+  }
+
+  /** The logit lens: the share of a class after 0 to L layers, of the image (L + 1) and of each patch (L + 1, N). */
+  async lens(image, target, step) {
+    const { vit } = this;
+    const { depth, grid, embed_dim: D, prefix, outputs } = vit.options;
+    const [curve, maps] = [new Float32Array(depth + 1), new Float32Array((depth + 1) * vit.patches)];
+    const share = (logits) => probabilities(logits, outputs)[target];
+    let z = await vit.embedded(image);
+    for (let l = 0; l <= depth; l++) {
+      if (l) z = await vit.block(l - 1, z, async () => {});
+      const { tokens, logits } = await vit.read(z);
+      curve[l] = share(logits);
+      for (let n = 0; n < vit.patches; n++) {
+        const y = await pooledAlone(vit, tokens.slice((prefix + n) * D, (prefix + n + 1) * D));
+        maps[l * vit.patches + n] = share(await vit.classes(y));
+      }
+      await step((l + 1) / (depth + 1));
+    }
+    return { tensors: { curve: { shape: [depth + 1], data: curve }, heatmaps: { shape: [depth + 1, ...grid], data: maps } } };
   }
 
   /** How far the logit falls when a patch is hidden (Zeiler and Fergus 2014), one forward pass for each: (N). */

@@ -146,12 +146,12 @@ export function whenReady(request, report) {
 
 /** A picture's prediction and attention, or one layer's attention if `part` names one. */
 export async function fetchAttention(picture, part = {}, signal = undefined, source = "") {
-  const [model, asked] = [modelOf(source), reporting];
-  const report = (reason) => signal?.aborted || asked(reason); // its panel may wait for the other model meanwhile
+  const [model, told] = [modelOf(source), reporting];
+  const report = (reason) => signal?.aborted || told(reason); // its panel may wait for the other model meanwhile
   await model.ready(report);
   const isWhole = part.layer === undefined;
-  const given = { pixels: await model.pixelsOf(picture), part };
-  const found = await model.ask({ do: isWhole ? "explore" : "attention", ...given }, signal, (share) => {
+  const asked = { do: "answer", what: isWhole ? "explore" : "attention", pixels: await model.pixelsOf(picture), part };
+  const found = await model.ask(asked, signal, (share) => {
     if (isWhole) report(`the model is looking, ${Math.round(100 * share)}%`);
   });
   return isWhole ? { ...found, about: { ...model.about, verdict: found.verdict } } : found;
@@ -160,7 +160,8 @@ export async function fetchAttention(picture, part = {}, signal = undefined, sou
 /** The map of a class: `part` is {method, target}; `report` gets the share that is done. */
 export async function fetchHeatmap(picture, part, signal, source, report) {
   const model = modelOf(source);
-  return model.ask({ do: "heatmap", pixels: await model.pixelsOf(picture), part }, signal, report);
+  const pixels = await model.pixelsOf(picture);
+  return model.ask({ do: "answer", what: "heatmap", pixels, part }, signal, report);
 }
 
 /** A model: its name, architecture and digest. The one beside the page's own is not unpacked before it is compared. */

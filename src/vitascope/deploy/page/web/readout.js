@@ -6,11 +6,12 @@ import { add, cut, dot, each, joined, softmax, sumOfRows } from "./numbers.js";
 export async function pooled(vit, z) {
   const { pool, prefix, num_pooled, embed_dim: D } = vit.options;
   const patches = z.subarray(prefix * D); // (N, D)
-  const mean = () => sumOfRows(patches, new Float32Array(vit.patches).fill(1 / vit.patches));
+  const weighted = (scores) => sumOfRows(patches, softmax(vit.ofPresent(scores, vit.patches), vit.patches));
+  const mean = () => weighted(new Float32Array(vit.patches));
   if (pool === "cls") return z.slice(0, num_pooled * D); // with a distillation token, both
   if (pool === "mean") return mean();
   if (pool === "cls_mean") return joined([z.slice(0, D), mean()]);
-  if (pool === "sequence") return sumOfRows(patches, softmax(await vit.linear("pool.score", patches), vit.patches));
+  if (pool === "sequence") return weighted(await vit.linear("pool.score", patches));
   return afterPooling(vit, joined((await poolingHeads(vit, z)).map(({ mixed }) => mixed)));
 }
 
@@ -29,10 +30,17 @@ export async function poolingHeads(vit, z) {
     const [k, v] = [0, 1].map((part) => cut(kv, 2 * D, part * D + h * hd, hd));
     const q = query.slice(h * hd, (h + 1) * hd);
     const scores = await vit.kernel.product(q.map((value) => value * hd ** -0.5), 1, { data: k, outs: n, inner: hd });
-    const A = softmax(scores, n);
+    const A = softmax(vit.ofPresent(scores, n), n);
     heads.push({ q, k, v, A, mixed: sumOfRows(v, A) });
   }
   return heads;
+}
+
+/** y of a sequence of nothing but one normalized token (D). */
+export async function pooledAlone(vit, token) {
+  const { pool, num_pooled, embed_dim: D } = vit.options;
+  if (pool === "map") return afterPooling(vit, (await vit.linear("pool.kv", token)).slice(D));
+  return joined(Array(num_pooled).fill(token));
 }
 
 /** The rest of attention pooling, of what all heads have mixed: (rows, D) -> (rows, D). */

@@ -17,6 +17,21 @@ export class VisionTransformer {
     Object.assign(this, { options, weights, kernel });
     this.patches = options.grid[0] * options.grid[1]; // N
     this.length = options.prefix + this.patches; // T
+    this.switchOff();
+  }
+
+  /** Leave out the parts of a list, as model/intervention.py does: "head0.1,attention0,mlp2,layer3,patch7". */
+  switchOff(list = "") {
+    this.off = new Set(list.split(","));
+    this.absent = [...this.off].filter((part) => part.startsWith("patch")).map((part) => Number(part.slice(5)));
+  }
+
+  /** Scores, rows of `width` of which the last N are those of the patches, -Infinity where one is absent. */
+  ofPresent(scores, width) {
+    for (let end = width; end <= scores.length; end += width) {
+      for (const patch of this.absent) scores[end - this.patches + patch] = -Infinity;
+    }
+    return scores;
   }
 
   /**
@@ -80,6 +95,7 @@ export class VisionTransformer {
       const [q, k, v] = this.ofHead(qkv, h); // (T, hd) each
       const A = await this.weightsOf(l, h, this.placed(l, h, "q", q), this.placed(l, h, "k", k));
       await attended(l, h, A);
+      if (this.off.has(`head${l}.${h}`)) continue;
       const columns = { data: transposed(v, T, hd), outs: hd, inner: T };
       const head = await this.kernel.product(A, T, columns); // A v, equation 7
       for (let t = 0; t < T; t++) mixed.set(head.subarray(t * hd, (t + 1) * hd), (t * H + h) * hd);
@@ -97,7 +113,10 @@ export class VisionTransformer {
   async afterMixing(l, z, mixed) {
     const name = `encoder.blocks.${l}`;
     const [norm1, norm2] = [1, 2].map((n) => (x) => this.norm(`${name}.norm${n}`, x));
-    const [scale1, scale2] = [1, 2].map((n) => (x) => this.scaled(`${name}.scale${n}`, x));
+    const [scale1, scale2] = ["attention", "mlp"].map((kind, at) => (x) => {
+      return this.off.has(`${kind}${l}`) ? x.fill(0) : this.scaled(`${name}.scale${at + 1}`, x);
+    });
+    if (this.off.has(`layer${l}`)) return z;
     const inner = this.options.inner_norm === "all" ? this.norm(`${name}.attention.norm`, mixed) : mixed;
     const msa = await this.linear(`${name}.attention.proj`, inner);
     const mlp = (x) => this.mlp(`${name}.mlp`, x);
@@ -121,7 +140,7 @@ export class VisionTransformer {
     const scores = await this.kernel.product(each(q, (x) => x * root), T, { data: k, outs: T, inner: hd });
     const bias = this.ofBlock("bias", l); // (H, T, T)
     if (bias) add(scores, bias.subarray(h * T * T, (h + 1) * T * T));
-    return softmax(scores, T);
+    return softmax(this.ofPresent(scores, T), T);
   }
 
   /** Queries or keys (T, hd) with their norm and, for rotary positions, turned. */

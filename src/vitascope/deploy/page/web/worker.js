@@ -58,16 +58,8 @@ class Thread {
     return this.answers.pixels(bitmap);
   }
 
-  explore({ pixels }, step) {
-    return this.answers.explore(pixels, step);
-  }
-
-  attention({ pixels, part }, step) {
-    return this.answers.attention(pixels, part, step);
-  }
-
-  heatmap({ pixels, part }, step) {
-    return this.answers.heatmap(pixels, part, step);
+  answer({ what, pixels, part }, step) {
+    return this.answers[what](pixels, part, step);
   }
 }
 
