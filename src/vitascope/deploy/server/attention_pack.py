@@ -15,8 +15,8 @@ patch. Of L layers, H heads, T tokens, N patches in a grid of (gh, gw), D featur
 | `rollout_answer` | float32 (T,): for the tokens that the head reads |
 | `features`, `features_scale` | int8 (N, D), float32 (N,): the patches' tokens after the final norm |
 | `heatmaps` | float32 (n, gh, gw), largest value 1: for the classes in `explained` |
-| `heatmaps`, `curve` | of the lens, in place of a class map: float32 (L + 1, gh, gw) and (L + 1,), the share of a
-  class that is read from each patch, and from the image, after 0 to L layers |
+| `heatmaps`, `curve` | of the lens, in place of a class map: float32 (L + 1, gh, gw) and (L + 1,), the share
+  of a class that is read from each patch, and from the image, after 0 to L layers |
 
 `attention` is larger than all others together, so it has a budget. If not all layers fit, `carried` in the
 metadata names the part that fits, which `pack_attention` returns: a layer with its heads, or one head. An
@@ -154,7 +154,8 @@ def pack_heatmap(engine: Engine, pixels: Pixels, method: str, target: int) -> by
         size = 4 * (config.depth + 1) * math.prod(grid_of(model, images)) * config.num_classes
         if size > LARGEST_LENS:
             raise UserError(
-                f"the lens on {config.num_classes:,} classes takes {size:,} bytes; the limit is {LARGEST_LENS:,}"
+                f"the lens on {config.num_classes:,} classes takes {size:,} bytes, and the limit is "
+                f"{LARGEST_LENS:,}"
             )
         found = lens(model, images)
         shares = scores(found.patches, engine.meaning)[:, 0, ..., index].cpu()  # (L + 1, gh, gw)
@@ -190,8 +191,8 @@ def parts_off(text: str) -> dict[str, list[Any]]:
         found = PART.fullmatch(name)
         if found is None or (found[3] is None) == (found[1] == "head"):
             raise UserError(
-                f"off: no part {name[:40]!r}; parts are head0.1 (layer and head), attention0, mlp0, layer0 and "
-                "patch0, with commas between them"
+                f"off: no part {name[:40]!r}; parts are head0.1 (layer and head), attention0, mlp0, layer0 "
+                "and patch0, with commas between them"
             )
         parts[KINDS[found[1]]].append(int(found[2]) if found[3] is None else (int(found[2]), int(found[3])))
     return parts

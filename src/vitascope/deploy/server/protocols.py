@@ -92,7 +92,7 @@ def field(values: Any, name: str, *kinds: type) -> Any:
     return value
 
 
-def check_fields(values: Any, known: Collection[str], kind: str = "field") -> None:
+def check_known(values: Any, known: Collection[str], kind: str = "field") -> None:
     """Reject the fields of a JSON object that nothing reads: whoever sends one expects another result."""
     unknown = [name for name, value in values.items() if value is not None and name not in known]
     if unknown:
@@ -119,7 +119,7 @@ def unwrapped(value: Any) -> Any:
     """The content of an object around a picture: `{"image": {"b64": ...}}`, `{"image_url": {"url": ...}}`."""
     for _ in range(3):
         if isinstance(value, dict):
-            check_fields(value, (*AROUND, "type"))
+            check_known(value, (*AROUND, "type"))
             if len(contents := [value[name] for name in AROUND if value.get(name) is not None]) != 1:
                 raise Rejection(422, f"an object has {len(contents)} of {', '.join(AROUND)}; it needs one")
             (value,) = contents
@@ -131,7 +131,7 @@ def parameters_of(values: Any, *known: str) -> dict[str, Any]:
     if not isinstance(values, dict) or values.get("parameters") is None:
         return {}
     parameters: dict[str, Any] = field(values, "parameters", dict)
-    check_fields(parameters, known, "parameter")
+    check_known(parameters, known, "parameter")
     return parameters
 
 
@@ -215,7 +215,7 @@ def huggingface(service: Service) -> APIRouter:
         body, count = await body_of(request, service), TOP
         if type_of(request) == "application/json":
             values = await object_of(body)
-            check_fields(values, ("inputs", "parameters", "options"))  # options are of the hub's machines
+            check_known(values, ("inputs", "parameters", "options"))  # options are of the hub's machines
             body = decoded_picture(values.get("inputs"))
             parameters = parameters_of(values, "top_k", "function_to_apply")
             if parameters.get("top_k") is not None:
@@ -256,7 +256,7 @@ def openai(service: Service) -> APIRouter:
     async def embeddings(request: Request) -> Response:
         """The features of pictures, which are data URIs, base64 or `{"image": ...}`."""
         values = await object_of(await json_body(request, service))
-        check_fields(values, ("model", "input", "encoding_format", "user", "modality"))
+        check_known(values, ("model", "input", "encoding_format", "user", "modality"))
         if values.get("modality") not in (None, "image"):  # of infinity
             raise Rejection(422, "modality is image: this model reads no other")
         model = service.named(field(values, "model", str))
@@ -299,7 +299,7 @@ def kserve(service: Service) -> APIRouter:
 
     async def instances(request: Request) -> list[bytes | Rejection]:
         values = await object_of(await json_body(request, service))
-        check_fields(values, ("instances",))
+        check_known(values, ("instances",))
         check_count(service, len(field(values, "instances", list)))
         return list(map(instance, values["instances"]))
 
