@@ -18,6 +18,7 @@ from vitascope.cli.embed import Embed
 from vitascope.cli.evaluate import Calibrate, Evaluate
 from vitascope.cli.explain import Explain
 from vitascope.cli.learn import Learn
+from vitascope.cli.mcp import Mcp
 from vitascope.cli.models import Compress, Convert, Models, Pack
 from vitascope.cli.parsing import parse
 from vitascope.cli.predict import Predict
@@ -45,6 +46,7 @@ GROUPS: dict[str, dict[str, type[Any]]] = {
         "export": Export,
         "page": Page,
         "serve": Serve,
+        "mcp": Mcp,
         "convert": Convert,
         "compress": Compress,
         "bench": Bench,

@@ -1,6 +1,7 @@
 """Engines and requests for the tests of the server."""
 
 import asyncio
+import base64
 import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -28,6 +29,8 @@ ALL: dict[str, Any] = {"protocols": ("huggingface", "openai", "oip", "kserve")}
 """The settings of a server that answers in every protocol."""
 ROUTES = ("/", "/v1/embeddings", "/v1/models/vitascope:predict", "/v2/models/vitascope/infer")
 """A path of each."""
+EVERY_PATH = ("/v1/predict", "/models/model/v1/predict", "/v1/embed", "/v1/explain", *ROUTES)
+"""Paths that take pictures, of a server with all protocols and a model of the name `model`."""
 POISON = 255
 """A picture of this brightness breaks its batch."""
 PATIENCE = 120
@@ -214,7 +217,9 @@ def refusal(response: httpx.Response, status: int) -> str:
 class Sender:
     """A client of the ASGI application: sends chunks as the server asks for them, and may disconnect."""
 
-    def __init__(self, app: FastAPI, headers: dict[str, str] | None = None) -> None:
+    def __init__(
+        self, app: FastAPI, headers: dict[str, str] | None = None, path: str = "/v1/predict"
+    ) -> None:
         self.app = app
         self.scope: dict[str, Any] = {
             "type": "http",
@@ -222,8 +227,8 @@ class Sender:
             "http_version": "1.1",
             "method": "POST",
             "scheme": "http",
-            "path": "/v1/predict",
-            "raw_path": b"/v1/predict",
+            "path": path,
+            "raw_path": path.encode(),
             "query_string": b"",
             "headers": [
                 (name.encode(), value.encode())
@@ -253,6 +258,15 @@ class Sender:
         self.ended = False
         await self.app(self.scope, receive, answer)
         return self.status
+
+
+def asking(path: str, content: bytes) -> dict[str, Any]:
+    """The keywords of a request for the prediction of a picture, in the form of the path's protocol."""
+    text = base64.b64encode(content).decode()
+    tensor = {"name": "image", "datatype": "BYTES", "shape": [1], "data": [text]}
+    if path.endswith((":predict", ":explain")):
+        return {"json": {"instances": [text]}}
+    return {"json": {"inputs": [tensor]}} if path.endswith("/infer") else {"content": content}
 
 
 async def chunks_of(content: bytes, times: int) -> AsyncIterator[bytes]:

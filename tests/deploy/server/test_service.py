@@ -14,6 +14,7 @@ from tests.deploy.server.served import (
     HeldEngine,
     Sender,
     advance,
+    asking,
     chunks_of,
     grey,
     picture,
@@ -90,22 +91,23 @@ async def test_waiting_for_the_event_loop_counts_against_the_deadline(
         advance(1500)  # the loop runs 500 s after it should have measured
         await until(lambda: service.lag > 300)
         for path in ("/v1/predict", "/v1/embed", "/models/vitascope", *ROUTES):
-            asking = Sender(client.app)
-            asking.scope |= {"path": path, "raw_path": path.encode()}
-            assert await asking.send(chunks_of(grey(1), 1)) == 429
-            assert asking.asked == 0
+            sender = Sender(client.app, path=path)
+            assert await sender.send(chunks_of(grey(1), 1)) == 429
+            assert sender.asked == 0
         advance(1000)
         await until(lambda: service.lag < 100)
         assert (await client.predict(grey(1))).status_code == 200
 
 
-async def test_request_of_a_disconnected_client_is_never_computed() -> None:
+@pytest.mark.parametrize("path", ["/v1/predict", *(path for path in ROUTES if "embed" not in path)])
+async def test_request_of_a_disconnected_client_is_never_computed(path: str) -> None:
     engine = HeldEngine()
-    async with serving(engine) as client:
+    async with serving(engine, **ALL) as client:
         service = client.app.state.service
         first = await client.holding(engine)
-        leaver = Sender(client.app)
-        leaving = asyncio.ensure_future(leaver.send(chunks_of(grey(2), 1)))
+        leaver = Sender(client.app, path=path)
+        body = client.build_request("POST", path, **asking(path, grey(2))).content
+        leaving = asyncio.ensure_future(leaver.send(chunks_of(body, 1)))
         await until(lambda: service.batcher.pending == 2)
         leaver.gone.set()
         await leaving

@@ -16,9 +16,13 @@ from PIL import features
 
 from tests.data import bomb, encoded
 from tests.deploy.server.served import (
+    ALL,
+    EVERY_PATH,
+    ROUTES,
     HeldEngine,
     Sender,
     advance,
+    asking,
     chunks_of,
     grey,
     picture,
@@ -39,13 +43,15 @@ RAW = {"content-type": "application/octet-stream"}
 async def test_bomb_is_rejected_by_its_header() -> None:
     engine = HeldEngine()
 
-    async with serving(engine, max_megapixels=50) as client:
+    async with serving({"model": engine}, max_megapixels=50, **ALL) as client:
         # Pillow rejects the first, warns about the second, accepts the third.
         for side in (15_000, 12_000, 7_100):
             content = bomb(side)
             assert len(content) < 40_000
-            reason = refusal(await client.predict(content), 413)
-            assert "limit" in reason
+            for path in EVERY_PATH:
+                if "embed" not in path and "explain" not in path:  # which this engine cannot do
+                    reason = refusal(await client.post(path, **asking(path, content)), 413)
+                    assert "limit" in reason
     assert engine.decoded == 0
 
 
@@ -146,28 +152,33 @@ async def test_broken_file_of_a_form_has_an_error_and_the_others_have_prediction
         assert "no file in the form" in refusal(await client.post("/v1/predict", **url), 422)
 
 
-async def test_body_over_the_limit_is_rejected_with_or_without_a_declared_length() -> None:
-    async with serving(HeldEngine(), max_body_mb=0.1) as client:
-        reason = refusal(await client.predict(bytes(200_000)), 413)
-        assert "over the limit of 0.1 MB" in reason
-        declared = Sender(client.app, {"content-length": "10000000000"})
+@pytest.mark.parametrize("path", EVERY_PATH)
+async def test_body_over_the_limit_is_rejected_with_or_without_a_declared_length(
+    path: str, engine: TorchEngine
+) -> None:
+    async with serving({"model": engine}, max_body_mb=0.1, **ALL) as client:
+        answer = await client.post(path, content=bytes(200_000))
+        assert answer.status_code == 413
+        assert "over the limit of 0.1 MB" in answer.text
+        declared = Sender(client.app, {"content-length": "10000000000"}, path)
         assert await declared.send(chunks_of(bytes(50_000), 1000)) == 413
         assert declared.asked == 0
         assert declared.headers[b"connection"] == b"close"
-        waiting = Sender(client.app, {"content-length": "200000", "expect": "100-continue"})
+        waiting = Sender(client.app, {"content-length": "200000", "expect": "100-continue"}, path)
         assert await waiting.send(chunks_of(bytes(50_000), 1000)) == 413
         assert waiting.asked == 0
-        endless = Sender(client.app, {"transfer-encoding": "chunked"})
+        endless = Sender(client.app, {"transfer-encoding": "chunked"}, path)
         assert await endless.send(chunks_of(bytes(50_000), 1000)) == 413
         assert endless.asked < 12  # four times the limit is read and discarded
 
 
 @pytest.mark.parametrize("limit", [{"read_timeout_s": 0.05}, {"read_stall_s": 0.05}])
-async def test_slow_and_stalled_uploads_are_aborted(limit: dict[str, float]) -> None:
-    async with serving(HeldEngine(), **limit) as client:
-        slow = Sender(client.app)
-        assert await slow.send(chunks_of(b"x", 3), end=False) == 408
-        assert slow.headers[b"connection"] == b"close"
+async def test_slow_and_stalled_uploads_are_aborted(limit: dict[str, float], engine: TorchEngine) -> None:
+    async with serving({"model": engine}, **limit, **ALL) as client:
+        for path in EVERY_PATH:
+            slow = Sender(client.app, path=path)
+            assert await slow.send(chunks_of(b"x", 3), end=False) == 408
+            assert slow.headers[b"connection"] == b"close"
         assert client.app.state.service.in_flight == 0
         assert client.app.state.service.arriving == ArrivingBodies()
 
@@ -182,14 +193,22 @@ async def test_slow_but_steady_upload_succeeds() -> None:
         assert await Sender(client.app).send(dripping(grey(1))) == 200
 
 
-async def test_stalled_uploads_occupy_no_place_in_the_queue() -> None:
-    async with serving(HeldEngine(), queue=2) as client:
+async def test_stalled_uploads_occupy_no_place_in_the_queue(engine: TorchEngine) -> None:
+    async with serving({"model": engine}, queue=2, **ALL) as client:
         service = client.app.state.service
-        stalled = [Sender(client.app) for _ in range(8)]
+        stalled = [Sender(client.app, path=path) for path in EVERY_PATH]
         sending = [asyncio.ensure_future(one.send(chunks_of(b"abc", 1), end=False)) for one in stalled]
         await until(lambda: service.arriving.bytes == 24)
         assert (await client.predict(grey(1))).status_code == 200
         assert (await client.get("/readyz")).status_code == 200
+
+        async def overtaken() -> AsyncIterator[bytes]:
+            service.in_flight += 2  # whose bodies are complete before this one
+            yield b"abc"
+
+        for path in EVERY_PATH:
+            assert await Sender(client.app, RAW, path).send(overtaken()) == 429
+            service.in_flight -= 2
         for one in stalled:
             one.gone.set()
         await asyncio.gather(*sending)
@@ -197,14 +216,16 @@ async def test_stalled_uploads_occupy_no_place_in_the_queue() -> None:
 
 
 async def test_bytes_of_bodies_read_at_once_are_bounded() -> None:
-    async with serving(HeldEngine(), max_body_mb=0.1, max_bodies_mb=0.2) as client:
+    async with serving({"model": HeldEngine()}, max_body_mb=0.1, max_bodies_mb=0.2, **ALL) as client:
         service = client.app.state.service
-        stalled = [Sender(client.app) for _ in range(2)]
+        stalled = [Sender(client.app, path=path) for path in ROUTES[:2]]
         sending = [asyncio.ensure_future(one.send(chunks_of(bytes(50_000), 2), end=False)) for one in stalled]
         await until(lambda: service.arriving.bytes == 200_000)
-        over = Sender(client.app)
-        assert await over.send(chunks_of(b"x", 3)) == 503
-        assert int(over.headers[b"retry-after"]) >= 1
+        for path in EVERY_PATH:
+            if "embed" not in path and "explain" not in path:
+                over = Sender(client.app, path=path)
+                assert await over.send(chunks_of(b"x", 3)) == 503
+                assert int(over.headers[b"retry-after"]) >= 1
         for one in stalled:
             one.gone.set()
         await asyncio.gather(*sending)

@@ -124,7 +124,7 @@ def create_app(
         statuses.append(401)
     routers = [("", router) for router in (health, metrics(service))]
     for place, model in service.places.items():
-        kinds = [description, explorer.router, *([] if place == BESIDE else [predictions])]
+        kinds = [description, *([] if place == BESIDE else [predictions]), explorer.router]
         routers += [(place, kind(model)) for kind in kinds]
     routers += [("", of_protocol(name, service, statuses)) for name in dict.fromkeys(settings.protocols)]
     for place, router in routers[1:]:

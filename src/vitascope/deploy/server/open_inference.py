@@ -23,13 +23,13 @@ from vitascope.deploy.server.decoder_process import Content
 from vitascope.deploy.server.protocols import (
     all_or_none,
     answer,
-    check_known,
     computed,
     decoded_picture,
     field,
     json_body,
     object_of,
     parameters_of,
+    reject_unknown,
     rows_of,
 )
 from vitascope.deploy.server.rejections import Rejection
@@ -101,7 +101,7 @@ def oip(first: Service) -> APIRouter:
         body = await json_body(request, service)
         head = _whole_number(request.headers.get(LENGTH), len(body))
         values, rest = await object_of(body[:head]), body[head:]
-        check_known(values, ("id", "parameters", "inputs", "outputs"))
+        reject_unknown(values, ("id", "parameters", "inputs", "outputs"))
         identifier = None if values.get("id") is None else field(values, "id", str)
         outputs = _outputs(service, values)
         inputs = field(values, "inputs", list)
@@ -138,7 +138,7 @@ def _pictures(tensor: Any, rest: bytes, most: int) -> Sequence[Content]:
         field(tensor, "datatype", str),
         field(tensor, "shape", list),
     )
-    check_known(tensor, ("name", "datatype", "shape", "parameters", "data"), "field of an input")
+    reject_unknown(tensor, ("name", "datatype", "shape", "parameters", "data"), "field of an input")
     if name != INPUT:
         raise Rejection(422, f"no input {name[:80]!r}; the model has {INPUT}")
     if not all(type(side) is int and side >= 0 for side in shape) or not 1 <= len(shape) <= 4:
@@ -217,7 +217,7 @@ def _outputs(service: Service, values: dict[str, Any]) -> list[_Output]:
     outputs = []
     for value in values["outputs"]:
         name = field(value, "name", str)
-        check_known(value, ("name", "parameters"), "field of an output")
+        reject_unknown(value, ("name", "parameters"), "field of an output")
         if name not in names:
             raise Rejection(422, f"no output {name[:80]!r}; the model has {' and '.join(names)}")
         options = {"binary_data": binary} | parameters_of(value, "binary_data", "classification")

@@ -26,7 +26,7 @@ from vitascope.deploy.server.batcher import Outcome
 from vitascope.deploy.server.decoder_process import Content
 from vitascope.deploy.server.rejections import Rejection
 from vitascope.deploy.server.service import BESIDE, Service
-from vitascope.deploy.server.uploads import Upload, read_body
+from vitascope.deploy.server.uploads import Upload
 from vitascope.serialization import parse_json
 
 if TYPE_CHECKING:
@@ -48,11 +48,6 @@ TOP = 5
 # Pictures and answers, as all protocols have them
 
 
-async def body_of(request: Request, service: Service) -> bytes:
-    """The bytes of a request's body, within the limits."""
-    return await read_body(request, service.settings, service.arriving)
-
-
 def type_of(request: Request) -> str:
     """The declared type of a request's body."""
     return request.headers.get("content-type", "").partition(";")[0].strip().lower()
@@ -62,7 +57,7 @@ async def json_body(request: Request, service: Service) -> bytes:
     """A body that holds JSON; 415 if it is declared as something else."""
     if (kind := type_of(request)) not in JSON_TYPES:
         raise Rejection(415, f"Content-Type {kind[:80]} is not JSON's: application/json")
-    return await body_of(request, service)
+    return await service.read_body(request)
 
 
 async def computed(size: int, function: Callable[[], R]) -> R:
@@ -92,7 +87,7 @@ def field(values: Any, name: str, *kinds: type) -> Any:
     return value
 
 
-def check_known(values: Any, known: Collection[str], kind: str = "field") -> None:
+def reject_unknown(values: Any, known: Collection[str], kind: str = "field") -> None:
     """Reject the fields of a JSON object that nothing reads: whoever sends one expects another result."""
     unknown = [name for name, value in values.items() if value is not None and name not in known]
     if unknown:
@@ -119,7 +114,7 @@ def unwrapped(value: Any) -> Any:
     """The content of an object around a picture: `{"image": {"b64": ...}}`, `{"image_url": {"url": ...}}`."""
     for _ in range(3):
         if isinstance(value, dict):
-            check_known(value, (*AROUND, "type"))
+            reject_unknown(value, (*AROUND, "type"))
             if len(contents := [value[name] for name in AROUND if value.get(name) is not None]) != 1:
                 raise Rejection(422, f"an object has {len(contents)} of {', '.join(AROUND)}; it needs one")
             (value,) = contents
@@ -131,7 +126,7 @@ def parameters_of(values: Any, *known: str) -> dict[str, Any]:
     if not isinstance(values, dict) or values.get("parameters") is None:
         return {}
     parameters: dict[str, Any] = field(values, "parameters", dict)
-    check_known(parameters, known, "parameter")
+    reject_unknown(parameters, known, "parameter")
     return parameters
 
 
@@ -212,10 +207,10 @@ def huggingface(service: Service) -> APIRouter:
         return await classes(request, service)
 
     async def classes(request: Request, model: Service) -> Response:
-        body, count = await body_of(request, service), TOP
+        body, count = await service.read_body(request), TOP
         if type_of(request) == "application/json":
             values = await object_of(body)
-            check_known(values, ("inputs", "parameters", "options"))  # options are of the hub's machines
+            reject_unknown(values, ("inputs", "parameters", "options"))  # options are of the hub's machines
             body = decoded_picture(values.get("inputs"))
             parameters = parameters_of(values, "top_k", "function_to_apply")
             if parameters.get("top_k") is not None:
@@ -256,7 +251,7 @@ def openai(service: Service) -> APIRouter:
     async def embeddings(request: Request) -> Response:
         """The features of pictures, which are data URIs, base64 or `{"image": ...}`."""
         values = await object_of(await json_body(request, service))
-        check_known(values, ("model", "input", "encoding_format", "user", "modality"))
+        reject_unknown(values, ("model", "input", "encoding_format", "user", "modality"))
         if values.get("modality") not in (None, "image"):  # of infinity
             raise Rejection(422, "modality is image: this model reads no other")
         model = service.named(field(values, "model", str))
@@ -299,7 +294,7 @@ def kserve(service: Service) -> APIRouter:
 
     async def instances(request: Request) -> list[bytes | Rejection]:
         values = await object_of(await json_body(request, service))
-        check_known(values, ("instances",))
+        reject_unknown(values, ("instances",))
         check_count(service, len(field(values, "instances", list)))
         return list(map(instance, values["instances"]))
 

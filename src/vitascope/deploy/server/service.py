@@ -22,7 +22,7 @@ from vitascope.deploy.server.decoder_process import DecodeError, DecodeOptions
 from vitascope.deploy.server.metrics import Metrics
 from vitascope.deploy.server.rejections import Expired, Overloaded, Rejection, raw_response
 from vitascope.deploy.server.settings import Settings
-from vitascope.deploy.server.uploads import ArrivingBodies, Upload, deadline_seconds, read_uploads
+from vitascope.deploy.server.uploads import ArrivingBodies, Upload, deadline_seconds, read_body, read_uploads
 from vitascope.errors import UserError
 from vitascope.model.trust import FAMILIAR
 
@@ -291,6 +291,12 @@ class Service:
         uploads = await read_uploads(request, self.settings, self.arriving)
         self._check_places(0)  # it has counted among `in_flight` since its headers arrived
         return uploads
+
+    async def read_body(self, request: Request) -> bytes:
+        """The bytes of a request's body, within the same limits."""
+        body = await read_body(request, self.settings, self.arriving)
+        self._check_places(0)
+        return body
 
     async def decode(self, upload: Upload, *, deadline: float) -> Pixels:
         """Decode a picture in a process of its own: uint8 (C, H, W); rejects with 413, 422, 429 or 504."""

@@ -1,0 +1,76 @@
+"""`vitascope mcp`: a model as tools for assistants and coding agents."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from vitascope._version import __version__
+from vitascope.cli.parsing import Device, MaybeModel, Precision
+from vitascope.errors import UserError
+from vitascope.explain.methods import DEFAULT_METHOD
+from vitascope.weights.builtin import DEFAULT
+
+if TYPE_CHECKING:
+    from mcp.server.mcpserver import MCPServer
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Mcp:
+    """Offer a model to assistants and coding agents, by the Model Context Protocol over stdio.
+
+    Its tools are predict, explain, which returns a picture, and similar. They read image files here.
+
+    Needs an extra: pip install 'vitascope[mcp]'.
+    """
+
+    model: MaybeModel = DEFAULT
+    """A run folder, a model folder or file, a hub id, or an exported file. Default: the built-in cifar10."""
+    precision: Precision = "auto"
+    device: Device = "auto"
+
+    def call(self) -> None:
+        """Answer the program that started this one, until it closes standard input."""
+        self.server().run()
+
+    def server(self) -> MCPServer:
+        """The tools, with the model in them."""
+        from vitascope.predict.nearest import nearest
+        from vitascope.predict.predictor import Predictor
+        from vitascope.predict.runtimes import importing
+
+        with importing("mcp", "mcp"):
+            from mcp.server.mcpserver import Image, MCPServer
+            from mcp.server.mcpserver.exceptions import ToolError
+        predictor = Predictor(self.model, precision=self.precision, device=self.device)
+        server: MCPServer = MCPServer("vitascope", version=__version__, log_level="ERROR")
+
+        @contextlib.contextmanager
+        def answering() -> Iterator[None]:
+            """Return the reason of an error that the caller can avoid; others are logged with a traceback."""
+            try:
+                yield
+            except UserError as error:
+                raise ToolError(str(error)) from error
+
+        @server.tool()
+        @answering()
+        def predict(image: str, top_k: int = 5) -> list[dict[str, Any]]:
+            """The most probable classes of an image file, with their probabilities."""
+            return [dataclasses.asdict(guess) for guess in predictor(image, top_k)]
+
+        @server.tool(structured_output=False)
+        @answering()
+        def explain(image: str, target: str | None = None, method: str = DEFAULT_METHOD) -> Any:
+            """An image file under a heatmap of where the model looks for a class, or the predicted one."""
+            return Image(data=predictor.explain(image, method=method, target=target).png(), format="png")
+
+        @server.tool()
+        @answering()
+        def similar(image: str, data: str, k: int = 12) -> list[dict[str, Any]]:
+            """The images of a folder that are most similar to an image file, by the cosine of features."""
+            return nearest(predictor.engine, image, data, k=k).rows()
+
+        return server
