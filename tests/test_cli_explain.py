@@ -67,7 +67,12 @@ def test_help_names_every_method(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_every_setting_of_a_method_is_an_option_and_unset_by_default() -> None:
     known = [*METHODS.values(), *VIEWS.values()]
-    for name in {setting for each in known for setting in each.settings} - {"steps", "window"}:
+    for name in {setting for each in known for setting in each.settings} - {
+        "steps",
+        "window",
+        "layers",
+        "masks",
+    }:
         assert getattr(Explain(model="m"), name) is None, name
 
 

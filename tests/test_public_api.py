@@ -82,8 +82,11 @@ FROZEN = {
     "explain.occlusion": "(model, images, target=None, *, window=1, batch_size=64)",
     "explain.patch_attention": "(model, images, patch, layer=-1, head=None)",
     "explain.patch_filters": "(model, count=28)",
+    "explain.patching": "(model, images, target=None, *, layers=None, batch_size=64)",
     "explain.position_similarity": "(model)",
     "explain.rollout": "(model, images, fusion='mean', discard=0.0)",
+    "explain.shapley": "(model, images, target=None, *, masks=256, batch_size=64)",
+    "explain.shapley_values": "(model, images, target=None, *, masks=256, batch_size=64)",
 }
 """Names and defaults of the parameters; a change here breaks programs of users."""
 

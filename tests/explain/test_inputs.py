@@ -69,7 +69,10 @@ def test_pictures_get_the_models_dtype() -> None:
         explain.gradient_rollout,
         explain.grad_cam,
         explain.integrated_gradients,
+        explain.libra,
         explain.occlusion,
+        explain.patching,
+        explain.shapley,
         explain.heatmap,
         explain.head_maps,
         explain.attention_distance,
@@ -133,18 +136,18 @@ def test_hook_runs_before_each_pass_and_can_end_the_method(name: str) -> None:
     images = torch.randn(1, 3, *model.config.image_hw)
     passes: list[int] = []
     pauses: list[int] = []
-    embed = model.embed
+    pool = model.pool_features
 
-    def counting(images: torch.Tensor) -> torch.Tensor:
-        passes.append(len(images))
-        return embed(images)
+    def counting(features: torch.Tensor) -> torch.Tensor:
+        passes.append(len(features))
+        return pool(features)
 
     def end_at_the_fourth() -> None:
         pauses.append(len(passes))
         if len(pauses) == 4:
             raise InterruptedError
 
-    model.embed = counting  # type: ignore[method-assign]
+    model.pool_features = counting  # type: ignore[method-assign]
     with before_each_forward(end_at_the_fourth), pytest.raises(InterruptedError):
         METHODS[name](model, images, 1, batch_size=2)
     assert max(passes) <= 2

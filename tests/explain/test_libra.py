@@ -1,5 +1,6 @@
 """Libra input x gradient: what it adds up to, for every option of a model."""
 
+import importlib
 from collections.abc import Callable
 from typing import Any
 
@@ -9,13 +10,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tests.model import VARIANTS, random_images, small_model, small_resnet
-from vitascope.explain import libra as libra_module
 from vitascope.explain.inputs import pooled_and_logits
 from vitascope.explain.libra import RULES, LinearBackward, libra, pixel_contributions
 from vitascope.explain.targets import ClassDifference, ClassScore, FeatureCosine, Target
 from vitascope.model import token_merging
 from vitascope.model.vision_model import VisionModel
 
+libra_module = importlib.import_module("vitascope.explain.libra")  # the package has a function of this name
 CLASSES = ClassScore(torch.tensor([1, 3]))
 MODELS = {name: (small_model, options) for name, options in VARIANTS.items()}
 MODELS |= {"a ResNet": (small_resnet, {}), "a ResNet of CIFAR": (small_resnet, {"root": "cifar"})}

@@ -61,12 +61,20 @@ def test_methods_suit_the_model_and_the_target() -> None:
 
 def test_methods_that_run_single_blocks_do_not_suit_a_merging_model() -> None:
     model = small_model(token_merging=2)
-    fails = {"gradient-rollout", "grad-cam", "grad-cam++"}
+    fails = {"gradient-rollout", "grad-cam", "grad-cam++", "patching"}
     assert set(METHODS) - set(methods_for(model)) == fails
     for name in fails:
         assert "token_merging=0" in METHODS[name].lacking(model)
         with pytest.raises(UserError, match="cannot be run by itself"):
             METHODS[name](model, torch.zeros(1, 3, 32, 32))
+
+
+@pytest.mark.parametrize("options", [{"attention": "axial"}, {"positions": "relative"}])
+def test_shapley_values_do_not_suit_a_model_that_needs_the_whole_grid(options: dict[str, Any]) -> None:
+    model = small_model(**options)
+    assert set(METHODS) - set(methods_for(model)) == {"shapley"}
+    with pytest.raises(UserError, match="dropped patches break up the grid"):
+        METHODS["shapley"](model, torch.zeros(1, 3, 32, 32))
 
 
 # What all methods and views have in common
@@ -90,7 +98,7 @@ of_every_explanation = pytest.mark.parametrize("method", EXPLAINING.values(), id
 @pytest.mark.parametrize("name", MODELS)
 def test_heatmap_has_the_patch_grid_and_a_maximum_of_one(method: Method, name: str) -> None:
     model = small_model(**MODELS[name])
-    for size in ((32, 32), (48, 16)):
+    for size in ((32, 32), (48, 16)) if not method.lacking(model) else ():
         heat = method(model, random_images(2, 3, *size))
         assert heat.shape == (2, *model.config.grid_of(size))
         assert (heat.dtype, heat.requires_grad) == (torch.float32, False)

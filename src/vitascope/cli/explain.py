@@ -72,7 +72,8 @@ class Explain:
     For `distance` and --compare a folder or any other DATA. Default: a run's test images."""
     method: MaybeText = None
     """What to show: one of the above, or a heatmap.
-    By attention, rollout, gradient-rollout, grad-cam, grad-cam++, hires-cam, layer-cam, libra or occlusion.
+    By attention, rollout, gradient-rollout, grad-cam, grad-cam++, hires-cam, layer-cam, libra, occlusion,
+    patching or shapley.
     Default: integrated-gradients, the most faithful in docs/gallery.md."""
     target: MaybeText = None
     """The class to explain, by name or number. Default: the most probable class."""

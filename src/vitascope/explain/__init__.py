@@ -24,7 +24,9 @@ from vitascope.explain.lens import Lens, lens
 from vitascope.explain.libra import libra
 from vitascope.explain.methods import DEFAULT_METHOD, METHODS, heatmap
 from vitascope.explain.occlusion import occlusion
+from vitascope.explain.patching import patching
 from vitascope.explain.rollout import gradient_rollout, rollout
+from vitascope.explain.shapley import shapley, shapley_values
 from vitascope.explain.targets import ClassDifference, ClassScore, FeatureCosine, Target
 
 if TYPE_CHECKING:
@@ -59,8 +61,11 @@ __all__ = [
     "occlusion",
     "patch_attention",
     "patch_filters",
+    "patching",
     "position_similarity",
     "rollout",
+    "shapley",
+    "shapley_values",
 ]
 
 

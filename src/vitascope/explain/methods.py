@@ -19,13 +19,14 @@ from vitascope.explain.inputs import Images, as_images, pooled_and_logits
 from vitascope.explain.integrated_gradients import integrated_gradients
 from vitascope.explain.libra import libra
 from vitascope.explain.occlusion import occlusion
+from vitascope.explain.patching import patching
 from vitascope.explain.rollout import gradient_rollout, rollout
+from vitascope.explain.shapley import drops_patches, shapley
 from vitascope.explain.targets import FeatureCosine, TargetLike
 from vitascope.model.ensemble import Ensemble
 from vitascope.model.heads import predicted
 from vitascope.model.resnet import ResNet
 from vitascope.model.vision_model import VisionModel
-from vitascope.model.vit import VisionTransformer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,6 +47,8 @@ class Method:
     """Whether it runs the model many times, on `batch_size` images at once."""
     runs_blocks: bool = False
     """Whether it runs single blocks, which token merging does not allow."""
+    drops_patches: bool = False
+    """Whether it runs the model on some of the patches, which windows do not allow."""
 
     def __call__(
         self,
@@ -81,8 +84,13 @@ class Method:
             return "attention"
         if self.has_target and target is None and not model.config.gives_classes:
             return "a head"
-        merges = isinstance(model, VisionTransformer) and model.config.block.token_merging
-        return "blocks that run alone (token_merging=0)" if self.runs_blocks and merges else ""
+        if isinstance(model, ResNet):
+            return ""
+        if self.runs_blocks and model.config.block.token_merging:
+            return "blocks that run alone (token_merging=0)"
+        if self.drops_patches and not drops_patches(model.config):
+            return "attention that runs on some of the patches (attention=global, no relative positions)"
+        return ""
 
 
 def _of_members(target: TargetLike, model: Ensemble) -> list[TargetLike]:
@@ -106,6 +114,12 @@ METHODS: dict[str, Method] = {
         integrated_gradients, "integrated gradients", ("steps",), many_passes=True
     ),
     "occlusion": Method(occlusion, "occlusion", ("window",), many_passes=True),
+    "patching": Method(
+        patching, "activation patching", ("layers",), attends=True, many_passes=True, runs_blocks=True
+    ),
+    "shapley": Method(
+        shapley, "Shapley values", ("masks",), attends=True, many_passes=True, drops_patches=True
+    ),
 }
 """By name; of those that cost the same, the older first."""
 

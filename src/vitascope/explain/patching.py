@@ -1,0 +1,96 @@
+"""Activation patching (Izadi et al. 2026, "Causal Attribution via Activation Patching").
+
+The middle layers have formed the evidence of a patch from its surroundings, and have not yet mixed it with
+that of all the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from vitascope.arguments import checked
+from vitascope.errors import UserError
+from vitascope.explain.attention import attending
+from vitascope.explain.heatmaps import Count, to_unit
+from vitascope.explain.inputs import Images, as_images, call_hook, pooled_and_logits
+from vitascope.explain.targets import Target, TargetLike, as_target
+from vitascope.model.vision_model import VisionModel, evaluation_mode
+from vitascope.model.vit import VisionTransformer
+
+
+@torch.no_grad()
+@checked
+def patching(
+    model: VisionModel,
+    images: Images,
+    target: TargetLike = None,
+    *,
+    layers: tuple[int, int] | None = None,
+    batch_size: Count = 64,
+) -> Tensor:
+    """The rise of the target's score when a blank image gets the states of one patch.
+
+    A blank image, of zeros, runs through the blocks. At the input of each middle block, the state of one
+    patch is replaced by that of the same patch in the image; the other tokens follow from the blank image and
+    this patch. The heat is the score minus that of the blank image, or 0 where it falls. The blocks from the
+    first of `layers` on run forward once per patch.
+
+    Args:
+        layers: the first block whose input is patched, and the block after the last one, as in `range`; None
+            is the middle third of the blocks.
+        batch_size: variants of the blank image per forward pass, at most.
+
+    Raises:
+        UserError: layers that do not exist; a batch size below 1; a ResNet; token merging; scores that are
+            not finite.
+    """
+    model, images = attending(model), as_images(model, images)
+    depth, grid = model.config.depth, model.grid_of(images)
+    first, end = layers or (depth // 3, depth - depth // 3)
+    if not 0 <= first < end <= depth:
+        raise UserError(f"layers must be two numbers with 0 <= first < end <= {depth}, not {first} and {end}")
+    logits = torch.cat([pooled_and_logits(model, part)[1] for part in images.split(batch_size)])
+    asked = as_target(target, model.config, logits)
+    inputs = ["embeddings", *(f"block{index}" for index in range(depth))][first:end]
+    with evaluation_mode(model):
+        call_hook()
+        blank = model.trace(images.new_zeros(1, *images.shape[1:]))
+        rises = []
+        for index, image in enumerate(images):
+            call_hook()
+            trace, about = model.trace(image[None]), asked.select(index)
+            start = about.score(blank["pooled"], blank["logits"])  # (1,)
+            states = [trace[name] for name in inputs]  # (1, T, D) each
+            scores = _patched(model, blank[inputs[0]], states, first, grid, about, batch_size)  # (N,)
+            # A patch equal to the blank one differs by rounding, which would fill a map without evidence.
+            changed = (states[0] != blank[inputs[0]])[0, model.config.num_prefix_tokens :].any(dim=1)
+            rises.append((scores.float() - start.float()).where(changed, 0))
+    return to_unit(torch.stack(rises).unflatten(1, grid))
+
+
+def _patched(
+    model: VisionTransformer,
+    context: Tensor,
+    states: Sequence[Tensor],
+    first: int,
+    grid: tuple[int, int],
+    target: Target,
+    batch_size: int,
+) -> Tensor:
+    """The scores (N,) of the context (1, T, D) with the states of each patch at the inputs of some blocks."""
+    end, queries = first + len(states), model.pool.queries
+    scores = []
+    for places in torch.arange(model.config.num_prefix_tokens, context.shape[1]).split(batch_size):
+        call_hook()
+        variants = torch.arange(len(places))
+        tokens = context.expand(len(places), -1, -1)
+        for block, state in enumerate(states, first):
+            tokens = tokens.index_put((variants, places), state[0, places])  # (n, T, D)
+            tokens = model.encode(tokens, grid, queries=queries, blocks=range(block, block + 1))
+        tokens = model.encode(tokens, grid, queries=queries, blocks=range(end, model.config.depth))
+        pooled = model.pool_features(model.norm(tokens))  # (n, D)
+        scores.append(target.score(pooled, model.head(pooled)))
+    return torch.cat(scores)

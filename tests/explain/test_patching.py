@@ -1,0 +1,70 @@
+"""Activation patching against a computation block by block in float64."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.explain import MODELS
+from tests.model import random_images, small_model, small_resnet
+from vitascope.errors import UserError
+from vitascope.explain.patching import patching
+from vitascope.explain.targets import ClassDifference
+from vitascope.model.vit import VisionTransformer
+
+
+@torch.no_grad()
+def by_hand(model: VisionTransformer, image: Tensor, index: int, layers: range) -> Tensor:
+    """A logit of a blank image with the states of each patch of an image, minus its own: (N,)."""
+    grid, P = model.config.grid, model.config.num_prefix_tokens
+
+    def step(tokens: Tensor, block: int) -> Tensor:
+        return model.encode(tokens, grid, blocks=range(block, block + 1))
+
+    rises = []
+    for patch in range(grid[0] * grid[1]):
+        source, tokens = model.prepare_tokens(image), model.prepare_tokens(torch.zeros_like(image))
+        for block in range(model.config.depth):
+            if block in layers:
+                tokens[:, P + patch] = source[:, P + patch]
+            source, tokens = step(source, block), step(tokens, block)
+        rises.append(model.forward_head(model.norm(tokens)) - model(torch.zeros_like(image)))
+    return torch.cat(rises)[:, index]
+
+
+@pytest.mark.parametrize(
+    ("layers", "options"),
+    [
+        *((None, options) for options in MODELS.values()),
+        ((0, 1), {}),
+        ((1, 4), {}),
+        ((0, 4), {"pool": "mean"}),
+    ],
+)
+def test_heat_is_the_rise_of_the_score_of_a_blank_image(layers: Any, options: dict[str, Any]) -> None:
+    model = small_model(depth=4, **options).double()
+    images = random_images(2, 3, 32, 32).double()
+    heat = patching(model, images, [1, 3], layers=layers, batch_size=5)
+    patched = range(*(layers or (1, 3)))
+    rises = torch.stack([by_hand(model, images[i : i + 1], c, patched) for i, c in enumerate((1, 3))])
+    expected = rises.clamp_min(0) / rises.amax(dim=1, keepdim=True)
+    torch.testing.assert_close(heat, expected.float().view_as(heat), atol=1e-5, rtol=0)
+
+
+def test_blank_image_and_a_score_that_no_patch_changes_have_no_evidence() -> None:
+    images = random_images(2, 3, 32, 32)
+    assert not patching(small_model(), torch.zeros_like(images)).any()
+    same = ClassDifference(torch.tensor([1]), torch.tensor([1]))
+    assert not patching(small_model(), images, same).any()
+
+
+@pytest.mark.parametrize("layers", [(0, 0), (-1, 2), (1, 4), (2, 1)])
+def test_layers_that_do_not_exist_are_rejected(layers: tuple[int, int]) -> None:
+    with pytest.raises(UserError, match=rf"0 <= first < end <= 3, not {layers[0]} and {layers[1]}"):
+        patching(small_model(), random_images(1, 3, 32, 32), layers=layers)
+
+
+def test_resnet_is_rejected() -> None:
+    with pytest.raises(UserError, match="a ResNet has no attention"):
+        patching(small_resnet(), random_images(1, 3, 32, 32))
