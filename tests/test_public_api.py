@@ -79,6 +79,7 @@ FROZEN = {
     "explain.occlusion": "(model, images, target=None, *, window=1, batch_size=64)",
     "explain.patch_attention": "(model, images, patch, layer=-1, head=None)",
     "explain.patch_filters": "(model, count=28)",
+    "explain.planted_truth": "(model, images, methods=None, *, seed=0, progress=None)",
     "explain.position_similarity": "(model)",
     "explain.rollout": "(model, images, fusion='mean', discard=0.0)",
 }

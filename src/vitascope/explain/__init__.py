@@ -28,6 +28,7 @@ from vitascope.explain.targets import ClassDifference, ClassScore, FeatureCosine
 if TYPE_CHECKING:
     from vitascope.explain.faithfulness.compare import compare
     from vitascope.explain.faithfulness.evidence import Evidence, evidence
+    from vitascope.explain.faithfulness.planted import PlantedTruth, planted_truth
     from vitascope.explain.faithfulness.results import Comparison
     from vitascope.explain.figures import draw
 
@@ -39,6 +40,7 @@ __all__ = [
     "Comparison",
     "Evidence",
     "FeatureCosine",
+    "PlantedTruth",
     "Target",
     "attention",
     "attention_distance",
@@ -54,6 +56,7 @@ __all__ = [
     "occlusion",
     "patch_attention",
     "patch_filters",
+    "planted_truth",
     "position_similarity",
     "rollout",
 ]
@@ -69,6 +72,10 @@ def __getattr__(name: str) -> Any:
         from vitascope.explain.faithfulness.evidence import Evidence, evidence
 
         return Evidence if name == "Evidence" else evidence
+    if name in ("PlantedTruth", "planted_truth"):
+        from vitascope.explain.faithfulness.planted import PlantedTruth, planted_truth
+
+        return PlantedTruth if name == "PlantedTruth" else planted_truth
     if name == "Comparison":
         from vitascope.explain.faithfulness.results import Comparison
 
