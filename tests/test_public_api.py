@@ -83,6 +83,7 @@ FROZEN = {
     "explain.patch_attention": "(model, images, patch, layer=-1, head=None)",
     "explain.patch_filters": "(model, count=28)",
     "explain.patching": "(model, images, target=None, *, layers=None, batch_size=64)",
+    "explain.planted_truth": "(model, images, methods=None, *, seed=0, progress=None)",
     "explain.position_similarity": "(model)",
     "explain.rollout": "(model, images, fusion='mean', discard=0.0)",
     "explain.shapley": "(model, images, target=None, *, masks=256, batch_size=64)",

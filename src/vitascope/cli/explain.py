@@ -36,7 +36,7 @@ from vitascope.weights.builtin import DEFAULT, built_in, model_in_words
 if TYPE_CHECKING:
     from vitascope.data.splits import ImageSet
     from vitascope.data.stored import ImageFile
-    from vitascope.explain import Comparison
+    from vitascope.explain import Comparison, PlantedTruth
     from vitascope.explain.targets import TargetLike
     from vitascope.model.vision_model import VisionModel
 
@@ -100,6 +100,8 @@ class Explain:
     """Beside a heatmap: the deletion curve, and the p-value of a test against 99 random maps."""
     compare: Flag = False
     """Measure how faithful every method is on DATA, and print the table."""
+    planted: Flag = False
+    """With --compare: train a small model on pictures with planted marks, and measure who finds them."""
     images: MaybeInt = None
     """With --compare and `distance`: the number of pictures, drawn by --seed. Default: 50."""
     seed: MaybeInt = None
@@ -137,10 +139,9 @@ class Explain:
             return
         target = question(model, self.target, versus=self.versus, like=self.like)
         if self._many:
-            self._write_maps(model, out, target, settings)
-            return
-        asked = {"target": target, "evidence": self.evidence, **settings}
-        figure = explain.draw(model, method=self._method, **self._pictures(), **asked)
+            return self._write_maps(model, out, target, settings)
+        settings |= self._pictures() | {"target": target, "evidence": self.evidence}
+        figure = explain.draw(model, method=self._method, **settings)
         with explaining_failure(out, "the figure", "choose another place"):
             save_figure(figure, out)
         print(self._signed(f"{figure.get_label()}\n{out}"))
@@ -173,11 +174,9 @@ class Explain:
                     f"{option(single[0])} is for one method's figure; leave it out with --compare"
                 )
             return
-        if self.evidence and (self._method in VIEWS or len(self.data) != 1 or self._many):
-            raise UserError("--evidence is for a heatmap of one picture: vitascope explain MODEL PICTURE")
         check_method(self._method, [*settings, *["target"] * bool(asked)])
-        if self.json:
-            raise UserError("--json needs --compare")
+        for name in filter(self.__getattribute__, ("json", "planted")):
+            raise UserError(f"--{name} needs --compare")
         if sampled and self._method != "distance":
             raise UserError(
                 f"{option(sampled[0])} is for --compare and --method distance, not {self._method}"
@@ -222,7 +221,8 @@ class Explain:
         """The folder of the maps of several pictures, which must not become pictures of the next command."""
         from vitascope.explain.methods import METHODS
 
-        if self.out is None or self.out.suffix.lower() == ".png" or self._method not in METHODS:
+        single = self.evidence or self._method not in METHODS
+        if single or self.out is None or self.out.suffix.lower() == ".png":
             one = len(self.data) == 1
             several = f"{self.data[0]} is a folder: name a picture in it, or" if one else "several pictures:"
             raise UserError(
@@ -272,18 +272,19 @@ class Explain:
         print(self._signed(f"{counted(tally.images - tally.unreadable, 'map')} in {out}"))
         exit_if_unreadable(tally)
 
-    def _compare(self, model: VisionModel) -> Comparison:
+    def _compare(self, model: VisionModel) -> Comparison | PlantedTruth:
         from tqdm import tqdm
 
         from vitascope import explain
 
-        with tqdm(desc="variants", unit="", leave=False, disable=not sys.stderr.isatty()) as bar:
+        with tqdm(unit="", leave=False, disable=not sys.stderr.isatty()) as bar:
 
             def advance(done: int, total: int) -> None:
                 bar.total = total
                 bar.update(done - bar.n)
 
-            return explain.compare(model, self._sample(), seed=self.seed or 0, progress=advance)
+            measure = explain.planted_truth if self.planted else explain.compare
+            return measure(model, self._sample(), seed=self.seed or 0, progress=advance)
 
     def _pictures(self) -> dict[str, Any]:
         """The pictures of the figure, as arguments of `explain.draw`."""

@@ -32,6 +32,7 @@ from vitascope.explain.targets import ClassDifference, ClassScore, FeatureCosine
 if TYPE_CHECKING:
     from vitascope.explain.faithfulness.compare import compare
     from vitascope.explain.faithfulness.evidence import Evidence, evidence
+    from vitascope.explain.faithfulness.planted import PlantedTruth, planted_truth
     from vitascope.explain.faithfulness.results import Comparison
     from vitascope.explain.figures import draw
 
@@ -44,6 +45,7 @@ __all__ = [
     "Evidence",
     "FeatureCosine",
     "Lens",
+    "PlantedTruth",
     "Target",
     "attention",
     "attention_distance",
@@ -62,6 +64,7 @@ __all__ = [
     "patch_attention",
     "patch_filters",
     "patching",
+    "planted_truth",
     "position_similarity",
     "rollout",
     "shapley",
@@ -79,6 +82,10 @@ def __getattr__(name: str) -> Any:
         from vitascope.explain.faithfulness.evidence import Evidence, evidence
 
         return Evidence if name == "Evidence" else evidence
+    if name in ("PlantedTruth", "planted_truth"):
+        from vitascope.explain.faithfulness.planted import PlantedTruth, planted_truth
+
+        return PlantedTruth if name == "PlantedTruth" else planted_truth
     if name == "Comparison":
         from vitascope.explain.faithfulness.results import Comparison
 

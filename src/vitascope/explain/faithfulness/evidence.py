@@ -22,7 +22,7 @@ from vitascope.explain.targets import TargetLike
 from vitascope.model.vision_model import VisionModel, evaluation_mode
 
 IMPUTED = 0.3
-"""The share of the cells that ROAD imputes. Imputing takes longest; more shares hardly change p-values."""
+"""The share of the cells that ROAD imputes; more shares take longest, and hardly change p-values."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
