@@ -300,22 +300,31 @@ def test_copied_link_is_the_address_of_the_view(browser: Any, address: str) -> N
         assert visit.page.evaluate(kinds) == ["image/png"]
 
 
-def test_layers_are_saved_as_an_animation(visit: Visit, tmp_path: Path) -> None:
+def test_lens_shows_the_class_by_layer(visit: Visit) -> None:
     visit.open_sample()
-    shown = visit.text(".title")
-    with visit.page.expect_download() as download:
-        visit.page.click("#animate")
-    assert download.value.suggested_filename.endswith("-layers.png")
-    download.value.save_as(tmp_path / "layers.png")
-    frames = set()
-    with Image.open(tmp_path / "layers.png") as saved:
-        assert saved.n_frames == 3
-        for number in range(saved.n_frames):
-            saved.seek(number)
-            frames.add(saved.convert("RGB").tobytes())
-    assert len(frames) == 3
-    visit.settle()
-    assert visit.text(".title") == shown
+    visit.press("l")
+    bars = visit.page.locator("#curve button")
+    bars.nth(3).wait_for()
+    assert bars.nth(3).get_attribute("title") == f"after layer 2: {visit.text('.predictions b')}"
+    bars.nth(1).click()
+    visit.page.locator(".title:has-text('After layer 0')").wait_for()
+    assert bars.nth(1).get_attribute("aria-pressed") == "true"
+
+
+def test_parts_are_switched_off_and_on_by_pointer_and_keys(visit: Visit) -> None:
+    visit.open_sample()
+    whole = visit.text(".predictions")
+    visit.page.click("#switches button:has-text('MLP of layer')")
+    visit.page.locator(".predictions b:has-text('→')").first.wait_for()
+    visit.page.locator(".picture").click(modifiers=["Shift"], position={"x": 5, "y": 5})
+    visit.page.locator(".picture").click(modifiers=["Shift"], position={"x": 150, "y": 5})
+    visit.page.locator("#switches button:has-text('2 patches')").wait_for()
+    visit.page.wait_for_url("**off=mlp1%2Cpatch0%2Cpatch*")
+    visit.press("x")  # the patch under the pointer
+    visit.page.click("#switches button:has-text('patch in row 0, column 0')")
+    visit.page.click("#switches button:has-text('MLP of layer')")
+    visit.page.locator(".predictions b:has-text('→')").first.wait_for(state="detached")
+    assert visit.text(".predictions") == whole
 
 
 def test_layers_are_played_until_another_view_is_chosen(visit: Visit) -> None:

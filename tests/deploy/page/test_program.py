@@ -124,7 +124,7 @@ def cases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
             "pixels": engines[name].pixels(picture).flatten().tolist(),
             "layer": LAYER % model.config.depth,
             "target": target_of(engines[name], picture),
-            "off": OFF,
+            "off": OFF.split(","),
         }
     rules = {name: Preprocess(**{"image_size": (17, 23), **rule}) for name, rule in RULES.items()}
     rgba = np.concatenate([picture, np.full((*picture.shape[:2], 1), 255, np.uint8)], axis=2)

@@ -11,20 +11,23 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from fastapi.testclient import TestClient
 from PIL import Image
 from safetensors.torch import load
 
 from tests.data import encoded, noise
 from tests.deploy.server.served import PATIENT
-from tests.model import labelling_model, small_model
+from tests.model import labelling_model, small_model, small_resnet
 from vitascope.data.samples import CREDIT, PHOTOS
 from vitascope.deploy.server import attention_pack
 from vitascope.deploy.server.app import create_app
-from vitascope.deploy.server.attention_pack import pack_attention, pack_heatmap, pack_picture
+from vitascope.deploy.server.attention_pack import pack_attention, pack_heatmap, pack_picture, pack_without
 from vitascope.deploy.server.page_content import MEDIA_TYPES, samples_for, web_files
 from vitascope.deploy.server.settings import Settings
 from vitascope.errors import UserError
+from vitascope.explain.lens import lens
+from vitascope.model.ensemble import Ensemble
 from vitascope.predict.engine import TorchEngine
 
 NAMES = ("<img src=x onerror=alert(1)>", "Dogs", "sports car, sport car", "catalog", "e")
@@ -183,6 +186,34 @@ def test_picture_returns_its_pack_a_layer_of_it_or_a_class_map(
     assert tuple(by_default.shape) == (1, 4, 6)
 
 
+def test_parts_are_off_in_one_request_only(client: TestClient, engine: TorchEngine) -> None:
+    pixels, off = engine.pixels(PICTURE), "head1.0,attention0,mlp2,layer1,patch3"
+    before = post(client, "/v1/attention").content
+    found = load(post(client, "/v1/attention", off=off).content)
+    model, images = engine.model, engine.preprocess.normalize(torch.from_numpy(pixels)[None])
+    parts = {"heads": [(1, 0)], "attention": [0], "mlps": [2], "layers": [1], "patches": [3]}
+    with torch.inference_mode(), model.intervene(**parts):
+        torch.testing.assert_close(found["probabilities"], model(images)[0].softmax(0))
+        expected = lens(model, images)
+    assert post(client, "/v1/attention").content == before
+    found = load(post(client, "/v1/heatmap", method="lens", target=2, off=off).content)
+    torch.testing.assert_close(found["heatmaps"], expected.patches[:, 0].softmax(-1)[..., 2])
+    torch.testing.assert_close(found["curve"], expected.logits[:, 0].softmax(-1)[:, 2])
+    assert not any(part._forward_hooks for part in model.modules())
+
+
+def test_parts_of_other_models_and_large_lenses_are_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
+    for model in (small_resnet(), Ensemble.of([small_model(), small_model(seed=1)])):
+        model.preprocess = small_model().preprocess
+        engine = TorchEngine(model, device="cpu")
+        with pytest.raises(UserError, match="parts can be switched off in a Vision Transformer"):
+            pack_without("mlp0", pack_picture, engine, engine.pixels(PICTURE))
+    monkeypatch.setattr(attention_pack, "LARGEST_LENS", 4 * 4 * 16 * 5 - 1)
+    engine = engine_of()
+    with pytest.raises(UserError, match="the lens on 5 classes takes 1,280 bytes; the limit is 1,279"):
+        pack_heatmap(engine, engine.pixels(PICTURE), "lens", 0)
+
+
 @pytest.mark.parametrize(
     ("path", "query", "message"),
     [
@@ -193,6 +224,14 @@ def test_picture_returns_its_pack_a_layer_of_it_or_a_class_map(
         ("/v1/heatmap", {}, "target"),
         ("/v1/heatmap", {"target": 9}, "no class 9"),
         ("/v1/heatmap", {"target": 0, "method": "magic"}, "no class map 'magic'"),
+        ("/v1/heatmap", {"target": 9, "method": "lens"}, "no class 9"),
+        ("/v1/attention", {"off": "layer99"}, "no layer 99: the model has 3, 0 to 2"),
+        ("/v1/attention", {"off": "head1.7"}, "no head 7: each layer has 2, 0 to 1"),
+        ("/v1/heatmap", {"target": 0, "off": "patch300"}, "no patch 300: the grid of 4x6 has 24, 0 to 23"),
+        ("/v1/attention", {"off": ",".join(f"patch{n}" for n in range(24))}, "all 24 patches are off"),
+        ("/v1/attention", {"off": "mlp0,head1"}, "off: no part 'head1'; parts are head0.1"),
+        ("/v1/attention", {"off": "mlp0.1"}, "off: no part 'mlp0.1'"),
+        ("/v1/attention", {"off": "x" * 4001}, "at most 4000"),
     ],
 )
 def test_invalid_request_is_rejected_with_a_message(

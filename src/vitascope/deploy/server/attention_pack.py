@@ -15,8 +15,7 @@ patch. Of L layers, H heads, T tokens, N patches in a grid of (gh, gw), D featur
 | `rollout_answer` | float32 (T,): for the tokens that the head reads |
 | `features`, `features_scale` | int8 (N, D), float32 (N,): the patches' tokens after the final norm |
 | `heatmaps` | float32 (n, gh, gw), largest value 1: for the classes in `explained` |
-| `heatmaps`, `curve` | of the lens, in place of a class map: float32 (L + 1, gh, gw) and (L + 1,), the share
-  of a class that is read from each patch, and from the image, after 0 to L layers |
+| `heatmaps`, `curve` | of the lens: float32 (L + 1, gh, gw), (L + 1,): the class read after 0 to L layers |
 
 `attention` is larger than all others together, so it has a budget. If not all layers fit, `carried` in the
 metadata names the part that fits, which `pack_attention` returns: a layer with its heads, or one head. An
@@ -150,22 +149,25 @@ def pack_heatmap(engine: Engine, pixels: Pixels, method: str, target: int) -> by
     model, images = _model_input(engine, pixels)
     engine.check_classes()
     if method == LENS:
-        index, config = class_index(target, model.config), model.config
-        size = 4 * (config.depth + 1) * math.prod(grid_of(model, images)) * config.num_classes
-        if size > LARGEST_LENS:
-            raise UserError(
-                f"the lens on {config.num_classes:,} classes takes {size:,} bytes, and the limit is "
-                f"{LARGEST_LENS:,}"
-            )
-        found = lens(model, images)
-        shares = scores(found.patches, engine.meaning)[:, 0, ..., index].cpu()  # (L + 1, gh, gw)
-        curve = scores(found.logits, engine.meaning)[:, 0, index].cpu()  # (L + 1,)
-        return _file({"heatmaps": shares, "curve": curve}, {"method": method, "target": target})
+        return _pack_lens(engine, model, images, class_index(target, model.config))
     known = class_methods(model)
     if method not in known:
         raise UserError(f"no class map {method!r} for this model; methods: {', '.join([*known, LENS])}")
     heatmap = METHODS[method](model, images, target, batch_size=batch_size(images.device))  # (1, gh, gw)
     return _file({"heatmaps": heatmap.cpu()}, {"method": method, "target": target})
+
+
+def _pack_lens(engine: Engine, model: VisionModel, images: Tensor, target: int) -> bytes:
+    config = model.config
+    if isinstance(config, ViTConfig):
+        size = 4 * (config.depth + 1) * math.prod(grid_of(model, images)) * config.num_classes
+        if size > LARGEST_LENS:
+            limit = f"takes {size:,} bytes; the limit is {LARGEST_LENS:,}"
+            raise UserError(f"the lens on {config.num_classes:,} classes {limit}")
+    found = lens(model, images)
+    shares = scores(found.patches, engine.meaning)[:, 0, ..., target].cpu()  # (L + 1, gh, gw)
+    curve = scores(found.logits, engine.meaning)[:, 0, target].cpu()  # (L + 1,)
+    return _file({"heatmaps": shares, "curve": curve}, {"method": LENS, "target": target})
 
 
 def pack_without(off: str, pack: Callable[..., bytes], engine: Engine, pixels: Pixels, *args: Any) -> bytes:

@@ -1,7 +1,5 @@
 // Numbers in plain arrays: matrices (rows, columns) are Float32Arrays, row by row.
 
-const TILE = 4; // rows and outputs at once, so that each number read is used four times
-
 /** The kernel in plain arrays. Every kernel has these: `name`, `expect`, `keep` and `product`. */
 export const plain = {
   name: "plain arrays",
@@ -17,58 +15,20 @@ export const plain = {
   /** x w^T: (rows, inner), (outs, inner) -> (rows, outs). */
   product(x, rows, { data: w, outs, inner, stride = inner }) {
     const y = new Float32Array(rows * outs);
-    for (let o = 0; o < outs; o += TILE) {
-      for (let r = 0; r < rows; r += TILE) {
-        if (r + TILE <= rows && o + TILE <= outs) {
-          tile(y, r * outs + o, outs, x, r * inner, w, o * stride, inner, stride);
-        } else {
-          for (let row = r; row < Math.min(r + TILE, rows); row++) {
-            for (let out = o; out < Math.min(o + TILE, outs); out++) {
-              let sum = 0;
-              for (let i = 0; i < inner; i++) sum += x[row * inner + i] * w[out * stride + i];
-              y[row * outs + out] = sum;
-            }
-          }
-        }
-      }
+    for (let at = 0; at < y.length; at++) {
+      const [from, weights] = [Math.floor(at / outs) * inner, (at % outs) * stride];
+      let sum = 0;
+      for (let i = 0; i < inner; i++) sum += x[from + i] * w[weights + i];
+      y[at] = sum;
     }
     return y;
   },
 };
 
-/** Sixteen sums at once: four rows of x by four of w. Arrays in place of these names would take three times as long. */
-function tile(y, to, outs, x, x0, w, w0, inner, stride) {
-  const x1 = x0 + inner, x2 = x1 + inner, x3 = x2 + inner;
-  const w1 = w0 + stride, w2 = w1 + stride, w3 = w2 + stride;
-  let a0 = 0, a1 = 0, a2 = 0, a3 = 0, b0 = 0, b1 = 0, b2 = 0, b3 = 0;
-  let c0 = 0, c1 = 0, c2 = 0, c3 = 0, d0 = 0, d1 = 0, d2 = 0, d3 = 0;
-  for (let i = 0; i < inner; i++) {
-    const p = w[w0 + i], q = w[w1 + i], r = w[w2 + i], s = w[w3 + i];
-    const a = x[x0 + i], b = x[x1 + i], c = x[x2 + i], d = x[x3 + i];
-    a0 += a * p; a1 += a * q; a2 += a * r; a3 += a * s;
-    b0 += b * p; b1 += b * q; b2 += b * r; b3 += b * s;
-    c0 += c * p; c1 += c * q; c2 += c * r; c3 += c * s;
-    d0 += d * p; d1 += d * q; d2 += d * r; d3 += d * s;
-  }
-  y.set([a0, a1, a2, a3], to);
-  y.set([b0, b1, b2, b3], to + outs);
-  y.set([c0, c1, c2, c3], to + 2 * outs);
-  y.set([d0, d1, d2, d3], to + 3 * outs);
-}
-
 /** Add b (width) to each row, or b (rows, width); x is changed. */
 export function add(x, b) {
   for (let i = 0, j = 0; i < x.length; i++) {
     x[i] += b[j];
-    if (++j === b.length) j = 0;
-  }
-  return x;
-}
-
-/** Multiply each row by b (width), in place. */
-export function scale(x, b) {
-  for (let i = 0, j = 0; i < x.length; i++) {
-    x[i] *= b[j];
     if (++j === b.length) j = 0;
   }
   return x;
@@ -81,23 +41,25 @@ export function scale(x, b) {
 export function normed(x, { weight, bias }, epsilon, type) {
   const [y, width] = [new Float32Array(x.length), weight.length];
   for (let at = 0; at < x.length; at += width) {
-    let [mean, variance] = [0, 0];
-    if (type !== "rms") for (let i = 0; i < width; i++) mean += x[at + i] / width;
-    for (let i = 0; i < width; i++) variance += (x[at + i] - mean) ** 2 / width;
-    const factor = 1 / Math.sqrt(variance + epsilon);
+    const { mean, factor } = scaleOf(x, at, width, epsilon, type);
     for (let i = 0; i < width; i++) y[at + i] = (x[at + i] - mean) * factor * weight[i] + (bias ? bias[i] : 0);
   }
   return y;
+}
+
+/** What a norm subtracts from a row, and what it multiplies the rest by. */
+function scaleOf(x, at, width, epsilon, type) {
+  let [mean, variance] = [0, 0];
+  if (type !== "rms") for (let i = 0; i < width; i++) mean += x[at + i] / width;
+  for (let i = 0; i < width; i++) variance += (x[at + i] - mean) ** 2 / width;
+  return { mean, factor: 1 / Math.sqrt(variance + epsilon) };
 }
 
 /** The gradient of rows x from that of their norm, of the type "rms" or "layer". */
 export function normGradient(x, gradient, weight, epsilon, type) {
   const [y, width] = [new Float32Array(x.length), weight.length];
   for (let at = 0; at < x.length; at += width) {
-    let [mean, variance] = [0, 0];
-    if (type !== "rms") for (let i = 0; i < width; i++) mean += x[at + i] / width;
-    for (let i = 0; i < width; i++) variance += (x[at + i] - mean) ** 2 / width;
-    const factor = 1 / Math.sqrt(variance + epsilon);
+    const { mean, factor } = scaleOf(x, at, width, epsilon, type);
     let [level, along] = [0, 0]; // the gradient's mean, and its part along the normed row
     for (let i = 0; i < width; i++) {
       const weighted = (gradient[at + i] * weight[i]) / width;

@@ -1,6 +1,6 @@
 // From an image to patches, x_p E of equation 1, as matrix products.
 
-import { ACTIVATIONS, each } from "./numbers.js";
+import { ACTIVATIONS, each, transposed } from "./numbers.js";
 
 /** (C, H, W) -> (N, D), by the option `stem`. */
 export async function patches(vit, image) {
@@ -22,7 +22,7 @@ async function tokenizer(vit, image) {
     if (pools[layer]) [places, shape] = pooled(places, shape);
     each(places, ACTIVATIONS[vit.options.tokenizer_activation]);
     if (layer + 2 === channels.length) return places;
-    maps = byChannel(places, shape);
+    maps = transposed(places, shape[1] * shape[2], shape[0]); // (C, H, W)
   }
 }
 
@@ -71,13 +71,4 @@ function covering(place, count) {
   const last = (place + 1) / 2;
   if (place % 2 === 0) return [place / 2];
   return last < count ? [last - 1, last] : [last - 1];
-}
-
-/** (H W, C) -> (C, H, W). */
-function byChannel(places, [C, H, W]) {
-  const maps = new Float32Array(places.length);
-  for (let place = 0; place < H * W; place++) {
-    for (let c = 0; c < C; c++) maps[c * H * W + place] = places[place * C + c];
-  }
-  return maps;
 }

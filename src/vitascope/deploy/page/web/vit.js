@@ -3,7 +3,7 @@
 //
 // T tokens: P of them before the N patches (class token, registers). D channels; H heads of hd channels.
 
-import { ACTIVATIONS, add, cut, each, joined, normed, scale, softmax, swiglu, transposed } from "./numbers.js";
+import { ACTIVATIONS, add, cut, each, joined, normed, softmax, swiglu, transposed } from "./numbers.js";
 import { logitsOf, pooled } from "./readout.js";
 import { patches } from "./stems.js";
 
@@ -20,10 +20,17 @@ export class VisionTransformer {
     this.switchOff();
   }
 
-  /** Leave out the parts of a list, as model/intervention.py does: "head0.1,attention0,mlp2,layer3,patch7". */
-  switchOff(list = "") {
-    this.off = new Set(list.split(","));
-    this.absent = [...this.off].filter((part) => part.startsWith("patch")).map((part) => Number(part.slice(5)));
+  /** Leave out parts, as model/intervention.py does: "head0.1", "attention0", "mlp2", "layer3", "patch7". */
+  switchOff(parts = []) {
+    this.off = new Set(parts);
+    this.absent = []; // patches
+    for (const part of this.off) {
+      const [, kind, place, head] = /^([a-z]+)(\d+)\.?(\d*)$/.exec(part);
+      const isHere = place < (kind === "patch" ? this.patches : this.options.depth) && head < this.options.num_heads;
+      if (!isHere) throw new Error(`this model has no ${kind} ${part.slice(kind.length)}`);
+      if (kind === "patch") this.absent.push(Number(place));
+    }
+    if (this.absent.length === this.patches) throw new Error(`all ${this.patches} patches are off: leave at least one`);
   }
 
   /** Scores, rows of `width` of which the last N are those of the patches, -Infinity where one is absent. */
@@ -192,7 +199,8 @@ export class VisionTransformer {
 
   /** A branch times its learned factor per channel, if there is one. */
   scaled(name, x) {
-    return this.weights.has(`${name}.gamma`) ? scale(x, this.weights.vector(`${name}.gamma`)) : x;
+    const gamma = this.weights.vector(`${name}.gamma`);
+    return gamma ? x.map((value, at) => value * gamma[at % gamma.length]) : x;
   }
 
   /** A table that all blocks share, or that of block l; undefined if the model has none. */

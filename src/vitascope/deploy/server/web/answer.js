@@ -10,27 +10,27 @@ export const ANSWER = "answer";
 const KEPT_PARTS = 4;
 
 export class Answer {
-  /** @param source the model that was asked: "" or the prefix of its addresses. */
-  constructor({ tensors, about }, picture, source = "") {
-    this.picture = picture;
-    this.source = source;
-    this.about = about;
+  /**
+   * @param source the model that was asked: "" or the prefix of its addresses.
+   * @param off the parts of it that are switched off, as in `view`.
+   */
+  constructor({ tensors, about }, picture, source, off) {
+    Object.assign(this, { picture, source, off, about, tensors });
     this.inside = about.inside ?? null;
     this.pixels = tensors.pixels;
     this.probabilities = tensors.probabilities?.data ?? new Float32Array(0); // empty for a model without a head
     this.thresholds = tensors.thresholds?.data ?? null; // where any number of classes may apply
     this.grid = about.grid ?? null;
-    this.tensors = tensors;
     this.parts = new Map(); // "layer" or "layer/head" -> {levels, scales}
-    this.maps = new Map(); // "method class" -> Float32Array of the patches
+    this.maps = new Map(); // "method class" -> {heatmaps, curve}
     this.coming = null; // the part that is being fetched: {name, controller, done}
     this.prefix = this.inside?.tokens.length ?? 0;
     this.tokens = this.prefix + this.cells;
     this.share = null; // of it that is computed, where that is known
     const size = this.cells;
     about.explained?.classes.forEach((target, place) => {
-      const map = tensors.heatmaps.data.subarray(place * size, (place + 1) * size);
-      this.maps.set(`${about.explained.method} ${target}`, map);
+      const data = tensors.heatmaps.data.subarray(place * size, (place + 1) * size);
+      this.maps.set(`${about.explained.method} ${target}`, { heatmaps: { data } });
     });
     this.features = tensors.features ? new Features(tensors) : null;
   }
@@ -118,7 +118,18 @@ export class Answer {
 
   /** The map (patches) of a class; null if it is not loaded. */
   classMap(method, target) {
-    return this.maps.get(`${method} ${target}`) ?? null;
+    return this.maps.get(`${method} ${target}`)?.heatmaps.data ?? null;
+  }
+
+  /** The share of a class after 0 to L layers (L + 1), by the lens; null if it is not loaded. */
+  curve(target) {
+    return this.maps.get(`lens ${target}`)?.curve.data ?? null;
+  }
+
+  /** The same of each patch, after one of the layers. */
+  lensMap(layer, target) {
+    const maps = this.classMap("lens", target);
+    return maps && maps.subarray((layer + 1) * this.cells, (layer + 2) * this.cells);
   }
 
   // Fetching
@@ -129,7 +140,8 @@ export class Answer {
    * @param view the view of this answer, from `viewIn`.
    */
   missing({ mode, layer, head, method, target }) {
-    if (mode === "class") {
+    if (mode === "lens") method = "lens";
+    if (mode === "class" || mode === "lens") {
       return this.about.methods && !this.classMap(method, target) ? { method, target } : null;
     }
     const { carried } = this.inside;
@@ -159,14 +171,15 @@ export class Answer {
   }
 
   async fetch(part, signal) {
+    const asked = { ...part, off: this.off };
     if ("method" in part) {
-      const { tensors } = await fetchHeatmap(this.picture, part, signal, this.source, (share) => {
+      const { tensors } = await fetchHeatmap(this.picture, asked, signal, this.source, (share) => {
         this.share = share;
       });
-      this.maps.set(`${part.method} ${part.target}`, tensors.heatmaps.data);
+      this.maps.set(`${part.method} ${part.target}`, tensors);
       return;
     }
-    const { tensors } = await fetchAttention(this.picture, part, signal, this.source);
+    const { tensors } = await fetchAttention(this.picture, asked, signal, this.source);
     this.parts.set(Object.values(part).join("/"), {
       levels: tensors.attention.data,
       scales: tensors.attention_scale.data,

@@ -2,8 +2,8 @@
 
 import { ANSWER } from "./answer.js";
 import { make } from "./draw.js";
-import { change, restOf, view } from "./view.js";
-import { tokenName } from "./words.js";
+import { change, isOfClass, offIn, restOf, toggleOff, view, viewIn } from "./view.js";
+import { partName, percent, tokenName } from "./words.js";
 
 const FOUND = 8; // search results, at most
 
@@ -17,7 +17,7 @@ export class Controls {
     for (const button of at("modes").children) {
       button.addEventListener("click", () => change({ mode: button.dataset.mode }));
     }
-    at("layer").addEventListener("input", () => change({ mode: "attention", layer: Number(at("layer").value) }));
+    at("layer").addEventListener("input", () => change({ layer: Number(at("layer").value) }));
     at("method").addEventListener("change", () => change({ method: at("method").value }));
     at("strength").addEventListener("input", () => change({ strength: Number(at("strength").value) }));
     at("smooth").addEventListener("change", () => change({ smooth: at("smooth").checked }));
@@ -32,15 +32,14 @@ export class Controls {
 
   /** Fit the controls to a model. */
   build(answer) {
-    this.answer = answer;
     const { inside, about } = answer;
     at("controls").hidden = !answer.grid && !about.missing;
     at("missing").hidden = !about.missing;
     at("missing").textContent = about.missing ?? "";
     at("modes").hidden = !inside;
-    at("modes").querySelector("[data-mode=class]").hidden = !about.methods;
+    for (const button of at("modes").children) if (isOfClass(button.dataset.mode)) button.hidden = !about.methods;
     if (!inside && answer.grid) change({ mode: "class" });
-    if (!about.methods && view.mode === "class") change({ mode: "attention" });
+    if (!about.methods && isOfClass(view.mode)) change({ mode: "attention" });
     document.querySelector(".looks").hidden = !answer.grid;
     const methods = Object.entries(about.methods ?? {}).map(([name, title]) => new Option(title, name));
     at("method").replaceChildren(...methods);
@@ -75,18 +74,22 @@ export class Controls {
     const { answer } = this;
     if (!answer) return;
     for (const button of at("modes").children) press(button, button.dataset.mode === view.mode);
-    at("class-row").hidden = !answer.grid || (view.mode !== "class" && Boolean(answer.inside));
+    at("class-row").hidden = !answer.grid || (!isOfClass(view.mode) && Boolean(answer.inside));
     at("method").value = view.method;
-    const byLayer = view.mode === "attention" && Boolean(answer.inside);
+    for (const one of [at("method"), at("method").labels[0]]) one.hidden = view.mode === "lens";
+    const byHead = view.mode === "attention" && Boolean(answer.inside);
     const byQuery = Boolean(answer.inside) && ["attention", "rollout", "similarity"].includes(view.mode);
-    for (const name of ["layer-row", "head-row"]) at(name).hidden = !byLayer;
+    at("layer-row").hidden = !byHead && (view.mode !== "lens" || !answer.inside);
+    at("head-row").hidden = !byHead;
     at("queries").hidden = !byQuery;
+    at("switch-row").hidden = !answer.inside;
+    this.drawCurve(answer);
     at("wall-figure").hidden = !byQuery;
     for (const hint of at("hints").children) hint.hidden = hint.dataset.mode !== (answer.inside ? view.mode : "class");
     if (!answer.inside) return;
     if (Number(at("layer").value) !== view.layer) at("layer").value = view.layer;
     at("layer-value").textContent = `${view.layer} of 0–${answer.inside.depth - 1}`;
-    at("unread").hidden = answer.inside.patches_read_last || view.layer < answer.inside.depth - 1 || !byLayer;
+    at("unread").hidden = answer.inside.patches_read_last || view.layer < answer.inside.depth - 1 || !byHead;
     for (const button of at("heads").children) press(button, button.choice.head === view.head);
     const held = HOVERS.matches ? view.held : (view.held ?? restOf(answer));
     const patch = view.held !== null && view.held !== ANSWER && view.held >= answer.prefix;
@@ -98,6 +101,42 @@ export class Controls {
         press(button, patch);
       }
     }
+    this.drawSwitches(answer);
+  }
+
+  /** The class as it is read after each layer. */
+  drawCurve(answer) {
+    const { mode, layer, target } = viewIn(answer);
+    const curve = mode === "lens" ? answer.curve(target) : null;
+    at("curve-figure").hidden = !curve;
+    if (!curve) return;
+    const nameOf = (place) => (place ? `after layer ${place - 1}` : "before the layers");
+    fill(at("curve"), `${curve.join()}`, () => Array.from(curve, (share, place) => {
+      const bar = chip("", { layer: place - 1 }, () => change({ layer: place - 1 }), `${nameOf(place)}: ${percent(share)}`);
+      bar.title = bar.getAttribute("aria-label");
+      bar.disabled = !place; // where no patch has been attended to
+      bar.style.setProperty("--share", share);
+      return bar;
+    }));
+    for (const bar of at("curve").children) press(bar, bar.choice.layer === layer);
+    const number = curve[layer + 1];
+    at("curve-note").textContent = `“${answer.label(target)}” ${nameOf(layer + 1)}: ${percent(number)}`;
+  }
+
+  /** The parts that can be switched off: those of the shown layer, the held patch, and those that are off. */
+  drawSwitches(answer) {
+    const { layer, head, held } = viewIn(answer);
+    const off = offIn(answer.source);
+    const [patches, others] = [true, false].map((isOne) => off.filter((part) => part.startsWith("patch") === isOne));
+    const parts = ["attention", "mlp", "layer"].map((kind) => `${kind}${layer}`);
+    if (head !== "mean") parts.unshift(`head${layer}.${head}`);
+    if (held !== null) parts.unshift(`patch${held}`);
+    const shown = [...new Set([...parts, ...(patches.length > 1 ? others : off)])];
+    fill(at("switches"), `${shown} ${patches}`, () => [
+      ...shown.map((part) => chip(partName(answer, part), { part }, () => toggleOff(part))),
+      ...(patches.length > 1 ? [chip(`${patches.length} patches ×`, {}, () => change({ off: others }))] : []),
+    ]);
+    for (const button of at("switches").children) press(button, !button.choice.part || off.includes(button.choice.part));
   }
 
   /** List the classes whose name or number matches the search. */
@@ -116,7 +155,7 @@ export class Controls {
   }
 
   choose(index) {
-    change({ mode: "class", target: index });
+    change({ mode: view.mode === "lens" ? "lens" : "class", target: index });
     this.endSearch();
   }
 
@@ -130,7 +169,7 @@ export class Controls {
     const { depth, heads } = this.answer.inside;
     const last = (name === "layer" ? depth : heads) - 1;
     const from = view[name] === "mean" ? (by > 0 ? -1 : last + 1) : view[name];
-    change({ mode: "attention", [name]: Math.min(last, Math.max(0, from + by)) });
+    change({ mode: name === "layer" && view.mode === "lens" ? "lens" : "attention", [name]: Math.min(last, Math.max(0, from + by)) });
   }
 }
 
@@ -139,6 +178,15 @@ function chip(text, choice, chosen, label = "") {
   if (label) button.setAttribute("aria-label", label);
   button.addEventListener("click", chosen);
   return button;
+}
+
+/** Give an element other buttons where its key has changed; the place that has the focus keeps it. */
+function fill(element, key, buttons) {
+  if (element.dataset.key === key) return;
+  const focused = [...element.children].indexOf(document.activeElement);
+  element.dataset.key = key;
+  element.replaceChildren(...buttons());
+  element.children[focused]?.focus();
 }
 
 function press(button, pressed) {

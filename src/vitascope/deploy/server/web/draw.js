@@ -1,6 +1,6 @@
 // Drawing: a picture under its map, and the scale of the map.
 
-import { heatImage, RAMP } from "./colours.js";
+import { heatImage } from "./colours.js";
 
 const scratch = make("canvas");
 
@@ -90,11 +90,24 @@ export function drawHeat(context, map, grid, { x, y, width, height }, { strength
   context.drawImage(scratch, x, y, width, height);
 }
 
+function cellOf([rows, columns], patch, { x, y, width, height }) {
+  const cell = { width: width / columns, height: height / rows };
+  return { left: x + (patch % columns) * cell.width, top: y + Math.floor(patch / columns) * cell.height, cell };
+}
+
+/** Cover patches that are switched off. */
+export function cover(context, grid, off, box) {
+  context.fillStyle = "#444";
+  for (const part of off.filter((name) => name.startsWith("patch"))) {
+    const { left, top, cell } = cellOf(grid, Number(part.slice(5)), box);
+    context.fillRect(left, top, cell.width, cell.height);
+  }
+}
+
 /** Frame a patch: light within dark, visible on any colour. */
-export function outline(context, grid, patch, { x, y, width, height }, zoom, dashed = false) {
-  const [cell, line] = [{ width: width / grid[1], height: height / grid[0] }, 2 * zoom];
-  const left = x + (patch % grid[1]) * cell.width;
-  const top = y + Math.floor(patch / grid[1]) * cell.height;
+export function outline(context, grid, patch, box, zoom, dashed = false) {
+  const { left, top, cell } = cellOf(grid, patch, box);
+  const line = 2 * zoom;
   context.save();
   context.setLineDash([]);
   for (const [colour, inset] of [["rgb(0 0 0 / .75)", 0], ["white", line / 2]]) {
@@ -105,14 +118,4 @@ export function outline(context, grid, patch, { x, y, width, height }, zoom, das
     context.strokeRect(left + inset, top + inset, w, h);
   }
   context.restore();
-}
-
-/** Draw the colours of the scale, from left to right. */
-export function drawRamp(canvas) {
-  const image = new ImageData(256, 1);
-  for (let step = 0; step < 256; step++) {
-    image.data.set(RAMP.subarray(3 * step, 3 * step + 3), 4 * step);
-    image.data[4 * step + 3] = 255;
-  }
-  canvas.getContext("2d").putImageData(image, 0, 0);
 }

@@ -1,7 +1,7 @@
 // The keys: everything that a pointer can do.
 
 import { ANSWER } from "./answer.js";
-import { change, view } from "./view.js";
+import { change, toggleOff, view, viewIn } from "./view.js";
 
 const TYPED_IN = "input[type=search], input[type=password], select, dialog[open] *";
 const MOVES = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] };
@@ -44,6 +44,8 @@ function act(key, page) {
     ".": () => page.controls.step("head", 1),
     m: () => change({ mode: "attention", head: "mean" }),
     c: () => change({ held: answer.inside.tokens[0] === "class token" ? 0 : ANSWER, pointed: null }),
+    l: () => answer.about.methods && change({ mode: "lens" }),
+    x: () => placeIn(answer) !== null && toggleOff(`patch${placeIn(answer)}`),
     f: () => change({ held: null }),
     Escape: () => change({ held: null }),
     a: () => change({ mode: "attention" }),
@@ -53,6 +55,12 @@ function act(key, page) {
   };
   inside[key]?.();
   return key in inside;
+}
+
+/** The patch that is pointed at, or else held. */
+function placeIn(answer) {
+  const { pointed, held } = viewIn(answer);
+  return pointed ?? held;
 }
 
 /** Hold the next patch in a direction, from the held or pointed one, or from the middle. */

@@ -5,9 +5,9 @@ import { Controls } from "./controls.js";
 import { listen } from "./keyboard.js";
 import { linkOf, readLink, viewOf } from "./link.js";
 import { Panel } from "./panel.js";
-import { copyPng, saveAnimation, savePng } from "./save.js";
+import { copyPng, savePng } from "./save.js";
 import { fetchModel, fetchSample, fetchSamples, takeToken, useToken, whenReady } from "./server.js";
-import { change, FIRST, mapOf, onChange, redraw, share, use, view, viewIn } from "./view.js";
+import { change, FIRST, mapOf, offIn, onChange, redraw, share, use, view, viewIn } from "./view.js";
 import { commandOf, placeOf, predictionOf, titleOf } from "./words.js";
 import { Wall } from "./wall.js";
 
@@ -72,6 +72,7 @@ function activate(panel) {
   active = panel;
   use(answer);
   if (controls.answer?.source !== answer.source) controls.build(answer);
+  controls.answer = answer;
   at("model").textContent = describe(answer);
   const { architecture = "", digest = "" } = modelOf(answer) ?? {};
   at("weights").textContent = `${architecture}, SHA-256 of the weights ${digest}`;
@@ -155,6 +156,10 @@ function follow(panel) {
 function fetchMissing(isWanted) {
   for (const panel of panels) {
     if (!panel.answer?.grid) continue;
+    if (panel.off !== offIn(panel.source)) {
+      panel.open(panel.answer.picture, panel.name, panel.sample); // without the parts that are off now
+      continue;
+    }
     const part = panel.answer.missing(viewIn(panel.answer));
     if (isWanted(part)) bring(panel, part);
   }
@@ -280,10 +285,11 @@ function askForToken(again) {
 function play() {
   if (playing) return stop();
   at("play").setAttribute("aria-pressed", true);
+  const mode = view.mode === "lens" ? "lens" : "attention";
   let layer = 0;
-  change({ mode: "attention", layer });
+  change({ mode, layer });
   playing = setInterval(() => {
-    if (view.layer !== layer || view.mode !== "attention") return stop();
+    if (view.layer !== layer || view.mode !== mode) return stop();
     if (active.answer.missing(viewIn(active.answer))) return; // it comes
     layer = (layer + 1) % active.answer.inside.depth;
     change({ layer });
@@ -294,23 +300,6 @@ function stop() {
   clearInterval(playing);
   playing = 0;
   at("play").setAttribute("aria-pressed", false);
-}
-
-/** Save all layers as one animated picture, and return to the shown one. */
-async function animate() {
-  stop();
-  const { mode, layer } = view;
-  try {
-    await saveAnimation(shown(), FRAME, async function* () {
-      for (let each = 0; each < active.answer.inside.depth; each++) {
-        change({ mode: "attention", layer: each });
-        for (const { answer } of shown()) await answer.bring(answer.missing(viewIn(answer)));
-        yield caption();
-      }
-    });
-  } finally {
-    change({ mode, layer });
-  }
 }
 
 /** Say on a button for a moment what it did. */
@@ -379,7 +368,6 @@ at("link").addEventListener("click", () => {
 });
 for (const name of ["copy", "link"]) at(name).hidden = !navigator.clipboard; // which only https and this machine have
 at("play").addEventListener("click", play);
-at("animate").addEventListener("click", () => report(at("animate"), animate, "Saved"));
 at("theme").addEventListener("click", () => {
   toggleTheme();
   redraw();

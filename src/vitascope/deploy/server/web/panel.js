@@ -2,10 +2,10 @@
 
 import { Answer } from "./answer.js";
 import { css } from "./colours.js";
-import { drawHeat, drawNote, drawPhoto, drawRamp, fitted, make, outline, partOf } from "./draw.js";
+import { cover, drawHeat, drawNote, drawPhoto, fitted, make, outline, partOf } from "./draw.js";
 import { fetchAttention, whenReady } from "./server.js";
 import { asCanvas, onlySeen, photograph } from "./sharp.js";
-import { change, mapOf, redraw, toggleHold, view, viewIn } from "./view.js";
+import { change, isOfClass, mapOf, offIn, redraw, toggleHold, toggleOff, view, viewIn } from "./view.js";
 import { guessOf, highest, lowest, noteOf, percent, placeOf, titleOf, tokenName, valueOf } from "./words.js";
 
 const TICK = 250; // milliseconds between two looks at the clock
@@ -20,12 +20,14 @@ export class Panel {
     this.failed = null; // the part that could not be fetched, or was cancelled, as JSON
     this.sample = null; // the name of the shown sample
     this.source = ""; // the model to ask
+    this.off = []; // its parts that are left out in the last request
     this.again = null; // the action of "Try again"
     this.name = "";
     this.element = document.getElementById("panel").content.firstElementChild.cloneNode(true);
     this.canvas = this.find(".picture");
     this.input = this.find("input[type=file]");
-    drawRamp(this.find(".ramp"));
+    const colours = Array.from({ length: 33 }, (_, step) => css(step / 32));
+    this.find(".ramp").style.background = `linear-gradient(90deg, ${colours})`;
     this.listen();
     new ResizeObserver(redraw).observe(this.canvas);
   }
@@ -69,17 +71,20 @@ export class Panel {
   async open(picture, name, sample = null) {
     this.coming?.abort();
     const coming = (this.coming = new AbortController());
+    const off = (this.off = offIn(this.source));
+    const old = this.answer?.picture === picture && this.answer.source === this.source ? this.answer : null;
     this.setBusy(true);
     this.showFault("");
     this.failed = null;
     let kept = picture;
     try {
-      kept = await inMemory(picture);
-      const request = () => fetchAttention(kept, {}, coming.signal, this.source);
+      if (!old) kept = await inMemory(picture);
+      const request = () => fetchAttention(kept, { off }, coming.signal, this.source);
       const reply = await whenReady(request, (reason) => this.setBusy(true, reason), coming.signal);
-      const answer = new Answer(reply, kept, this.source);
-      const seen = asCanvas(answer.pixels);
-      const photo = (await photograph(kept, answer.pixels, answer.about.framing)) ?? onlySeen(seen);
+      const answer = new Answer(reply, kept, this.source, off);
+      answer.whole = old && (old.off.length ? old.whole : old.probabilities); // of the model with all its parts
+      const seen = old ? this.seen : asCanvas(answer.pixels);
+      const photo = old ? this.photo : ((await photograph(kept, answer.pixels, answer.about.framing)) ?? onlySeen(seen));
       if (coming.signal.aborted) return;
       this.answer?.bring(null);
       this.stopClock();
@@ -194,7 +199,8 @@ export class Panel {
     if (!this.answer?.inside) return;
     const patch = this.patchAt(event);
     if (patch === null) return;
-    if (event.pointerType !== "mouse") change({ held: this.answer.prefix + patch });
+    if (event.shiftKey) toggleOff(`patch${patch}`);
+    else if (event.pointerType !== "mouse") change({ held: this.answer.prefix + patch });
     else if (patch === this.pressed) toggleHold(this.answer, patch);
   }
 
@@ -210,6 +216,7 @@ export class Panel {
     context.drawImage(this.backdrop(place), 0, 0);
     const map = this.answer.grid && mapOf(this.answer);
     if (map) drawHeat(context, map, this.answer.grid, box, view);
+    if (this.answer.grid) cover(context, this.answer.grid, this.answer.off, box);
     drawNote(context, noteOf(this.answer), box, zoom);
     if (this.answer.grid) this.drawPatches(context, box, zoom);
     this.showWait();
@@ -227,7 +234,8 @@ export class Panel {
   }
 
   startClock(name, part) {
-    const what = "method" in part ? `Computing ${this.answer.about.methods[part.method]}` : `Fetching layer ${part.layer}`;
+    const title = { ...this.answer.about.methods, lens: "the lens" }[part.method];
+    const what = title ? `Computing ${title}` : `Fetching layer ${part.layer}`;
     const began = performance.now();
     this.find(".wait .what").textContent = `${what} …`;
     const show = () => {
@@ -277,7 +285,7 @@ export class Panel {
   drawPatches(context, box, zoom) {
     const { grid } = this.answer;
     const { mode, held, pointed } = viewIn(this.answer);
-    if (mode !== "class" && held !== null) outline(context, grid, held, box, zoom);
+    if (!isOfClass(mode) && held !== null) outline(context, grid, held, box, zoom);
     if (pointed !== null && pointed !== held) outline(context, grid, pointed, box, zoom, view.held !== null);
   }
 
@@ -321,7 +329,7 @@ export class Panel {
 
   /** The most probable classes, and the class of the shown map if it is none of them. */
   fillPredictions() {
-    const { thresholds } = this.answer;
+    const { thresholds, whole, off } = this.answer;
     const shown = this.answer.shown(SHOWN, MOST);
     const { target } = viewIn(this.answer);
     if (target !== undefined && !shown.includes(target)) shown.push(target);
@@ -330,19 +338,21 @@ export class Panel {
       const probability = this.answer.probabilities[index];
       const bar = make("i");
       bar.style.width = `${100 * probability}%`;
-      const [label, number] = [guessOf(this.answer, index), percent(probability)];
+      const before = off.length && whole ? `${percent(whole[index])} → ` : "";
+      const [label, number] = [guessOf(this.answer, index), before + percent(probability)];
       const looks = { type: "button", disabled: !this.answer.grid, title: this.answer.label(index) };
       const button = make("button", looks, bar, make("span", {}, label), make("b", {}, number));
       button.dataset.index = index;
-      if (thresholds) {
+      const marks = before ? whole : thresholds;
+      if (marks) {
         const mark = make("i", { className: "threshold" });
-        mark.style.left = `${100 * thresholds[index]}%`;
+        mark.style.left = `${100 * marks[index]}%`;
         bar.after(mark);
-        button.title += `, applies from ${percent(thresholds[index])}`;
       }
+      if (thresholds) button.title += `, applies from ${percent(thresholds[index])}`;
       button.addEventListener("click", () => {
         this.events.touched(this);
-        change({ mode: "class", target: index });
+        change({ mode: view.mode === "lens" ? "lens" : "class", target: index });
       });
       return make("li", {}, button);
     });
@@ -357,7 +367,7 @@ export class Panel {
   markTarget() {
     const { mode, target } = viewIn(this.answer);
     if (this.filledFor !== target) this.fillPredictions();
-    const shown = this.answer.grid && mode === "class" ? target : null;
+    const shown = this.answer.grid && isOfClass(mode) ? target : null;
     for (const button of this.find(".predictions").querySelectorAll("button")) {
       button.setAttribute("aria-pressed", Number(button.dataset.index) === shown);
     }
@@ -379,5 +389,5 @@ async function inMemory(picture) {
 }
 
 function tooMany({ inside }) {
-  return view.mode !== "class" && inside?.carried === "none";
+  return !isOfClass(view.mode) && inside?.carried === "none";
 }

@@ -1,8 +1,7 @@
 // The view as a picture to share: titles, maps, the scale, the predictions.
 
-import { animated } from "./apng.js";
 import { css } from "./colours.js";
-import { drawHeat, drawNote, drawPhoto, make, outline, partOf } from "./draw.js";
+import { cover, drawHeat, drawNote, drawPhoto, make, outline, partOf } from "./draw.js";
 import { mapOf, view, viewIn } from "./view.js";
 import { guessOf, highest, lowest, noteOf, percent, titleOf } from "./words.js";
 
@@ -15,7 +14,10 @@ const ROWS = 5;
 
 /** Draw panels over a caption {model, command}, and download the file. */
 export async function savePng(panels, caption) {
-  download(await drawn(panels, caption), panels, view.mode);
+  const name = `${panels[0].name.replace(/\.[^.]*$/, "") || "picture"}-${view.mode}.png`;
+  const link = make("a", { href: URL.createObjectURL(await drawn(panels, caption)), download: name });
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(link.href), 10_000);
 }
 
 /** Copy the same picture to the clipboard. */
@@ -23,22 +25,8 @@ export async function copyPng(panels, caption) {
   await navigator.clipboard.write([new ClipboardItem({ "image/png": drawn(panels, caption) })]);
 }
 
-/** Download an animated PNG; `frames` changes the view to each frame's, and gives its caption. */
-export async function saveAnimation(panels, milliseconds, frames) {
-  const pictures = [];
-  for await (const caption of frames()) pictures.push(await drawn(panels, caption));
-  download(await animated(pictures, milliseconds), panels, "layers");
-}
-
 function drawn(panels, caption) {
   return new Promise((resolve) => compose(panels, caption).toBlob(resolve, "image/png"));
-}
-
-function download(blob, panels, what) {
-  const name = `${panels[0].name.replace(/\.[^.]*$/, "") || "picture"}-${what}.png`;
-  const link = make("a", { href: URL.createObjectURL(blob), download: name });
-  link.click();
-  setTimeout(() => URL.revokeObjectURL(link.href), 10_000);
 }
 
 function compose(panels, { model, command }) {
@@ -84,6 +72,7 @@ function drawPanel(context, { answer, name, photo, seen }, box, colour) {
   const part = partOf(photo, box);
   const map = answer.grid && mapOf(answer);
   if (map) drawHeat(context, map, answer.grid, part, view);
+  if (answer.grid) cover(context, answer.grid, answer.off, part);
   drawNote(context, noteOf(answer), part, 1);
   context.textBaseline = "middle";
   const { mode, held } = viewIn(answer);

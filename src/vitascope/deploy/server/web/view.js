@@ -6,15 +6,18 @@ import { coloursOf } from "./features.js";
 /** The scale of attention ends at this many times the share of a uniform row, or higher. */
 export const DARKEST = 4;
 
+const NONE = [];
+
 /** What every page begins with. */
 export const FIRST = {
-  mode: "attention", // or "rollout", "similarity", "pca", "class"
+  mode: "attention", // or "rollout", "similarity", "pca", "class", "lens"
   layer: 0,
   head: "mean", // or a number
   held: null, // a token, or ANSWER; null follows the pointer
   pointed: null, // the patch under the pointer
   target: null, // a class; null is each picture's most probable one
   method: "grad-cam",
+  off: NONE, // the parts that are switched off: "head0.1", "attention0", "mlp2", "layer3", "patch7"
   strength: 0.8,
   smooth: false,
   sharp: true,
@@ -60,7 +63,7 @@ export function use(answer) {
     const { mode, layer, head, method, target } = viewIn(answer);
     const held = tokenIn(answer, view.held);
     used = answer;
-    change({ mode, layer, head, method, held, pointed: null, target: view.target === null ? null : target });
+    change({ mode, layer, head, method, held, off: NONE, pointed: null, target: view.target === null ? null : target });
   }
   used = answer;
 }
@@ -81,7 +84,7 @@ export function viewIn(answer) {
   const placed = (one) => (one === null || one === ANSWER || one < prefix ? null : one - prefix);
   const isClass = !inside || (view.mode === "class" && about.methods);
   return {
-    mode: isClass ? "class" : view.mode === "class" ? "attention" : view.mode,
+    mode: isClass ? "class" : isOfClass(view.mode) && !about.methods ? "attention" : view.mode,
     layer: inside && Math.min(view.layer, inside.depth - 1),
     head: inside && view.head >= inside.heads ? "mean" : view.head,
     method: about.methods && !(view.method in about.methods) ? about.explained.method : view.method,
@@ -91,6 +94,22 @@ export function viewIn(answer) {
     pointed,
     held: placed(token),
   };
+}
+
+/** Whether a kind of map is that of a class. */
+export function isOfClass(mode) {
+  return mode === "class" || mode === "lens";
+}
+
+/** The parts that are off in a model. */
+export function offIn(source) {
+  return used && used.source !== source ? NONE : view.off;
+}
+
+/** Switch a part off, or on if it is off. */
+export function toggleOff(part) {
+  const others = view.off.filter((one) => one !== part);
+  change({ off: others.length < view.off.length ? others : [...others, part] });
 }
 
 /** A token of the model in use as one of an answer's model; null and ANSWER stay. */
@@ -131,11 +150,16 @@ export function toggleHold(answer, patch) {
  * The map over a picture: {kind, cells, row, least, most}; null if it is not loaded.
  *
  * `cells` are the patches' values; the scale goes from `least` to `most`. `row` adds those of the other tokens, for the
- * kind "share" (attention and rollout). The other kinds are "evidence" (class maps), "cosine" (similarity) and "colours"
+ * kind "share" (attention and rollout). The other kinds are "evidence" (class maps), "chance" (lens), "cosine" (similarity) and "colours"
  * (principal components), which has `colours`, RGB bytes, in place of cells.
  */
 export function mapOf(answer) {
-  const { mode, method, target, patch } = viewIn(answer);
+  const { mode, layer, method, target, patch } = viewIn(answer);
+  if (mode === "lens") {
+    const cells = answer.lensMap(layer, target);
+    const most = cells && answer.classMap("lens", target).reduce((a, b) => Math.max(a, b)); // of all layers
+    return cells && { kind: "chance", cells, row: null, least: 0, most };
+  }
   if (mode === "class") {
     const cells = answer.classMap(method, target);
     return cells && { kind: "evidence", cells, row: null, least: 0, most: 1 };
@@ -169,6 +193,6 @@ function rowOf(answer) {
 
 /** The largest share of a patch in the shown row of an answer. */
 function largest(answer) {
-  const row = viewIn(answer).mode !== "class" && rowOf(answer);
+  const row = !isOfClass(viewIn(answer).mode) && rowOf(answer);
   return row ? row.subarray(answer.prefix).reduce((most, value) => Math.max(most, value), 0) : 0;
 }

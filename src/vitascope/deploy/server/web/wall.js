@@ -3,7 +3,7 @@
 import { ANSWER } from "./answer.js";
 import { RAMP } from "./colours.js";
 import { fitted } from "./draw.js";
-import { change, DARKEST, view, viewIn } from "./view.js";
+import { change, DARKEST, offIn, toggleOff, view, viewIn } from "./view.js";
 
 const LARGEST = 104; // a tile's longer side, CSS pixels
 const SMALLEST = 36; // of a tile on a phone
@@ -25,7 +25,8 @@ export class Wall {
     canvas.addEventListener("click", (event) => {
       const tile = this.tileAt(event);
       touched();
-      if (tile) change({ mode: "attention", layer: tile.layer, head: tile.head });
+      if (tile && event.shiftKey) toggleOff(`head${tile.layer}.${tile.head}`);
+      else if (tile) change({ mode: "attention", layer: tile.layer, head: tile.head });
     });
   }
 
@@ -100,6 +101,7 @@ export class Wall {
     context.clearRect(0, 0, width, height);
     context.imageSmoothingEnabled = view.smooth;
     this.paint(answer);
+    const off = offIn(answer.source);
     const style = getComputedStyle(this.canvas);
     const [h, w] = answer.grid;
     for (let row = 0; row < this.rows; row++) {
@@ -107,7 +109,10 @@ export class Wall {
         const tile = this.tileOf(row, column);
         if (!tile) continue;
         const box = this.boxOf(row, column, zoom);
+        const parts = [`head${tile.layer}.${tile.head}`, `layer${tile.layer}`, `attention${tile.layer}`];
+        context.globalAlpha = parts.some((part) => off.includes(part)) ? 0.15 : 1;
         context.drawImage(scratch, column * w, row * h, w, h, box.x, box.y, box.width, box.height);
+        context.globalAlpha = 1;
         if (tile.layer === view.layer && (tile.head === view.head || view.head === "mean")) {
           this.mark(context, box, zoom, style.getPropertyValue("--accent"));
         }
@@ -118,13 +123,9 @@ export class Wall {
 
   /** A tile's place in the canvas's pixels. */
   boxOf(row, column, zoom) {
-    const [x, y] = [MARGIN + column * this.tileWidth, MARGIN + row * this.tileHeight].map((at) =>
-      Math.round(at * zoom),
-    );
-    const [right, bottom] = [
-      MARGIN + (column + 1) * this.tileWidth - GAP,
-      MARGIN + (row + 1) * this.tileHeight - GAP,
-    ].map((at) => Math.round(at * zoom));
+    const at = (place, size, gap) => Math.round((MARGIN + place * size - gap) * zoom);
+    const [x, right] = [at(column, this.tileWidth, 0), at(column + 1, this.tileWidth, GAP)];
+    const [y, bottom] = [at(row, this.tileHeight, 0), at(row + 1, this.tileHeight, GAP)];
     return { x, y, width: right - x, height: bottom - y };
   }
 

@@ -29,10 +29,19 @@ export function tokenName(answer, query) {
   return `patch in ${placeOf(answer, query - answer.prefix)}`;
 }
 
+/** A part that can be switched off, by its name in the view. */
+export function partName(answer, part) {
+  const [, kind, place, head] = /^([a-z]+)(\d+)\.?(\d*)$/.exec(part);
+  if (kind === "patch") return tokenName(answer, answer.prefix + Number(place));
+  if (kind === "head") return `layer ${place}, head ${head}`;
+  return `${{ attention: "attention of ", mlp: "MLP of ", layer: "" }[kind]}layer ${place}`;
+}
+
 /** The title of the shown map. */
 export function titleOf(answer) {
   if (!answer.grid) return "Prediction";
-  const { mode, layer, head, method, query, patch } = viewIn(answer);
+  const { mode, layer, head, method, query, patch, target } = viewIn(answer);
+  if (mode === "lens") return `After layer ${layer}: “${answer.label(target)}” as read from each patch`;
   if (mode === "class") return `${answer.about.methods[method]}: ${evidenceOf(answer)}`;
   if (mode === "pca") return "Principal components: equal colours mean similar features";
   const name = tokenName(answer, query);
@@ -62,7 +71,7 @@ function isBlank(answer) {
 /** A patch's value in a map; empty where colours have none. */
 export function valueOf(map, patch) {
   if (map.kind === "colours") return "";
-  return map.kind === "share" ? percent(map.cells[patch]) : map.cells[patch].toFixed(2);
+  return ["share", "chance"].includes(map.kind) ? percent(map.cells[patch]) : map.cells[patch].toFixed(2);
 }
 
 /** The lower end of a map's scale. */
@@ -73,7 +82,7 @@ export function lowest({ kind, least }) {
 /** The upper end of a map's scale. */
 export function highest({ kind, most, row }) {
   if (kind === "share") return `${percent(most)}, ${(most * row.length).toFixed(1)} × uniform`;
-  return { evidence: "most", cosine: "1.00" }[kind];
+  return { evidence: "most", cosine: "1.00", chance: percent(most) }[kind];
 }
 
 /** The prediction as a sentence, for screen readers; empty for a model without a head. */
@@ -87,7 +96,7 @@ export function commandOf(answer) {
   const { mode, layer, head, method, target, query, patch } = viewIn(answer);
   const parts = ["vitascope explain MODEL PICTURE"];
   if (mode === "class") return [...parts, `--method ${method} --target ${quoted(answer.label(target))}`].join(" ");
-  if (["similarity", "pca"].includes(mode)) return "";
+  if (["similarity", "pca", "lens"].includes(mode) || answer.off.length) return "";
   const isAnswer = query === ANSWER || (query === 0 && answer.inside.reads === answer.inside.tokens[0]);
   if (mode === "rollout") return isAnswer ? `${parts[0]} --method rollout` : "";
   if (!isAnswer && patch === null) return "";
