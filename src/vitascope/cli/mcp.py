@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 from vitascope._version import __version__
 from vitascope.cli.parsing import Device, MaybeModel, Precision
 from vitascope.errors import UserError
-from vitascope.explain.methods import DEFAULT_METHOD
 from vitascope.weights.builtin import DEFAULT
 
 if TYPE_CHECKING:
@@ -37,6 +36,7 @@ class Mcp:
 
     def server(self) -> MCPServer:
         """The tools, with the model in them."""
+        from vitascope.explain.methods import DEFAULT_METHOD
         from vitascope.predict.nearest import nearest
         from vitascope.predict.predictor import Predictor
         from vitascope.predict.runtimes import importing

@@ -11,7 +11,7 @@ import functools
 import json
 from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, TypeGuard
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 from vitascope.deploy.server import check_installed
 
@@ -21,7 +21,6 @@ try:
     from fastapi.routing import APIRoute
     from fastapi.security import HTTPBearer
     from starlette.exceptions import HTTPException
-    from starlette.routing import BaseRoute
 except ModuleNotFoundError:
     check_installed()
     raise
@@ -87,11 +86,8 @@ def create_app(
     `token` is the bearer token that clients must send, if any. The explorer compares the model with the one
     `beside` it.
     """
-    places = (
-        {NAMED + name: engine for name, engine in models.items()}
-        if isinstance(models, Mapping)
-        else {"": models}
-    )
+    by_name = models if isinstance(models, Mapping) else {"": models}
+    places = {NAMED + name if name else "": engine for name, engine in by_name.items()}
     if beside is not None:
         places[BESIDE] = beside
     services: list[Service] = []
@@ -132,7 +128,7 @@ def create_app(
         app.include_router(
             router, prefix=place, dependencies=dependencies, responses=answers, include_in_schema=shown
         )
-    paths = {place + route.path for place, router in routers for route in filter(_is_api, router.routes)}
+    paths = {place + getattr(route, "path", "") for place, router in routers for route in router.routes}
     service.metrics.name_routes({"/openapi.json", *paths})
     app.add_middleware(RequestMiddleware, service=service, token=token)
     _handle_errors(app, service)
@@ -146,15 +142,12 @@ def _opener(engine: Opening) -> Callable[[], Engine]:
 def of_protocol(name: str, service: Service, statuses: Collection[int]) -> APIRouter:
     """The routes of a protocol, with the form of their answers."""
     router = PROTOCOLS[name](service)
-    for route in filter(_is_api, router.routes):
+    for route in router.routes:
+        assert isinstance(route, APIRoute)
         form = openapi.OpenAIProblem if OPENAI.fullmatch(route.path_format) else openapi.Problem
         errors = openapi.errors(*statuses, *openapi.MODEL_ERRORS, 404, form=form)
         route.responses = {200: openapi.SOME_JSON, **errors, **route.responses}
     return router
-
-
-def _is_api(route: BaseRoute) -> TypeGuard[APIRoute]:
-    return isinstance(route, APIRoute)
 
 
 async def check_parameters(request: Request) -> None:
@@ -220,7 +213,7 @@ def description(service: Service) -> APIRouter:
                 "thresholds": list(engine.thresholds),
                 "preprocess": engine.preprocess.to_dict(),
                 "limits": limits,
-                "beside": BESIDE in service.places,
+                "beside": service is service.first and BESIDE in service.places,
                 "version": __version__,
             }
         )
@@ -230,7 +223,7 @@ def description(service: Service) -> APIRouter:
 
 def metrics(service: Service) -> APIRouter:
     """The route of Prometheus."""
-    routes = APIRouter(tags=["health"])
+    routes = APIRouter(tags=["model"])
 
     @routes.get("/metrics", response_class=Response, responses={200: {"content": openapi.PLAIN_TEXT}})
     async def text() -> Response:

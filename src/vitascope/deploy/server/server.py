@@ -51,9 +51,7 @@ def serve(
     """
     named = by_name(models)
     if beside is not None and "" not in named:
-        raise UserError(
-            "--beside is for one MODEL without a name: the explorer of each name is at /models/NAME/"
-        )
+        raise UserError("--beside is for one MODEL without a name; each NAME has an explorer, /models/NAME/")
     check_installed()
     from vitascope.deploy.server import http_server
 
@@ -124,10 +122,8 @@ def announce(models: Sequence[str], settings: Settings, port: socket.socket, tok
     address = f"http://{name}:{port.getsockname()[1]}"
     if token is not None and sys.stdout.isatty():
         address += f"/#token={quote(token, safe='')}"
-    print(
-        f"{', '.join(map(model_in_words, models))} at {address} (/docs for its API; Ctrl-C stops it)",
-        flush=True,
-    )
+    names = ", ".join(map(model_in_words, models))
+    print(f"{names} at {address} (/docs for its API; Ctrl-C stops it)", flush=True)
     if token is None and not settings.is_loopback:
         advice = f"set a token by --token-file or {TOKEN}"
         print(f"vitascope: anyone who reaches this address may use it; {advice}", file=sys.stderr, flush=True)

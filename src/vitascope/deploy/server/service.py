@@ -87,9 +87,8 @@ class Service:
         self.in_flight = 0  # requests that need the model, admitted and not answered
         self.unanswered = 0  # requests in flight when the time to finish them was over
         self.lag = 0.0  # seconds by which the event loop is late, which a request waits before it is seen
-        self.batcher: Batcher = (
-            first.batcher if first else Batcher(settings.queue, self.metrics.observe_batch)
-        )
+        observe = self.metrics.observe_batch
+        self.batcher: Batcher = first.batcher if first else Batcher(settings.queue, observe)
         self.decoders = DecoderPool()
         self._id_prefix, self._id_numbers = secrets.token_hex(4).encode(), itertools.count(1)
         self._open_engine = open_engine
