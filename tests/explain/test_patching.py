@@ -46,7 +46,7 @@ def test_heat_is_the_rise_of_the_score_of_a_blank_image(layers: Any, options: di
     model = small_model(depth=4, **options).double()
     images = random_images(2, 3, 32, 32).double()
     heat = patching(model, images, [1, 3], layers=layers, batch_size=5)
-    patched = range(*(layers or (1, 3)))
+    patched = range(*(layers or (0, 2)))
     rises = torch.stack([by_hand(model, images[i : i + 1], c, patched) for i, c in enumerate((1, 3))])
     expected = rises.clamp_min(0) / rises.amax(dim=1, keepdim=True)
     torch.testing.assert_close(heat, expected.float().view_as(heat), atol=1e-5, rtol=0)

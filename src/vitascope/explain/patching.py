@@ -1,7 +1,7 @@
 """Activation patching (Izadi et al. 2026, "Causal Attribution via Activation Patching").
 
-The middle layers have formed the evidence of a patch from its surroundings, and have not yet mixed it with
-that of all the others.
+After some layers, the state of a patch has the evidence that the model formed from it and its surroundings,
+and is not yet mixed with that of all other patches.
 """
 
 from __future__ import annotations
@@ -33,14 +33,15 @@ def patching(
 ) -> Tensor:
     """The rise of the target's score when a blank image gets the states of one patch.
 
-    A blank image, of zeros, runs through the blocks. At the input of each middle block, the state of one
-    patch is replaced by that of the same patch in the image; the other tokens follow from the blank image and
-    this patch. The heat is the score minus that of the blank image, or 0 where it falls. The blocks from the
-    first of `layers` on run forward once per patch.
+    A blank image, of zeros, runs through the blocks. At the input of some blocks, the state of one patch
+    is replaced by that of the same patch in the image; the other tokens follow from the blank image and this
+    patch. The heat is the score minus that of the blank image, or 0 where it falls. The blocks from the first
+    of `layers` on run forward once per patch.
 
     Args:
         layers: the first block whose input is patched, and the block after the last one, as in `range`; None
-            is the middle third of the blocks.
+            is the first half of the blocks, which was the best of small models in
+            `benchmarks/results/2026-11-28-heatmaps.md`; the paper takes middle blocks, of deeper models.
         batch_size: variants of the blank image per forward pass, at most.
 
     Raises:
@@ -49,7 +50,7 @@ def patching(
     """
     model, images = attending(model), as_images(model, images)
     depth, grid = model.config.depth, model.grid_of(images)
-    first, end = layers or (depth // 3, depth - depth // 3)
+    first, end = layers or (0, max(1, depth // 2))
     if not 0 <= first < end <= depth:
         raise UserError(f"layers must be two numbers with 0 <= first < end <= {depth}, not {first} and {end}")
     logits = torch.cat([pooled_and_logits(model, part)[1] for part in images.split(batch_size)])

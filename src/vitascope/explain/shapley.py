@@ -130,19 +130,24 @@ def fit(signs: Tensor, differences: Tensor, total: Tensor) -> tuple[Tensor, Tens
     errors: float64.
 
     For pairs, theorem 2 is a regression of v(S) - v(not S) on the signs. With few pairs it needs a prior: the
-    values are normal around their mean, with the variance that makes the differences most probable (MacKay
-    1992, "Bayesian Interpolation", section 3). The errors are the posterior's standard deviations.
+    values are normal around their mean. Its variance is the one with the smallest errors of predicting each
+    pair from the others, which are also the noise. The errors are the posterior's standard deviations.
     """
     n, N = signs.shape
     x = signs - signs.mean(dim=1, keepdim=True)  # regressors of a value minus the mean value
     y = differences - signs.mean(dim=1) * total
-    # The rows of x sum to 0. Adding n separates the mean from all else: it is the last eigenvector.
+    # The rows of x sum to 0. Adding n makes the matrix positive, and leaves the values' mean at 0.
     e, V = torch.linalg.eigh(x.T @ x + n)
-    z = V.T @ (x.T @ y)
+    u = x @ V  # (n, N)
     ratios = (
         n * torch.logspace(-4, 2, 49, dtype=torch.float64)[:, None]
-    )  # of the noise to the prior's variance
-    noise = (y.square().sum() - (z.square() / (e + ratios)).sum(dim=1)).clamp_min(1e-300) / n  # (49,)
-    best = (n * noise.log() + torch.log1p(e[:-1] / ratios).sum(dim=1)).argmin()
-    precision = e + ratios[best]
-    return total / N + V @ (z / precision), (noise[best] * (V.square() @ (1 / precision))).sqrt()
+    )  # of the noise's variance to the prior's
+    variances = 1 / (e + ratios)  # (49, N), in units of the noise
+    predicted = (variances * (y @ u)) @ u.T  # (49, n)
+    left_out = (y - predicted) / (
+        1 - variances @ u.square().T
+    )  # errors of pairs that are left out of the fit
+    noise = left_out.square().mean(dim=1)  # (49,)
+    best = noise.argmin()
+    values = total / N + V @ (variances[best] * (y @ u))
+    return values, (noise[best] * (V.square() @ variances[best])).sqrt()
