@@ -16,12 +16,14 @@ import torch.nn.functional as F
 from tests.model import small_model, small_resnet
 from tests.report import Reader, leave_empty
 from tests.training import tiny_config, write_folder
+from vitascope import explain
 from vitascope.cli import main
 from vitascope.data.split_record import SplitRecord
 from vitascope.data.targets import ClassIndices
 from vitascope.errors import UserError
-from vitascope.report import classification, internals, overview, write
+from vitascope.report import classification, internals, overview, thumbnails, write
 from vitascope.report.write import write_report
+from vitascope.run.measures import surest
 from vitascope.run.run import Run
 from vitascope.training import train
 from vitascope.weights.loading import save_pretrained
@@ -211,6 +213,24 @@ def test_most_confident_mistakes_and_the_worst_pair_are_shown(made, run, quick, 
     assert "light (80.0%)" not in text
     monkeypatch.setattr(classification, "MISTAKES", 1)
     assert "light (70.0%), true: " not in report_of(run).text
+
+
+def test_mistakes_stand_beside_the_evidence_for_both_classes(run, quick, monkeypatch) -> None:
+    asked = []
+
+    def heatmap(model, images, method, target):
+        asked.append((method, target))
+        return explain.heatmap(model, images, method, target)
+
+    monkeypatch.setattr(thumbnails, "heatmap", heatmap)
+    write_report(Run(run))
+    predictions = Run(run).predictions
+    places = surest(predictions.confidences, ~predictions.correct, classification.MISTAKES)
+    targets = [predictions.classes[places].tolist(), predictions.labels[places].tolist()]
+    assert [target for method, target in asked if method == "gradient-rollout"] == targets
+    alts = [attributes.get("alt") for name, attributes in read(run / "report.html").elements if name == "img"]
+    for kind in ("predicted", "true"):
+        assert alts.count(f"the evidence for the {kind} class") == len(places) > 0
 
 
 def test_the_floor_of_a_smoothed_training_loss_is_stated(run, quick) -> None:

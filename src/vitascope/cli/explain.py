@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import itertools
 import json
@@ -35,7 +34,6 @@ from vitascope.weights.builtin import DEFAULT, built_in, model_in_words
 
 if TYPE_CHECKING:
     from vitascope.data.splits import ImageSet
-    from vitascope.data.stored import ImageFile
     from vitascope.explain import Comparison, PlantedTruth
     from vitascope.explain.targets import TargetLike
     from vitascope.model.vision_model import VisionModel
@@ -248,14 +246,15 @@ class Explain:
         from vitascope.predict.result_file import Tally
 
         files = list(find_images(self.data))
-        root = os.path.commonpath(
-            [
-                os.path.abspath(p) if os.path.isdir(p) else os.path.dirname(os.path.abspath(p))
-                for p in self.data
-            ]
-        )
+        places = [place if os.path.isdir(place) else os.path.dirname(place) for place in self.data]
+        root = os.path.commonpath(map(os.path.abspath, places))
         pictures = (
-            (os.path.relpath(str(file), root), file, f"{as_text(file)} {_stamp(file)}") for file in files
+            (
+                os.path.relpath(str(file), root),
+                file,
+                str(os.stat(file).st_mtime_ns) if isinstance(file, str) else as_text(file),
+            )
+            for file in files
         )
         engine = TorchEngine(model, precision="fp32", device=self.device)
         asked = [self._method, settings, self.target, self.versus, self.like and str(self.like)]
@@ -337,16 +336,6 @@ def labelled_test_images(ref: str) -> dict[str, Any]:
     truths = None if names is None else [names[index] for index in chosen]
     pictures = [tests.sources[index] for index in chosen]
     return {"pictures": pictures, "truths": truths, "kind": f"{tests.name} image"}
-
-
-def _stamp(file: ImageFile) -> str:
-    """A text that changes with a local file's content; an object's is in its `as_text`."""
-    if not isinstance(file, str):
-        return ""
-    with contextlib.suppress(OSError):  # which reading it tells
-        state = os.stat(file)
-        return f"{state.st_size} {state.st_mtime_ns}"
-    return ""
 
 
 def option(field: str) -> str:

@@ -93,7 +93,7 @@ def write_maps(
             that can be read; a failure to write.
     """
     preprocess = preprocess_of(model)
-    names, maps, shown, captions = list[str](), list[_Map](), list[Uint8Array](), list[Caption]()
+    names, maps, shown = list[str](), list[_Map](), list[Uint8Array]()
     with explaining_failure(out, "the maps", "finished maps are kept: make room and repeat the command"):
         for name, source, version in pictures:
             path, key = out / f"{name}.png", [about, version]
@@ -117,14 +117,13 @@ def write_maps(
             with Image.open(path) as drawn:
                 drawn.thumbnail((_THUMBNAIL, _THUMBNAIL))
                 shown.append(np.asarray(drawn))
-            captions.append(_caption(model, found, name))
             if len(shown) == _PER_SHEET:
-                _write_sheet(out, len(names), shown, captions)
+                _write_sheet(model, out, names, maps, shown)
             yield None
         if not names:
             raise UserError("no picture that can be read")
         if shown:
-            _write_sheet(out, len(names), shown, captions)
+            _write_sheet(model, out, names, maps, shown)
         numbers: dict[str, Any] = {
             "names": np.array(names),
             "heatmaps": np.stack([each.heatmap() for each in maps]),
@@ -181,10 +180,12 @@ def _caption(model: VisionModel, found: _Map, name: str) -> Caption:
     return Caption(printable(label, 80), found.probability, note=note)
 
 
-def _write_sheet(out: Path, done: int, shown: list[Uint8Array], captions: list[Caption]) -> None:
-    """Draw a contact sheet of the last pictures, and empty both lists."""
-    figure = draw_grid(shown, captions, "")
-    with replacing(out / f"sheet-{-(-done // _PER_SHEET):03}.png") as aside:
-        save_figure(figure, aside)
+def _write_sheet(
+    model: VisionModel, out: Path, names: list[str], maps: list[_Map], shown: list[Uint8Array]
+) -> None:
+    """Draw a contact sheet of the last pictures, and forget them."""
+    last = slice(-len(shown), None)
+    captions = [_caption(model, *pair) for pair in zip(maps[last], names[last], strict=True)]
+    with replacing(out / f"sheet-{-(-len(names) // _PER_SHEET):03}.png") as aside:
+        save_figure(draw_grid(shown, captions, ""), aside)
     shown.clear()
-    captions.clear()

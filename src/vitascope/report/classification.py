@@ -26,7 +26,13 @@ from vitascope.report.charts import (
     draw_risk_coverage,
 )
 from vitascope.report.page import blank_figure, embedded, sure
-from vitascope.report.thumbnails import attention_over, name_of_image, read_pictures
+from vitascope.report.thumbnails import (
+    Pixels,
+    attention_over,
+    evidence_over,
+    name_of_image,
+    read_pictures,
+)
 from vitascope.run.measures import FEW, ClassPair, calibration, surest, wilson_interval, worst_pairs
 from vitascope.run.predictions import Predictions
 from vitascope.run.run import Run
@@ -60,9 +66,7 @@ def classification(
         "trust": _trust(predictions, None if predictions.split == OUT_OF_FOLD else model.trust)
         if len(predictions.labels) >= FEW
         else None,
-        "mistakes": _mistakes(predictions, mistakes, pictured(predictions, mistakes, model, images, pictures))
-        if mistakes
-        else None,
+        "mistakes": _mistakes(predictions, mistakes, model, images, pictures) if mistakes else None,
     }
 
 
@@ -83,24 +87,32 @@ def pictured(
     model: VisionModel,
     images: ImageSet | None,
     pictures: Mapping[int, Framed],
+    classes: Mapping[str, npt.NDArray[np.int64]] | None = None,
 ) -> dict[str, Any]:
-    """The part that sections of single images share: the images' names, and pictures with the attention over
-    them."""
-    attention = attention_over(model, {place: pictures[place] for place in places if place in pictures})
+    """The part that sections of single images share: the images' names, and pictures beside the same pictures
+    under attention, or under the evidence for `classes`, one per prediction, by their description."""
+    shown = {place: pictures[place] for place in places if place in pictures}
+    maps: dict[str, dict[int, Pixels]] = {
+        text: evidence_over(model, shown, {place: int(indices[place]) for place in shown})
+        for text, indices in (classes or {}).items()
+    }
+    if classes is None:
+        maps[say("the same image under its attention")] = attention_over(model, shown)
     listed = [
         {
             "name": name_of_image(images, int(predictions.indices[place]))
             if images is not None
             else say("{split} image {number}", split=predictions.split, number=predictions.indices[place]),
             "picture": pictures.get(place),
-            "attention": attention.get(place),
+            "maps": [(over[place], text) for text, over in maps.items() if place in over],
         }
         for place in places
     ]
     return {
         "listed": listed,
         "with_images": images is not None,
-        "with_attention": bool(attention),
+        "with_attention": classes is None and any(maps.values()),
+        "row": 1 + sum(map(bool, maps.values())),
         "missing": len(listed) - len(pictures.keys() & set(places)),
     }
 
@@ -257,9 +269,20 @@ def calibrated(
     }
 
 
-def _mistakes(predictions: Predictions, places: Sequence[int], section: dict[str, Any]) -> dict[str, Any]:
-    """The mistakes of the highest confidence, added to their `pictured` section."""
+def _mistakes(
+    predictions: Predictions,
+    places: Sequence[int],
+    model: VisionModel,
+    images: ImageSet | None,
+    pictures: Mapping[int, Framed],
+) -> dict[str, Any]:
+    """The mistakes of the highest confidence, beside the evidence for the predicted and the true class."""
     names = predictions.class_names
+    classes = {
+        say("the evidence for the predicted class"): predictions.classes,
+        say("the evidence for the true class"): predictions.labels,
+    }
+    section = pictured(predictions, places, model, images, pictures, classes)
     for place, entry in zip(places, section["listed"], strict=True):
         entry |= {
             "predicted": names[predictions.classes[place]],

@@ -16,8 +16,8 @@ from PIL import Image
 from vitascope.data.decoding import ImageError, ImageSource, source_name
 from vitascope.data.preprocess import Framed
 from vitascope.data.splits import ImageSet
-from vitascope.explain import rollout
 from vitascope.explain.inputs import normalized, seen_hw
+from vitascope.explain.methods import heatmap, methods_for
 from vitascope.explain.pictures import Picture, dimmed, overlay
 from vitascope.language import say
 from vitascope.model.vision_model import VisionModel
@@ -30,6 +30,8 @@ SIDE = 192
 """Longest side of a thumbnail."""
 COARSE = 64
 """Longest side of an image that is stored without loss and enlarged with visible pixels."""
+CHEAP = ("gradient-rollout", "layer-cam")
+"""Methods of one backward pass, the more faithful first; the second suits every classifier."""
 _SCORES = 2**21
 """Attention scores of a layer in memory at once; of a ViT-B/16 four images have so many."""
 
@@ -54,16 +56,30 @@ def read_pictures(images: ImageSet, indices: Iterable[int], model: VisionModel) 
 
 def attention_over(model: VisionModel, pictures: Mapping[int, Framed]) -> dict[int, Pixels]:
     """Pictures under attention rollout, (h, w, 3); none for a ResNet."""
-    if not isinstance(model, VisionTransformer):
-        return {}
-    keys, found = list(pictures), {}
-    size = max(1, _SCORES // (model.config.num_heads * model.config.num_tokens**2))
+    return _under(model, pictures, "rollout", {}) if isinstance(model, VisionTransformer) else {}
+
+
+def evidence_over(
+    model: VisionModel, pictures: Mapping[int, Framed], classes: Mapping[int, int]
+) -> dict[int, Pixels]:
+    """Pictures under the evidence for a class of each, (h, w, 3), by a method of one backward pass."""
+    suits = methods_for(model)
+    return _under(model, pictures, next(name for name in CHEAP if name in suits), classes)
+
+
+def _under(
+    model: VisionModel, pictures: Mapping[int, Framed], method: str, classes: Mapping[int, int]
+) -> dict[int, Pixels]:
+    keys, found, size = list(pictures), {}, 8
+    if isinstance(model, VisionTransformer):
+        size = max(1, _SCORES // (model.config.num_heads * model.config.num_tokens**2))
     for start in range(0, len(keys), size):
         some = keys[start : start + size]
         batch = torch.from_numpy(np.stack([pictures[key].pixels for key in some]))
-        heatmaps = rollout(model, normalized(model, batch)).cpu().numpy()
-        for key, heatmap in zip(some, heatmaps, strict=True):
-            found[key] = overlay(picture_of(pictures[key]).enlarged(96), heatmap)
+        target = [classes[key] for key in some] if classes else None
+        heatmaps = heatmap(model, normalized(model, batch), method, target).cpu().numpy()
+        for key, heat in zip(some, heatmaps, strict=True):
+            found[key] = overlay(picture_of(pictures[key]).enlarged(96), heat)
     return found
 
 

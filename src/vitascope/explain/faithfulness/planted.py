@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 import torch.nn.functional as F
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image, ImageDraw
 from torch import Tensor
 
 from vitascope.arguments import Range, checked
@@ -78,11 +78,8 @@ class PlantedTruth:
     @property
     def failed(self) -> tuple[str, ...]:
         """Methods whose weight on the marks is not above their area by more than its interval."""
-        return tuple(
-            score.method
-            for score in self.scores
-            if score.weight.mean - (score.weight.half_width or 0) <= self.area
-        )
+        weights = {score.method: score.weight for score in self.scores}
+        return tuple(name for name, of in weights.items() if of.mean - (of.half_width or 0) <= self.area)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
@@ -91,23 +88,15 @@ class PlantedTruth:
     def text(self) -> str:
         """The table for a terminal, with a legend."""
         head = ("method", "weight on mark", *MARKS, "pointing", "s/image")
-        rows = [
-            (
-                score.method,
-                *(
-                    f"{part.mean:.2f}±{part.half_width or 0:.2f}"
-                    for part in (score.weight, *score.marks.values())
-                ),
-                f"{score.pointing:.0%}",
-                f"{score.seconds:.2g}",
-            )
-            for score in self.scores
-        ]
+        rows = []
+        for score in self.scores:
+            parts = (score.weight, *score.marks.values())
+            weights = (f"{part.mean:.2f}±{part.half_width or 0:.2f}" for part in parts)
+            rows.append((score.method, *weights, f"{score.pointing:.0%}", f"{score.seconds:.2g}"))
         doubt = "" if self.decides else " It does not decide by the mark: these scores mean little."
         legend = (
             f"{self.pictures} pictures, each with marks of {self.area:.1%} of the cells. The model that "
-            f"learned the marks names {self.with_mark:.0%} of them, and {self.without:.0%} without."
-            f"{doubt}",
+            f"learned the marks names {self.with_mark:.0%} of them, and {self.without:.0%} without.{doubt}",
             f"No more weight on the mark than on any place: {', '.join(self.failed) or 'no method'}.",
         )
         return "\n".join([*aligned([head, *rows], left=range(len(head))), "", *legend])
@@ -137,13 +126,10 @@ def _mark(name: str, channels: int, height: int, width: int) -> Tensor:
         return torch.tensor([2.0, -2.0]).repeat(channels)[:channels, None, None].expand(-1, height, width)
     if name == "texture":
         rows = torch.arange(height)[:, None] + torch.arange(width)
-        stripes = 2.0 - 4.0 * (rows * 8 // max(height, 8) % 2)
-        return stripes.expand(channels, -1, -1)
+        return (2.0 - 4.0 * (rows * 8 // max(height, 8) % 2)).expand(channels, -1, -1)
     paper = Image.new("L", (width, height), 255)
-    size = max(4, width // 2)
-    ImageDraw.Draw(paper).text(
-        (width / 2, height / 2), "WIT", fill=0, anchor="mm", font=ImageFont.load_default(size)
-    )
+    middle = width / 2, height / 2
+    ImageDraw.Draw(paper).text(middle, "WIT", fill=0, anchor="mm", font_size=max(4, width // 2))
     return (torch.from_numpy(np.array(paper)).float() / 63.75 - 2).expand(channels, -1, -1)
 
 
