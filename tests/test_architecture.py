@@ -42,7 +42,7 @@ ALLOWED = {
     "learn": {"model", "data"},
     "deploy": set(),
     "deploy.model_card": {"model", "weights", "data", "run"},
-    "deploy.export": {"evaluation", "predict", "model", "weights", "data", "run"},
+    "deploy.export": {"evaluation", "predict", "explain", "model", "weights", "data", "run"},
     "deploy.page": {
         "deploy.export",
         "deploy.server",

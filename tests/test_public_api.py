@@ -23,7 +23,7 @@ FROZEN = {
     "evaluate": "(model, data=None, *, rename=None, table=TABLE, batch_size=None, precision='auto', "
     "device='auto')",
     "export": "(model, path=None, *, format='onnx', input='pictures', dynamic_resolution=False, images=None, "
-    "features=False)",
+    "features=False, explain=None)",
     "from_pretrained": "(ref, revision=None, *, family=None, config=None, dtype=None, device=None)",
     "list_models": "()",
     "nearest": "(model, picture, data, *, k=12, layer=None, pool=None, table=TABLE, compute=COMPUTE)",

@@ -48,6 +48,9 @@ class Export:
     features: Flag = False
     """Return the features of the body, for `vitascope embed`, instead of probabilities.
     The default name is export/model-features.onnx."""
+    explain: Literal["attention", "rollout", "lens"] | None = None
+    """Return a heatmap too: `attention` of the last layer, attention `rollout`, or the `lens`, which reads
+    the predicted class from each patch."""
     int8: Flag = False
     """Compute in 8-bit integers: a quarter of the size, and faster.
     The accuracy is compared with fp32 on `--data`, which then needs one folder per class.
@@ -73,6 +76,8 @@ class Export:
                 raise UserError(
                     "--int8 is measured by the accuracy of classes, which --features leaves out: omit one"
                 )
+            if self.explain:
+                raise UserError("--explain compares heatmaps in float32, which --int8 rounds: omit one")
             from vitascope.deploy.export.quantize import quantize
 
             common |= {name: getattr(self, name) for name in ("data", "calibration", "max_drop")}
@@ -85,13 +90,16 @@ class Export:
         from vitascope.deploy.export.export import evenly_spaced, export
 
         images = None if self.data is None else evenly_spaced(open_pictures(self.data))
-        done = export(self.model, self.out, images=images, features=self.features, **common)
+        common |= {"features": self.features, "explain": self.explain}
+        done = export(self.model, self.out, images=images, **common)
         compared_on = done.compared_on if self.data is None else f"images of {self.data}"
         for file in done.files:
             print(f"{file}  {file.stat().st_size:,} bytes")
         print(f"takes {done.takes}")
         print(f"returns {done.returns}")
         print(f"compared with the model on {compared_on}: {done.agreement.summary}")
+        if done.heatmaps is not None:
+            print(f"its heatmaps: {done.heatmaps.summary}")
         print(f"\nTo use it without vitascope:\n{textwrap.indent(done.program, '    ')}")
 
 

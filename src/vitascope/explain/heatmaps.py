@@ -46,8 +46,14 @@ def to_unit(heat: Tensor) -> Tensor:
     """Scale evidence (B, gh, gw) to float32: negative values become 0, each image's largest 1 (0 without
     evidence)."""
     heat = heat.float()
+    if torch.compiler.is_exporting():  # a graph does not raise
+        return _scaled(heat)
     bad = (~heat.isfinite()).flatten(1).any(dim=1).nonzero()[:, 0].tolist()
     if bad:
         raise not_finite(f"the heatmap of image {', '.join(map(str, bad))} has values that are not finite")
+    return _scaled(heat)
+
+
+def _scaled(heat: Tensor) -> Tensor:
     heat = heat.clamp_min(0)
     return heat / heat.amax(dim=(1, 2), keepdim=True).clamp_min(torch.finfo(torch.float32).tiny)

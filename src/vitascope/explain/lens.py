@@ -59,13 +59,13 @@ def lens(model: VisionModel, images: Images, target: TargetLike = None) -> Lens:
         model.forward_features(images, trace)
         states = [model.norm(trace[name]) for name in names]
         logits = torch.stack([model.forward_head(tokens).float() for tokens in states])  # (L + 1, B, K)
-        patches = torch.stack([_of_each_patch(model, tokens, classes) for tokens in states])
+        patches = torch.stack([read_patches(model, tokens, classes) for tokens in states])
     if not (logits.isfinite().all() and patches.isfinite().all()):
         raise not_finite("the lens reads numbers that are not finite")
     return Lens(logits=logits, patches=patches.unflatten(2, model.grid_of(images)))
 
 
-def _of_each_patch(model: VisionTransformer, tokens: Tensor, classes: Tensor | None) -> Tensor:
+def read_patches(model: VisionTransformer, tokens: Tensor, classes: Tensor | None = None) -> Tensor:
     """The logits of every patch of normalized tokens (B, T, D): (B, N, K), or (B, N, 1) of classes (B,)."""
     P = model.config.num_prefix_tokens
     patches = tokens[:, P:]  # (B, N, D)

@@ -50,10 +50,9 @@ def rollout(model: VisionModel, images: Images, fusion: Fusion = "mean", discard
 
 
 def next_flow(flow: Tensor | None, fused: Tensor) -> Tensor:
-    """Extend the flow (B, T, T), None before the first layer, by fused weights (B, Q, T), which are
-    overwritten: (B, Q, T)."""
-    fused.diagonal(dim1=1, dim2=2).add_(1)
-    fused /= fused.sum(dim=-1, keepdim=True)
+    """Extend the flow (B, T, T), None before the first layer, by fused weights (B, Q, T): (B, Q, T)."""
+    fused = fused + torch.eye(*fused.shape[1:], dtype=fused.dtype, device=fused.device)
+    fused = fused / fused.sum(dim=-1, keepdim=True)  # not in place: exported graphs have it too
     return fused if flow is None else fused @ flow
 
 

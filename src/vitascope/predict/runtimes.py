@@ -41,6 +41,7 @@ InputMode = Literal["pictures", "tensors"]
 INPUT_MODES = ("pictures", "tensors")
 INPUT = "pixels"  # names in the graph
 OUTPUTS_OF_CLASSIFIER, OUTPUTS_OF_BODY = ("probabilities", "logits", "familiarity"), ("features",)
+HEATMAP = "heatmap"  # an output and a key of the metadata, of files that explain
 FORMAT_VERSION = 1
 KEYS: dict[str, Any] = {
     "format": int,
@@ -142,11 +143,12 @@ def read_metadata(texts: Mapping[str, str], path: Path) -> dict[str, Any]:
 
 
 def outputs_of(metadata: Mapping[str, str]) -> tuple[str, ...]:
-    """The names of the graph's outputs."""
+    """The names of the graph's outputs; the last may be a heatmap, by the method in the metadata."""
+    heatmap = (HEATMAP,) * (HEATMAP in metadata)
     if not json.loads(metadata["num_classes"]):
-        return OUTPUTS_OF_BODY
+        return OUTPUTS_OF_BODY + heatmap
     knows = "familiar" in json.loads(metadata["sets"])
-    return OUTPUTS_OF_CLASSIFIER if knows else OUTPUTS_OF_CLASSIFIER[:2]
+    return (OUTPUTS_OF_CLASSIFIER if knows else OUTPUTS_OF_CLASSIFIER[:2]) + heatmap
 
 
 def sets_of(trust: Trust) -> dict[str, Any]:
@@ -202,7 +204,15 @@ class ExportedEngine(Engine):
     def answers(self, pixels: Tensor) -> Answers:
         """As `Engine.answers`."""
         self.check_classes()
-        return Answers(**dict(zip(self.output_names, self._run(pixels), strict=True)))
+        outputs = dict(zip(self.output_names, self._run(pixels), strict=True))
+        outputs.pop(HEATMAP, None)
+        return Answers(**outputs)
+
+    def heatmaps(self, pixels: Tensor) -> Tensor:
+        """The heatmaps (B, grid_h, grid_w) of uint8 (B, C, H, W), of a file of `export --explain`."""
+        if HEATMAP not in self.output_names:
+            raise UserError(f"{self.path} returns no heatmaps: export it with explain")
+        return self._run(pixels)[-1]
 
     def outputs(self, pixels: Tensor) -> Tensor:
         """Probabilities (B, K), or features (B, D) of a model without classes."""

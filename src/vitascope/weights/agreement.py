@@ -14,7 +14,7 @@ from vitascope.model.heads import predicted
 TOLERANCE = 1e-3
 """The share of the largest output that counts as rounding; sums in another order make about 1e-6."""
 
-Compared: TypeAlias = Literal["logits", "features"]
+Compared: TypeAlias = Literal["logits", "features", "heatmaps"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

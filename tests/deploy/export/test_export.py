@@ -26,6 +26,7 @@ from vitascope.deploy.export import export as exporting
 from vitascope.deploy.export.export import check_agreement, default_path, evenly_spaced, export, usage
 from vitascope.deploy.export.formats import FORMATS, Format
 from vitascope.errors import UserError
+from vitascope.model.ensemble import Ensemble
 from vitascope.model.vision_model import VisionModel
 from vitascope.model.vit import VisionTransformer
 from vitascope.predict.compute import Compute
@@ -469,6 +470,56 @@ def test_program_of_features_prints_their_shape(body: SimpleNamespace, tmp_path:
     write_picture(tmp_path / "cat.jpg")
     assert printed(body.done.program, tmp_path) in ("(1, 32)", "torch.Size([1, 32])")
     assert not {"json", "class_names", "probabilities", "texts"} & set(re.findall(r"\w+", body.done.program))
+
+
+@pytest.mark.parametrize(
+    ("options", "explain"),
+    [
+        ({"num_registers": 2}, "rollout"),
+        ({"pool": "mean", "attention": "axial"}, "attention"),
+        ({"pool": "map"}, "lens"),
+    ],
+)
+def test_file_explains_as_the_model(options: dict[str, Any], explain: str, tmp_path: Path) -> None:
+    model = with_varied_predictions(small_model(depth=2, **options))
+    done = export(model, tmp_path / "a.pt2", format="torch", images=pictures(), explain=explain)
+    assert done.heatmaps is not None
+    assert done.heatmaps.images == len(SIZES)
+    assert done.returns.endswith(f", and a heatmap by {explain}, float32 (batch, rows, columns)")
+    engine = ProgramEngine(done.path)
+    pixels = torch.tensor(pictures()[0]).permute(2, 0, 1)[None]
+    assert engine.heatmaps(pixels).shape == (1, 4, 4)
+    assert torch.equal(engine.answers(pixels).probabilities, engine.outputs(pixels))
+    assert "heatmap = program" in done.program
+
+
+def test_onnx_file_returns_features_and_rollout_of_any_size(tmp_path: Path) -> None:
+    need("onnx")
+    given = {"input": "tensors", "dynamic_resolution": True, "features": True, "images": pictures()}
+    done = export(small_model(depth=2), tmp_path / "a.onnx", explain="rollout", **given)
+    assert open_engine(done.path).heatmaps(torch.zeros(2, 3, 48, 32, dtype=torch.uint8)).shape == (2, 6, 4)
+
+
+def test_file_whose_heatmaps_differ_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exporting, "heatmap", lambda model, images, method: torch.zeros(1, 4, 4))
+    with pytest.raises(UserError, match=r"a\.pt2 is not kept, .*: heatmaps differ by at most 1 "):
+        export(small_model(depth=1), tmp_path / "a.pt2", format="torch", explain="attention")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_heatmaps_that_a_file_cannot_hold_are_rejected(tmp_path: Path) -> None:
+    model = small_model(depth=1)
+    for other, options, message in (
+        (model, {"explain": "occlusion"}, "unknown explain 'occlusion'"),
+        (model, {"explain": "lens", "features": True}, "the lens reads classes, which features leave out"),
+        (small_resnet(), {"explain": "rollout"}, "a ResNet has no attention to show"),
+        (Ensemble.of([model, model]), {"explain": "lens"}, "an ensemble of 2 models has no attention"),
+    ):
+        with pytest.raises(UserError, match=message):
+            export(other, tmp_path / "a.pt2", format="torch", images=pictures(), **options)
+    export(model, tmp_path / "a.pt2", format="torch", images=pictures())
+    with pytest.raises(UserError, match="returns no heatmaps: export it with explain"):
+        ProgramEngine(tmp_path / "a.pt2").heatmaps(torch.zeros(1, 3, 32, 32, dtype=torch.uint8))
 
 
 def test_export_of_a_run_is_written_into_its_folder(tmp_path: Path) -> None:

@@ -78,4 +78,4 @@ def test_modules_are_plain_scripts_in_order_and_the_worker_has_those_that_it_nee
     assert not {"main.js", "panel.js", "server.js"} & set(names)
     # The worker decodes no picture, because WebKit does not on a page from the disk.
     assert not [name for name in names if "createImageBitmap" in sources[name]]
-    assert "createImageBitmap" in sources["decoding.js"]
+    assert "createImageBitmap" in sources["server.js"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import json
 import os
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -20,14 +21,18 @@ from vitascope.arguments import checked
 from vitascope.data.decoding import ImageSource, as_pictures
 from vitascope.data.preprocess import Preprocess
 from vitascope.data.splits import ImageSet
-from vitascope.deploy.export.formats import FORMATS, WholeModel, check_path, move_beside, traced
+from vitascope.deploy.export.formats import EXPLAIN, FORMATS, WholeModel, check_path, move_beside, traced
 from vitascope.errors import UserError, check_choice
+from vitascope.explain.lens import lens
+from vitascope.explain.methods import heatmap
+from vitascope.model.heads import predicted, scores
 from vitascope.model.resnet_config import ResNetConfig
 from vitascope.model.sizes import ModelConfig
 from vitascope.model.trust import Trust
 from vitascope.model.vision_model import VisionModel
 from vitascope.predict.engine import TorchEngine
 from vitascope.predict.runtimes import (
+    HEATMAP,
     INPUT_MODES,
     ExportedEngine,
     InputMode,
@@ -69,6 +74,10 @@ class ExportResult:
     """The pictures of `agreement`, in words."""
     features: bool = False
     """Whether the file returns features instead of probabilities."""
+    explain: str | None = None
+    """The method of the heatmap that it returns too."""
+    heatmaps: Agreement | None = None
+    """Its heatmaps against the model's; None without."""
 
     @property
     def path(self) -> Path:
@@ -93,19 +102,25 @@ class ExportResult:
     def returns(self) -> str:
         """The output in words."""
         config = self.model.config
+        heatmap = (
+            ""
+            if self.explain is None
+            else f", and a heatmap by {self.explain}, float32 (batch, rows, columns)"
+        )
         if self.features:
-            return f"features, float32 (batch, {config.feature_dim})"
+            return f"features, float32 (batch, {config.feature_dim}){heatmap}"
         independent = " of independent classes" * (config.outputs == "independent")
         trust = self.model.trust
         known = "" if trust is None or trust.familiarity is None else ", and familiarity, float32 (batch)"
-        return f"probabilities{independent} and logits, float32 (batch, {config.num_classes}){known}"
+        return f"probabilities{independent} and logits, float32 (batch, {config.num_classes}){known}{heatmap}"
 
     @property
     def program(self) -> str:
         """A Python program that uses the file without vitascope."""
         preprocess, config = preprocess_of(self.model), self.model.config
         trust = self.model.trust
-        return usage(self.path, preprocess, config, self.input, features=self.features, trust=trust)
+        options = {"features": self.features, "explains": self.explain is not None}
+        return usage(self.path, preprocess, config, self.input, trust=trust, **options)
 
     def __repr__(self) -> str:
         return f"ExportResult({self.path}, {self.size / 1e6:,.1f} MB: {self.agreement.summary})"
@@ -121,6 +136,7 @@ def export(
     dynamic_resolution: bool = False,
     images: ImageSource | Iterable[ImageSource] | None = None,
     features: bool = False,
+    explain: str | None = None,
 ) -> ExportResult:
     """Write a model as a file that takes raw pixels and returns probabilities, or features.
 
@@ -138,14 +154,20 @@ def export(
         images: one picture or several to compare on; by default test images of the run, and without a run
             parts of scikit-learn's two photographs.
         features: return the features of `model.embed` instead of probabilities.
+        explain: return a heatmap too, float32 (B, grid_h, grid_w), compared with ours as well: `attention` of
+            the last layer, attention `rollout`, or the `lens` after it, the share of the predicted class.
 
     Raises:
         CheckpointError: as `from_pretrained`.
-        UserError: a model that cannot be exported, a file that exists, a runtime that is not installed, a
-            picture that cannot be read, or outputs that differ.
+        UserError: a model that cannot be exported, or not with its heatmaps, a file that exists, a runtime
+            that is not installed, a picture that cannot be read, or outputs that differ.
     """
     check_choice("format", format, FORMATS)
     check_choice("input", input, INPUT_MODES)
+    if explain is not None:
+        check_choice("explain", explain, EXPLAIN)
+        if features and explain == "lens":
+            raise UserError("the lens reads classes, which features leave out: omit one")
     kind = FORMATS[format]
     suffix = "-features" * features + kind.suffix
     path = default_path(model, suffix) if path is None else Path(path)
@@ -158,9 +180,12 @@ def export(
     if dynamic_resolution:
         check_dynamic(model, input, format)
     preprocess = preprocess_of(model)
-    module = WholeModel(model.eval().cpu().float(), preprocess, input, features=features).eval()
+    module = WholeModel(
+        model.eval().cpu().float(), preprocess, input, features=features, explain=explain
+    ).eval()
     body_digest = TorchEngine(model, device="cpu").body_digest if features else ""
     metadata = metadata_of(model.config, preprocess, input, body_digest=body_digest, trust=model.trust)
+    metadata |= {} if explain is None else {HEATMAP: json.dumps(explain)}
     decoded = [preprocess.whole_pixels(image) for image in sources]  # upright, in the model's colours
     pictures = [planes[0] if len(planes) == 1 else planes.transpose(1, 2, 0) for planes in decoded]
     make_folder(path.parent)
@@ -176,7 +201,10 @@ def export(
                 other = (height + 2 * down, width + across)
                 elsewhere = compare_outputs(engine, model, preprocess.at_size(other), pictures[:4])
                 check_agreement(elsewhere, f"{path.name}, at {other[0]}x{other[1]} pixels,")
+            maps = None if explain is None else compare_heatmaps(engine, model, preprocess, pictures, explain)
         check_agreement(found, path.name)
+        if maps is not None:
+            check_agreement(maps, path.name)
         files = move_beside(Path(aside), path)
     return ExportResult(
         files=files,
@@ -186,6 +214,8 @@ def export(
         agreement=found,
         compared_on=compared_on,
         features=features,
+        explain=explain,
+        heatmaps=maps,
     )
 
 
@@ -267,12 +297,7 @@ def compare_outputs(
         return engine.answers(given)[0] if classifies else engine.outputs(given)
 
     own, other = [], []
-    for picture in pictures:
-        ready = torch.from_numpy(preprocess.pixels(picture))[None]  # (1, C, h, w)
-        given = ready
-        if engine.input == "pictures":
-            given = torch.from_numpy(preprocess.whole_pixels(picture))[None]  # (1, C, H, W)
-        images = preprocess.normalize(ready)
+    for images, given in inputs_of(engine, preprocess, pictures):
         own.append(model(images) if classifies else model.embed(images))  # (1, K) or (1, D)
         other.append(outputs(given))
         if len(own) == 1 and not torch.allclose(
@@ -283,6 +308,41 @@ def compare_outputs(
             )
     compared: Compared = "logits" if classifies else "features"
     return agreement(torch.cat(own), torch.cat(other), TOLERANCES[engine.input], compared)
+
+
+@torch.inference_mode()
+def compare_heatmaps(
+    engine: ExportedEngine,
+    model: VisionModel,
+    preprocess: Preprocess,
+    pictures: Sequence[ImageSource],
+    method: str,
+) -> Agreement:
+    """Compare the heatmaps of an exported model with those of `explain`, picture by picture."""
+    inputs = list(inputs_of(engine, preprocess, pictures))
+    own = torch.cat([heatmap_of(model, images, method) for images, _ in inputs])
+    other = torch.cat([engine.heatmaps(given) for _, given in inputs])
+    return agreement(own, other, TOLERANCES[engine.input], "heatmaps")
+
+
+def heatmap_of(model: VisionModel, images: Tensor, method: str) -> Tensor:
+    """The heatmap (B, gh, gw) in torch that a file has by one of `EXPLAIN`."""
+    if method != "lens":
+        return heatmap(model, images, method)
+    found = lens(model, images)
+    classes = predicted(found.logits[-1]).view(-1, 1, 1, 1).expand(*found.patches.shape[1:4], 1)
+    return scores(found.patches[-1], model.config.outputs).gather(3, classes)[..., 0]
+
+
+def inputs_of(
+    engine: ExportedEngine, preprocess: Preprocess, pictures: Sequence[ImageSource]
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Each picture as the model and as an exported file take it: floats (1, C, h, w), uint8 (1, C, H, W)."""
+    for picture in pictures:
+        ready = torch.from_numpy(preprocess.pixels(picture))[None]  # (1, C, h, w)
+        whole = engine.input == "pictures"
+        given = torch.from_numpy(preprocess.whole_pixels(picture))[None] if whole else ready
+        yield preprocess.normalize(ready), given
 
 
 def sample_pictures() -> list[ImageSource]:
@@ -331,6 +391,7 @@ def usage(
     input: InputMode,
     *,
     features: bool = False,
+    explains: bool = False,
     trust: Trust | None = None,
 ) -> str:
     """A program without vitascope that prints the class of `cat.jpg`, its classes if it has several, or the
@@ -355,5 +416,6 @@ def usage(
         tensors=input == "tensors",
         config=config,
         features=features,
+        explains=explains,
         sets=sets,
     )

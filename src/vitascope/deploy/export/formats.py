@@ -20,9 +20,13 @@ from torch.export import Dim, ExportedProgram
 from vitascope.data.preprocess import Preprocess
 from vitascope.deploy.export.resampling import Resize
 from vitascope.errors import UserError
+from vitascope.explain.attention import AttentionStream, attending, to_heatmap
+from vitascope.explain.lens import read_patches
+from vitascope.explain.rollout import next_flow
 from vitascope.model.config import ViTConfig
-from vitascope.model.heads import scores
+from vitascope.model.heads import predicted, scores
 from vitascope.model.vision_model import VisionModel
+from vitascope.model.vit import VisionTransformer
 from vitascope.predict.runtimes import (
     INPUT,
     SECTION,
@@ -46,7 +50,8 @@ class WholeModel(nn.Module):
     """uint8 (B, H, W, C), as NumPy has pictures, to probabilities and logits, both (B, K) float32, and of a
     calibrated model the familiarity, (B,).
 
-    With `features` to `model.embed`, (B, D) float32, instead.
+    With `features` to `model.embed`, (B, D) float32, instead. With `explain`, the last output is the heatmap
+    of that method, (B, grid_h, grid_w) float32.
     Pictures have any size, and the graph crops and resizes them; tensors have the model's size.
     """
 
@@ -54,13 +59,19 @@ class WholeModel(nn.Module):
     pixel_std: Tensor
 
     def __init__(
-        self, model: VisionModel, preprocess: Preprocess, input: InputMode, *, features: bool = False
+        self,
+        model: VisionModel,
+        preprocess: Preprocess,
+        input: InputMode,
+        *,
+        features: bool = False,
+        explain: str | None = None,
     ) -> None:
         super().__init__()
         if not features and not model.config.gives_classes:
             raise UserError("this model has no head for classes; its features can be exported: set features")
         config = model.config
-        self.input, self.features = input, features
+        self.input, self.features, self.explain = input, features, explain
         self.model = model
         self.patch = config.patch_stride if isinstance(config, ViTConfig) else (1, 1)
         """Pixels from one patch to the next, down and across: the steps in which the input size may grow."""
@@ -73,12 +84,46 @@ class WholeModel(nn.Module):
         """Crop, resize, normalize, classify or embed."""
         pictures = pixels.permute(0, 3, 1, 2).float()  # (B, C, H, W), in [0, 255]
         images = (self.resize(pictures) / 255 - self.pixel_mean) / self.pixel_std
-        features = self.model.embed(images)  # (B, D)
+        heatmap: list[Tensor] = []
+        if self.explain is None:
+            features = self.model.embed(images)  # (B, D)
+        else:
+            features, *heatmap = embed_and_explain(attending(self.model), images, self.explain)
         if self.features:
-            return (features,)
+            return (features, *heatmap)
         logits = self.model.head(features)  # (B, K)
         answers = scores(logits, self.model.config.outputs), logits
-        return answers if self.familiarity is None else (*answers, self.familiarity(features))
+        known = () if self.familiarity is None else (self.familiarity(features),)
+        return *answers, *known, *heatmap
+
+
+EXPLAIN = ("attention", "rollout", "lens")
+"""The methods whose heatmaps a graph can hold: one pass, without a gradient."""
+
+
+def embed_and_explain(model: VisionTransformer, images: Tensor, method: str) -> tuple[Tensor, Tensor]:
+    """`model.embed` of images (B, C, H, W), and a heatmap (B, gh, gw) from the same pass.
+
+    By `explain.attention` or `explain.rollout`, or the share of the predicted class by `explain.lens`, after
+    the last layer.
+    """
+    if method == "lens":
+        tokens = model.forward_features(images)
+        features = model.pool_features(tokens)
+        classes = predicted(model.head(features))  # (B,)
+        shares = scores(read_patches(model, tokens), model.config.outputs)  # (B, N, K)
+        chosen = shares.gather(2, classes.view(-1, 1, 1).expand(-1, shares.shape[1], 1))
+        return features, chosen[..., 0].unflatten(1, model.grid_of(images))
+    flow: Tensor | None = None  # (B, Q, T)
+
+    def add_layer(weights: Tensor) -> None:  # (B, heads, Q, T)
+        nonlocal flow
+        fused = weights.float().mean(dim=1)
+        flow = next_flow(flow, fused) if method == "rollout" else fused
+
+    tokens = model.forward_features(images, AttentionStream(add_layer), model.pool.queries)
+    assert flow is not None
+    return model.pool_features(tokens), to_heatmap(model, images, flow)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -5,7 +5,6 @@ import { gradCam } from "./gradcam.js";
 import { joined, transposed } from "./numbers.js";
 import { pixelsOf } from "./pixels.js";
 import { pooledAlone } from "./readout.js";
-import { familiarityOf, setOf } from "./trust.js";
 
 export class Answers {
   /**
@@ -229,4 +228,32 @@ function quantized(name, shape, rows) {
   const [levels, scales] = [new Uint8Array(rows.length), new Float32Array(rows.length / width)];
   quantize(rows, width, levels, scales);
   return { [name]: { shape, data: levels }, [`${name}_scale`]: { shape: shape.slice(0, -1), data: scales } };
+}
+
+// What a calibrated model knows about an answer, as in model/trust.py.
+
+/** The share of validation images that are less like the training images than features y (D). */
+function familiarityOf({ weights, kernel }, y) {
+  const [center, means, levels, steps, [images]] = ["center", "means", "levels", "steps", "images"].map((name) =>
+    weights.get(`trust.${name}`),
+  );
+  const z = kernel.product(y.map((value, i) => value - center[i]), 1, weights.get("trust.projection.weight")); // (r)
+  let nearest = Infinity;
+  for (let from = 0; from < means.length; from += z.length) {
+    const distance = z.reduce((sum, value, i) => sum + (value - means[from + i]) ** 2, 0);
+    nearest = Math.min(nearest, distance);
+  }
+  const passed = steps.reduce((sum, step, i) => sum + Math.min(1, Math.max(0, (levels[i] - nearest) / step)), 0);
+  return (1 + (images * passed) / steps.length) / (images + 1);
+}
+
+/** The classes that belong to the set, the most probable first, by the limit of the mass before a class, one or (K). */
+function setOf(probabilities, limit) {
+  const order = Array.from(probabilities.keys()).sort((a, b) => probabilities[b] - probabilities[a]);
+  let before = 0;
+  return order.filter((k) => {
+    const belongs = before <= (Array.isArray(limit) ? limit[k] : limit);
+    before += probabilities[k];
+    return belongs;
+  });
 }

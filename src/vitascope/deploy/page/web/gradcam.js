@@ -33,7 +33,7 @@ async function ofAttentionPooling(vit, image, target, step) {
   const mixed = Float32Array.from(heads.flatMap((head) => [...head.mixed])); // (D)
   const after = (rows) => afterPooling(vit, rows);
   const gradient = await slopes(mixed, after, async (row) => (await vit.classes(row))[target], step);
-  const bias = vit.weights.vector("pool.kv.bias") ?? new Float32Array(2 * D);
+  const bias = vit.weights.get("pool.kv.bias") ?? new Float32Array(2 * D);
   const [heat, hd] = [new Float32Array(vit.patches), D / H];
   for (const [h, head] of heads.entries()) {
     const g = gradient.subarray(h * hd, (h + 1) * hd);
@@ -56,7 +56,7 @@ async function ofClassToken(vit, image, target, step) {
   const after = (rows) => vit.afterMixing(last, repeated(readers, rows.length / (read * H * hd)), rows);
   const classes = async (row) => (await vit.read(row)).logits[target];
   const gradient = await slopes(mixed.slice(0, read * H * hd), after, classes, step);
-  const bias = vit.weights.vector(`encoder.blocks.${last}.attention.qkv.bias`) ?? new Float32Array(3 * H * hd);
+  const bias = vit.weights.get(`encoder.blocks.${last}.attention.qkv.bias`) ?? new Float32Array(3 * H * hd);
   const heat = new Float32Array(vit.patches);
   for (let h = 0; h < H; h++) {
     const [q, k, v] = vit.ofHead(qkv, h);
@@ -118,7 +118,7 @@ function unplaced(vit, l, h, k, gradient) {
   const turned = vit.turned(l, h, gradient, -1); // the gradient of a turned key is turned back
   const { qk_norm, norm_type, norm_eps } = vit.options;
   if (!qk_norm) return turned;
-  const weight = vit.weights.vector(`encoder.blocks.${l}.attention.qk_norm.k.weight`);
+  const weight = vit.weights.get(`encoder.blocks.${l}.attention.qk_norm.k.weight`);
   return normGradient(k, turned, weight, norm_eps, norm_type);
 }
 

@@ -2,7 +2,6 @@
 //
 // `source` is "" for the page's model, or what the explorer calls the one beside it. Each has a thread of its own.
 
-import { decoded } from "./decoding.js";
 import { threadHere } from "./worker.js";
 
 const { models, programs, samples, texts } = JSON.parse(document.getElementById("model-data").textContent);
@@ -184,4 +183,31 @@ export async function fetchSamples() {
 export async function fetchSample(name) {
   const { base64, type } = samples.find((sample) => sample.name === name);
   return new Blob([Uint8Array.from(atob(base64), (letter) => letter.charCodeAt(0))], { type });
+}
+
+// The page decodes pictures, because in a file from the disk WebKit (Safari) reads no blob in a worker.
+
+const PNG = [0x89, 0x50, 0x4e, 0x47];
+
+/** The decoded picture, which can be handed to a worker; an error if it is none or has more bits than 8. */
+async function decoded(picture, framing) {
+  await checkBits(picture, framing);
+  try {
+    return await createImageBitmap(picture, {
+      imageOrientation: framing.exif_orientation ? "from-image" : "none",
+      colorSpaceConversion: "none",
+      premultiplyAlpha: "none",
+    });
+  } catch {
+    throw new Error("not a picture that this browser can read, or one that is too large for it");
+  }
+}
+
+/** A browser reads 8 bits per value, so where the model has levels for more it would be wrong. */
+async function checkBits(picture, { levels }) {
+  if (!levels) return;
+  const start = new Uint8Array(await picture.slice(0, 26).arrayBuffer());
+  if (PNG.every((byte, place) => start[place] === byte) && start[24] === 16) {
+    throw new Error("a picture of 16 bits, which a browser reduces to 8; use `vitascope predict`");
+  }
 }

@@ -23,7 +23,7 @@ export async function poolingHeads(vit, z) {
   const { embed_dim: D, pool_heads: H, pool_prefix, prefix } = vit.options;
   const x = pool_prefix ? z : z.subarray(prefix * D);
   const [n, hd] = [x.length / D, D / H];
-  const query = await vit.linear("pool.q", vit.weights.vector("pool.query")); // (D)
+  const query = await vit.linear("pool.q", vit.weights.get("pool.query")); // (D)
   const kv = await vit.linear("pool.kv", x); // (n, 2 D)
   const heads = [];
   for (let h = 0; h < H; h++) {
@@ -67,8 +67,8 @@ export async function logitsOf(vit, y) {
 async function cosines(vit, y) {
   const { weights } = vit;
   const features = weights.has("head.projection.weight") ? await vit.linear("head.projection", y) : y;
-  const [factor, bias] = [Math.exp(weights.vector("head.scale")[0]), weights.vector("head.bias")[0]];
-  const classes = weights.vector("head.classes"); // (K, width)
+  const [factor, bias] = [Math.exp(weights.get("head.scale")[0]), weights.get("head.bias")[0]];
+  const classes = weights.get("head.classes"); // (K, width)
   const width = features.length;
   const found = new Float32Array(classes.length / width);
   for (let k = 0; k < found.length; k++) {

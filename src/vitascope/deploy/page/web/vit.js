@@ -10,7 +10,7 @@ import { patches } from "./stems.js";
 export class VisionTransformer {
   /**
    * @param options those of the model, with `grid`, `prefix` (P), `head_dim` and `final_norm`.
-   * @param weights {vector(name), matrix(name), has(name)}; see weights.js.
+   * @param weights {get(name), has(name)}; see weights.js.
    * @param kernel computes the matrix products; see numbers.js.
    */
   constructor(options, weights, kernel) {
@@ -72,9 +72,9 @@ export class VisionTransformer {
   async embedded(image) {
     const { weights } = this;
     const prefix = ["class_token", "distillation_token", "registers"].filter((name) => weights.has(name));
-    let z = joined([...prefix.map((name) => weights.vector(name)), await patches(this, image)]);
+    let z = joined([...prefix.map((name) => weights.get(name)), await patches(this, image)]);
     if (weights.has("positions")) {
-      const positions = weights.vector("positions"); // (T, D), or (N, D) if the prefix has none
+      const positions = weights.get("positions"); // (T, D), or (N, D) if the prefix has none
       add(z.subarray(z.length - positions.length), positions);
     }
     if (this.options.embedding_norm) z = this.norm("embedding_norm", z);
@@ -178,7 +178,7 @@ export class VisionTransformer {
   async mlp(name, x) {
     const { mlp } = this.options;
     let hidden = await this.linear(`${name}.fc1`, x);
-    if (mlp === "swiglu") hidden = swiglu(hidden, this.weights.matrix(`${name}.fc2.weight`).inner);
+    if (mlp === "swiglu") hidden = swiglu(hidden, this.weights.get(`${name}.fc2.weight`).inner);
     else each(hidden, ACTIVATIONS[mlp]);
     if (this.weights.has(`${name}.norm.weight`)) hidden = this.norm(`${name}.norm`, hidden);
     return this.linear(`${name}.fc2`, hidden);
@@ -186,26 +186,26 @@ export class VisionTransformer {
 
   /** x W^T + b: (rows, inputs) -> (rows, outputs). */
   async linear(name, x) {
-    const matrix = this.weights.matrix(`${name}.weight`);
+    const matrix = this.weights.get(`${name}.weight`);
     const y = await this.kernel.product(x, x.length / matrix.inner, matrix);
-    return this.weights.has(`${name}.bias`) ? add(y, this.weights.vector(`${name}.bias`)) : y;
+    return this.weights.has(`${name}.bias`) ? add(y, this.weights.get(`${name}.bias`)) : y;
   }
 
   /** LayerNorm or RMSNorm of each row. */
   norm(name, x) {
-    const [weight, bias] = ["weight", "bias"].map((kind) => this.weights.vector(`${name}.${kind}`));
+    const [weight, bias] = ["weight", "bias"].map((kind) => this.weights.get(`${name}.${kind}`));
     return normed(x, { weight, bias }, this.options.norm_eps, this.options.norm_type);
   }
 
   /** A branch times its learned factor per channel, if there is one. */
   scaled(name, x) {
-    const gamma = this.weights.vector(`${name}.gamma`);
+    const gamma = this.weights.get(`${name}.gamma`);
     return gamma ? x.map((value, at) => value * gamma[at % gamma.length]) : x;
   }
 
   /** A table that all blocks share, or that of block l; undefined if the model has none. */
   ofBlock(name, l) {
     const own = [name, `${name}.${l}`].find((each) => this.weights.has(each));
-    return own && this.weights.vector(own);
+    return own && this.weights.get(own);
   }
 }

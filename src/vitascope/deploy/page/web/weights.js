@@ -52,7 +52,7 @@ export class Weights {
   /** A matrix where the kernel reads it. */
   placed(name, [outs, inner], data) {
     const matrix = this.kernel.keep(outs, inner);
-    const read = data instanceof Uint16Array ? fromHalf : Number;
+    const read = data instanceof Uint16Array ? (bits) => HALVES[bits] : Number;
     const scales = this.tensors.get(name + SCALES);
     for (let row = 0; row < outs; row++) {
       const factor = scales ? scales[row] : 1;
@@ -65,13 +65,8 @@ export class Weights {
     return this.tensors.has(name);
   }
 
-  /** A vector or table as a Float32Array. */
-  vector(name) {
-    return this.tensors.get(name);
-  }
-
-  /** A matrix as its kernel keeps it: {data, outs, inner, stride}. */
-  matrix(name) {
+  /** A vector or table as a Float32Array; a matrix as its kernel keeps it: {data, outs, inner, stride}. */
+  get(name) {
     return this.tensors.get(name);
   }
 }
@@ -87,13 +82,9 @@ function decoded(base64) {
   return bytes;
 }
 
+/** The numbers that the 16 bits of a float16 stand for. */
 const HALVES = new Float32Array(1 << 16).map((_, bits) => {
   const [sign, exponent, fraction] = [bits >> 15 ? -1 : 1, (bits >> 10) & 31, bits & 1023];
   if (exponent === 0) return sign * fraction * 2 ** -24;
   return exponent === 31 ? NaN : sign * (1 + fraction / 1024) * 2 ** (exponent - 15);
 });
-
-/** The number that the 16 bits of a float16 stand for. */
-function fromHalf(bits) {
-  return HALVES[bits];
-}

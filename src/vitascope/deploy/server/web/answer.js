@@ -126,12 +126,6 @@ export class Answer {
     return this.maps.get(`lens ${target}`)?.curve.data ?? null;
   }
 
-  /** The same of each patch, after one of the layers. */
-  lensMap(layer, target) {
-    const maps = this.classMap("lens", target);
-    return maps && maps.subarray((layer + 1) * this.cells, (layer + 2) * this.cells);
-  }
-
   // Fetching
 
   /**

@@ -37,6 +37,7 @@ function act(key, page) {
     movePatch(answer, ...MOVES[key]);
     return true;
   }
+  const shown = viewIn(answer).pointed ?? viewIn(answer).held; // a patch
   const inside = {
     "[": () => page.controls.step("layer", -1),
     "]": () => page.controls.step("layer", 1),
@@ -45,7 +46,7 @@ function act(key, page) {
     m: () => change({ mode: "attention", head: "mean" }),
     c: () => change({ held: answer.inside.tokens[0] === "class token" ? 0 : ANSWER, pointed: null }),
     l: () => answer.about.methods && change({ mode: "lens" }),
-    x: () => placeIn(answer) !== null && toggleOff(`patch${placeIn(answer)}`),
+    x: () => shown !== null && toggleOff(`patch${shown}`),
     f: () => change({ held: null }),
     Escape: () => change({ held: null }),
     a: () => change({ mode: "attention" }),
@@ -55,12 +56,6 @@ function act(key, page) {
   };
   inside[key]?.();
   return key in inside;
-}
-
-/** The patch that is pointed at, or else held. */
-function placeIn(answer) {
-  const { pointed, held } = viewIn(answer);
-  return pointed ?? held;
 }
 
 /** Hold the next patch in a direction, from the held or pointed one, or from the middle. */

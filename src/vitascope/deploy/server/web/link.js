@@ -12,7 +12,7 @@ export function linkOf(answer, sample) {
   if (inside && view.held !== null) {
     if (view.held === ANSWER) parts.query = inside.reads;
     else if (view.held < prefix) parts.query = inside.tokens[view.held];
-    else parts.patch = placeOf(view.held - prefix, answer.grid).join(",");
+    else parts.patch = `${Math.floor((view.held - prefix) / answer.grid[1])},${(view.held - prefix) % answer.grid[1]}`;
   }
   if (isOfClass(view.mode) || !inside) Object.assign(parts, { method: view.method, class: view.target });
   const kept = Object.entries(parts).filter(([name, value]) => value !== null && `${value}` !== `${FIRST[name]}`);
@@ -51,10 +51,6 @@ export function viewOf(link, answer) {
   if ("method" in link) wanted.method = oneOf("method", link.method, Object.keys(about.methods ?? {}));
   if ("class" in link) wanted.target = below("class", link.class, answer.probabilities.length);
   return wanted;
-}
-
-function placeOf(patch, [, columns]) {
-  return [Math.floor(patch / columns), patch % columns];
 }
 
 function below(name, text, count) {

@@ -29,7 +29,7 @@ let news = ""; // to announce: the prediction for a new picture
 let playing = 0;
 
 const controls = new Controls();
-const wall = new Wall(at("wall"), () => {});
+const wall = new Wall(at("wall"));
 
 const events = {
   opened(panel) {

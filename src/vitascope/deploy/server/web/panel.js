@@ -5,7 +5,7 @@ import { css } from "./colours.js";
 import { cover, drawHeat, drawNote, drawPhoto, fitted, make, outline, partOf } from "./draw.js";
 import { fetchAttention, whenReady } from "./server.js";
 import { asCanvas, onlySeen, photograph } from "./sharp.js";
-import { change, isOfClass, mapOf, offIn, redraw, toggleHold, toggleOff, view, viewIn } from "./view.js";
+import { change, isOfClass, mapOf, offIn, redraw, toggleOff, view, viewIn } from "./view.js";
 import { guessOf, highest, lowest, noteOf, percent, placeOf, titleOf, tokenName, valueOf } from "./words.js";
 
 const TICK = 250; // milliseconds between two looks at the clock
@@ -199,9 +199,10 @@ export class Panel {
     if (!this.answer?.inside) return;
     const patch = this.patchAt(event);
     if (patch === null) return;
+    const token = this.answer.prefix + patch;
     if (event.shiftKey) toggleOff(`patch${patch}`);
-    else if (event.pointerType !== "mouse") change({ held: this.answer.prefix + patch });
-    else if (patch === this.pressed) toggleHold(this.answer, patch);
+    else if (event.pointerType !== "mouse") change({ held: token });
+    else if (patch === this.pressed) change({ held: view.held === token ? null : token });
   }
 
   // Drawing
@@ -313,16 +314,13 @@ export class Panel {
     for (let token = 0; token < this.answer.prefix; token++) {
       shares.push([tokenName(this.answer, token), map.row[token], css(map.row[token] / (map.most || 1))]);
     }
-    while (list.children.length > shares.length) list.lastChild.remove();
-    while (list.children.length < shares.length) {
-      list.append(make("li", {}, make("i"), make("span"), make("b")));
-    }
-    shares.forEach(([name, share, colour], place) => {
-      const [swatch, label, number] = list.children[place].children;
-      swatch.style.background = colour;
-      label.textContent = name;
-      number.textContent = percent(share);
-    });
+    list.replaceChildren(
+      ...shares.map(([name, share, colour]) => {
+        const swatch = make("i");
+        swatch.style.background = colour;
+        return make("li", {}, swatch, make("span", {}, name), make("b", {}, percent(share)));
+      }),
+    );
   }
 
   // The prediction

@@ -91,7 +91,8 @@ export async function fetchSample(name) {
 }
 
 function post(path, picture, parameters, signal) {
-  const query = new URLSearchParams(parameters).toString();
+  const given = Object.entries(parameters).filter(([, value]) => `${value}`); // an empty list is left out
+  const query = new URLSearchParams(given).toString();
   return ask(query ? `${path}?${query}` : path, {
     method: "POST",
     body: picture,

@@ -140,12 +140,6 @@ export function restOf({ inside }) {
   return inside.reads === inside.tokens[0] ? 0 : ANSWER;
 }
 
-/** Hold a patch, or release it if it is held. */
-export function toggleHold(answer, patch) {
-  const token = answer.prefix + patch;
-  change({ held: view.held === token ? null : token });
-}
-
 /**
  * The map over a picture: {kind, cells, row, least, most}; null if it is not loaded.
  *
@@ -156,9 +150,9 @@ export function toggleHold(answer, patch) {
 export function mapOf(answer) {
   const { mode, layer, method, target, patch } = viewIn(answer);
   if (mode === "lens") {
-    const cells = answer.lensMap(layer, target);
-    const most = cells && answer.classMap("lens", target).reduce((a, b) => Math.max(a, b)); // of all layers
-    return cells && { kind: "chance", cells, row: null, least: 0, most };
+    const maps = answer.classMap("lens", target); // of z_0 and of every layer, on one scale
+    const cells = maps?.subarray((layer + 1) * answer.cells, (layer + 2) * answer.cells);
+    return maps && { kind: "chance", cells, row: null, least: 0, most: maps.reduce((a, b) => Math.max(a, b)) };
   }
   if (mode === "class") {
     const cells = answer.classMap(method, target);

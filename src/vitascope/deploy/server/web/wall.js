@@ -16,7 +16,7 @@ const PIXELS = pixels();
 const scratch = document.createElement("canvas");
 
 export class Wall {
-  constructor(canvas, touched) {
+  constructor(canvas) {
     this.canvas = canvas;
     this.wanted = false; // one layer only
     this.over = null;
@@ -24,7 +24,6 @@ export class Wall {
     canvas.addEventListener("pointerleave", () => this.hover(null));
     canvas.addEventListener("click", (event) => {
       const tile = this.tileAt(event);
-      touched();
       if (tile && event.shiftKey) toggleOff(`head${tile.layer}.${tile.head}`);
       else if (tile) change({ mode: "attention", layer: tile.layer, head: tile.head });
     });
