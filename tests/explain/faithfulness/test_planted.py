@@ -56,7 +56,7 @@ def test_model_that_has_not_learned_the_marks_is_said_not_to_decide_by_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(planted, "STEPS", 1)
-    for model in (small_model(head="none"), small_resnet()):
+    for model in (small_model(head="none", token_merging=2), small_resnet()):
         found = explain.planted_truth(model, random_images(2, 3, 32, 32), {"flat": flat})
         assert not found.decides
         assert "does not decide by the mark" in found.text()

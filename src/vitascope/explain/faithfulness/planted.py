@@ -215,7 +215,8 @@ def _student(model: VisionModel) -> VisionModel:
     classes = {"num_classes": 1 + len(MARKS), "class_names": (), "outputs": "exclusive", "thresholds": ()}
     config = body.config.replace(**classes)
     if isinstance(config, ViTConfig):
-        config = config.replace(depth=min(config.depth, DEPTH), head="linear", projection=None)
+        whole = {"head": "linear", "projection": None, "token_merging": 0}  # every method suits such a model
+        config = config.replace(depth=min(config.depth, DEPTH), **whole)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)  # of the head
         student = build(config)
