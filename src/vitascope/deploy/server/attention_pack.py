@@ -57,11 +57,11 @@ LARGEST_LENS = 2**29
 """Bytes of a lens while it is computed; ImageNet's classes of ViT-B/16 at 224 pixels take 10 million."""
 BUDGET = 24 * 2**20
 """Bytes of attention per response. ViT-B/16 at 224 pixels has 5.6 million, ViT-L/16 at 512 400 million."""
-EXPLAINED = 3  # classes with a heatmap in the first response; others are requested one by one
+FIRST_METHOD = "libra"
+"""The class map of the first response, which has to be fast: the most faithful with a single backward pass in
+benchmarks/results/2026-11-28-heatmaps.md. It shows the likeliest class; others are requested one by one."""
 LENS = "lens"
 """In place of a class map's method."""
-FIRST_METHODS = ("grad-cam", "hires-cam")
-"""Methods of the first response, which has to be fast: the first that suits the model."""
 NO_HEAD = "This model has no head: it has attention and features, but no predictions and no class maps."
 NO_ATTENTION = "This model has no attention to show. Class maps show the evidence for a class."
 EXPORTED = "An exported file returns only its outputs. To look inside, serve the model that it was made from."
@@ -103,12 +103,10 @@ def pack_picture(engine: Engine, pixels: Pixels, budget: int = BUDGET) -> bytes:
     tensors["pixels"] = tensors["pixels"][:, : images.shape[2], : images.shape[3]]
     about["grid"] = list(grid_of(model, images))
     if engine.num_classes:
-        top = tensors["probabilities"].topk(min(EXPLAINED, engine.num_classes)).indices
-        about["methods"] = methods = class_methods(model)
-        method = next(name for name in FIRST_METHODS if name in methods)
-        maps = METHODS[method](model, images.expand(len(top), -1, -1, -1), top)  # (n, gh, gw)
-        tensors["heatmaps"] = maps.cpu()
-        about["explained"] = {"method": method, "classes": top.tolist()}
+        top = tensors["probabilities"].argmax()[None]
+        about["methods"] = class_methods(model)
+        tensors["heatmaps"] = METHODS[FIRST_METHOD](model, images, top).cpu()  # (1, gh, gw)
+        about["explained"] = {"method": FIRST_METHOD, "classes": top.tolist()}
     if isinstance(model, VisionTransformer):
         carried = what_fits(model.config, model.grid_of(images), budget)
         tensors |= _attention(model, images, carried)
