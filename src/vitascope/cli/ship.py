@@ -49,8 +49,8 @@ class Export:
     """Return the features of the body, for `vitascope embed`, instead of probabilities.
     The default name is export/model-features.onnx."""
     explain: Literal["attention", "rollout", "lens"] | None = None
-    """Return a heatmap too: `attention` of the last layer, attention `rollout`, or the `lens`, which reads
-    the predicted class from each patch."""
+    """Return a heatmap too: `attention` of the last layer, `rollout` of all, or the `lens`.
+    The lens reads the predicted class from each patch."""
     int8: Flag = False
     """Compute in 8-bit integers: a quarter of the size, and faster.
     The accuracy is compared with fp32 on `--data`, which then needs one folder per class.

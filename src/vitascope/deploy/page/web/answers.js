@@ -147,14 +147,18 @@ export class Answers {
     return cropped(pixels, [framing.channels, ...framing.image_size], this.vit.options.image_hw);
   }
 
-  /** Pixels (C, H, W) as the model takes them. */
+  /** Pixels (C, H, W) as the model takes them; the same array as before for the same pixels. */
   normalized(pixels) {
+    const { last } = this;
+    if (last?.pixels.length === pixels.length && last.pixels.every((value, at) => value === pixels[at])) return last.image;
     const { mean, std } = this.about.framing;
     const size = pixels.length / mean.length;
-    return Float32Array.from(pixels, (value, at) => {
+    const image = Float32Array.from(pixels, (value, at) => {
       const channel = Math.floor(at / size);
       return (value / 255 - mean[channel]) / std[channel];
     });
+    this.last = { pixels: pixels.slice(), image }; // a copy, because answers are handed over
+    return image;
   }
 
   /** The mean row of the tokens that the head reads: (T, T) -> (T). */

@@ -70,7 +70,8 @@ export class VisionTransformer {
 
   /** z_0 = [x_class; x_p E] + E_pos, equation 1: (C, H, W) -> (T, D). */
   async embedded(image) {
-    const { weights } = this;
+    const { weights, last } = this;
+    if (last?.image === image) return last.z;
     const prefix = ["class_token", "distillation_token", "registers"].filter((name) => weights.has(name));
     let z = joined([...prefix.map((name) => weights.get(name)), await patches(this, image)]);
     if (weights.has("positions")) {
@@ -78,6 +79,7 @@ export class VisionTransformer {
       add(z.subarray(z.length - positions.length), positions);
     }
     if (this.options.embedding_norm) z = this.norm("embedding_norm", z);
+    this.last = { image, z }; // for the next question about this image
     return z;
   }
 
