@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 class Mcp:
     """Offer a model to assistants and coding agents, by the Model Context Protocol over stdio.
 
-    Its tools are predict, explain, which returns a picture, and similar. They read image files here.
+    Its tools are predict, explain, which returns a picture, and similar.
+
+    They read the image files of this machine.
 
     Needs an extra: pip install 'vitascope[mcp]'.
     """
