@@ -18,9 +18,11 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Mcp:
-    """Offer a model to assistants and coding agents, by the Model Context Protocol over stdio.
+    """Offer a model to assistants and coding agents, over stdio.
 
-    Its tools are predict, explain, which returns a picture, and similar. They read image files here.
+    It speaks the Model Context Protocol, and reads this machine's image files.
+
+    Its tools are predict, explain, which returns a picture, and similar.
 
     Needs an extra: pip install 'vitascope[mcp]'.
     """

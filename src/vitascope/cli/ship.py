@@ -228,7 +228,7 @@ class Serve:
 
     Pictures go to /v1/predict, /v1/explain and /v1/embed; /docs has examples.
 
-    Of several models, `a=runs/a b=runs/b`, the first is at these paths, and each at /models/NAME/.
+    Of several, `a=runs/a b=runs/b`, each is at /models/NAME/, the first here too.
 
     Needs an extra: pip install 'vitascope[server]'.
 
