@@ -251,7 +251,7 @@ def openai(service: Service) -> APIRouter:
     async def embeddings(request: Request) -> Response:
         """The features of pictures, which are data URIs, base64 or `{"image": ...}`."""
         values = await object_of(await json_body(request, service))
-        reject_unknown(values, ("model", "input", "encoding_format", "user", "modality"))
+        reject_unknown(values, ("model", "input", "encoding_format", "dimensions", "user", "modality"))
         if values.get("modality") not in (None, "image"):  # of infinity
             raise Rejection(422, "modality is image: this model reads no other")
         model = service.named(field(values, "model", str))
@@ -263,6 +263,8 @@ def openai(service: Service) -> APIRouter:
             raise Rejection(422, "encoding_format is float or base64")
         pictures = [decoded_picture(unwrapped(value)) for value in inputs]
         rows = all_or_none(await rows_of(model, request, pictures, features=True))
+        if values.get("dimensions") not in (None, 0, len(rows[0])):  # infinity's clients send 0 for all
+            raise Rejection(422, f"dimensions are {len(rows[0])}: this model's embeddings have one length")
         data = [
             {
                 "object": "embedding",
