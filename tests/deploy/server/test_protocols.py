@@ -107,8 +107,9 @@ async def test_the_client_of_triton_gets_probabilities_and_labels(engine: TorchE
 async def test_pixels_are_pictures_too(engine: TorchEngine) -> None:
     pixels = np.random.default_rng(0).integers(0, 256, (2, 20, 30, 3), dtype=np.uint8)
     tensor = {"name": "image", "datatype": "UINT8", "shape": list(pixels.shape), "data": pixels.tolist()}
+    body = {"model_name": "vitascope", "id": "7", "inputs": [tensor]}  # as KServe's client writes
     async with serving(engine, **ALL) as client:
-        found = (await client.post("/v2/models/vitascope/infer", json={"inputs": [tensor]})).json()
+        found = (await client.post("/v2/models/vitascope/infer", json=body)).json()
     output = {one["name"]: one for one in found["outputs"]}
     wanted = Predictor(engine)([Image.fromarray(one) for one in pixels], top_k=1)
     assert output["labels"]["data"] == [answers[0].label for answers in wanted]
@@ -210,6 +211,7 @@ def tensor(**changes: Any) -> dict[str, Any]:
                 (tensor() | {"parameters": {"sequence_id": 1}}, "unknown parameter 'sequence_id'"),
                 (tensor() | {"parameters": {"binary_data_output": "no"}}, "must be true or false"),
                 (tensor() | {"id": 1}, "id must be text"),
+                (tensor() | {"model_name": "b"}, "model_name is not vitascope"),
                 (tensor(name="mask"), "no input 'mask'"),
                 (tensor(contents=[]), "unknown field of an input 'contents'"),
                 (tensor(parameters={"content_type": "np"}), "unknown parameter 'content_type'"),

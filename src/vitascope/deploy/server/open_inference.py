@@ -100,7 +100,9 @@ def oip(first: Service) -> APIRouter:
         body = await json_body(request, service)
         head = _whole_number(request.headers.get(LENGTH), len(body))
         values, rest = await object_of(body[:head]), body[head:]
-        reject_unknown(values, ("id", "parameters", "inputs", "outputs"))
+        reject_unknown(values, ("model_name", "id", "parameters", "inputs", "outputs"))
+        if values.get("model_name") not in (None, name):  # KServe's client repeats that of the path
+            raise Rejection(422, f"model_name is not {name}, the name in the path")
         identifier = None if values.get("id") is None else field(values, "id", str)
         outputs = _outputs(service, values)
         inputs = field(values, "inputs", list)
