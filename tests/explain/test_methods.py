@@ -61,7 +61,7 @@ def test_methods_suit_the_model_and_the_target() -> None:
 
 def test_methods_that_run_single_blocks_do_not_suit_a_merging_model() -> None:
     model = small_model(token_merging=2)
-    fails = {"gradient-rollout", "grad-cam", "grad-cam++", "patching"}
+    fails = {"attention", "gradient-rollout", "grad-cam", "grad-cam++", "patching"}
     assert set(METHODS) - set(methods_for(model)) == fails
     for name in fails:
         assert "token_merging=0" in METHODS[name].lacking(model)

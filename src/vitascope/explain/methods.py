@@ -102,7 +102,9 @@ def _of_members(target: TargetLike, model: Ensemble) -> list[TargetLike]:
 
 
 METHODS: dict[str, Method] = {
-    "attention": Method(attention, "attention", ("layer", "head"), has_target=False, attends=True),
+    "attention": Method(
+        attention, "attention", ("layer", "head"), has_target=False, attends=True, runs_blocks=True
+    ),
     "rollout": Method(rollout, "attention rollout", ("fusion", "discard"), has_target=False, attends=True),
     "gradient-rollout": Method(gradient_rollout, "gradient rollout", attends=True, runs_blocks=True),
     "grad-cam": Method(grad_cam, "Grad-CAM", ("layer",), runs_blocks=True),
