@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import vitascope as vs
 from tests.model import small_model
@@ -62,6 +63,7 @@ def test_every_public_function_rejects_an_argument_of_another_type(path: str, tm
         else small_model(),  # texts are read from its files
         "runs": [],
         "folder": tmp_path,
+        "heatmap": torch.zeros(4, 4),
         "patch": (0, 0),
         "self": None,
         "config": {},

@@ -520,7 +520,7 @@ def test_trained_model_is_not_advised_to_start_from_itself(
         (["train", "stray"], "unexpected argument 'stray'; did you mean --data stray?"),
         (["train", "runs/tiny"], "did you mean --resume runs/tiny?"),
         (["evaluate", "runs/tiny", "data"], "unexpected argument 'data'; did you mean --data data?"),
-        (["serve", "runs/tiny", "stray"], "unexpected argument 'stray'. See"),
+        (["mcp", "runs/tiny", "stray"], "unexpected argument 'stray'. See"),
         (["help", "trian"], "unknown command 'trian'; nearest: train"),
         (["models", "--jsn"], "nearest: --json"),
         (["evaluate", "runs/tiny", "--batchsize", "3"], "nearest: --batch-size"),

@@ -72,7 +72,7 @@ def test_every_file_is_tested_and_its_comments_name_it() -> None:
 def test_server_is_started_with_flags_that_exist(container: dict[str, Any]) -> None:
     command = parsed([*container["command"], *container["args"]])
     assert command.settings.host == "0.0.0.0"
-    assert command.model == "/models/current"
+    assert command.models == ("/models/current",)
     assert [mount["mountPath"] for mount in container["volumeMounts"]] == ["/models"]
 
 

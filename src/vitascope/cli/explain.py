@@ -70,8 +70,9 @@ class Explain:
     For `distance` and --compare a folder or any other DATA. Default: a run's test images."""
     method: MaybeText = None
     """What to show: one of the above, or a heatmap.
-    By attention, rollout, gradient-rollout, grad-cam, grad-cam++, hires-cam, layer-cam, libra, occlusion,
-    patching or shapley.
+    By attention: attention, rollout, gradient-rollout.
+    By gradients: libra, integrated-gradients, grad-cam, grad-cam++, hires-cam, layer-cam.
+    By hiding or moving patches: occlusion, patching, shapley.
     Default: integrated-gradients, the most faithful in docs/gallery.md."""
     target: MaybeText = None
     """The class to explain, by name or number. Default: the most probable class."""

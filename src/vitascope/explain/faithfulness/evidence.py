@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
 
 from vitascope.arguments import Range, checked
 from vitascope.errors import UserError
@@ -54,7 +55,7 @@ class Evidence:
 def evidence(
     model: VisionModel,
     image: Images,
-    heatmap: Any,
+    heatmap: Tensor | npt.NDArray[Any],
     target: TargetLike = None,
     *,
     maps: Count = 99,
