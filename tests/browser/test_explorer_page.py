@@ -169,13 +169,16 @@ def test_a_class_is_chosen_by_its_bar_and_by_search(visit: Visit) -> None:
     visit.open_sample()
     bars = visit.page.locator(".predictions button")
     drawn = set()
-    for number in range(4):  # three are in the first response, the fourth is requested
+    for number in range(4):  # the first is in the first response, the others are requested
         bars.nth(number).click()
         visit.page.locator(".high:text-is('most')").wait_for()  # three dots are shown while it loads
         visit.settle()
         assert bars.nth(number).get_attribute("aria-pressed") == "true"
         about = f"evidence for “{bars.nth(number).locator('span').text_content()}”"
-        assert visit.text(".title") in (f"Grad-CAM: {about}", f"Grad-CAM: no {about}")
+        assert visit.text(".title") in (
+            f"Libra input x gradient: {about}",
+            f"Libra input x gradient: no {about}",
+        )
         drawn.add(visit.drawing())
     assert len(drawn) >= 2  # small random models find nothing for some classes
     visit.page.fill("#search", "CAT")
@@ -225,12 +228,12 @@ def test_everything_is_reachable_by_keyboard(visit: Visit) -> None:
     visit.press("c", "a")
     assert visit.text(".title") == "Layer 1, mean of the heads: where the class token looks"
     visit.press("g")
-    assert visit.text(".title").startswith("Grad-CAM: ")
+    assert visit.text(".title").startswith("Libra input x gradient: ")
     visit.press("?")
     assert visit.page.locator("#help-dialog").is_visible()
     visit.press("Escape")
     assert not visit.page.locator("#help-dialog").is_visible()
-    visit.page.locator("#spoken", has_text="Grad-CAM: ").wait_for(state="attached")
+    visit.page.locator("#spoken", has_text="Libra input x gradient: ").wait_for(state="attached")
 
 
 def test_page_opens_with_a_sample_and_tells_screen_readers_its_prediction(visit: Visit) -> None:
@@ -602,7 +605,7 @@ def test_resnet_has_class_maps_and_the_reason_for_no_attention(browser: Any) -> 
     with serving(engine_of(small_resnet())) as address, visiting(browser, address) as visit:
         visit.open_sample()
         assert "no attention" in visit.text("#missing")
-        assert visit.text(".title").startswith("Grad-CAM: ")
+        assert visit.text(".title").startswith("Libra input x gradient: ")
         assert not visit.page.locator("#wall").is_visible()
         visit.page.locator(".predictions button").nth(1).click()
         visit.hover(0.5, 0.5)
@@ -770,7 +773,7 @@ def test_class_map_without_evidence_says_so(browser: Any) -> None:
     with serving(engine_of(model)) as address, visiting(browser, address) as visit:
         visit.open_sample()
         visit.press("g")
-        assert visit.text(".title").startswith("Grad-CAM: no evidence for ")
+        assert visit.text(".title").startswith("Libra input x gradient: no evidence for ")
 
 
 def test_only_samples_of_known_classes_are_offered(visit: Visit) -> None:
