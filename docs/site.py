@@ -51,8 +51,8 @@ def reference_of(name: str) -> str:
     path = f"vitascope.{name}" if home is None else f"vitascope.{home}.{name}"
     examples = EXAMPLE.findall((ROOT / "docs" / "python.md").read_text("utf-8"))
     example = next(text for text in examples if re.search(rf"\bvs\.{name}\b", text))
-    more = f"## Example\n\n{example}\n\n[The other names](../python.md)\n"
-    return f"---\ntitle: vs.{name}\n---\n\n::: {path}\n\n{more}"
+    more = "The example is a part of [a page that runs from top to bottom](../python.md)."
+    return f"# vs.{name}\n\n{example}\n\n{more}\n\n::: {path}\n    options:\n      heading_level: 2\n"
 
 
 def on_config(config: Any) -> Any:

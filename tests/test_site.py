@@ -31,8 +31,9 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_every_public_name_and_every_command_has_a_page(site: Path) -> None:
     for name in vitascope.__all__:
         text = (site / "reference" / f"{name}.html").read_text("utf-8")
-        assert re.search(rf'id="vitascope[\w.]*\.{name}"', text), name
-        example = text[text.index('id="example"') :]
+        place = re.search(rf'id="vitascope[\w.]*\.{name}"', text)
+        assert place, name
+        (example,) = re.findall(r"<code>.*?</code>", text[: place.start()], re.DOTALL)
         assert re.search(rf"\bvs\.{name}\b", re.sub("<[^>]*>", "", example)), name
     for name in COMMANDS:
         assert f"usage: vitascope {name}" in (site / "commands" / f"{name}.html").read_text("utf-8")
