@@ -16,6 +16,7 @@ from vitascope.cli import main
 from vitascope.data.samples import __file__ as samples
 from vitascope.predict.predictor import Predictor
 
+URL = "http://127.0.0.1:9/cat.jpg"
 PAGE = Path(__file__).parent.parent / "docs" / "deploy.md"
 
 
@@ -41,6 +42,8 @@ def test_tools_answer_the_program_that_starts_them_as_documented() -> None:
             answers = {name: await client.call_tool(name, values) for name, values in asked.items()}
             answers["unknown"] = await client.call_tool("explain", {"image": image, "target": "unicorn"})
             answers["missing"] = await client.call_tool("predict", {"image": "none.jpg"})
+            answers["URL"] = await client.call_tool("predict", {"image": URL})
+            answers["URL of data"] = await client.call_tool("similar", {"image": image, "data": URL})
             return answers
 
     found = asyncio.run(answers())
@@ -52,7 +55,12 @@ def test_tools_answer_the_program_that_starts_them_as_documented() -> None:
     rows = found["similar"].structured_content["result"]
     assert [row["rank"] for row in rows] == [1, 2]
     assert rows[0]["image"] == image
-    for name, reason in (("unknown", "unicorn"), ("missing", "none.jpg: no such file")):
+    for name, reason in (
+        ("unknown", "unicorn"),
+        ("missing", "none.jpg: no image file on this machine"),
+        ("URL", f"{URL}: no image file on this machine"),
+        ("URL of data", f"{URL}: no folder on this machine"),
+    ):
         assert found[name].is_error
         assert reason in found[name].content[0].text
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -50,29 +51,37 @@ class Mcp:
         server: MCPServer = MCPServer("vitascope", version=__version__, log_level="ERROR")
 
         @contextlib.contextmanager
-        def answering() -> Iterator[None]:
-            """Return the reason of an error that the caller can avoid; others are logged with a traceback."""
+        def answering(image: str, *folders: str) -> Iterator[None]:
+            """Return the reason of an error that the caller can avoid; others are logged with a traceback.
+
+            An assistant writes what others ask it to: no URL is fetched, and nothing is read without an end.
+            """
             try:
+                if not os.path.isfile(image):
+                    raise UserError(f"{image}: no image file on this machine")
+                for folder in folders:
+                    if not os.path.exists(folder):
+                        raise UserError(f"{folder}: no folder on this machine")
                 yield
             except UserError as error:
                 raise ToolError(str(error)) from error
 
         @server.tool()
-        @answering()
         def predict(image: str, top_k: int = 5) -> list[dict[str, Any]]:
             """The most probable classes of an image file, with their probabilities."""
-            return [dataclasses.asdict(guess) for guess in predictor(image, top_k)]
+            with answering(image):
+                return [dataclasses.asdict(guess) for guess in predictor(image, top_k)]
 
         @server.tool(structured_output=False)
-        @answering()
         def explain(image: str, target: str | None = None, method: str = DEFAULT_METHOD) -> Any:
             """An image file under a heatmap of where the model looks for a class, or the predicted one."""
-            return Image(data=predictor.explain(image, method=method, target=target).png(), format="png")
+            with answering(image):
+                return Image(data=predictor.explain(image, method=method, target=target).png(), format="png")
 
         @server.tool()
-        @answering()
         def similar(image: str, data: str, k: int = 12) -> list[dict[str, Any]]:
             """The images of a folder that are most similar to an image file, by the cosine of features."""
-            return nearest(predictor.engine, image, data, k=k).rows()
+            with answering(image, data):
+                return nearest(predictor.engine, image, data, k=k).rows()
 
         return server
