@@ -227,8 +227,10 @@ def test_folder_gets_a_map_of_each_picture_and_names_those_that_cannot_be_read(
     with np.load(out / "heatmaps.npz") as numbers:
         assert numbers["names"].tolist() == names
     assert all((out / f"{name}.png").is_file() for name in names)
-    again = [*argv[:2], str(pictures / "deep" / "0.png"), str(pictures / "deep" / "1.png"), *argv[3:]]
+    first, second = (str(pictures / "deep" / f"{number}.png") for number in range(2))
+    again = [*argv[:2], first, second, first, *argv[3:]]
     assert main([*again[:-1], str(tmp_path / "two")]) == 0
+    assert capsys.readouterr().out == f"2 maps in {tmp_path / 'two'}\n"
     assert sorted(path.name for path in (tmp_path / "two").glob("*.png.png")) == ["0.png.png", "1.png.png"]
     other = error_line([*argv[:3], "--method", "rollout", *argv[5:]], capsys)
     assert "0.png.png exists, and is not a map of this picture by this model and these options" in other

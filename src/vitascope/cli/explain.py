@@ -246,7 +246,7 @@ class Explain:
         from vitascope.predict.predictor import find_images
         from vitascope.predict.result_file import Tally
 
-        files = list(find_images(self.data))
+        files = list(dict.fromkeys(find_images(self.data)))  # folders may overlap
         places = [place if os.path.isdir(place) else os.path.dirname(place) for place in self.data]
         root = os.path.commonpath(map(os.path.abspath, places))
         pictures = (
