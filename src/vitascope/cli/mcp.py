@@ -51,37 +51,39 @@ class Mcp:
         server: MCPServer = MCPServer("vitascope", version=__version__, log_level="ERROR")
 
         @contextlib.contextmanager
-        def answering(image: str, *folders: str) -> Iterator[None]:
-            """Return the reason of an error that the caller can avoid; others are logged with a traceback.
-
-            An assistant writes what others ask it to: no URL is fetched, and nothing is read without an end.
-            """
+        def answering() -> Iterator[None]:
+            """Return the reason of an error that the caller can avoid; others are logged with a traceback."""
             try:
-                if not os.path.isfile(image):
-                    raise UserError(f"{image}: no image file on this machine")
-                for folder in folders:
-                    if not os.path.exists(folder):
-                        raise UserError(f"{folder}: no folder on this machine")
                 yield
             except UserError as error:
                 raise ToolError(str(error)) from error
 
         @server.tool()
+        @answering()
         def predict(image: str, top_k: int = 5) -> list[dict[str, Any]]:
             """The most probable classes of an image file, with their probabilities."""
-            with answering(image):
-                return [dataclasses.asdict(guess) for guess in predictor(image, top_k)]
+            return [dataclasses.asdict(guess) for guess in predictor(local_file(image), top_k)]
 
         @server.tool(structured_output=False)
+        @answering()
         def explain(image: str, target: str | None = None, method: str = DEFAULT_METHOD) -> Any:
             """An image file under a heatmap of where the model looks for a class, or the predicted one."""
-            with answering(image):
-                return Image(data=predictor.explain(image, method=method, target=target).png(), format="png")
+            explanation = predictor.explain(local_file(image), method=method, target=target)
+            return Image(data=explanation.png(), format="png")
 
         @server.tool()
+        @answering()
         def similar(image: str, data: str, k: int = 12) -> list[dict[str, Any]]:
             """The images of a folder that are most similar to an image file, by the cosine of features."""
-            with answering(image, data):
-                return nearest(predictor.engine, image, data, k=k).rows()
+            if not os.path.exists(data):
+                raise UserError(f"{data}: no folder on this machine")
+            return nearest(predictor.engine, local_file(image), data, k=k).rows()
 
         return server
+
+
+def local_file(path: str) -> str:
+    """The path of a file. An assistant writes what others tell it: no URL is fetched, and no pipe is read."""
+    if not os.path.isfile(path):
+        raise UserError(f"{path}: no image file on this machine")
+    return path
