@@ -21,9 +21,9 @@ FROZEN = {
     "create_model": "(name, *, weights=None, **overrides)",
     "embed": "(model, data, *, out=None, layer=None, pool=None, table=TABLE, compute=COMPUTE, ray=None)",
     "evaluate": "(model, data=None, *, rename=None, table=TABLE, batch_size=None, precision='auto', "
-    "device='auto')",
+    "device='auto', views=1)",
     "export": "(model, path=None, *, format='onnx', input='pictures', dynamic_resolution=False, images=None, "
-    "features=False, explain=None)",
+    "features=False, explain=None, views=1)",
     "from_pretrained": "(ref, revision=None, *, family=None, config=None, dtype=None, device=None)",
     "list_models": "()",
     "nearest": "(model, picture, data, *, k=12, layer=None, pool=None, table=TABLE, compute=COMPUTE)",
@@ -39,8 +39,9 @@ FROZEN = {
     "soup": "(runs, out, *, device='auto')",
     "train": "(config=None, *, recipe=None, **options)",
     "zero_shot": "(model, classes, *, prompts=None, outputs=None, revision=None, device='auto')",
-    "Predictor.__init__": "(model, *, precision='auto', device='auto', batch_size=None)",
-    "Predictor.from_pretrained": "(ref, *, revision=None, precision='auto', device='auto', batch_size=None)",
+    "Predictor.__init__": "(model, *, precision='auto', device='auto', batch_size=None, views=1)",
+    "Predictor.from_pretrained": "(ref, *, revision=None, precision='auto', device='auto', batch_size=None, "
+    "views=1)",
     "Predictor.__call__": "(images, top_k=None, *, threshold=None, coverage=None, familiar=None)",
     "Predictor.explain": "(images, *, method='integrated-gradients', target=None)",
     "Predictor.predict_folder": "(folder, top_k=None, *, threshold=None, coverage=None, familiar=None, "

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from PIL import Image, ImageOps
 from sklearn.metrics import confusion_matrix
 
 from tests.data import read_tree, write_tree
@@ -59,6 +60,24 @@ def test_mode_and_dtype_of_the_callers_model_are_restored(tmp_path) -> None:
     evaluate(model, str(root), device="cpu")
     assert model.training
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+
+
+def test_mean_of_views_is_measured_beside_one_view(tmp_path) -> None:
+    root = write_folder(tmp_path / "data", per_class=5, side=32)
+    shutil.copytree(root, tmp_path / "mirrored")
+    for path in (tmp_path / "mirrored").glob("*/*.png"):
+        ImageOps.mirror(Image.open(path)).save(path)
+    model = small_model(num_classes=2, class_names=("dark", "light"))
+    model.preprocess = default_preprocess(model.config)
+    one, other = (evaluate(model, tmp_path / name, device="cpu") for name in ("data", "mirrored"))
+    both = evaluate(model, root, device="cpu", views=2)
+    assert one.averaged is None
+    assert both.averaged is not None
+    assert dataclasses.replace(both, averaged=None) == one
+    expected = (one.probabilities + other.probabilities) / 2
+    np.testing.assert_allclose(both.averaged.probabilities, expected, atol=1e-6)
+    assert np.abs(one.probabilities - other.probabilities).max() > 1e-4
+    assert both.summary()["averaged"] == both.averaged.summary()
 
 
 def test_evaluations_are_equal_if_their_values_are(tmp_path) -> None:

@@ -9,12 +9,13 @@ from torch import Tensor
 
 import vitascope as vs
 from tests.data import noise
-from tests.model import small_model, with_preprocess
+from tests.model import small_model, with_preprocess, with_trust
 from vitascope.data.preprocess import Preprocess
 from vitascope.errors import UserError
 from vitascope.predict import runtimes
 from vitascope.predict.engine import Answers, Engine, TorchEngine
 from vitascope.predict.runtimes import ExportedModelError, name_of, open_engine
+from vitascope.predict.selection import ClassSelection
 
 
 class Sums(Engine):
@@ -72,6 +73,8 @@ def test_exported_file_or_its_folder_is_opened_in_its_runtime(
         assert (engine.opened, engine.name) == ((kind, tmp_path / name, "fp32"), Path(ref).name)
     with pytest.raises(UserError, match="run on the CPU, not on 'cuda'"):
         open_engine(tmp_path, device="cuda")
+    with pytest.raises(UserError, match="views of an exported model are part of it: export it with"):
+        open_engine(tmp_path, views=2)
 
 
 def test_folder_with_several_files_and_a_pt2_file_are_rejected(tmp_path: Path) -> None:
@@ -82,6 +85,21 @@ def test_folder_with_several_files_and_a_pt2_file_are_rejected(tmp_path: Path) -
     (tmp_path / "model.pt2").write_bytes(b"")
     with pytest.raises(ExportedModelError, match="runs code"):
         open_engine(tmp_path / "model.pt2")
+
+
+def test_mean_of_views_knows_no_sets_and_no_familiarity() -> None:
+    model = with_trust(with_preprocess(small_model(depth=1, num_classes=3), Preprocess(image_size=(32, 32))))
+    one, six = (TorchEngine(model, precision="fp32", device="cpu", views=views) for views in (1, 6))
+    pixels = torch.from_numpy(one.pixels(noise(32, 32)))[None]
+    assert one.answers(pixels).familiarity is not None
+    assert six.answers(pixels).familiarity is six.sets is None
+    assert six.answers(pixels).probabilities.shape == (1, 3)
+    assert six.description.endswith(", the mean of 6 views")
+    ClassSelection(familiar=0.9).check(one)
+    with pytest.raises(UserError, match=r"calibrated on one view at most, .* leave out .*, or views"):
+        ClassSelection(familiar=0.9).check(six)
+    with pytest.raises(UserError, match="an engine has its own precision, device and views"):
+        vs.Predictor(one, views=2)
 
 
 def test_model_without_head_returns_features_and_no_probabilities() -> None:

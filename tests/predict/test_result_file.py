@@ -27,10 +27,10 @@ from vitascope.weights.preprocess import default_preprocess
 NAMES = ("ant", "bee", "cat", "dog", "eel")
 
 
-def engine_of(seed: int = 0, names: tuple[str, ...] = NAMES, **preprocess: object) -> Engine:
+def engine_of(seed: int = 0, names: tuple[str, ...] = NAMES, views: int = 1, **preprocess: object) -> Engine:
     model = small_model(seed, class_names=names, num_classes=len(names))
     fit = dataclasses.replace(default_preprocess(model.config), **preprocess)
-    return TorchEngine(with_preprocess(model, fit), precision="fp32", device="cpu")
+    return TorchEngine(with_preprocess(model, fit), precision="fp32", device="cpu", views=views)
 
 
 @pytest.fixture(scope="module")
@@ -121,6 +121,7 @@ def test_interrupted_job_is_resumed_to_the_same_file(
         ({"names": ("ant", "bee", "cat", "dog", "fly")}, {}, "class 4 was 'eel', not 'fly'"),
         ({"names": NAMES[:4]}, {}, "num_classes was 5, not 4"),
         ({"crop_pct": 0.5}, {}, "crop_pct was 1.0, not 0.5"),
+        ({"views": 2}, {}, "views was 1, not 2"),
     ],
 )
 @pytest.mark.parametrize("finished", [False, True])

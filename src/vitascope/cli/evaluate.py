@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from vitascope.cli.parsing import Device, Json, MaybeInt, MaybeText, Model, Precision
+from vitascope.cli.parsing import Device, Json, MaybeInt, MaybeText, Model, Precision, Views
 from vitascope.data.table_options import DataOptions, TableOptions
 from vitascope.errors import UserError, printable
 from vitascope.formatting import aligned, counted, listed
@@ -36,6 +36,7 @@ class Evaluate:
     """How DATA are read."""
     batch_size: MaybeInt = None
     """Images per batch. Default: 128; on a GPU as many as keep it busy."""
+    views: Views = 1
     precision: Precision = "auto"
     device: Device = "auto"
     json: Json = False
@@ -54,12 +55,15 @@ class Evaluate:
             batch_size=self.batch_size,
             precision=self.precision,
             device=self.device,
+            views=self.views,
         )
         if self.json:
             print(json.dumps(evaluation_json(evaluation)))
         else:
             run = Run(local_model(self.model))
             print("\n".join(evaluation_lines(evaluation, run.better_start if run.exists else "")))
+            if (averaged := evaluation.averaged) is not None:
+                print(f"the mean of {self.views} views: {averaged.in_words()}, loss {averaged.loss:.3f}")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -21,6 +21,7 @@ from vitascope.options.groups import MaybeSize as MaybeSize
 from vitascope.options.groups import MaybeText as MaybeText
 from vitascope.predict.compute import Device as Device
 from vitascope.predict.compute import Precision as Precision
+from vitascope.predict.compute import Views as Views
 from vitascope.run.layout import is_run
 from vitascope.storage import check_local
 

@@ -16,7 +16,7 @@ import tyro
 
 from vitascope.cli.exits import exit_if_unreadable, exiting_if_stopped
 from vitascope.cli.features import Cluster
-from vitascope.cli.parsing import Flag, MaybeFile, MaybeFloat, MaybeInt, Model
+from vitascope.cli.parsing import Flag, MaybeFile, MaybeFloat, MaybeInt, Model, Views
 from vitascope.cli.zero_shot import Classes, Prompts
 from vitascope.data.table_options import DataOptions, TableOptions, is_table
 from vitascope.errors import UserError, printable
@@ -63,6 +63,7 @@ class Predict:
     Default: 0.99."""
     probabilities: Flag = False
     """With --out and --json: the probability of every class too, as always with several classes per image."""
+    views: Views = 1
     json: Flag = False
     """Print JSON: a list for files, one line per image for folders, the counts with --out."""
     classes: Classes = ()
@@ -103,7 +104,8 @@ class Predict:
         from vitascope.predict.runtimes import as_engine
 
         reuse_freed_memory()
-        return as_engine(self._model(), precision=self.compute.precision, device=self.compute.device)
+        compute = self.compute
+        return as_engine(self._model(), precision=compute.precision, device=compute.device, views=self.views)
 
     def _suited(self, task: PredictTask, engine: Engine) -> PredictTask:
         """The task with the batch size that keeps a GPU busy, unless one is named."""
@@ -164,7 +166,7 @@ class Predict:
             opened.enter_context(exiting_if_stopped(state))
             if ray is not None:
                 opened.enter_context(connected(ray))
-                on_ray = RayLoop(self._model(), compute.precision, compute.device)
+                on_ray = RayLoop(self._model(), compute.precision, compute.device, self.views)
                 engine, loop = on_ray.engine, on_ray
             else:
                 engine = self._engine()

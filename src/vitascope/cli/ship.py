@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 
 from vitascope.cli.exits import exiting_if_stopped
-from vitascope.cli.parsing import Device, Flag, MaybePath, MaybeText, Model, Precision
+from vitascope.cli.parsing import Device, Flag, MaybePath, MaybeText, Model, Precision, Views
 from vitascope.deploy.server.settings import Settings
 from vitascope.errors import UserError
 from vitascope.formatting import aligned, counted
@@ -51,6 +51,7 @@ class Export:
     explain: Literal["attention", "rollout", "lens"] | None = None
     """Return a heatmap too: `attention` of the last layer, `rollout` of all, or the `lens`.
     The lens reads the predicted class from each patch."""
+    views: Views = 1
     int8: Flag = False
     """Compute in 8-bit integers: a quarter of the size, and faster.
     The accuracy is compared with fp32 on `--data`, which then needs one folder per class.
@@ -76,6 +77,8 @@ class Export:
                 raise UserError(
                     "--int8 is measured by the accuracy of classes, which --features leaves out: omit one"
                 )
+            if self.views > 1:
+                raise UserError("--views is for files in float32, which --int8 rounds: omit one")
             if self.explain:
                 raise UserError("--explain compares heatmaps in float32, which --int8 rounds: omit one")
             from vitascope.deploy.export.quantize import quantize
@@ -90,7 +93,7 @@ class Export:
         from vitascope.deploy.export.export import evenly_spaced, export
 
         images = None if self.data is None else evenly_spaced(open_pictures(self.data))
-        common |= {"features": self.features, "explain": self.explain}
+        common |= {"features": self.features, "explain": self.explain, "views": self.views}
         done = export(self.model, self.out, images=images, **common)
         compared_on = done.compared_on if self.data is None else f"images of {self.data}"
         for file in done.files:

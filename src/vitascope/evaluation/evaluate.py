@@ -20,7 +20,7 @@ from vitascope.errors import UserError
 from vitascope.evaluation.measure import Evaluation, batches_of, measure
 from vitascope.model.hardware import reuse_freed_memory
 from vitascope.model.vision_model import VisionModel, left_as_it_was
-from vitascope.predict.compute import BatchSize
+from vitascope.predict.compute import BatchSize, Views
 from vitascope.predict.engine import Engine
 from vitascope.predict.runtimes import as_engine
 from vitascope.run import layout
@@ -46,6 +46,7 @@ def evaluate(
     batch_size: BatchSize = None,
     precision: str = "auto",
     device: str = "auto",
+    views: Views = 1,
 ) -> Evaluation:
     """Evaluate a classifier, as `vitascope evaluate` does.
 
@@ -60,15 +61,18 @@ def evaluate(
         batch_size: images per batch; by default 128, and on a GPU as many as keep it busy.
         precision: `auto`, `fp32` or `bf16`.
         device: `auto`, or a torch device.
+        views: above 1, the mean of as many views of each image is measured too, see `Predictor`.
 
     Raises:
-        UserError: no such model or data, no classes, unknown classes, or no data for a model that is no run.
+        UserError: no such model or data, no classes, unknown classes, or no data for a model that is no run;
+            views of an exported model or an engine.
     """
     reuse_freed_memory()
     ref = Path(local_model(model)) if isinstance(model, str | os.PathLike) else None
     with left_as_it_was(model):
         engine = as_engine(model, precision=precision, device=device)
         engine.check_classes()
+        averaging = as_engine(model, precision=precision, device=device, views=views) if views > 1 else None
         names = engine.class_names
         trained_on, changes, near_copies = 0, None, None
         if rename and data is None:
@@ -101,8 +105,13 @@ def evaluate(
             near_copies = next(iter(leaked(opened.splits.train, tested)), None)
             changes = opened.restored.counts()
         evaluation = measure(engine, batches_of(engine, tested, batch_size))
+        averaged = (
+            None if averaging is None else measure(averaging, batches_of(averaging, tested, batch_size))
+        )
     mask = None if near_copies is None else near_copies[evaluation.indices]
-    return dataclasses.replace(evaluation, trained_on=trained_on, changes=changes, leaked=mask)
+    return dataclasses.replace(
+        evaluation, trained_on=trained_on, changes=changes, leaked=mask, averaged=averaged
+    )
 
 
 def splits_of_run(run: Run, class_names: tuple[str, ...]) -> tuple[ImageSet, ImageSet]:

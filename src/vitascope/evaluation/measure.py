@@ -44,6 +44,9 @@ class Evaluation(Predictions):
     """The sets of classes; None for a model that was not calibrated."""
     leaked: npt.NDArray[np.bool_] | None = None
     """Whether each image has a near-copy in the training images, (N,); None if that was not looked for."""
+    averaged: Evaluation | None = None
+    """By the mean of several views of each image, beside this one of one view; None if that was not asked
+    for."""
     changes: dict[str, int] | None = None
     """Since a run's training, `missing`, `changed`, `renamed` and `new` images; None if unknown."""
 
@@ -67,6 +70,7 @@ class Evaluation(Predictions):
             **score.summary(),
             "loss": self.loss,
             **({} if self.several else self.reliability.summary()),
+            **({} if self.averaged is None else {"averaged": self.averaged.summary()}),
         }
 
     def to_dataframe(self) -> DataFrame:

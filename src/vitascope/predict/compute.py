@@ -26,6 +26,13 @@ Precision = Annotated[
     Literal["auto", "fp32", "bf16"],
     tyro.conf.arg(help="`auto` uses bf16 where this machine is faster with it."),
 ]
+Views = Annotated[
+    Literal[1, 2, 6],
+    tyro.conf.arg(
+        help="Views of each image whose probabilities are averaged, for as many times the time.\n"
+        "2: the image and its mirror image; 6: also both with two small shifts."
+    ),
+]
 Device = Annotated[str, tyro.conf.arg(help="`auto`, `cpu`, `cuda` or `mps`.")]
 
 

@@ -26,6 +26,7 @@ from vitascope.model.options import Outputs
 from vitascope.model.packed import predicting_copy
 from vitascope.model.sizes import architecture_of
 from vitascope.model.trust import CrossFamiliarity, Familiarity, PredictionSets
+from vitascope.model.views import mean_of_views, views_of
 from vitascope.model.vision_model import VisionModel
 from vitascope.predict.features import OWN, FeatureSpec, features_of
 from vitascope.weights.preprocess import preprocess_of
@@ -71,6 +72,8 @@ class Engine(ABC):
     """The probability from which on each of the K classes applies, where any may; empty where one does."""
     sets: PredictionSets | None = None
     """The sets of classes, where one applies; None for a model that was not calibrated."""
+    views: int = 1
+    """Views of a picture whose probabilities are averaged, see `views_of`."""
     device = torch.device("cpu")
     """Where it computes."""
     own_pixels = False
@@ -232,22 +235,27 @@ class TorchEngine(Engine):
 
     A model without classes returns features and no probabilities. The engine keeps digests of the weights and
     copies in other precisions: a model whose weights have changed needs a new engine.
+
+    The mean of several views has no sets of classes and no familiarity, which are calibrated on one.
     """
 
-    def __init__(self, model: VisionModel, *, precision: str = "auto", device: str = "auto") -> None:
+    def __init__(
+        self, model: VisionModel, *, precision: str = "auto", device: str = "auto", views: int = 1
+    ) -> None:
         gives_classes = model.config.gives_classes
         self.preprocess = preprocess_of(model)
         self.config = model.config
         self.class_names = model.config.class_names if gives_classes else ()
         self.num_classes = model.config.num_classes if gives_classes else 0
         self.meaning, self.thresholds = model.config.outputs, model.config.decision_thresholds
-        self.precision = precision
+        self.precision, self.views = precision, views
         self.device = resolve_device(device)
         without_tf32(self.device)
-        self.description = f"torch, {precision} precision, on {self.device}"
+        averaged = f", the mean of {views} views" if views > 1 else ""
+        self.description = f"torch, {precision} precision, on {self.device}{averaged}"
         self.model = model.eval().to(self.device, torch.float32)
         self.familiarity: Familiarity | CrossFamiliarity | None = None
-        if gives_classes and model.trust is not None:
+        if gives_classes and model.trust is not None and views == 1:
             self.sets = model.trust.sets
             if model.trust.familiarity is not None:
                 self.familiarity = copy.deepcopy(model.trust.familiarity).to(self.device)
@@ -304,8 +312,8 @@ class TorchEngine(Engine):
         """As `Engine.answers`."""
         self.check_classes()
         model, images = self._prepared(pixels)
-        features = model.embed(images)  # (B, D)
-        logits = model.head(features).float()
+        features = model.embed(views_of(images, self.views))  # (V B, D)
+        logits = mean_of_views(model.head(features).float(), self.views, self.meaning)
         familiarity = None if self.familiarity is None else self.familiarity(features.float())
         return Answers(logits, scores(logits, self.meaning), familiarity)
 

@@ -52,6 +52,7 @@ class WorkerModel:
     """SHA-256 of its weights."""
     precision: str
     device: str
+    views: int = 1
     home: str = dataclasses.field(default_factory=os.getcwd)
     """The working folder, from which relative paths begin."""
     versions: Mapping[str, str] = dataclasses.field(default_factory=versions)
@@ -75,7 +76,7 @@ class WorkerModel:
                 f"{self.home}: no such folder here; start the command in a folder that all nodes share"
             ) from error
         reuse_freed_memory()
-        engine = open_engine(self.model, precision=self.precision, device=self.device)
+        engine = open_engine(self.model, precision=self.precision, device=self.device, views=self.views)
         if engine.digest != self.digest:
             raise UserError(
                 f"{self.model} is another model here: SHA-256 {engine.digest[:12]}, not {self.digest[:12]}"
@@ -194,12 +195,13 @@ class RayLoop:
     """A MODEL, or a model with its preprocessing, which is saved among the parts."""
     precision: str = "auto"
     device: str = "auto"
-    """These two as for `Predictor`, in each worker."""
+    views: int = 1
+    """These three as for `Predictor`, in each worker."""
 
     @functools.cached_property
     def engine(self) -> Engine:
         """That of this process, on the CPU, which computes nothing."""
-        return as_engine(self.model, precision=self.precision, device="cpu")
+        return as_engine(self.model, precision=self.precision, device="cpu", views=self.views)
 
     def __call__(self, parts: Parts, task: PartTask, wanted: Sequence[int]) -> Iterator[PartDone]:
         """Compute parts.
@@ -251,6 +253,7 @@ class RayLoop:
             digest=self.engine.digest,
             precision=self.precision,
             device="cpu" if on_cpu else self.device,
+            views=self.views,
         )
 
 

@@ -31,7 +31,7 @@ from vitascope.errors import UserError
 from vitascope.explain.methods import DEFAULT_METHOD
 from vitascope.model.vision_model import VisionModel
 from vitascope.network import usable_cores
-from vitascope.predict.compute import BatchSize, Workers
+from vitascope.predict.compute import BatchSize, Views, Workers
 from vitascope.predict.engine import Engine, stacks
 from vitascope.predict.explanation import Explanation, explain_framed
 from vitascope.predict.runtimes import as_engine, open_engine
@@ -156,11 +156,13 @@ class Predictor:
         device: `auto`, or a torch device.
         batch_size: pictures per batch; by default 32, and on a GPU as many as keep it busy, see
             `model.hardware.images_per_batch`.
+        views: 1, or the views of each picture whose probabilities are averaged: 2 with the mirror image, 6
+            also with both shifted twice. There are no sets of classes and no familiarity then.
 
     Raises:
         CheckpointError: as `from_pretrained`.
         UserError: `batch_size` below 1; a model without a head; an unknown device; a
-            precision or device for an engine, which has its own.
+            precision, device or views for an engine, which has its own; views of an exported model.
     """
 
     @checked
@@ -171,8 +173,9 @@ class Predictor:
         precision: str = "auto",
         device: str = "auto",
         batch_size: BatchSize = None,
+        views: Views = 1,
     ) -> None:
-        self.engine = as_engine(model, precision=precision, device=device)
+        self.engine = as_engine(model, precision=precision, device=device, views=views)
         self.engine.check_classes()
         self.batch_size = self.engine.batch_size(batch_size, BATCH_SIZE)
         self.engine.warm_up(self.batch_size)
@@ -187,9 +190,10 @@ class Predictor:
         precision: str = "auto",
         device: str = "auto",
         batch_size: BatchSize = None,
+        views: Views = 1,
     ) -> Predictor:
         """`Predictor(ref)`, with the revision of a hub id."""
-        engine = open_engine(ref, revision=revision, precision=precision, device=device)
+        engine = open_engine(ref, revision=revision, precision=precision, device=device, views=views)
         return cls(engine, batch_size=batch_size)
 
     def __repr__(self) -> str:

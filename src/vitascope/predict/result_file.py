@@ -127,6 +127,7 @@ class PredictTask(PartTask):
             "thresholds": list(self.selection.thresholds(engine)),
             "coverage": self.selection.coverage,
             "familiar": self.selection.familiar,
+            "views": engine.views,
         }
 
 
@@ -148,7 +149,7 @@ def differences(
 ) -> list[str]:
     """List the differences from a fingerprint, such as `top_k was 5, not 3`; empty if there are none."""
     now = {"places": list(places), **task.options(engine)}
-    found = [change for name in now for change in _changes(name, before[name], now[name])]
+    found = [change for name in now for change in _changes(name, before.get(name, now[name]), now[name])]
     if found:
         return found
     rows = _probabilities_of_waves(engine).tolist()

@@ -42,6 +42,7 @@ INPUT_MODES = ("pictures", "tensors")
 INPUT = "pixels"  # names in the graph
 OUTPUTS_OF_CLASSIFIER, OUTPUTS_OF_BODY = ("probabilities", "logits", "familiarity"), ("features",)
 HEATMAP = "heatmap"  # an output and a key of the metadata, of files that explain
+VIEWS = "views"  # a key of the metadata, of files that average views
 FORMAT_VERSION = 1
 KEYS: dict[str, Any] = {
     "format": int,
@@ -110,13 +111,13 @@ def read_metadata(texts: Mapping[str, str], path: Path) -> dict[str, Any]:
             "model again"
         )
     try:
-        values = {key: json.loads(texts[key]) for key in KEYS}
+        values = {key: json.loads(texts[key]) for key in KEYS} | {"views": json.loads(texts.get(VIEWS, "1"))}
         if values["format"] != FORMAT_VERSION:
             raise UserError(
                 f"this vitascope reads format {FORMAT_VERSION}, not format {values['format']}; the file was "
                 f"written by vitascope {values['vitascope']}"
             )
-        for key, kind in KEYS.items():
+        for key, kind in {**KEYS, VIEWS: int}.items():
             check_value(key, values[key], kind)
         values["preprocess"] = Preprocess.from_dict(values["preprocess"])
         names, thresholds = tuple(values["class_names"]), tuple(map(float, values["thresholds"]))
@@ -172,6 +173,7 @@ class ExportedEngine(Engine):
         self.num_classes = values["num_classes"]
         self.meaning, self.thresholds, self.sets = (values[key] for key in ("outputs", "thresholds", "sets"))
         self.output_names = outputs_of(texts)
+        self.views = values["views"]
         self._body_digest: str = values["body_digest"]
         if options := values["model"]:
             kind = ResNetConfig if "layers" in options else ViTConfig
@@ -361,33 +363,41 @@ def open_engine(
     revision: str | None = None,
     precision: str = "auto",
     device: str = "auto",
+    views: int = 1,
 ) -> Engine:
     """Open a MODEL reference, an exported model, or a folder with one; `revision` is that of a hub id."""
     asked, ref = ref, local_model(ref)
     file = exported_file_at(ref)
     engine: Engine
     if file is not None:
+        if views > 1:
+            raise UserError(f"{file}: the views of an exported model are part of it: export it with --views")
         engine = open_exported(file, precision=precision, device=device)
     else:
-        engine = TorchEngine(from_pretrained(ref, revision), precision=precision, device=device)
+        model = from_pretrained(ref, revision)
+        engine = TorchEngine(model, precision=precision, device=device, views=views)
     engine.name = name_of(asked)
     return engine
 
 
 def as_engine(
-    model: Engine | VisionModel | str | os.PathLike[str], *, precision: str = "auto", device: str = "auto"
+    model: Engine | VisionModel | str | os.PathLike[str],
+    *,
+    precision: str = "auto",
+    device: str = "auto",
+    views: int = 1,
 ) -> Engine:
     """The engine of anything that a MODEL argument of the library may be; an engine stays as it is.
 
     Raises:
-        UserError: a precision or device for an engine, which has its own; as `open_engine`.
+        UserError: a precision, device or views for an engine, which has its own; as `open_engine`.
     """
     if isinstance(model, str | os.PathLike):
-        return open_engine(model, precision=precision, device=device)
+        return open_engine(model, precision=precision, device=device, views=views)
     if not isinstance(model, Engine):
-        return TorchEngine(model, precision=precision, device=device)
-    if (precision, device) != ("auto", "auto"):
-        raise UserError("an engine has its own precision and device: omit both, or give the model")
+        return TorchEngine(model, precision=precision, device=device, views=views)
+    if (precision, device, views) != ("auto", "auto", 1):
+        raise UserError("an engine has its own precision, device and views: omit these, or give the model")
     return model
 
 

@@ -85,9 +85,10 @@ class ClassSelection:
         calibrated."""
         if engine.sets is None:
             if self.coverage is not None or self.familiar is not None:
+                reason = "was not calibrated" if engine.views == 1 else "is calibrated on one view at most"
                 raise UserError(
-                    f"{engine.name or 'the model'} was not calibrated, so it has no sets of classes and no "
-                    "familiarity: leave out coverage and familiar"
+                    f"{engine.name or 'the model'} {reason}, so it has no sets of classes and no "
+                    f"familiarity: leave out coverage and familiar{', or views' * (engine.views > 1)}"
                 )
         elif self.coverage is not None and engine.sets.limits(self.coverage) is None:
             each, images = " of each class" * engine.sets.counts.ndim, int(engine.sets.counts.min())

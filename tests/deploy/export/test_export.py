@@ -425,6 +425,9 @@ def test_invalid_export_is_rejected_before_anything_is_written(tmp_path: Path) -
         ("input=tensors", model, {"dynamic_resolution": True}),
         ("one resolution", model, {**DYNAMIC, "format": "torch", "path": tmp_path / "model.pt2"}),
         ("a graph for each resolution", small_resnet(layers=(1,)), DYNAMIC),
+        ("a graph for each resolution: set views=2", model, {**DYNAMIC, "views": 6}),
+        ("features is of one view", model, {"features": True, "views": 2}),
+        ("explain is of one view", model, {"explain": "lens", "views": 2}),
         ("a graph for each resolution", small_model(attention="window", window=2), DYNAMIC),
         ("a graph for each resolution", small_model(positions="relative"), DYNAMIC),
     ]:
@@ -505,6 +508,21 @@ def test_file_whose_heatmaps_differ_is_not_kept(tmp_path: Path, monkeypatch: pyt
     with pytest.raises(UserError, match=r"a\.pt2 is not kept, .*: heatmaps differ by at most 1 "):
         export(small_model(depth=1), tmp_path / "a.pt2", format="torch", explain="attention")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("views", [2, 6])
+def test_file_of_several_views_returns_their_mean_and_knows_no_more(views: int, tmp_path: Path) -> None:
+    model = with_trust(with_preprocess(with_varied_predictions(small_model(depth=1)), fit_for(3)))
+    done = export(model, tmp_path / "a.pt2", format="torch", images=pictures(), views=views)
+    engine = ProgramEngine(done.path)
+    averaging = TorchEngine(model, precision="fp32", device="cpu", views=views)
+    for picture in pictures():
+        whole = torch.from_numpy(engine.pixels(picture))[None]
+        expected = averaging.answers(torch.from_numpy(averaging.pixels(picture))[None])
+        torch.testing.assert_close(engine.answers(whole).logits, expected.logits, atol=1e-2, rtol=1e-2)
+    assert (engine.views, engine.sets, engine.output_names) == (views, None, ("probabilities", "logits"))
+    assert f"(the mean of {views} views)" in done.returns
+    assert "familiar" not in done.returns + done.program
 
 
 def test_heatmaps_that_a_file_cannot_hold_are_rejected(tmp_path: Path) -> None:

@@ -29,11 +29,14 @@ from vitascope.model.heads import predicted, scores
 from vitascope.model.resnet_config import ResNetConfig
 from vitascope.model.sizes import ModelConfig
 from vitascope.model.trust import Trust
+from vitascope.model.views import mean_of_views, views_of
 from vitascope.model.vision_model import VisionModel
+from vitascope.predict.compute import Views
 from vitascope.predict.engine import TorchEngine
 from vitascope.predict.runtimes import (
     HEATMAP,
     INPUT_MODES,
+    VIEWS,
     ExportedEngine,
     InputMode,
     first_line,
@@ -76,6 +79,8 @@ class ExportResult:
     """Whether the file returns features instead of probabilities."""
     explain: str | None = None
     """The method of the heatmap that it returns too."""
+    views: int = 1
+    """Views of a picture whose probabilities are averaged."""
     heatmaps: Agreement | None = None
     """Its heatmaps against the model's; None without."""
 
@@ -110,15 +115,17 @@ class ExportResult:
         if self.features:
             return f"features, float32 (batch, {config.feature_dim}){heatmap}"
         independent = " of independent classes" * (config.outputs == "independent")
-        trust = self.model.trust
+        trust = self.model.trust if self.views == 1 else None
+        averaged = f" (the mean of {self.views} views)" * (self.views > 1)
         known = "" if trust is None or trust.familiarity is None else ", and familiarity, float32 (batch)"
-        return f"probabilities{independent} and logits, float32 (batch, {config.num_classes}){known}{heatmap}"
+        shape = f"float32 (batch, {config.num_classes})"
+        return f"probabilities{independent}{averaged} and logits, {shape}{known}{heatmap}"
 
     @property
     def program(self) -> str:
         """A Python program that uses the file without vitascope."""
         preprocess, config = preprocess_of(self.model), self.model.config
-        trust = self.model.trust
+        trust = self.model.trust if self.views == 1 else None
         options = {"features": self.features, "explains": self.explain is not None}
         return usage(self.path, preprocess, config, self.input, trust=trust, **options)
 
@@ -137,6 +144,7 @@ def export(
     images: ImageSource | Iterable[ImageSource] | None = None,
     features: bool = False,
     explain: str | None = None,
+    views: Views = 1,
 ) -> ExportResult:
     """Write a model as a file that takes raw pixels and returns probabilities, or features.
 
@@ -156,6 +164,7 @@ def export(
         features: return the features of `model.embed` instead of probabilities.
         explain: return a heatmap too, float32 (B, grid_h, grid_w), compared with ours as well: `attention` of
             the last layer, attention `rollout`, or the `lens` after it, the share of the predicted class.
+        views: above 1, return the mean of the probabilities of as many views, see `Predictor`.
 
     Raises:
         CheckpointError: as `from_pretrained`.
@@ -168,6 +177,11 @@ def export(
         check_choice("explain", explain, EXPLAIN)
         if features and explain == "lens":
             raise UserError("the lens reads classes, which features leave out: omit one")
+    if views > 1 and (features or explain is not None):
+        asked = "features" if features else "explain"
+        raise UserError(f"{asked} is of one view of a picture, and views={views} averages classes: omit one")
+    if views == 6 and dynamic_resolution:
+        raise UserError("the shifts of views=6 need a graph for each resolution: set views=2, or omit one")
     kind = FORMATS[format]
     suffix = "-features" * features + kind.suffix
     path = default_path(model, suffix) if path is None else Path(path)
@@ -181,11 +195,13 @@ def export(
         check_dynamic(model, input, format)
     preprocess = preprocess_of(model)
     module = WholeModel(
-        model.eval().cpu().float(), preprocess, input, features=features, explain=explain
+        model.eval().cpu().float(), preprocess, input, features=features, explain=explain, views=views
     ).eval()
     body_digest = TorchEngine(model, device="cpu").body_digest if features else ""
-    metadata = metadata_of(model.config, preprocess, input, body_digest=body_digest, trust=model.trust)
+    trust = model.trust if views == 1 else None
+    metadata = metadata_of(model.config, preprocess, input, body_digest=body_digest, trust=trust)
     metadata |= {} if explain is None else {HEATMAP: json.dumps(explain)}
+    metadata |= {} if views == 1 else {VIEWS: json.dumps(views)}
     decoded = [preprocess.whole_pixels(image) for image in sources]  # upright, in the model's colours
     pictures = [planes[0] if len(planes) == 1 else planes.transpose(1, 2, 0) for planes in decoded]
     make_folder(path.parent)
@@ -215,6 +231,7 @@ def export(
         compared_on=compared_on,
         features=features,
         explain=explain,
+        views=views,
         heatmaps=maps,
     )
 
@@ -293,12 +310,17 @@ def compare_outputs(
     """Compare an exported model with the model in torch, picture by picture; the first also twice at once."""
     classifies = engine.num_classes > 0
 
+    def own_outputs(images: Tensor) -> Tensor:
+        if not classifies:
+            return model.embed(images)
+        return mean_of_views(model(views_of(images, engine.views)), engine.views, model.config.outputs)
+
     def outputs(given: Tensor) -> Tensor:
         return engine.answers(given)[0] if classifies else engine.outputs(given)
 
     own, other = [], []
     for images, given in inputs_of(engine, preprocess, pictures):
-        own.append(model(images) if classifies else model.embed(images))  # (1, K) or (1, D)
+        own.append(own_outputs(images))  # (1, K) or (1, D)
         other.append(outputs(given))
         if len(own) == 1 and not torch.allclose(
             outputs(given.expand(2, -1, -1, -1)), other[0].expand(2, -1), atol=1e-4, rtol=1e-4

@@ -25,6 +25,7 @@ from vitascope.explain.lens import read_patches
 from vitascope.explain.rollout import next_flow
 from vitascope.model.config import ViTConfig
 from vitascope.model.heads import predicted, scores
+from vitascope.model.views import mean_of_views, views_of
 from vitascope.model.vision_model import VisionModel
 from vitascope.model.vit import VisionTransformer
 from vitascope.predict.runtimes import (
@@ -50,6 +51,7 @@ class WholeModel(nn.Module):
     """uint8 (B, H, W, C), as NumPy has pictures, to probabilities and logits, both (B, K) float32, and of a
     calibrated model the familiarity, (B,).
 
+    With `views` above 1, the probabilities are the mean of those of as many views, see `views_of`.
     With `features` to `model.embed`, (B, D) float32, instead. With `explain`, the last output is the heatmap
     of that method, (B, grid_h, grid_w) float32.
     Pictures have any size, and the graph crops and resizes them; tensors have the model's size.
@@ -66,19 +68,21 @@ class WholeModel(nn.Module):
         *,
         features: bool = False,
         explain: str | None = None,
+        views: int = 1,
     ) -> None:
         super().__init__()
         if not features and not model.config.gives_classes:
             raise UserError("this model has no head for classes; its features can be exported: set features")
         config = model.config
-        self.input, self.features, self.explain = input, features, explain
+        self.input, self.features, self.explain, self.views = input, features, explain, views
         self.model = model
         self.patch = config.patch_stride if isinstance(config, ViTConfig) else (1, 1)
         """Pixels from one patch to the next, down and across: the steps in which the input size may grow."""
         self.resize: nn.Module = Resize(preprocess) if input == "pictures" else nn.Identity()
         for name, numbers in (("pixel_mean", preprocess.mean), ("pixel_std", preprocess.std)):
             self.register_buffer(name, torch.tensor(numbers).view(-1, 1, 1), persistent=False)
-        self.familiarity = None if features or model.trust is None else model.trust.familiarity
+        trust = None if features or views > 1 else model.trust
+        self.familiarity = None if trust is None else trust.familiarity
 
     def forward(self, pixels: Tensor) -> tuple[Tensor, ...]:
         """Crop, resize, normalize, classify or embed."""
@@ -86,12 +90,12 @@ class WholeModel(nn.Module):
         images = (self.resize(pictures) / 255 - self.pixel_mean) / self.pixel_std
         heatmap: list[Tensor] = []
         if self.explain is None:
-            features = self.model.embed(images)  # (B, D)
+            features = self.model.embed(views_of(images, self.views))  # (V B, D)
         else:
             features, *heatmap = embed_and_explain(attending(self.model), images, self.explain)
         if self.features:
             return (features, *heatmap)
-        logits = self.model.head(features)  # (B, K)
+        logits = mean_of_views(self.model.head(features), self.views, self.model.config.outputs)  # (B, K)
         answers = scores(logits, self.model.config.outputs), logits
         known = () if self.familiarity is None else (self.familiarity(features),)
         return *answers, *known, *heatmap
