@@ -45,6 +45,7 @@ from vitascope.data.splits import ImageSet
 from vitascope.errors import UserError
 from vitascope.evaluation.measure import measure
 from vitascope.model.hardware import resolve_device
+from vitascope.model.views import mean_of_views, views_of
 from vitascope.options.recipes import TrainConfig
 from vitascope.run.run import Run
 from vitascope.training import train as training
@@ -58,8 +59,8 @@ FIXED = ("data", "run", "seed", "epochs", "steps", "minutes", "keep")
 
 NOTES = """\
 "validation" and "test": accuracy in percent of the last weights, their moving average, on 5,000 images each,
-one view: the mean over the seeds, and the range of several. "mirror": on the test images, of the mean of the
-probabilities of an image and its mirror image. "loss": cross-entropy on the validation images, which label
+one view: the mean over the seeds, and the range of several. "mirror" and "views": on the test images, of
+`evaluate --views 2` and `--views 6`. "loss": cross-entropy on the validation images, which label
 smoothing raises. "minutes": of the training, on a machine with other work. Trials of one seed differ by
 about half a point by chance."""
 
@@ -98,23 +99,23 @@ class Trial:
     loss: float = math.nan
     test: float = math.nan
     mirror: float = math.nan
+    views: float = math.nan
     minutes: float = math.nan
     machine: str = ""
     date: str = ""
     failure: str = ""
 
 
-class Mirrored(nn.Module):
-    """The logarithm of the mean of a classifier's probabilities for images and their mirror images."""
+class Averaged(nn.Module):
+    """The mean of a classifier's probabilities over views of images, as logits."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, views: int) -> None:
         super().__init__()
-        self.model = model
+        self.model, self.views = model, views
 
     def forward(self, images: Tensor) -> Tensor:
         """(B, C, H, W) -> (B, K)."""
-        both = torch.stack([self.model(images), self.model(images.flip(-1))]).float()
-        return both.softmax(dim=-1).mean(dim=0).log()
+        return mean_of_views(self.model(views_of(images, self.views)).float(), self.views, "exclusive")
 
 
 @functools.cache
@@ -173,19 +174,33 @@ def train(asked: Trial, data: str, options: dict[str, Any], device: str) -> Tria
 
         model = trainer.trained.eval()
         validation, test = (measured(model, images) for images in (opened.splits.val, opened.splits.measured))
-        mirror = measured(Mirrored(model), opened.splits.measured)
+        mirror, six = (measured(Averaged(model, views), opened.splits.measured) for views in (2, 6))
     numbers = {"validation": validation.accuracy, "loss": validation.loss, "test": test.accuracy}
-    numbers |= {"mirror": mirror.accuracy, "minutes": minutes, "operations": trainer.operations}
+    numbers |= {"mirror": mirror.accuracy, "views": six.accuracy}
+    numbers |= {"minutes": minutes, "operations": trainer.operations}
     parameters = sum(parameter.numel() for parameter in model.parameters())
     return dataclasses.replace(asked, **numbers, images=trainer.shown, steps=steps, parameters=parameters)
 
 
-HEADER = ("change", "seeds", "validation", "test", "mirror", "loss", "images", "parameters", "minutes")
+HEADER = (
+    "change",
+    "seeds",
+    "validation",
+    "test",
+    "mirror",
+    "views",
+    "loss",
+    "images",
+    "parameters",
+    "minutes",
+)
 
 
 def percent(values: Iterable[float]) -> str:
-    """The mean of shares, and the range of several."""
-    found = [100 * value for value in values]
+    """The mean of shares, and the range of several; shares are unknown if they are NaN."""
+    found = [100 * value for value in values if not math.isnan(value)]
+    if not found:
+        return ""  # of rows from before it was measured
     spread = f" ({min(found):.1f} to {max(found):.1f})" if len(found) > 1 else ""
     return f"{statistics.mean(found):.2f}{spread}"
 
@@ -193,9 +208,9 @@ def percent(values: Iterable[float]) -> str:
 def row_of(trials: list[Trial]) -> tuple[str, ...]:
     """The row of trials that differ by their seed."""
     first = trials[0]
-    found = {name: [getattr(trial, name) for trial in trials] for name in (*HEADER[2:6], "minutes")}
+    found = {name: [getattr(trial, name) for trial in trials] for name in (*HEADER[2:7], "minutes")}
     loss, minutes = statistics.mean(found["loss"]), statistics.mean(found["minutes"])
-    shares = (percent(found[name]) for name in HEADER[2:5])
+    shares = (percent(found[name]) for name in HEADER[2:6])
     size = f"{first.parameters / 1e6:.2f} M"
     return first.name, str(len(trials)), *shares, f"{loss:.3f}", f"{first.images:,}", size, f"{minutes:.1f}"
 
