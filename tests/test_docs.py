@@ -14,6 +14,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import nullcontext
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -40,8 +41,10 @@ from vitascope.cli.ship import Export, Serve
 from vitascope.data import datasets, listing, loading, pack, reading, splits, table_options
 from vitascope.data.formats import archive, folder, hub, published, shards
 from vitascope.deploy.server.server import by_name
+from vitascope.explain.methods import Method, methods_for
 from vitascope.model import hardware
 from vitascope.model.sizes import named_config
+from vitascope.model.vision_model import VisionModel
 from vitascope.options.groups import AugmentationOptions
 from vitascope.options.recipes import RECIPES
 from vitascope.predict import on_ray
@@ -98,7 +101,18 @@ def readers_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr("vitascope.training.loop.TimeBudget", short_budget)
     fewer_points = functools.partial(vs.explain.compare, steps=2, shares=(0.5,))
     monkeypatch.setattr(vs.explain, "compare", fewer_points)
+    faithfulness = "vitascope.explain.faithfulness"
+    for module in ("compare", "planted"):  # tests/explain/faithfulness compares all methods
+        monkeypatch.setattr(f"{faithfulness}.{module}.methods_for", fast_methods)
+    monkeypatch.setattr(f"{faithfulness}.planted.STEPS", 10)
+    fewer_maps = functools.partial(vs.explain.evidence, maps=19, steps=2)
+    monkeypatch.setattr(import_module(f"{faithfulness}.evidence"), "evidence", fewer_maps)
     return folder
+
+
+def fast_methods(model: VisionModel) -> dict[str, Method]:
+    """The heatmap methods of one pass."""
+    return {name: method for name, method in methods_for(model).items() if name in ("rollout", "libra")}
 
 
 def short_budget(seconds: float, validation: float, **options: Any) -> TimeBudget:
