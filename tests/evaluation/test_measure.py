@@ -110,7 +110,7 @@ def test_an_embedding_is_never_measured_as_classes() -> None:
 
 def test_own_precision_of_an_engine_is_kept(exported_file) -> None:
     engine = open_exported(exported_file(".onnx"))
-    with pytest.raises(UserError, match="an engine has its own precision and device"):
+    with pytest.raises(UserError, match="an engine has its own precision, device and views"):
         vs.evaluate(engine, "digits", precision="fp32")
 
 

@@ -86,7 +86,7 @@ def test_predictor_accepts_a_model_a_reference_or_an_engine_and_has_a_short_repr
         assert predict.preprocess == engine.preprocess
     assert repr(predict).startswith("Predictor(TorchEngine(small: torch, fp32")
     assert len(repr(predict)) < 100
-    with pytest.raises(UserError, match="an engine has its own precision and device"):
+    with pytest.raises(UserError, match="an engine has its own precision, device and views"):
         Predictor(engine, precision="fp32")
 
 

@@ -96,7 +96,7 @@ class Reliability:
 
     def summary(self) -> dict[str, Any]:
         """The measures as plain values."""
-        found: dict[str, Any] = {
+        values: dict[str, Any] = {
             "calibration_error": self.error,
             "calibration_error_low": self.interval[0],
             "calibration_error_high": self.interval[1],
@@ -104,24 +104,24 @@ class Reliability:
         }
         if self.sets is not None:
             low, high = self.sets.interval
-            found |= {"set_coverage": self.sets.measured, "set_coverage_low": low, "set_coverage_high": high}
-            found |= {"set_size": self.sets.size, "ambiguous": self.sets.ambiguous}
-        return found | ({} if self.unfamiliar is None else {"unfamiliar": self.unfamiliar})
+            values |= {"set_coverage": self.sets.measured, "set_coverage_low": low, "set_coverage_high": high}
+            values |= {"set_size": self.sets.size, "ambiguous": self.sets.ambiguous}
+        return values | ({} if self.unfamiliar is None else {"unfamiliar": self.unfamiliar})
 
     def lines(self) -> list[str]:
         """The measures in words."""
         half = self.risk.risk[(len(self.risk.risk) - 1) // 2]
-        found = [
+        lines = [
             "calibration error {:.2%} (95% interval {:.1%} to {:.1%}); ".format(self.error, *self.interval)
             + f"of the surest half of the answers {half:.2%} are wrong"
         ]
         if self.sets is not None:
             low, high = self.sets.interval
-            found.append(
+            lines.append(
                 f"sets of {self.sets.coverage:.0%} hold the right class of {self.sets.measured:.2%} "
                 f"({low:.1%} to {high:.1%}), with {self.sets.size:.2f} classes in the mean; "
                 f"{self.sets.ambiguous:.1%} have several"
             )
         if self.unfamiliar is not None:
-            found.append(f"unlike the training images: {self.unfamiliar:.1%}")
-        return found
+            lines.append(f"unlike the training images: {self.unfamiliar:.1%}")
+        return lines

@@ -188,7 +188,7 @@ class Engine(ABC):
             order += places
             parts.append(self.features(stack, specs))
         rows = torch.tensor(order).argsort()
-        return [torch.cat(found)[rows] for found in zip(*parts, strict=True)]  # (B, D) each
+        return [torch.cat(column)[rows] for column in zip(*parts, strict=True)]  # (B, D) each
 
     def check_classes(self) -> None:
         """Reject a model without classes."""
@@ -283,9 +283,9 @@ class TorchEngine(Engine):
         options = {
             name: value for name, value in self.config.to_dict().items() if name not in _OPTIONS_OF_HEAD
         }
-        found = hashlib.sha256(json.dumps(options, sort_keys=True).encode())
-        found.update(_digest(self.model, without="head.").encode())
-        return found.hexdigest()
+        digest = hashlib.sha256(json.dumps(options, sort_keys=True).encode())
+        digest.update(_digest(self.model, without="head.").encode())
+        return digest.hexdigest()
 
     def precision_for(self, batch_size: int) -> str:
         """`fp32` or `bf16`, by the hardware, the shape and the batch with precision `auto`."""
@@ -305,7 +305,7 @@ class TorchEngine(Engine):
     ) -> list[Tensor]:
         """As `Engine.features`, from one forward pass."""
         model, images = self._prepared(pixels, batch_size)
-        return [found.float() for found in features_of(model, images, specs)]
+        return [features.float() for features in features_of(model, images, specs)]
 
     @torch.inference_mode()
     def answers(self, pixels: Tensor) -> Answers:
@@ -339,9 +339,9 @@ class TorchEngine(Engine):
 
 def _digest(model: VisionModel, without: str | None = None) -> str:
     """SHA-256 in hexadecimal of a model's tensors, except those whose names begin with `without`."""
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for name, tensor in sorted(model.state_dict().items()):
         if without is None or not name.startswith(without):
-            found.update(f"{name} {tuple(tensor.shape)}\n".encode())
-            found.update(tensor.cpu().contiguous().numpy().data)
-    return found.hexdigest()
+            digest.update(f"{name} {tuple(tensor.shape)}\n".encode())
+            digest.update(tensor.cpu().contiguous().numpy().data)
+    return digest.hexdigest()

@@ -82,9 +82,9 @@ class PicturePredictions(list[Prediction]):
 
     def _repr_html_(self) -> str:
         rows = "".join(
-            f"<tr><td>{html.escape(each.label)}</td><td>{each.score:.1%}</td>"
-            f'<td><meter value="{each.score:.4f}"></meter></td></tr>'
-            for each in self
+            f"<tr><td>{html.escape(prediction.label)}</td><td>{prediction.score:.1%}</td>"
+            f'<td><meter value="{prediction.score:.4f}"></meter></td></tr>'
+            for prediction in self
         )
         if self.unknown is not None:
             rows += f"<tr><td colspan=2>{REASONS[self.unknown]}</td></tr>"
@@ -259,16 +259,16 @@ class Predictor:
                 per image.
         """
         selection = self._selection(top_k, threshold, coverage, familiar)
-        found = list[PicturePredictions]()
+        predictions = list[PicturePredictions]()
         pictures = iter(as_pictures(images))
         batches = iter(lambda: list(itertools.islice(pictures, self.batch_size)), [])
         read = (_Read(batch, stacks(list(map(self.engine.pixels, batch)))) for batch in batches)
         for batch, predicted in self._predicted(read, selection):
-            found += [
+            predictions += [
                 PicturePredictions(answer, picture, self.preprocess.levels)
                 for picture, answer in zip(batch.images, predicted, strict=True)
             ]
-        return found[0] if is_one_picture(images) else found
+        return predictions[0] if is_one_picture(images) else predictions
 
     @overload
     def explain(  # type: ignore[overload-overlap] # as above
@@ -303,11 +303,11 @@ class Predictor:
             UserError: an exported model; an unknown method or class, or a method that this model does not
                 support.
         """
-        found = [
+        explanations = [
             explain_framed(self.engine, self.engine.preprocess.framed(picture), method, target)
             for picture in as_pictures(images)
         ]
-        return found[0] if is_one_picture(images) else found
+        return explanations[0] if is_one_picture(images) else explanations
 
     @checked
     def predict_folder(
@@ -410,18 +410,18 @@ class Predictor:
             yield batch, self._described(batch, fetched.wait(), selection)
 
     def _described(
-        self, batch: _Read[T], found: Sequence[Tensor], selection: ClassSelection
+        self, batch: _Read[T], answers: Sequence[Tensor], selection: ClassSelection
     ) -> Iterator[_Answer]:
         """The answers for each picture, from the probabilities (b, K) of each stack, which the familiarity
         (b,) follows if the model knows it."""
-        if not found:
+        if not answers:
             return
-        columns = len(found) // len(batch.stacks)
+        columns = len(answers) // len(batch.stacks)
         rows = torch.tensor([place for places, _ in batch.stacks for place in places]).argsort()
-        probabilities, *known = (torch.cat(list(found[first::columns]))[rows] for first in range(columns))
+        probabilities, *known = (torch.cat(list(answers[first::columns]))[rows] for first in range(columns))
         chosen = selection.of(self.engine, probabilities)
         verdicts = selection.judged(self.engine, probabilities, known[0] if known else None)
-        best = zip(*(each.tolist() for each in probabilities.max(dim=1)), strict=True)
+        best = zip(*(column.tolist() for column in probabilities.max(dim=1)), strict=True)
         for classes, (score, index), row, verdict in zip(
             chosen, best, probabilities.numpy(), verdicts, strict=True
         ):
@@ -450,8 +450,8 @@ def find_images(
             f"{option} does not apply to predict, which has a result for every image: leave it out"
         )
     several = [places] if isinstance(places, str | os.PathLike) else places
-    found = [_images_at(os.fspath(place), table, keep) for place in several]
-    return itertools.chain.from_iterable(found)
+    images = [_images_at(os.fspath(place), table, keep) for place in several]
+    return itertools.chain.from_iterable(images)
 
 
 def _images_at(place: str, table: TableOptions, keep: bool) -> Iterable[ImageFile]:

@@ -149,9 +149,9 @@ def differences(
 ) -> list[str]:
     """List the differences from a fingerprint, such as `top_k was 5, not 3`; empty if there are none."""
     now = {"places": list(places), **task.options(engine)}
-    found = [change for name in now for change in _changes(name, before.get(name, now[name]), now[name])]
-    if found:
-        return found
+    changes = [change for name in now for change in _changes(name, before.get(name, now[name]), now[name])]
+    if changes:
+        return changes
     rows = _probabilities_of_waves(engine).tolist()
     for row, (index, score) in zip(rows, before["test_answers"], strict=True):
         if abs(row[index] - score) > TOLERANCE:
@@ -171,7 +171,7 @@ def _changes(name: str, before: Any, now: Any) -> Iterator[str]:
             yield from _changes(key, before.get(key), now.get(key))
     elif name in _PER_CLASS:
         one, many = _PER_CLASS[name]
-        by_class = ({f"{one} {k}": value for k, value in enumerate(each)} for each in (before, now))
+        by_class = ({f"{one} {k}": value for k, value in enumerate(values)} for values in (before, now))
         changes = list(_changes("", *by_class))
         yield from changes[:LISTED]
         if len(changes) > LISTED:

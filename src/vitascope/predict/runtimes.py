@@ -156,9 +156,9 @@ def sets_of(trust: Trust) -> dict[str, Any]:
     """What a program needs to judge an answer, as values of JSON: the limit of a class's set, one or of each
     class, and the least familiarity, as far as the validation images could tell."""
     limits = trust.sets.limits(COVERAGE)
-    found = trust.sets.to_json()
-    found |= {} if limits is None else {"coverage": COVERAGE, "limit": limits.tolist()}
-    return found | ({} if trust.familiarity is None else {"familiar": round(1 - FAMILIAR, 6)})
+    values = trust.sets.to_json()
+    values |= {} if limits is None else {"coverage": COVERAGE, "limit": limits.tolist()}
+    return values | ({} if trust.familiarity is None else {"familiar": round(1 - FAMILIAR, 6)})
 
 
 class ExportedEngine(Engine):
@@ -186,12 +186,12 @@ class ExportedEngine(Engine):
     @functools.cached_property
     def digest(self) -> str:
         """SHA-256 of the file, and of the weights beside it if the format has them there."""
-        found = hashlib.sha256()
+        digest = hashlib.sha256()
         for path in files_of(self.path):
             with open(path, "rb") as file:
                 while block := file.read(2**20):
-                    found.update(block)
-        return found.hexdigest()
+                    digest.update(block)
+        return digest.hexdigest()
 
     @property
     def body_digest(self) -> str:
@@ -221,8 +221,8 @@ class ExportedEngine(Engine):
         return self._run(pixels)[0]
 
     def _run(self, pixels: Tensor) -> list[Tensor]:
-        found = self.run(np.ascontiguousarray(pixels.permute(0, 2, 3, 1).numpy()))
-        return [torch.from_numpy(output) for output in found]
+        outputs = self.run(np.ascontiguousarray(pixels.permute(0, 2, 3, 1).numpy()))
+        return [torch.from_numpy(output) for output in outputs]
 
     @property
     def reader(self) -> Callable[[ImageSource], Pixels]:
@@ -273,8 +273,8 @@ class OnnxEngine(ExportedEngine):
 
     def run(self, pixels: Batch) -> Sequence[Outputs]:
         """The outputs `output_names` of uint8 (B, H, W, C)."""
-        found: list[Outputs] = self.session.run(list(self.output_names), {INPUT: pixels})
-        return found
+        outputs: list[Outputs] = self.session.run(list(self.output_names), {INPUT: pixels})
+        return outputs
 
 
 class OpenVinoEngine(ExportedEngine):
@@ -314,8 +314,8 @@ class OpenVinoEngine(ExportedEngine):
         request = getattr(self._requests, "one", None)
         if request is None:  # one per thread: creating it takes longer than running a small model
             request = self._requests.one = self.compiled.create_infer_request()
-        found = request.infer({INPUT: pixels}, share_inputs=True)
-        return [found[name] for name in self.output_names]
+        outputs = request.infer({INPUT: pixels}, share_inputs=True)
+        return [outputs[name] for name in self.output_names]
 
 
 @functools.cache
@@ -419,11 +419,11 @@ def exported_file_at(ref: str | os.PathLike[str]) -> Path | None:
         return path if path.suffix in SUFFIXES else None
     if not os.path.isdir(path) or (path / CONFIG).exists():  # a model folder, whatever else it contains
         return None
-    found = sorted(file for file in path.iterdir() if file.suffix in SUFFIXES)
-    if len(found) > 1:
-        names = ", ".join(file.name for file in found)
-        raise ExportedModelError(f"{path}: {len(found)} exported models, {names}; name one of them")
-    return found[0] if found else None
+    files = sorted(file for file in path.iterdir() if file.suffix in SUFFIXES)
+    if len(files) > 1:
+        names = ", ".join(file.name for file in files)
+        raise ExportedModelError(f"{path}: {len(files)} exported models, {names}; name one of them")
+    return files[0] if files else None
 
 
 def open_exported(path: Path, *, precision: str = "auto", device: str = "auto") -> ExportedEngine:

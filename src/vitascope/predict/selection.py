@@ -91,10 +91,10 @@ class ClassSelection:
                     f"familiarity: leave out coverage and familiar{', or views' * (engine.views > 1)}"
                 )
         elif self.coverage is not None and engine.sets.limits(self.coverage) is None:
-            each, images = " of each class" * engine.sets.counts.ndim, int(engine.sets.counts.min())
+            of_class, images = " of each class" * engine.sets.counts.ndim, int(engine.sets.counts.min())
             raise UserError(
                 f"sets of {100 * self.coverage:.4g}% need {PredictionSets.needed(self.coverage):,} "
-                f"validation images{each}, and the model was calibrated on {images:,}"
+                f"validation images{of_class}, and the model was calibrated on {images:,}"
             )
         if self.threshold is not None and not engine.several:
             raise UserError(
@@ -117,8 +117,8 @@ class ClassSelection:
         if engine.several:
             applies = probabilities >= torch.tensor(self.thresholds(engine))  # (B, K)
             shown, counts = probabilities.masked_fill(~applies, -1), applies.sum(dim=1).tolist()
-        found = shown.topk(min(self.limit(engine) or K, K), dim=1)  # (B, k)
-        rows = zip(found.indices.tolist(), found.values.tolist(), counts, strict=True)
+        top = shown.topk(min(self.limit(engine) or K, K), dim=1)  # (B, k)
+        rows = zip(top.indices.tolist(), top.values.tolist(), counts, strict=True)
         return [list(zip(indices, values, strict=True))[:count] for indices, values, count in rows]
 
     def judged(self, engine: Engine, probabilities: Tensor, familiarity: Tensor | None) -> list[Verdict]:
