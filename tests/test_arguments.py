@@ -5,7 +5,7 @@ import os
 from collections.abc import Iterable
 from operator import attrgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -22,7 +22,12 @@ FREE = {"images", "picture", "pictures"}  # what reads pictures rejects others, 
 
 @checked
 def call(
-    count: int, share: float = 0.5, *, place: str | os.PathLike[str] | None = None, many: Iterable[str] = ()
+    count: int,
+    share: float = 0.5,
+    *,
+    place: str | os.PathLike[str] | None = None,
+    many: Iterable[str] = (),
+    views: Literal[1, 2] = 1,
 ) -> tuple[Any, ...]:
     """A public function."""
     return count, share, place, many
@@ -39,6 +44,9 @@ def call(
         ((1, 10**400), {}, "share must be a number, not 1000"),
         ((1,), {"place": 5}, "place must be text or a path or null, not 5"),
         ((1,), {"many": None}, "many must be a list of text, not None"),
+        ((1,), {"views": 3}, "views must be one of 1, 2, not 3"),
+        ((1,), {"views": "2"}, "views must be one of 1, 2, not '2'"),
+        ((1,), {"views": True}, "views must be one of 1, 2, not True"),
     ],
 )
 def test_another_type_is_named_with_the_accepted_ones(args: Any, options: Any, message: str) -> None:
@@ -49,7 +57,7 @@ def test_another_type_is_named_with_the_accepted_ones(args: Any, options: Any, m
 
 def test_numbers_of_numpy_paths_and_the_signature_are_kept() -> None:
     assert call(np.int64(3), np.float32(0.25), place=Path("x"), many=["a"]) == (3, 0.25, Path("x"), ["a"])
-    assert list(inspect.signature(call).parameters) == ["count", "share", "place", "many"]
+    assert list(inspect.signature(call).parameters) == ["count", "share", "place", "many", "views"]
     with pytest.raises(TypeError, match="missing"):
         call()  # type: ignore[call-arg]
 

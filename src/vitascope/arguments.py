@@ -118,7 +118,11 @@ def check_value(name: str, value: object, kind: Any) -> None:
             if isinstance(trait, Range | Increasing):
                 trait.check(name, cast("float | Sequence[float] | None", value))
     elif get_origin(kind) is Literal:
-        check_choice(name, value, get_args(kind))
+        if isinstance(value, str):
+            check_choice(name, value, map(str, get_args(kind)))
+        if (type(value), value) not in [(type(choice), choice) for choice in get_args(kind)]:
+            choices = ", ".join(map(repr, get_args(kind)))
+            raise UserError(f"{name} must be one of {choices}, not {value!r}")
     elif not has_type(value, kind):
         raise UserError(f"{name} must be {type_in_words(kind)}, not {value!r}")
 

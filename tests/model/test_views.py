@@ -17,6 +17,7 @@ def test_views_are_the_images_their_shifts_by_a_32nd_and_the_mirror_images_of_th
     assert torch.equal(views_of(images, 1), images)
     assert torch.equal(views_of(images, 2), torch.cat([images, images.flip(-1)]))
     assert torch.equal(views_of(images, 6), torch.cat([plain, plain.flip(-1)]))
+    assert views_of(torch.ones(1, 3, 1, 1), 6).shape == (6, 3, 1, 1)
 
 
 @pytest.mark.parametrize("outputs", ["exclusive", "independent"])

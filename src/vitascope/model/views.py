@@ -23,7 +23,7 @@ def views_of(images: Tensor, count: int) -> Tensor:
     views = [images]
     if count == 6:
         H, W = images.shape[2:]
-        down, across = -(-H // STEPS), -(-W // STEPS)
+        down, across = min(-(-H // STEPS), H - 1), min(-(-W // STEPS), W - 1)
         padded = F.pad(images, (across, across, down, down), mode="reflect")
         views += [padded[:, :, :H, :W], padded[:, :, 2 * down :, 2 * across :]]
     if count > 1:
