@@ -26,7 +26,7 @@ from vitascope.model.vit import VisionTransformer
 from vitascope.options.groups import Optimization
 from vitascope.predict.engine import Engine, TorchEngine
 from vitascope.predict.runtimes import open_engine
-from vitascope.training.optim import optimizer_of
+from vitascope.training.optimizers import optimizer_of
 from vitascope.weights.loading import save_pretrained
 from vitascope.weights.preprocess import default_preprocess
 

@@ -52,7 +52,7 @@ from vitascope.model.hardware import resolve_device
 from vitascope.model.vit import VisionTransformer
 from vitascope.run.run import Run
 from vitascope.training.loop import RECORD_EVERY
-from vitascope.training.optim import optimizer_of
+from vitascope.training.optimizers import optimizer_of
 from vitascope.training.train import build_trainer, prepare
 
 Step = Callable[[], object]

@@ -13,7 +13,7 @@ from vitascope.model.config import ViTConfig
 from vitascope.model.sizes import named_config
 from vitascope.options.groups import Architecture
 from vitascope.options.recipes import FEW_TO_START, FEW_TO_TUNE, GROUP_OF, RECIPES, TrainConfig, configuration
-from vitascope.training.optim import MOMENTUM
+from vitascope.training.optimizers import MOMENTUM
 
 
 @pytest.mark.parametrize("recipe", RECIPES)

@@ -10,8 +10,7 @@ from tests.peers.comparison import relative_error
 from tests.training.tasks import examples, pictures
 from vitascope.model.vit import VisionTransformer
 from vitascope.options.groups import Masking
-from vitascope.training.tasks.autoencoder import MaskedAutoencoding
-from vitascope.training.tasks.masked import body_config
+from vitascope.training.tasks.masked import MaskedAutoencoding, body_config
 from vitascope.weights.preprocess import default_preprocess
 
 transformers = pytest.importorskip(

@@ -26,7 +26,7 @@ from vitascope.run.run import Run
 from vitascope.training import loop, train
 from vitascope.training.checkpoint.folders import checkpoints, load_checkpoint_at
 from vitascope.training.loop import Trainer
-from vitascope.training.optim import layer_of
+from vitascope.training.optimizers import layer_of
 from vitascope.training.progress import Progress
 from vitascope.training.tasks.classify import Classify
 from vitascope.weights.loading import from_pretrained, save_pretrained

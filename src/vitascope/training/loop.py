@@ -30,7 +30,6 @@ from vitascope.errors import Interrupted, UserError
 from vitascope.evaluation.calibrate import images_to_know
 from vitascope.model.hardware import room_for_images, suitable_threads
 from vitascope.model.lora import merged
-from vitascope.model.tokenizer_norms import TokenizerNorm, without_norms
 from vitascope.model.vision_model import VisionModel, build
 from vitascope.options.recipes import GROUP_OF, TrainConfig
 from vitascope.run.layout import has_model
@@ -49,14 +48,14 @@ from vitascope.training.checkpoint.state import (
     restore_optimizer,
 )
 from vitascope.training.identity import check_identity, run_identity
-from vitascope.training.optim import freeze_body, optimizer_of, train_mode, update_average
-from vitascope.training.optimizers import local
+from vitascope.training.optimizers import freeze_body, local, optimizer_of, train_mode, update_average
 from vitascope.training.placement import Placement, compile_module, eager_unless, images_at_once
 from vitascope.training.plan import Plan
 from vitascope.training.progress import Progress
 from vitascope.training.schedule import Schedule, TimeBudget, small_size
 from vitascope.training.signals import Stop, interruptible, stop_signals, until_stopped
 from vitascope.training.tasks.task import Examples, Sums, Task
+from vitascope.training.whitening import TokenizerNorm, without_norms
 from vitascope.weights.loading import save_pretrained
 from vitascope.weights.preprocess import preprocess_of
 

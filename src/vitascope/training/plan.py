@@ -33,8 +33,7 @@ from vitascope.options.groups import (
 from vitascope.options.recipes import TrainConfig
 from vitascope.run.run import Run
 from vitascope.training.schedule import small_size
-from vitascope.training.tasks.autoencoder import check_encoder
-from vitascope.training.tasks.masked import body_config
+from vitascope.training.tasks.masked import body_config, check_encoder
 from vitascope.training.whitening import SIDE
 from vitascope.weights.files import CheckpointError
 from vitascope.weights.transfer import adapted

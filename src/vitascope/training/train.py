@@ -56,15 +56,14 @@ from vitascope.training.identity import (
     with_images_of,
 )
 from vitascope.training.loop import Trainer
-from vitascope.training.optim import freeze_body
+from vitascope.training.optimizers import freeze_body
 from vitascope.training.placement import Placement, images_at_once, place
 from vitascope.training.plan import Plan, inspect, resolve
 from vitascope.training.schedule import Schedule
 from vitascope.training.selection import Selection, select_weights
 from vitascope.training.signals import stopped_at_once
-from vitascope.training.tasks.autoencoder import MaskedAutoencoding
 from vitascope.training.tasks.classify import Classify, ClassifyFeatures, Distill, class_weights_of
-from vitascope.training.tasks.masked import Masked
+from vitascope.training.tasks.masked import Masked, MaskedAutoencoding
 from vitascope.training.tasks.task import Finished, PatchEvaluation, Task
 from vitascope.training.tasks.teachers import open_teacher
 from vitascope.training.whitening import whiten

@@ -14,7 +14,7 @@ from vitascope.training.checkpoint.state import (
     restore_optimizer,
     split_shards,
 )
-from vitascope.training.optim import optimizer_of
+from vitascope.training.optimizers import optimizer_of
 
 OPTIONS: dict[str, Optimization] = {
     "adamw": Optimization(weight_decay=0.1),

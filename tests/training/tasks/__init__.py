@@ -12,8 +12,7 @@ from vitascope.data.splits import ImageSet
 from vitascope.data.targets import ClassIndices
 from vitascope.model.vit import VisionTransformer
 from vitascope.options.groups import Masking
-from vitascope.training.tasks.autoencoder import MaskedAutoencoding
-from vitascope.training.tasks.masked import Masked, body_config
+from vitascope.training.tasks.masked import Masked, MaskedAutoencoding, body_config
 from vitascope.training.tasks.task import Examples
 from vitascope.weights.preprocess import default_preprocess
 
