@@ -9,7 +9,7 @@ from typing import Annotated
 import tyro
 
 from vitascope.cli.features import exiting_with_cache
-from vitascope.cli.parsing import Json
+from vitascope.cli.parsing import Json, arguments_of
 from vitascope.data.table_options import DataOptions, TableOptions
 from vitascope.formatting import counted, duration
 from vitascope.predict.compute import Compute
@@ -45,14 +45,7 @@ class Audit:
         from vitascope.auditing.audit import audit
 
         with exiting_with_cache(self.compute):
-            found = audit(
-                self.data,
-                out=self.out,
-                bodies=self.body,
-                seed=self.seed,
-                table=self.table,
-                compute=self.compute,
-            )
+            found = audit(**arguments_of(self, "body", "json"), bodies=self.body)
         if self.json:
             planted = [dataclasses.asdict(each) for each in found.planted]
             values = {"images": len(found.names), "findings": dict(found.counts), "planted": planted}

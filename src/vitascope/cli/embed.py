@@ -11,7 +11,7 @@ import tyro
 
 from vitascope.cli.exits import exit_if_left_out
 from vitascope.cli.features import Cluster, Representation, exiting_with_cache
-from vitascope.cli.parsing import Json, Model
+from vitascope.cli.parsing import Json, Model, arguments_of
 from vitascope.data.table_options import DataOptions, TableOptions
 from vitascope.formatting import counted, speed
 from vitascope.predict.compute import Compute
@@ -47,15 +47,8 @@ class Embed:
         ray = self.cluster.ray
         started = time.monotonic()
         with exiting_with_cache(self.compute):
-            found = embed(
-                self.model,
-                self.data,
-                out=self.out,
-                **dataclasses.asdict(self.representation),
-                table=self.table,
-                compute=self.compute,
-                ray=ray,
-            )
+            options = arguments_of(self, "json", "representation", "cluster")
+            found = embed(**options, **dataclasses.asdict(self.representation), ray=ray)
         if self.json:
             counts = {"images": len(found), "unreadable": len(found.unreadable), "computed": found.computed}
             print(json.dumps({"out": self.out, **counts}))

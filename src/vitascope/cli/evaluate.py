@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from vitascope.cli.parsing import Device, Json, MaybeInt, MaybeText, Model, Precision, Views
+from vitascope.cli.parsing import Device, Json, MaybeInt, MaybeText, Model, Precision, Views, arguments_of
 from vitascope.data.table_options import DataOptions, TableOptions
 from vitascope.errors import UserError, printable
 from vitascope.formatting import aligned, counted, listed
@@ -47,16 +47,7 @@ class Evaluate:
         from vitascope.run.run import Run
         from vitascope.weights.stored_model import local_model
 
-        evaluation = evaluate(
-            self.model,
-            self.data,
-            rename=renamed(self.rename),
-            table=self.table,
-            batch_size=self.batch_size,
-            precision=self.precision,
-            device=self.device,
-            views=self.views,
-        )
+        evaluation = evaluate(**arguments_of(self, "rename", "json"), rename=renamed(self.rename))
         if self.json:
             print(json.dumps(evaluation_json(evaluation)))
         else:

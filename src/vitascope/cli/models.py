@@ -10,7 +10,17 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from vitascope.cli.parsing import Device, Folder, Json, MaybeFloat, MaybeInt, MaybeText, Model, Precision
+from vitascope.cli.parsing import (
+    Device,
+    Folder,
+    Json,
+    MaybeFloat,
+    MaybeInt,
+    MaybeText,
+    Model,
+    Precision,
+    arguments_of,
+)
 from vitascope.data.table_options import DataOptions, TableOptions
 from vitascope.errors import UserError
 from vitascope.formatting import counted
@@ -146,9 +156,7 @@ class Compress:
         from vitascope.model.hardware import reuse_freed_memory
 
         reuse_freed_memory()
-        options = dict(vars(self))
-        model, out, images = (options.pop(name) for name in ("model", "out", "images"))
-        result = compress(model, out, num_images=images, **options)
+        result = compress(**arguments_of(self, "images"), num_images=self.images)
         costs = (result.before, result.after)
         rows = [
             ("", "before", "after"),
@@ -193,9 +201,7 @@ class Pack:
         """Pack, and print a summary."""
         from vitascope.data.pack import pack
 
-        packed = pack(
-            self.data, self.out, shard_mb=self.shard_mb, image_size=self.image_size, table=self.table
-        )
+        packed = pack(**arguments_of(self))
         for reason in packed.unreadable.values():
             print(f"left out: {reason}")
         for split, shards in packed.index.splits.items():

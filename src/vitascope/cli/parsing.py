@@ -84,6 +84,11 @@ def parse(command: type[T], name: str, args: Sequence[str], default: Any = None)
     return parsed
 
 
+def arguments_of(command: object, *others: str) -> dict[str, Any]:
+    """The options of a command as arguments of the function that it calls, which lacks `others`."""
+    return {name: value for name, value in vars(command).items() if name not in others}
+
+
 def unexpected(word: str, options: Mapping[str, dataclasses.Field[Any]]) -> str:
     """The error for an argument that no option takes, with the option that was probably meant."""
     complaint = f"unexpected argument {word!r}"

@@ -10,7 +10,7 @@ import tyro
 
 from vitascope.cli.exits import exit_if_left_out
 from vitascope.cli.features import exiting_with_cache
-from vitascope.cli.parsing import Json, MaybeText
+from vitascope.cli.parsing import Json, MaybeText, arguments_of
 from vitascope.data.table_options import DataOptions, TableOptions
 from vitascope.formatting import aligned, counted
 from vitascope.predict.compute import Compute
@@ -64,16 +64,7 @@ class Probe:
         from vitascope.probing.probe import probe
 
         with exiting_with_cache(self.compute):
-            found = probe(
-                self.models,
-                self.data,
-                run=self.run,
-                layers=self.layers,
-                pools=self.pools,
-                seed=self.seed,
-                table=self.table,
-                compute=self.compute,
-            )
+            found = probe(**arguments_of(self, "json"))
         if self.json:
             print(json.dumps(as_json(found)))
         else:

@@ -12,7 +12,7 @@ import tyro
 
 from vitascope.cli.exits import exit_if_left_out
 from vitascope.cli.features import Representation, exiting_with_cache
-from vitascope.cli.parsing import Json, MaybePath, Model
+from vitascope.cli.parsing import Json, MaybePath, Model, arguments_of
 from vitascope.data.table_options import DataOptions, TableOptions
 from vitascope.errors import UserError, printable
 from vitascope.formatting import aligned, counted
@@ -57,15 +57,8 @@ class Similar:
         if self.out is not None:
             self._check(self.out)
         with exiting_with_cache(self.compute):
-            found = nearest(
-                self.model,
-                self.picture,
-                self.data,
-                k=self.k,
-                **dataclasses.asdict(self.representation),
-                table=self.table,
-                compute=self.compute,
-            )
+            options = arguments_of(self, "out", "json", "representation")
+            found = nearest(**options, **dataclasses.asdict(self.representation))
         if self.out is not None:
             from vitascope.explain.plots import save_figure
 
