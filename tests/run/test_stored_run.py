@@ -59,8 +59,7 @@ def whole(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def _plain(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr("os.fsync", lambda descriptor: None)
+def _plain() -> Iterator[None]:
     with undrawn():
         yield
     _copied.cache_clear()

@@ -1,6 +1,5 @@
-"""Data and weights that tests only read; tiny runs skip fsync, except in the tests of it."""
+"""Data and weights that tests only read."""
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,14 +8,6 @@ import pytest
 from tests.model import small_model
 from tests.training import undrawn, write_folder
 from vitascope.weights.loading import save_pretrained
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _no_fsync(request: pytest.FixtureRequest) -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        if request.path.name != "test_folders.py":
-            patch.setattr(os, "fsync", lambda descriptor: None)
-        yield
 
 
 @pytest.fixture(scope="module")
