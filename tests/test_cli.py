@@ -205,7 +205,7 @@ heavy = ["matplotlib", "sklearn", "pandas", "huggingface_hub.errors", "torch._dy
 assert imported("torch") and not imported(*heavy, "scipy"), imported(*heavy, "scipy")
 from vitascope.training import train
 train._draw = lambda *_: ({{}}, Path("report.html"))  # imports matplotlib
-main(["train", "--data", "digits", "--steps", "1", "--run", "run"])
+main(["train", "--data", "digits", "--steps", "1", "--run", "run", *{SHAPE}])
 heavy += ["torch.distributed.fsdp", "torch.distributed.checkpoint"]
 assert not imported(*heavy), imported(*heavy)
 """

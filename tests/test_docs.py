@@ -43,7 +43,7 @@ from vitascope.data.formats import archive, folder, hub, published, shards
 from vitascope.deploy.server.server import by_name
 from vitascope.explain.methods import Method, methods_for
 from vitascope.model import hardware
-from vitascope.model.sizes import named_config
+from vitascope.model.sizes import NAMED_SIZES, named_config
 from vitascope.model.vision_model import VisionModel
 from vitascope.options.groups import AugmentationOptions
 from vitascope.options.recipes import RECIPES
@@ -52,6 +52,7 @@ from vitascope.predict.runtimes import open_engine
 from vitascope.run.trackers import TRACKERS
 from vitascope.training import plan, start
 from vitascope.training.schedule import TimeBudget
+from vitascope.weights import builtin
 
 ROOT = Path(__file__).parent.parent
 DOCS = sorted((ROOT / "docs").rglob("*.md"))
@@ -69,8 +70,10 @@ PERFORMANCE_PAGE = ROOT / "docs" / "performance.md"
 DEPLOY_PAGE = ROOT / "docs" / "deploy.md"
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 NUMBER = re.compile(r"[-+−±]?\d+(?:[.,]\d+)*%?")
-DIGITS_EPOCHS = 5
-"""Of the recipe's 60: enough to see that it learns."""
+SHORT_DIGITS = {"epochs": 4, "depth": 2}
+"""Of the recipe's 60 epochs and 3 blocks: enough to see that it learns."""
+SHALLOW = 3
+"""Blocks of the models that the pages name: their commands do the same with each further block."""
 NOT_RUN = {"tensorboard", "pip", "aws"}
 """Programs that a page may name: a server that never ends, an installation, copies to a bucket, which
 `fill` makes."""
@@ -82,11 +85,28 @@ def blocks(page: Path, language: str) -> list[str]:
     return [text for kind, text in BLOCK.findall(page.read_text(encoding="utf-8")) if kind == language]
 
 
+@pytest.fixture(scope="module")
+def shallow_built_in(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the first blocks of the built-in model."""
+    folder = tmp_path_factory.mktemp("builtin")
+    whole = vs.from_pretrained(builtin.DEFAULT)
+    assert isinstance(whole, vs.VisionTransformer)
+    model = vs.VisionTransformer(whole.config.replace(depth=SHALLOW))
+    model.load_state_dict({name: whole.state_dict()[name] for name in model.state_dict()})
+    model.preprocess, model.trust = whole.preprocess, whole.trust
+    vs.save_pretrained(model, folder / builtin.DEFAULT)
+    return folder
+
+
 @pytest.fixture
-def readers_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def readers_folder(tmp_path: Path, shallow_built_in: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where a reader of a page stands: photos of two classes in folders, the same with their classes in the
     names, and a cache."""
     folder = tmp_path / "reader"
+    monkeypatch.setattr(builtin, "__file__", str(shallow_built_in / "__init__.py"))
+    for name, size in NAMED_SIZES.items():
+        if size.options.get("depth", 0) > SHALLOW:
+            monkeypatch.setitem(NAMED_SIZES, name, size._replace(options={**size.options, "depth": SHALLOW}))
     monkeypatch.setenv("VITASCOPE_CACHE", str(tmp_path / "cache"))
     take_photos(folder / "photos")
     (folder / "pets").mkdir()
@@ -96,7 +116,7 @@ def readers_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         write_clip(folder / "clip")
     (folder / "decisions.csv").write_text("image,content,decision,label\n")  # that the page of an audit saves
     monkeypatch.chdir(folder)
-    monkeypatch.setitem(RECIPES, "digits", RECIPES["digits"].replace(epochs=DIGITS_EPOCHS))
+    monkeypatch.setitem(RECIPES, "digits", RECIPES["digits"].replace(**SHORT_DIGITS))
     monkeypatch.setattr(start, "PUBLIC", {})
     monkeypatch.setattr("vitascope.training.loop.TimeBudget", short_budget)
     fewer_points = functools.partial(vs.explain.compare, steps=2, shares=(0.5,))

@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from tests.cli import SHAPE
+
 RUN = """
 import json, sys
 import tests.pretended_windows
@@ -47,8 +49,9 @@ def test_commands_work_with_what_windows_has(photos: Path, tmp_path: Path) -> No
         "train",
         "--data",
         data,
-        "--image-size",
-        "16",
+        "--recipe",
+        "base",
+        *SHAPE,
         "--epochs",
         "1",
         "--workers",

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from tests.cli import SHAPE
 from vitascope.cli import main
 from vitascope.data.datasets import class_counts, open_data
 from vitascope.data.table_options import TableOptions
@@ -81,19 +82,7 @@ def test_impossible_limits_are_named(photos: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("option", [["--min-images", "3"], ["--rare", "train"]])
 def test_a_run_keeps_the_rule_of_its_classes(option: list[str], photos: Path, tmp_path: Path, capsys) -> None:
     run = str(tmp_path / "run")
-    train = [
-        "train",
-        "--data",
-        str(photos),
-        "--run",
-        run,
-        "--depth",
-        "1",
-        "--steps",
-        "1",
-        "--weights",
-        "none",
-    ]
+    train = ["train", "--data", str(photos), "--run", run, "--steps", "1", "--recipe", "base", *SHAPE]
     assert main([*train, *option]) == 0
     assert ("left out: 2 of 4 classes" in capsys.readouterr().out) == (option[0] == "--min-images")
     assert main(["evaluate", run]) == 0

@@ -210,7 +210,8 @@ def encoder_model(name: str, seed: int = 0, **changes: Any) -> nn.Module:
     if name.endswith("Modeling"):
         config.encoder_stride = config.patch_size
     if "MAE" in name:
-        config.mask_ratio = 0.0
+        config.mask_ratio, config.decoder_num_hidden_layers = 0.0, 1
+        config.decoder_hidden_size = config.decoder_intermediate_size = 32
     return randomize(cls(config), seed).eval()
 
 

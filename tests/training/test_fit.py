@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from tests.cli import SHAPE
 from vitascope.cli import main
 from vitascope.data.preprocess import Fit, Preprocess
 from vitascope.predict.predictor import Predictor
@@ -11,6 +12,7 @@ from vitascope.weights.loading import from_pretrained
 from vitascope.weights.preprocess import preprocess_of
 
 SQUARE = Preprocess(image_size=(16, 16))
+SMALL = [*SHAPE, "--recipe", "base"]
 
 
 @pytest.fixture(scope="module")
@@ -49,43 +51,33 @@ def test_a_fit_replaces_the_rule_of_weights() -> None:
     assert theirs.fitted("crop") == SQUARE
 
 
+@pytest.mark.usefixtures("without_figures")
 @pytest.mark.parametrize("fit", ["pad", "squash"])
 def test_a_model_keeps_its_fit_in_exported_files(
     fit: str, strips: Path, tmp_path: Path, capsys, monkeypatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    train = [
-        "train",
-        "--data",
-        str(strips),
-        "--run",
-        "run",
-        "--depth",
-        "1",
-        "--steps",
-        "2",
-        "--weights",
-        "none",
-    ]
-    assert main([*train, "--fit", fit, "--image-size", "16"]) == 0
+    train = ["train", "--data", str(strips), "--run", "run", "--steps", "2", *SMALL]
+    assert main([*train, "--fit", fit]) == 0
     assert "the model sees" not in capsys.readouterr().out
     ours = preprocess_of(from_pretrained("run"))
     assert ours == ours.fitted(fit)  # type: ignore[arg-type]
-    assert main(["export", "run", "--out", "model.onnx"]) == 0
+    assert main(["export", "run", "--out", "a.onnx"]) == 0
     pictures = sorted(strips.rglob("*.png"))
     wanted, found = (
         [answer[0].score for answer in Predictor(model, precision="fp32")(pictures)]
-        for model in ("run", "model.onnx")
+        for model in ("run", "a.onnx")
     )
     np.testing.assert_allclose(found, wanted, atol=1e-4)
 
 
+@pytest.mark.usefixtures("without_figures")
 def test_the_start_says_how_much_a_crop_shows_and_what_shows_more(
     strips: Path, tmp_path: Path, capsys
 ) -> None:
-    train = ["train", "--data", str(strips), "--depth", "1", "--steps", "1", "--weights", "none"]
-    assert main([*train, "--image-size", "16", "--run", str(tmp_path / "run")]) == 0
+    train = ["train", "--data", str(strips), "--steps", "1", *SMALL]
+    assert main([*train, "--run", str(tmp_path / "run")]) == 0
     line = "fit    the model sees 25% of a picture of 16x64 pixels, its centre"
     assert f"{line}: fit=pad or fit=squash shows it the whole picture" in capsys.readouterr().out
-    assert main([*train, "--image-size", "16", "--run", str(tmp_path / "crop"), "--fit", "crop"]) == 0
+    assert main([*train, "--run", str(tmp_path / "crop"), "--fit", "crop"]) == 0
     assert f"{line}\n" in capsys.readouterr().out

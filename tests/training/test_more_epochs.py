@@ -100,7 +100,7 @@ def test_an_interrupted_continuation_is_resumed_and_loses_nothing(
 
 
 def test_a_whitened_tokenizer_goes_on_with_and_without_its_state(photos: Path, tmp_path: Path) -> None:
-    small = {"recipe": "small-data", "device": "cpu", "batch_size": 8, "image_size": 16}
+    small = {"recipe": "small-data", "device": "cpu", "batch_size": 8, "image_size": 16, "depth": 1}
     for name, keep in (("with", True), ("without", False)):
         run = trained(photos, tmp_path / name, 1, keep_state=keep, **small)
         assert Run(run).config["whiten"] == "on"

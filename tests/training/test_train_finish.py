@@ -256,7 +256,7 @@ def test_pre_training_on_grey_images_provides_weights_for_both_commands(
     """The digits have one channel."""
     body = tmp_path / "body"
     sizes = [*TINY, "--image-size", "8", "--patch-size", "4", "--batch-size", "128"]
-    small = ["--data", "digits", "--epochs", "1", "--device", "cpu"]
+    small = ["--data", "digits", "--steps", "3", "--device", "cpu"]
     assert main(["pretrain", "--run", str(body), *small, *sizes]) == 0
     assert from_pretrained(body).config.in_channels == 1
     assert Run(body).metrics[-1]["split"] == "test"

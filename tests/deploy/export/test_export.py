@@ -525,7 +525,7 @@ def test_file_of_several_views_returns_their_mean_and_knows_no_more(views: int, 
     assert "familiar" not in done.returns + done.program
 
 
-def test_heatmaps_that_a_file_cannot_hold_are_rejected(tmp_path: Path) -> None:
+def test_heatmaps_that_a_file_cannot_hold_are_rejected(exported_file, tmp_path: Path) -> None:
     model = small_model(depth=1)
     for other, options, message in (
         (model, {"explain": "occlusion"}, "unknown explain 'occlusion'"),
@@ -535,9 +535,8 @@ def test_heatmaps_that_a_file_cannot_hold_are_rejected(tmp_path: Path) -> None:
     ):
         with pytest.raises(UserError, match=message):
             export(other, tmp_path / "a.pt2", format="torch", images=pictures(), **options)
-    export(model, tmp_path / "a.pt2", format="torch", images=pictures())
     with pytest.raises(UserError, match="returns no heatmaps: export it with explain"):
-        ProgramEngine(tmp_path / "a.pt2").heatmaps(torch.zeros(1, 3, 32, 32, dtype=torch.uint8))
+        ProgramEngine(exported_file(".pt2")).heatmaps(torch.zeros(1, 3, 32, 32, dtype=torch.uint8))
 
 
 def test_export_of_a_run_is_written_into_its_folder(tmp_path: Path) -> None:

@@ -164,7 +164,7 @@ def test_file_of_several_labels_is_compared_by_its_precision(tmp_path: Path) -> 
     labels = (probabilities >= thresholds).numpy()
     labels[:3] = False  # images of no class
     model.config = model.config.replace(thresholds=tuple(thresholds.tolist()))
-    source = export(model, tmp_path / "plain.onnx", images=PICTURES[:2]).path
+    source = export(model, tmp_path / "plain.onnx", input="tensors", images=PICTURES[:2]).path
     found = quantize_file(
         source,
         tmp_path / "int8.onnx",
