@@ -118,11 +118,11 @@ def check_value(name: str, value: object, kind: Any) -> None:
             if isinstance(trait, Range | Increasing):
                 trait.check(name, cast("float | Sequence[float] | None", value))
     elif get_origin(kind) is Literal:
-        if isinstance(value, str):
-            check_choice(name, value, map(str, get_args(kind)))
-        if (type(value), value) not in [(type(choice), choice) for choice in get_args(kind)]:
-            choices = ", ".join(map(repr, get_args(kind)))
-            raise UserError(f"{name} must be one of {choices}, not {value!r}")
+        choices = get_args(kind)
+        if isinstance(choices[0], str):
+            check_choice(name, value, choices)
+        elif type(value) is bool or not isinstance(value, int) or value not in choices:
+            raise UserError(f"{name} must be one of {', '.join(map(str, choices))}, not {value!r}")
     elif not has_type(value, kind):
         raise UserError(f"{name} must be {type_in_words(kind)}, not {value!r}")
 

@@ -13,7 +13,7 @@ from vitascope.model.config import ViTConfig
 from vitascope.model.sizes import named_config
 from vitascope.options.groups import Architecture
 from vitascope.options.recipes import FEW_TO_START, FEW_TO_TUNE, GROUP_OF, RECIPES, TrainConfig, configuration
-from vitascope.training.optimizers import MOMENTUM
+from vitascope.training.optimizers import SGD_MOMENTUM
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
@@ -252,7 +252,7 @@ masked: {task: masked, corrupt: null, target: mean_color, schedule: cosine}
 @pytest.mark.parametrize(("recipe", "published"), yaml.safe_load(PAPERS).items())
 def test_a_published_recipe_has_the_published_numbers(recipe: str, published: dict[str, Any]) -> None:
     assert {name: RECIPES[recipe].option(name) for name in published} == published
-    assert MOMENTUM == 0.9
+    assert SGD_MOMENTUM == 0.9
 
 
 def test_deit3_builds_the_model_of_its_published_weights() -> None:

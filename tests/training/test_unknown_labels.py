@@ -129,7 +129,7 @@ def test_a_run_learns_measures_exports_and_is_resumed_bitwise(
     assert json.loads(capsys.readouterr().out)["map"] == pytest.approx(
         whole.evaluation.score.estimates["map"].value
     )
-    engine = open_engine(export(whole.run, tmp_path / "a.pt2", format="torch", input="tensors").path)
+    engine = open_engine(export(whole.run, tmp_path / "model.onnx").path)
     measured = evaluate(engine, table)
     assert measured.targets.partial
 

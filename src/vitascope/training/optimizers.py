@@ -49,7 +49,7 @@ class SGD(EagerOptimizer, torch.optim.SGD):
     step: ClassVar[Any] = torch.no_grad()(unwrap(torch.optim.SGD.step))
 
 
-SGD_MOMENTUM, MOMENTUM = 0.9, 0.95  # the second is Muon's
+SGD_MOMENTUM, MUON_MOMENTUM = 0.9, 0.95
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 """Of the quintic that brings singular values to between 0.7 and 1.2 in `ITERATIONS` steps."""
 ITERATIONS = 5
@@ -97,8 +97,8 @@ class Muon(AdamW):
                 self.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
         buffers = [local(self.state[parameter]["momentum_buffer"]) for parameter in parameters]
         momenta = [local(parameter.grad) for parameter in parameters]
-        torch._foreach_lerp_(buffers, momenta, 1 - MOMENTUM)
-        torch._foreach_lerp_(momenta, buffers, MOMENTUM)  # Nesterov's
+        torch._foreach_lerp_(buffers, momenta, 1 - MUON_MOMENTUM)
+        torch._foreach_lerp_(momenta, buffers, MUON_MOMENTUM)  # Nesterov's
         stacked = [group["stacked"] for group, members in groups for _ in members]
 
         def updates_of(wholes: list[Tensor], numbers: list[int]) -> list[Tensor]:
