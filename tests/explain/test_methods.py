@@ -219,3 +219,10 @@ def test_heat_that_is_not_finite_is_rejected(method: Method) -> None:
     images = random_images(2, 3, 32, 32) * torch.tensor([1, float("nan")])[:, None, None, None]
     with pytest.raises(UserError, match="not finite"):
         method(small_model(), images)
+
+
+@pytest.mark.parametrize("method", ["libra", "patching", "shapley"])
+def test_no_image_has_no_heatmap(method: str) -> None:
+    model = small_model(depth=1)
+    empty = torch.zeros(0, 3, *model.config.image_hw)
+    assert explain.heatmap(model, empty, method).shape == (0, *model.config.grid)

@@ -196,3 +196,12 @@ def test_patches_are_not_off_beside_a_choice_of_visible_ones() -> None:
         pytest.raises(UserError, match=r"^5 of 16 patches are there: none can be off beside this choice"),
     ):
         model.encode(model.prepare_tokens(images), (4, 4), visible=torch.arange(5)[None])
+
+
+def test_parts_are_numbered_by_numpy_too() -> None:
+    model, images = small_model(depth=2), torch.randn(1, 3, 32, 32)
+    one = np.int64(1)
+    with model.intervene(layers=[one], heads=[(one, one)], patches=[one]):
+        logits = model(images)
+    with model.intervene(layers=[1], heads=[(1, 1)], patches=[1]):
+        assert torch.equal(model(images), logits)

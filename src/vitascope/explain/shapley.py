@@ -76,6 +76,8 @@ def shapley_values(
     blank = pooled_and_logits(model, images.new_zeros(1, *images.shape[1:]))
     signs = mask_pairs(grid[0] * grid[1], masks // 2)  # (n, N)
     values, errors = [], []
+    if not len(images):
+        return images.new_zeros(0, *grid), images.new_zeros(0, *grid)
     with evaluation_mode(model):
         scores = asked.score(pooled, logits).double()  # (B,)
         for index, image in enumerate(images):

@@ -10,6 +10,7 @@ import dataclasses
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -85,7 +86,7 @@ def _hidden(
     (gh, gw), P = layout.grid, layout.num_prefix_tokens
     N = gh * gw
     for patch in absent:
-        if not (isinstance(patch, int) and 0 <= patch < N):
+        if not (isinstance(patch, Integral) and 0 <= patch < N):
             raise UserError(f"no patch {patch}: the grid of {gh}x{gw} has {N}, 0 to {N - 1}")
     if len(absent) == N:
         raise UserError(f"all {N} patches are off: leave at least one")
