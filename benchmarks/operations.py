@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -106,16 +106,11 @@ class Trial:
     failure: str = ""
 
 
-class Averaged(nn.Module):
-    """The mean of a classifier's probabilities over views of images, as logits."""
-
-    def __init__(self, model: nn.Module, views: int) -> None:
-        super().__init__()
-        self.model, self.views = model, views
-
-    def forward(self, images: Tensor) -> Tensor:
-        """(B, C, H, W) -> (B, K)."""
-        return mean_of_views(self.model(views_of(images, self.views)).float(), self.views, "exclusive")
+def averaged(model: nn.Module, views: int) -> nn.Module:
+    """A classifier of the mean of its probabilities over views of images: (B, C, H, W) -> logits (B, K)."""
+    module = nn.Module()
+    module.forward = lambda images: mean_of_views(model(views_of(images, views)).float(), views, "exclusive")
+    return module
 
 
 @functools.cache
@@ -174,7 +169,7 @@ def train(asked: Trial, data: str, options: dict[str, Any], device: str) -> Tria
 
         model = trainer.trained.eval()
         validation, test = (measured(model, images) for images in (opened.splits.val, opened.splits.measured))
-        mirror, six = (measured(Averaged(model, views), opened.splits.measured) for views in (2, 6))
+        mirror, six = (measured(averaged(model, views), opened.splits.measured) for views in (2, 6))
     numbers = {"validation": validation.accuracy, "loss": validation.loss, "test": test.accuracy}
     numbers |= {"mirror": mirror.accuracy, "views": six.accuracy}
     numbers |= {"minutes": minutes, "operations": trainer.operations}
@@ -182,18 +177,8 @@ def train(asked: Trial, data: str, options: dict[str, Any], device: str) -> Tria
     return dataclasses.replace(asked, **numbers, images=trainer.shown, steps=steps, parameters=parameters)
 
 
-HEADER = (
-    "change",
-    "seeds",
-    "validation",
-    "test",
-    "mirror",
-    "views",
-    "loss",
-    "images",
-    "parameters",
-    "minutes",
-)
+SHARES = ("validation", "test", "mirror", "views")
+HEADER = ("change", "seeds", *SHARES, "loss", "images", "parameters", "minutes")
 
 
 def percent(values: Iterable[float]) -> str:
@@ -208,9 +193,9 @@ def percent(values: Iterable[float]) -> str:
 def row_of(trials: list[Trial]) -> tuple[str, ...]:
     """The row of trials that differ by their seed."""
     first = trials[0]
-    found = {name: [getattr(trial, name) for trial in trials] for name in (*HEADER[2:7], "minutes")}
+    found = {name: [getattr(trial, name) for trial in trials] for name in (*SHARES, "loss", "minutes")}
     loss, minutes = statistics.mean(found["loss"]), statistics.mean(found["minutes"])
-    shares = (percent(found[name]) for name in HEADER[2:6])
+    shares = (percent(found[name]) for name in SHARES)
     size = f"{first.parameters / 1e6:.2f} M"
     return first.name, str(len(trials)), *shares, f"{loss:.3f}", f"{first.images:,}", size, f"{minutes:.1f}"
 
