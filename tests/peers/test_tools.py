@@ -65,7 +65,7 @@ def exported(folder: Path) -> Path:
     """The model as an ONNX file."""
     for library in ("onnxscript", "onnxruntime"):
         pytest.importorskip(library, reason=f"{library} is not installed (vitascope[onnx])")
-    vs.export(folder, folder.parent / "model.onnx", input="tensors", images=PICTURES[:4])
+    vs.export(folder, folder.parent / "model.onnx", images=PICTURES[:4])
     return folder.parent / "model.onnx"
 
 

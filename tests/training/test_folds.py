@@ -73,7 +73,7 @@ def test_the_model_predicts_exports_and_is_not_measured_on_what_it_has_seen(
     factor = float(model.sharpness[0])
     mean = sharpened(np.mean(alone, axis=0)[None], factor, exclusive=True)[0]
     np.testing.assert_allclose(probabilities(trained.run), mean, atol=1e-4)
-    exported = export(trained.run, tmp_path / "model.onnx", input="tensors").path
+    exported = export(trained.run, tmp_path / "model.onnx").path
     np.testing.assert_allclose(probabilities(exported), mean, atol=1e-3)
     with pytest.raises(UserError, match=r"have seen all images between them.*set data"):
         evaluate(trained.run)

@@ -119,7 +119,7 @@ def test_from_the_command_to_an_onnx_file(tmp_path, capsys, monkeypatch) -> None
     assert main(["train", "--config", "run/config.yaml", "--run", "again", "--workers", "0"]) == 0
     weights = [Path(folder, "model", "model.safetensors").read_bytes() for folder in ("run", "again")]
     assert weights[0] == weights[1]
-    assert main(["export", "run", "--out", "model.onnx", "--input", "tensors"]) == 0
+    assert main(["export", "run", "--out", "model.onnx"]) == 0
     picture = data / "light" / "000.png"
     found = [Predictor(model)(picture).best.label for model in ("run", "model.onnx")]
     assert found == ["light", "light"]
