@@ -57,6 +57,7 @@ def test_another_type_is_named_with_the_accepted_ones(args: Any, options: Any, m
 
 def test_numbers_of_numpy_paths_and_the_signature_are_kept() -> None:
     assert call(np.int64(3), np.float32(0.25), place=Path("x"), many=["a"]) == (3, 0.25, Path("x"), ["a"])
+    assert type(call(np.int64(3))[0]) is int  # torch rejects NumPy's
     assert list(inspect.signature(call).parameters) == ["count", "share", "place", "many", "views"]
     with pytest.raises(TypeError, match="missing"):
         call()  # type: ignore[call-arg]

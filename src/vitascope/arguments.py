@@ -40,11 +40,14 @@ def checked(function: F) -> F:
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        given = signature.bind(*args, **kwargs).arguments
+        bound = signature.bind(*args, **kwargs)
         for name, kind in kinds().items():
-            if name in given:
-                check_value(name, given[name], kind)
-        return function(*args, **kwargs)
+            if name in bound.arguments:
+                value = bound.arguments[name]
+                check_value(name, value, kind)
+                if isinstance(value, Integral) and not isinstance(value, int):
+                    bound.arguments[name] = int(value)  # of NumPy, which torch rejects
+        return function(*bound.args, **bound.kwargs)
 
     return cast("F", call)
 
@@ -121,7 +124,7 @@ def check_value(name: str, value: object, kind: Any) -> None:
         choices = get_args(kind)
         if isinstance(choices[0], str):
             check_choice(name, value, choices)
-        elif type(value) is bool or not isinstance(value, int) or value not in choices:
+        elif not has_type(value, int) or value not in choices:
             raise UserError(f"{name} must be one of {', '.join(map(str, choices))}, not {value!r}")
     elif not has_type(value, kind):
         raise UserError(f"{name} must be {type_in_words(kind)}, not {value!r}")

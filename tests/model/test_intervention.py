@@ -165,6 +165,18 @@ def test_contexts_are_nested_and_end_with_exceptions() -> None:
     assert len({whole.sum().item(), first.sum().item(), both.sum().item()}) == 3
 
 
+@pytest.mark.parametrize("pool", ["cls", "mean", "map", "sequence", "cls_mean"])
+def test_patches_of_nested_contexts_are_off_together(pool: str) -> None:
+    model, images = small_model(pool=pool), random_images(1, 3, 32, 32)
+    with model.intervene(patches=[1, 9]):
+        both = model(images)
+    with model.intervene(patches=[1]), model.intervene(patches=[9]):
+        torch.testing.assert_close(model(images), both)
+    first, second = model.intervene(patches=range(8)), model.intervene(patches=range(8, 16))
+    with first, second, pytest.raises(UserError, match="all 16 patches are off: leave at least one"):
+        model(images)
+
+
 @pytest.mark.parametrize(
     ("options", "off", "message"),
     [
@@ -175,6 +187,12 @@ def test_contexts_are_nested_and_end_with_exceptions() -> None:
         ({}, {"patches": [300]}, "no patch 300: the grid of 4x4 has 16, 0 to 15"),
         ({}, {"patches": [-1]}, "no patch -1"),
         ({}, {"patches": range(16)}, "all 16 patches are off: leave at least one"),
+        ({}, {"patches": ["a", 1]}, "no patch a"),
+        ({}, {"patches": [True]}, "no patch True"),
+        ({}, {"layers": [True]}, "no layer True"),
+        ({}, {"layers": 0}, "layers must be a list of a whole number, not 0"),
+        ({}, {"heads": [0]}, "heads are pairs of a layer and a head, not 0"),
+        ({}, {"heads": [(0, 1, 2)]}, "heads are pairs of a layer and a head, not"),
         ({"attention": "axial"}, {"patches": [1]}, "patches can be off where attention is global and no"),
         ({"token_merging": 2}, {"patches": [1]}, "patches can be off where attention is global and no"),
         ({"token_merging": 2}, {"layers": [1]}, "with token_merging no layer can be off"),

@@ -9,10 +9,9 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from numbers import Integral
 from typing import Annotated, ClassVar, Literal, NamedTuple
 
-from vitascope.arguments import Range, check_fields
+from vitascope.arguments import Range, check_fields, has_type
 from vitascope.errors import UserError
 from vitascope.model.options import (
     BlockOptions,
@@ -401,14 +400,14 @@ OPTIONS = ViTConfig.groups()
 def check_layer(config: ViTConfig, layer: int) -> int:
     """The number of a layer from 0, given one that may count from the last."""
     depth = config.depth
-    if not isinstance(layer, Integral) or not -depth <= layer < depth:
+    if not has_type(layer, int) or not -depth <= layer < depth:
         raise UserError(f"no layer {layer}: the model has {depth}, 0 to {depth - 1} (or -{depth} to -1)")
     return layer % depth
 
 
 def check_head(config: ViTConfig, head: int | None) -> None:
     """Reject a head that does not exist."""
-    if head is not None and not (isinstance(head, Integral) and 0 <= head < config.num_heads):
+    if head is not None and not (has_type(head, int) and 0 <= head < config.num_heads):
         raise UserError(f"no head {head}: each layer has {config.num_heads}, 0 to {config.num_heads - 1}")
 
 

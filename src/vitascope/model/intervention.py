@@ -7,15 +7,15 @@ keeps its place in autograd's graph, with a gradient of zero.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from numbers import Integral
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from vitascope.arguments import has_type
 from vitascope.errors import UserError
 from vitascope.model.config import ViTConfig, check_head, check_layer
 from vitascope.model.positions import Layout
@@ -32,13 +32,16 @@ def switched_off(
     patches: Iterable[int],
 ) -> Iterator[None]:
     """As `VisionTransformer.intervene`, of a model of this configuration."""
-    absent, merges = sorted(set(patches)), bool(config.block.token_merging)
+    absent, merges = list(patches), bool(config.block.token_merging)
 
     def part(layer: int, name: str) -> nn.Module:
         return model.get_submodule(f"encoder.blocks.{check_layer(config, layer)}{name}")
 
     with ExitStack() as hooks:
-        for layer, head in heads:
+        for pair in heads:
+            if not has_type(pair, tuple[int, int]):
+                raise UserError(f"heads are pairs of a layer and a head, not {pair!r}")
+            layer, head = pair
             check_head(config, head)
             without = partial(_without_head, head=head, num_heads=config.num_heads)
             hooks.enter_context(part(layer, ".attention.norm").register_forward_pre_hook(without))
@@ -78,17 +81,24 @@ def _input(_: nn.Module, inputs: tuple[Tensor, Layout, Any, slice], output: Tens
     return output.where(_never(output), tokens[:, queries])
 
 
+def _together(hooks: Mapping[int, Any], function: Any) -> list[Any]:
+    """The patches that are off in any of the nested contexts, by their hooks of a module."""
+    partials = [hook for hook in hooks.values() if isinstance(hook, partial) and hook.func is function]
+    return [patch for hook in partials for patch in hook.keywords["absent"]]
+
+
 def _hidden(
-    _: nn.Module, inputs: Any, output: tuple[Tensor, Layout], absent: list[int]
+    dropout: nn.Module, inputs: Any, output: tuple[Tensor, Layout], absent: list[int]
 ) -> tuple[Tensor, Layout]:
     """No token attends to the patches `absent`, which stay in the sequence, so that maps keep their grid."""
     tokens, layout = output
+    together = _together(dropout._forward_hooks, _hidden)
     (gh, gw), P = layout.grid, layout.num_prefix_tokens
     N = gh * gw
     for patch in absent:
-        if not (isinstance(patch, Integral) and 0 <= patch < N):
+        if not (has_type(patch, int) and 0 <= patch < N):
             raise UserError(f"no patch {patch}: the grid of {gh}x{gw} has {N}, 0 to {N - 1}")
-    if len(absent) == N:
+    if len(set(together)) == N:
         raise UserError(f"all {N} patches are off: leave at least one")
     if tokens.shape[1] != P + N:
         raise UserError(f"{tokens.shape[1] - P} of {N} patches are there: none can be off beside this choice")
@@ -104,10 +114,18 @@ def _hidden(
     return tokens, masked(layout)
 
 
-def _present(_: nn.Module, inputs: tuple[Tensor], absent: list[int], prefix: int) -> Tensor:
-    """The tokens that pooling may read: (B, T, D) -> (B, T', D)."""
+def _present(pool: nn.Module, inputs: tuple[Tensor], absent: list[int], prefix: int) -> Tensor:
+    """The tokens that pooling may read: (B, T, D) -> (B, T', D).
+
+    Of nested contexts the first one drops the patches of all, because places change by it.
+    """
     (tokens,) = inputs
+    hooks = pool._forward_pre_hooks
+    first = next(hook for hook in hooks.values() if isinstance(hook, partial) and hook.func is _present)
+    if first.keywords["absent"] is not absent:
+        return tokens
     if tokens.shape[1] < prefix + 2:  # the tokens that pooling reads, or the one patch of a lens
         return tokens
-    kept = [place for place in range(tokens.shape[1]) if place - prefix not in absent]
+    together = _together(hooks, _present)
+    kept = [place for place in range(tokens.shape[1]) if place - prefix not in together]
     return tokens[:, kept]

@@ -77,6 +77,7 @@ class VisionTransformer(nn.Module):
         self.forward_head(self.forward_features(images, trace), trace)
         return trace
 
+    @checked
     def intervene(
         self,
         *,
@@ -95,6 +96,9 @@ class VisionTransformer(nn.Module):
             layers: those that return their input.
             patches: by number, row by row, for any image; no token attends to them, and no pooling reads
                 them. Maps keep their places.
+
+        A copy that is made in the context keeps the parts off. A pass that `torch.compile` has compiled
+        before ignores the context.
 
         Raises:
             UserError: a part that does not exist, or all patches; patches beside windows or merged tokens,
