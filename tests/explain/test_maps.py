@@ -1,5 +1,7 @@
 """Maps of many pictures in a folder: their numbers, and an interrupted call that is repeated."""
 
+import base64
+import json
 from pathlib import Path
 from typing import Any
 
@@ -7,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from PIL.PngImagePlugin import PngInfo
 
 from tests.explain.test_inputs import PICTURES, model_with_preprocess
 from tests.model import with_preprocess
@@ -105,3 +108,37 @@ def test_model_without_classes_has_heatmaps_alone(tmp_path: Path) -> None:
     model = with_preprocess(model_with_preprocess(head="none"), model_with_preprocess().preprocess)
     write(model, tmp_path, method="rollout")
     assert set(numbers_of(tmp_path)) == {"names", "heatmaps"}
+
+
+@pytest.mark.parametrize(
+    "forged",
+    [
+        {"heat": base64.b64encode(np.full(16, np.nan, np.float32).tobytes()).decode()},
+        {"heat": ""},
+        {"grid": [-1, 4]},
+        {"grid": None},
+        {"predicted": 10**30},
+        {"probability": float("nan")},
+    ],
+)
+def test_map_with_other_numbers_than_one_can_have_is_not_taken(
+    forged: dict[str, Any], tmp_path: Path
+) -> None:
+    model, path = model_with_preprocess(), tmp_path / "deep" / "0.png"
+    write(model, tmp_path, NAMED[:1])
+    with Image.open(path) as image:
+        texts = image.text  # type: ignore[attr-defined]
+    for text in (json.dumps(json.loads(texts["vitascope"]) | forged), "[" * 200_000):
+        record = PngInfo()
+        record.add_itxt("vitascope", text, zip=True)
+        Image.new("RGB", (8, 8)).save(path, pnginfo=record)
+        with pytest.raises(UserError, match=r"0\.png exists, and is not a map"):
+            write(model, tmp_path, NAMED[:1])
+
+
+def test_name_too_long_for_a_file_leaves_out_one_picture_alone(tmp_path: Path) -> None:
+    pictures = [("é" * 125, PICTURES[0], "v1"), NAMED[1]]
+    first, second = write(model_with_preprocess(), tmp_path, pictures)
+    assert first is not None
+    assert "is too long for the name of a map: shorten it" in first
+    assert second is None

@@ -81,3 +81,11 @@ def test_fewer_than_64_masks_one_patch_and_a_resnet_are_rejected() -> None:
         shapley(small_model(), random_images(1, 3, 32, 32), masks=63)
     with pytest.raises(UserError, match="a ResNet has no attention"):
         shapley(small_resnet(), random_images(1, 3, 32, 32))
+
+
+def test_values_that_are_not_finite_are_rejected() -> None:
+    model = small_model(depth=1)
+    with torch.no_grad():
+        model.encoder.blocks[0].mlp.fc1.weight[0, 0] = torch.nan
+    with pytest.raises(UserError, match="the Shapley values are not finite: look for NaN"):
+        shapley_values(model, torch.zeros(1, 3, *model.config.image_hw), masks=64)

@@ -8,10 +8,11 @@ from __future__ import annotations
 import base64
 import dataclasses
 import json
+import os
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
@@ -19,6 +20,7 @@ from PIL import Image
 from PIL.PngImagePlugin import PngImageFile, PngInfo
 from torch import Tensor
 
+from vitascope.arguments import Range, check_fields
 from vitascope.errors import UserError, printable
 from vitascope.explain.inputs import normalized, pooled_and_logits, seen_hw
 from vitascope.explain.lettering import short
@@ -34,6 +36,10 @@ from vitascope.weights.preprocess import preprocess_of
 NUMBERS = "heatmaps.npz"
 _RECORD = "vitascope"
 """The name of the PNG's text that has the numbers."""
+_OTHER_PNG = (OSError, ValueError, KeyError, TypeError, RecursionError, Image.DecompressionBombError)
+"""What a file raises that is no map."""
+_LONGEST = 255 - len(f".{2**22}.")
+"""Bytes of a file's name, beside what it begins with while it is written."""
 _PER_SHEET, _THUMBNAIL = 64, 192
 """Pictures of a contact sheet, and the longer side of each in pixels."""
 
@@ -42,16 +48,22 @@ _PER_SHEET, _THUMBNAIL = 64, 192
 class _Map:
     """The numbers of a map, as its PNG has them."""
 
-    key: list[str]
+    key: tuple[str, ...]
     """What the map depends on."""
     heat: str
     """float32 (gh, gw), in base64."""
-    grid: tuple[int, int]
-    predicted: int = -1
-    explained: int = -1
+    grid: Annotated[tuple[int, int], Range(ge=1)]
+    predicted: Annotated[int, Range(ge=-1, lt=2**31)] = -1
+    explained: Annotated[int, Range(ge=-1, lt=2**31)] = -1
     """The explained class; -1 for a method, or a target, that is about no class."""
     probability: float = -1.0
     """Of the explained class, else of the predicted one."""
+
+    def __post_init__(self) -> None:
+        """Check the values, which may be of any PNG."""
+        check_fields(self)
+        if not np.isfinite(self.heatmap()).all():
+            raise ValueError("a heatmap that is not finite")
 
     def heatmap(self) -> FloatArray:
         """float32 (gh, gw)."""
@@ -60,7 +72,7 @@ class _Map:
     @classmethod
     def read(cls, path: Path) -> _Map | None:
         """The numbers of an existing map; None for any other PNG."""
-        with suppress(OSError, ValueError, KeyError, TypeError), Image.open(path) as image:
+        with suppress(*_OTHER_PNG), Image.open(path) as image:
             return cls(**json.loads(image.text[_RECORD])) if isinstance(image, PngImageFile) else None
         return None
 
@@ -96,7 +108,10 @@ def write_maps(
     names, maps, shown = list[str](), list[_Map](), list[Uint8Array]()
     with explaining_failure(out, "the maps", "finished maps are kept: make room and repeat the command"):
         for name, source, version in pictures:
-            path, key = out / f"{name}.png", [about, version]
+            path, key = out / f"{name}.png", (about, version)
+            if len(os.fsencode(path.name)) > _LONGEST:
+                yield f"{printable(name)}: {path.name[:20]}... is too long for the name of a map: shorten it"
+                continue
             found = _Map.read(path)
             if path.exists() and (found is None or found.key != key):
                 raise UserError(
@@ -141,7 +156,7 @@ def write_maps(
 def _map_of(
     model: VisionModel,
     image: Tensor,
-    key: list[str],
+    key: tuple[str, ...],
     method: str,
     target: TargetLike,
     settings: dict[str, Any],

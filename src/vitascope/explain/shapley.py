@@ -17,7 +17,7 @@ from torch import Tensor
 from vitascope.arguments import Range, checked
 from vitascope.errors import UserError
 from vitascope.explain.attention import attending
-from vitascope.explain.heatmaps import Count, to_unit
+from vitascope.explain.heatmaps import Count, not_finite, to_unit
 from vitascope.explain.inputs import Images, as_images, call_hook, pooled_and_logits
 from vitascope.explain.targets import Target, TargetLike, as_target
 from vitascope.model.config import ViTConfig
@@ -87,7 +87,12 @@ def shapley_values(
             value, error = fit(signs, (seen - unseen).double().cpu(), whole.cpu())
             values.append(value)
             errors.append(error)
-    return tuple(torch.stack(v).float().unflatten(1, grid).to(images.device) for v in (values, errors))
+    shares, deviations = (
+        torch.stack(v).float().unflatten(1, grid).to(images.device) for v in (values, errors)
+    )
+    if not shares.isfinite().all():
+        raise not_finite("the Shapley values are not finite")
+    return shares, deviations
 
 
 def drops_patches(config: ViTConfig) -> bool:
