@@ -180,6 +180,23 @@ def test_broken_fingerprint_is_one_clear_line(
         predict(engine, folder, tmp_path / "o.jsonl", resume=True)
 
 
+def test_fingerprint_from_before_there_were_views_is_of_one_and_no_other_option_may_be_missing(
+    engine: Engine, folder: Path, tmp_path: Path
+) -> None:
+    predict(engine, folder, tmp_path / "o.jsonl")
+    beside = tmp_path / "o.jsonl.fingerprint.json"
+    known = json.loads(beside.read_text())
+    del known["views"]
+    beside.write_text(json.dumps(known))
+    assert predict(engine, folder, tmp_path / "o.jsonl", resume=True) == (11, 1, 0)
+    with pytest.raises(UserError, match="views was 1, not 2"):
+        predict(engine_of(views=2), folder, tmp_path / "o.jsonl", resume=True)
+    del known["top_k"]
+    beside.write_text(json.dumps(known))
+    with pytest.raises(UserError, match="its fingerprint is broken"):
+        predict(engine, folder, tmp_path / "o.jsonl", resume=True)
+
+
 def test_pictures_that_came_later_are_warned_of(
     engine: Engine, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
