@@ -270,6 +270,21 @@ def test_balanced_weights_of_several_classes_are_those_of_the_positives() -> Non
     torch.testing.assert_close(task.weighted_mean(task.label_losses(logits, targets), targets), wanted)
 
 
+@pytest.mark.parametrize("criterion", ["bce", "focal", "asymmetric"])
+@pytest.mark.parametrize("mixed", [False, True])
+def test_the_minimum_for_an_absent_class_does_not_depend_on_its_weight(criterion: Any, mixed: bool) -> None:
+    """On a grid of logits; with smoothing, the minimum of binary cross-entropy is at p = smoothing / K."""
+    logits = torch.linspace(-8, 4, 1201)
+    targets = torch.tensor([[0.3 if mixed else 1.0, 0.0]]).expand(len(logits), 2)
+    lowest = set()
+    for weight in (0.1, 1.0, 24.0):
+        task = Classify(OURS, 0.1, criterion, torch.tensor([3.0, weight]), several=True)
+        losses = task.label_losses(torch.stack([torch.zeros_like(logits), logits], dim=1), targets)
+        lowest.add(float(logits[losses.argmin()].sigmoid()))
+    assert len(lowest) == 1
+    assert criterion != "bce" or lowest.pop() == pytest.approx(0.1 / 2, abs=1e-3)
+
+
 @pytest.mark.parametrize("kind", ["hard", "soft"])
 def test_a_teacher_of_several_classes_teaches_each_of_them(kind: str) -> None:
     class Taught(nn.Module):

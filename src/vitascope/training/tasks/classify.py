@@ -57,9 +57,9 @@ def binary_cross_entropy(
     K = logits.shape[1]
     present = F.one_hot(targets, K) if targets.ndim == 1 else targets > 0
     smoothed = present.to(logits.dtype) * (1 - label_smoothing) + label_smoothing / K
-    losses = F.binary_cross_entropy_with_logits(
-        logits, smoothed, pos_weight=positive_weights, reduction="none"
-    )
+    losses = F.binary_cross_entropy_with_logits(logits, smoothed, reduction="none")
+    if positive_weights is not None:  # pos_weight would also multiply the smoothing of absent classes
+        losses = losses * positive_weights.where(present, 1)
     return mean_of_classes(losses, known)
 
 
@@ -385,7 +385,8 @@ class Distill(Classify):
     def loss(self, module: nn.Module, examples: Examples) -> tuple[Tensor, Sums]:
         """(1 - w) label_loss(class head) + w L: L is that of equation 3 if hard, of equation 2 if soft.
 
-        Class weights apply to both terms, as balanced sampling would.
+        Class weights apply to both terms, as balanced sampling would; of several classes per image, to the
+        first one.
         The sum `agree` counts how often the distillation head and the teacher predict the same class.
         """
         by_label, by_teacher = module(self.preprocess.normalize(examples.images))  # (B, K) each
