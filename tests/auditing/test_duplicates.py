@@ -83,6 +83,16 @@ def test_flat_and_unreadable_pictures_are_in_no_pair() -> None:
     assert near_duplicates(look_at([])) == [] == near_duplicates(look_at([b"none"]))
 
 
+def test_spots_at_different_places_of_a_plain_ground_are_no_pair() -> None:
+    generator, spots = np.random.default_rng(0), []
+    for _ in range(40):
+        pixels = np.zeros((256, 256), np.uint8)
+        down, across = generator.integers(0, 250, 2)
+        pixels[down : down + 6, across : across + 6] = 255
+        spots.append(pixels)
+    assert near_duplicates(look_at(spots)) == []
+
+
 def test_hashes_follow_the_eight_orientations() -> None:
     thumbnails = look_at([scene(seed) for seed in range(4)])["thumbnail"]
     turned = orientations(thumbnails)  # (4, 8, 32, 32)

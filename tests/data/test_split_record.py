@@ -221,7 +221,7 @@ def test_a_line_of_another_type_or_class_is_rejected(
         SplitRecord.read(path)
 
 
-@pytest.mark.parametrize("damage", ["cut", "garbage", "fewer", "version", "nested"])
+@pytest.mark.parametrize("damage", ["cut", "garbage", "fewer", "version", "older", "nested"])
 def test_a_damaged_record_is_one_line(photos: Path, tmp_path: Path, damage: str) -> None:
     record, path = recorded(photos), tmp_path / "split.jsonl.gz"
     if damage == "fewer":
@@ -234,9 +234,13 @@ def test_a_damaged_record_is_one_line(photos: Path, tmp_path: Path, damage: str)
         path.write_bytes(b"no gzip")
     elif damage == "version":
         path.write_bytes(gzip.compress(b'{"version": 99}\n'))
+    elif damage == "older":
+        path.write_bytes(gzip.compress(b'{"version": 1}\n'))
     elif damage == "nested":
         path.write_bytes(gzip.compress(b"[" * 100_000))
-    with pytest.raises(UserError, match=r"split\.jsonl\.gz.* (damaged|version 99)") as raised:
+    with pytest.raises(
+        UserError, match=r"split\.jsonl\.gz.* (damaged|version 99.*update it|version 1.*again)"
+    ) as raised:
         SplitRecord.read(path)
     assert "\n" not in str(raised.value)
 

@@ -39,6 +39,7 @@ _GRID = SIDE // 2  # side of the views that are correlated
 _FLAT = 1.0  # levels of luminance: with less detail than this, a picture is nothing but noise
 _FEW = 30  # pixels of a view that have its details: planes and ships before a clear sky correlate by chance
 _FEW_CORRELATION = 0.9
+_FEWEST = 6  # with fewer, such as a spot on a plain ground, pictures have nothing to compare but the ground
 # Where all images are alike, as digits are, copies must exceed the usual correlation by so much in Fisher's
 # z, which leads to 0.8 among natural images. Images that are compared with at least four say what is usual.
 _ABOVE_USUAL, _MOST, _COMPARED = 0.82, 0.97, 4
@@ -84,7 +85,7 @@ def near_duplicates(looks: Looks, features: Features | None = None) -> list[Pair
     """Pairs of images that show one picture, the surest first; equal files are among them.
 
     Args:
-        looks: of N images; those that cannot be read, and flat ones, are in no pair.
+        looks: of N images; those that cannot be read, and those without details but a spot, are in no pair.
         features: (N, D), any finite values for unreadable images. Without features, more cropped copies are
             missed.
     """
@@ -98,7 +99,8 @@ def near_duplicates(looks: Looks, features: Features | None = None) -> list[Pair
         nearest = search.fit(normalize(features)).kneighbors(return_distance=False)  # (N, k), by the cosine
         proposals.append(np.stack([np.arange(len(looks)).repeat(nearest.shape[1]), nearest.ravel()], axis=1))
     ends = np.sort(np.concatenate(proposals), axis=1)
-    ends = np.unique(ends[(ends[:, 0] != ends[:, 1]) & (depths >= _FLAT)[ends].all(axis=1)], axis=0)
+    comparable = (depths >= _FLAT) & (_spread(views) >= _FEWEST)
+    ends = np.unique(ends[(ends[:, 0] != ends[:, 1]) & comparable[ends].all(axis=1)], axis=0)
     return _verified(looks["thumbnail"], views, ends) if len(ends) else []
 
 
@@ -180,6 +182,11 @@ def _details(squares: Floats32) -> tuple[Floats32, Floats32]:
     return details / np.maximum(lengths, 1e-6)[:, None], lengths / _GRID
 
 
+def _spread(views: Floats32) -> Floats32:
+    """The number of pixels that have the details of views (N, 256), as the participation ratio, (N,)."""
+    return np.asarray(1 / (views**4).sum(axis=1).clip(1e-9))
+
+
 def _part_views(thumbnail: npt.NDArray[np.uint8]) -> Floats32:
     """The details of each part of one thumbnail, (V, 256). Nothing outside a part changes its details."""
     matrices = np.concatenate([_matrix(section, _GRID) for section in _SECTIONS])  # (16 S, 32)
@@ -198,8 +205,7 @@ def _verified(thumbnails: npt.NDArray[np.uint8], views: Floats32, ends: Integers
     medians = [float(np.median(some[:, 0])) for some in found if len(some) >= _COMPARED]
     usual = np.median(np.array(medians or [0.0]))
     least = np.tanh(np.arctanh(np.clip(usual, 0, _MOST)) + _ABOVE_USUAL).clip(CORRELATION, _MOST)
-    spread = 1 / (views**4).sum(axis=1).clip(1e-9)  # the participation ratio
-    needed = np.where(spread < _FEW, max(least, _FEW_CORRELATION), least)  # (N,)
+    needed = np.where(_spread(views) < _FEW, max(least, _FEW_CORRELATION), least)  # (N,)
     matches = np.concatenate(found)[order.argsort()].reshape(2, len(ends), 3)
     better = (matches[..., 0] - _PREFERENCE * (matches[..., 1] > 0)).argmax(axis=0)
     pairs = []

@@ -14,70 +14,62 @@ from typing import IO
 
 import numpy as np
 import numpy.typing as npt
-from PIL import Image
 from tqdm import tqdm
 
 from vitascope.data.decoding import Encoded, ImageSource, source_name
 from vitascope.network import Threads
 
-WHOLE = 32 * 1024
-"""Bytes up to which a file is hashed completely."""
-PIECE = 4096
-"""Bytes of each of the pieces of a larger file that are hashed, `WHOLE` in all."""
 DIGEST = 16
-"""Bytes of a hash of a whole picture."""
+"""Bytes of a digest, which the cache of features has for every image."""
 BLOCK = 2**20
-"""Bytes that are read at a time for it."""
+"""Bytes of a file that are read at a time."""
 UNREADABLE = b"unreadable"
 """The content of a file that cannot be opened."""
+_SHORT = 12  # bytes of the hash in a content
 _EMPTY = b"0-"  # how the contents of empty files begin
 _THREADS = 16
 
 
 def content_of(source: ImageSource) -> bytes:
-    """The identity of an image's content: the size in bytes and a BLAKE2b hash of the encoded picture (a file
-    and its copy in a shard have the same), or of the pixels of an array."""
-    if isinstance(source, np.ndarray | Image.Image):
-        pixels = np.ascontiguousarray(source)
-        return _identity(pixels.nbytes, repr(pixels.shape).encode(), pixels.tobytes())
+    """The identity of an image's content: the size in bytes and a BLAKE2b hash of all bytes of the encoded
+    picture (a file and its copy in a shard have the same), or of the shape and the pixels of an array."""
     try:
-        with _opened(source) as (file, start, size):
-            places, length = [start], size
-            if size > WHOLE:  # pieces from the first byte to the last: a photograph costs 32 KB of reading
-                step, length = (size - PIECE) / (WHOLE // PIECE - 1), PIECE
-                places = [start + round(step * number) for number in range(WHOLE // PIECE)]
-            pieces = []
-            for place in places:
-                file.seek(place)
-                pieces.append(file.read(length))
+        size, digest = _hashed(source, _SHORT)
     except (OSError, EOFError):
         return UNREADABLE
-    return _identity(size, *pieces)
+    return f"{size}-{digest.hex()}".encode()
 
 
 def digest_of(source: ImageSource) -> bytes:
-    """A BLAKE2b hash of all bytes of an encoded picture, or of the shape and the pixels of an array, in
-    `DIGEST` bytes: equal for equal pictures alone. Empty for what has no such identity: a file that cannot be
+    """The hash of `content_of` in `DIGEST` bytes. Empty for what has no such identity: a file that cannot be
     read, an image of Pillow, which has more than pixels, and a tensor."""
-    if isinstance(source, np.ndarray):
-        kind = f"{source.dtype.str} {source.shape} ".encode()
-        return hashlib.blake2b(kind + source.tobytes(), digest_size=DIGEST).digest()
-    if not isinstance(source, str | os.PathLike | bytes | Encoded):
+    if not isinstance(source, str | os.PathLike | bytes | Encoded | np.ndarray):
         return b""
-    found = hashlib.blake2b(digest_size=DIGEST)
     try:
-        with _opened(source) as (file, start, size):
-            file.seek(start)
-            while size > 0 and (block := file.read(min(size, BLOCK))):
-                found.update(block)
-                size -= len(block)
+        return _hashed(source, DIGEST)[1]
     except (OSError, EOFError):
         return b""
-    return found.digest() if size == 0 else b""
 
 
-def _identity(size: int, *pieces: bytes) -> bytes:
-    return f"{size}-{hashlib.blake2b(b''.join(pieces), digest_size=12).hexdigest()}".encode()
+def _hashed(source: ImageSource, length: int) -> tuple[int, bytes]:
+    """The number of bytes of a picture, and a BLAKE2b hash of all of them, so many bytes long.
+
+    Raises:
+        OSError, EOFError: it cannot be read, or is shorter than it was when it was opened.
+    """
+    digest = hashlib.blake2b(digest_size=length)
+    if isinstance(source, np.ndarray):
+        digest.update(f"{source.dtype.str} {source.shape} ".encode() + source.tobytes())
+        return source.nbytes, digest.digest()
+    with _opened(source) as (file, start, size):
+        file.seek(start)
+        left = size
+        while left:
+            if not (block := file.read(min(left, BLOCK))):
+                raise EOFError(f"it ends {left:,} bytes early")
+            digest.update(block)
+            left -= len(block)
+    return size, digest.digest()
 
 
 @contextlib.contextmanager

@@ -28,7 +28,8 @@ from vitascope.errors import UserError
 from vitascope.formatting import canonical
 from vitascope.serialization import parse_json
 
-VERSION = 1
+VERSION = 2
+"""Of the file; in version 1, the content of a large file was a hash of parts of it."""
 _LONGEST_LINE = 1 << 24  # characters: the names of a hundred thousand classes
 _FAULTS = (OSError, EOFError, zlib.error, ValueError, KeyError, TypeError, AttributeError)
 _NAMED = 3  # images that a message names
@@ -134,8 +135,10 @@ class SplitRecord:
             with gzip.open(path, "rt", encoding="utf-8") as file:
                 head = parse_json(file.readline(_LONGEST_LINE))
                 if head["version"] != VERSION:
+                    newer = isinstance(head["version"], int) and head["version"] > VERSION
+                    advice = "update it" if newer else "train again, or use the vitascope that wrote it"
                     raise UserError(
-                        f"{path}: version {head['version']!r}, this vitascope reads {VERSION}; update it"
+                        f"{path}: version {head['version']!r}, this vitascope reads {VERSION}; {advice}"
                     )
                 class_names, place = tuple(head["class_names"]), head["data"]
                 if not all(isinstance(text, str) for text in (*class_names, *head["parts"], place)):
