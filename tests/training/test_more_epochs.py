@@ -1,5 +1,6 @@
 import json
 import shutil
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,12 @@ from vitascope.errors import UserError
 from vitascope.options.groups import Optimization
 from vitascope.report import figures, write
 from vitascope.run.run import Run
+from vitascope.training import more_epochs
+from vitascope.training import train as train_module
+from vitascope.training.background import BestWeights
+from vitascope.training.loop import Trainer
 from vitascope.training.schedule import Schedule
+from vitascope.training.tasks.classify import Classify
 from vitascope.training.train import resume, train
 from vitascope.weights.loading import from_pretrained
 
@@ -77,6 +83,123 @@ def test_a_schedule_begins_anew_with_warm_up_and_ends_at_its_end() -> None:
     assert schedule.average_decay == alone.average_decay
 
 
+@pytest.fixture
+def losses(monkeypatch) -> list[float]:
+    """The validation losses of the epochs to come."""
+    validate, script = Classify.validate, []
+    monkeypatch.setattr(
+        Classify, "validate", lambda *arguments: {**validate(*arguments), "loss": script.pop(0)}
+    )
+    return script
+
+
+def weights_of(model: Path) -> torch.Tensor:
+    """All weights, without the temperature that the head has."""
+    model = from_pretrained(model)
+    state = [value.flatten() for name, value in model.state_dict().items() if not name.startswith("head")]
+    return torch.cat(state)
+
+
+@pytest.mark.parametrize("keep_state", [False, True])
+@pytest.mark.parametrize(("keep", "patience"), [("best", 0), ("best", 1), ("auto", 0), ("last", 1)])
+def test_after_any_continuations_the_model_is_the_best_of_all_epochs_by_its_rule(
+    photos: Path, tmp_path: Path, losses: list[float], keep: str, patience: int, keep_state: bool
+) -> None:
+    options = {**SMALL, "keep": keep, "patience": patience}
+    losses += [0.9, 0.5, 0.7]
+    run = trained(photos, tmp_path / "run", 2 if patience else 3, keep_state=keep_state, **options)
+    first, seconds = weights_of(run), Run(run).records("test")[-1]["seconds"]
+    losses[:] = [0.8, 0.6]
+    resume(run, epochs=4, keep_state=keep_state)
+    done = [record["epoch"] for record in Run(run).records("epoch")]
+    assert done == ([1, 2, 3] if patience else [1, 2, 3, 4])  # those before it do not count
+    (kept,) = Run(run).records("kept")
+    assert kept["epoch"] == {"best": 2, "auto": 4, "last": 3}[keep]
+    assert torch.equal(weights_of(run), first) == (keep == "best")
+    assert keep != "best" or "the lowest validation loss, 0.500" in kept["reason"]
+    assert Run(run).records("test")[-1]["seconds"] > seconds
+    losses[:] = [0.4]
+    resume(run, epochs=done[-1] + 1)
+    assert Run(run).records("kept")[0]["epoch"] == done[-1] + 1
+    assert not torch.equal(weights_of(run), first)
+
+
+class Killed(BaseException):
+    """In the place of SIGKILL."""
+
+
+def files_of(run: Path) -> dict[str, bytes]:
+    return {
+        str(path.relative_to(run)): path.read_bytes()
+        for path in sorted(run.rglob("*"))
+        if path.is_file() and not path.name.startswith((".lock", "events"))
+    }
+
+
+PLACES = (
+    (more_epochs, "_write_uncalibrated"),
+    (Run, "record_options"),
+    (Trainer, "fit"),
+    (BestWeights, "_write"),
+    (train_module, "save_pretrained"),
+    (train_module, "remove_checkpoints"),
+)
+
+
+@pytest.mark.parametrize("keep_state", [False, True])
+@pytest.mark.parametrize(("owner", "place"), PLACES, ids=[name for _, name in PLACES])
+def test_a_continuation_that_is_killed_anywhere_leaves_a_model_and_is_resumed(
+    photos: Path, tmp_path: Path, monkeypatch, losses, owner: object, place: str, keep_state: bool
+) -> None:
+    losses += [0.5]
+    run = trained(photos, tmp_path / "run", 1, keep_state=keep_state, checkpoint_seconds=0.0, **SMALL)
+    first = weights_of(run)
+    action = getattr(owner, place)
+    for after in (False, True):  # twice
+        with monkeypatch.context() as patch:
+
+            def killed(*arguments, after=after, **options):
+                if after:
+                    action(*arguments, **options)
+                raise Killed
+
+            patch.setattr(owner, place, killed)
+            losses[:] = [0.4]
+            with suppress(Killed):
+                resume(run, epochs=2)
+        assert weights_of(run) is not None  # of the one or the other end
+    losses[:] = [0.4]
+    if not Run(run).finished:
+        resume(run, epochs=2)
+    assert Run(run).finished
+    assert not (run / "checkpoints" / "finished").exists()
+    assert Run(run).records("kept")[0]["epoch"] == 2
+    assert not torch.equal(weights_of(run), first)
+
+
+@pytest.mark.parametrize("keep_state", [False, True])
+def test_a_continuation_that_fails_leaves_the_run_as_it_was(
+    photos: Path, tmp_path: Path, monkeypatch, losses, keep_state: bool
+) -> None:
+    losses += [0.9, 0.5]
+    run = trained(photos, tmp_path / "run", 2, keep_state=keep_state, **SMALL)
+    before = files_of(run)
+    losses[:] = [0.4, float("nan")]
+    with pytest.raises(UserError, match="is what it was before these epochs"):
+        resume(run, epochs=4, checkpoint_seconds=0.0)
+    assert files_of(run) == before
+    assert Run(run).finished
+    monkeypatch.setattr(train_module, "announce_run", failing)
+    with pytest.raises(UserError, match="no such device"):
+        resume(run, epochs=4)
+    assert files_of(run) == before
+    assert Run(run).finished
+
+
+def failing(trainer: object) -> None:
+    raise UserError("no such device")
+
+
 def interrupted(trainer: object) -> None:
     raise KeyboardInterrupt
 
@@ -119,8 +242,10 @@ def test_a_state_that_is_gone_is_named(photos: Path, tmp_path: Path, monkeypatch
             resume(run, epochs=3)
     for folder in (run / "checkpoints").glob("step-*"):
         shutil.rmtree(folder)
-    with pytest.raises(UserError, match=r"the state that it kept is gone; its model is .*finished"):
+    with pytest.raises(UserError, match=r"begin with is gone; the run is finished, as before"):
         resume(run)
+    assert Run(run).finished
+    assert from_pretrained(run)
 
 
 def test_what_adds_no_epochs_or_changed_is_one_line(photos: Path, tmp_path: Path, capsys) -> None:

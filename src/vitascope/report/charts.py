@@ -79,6 +79,10 @@ def kept_place(run: Run, epochs: Records) -> int | None:
     keeps = kept[-1]["weights"] if kept else run.config.get("keep")
     if keeps != "best" or not epochs:
         return None
+    if kept:
+        return next(
+            (place for place, epoch in enumerate(epochs) if epoch["epoch"] == kept[-1]["epoch"]), None
+        )
     if "val_map" in epochs[0]:
         return int(np.argmax(values_of(epochs, "val_map")))
     return int(np.argmin(values_of(epochs, "val_loss")))

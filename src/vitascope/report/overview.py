@@ -286,7 +286,8 @@ def _course_rows(run: Run) -> Iterator[tuple[str, object]]:
             say("Chosen by the data"),
             say("{names}: for {reason}", names=choices, reason=run.plan["reason"]),
         )
-    if stops := run.records("stop"):
+    stops, epochs = run.records("stop"), run.records("epoch")
+    if stops and stops[-1]["step"] == epochs[-1]["step"]:  # not before the run got more epochs
         text = say(
             "after epoch {epoch}; the lowest validation loss was that of epoch {best}",
             epoch=stops[-1]["epoch"],

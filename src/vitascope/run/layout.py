@@ -10,7 +10,8 @@
     events.out...     the same for TensorBoard
     tracker.json      the ids of the run in experiment trackers
     checkpoints/      the states that `--resume` continues from, while the run is unfinished, and `best/`,
-                      the model of the lowest validation loss so far
+                      the model of the lowest validation loss so far, and `finished/`, what a finished run
+                      was before it got the epochs that it trains now; until their end, its model stays
     model/            the finished model
     data.jsonl        the data, where they were a DataFrame
     predictions.npz   its predictions on the images that it is measured on
@@ -40,6 +41,7 @@ TRACKER = "tracker.json"
 CHECKPOINTS = "checkpoints"
 MANIFEST = "manifest.json"
 BEST = f"{CHECKPOINTS}/best"
+BEFORE = f"{CHECKPOINTS}/finished"
 MODEL = "model"
 PREDICTIONS = "predictions.npz"
 FIGURES = "figures"

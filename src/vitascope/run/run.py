@@ -88,6 +88,7 @@ class Run:
         path: the folder; `layout` describes its files, whose paths are attributes too.
         start: the model folder that an unfinished run started from, if it did not start at random.
         best: the model folder of the lowest validation loss so far, while the run is unfinished.
+        before: what a finished run was before it got more epochs, until their end.
         ref: the run as an argument: its folder, or its URL.
         store: what connects the local copy to a store, of a run that is worked on there.
     """
@@ -104,6 +105,7 @@ class Run:
         self.metrics_file = self.path / layout.METRICS
         self.checkpoints = self.path / layout.CHECKPOINTS
         self.start, self.best = self.checkpoints / "start", self.path / layout.BEST
+        self.before = self.path / layout.BEFORE
         self.model_folder = self.path / layout.MODEL
         self.figures = self.path / layout.FIGURES
         self.report = self.path / layout.REPORT
@@ -246,9 +248,11 @@ class Run:
 
     @property
     def finished(self) -> bool:
-        """Whether the finished model is saved, the last file that training needs to write; in a store, if the
-        run is there."""
-        return layout.is_finished(self.path) if self.store is None else self.store.complete
+        """Whether the finished model is saved, the last file that training needs to write, and no more epochs
+        have begun; in a store, if the run is there."""
+        if self.store is not None:
+            return self.store.complete
+        return layout.is_finished(self.path) and not self.before.exists()
 
     def check_unfinished(self) -> None:
         """Reject to resume a run that has finished."""

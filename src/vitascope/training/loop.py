@@ -7,7 +7,6 @@ import dataclasses
 import functools
 import itertools
 import math
-import shutil
 import statistics
 import time
 from collections.abc import Mapping
@@ -48,6 +47,7 @@ from vitascope.training.checkpoint.state import (
     restore_optimizer,
 )
 from vitascope.training.identity import check_identity, run_identity
+from vitascope.training.more_epochs import DivergenceError, best_before, seconds_before
 from vitascope.training.optimizers import freeze_body, local, optimizer_of, train_mode, update_average
 from vitascope.training.placement import Placement, compile_module, eager_unless, images_at_once
 from vitascope.training.plan import Plan
@@ -264,11 +264,12 @@ class Trainer:
     @property
     def out_of_patience(self) -> bool:
         """Whether the validation loss has not fallen for so many epochs that the run ends early: those of the
-        option or, with a budget of minutes and trained weights, three times those before the lowest loss."""
+        option or, with a budget of minutes and trained weights, three times those before the lowest loss.
+        Those before a finished run got more epochs do not count."""
         patience = self.config.optimization.patience * self.steps_per_epoch
         if not patience and self.schedule.validations and self.config.weights is not None:
             patience = max(3 * self.best_step, LEAST_PATIENCE * self.steps_per_epoch)
-        return 0 < patience <= self.validated - self.best_step
+        return 0 < patience <= self.validated - max(self.best_step, self.schedule.begun)
 
     def fit(self) -> None:
         """Train to the end of the last epoch, or until patience runs out, starting at `self.step`."""
@@ -471,10 +472,13 @@ class Trainer:
         self.checkpoint_writer.close()  # the newest one may still be on its way to the disk
         saved = checkpoints(self.run.path)
         newest = f"its newest checkpoint is {saved[-1].name}" if saved else "it has no checkpoint yet"
-        raise UserError(
+        so_far = f"The run so far is in {self.run.path}; {newest}"
+        if self.schedule.begun:
+            so_far = f"The run in {self.run.path} is what it was before these epochs"
+        raise DivergenceError(
             f"{what} is {loss} at step {step:,}, with learning rate {rate:.3g}: training has "
             f"diverged; try a lower lr than {self.config.optimization.lr:g}, a longer warmup_epochs, "
-            f"clip_grad=1 or precision=fp32. The run so far is in {self.run.path}; {newest}"
+            f"clip_grad=1 or precision=fp32. {so_far}"
         )
 
     def epoch_of(self, step: int) -> float:
@@ -580,13 +584,25 @@ class Trainer:
         self.checkpoint_writer.save(self.step, state)
 
     def restore(self, checkpoint: tuple[int, dict[str, Any]] | None) -> None:
-        """Continue from a checkpoint (step, state), if there is one."""
-        if distributed.is_first():
-            shutil.rmtree(self.run.figures, ignore_errors=True)
+        """Continue from a checkpoint (step, state), if there is one, or from a finished run."""
+        begun, run = self.schedule.begun, self.run
         if checkpoint is None:
-            self.step = self.validated = self.best_step = self.schedule.begun
-            return
-        self.step, state = checkpoint
+            self.step = self.validated = self.best_step = begun
+            self.seconds = distributed.by_first(lambda: seconds_before(run)) if begun else 0.0
+        else:
+            self._restore(*checkpoint)
+        # New epochs begin without it, or SIGKILL came while later ones were written: on a GPU, or in
+        # `minutes`, those may never be found again.
+        lost = self.config.optimization.keep != "last" and not has_model(run.best)
+        if distributed.by_first(lambda: lost):
+            self.best_value = self.task.monitor.worst
+        if begun and distributed.by_first(lambda: lost or checkpoint is None):
+            before = distributed.by_first(lambda: best_before(run, self.task.monitor))
+            self.best_value, self.best_step = before
+
+    def _restore(self, step: int, state: dict[str, Any]) -> None:
+        """Continue from the state of a checkpoint."""
+        self.step = step
         identity = state["identity"]
         if self.schedule.begun == self.step:  # of the run before it got more epochs
             identity = {name: value for name, value in identity.items() if name not in LENGTHENED}
@@ -597,12 +613,7 @@ class Trainer:
         restore_optimizer(self.module, self.optimizer, state["optimizer"])
         if state["scaler"]:  # empty if the run has had another precision so far
             self.scaler.load_state_dict(state["scaler"])
-        self.best_value = state["best_value"]
-        # SIGKILL while later ones were written: on a GPU, or in `minutes`, those may never be found again.
-        lost = distributed.by_first(lambda: not has_model(self.run.best))
-        if lost and self.config.optimization.keep != "last":
-            self.best_value = self.task.monitor.worst
-        self.seconds = state["seconds"]
+        self.best_value, self.seconds = state["best_value"], state["seconds"]
         self.best_step, self.validated = state["best_step"], state["validated"]
         first = distributed.is_first()
         self.sums = {

@@ -46,7 +46,7 @@ from vitascope.training import distributed
 from vitascope.training.announcement import announce_data, announce_run, other_starts
 from vitascope.training.body_features import body_features, trains_on_features
 from vitascope.training.checkpoint import folders
-from vitascope.training.checkpoint.folders import FINISHED, remove_checkpoints, to_resume
+from vitascope.training.checkpoint.folders import remove_checkpoints, to_resume
 from vitascope.training.distributed import Launch, restarts_left
 from vitascope.training.folds import CrossValidation, compared, train_members
 from vitascope.training.identity import (
@@ -56,6 +56,7 @@ from vitascope.training.identity import (
     with_images_of,
 )
 from vitascope.training.loop import Trainer
+from vitascope.training.more_epochs import finished_if_failed, has_begun, lengthen, restore_finished
 from vitascope.training.optimizers import freeze_body
 from vitascope.training.placement import Placement, images_at_once, place
 from vitascope.training.plan import Plan, inspect, resolve
@@ -214,6 +215,7 @@ def resume(
     """
     started = time.monotonic()
     unfinished, checkpoint = Run.find(run)
+    distributed.by_first(lambda: None if has_begun(unfinished) else restore_finished(unfinished))
     recorded = _recorded_options(unfinished)
     epochs = options.pop("epochs", None) if unfinished.finished else None
     execution = {name: value for name, value in options.items() if GROUP_OF.get(name) == "execution"}
@@ -235,7 +237,9 @@ def resume(
         config = recorded.replace(**execution)
         return _by_folds(unfinished, config, _data_again(unfinished).splits, execution)
     if epochs is not None:
-        distributed.by_first(lambda: _lengthen(unfinished, epochs, missing))
+        if missing == "error":
+            distributed.by_first(lambda: _data_again(unfinished))
+        distributed.by_first(lambda: lengthen(unfinished, recorded, epochs))
     config = _recorded_options(unfinished).replace(**execution)
     launch = Launch()
     if distributed.by_first(lambda: launch.begun) is not None:
@@ -243,45 +247,6 @@ def resume(
     distributed.by_first(lambda: launch.note(_lasting_ref(unfinished)))
     distributed.by_first(lambda: _take_over(unfinished))
     return _continue(unfinished, checkpoint, config, device, missing=missing, started=started)
-
-
-def _lengthen(run: Run, epochs: int, missing: str) -> None:
-    """Record that a finished run has so many epochs, and make its model that which it starts from.
-
-    Raises:
-        UserError: a run in a store; no more epochs than it has had; images that are missing, unless they are
-            to be skipped. The run stays finished.
-    """
-    if run.store is not None:
-        raise UserError(f"{run.ref}: a run in a store gets no more epochs; copy it, and resume the copy")
-    config, validations, tests = _recorded_options(run), run.records("epoch"), run.records("test")
-    config.replace(epochs=epochs, steps=None, minutes=None)  # which checks the number
-    if not validations or not tests:
-        raise UserError(f"{run.metrics_file} does not say how many epochs are done: restore it")
-    done, per_epoch = tests[-1]["step"], round(validations[-1]["step"] / validations[-1]["epoch"])
-    if epochs * per_epoch <= done:
-        raise UserError(
-            f"{run.path}: {done / per_epoch:g} of its epochs are done, so epochs={epochs} adds none: give "
-            "the number of all"
-        )
-    if missing == "error":
-        _data_again(run)
-    changes: dict[str, Any] = {"epochs": epochs, "steps": None, "minutes": None, "progressive": 0.0}
-    kept = bool(folders.checkpoints(run.path))
-    if kept and config.optimization.schedule == "constant":
-        changes |= {"warmup_steps": 0, "warmup_epochs": None}
-    if not kept:  # the norms of its tokenizer are folded into the model
-        changes |= {"whiten": "off"}
-    place = run.start if config.weights is not None or not kept else run.start.with_name(FINISHED)
-    before = place.with_name(f"{place.name}-before")
-    with run.lock(), explaining_failure(run.path, "the start of more epochs", to_resume(run.path)):
-        run.record_options(**changes, lengths=[[done, epochs * per_epoch]], validations=0)
-        shutil.rmtree(before, ignore_errors=True)
-        if place.exists():
-            place.rename(before)
-        place.parent.mkdir(exist_ok=True)
-        run.model_folder.rename(place)
-        shutil.rmtree(before, ignore_errors=True)
 
 
 def _lasting_ref(run: Run) -> str:
@@ -321,16 +286,17 @@ def _continue(
     started: float,
 ) -> TrainResult | PretrainResult:
     """Restore a run from a checkpoint, or from its newest one, and train to its end."""
-    with _locked(run), explaining_memory():
+    with _locked(run), explaining_memory(), finished_if_failed(run):
         if missing == "skip":
             config = distributed.by_first(lambda: _skip_missing(run, config))
         opened, data = distributed.by_all(lambda: _open_again(config, run))
         check_plan_and_data(opened.plan, opened.splits)
         trainer = build_trainer(run, opened, device)
         state = _checkpoint(run, checkpoint, data, trainer.splits.train)
-        finished = run.checkpoints / FINISHED
-        if state is None and has_model(finished):
-            raise UserError(f"{run.path}: the state that it kept is gone; its model is {finished}")
+        if state is None and run.before.exists() and not has_model(run.start):
+            raise UserError(
+                f"{run.path}: the state that its epochs begin with is gone; the run is finished, as before"
+            )
         trainer.restore(state)
         distributed.by_first(lambda: None if run.store is None else run.store.check_writer())
         if checkpoint is not None and distributed.is_first():
@@ -678,7 +644,9 @@ def start_model(opened: Opened) -> VisionModel:
     theirs = preprocess_of(weights).at_size(config.image_hw)
     theirs = theirs if options.fit is None else theirs.fitted(options.fit)
     model.preprocess = dataclasses.replace(theirs, levels=options.levels)
-    notes = transfer(weights, model, str(options.weights))
+    more = any(since for since, _ in options.optimization.lengths[:1])
+    source = "its finished model" if more else str(options.weights)
+    notes = transfer(weights, model, source)
     if opened.splits.channels == 3 and config.in_channels == 1:
         notes.append("this model is grey: colour images are converted to grey")
     rank = options.optimization.lora
@@ -689,7 +657,7 @@ def start_model(opened: Opened) -> VisionModel:
             add_adapters(model.encoder, rank)
     few = len(opened.splits.train) <= FEW_TO_START and options.weights == BUILT_IN and not opened.plan.start
     distributed.print_first(
-        f"start  from {options.weights}: {'; '.join(notes)}"
+        f"start  from {source}: {'; '.join(notes)}"
         + (f"\n       {other_starts(opened.splits)}" if few else "")
     )
     return model
@@ -807,6 +775,7 @@ def _draw(trainer: Trainer, finished: Finished, tested: Any) -> tuple[dict[str, 
     run = trainer.run
     later = f"make room, then run `vitascope report {shlex.quote(str(run.path))}`"
     advice = f"the model is saved in {run.model_folder}: {later}"
+    shutil.rmtree(run.figures, ignore_errors=True)  # of an earlier end
     with explaining_failure(run.path, "the figures", advice):
         figures = trainer.task.draw(finished, tested)
     distributed.print_first("writing the report")

@@ -36,8 +36,6 @@ from vitascope.training.checkpoint.state import (
 from vitascope.training.distributed import by_first, is_first
 from vitascope.weights.files import read_json
 
-FINISHED = "finished"
-"""The model of a finished run that goes on from its state."""
 STATE = "state.pt"
 _ASIDE = re.compile(r"\.step-\d{8,}\.(\d+|old)")
 
@@ -122,9 +120,10 @@ def remove_checkpoints(run: Path, *, keep_state: bool = False) -> None:
     """Remove the checkpoints of a finished run, perhaps but the newest, and the models beside them; other
     files stay."""
     folder = run / CHECKPOINTS
-    models = [folder / name for name in ("start", "last", "best", FINISHED) if (folder / name).is_dir()]
+    names = ("finished", "start", "last", "best")  # without the first, the run is finished
+    models = [folder / name for name in names if (folder / name).is_dir()]
     kept = checkpoints(run)[-1:] if keep_state else []
-    for found in (*(one for one in _numbered(run) if one not in kept), *models, *_leftovers(folder)):
+    for found in (*models, *(one for one in _numbered(run) if one not in kept), *_leftovers(folder)):
         _remove(found)
     with contextlib.suppress(OSError):  # not empty
         folder.rmdir()
