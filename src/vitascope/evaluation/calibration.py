@@ -7,6 +7,7 @@ part of its head, so that every runtime and every export computes calibrated pro
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 
 import numpy as np
@@ -25,13 +26,19 @@ Floats = npt.NDArray[np.float64]
 
 SHARPEST = 100.0
 """The largest factor of the logits."""
-SMALLEST_LOGIT = -1e4
-"""Instead of minus infinity, the logarithm of a probability of 0."""
+SMALLEST_LOGIT = -104.0
+"""The logarithm of a probability of 0, which in float32 may be 1e-45."""
 STEPS = 40
 """Of the bisection, each of which halves the interval of the factor's logarithm."""
-GAIN = 1.92
-"""Nats of likelihood by which one parameter has to be better, in all, to be better than by chance: half the
-95% quantile of chi-squared with one degree of freedom (Wilks 1938)."""
+GAIN = 3.32
+"""Nats by which one parameter has to be better, in all, to be better than by chance: half the 99% quantile of
+chi-squared with one degree of freedom (Wilks 1938)."""
+SPREAD = 0.5
+"""Standard deviation of the logarithm of a temperature before any image is seen. With `GAIN`, the expected log
+loss of other images then rises by less than 0.005 nats, whatever the number of images, and falls where answers
+are too sure or too unsure (benchmarks/results/2026-11-28-few-images.md)."""
+FEWEST = 100
+"""Validation images from which on they have a temperature: they also chose the weights."""
 MOST_BYTES = 1_500_000
 """Of the directions and means behind familiarity; all numbers together stay below 2 MB."""
 LEVELS = 1000
@@ -55,11 +62,18 @@ UNKNOWN = -1e9
 
 
 def sharpness(targets: Targets, logits: Floats) -> float:
-    """The factor of the logits (N, K) with the highest likelihood of images that the classifier did not see.
+    """The factor of the logits (N, K) of a classifier without a confidence of its own, from images that it did
+    not see; it changes no order of classes.
 
-    Its inverse is the temperature of Guo et al. (2017, section 4.2). It changes no order of classes.
+    Its inverse is the temperature of Guo et al. (2017, section 4.2), for labels that are wrong as often as two
+    more images of an unknown class would make them (Platt 1999, section 2.2, for two classes): where all
+    answers are right, it stays finite.
     """
-    return _sharpness(targets.members, _of_known(targets, logits), targets.exclusive)
+    wide, members = _of_known(targets, logits), targets.members
+    share = 2 / (2 + (len(targets) if targets.exclusive else targets.known.mean()))
+    evenly = wide[wide > UNKNOWN].sum() / (wide.shape[1] if targets.exclusive else 2)
+    wanted = (1 - share) * wide[members].sum() + share * evenly
+    return _sharpness(wide, wanted, targets.exclusive)
 
 
 def _of_known(targets: Targets, logits: Floats) -> Floats:
@@ -86,13 +100,16 @@ def mean_loss(targets: Targets, logits: Floats) -> float:
     return total / (len(targets) if targets.exclusive else int(targets.known.sum()))
 
 
-def _sharpness(members: npt.NDArray[np.bool_], logits: Floats, exclusive: bool) -> float:
+def _sharpness(logits: Floats, wanted: float, exclusive: bool, spread: float = math.inf) -> float:
     """By bisection: the loss is convex in the factor, and its slope is that of the sum of the logits that the
-    classes are expected to have, against those that they have."""
-    wanted, low, high = logits[members].sum(), -np.log(SHARPEST), np.log(SHARPEST)
+    classes are expected to have, against those that they have. To it comes that of a normal prior of the
+    factor's logarithm, with a standard deviation."""
+    low, high = -np.log(SHARPEST), np.log(SHARPEST)
     for _ in range(STEPS):
         middle = (low + high) / 2
-        if (_shares(np.exp(middle) * logits, exclusive) * logits).sum() > wanted:
+        factor = np.exp(middle)
+        slope = factor * ((_shares(factor * logits, exclusive) * logits).sum() - wanted)
+        if slope + middle / spread**2 > 0:
             high = middle
         else:
             low = middle
@@ -113,29 +130,34 @@ class Temperature:
         values: that of each class, (K,); all are equal where one class applies. 1 leaves the logits alone.
         images: that it was found on.
         reason: why it is 1; empty if it is not.
+        out_of_fold: whether several classifiers answered, each about images that it had no part of.
     """
 
     values: Floats
     images: int
     reason: str = ""
+    out_of_fold: bool = False
 
     @classmethod
-    def of(cls, targets: Targets, logits: npt.NDArray[np.floating]) -> Temperature:
-        """The temperature of logits (N, K), which is 1 where the images cannot tell.
+    def of(
+        cls, targets: Targets, logits: npt.NDArray[np.floating], *, out_of_fold: bool = False
+    ) -> Temperature:
+        """The most probable temperature of logits (N, K), which is 1 where the images cannot tell.
 
-        They can if its likelihood is better by more than chance, and has a maximum. Where any class may
-        apply, a class with enough images has its own.
+        They can if it is better by more than chance, and if they are out of fold, or not few. Where any class
+        may apply, a class with enough images has its own.
         """
         wide, N = _of_known(targets, logits.astype(np.float64)), len(targets)
+        if N < FEWEST and not out_of_fold:
+            reason = f"another one needs {FEWEST} images, or out-of-fold answers, as folds have"
+            return cls(np.ones(wide.shape[1]), N, reason)
         members, exclusive = targets.members, targets.exclusive
         factor, reason = _factor(members, wide, exclusive)
         values = np.full(wide.shape[1], 1 / factor)
         if not exclusive:
             for k in np.flatnonzero(np.minimum(targets.counts, targets.known - targets.counts) >= EACH):
                 values[k] /= _factor(members[:, k], factor * wide[:, k], exclusive)[0]
-        if (values == 1).all():
-            return cls(values, N, reason)
-        return cls(values, N)
+        return cls(values, N, reason if (values == 1).all() else "", out_of_fold)
 
     def apply(self, model: VisionModel) -> None:
         """Divide the logits of a model, in its head."""
@@ -146,7 +168,7 @@ class Temperature:
             scale_logits(model.head, factors)
 
     def __str__(self) -> str:
-        images = counted(self.images, "validation image")
+        images = counted(self.images, "out-of-fold answer" if self.out_of_fold else "validation image")
         if self.reason:
             return f"temperature 1: {self.reason} ({images})"
         low, high = self.values.min(), self.values.max()
@@ -155,17 +177,13 @@ class Temperature:
 
 
 def _factor(members: npt.NDArray[np.bool_], logits: Floats, exclusive: bool) -> tuple[float, str]:
-    """The factor of the logits, and the reason why it is 1."""
-    if not len(members):
-        return 1.0, "no images"
-    factor = _sharpness(members, logits, exclusive)
-    least, ends = _loss(members, factor * logits, exclusive), (SHARPEST, 1 / SHARPEST)
-    gain = _loss(members, logits, exclusive) - least
-    if not gain > GAIN:
-        return 1.0, f"the likeliest one is better by {max(0.0, gain):.1f} nats, which may be chance"
-    if any(_loss(members, end * logits, exclusive) <= least + 1e-3 for end in ends):
-        return 1.0, "no value is the likeliest one, as where every answer is right"
-    return factor, ""
+    """The most probable factor of the logits, and the reason why it is 1."""
+    factor = _sharpness(logits, logits[members].sum(), exclusive, SPREAD)
+    gain = _loss(members, logits, exclusive) - _loss(members, factor * logits, exclusive)
+    gain -= np.log(factor) ** 2 / (2 * SPREAD**2)
+    if gain > GAIN:
+        return factor, ""
+    return 1.0, f"another one is better by {max(0.0, gain):.1f} nats, which may be chance"
 
 
 # Familiarity

@@ -454,7 +454,7 @@ def _calibrated(
     """Set what the model knows about its answers, by cross-validation; its head has its temperature."""
     score, targets = selection.linear, selection.train.targets
     factor = sharpness(targets, as_logits(score.held_out, exclusive=True))
-    temperature = Temperature(np.full(len(targets.class_names), 1 / factor), len(targets))
+    temperature = Temperature(np.full(len(targets.class_names), 1 / factor), len(targets), out_of_fold=True)
     held_out = sharpened(score.held_out, factor, exclusive=True)
     some = images_to_know(known)
     features = torch.from_numpy(score.candidate.train[some])

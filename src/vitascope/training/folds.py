@@ -92,7 +92,8 @@ class CrossValidation:
         indices = np.concatenate(places)[order]
         probabilities = np.concatenate([each.probabilities for each in predictions])[order]
         targets = images.truth.take(indices)
-        temperature = Temperature.of(targets, as_logits(probabilities, exclusive=targets.exclusive))
+        logits = as_logits(probabilities, exclusive=targets.exclusive)
+        temperature = Temperature.of(targets, logits, out_of_fold=True)
         factor = 1 / temperature.values
         probabilities = sharpened(probabilities, factor, exclusive=targets.exclusive)
         known = [each.familiarity for each in predictions if each.familiarity is not None]
