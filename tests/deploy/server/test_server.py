@@ -19,6 +19,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests.data import encoded, noise
 from tests.deploy.server.readers import no_model
 from tests.deploy.server.served import (
     NAMES,
@@ -32,7 +33,7 @@ from tests.deploy.server.served import (
 )
 from tests.model import small_model
 from vitascope.deploy.server import http_server
-from vitascope.deploy.server.http_server import connection_limit
+from vitascope.deploy.server.http_server import HTTPServer, connection_limit
 from vitascope.deploy.server.metrics import SHARED_FOLDER
 from vitascope.deploy.server.server import announce, listen, read_token, supervise
 from vitascope.deploy.server.settings import Settings
@@ -369,6 +370,91 @@ def prediction(brightness: int) -> bytes:
     """A request as bytes."""
     body = grey(brightness)
     return b"POST /v1/predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(body) + body
+
+
+async def answered(server: HTTPServer, address: tuple[str, int], *parts: bytes) -> bytes:
+    """All that the server answers to parts, each of which it gets in one read."""
+    async with connected(address) as reader:
+        await until(lambda: any(one.transport for one in server.connections))
+        (connection,) = server.connections
+        for part in parts:
+            connection.data_received(part)
+        answer = await asyncio.wait_for(reader.read(), PATIENCE)
+    await until(lambda: not server.connections)
+    return answer
+
+
+LARGE = b"POST /v1/predict HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
+
+
+async def test_head_is_counted_without_its_body_however_it_arrives() -> None:
+    content = encoded(noise(300, 300))
+    assert len(content) > 4 * http_server.MAX_HEAD
+    sent = LARGE + b"Content-Length: %d\r\n\r\n" % len(content) + content
+    async with listening(HeldEngine()) as listener:
+        for cut in (1, 5, len(LARGE), sent.index(content) - 1, sent.index(content) + 1):
+            answer = await answered(*listener, sent[:cut], sent[cut:])
+            assert answer.startswith(b"HTTP/1.1 200 OK\r\n"), cut
+
+
+async def test_pipelined_requests_are_all_answered() -> None:
+    count = 2000
+    sent = ASK * (count - 1) + ASK.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")
+    async with listening(HeldEngine()) as listener:
+        answer = await answered(*listener, sent[:50], sent[50:])
+    assert answer.count(b"HTTP/1.1 200 OK\r\n") == count
+
+
+@pytest.mark.parametrize("trailer", [b"a:\r\n" * 40_000, b"a: " + b"a" * 160_000, b"x" * 160_000])
+async def test_trailers_are_within_the_limit_of_a_head_and_do_not_become_headers(trailer: bytes) -> None:
+    content = grey(3)
+    chunked = LARGE + b"Transfer-Encoding: chunked\r\n\r\n%x\r\n%b\r\n" % (len(content), content)
+    async with listening(HeldEngine()) as (server, address):
+        scopes: list[dict[str, object]] = []
+        app = server.config.loaded_app
+
+        async def watched(scope, *rest) -> None:
+            scopes.append(scope)
+            await app(scope, *rest)
+
+        server.config.loaded_app = watched
+        answer = await answered(server, address, chunked + b"0\r\nX-Late: 1\r\n\r\n")
+        assert answer.startswith(b"HTTP/1.1 200 OK\r\n")
+        assert b"x-late" not in dict(scopes[0]["headers"])
+        for size in (1000, len(trailer)):
+            parts = [trailer[start : start + size] for start in range(0, len(trailer), size)]
+            answer = await answered(server, address, chunked + b"0\r\n", *parts[:80])
+            assert answer.startswith(b"HTTP/1.1 400 ")
+
+
+@contextlib.asynccontextmanager
+async def half_closed(address: tuple[str, int], sent: bytes) -> AsyncIterator[asyncio.StreamReader]:
+    """Send bytes, end this side of the connection, and return the response."""
+    reader, writer = await asyncio.open_connection(*address)
+    writer.write(sent)
+    writer.write_eof()
+    yield reader
+    writer.close()
+
+
+async def test_client_that_ends_its_side_gets_the_answer_and_one_that_leaves_is_noticed() -> None:
+    engine = HeldEngine()
+    async with listening(engine) as (server, address):
+        engine.hold()
+        async with half_closed(address, prediction(1)) as waiting:
+            await until(lambda: any(one._ended for one in server.connections))
+            async with connected(address, prediction(2)):
+                await until(lambda: server._service.batcher.pending == 2)
+            await until(lambda: server._service.batcher.pending == 1)
+            engine.go.set()
+            answer = await waiting.read()
+            assert answer.startswith(b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\n")
+        async with half_closed(address, prediction(1) * 3) as waiting:
+            assert (await waiting.read()).count(b"HTTP/1.1 200 OK\r\n") == 3
+        async with half_closed(address, prediction(1)[:-1]) as waiting:
+            assert await waiting.read() == b""
+        await until(lambda: not server.connections)
+    assert 2 not in engine.computed()
 
 
 async def test_client_that_leaves_while_its_request_waits_is_noticed() -> None:

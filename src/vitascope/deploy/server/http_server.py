@@ -26,6 +26,7 @@ from types import FrameType, SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
 import uvicorn
+from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from vitascope.deploy.server.rejections import Rejection, raw_response
@@ -48,7 +49,9 @@ WARNING_INTERVAL = 10.0  # seconds between two warnings of the same text: an att
 SWITCH_INTERVAL = 0.0005
 """Seconds after which a Python thread yields to the model's, which asks between any two operations; with
 Python's own 5 ms a small model mostly waits."""
-MAX_HEAD = 65536  # bytes of a request's first line and headers, and as many as one read may bring
+MAX_HEAD = 65536  # bytes of a request's first line and headers, of its trailers, and before a chunk
+PARSED_AT_ONCE = 2**14  # bytes after which these are counted, by which they may exceed the limit
+RESET = socket.SOL_SOCKET, socket.SO_ERROR
 FULL = Rejection(503, "too many connections are open", close=True)
 
 OpenEngine = Callable[[], "Engine"]
@@ -76,6 +79,8 @@ class Connection(HttpToolsProtocol):
         self._header_timeout = service.settings.header_timeout_s
         self._keep_alive = service.settings.keep_alive_s
         self._in_head, self._head_size = False, 0
+        self.unparsed = memoryview(b"")
+        self._ended = False  # whether the client has ended its side
         self._unsent: float = math.inf
         self.due = math.inf  # when an idle connection is ended, on the event loop's clock
         self.connections.add(self)
@@ -83,16 +88,43 @@ class Connection(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Await the first headers."""
         super().connection_made(transport)  # type: ignore[arg-type]
+        self.flow = Flow(self)
         self.due = self.loop.time() + self._header_timeout
 
     def data_received(self, data: bytes) -> None:
-        """Parse some bytes, within the limit of the headers."""
-        if self._in_head:
-            self._head_size += len(data)
-            if self._head_size > MAX_HEAD:
+        """Parse some bytes, however they arrive."""
+        self.unparsed = memoryview(bytes(self.unparsed) + data)
+        self._parse()
+
+    def _parse(self) -> None:
+        """Parse what has arrived, but while requests wait no further ones: each takes 50 times its bytes.
+
+        Bytes that are no body are within the limit of a head.
+        """
+        while self.unparsed and not self.pipeline and not self.transport.is_closing():
+            part, self.unparsed = self.unparsed[:PARSED_AT_ONCE], self.unparsed[PARSED_AT_ONCE:]
+            self._head_size += len(part)
+            super().data_received(part)  # type: ignore[arg-type]
+            if self._head_size > MAX_HEAD and not self.transport.is_closing():
                 self.send_400_response(f"the headers are over the limit of {MAX_HEAD} bytes")
-                return
-        super().data_received(data)
+
+    def on_body(self, body: bytes) -> None:
+        """Take a part of a body."""
+        self._head_size = 0
+        super().on_body(body)
+
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """Answer a complete request although its client sends no more.
+
+        A client that has left ends its side in the same way. It answers bytes with a reset, which
+        `end_if_overdue` sees: so it gets some that every client of HTTP/1.1 skips.
+        """
+        if self.cycle is None or self.cycle.response_complete or self.cycle.more_body:
+            return False
+        self.cycle.keep_alive, self._ended = False, True
+        if self.cycle.scope["http_version"] == "1.1" and not self.cycle.response_started:
+            self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        return True
 
     def on_message_begin(self) -> None:
         """Begin a request."""
@@ -106,6 +138,7 @@ class Connection(HttpToolsProtocol):
         response = self._shed()
         if response is None:
             super().on_headers_complete()
+            self.headers = []  # of trailers, which are dropped
             return
         if self.cycle is None:  # stands for a request that is answered, so that its body is dropped
             event = asyncio.Event()
@@ -119,6 +152,8 @@ class Connection(HttpToolsProtocol):
         """Await the next request."""
         self._await_request()
         super().on_response_complete()
+        self._parse()
+        self.flow.resume_reading()
 
     def _await_request(self) -> None:
         self.due, self._unsent = self.loop.time() + self._keep_alive, math.inf
@@ -143,7 +178,9 @@ class Connection(HttpToolsProtocol):
         return self.cycle is None or self.cycle.response_complete or self.flow.write_paused
 
     def end_if_overdue(self, now: float) -> None:
-        """End the connection if its client lets the server wait too long."""
+        """End the connection if its client lets the server wait too long, or has left."""
+        if self._ended and self.transport.get_extra_info("socket").getsockopt(*RESET):
+            self.transport.abort()
         if now < self.due or not self.is_idle:
             return
         unsent = self.transport.get_write_buffer_size()
@@ -161,6 +198,19 @@ class Connection(HttpToolsProtocol):
         if self._in_head:
             self.transport.write(b"%s\r\n%s" % raw_response(rejection))
         self.transport.close()
+
+
+class Flow(FlowControl):
+    """uvicorn's pauses of a connection, which reads nothing while requests wait that have arrived."""
+
+    def __init__(self, connection: Connection) -> None:
+        super().__init__(connection.transport)
+        self._connection = connection
+
+    def resume_reading(self) -> None:
+        """Read on, if nothing waits."""
+        if not (self._connection.pipeline or self._connection.unparsed):
+            super().resume_reading()
 
 
 class HTTPServer(uvicorn.Server):
