@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable
@@ -257,6 +258,34 @@ async def test_picture_that_crashes_its_process_fails_alone() -> None:
         assert isinstance(bad, DecodeError)
         assert "the decoder process ended with" in str(bad)
         assert isinstance(good, np.ndarray)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])
+async def test_process_that_ends_while_it_is_idle_costs_no_picture(number: int) -> None:
+    async with decoders(count=2) as found:
+        await until(lambda: found._idle == 2)
+        for seen in (False, True):
+            await until(lambda: found._idle > 0)
+            before = pids(found)
+            for pid in before:
+                os.kill(pid, number)
+            if seen:
+                await until(lambda before=before: not before & pids(found))
+            assert (await found.decode(grey(7), deadline=soon())).max() == 7
+
+
+async def test_picture_whose_processes_are_killed_gets_503() -> None:
+    async with decoders() as found:
+        slow = asyncio.ensure_future(found.decode(ENDLESS, deadline=soon()))
+        for _ in range(2):
+            await until(lambda: len(found.running) == 1)
+            (pid,) = pids(found)
+            os.kill(pid, signal.SIGKILL)
+            await until(lambda: not found.running)
+        with pytest.raises(Rejection, match="killed") as rejected:
+            await slow
+        assert rejected.value.status_code == 503
+        assert (await found.decode(grey(7), deadline=soon())).max() == 7
 
 
 async def test_internal_error_keeps_its_traceback() -> None:

@@ -3,10 +3,12 @@
 import asyncio
 import ctypes
 import gc
+import gzip
 import json
 import os
 import socket
 import sys
+import zlib
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -115,6 +117,26 @@ async def test_charset_of_a_form_is_ignored(charset: str) -> None:
         answer = await client.predict(body, headers=headers)
         assert answer.status_code == 200
         assert answer.json()["results"][0]["name"] == "\\N{.png"
+
+
+@pytest.mark.parametrize("path", [path for path in EVERY_PATH if "embeddings" not in path])
+async def test_compressed_body_is_read_within_the_limit(path: str, engine: TorchEngine) -> None:
+    async with serving({"model": engine}, max_body_mb=0.1, **ALL) as client:
+        request = client.build_request("POST", path, **asking(path, picture()))
+        content, kind = request.content, {"content-type": request.headers.get("content-type", "")}
+
+        async def status(coding: str, body: bytes) -> int:
+            headers = kind | {"content-encoding": coding}
+            return (await client.post(path, content=body, headers=headers)).status_code
+
+        for coding, compress in (("gzip", gzip.compress), ("deflate", zlib.compress)):
+            whole = compress(content)
+            assert await status(coding, whole) == 200
+            for broken in (content, whole[:-9], whole + compress(b"")):
+                assert await status(coding, broken) == 422
+            assert await status(coding, compress(bytes(10**7))) == 413
+        assert await status("br", content) == 415
+        assert client.app.state.service.arriving == ArrivingBodies()
 
 
 async def test_form_with_too_many_files_is_rejected(

@@ -13,6 +13,7 @@ import fcntl
 import logging
 import os
 import pickle
+import signal
 import struct
 import sys
 from asyncio.subprocess import PIPE, Process
@@ -44,6 +45,7 @@ class _Job:
     num_pixels: int
     pixels: asyncio.Future[Pixels]
     begun: float = 0.0
+    deaths: int = 0
 
     def fail(self, error: Exception) -> None:
         if not self.pixels.done():
@@ -86,7 +88,7 @@ class DecoderPool:
                     await process.wait()
 
     async def decode(self, content: Content, *, deadline: float) -> Pixels:
-        """Return a picture's pixels, uint8 (C, H, W), or raise `DecodeError` or `Rejection` (429, 504).
+        """Return a picture's pixels, uint8 (C, H, W), or raise `DecodeError` or `Rejection` (429, 503, 504).
 
         A late or cancelled picture is not decoded any further.
         """
@@ -105,15 +107,20 @@ class DecoderPool:
                 self.waiting.remove(job)
 
     async def _keep_processes(self) -> None:
+        again: list[_Job] = []
         while True:
             try:
-                await self._run_process()
+                await self._run_process(again)
             except (OSError, asyncio.IncompleteReadError) as error:
                 log.warning("a decoder process did not start: %s", error)
                 await asyncio.sleep(PAUSE)
 
-    async def _run_process(self) -> None:
-        """Decode in a process until it ends; raises an error if it never was ready."""
+    async def _run_process(self, again: list[_Job]) -> None:
+        """Decode in a process until it ends; raises an error if it never was ready.
+
+        A picture at which it ended for the first time is left in `again`, for a new process: another idle one
+        may have ended too.
+        """
         environment = {"PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
         environment |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}  # threads would take memory
         process = await asyncio.create_subprocess_exec(
@@ -133,8 +140,10 @@ class DecoderPool:
         try:
             await self._configured.wait()
             await _exchange(process, self._options)
+            ending = asyncio.ensure_future(process.wait())
+            ending.add_done_callback(lambda _: self._arrived.set())
             self._ready.set()
-            while await self._decode_next(process):
+            while await self._decode_next(process, again):
                 pass
         finally:
             with contextlib.suppress(ProcessLookupError):
@@ -142,9 +151,14 @@ class DecoderPool:
             await process.wait()
             self.processes.discard(process)
 
-    async def _decode_next(self, process: Process) -> bool:
+    async def _decode_next(self, process: Process, again: list[_Job]) -> bool:
         """Decode the smallest waiting picture; returns whether the process can decode another."""
-        job = await self._take()
+        job = again.pop() if again else await self._take(process)
+        if job is None or job.pixels.done():
+            return job is not None
+        job.begun = asyncio.get_running_loop().time()
+        self.running.append(job)
+        self._make_room()
         exchange = asyncio.ensure_future(_exchange(process, job.content))
         ends: set[asyncio.Future[Any]] = {exchange, job.pixels}
         patience = asyncio.get_running_loop().call_later(PATIENCE, self._make_room)
@@ -157,7 +171,13 @@ class DecoderPool:
             answer, shape, received = exchange.result()
         except (asyncio.IncompleteReadError, ConnectionError):
             status = await process.wait()
-            job.fail(DecodeError(422, f"cannot be decoded: the decoder process ended with {status}"))
+            job.deaths += 1
+            if job.deaths == 1:
+                again.append(job)
+            elif status == -signal.SIGKILL:
+                job.fail(Rejection(503, "the decoder processes are killed, maybe for lack of memory"))
+            else:
+                job.fail(DecodeError(422, f"cannot be decoded: the decoder process ended with {status}"))
             return False
         finally:
             exchange.cancel()
@@ -171,20 +191,19 @@ class DecoderPool:
             job.pixels.set_result(np.frombuffer(received, np.uint8).reshape(shape))  # (C, H, W)
         return True
 
-    async def _take(self) -> _Job:
-        """The smallest waiting picture."""
-        while not self.waiting:
+    async def _take(self, process: Process) -> _Job | None:
+        """The smallest waiting picture; None once the process has ended."""
+        while not self.waiting and process.returncode is None:
             self._arrived.clear()
             self._idle += 1
             try:
                 await self._arrived.wait()
             finally:
                 self._idle -= 1
+        if process.returncode is not None:
+            return None
         job = min(self.waiting, key=lambda job: job.num_pixels)
-        job.begun = asyncio.get_running_loop().time()
         self.waiting.remove(job)
-        self.running.append(job)
-        self._make_room()
         return job
 
     def _make_room(self) -> None:

@@ -42,6 +42,8 @@ INPUT = "image"
 """The name of the input tensor."""
 MOST_OUTPUTS = 4
 """Output tensors of a request."""
+MOST_VALUES = 2**20
+"""Values in the JSON of a request, such as a megabyte of pixels; binary tensors have no such limit."""
 LENGTH = "inference-header-content-length"
 """The header with the bytes of the JSON before binary tensors."""
 SERVER = {"name": "vitascope", "version": __version__, "extensions": ["classification", "binary_tensor_data"]}
@@ -99,7 +101,7 @@ def oip(first: Service) -> APIRouter:
         service, name = checked(name)
         body = await json_body(request, service)
         head = _whole_number(request.headers.get(LENGTH), len(body))
-        values, rest = await object_of(body[:head]), body[head:]
+        values, rest = await object_of(service, body[:head], MOST_VALUES), body[head:]
         reject_unknown(values, ("model_name", "id", "parameters", "inputs", "outputs"))
         if values.get("model_name") not in (None, name):  # KServe's client repeats that of the path
             raise Rejection(422, f"model_name is not {name}, the name in the path")
@@ -108,7 +110,9 @@ def oip(first: Service) -> APIRouter:
         inputs = field(values, "inputs", list)
         if len(inputs) != 1:
             raise Rejection(422, f"one input, the pictures, not {len(inputs)}")
-        pictures = await computed(head, lambda: _pictures(inputs[0], rest, service.settings.max_files))
+        pictures = await computed(
+            service, head, lambda: _pictures(inputs[0], rest, service.settings.max_files)
+        )
         rows = all_or_none(await rows_of(service, request, pictures, features=not service.engine.num_classes))
         return _response(name, identifier, [_tensor(service, rows, output) for output in outputs])
 
@@ -153,7 +157,7 @@ def _pictures(tensor: Any, rest: bytes, most: int) -> Sequence[Content]:
         parts = (
             _elements(rest, most)
             if size is not None
-            else list(map(decoded_picture, field(tensor, "data", list)))
+            else list(map(decoded_picture, _flat(field(tensor, "data", list))))
         )
         if math.prod(shape) != len(parts):
             raise Rejection(422, f"shape {shape} of {len(parts):,} elements")
@@ -185,13 +189,18 @@ def _elements(packed: bytes, most: int) -> list[bytes]:
     return parts
 
 
-def _numbers(data: list[Any]) -> npt.NDArray[np.uint8]:
-    """The values of a UINT8 tensor in JSON, flat or nested."""
-    for _ in range(3):  # rows, columns and channels; NumPy would widen all elements to the longest text
+def _flat(data: list[Any]) -> list[Any]:
+    """The values of a tensor in JSON, which may be nested: NumPy would widen all to the longest text."""
+    for _ in range(3):
         if data and all(isinstance(part, list) for part in data):
             data = list(itertools.chain.from_iterable(data))
+    return data
+
+
+def _numbers(data: list[Any]) -> npt.NDArray[np.uint8]:
+    """The values of a UINT8 tensor in JSON."""
     try:
-        return np.frombuffer(bytes(data), np.uint8)
+        return np.frombuffer(bytes(_flat(data)), np.uint8)
     except (TypeError, ValueError) as error:
         raise Rejection(422, "data of UINT8 are whole numbers from 0 to 255") from error
 

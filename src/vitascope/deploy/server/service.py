@@ -83,6 +83,7 @@ class Service:
         self.places[place] = self
         self.metrics: Metrics = first.metrics if first else Metrics()
         self.arriving: ArrivingBodies = first.arriving if first else ArrivingBodies()
+        self.reading: asyncio.Semaphore = first.reading if first else asyncio.Semaphore(1)  # of large JSON
         self.draining = False  # whether the server is stopping: new requests get 503
         self.in_flight = 0  # requests that need the model, admitted and not answered
         self.unanswered = 0  # requests in flight when the time to finish them was over

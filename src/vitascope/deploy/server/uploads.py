@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import re
+import zlib
 from collections.abc import AsyncGenerator
 
 from python_multipart.multipart import parse_options_header
@@ -34,6 +35,8 @@ SIGNATURE = re.compile(
 )
 """The first bytes of a JPEG, PNG, GIF, WebP, BMP, TIFF or AVIF picture."""
 BOUNDARY = re.compile(rb"[0-9A-Za-z'()+_,\-./:=? ]{1,70}")  # A form's boundary (RFC 2046, section 5.1.1)
+CODINGS = {"identity": 0, "gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
+"""Values of Content-Encoding, with zlib's number of each."""
 MAX_DIGITS = 18  # digits of a number in a header: int() fails on very long ones
 
 
@@ -82,7 +85,10 @@ async def read_uploads(request: Request, settings: Settings, arriving: ArrivingB
 
 
 async def read_body(request: Request, settings: Settings, arriving: ArrivingBodies) -> bytes:
-    """The bytes of a request's body, read within the limits."""
+    """The bytes of a request's body, read and decompressed within the limits."""
+    coding = request.headers.get("content-encoding", "identity").strip().lower()
+    if coding not in CODINGS:
+        raise Rejection(415, f"Content-Encoding {coding[:80]!r}; accepted are {', '.join(CODINGS)}")
     limit = int(settings.max_body_mb * 1e6)
     too_large = Rejection(413, f"the body is over the limit of {settings.max_body_mb:g} MB", close=True)
     declared = _whole_number(request.headers.get("content-length", "0"))
@@ -95,6 +101,13 @@ async def read_body(request: Request, settings: Settings, arriving: ArrivingBodi
     most = max(limit, int(settings.max_bodies_mb * 1e6))
     now = asyncio.get_running_loop().time
     end = now() + settings.read_timeout_s
+
+    def hold(size: int) -> None:
+        arriving.bytes += size
+        request.state.held += size
+        if arriving.bytes > most:
+            raise Rejection(503, f"all bodies take more than {most / 1e6:g} MB", close=True)
+
     arriving.requests += 1
     try:
         async with asyncio.timeout_at(min(end, now() + settings.read_stall_s)) as timer:
@@ -102,10 +115,7 @@ async def read_body(request: Request, settings: Settings, arriving: ArrivingBodi
                 size += len(chunk)
                 if size <= limit:
                     chunks.append(chunk)
-                    arriving.bytes += len(chunk)
-                    request.state.held += len(chunk)
-                    if arriving.bytes > most:
-                        raise Rejection(503, f"all bodies take more than {most / 1e6:g} MB", close=True)
+                    hold(len(chunk))
                 else:
                     chunks.clear()
                     if size > LINGER * limit:
@@ -122,7 +132,25 @@ async def read_body(request: Request, settings: Settings, arriving: ArrivingBodi
         arriving.requests -= 1
     if size > limit:
         raise too_large
-    return b"".join(chunks)
+    body = b"".join(chunks)
+    if coding != "identity":
+        body = await asyncio.to_thread(_decompressed, body, coding, limit + 1)
+        hold(len(body))
+        if len(body) > limit:
+            raise too_large
+    return body
+
+
+def _decompressed(body: bytes, coding: str, most: int) -> bytes:
+    """At most so many bytes of a body; 422 if it is not one whole stream of its coding."""
+    stream = zlib.decompressobj(CODINGS[coding])
+    try:
+        content = stream.decompress(body, most)
+    except zlib.error as error:
+        raise Rejection(422, f"the body is not in Content-Encoding {coding}: {error}") from error
+    if len(content) < most and (not stream.eof or stream.unused_data):
+        raise Rejection(422, f"the body is not one whole stream of Content-Encoding {coding}")
+    return content
 
 
 async def _files(request: Request, body: bytes, max_files: int) -> list[Upload]:
