@@ -6,7 +6,15 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.training import assert_bitwise, clock, interrupted, last_state, tiny_config, trainer_of
+from tests.training import (
+    assert_bitwise,
+    clock,
+    interrupted,
+    last_state,
+    tiny_config,
+    trainer_of,
+    write_folder,
+)
 from vitascope.errors import UserError
 from vitascope.options.recipes import TrainConfig
 from vitascope.run.run import Run
@@ -89,10 +97,36 @@ def test_measured_steps_are_whole_ones_of_every_size_and_their_time_counts(
     assert sizes == [False] * steps + [True] * steps
     looks = next(seconds) - per_look  # from the first to the last
     assert trainer.budget is not None
-    rest = 60_000 - 7 - looks
-    assert trainer.budget.seconds == pytest.approx(rest, abs=1.5)  # less the final test, as estimated
+    splits, forward = trainer.splits, per_look / trainer.batch_size
+    end = forward * (len(splits.measured) + 2 * len(splits.val) + len(splits.train))  # test and calibration
+    assert trainer.budget.seconds == pytest.approx(60_000 - 7 - looks - end, abs=0.2)
     assert_bitwise(before, dict(trainer.module.state_dict()))
     assert not trainer.optimizer.state
+
+
+@pytest.mark.parametrize("keep", ["best", "auto"])
+def test_minutes_for_measuring_alone_are_rejected_at_once_and_those_named_train_as_long(
+    tmp_path, monkeypatch, keep: str
+) -> None:
+    root = tmp_path / "data"
+    for part, count in (("train", 8), ("val", 40), ("test", 40)):
+        write_folder(root / part, per_class=count, side=4)
+    config = tiny_config(
+        root, minutes=0.3 if keep == "best" else 0.5, epochs=None, run=str(tmp_path / "run"), keep=keep
+    )
+    clock(monkeypatch, tick=0.2)
+    with pytest.raises(UserError, match="measuring by 80 validation images and 80 test images") as error:
+        train.train(config)
+    assert not (tmp_path / "run").exists()
+    enough = float(str(error.value).rpartition(" ")[2])
+    monkeypatch.setattr(Trainer, "_set_length", lambda *_: None)
+    trainer = trainer_of(config.replace(minutes=enough))
+    clock(monkeypatch, tick=0.2)
+    trainer.start_budget(enough, spent=0.0)
+    validation, end = trainer._seconds_to_measure(0.2 / 4)
+    assert end > (3 if keep == "best" else 5) * validation
+    assert trainer.budget.seconds - validation >= end + validation
+    assert trainer.budget.first_length(0.2) >= 20
 
 
 def test_a_machine_that_slows_down_at_the_end_is_reported(data, tmp_path, monkeypatch, capsys) -> None:

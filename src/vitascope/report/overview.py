@@ -118,12 +118,20 @@ def _planned_epochs(run: Run) -> str:
     planned = run.planned_epochs
     if planned is None:
         return say("an unknown number of epochs")
+    planned = planned if planned % 1 == 0 else float(f"{planned:.3g}")
     return say("{number:g} epoch", number=1) if planned == 1 else say("{number:g} epochs", number=planned)
 
 
 def _length(run: Run) -> str:
     """The length of the run, and what has set it if that was not a number of epochs."""
     config, epochs = run.config, _planned_epochs(run)
+    if config.get("minutes") and run.finished and (tests := run.records("test")):
+        return say(
+            "{epochs} in {seconds:,.0f} s of training, of {minutes:g} min in all",
+            epochs=epochs,
+            seconds=tests[-1]["seconds"],
+            minutes=config["minutes"],
+        )
     if config.get("minutes"):
         return say("{epochs} in {minutes:g} min", epochs=epochs, minutes=config["minutes"])
     return (
@@ -287,7 +295,7 @@ def _course_rows(run: Run) -> Iterator[tuple[str, object]]:
             say("{names}: for {reason}", names=choices, reason=run.plan["reason"]),
         )
     stops, epochs = run.records("stop"), run.records("epoch")
-    if stops and stops[-1]["step"] == epochs[-1]["step"]:  # not before the run got more epochs
+    if stops and stops[-1]["step"] >= epochs[-1]["step"]:  # not before the run got more epochs
         text = say(
             "after epoch {epoch}; the lowest validation loss was that of epoch {best}",
             epoch=stops[-1]["epoch"],

@@ -20,16 +20,17 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitascope.data.augment import Augmentation
-from vitascope.data.loading import Batch, KeptFeatures, Loader, even_cuts
+from vitascope.data.loading import Batch, KeptFeatures, Loader, even_cuts, seconds_to_read
 from vitascope.data.mixing import Mixing
 from vitascope.data.randaugment import RandAugment
 from vitascope.data.randomness import step_seed
 from vitascope.data.splits import ImageSet, Splits
 from vitascope.errors import Interrupted, UserError
 from vitascope.evaluation.calibrate import images_to_know
+from vitascope.formatting import counted
 from vitascope.model.hardware import room_for_images, suitable_threads
 from vitascope.model.lora import merged
-from vitascope.model.vision_model import VisionModel, build
+from vitascope.model.vision_model import VisionModel, build, evaluation_mode
 from vitascope.options.recipes import GROUP_OF, TrainConfig
 from vitascope.run.layout import has_model
 from vitascope.run.metrics import MetricsWriter
@@ -52,7 +53,7 @@ from vitascope.training.optimizers import freeze_body, local, optimizer_of, trai
 from vitascope.training.placement import Placement, compile_module, eager_unless, images_at_once
 from vitascope.training.plan import Plan
 from vitascope.training.progress import Progress
-from vitascope.training.schedule import Schedule, TimeBudget, small_size
+from vitascope.training.schedule import FIRST_LENGTH, Schedule, TimeBudget, small_size
 from vitascope.training.signals import Stop, interruptible, stop_signals, until_stopped
 from vitascope.training.tasks.task import Examples, Sums, Task
 from vitascope.training.whitening import TokenizerNorm, without_norms
@@ -188,7 +189,7 @@ class Trainer:
         """Set the length of a run of `minutes`, of which `spent` seconds are over, by measured steps.
 
         Raises:
-            UserError: the time is too short for a step.
+            UserError: the time is too short for a few steps, or most of it would go to measuring.
         """
         if self.config.optimization.lengths:  # resumed
             over, validations = self.schedule.progress(self.step), self.schedule.validations
@@ -196,28 +197,43 @@ class Trainer:
             return
         began, progressive = time.monotonic(), self.config.optimization.progressive
         with self._one_thread_if_small(), torch.random.fork_rng(devices=[]):
-            whole = self._measured_step()
-            small = self._measured_step(small=True) if progressive else whole
+            whole, forward = self._measured_step()
+            small = self._measured_step(small=True)[0] if progressive else whole
         spent += time.monotonic() - began  # with compilation, where there is any
         per_step = progressive * small + (1 - progressive) * whole
-        forward = whole / 3 / self.batch_size  # the backward pass takes twice the time
-        whole_forward = forward if self.features is None else self.features.seconds_per_image
-        validation, test = forward * len(self.splits.val), whole_forward * len(self.splits.measured)
-        (spent, per_step) = distributed.largest(spent + test, per_step)
-        seconds = 60 * minutes - spent
-        if seconds < per_step:
+        (spent, per_step) = distributed.largest(spent, per_step)
+        validation, end = distributed.largest(*self._seconds_to_measure(forward))
+        measuring = validation + end
+        least = max(FIRST_LENGTH * per_step, measuring)
+        if 60 * minutes - spent - measuring < least:
+            val, test = self.splits.val, self.splits.measured
             raise UserError(
-                f"minutes={minutes:g} is too short: opening the data, building the model and the final test "
-                f"take {spent:.1f} s, and a step {per_step:.2g} s; set minutes to at least "
-                f"{math.ceil((spent + 20 * per_step) / 6) / 10:g}"
+                f"minutes={minutes:g} is too short: opening the data and building the model take {spent:.1f} "
+                f"s, measuring by {counted(len(val), 'validation image')} and "
+                f"{counted(len(test), f'{test.name} image')} {measuring:.1f} s, and {FIRST_LENGTH} steps "
+                f"{FIRST_LENGTH * per_step:.1f} s; set minutes to at least "
+                f"{math.ceil((spent + measuring + least) / 6) / 10:g}"
             )
-        (validation,) = distributed.largest(validation)
-        self.budget = TimeBudget(seconds, validation)
+        self.budget = TimeBudget(60 * minutes - spent - end, validation)
         self.schedule = dataclasses.replace(self.schedule, validations=self.budget.validations)
         self._set_length(0, self.budget.first_length(per_step))
 
-    def _measured_step(self, *, small: bool = False) -> float:
-        """Seconds of a training step; nothing changes. The first one warms up, and compiles."""
+    def _seconds_to_measure(self, forward: float) -> tuple[float, float]:
+        """Seconds of a validation, and of all that follows the last step, at `forward` seconds per image."""
+        train, val, test = self.splits.train, self.splits.val, self.splits.measured
+        read = seconds_to_read(test, self.preprocess) / max(1, self.val_loader.workers)
+        validation = (forward + read * (self.val_loader.kept_bytes == 0)) * len(val)
+        whole = forward + read if self.features is None else self.features.seconds_per_image
+        again, known = 0, 0
+        if self.config.task == "classify":  # its calibration, and the choice of weights
+            again = (1 if train.truth.exclusive else 0) + 1 + 2 * (self.config.optimization.keep == "auto")
+            known = len(images_to_know(train)) if train.truth.exclusive and self.features is None else 0
+        kept = validation if self.features is None else whole * len(val)
+        return validation, again * kept + whole * (len(test) + known)
+
+    def _measured_step(self, *, small: bool = False) -> tuple[float, float]:
+        """Seconds of a training step, and of a forward pass per image; nothing changes. The first ones warm
+        up, and compile."""
         train_mode(self.module, frozen=self.config.optimization.freeze)
         self.small, self.rate = small, 0.0  # a rate of zero updates no weight
         times: list[float] = []
@@ -241,7 +257,20 @@ class Trainer:
         for part in self.module.modules():
             if isinstance(part, TokenizerNorm):
                 part.reset()
-        return statistics.median(times[1:] or times)
+        return statistics.median(times[1:] or times), self._measured_forward(batch)
+
+    @torch.no_grad()
+    def _measured_forward(self, batch: Batch) -> float:
+        """Seconds per image, over all processes, in which a validation computes a batch."""
+        seconds, images = 0.0, 1
+        autocast = torch.autocast(self.device.type, self.precision, enabled=self.precision != torch.float32)
+        with evaluation_mode(self.trained), eager_unless(not self.compiled), autocast:
+            for part, _ in 2 * self._parts(batch)[:1]:
+                examples, began = self._examples(part, 0), time.monotonic()
+                float(self.task.loss(self.trained, examples)[0])  # waits for the device
+                seconds, images = time.monotonic() - began, len(part.indices)
+        distributed.reshard(self.trained)
+        return seconds / images / distributed.world_size()
 
     def _set_length(self, step: int, total: int) -> None:
         """Set the length of the run from a step on, and record it."""

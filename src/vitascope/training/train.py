@@ -709,6 +709,7 @@ def _finish(trainer: Trainer) -> TrainResult | PretrainResult:
     run, config, final = trainer.run, trainer.config, trainer.splits.measured
     images = images_at_once(trainer.batch_size, trainer.parts)
     with stopped_at_once(run), suitable_threads(trainer.model_config, trainer.device, images):
+        distributed.by_first(lambda: shutil.rmtree(run.figures, ignore_errors=True))  # of an earlier end
         kept = select_weights(trainer)
         distributed.print_first(kept.in_words())
         model = from_pretrained(run.checkpoints / kept.weights).to(trainer.device)
@@ -775,7 +776,6 @@ def _draw(trainer: Trainer, finished: Finished, tested: Any) -> tuple[dict[str, 
     run = trainer.run
     later = f"make room, then run `vitascope report {shlex.quote(str(run.path))}`"
     advice = f"the model is saved in {run.model_folder}: {later}"
-    shutil.rmtree(run.figures, ignore_errors=True)  # of an earlier end
     with explaining_failure(run.path, "the figures", advice):
         figures = trainer.task.draw(finished, tested)
     distributed.print_first("writing the report")
