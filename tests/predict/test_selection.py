@@ -102,6 +102,31 @@ def test_familiarity_alone_is_judged_at_the_default_rate(calibrated: TorchEngine
     assert [verdict.unknown for verdict in found] == ["unfamiliar", None]
 
 
+@pytest.mark.parametrize("images", [1, 9, 98, 99])
+@pytest.mark.parametrize("familiar", [None, 0.9])
+def test_a_class_is_known_only_if_unfamiliar_pictures_can_be_told(images: int, familiar: float | None) -> None:
+    """The least familiarity of n validation images is 1 / (n + 1), of whatever picture."""
+    engine = TorchEngine(with_trust(small_model(num_classes=4, class_names=tuple("abcd")), 120), device="cpu")
+    engine.familiar_images = images
+    enough, selection = images >= (99 if familiar is None else 9), ClassSelection(familiar=familiar)
+    rows, least = torch.tensor([[1.0, 0, 0, 0]] * 2), torch.tensor([1 / (images + 1), 0.5])
+    unlike, usual = selection.judged(engine, rows, least)
+    assert (unlike.unknown, usual.unknown) == (("unfamiliar", None) if enough else ("unchecked", "unchecked"))
+    assert usual.in_words() == ""
+    if familiar is not None and not enough:
+        with pytest.raises(UserError, match=r"at 10% false alarms need 9 .*, and the model was calibrated on 1$"):
+            selection.check(engine)
+    else:
+        selection.check(engine)
+
+
+def test_a_model_that_was_not_calibrated_leaves_every_picture_unchecked() -> None:
+    engine = TorchEngine(small_model(num_classes=4), device="cpu")
+    (verdict,) = ClassSelection().judged(engine, torch.tensor([[1.0, 0, 0, 0]]), None)
+    assert (verdict.unknown, verdict.set) == ("unchecked", None)
+    assert ClassSelection().unchecked(engine) == ""  # none of its answers has the field
+
+
 @pytest.mark.parametrize("rate", [0.0, 1.0, float("nan"), 2.0])
 @pytest.mark.parametrize("name", ["coverage", "familiar"])
 def test_rates_are_shares(name: str, rate: float) -> None:
@@ -117,5 +142,3 @@ def test_rates_need_a_calibrated_model_with_enough_images(calibrated: TorchEngin
             selection.check(plain)
     with pytest.raises(UserError, match=r"sets of 99.9% need 999 validation images, and .* on 120"):
         ClassSelection(coverage=0.999).check(calibrated)
-    (verdict,) = ClassSelection().judged(plain, torch.tensor([[0.4, 0.3, 0.2, 0.1]]), None)
-    assert (verdict.unknown, verdict.set, verdict.familiarity) == (None, None, None)

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from vitascope.predict.engine import Engine
     from vitascope.predict.predictor import ImageResult
     from vitascope.predict.result_file import PredictTask, Tally
+    from vitascope.predict.selection import ClassSelection
 
 BATCH_SIZE = 64
 
@@ -175,6 +176,7 @@ class Predict:
                 output.path, engine, task, loop, self.images, self.table, resume=self.resume
             )
         output.publish()
+        self._note(task.selection, engine)
         if self.json:
             print(json.dumps({"out": out, "pictures": tally.images, "unreadable": tally.unreadable}))
             exit_if_unreadable(tally)
@@ -204,11 +206,17 @@ class Predict:
                     print(outcome_in_words(result, width or label_width(result)))
                 elif not few:
                     print(rows.line(result)[:-1])
+        self._note(task.selection, engine)
         if few:
             exit_if_unreadable(tally)
         else:
             seconds = time.monotonic() - started
             self._summarize(tally, tally.images, seconds, f", {engine.precision_for(task.batch_size)}")
+
+    def _note(self, selection: ClassSelection, engine: Engine) -> None:
+        """Print why no picture is called unfamiliar, if that is so."""
+        if reason := selection.unchecked(engine):
+            print(f"not checked whether pictures are like the training images: {reason}", file=sys.stderr)
 
     def _found(self) -> Iterator[ImageFile]:
         from vitascope.predict.predictor import find_images
@@ -237,8 +245,8 @@ def outcome_in_words(result: ImageResult, width: int) -> str:
     elif not result.predictions:
         assert result.best is not None
         lines.append(f"  {none_of(printable(result.best.label, 80), result.best.score)}")
-    if result.verdict is not None and result.verdict.unknown is not None:
-        lines.append(f"  {printable(result.verdict.in_words(), 200)}")
+    if result.verdict is not None and (words := result.verdict.in_words()):
+        lines.append(f"  {printable(words, 200)}")
     return "\n".join(lines)
 
 

@@ -74,6 +74,7 @@ class Reliability:
         """That of images with classes (N,), probabilities (N, K) and familiarity (N,), N at least 1."""
         confidences, right = probabilities.max(axis=1), probabilities.argmax(axis=1) == labels
         contained = None if sets is None else sets.contain(torch.from_numpy(probabilities), COVERAGE)
+        enough = sets is not None and int(sets.counts.sum()) >= PredictionSets.needed(FAMILIAR)
         measured = None
         if contained is not None:
             members, K = contained.numpy(), probabilities.shape[1]
@@ -91,7 +92,7 @@ class Reliability:
             calibration_interval(confidences, right),
             RiskCoverage.of(confidences, right),
             measured,
-            None if familiarity is None else float((familiarity < 1 - FAMILIAR).mean()),
+            float((familiarity < 1 - FAMILIAR).mean()) if familiarity is not None and enough else None,
         )
 
     def summary(self) -> dict[str, Any]:

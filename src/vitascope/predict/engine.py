@@ -72,6 +72,8 @@ class Engine(ABC):
     """The probability from which on each of the K classes applies, where any may; empty where one does."""
     sets: PredictionSets | None = None
     """The sets of classes, where one applies; None for a model that was not calibrated."""
+    familiar_images: int = 0
+    """Validation images that tell what is familiar; 0 for a model that does not know it."""
     views: int = 1
     """Views of a picture whose probabilities are averaged, see `views_of`."""
     device = torch.device("cpu")
@@ -259,6 +261,7 @@ class TorchEngine(Engine):
             self.sets = model.trust.sets
             if model.trust.familiarity is not None:
                 self.familiarity = copy.deepcopy(model.trust.familiarity).to(self.device)
+                self.familiar_images = int(self.sets.counts.sum())
         self._in_dtype: dict[torch.dtype, VisionModel] = {torch.float32: self.model}
 
     def with_model(self, model: VisionModel) -> TorchEngine:

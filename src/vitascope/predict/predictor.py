@@ -77,7 +77,7 @@ class PicturePredictions(list[Prediction]):
 
     @property
     def unknown(self) -> Unknown | None:
-        """Why the model does not know the class, `ambiguous` or `unfamiliar`; None if it does."""
+        """Why the model does not know the class, `ambiguous`, `unfamiliar` or `unchecked`; None if it does."""
         return self.verdict.unknown
 
     def _repr_html_(self) -> str:
@@ -86,7 +86,7 @@ class PicturePredictions(list[Prediction]):
             f'<td><meter value="{prediction.score:.4f}"></meter></td></tr>'
             for prediction in self
         )
-        if self.unknown is not None:
+        if self.unknown in REASONS:
             rows += f"<tr><td colspan=2>{REASONS[self.unknown]}</td></tr>"
         if not self:
             rows = f"<tr><td>{html.escape(none_of(self.best.label, self.best.score))}</td></tr>"

@@ -6,7 +6,7 @@
 | Parquet | the same as columns |
 | CSV | `image`, `label` (the most probable class) and its `score`; both empty if it could not be read |
 
-A calibrated model adds `unknown` (null, `ambiguous` or `unfamiliar`), `set` and `familiarity`.
+A calibrated model adds `unknown` (null, `ambiguous`, `unfamiliar` or `unchecked`), `set` and `familiarity`.
 
 With several classes per image, JSON lines and Parquet have `labels`, the names of the predicted classes, and
 the label of a CSV file is these names, joined by ";". The score is still that of the most probable class.

@@ -173,6 +173,8 @@ class ExportedEngine(Engine):
         self.num_classes = values["num_classes"]
         self.meaning, self.thresholds, self.sets = (values[key] for key in ("outputs", "thresholds", "sets"))
         self.output_names = outputs_of(texts)
+        if self.sets is not None and "familiarity" in self.output_names:
+            self.familiar_images = int(self.sets.counts.sum())
         self.views = values["views"]
         self._body_digest: str = values["body_digest"]
         if options := values["model"]:

@@ -17,8 +17,8 @@ TOP_K = 5
 """Classes per image by default, where one class applies."""
 
 
-Unknown = Literal["ambiguous", "unfamiliar"]
-REASONS: dict[Unknown, str] = {
+Unknown = Literal["ambiguous", "unfamiliar", "unchecked"]
+REASONS: dict[Unknown | None, str] = {
     "ambiguous": "several classes are likely",
     "unfamiliar": "unlike the training images",
 }
@@ -31,7 +31,8 @@ class Verdict:
 
     Attributes:
         unknown: None if it does; `unfamiliar` if the picture is less like the training images than those that
-            were to pass; `ambiguous` if the set has several classes.
+            were to pass; `ambiguous` if the set has several classes; else `unchecked` if the validation images
+            were too few to tell which pictures are unfamiliar.
         set: names of the classes that hold the right one at the asked rate, the most probable first; None
             without enough validation images.
         familiarity: see `Familiarity`; None for a model that does not know it.
@@ -42,8 +43,8 @@ class Verdict:
     familiarity: float | None
 
     def in_words(self) -> str:
-        """The reason with its numbers; empty for a class that is known."""
-        if self.unknown is None:
+        """The reason with its numbers; empty for a class that is known, or unchecked as all are."""
+        if self.unknown not in REASONS:
             return ""
         if self.unknown == "ambiguous":
             return f"unknown: {REASONS[self.unknown]}: {listed(self.set or ())}"
@@ -96,11 +97,24 @@ class ClassSelection:
                 f"sets of {100 * self.coverage:.4g}% need {PredictionSets.needed(self.coverage):,} "
                 f"validation images{of_class}, and the model was calibrated on {images:,}"
             )
+        elif self.familiar is not None and (reason := self.unchecked(engine)):
+            raise UserError(reason)
         if self.threshold is not None and not engine.several:
             raise UserError(
                 "a threshold is for models that predict any number of classes per image; this one predicts "
                 "one: leave it out, or limit the classes with top_k"
             )
+
+    def unchecked(self, engine: Engine) -> str:
+        """The reason why a calibrated model cannot tell which pictures are unfamiliar; empty if it can."""
+        rate = self.familiar or FAMILIAR
+        needed, images = PredictionSets.needed(rate), engine.familiar_images
+        if engine.sets is None or images >= needed:
+            return ""
+        if not images:
+            return "the model has no familiarity: the features of its validation images did not differ"
+        alarms = f"unfamiliar pictures at {100 * (1 - rate):.4g}% false alarms"
+        return f"{alarms} need {needed:,} validation images, and the model was calibrated on {images:,}"
 
     def limit(self, engine: Engine) -> int | None:
         """The most classes per image; None for no limit."""
@@ -133,13 +147,15 @@ class ClassSelection:
             parts = order[rows, places].split(contained.sum(dim=1).tolist())
             sets = [tuple(map(engine.label, part.tolist())) for part in parts]
         known = [None] * len(sets) if familiarity is None else familiarity.tolist()
+        otherwise: Unknown | None = "unchecked" if engine.sets is None or self.unchecked(engine) else None
         return [
-            Verdict(self._reason(classes, share), classes, share)
+            Verdict(self._reason(classes, share) or otherwise, classes, share)
             for classes, share in zip(sets, known, strict=True)
         ]
 
     def _reason(self, classes: tuple[str, ...] | None, familiarity: float | None) -> Unknown | None:
-        if familiarity is not None and familiarity < 1 - (self.familiar or FAMILIAR):
+        rate = 1 - (self.familiar or FAMILIAR) + 1e-6  # so that the fewest images suffice in float32 too
+        if familiarity is not None and familiarity < rate:
             return "unfamiliar"
         return "ambiguous" if classes is not None and len(classes) > 1 else None
 

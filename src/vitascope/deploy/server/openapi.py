@@ -127,10 +127,11 @@ class Predictions(OfFile):
         description="the classes whose probability is at least their threshold, most probable first; absent "
         "if the model predicts one class per picture",
     )
-    unknown: Literal["ambiguous", "unfamiliar"] | None = Field(
+    unknown: Literal["ambiguous", "unfamiliar", "unchecked"] | None = Field(
         default=None,
-        description="why the model does not know the class; null if it does. This and the next two "
-        "fields are absent if the model was not calibrated",
+        description="why the model does not know the class; null if it does; unchecked if its validation "
+        "images were too few to tell which pictures are unfamiliar. This and the next two fields are absent "
+        "if the model was not calibrated",
     )
     set: list[str] | None = Field(
         default=None, description="the classes that hold the right one at the asked rate, most probable first"

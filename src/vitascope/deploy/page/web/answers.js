@@ -65,7 +65,9 @@ export class Answers {
     const set = "limit" in trust ? setOf(shares, trust.limit).map((k) => names[k] ?? String(k)) : null;
     const familiarity = "familiar" in trust ? familiarityOf(this.vit, features) : null;
     const ambiguous = set?.length > 1 ? "ambiguous" : null;
-    const unknown = familiarity !== null && familiarity < trust.familiar ? "unfamiliar" : ambiguous;
+    const few = familiarity === null || trust.familiar * (1 + [trust.counts].flat().reduce((a, b) => a + b)) < 1 - 1e-6;
+    const reason = ambiguous ?? (few ? "unchecked" : null);
+    const unknown = familiarity !== null && familiarity < trust.familiar + 1e-6 ? "unfamiliar" : reason;
     return { unknown, set, familiarity };
   }
 

@@ -355,7 +355,7 @@ export class Panel {
       return make("li", {}, button);
     });
     this.find(".none").hidden = !thresholds || shown.some((index) => this.answer.applies(index));
-    for (const reason of ["ambiguous", "unfamiliar"]) {
+    for (const reason of ["ambiguous", "unfamiliar", "unchecked"]) {
       this.find(`.${reason}`).hidden = this.answer.about.verdict?.unknown !== reason;
     }
     this.find(".predictions").hidden = !items.length;
