@@ -35,7 +35,7 @@ from tests.model import small_model
 from vitascope.deploy.server import http_server
 from vitascope.deploy.server.http_server import HTTPServer, connection_limit
 from vitascope.deploy.server.metrics import SHARED_FOLDER
-from vitascope.deploy.server.server import announce, listen, read_token, supervise
+from vitascope.deploy.server.server import announce, listen, read_token, supervise, threads_per_model
 from vitascope.deploy.server.settings import Settings
 from vitascope.errors import UserError
 from vitascope.weights.loading import save_pretrained
@@ -521,6 +521,20 @@ def test_link_has_the_token_on_a_terminal_only_and_an_open_server_advises_one(
     with listen(settings) as port:
         announce(["model"], settings, port, None)
     assert "--token-file or VITASCOPE_TOKEN" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("variable", "workers", "threads"),
+    [(None, 1, 4), (None, 3, 1), ("1", 1, 1), ("3", 1, 3), ("8,2", 1, 4), (" 1 ", 1, 1), ("many", 1, 4)],
+)
+def test_threads_are_at_most_those_of_the_environment_and_a_share_of_the_cores(
+    variable: str | None, workers: int, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("vitascope.deploy.server.server.usable_cores", lambda: 4)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    if variable is not None:
+        monkeypatch.setenv("OMP_NUM_THREADS", variable)
+    assert threads_per_model(workers) == threads
 
 
 def test_token_is_read_from_a_file_or_the_environment(

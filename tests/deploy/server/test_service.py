@@ -234,6 +234,28 @@ async def test_prediction_runs_between_the_passes_of_an_explanation(
         assert passes.seen[4:] == ["pass"] * len(passes.seen[4:]) != []
 
 
+@pytest.mark.parametrize("path", ["/v1/predict", "/v1/explain", "/v1/attention", "/v1/heatmap?target=1"])
+async def test_small_models_compute_in_one_thread(
+    engine: TorchEngine, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: list[int] = []
+    embed = engine.model.embed
+
+    def counting(images: torch.Tensor) -> torch.Tensor:
+        threads.append(torch.get_num_threads())
+        return embed(images)
+
+    async with serving(engine) as client:
+        model_thread = client.app.state.service.batcher._thread
+        usual = await asyncio.wrap_future(model_thread.submit(torch.get_num_threads))
+        model_thread.submit(torch.set_num_threads, 2).result()
+        monkeypatch.setattr(engine.model, "embed", counting)
+        assert (await client.post(path, content=picture())).status_code == 200
+        assert set(threads) == {1}
+        assert await asyncio.wrap_future(model_thread.submit(torch.get_num_threads)) == 2
+        model_thread.submit(torch.set_num_threads, usual).result()
+
+
 async def test_explanation_ends_when_its_client_disconnects(
     engine: TorchEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -62,7 +62,7 @@ def serve(
     token = read_token(settings)
     with listen(settings) as port:
         announce(models, settings, port, token)
-        threads = settings.threads or max(1, usable_cores() // settings.workers)
+        threads = settings.threads or threads_per_model(settings.workers)
         opening = functools.partial(open_for_serving, precision=precision, device=device, threads=threads)
         other = None if beside is None else functools.partial(opening, beside)
         engines = {name: functools.partial(opening, ref) for name, ref in named.items()}
@@ -71,6 +71,13 @@ def serve(
             http_server.serve_until_signal(deployment, port)
         else:
             supervise(deployment, port)
+
+
+def threads_per_model(workers: int) -> int:
+    """The threads that OMP_NUM_THREADS allows, as torch reads it, at most a worker's share of the cores."""
+    share = max(1, usable_cores() // workers)
+    first = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
+    return min(share, max(1, int(first))) if first.isdecimal() else share
 
 
 def by_name(models: Sequence[str]) -> dict[str, str]:

@@ -355,7 +355,7 @@ class Service:
         def in_parts(pause: Pause) -> R:
             from vitascope.explain.inputs import before_each_forward
 
-            with before_each_forward(pause):
+            with _few_threads(self.engine, 1), before_each_forward(pause):
                 return function(self.engine, pixels, *args)
 
         work = self._long_works.get(kind) or LongWork(self._kind + kind)

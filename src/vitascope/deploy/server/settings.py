@@ -33,7 +33,7 @@ class Settings:
     workers: Annotated[int, COUNT] = 1
     """Processes, each with its own model; they share the port and the cores."""
     threads: Annotated[int, AMOUNT] = 0
-    """Threads per model. 0: the cores, divided among the workers."""
+    """Threads per model. 0: the cores, divided among the workers; fewer if OMP_NUM_THREADS is less."""
     max_batch: Annotated[int, COUNT] = 32
     """Maximum pictures per batch."""
     queue: Annotated[int, COUNT] = 128
