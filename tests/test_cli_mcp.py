@@ -12,9 +12,12 @@ from typing import Any
 import pytest
 from PIL import Image
 
+from tests.model import small_model, with_trust
 from vitascope.cli import main
+from vitascope.cli.mcp import Mcp
 from vitascope.data.samples import __file__ as samples
 from vitascope.predict.predictor import Predictor
+from vitascope.weights.loading import save_pretrained
 
 URL = "http://127.0.0.1:9/cat.jpg"
 PAGE = Path(__file__).parent.parent / "docs" / "deploy.md"
@@ -48,7 +51,7 @@ def test_tools_answer_the_program_that_starts_them_as_documented() -> None:
 
     found = asyncio.run(answers())
     expected = Predictor(server["args"][1])(image, top_k=2)
-    guesses = found["predict"].structured_content["result"]
+    guesses = found["predict"].structured_content["predictions"]
     assert [guess["label"] for guess in guesses] == [guess.label for guess in expected]
     picture = Image.open(io.BytesIO(base64.b64decode(found["explain"].content[0].data)))
     assert picture.format == "PNG"
@@ -63,6 +66,19 @@ def test_tools_answer_the_program_that_starts_them_as_documented() -> None:
     ):
         assert found[name].is_error
         assert reason in found[name].content[0].text
+
+
+def test_prediction_of_a_calibrated_model_has_its_verdict(tmp_path: Path) -> None:
+    pytest.importorskip("mcp.server.mcpserver")
+    image = str(Path(samples).parent / "cat.jpg")
+    for model in (small_model(), with_trust(small_model())):
+        folder = str(save_pretrained(model, tmp_path / type(model.trust).__name__))
+        tools = Mcp(model=folder, precision="fp32", device="cpu").server()
+        answer = asyncio.run(tools.call_tool("predict", {"image": image})).structured_content
+        expected = Predictor(folder, precision="fp32", device="cpu")(image).verdict
+        verdict = json.loads(json.dumps(vars(expected))) if model.trust else {}
+        assert answer == {"predictions": answer["predictions"], **verdict}
+        assert ("familiarity" in answer) == (model.trust is not None)
 
 
 def test_missing_library_names_the_extra(

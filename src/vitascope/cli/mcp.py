@@ -60,9 +60,16 @@ class Mcp:
 
         @server.tool()
         @answering()
-        def predict(image: str, top_k: int = 5) -> list[dict[str, Any]]:
-            """The most probable classes of an image file, with their probabilities."""
-            return [dataclasses.asdict(guess) for guess in predictor(local_file(image), top_k)]
+        def predict(image: str, top_k: int = 5) -> dict[str, Any]:
+            """The most probable classes of an image file, with their probabilities.
+
+            `unknown` is why a calibrated model does not know the class, null if it does; `set` has the classes
+            that hold the right one in 95% of cases; `familiarity` is the share of validation images that are
+            less like the training images.
+            """
+            guesses = predictor(local_file(image), top_k)
+            verdict = {} if predictor.engine.sets is None else vars(guesses.verdict)
+            return {"predictions": [dataclasses.asdict(guess) for guess in guesses], **verdict}
 
         @server.tool(structured_output=False)
         @answering()

@@ -36,9 +36,12 @@ async def test_token_is_required_and_compared_in_constant_time(monkeypatch: pyte
             assert answer.headers["www-authenticate"] == "Bearer"
         right = {"Authorization": "Bearer s3cret"}
         assert (await client.predict(grey(1), headers=right)).status_code == 200
-        for path in ("/v1/model", "/metrics", "/nothing"):
+        for path in ("/v1/model", "/metrics", "/docs", "/openapi.json"):  # which name the models
             assert (await client.get(path)).status_code == 401
-        for path in ("/livez", "/readyz", "/docs", "/web/docs.css", "/openapi.json"):
+            assert (await client.head(path)).status_code == 401
+            assert (await client.get(path, headers=right)).status_code == 200
+        assert (await client.get("/nothing")).status_code == 401
+        for path in ("/livez", "/readyz", "/", "/web/docs.css"):
             assert (await client.get(path)).status_code == 200
     assert (b"wrong", b"s3cret") in compared
     assert (b"s3cret", b"s3cret") in compared
@@ -184,8 +187,10 @@ async def test_proxy_may_keep_or_strip_its_prefix(prefix: str) -> None:
         answer = await client.post(f"{prefix}/v1/predict", content=grey(1), headers=right)
         assert answer.status_code == 200
         assert (await client.post(f"{prefix}/v1/predict", content=grey(1))).status_code == 401
-        for path in ("/", "/docs", "/web/docs.css", "/web/main.js"):
+        for path in ("/", "/web/docs.css", "/web/main.js"):
             assert (await client.get(prefix + path)).status_code == 200
+        assert (await client.get(f"{prefix}/docs")).status_code == 401
+        assert (await client.get(f"{prefix}/docs", headers=right)).status_code == 200
         assert (await client.get("/apps/vit")).status_code == 200
         assert (await client.get("/apps/vitx/livez", headers=right)).status_code == 404
 

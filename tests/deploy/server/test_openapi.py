@@ -25,7 +25,8 @@ def documented(engine: Any, **options: Any) -> dict[str, Any]:
 
     async def story() -> None:
         async with serving(engine, **options) as client:
-            found.update((await client.get("/openapi.json")).json())
+            right = {"Authorization": f"Bearer {options.get('token')}"}
+            found.update((await client.get("/openapi.json", headers=right)).json())
 
     play(story())
     return found
@@ -118,6 +119,7 @@ async def test_responses_of_a_model_of_several_classes_match_the_document() -> N
 
 async def test_document_and_page_name_the_prefix_of_a_proxy() -> None:
     async with serving(HeldEngine(), root_path="/apps/vit", token="s3cret") as client:
+        client.headers["Authorization"] = "Bearer s3cret"
         assert (await client.get("/openapi.json")).json()["servers"] == [{"url": "/apps/vit"}]
         page = (await client.get("/docs")).text
         assert "http://127.0.0.1/apps/vit/v1/predict" in page

@@ -168,7 +168,7 @@ async def check_parameters(request: Request) -> None:
 
 
 def public(app: FastAPI, service: Service) -> APIRouter:
-    """The routes of probes and of the API's page, which need no token and no model."""
+    """The routes of probes and of the API's page, which need no model."""
     routes = APIRouter(tags=["health"])
 
     @routes.get("/livez", responses={200: {"model": openapi.Health}})

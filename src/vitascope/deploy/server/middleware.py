@@ -16,8 +16,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from vitascope.deploy.server.rejections import SECURITY_FIELDS, Rejection, response_to
 from vitascope.deploy.server.service import Service
 
-PUBLIC_PATHS = ("/", "/livez", "/readyz", "/docs", "/openapi.json")
-"""Paths that need no token, beside those in `/web/`: health, and pages that are the same for every model."""
+PUBLIC_PATHS = ("/", "/livez", "/readyz")
+"""Paths that need no token, beside those in `/web/`: health, and a page that is the same for every model."""
 CHECKED_HEADERS = frozenset((b"host", b"origin", b"sec-fetch-site", b"authorization", b"x-request-id"))
 FOREIGN = "pages of other sites may not send pictures here"
 VARY = (b"vary", b"origin")
