@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageOps
 
+from vitascope.auditing import planted
 from vitascope.auditing.audit import COLUMNS, audit
 from vitascope.auditing.finding import Finding
 from vitascope.cli import main
@@ -129,6 +130,23 @@ def test_a_class_with_one_image_leaves_the_labels_of_the_others_checked(photos: 
     assert wrong
     assert wrong <= {"red/07.png", "blue/07.png"}
     assert any("no check of 1 label" in note for note in found.notes)
+
+
+def test_a_sample_with_one_image_of_a_class_is_planted_without_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("vitascope.auditing.planted.SAMPLE", 41)
+    random = np.random.default_rng(0)
+    for name, count in (("red", 20), ("blue", 20), ("rare", 2)):
+        (tmp_path / "data" / name).mkdir(parents=True)
+        for number in range(count):
+            picture((50, 100, 150), random).save(tmp_path / "data" / name / f"{number:02}.png")
+    for seed in range(40):  # of some, one image of the rare class is in the sample
+        sample = planted.sample_of(42, seed)
+        if len(sample) - np.isin(sample, [20, 21]).sum() == 40:  # classes are in the order of names
+            break
+    found = audit(tmp_path / "data", out=tmp_path / "out", seed=seed)
+    assert "label" in [experiment.issue for experiment in found.planted]
 
 
 def test_what_cannot_be_audited_is_named(photos: Path, audited: Path, tmp_path: Path, capsys) -> None:

@@ -1,5 +1,7 @@
 """Folds hold every class and divide no group."""
 
+import shutil
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,12 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
+from sklearn.model_selection import StratifiedGroupKFold
 
 from tests.probing.digits import DIGITS, PROPERTIES
 from tests.training import write_folder
-from vitascope.data.datasets import open_data
-from vitascope.data.folds import Division
-from vitascope.data.splits import OUT_OF_FOLD, Splits
+from vitascope.data.datasets import find_copies, open_data
+from vitascope.data.folds import Division, copies_across, division_of, splits_of_fold
+from vitascope.data.splits import OUT_OF_FOLD, ImageSet, Inventory, Splits
 from vitascope.data.table_options import TableOptions
 from vitascope.data.targets import ClassIndices, ClassSets
 from vitascope.errors import UserError
@@ -27,18 +30,95 @@ def test_folds_have_equal_shares_of_each_class() -> None:
     assert (np.abs(counts - DIGITS.counts / 5) <= 1).all()
 
 
-@settings(max_examples=20, deadline=None)
-@given(st.integers(0, 10**6), st.sampled_from([DIGITS, PROPERTIES]))
-def test_no_fold_and_no_sample_divides_a_group(seed: int, targets: ClassIndices | ClassSets) -> None:
-    few = targets.take(np.arange(300))
-    groups = np.random.default_rng(seed).integers(0, 40, 300).astype(str)
-    division = Division.of(few, groups)
-    folds = division.folds(seed)
-    assert set(folds.tolist()) == set(range(5))
+@st.composite
+def drawn_images(draw: st.DrawFn) -> ImageSet:
+    """Images of one or several classes, with groups of any sizes or none, some of them copies."""
+    N, K, seed = draw(st.integers(1, 40)), draw(st.integers(1, 4)), draw(st.integers(0, 10**6))
+    random, names = np.random.default_rng(seed), tuple("abcd"[:K])
+    G = draw(st.integers(1, N))
+    groups = random.choice(G, N, p=random.dirichlet(np.full(G, draw(st.sampled_from([0.3, 1, 10])))))
+    labels = {
+        "by group": random.choice(K, G)[groups],
+        "any": random.choice(K, N, p=random.dirichlet(np.ones(K))),
+        "several": random.random((N, K)) < 0.3,
+    }[draw(st.sampled_from(["by group", "any", "several"]))]
+    targets = (ClassSets if labels.ndim == 2 else ClassIndices)(labels, names)
+    sources = [np.array([[number]], np.uint8) for number in range(N)]
+    for copy in random.choice(N, draw(st.sampled_from([0, N // 3]))).tolist():
+        sources[copy] = sources[int(random.integers(N))]
+    with_groups = draw(st.booleans())
+    return ImageSet("all", sources, targets, **({"groups": groups.astype(str)} if with_groups else {}))
+
+
+@settings(max_examples=60, deadline=None)
+@given(drawn_images(), st.integers(2, 5), st.integers(0, 99), st.sampled_from(["reject", "train"]))
+def test_every_fold_has_images_of_every_part_and_divides_no_group_and_no_copies(
+    images: ImageSet, folds: int, seed: int, rare: Any
+) -> None:
+    def parts(fold: int | None) -> Splits:
+        inventory = Inventory((images,), 1, None)
+        return splits_of_fold(inventory, "DATA", folds, fold, seed=seed, rare=rare)
+
+    try:
+        whole = parts(None)
+    except UserError:  # and none comes after the first fold was trained
+        return
+    division = division_of(images.identified())
+    for fold in range(folds):
+        splits = parts(fold)
+        assert all(len(part) for part in splits.parts.values())
+        rows = {id(source): row for row, source in enumerate(images.sources)}
+        sets = [
+            {division.sets[rows[id(source)]] for source in part.sources} for part in splits.parts.values()
+        ]
+        assert sum(map(len, sets)) == len(set().union(*sets))
+    if whole.train.truth.exclusive and not len(images.groups):
+        counts = [parts(fold).measured.truth.counts for fold in range(folds)]
+        in_a_fold = whole.train.truth.take(np.flatnonzero(whole.train.folds != "")).counts
+        if whole.train.truth.counts.sum() == len(np.unique(division.sets)):
+            assert (np.abs(np.array(counts) - in_a_fold / folds) <= 1).all()
+
+
+@settings(max_examples=50, deadline=None)
+@given(drawn_images(), st.integers(0, 99))
+def test_every_fold_of_a_cross_validation_has_an_image_and_every_class_is_outside_of_it(
+    images: ImageSet, seed: int
+) -> None:
+    division = division_of(images.identified())
+    try:
+        folds = division.folds(seed)
+    except UserError:
+        return
+    assert set(folds.tolist()) == set(range(division.fold_count()))
+    assert all(len(np.unique(folds[division.sets == number])) == 1 for number in division.sets)
     taken = division.sample(0.3, np.random.default_rng(seed))
-    for group in np.unique(groups):
-        assert len(np.unique(folds[groups == group])) == 1
-        assert len(np.unique(taken[groups == group])) == 1
+    assert all(len(np.unique(taken[division.sets == number])) == 1 for number in division.sets)
+    labels = division.targets.members
+    if all(len(np.unique(labels[division.sets == number], axis=0)) == 1 for number in division.sets):
+        for column, count in zip(labels.T, division.sets_by_class(), strict=True):
+            if division.targets.exclusive and count:  # which has as many sets as there are folds
+                assert set(folds[column].tolist()) == set(folds.tolist())
+
+
+def test_folds_by_group_are_as_even_as_those_of_scikit_learn() -> None:
+    ours, theirs = [], []
+    for seed in range(100):
+        random = np.random.default_rng(seed)
+        N, K, count = int(random.integers(30, 200)), int(random.integers(2, 5)), int(random.integers(2, 6))
+        groups = random.choice(3 * count, N, p=random.dirichlet(np.full(3 * count, 2.0)))
+        labels = random.choice(K, N, p=random.dirichlet(np.full(K, 2.0)))
+        targets = ClassIndices(labels, tuple("abcd"[:K]))
+        splitter = StratifiedGroupKFold(count, shuffle=True, random_state=seed)
+        other = np.empty(N, np.int64)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # classes of fewer images than folds
+            for fold, (_, inside) in enumerate(splitter.split(labels, labels, groups)):
+                other[inside] = fold
+        for found, folds in ((ours, Division.of(targets, groups).folds(seed, count)), (theirs, other)):
+            counts = np.array([targets.take(np.flatnonzero(folds == fold)).counts for fold in range(count)])
+            assert len(np.unique(folds)) == count
+            found.append((counts / np.maximum(targets.counts, 1)).std(axis=0).mean())
+    assert np.mean(ours) <= np.mean(theirs) + 0.002
 
 
 def test_seeds_give_other_folds_and_the_same_seed_the_same() -> None:
@@ -65,11 +145,12 @@ def test_a_class_of_two_groups_has_two_folds() -> None:
     [
         ([0] * 9 + [1], "", "class 'few' has 1 image; cross-validation needs images in 2 folds"),
         ([0] * 9 + [1] * 3, "abcdefghixxx", "class 'few' has 3 images, all in one group; .* in 2 groups"),
+        ([], "", "no class has two different images or groups"),
         ([0] * 5, "", "all 5 images have the same label, many; a classifier needs different ones"),
     ],
 )
 def test_labels_that_cannot_be_divided_are_rejected(labels: list[int], groups: str, message: str) -> None:
-    targets = ClassIndices(np.array(labels), ("many", "few"))
+    targets = ClassIndices(np.array(labels, np.int64), ("many", "few"))
     with pytest.raises(UserError, match=message):
         Division.of(targets, np.array([*groups])).folds()
 
@@ -125,20 +206,55 @@ def write_table(
     return place
 
 
+def rows_by_fold(place: Path, folds: int) -> list[tuple[str, int, str]]:
+    """Of each image its path, the number of the fold that tests it, and the name of its fold."""
+    parts = [fold_of(place, fold, folds).measured for fold in range(folds)]
+    rows = [zip(part.sources, part.folds, strict=True) for part in parts]
+    return [(str(path), fold, str(name)) for fold, row in enumerate(rows) for path, name in row]
+
+
 def test_a_table_s_folds_are_taken_and_its_groups_kept(photos: Path, tmp_path: Path) -> None:
     place = write_table(tmp_path / "t.csv", photos, lambda n: "abc"[n % 3], lambda n: n // 4)
     whole = fold_of(place, None, 3)
     names = sorted(photos.rglob("*.png"))
     by_name = dict(zip(map(str, whole.train.sources), whole.train.folds, strict=True))
-    assert [by_name[str(name)] for name in names] == [str(1 + n % 3) for n in range(len(names))]
+    assert [by_name[str(name)] for name in names] == ["abc"[n % 3] for n in range(len(names))]
+    assert {fold for _, _, fold in rows_by_fold(place, 3)} == set("abc")
     with pytest.raises(UserError, match=r"column of folds has 3 values, and folds=4: set folds=3"):
         fold_of(place, 0, 4)
     grouped = TableOptions(columns=("group=patient", "fold="))
     folds = fold_of(place, None, 4, table=grouped).train
     for group in np.unique(folds.groups):
         assert len(np.unique(folds.folds[folds.groups == group])) == 1
-    with pytest.raises(UserError, match="2 images without a fold"):
-        fold_of(write_table(place, photos, lambda n: n % 3 if n > 1 else "", lambda n: n), 0, 3)
+    with pytest.raises(UserError, match=r"2 images without a fold \(blank or -1\)"):
+        fold_of(write_table(place, photos, lambda n: n % 3 if n > 1 else ("", -1)[n], lambda n: n), 0, 3)
+    with pytest.raises(UserError, match="1 value, and folds=3: leave the column out"):
+        fold_of(write_table(place, photos, lambda n: 0, lambda n: n), 0, 3)
+
+
+def test_a_table_s_folds_that_divide_its_groups_are_rejected(photos: Path, tmp_path: Path) -> None:
+    place = write_table(tmp_path / "t.csv", photos, lambda n: n % 3, lambda n: f"p{n // 4}")
+    with pytest.raises(UserError, match=r"10 of 10 groups are in several folds: p\d \(.*columns fold="):
+        fold_of(place, None, 3, table=TableOptions(columns=("group=patient",)))
+
+
+def test_a_table_s_folds_have_the_order_of_their_numbers(photos: Path, tmp_path: Path) -> None:
+    place = write_table(tmp_path / "t.csv", photos, lambda n: n % 11, lambda n: n)
+    assert [{fold} for fold in map(str, range(11))] == [
+        {fold for _, tested, fold in rows_by_fold(place, 11) if tested == number} for number in range(11)
+    ]
+
+
+def test_copies_that_a_table_s_folds_separate_are_counted_with_fitting_advice(tmp_path: Path) -> None:
+    data = write_folder(tmp_path / "photos", per_class=8)
+    shutil.copy(data / "dark" / "000.png", data / "dark" / "001.png")
+    shutil.copy(data / "dark" / "000.png", data / "dark" / "004.png")
+    place = write_table(tmp_path / "t.csv", data, lambda n: n % 2, lambda n: n)
+    assert copies_across(fold_of(place, None, 2).train) == 3
+    (warning,) = find_copies(fold_of(place, 0, 2)).warnings()
+    assert "copies of images in another fold" in warning
+    assert "columns fold=" in warning
+    assert copies_across(fold_of(place, None, 2, table=TableOptions(columns=("fold=",))).train) == 0
 
 
 def test_rare_classes_are_named_or_stay_in_training(tmp_path: Path) -> None:
@@ -153,7 +269,7 @@ def test_rare_classes_are_named_or_stay_in_training(tmp_path: Path) -> None:
     assert (fold_of(tmp_path, None, 3, table=kept).train.folds == "").sum() == 2
     place = write_table(tmp_path / "t.csv", tmp_path / "a", lambda n: "", lambda n: n // 3)
     place.write_text(place.read_text().replace(",a,", ",x,", 3))
-    with pytest.raises(UserError, match="fewer groups than folds=3"):
+    with pytest.raises(UserError, match=r"class 'a' has images in 1 group, fewer than folds=3: set a sm"):
         fold_of(place, 0, 3, table=TableOptions(columns=("group=patient", "fold=")))
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from sklearn.metrics import log_loss, roc_auc_score
 
 from tests.training import signalled, tiny_config, undrawn, write_folder
 from tests.training.test_several_labels import write_table
@@ -55,6 +56,14 @@ def test_each_image_has_the_prediction_of_the_run_that_has_not_seen_it(trained: 
             assert labels[place] == alone.labels[row]
             assert rows[name]["fold"] == str(number)
             assert rows[name]["prediction"] == alone.class_names[alone.classes[row]]
+            assert rows[name]["label"] == alone.class_names[alone.labels[row]]
+    table = np.array([[row["dark"], row["light"]] for row in rows.values()], np.float64)
+    table /= table.sum(axis=1, keepdims=True)  # which float32 rounds
+    truth = [row["label"] for row in rows.values()]
+    assert log_loss(truth, table) == pytest.approx(trained.evaluation.loss, abs=1e-6)
+    assert roc_auc_score([label == "light" for label in truth], table[:, 1]) == roc_auc_score(
+        labels, trained.evaluation.probabilities[:, 1]
+    )
     assert [record["images"] for record in whole.records("fold")] == [10, 10, 10]
 
 
@@ -102,6 +111,30 @@ def test_images_that_change_between_the_runs_are_noticed(photos: Path, tmp_path:
     (data / "dark" / "004.png").unlink()
     with pytest.raises(UserError, match=r"cannot be resumed: .*1 missing"):
         resume(tmp_path / "run")
+
+
+def test_the_table_has_unknown_labels_and_no_formulas_and_copies_are_said_beside_the_result(
+    photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines, pictures = ["image,=SUM(A1),light,fold"], sorted(photos.rglob("*.png"))
+    copy = shutil.copy(pictures[-2], tmp_path / "copy.png")
+    for number, path in enumerate([*pictures, copy]):
+        light = int(number >= 15)
+        lines.append(f"{path},{1 - light},{light if number % 5 else -1},={number % 3}")
+    (tmp_path / "t.csv").write_text("\n".join(lines) + "\n")
+    result = run(tmp_path / "t.csv", tmp_path / "run")
+    with open(result.run / "out_of_fold.csv", newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    assert list(rows[0]) == ["image", "fold", "label", "prediction", "unknown", "'=SUM(A1)", "light"]
+    assert {row["fold"] for row in rows} == {"'=0", "'=1", "'=2"}
+    assert sum(row["unknown"] == "light" for row in rows) == 7
+    assert "2 images with a copy in another fold" in capsys.readouterr().out
+    assert Run(result.run).records("out_of_fold")[-1]["copies_across"] == 2
+    thresholds = result.model.config.thresholds
+    for row in rows:
+        predicted = row["prediction"].split(";")
+        assert ("light" in predicted) == (float(row["light"]) >= thresholds[1])
+        assert not any(cell.startswith("=") for cell in row.values())
 
 
 def test_images_of_several_classes_and_test_images_of_their_own(tmp_path: Path) -> None:

@@ -382,6 +382,8 @@ class Copies:
     """By split, the images with the content of one in an earlier split; splits without any are left out."""
     mislabelled: tuple[tuple[str, str], ...]
     """For each content with two labels, the names of two such images."""
+    folds: bool = False
+    """Whether the test images are one of several folds."""
 
     def described(self) -> list[str]:
         """A line with the number of copies; empty if there are none."""
@@ -395,10 +397,12 @@ class Copies:
         found = []
         if self.across:
             listed = " and ".join(f"{count:,} {split}" for split, count in self.across.items())
+            part, advice = "split", "put all images into one folder per class: vitascope's own splits keep"
+            if self.folds:
+                part, advice = "fold", "leave the column of folds out with columns fold=: drawn folds keep"
             found.append(
-                f"{listed} images are copies of images in another split, which makes the accuracy look too "
-                "high: remove them, or put all images into one folder per class: vitascope's own splits keep "
-                "copies together"
+                f"{listed} images are copies of images in another {part}, which makes the accuracy look too "
+                f"high: remove them, or {advice} copies together"
             )
         if self.mislabelled and labelled:
             pairs = ", ".join(f"{one} = {other}" for one, other in self.mislabelled[:_NAMED])
@@ -433,4 +437,5 @@ def find_copies(splits: Splits) -> Copies:
         mislabelled=tuple(
             (name(one), name(another)) for one, another in zip(firsts, other[places], strict=True)
         ),
+        folds=bool(len(splits.train.folds)),
     )

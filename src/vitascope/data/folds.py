@@ -16,7 +16,7 @@ from vitascope.data.splits import (
     Splits,
     bound_sets,
     check_class_sizes,
-    draw_share,
+    divided_groups,
     stratified_split,
 )
 from vitascope.data.targets import Targets
@@ -72,10 +72,12 @@ class Division:
         Where images have several classes, those of one image or group are too rare to count.
 
         Raises:
-            UserError: all images have the same classes; two folds are impossible.
+            UserError: no images; all have the same classes; two folds are impossible.
         """
         names, counts, sets = self.targets.class_names, self.targets.counts, self.sets_by_class()
         exclusive, N = self.targets.exclusive, len(self.targets)
+        if not N:
+            raise UserError("no class has two different images or groups, and cross-validation needs them")
         if not ((counts > 0) & (counts < N)).any():
             same = ", ".join(name for name, count in zip(names, counts, strict=True) if count) or "no class"
             raise UserError(
@@ -93,28 +95,63 @@ class Division:
         return fewest
 
     def folds(self, seed: int = 0, count: int | None = None) -> npt.NDArray[np.int64]:
-        """The fold of each image, (N,), 0 to `count` - 1: about equal shares of each class, whole sets.
+        """The fold of each image, (N,), 0 to `count` - 1: whole sets, at least one in every fold, and about
+        equal shares of each class.
 
-        `count` is `fold_count` by default; the caller has checked another one.
+        `count` is `fold_count` by default; the caller has checked another one, which is at most the number of
+        sets.
 
         Raises:
             UserError: as in `fold_count`.
         """
-        count, found = count or self.fold_count(), np.zeros(len(self.targets), dtype=np.int64)
+        count = count or self.fold_count()
         generator = np.random.default_rng([seed, count])
         if self.targets.exclusive and not self.grouped:
+            found = np.empty(len(self.targets), dtype=np.int64)
             order = generator.permutation(len(self.targets))
             order = order[np.argsort(self.targets.labels[order], kind="stable")]  # class by class
             found[order] = np.arange(len(order)) % count
             return found
-        rest = np.arange(len(self.targets))
-        for fold in range(count - 1):
-            part, share = self.take(rest), 1 / (count - fold)
-            taken = draw_share(part.targets.members, part.sets, share, generator, every_class=True)
-            found[rest[taken]] = fold
-            rest = rest[~taken]
-        found[rest] = count - 1
-        return found
+        return _dealt(self.targets.members, self.sets, count, generator)
+
+
+def _dealt(
+    labels: npt.NDArray[np.bool_], sets: npt.NDArray[np.int64], count: int, generator: np.random.Generator
+) -> npt.NDArray[np.int64]:
+    """The fold of each of N images of K classes, (N,).
+
+    Sets are dealt one by one, those of rare classes first, large ones before small ones, in a random order.
+    A set goes to a fold that gets no class completely, if there is one; of these to one that lacks most of
+    its classes; of these to where it adds least to the sum of the squared shares that the folds have of each
+    class and of all images. The last sets go to the folds that have none.
+
+    Args:
+        labels: the classes of each image, (N, K).
+        sets: (N,), 0 to G - 1.
+        count: of the folds, at most G.
+        generator: of the order.
+    """
+    sizes = np.bincount(sets)  # (G,)
+    counts = np.zeros((len(sizes), labels.shape[1] + 1), dtype=np.int64)  # (G, K + 1), the last of all images
+    np.add.at(counts[:, :-1], sets, labels)
+    counts[:, -1] = sizes
+    totals, in_several = counts.sum(axis=0), (counts > 0).sum(axis=0) > 1
+    rarest = np.where(counts > 0, totals, len(labels) + 1).min(axis=1)  # (G,)
+    order = np.lexsort((generator.permutation(len(sizes)), -sizes, rarest))
+    dealt = np.zeros((count, len(totals)), dtype=np.int64)
+    fold_of = np.empty(len(sizes), dtype=np.int64)  # (G,)
+    for place, number in enumerate(order.tolist()):
+        own = np.flatnonzero(counts[number])
+        more, before = counts[number, own], dealt[:, own]  # (k,), (count, k)
+        filled = dealt[:, -1] > 0
+        needed = len(order) - place == count - filled.sum()
+        completed = ((before + more == totals[own]) & in_several[own]).sum(axis=1)
+        present = (before > 0).sum(axis=1)
+        growth = (before * (more / totals[own] ** 2)).sum(axis=1)
+        fold = np.lexsort((growth, present, completed, filled & needed))[0]
+        fold_of[number] = fold
+        dealt[fold, own] += more
+    return fold_of[sets]
 
 
 def division_of(images: ImageSet) -> Division:
@@ -132,17 +169,17 @@ def splits_of_fold(
     rare: Literal["reject", "train"] = "reject",
 ) -> Splits:
     """The data set of one of several folds, 0 to `folds` - 1: `test` is the fold, and a tenth of all images,
-    drawn from the others, is `val`. Without a fold, `train` has all images with `ImageSet.folds`, 1 to
-    `folds`, `val` none, and `test` those that the data have.
+    drawn from the others, is `val`. Without a fold, `train` has all images with `ImageSet.folds`, `val` none,
+    and `test` those that the data have.
 
     The images of `train` and `val` are divided, by the folds that a table has, or by seed. No fold divides a
-    group or separates copies.
+    group, and only one of a table separates copies. Errors are those of all folds, also without one.
 
     Args:
         inventory: the data, `place` where they are.
         folds, fold: their number, and the one that is tested.
         seed: of the folds and of `val`.
-        rare: whether classes of fewer images than folds are rejected, or in every `train` and in no fold.
+        rare: whether classes of fewer images than folds are rejected, or in `train` alone.
 
     Raises:
         UserError: no labelled images, classes with too few images or groups, or other folds in the table.
@@ -154,33 +191,73 @@ def splits_of_fold(
     if "val" in given:
         images = images.followed_by(given["val"].in_classes(images.class_names, f"the val images of {place}"))
     images = dataclasses.replace(images, name="train").identified()
-    numbers = np.array(
-        _of_table(images, place, folds) if len(images.folds) else _drawn(images, folds, seed, rare)
-    )
-    images = dataclasses.replace(images, folds=np.where(numbers < 0, "", (numbers + 1).astype(np.str_)))
+    if len(images.folds):
+        numbers = _of_table(images, place, folds)
+    else:
+        numbers = _drawn(images, folds, seed, rare)
+        names = np.where(numbers < 0, "", (numbers + 1).astype(np.str_))
+        images = dataclasses.replace(images, folds=names)
     about = inventory.channels, inventory.root, inventory.unused_and_unlabelled(images)
     if fold is None:
+        for number in range(folds):  # an error comes before the first fold is trained
+            _parts_of_fold(images, numbers, number, seed)
         test = given.get("test")
         if test is not None:
             test = test.in_classes(images.class_names, f"the test images of {place}")
         return Splits(images, images.subset("val", np.arange(0)), test, *about, notes=inventory.notes)
-    rest = images.subset("train", np.flatnonzero(numbers != fold))
-    train, val = stratified_split(rest, VAL_SHARE * folds / (folds - 1), "val", seed, least=2)
-    test = images.subset("test", np.flatnonzero(numbers == fold))
+    train, val, test = _parts_of_fold(images, numbers, fold, seed)
     return Splits(train, val, test, *about, ("val", "test"), inventory.notes)
 
 
+def _parts_of_fold(
+    images: ImageSet, numbers: npt.NDArray[np.int64], fold: int, seed: int
+) -> tuple[ImageSet, ImageSet, ImageSet]:
+    """`train`, `val` and `test` of one of the folds of all images, (N,). Images in no fold are in `train`,
+    but for those of a tested group or picture."""
+    folds, sets = int(numbers.max()) + 1, division_of(images).sets
+    seen = (numbers < 0) & np.isin(sets, sets[numbers == fold])
+    rest = images.subset("train", np.flatnonzero((numbers != fold) & ~seen))
+    train, val = stratified_split(rest, VAL_SHARE * folds / (folds - 1), "val", seed, least=2)
+    return train, val, images.subset("test", np.flatnonzero(numbers == fold))
+
+
+def fold_names(folds: npt.NDArray[np.str_]) -> list[str]:
+    """The names of the folds of images, (N,) with "" for those in none, in the order of their numbers."""
+    names = set(folds.tolist()) - {""}
+    return sorted(names, key=lambda name: (not name.isdecimal(), int(name) if name.isdecimal() else 0, name))
+
+
+def copies_across(images: ImageSet) -> int:
+    """The number of identified images that have a copy in another fold, which only the folds of a table
+    separate."""
+    first, names = first_of_content(images.contents), images.folds
+    pairs = np.unique(
+        np.stack([first, np.unique(names, return_inverse=True)[1]], axis=1)[names != ""], axis=0
+    )
+    contents, counts = np.unique(pairs[:, 0], return_counts=True)
+    return int((np.isin(first, contents[counts > 1]) & (names != "")).sum())
+
+
 def _of_table(images: ImageSet, place: str, folds: int) -> npt.NDArray[np.int64]:
-    """The folds of a table, in the order of their names, (N,) from 0."""
-    names, numbers = np.unique(images.folds, return_inverse=True)
-    if blank := int((images.folds == "").sum()):
-        raise UserError(f"{place}: {counted(blank, 'image')} without a fold; give each one, or none")
+    """The folds of a table, in the order of `fold_names`, (N,) from 0."""
+    names = fold_names(images.folds)
+    if without := int(np.isin(images.folds, ("", "-1")).sum()):
+        raise UserError(
+            f"{place}: {counted(without, 'image')} without a fold (blank or -1): give each one, or leave "
+            "the column out with columns fold="
+        )
     if len(names) != folds:
         raise UserError(
-            f"{place}: its column of folds has {counted(len(names), 'value')}, and folds={folds}: set "
-            f"folds={len(names)}, or leave the column out with columns fold="
+            f"{place}: its column of folds has {counted(len(names), 'value')}, and folds={folds}: "
+            + (f"set folds={len(names)}, or " if len(names) > 1 else "")
+            + "leave the column out with columns fold="
         )
-    return numbers
+    if divided := divided_groups(images.groups.tolist(), images.folds.tolist(), "folds"):
+        raise UserError(
+            f"{place}: {divided}; correct the folds, or leave them out, so that they are drawn by group, "
+            "with columns fold="
+        )
+    return np.array([names.index(name) for name in images.folds.tolist()], dtype=np.int64)
 
 
 def _drawn(
@@ -190,15 +267,24 @@ def _drawn(
     division = division_of(images)
     numbers, kept = np.full(len(images), -1), np.arange(len(images))
     if division.targets.exclusive:
-        few = np.flatnonzero(division.sets_by_class() < folds)
+        sets = division.sets_by_class()
+        few = np.flatnonzero(sets < folds)
         if rare == "reject" and len(few):
             check_class_sizes(images, folds, f"{folds} folds")
+            k, smaller = few[0], int(sets.min())
             raise UserError(
-                f"class {images.class_names[few[0]]!r} has images in fewer groups than folds={folds}: set a "
-                "smaller number, or rare=train, which keeps such classes in training alone"
+                f"class {images.class_names[k]!r} has images in {counted(int(sets[k]), 'group')}, fewer than "
+                f"folds={folds}: set {f'folds={smaller}' if smaller > 1 else 'a smaller number'}, or "
+                "rare=train, which keeps such classes in training alone"
             )
         kept = np.flatnonzero(~np.isin(division.targets.labels, few))
-    if not len(kept) or len(np.unique(division.sets[kept])) < folds:
-        raise UserError(f"{counted(len(images), 'image')} cannot be divided into folds={folds}")
+    count = len(np.unique(division.sets[kept]))
+    if count < folds:
+        what = counted(count, "group" if len(images.groups) else "different image")
+        why = f"{what} of classes that have as many as folds" if len(kept) < len(images) else what
+        raise UserError(
+            f"{counted(len(images), 'image')} in {why}, and folds={folds} need at least one each: set "
+            f"{f'folds={count}' if count > 1 else 'a smaller number'}, or add images"
+        )
     numbers[kept] = division.take(kept).folds(seed, folds)
     return numbers

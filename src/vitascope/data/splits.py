@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from abc import abstractmethod
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, Self, overload
@@ -330,9 +331,10 @@ def stratified_split(
                 continue
             drawn.extend(members[: max(1, round(share * len(members)))].tolist())
         taken = np.isin(first, drawn)
-    if least and not taken.any():
+    if not taken.any():
+        what = "two groups" if len(images.groups) else f"{max(2, least)} different images"
         raise UserError(
-            f"no class has {least:,} different images, so none of {images.name} is left for {name}"
+            f"no class has {what}, so none of {counted(len(images), images.noun)} is left for {name}"
         )
     return images.subset("train", np.flatnonzero(~taken)), images.subset(name, np.flatnonzero(taken))
 
@@ -354,7 +356,27 @@ def _bound_share(
                 f"{str(images.groups[column.argmax()])!r}, so they cannot be divided: give your own split, "
                 "or leave the groups out"
             )
-    return draw_share(labels, sets, share, np.random.default_rng(seed), every_class=every_class)
+    taken = draw_share(labels, sets, share, np.random.default_rng(seed), every_class=every_class)
+    if taken.any() or every_class or not sets.any():
+        return taken
+    # All sets are too large for the share: the smallest of those that take the fewest classes whole.
+    sizes, counts = np.bincount(sets), _counts_by_set(labels, sets)
+    completed = ((counts > 0) & (counts == counts.sum(axis=0))).sum(axis=1)
+    return sets == np.lexsort((sizes, completed))[0]
+
+
+def divided_groups(groups: Sequence[str], parts: Sequence[str], what: str) -> str:
+    """The groups of images, "" for none, that are in several parts, in words; empty if none is."""
+    counts: dict[str, Counter[str]] = defaultdict(Counter)
+    for group, part in zip(groups, parts, strict=True) if groups else ():
+        if group:
+            counts[group][part] += 1
+    divided = {group: inside for group, inside in counts.items() if len(inside) > 1}
+    some = [
+        f"{group} ({', '.join(f'{count:,} {part}' for part, count in inside.items())})"
+        for group, inside in divided.items()
+    ]
+    return f"{len(divided):,} of {len(counts):,} groups are in several {what}: {listed(some)}" if some else ""
 
 
 def check_class_sizes(images: ImageSet, needed: int, parts: str) -> None:
@@ -446,6 +468,13 @@ def bound_sets(*keys: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     return found
 
 
+def _counts_by_set(labels: npt.NDArray[np.bool_], sets: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """The number of images of each class, of labels (N, K), in each of the G sets (N,): (G, K)."""
+    counts = np.zeros((int(sets.max()) + 1, labels.shape[1]), dtype=np.int64)
+    np.add.at(counts, sets, labels)
+    return counts
+
+
 def draw_share(
     labels: npt.NDArray[np.bool_],
     sets: npt.NDArray[np.int64],
@@ -467,11 +496,11 @@ def draw_share(
         sets: from `bound_sets`, (N,).
         share: in (0, 1).
         generator: of the order.
-        every_class: draw at least one set of each class that is in two or more of them.
+        every_class: draw at least one set of each class that is in two or more of them, if one can be drawn
+            that takes no class whole.
     """
     sizes = np.bincount(sets)  # (G,)
-    counts = np.zeros((len(sizes), labels.shape[1]), dtype=np.int64)  # (G, K)
-    np.add.at(counts, sets, labels)
+    counts = _counts_by_set(labels, sets)  # (G, K)
     totals = counts.sum(axis=0)
     wanted, whole = share * totals, share * len(labels)
     rarest = np.where(counts > 0, totals, len(labels) + 1).min(axis=1, initial=len(labels) + 1)  # (G,)
@@ -486,8 +515,10 @@ def draw_share(
 
     for k in np.argsort(totals, kind="stable") if every_class else ():
         having = order[counts[order, k] > 0]
-        if len(having) > 1 and not taken[having].any():
-            take(having[np.argmin(sizes[having])])
+        if not taken[having].any():
+            completed = ((counts[having] > 0) & (drawn + counts[having] == totals)).any(axis=1)
+            if not completed.all():
+                take(having[~completed][np.argmin(sizes[having[~completed]])])
     for numbers, by_class in ((order, True), (order[::-1], False)):
         for number in numbers:
             own, size = counts[number], sizes[number]

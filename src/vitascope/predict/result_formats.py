@@ -161,12 +161,12 @@ class Rows:
                 to.write_table(pa.Table.from_pylist(group, schema=schema))
 
 
-def column_names(labels: Sequence[str]) -> tuple[str, ...]:
+def column_names(labels: Sequence[str], others: Iterable[str] = COLUMNS) -> tuple[str, ...]:
     """A name for each class's column, (K,): its label or, where another column has that name, with its index.
 
     ImageNet has two classes "crane".
     """
-    taken, listed, found = {*COLUMNS}, {*labels}, []
+    taken, listed, found = {*others}, {*labels}, []
     for index, label in enumerate(labels):
         name = label
         while name in taken or (name != label and name in listed):

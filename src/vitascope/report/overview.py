@@ -313,7 +313,10 @@ def _course_rows(run: Run) -> Iterator[tuple[str, object]]:
         yield say("Folds"), text
         whole = run.records("out_of_fold")[-1]
         value = whole["map" if "map" in whole else "accuracy"]
-        yield say("Out of fold"), say("{value:.2%} of {count:,} images", value=value, count=whole["images"])
+        text = say("{value:.2%} of {count:,} images", value=value, count=whole["images"])
+        if copies := whole.get("copies_across", 0):
+            text += say("; too good, because {count:,} have a copy in another fold", count=copies)
+        yield say("Out of fold"), text
     elif run.classifies and not run.probes:
         yield say("Weights kept"), _kept(run)
     if "started" in run.environment:

@@ -13,16 +13,19 @@ import numpy.typing as npt
 import torch
 
 from vitascope.data.contents import image_name
+from vitascope.data.folds import fold_names
 from vitascope.data.loading import Loader
 from vitascope.data.splits import OUT_OF_FOLD, ImageSet, Splits
 from vitascope.errors import Interrupted, UserError
 from vitascope.evaluation.calibration import Temperature, as_logits, familiarity_of, mean_loss, sharpened
 from vitascope.evaluation.measure import BATCH_SIZE, Evaluation, batches_of, features_of_images, measure
 from vitascope.model.ensemble import Ensemble
+from vitascope.model.options import EVEN
 from vitascope.model.trust import CrossFamiliarity, Familiarity, PredictionSets, Trust, nearest_class
 from vitascope.model.vision_model import VisionModel
 from vitascope.options.recipes import TrainConfig
 from vitascope.predict.engine import TorchEngine
+from vitascope.predict.result_formats import SEPARATOR, column_names, csv_text, escaped
 from vitascope.run import layout
 from vitascope.run.predictions import Predictions
 from vitascope.run.run import Run
@@ -77,8 +80,8 @@ class CrossValidation:
             UserError: the data have changed from one run to the next; predictions are missing.
         """
         predictions, places = [], []
-        for fold, member in enumerate(run.members):
-            inside = np.flatnonzero(images.folds == str(fold + 1))
+        for name, member in zip(fold_names(images.folds), run.members, strict=True):
+            inside = np.flatnonzero(images.folds == name)
             if not np.array_equal(member.split_record().parts["test"].contents, images.contents[inside]):
                 raise UserError(
                     f"{member.path}: the images of this fold are not those of {run.path}: the data have "
@@ -146,24 +149,35 @@ class CrossValidation:
         return familiarity_of(gaussians, distances) if len(distances.unique()) > 1 else None
 
     def write(self, run: Run, splits: Splits) -> None:
-        """Write `out_of_fold.csv`: of each image its name, fold, classes, prediction and probability."""
+        """Write `out_of_fold.csv`: of each image its name, fold, classes, prediction and probabilities.
+
+        With several classes per image, `unknown` has those of which it is not known whether the image has
+        them; they are predicted as the others are.
+        """
         tested, names = self.tested, self.images.class_names
-        with replacing(run.path / layout.OUT_OF_FOLD) as aside, open(aside, "w", newline="") as file:
+        known, thresholds = tested.targets.names(), tested.thresholds
+        predicted = tested.probabilities >= (EVEN if thresholds is None else thresholds)  # (N, K)
+        if not tested.several:
+            predicted = np.eye(len(names), dtype=np.bool_)[tested.classes]
+        columns = ["image", "fold", "label", "prediction", *["unknown"] * tested.several]
+
+        def text(value: object) -> str:
+            return csv_text(escaped(str(value)))
+
+        def listed(mask: npt.NDArray[np.bool_]) -> str:
+            return text(SEPARATOR.join(names[k] for k in np.flatnonzero(mask)))
+
+        with (
+            replacing(run.path / layout.OUT_OF_FOLD) as aside,
+            open(aside, "w", newline="", encoding="utf-8") as file,
+        ):
             rows = csv.writer(file)
-            rows.writerow(["image", "fold", "label", "prediction", "probability"])
+            rows.writerow([*columns, *map(text, column_names(names, columns))])
             for row, place in enumerate(tested.indices.tolist()):
-                answer = tested.answers[row]
-                predicted = np.flatnonzero(answer) if tested.several else [answer]
-                shown = tested.probabilities[row][predicted] if len(predicted) else []
-                rows.writerow(
-                    [
-                        image_name(self.images.sources[place], splits.root) or place,
-                        self.images.folds[place],
-                        "; ".join(tested.targets.take(np.array([row])).names()[0]),
-                        "; ".join(names[k] for k in predicted),
-                        "; ".join(f"{value:.4f}" for value in shown),
-                    ]
-                )
+                name = image_name(self.images.sources[place], splits.root) or place
+                cells = [text(name), text(self.images.folds[place]), text(SEPARATOR.join(known[row]))]
+                cells += [listed(predicted[row]), *[listed(tested.targets.rows[row] < 0)] * tested.several]
+                rows.writerow([*cells, *map(str, tested.probabilities[row])])  # exact in float32
 
 
 def compared(ensemble: Ensemble, test: ImageSet, device: str) -> tuple[Evaluation, list[Evaluation]]:

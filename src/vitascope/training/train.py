@@ -24,6 +24,7 @@ import torch
 
 from vitascope.arguments import checked
 from vitascope.data.datasets import open_data
+from vitascope.data.folds import copies_across
 from vitascope.data.frames import DataFrame, data_place
 from vitascope.data.splits import ImageSet, Splits
 from vitascope.errors import UserError
@@ -394,6 +395,11 @@ def _by_folds(run: Run, config: TrainConfig, splits: Splits, execution: Mapping[
         values = [score["map" if tested.several else "accuracy"] for score in alone]
         print(f"folds  {tested.in_words()}; by fold {min(values):.2%} to {max(values):.2%}")
         print(f"       {crossed.temperature}")
+        if absent := len(splits.train) - len(tested.indices):
+            print(f"       {counted(absent, 'image')} without a prediction: unreadable, or of a rare class")
+        if copies := copies_across(splits.train):
+            found = counted(copies, "image")
+            print(f"       too good: {found} with a copy in another fold; columns fold= draws other folds")
         final = tested
         if splits.test is not None:
             final, others = compared(model, splits.test, device)
@@ -404,7 +410,7 @@ def _by_folds(run: Run, config: TrainConfig, splits: Splits, execution: Mapping[
             writer = run.write_metrics()
             for fold, score in enumerate(alone):
                 writer.record("fold", fold + 1, score)
-            writer.record("out_of_fold", 0, tested.summary())
+            writer.record("out_of_fold", 0, {**tested.summary(), "copies_across": copies})
             writer.record("test", 0, {**final.summary(), "seconds": round(seconds, 2)})
             writer.close()
             run.save_predictions(final)

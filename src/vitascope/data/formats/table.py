@@ -8,8 +8,9 @@ import json
 import os
 import posixpath
 import re
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import compress
 from pathlib import Path
 from typing import Self
 
@@ -21,7 +22,7 @@ from vitascope.data.formats.format import DataFormat
 from vitascope.data.formats.table_file import TableFile, read_table
 from vitascope.data.formats.table_labels import Labels
 from vitascope.data.listing import IMAGE_SUFFIXES, suffix_of
-from vitascope.data.splits import ImageSet, Inventory
+from vitascope.data.splits import ImageSet, Inventory, divided_groups
 from vitascope.data.table_options import (
     AS_RECOGNIZED,
     LISTED,
@@ -235,20 +236,12 @@ class LabelledRows:
 
     def check_groups(self, column: str) -> None:
         """Reject groups that the splits divide, with the numbers."""
-        counts: dict[str, Counter[str]] = defaultdict(Counter)
-        for group, split in zip(self.groups, self.splits, strict=True) if self.groups else ():
-            if group and split != OUTSIDE:
-                counts[group][split] += 1
-        divided = {group: splits for group, splits in counts.items() if len(splits) > 1}
-        if divided:
-            some = [
-                f"{group} ({', '.join(f'{count:,} {split}' for split, count in splits.items())})"
-                for group, splits in divided.items()
-            ]
+        inside = [split != OUTSIDE for split in self.splits] if self.groups else []
+        groups, splits = (list(compress(values, inside)) for values in (self.groups, self.splits))
+        if divided := divided_groups(groups, splits, "splits"):
             raise UserError(
-                f"{column}: {len(divided):,} of {len(counts):,} groups are in several splits: "
-                f"{listed(some)}; correct the splits, or leave them out, so that they are drawn by group, "
-                "with columns split="
+                f"{column}: {divided}; correct the splits, or leave them out, so that they are drawn by "
+                "group, with columns split="
             )
 
     def with_secret_labels_outside(self) -> LabelledRows:
