@@ -200,6 +200,22 @@ def test_training_images_in_other_data_are_left_out_and_counted(project, capsys,
         assert evaluate(model, str(other), device="cpu").trained_on == 7
 
 
+def test_images_that_set_what_is_measured_on_them_are_counted(project, capsys) -> None:
+    """Validation images set the temperature and the sets; test images do not."""
+    run, val = project / "runs" / "photos", paths(project, "val")
+    assert evaluate(run, device="cpu").fitted_to == 0
+    for images, words in (
+        (val, "these images also set the temperature"),
+        ([*val[:2], *paths(project, "test")], "2 of them also set the temperature"),
+        (paths(project, "test"), ""),
+    ):
+        other = copied(project, *images)
+        assert main(["evaluate", str(run), "--data", str(other), "--device", "cpu"]) == 0
+        out = capsys.readouterr().out
+        assert words in out if words else "also set" not in out
+        shutil.rmtree(other)
+
+
 def test_accuracy_on_training_images_alone_is_labelled_so(project, caplog) -> None:
     other = copied(project, *paths(project, "train")[:7])
     found = evaluate(project / "runs" / "photos", str(other), device="cpu")

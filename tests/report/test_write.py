@@ -15,6 +15,7 @@ import torch.nn.functional as F
 
 from tests.model import small_model, small_resnet
 from tests.report import Reader, leave_empty
+from tests.report.runs import write_run
 from tests.training import tiny_config, write_folder
 from vitascope import explain
 from vitascope.cli import main
@@ -247,6 +248,16 @@ def test_a_report_of_only_a_few_test_images_says_so_and_shows_no_calibration(run
     assert "accuracy of only 4 images" in page
     assert "expected calibration error" not in page
     assert 'id="calibration"' not in page
+
+
+@pytest.mark.parametrize("split", ["test", "val"])
+def test_measures_of_the_images_that_set_them_say_so(tmp_path, split: str, monkeypatch) -> None:
+    images = [(str(n), "ab"[n % 2], n % 7 > 0) for n in range(40)]
+    run = write_run(tmp_path / "run", images, split=split)
+    words = "These images also set the temperature, and the sets or thresholds"
+    assert (words in read(write_report(run)).text) == (split == "val")
+    monkeypatch.setenv("LC_ALL", "zh_CN.UTF-8")
+    assert ("温度以及集合或阈值也是用这些图像确定的" in read(write_report(run)).text) == (split == "val")
 
 
 def test_a_classifier_without_mistakes_has_no_such_section(run, quick) -> None:

@@ -103,6 +103,7 @@ def evaluation_json(evaluation: Evaluation) -> dict[str, object]:
     return {
         **evaluation.summary(),
         "trained_on": evaluation.trained_on,
+        "fitted_to": evaluation.fitted_to,
         "changes": evaluation.changes,
         "near_copies": None if evaluation.leaked is None else int(evaluation.leaked.sum()),
         "classes": list(evaluation.class_names),
@@ -127,6 +128,8 @@ def evaluation_lines(evaluation: Evaluation, better_start: str) -> Iterator[str]
     else:
         yield from _class_lines(evaluation, score, names, better_start)
         counts = evaluation.confusion.sum(axis=1)
+    if words := evaluation.fitted_in_words():
+        yield f"  {words}"
     if absent := [name for name, count in zip(names, counts.tolist(), strict=True) if not count]:
         number = f"{len(absent):,} of {len(names):,} classes"
         yield f"  without an image in {evaluation.split}, so not measured: {number}: {listed(absent)}"

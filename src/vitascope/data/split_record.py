@@ -104,7 +104,11 @@ class SplitRecord:
 
     def trained_on(self, images: ImageSet) -> npt.NDArray[np.bool_]:
         """Whether each image has the content of a training image, even of a skipped one, (N,)."""
-        known = np.concatenate([part.contents for split, part, _ in self.lines() if split == "train"])
+        return self.among(images, "train")
+
+    def among(self, images: ImageSet, split: str) -> npt.NDArray[np.bool_]:
+        """Whether each image has the content of an image of the split, even of a skipped one, (N,)."""
+        known = np.concatenate([part.contents for name, part, _ in self.lines() if name == split])
         return np.isin(images.identified().contents, known[known != UNREADABLE])
 
     def write(self, path: Path) -> None:

@@ -74,7 +74,7 @@ def evaluate(
         engine.check_classes()
         averaging = as_engine(model, precision=precision, device=device, views=views) if views > 1 else None
         names = engine.class_names
-        trained_on, changes, near_copies = 0, None, None
+        trained_on, validated, changes, near_copies = 0, None, None, None
         if rename and data is None:
             raise UserError("rename is about the classes of other data: set data")
         if table != AS_RECOGNIZED and data is None:
@@ -90,6 +90,8 @@ def evaluate(
                     raise UserError(f"{error}; {advice} {error.first}=CLASS") from error
                 if ref is not None:
                     tested, trained_on = without_training_images(tested, name, ref)
+                    if (run := Run.of_model(ref)) is not None:
+                        validated = run.split_record().among(tested, "val")
         elif ref is None or not Run(ref).exists:
             raise UserError(f"{ref or 'the model'} is not a run folder with test images of its own: set data")
         else:
@@ -102,6 +104,7 @@ def evaluate(
             if opened.note:
                 log.warning("%s", opened.note)
             tested = opened.test_images(names)
+            validated = np.full(len(tested), tested.name == "val")
             near_copies = next(iter(leaked(opened.splits.train, tested)), None)
             changes = opened.restored.counts()
         evaluation = measure(engine, batches_of(engine, tested, batch_size))
@@ -109,9 +112,9 @@ def evaluate(
             None if averaging is None else measure(averaging, batches_of(averaging, tested, batch_size))
         )
     mask = None if near_copies is None else near_copies[evaluation.indices]
-    return dataclasses.replace(
-        evaluation, trained_on=trained_on, changes=changes, leaked=mask, averaged=averaged
-    )
+    fitted_to = 0 if validated is None else int(validated[evaluation.indices].sum())
+    known = {"trained_on": trained_on, "fitted_to": fitted_to, "changes": changes}
+    return dataclasses.replace(evaluation, **known, leaked=mask, averaged=averaged)
 
 
 def splits_of_run(run: Run, class_names: tuple[str, ...]) -> tuple[ImageSet, ImageSet]:

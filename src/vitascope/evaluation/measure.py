@@ -40,6 +40,8 @@ class Evaluation(Predictions):
     """Mean cross-entropy, nats; binary, and the mean over the classes, where any of them may apply."""
     trained_on: int = 0
     """Images that the model was trained on; they are left out, unless there were no others."""
+    fitted_to: int = 0
+    """Images that also set the run's temperature, and its sets or thresholds."""
     sets: PredictionSets | None = None
     """The sets of classes; None for a model that was not calibrated."""
     leaked: npt.NDArray[np.bool_] | None = None
@@ -95,6 +97,13 @@ class Evaluation(Predictions):
             "correct": self.correct,
         }
         return data_frame(columns, index=self.indices)
+
+    def fitted_in_words(self) -> str:
+        """The images that the model's temperature, and its sets or thresholds, come from; empty for none."""
+        if not self.fitted_to:
+            return ""
+        these = "these images" if self.fitted_to == len(self.indices) else f"{self.fitted_to:,} of them"
+        return f"{these} also set the temperature, and the sets or thresholds: others have worse numbers"
 
     def in_words(self) -> str:
         """The accuracy or, of several classes per image, the mean average precision, with its interval."""

@@ -198,6 +198,7 @@ def _trust(predictions: Predictions, trust: Trust | None) -> dict[str, Any]:
     measured = Reliability.of(labels, probabilities, sets, predictions.familiarity)
     section: dict[str, Any] = {
         "measured": measured,
+        "fitted": predictions.fitted,
         "drawing": embedded(
             partial(draw_risk_coverage, measured.risk, new=blank_figure), "risk", "wrong answers", width=620
         ),

@@ -45,6 +45,7 @@ def labels(
         "measures": {
             "head": list(map(say, ESTIMATES_HEAD)),
             "rows": [_said((say(name), *cells)) for name, *cells in score.rows()],
+            "fitted": predictions.fitted,
         },
         "labels": _classes(predictions, score),
         "precision_recall": _precision_recall(predictions, score),

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from vitascope.data.splits import OUT_OF_FOLD
 from vitascope.data.targets import ClassIndices, ClassSets, Targets
 from vitascope.errors import UserError
 from vitascope.model.options import EVEN
@@ -60,6 +61,11 @@ class Predictions:
             else pair[0] == pair[1]
             for pair in pairs
         )
+
+    @property
+    def fitted(self) -> bool:
+        """Whether a run's temperature, and its sets or thresholds, were fitted to these predictions too."""
+        return self.split in ("val", OUT_OF_FOLD)
 
     @property
     def class_names(self) -> tuple[str, ...]:

@@ -258,10 +258,13 @@ class Classify:
     def test(self, finished: Finished) -> Evaluation:
         """Evaluate the finished model and print the result."""
         tested = measure(engine_of(finished.model, finished.config), finished.loader, gather)
+        if tested.fitted:
+            tested = dataclasses.replace(tested, fitted_to=len(tested.indices))
         score = tested.score
         lines = [
             f"{tested.split:<6} {score.result()}, after {finished.seconds:.1f} s of training",
             score.compared(),
+            tested.fitted_in_words() if tested.several else "",  # of which the line above shows some
             score.warning(finished.run.better_start),
             absent_classes(finished.loader.images),
             *(f"left out: {printable(reason)}" for reason in tested.unreadable),
