@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from vitascope.serialization import MAX_YAML, parse_json, read_yaml, yaml_text
+from vitascope.serialization import MAX_VALUES, MAX_YAML, parse_json, read_yaml, yaml_text
 
 BOMB = "a: &a [x, x, x, x, x, x, x, x, x, x]\n" + "\n".join(
     f"{name}: &{name} [{', '.join([f'*{before}'] * 10)}]"
@@ -27,8 +27,10 @@ BOMB = "a: &a [x, x, x, x, x, x, x, x, x, x]\n" + "\n".join(
         ("a: .nan", "not finite"),
         ("a: 0x" + "f" * 1000, "too large"),
         ("a: 2020-01-01", "date, not text"),
-        ("1: a", "'1' is not text"),
+        ("1: a", "'1' is not text.*quotes"),
+        ("weights:\n  no: 3", "'False' is not text: write it in quotes, as YAML reads no"),
         ("a: x\n" * (MAX_YAML // 4), "characters"),
+        ("a: [" + "1," * MAX_VALUES + "1]", "names and values"),
         ("a: [1\nb: 2\n", "expected"),
         ("a: '\x00'", "not allowed"),
     ],

@@ -14,8 +14,9 @@ from typing import Any
 
 import yaml
 
-MAX_YAML = 1 << 16
-"""Characters of a YAML file; the longest `config.yaml` has a twentieth of this."""
+MAX_YAML, MAX_VALUES = 1 << 20, 1 << 15
+"""Characters of a YAML file, and the names and values in it: a `config.yaml` may name tens of thousands of
+columns or classes. As many values take two seconds to read."""
 MAX_NESTING = 4
 """Levels of a YAML file: the options, a list, a pair in it, its numbers."""
 MAX_DIGITS = 300
@@ -61,7 +62,11 @@ _JSON = json.JSONDecoder(
 def read_yaml(path: str | os.PathLike[str]) -> Any:
     """The value of a YAML file; an OSError, or a ValueError with the reason in one line."""
     with open(path, encoding="utf-8") as file:
-        text = file.read(MAX_YAML + 1)
+        return parse_yaml(file.read(MAX_YAML + 1))
+
+
+def parse_yaml(text: str) -> Any:
+    """The value of a YAML text; a ValueError with the reason in one line."""
     if len(text) > MAX_YAML:
         raise ValueError(f"it has more than {MAX_YAML:,} characters")
     try:
@@ -82,9 +87,11 @@ def _in_one_line(error: yaml.YAMLError) -> str:
 
 def _check_events(text: str) -> None:
     """Reject references, of which a few bytes stand for gigabytes, tags, which lead to faults in the library,
-    and deep nesting."""
+    deep nesting, and many values."""
     level = 0
-    for event in yaml.parse(text, yaml.SafeLoader):
+    for number, event in enumerate(yaml.parse(text, yaml.SafeLoader)):
+        if number > MAX_VALUES:
+            raise ValueError(f"it has more than {MAX_VALUES:,} names and values")
         level += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
         refers = getattr(event, "anchor", None) is not None or getattr(event, "tag", None) is not None
         if refers or level >= MAX_NESTING:
@@ -98,7 +105,10 @@ def _check_plain(value: object) -> None:
     if isinstance(value, dict):
         for key, part in value.items():
             if not isinstance(key, str):
-                raise ValueError(f"the name {str(key)[:40]!r} is not text")
+                raise ValueError(
+                    f"the name {str(key)[:40]!r} is not text: write it in quotes, as YAML reads no, yes, on "
+                    "and off as true or false, and digits as a number"
+                )
             _check_plain(part)
     elif isinstance(value, list):
         for part in value:

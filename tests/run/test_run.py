@@ -59,6 +59,14 @@ def test_advice_for_a_better_start_depends_on_the_start(
     assert bool(advice) == bool(start)
 
 
+def test_a_configuration_that_is_written_can_be_read(tmp_path: Path) -> None:
+    columns = [f"label={','.join(f'label_{number:05}' for number in range(20_000))}"]
+    assert created(tmp_path / "wide", columns=columns).config["columns"] == columns
+    with pytest.raises(UserError, match=r"config\.yaml cannot keep these options: .* 1,048,576 characters"):
+        created(tmp_path / "wider", columns=5 * columns)
+    assert not (tmp_path / "wider").exists()
+
+
 def test_paths_in_the_configuration_are_valid_from_any_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

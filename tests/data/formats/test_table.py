@@ -589,6 +589,19 @@ def test_minus_one_is_no_label_but_beside_one_alone(
     assert set(splits.train.class_names) == classes
 
 
+@pytest.mark.parametrize("missing", ["nan", "NaN", "n/a", "null", "None", "?"])
+@pytest.mark.parametrize("one", ["1", "1.0"])
+def test_what_is_no_number_among_numbers_is_no_label(photos: Path, missing: str, one: str) -> None:
+    cells = itertools.cycle((missing, one, "0"))
+    splits = opened(photos, labelled(photos, lambda *_: next(cells)))
+    assert splits.train.class_names == ("0", "1")
+    assert any(f"{missing} in" in note and "is no label" in note for note in splits.notes)
+    fractions = itertools.cycle((missing, "0.5", "0.25"))
+    assert_refused(photos, labelled(photos, lambda *_: next(fractions)), "2 different numbers .* regression")
+    names = itertools.cycle((missing, "cat", "dog"))
+    assert missing in opened(photos, labelled(photos, lambda *_: next(names))).train.class_names
+
+
 def test_unknown_cells_in_columns_of_0_and_1_are_counted(photos: Path) -> None:
     cells = {"cat": lambda number: (0, 1, -1)[number % 3], "dog": lambda number: (1, 0)[number % 2]}
     rows = [

@@ -15,7 +15,9 @@ from vitascope.errors import UserError
 from vitascope.formatting import canonical, counted
 
 _ONE, _ZERO = {"1", "1.0", "true"}, {"0", "0.0", "false", ""}
-_UNKNOWN = {"-1", "-1.0", "nan", "na", "n/a", "none", "null", "?"}
+_NOT_A_NUMBER = {"nan", "na", "n/a", "none", "null", "?"}
+"""What stands for no number in a column of numbers, in lower case."""
+_UNKNOWN = {"-1", "-1.0", *_NOT_A_NUMBER}
 """What stands for an unknown label in columns of 0 and 1, in lower case."""
 _NUMBER = re.compile(r"\s*[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?\s*")
 _WHOLE = re.compile(r"\s*[-+]?\d+(\.0*)?\s*")
@@ -53,7 +55,7 @@ def of_cells(cells: Sequence[str], column: str, options: TableOptions, place: ob
         form = f"separated by {separator!r}"
     else:
         names = _whole_cells(counts, different, where)
-    without = 0 if form else sum(counts[cell] for cell in different if not names[cell])
+    without = Counter({cell.strip(): counts[cell] for cell in different if not form and not names[cell]})
     several = options.labels == "several" or (options.labels is None and bool(form))
     longer = next((cell for cell in different if len(names[cell]) > 1), None)
     if not several and longer is not None:
@@ -66,17 +68,20 @@ def of_cells(cells: Sequence[str], column: str, options: TableOptions, place: ob
     none: tuple[str, ...] = ()
     form = f"several classes per image{form and ', ' + form}" if several else "one class per image"
     if without:
-        form += f", -1 in {counted(without, 'row')} is no label"
+        form += f", {' and '.join(sorted(without))} in {counted(without.total(), 'row')} is no label"
     return Labels([known.get(cell, none) for cell in cells], several, form)
 
 
 def _whole_cells(counts: Counter[str], different: Sequence[str], where: str) -> dict[str, tuple[str, ...]]:
     """The label of each cell that is one; numbers to be predicted, which are no classes, are a UserError."""
     bare = {cell: _bare(cell) for cell in different}
-    whole = all(map(_WHOLE.fullmatch, bare.values()))
-    are_numbers = bool(different) and all(map(_NUMBER.fullmatch, bare.values()))
-    numbers = sorted(map(float, bare.values())) if are_numbers else []
-    single = sum(counts[cell] == 1 for cell in different)
+    missing = {cell for cell, text in bare.items() if text.strip().lower() in _NOT_A_NUMBER}
+    texts = [text for cell, text in bare.items() if cell not in missing]
+    are_numbers = bool(texts) and all(map(_NUMBER.fullmatch, texts))
+    missing = missing if are_numbers else set()  # else they are names, as of a class "none"
+    whole = are_numbers and all(map(_WHOLE.fullmatch, texts))
+    numbers = sorted(map(float, texts)) if are_numbers else []
+    single = sum(counts[cell] == 1 for cell in different if cell not in missing)
     if numbers and (not whole or (len(numbers) > MANY_NUMBERS and 2 * single > len(numbers))):
         raise UserError(
             f"{where} has {len(numbers):,} different numbers from {numbers[0]:g} to {numbers[-1]:g}, and "
@@ -87,7 +92,8 @@ def _whole_cells(counts: Counter[str], different: Sequence[str], where: str) -> 
     # data sets, but beside 1 alone.
     unknown = whole and minus_one_is_none(numbers)
     names = {cell: (text.partition(".")[0].strip() if whole else text,) for cell, text in bare.items()}
-    return {cell: () if unknown and name == ("-1",) else name for cell, name in names.items()}
+    none = missing | {cell for cell, name in names.items() if unknown and name == ("-1",)}
+    return {cell: () if cell in none else name for cell, name in names.items()}
 
 
 def of_columns(columns: dict[str, list[str]], options: TableOptions, place: object) -> Labels:
