@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import re
 import shutil
 from collections.abc import Iterator
@@ -234,6 +235,26 @@ def test_folder_gets_a_map_of_each_picture_and_names_those_that_cannot_be_read(
     assert sorted(path.name for path in (tmp_path / "two").glob("*.png.png")) == ["0.png.png", "1.png.png"]
     other = error_line([*argv[:3], "--method", "rollout", *argv[5:]], capsys)
     assert "0.png.png exists, and is not a map of this picture by this model and these options" in other
+
+
+@pytest.mark.parametrize("replaced", ["pictures/0.png", "like.png"])
+def test_maps_of_a_picture_or_likeness_replaced_with_its_time_kept_are_not_taken(
+    replaced: str,
+    others: SimpleNamespace,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    shutil.copytree(others.root / "plain", tmp_path / "pictures")
+    shutil.copy(tmp_path / "pictures/1.png", tmp_path / "like.png")
+    run = str(others.root / "runs/tiny")
+    monkeypatch.chdir(tmp_path)
+    argv = ["explain", run, "pictures", "--method", "grad-cam", "--like", "like.png", "--out", "maps"]
+    assert main(argv) == main(argv) == 0
+    status, picture = os.stat(replaced), Image.open(replaced).convert("RGB")
+    picture.transpose(Image.Transpose.ROTATE_180).save(replaced)
+    os.utime(replaced, ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert "is not a map of this picture by this model and these options" in error_line(argv, capsys)
 
 
 def test_comparison_prints_a_row_for_every_method_and_the_random_baseline(

@@ -2,6 +2,7 @@
 
 import base64
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -134,6 +135,29 @@ def test_map_with_other_numbers_than_one_can_have_is_not_taken(
         Image.new("RGB", (8, 8)).save(path, pnginfo=record)
         with pytest.raises(UserError, match=r"0\.png exists, and is not a map"):
             write(model, tmp_path, NAMED[:1])
+
+
+@pytest.mark.parametrize("record", [{"predicted": 10**6}, {"explained": 10**6}, {"grid": (1, 1)}])
+def test_map_of_other_classes_or_another_grid_is_not_taken(tmp_path: Path, record: dict[str, Any]) -> None:
+    model = model_with_preprocess()
+    write(model, tmp_path)
+    changed = tmp_path / "deep/1.png"
+    with Image.open(changed) as image:
+        numbers = json.loads(image.text[maps._RECORD]) | record  # type: ignore[attr-defined]
+        if "grid" in record:
+            numbers["heat"] = base64.b64encode(np.ones(1, np.float32).tobytes()).decode()
+        info = PngInfo()
+        info.add_itxt(maps._RECORD, json.dumps(numbers))
+        image.save(changed, pnginfo=info)
+    with pytest.raises(UserError, match=r"1\.png exists, and is not a map of this picture"):
+        write(model, tmp_path)
+
+
+def test_named_pipe_in_the_place_of_a_map_is_an_error_at_once(tmp_path: Path) -> None:
+    (tmp_path / "deep").mkdir()
+    os.mkfifo(tmp_path / "deep/0.png")
+    with pytest.raises(UserError, match=r"0\.png exists, and is not a map"):
+        write(model_with_preprocess(), tmp_path)
 
 
 def test_name_too_long_for_a_file_leaves_out_one_picture_alone(tmp_path: Path) -> None:

@@ -240,6 +240,7 @@ class Explain:
         from tqdm import tqdm
 
         from vitascope.cli.exits import exit_if_unreadable, exiting_if_stopped
+        from vitascope.data.contents import digest_of
         from vitascope.data.stored import as_text
         from vitascope.explain.maps import write_maps
         from vitascope.predict.engine import TorchEngine
@@ -253,13 +254,13 @@ class Explain:
             (
                 os.path.relpath(str(file), root),
                 file,
-                str(os.stat(file).st_mtime_ns) if isinstance(file, str) else as_text(file),
+                digest_of(file).hex() if isinstance(file, str) else as_text(file),
             )
             for file in files
         )
         engine = TorchEngine(model, precision="fp32", device=self.device)
-        asked = [self._method, settings, self.target, self.versus, self.like and str(self.like)]
-        about = json.dumps([engine.digest, engine.preprocess.to_dict(), *asked])
+        asked = [self._method, settings, self.target, self.versus, self.like and digest_of(self.like).hex()]
+        about = json.dumps([engine.digest, engine.body_digest, engine.preprocess.to_dict(), *asked])
         tally = Tally()
         state = f"the finished maps in {out} are kept; repeat the command to continue"
         with (

@@ -71,10 +71,16 @@ class _Map:
 
     @classmethod
     def read(cls, path: Path) -> _Map | None:
-        """The numbers of an existing map; None for any other PNG."""
-        with suppress(*_OTHER_PNG), Image.open(path) as image:
-            return cls(**json.loads(image.text[_RECORD])) if isinstance(image, PngImageFile) else None
+        """The numbers of an existing map; None for anything else."""
+        if path.is_file():  # to open a named pipe would wait for its writer
+            with suppress(*_OTHER_PNG), Image.open(path) as image:
+                return cls(**json.loads(image.text[_RECORD])) if isinstance(image, PngImageFile) else None
         return None
+
+    def suits(self, model: VisionModel, others: list[_Map]) -> bool:
+        """Whether the classes are the model's, and the grid is equal to the one of its other maps."""
+        grids = {tuple(other.grid) for other in [*others[:1], self]}
+        return max(self.predicted, self.explained) < model.config.num_classes and len(grids) == 1
 
 
 def write_maps(
@@ -113,7 +119,7 @@ def write_maps(
                 yield f"{printable(name)}: {path.name[:20]}... is too long for the name of a map: shorten it"
                 continue
             found = _Map.read(path)
-            if path.exists() and (found is None or found.key != key):
+            if os.path.lexists(path) and (found is None or found.key != key or not found.suits(model, maps)):
                 raise UserError(
                     f"{path} exists, and is not a map of this picture by this model and these options: name "
                     "another folder"

@@ -50,9 +50,10 @@ class Archive(DataPackage):
 
 def unpack(path: Path) -> Path:
     """The folder of an archive's files in the cache, unpacked if it is not there: named by the archive and a
-    hash of its path, size and time, and always complete."""
+    hash of its path, size, times and inode, and always complete. Copying can keep the time of the content."""
     status = path.stat()
-    identity = f"{path.resolve()}\0{status.st_size}\0{status.st_mtime_ns}"
+    version = (status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino)
+    identity = "\0".join(map(str, (path.resolve(), *version)))
     key = hashlib.sha256(os.fsencode(identity)).hexdigest()[:16]
     target = cache_folder() / "unpacked" / f"{path.name.partition('.')[0]}-{key}"
     if not os.path.isdir(target):  # nor in a cache that this user may not enter
