@@ -213,7 +213,7 @@ def agreement(device: torch.device, sizes: Sizes) -> Checks:
     def heat(method: str) -> Row:
         model = vs.from_pretrained(BUILT_IN)
         pixels = torch.from_numpy(noise(sizes.explained, sizes.image)).permute(0, 3, 1, 2) / 127.5 - 1
-        settings = {"window": 6} if method == "occlusion" else {}
+        settings: dict[str, Any] = {"window": 6} if method == "occlusion" else {}
         theirs = heatmap(model, pixels, method, batch_size=64, **settings)
         ours = heatmap(model.to(device), pixels.to(device), method, batch_size=64, **settings).cpu()
         difference = float((ours - theirs).abs().max() / theirs.abs().max())

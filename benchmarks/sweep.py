@@ -104,7 +104,6 @@ def randomize(model: nn.Module) -> nn.Module:
 
 def our_outputs(model: VisionTransformer, images: Tensor) -> Outputs:
     trace = model.trace(images, attention=True)
-    assert trace.attention is not None
     names = ["features", "pooled", "logits", *(f"block{index}" for index in range(model.config.depth))]
     attention = {f"attention{index}": weights for index, weights in enumerate(trace.attention)}
     return {name: trace[name] for name in names} | attention

@@ -63,6 +63,13 @@ def test_numbers_of_numpy_paths_and_the_signature_are_kept() -> None:
         call()  # type: ignore[call-arg]
 
 
+def test_unknown_argument_is_named_with_the_nearest_one() -> None:
+    with pytest.raises(vs.UserError, match=r"^call has no argument 'shar'; nearest: share$"):
+        call(1, shar=0.5)  # type: ignore[call-arg]
+    with pytest.raises(vs.UserError, match=r"^Predictor has no argument 'topk'; it takes model, precision, "):
+        vs.Predictor("cifar10", topk=5)  # type: ignore[call-arg]
+
+
 @pytest.mark.parametrize("path", FUNCTIONS)
 def test_every_public_function_rejects_an_argument_of_another_type(path: str, tmp_path: Path) -> None:
     function = attrgetter(path)(vs)

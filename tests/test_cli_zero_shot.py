@@ -69,10 +69,10 @@ def test_words_search_features_that_are_computed(capsys: pytest.CaptureFixture[s
     (folder / "photos").mkdir()
     Image.fromarray(noise(50, 40)).save(folder / "photos" / "one.png")
     assert main(["embed", "clip", "photos", "--out", "features.npz"]) == 0
-    found = vs.nearest("clip", "a red car", "features.npz")
+    found = vs.similar("clip", "a red car", "features.npz")
     assert found.is_words
     assert len(found) == 1
-    both = vs.nearest("clip", ["a red car", "a dog"], "features.npz")
+    both = vs.similar("clip", ["a red car", "a dog"], "features.npz")
     assert [each.picture for each in both] == ["a red car", "a dog"]
     assert both[0].similarities == pytest.approx(found.similarities)
 

@@ -315,6 +315,19 @@ def test_page_runs_from_top_to_bottom(
         assert set(re.findall(r"`(model\.\w+)`", text)) == files == {"model.xml", "model.bin"}
 
 
+def test_examples_of_the_pages_pass_a_type_checker(tmp_path: Path) -> None:
+    pytest.importorskip("mypy", reason="mypy is not installed")
+    for page in sorted({ROOT / "README.md", *RUN_HERE}):
+        if texts := blocks(page, "python"):
+            (tmp_path / f"{re.sub(r'[^a-z]', '_', page.stem.lower())}.py").write_text("\n".join(texts))
+    command = [sys.executable, "-m", "mypy", "--config-file", str(ROOT / "pyproject.toml")]
+    command += ["--cache-dir", str(ROOT / ".mypy_cache"), *map(str, sorted(tmp_path.glob("*.py")))]
+    done = subprocess.run(
+        command, capture_output=True, text=True, env={**os.environ, "MYPYPATH": str(ROOT / "src")}
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 def fill(bucket: Store, folder: Path) -> None:
     """Copy what a page has copied to the bucket so far."""
     bucket.folder = folder

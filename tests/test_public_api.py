@@ -17,7 +17,7 @@ FROZEN = {
     "audit=None, min_images=1, rare='reject')",
     "compress": "(model, out, *, merge=None, heads=None, mlp_ratio=None, data=None, num_images=512, "
     "batch_size=8, precision='auto', device='auto')",
-    "convert": "(ref, folder, *, format='vitascope', revision=None, images=())",
+    "convert": "(model, folder, *, format='vitascope', revision=None, images=())",
     "create_model": "(name, *, weights=None, **overrides)",
     "embed": "(model, data, *, out=None, layer=None, pool=None, table=TABLE, compute=COMPUTE, ray=None)",
     "evaluate": "(model, data=None, *, rename=None, table=TABLE, batch_size=None, precision='auto', "
@@ -26,7 +26,6 @@ FROZEN = {
     "features=False, explain=None, views=1)",
     "from_pretrained": "(ref, revision=None, *, family=None, config=None, dtype=None, device=None)",
     "list_models": "()",
-    "nearest": "(model, picture, data, *, k=12, layer=None, pool=None, table=TABLE, compute=COMPUTE)",
     "page": "(model, path=None, *, beside=None, weights='fp16', images=None, samples=None, browser=None, "
     "unproved=False)",
     "pretrain": "(config=None, *, recipe=None, **options)",
@@ -36,6 +35,7 @@ FROZEN = {
     "calibration=None, calibration_images=300, max_drop=0.01)",
     "resume": "(run, *, missing='error', **options)",
     "save_pretrained": "(model, folder, *, format='vitascope')",
+    "similar": "(model, picture, data, *, k=12, layer=None, pool=None, table=TABLE, compute=COMPUTE)",
     "soup": "(runs, out, *, device='auto')",
     "train": "(config=None, *, recipe=None, **options)",
     "zero_shot": "(model, classes, *, prompts=None, outputs=None, revision=None, device='auto')",
@@ -64,7 +64,7 @@ FROZEN = {
     "Run.test_images": "(class_names=None)",
     "TrainConfig.from_recipe": "(recipe=None, **options)",
     "TrainConfig.from_yaml": "(path)",
-    "explain.attention": "(model, images, layer=-1, head=None)",
+    "explain.attention": "(model, images, layer=-1, head=None, *, scaled=True)",
     "explain.attention_distance": "(model, images)",
     "explain.compare": "(model, images, methods=None, *, target=None, steps=10, "
     "shares=(0.1, 0.3, 0.5, 0.7, 0.9), seed=0, batch_size=64, progress=None)",
@@ -72,22 +72,22 @@ FROZEN = {
     "kind='picture', evidence=False, **settings)",
     "explain.evidence": "(model, image, heatmap, target=None, *, maps=99, steps=10, seed=0, batch_size=64)",
     "explain.feature_colours": "(model, images, layer=-1)",
-    "explain.grad_cam": "(model, images, target=None, layer=None, variant='grad-cam')",
-    "explain.gradient_rollout": "(model, images, target=None)",
+    "explain.grad_cam": "(model, images, target=None, layer=None, variant='grad-cam', *, scaled=True)",
+    "explain.gradient_rollout": "(model, images, target=None, *, scaled=True)",
     "explain.head_maps": "(model, images)",
     "explain.heatmap": "(model, images, method='integrated-gradients', target=None, *, batch_size=None, "
-    "**settings)",
-    "explain.integrated_gradients": "(model, images, target=None, *, steps=32, batch_size=16)",
+    "scaled=True, **settings)",
+    "explain.integrated_gradients": "(model, images, target=None, *, steps=32, batch_size=16, scaled=True)",
     "explain.lens": "(model, images, target=None)",
-    "explain.libra": "(model, images, target=None)",
-    "explain.occlusion": "(model, images, target=None, *, window=1, batch_size=64)",
+    "explain.libra": "(model, images, target=None, *, scaled=True)",
+    "explain.occlusion": "(model, images, target=None, *, window=1, batch_size=64, scaled=True)",
     "explain.patch_attention": "(model, images, patch, layer=-1, head=None)",
     "explain.patch_filters": "(model, count=28)",
-    "explain.patching": "(model, images, target=None, *, layers=None, batch_size=64)",
+    "explain.patching": "(model, images, target=None, *, layers=None, batch_size=64, scaled=True)",
     "explain.planted_truth": "(model, images, methods=None, *, seed=0, progress=None)",
     "explain.position_similarity": "(model)",
-    "explain.rollout": "(model, images, fusion='mean', discard=0.0)",
-    "explain.shapley": "(model, images, target=None, *, masks=256, batch_size=64)",
+    "explain.rollout": "(model, images, fusion='mean', discard=0.0, *, scaled=True)",
+    "explain.shapley": "(model, images, target=None, *, masks=256, batch_size=64, scaled=True)",
     "explain.shapley_values": "(model, images, target=None, *, masks=256, batch_size=64)",
 }
 """Names and defaults of the parameters; a change here breaks programs of users."""
@@ -132,7 +132,7 @@ def test_star_import_brings_the_public_names() -> None:
 
 def test_explain_is_a_module_with_its_methods() -> None:
     assert inspect.ismodule(vs.explain)
-    assert set(vs.explain.__all__) <= set(dir(vs.explain))
+    assert sorted(vs.explain.__all__) == dir(vs.explain)
     functions = {name for name in vs.explain.__all__ if inspect.isfunction(getattr(vs.explain, name))}
     kinds = {name for name in vs.explain.__all__ if inspect.isclass(getattr(vs.explain, name))}
     assert set(vs.explain.__all__) - functions - kinds == {"METHODS", "DEFAULT_METHOD"}

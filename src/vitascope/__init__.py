@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from vitascope.options.recipes import TrainConfig
     from vitascope.predict.compute import Compute
     from vitascope.predict.embed import Embeddings, embed
-    from vitascope.predict.nearest import Nearest, nearest
     from vitascope.predict.predictor import Prediction, Predictor
+    from vitascope.predict.similar import SimilarPictures, similar
     from vitascope.probing.probe import ProbeResult, probe
     from vitascope.report.comparison_page import compare
     from vitascope.run.run import Run
@@ -47,7 +47,6 @@ if TYPE_CHECKING:
 _HOMES = {
     "Compute": "predict.compute",
     "Embeddings": "predict.embed",
-    "Nearest": "predict.nearest",
     "Prediction": "predict.predictor",
     "Predictor": "predict.predictor",
     "Preprocess": "data.preprocess",
@@ -55,6 +54,7 @@ _HOMES = {
     "ResNet": "model.resnet",
     "ResNetConfig": "model.resnet_config",
     "Run": "run.run",
+    "SimilarPictures": "predict.similar",
     "TableOptions": "data.table_options",
     "Trace": "model.trace",
     "TrainConfig": "options.recipes",
@@ -72,7 +72,6 @@ _HOMES = {
     "export": "deploy.export.export",
     "from_pretrained": "weights.loading",
     "list_models": "model.sizes",
-    "nearest": "predict.nearest",
     "page": "deploy.page.page",
     "pretrain": "training.train",
     "probe": "probing.probe",
@@ -80,6 +79,7 @@ _HOMES = {
     "quantize": "deploy.export.quantize",
     "resume": "training.train",
     "save_pretrained": "weights.loading",
+    "similar": "predict.similar",
     "soup": "evaluation.soup",
     "train": "training.train",
     "zero_shot": "text.zero_shot",
@@ -88,7 +88,6 @@ _HOMES = {
 __all__ = [
     "Compute",
     "Embeddings",
-    "Nearest",
     "Prediction",
     "Predictor",
     "Preprocess",
@@ -96,6 +95,7 @@ __all__ = [
     "ResNet",
     "ResNetConfig",
     "Run",
+    "SimilarPictures",
     "TableOptions",
     "Trace",
     "TrainConfig",
@@ -114,7 +114,6 @@ __all__ = [
     "export",
     "from_pretrained",
     "list_models",
-    "nearest",
     "page",
     "pretrain",
     "probe",
@@ -122,6 +121,7 @@ __all__ = [
     "quantize",
     "resume",
     "save_pretrained",
+    "similar",
     "soup",
     "train",
     "zero_shot",

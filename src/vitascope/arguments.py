@@ -13,7 +13,7 @@ from numbers import Integral, Real
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
-from vitascope.errors import UserError, check_choice
+from vitascope.errors import UnknownNameError, UserError, check_choice, suggestion
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -23,7 +23,8 @@ _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
 def checked(function: F) -> F:
-    """Check the arguments of each call against the annotations; another type or range is a `UserError`.
+    """Check the arguments of each call against the annotations; an unknown name, another type or range is a
+    `UserError`.
 
     What reads pictures rejects them by name, so they are left to it.
     """
@@ -40,7 +41,15 @@ def checked(function: F) -> F:
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        bound = signature.bind(*args, **kwargs)
+        try:
+            bound = signature.bind(*args, **kwargs)
+        except TypeError as error:
+            if not (unknown := [name for name in kwargs if name not in signature.parameters]):
+                raise
+            accepted = [name for name in signature.parameters if name != "self"]
+            nearest = suggestion(unknown[0], accepted) or f"; it takes {', '.join(accepted)}"
+            name = function.__qualname__.removesuffix(".__init__").removesuffix(".__call__")
+            raise UnknownNameError(f"{name} has no argument {unknown[0]!r}{nearest}") from error
         for name, kind in kinds().items():
             if name in bound.arguments:
                 value = bound.arguments[name]

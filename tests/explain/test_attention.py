@@ -60,7 +60,6 @@ def test_map_equals_the_traced_weights(options: dict[str, Any]) -> None:
     model = small_model(image_size=(16, 48), **options)
     images = images_of(model)
     attention = model.trace(images, attention=True).attention
-    assert attention is not None
     for layer, head in itertools.product([0, 1, 2, -1, -3], [None, 0, 1]):
         heat, expected = (
             explain.attention(model, images, layer, head),
@@ -128,7 +127,6 @@ def test_map_is_the_patchs_row_of_the_traced_weights(options: dict[str, Any]) ->
     model = small_model(image_size=(16, 48), **options)
     images = images_of(model, 2)
     attention = model.trace(images, attention=True).attention
-    assert attention is not None
     gh, gw = model.config.grid
     for (layer, head), (row, column) in itertools.product(
         [(0, None), (1, 1), (-1, 0), (-3, None)], [(0, 0), (1, 0), (0, gw - 1), (gh - 1, gw - 2)]

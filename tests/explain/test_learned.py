@@ -61,7 +61,6 @@ def between(config: ViTConfig) -> np.ndarray:
 def directly(model: VisionTransformer, images: Tensor) -> np.ndarray:
     """The reference: from the traced weights, in float64, patch by patch."""
     attention = model.trace(images, attention=True).attention
-    assert attention is not None
     P, apart = model.config.num_prefix_tokens, between(model.config)
     means = np.zeros((model.config.depth, model.config.num_heads))
     for layer, traced in enumerate(attention):

@@ -27,6 +27,29 @@ def test_heatmap_equals_the_methods_with_its_settings() -> None:
     assert torch.equal(occlusion, explain.occlusion(model, images, 1, window=2, batch_size=5))
 
 
+@pytest.mark.parametrize("method", METHODS)
+def test_numbers_before_scaling_are_those_of_the_heatmap(method: str) -> None:
+    model, images = small_model(), random_images(2, 3, 32, 32)
+    raw = explain.heatmap(model, images, method, scaled=False)
+    positive = raw.clamp_min(0)
+    torch.testing.assert_close(
+        explain.heatmap(model, images, method), positive / positive.amax(dim=(1, 2), keepdim=True)
+    )
+
+
+def test_numbers_of_integrated_gradients_before_scaling_sum_to_the_change_of_the_score() -> None:
+    model, images = small_model(), random_images(2, 3, 32, 32)
+    raw = explain.heatmap(model, images, "integrated-gradients", 1, steps=200, scaled=False)
+    change = (model(images) - model(torch.zeros_like(images)))[:, 1]
+    torch.testing.assert_close(raw.sum(dim=(1, 2)), change, atol=1e-3, rtol=1e-2)
+
+
+def test_classes_of_numpy_are_a_target() -> None:
+    model, images = small_model(), random_images(2, 3, 32, 32)
+    of_numpy = explain.heatmap(model, images, "grad-cam", np.array([1, 2]))
+    assert torch.equal(of_numpy, explain.heatmap(model, images, "grad-cam", [1, 2]))
+
+
 def test_default_method_is_the_same_everywhere() -> None:
     model, images = small_model(), random_images(1, 3, 32, 32)
     assert torch.equal(explain.heatmap(model, images), METHODS[DEFAULT_METHOD](model, images))

@@ -118,7 +118,6 @@ def logits_of(classes: list[int]) -> Score:
 def by_recursion(model: VisionTransformer, images: Tensor, score: Score) -> np.ndarray:
     """R = I, then R <- R + E_h[(dA * A)+] R from the first layer up; returns the pooled rows of R - I."""
     trace = copy.deepcopy(model).double().trace(images.double(), attention=True)
-    assert trace.attention is not None
     gradients = torch.autograd.grad(score(trace), trace.attention)
     config = model.config.replace(image_size=tuple(images.shape[2:]))
     P, T = config.num_prefix_tokens, config.num_tokens

@@ -406,3 +406,21 @@ def test_feature_maps_of_layers_are_the_patches_of_the_intermediates(norm: bool)
         assert torch.equal(found.flatten(2).mT, tokens[:, model.config.num_prefix_tokens :])
         assert found.shape == (2, model.config.embed_dim, 3, 2)
     assert torch.equal(model.feature_map(images, [-1])[0], model.feature_map(images))
+
+
+@pytest.mark.parametrize(
+    ("images", "message"),
+    [
+        (np.zeros((1, 3, 32, 32), np.float32), "a tensor of normalized images, not ndarray"),
+        ("photo.jpg", "not str: make it of a picture by model.preprocess.pixels"),
+        (torch.zeros(1, 3, 32, 32, dtype=torch.uint8), r"model\.preprocess\.normalize\(images\)"),
+    ],
+)
+def test_input_that_is_no_normalized_tensor_names_the_way_to_one(images: Any, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        small_model()(images)
+
+
+def test_one_layer_is_given_as_a_list() -> None:
+    with pytest.raises(UserError, match=r"layers is a list of whole numbers: \[1\]"):
+        small_model().forward_intermediates(random_images(1, 3, 32, 32), 1)  # type: ignore[arg-type]

@@ -275,7 +275,6 @@ def test_logits_and_attention_equal_the_equations_before_and_after_writing(
     theirs = in_numpy(arrays, images, layout.prefix)
     trace = model.trace(images, attention=True)
     assert relative_error(model(images), theirs.logits) < 1e-5
-    assert trace.attention is not None
     for ours, weights in zip(trace.attention, theirs.attention, strict=True):
         assert relative_error(ours, weights) < 1e-5
     back = dict(np.load(file))

@@ -40,9 +40,9 @@ class Mcp:
     def server(self) -> MCPServer:
         """The tools, with the model in them."""
         from vitascope.explain.methods import DEFAULT_METHOD
-        from vitascope.predict.nearest import nearest
         from vitascope.predict.predictor import Predictor
         from vitascope.predict.runtimes import importing
+        from vitascope.predict.similar import similar as similar_pictures
 
         with importing("mcp", "mcp"):
             from mcp.server.mcpserver import Image, MCPServer
@@ -84,7 +84,7 @@ class Mcp:
             """The images of a folder that are most similar to an image file, by the cosine of features."""
             if not os.path.exists(data):
                 raise UserError(f"{data}: no folder on this machine")
-            return nearest(predictor.engine, local_file(image), data, k=k).rows()
+            return similar_pictures(predictor.engine, local_file(image), data, k=k).rows()
 
         return server
 

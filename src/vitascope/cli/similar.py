@@ -20,7 +20,7 @@ from vitascope.predict.compute import Compute
 from vitascope.storage import explaining_failure
 
 if TYPE_CHECKING:
-    from vitascope.predict.nearest import Nearest
+    from vitascope.predict.similar import SimilarPictures
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -52,13 +52,13 @@ class Similar:
 
     def call(self) -> None:
         """Search, print the table, and draw."""
-        from vitascope.predict.nearest import nearest
+        from vitascope.predict.similar import similar
 
         if self.out is not None:
             self._check(self.out)
         with exiting_with_cache(self.compute):
             options = arguments_of(self, "out", "json", "representation")
-            found = nearest(**options, **dataclasses.asdict(self.representation))
+            found = similar(**options, **dataclasses.asdict(self.representation))
         if self.out is not None:
             from vitascope.explain.plots import save_figure
 
@@ -85,7 +85,7 @@ class Similar:
         if os.path.isdir(self.data) and out.resolve().is_relative_to(Path(self.data).resolve()):
             raise UserError(f"--out {out} would be an image of {self.data}; choose another folder")
 
-    def _lines(self, found: Nearest) -> list[str]:
+    def _lines(self, found: SimilarPictures) -> list[str]:
         """The table without columns that say nothing, the counts, and the file."""
         columns = ["rank", "similarity", "label", "split", "image"]
         if found.labels is None:

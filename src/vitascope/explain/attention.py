@@ -19,7 +19,9 @@ from vitascope.model.vit import VisionTransformer
 
 @torch.no_grad()
 @checked
-def attention(model: VisionModel, images: Images, layer: int = -1, head: int | None = None) -> Tensor:
+def attention(
+    model: VisionModel, images: Images, layer: int = -1, head: int | None = None, *, scaled: bool = True
+) -> Tensor:
     """The attention of the image's representation to each patch, in one layer.
 
     The mean attention row of the tokens that pooling reads: with pool "cls" the class token, and the
@@ -33,7 +35,7 @@ def attention(model: VisionModel, images: Images, layer: int = -1, head: int | N
     model, images = attending(model), as_images(model, images)
     check_head(model.config, head)
     weights = layer_attention(model, images, layer)
-    return to_heatmap(model, images, weights.mean(dim=1) if head is None else weights[:, head])
+    return to_heatmap(model, images, weights.mean(dim=1) if head is None else weights[:, head], scaled)
 
 
 @torch.no_grad()
@@ -89,7 +91,6 @@ def layer_attention(model: VisionTransformer, images: Tensor, layer: int) -> Ten
     with evaluation_mode(model):
         tokens = model.encode(model.prepare_tokens(images), grid, blocks=range(index))
         model.encode(tokens, grid, trace, blocks=range(index, index + 1))
-    assert trace.attention is not None
     return trace.attention[0]
 
 
@@ -134,10 +135,10 @@ def attending(model: VisionModel) -> VisionTransformer:
     return model
 
 
-def to_heatmap(model: VisionTransformer, images: Tensor, rows: Tensor) -> Tensor:
+def to_heatmap(model: VisionTransformer, images: Tensor, rows: Tensor, scaled: bool = True) -> Tensor:
     """A heatmap (B, gh, gw) of relations between tokens (B, Q, T); Q are all, or those that pooling reads."""
     patches = read_rows(model, rows.float())[:, model.config.num_prefix_tokens :]  # (B, N)
-    return to_unit(patches.unflatten(1, model.grid_of(images)))  # (B, gh, gw)
+    return to_unit(patches.unflatten(1, model.grid_of(images)), scaled)  # (B, gh, gw)
 
 
 def read_rows(model: VisionTransformer, rows: Tensor) -> Tensor:

@@ -31,6 +31,8 @@ def grad_cam(
     target: TargetLike = None,
     layer: Layer | None = None,
     variant: Variant = "grad-cam",
+    *,
+    scaled: bool = True,
 ) -> Tensor:
     """Activations weighted by the gradient of the score (Selvaraju et al. 2017, equations 1 and 2).
 
@@ -60,7 +62,7 @@ def grad_cam(
             chosen = _DEFAULT_LAYER[variant] if layer is None else layer
             activations, gradients, grid = _of_tokens(attending(model), images, target, chosen)
     heat = _VARIANTS[variant](activations.float(), gradients.float())  # (B, N)
-    return to_unit(heat.unflatten(1, grid))
+    return to_unit(heat.unflatten(1, grid), scaled)
 
 
 Sensitivity = tuple[Tensor, Tensor, tuple[int, int]]

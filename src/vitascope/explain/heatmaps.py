@@ -42,16 +42,16 @@ def not_finite(what: str) -> UserError:
     )
 
 
-def to_unit(heat: Tensor) -> Tensor:
+def to_unit(heat: Tensor, scaled: bool = True) -> Tensor:
     """Scale evidence (B, gh, gw) to float32: negative values become 0, each image's largest 1 (0 without
-    evidence)."""
+    evidence). With `scaled=False` only the dtype changes; not finite values are a UserError too."""
     heat = heat.float()
     if torch.compiler.is_exporting():  # a graph does not raise
         return _scaled(heat)
     bad = (~heat.isfinite()).flatten(1).any(dim=1).nonzero()[:, 0].tolist()
     if bad:
         raise not_finite(f"the heatmap of image {', '.join(map(str, bad))} has values that are not finite")
-    return _scaled(heat)
+    return _scaled(heat) if scaled else heat
 
 
 def _scaled(heat: Tensor) -> Tensor:

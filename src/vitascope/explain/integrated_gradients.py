@@ -22,6 +22,7 @@ def integrated_gradients(
     *,
     steps: Count = 32,
     batch_size: Count = 16,
+    scaled: bool = True,
 ) -> Tensor:
     """The contribution of each patch to the target's score, on the way from a blank image to this one.
 
@@ -41,7 +42,7 @@ def integrated_gradients(
     logits = torch.cat([pooled_and_logits(model, part)[1] for part in images.split(batch_size)])
     asked = as_target(target, model.config, logits)
     pixels = pixel_attributions(model, images, asked, steps=steps, batch_size=batch_size).sum(dim=1)
-    return to_unit(sum_cells(pixels, grid))
+    return to_unit(sum_cells(pixels, grid), scaled)
 
 
 def sum_cells(values: Tensor, grid: tuple[int, int]) -> Tensor:

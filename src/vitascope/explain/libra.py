@@ -27,7 +27,7 @@ from vitascope.model.vision_model import VisionModel, evaluation_mode
 
 @torch.inference_mode(False)  # the caller's inference mode has no gradients
 @checked
-def libra(model: VisionModel, images: Images, target: TargetLike = None) -> Tensor:
+def libra(model: VisionModel, images: Images, target: TargetLike = None, *, scaled: bool = True) -> Tensor:
     """The contribution of each patch to the target's score, with norms, attention and gates as constants.
 
     The sum of `pixel_contributions` over the channels and pixels of each cell; where it is negative, the heat
@@ -39,7 +39,7 @@ def libra(model: VisionModel, images: Images, target: TargetLike = None) -> Tens
     """
     images = as_images(model, images)
     grid = grid_of(model, images)
-    return to_unit(sum_cells(pixel_contributions(model, images, target).sum(dim=1), grid))
+    return to_unit(sum_cells(pixel_contributions(model, images, target).sum(dim=1), grid), scaled)
 
 
 def pixel_contributions(model: VisionModel, images: Tensor, target: TargetLike = None) -> Tensor:

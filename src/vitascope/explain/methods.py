@@ -57,6 +57,7 @@ class Method:
         target: TargetLike = None,
         *,
         batch_size: int | None = None,
+        scaled: bool = True,
         **settings: Any,
     ) -> Tensor:
         """Heatmaps as of `heatmap`; a method without a target ignores `target`. Of an ensemble, the mean of
@@ -66,10 +67,11 @@ class Method:
             if self.has_target and target is None:
                 asked = predicted(pooled_and_logits(model, images)[1])
             maps = [
-                self(member, images, part, batch_size=batch_size, **settings)
+                self(member, images, part, batch_size=batch_size, scaled=scaled, **settings)
                 for member, part in zip(model.members, _of_members(asked, model), strict=True)
             ]
-            return to_unit(torch.stack(maps).mean(dim=0))
+            return to_unit(torch.stack(maps).mean(dim=0), scaled)
+        settings["scaled"] = scaled
         if not self.has_target:
             return self.compute(model, images, **settings)
         if self.many_passes and batch_size is not None:
@@ -137,6 +139,7 @@ def heatmap(
     target: TargetLike = None,
     *,
     batch_size: int | None = None,
+    scaled: bool = True,
     **settings: Any,
 ) -> Tensor:
     """Heatmaps by a method's name.
@@ -147,13 +150,15 @@ def heatmap(
         target: see `vitascope.explain`; only None for methods that show the same for every class.
         batch_size: images at once, for methods that run the model many times; None is the method's own
             default.
+        scaled: False returns the method's numbers before they are scaled, negative ones too: the images can
+            be compared with each other.
         settings: the method's own, such as `layer`.
 
     Raises:
         UserError: no such method, or none for this model; a setting or a target that does not apply to it.
     """
     check_settings(method, [*settings, *["target"] * (target is not None)])
-    return METHODS[method](model, images, target, batch_size=batch_size, **settings)
+    return METHODS[method](model, images, target, batch_size=batch_size, scaled=scaled, **settings)
 
 
 def check_settings(

@@ -24,6 +24,7 @@ def occlusion(
     *,
     window: int = 1,
     batch_size: Count = 64,
+    scaled: bool = True,
 ) -> Tensor:
     """The drop of the target's score when a part of the image is hidden.
 
@@ -66,7 +67,7 @@ def occlusion(
             falls.append(drops(model, image, masks[:, None], asked.select(index), scores[index]))
         by_window = torch.cat(falls).cpu().reshape(len(over_rows), len(over_columns))
         heat[index] = over_rows.T @ by_window @ over_columns / covered
-    return to_unit(heat.to(images.device))
+    return to_unit(heat.to(images.device), scaled)
 
 
 def windows(cells: int, window: int) -> Tensor:

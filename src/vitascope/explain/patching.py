@@ -30,6 +30,7 @@ def patching(
     *,
     layers: tuple[int, int] | None = None,
     batch_size: Count = 64,
+    scaled: bool = True,
 ) -> Tensor:
     """The rise of the target's score when a blank image gets the states of one patch.
 
@@ -69,7 +70,7 @@ def patching(
             # A patch equal to the blank one differs by rounding, which would fill a map without evidence.
             changed = (states[0] != blank[inputs[0]])[0, model.config.num_prefix_tokens :].any(dim=1)
             rises.append((scores.float() - start.float()).where(changed, 0))
-    return to_unit(torch.stack(rises).unflatten(1, grid)) if rises else images.new_zeros(0, *grid)
+    return to_unit(torch.stack(rises).unflatten(1, grid), scaled) if rises else images.new_zeros(0, *grid)
 
 
 def _patched(

@@ -23,7 +23,9 @@ Share = Annotated[float, Range(ge=0, lt=1)]
 
 @torch.no_grad()
 @checked
-def rollout(model: VisionModel, images: Images, fusion: Fusion = "mean", discard: Share = 0.0) -> Tensor:
+def rollout(
+    model: VisionModel, images: Images, fusion: Fusion = "mean", discard: Share = 0.0, *, scaled: bool = True
+) -> Tensor:
     """The flow of each patch into the image's representation, over all layers.
 
     Abnar and Zuidema 2020, "Quantifying Attention Flow in Transformers", section 3: the product of A_l + I
@@ -69,7 +71,9 @@ def without_smallest(weights: Tensor, share: float) -> Tensor:
 
 
 @checked
-def gradient_rollout(model: VisionModel, images: Images, target: TargetLike = None) -> Tensor:
+def gradient_rollout(
+    model: VisionModel, images: Images, target: TargetLike = None, *, scaled: bool = True
+) -> Tensor:
     """The flow of each patch into the target's score, over all layers, by attention that raises it.
 
     Chefer, Gur and Wolf 2021, "Generic Attention-model Explainability for Interpreting Bi-Modal and
@@ -93,7 +97,7 @@ def gradient_rollout(model: VisionModel, images: Images, target: TargetLike = No
             relevance, gradient = _through_block(model, states.pop(index), grid, index, gradient)
             rows = rows + (rows[:, None] @ relevance)[:, 0]  # (B, T)
     patches = (rows - direct)[:, model.config.num_prefix_tokens :]  # (B, N)
-    return to_unit(patches.unflatten(1, grid))
+    return to_unit(patches.unflatten(1, grid), scaled)
 
 
 @torch.no_grad()
@@ -111,7 +115,6 @@ def _through_block(
     with torch.enable_grad():
         state.requires_grad_()  # z_(l-1), (B, T, D)
         after = model.encode(state, grid, trace, blocks=range(index, index + 1))
-    assert trace.attention is not None
     weights = trace.attention[0]  # (B, heads, T, T)
     d_weights, before = torch.autograd.grad(after, (weights, state), gradient)
     return (d_weights * weights.detach()).clamp_min_(0).float().mean(dim=1), before

@@ -27,6 +27,7 @@ from vitascope.model.vit import VisionTransformer
 Masks = Annotated[int, Range(ge=64)]
 
 
+@checked
 def shapley(
     model: VisionModel,
     images: Images,
@@ -34,9 +35,10 @@ def shapley(
     *,
     masks: Masks = 256,
     batch_size: Count = 64,
+    scaled: bool = True,
 ) -> Tensor:
     """The values of `shapley_values` as a heatmap: where a value is negative, the heat is 0."""
-    return to_unit(shapley_values(model, images, target, masks=masks, batch_size=batch_size)[0])
+    return to_unit(shapley_values(model, images, target, masks=masks, batch_size=batch_size)[0], scaled)
 
 
 @torch.no_grad()

@@ -8,6 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from typing import Any, Self, SupportsIndex, TypeAlias
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -113,7 +114,7 @@ class FeatureCosine(Target):
         super().check(config, images)
 
 
-TargetLike: TypeAlias = Target | int | str | Sequence[int | str] | Tensor | None
+TargetLike: TypeAlias = Target | int | str | Sequence[int | str] | Tensor | np.ndarray[Any, Any] | None
 """A class by number or name, one per image, a `Target`, or None: the predicted class."""
 
 
@@ -125,7 +126,7 @@ def as_target(target: TargetLike, config: ModelConfig, logits: Tensor) -> Target
     _check_gives_classes(config)
     if target is None:
         return ClassScore(predicted(logits.detach()))
-    asked = target.tolist() if isinstance(target, Tensor) else target
+    asked = target.tolist() if isinstance(target, Tensor | np.ndarray) else target
     several = list(asked) if isinstance(asked, Iterable) and not isinstance(asked, str) else [asked]
     indices = [class_index(one, config) for one in several]
     _check_number("classes", len(indices), len(logits))

@@ -184,7 +184,7 @@ class SelfAttention(nn.Module):
         qkv = rotate(self.qk_norm(qkv), layout)
         if trace is not None:
             trace.keep_attended(layout.expand(tokens))
-        if trace is None or trace.attention is None:
+        if trace is None or not trace.keeps_attention:
             mixed = self.mix(qkv, layout, queries, rate)
         else:
             # One copy here instead of one in each product below.

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from vitascope.errors import UserError
 from vitascope.model.config import ViTConfig
-from vitascope.model.preprocess import Resizable
 from vitascope.model.resnet import ResNet
 from vitascope.model.resnet_config import ResNetConfig
 from vitascope.model.trace import Trace, keep
@@ -27,8 +26,8 @@ class Ensemble(nn.Module):
     The features are those of the M members, side by side: (B, M D).
     """
 
-    preprocess: Resizable | None = None
-    """The preprocessing that all members were trained with."""
+    preprocess: Any = None
+    """The `vitascope.Preprocess` that all members were trained with."""
     trust: Trust | None = None
     """What it knows about its answers; None if it was not calibrated."""
     members: Sequence[VisionTransformer | ResNet]
@@ -82,8 +81,13 @@ class Ensemble(nn.Module):
             return self.sharpness * _log_mean(logits.log_softmax(dim=2))
         return self.sharpness * (_log_mean(F.logsigmoid(logits)) - _log_mean(F.logsigmoid(-logits)))
 
-    def trace(self, images: Tensor) -> Trace:
-        """The features of all members, `pooled` (B, M D), and the `logits` (B, K)."""
+    def trace(self, images: Tensor, attention: bool = False) -> Trace:
+        """The features of all members, `pooled` (B, M D), and the `logits` (B, K); `attention`, of which each
+        member has its own, is a UserError."""
+        if attention:
+            raise UserError(
+                "an ensemble has no attention of its own: model.members[0].trace(images, attention=True)"
+            )
         trace, pooled = Trace(), self.embed(images)
         keep(trace, pooled=pooled, logits=self.head(pooled))
         return trace

@@ -9,15 +9,15 @@ comes after the sum. All padding is TensorFlow's "SAME".
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitascope.arguments import checked
-from vitascope.errors import check_choice
-from vitascope.model.preprocess import Resizable, check_images
+from vitascope.errors import UserError, check_choice
+from vitascope.model.preprocess import check_images
 from vitascope.model.resnet_config import ROOTS, ResNetConfig, Unit, norm_groups
 from vitascope.model.trace import Trace
 from vitascope.model.trust import Trust
@@ -182,8 +182,8 @@ class ResNet(nn.Module):
     Any H and W are accepted. The head starts at zero, as in vit_jax, for uniform predictions.
     """
 
-    preprocess: Resizable | None = None
-    """The preprocessing that the model was trained with; None if it was built from a configuration."""
+    preprocess: Any = None
+    """The `vitascope.Preprocess` that it was trained with; None if it was built from a configuration."""
     trust: Trust | None = None
     """What it knows about its answers; None if it was not calibrated."""
 
@@ -209,12 +209,14 @@ class ResNet(nn.Module):
         check_images(images, self.config.in_channels)
         return self.features(images).mean(dim=(2, 3))
 
-    def trace(self, images: Tensor) -> Trace:
-        """The forward pass with every intermediate.
+    def trace(self, images: Tensor, attention: bool = False) -> Trace:
+        """The forward pass with every intermediate; `attention` is a UserError.
 
         `root`, after the pool; `stage0`, `stage1`, ...; `features`, the last of them, all (B, channels, rows,
         columns); `pooled`, the result of `embed`, (B, D); `logits` (B, K).
         """
+        if attention:
+            raise UserError("a ResNet has no attention: leave out attention")
         check_images(images, self.config.in_channels)
         trace = Trace()
         features = self.features(images, trace)

@@ -6,6 +6,8 @@ from collections.abc import Collection
 
 from torch import Tensor
 
+from vitascope.errors import UnknownNameError, UserError, suggestion
+
 
 class Trace:
     """Named intermediates of one forward pass.
@@ -27,7 +29,17 @@ class Trace:
         self._names = names
         self.values: dict[str, Tensor] = {}
         self.attended: list[Tensor] = []
-        self.attention: list[Tensor] | None = [] if attention else None
+        self.keeps_attention = attention
+        self._attention: list[Tensor] = []
+
+    @property
+    def attention(self) -> list[Tensor]:
+        """The attention weights of each block; UserError if they were not requested."""
+        if not self.keeps_attention:
+            raise UserError(
+                "this trace has no attention weights: request them, model.trace(images, attention=True)"
+            )
+        return self._attention
 
     def keep(self, name: str, value: Tensor) -> None:
         """Record an intermediate."""
@@ -41,10 +53,12 @@ class Trace:
 
     def keep_attention(self, weights: Tensor) -> None:
         """Record the next block's attention weights, if requested."""
-        if self.attention is not None:
-            self.attention.append(weights)
+        if self.keeps_attention:
+            self._attention.append(weights)
 
     def __getitem__(self, name: str) -> Tensor:
+        if name not in self.values:
+            raise UnknownNameError(f"no intermediate {name!r}{suggestion(name, self.values)}; {self!r}")
         return self.values[name]
 
     def __repr__(self) -> str:

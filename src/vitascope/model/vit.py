@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
-from typing import overload
+from typing import Any, overload
 
 import torch
 from torch import Tensor, nn
 
 from vitascope.arguments import checked
+from vitascope.errors import UserError
 from vitascope.model.attention import EVERY_TOKEN
 from vitascope.model.config import ViTConfig, check_layer
 from vitascope.model.encoder import Encoder, PatchDropout, keep_patches
@@ -18,7 +19,7 @@ from vitascope.model.initialization import initialize
 from vitascope.model.intervention import switched_off
 from vitascope.model.norms import norm_of
 from vitascope.model.patches import patch_embedding
-from vitascope.model.preprocess import Resizable, check_images
+from vitascope.model.preprocess import check_images
 from vitascope.model.relations import position_embedding
 from vitascope.model.trace import Trace, keep
 from vitascope.model.trust import Trust
@@ -31,8 +32,8 @@ class VisionTransformer(nn.Module):
     registers), D = `embed_dim`, K classes. H and W may be any that patches tile; positions are interpolated.
     """
 
-    preprocess: Resizable | None = None
-    """The preprocessing that the model was trained with; None if it was built from a configuration."""
+    preprocess: Any = None
+    """The `vitascope.Preprocess` that it was trained with; None if it was built from a configuration."""
     trust: Trust | None = None
     """What it knows about its answers; None if it was not calibrated."""
 
@@ -114,6 +115,8 @@ class VisionTransformer(nn.Module):
         Blocks are numbered from 0, and from the last by negative numbers; `UserError` for others. With `norm`
         each output gets the final norm, where that is not part of the blocks or after the pooling.
         """
+        if isinstance(layers, int):
+            raise UserError(f"layers is a list of whole numbers: [{layers}]")
         numbers = [check_layer(self.config, layer) for layer in layers]
         trace = Trace(names=[f"block{number}" for number in numbers])
         grid, blocks = self.grid_of(images), range(max(numbers, default=-1) + 1)

@@ -135,9 +135,10 @@ class Embeddings(OfImages):
             raise UserError(f"{without:,} of {counted(len(self), 'image')} have no label: leave them out")
         return ClassIndices.of_names([(text,) for text in texts], names)
 
-    def subset(self, rows: npt.NDArray[Any]) -> Embeddings:
-        """Some of the images, by their indices or by a mask (N,)."""
-        return Embeddings.of_parts([(self.columns.subset(rows), self.features[rows])], self.made)
+    def subset(self, rows: npt.ArrayLike) -> Embeddings:
+        """Some of the images, by their indices or by a mask bool (N,)."""
+        chosen = np.asarray(rows)
+        return Embeddings.of_parts([(self.columns.subset(chosen), self.features[chosen])], self.made)
 
     def check_model(self, model: Engine | VisionModel | str | os.PathLike[str]) -> None:
         """Reject a model with another body than the one that these features are of.

@@ -258,6 +258,10 @@ class Predictor:
             UserError: `top_k` is below 1; a `threshold` that is no probability, or for a model of one class
                 per image.
         """
+        if isinstance(images, str | os.PathLike) and os.path.isdir(images):
+            raise UserError(
+                f"{os.fspath(images)} is a folder, not a picture: predict_folder reads its pictures"
+            )
         selection = self._selection(top_k, threshold, coverage, familiar)
         predictions = list[PicturePredictions]()
         pictures = iter(as_pictures(images))

@@ -18,7 +18,7 @@ from contextlib import contextmanager, nullcontext
 from functools import partial
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, Unpack, cast
 
 import torch
 
@@ -56,6 +56,7 @@ from vitascope.training.identity import (
     check_versions,
     with_images_of,
 )
+from vitascope.training.keywords import ResumeKeywords, TrainKeywords
 from vitascope.training.loop import Trainer
 from vitascope.training.more_epochs import finished_if_failed, has_begun, lengthen, restore_finished
 from vitascope.training.optimizers import freeze_body
@@ -133,7 +134,9 @@ class PretrainResult(RunResult):
     evaluation: PatchEvaluation
 
 
-def train(config: TrainConfig | None = None, *, recipe: str | None = None, **options: Any) -> TrainResult:
+def train(
+    config: TrainConfig | None = None, *, recipe: str | None = None, **options: Unpack[TrainKeywords]
+) -> TrainResult:
     """Train a classifier, as `vitascope train` does.
 
     Under `torchrun` every process calls this function, and gets the same result.
@@ -154,7 +157,7 @@ def train(config: TrainConfig | None = None, *, recipe: str | None = None, **opt
 
 
 def pretrain(
-    config: TrainConfig | None = None, *, recipe: str | None = None, **options: Any
+    config: TrainConfig | None = None, *, recipe: str | None = None, **options: Unpack[TrainKeywords]
 ) -> PretrainResult:
     """Pre-train a model without a head by masked patch prediction, as `vitascope pretrain` does.
 
@@ -167,9 +170,8 @@ def pretrain(
         UserError: data, model or options that cannot be used.
         Interrupted: by SIGINT or SIGTERM, after saving a checkpoint.
     """
-    if config is None and recipe is None:
-        options = {"task": "masked", **options}
-    return cast("PretrainResult", _run(_asked(config, recipe, options), "masked"))
+    task = {"task": "masked"} if config is None and recipe is None else {}
+    return cast("PretrainResult", _run(_asked(config, recipe, {**task, **options}), "masked"))
 
 
 def _asked(config: TrainConfig | None, recipe: str | None, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -187,7 +189,10 @@ def _asked(config: TrainConfig | None, recipe: str | None, options: Mapping[str,
 
 @checked
 def resume(
-    run: str | PathLike[str], *, missing: Literal["error", "skip"] = "error", **options: Any
+    run: str | PathLike[str],
+    *,
+    missing: Literal["error", "skip"] = "error",
+    **options: Unpack[ResumeKeywords],
 ) -> TrainResult | PretrainResult:
     """Resume an interrupted run, with any number of processes.
 
@@ -219,7 +224,9 @@ def resume(
     distributed.by_first(lambda: None if has_begun(unfinished) else restore_finished(unfinished))
     recorded = _recorded_options(unfinished)
     epochs = options.pop("epochs", None) if unfinished.finished else None
-    execution = {name: value for name, value in options.items() if GROUP_OF.get(name) == "execution"}
+    execution: dict[str, Any] = {
+        name: value for name, value in options.items() if GROUP_OF.get(name) == "execution"
+    }
     changed = recorded.replace(**options)
     lasting = [config.replace(**lasting_paths(config.to_dict())) for config in (recorded, changed)]
     for name in options.keys() - execution.keys():

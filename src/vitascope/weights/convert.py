@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import os
 from collections.abc import Iterable, Sequence
@@ -14,7 +15,7 @@ from torch import Tensor
 from vitascope.arguments import checked
 from vitascope.data.decoding import ImageSource, as_pictures
 from vitascope.data.preprocess import Preprocess
-from vitascope.errors import check_choice
+from vitascope.errors import UserError, check_choice
 from vitascope.model.config import ViTConfig
 from vitascope.model.vision_model import VisionModel
 from vitascope.storage import check_new_folder
@@ -22,7 +23,7 @@ from vitascope.weights.agreement import Agreement, agreement
 from vitascope.weights.identification import FAMILIES, check_format, identify, read_config
 from vitascope.weights.loading import load_source
 from vitascope.weights.mapping import changes, to_family
-from vitascope.weights.preprocess import preprocess_of
+from vitascope.weights.preprocess import differences, preprocess_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,17 +60,17 @@ def _in_words(parity: Agreement, inputs: str) -> str:
 
 @checked
 def convert(
-    ref: str | os.PathLike[str],
+    model: VisionModel | str | os.PathLike[str],
     folder: str | os.PathLike[str],
     *,
     format: str = "vitascope",
     revision: str | None = None,
     images: ImageSource | Iterable[ImageSource] = (),
 ) -> Conversion:
-    """Write a MODEL argument, in float32, as another library loads it, and compare the written files with it.
+    """Write a model, in float32, as another library loads it, and compare the written files with it.
 
     Args:
-        ref: a MODEL argument.
+        model: a MODEL argument, or a model with its preprocessing.
         folder: a new or empty folder.
         format: a name of `FAMILIES`.
         revision: branch, tag or commit of a hub id.
@@ -83,8 +84,14 @@ def convert(
     check_choice("format", format, FAMILIES)
     folder = Path(folder)
     check_new_folder(folder)
-    source, source_family = identify(ref, revision)
-    model = load_source(source, source_family)
+    family_name = "vitascope"
+    if isinstance(model, str | os.PathLike):
+        source, source_family = identify(model, revision)
+        model, family_name = load_source(source, source_family), source_family.name
+    elif revision is not None:
+        raise UserError("revision is of a hub id, and this model is loaded already: leave it out")
+    else:
+        model = copy.deepcopy(model).to("cpu", torch.float32).eval()
     check_format(format, model.config)
     preprocess, config = preprocess_of(model), model.config
     given = as_pictures(images)
@@ -109,25 +116,28 @@ def convert(
         prepared = parity_of(model, again, inputs, model_input(preprocess_of(again), pictures))
     forced = changes(family, config) if isinstance(config, ViTConfig) else []
     return Conversion(
-        source_family=source_family.name,
+        source_family=family_name,
         format=format,
         files=files,
-        changes=forced + _lost(model, again, format),
+        changes=forced + _lost(model, again, format, prepared),
         parity=parity_of(model, again, inputs),
         on_pictures=on_pictures,
         prepared=prepared,
     )
 
 
-def _lost(source: VisionModel, written: VisionModel, family: str) -> list[str]:
-    """Notes on class names and preprocessing that the files cannot express."""
+def _lost(source: VisionModel, written: VisionModel, family: str, prepared: Agreement | None) -> list[str]:
+    """Notes on class names and preprocessing that the files cannot express, with the measured effect."""
     notes = []
     if source.config.class_names != written.config.class_names:
         notes.append(f"the names of the {source.config.num_classes} classes are not in the files")
-    ours, theirs = dataclasses.asdict(preprocess_of(source)), dataclasses.asdict(preprocess_of(written))
-    differing = [f"{name} {theirs[name]}, not {ours[name]}" for name in ours if ours[name] != theirs[name]]
-    if differing:
-        notes.append(f"{family} prepares pictures differently: {', '.join(differing)}")
+    if differing := differences(preprocess_of(source), preprocess_of(written)):
+        note = f"{family} prepares pictures differently, and has nothing nearer: {differing}"
+        if prepared is not None:
+            note += (
+                f"; logits differ by up to {prepared.difference:.2g} (the largest is {prepared.scale:.3g})"
+            )
+        notes.append(note)
     return notes
 
 

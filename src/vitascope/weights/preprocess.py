@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+
 from vitascope.data.preprocess import Preprocess
 from vitascope.errors import UserError
 from vitascope.model.sizes import ModelConfig
@@ -30,6 +32,22 @@ def default_preprocess(config: ModelConfig) -> Preprocess:
     """Centre crop at the model's size and pixels in [-1, 1], as the original ViT code scales them."""
     half = (0.5,) * config.in_channels
     return Preprocess(image_size=config.image_hw, channels=config.in_channels, mean=half, std=half)
+
+
+def differences(ours: Preprocess, theirs: Preprocess) -> str:
+    """The settings in which another library's preprocessing is not ours, in words; empty if it is equal."""
+    words, names = [], [field.name for field in fields(ours)]
+    if ours.resize_to is None and theirs.resize_to is not None:
+        rows, columns = theirs.resize_to
+        words.append(
+            f"it resizes to {rows}x{columns} whole pixels and crops these, where ours crops a share of "
+            f"{ours.crop_pct:g} in fractions of a pixel"
+        )
+        names = [
+            name for name in names if name not in ("crop_pct", "resize_to", "crop_rounding", "side_rounding")
+        ]
+    pairs = [(name, getattr(theirs, name), getattr(ours, name)) for name in names]
+    return ", ".join([*words, *(f"{name} {other}, not {own}" for name, other, own in pairs if other != own)])
 
 
 def check_preprocess(preprocess: Preprocess, name: str, image_size: tuple[int, int]) -> None:

@@ -26,6 +26,7 @@ from vitascope.deploy.export import export as exporting
 from vitascope.deploy.export.export import check_agreement, default_path, evenly_spaced, export, usage
 from vitascope.deploy.export.formats import FORMATS, Format
 from vitascope.errors import UserError
+from vitascope.explain.rollout import rollout
 from vitascope.model.ensemble import Ensemble
 from vitascope.model.vision_model import VisionModel
 from vitascope.model.vit import VisionTransformer
@@ -43,6 +44,7 @@ from vitascope.predict.runtimes import (
 )
 from vitascope.predict.selection import ClassSelection
 from vitascope.weights.agreement import agreement
+from vitascope.weights.preprocess import preprocess_of
 
 NAMES = ("ant\n\x00", "béè <&>", 'cat "x"', "\ud800", "eel")
 SIZES = [(64, 40), (50, 90), (24, 24), (50, 90)]
@@ -496,6 +498,21 @@ def test_file_explains_as_the_model(options: dict[str, Any], explain: str, tmp_p
     assert "heatmap = program" in done.program
 
 
+def test_file_of_an_ensemble_explains_by_the_mean_of_its_members_maps(tmp_path: Path) -> None:
+    members = [with_varied_predictions(small_model(depth=2, seed=seed)) for seed in range(2)]
+    done = export(
+        Ensemble.of(members), tmp_path / "a.pt2", format="torch", images=pictures(), explain="rollout"
+    )
+    assert done.heatmaps is not None
+    pixels = torch.tensor(pictures()[0]).permute(2, 0, 1)[None]
+    fit = preprocess_of(members[0])
+    images = fit.normalize(torch.from_numpy(fit.pixels(pictures()[0]))[None])
+    mean = torch.stack([rollout(member, images) for member in members]).mean(dim=0)
+    torch.testing.assert_close(
+        torch.as_tensor(ProgramEngine(done.path).heatmaps(pixels)), mean / mean.max(), atol=1e-4, rtol=1e-3
+    )
+
+
 def test_onnx_file_returns_features_and_rollout_of_any_size(tmp_path: Path) -> None:
     need("onnx")
     given = {"input": "tensors", "dynamic_resolution": True, "features": True, "images": pictures()}
@@ -531,7 +548,7 @@ def test_heatmaps_that_a_file_cannot_hold_are_rejected(exported_file, tmp_path: 
         (model, {"explain": "occlusion"}, "unknown explain 'occlusion'"),
         (model, {"explain": "lens", "features": True}, "the lens reads classes, which features leave out"),
         (small_resnet(), {"explain": "rollout"}, "a ResNet has no attention to show"),
-        (Ensemble.of([model, model]), {"explain": "lens"}, "an ensemble of 2 models has no attention"),
+        (Ensemble.of([model, model]), {"explain": "lens"}, "the lens reads the class of one model"),
     ):
         with pytest.raises(UserError, match=message):
             export(other, tmp_path / "a.pt2", format="torch", images=pictures(), **options)

@@ -21,13 +21,14 @@ from vitascope.data.preprocess import Preprocess
 from vitascope.deploy.export.resampling import Resize
 from vitascope.errors import UserError
 from vitascope.explain.attention import AttentionStream, attending, to_heatmap
+from vitascope.explain.heatmaps import to_unit
 from vitascope.explain.lens import read_patches
 from vitascope.explain.rollout import next_flow
 from vitascope.model.config import ViTConfig
+from vitascope.model.ensemble import Ensemble
 from vitascope.model.heads import predicted, scores
 from vitascope.model.views import mean_of_views, views_of
 from vitascope.model.vision_model import VisionModel
-from vitascope.model.vit import VisionTransformer
 from vitascope.predict.runtimes import (
     INPUT,
     SECTION,
@@ -92,7 +93,7 @@ class WholeModel(nn.Module):
         if self.explain is None:
             features = self.model.embed(views_of(images, self.views))  # (V B, D)
         else:
-            features, *heatmap = embed_and_explain(attending(self.model), images, self.explain)
+            features, *heatmap = embed_and_explain(self.model, images, self.explain)
         if self.features:
             return (features, *heatmap)
         logits = mean_of_views(self.model.head(features), self.views, self.model.config.outputs)  # (B, K)
@@ -105,12 +106,19 @@ EXPLAIN = ("attention", "rollout", "lens")
 """The methods whose heatmaps a graph can hold: one pass, without a gradient."""
 
 
-def embed_and_explain(model: VisionTransformer, images: Tensor, method: str) -> tuple[Tensor, Tensor]:
+def embed_and_explain(model: VisionModel, images: Tensor, method: str) -> tuple[Tensor, Tensor]:
     """`model.embed` of images (B, C, H, W), and a heatmap (B, gh, gw) from the same pass.
 
     By `explain.attention` or `explain.rollout`, or the share of the predicted class by `explain.lens`, after
-    the last layer.
+    the last layer. Of an ensemble, the mean of its members' maps, as in `explain.heatmap`.
     """
+    if isinstance(model, Ensemble):
+        if method == "lens":
+            raise UserError("the lens reads the class of one model, and this is an ensemble: use rollout")
+        parts = [embed_and_explain(member, images, method) for member in model.members]
+        pooled, maps = zip(*parts, strict=True)
+        return torch.cat(pooled, dim=1), to_unit(torch.stack(maps).mean(dim=0))
+    model = attending(model)
     if method == "lens":
         tokens = model.forward_features(images)
         features = model.pool_features(tokens)

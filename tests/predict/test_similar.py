@@ -1,4 +1,4 @@
-"""`nearest`: the most similar pictures, of data and of computed features."""
+"""`similar`: the most similar pictures, of data and of computed features."""
 
 import dataclasses
 import json
@@ -19,11 +19,11 @@ from tests.predict import PARQUET
 from vitascope.data.preprocess import Preprocess
 from vitascope.data.table_options import TableOptions
 from vitascope.errors import UserError
-from vitascope.predict import nearest as module
+from vitascope.predict import similar as module
 from vitascope.predict.compute import Compute
 from vitascope.predict.embed import Embeddings, embed
 from vitascope.predict.engine import TorchEngine
-from vitascope.predict.nearest import _Best, nearest
+from vitascope.predict.similar import _Best, similar
 from vitascope.weights.loading import save_pretrained
 
 HERE = {"compute": Compute(device="cpu", workers=0, precision="fp32")}
@@ -47,10 +47,10 @@ def picture(tmp_path: Path) -> Path:
     return write_picture(tmp_path / "asked.png", size=(30, 50), seed=99)
 
 
-def test_nearest_are_those_of_scikit_learn(photos: Path, picture: Path) -> None:
+def test_similar_pictures_are_those_of_scikit_learn(photos: Path, picture: Path) -> None:
     model = small_model()
     several = [picture, photos / "test" / "dog" / "001.png", noise(20, 20, seed=7)]
-    found = nearest(model, several, photos, k=5, **HERE)
+    found = similar(model, several, photos, k=5, **HERE)
     features = embed(model, photos, **HERE).features.astype(np.float64)
     asked = embed(model, several, **HERE).features.astype(np.float64)
     distances, indices = NearestNeighbors(n_neighbors=5, metric="cosine").fit(features).kneighbors(asked)
@@ -60,7 +60,7 @@ def test_nearest_are_those_of_scikit_learn(photos: Path, picture: Path) -> None:
 
 
 def test_every_place_has_its_name_label_and_split(photos: Path, picture: Path) -> None:
-    found = nearest(small_model(), picture, photos, k=4, **HERE)
+    found = similar(small_model(), picture, photos, k=4, **HERE)
     whole = embed(small_model(), photos, **HERE)
     assert found.images.tolist() == whole.images[found.indices].tolist()
     assert found.labels.tolist() == whole.labels[found.indices].tolist()
@@ -70,13 +70,15 @@ def test_every_place_has_its_name_label_and_split(photos: Path, picture: Path) -
     first = found.rows()[0]
     assert list(first) == ["rank", "similarity", "label", "split", "image", "index"]
     assert first["image"] == found.images[0]
-    assert repr(found).startswith(f"Nearest({picture}: {found.similarities[0]:.3f} {found.images[0]}, ")
+    assert repr(found).startswith(
+        f"SimilarPictures({picture}: {found.similarities[0]:.3f} {found.images[0]}, "
+    )
     assert repr(found).endswith(" and 1 other)")
 
 
 def test_data_frame_has_one_row_per_picture(photos: Path, picture: Path) -> None:
     pytest.importorskip("pandas", reason="pandas is not installed")
-    frame = nearest(small_model(), picture, photos, k=3, **HERE).to_dataframe()
+    frame = similar(small_model(), picture, photos, k=3, **HERE).to_dataframe()
     assert frame.index.tolist() == [1, 2, 3]
     assert list(frame.columns) == ["similarity", "label", "split", "image", "index"]
 
@@ -86,14 +88,14 @@ def test_computed_features_give_what_the_data_give(
     photos: Path, picture: Path, tmp_path: Path, suffix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spec = {"layer": 1, "pool": "cls_mean"}
-    of_data = nearest(small_model(), picture, photos, k=6, **spec, **HERE)
+    of_data = similar(small_model(), picture, photos, k=6, **spec, **HERE)
     out = tmp_path / f"f{suffix}" if suffix else None
     kept = embed(small_model(), photos, out=out, **spec, **HERE)
     monkeypatch.setattr("vitascope.predict.embed.BLOCK", 4)
     calls = []
     monkeypatch.setattr(module, "opened_images", lambda *_: calls.append(1))
     for again in (kept, *([out] if out else [])):
-        found = nearest(small_model(), picture, again, k=6, compute=ON_CPU)
+        found = similar(small_model(), picture, again, k=6, compute=ON_CPU)
         assert found.rows() == of_data.rows()
         assert found.compared == 9
         assert found.computed == 0
@@ -105,12 +107,12 @@ def test_picture_is_computed_in_the_precision_of_computed_features(photos: Path)
     kept = embed(
         small_model(), photos, compute=Compute(device="cpu", workers=0, precision="bf16", cache=False)
     )
-    found = nearest(small_model(), asked, kept, compute=Compute(device="cpu", workers=0, cache=False))
+    found = similar(small_model(), asked, kept, compute=Compute(device="cpu", workers=0, cache=False))
     assert found.images[0] == str(asked)
     assert found.similarities[0] == pytest.approx(1, abs=1e-3)
     same = embed(small_model(), photos, compute=Compute(device="cpu", workers=0, precision="bf16"))
-    assert nearest(small_model(), asked, same, compute=ON_CPU).similarities[0] == 1
-    of_fp32 = nearest(small_model(), asked, same, **HERE)
+    assert similar(small_model(), asked, same, compute=ON_CPU).similarities[0] == 1
+    of_fp32 = similar(small_model(), asked, same, **HERE)
     assert of_fp32.similarities[0] != 1
 
 
@@ -118,7 +120,7 @@ def test_picture_in_the_data_comes_first_and_its_copies_follow_in_their_order(ph
     asked = photos / "train" / "dog" / "001.png"
     for place in (photos / "train" / "cat" / "zzz.png", photos / "test" / "dog" / "zzz.png"):
         place.write_bytes(asked.read_bytes())
-    found = nearest(
+    found = similar(
         small_model(), asked, photos, k=4, compute=dataclasses.replace(HERE["compute"], batch_size=2)
     )
     assert found.similarities[:3].tolist() == [1.0, 1.0, 1.0]
@@ -159,7 +161,7 @@ def test_only_the_best_are_kept_while_features_come() -> None:
 
 def test_unreadable_images_are_left_out_and_named(photos: Path, picture: Path) -> None:
     (photos / "train" / "cat" / "001.png").write_bytes(b"broken")
-    found = nearest(small_model(), picture, photos, k=20, **HERE)
+    found = similar(small_model(), picture, photos, k=20, **HERE)
     assert len(found) == found.compared == 8
     (reason,) = found.unreadable
     assert "001.png: not a picture" in reason
@@ -167,7 +169,7 @@ def test_unreadable_images_are_left_out_and_named(photos: Path, picture: Path) -
     for path in photos.rglob("*.png"):
         path.write_bytes(b"broken")
     with pytest.raises(UserError, match="none of 9 images can be read"):
-        nearest(small_model(), picture, photos, **HERE)
+        similar(small_model(), picture, photos, **HERE)
 
 
 def test_parquet_table_of_images_is_no_file_of_features(tmp_path: Path, picture: Path) -> None:
@@ -176,7 +178,7 @@ def test_parquet_table_of_images_is_no_file_of_features(tmp_path: Path, picture:
 
     write_picture(tmp_path / "a.png")
     pq.write_table(pa.table({"image": ["a.png"], "label": ["cat"]}), tmp_path / "t.parquet")
-    assert nearest(small_model(), picture, tmp_path / "t.parquet", **HERE).labels.tolist() == ["cat"]
+    assert similar(small_model(), picture, tmp_path / "t.parquet", **HERE).labels.tolist() == ["cat"]
 
 
 # --- the figure
@@ -185,7 +187,7 @@ def test_parquet_table_of_images_is_no_file_of_features(tmp_path: Path, picture:
 def test_figure_has_the_picture_and_the_most_similar_ones_with_label_or_name(
     photos: Path, picture: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = nearest(small_model(), picture, photos, k=3, **HERE)
+    found = similar(small_model(), picture, photos, k=3, **HERE)
     figure = found.draw()
     assert sum(len(axes.images) for axes in figure.axes) == 4
     written = [text.get_text() for axes in figure.axes for text in axes.texts]
@@ -197,10 +199,10 @@ def test_figure_has_the_picture_and_the_most_similar_ones_with_label_or_name(
     shown = figure.axes[0].images[0].get_array()
     assert shown.shape == (30, 50, 3)  # its own proportions, and not the model's
     write_picture(tmp_path / "flat" / "one.png", seed=3)
-    figure = nearest(small_model(), picture, tmp_path / "flat", **HERE).draw()
+    figure = similar(small_model(), picture, tmp_path / "flat", **HERE).draw()
     assert figure.axes[0].texts[1].get_text().endswith("\none.png")
     monkeypatch.setattr(module, "MAX_DRAWN", 4)
-    figure = nearest(small_model(), picture, photos, k=9, **HERE).draw()
+    figure = similar(small_model(), picture, photos, k=9, **HERE).draw()
     assert len(figure.axes[0].images) == 5
     assert figure.get_label().startswith("4 of 9 images")
 
@@ -208,7 +210,7 @@ def test_figure_has_the_picture_and_the_most_similar_ones_with_label_or_name(
 def test_image_that_has_gone_leaves_its_place_empty_with_a_warning(
     photos: Path, picture: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    found = nearest(small_model(), picture, photos, k=3, **HERE)
+    found = similar(small_model(), picture, photos, k=3, **HERE)
     assert found._repr_png_().startswith(b"\x89PNG")
     Path(found.images[1]).unlink()
     with caplog.at_level(logging.WARNING):
@@ -231,59 +233,59 @@ def test_arguments_in_another_order_are_one_line(photos: Path, picture: Path, tm
     order = "the model comes first, then the picture, then the data"
     for data in (tmp_path / "model", tmp_path / "model" / "model.safetensors"):
         with pytest.raises(UserError, match=f"is a model, and no images: {order}"):
-            nearest(photos, picture, data, **HERE)
+            similar(photos, picture, data, **HERE)
     with pytest.raises(UserError, match=f"photos is a folder, and no picture: {order}"):
-        nearest(tmp_path / "model", photos, picture, **HERE)
+        similar(tmp_path / "model", photos, picture, **HERE)
     with pytest.raises(UserError, match="photos: not a model"):
-        nearest(photos, picture, "cifar10", **HERE)  # downloads nothing
+        similar(photos, picture, "cifar10", **HERE)  # downloads nothing
 
 
 def test_pictures_that_cannot_be_read_are_one_line(photos: Path, tmp_path: Path) -> None:
     (tmp_path / "broken.png").write_bytes(b"broken")
     with pytest.raises(UserError, match=r"broken\.png: not a picture"):
-        nearest(small_model(), [noise(8, 8), tmp_path / "broken.png"], photos, **HERE)
+        similar(small_model(), [noise(8, 8), tmp_path / "broken.png"], photos, **HERE)
     with pytest.raises(UserError, match="not a value of type int"):
-        nearest(small_model(), 3, photos, **HERE)
+        similar(small_model(), 3, photos, **HERE)
     with pytest.raises(UserError, match="no picture given"):
-        nearest(small_model(), [], photos, **HERE)
+        similar(small_model(), [], photos, **HERE)
     (tmp_path / "empty").mkdir()
     with pytest.raises(UserError, match="empty: no images in it"):
-        nearest(small_model(), noise(8, 8), tmp_path / "empty", **HERE)
+        similar(small_model(), noise(8, 8), tmp_path / "empty", **HERE)
 
 
 def test_features_of_another_model_are_rejected(photos: Path, picture: Path) -> None:
     kept = embed(small_model(), photos, **HERE)
     with pytest.raises(UserError, match=r"these features are of a model \(\w{12}\), not of this model"):
-        nearest(small_model(seed=1), picture, kept, compute=ON_CPU)
+        similar(small_model(seed=1), picture, kept, compute=ON_CPU)
     with pytest.raises(UserError, match="of the model's own pooling, not of layer 1, pool cls: embed"):
-        nearest(small_model(), picture, kept, layer=1, pool="cls", compute=ON_CPU)
+        similar(small_model(), picture, kept, layer=1, pool="cls", compute=ON_CPU)
     other = small_model()
     other.preprocess = dataclasses.replace(other.preprocess, crop_pct=0.5)
     with pytest.raises(UserError, match=r"another preprocessing, crop_pct 1\.0, not 0\.5: embed"):
-        nearest(other, picture, kept, compute=ON_CPU)
+        similar(other, picture, kept, compute=ON_CPU)
     with pytest.raises(UserError, match="labels is about a table, and these features are computed"):
-        nearest(small_model(), picture, kept, table=TableOptions(labels="one"), compute=ON_CPU)
-    assert nearest(TorchEngine(small_model(), device="cpu", precision="fp32"), picture, kept).compared == 9
-    assert nearest(small_model(num_classes=2), picture, kept, compute=ON_CPU).compared == 9
+        similar(small_model(), picture, kept, table=TableOptions(labels="one"), compute=ON_CPU)
+    assert similar(TorchEngine(small_model(), device="cpu", precision="fp32"), picture, kept).compared == 9
+    assert similar(small_model(num_classes=2), picture, kept, compute=ON_CPU).compared == 9
 
 
 def test_features_that_are_not_finite_are_rejected_with_the_image(photos: Path, picture: Path) -> None:
     kept = embed(small_model(), photos, **HERE)
     kept.features[4, 2] = np.nan
     with pytest.raises(UserError, match=r"dog/000\.png: its features are not finite numbers"):
-        nearest(small_model(), picture, kept, compute=ON_CPU)
+        similar(small_model(), picture, kept, compute=ON_CPU)
 
 
 def test_damaged_files_of_features_are_one_line(photos: Path, picture: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"nowhere\.npz: no such file"):
-        nearest(small_model(), picture, tmp_path / "nowhere.npz", **HERE)
+        similar(small_model(), picture, tmp_path / "nowhere.npz", **HERE)
     embed(small_model(), photos, out=tmp_path / "f.npy", **HERE)
     np.save(tmp_path / "f.npy", np.ones((9, 5), np.float32))
     with pytest.raises(UserError, match="features of 5 numbers, and the model's have 16"):
-        nearest(small_model(), picture, tmp_path / "f.npy", compute=ON_CPU)
+        similar(small_model(), picture, tmp_path / "f.npy", compute=ON_CPU)
     np.save(tmp_path / "f.npy", np.ones((3, 16), np.float32))
     with pytest.raises(UserError, match="3 features of 9 images"):
-        nearest(small_model(), picture, tmp_path / "f.npy", compute=ON_CPU)
+        similar(small_model(), picture, tmp_path / "f.npy", compute=ON_CPU)
     described = json.loads((tmp_path / "f.npy.json").read_text())
     described["made"]["layer"] = "last"
     (tmp_path / "f.npy.json").write_text(json.dumps(described))
@@ -297,7 +299,7 @@ def test_sixteen_bits_are_read_and_drawn_by_the_levels_of_the_model(tmp_path: Pa
     (tmp_path / "data").mkdir()
     pixels = np.random.default_rng(0).integers(2000, 4096, (40, 40)).astype(np.uint16)
     Image.fromarray(pixels).save(tmp_path / "data" / "a.png")
-    found = nearest(model, tmp_path / "data" / "a.png", tmp_path / "data", **HERE)
+    found = similar(model, tmp_path / "data" / "a.png", tmp_path / "data", **HERE)
     assert found.similarities.tolist() == [1.0]
     for image in found.draw().axes[0].images:
         assert np.asarray(image.get_array()).max() > 250
@@ -305,5 +307,5 @@ def test_sixteen_bits_are_read_and_drawn_by_the_levels_of_the_model(tmp_path: Pa
 
 def test_model_is_left_as_it_was(photos: Path, picture: Path) -> None:
     model = small_model().train()
-    vs.nearest(model, picture, photos, **HERE)
+    vs.similar(model, picture, photos, **HERE)
     assert model.training

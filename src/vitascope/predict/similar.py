@@ -1,4 +1,4 @@
-"""`nearest`: the pictures in some data that are most similar to one, by the cosine of their features."""
+"""`similar`: the pictures in some data that are most similar to one, by the cosine of their features."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False, eq=False)
-class Nearest(OfImages):
+class SimilarPictures(OfImages):
     """The k pictures that are most similar to one picture, most similar first; a notebook shows them."""
 
     picture: str
@@ -131,9 +131,9 @@ class Nearest(OfImages):
         name = printable(self.picture if self.is_words else Path(self.picture).name, 80)
         asked = f'"{name}"' if self.is_words else name
         title = f"{count} of {counted(self.compared, 'image')}, the most similar to {asked}"
-        picture, *similar = self.sources[: count + 1]
+        picture, *sources = self.sources[: count + 1]
         tile = None if self.is_words else _tile(picture, self.levels)
-        tiles = _readable_tiles(similar, self.levels)
+        tiles = _readable_tiles(sources, self.levels)
         return draw_similar(tile, name, tiles, captions, title)
 
     def _repr_png_(self) -> bytes | None:
@@ -150,7 +150,7 @@ class Nearest(OfImages):
             f"{value:z.3f} {name}"
             for value, name in zip(self.similarities, self.images.tolist(), strict=True)
         ]
-        return f"Nearest({self.picture}: {listed(found)})"
+        return f"SimilarPictures({self.picture}: {listed(found)})"
 
 
 def _tile(source: ImageSource, levels: Levels | None) -> Tile:
@@ -178,7 +178,7 @@ def _readable_tiles(sources: Sequence[ImageSource], levels: Levels | None) -> li
 
 
 class _Options(TypedDict, total=False):
-    """The options of `nearest`, for type checkers."""
+    """The options of `similar`, for type checkers."""
 
     k: int
     layer: int | None
@@ -188,19 +188,19 @@ class _Options(TypedDict, total=False):
 
 
 @overload
-def nearest(  # type: ignore[overload-overlap] # a str is a sequence of str too, and means one path
+def similar(  # type: ignore[overload-overlap] # a str is a sequence of str too, and means one path
     model: Model, picture: ImageSource, data: Searched, **options: Unpack[_Options]
-) -> Nearest: ...
+) -> SimilarPictures: ...
 
 
 @overload
-def nearest(
+def similar(
     model: Model, picture: Iterable[ImageSource], data: Searched, **options: Unpack[_Options]
-) -> list[Nearest]: ...
+) -> list[SimilarPictures]: ...
 
 
 @checked
-def nearest(
+def similar(
     model: Model,
     picture: ImageSource | Iterable[ImageSource],
     data: Searched,
@@ -210,7 +210,7 @@ def nearest(
     pool: FeaturePool | None = None,
     table: TableOptions = AS_RECOGNIZED,
     compute: Compute = DEFAULT,
-) -> Nearest | list[Nearest]:
+) -> SimilarPictures | list[SimilarPictures]:
     """Find the pictures that are most similar to one picture, or to words, as `vitascope similar` does.
 
     The similarity is the cosine of the features. Of equally similar pictures, the earlier one comes first. A
@@ -276,7 +276,7 @@ def nearest(
                     best.add(rows.indices, rows.features[0])
         best.settle()
         found = [
-            Nearest(
+            SimilarPictures(
                 picture=source_name(asked_picture),
                 similarities=similarities,
                 indices=indices,
