@@ -71,8 +71,8 @@ def test_the_temperature_is_that_of_the_least_log_loss() -> None:
 @pytest.mark.parametrize("images", [16, 30, 60, 100, 300])
 @pytest.mark.parametrize("off", [0.5, 1.0, 2.0])
 def test_calibration_does_not_raise_the_expected_log_loss(images: int, off: float) -> None:
-    """Over draws of answers, by true probabilities of others; the bound is what chance costs where the answers
-    are calibrated already."""
+    """Over draws of answers, by true probabilities of others; the bound is what chance costs where the
+    answers are calibrated already."""
     generator = np.random.default_rng(images)
     true = 4 * generator.normal(size=(2000, 3))
     given, shares = off * true, softmax(true, axis=1)

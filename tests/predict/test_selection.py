@@ -104,7 +104,9 @@ def test_familiarity_alone_is_judged_at_the_default_rate(calibrated: TorchEngine
 
 @pytest.mark.parametrize("images", [1, 9, 98, 99])
 @pytest.mark.parametrize("familiar", [None, 0.9])
-def test_a_class_is_known_only_if_unfamiliar_pictures_can_be_told(images: int, familiar: float | None) -> None:
+def test_a_class_is_known_only_if_unfamiliar_pictures_can_be_told(
+    images: int, familiar: float | None
+) -> None:
     """The least familiarity of n validation images is 1 / (n + 1), of whatever picture."""
     engine = TorchEngine(with_trust(small_model(num_classes=4, class_names=tuple("abcd")), 120), device="cpu")
     engine.familiar_images = images
@@ -114,7 +116,9 @@ def test_a_class_is_known_only_if_unfamiliar_pictures_can_be_told(images: int, f
     assert (unlike.unknown, usual.unknown) == (("unfamiliar", None) if enough else ("unchecked", "unchecked"))
     assert usual.in_words() == ""
     if familiar is not None and not enough:
-        with pytest.raises(UserError, match=r"at 10% false alarms need 9 .*, and the model was calibrated on 1$"):
+        with pytest.raises(
+            UserError, match=r"at 10% false alarms need 9 .*, and the model was calibrated on 1$"
+        ):
             selection.check(engine)
     else:
         selection.check(engine)

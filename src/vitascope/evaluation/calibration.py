@@ -34,9 +34,9 @@ GAIN = 3.32
 """Nats by which one parameter has to be better, in all, to be better than by chance: half the 99% quantile of
 chi-squared with one degree of freedom (Wilks 1938)."""
 SPREAD = 0.5
-"""Standard deviation of the logarithm of a temperature before any image is seen. With `GAIN`, the expected log
-loss of other images then rises by less than 0.005 nats, whatever the number of images, and falls where answers
-are too sure or too unsure (benchmarks/results/2026-11-28-few-images.md)."""
+"""Standard deviation of the logarithm of a temperature before any image is seen. With `GAIN`, the expected
+log loss of other images then rises by less than 0.005 nats, whatever the number of images, and falls where
+answers are too sure or too unsure (benchmarks/results/2026-11-28-few-images.md)."""
 FEWEST = 100
 """Validation images from which on they have a temperature: they also chose the weights."""
 MOST_BYTES = 1_500_000
@@ -62,11 +62,11 @@ UNKNOWN = -1e9
 
 
 def sharpness(targets: Targets, logits: Floats) -> float:
-    """The factor of the logits (N, K) of a classifier without a confidence of its own, from images that it did
-    not see; it changes no order of classes.
+    """The factor of the logits (N, K) of a classifier without a confidence of its own, from images that it
+    did not see; it changes no order of classes.
 
-    Its inverse is the temperature of Guo et al. (2017, section 4.2), for labels that are wrong as often as two
-    more images of an unknown class would make them (Platt 1999, section 2.2, for two classes): where all
+    Its inverse is the temperature of Guo et al. (2017, section 4.2), for labels that are wrong as often as
+    two more images of an unknown class would make them (Platt 1999, section 2.2, for two classes): where all
     answers are right, it stays finite.
     """
     wide, members = _of_known(targets, logits), targets.members

@@ -77,7 +77,7 @@ class PicturePredictions(list[Prediction]):
 
     @property
     def unknown(self) -> Unknown | None:
-        """Why the model does not know the class, `ambiguous`, `unfamiliar` or `unchecked`; None if it does."""
+        """Why the class is not known, `ambiguous`, `unfamiliar` or `unchecked`; None if it is."""
         return self.verdict.unknown
 
     def _repr_html_(self) -> str:

@@ -31,8 +31,8 @@ class Verdict:
 
     Attributes:
         unknown: None if it does; `unfamiliar` if the picture is less like the training images than those that
-            were to pass; `ambiguous` if the set has several classes; else `unchecked` if the validation images
-            were too few to tell which pictures are unfamiliar.
+            were to pass; `ambiguous` if the set has several classes; else `unchecked` if the validation
+            images were too few to tell which pictures are unfamiliar.
         set: names of the classes that hold the right one at the asked rate, the most probable first; None
             without enough validation images.
         familiarity: see `Familiarity`; None for a model that does not know it.

@@ -23,7 +23,7 @@ from vitascope.weights.agreement import Agreement, agreement
 from vitascope.weights.identification import FAMILIES, check_format, identify, read_config
 from vitascope.weights.loading import load_source
 from vitascope.weights.mapping import changes, to_family
-from vitascope.weights.preprocess import differences, preprocess_of
+from vitascope.weights.preprocess import changed_settings, preprocess_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,7 +131,7 @@ def _lost(source: VisionModel, written: VisionModel, family: str, prepared: Agre
     notes = []
     if source.config.class_names != written.config.class_names:
         notes.append(f"the names of the {source.config.num_classes} classes are not in the files")
-    if differing := differences(preprocess_of(source), preprocess_of(written)):
+    if differing := changed_settings(preprocess_of(source), preprocess_of(written)):
         note = f"{family} prepares pictures differently, and has nothing nearer: {differing}"
         if prepared is not None:
             note += (

@@ -18,7 +18,7 @@ from vitascope.model.vision_model import VisionModel, build
 from vitascope.weights.files import explaining_settings
 from vitascope.weights.identification import FAMILIES, check_format, identify, read_config
 from vitascope.weights.mapping import Family, Source, from_family, run_there, to_family
-from vitascope.weights.preprocess import check_preprocess, differences, preprocess_of
+from vitascope.weights.preprocess import changed_settings, check_preprocess, preprocess_of
 
 log = logging.getLogger(__name__)
 
@@ -107,7 +107,7 @@ def save_pretrained(model: VisionModel, folder: str | os.PathLike[str], *, forma
     to_family(family, model, preprocess_of(model), Path(folder))
     written, kind = identify(folder, family=format)
     theirs = kind.read_preprocess(written, cast("ViTConfig", config))
-    if differing := differences(preprocess_of(model), theirs):
+    if differing := changed_settings(preprocess_of(model), theirs):
         log.warning(
             "%s prepares pictures differently: %s; `convert` measures the effect on outputs",
             format,

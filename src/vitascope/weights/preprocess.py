@@ -34,7 +34,7 @@ def default_preprocess(config: ModelConfig) -> Preprocess:
     return Preprocess(image_size=config.image_hw, channels=config.in_channels, mean=half, std=half)
 
 
-def differences(ours: Preprocess, theirs: Preprocess) -> str:
+def changed_settings(ours: Preprocess, theirs: Preprocess) -> str:
     """The settings in which another library's preprocessing is not ours, in words; empty if it is equal."""
     words, names = [], [field.name for field in fields(ours)]
     if ours.resize_to is None and theirs.resize_to is not None:

@@ -37,7 +37,10 @@ class Metrics:
         self.expired = count("expired", "Requests whose deadline passed, by stage.", ["stage"])
         self.abandoned = count("abandoned", "Requests whose client left before the response.")
         self.computed = count("computed", "Items that the model computed.", ["work"])
-        about, labels = "Pictures by verdict: known, ambiguous, unfamiliar or unchecked.", ["model", "verdict"]
+        about, labels = (
+            "Pictures by verdict: known, ambiguous, unfamiliar or unchecked.",
+            ["model", "verdict"],
+        )
         self.verdicts = count("verdicts", about, labels)
         about = "Their shares among the validation images, at the default rates."
         self.usual = gauge("usual_verdicts", about, labels, multiprocess_mode="livemax")
