@@ -7,6 +7,7 @@ import logging
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -113,7 +114,7 @@ def evaluate(
         )
     mask = None if near_copies is None else near_copies[evaluation.indices]
     fitted_to = 0 if validated is None else int(validated[evaluation.indices].sum())
-    known = {"trained_on": trained_on, "fitted_to": fitted_to, "changes": changes}
+    known: dict[str, Any] = {"trained_on": trained_on, "fitted_to": fitted_to, "changes": changes}
     return dataclasses.replace(evaluation, **known, leaked=mask, averaged=averaged)
 
 
