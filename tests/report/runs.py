@@ -88,7 +88,8 @@ def _write(
     loss: float,
     options: dict[str, Any],
 ) -> Run:
-    defaults: dict[str, Any] = {"epochs": 2, "batch_size": 4, "device": "cpu"}
+    length = {} if "minutes" in options else {"epochs": 2}
+    defaults: dict[str, Any] = {**length, "batch_size": 4, "device": "cpu"}
     task = options.get("task", "classify")
     plan = {"asked": {}, "model": {}, "chosen": {"epochs": "2 epochs"}, "reason": "4 images", "note": ""}
     config = tiny_config(Path("photos"), **{**defaults, "run": str(folder), **options})

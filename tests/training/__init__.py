@@ -66,6 +66,8 @@ def tiny_config(data: Path | str, **options: Any) -> TrainConfig:
     }
     if options.get("task") == "masked":
         values |= {"label_smoothing": 0.0, "keep": "last"}  # there are no labels
+    if {"minutes", "steps"} & options.keys():
+        del values["epochs"]
     return TrainConfig.from_dict(values | options)
 
 

@@ -191,7 +191,7 @@ def test_minutes_count_the_body_for_the_final_test(data, body, tmp_path, monkeyp
     seconds = itertools.count(0, 0.02)
     for module in (loop, train, body_features):
         monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: next(seconds)))
-    config = probe(data, body, minutes=0.05)
+    config = probe(data, body, minutes=0.05, epochs=None)
     trainer = trainer_of(config)
     assert trainer.features is not None
     # One look at the clock before, and one after: a tick for all the timed images.

@@ -1,6 +1,8 @@
 """What a run does: decided by the data, the weights and the options."""
 
+import contextlib
 import dataclasses
+import functools
 import math
 import re
 from pathlib import Path
@@ -8,21 +10,26 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from tests.data import write_picture, write_tree
-from tests.model import small_model
+from tests.model import small_config, small_model
 from tests.training import clock, undrawn
 from vitascope.cli import main
 from vitascope.data.datasets import open_data
 from vitascope.errors import UserError
-from vitascope.options.groups import Balance
-from vitascope.options.recipes import RECIPES, TrainConfig
+from vitascope.model.lora import add_adapters
+from vitascope.options.groups import Balance, Optimization
+from vitascope.options.recipes import RECIPES, TrainConfig, check_named, configuration
 from vitascope.run.run import Run
 from vitascope.training.loop import augmentation_of
-from vitascope.training.plan import Plan, default_batch_size, inspect, resolve
+from vitascope.training.optimizers import freeze_body, optimizer_of, train_mode
+from vitascope.training.plan import Facts, Plan, default_batch_size, inspect, resolve
 from vitascope.training.schedule import Schedule
+from vitascope.training.tasks.classify import Classify
 from vitascope.training.train import prepare, pretrain, train
 from vitascope.weights.loading import save_pretrained
+from vitascope.weights.preprocess import preprocess_of
 
 FROM_WEIGHTS = ("fitted-head", "finetune", "linear-probe", "lora", "paper-finetune")
 
@@ -298,3 +305,95 @@ def test_what_was_asked_for_is_recorded_as_plain_values_without_the_home_folder(
     places = {"data": f"~/{data.name}", "run": str(tmp_path / "run")}
     asked = {**small, "class_weights": [], "sampling": "balanced", **places}
     assert run.plan["asked"] == {"recipe": "base", "options": asked}
+
+
+# Every two options act, or are rejected
+
+VALUES: dict[str, Any] = {
+    **{"epochs": 3, "steps": 9, "minutes": 2.0, "progressive": 0.5, "batch_size": 32, "optimizer": "sgd"},
+    **{"lr": 0.02, "lr_batch": 64, "lr_width": 8, "schedule": "linear", "warmup_epochs": 0.5},
+    **{"warmup_steps": 2, "weight_decay": 0.2, "layer_decay": 0.5, "freeze": True, "lora": 2},
+    **{"clip_grad": 0.5, "loss": "focal", "label_smoothing": 0.3, "ema": 0.5, "keep": "last", "patience": 3},
+    **{"flip": 0.1, "repeats": 2, "crop_scale": 0.3, "shift": 0.2, "rotate": 9.0, "color_jitter": 0.5},
+    **{"three_augment": True, "randaugment": 2, "magnitude": 3.0, "operation_probability": 0.3, "erase": 0.4},
+    **{"mixup": 0.4, "cutmix": 0.5, "class_weights": ["balanced"], "sampling": "balanced"},
+    **{"distill": "soft", "distill_weight": 0.3, "temperature": 2.0, "target": "mae", "corrupt": 0.3},
+    **{"decoder_dim": 64, "decoder_depth": 3, "dropout": 0.3, "drop_path": 0.4},
+}
+"""A value of each option that differs from the default."""
+PASSED_ON = ("clip_grad", "keep", "patience", "repeats", "sampling", "class_weights", "minutes")
+"""Options that the loop reads with no other option beside them."""
+
+
+def planned(**options: Any) -> TrainConfig:
+    """The options of a run on eight small images, from weights; UserError if it is rejected."""
+    length = {} if {"epochs", "steps", "minutes"} & options.keys() else {"epochs": 12}
+    asked = {"recipe": "base", "weights": "body", **length, **options}
+    config = configuration(asked)
+    check_named(config, options)
+    facts = Facts(
+        **{"images": 80, "height": 32, "width": 32, "one_size": True, "channels": 3, "greatest": None},
+        class_names=("a", "b", "c", "d", "e"),
+        weights=small_config(class_names=("a", "b", "c", "d", "e")),
+    )
+    return resolve(config, facts).options
+
+
+@functools.cache
+def trained_parts(dropout: float, drop_path: float, lora: int | None, **options: Any) -> list[Any]:
+    """What an optimizer does to each parameter, and what training mode computes."""
+    model = small_model(dropout=dropout, drop_path=drop_path)
+    if options["freeze"]:
+        freeze_body(model)
+    if lora is not None:
+        freeze_body(model)
+        add_adapters(model.encoder, lora)
+    optimizer = optimizer_of(model, Optimization(lora=lora, **options))
+    groups = [
+        {name: value if name != "params" else [p.shape for p in value] for name, value in group.items()}
+        for group in optimizer.param_groups
+    ]
+    train_mode(model, frozen=options["freeze"])
+    torch.manual_seed(0)
+    return [type(optimizer), groups, model(torch.ones(2, 3, 32, 32)).tolist()]
+
+
+def effects(config: TrainConfig) -> list[Any]:
+    """All that the loop does differently for other options."""
+    options = config.optimization
+    schedule = Schedule.of(options, options.batch_size, 5)
+    schedule = schedule if options.minutes is None else schedule.correct(0, 60)
+    steps = range(schedule.total(0))
+    task = Classify(preprocess_of(small_model()), options.label_smoothing, options.loss)
+    logits, labels = torch.arange(10.0).view(2, 5) ** 2 / 9, torch.tensor([1, 3])
+    rest = [config.option(name) for name in PASSED_ON]
+    named = ("weight_decay", "layer_decay", "optimizer", "freeze")
+    architecture = config.architecture
+    return [
+        [(schedule.rate(step), schedule.is_small(step)) for step in steps],
+        [schedule.average_decay, options.batch_size, rest],
+        repr(augmentation_of(config)),
+        task.label_losses(logits, labels).tolist(),
+        trained_parts(
+            dropout=architecture.dropout,
+            drop_path=architecture.drop_path,
+            lora=options.lora,
+            **{name: config.option(name) for name in named},
+        ),
+    ]
+
+
+@pytest.mark.parametrize("option", VALUES)
+def test_every_option_acts_or_is_rejected_beside_every_other(option: str) -> None:
+    rejected = []
+    for other in VALUES.keys() - {option}:
+        try:
+            both = effects(planned(**{other: VALUES[other], option: VALUES[option]}))
+        except UserError:
+            rejected.append(other)
+            continue
+        with contextlib.suppress(UserError):  # where the other one needs this one
+            assert both != effects(planned(**{other: VALUES[other]})), f"{option} beside {other}"
+    needed = {"distill", "distill_weight", "temperature", "target", "corrupt", "decoder_dim", "decoder_depth"}
+    needed |= {"magnitude", "operation_probability"}  # which need another option, or another task
+    assert (len(rejected) > len(VALUES) // 2) == (option in needed), rejected

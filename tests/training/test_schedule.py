@@ -51,8 +51,14 @@ def test_the_average_is_that_of_a_fiftieth_of_the_run_unless_named() -> None:
 
 
 def test_a_run_has_one_length() -> None:
-    with pytest.raises(UserError, match="length"):
-        TrainConfig(epochs=None, steps=5, minutes=1.0)
+    lengths = {"epochs": 2, "steps": 5, "minutes": 1.0}
+    for one, other in itertools.permutations(lengths, 2):
+        with pytest.raises(UserError, match="both set the length"):
+            TrainConfig(**{one: lengths[one], other: lengths[other]})
+        with pytest.raises(UserError, match="both set the length"):
+            TrainConfig.from_recipe("digits", **{one: lengths[one], other: lengths[other]})
+        found = TrainConfig(**{one: lengths[one]}).replace(**{other: lengths[other]})
+        assert (found.option(one), found.option(other)) == (None, lengths[other])
 
 
 @given(

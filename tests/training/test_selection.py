@@ -4,15 +4,19 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from sklearn.metrics import log_loss
 
-from tests.training import tiny_config, write_folder
+from tests.training import tiny_config, write_folder, write_uneven
 from vitascope.data.targets import ClassIndices, ClassSets
+from vitascope.report.charts import kept_place
 from vitascope.report.overview import training
 from vitascope.run.predictions import Predictions
 from vitascope.run.run import Run
 from vitascope.training import train
 from vitascope.training.loop import Trainer
 from vitascope.training.selection import worse
+from vitascope.training.tasks.classify import Classify, weighted_loss
 
 pytestmark = pytest.mark.usefixtures("without_figures")
 
@@ -66,6 +70,39 @@ def test_of_several_classes_per_image_a_lower_map_is_worse_and_a_higher_loss_is_
     assert worse(several(scores + 3 * generator.normal(size=(100, 2))), best)
     assert not worse(several(scores - 4), best)  # the same order, with a higher loss and no class predicted
     assert not worse(best, best)
+
+
+@pytest.mark.parametrize("options", [{"class_weights": ["balanced"]}, {"sampling": "balanced"}])
+def test_a_training_that_balances_classes_is_selected_and_stopped_by_the_balanced_loss(
+    tmp_path, monkeypatch, options
+) -> None:
+    validate = Classify.validate
+    losses = iter([(0.4, 0.9), (0.9, 0.4), (0.3, 0.8), (0.2, 0.7)])
+
+    def scripted(*arguments) -> dict[str, float]:
+        loss, weighted = next(losses)
+        measured = validate(*arguments)
+        assert {"loss", "weighted_loss"} <= measured.keys()
+        return {**measured, "loss": loss, "weighted_loss": weighted}
+
+    monkeypatch.setattr(Classify, "validate", scripted)
+    config = tiny_config(write_uneven(tmp_path / "data"), run=str(tmp_path / "run"), epochs=9, patience=2)
+    run = Run(train.train(config.replace(**options)).run)
+    (kept,) = run.records("kept")
+    assert kept["epoch"] == 2
+    assert kept["reason"] == "they have the lowest weighted validation loss, 0.400"
+    assert run.records("epoch")[-1]["epoch"] == 4
+    assert kept_place(run, run.records("epoch")) == 1
+
+
+def test_the_weighted_loss_is_that_of_scikit_learn_and_weights_may_reverse_what_is_worse() -> None:
+    best, last = predictions([0.9, 0.2] * 20), predictions([0.3, 0.8] * 20)
+    weights = torch.tensor([0.2, 3.0])
+    for each in (best, last):
+        expected = log_loss(each.labels, each.probabilities, sample_weight=weights.numpy()[each.labels])
+        assert weighted_loss(each, weights) == pytest.approx(expected, abs=1e-6)
+    assert not worse(last, best, weights)
+    assert worse(best, last, weights)
 
 
 def run_of(data: Path, folder: Path, monkeypatch, *, diverges: bool, **options: object) -> Run:

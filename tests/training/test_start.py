@@ -22,7 +22,7 @@ from vitascope.data.datasets import open_data
 from vitascope.errors import UserError
 from vitascope.model.ensemble import Ensemble
 from vitascope.model.sizes import named_config
-from vitascope.options.recipes import TrainConfig
+from vitascope.options.recipes import TrainConfig, configuration
 from vitascope.predict.predictor import Predictor
 from vitascope.run.label_measures import LabelScore
 from vitascope.run.measures import Score
@@ -217,14 +217,19 @@ def test_public_bodies_are_fetched_where_there_is_a_network_and_cached_ones_with
     assert "from the hub" not in capsys.readouterr().out
 
 
-def test_time_is_shared_and_without_any_nothing_is_chosen(data, monkeypatch, caplog) -> None:
-    with pytest.raises(UserError, match="no body at hand can compute the features of these images in time"):
-        started(data, minutes=1e-9)
-    assert "left out: 25% of the minutes are over" in caplog.text
-    monkeypatch.setattr(start, "seconds_per_image", lambda engine, images: 10.0)
-    with pytest.raises(UserError, match="in time"):
-        started(data, minutes=1)
-    assert "the features of 20 images take 0:03:20, too long" in caplog.text
+def test_time_is_shared_and_without_any_the_start_is_the_usual_one(data, monkeypatch, caplog) -> None:
+    usual = configuration({"recipe": None, "data": str(data)}, 20)
+    for options, reason in (
+        ({"minutes": 1e-9}, "left out: 25% of the minutes are over"),
+        ({"minutes": 1.0}, "the features of 20 images take 0:03:20, too long"),
+    ):
+        asked = {"data": str(data), "weights": "auto", "recipe": None, **options}
+        found = configuration(started(data, **options).of(asked), 20)
+        assert found == usual.replace(**options)
+        assert reason in caplog.text
+        assert "takes the usual start: no body at hand can compute the features" in caplog.text
+        assert started(data, named=True, **options).weights == "cifar10"
+        monkeypatch.setattr(start, "seconds_per_image", lambda engine, images: 10.0)
 
 
 def test_rare_classes_are_left_out_of_the_comparison_and_of_a_fitted_head(tmp_path, monkeypatch) -> None:

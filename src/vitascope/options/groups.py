@@ -9,7 +9,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Mapping, Sequence
+import operator
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 import tyro
@@ -40,6 +41,17 @@ class NeedsImages:
 
     off: Any
     """The value without an effect."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Needs:
+    """Another option on whose value it depends whether an option does anything."""
+
+    option: str
+    acts: Callable[[Any], bool]
+    """Whether it does, by the value of the other."""
+    off: Any = None
+    """Its own value that asks for nothing."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,6 +111,26 @@ COUNT, AMOUNT = Range(ge=1, lt=_MOST), Range(ge=0, lt=_MOST)
 SHARE, PART = Range(ge=0, le=1), Range(gt=0, le=1)
 MIXES = "mixes labels too, and pre-training has none"
 
+UNSMOOTHED = ("focal", "asymmetric")
+"""The losses whose targets are not smoothed."""
+
+
+def _smooths(loss: str | None) -> bool:
+    return loss not in UNSMOOTHED
+
+
+def _is_none(value: object) -> bool:
+    return value is None
+
+
+def _is_named(value: object) -> bool:
+    return value is not None
+
+
+def _is_not_zero(value: object) -> bool:
+    return value != 0
+
+
 DECODER_HEAD = 32
 """Width of an attention head in the decoder of a masked autoencoder, as in the paper's."""
 LARGEST_RATE = 100.0
@@ -137,9 +169,9 @@ class Architecture(OptionGroup):
     """Input of the head: class token, mean of the patches, or both.
     Or attention pooling by a learned query (map), or sequence pooling by a learned score.
     Default: that of the model."""
-    dropout: Annotated[float, PROBABILITY] = 0.0
+    dropout: Annotated[float, PROBABILITY, Needs("freeze", operator.not_, off=0.0)] = 0.0
     """Dropout in the embedding, the projections and the MLPs."""
-    drop_path: Annotated[float, PROBABILITY] = 0.0
+    drop_path: Annotated[float, PROBABILITY, Needs("freeze", operator.not_, off=0.0)] = 0.0
     """Stochastic depth of the last block; it grows linearly from the first."""
     model_options: ModelOptions = dataclasses.field(default_factory=dict)
     """Other model options, such as `--model-options positions=rotary attention=axial`; see docs/options.md.
@@ -240,7 +272,7 @@ class Optimization(OptionGroup):
     Wider models have a rate that is smaller in proportion (Yang et al. 2022). Default: no scaling."""
     schedule: Literal["cosine", "linear", "constant"] = "cosine"
     """Learning rate schedule after the warm-up; cosine and linear end at 0."""
-    warmup_epochs: Annotated[MaybeFloat, AMOUNT] = None
+    warmup_epochs: Annotated[MaybeFloat, AMOUNT, Needs("warmup_steps", _is_none)] = None
     """Epochs of linear warm-up, at most a quarter of the run. Default: a twentieth of the run."""
     warmup_steps: Annotated[MaybeInt, AMOUNT] = None
     """Steps of linear warm-up, instead of --warmup-epochs."""
@@ -253,7 +285,7 @@ class Optimization(OptionGroup):
     0 validates after whole epochs."""
     weight_decay: Annotated[float, AMOUNT] = 0.05
     """Weight decay of matrices; biases, norms, tokens and positions have none."""
-    layer_decay: Annotated[float, PART] = 1.0
+    layer_decay: Annotated[float, PART, Needs("freeze", operator.not_, off=1.0)] = 1.0
     """Learning rate of each block divided by that of the next one; below 1, early layers change less."""
     freeze: Annotated[Flag, Classifies(False, "trains a head only, and pre-training has no head")] = False
     """Train the head alone, on a frozen body; see the recipe linear-probe.
@@ -280,7 +312,7 @@ class Optimization(OptionGroup):
     `focal` weakens easy images (Lin et al. 2017).
     `asymmetric`, for several labels, weakens easy absent classes more (Ridnik et al. 2021).
     Default: cross_entropy; bce for images with several labels."""
-    label_smoothing: Annotated[float, PROBABILITY, Classifies(0.0)] = 0.1
+    label_smoothing: Annotated[float, PROBABILITY, Classifies(0.0), Needs("loss", _smooths, off=0.0)] = 0.1
     """Share of the target probability that is spread over all classes."""
     ema: Annotated[MaybeFloat, PROBABILITY] = None
     """Decay of the moving average of the weights, which is evaluated and saved; 0 keeps no average.
@@ -351,9 +383,9 @@ class AugmentationOptions(OptionGroup):
     """3-Augment: greyscale, solarization or Gaussian blur for each image (Touvron et al. 2022)."""
     randaugment: Annotated[ByImagesInt, AMOUNT, NeedsImages(0)] = 0
     """RandAugment: operations per image (Cubuk et al. 2020)."""
-    magnitude: Annotated[float, Range(ge=0, le=10)] = 9.0
+    magnitude: Annotated[float, Range(ge=0, le=10), Needs("randaugment", _is_not_zero)] = 9.0
     """RandAugment: strength, 0 to 10."""
-    operation_probability: Annotated[float, SHARE] = 1.0
+    operation_probability: Annotated[float, SHARE, Needs("randaugment", _is_not_zero)] = 1.0
     """RandAugment: probability that a drawn operation is applied; 1 in the paper, 0.5 in DeiT."""
     erase: Annotated[ByImagesFloat, SHARE, NeedsImages(0.0)] = 0.0
     """Probability that a random rectangle is erased (Zhong et al. 2020)."""
@@ -372,14 +404,16 @@ class Balance(OptionGroup):
         tyro.conf.arg(metavar="balanced | CLASS=WEIGHT ...", help_behavior_hint=""),
         Classifies(()),
     ] = ()
-    """Weight of each training image's loss, by its class. Validation and test are not weighted.
+    """Weight of each training image's loss, by its class, and in the validation loss that selects the model.
+    What is reported is not weighted.
     Several labels: the weight of a class where it applies.
     `cat=1 dog=3.5` gives some, and 1 to the others.
     `balanced` is inversely proportional to the training images of the class, with the mean 1.
     Default: all 1."""
     sampling: Annotated[Literal["uniform", "balanced"], Classifies("uniform")] = "uniform"
     """Images of an epoch: `uniform` has each training image once.
-    `balanced` has as many images, with every class equally often."""
+    `balanced` has as many images, with every class equally often.
+    The validation loss that selects the model then counts all classes alike."""
 
     def __post_init__(self) -> None:
         """Check the options, also against each other; a mapping of weights becomes CLASS=WEIGHT each."""
@@ -433,11 +467,11 @@ class Distillation(OptionGroup):
     teacher: Annotated[MaybeText, NamesFile(), Classifies(None), NeedsImages(None)] = None
     """Teacher: a MODEL with the classes of the data, timm:NAME or transformers:NAME.
     It trains a distillation token beside the class token."""
-    distill: Literal["hard", "soft"] = "hard"
+    distill: Annotated[Literal["hard", "soft"], Needs("teacher", _is_named)] = "hard"
     """Learn the teacher's decision, or its probabilities."""
-    distill_weight: Annotated[float, SHARE] = 0.5
+    distill_weight: Annotated[float, SHARE, Needs("teacher", _is_named)] = 0.5
     """Weight of the teacher's loss."""
-    temperature: Annotated[float, Range(gt=0)] = 3.0
+    temperature: Annotated[float, Range(gt=0), Needs("distill", "soft".__eq__)] = 3.0
     """Divisor of both models' logits with --distill soft."""
 
 
@@ -445,15 +479,17 @@ class Distillation(OptionGroup):
 class Masking(OptionGroup):
     """Masked patch prediction (paper, appendix B.1.2), or a masked autoencoder (He et al. 2022)."""
 
-    target: Literal["mean_color", "downsampled", "pixels", "mae"] = "mean_color"
+    target: Annotated[
+        Literal["mean_color", "downsampled", "pixels", "mae"], Needs("task", "masked".__eq__)
+    ] = "mean_color"
     """Prediction for a hidden patch: its mean colour, the colours of its 4x4 picture, or its pixels.
     Or `mae`, a masked autoencoder: the encoder gets the visible patches only.
     Its decoder predicts the pixels of the others, normalized in each patch."""
-    corrupt: Annotated[MaybeFloat, Range(gt=0, lt=1)] = None
+    corrupt: Annotated[MaybeFloat, Range(gt=0, lt=1), Needs("task", "masked".__eq__)] = None
     """Share of the patches that are hidden and predicted. Default: 0.75 for mae, else 0.5."""
-    decoder_dim: Annotated[int, Range(gt=0, multiple_of=DECODER_HEAD)] = 128
+    decoder_dim: Annotated[int, Range(gt=0, multiple_of=DECODER_HEAD), Needs("target", "mae".__eq__)] = 128
     """Width of the decoder of mae, a multiple of 32."""
-    decoder_depth: Annotated[int, COUNT] = 2
+    decoder_depth: Annotated[int, COUNT, Needs("target", "mae".__eq__)] = 2
     """Number of blocks of the decoder of mae."""
 
     @property

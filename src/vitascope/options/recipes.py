@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 import tyro
@@ -27,6 +27,7 @@ from vitascope.options.groups import (
     MaybeInt,
     MaybeLevels,
     MaybeText,
+    Needs,
     Optimization,
     Recorded,
     SetsLength,
@@ -112,6 +113,12 @@ class TrainConfig(Configuration):
     execution: ExecutionOptions = dataclasses.field(default_factory=ExecutionOptions)
     """Execution."""
 
+    def __init__(self, **options: Any) -> None:
+        """Set options by keyword; a length takes the place of the default one."""
+        if {"steps", "minutes"} & {name for name, value in options.items() if value is not None}:
+            options = {"epochs": None} | options
+        super().__init__(**options)
+
     def __post_init__(self) -> None:
         """Check the options."""
         super().__post_init__()
@@ -121,9 +128,9 @@ class TrainConfig(Configuration):
         object.__setattr__(self, "bodies", tuple(self.bodies))  # a file has a list
         if self.levels is not None:
             object.__setattr__(self, "levels", tuple(self.levels))
-        length = self.optimization
-        if length.steps is not None and length.minutes is not None:
-            raise UserError("steps and minutes both set the length of the run: leave out one of them")
+        lengths = [name for name in traits(TrainConfig, SetsLength) if self.option(name) is not None]
+        if len(lengths) > 1:
+            raise UserError(f"{' and '.join(lengths)} both set the length of the run: leave out one of them")
         if self.fold is not None and not self.fold < (self.folds or 0):
             raise UserError(f"fold={self.fold} is not one of folds={self.folds}")
         if self.augmentation.repeats > 1 and self.balance.sampling == "balanced":
@@ -495,8 +502,7 @@ def configuration(asked: Mapping[str, Any], images: float = math.inf, channels: 
         recipe = default_recipe(named)
         random = named.architecture.names_model or options.get("weights") == NO_WEIGHTS
         if recipe == "small-data" and not random and channels == 3 and images <= FEW_TO_START:
-            recipe = "finetune" if images <= FEW_TO_TUNE else "small-finetune"
-            options["weights"] = BUILT_IN
+            recipe, options["weights"] = tuned(images), BUILT_IN
     config = TrainConfig.from_recipe(recipe, **options)
     size = config.architecture.model or "a Vision Transformer"
     if recipe == "cnn" and config.weights is None and not size.startswith("resnet"):
@@ -505,6 +511,22 @@ def configuration(asked: Mapping[str, Any], images: float = math.inf, channels: 
             "or leave out the recipe"
         )
     return config
+
+
+def tuned(images: float) -> str:
+    """The recipe that tunes the built-in model on so many images."""
+    return "finetune" if images <= FEW_TO_TUNE else "small-finetune"
+
+
+def check_named(config: TrainConfig, named: Collection[str]) -> None:
+    """Reject named options that do nothing with the other options of a configuration."""
+    for name, needs in traits(TrainConfig, Needs).items():
+        value, other = config.option(name), config.option(needs.option)
+        if name in named and value not in (None, needs.off) and not needs.acts(other):
+            raise UserError(
+                f"{name}={value} has no effect with {needs.option}={other}: leave out {name}, or set another "
+                f"{needs.option}"
+            )
 
 
 def default_recipe(config: TrainConfig) -> str:

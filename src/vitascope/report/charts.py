@@ -85,7 +85,9 @@ def kept_place(run: Run, epochs: Records) -> int | None:
         )
     if "val_map" in epochs[0]:
         return int(np.argmax(values_of(epochs, "val_map")))
-    return int(np.argmin(values_of(epochs, "val_loss")))
+    return int(
+        np.argmin(values_of(epochs, "val_weighted_loss" if "val_weighted_loss" in epochs[0] else "val_loss"))
+    )
 
 
 def plot_curve(axes: Axes, epochs: Records, steps: Records, name: str, kept: int | None) -> None:

@@ -91,6 +91,7 @@ class MetricsWriter:
     - `epoch`, of each validation: `epoch`, counted from 1, a fraction within an epoch; `train_loss` and
       `train_accuracy`, means over the steps since the validation before, on augmented images (and, if these
       are mixed, by their own classes; the loss by its class weights, if there are any); `val_loss`,
+      where the training balances classes `val_weighted_loss`, by which weights are selected,
       `val_accuracy` and `val_balanced_accuracy`; `val_majority`, the share of the most frequent class; where
       images may have several classes, accuracies are the shares of images with exactly their classes above
       0.5, and `val_map`, the mean average precision, takes the place of the last two;

@@ -24,6 +24,7 @@ from vitascope.model.resnet_config import ResNetConfig
 from vitascope.model.sizes import ModelConfig, architecture_record, config_of, named_config
 from vitascope.model.vision_model import kind_of
 from vitascope.options.groups import (
+    UNSMOOTHED,
     Architecture,
     AugmentationOptions,
     Classifies,
@@ -229,6 +230,7 @@ def _decided(asked: TrainConfig, facts: Facts, model: ModelConfig) -> dict[str, 
         "lr_width": None,  # that of the model from now on
         "corrupt": masking.share if asked.task == "masked" else masking.corrupt,
         "loss": _loss(asked, facts),
+        "label_smoothing": 0.0 if optimization.loss in UNSMOOTHED else optimization.label_smoothing,
         "whiten": _whiten(asked, model),
     }
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from typing import cast
 
 import numpy as np
-import numpy.typing as npt
+from torch import Tensor
 
 from vitascope.evaluation.measure import Evaluation, measure
 from vitascope.formatting import counted
@@ -15,7 +16,7 @@ from vitascope.run.average_precision import mean_average_precision, paired_diffe
 from vitascope.run.predictions import Predictions
 from vitascope.training import distributed
 from vitascope.training.loop import Trainer
-from vitascope.training.tasks.classify import engine_of
+from vitascope.training.tasks.classify import Classify, engine_of, losses_of, weighted_loss
 from vitascope.weights.loading import from_pretrained
 
 
@@ -49,22 +50,22 @@ def select_weights(trainer: Trainer) -> Selection:
         words = monitor.best_in_words(trainer.best_value)
         return Selection("last", epoch, f"they are the last ones, and have {words}")
     last, lowest = (predictions_of(trainer, saved) for saved in (folder, trainer.run.best))
-    values = [monitor.shown(monitored(each)) for each in (last, lowest)]
+    weights = cast("Classify", trainer.task).balance  # pre-training keeps its last weights
+    values = [monitor.shown(monitored(each, weights)) for each in (last, lowest)]
     measured = f"{monitor.words} {values[0]} against {values[1]}"
     images = counted(len(last.targets), "validation image")
-    if worse(last, lowest):
+    if worse(last, lowest, weights):
         return Selection("best", best, f"the last ones are worse on {images} ({measured})")
     words = f"they are the last ones, and not clearly worse than those of epoch {best:g} on {images}"
     return Selection("last", epoch, f"{words} ({measured})")
 
 
-def monitored(evaluation: Evaluation) -> float:
-    """The value by which a validation selects weights: the loss, or the mAP of several classes per image."""
-    return (
-        mean_average_precision(evaluation.labels, evaluation.scored)
-        if evaluation.several
-        else evaluation.loss
-    )
+def monitored(evaluation: Evaluation, weights: Tensor | None) -> float:
+    """The value by which a validation selects weights: the loss, perhaps by the weights (K,) of the classes,
+    or the mAP of several classes per image."""
+    if evaluation.several:
+        return mean_average_precision(evaluation.labels, evaluation.scored)
+    return evaluation.loss if weights is None else weighted_loss(evaluation, weights)
 
 
 def predictions_of(trainer: Trainer, folder: Path) -> Evaluation:
@@ -73,8 +74,9 @@ def predictions_of(trainer: Trainer, folder: Path) -> Evaluation:
     return measure(engine_of(model, trainer.config), trainer.val_images, distributed.gather)
 
 
-def worse(last: Predictions, best: Predictions) -> bool:
-    """Whether the last weights are worse than the best ones by more than chance, on the same images.
+def worse(last: Predictions, best: Predictions, weights: Tensor | None = None) -> bool:
+    """Whether the last weights are worse than the best ones by more than chance, on the same images, each
+    with the weight of its class, (K,), if there are any.
 
     Their loss is higher in a paired t-test with a level of 95%, and they have no more correct predictions: a
     loss alone may grow while a model becomes more accurate and too sure of itself. With several classes per
@@ -82,12 +84,6 @@ def worse(last: Predictions, best: Predictions) -> bool:
     """
     if last.several:
         return paired_difference(last.labels, last.scored, best.scored).high < 0
-    gap = Interval.of(losses_of(last) - losses_of(best))
-    return gap.verdict == "better" and bool(last.correct.sum() <= best.correct.sum())
-
-
-def losses_of(predictions: Predictions) -> npt.NDArray[np.float64]:
-    """The cross-entropy of each image of one class, nats, (N,)."""
-    labels, probabilities = predictions.labels, predictions.probabilities.astype(np.float64)
-    own = probabilities[np.arange(len(labels)), labels]  # (N,)
-    return -np.log(np.maximum(own, np.finfo(np.float32).tiny))
+    counts = np.ones(len(last.labels)) if weights is None else weights.cpu().numpy()[last.labels]
+    gap = Interval.of(counts * (losses_of(last) - losses_of(best)))
+    return gap.verdict == "better" and bool(counts @ last.correct <= counts @ best.correct)

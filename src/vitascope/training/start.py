@@ -27,7 +27,7 @@ from vitascope.formatting import canonical, counted, duration
 from vitascope.model.config import ViTConfig
 from vitascope.model.sizes import ModelConfig
 from vitascope.model.vision_model import VisionModel
-from vitascope.options.recipes import BUILT_IN, FEW_TO_START, FEW_TO_TUNE, TrainConfig
+from vitascope.options.recipes import BUILT_IN, FEW_TO_START, FEW_TO_TUNE, TrainConfig, tuned
 from vitascope.predict.compute import Compute
 from vitascope.predict.embed import with_progress
 from vitascope.predict.feature_stream import FeatureStream
@@ -120,8 +120,10 @@ def best_start(
         device: that computes the features.
         began: the start of the run, in seconds of `time.monotonic`; the comparison counts as a part of it.
 
+    Without a body that can read the images in time, the run starts as without `weights=auto`.
+
     Raises:
-        UserError: no body that can read the images in time; a local body of `bodies` that cannot be loaded;
+        UserError: a local body of `bodies` that cannot be loaded;
             one class, labels that are unknown, or images that cannot be divided into two folds.
     """
     if images.truth.partial:
@@ -133,10 +135,13 @@ def best_start(
     end = math.inf if minutes is None else began + 60 * minutes
     scores = list(_compared(asked, images, device, end))
     if not scores:
-        raise UserError(
-            "weights=auto: no body at hand can compute the features of these images in time; give more "
-            "minutes, name others in bodies, or set weights=none for random weights"
+        plain = BUILT_IN if named or total <= FEW_TO_START else None
+        recipe = None if named else "small-data" if plain is None else tuned(total)
+        reason = "the usual start: no body at hand can compute the features of these images in time"
+        log.warning(
+            "weights=auto takes %s; more minutes, or another one of bodies, allow a comparison", reason
         )
+        return Start(weights=plain, recipe=recipe, reasons=(reason,))
     best = max(scores, key=lambda body: body.value)  # the first of equals
     among = "the only body compared" if len(scores) == 1 else f"the best of {len(scores):,} bodies"
     chosen = (

@@ -13,7 +13,7 @@ import re
 import shlex
 import shutil
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from os import PathLike
@@ -36,7 +36,15 @@ from vitascope.model.hardware import explaining_memory, reuse_freed_memory, suit
 from vitascope.model.lora import add_adapters
 from vitascope.model.vision_model import VisionModel, build
 from vitascope.model.vit import VisionTransformer
-from vitascope.options.recipes import AUTO, BUILT_IN, FEW_TO_START, GROUP_OF, TrainConfig, configuration
+from vitascope.options.recipes import (
+    AUTO,
+    BUILT_IN,
+    FEW_TO_START,
+    GROUP_OF,
+    TrainConfig,
+    check_named,
+    configuration,
+)
 from vitascope.probing.head import set_head
 from vitascope.remote.stores import is_url
 from vitascope.run.layout import DATA, has_model
@@ -65,7 +73,13 @@ from vitascope.training.plan import Plan, inspect, resolve
 from vitascope.training.schedule import Schedule
 from vitascope.training.selection import Selection, select_weights
 from vitascope.training.signals import stopped_at_once
-from vitascope.training.tasks.classify import Classify, ClassifyFeatures, Distill, class_weights_of
+from vitascope.training.tasks.classify import (
+    Classify,
+    ClassifyFeatures,
+    Distill,
+    balanced_weights,
+    class_weights_of,
+)
 from vitascope.training.tasks.masked import Masked, MaskedAutoencoding
 from vitascope.training.tasks.task import Finished, PatchEvaluation, Task
 from vitascope.training.tasks.teachers import open_teacher
@@ -153,7 +167,7 @@ def train(
         UserError: data, model or options that cannot be used.
         Interrupted: by SIGINT or SIGTERM, after saving a checkpoint.
     """
-    return cast("TrainResult", _run(_asked(config, recipe, options), "classify"))
+    return cast("TrainResult", _run(_asked(config, recipe, options), "classify", options))
 
 
 def pretrain(
@@ -171,7 +185,8 @@ def pretrain(
         Interrupted: by SIGINT or SIGTERM, after saving a checkpoint.
     """
     task = {"task": "masked"} if config is None and recipe is None else {}
-    return cast("PretrainResult", _run(_asked(config, recipe, {**task, **options}), "masked"))
+    asked = _asked(config, recipe, {**task, **options})
+    return cast("PretrainResult", _run(asked, "masked", options))
 
 
 def _asked(config: TrainConfig | None, recipe: str | None, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -333,14 +348,16 @@ class Opened:
     """The model to start from; None for random weights."""
 
 
-def _run(asked: dict[str, Any], task: str) -> TrainResult | PretrainResult:
+def _run(asked: dict[str, Any], task: str, named: Collection[str]) -> TrainResult | PretrainResult:
     """Create a run, train and finish it; a run that cannot start leaves no folder.
 
+    Named options that do nothing are rejected; those of a recipe or a recorded configuration are not.
     Processes that torchrun has restarted go on with the run that those before them created.
     """
     started = time.monotonic()
     frame = asked.pop("data") if isinstance(asked.get("data"), DataFrame) else None
     first = configuration(asked)
+    check_named(first, named)
     if any(since for since, _ in first.optimization.lengths[:1]):  # of a run that got more epochs
         asked["lengths"] = ()  # all in one go
         first = configuration(asked)
@@ -700,7 +717,13 @@ def make_task(
             )
     loss = options.optimization.loss or "cross_entropy"
     truth = splits.train.truth
-    criterion = (preprocess, options.optimization.label_smoothing, loss, weights, several, truth.partial)
+    balance = weights
+    if options.balance.sampling == "balanced" and not several:
+        balance = balanced_weights(splits.train, "balanced sampling").to(device)
+        balance = balance if weights is None else balance * weights
+    balance = None if several else balance
+    smoothing = options.optimization.label_smoothing
+    criterion = (preprocess, smoothing, loss, weights, several, truth.partial, balance)
     distillation = options.distillation
     if distillation.teacher is None:
         return (ClassifyFeatures if on_features else Classify)(*criterion)

@@ -6,6 +6,8 @@ import dataclasses
 from pathlib import Path
 from typing import ClassVar, Literal
 
+import numpy as np
+import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -28,6 +30,7 @@ from vitascope.options.recipes import TrainConfig
 from vitascope.predict.engine import Answers, Engine, TorchEngine
 from vitascope.run.average_precision import mean_average_precision
 from vitascope.run.measures import score_of
+from vitascope.run.predictions import Predictions
 from vitascope.training.distributed import gather, print_first
 from vitascope.training.tasks.task import Examples, Finished, Monitor, Sums
 from vitascope.training.tasks.teachers import Teacher
@@ -163,11 +166,17 @@ class Classify:
     """Whether an image may have several classes."""
     unknown: bool = False
     """Whether it may be unknown if an image has a class; such labels are -1 or, mixed, NaN."""
+    balance: Tensor | None = None
+    """Of one class per image: what its images count for in training, (K,), by their weights or by how often
+    they are drawn. The loss that selects weights counts them so too."""
 
     @property
     def monitor(self) -> Monitor:
-        """The loss, or the mean average precision of several classes per image."""
-        return Monitor("map", "validation mAP", higher=True) if self.several else Monitor()
+        """The loss, weighted by class where the training is, or the mean average precision of several classes
+        per image."""
+        if self.several:
+            return Monitor("map", "validation mAP", higher=True)
+        return Monitor() if self.balance is None else Monitor("weighted_loss", "weighted validation loss")
 
     def module(self, model: nn.Module) -> nn.Module:
         """The model itself."""
@@ -212,7 +221,7 @@ class Classify:
         return (losses * (weights[targets] if targets.ndim == 1 else targets @ weights)).mean()
 
     def validate(self, module: nn.Module, loader: Loader, precision: torch.dtype) -> dict[str, float]:
-        """Cross-entropy without smoothing and weights, and what `Task.validate` lists."""
+        """Cross-entropy without smoothing, without and with weights, and what `Task.validate` lists."""
         names = loader.images.class_names
         engine = self.engine(module, self.preprocess, names, loader.device, precision)
         if self.several:
@@ -229,8 +238,10 @@ class Classify:
             mean = mean_average_precision(measured.labels, measured.scored)
             return {"loss": measured.loss, "accuracy": measured.accuracy, "map": mean}
         score = score_of(measured.labels, measured.probabilities)
+        weighted = {} if self.balance is None else {"weighted_loss": weighted_loss(measured, self.balance)}
         return {
             "loss": measured.loss,
+            **weighted,
             "accuracy": measured.accuracy,
             "balanced_accuracy": score.balanced,
             "majority": score.majority,
@@ -281,6 +292,18 @@ class Classify:
         return draw_figures(finished.run, finished.model, images, tested)
 
 
+def losses_of(predictions: Predictions) -> npt.NDArray[np.float64]:
+    """The cross-entropy of each image of one class, nats, (N,)."""
+    labels, probabilities = predictions.labels, predictions.probabilities.astype(np.float64)
+    own = probabilities[np.arange(len(labels)), labels]  # (N,)
+    return -np.log(np.maximum(own, np.finfo(np.float32).tiny))
+
+
+def weighted_loss(predictions: Predictions, weights: Tensor) -> float:
+    """The mean cross-entropy of images of one class, by the weights (K,) of their classes."""
+    return float(np.average(losses_of(predictions), weights=weights.cpu().numpy()[predictions.labels]))
+
+
 def class_weights_of(balance: Balance, images: ImageSet) -> Tensor | None:
     """The weights (K,) of the training images' classes; None without any.
 
@@ -297,15 +320,16 @@ def class_weights_of(balance: Balance, images: ImageSet) -> Tensor | None:
     return torch.tensor([named.get(name, 1.0) for name in images.class_names])
 
 
-def balanced_weights(images: ImageSet) -> Tensor:
+def balanced_weights(images: ImageSet, option: str = "class_weights=balanced") -> Tensor:
     """The weight of each of K classes with n_c of N images, (K,): N / (K n_c), scikit-learn's "balanced".
 
     With several classes per image it is (N - n_c) / n_c: the images without the class over those with it.
+    Errors name the option.
 
     Raises:
         UserError: a class without images.
     """
-    check_every_class(images, "class_weights=balanced")
+    check_every_class(images, option)
     counts, N = torch.from_numpy(images.truth.counts).double(), len(images)
     known = torch.from_numpy(images.truth.known)
     return (N / (len(counts) * counts) if images.truth.exclusive else (known - counts) / counts).float()
