@@ -63,6 +63,11 @@ def test_what_is_a_class_is_no_other_kind_of_pictures() -> None:
     assert set(other_kinds(animals, 3)) == {"digits", "drawings", "noise"}
 
 
+def test_a_share_of_few_pictures_is_a_count() -> None:
+    noticed = [Novelty("photographs", False, 2, 1, 0.5), Novelty("noise", False, 100, 50, 0.5)]
+    assert novelty_in_words(noticed) == "unfamiliar at 1% false alarms: 1 of 2 photographs, 50% of noise"
+
+
 def test_each_image_is_compared_with_the_classes_of_the_other_folds() -> None:
     features, labels = (
         torch.randn(60, 40, generator=torch.Generator().manual_seed(0)),

@@ -54,6 +54,19 @@ def test_measures_are_those_of_scikit_learn(seed: int, digits: int) -> None:
     assert score.right == round(found["exact"] * 200)
 
 
+@pytest.mark.parametrize(("thresholds", "at"), [([0.2, 0.4, 0.6, 0.8], "the thresholds"), (None, "0.5")])
+def test_one_line_has_all_measures_at_the_thresholds_and_says_so(thresholds, at: str) -> None:
+    labels, probabilities = sample(3)
+    cuts = None if thresholds is None else np.array(thresholds)
+    answers = probabilities >= (0.5 if cuts is None else cuts)
+    line = label_score(labels, probabilities, cuts, intervals=False).compared()
+    _, measures = line.split(f"; at {at}: ")
+    macro, micro = (f1_score(labels, answers, average=average) for average in ("macro", "micro"))
+    assert measures.startswith(f"macro F1 {macro:.2%} (")
+    assert f", micro F1 {micro:.2%} (" in measures
+    assert f", all classes right {accuracy_score(labels, answers):.2%} (" in measures
+
+
 def test_a_constant_answer_has_the_prevalence_as_its_average_precision() -> None:
     labels, probabilities = sample(0)
     estimates = label_score(labels, probabilities, intervals=False).estimates

@@ -18,6 +18,8 @@ from vitascope.evaluation.calibration import sharpened
 from vitascope.evaluation.evaluate import evaluate
 from vitascope.model.ensemble import Ensemble
 from vitascope.predict.runtimes import open_engine
+from vitascope.report.comparison import RunComparison
+from vitascope.report.overview import training
 from vitascope.run.run import Run
 from vitascope.training.train import TrainResult, resume, train
 from vitascope.weights.loading import from_pretrained
@@ -65,6 +67,16 @@ def test_each_image_has_the_prediction_of_the_run_that_has_not_seen_it(trained: 
         labels, trained.evaluation.probabilities[:, 1]
     )
     assert [record["images"] for record in whole.records("fold")] == [10, 10, 10]
+
+
+def test_the_report_and_a_comparison_have_the_images_and_epochs_of_the_folds(trained: TrainResult) -> None:
+    whole = Run(trained.run)
+    rows = dict(training(whole, None, whole.open_data().splits, "")["rows"])
+    assert rows["Images"] == "30 in 3 folds"
+    assert rows["Training"].startswith("3 epochs in each fold, on average, batches of 4")
+    compared = RunComparison.of([whole, whole.members[0]])
+    assert [run["epochs"] for run in compared.to_dict()["runs"]] == [3, 3]
+    assert [run.progress for run in compared.runs] == ["3", "3"]
 
 
 def test_the_model_predicts_exports_and_is_not_measured_on_what_it_has_seen(

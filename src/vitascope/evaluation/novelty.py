@@ -153,7 +153,13 @@ def share_of_classes(novelties: Sequence[Novelty]) -> tuple[float, float, float]
 
 def novelty_in_words(novelties: Sequence[Novelty]) -> str:
     """What is noticed at the usual rate of false alarms; empty if nothing is known."""
-    parts = [f"{novelty.share:.0%} of {novelty.name}" for novelty in novelties if not novelty.is_class]
+    parts = [
+        f"{novelty.noticed} of {novelty.images} {novelty.name}"
+        if novelty.images < LEAST
+        else f"{novelty.share:.0%} of {novelty.name}"
+        for novelty in novelties
+        if not novelty.is_class
+    ]
     if (mean := share_of_classes(novelties)) is not None:
         parts.insert(0, "{:.0%} ({:.0%} to {:.0%}) of a class that is left out".format(*mean))
     rate = f"at {1 - FAMILIAR:.0%} false alarms"

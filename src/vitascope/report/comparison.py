@@ -118,8 +118,8 @@ class ComparedRun:
     @property
     def progress(self) -> str:
         """The number of epochs; of an unfinished run, also the planned one."""
-        done, planned = self.epochs[-1]["epoch"] if self.epochs else 0, self.run.planned_epochs
-        return f"{done:g}" if self.run.finished or planned is None else f"{done:g} of {planned:g}"
+        done, planned = self.run.epochs_done, self.run.planned_epochs
+        return f"{done:.6g}" if self.run.finished or planned is None else f"{done:.6g} of {planned:g}"
 
     def cells(self) -> tuple[str, ...]:
         """The row in the table of results; see `RunComparison.results`."""
@@ -146,7 +146,7 @@ class ComparedRun:
             "run": self.name,
             "path": self.run.ref,
             "finished": self.run.finished,
-            "epochs": self.epochs[-1]["epoch"] if self.epochs else 0,
+            "epochs": self.run.epochs_done,
             "planned_epochs": self.run.planned_epochs,
             **{name: test.get(name) for name in ("split", "images", "correct", "accuracy")},
             "accuracy_low": measured.get("accuracy_low", measured.get("exact_low")),

@@ -119,6 +119,8 @@ def _planned_epochs(run: Run) -> str:
     if planned is None:
         return say("an unknown number of epochs")
     planned = planned if planned % 1 == 0 else float(f"{planned:.3g}")
+    if run.members:
+        return say("{number:g} epochs in each fold, on average", number=planned)
     return say("{number:g} epoch", number=1) if planned == 1 else say("{number:g} epochs", number=planned)
 
 
@@ -217,7 +219,8 @@ def training(
     run: Run, model: VisionModel | None, splits: Splits | None, gone: str, differs: str = ""
 ) -> dict[str, Any]:
     """Data, model and options of the training; `gone` and `differs` are about the data since then."""
-    parts = [] if splits is None else [splits.train, splits.val, *([splits.test] if splits.test else [])]
+    found = () if splits is None else (splits.train, splits.val, splits.test)
+    parts = [part for part in found if part is not None and len(part)]  # with folds, there is no `val`
     names = _class_names(run, model, splits) if run.classifies else ()
     counts = [class_counts(part) for part in parts] if len(names) > 1 else []
     few = splits is not None and len(splits.train.class_names) <= MOST_CLASSES
@@ -245,7 +248,10 @@ def _data_rows(run: Run, parts: Sequence[ImageSet], names: Sequence[str]) -> Ite
     yield say("Task"), task
     yield say("Data"), without_home(str(run.config.get("data")))
     if parts:
-        yield say("Images"), ", ".join(f"{len(part):,} {part.name}" for part in parts)
+        counts = [f"{len(part):,} {part.name}" for part in parts]
+        if run.members:
+            counts[0] = say("{count:,} in {folds} folds", count=len(parts[0]), folds=len(run.members))
+        yield say("Images"), ", ".join(counts)
     if names:
         some = ", ".join(names[:12]) + (", ..." if len(names) > 12 else "")
         yield say("Classes"), f"{len(names):,}: {some}"

@@ -140,14 +140,15 @@ class LabelScore:
         return f"mAP {found.value:.2%} of {images} ({found.low:.1%} to {found.high:.1%})"
 
     def compared(self) -> str:
-        """The measures beside those of a constant answer, in one line."""
-        words = {"macro_f1": "macro F1", "micro_f1": "micro F1", "exact": "all classes right"}
+        """The measures at the thresholds beside those of a constant answer, in one line."""
+        words = {"macro_f1_tuned": "macro F1", "micro_f1_tuned": "micro F1", "exact": "all classes right"}
         found = self.estimates
         parts = [
             f"{text} {found[name].value:.2%} (constant {found[name].constant:.1%})"
             for name, text in words.items()
         ]
-        return f"a constant answer: mAP {found['map'].constant:.2%}; " + ", ".join(parts)
+        at = "0.5" if (self.thresholds == EVEN).all() else "the thresholds"
+        return f"a constant answer: mAP {found['map'].constant:.2%}; at {at}: {', '.join(parts)}"
 
     def rows(self) -> list[tuple[str, str, str, str]]:
         """The measures of all classes as text, below `ESTIMATES_HEAD`."""

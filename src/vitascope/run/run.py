@@ -437,13 +437,19 @@ class Run:
         return [record for record in self.metrics if record["kind"] == kind]
 
     @property
+    def epochs_done(self) -> float:
+        """The number of epochs so far; of a run with folds, the mean of its runs."""
+        done = [run.records("epoch")[-1:] for run in self.members or [self]]
+        return sum(record["epoch"] for records in done for record in records) / len(done)
+
+    @property
     def planned_epochs(self) -> float | None:
         """The length of the run in epochs; None before the first validation if steps or minutes set it."""
         config, epochs = self.config, self.records("epoch")
         if config.get("epochs") is not None and not config.get("lengths"):
             return config["epochs"]
         if self.finished:
-            return epochs[-1]["epoch"] if epochs else None
+            return self.epochs_done or None
         steps = config["lengths"][-1][1] if config.get("lengths") else config.get("steps")
         if steps is None or not epochs:
             return None
