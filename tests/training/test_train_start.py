@@ -37,11 +37,14 @@ def test_the_first_line_names_the_start_the_way_out_and_a_better_one(data, tmp_p
     assert main(["train", *words]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("start  from cifar10: ")
-    assert lines[1].strip() == (
-        "20 training images: few for random weights (--weights none); `vitascope probe cifar10 --data DATA` "
-        "takes seconds, and measures on all images; with a network, a larger model is a better start: "
-        "--weights facebook/dinov2-small"
-    )
+    assert [line.strip() for line in lines[1:4]] == [
+        "cifar10 is small, and was taught pictures of 32x32 pixels; with a network, a larger body that was "
+        "taught photographs is a better start: --weights facebook/dinov2-small",
+        "2 val images choose the epoch and 2 test images measure it; --folds 3 measures on all 24, and its "
+        "ensemble is better calibrated",
+        "`vitascope probe cifar10 --data DATA` takes seconds, and measures on all images; 20 training "
+        "images: few for random weights (--weights none)",
+    ]
     config = {**Run(command).config, "run": None}
     assert config["weights"] == "cifar10"
     assert config["layer_decay"] == RECIPES["finetune"].option("layer_decay")

@@ -117,10 +117,21 @@ def _length(trainer: Trainer) -> str:
     return words
 
 
-def other_starts(splits: Splits) -> str:
-    """The other ways to start a run on few images."""
-    return (
-        f"{counted(len(splits.train), 'training image')}: few for random weights (--weights none); "
-        f"`vitascope probe {BUILT_IN} --data DATA` takes seconds, and measures on all images; with a "
-        f"network, a larger model is a better start: --weights {LARGER_START}"
+def other_starts(splits: Splits) -> list[str]:
+    """Lines about the built-in body, about the images that choose and measure, and about other ways."""
+    body = (
+        f"{BUILT_IN} is small, and was taught pictures of 32x32 pixels; with a network, a larger body that "
+        f"was taught photographs is a better start: --weights {LARGER_START}"
     )
+    images = counted(len(splits.train), "training image")
+    others = (
+        f"`vitascope probe {BUILT_IN} --data DATA` takes seconds, and measures on all images; {images}: few "
+        "for random weights (--weights none)"
+    )
+    total, parts = len(splits.train), []
+    for name, does in (("val", "choose the epoch"), ("test", "measure it")):
+        if name in splits.drawn:
+            total += len(splits.parts[name])
+            parts.append(f"{counted(len(splits.parts[name]), f'{name} image')} {does}")
+    few = f"{' and '.join(parts)}; --folds 3 measures on all {total:,}, and its ensemble is better calibrated"
+    return [body, few, others] if parts else [body, others]

@@ -685,10 +685,10 @@ def start_model(opened: Opened) -> VisionModel:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(options.seed)
             add_adapters(model.encoder, rank)
-    few = len(opened.splits.train) <= FEW_TO_START and options.weights == BUILT_IN and not opened.plan.start
+    few = len(opened.splits.train) <= FEW_TO_START and options.weights == BUILT_IN
+    advice = other_starts(opened.splits) if few and not opened.plan.start and options.fold is None else []
     distributed.print_first(
-        f"start  from {source}: {'; '.join(notes)}"
-        + (f"\n       {other_starts(opened.splits)}" if few else "")
+        f"start  from {source}: {'; '.join(notes)}" + "".join(f"\n       {line}" for line in advice)
     )
     return model
 
