@@ -9,7 +9,7 @@ import pytest
 
 from tests.data import image_files, read_tree, splits_of, write_picture, write_tree
 from vitascope.data.datasets import described, open_data, open_pictures, read_data
-from vitascope.data.formats.folder import Folder
+from vitascope.data.formats.folder import Folder, FolderStream
 from vitascope.data.listing import visible_files
 from vitascope.data.loading import Loader
 from vitascope.data.preprocess import Preprocess
@@ -46,6 +46,30 @@ def test_every_function_finds_the_same_files(linked: Path) -> None:
     assert open_pictures(str(linked)) == expected
     assert sorted(map(Path, find_images(linked))) == expected
     assert not [line for line in described(open_data(str(linked))) if "unused" in line]
+
+
+def test_what_is_called_as_images_are_and_is_no_file_is_counted_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    root = write_tree(tmp_path / "photos", {"cat": 3, "dog": 3})
+    expected = image_files(root)
+    for name in ("nowhere.png", "self.JPG"):
+        (root / "cat" / name).symlink_to(name if name == "self.JPG" else "nothing.png")
+    os.mkfifo(root / "dog" / "pipe.png")
+    (root / "dog" / "empty.jpg").mkdir()
+    (root / "dog" / "notes.txt").touch()
+    for read in (
+        lambda: [source for images in read_data(str(root)).sets for source in images.sources],
+        lambda: list(map(Path, find_images(root))),
+        lambda: [Path(path) for path, *_ in FolderStream(root)],
+    ):
+        caplog.clear()
+        assert sorted(read()) == expected
+        (record,) = caplog.records
+        assert record.message == (
+            f"{root}: left out, with names of images: 2 broken links, 1 pipe or device, 1 empty folder"
+        )
+    assert read_data(str(root)).unused == ("1 .txt",)
 
 
 def test_links_that_lead_back_are_not_entered(tmp_path: Path) -> None:

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 import os
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
+from vitascope.formatting import counted
+
 if TYPE_CHECKING:
     from vitascope.remote.paths import StorePath  # the help of commands needs no stores
+
+log = logging.getLogger(__name__)
 
 IMAGE_SUFFIXES = {
     *(".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff"),
@@ -38,6 +44,29 @@ def is_image(entry: os.DirEntry[str]) -> bool:
     return suffix_of(entry.name) in IMAGE_SUFFIXES and _leads_to(entry.is_file)
 
 
+def images_below(
+    folder: str | os.PathLike[str] | StorePath,
+    failed: Callable[[str, OSError], None],
+    others: Callable[[os.DirEntry[str]], None] = lambda entry: None,
+    skipped: Callable[[str], None] = lambda folder: None,
+) -> Iterator[os.DirEntry[str]]:
+    """The images below a folder, as `visible_files` has them. `others` is called with each other file; at the
+    end, a warning counts what has an image's suffix and is no file."""
+    left_out: Counter[str] = Counter()
+    for entry in visible_files(folder, failed, skipped=skipped):
+        if is_image(entry):
+            yield entry
+        elif suffix_of(entry.name) not in IMAGE_SUFFIXES:
+            others(entry)
+        elif entry.is_symlink():
+            left_out["broken link"] += 1
+        else:
+            left_out["empty folder" if entry.is_dir() else "pipe or device"] += 1
+    if left_out:
+        counts = ", ".join(counted(count, kind) for kind, count in left_out.items())
+        log.warning("%s: left out, with names of images: %s", folder, counts)
+
+
 def suffix_of(name: str) -> str:
     """The suffix of a file's name, in lower case."""
     return os.path.splitext(name)[1].lower()
@@ -51,7 +80,8 @@ def visible_files(
     skipped: Callable[[str], None] = lambda folder: None,
 ) -> Iterator[os.DirEntry[str]]:
     """Everything below a folder but folders, hidden entries and what is in `SYSTEM_FOLDERS`: a folder's files
-    first, then its folders, each by name; or `as_paths`, in the order of their paths.
+    first, then its folders, each by name; or `as_paths`, in the order of their paths. An empty folder with an
+    image's suffix is not left out.
 
     Links to folders are entered, except those that lead to a folder in which they lie themselves.
 
@@ -114,6 +144,8 @@ def _below(
             continue
         if found not in entered:
             yield from _below(entry.path, entered | {found}, failed, skipped, as_paths)
+            if suffix_of(entry.name) in IMAGE_SUFFIXES and not os.listdir(entry.path):
+                yield entry
 
 
 def _leads_to(is_kind: Callable[[], bool]) -> bool:

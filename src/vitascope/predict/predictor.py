@@ -21,7 +21,7 @@ from torch import Tensor
 from vitascope.arguments import checked
 from vitascope.data.decoding import ImageError, ImageSource, Levels, as_pictures, is_one_picture, read_image
 from vitascope.data.formats.table import TableImage, images_of_table
-from vitascope.data.listing import is_image, visible_files
+from vitascope.data.listing import images_below
 from vitascope.data.preprocess import Preprocess
 from vitascope.data.reading import file_pool
 from vitascope.data.stored import ImageFile, StoredImage, fetched_ahead, stored_images
@@ -465,7 +465,7 @@ def _images_at(place: str, table: TableOptions, keep: bool) -> Iterable[ImageFil
             raise UserError(f"{place}: a table in a store: copy it to this machine, with its images")
         return stored_images(place)
     if os.path.isdir(place):
-        return (entry.path for entry in visible_files(place, _unlisted) if is_image(entry))
+        return (entry.path for entry in images_below(place, _unlisted))
     if os.path.isfile(place) and is_table(place):
         return images_of_table(Path(place), table, keep=keep)
     if os.path.exists(place):

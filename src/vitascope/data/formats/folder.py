@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from vitascope.data.formats.format import DataFormat
-from vitascope.data.listing import is_image, is_system_folder, suffix_of, visible_files
+from vitascope.data.listing import images_below, is_image, is_system_folder, suffix_of, visible_files
 from vitascope.data.splits import ImageSet, Inventory
 from vitascope.data.table_options import TABLE_SUFFIXES
 from vitascope.data.targets import ClassIndices
@@ -72,12 +72,15 @@ def read_folder(root: Path) -> Inventory:
     others: list[Path] = []
     unlisted: dict[str, OSError] = {}
     system: list[str] = []
-    entries = visible_files(
-        root, lambda folder, error: unlisted.update({folder: error}), skipped=system.append
-    )
-    for entry in entries:
-        path = entry if isinstance(entry, StorePath) else Path(entry.path)
-        (images if is_image(entry) else others).append(path)
+
+    def path_of(entry: os.DirEntry[str]) -> Path:
+        return entry if isinstance(entry, StorePath) else Path(entry.path)
+
+    def failed(folder: str, error: OSError) -> None:
+        unlisted[folder] = error
+
+    for entry in images_below(root, failed, lambda entry: others.append(path_of(entry)), system.append):
+        images.append(path_of(entry))
     splits = _splits(root, Counter(path.parts[depth:-1][:2] for path in images))
     classes: dict[str, dict[str, list[Path]]] = {split: {} for split in splits.values() or ("all",)}
     for path in sorted(images):
@@ -128,10 +131,9 @@ class FolderStream:
     def __init__(self, root: Path) -> None:
         self.root, depth = root, len(root.parts)
         places: Counter[tuple[str, ...]] = Counter()  # the first two folders of images' paths
-        for entry in visible_files(root, _unlisted):
-            if is_image(entry):
-                *folders, _ = entry.path.removeprefix("./").split(os.sep)[depth:]
-                places[tuple(folders[:2])] += 1
+        for entry in images_below(root, _unlisted):
+            *folders, _ = entry.path.removeprefix("./").split(os.sep)[depth:]
+            places[tuple(folders[:2])] += 1
         self._splits = _splits(root, places)
         self._classes: dict[str, dict[str, set[str]]] = {}  # by split and class, the names of the folders
         for place in places:
