@@ -6,7 +6,7 @@ from PIL import Image, ImageOps
 
 from tests.auditing.test_audit import picture
 from vitascope.auditing import leaks
-from vitascope.auditing.leaks import leaked
+from vitascope.auditing.leaks import leaked, seen_in_words
 from vitascope.cli import main
 from vitascope.data.datasets import open_data
 
@@ -37,6 +37,27 @@ def test_images_with_a_near_copy_in_training_are_known(photos: Path, monkeypatch
     }
     monkeypatch.setattr(leaks, "MOST", 10)
     assert leaked(splits.train, splits.measured) == []
+
+
+@pytest.mark.parametrize("most", [leaks.MOST, 10])
+def test_pictures_of_one_shade_and_of_several_pages_are_counted(photos: Path, monkeypatch, most: int) -> None:
+    red = photos / "train" / "red"
+    for number in range(6):
+        Image.new("RGBA", (20, 20), (255, 255, 255, 9 * number)).save(red / f"{number:02}.png")
+    pages = [Image.open(red / f"{number:02}.png").convert("RGB") for number in (7, 8)]
+    pages[0].save(red / "07.tif", save_all=True, append_images=pages[1:])
+    splits = open_data(str(photos))
+    monkeypatch.setattr(leaks, "MOST", most)
+    lines = seen_in_words(splits)
+    parts = splits.parts.values() if most == leaks.MOST and most > 10 else [splits.train]
+    names = [
+        Path(str(source)).name for part in parts for source in part.sources if "train/red" in str(source)
+    ]
+    of = "43 images" if most > 10 else f"{len(splits.train)} training images that were looked at"
+    plain = sum(name in {f"{number:02}.png" for number in range(6)} for name in names)
+    assert f"{plain} of {of} are of one shade, as white on a transparent ground is" in lines
+    if "07.tif" in names:
+        assert f"1 of {of} have several pages or frames: the first counts" in lines
 
 
 def test_training_and_evaluation_say_how_many_there_are(photos: Path, tmp_path: Path, capsys) -> None:

@@ -40,6 +40,22 @@ def test_size_format_and_bytes_are_those_of_the_file(tmp_path: Path) -> None:
     assert looks["misnamed"].tolist() == [""] * 3
 
 
+def test_pages_and_frames_are_counted_and_the_first_is_looked_at(tmp_path: Path) -> None:
+    pages = [scene(seed).copy() for seed in range(3)]
+    names = ("a.tif", "b.gif", "c.webp", "d.png")
+    for name in names:
+        pages[0].save(tmp_path / name, save_all=True, append_images=pages[1:])
+    scene(0).save(tmp_path / "one.tif")
+    whole = (tmp_path / "a.tif").read_bytes()
+    (tmp_path / "cut.tif").write_bytes(whole[: -len(whole) // 4])  # in the last page
+    looks = look_at([*(tmp_path / name for name in names), tmp_path / "one.tif", tmp_path / "cut.tif"])
+    assert looks["reason"].tolist() == [""] * 6
+    assert looks["pages"].tolist()[:5] == [3, 3, 3, 3, 1]
+    assert looks["pages"][5] >= 1
+    differences = looks["thumbnail"].astype(float) - looks["thumbnail"][4]
+    assert (np.abs(differences).mean(axis=(1, 2)) < 8).all()  # of GIF's palette, and of WebP
+
+
 def test_a_suffix_of_another_format_is_misnamed(tmp_path: Path) -> None:
     for name in ("a.jpg", "b.PNG", "c"):
         scene(0).save(tmp_path / name, "PNG")

@@ -44,7 +44,18 @@ def test_a_fault_is_listed_among_usual_pictures(usual: Looks, fault: str) -> Non
     assert listed(worse, usual) == {fault: 5}
 
 
-@pytest.mark.parametrize("fault", FAULTS)
+def test_pictures_of_one_shade_are_listed_however_many_they_are(usual: Looks) -> None:
+    icon = Image.new("RGBA", (64, 64), (255, 255, 255, 0))  # white on a transparent ground, laid over white
+    icon.paste((255, 255, 255, 255), (8, 8, 40, 40))
+    plain = [icon, Image.new("L", (20, 20)), Image.new("RGB", (300, 20), (90, 120, 60))] * 10
+    assert listed(look_at(plain))["empty"] == 30
+    halves = Image.new("RGB", (64, 64), (76, 76, 76))
+    halves.paste((255, 0, 0), (0, 0, 32, 64))  # red of the same luminance
+    looks = look_at([*plain[:3], halves, scene(0), b"none"])
+    assert looks["plain"].tolist() == [True] * 3 + [False] * 3
+
+
+@pytest.mark.parametrize("fault", [fault for fault in FAULTS if fault != "empty"])
 def test_a_fault_of_all_pictures_is_listed_for_none(fault: str) -> None:
     assert listed(look_at([encoded(FAULTS[fault](scene(seed))) for seed in range(30)])) == {}
 

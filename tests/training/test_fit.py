@@ -1,3 +1,4 @@
+import re
 from pathlib import Path
 
 import numpy as np
@@ -81,3 +82,21 @@ def test_the_start_says_how_much_a_crop_shows_and_what_shows_more(
     assert f"{line}: fit=pad or fit=squash shows it the whole picture" in capsys.readouterr().out
     assert main([*train, "--run", str(tmp_path / "crop"), "--fit", "crop"]) == 0
     assert f"{line}\n" in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("without_figures")
+def test_the_start_says_how_sizes_spread_and_what_is_cut_off_of_the_longest(tmp_path: Path, capsys) -> None:
+    for name in ("a", "b"):
+        (tmp_path / "data" / name).mkdir(parents=True)
+        for number in range(20):
+            size = (320, 320) if number % 2 else (32, 32)
+            Image.new("L", (3000, 20) if number == 7 else size, 9 * number + (name == "a")).save(
+                tmp_path / "data" / name / f"{number:02}.png"
+            )
+    train = ["train", "--data", str(tmp_path / "data"), "--steps", "1", *SMALL]
+    assert main([*train, "--run", str(tmp_path / "run")]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    sides = r"images of about \d+x\d+ pixels, with sides from 20 to 3,000"
+    assert re.search(sides, printed)
+    least = r"; of [12] of 3\d less than 75%, down to 1% of 20x3000 pixels"
+    assert re.search(least + ": fit=pad or fit=squash shows it the whole picture", printed)

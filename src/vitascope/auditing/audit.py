@@ -143,6 +143,8 @@ def audit(
         paths = [image_name(source, inventory.root) for source in images.sources]
         names = [printable(path) or f"image {number}" for number, path in enumerate(paths)]
         readable = np.flatnonzero(looks["width"])
+        if several := int((looks["pages"] > 1).sum()):
+            notes.append(f"{counted(several, 'image')} of several pages or frames: the first counts")
         if not len(readable):
             first = f"{names[0]}: {looks['reason'][0]}"
             raise UserError(f"none of {counted(len(looks), 'image')} can be read: {first}")

@@ -1,12 +1,15 @@
-"""Images with a near-copy in the training images, as far as a training and an evaluation look for them."""
+"""What a training and an evaluation notice of pictures: near-copies in training, one shade, several pages."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
 
 from vitascope.auditing.duplicates import near_duplicates
-from vitascope.auditing.looks import look_at
+from vitascope.auditing.looks import Looks, look_at
+from vitascope.data.datasets import SAMPLE
 from vitascope.data.splits import ImageSet, Splits
 from vitascope.formatting import counted
 
@@ -18,21 +21,43 @@ def leaked(train: ImageSet, *measured: ImageSet) -> list[npt.NDArray[np.bool_]]:
     """For each set of M measured images, whether they are copies or near-copies of training images, (M,), by
     their perceptual hashes; an empty list for more than `MOST` images in all."""
     sizes = [len(images) for images in (train, *measured)]
-    if sum(sizes) > MOST:
-        return []
-    pairs = near_duplicates(look_at([source for images in (train, *measured) for source in images.sources]))
-    mask = np.zeros(sum(sizes), dtype=np.bool_)
-    mask[[pair.second for pair in pairs if pair.first < len(train) <= pair.second]] = True
-    return np.split(mask, np.cumsum(sizes)[:-1])[1:]
+    return [] if sum(sizes) > MOST else _leaked(_looks([train, *measured]), sizes)
 
 
-def leaks_in_words(splits: Splits) -> str:
-    """A line on the images of other parts that have a near-copy in training; empty without any."""
-    others = {name: images for name, images in splits.parts.items() if name != "train"}
-    masks = zip(others, leaked(splits.train, *others.values()), strict=False)
+def seen_in_words(splits: Splits) -> list[str]:
+    """Lines on the images of other parts that have a near-copy in training, on pictures of one shade, and on
+    those of which the first page counts. Of more than `MOST` images, some training images are looked at, for
+    the last two."""
+    parts = splits.parts
+    sizes, lines = [len(images) for images in parts.values()], []
+    every = sum(sizes) <= MOST
+    looks = _looks(
+        list(parts.values())
+        if every
+        else [splits.train.subset("train", np.array(splits.train.spread(SAMPLE)))]
+    )
+    masks = _leaked(looks, sizes) if every else []
     counts = [
-        f"{mask.sum():,} of {counted(len(mask), f'{name} image')}" for name, mask in masks if mask.any()
+        f"{mask.sum():,} of {counted(len(mask), f'{name} image')}"
+        for name, mask in zip(list(parts)[1:], masks, strict=False)
+        if mask.any()
     ]
-    if not counts:
-        return ""
-    return f"{' and '.join(counts)} have a near-copy in training: `vitascope audit` shows them"
+    if counts:
+        lines.append(f"{' and '.join(counts)} have a near-copy in training: `vitascope audit` shows them")
+    of = counted(len(looks), "image") if every else f"{len(looks):,} training images that were looked at"
+    if plain := int(looks["plain"].sum()):
+        lines.append(f"{plain:,} of {of} are of one shade, as white on a transparent ground is")
+    if several := int((looks["pages"] > 1).sum()):
+        lines.append(f"{several:,} of {of} have several pages or frames: the first counts")
+    return lines
+
+
+def _looks(sets: Sequence[ImageSet]) -> Looks:
+    return look_at([source for images in sets for source in images.sources])
+
+
+def _leaked(looks: Looks, sizes: Sequence[int]) -> list[npt.NDArray[np.bool_]]:
+    """As `leaked`, by the looks of all images of sets of these sizes, of which that of training is first."""
+    mask = np.zeros(len(looks), dtype=np.bool_)
+    mask[[pair.second for pair in near_duplicates(looks) if pair.first < sizes[0] <= pair.second]] = True
+    return np.split(mask, np.cumsum(sizes)[:-1])[1:]

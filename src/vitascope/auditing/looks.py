@@ -38,11 +38,13 @@ LOOK = np.dtype(
         ("reason", object),  # why the picture cannot be read, or ""; then all other columns are 0
         ("width", np.int64),  # of the upright picture
         ("height", np.int64),
+        ("pages", np.int64),  # or frames, of which the first counts
         ("file_bytes", np.int64),  # 0 for pixels in memory
         ("format", object),  # as Pillow names it, such as "JPEG"
         ("misnamed", object),  # the suffix if it belongs to another format, else ""
         ("camera", object),  # EXIF make and model
         ("day", object),  # EXIF date, "YYYY-MM-DD"
+        ("plain", np.bool_),  # of one shade, as far as `LONGEST` pixels show
         ("brightness", np.float64),  # mean luminance in [0, 1]
         ("darkest", np.float64),  # 1% and 99% quantiles of luminance
         ("brightest", np.float64),
@@ -56,6 +58,7 @@ LOOK = np.dtype(
     ]
 )
 _UPRIGHT, _TRANSPOSED = 1, 5  # EXIF orientations: the first, and the first that swaps width and height
+_PHONES = "MPO"  # a JPEG with a second picture, which phones add
 _FAINTEST = 0.5  # levels of luminance, of 255: below it, sharpness would be that of rounding
 _CHUNK = 32  # pictures per task of a thread: a task for each small picture would take as long as it
 
@@ -85,7 +88,7 @@ def _look(source: ImageSource, formats: Mapping[str, str]) -> dict[str, Any]:
 
 def _measured(source: ImageSource, formats: Mapping[str, str]) -> dict[str, Any]:
     image = open_image(source)
-    file_bytes, exif = _file_bytes(image), image.getexif()
+    file_bytes, pages, exif = _file_bytes(image), _pages(image, source), image.getexif()
     orientation = exif.get(ExifTags.Base.Orientation, _UPRIGHT)
     width, height = image.size if orientation < _TRANSPOSED else image.size[::-1]
     if not isinstance(source, Image.Image):  # a draft would change the caller's
@@ -94,7 +97,7 @@ def _measured(source: ImageSource, formats: Mapping[str, str]) -> dict[str, Any]
     if (shrink := LONGEST / max(picture.size)) < 1:
         small = [max(1, round(side * shrink)) for side in picture.size]
         picture = picture.resize((small[0], small[1]), Image.Resampling.BILINEAR)
-    image_format = "JPEG" if image.format == "MPO" else image.format or ""  # phones add a second picture
+    image_format = "JPEG" if image.format == _PHONES else image.format or ""
     suffix = suffix_of(source_name(source)) if isinstance(source, str | os.PathLike | Encoded) else ""
     grey, pixels = picture.convert("L"), np.asarray(picture.convert("RGB"))
     luminance = np.asarray(grey, dtype=np.float32)
@@ -104,11 +107,13 @@ def _measured(source: ImageSource, formats: Mapping[str, str]) -> dict[str, Any]
     return {
         "height": height,
         "width": width,
+        "pages": pages,
         "file_bytes": file_bytes,
         "format": image_format,
         "misnamed": suffix if image_format and formats.get(suffix, image_format) != image_format else "",
         "camera": " ".join(_text(exif.get(tag)) for tag in (ExifTags.Base.Make, ExifTags.Base.Model)).strip(),
         "day": _day(exif),
+        "plain": np.ptp(pixels, axis=(0, 1)).max() <= 1,
         "brightness": luminance.mean() / 255,
         "darkest": darkest / 255,
         "brightest": brightest / 255,
@@ -118,6 +123,17 @@ def _measured(source: ImageSource, formats: Mapping[str, str]) -> dict[str, Any]
         "border": sides.mean(axis=0) / 255,
         "thumbnail": np.asarray(grey.resize((SIDE, SIDE), Image.Resampling.LANCZOS)),
     }
+
+
+def _pages(image: Image.Image, source: ImageSource) -> int:
+    """The pages or frames of a picture that is not decoded yet; 1 if those after the first are damaged."""
+    if image.format == _PHONES or isinstance(source, Image.Image):
+        return 1
+    try:
+        with image_errors(source):
+            return int(getattr(image, "n_frames", 1))
+    except ImageError:
+        return 1
 
 
 def _file_bytes(image: Image.Image) -> int:

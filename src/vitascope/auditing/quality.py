@@ -1,7 +1,7 @@
 """Pictures that are unreadable, dark, bright, blurred, empty, of an odd shape, or grey among coloured ones.
 
 A picture is listed if a fixed limit says so and it is also unusual among these data: in a set
-of X-rays, night pictures or scanned texts nothing is listed that all of them have.
+of X-rays, night pictures or scanned texts nothing is listed that all of them have, but pictures of one shade.
 """
 
 from __future__ import annotations
@@ -65,6 +65,7 @@ def quality_scores(looks: Looks, usual: Looks | None = None) -> dict[Issue, Floa
 
     proportions, side = np.median(_proportions(usual)), np.median(_side(usual))
     scores = {issue: low(*judgement) for issue, judgement in _LOW.items()}
+    scores["empty"] = np.maximum(scores["empty"], looks["plain"])  # however many there are
     scores["blurred"][scores["empty"] >= LISTED] = 0  # one colour has no edges
     shapes = [
         low(lambda some: -np.abs(_proportions(some) - proportions), -_ODD, 2),

@@ -7,7 +7,7 @@ import logging
 import numpy as np
 from torch import nn
 
-from vitascope.auditing.leaks import leaks_in_words
+from vitascope.auditing.leaks import seen_in_words
 from vitascope.data.datasets import class_counts, described, find_copies, sampled_sizes
 from vitascope.data.splits import ImageSet, Splits, absent_classes
 from vitascope.errors import printable
@@ -32,7 +32,7 @@ def announce_data(trainer: Trainer) -> None:
         return
     config, splits = trainer.config, trainer.splits
     copies = find_copies(splits)
-    lines = [*described(splits), *copies.described(), *filter(None, [leaks_in_words(splits)])]
+    lines = [*described(splits), *copies.described(), *seen_in_words(splits)]
     if config.task == "classify" and splits.train.uneven:
         lines.append(_uneven(splits.train, config.balance))
     model = [f"{_parameters(trainer.module)}: {trainer.model_config.summary}", *trainer.plan.explained()]
@@ -63,13 +63,21 @@ def announce_run(trainer: Trainer) -> None:
 
 
 def _seen(trainer: Trainer) -> str:
-    """How much of the median picture the model sees; empty for all of it."""
-    height, width = map(int, np.median(sampled_sizes(trainer.splits.train), axis=0))
-    share = trainer.preprocess.share_seen(width, height)
-    if share > ALL:
+    """How much the model sees of the median picture, and of the one that it sees least of; empty for all."""
+    sizes, seen = sampled_sizes(trainer.splits.train), trainer.preprocess.share_seen
+    shares = np.array([seen(width, height) for height, width in sizes.tolist()])
+    height, width = map(int, np.median(sizes, axis=0))
+    share, least = seen(width, height), float(shares.min())
+    if min(share, least) > ALL:
         return ""
     text = f"the model sees {share:.0%} of a picture of {height}x{width} pixels, its centre"
-    if share >= MOST or trainer.config.fit == "crop":
+    if least < min(share, MOST):
+        high, wide = sizes[shares.argmin()].tolist()
+        few = int((shares < MOST).sum())
+        text += (
+            f"; of {few} of {len(sizes)} less than {MOST:.0%}, down to {least:.0%} of {high}x{wide} pixels"
+        )
+    if min(share, least) >= MOST or trainer.config.fit == "crop":
         return text
     return f"{text}: fit=pad or fit=squash shows it the whole picture"
 

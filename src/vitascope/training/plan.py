@@ -66,6 +66,8 @@ class Facts:
     width: int
     one_size: bool
     """Whether all of those that were looked at have this height and width."""
+    sides: tuple[int, int]
+    """The shortest and the longest side of those."""
     channels: int
     class_names: tuple[str, ...]
     greatest: int | None
@@ -88,7 +90,8 @@ class Facts:
         return min(self.height, self.width) > SMALL_IMAGE
 
     def __str__(self) -> str:
-        return f"{counted(self.images, 'image')} of about {self.height}x{self.width} pixels"
+        spread = "" if self.one_size else ", with sides from {:,} to {:,}".format(*self.sides)
+        return f"{counted(self.images, 'image')} of about {self.height}x{self.width} pixels{spread}"
 
 
 def inspect(data: Splits, weights: ModelConfig | None = None, *, levels: bool = True) -> Facts:
@@ -105,6 +108,7 @@ def inspect(data: Splits, weights: ModelConfig | None = None, *, levels: bool = 
         height=height,
         width=width,
         one_size=bool((sizes == sizes[0]).all()),
+        sides=(int(sizes.min()), int(sizes.max())),
         channels=data.channels,
         class_names=data.train.class_names,
         greatest=greatest_value(data.train) if levels else None,
