@@ -6,13 +6,23 @@ import multiprocessing
 import os
 import signal
 import time
-from contextlib import nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import pytest
 
+from tests.forked import fork
 from vitascope.errors import UserError
-from vitascope.storage import WriteError, explaining_failure, locked, replacing
+from vitascope.storage import (
+    WriteError,
+    check_new_folder,
+    explaining_failure,
+    locked,
+    new_folder,
+    replacing,
+    temporary_folder,
+)
 
 
 def test_a_file_is_replaced_only_when_complete(tmp_path: Path) -> None:
@@ -157,6 +167,53 @@ def test_a_file_system_without_locks_causes_a_warning(
     with locked(tmp_path / LOCK):
         pass
     assert f"{tmp_path} cannot be locked (No locks available)" in capsys.readouterr().err
+
+
+def killed_while(holding: Callable[[], AbstractContextManager[object]]) -> None:
+    """A process that is killed within a context."""
+    read, write = os.pipe()
+
+    def work() -> None:
+        with holding():
+            os.write(write, b"!")
+            time.sleep(60)
+
+    child = fork(work)
+    assert os.read(read, 1) == b"!"
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+
+
+def test_what_killed_processes_left_is_removed_and_what_is_in_use_stays(tmp_path: Path) -> None:
+    (tmp_path / "photo.jpg").touch()
+    killed_while(lambda: temporary_folder(tmp_path))
+    killed_while(lambda: temporary_folder(tmp_path))
+    (left,) = (path for path in tmp_path.iterdir() if path.is_dir())  # the second removed that of the first
+    with temporary_folder(tmp_path) as one:
+        assert not left.exists()
+        (one / "file").touch()
+        with temporary_folder(tmp_path) as other:
+            assert (one / "file").exists()
+            assert list(other.iterdir()) == []
+    assert [path.name for path in tmp_path.iterdir()] == ["photo.jpg"]
+
+
+def test_of_two_that_write_one_new_folder_the_second_is_rejected(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    with new_folder(folder):
+        with pytest.raises(UserError, match="is in use by process"), new_folder(folder):
+            pass
+        (folder / "weights").touch()
+    with pytest.raises(UserError, match="another process has written it meanwhile"), new_folder(folder):
+        pass
+    assert [path.name for path in folder.iterdir()] == ["weights"]
+    with pytest.raises(KeyboardInterrupt), new_folder(tmp_path / "other"):
+        raise KeyboardInterrupt
+    assert not (tmp_path / "other").exists()
+    killed_while(lambda: new_folder(tmp_path / "killed"))
+    check_new_folder(tmp_path / "killed")
+    with new_folder(tmp_path / "killed"):
+        pass
 
 
 def test_a_missing_folder_is_reported_in_one_line(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import re
 import shutil
 import socket
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from multiprocessing.util import register_after_fork
@@ -19,6 +20,7 @@ from filelock import lock_descriptor
 
 from vitascope.errors import UserError
 
+_LOCK, _ASIDE = ".writing.lock", ".writing-"
 _URL = re.compile(r"[A-Za-z][\w+.-]+:/")
 READ_BYTES = os.O_RDONLY | getattr(os, "O_BINARY", 0)
 """The mode of `os.open` for bytes as they are; without the second flag, Windows translates line ends."""
@@ -43,8 +45,24 @@ def check_local(path: Path) -> None:
 
 def check_new_folder(folder: Path) -> None:
     """Reject a folder to write that has files, or is one; an empty folder is as good as a new one."""
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+    if folder.exists() and (not folder.is_dir() or any(path.name != _LOCK for path in folder.iterdir())):
         raise UserError(f"{folder}: is not an empty folder and is not overwritten; choose a new one")
+
+
+@contextmanager
+def new_folder(folder: Path) -> Iterator[None]:
+    """Write a new or empty folder as the only process; a UserError if another process is, or was faster."""
+    make_folder(folder)
+    lock = folder / _LOCK
+    with locked(lock):
+        try:
+            if any(path.name != _LOCK for path in folder.iterdir()):
+                raise UserError(f"{folder}: another process has written it meanwhile; choose a new one")
+            yield
+        finally:
+            with suppress(OSError):  # the folder is not empty; Windows keeps an open file
+                lock.unlink()
+                folder.rmdir()
 
 
 def make_folder(folder: Path) -> None:
@@ -91,6 +109,24 @@ def replacing(path: Path) -> Iterator[Path]:
         raise
     finally:
         _remove(aside)
+
+
+@contextmanager
+def temporary_folder(place: Path) -> Iterator[Path]:
+    """Yield a new folder in a folder, and remove it at the end; those that killed processes have left there
+    are removed first."""
+    for left in place.glob(f"{_ASIDE}*/{_LOCK}"):
+        with suppress(OSError), open(left, "a") as file:  # another process has removed it; no locks here
+            if lock_descriptor(file.fileno(), blocking=False):
+                shutil.rmtree(left.parent, ignore_errors=True)
+    temporary = tempfile.TemporaryDirectory(prefix=_ASIDE, dir=place)
+    with temporary as folder, open(Path(folder) / _LOCK, "w") as file:
+        register_after_fork(file, type(file).close)  # a worker that outlives this process
+        with suppress(OSError):  # no locks here: nothing is ever removed by others
+            lock_descriptor(file.fileno(), blocking=True)
+        files = Path(folder) / "files"
+        files.mkdir(parents=True)  # another process may have been faster to lock, and to remove
+        yield files
 
 
 def settle(aside: Path, path: Path) -> Path:

@@ -1,4 +1,5 @@
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from tests.training import write_folder
 from vitascope.cli import main
 from vitascope.data.targets import ClassIndices, ClassSets
 from vitascope.errors import UserError
+from vitascope.evaluation import calibrate as calibrate_module
 from vitascope.evaluation.calibrate import KNOWN, calibrate, images_to_know
 from vitascope.evaluation.calibration import (
     SPREAD,
@@ -227,6 +229,22 @@ def test_any_model_is_calibrated_into_a_new_folder(folder: Path, plain: Path, tm
     assert verdict.familiarity is not None
     assert 0 < verdict.familiarity <= 1
     assert Predictor(plain)(picture).verdict.familiarity is None
+
+
+def test_of_two_calibrations_into_one_folder_the_second_is_rejected(
+    folder: Path, plain: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, calibrate_model = tmp_path / "out", calibrate_module.calibrate_model
+
+    def meanwhile(*arguments: Any) -> Any:
+        monkeypatch.setattr(calibrate_module, "calibrate_model", calibrate_model)
+        calibrate(plain, folder, out)
+        return calibrate_model(*arguments)
+
+    monkeypatch.setattr(calibrate_module, "calibrate_model", meanwhile)
+    with pytest.raises(UserError, match="another process has written it meanwhile"):
+        calibrate(plain, folder, out)
+    assert from_pretrained(out).trust is not None
 
 
 def test_calibration_overwrites_nothing_and_rejects_other_classes(

@@ -18,6 +18,7 @@ from vitascope.evaluation.calibration import sharpened
 from vitascope.evaluation.evaluate import evaluate
 from vitascope.model.ensemble import Ensemble
 from vitascope.predict.runtimes import open_engine
+from vitascope.report import write
 from vitascope.report.comparison import RunComparison
 from vitascope.report.overview import training
 from vitascope.run.run import Run
@@ -114,6 +115,35 @@ def test_a_stopped_training_goes_on_to_the_same_model(
     assert all(torch.equal(value, state[name]) for name, value in resumed.model.state_dict().items())
     with pytest.raises(UserError, match="its runs are done"):
         resume(tmp_path / "run", epochs=9)
+
+
+def test_a_run_that_was_killed_before_its_figures_is_drawn_when_resumed(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn: list[str] = []
+
+    def killed(run: Run, **_: object) -> Path:
+        raise KeyboardInterrupt
+
+    def written(run: Run, **_: object) -> Path:
+        drawn.append(run.name)
+        run.report.touch()
+        return run.report
+
+    with undrawn():
+        monkeypatch.setattr(write, "write_report", killed)
+        with pytest.raises(KeyboardInterrupt):
+            train(tiny_config(photos, run=str(tmp_path / "run"), folds=3, epochs=1))
+        member = Run(tmp_path / "run").members[0]
+        assert member.finished
+        with pytest.raises(
+            UserError, match=f"`vitascope report {member.path}` draws its figures and its rep"
+        ):
+            resume(member.path)
+        monkeypatch.setattr(write, "write_report", written)
+        monkeypatch.setattr(write, "redraw_figures", lambda run, *_: drawn.append(f"figures {run.name}"))
+        resume(tmp_path / "run")
+    assert drawn == ["figures 1", "1", "2", "3", "figures run", "run"]
 
 
 def test_images_that_change_between_the_runs_are_noticed(photos: Path, tmp_path: Path) -> None:

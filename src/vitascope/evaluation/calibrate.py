@@ -36,7 +36,7 @@ from vitascope.model.trust import PredictionSets, Trust, class_distances, neares
 from vitascope.model.vision_model import VisionModel
 from vitascope.predict.engine import TorchEngine
 from vitascope.run.label_measures import best_thresholds
-from vitascope.storage import check_new_folder
+from vitascope.storage import check_new_folder, new_folder
 from vitascope.weights.loading import from_pretrained, save_pretrained
 
 KNOWN = 5000
@@ -217,5 +217,6 @@ def calibrate(
         batches(val),
         lambda: batches(train.subset(train.name, images_to_know(train))),
     )
-    save_pretrained(loaded.cpu(), folder)
+    with new_folder(folder):
+        save_pretrained(loaded.cpu(), folder)
     return calibration

@@ -10,7 +10,6 @@ import contextlib
 import dataclasses
 import importlib.util
 import json
-import tempfile
 import zipfile
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -24,7 +23,7 @@ from vitascope.data.feature_cache import Features
 from vitascope.errors import UserError
 from vitascope.predict.result_formats import escaped
 from vitascope.serialization import parse_json
-from vitascope.storage import check_room, replacing
+from vitascope.storage import check_room, replacing, temporary_folder
 from vitascope.weights.files import read_npz
 
 FORMATS = (".npz", ".npy", ".parquet")
@@ -158,8 +157,8 @@ def _with_room(out: Path, parts: Iterable[Part], total: int) -> Iterator[Part]:
 
 
 def _write_npz(out: Path, parts: Iterable[Part], made: str) -> int:
-    with tempfile.TemporaryDirectory(prefix=".embed-", dir=out.absolute().parent) as folder:
-        whole = Path(folder) / "feature.npy"  # the number of images, at its head, is known at the end
+    with temporary_folder(out.absolute().parent) as folder:
+        whole = folder / "feature.npy"  # the number of images, at its head, is known at the end
         columns = _write_array(whole, parts)
         with replacing(out) as aside, zipfile.ZipFile(aside, "w", allowZip64=True) as archive:
             archive.write(whole, whole.name)

@@ -258,10 +258,13 @@ class Run:
         """Reject to resume a run that has finished."""
         if self.finished:
             named = shlex.quote(self.ref)
+            undrawn = f"; `vitascope report {named}` draws its figures and its report, which are missing"
             raise UserError(
                 f"{self.ref}: this run has finished; `vitascope train --resume {named} --epochs MORE` goes "
                 "on; "
                 f"`vitascope train --weights {named} --data DATA` trains its model further, in a new run"
+                + undrawn
+                * (self.store is None and not self.report.is_file())
             )
 
     @contextmanager

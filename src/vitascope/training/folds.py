@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import logging
 import shutil
 from collections.abc import Callable
 from typing import Any, cast
@@ -31,6 +32,8 @@ from vitascope.run.predictions import Predictions
 from vitascope.run.run import Run
 from vitascope.storage import replacing
 
+log = logging.getLogger(__name__)
+
 
 def train_members(
     run: Run, config: TrainConfig, start: Callable[[TrainConfig], object], resume: Callable[[Run], object]
@@ -43,6 +46,8 @@ def train_members(
         if member.exists and not member.split_file.is_file():  # it was stopped before it had begun
             shutil.rmtree(member.path)
         if member.finished:
+            if not member.report.is_file():
+                _draw(member, config.execution.device)
             continue
         print(f"fold   {fold + 1} of {len(run.members)}", flush=True)
         try:
@@ -52,6 +57,15 @@ def train_members(
                 start(config.replace(run=str(member.path), fold=fold))
         except Interrupted as stop:
             raise Interrupted(run.ref, stop.signum) from stop
+
+
+def _draw(member: Run, device: str) -> None:
+    """Draw the figures and the report of a run that was killed before their end."""
+    from vitascope.report.write import rewrite_report  # matplotlib delays the start of training
+
+    _, missing = rewrite_report(member, device=device)
+    if missing:
+        log.warning("%s: %s", member.path, missing)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -745,7 +745,7 @@ def _finish(trainer: Trainer) -> TrainResult | PretrainResult:
     run, config, final = trainer.run, trainer.config, trainer.splits.measured
     images = images_at_once(trainer.batch_size, trainer.parts)
     with stopped_at_once(run), suitable_threads(trainer.model_config, trainer.device, images):
-        distributed.by_first(lambda: shutil.rmtree(run.figures, ignore_errors=True))  # of an earlier end
+        distributed.by_first(lambda: _remove_drawn(run))
         kept = select_weights(trainer)
         distributed.print_first(kept.in_words())
         model = from_pretrained(run.checkpoints / kept.weights).to(trainer.device)
@@ -776,6 +776,12 @@ def _finish(trainer: Trainer) -> TrainResult | PretrainResult:
     if run.store is not None and distributed.is_first():
         run.store.remove_with(result)
     return result
+
+
+def _remove_drawn(run: Run) -> None:
+    """Remove figures and report of an earlier end, so that none is beside another model."""
+    shutil.rmtree(run.figures, ignore_errors=True)
+    run.report.unlink(missing_ok=True)
 
 
 def _save(

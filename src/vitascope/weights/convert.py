@@ -18,7 +18,7 @@ from vitascope.data.preprocess import Preprocess
 from vitascope.errors import UserError, check_choice
 from vitascope.model.config import ViTConfig
 from vitascope.model.vision_model import VisionModel
-from vitascope.storage import check_new_folder
+from vitascope.storage import check_new_folder, new_folder
 from vitascope.weights.agreement import Agreement, agreement
 from vitascope.weights.identification import FAMILIES, check_format, identify, read_config
 from vitascope.weights.loading import load_source
@@ -108,7 +108,8 @@ def convert(
         size = (2, preprocess.channels, *preprocess.image_size)
         inputs = torch.randn(size, generator=torch.Generator().manual_seed(0))
     family = FAMILIES[format]
-    files = to_family(family, model, preprocess, folder)
+    with new_folder(folder):
+        files = to_family(family, model, preprocess, folder)
     written = identify(folder, family=format)
     again = load_source(*written, read_config(*written))  # its config in hand: nothing is reported as assumed
     prepared = None

@@ -10,7 +10,6 @@ import abc
 import dataclasses
 import itertools
 import re
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, cast
@@ -27,7 +26,7 @@ from vitascope.model.resnet_config import ResNetConfig
 from vitascope.model.sizes import ModelConfig
 from vitascope.model.trust import Trust
 from vitascope.model.vision_model import VisionModel, build, kind_of
-from vitascope.storage import WriteError, make_folder, settle
+from vitascope.storage import WriteError, make_folder, settle, temporary_folder
 from vitascope.weights.files import CheckpointError
 from vitascope.weights.hub import CONFIG, weights_name
 
@@ -336,13 +335,13 @@ def to_family(family: Family, model: VisionModel, preprocess: Preprocess, folder
     if model.trust is not None:
         state |= family.write_trust(model.trust)
     make_folder(folder)
-    with tempfile.TemporaryDirectory(prefix=".writing-", dir=folder) as aside:  # a full disk leaves nothing
+    with temporary_folder(folder) as aside:  # a full disk leaves nothing
         try:
-            files = family.write(config, state, preprocess, Path(aside))
+            files = family.write(config, state, preprocess, aside)
         except (OSError, RuntimeError) as error:  # a full disk, as Python and as torch report it
             raise WriteError(f"{folder}: cannot be written: {error}") from error
         except WriteError as error:
-            raise WriteError(str(error).replace(aside, str(folder))) from error
+            raise WriteError(str(error).replace(str(aside), str(folder))) from error
         return _move_in(files, folder)
 
 

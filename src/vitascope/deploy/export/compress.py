@@ -30,7 +30,7 @@ from vitascope.predict.throughput import take_turns, timed_step
 from vitascope.run.measures import PairedMeasure
 from vitascope.run.predictions import paired
 from vitascope.run.run import Run, load_with_run
-from vitascope.storage import check_new_folder
+from vitascope.storage import check_new_folder, new_folder
 from vitascope.weights.loading import from_pretrained, save_pretrained
 from vitascope.weights.preprocess import preprocess_of
 
@@ -147,7 +147,8 @@ def compress(
         smaller = prune(model, examples, num_heads=heads, mlp_ratio=mlp_ratio)
     if merge is not None:
         smaller = merge_tokens(smaller, merge)
-    save_pretrained(smaller, out)
+    with new_folder(out):
+        save_pretrained(smaller, out)
     engines = [
         TorchEngine(each, precision=precision, device=device) for each in (model, from_pretrained(out))
     ]

@@ -6,7 +6,6 @@ import copy
 import dataclasses
 import json
 import os
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from importlib.resources import files
@@ -44,7 +43,7 @@ from vitascope.predict.runtimes import (
     sets_of,
 )
 from vitascope.run.run import Run, load_with_run
-from vitascope.storage import check_room, make_folder
+from vitascope.storage import check_room, make_folder, temporary_folder
 from vitascope.weights.agreement import TOLERANCE, Agreement, Compared, agreement
 from vitascope.weights.preprocess import preprocess_of
 
@@ -206,8 +205,8 @@ def export(
     pictures = [planes[0] if len(planes) == 1 else planes.transpose(1, 2, 0) for planes in decoded]
     make_folder(path.parent)
     check_room(path, 4 * model.config.num_parameters)
-    with tempfile.TemporaryDirectory(prefix=".export-", dir=path.parent) as aside:
-        written = Path(aside) / path.name
+    with temporary_folder(path.parent) as aside:
+        written = aside / path.name
         with explained_in_one_line(path.name, format, dynamic_resolution):
             kind.write(traced(module, preprocess, dynamic_resolution), written, metadata)
             engine = kind.open(written)
@@ -221,7 +220,7 @@ def export(
         check_agreement(found, path.name)
         if maps is not None:
             check_agreement(maps, path.name)
-        files = move_beside(Path(aside), path)
+        files = move_beside(aside, path)
     return ExportResult(
         files=files,
         model=model,

@@ -17,7 +17,6 @@ import json
 import logging
 import os
 import statistics
-import tempfile
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
@@ -40,7 +39,7 @@ from vitascope.predict.throughput import take_turns
 from vitascope.run.measures import PairedMeasure
 from vitascope.run.predictions import paired
 from vitascope.run.run import Run, load_with_run
-from vitascope.storage import check_room, make_folder
+from vitascope.storage import check_room, make_folder, temporary_folder
 
 CALIBRATION_IMAGES = 300
 TIMED_ROUNDS = 15
@@ -162,8 +161,8 @@ def quantize(
     places = (None if place is None else os.fspath(place) for place in (data, calibration))
     pictures, test = calibration_and_test(run, model.config.class_names, *places)
     make_folder(path.parent)
-    with tempfile.TemporaryDirectory(prefix=".fp32-", dir=path.parent) as aside:
-        fp32 = Path(aside) / path.name
+    with temporary_folder(path.parent) as aside:
+        fp32 = aside / path.name
         export(model, fp32, format=format, input=input, dynamic_resolution=dynamic_resolution)
         return quantize_file(
             fp32,
@@ -228,10 +227,10 @@ def quantize_file(
     exact = measure(plain, batches_of(plain, test))
     make_folder(target.parent)
     check_room(target, exported_size(plain))  # an ONNX file is written once more in fp32
-    with tempfile.TemporaryDirectory(prefix=".int8-", dir=target.parent) as aside:
+    with temporary_folder(target.parent) as aside:
         losses: dict[str, float] = {}
         for share in FLOAT_SHARES:
-            folder = Path(aside) / f"{len(attempts)}"
+            folder = aside / f"{len(attempts)}"
             folder.mkdir()
             in_float = worst(losses, share)
             found = write(source, folder / target.name, pictures, in_float, metadata)
