@@ -233,7 +233,7 @@ def test_stopped_job_keeps_its_parts_and_is_resumed(
     assert ending(fork(predict)) == (-signum if killed else 128 + signum)
     if not killed:
         assert (tmp_path / "err").read_text() == (
-            f"vitascope: stopped by {signum.name}; the finished parts of {out} are kept; repeat the command "
+            f"vitascope: stopped by {signum.name}; kept: 2 finished parts of {out}; repeat the command "
             "with --resume to continue\n"
         )
     assert not out.exists()

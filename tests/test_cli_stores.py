@@ -249,7 +249,7 @@ def test_results_are_written_to_a_store(s3_store: Store, capsys: pytest.CaptureF
     assert cache.read(found[0]) == (root / "local.jsonl").read_bytes()
     assert not list((root / "cache" / "remote" / "outputs").glob("*"))
     assert error_line([*command, url], capsys) == (
-        f"vitascope: error: {url} exists: resume it, or choose another file\n"
+        f"vitascope: error: {url} exists: continue it with --resume, or choose another file\n"
     )
     assert main([*command, url, "--resume"]) == 0
     assert "0 of them now" in capsys.readouterr().err
@@ -286,7 +286,7 @@ def test_interrupted_upload_is_resumed(s3_store: Store, capsys: pytest.CaptureFi
         patch.setattr("vitascope.remote.outputs.upload", gone)
         assert "does not answer" in error_line(command, capsys)
     s3_store.server.gone = False
-    assert error_line(command, capsys).startswith(f"vitascope: error: {url} exists: resume it")
+    assert error_line(command, capsys).startswith(f"vitascope: error: {url} exists: continue it with --resume")
     assert main([*command, "--resume"]) == 0
     assert find_object(url) is not None
 

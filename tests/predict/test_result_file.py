@@ -100,7 +100,7 @@ def test_interrupted_job_is_resumed_to_the_same_file(
     with pytest.raises(KeyboardInterrupt):
         predict(engine, folder, out, stopping)
     assert not out.exists()
-    with pytest.raises(UserError, match=rf"o\{suffix}\.parts exists: resume it"):
+    with pytest.raises(UserError, match=rf"o\{suffix}\.parts exists: continue it with --resume"):
         predict(engine, folder, out)
     assert predict(engine, folder, out, resume=True) == (11, 1, 7)
     assert out.read_bytes() == whole.read_bytes()
@@ -108,7 +108,7 @@ def test_interrupted_job_is_resumed_to_the_same_file(
     before = out.read_bytes()
     assert predict(engine, folder, out, resume=True) == (11, 1, 0)  # it is finished
     assert out.read_bytes() == before
-    with pytest.raises(UserError, match=f"o{suffix} exists: resume it"):
+    with pytest.raises(UserError, match=f"o{suffix} exists: continue it with --resume"):
         predict(engine, folder, out)
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import dataclasses
 import json
 import time
+from pathlib import Path
 from typing import Annotated
 
 import tyro
 
-from vitascope.cli.exits import exit_if_left_out
+from vitascope.cli.exits import exit_if_left_out, exiting_if_stopped
 from vitascope.cli.features import Cluster, Representation, exiting_with_cache
 from vitascope.cli.parsing import Json, Model, arguments_of
 from vitascope.data.table_options import DataOptions, TableOptions
@@ -43,10 +44,15 @@ class Embed:
     def call(self) -> None:
         """Compute, write and print a summary."""
         from vitascope.predict.embed import embed
+        from vitascope.predict.parts import kept_parts
 
         ray = self.cluster.ray
         started = time.monotonic()
-        with exiting_with_cache(self.compute):
+        stopping = exiting_with_cache(self.compute)
+        if ray is not None:
+            advice = "repeat the command to continue"
+            stopping = exiting_if_stopped(lambda: kept_parts(Path(self.out), self.out, advice))
+        with stopping:
             options = arguments_of(self, "json", "representation", "cluster")
             found = embed(**options, **dataclasses.asdict(self.representation), ray=ray)
         if self.json:

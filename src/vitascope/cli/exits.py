@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, NoReturn
 
@@ -41,7 +41,7 @@ def exit_stopped(signum: int, state: str) -> NoReturn:
 
 
 @contextmanager
-def exiting_if_stopped(state: str) -> Iterator[None]:
+def exiting_if_stopped(state: str | Callable[[], str]) -> Iterator[None]:
     """Let SIGINT and SIGTERM stop work at once; prints the state that is left and exits as `exit_stopped`."""
     from vitascope.training.signals import Stop, interruptible
 
@@ -52,4 +52,4 @@ def exiting_if_stopped(state: str) -> Iterator[None]:
     except KeyboardInterrupt:
         if not stop.signum:  # it came before the handler of the signals
             raise
-        exit_stopped(stop.signum, state)
+        exit_stopped(stop.signum, state if isinstance(state, str) else state())

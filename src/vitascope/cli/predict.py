@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import json
 import os
 import sys
@@ -149,7 +150,7 @@ class Predict:
     def _write(self, out: str, task: PredictTask) -> None:
         """Predict into a file, in parts, in this process or on the workers of Ray."""
         from vitascope.predict.on_ray import RayLoop, connected
-        from vitascope.predict.parts import Loop, loop_of
+        from vitascope.predict.parts import Loop, kept_parts, loop_of
         from vitascope.predict.result_file import check_result_file, predict_to_file
         from vitascope.remote.outputs import Output
         from vitascope.storage import check_local
@@ -160,11 +161,12 @@ class Predict:
             check_local(Path(out))
         output = Output(out, resume=self.resume)
         started = time.monotonic()
-        state = f"the finished parts of {out} are kept; repeat the command with --resume to continue"
         with contextlib.ExitStack() as opened:
             opened.enter_context(output.named())
             check_result_file(output.path, resume=self.resume)
-            opened.enter_context(exiting_if_stopped(state))
+            advice = "repeat the command with --resume to continue"
+            kept = functools.partial(kept_parts, output.path, out, advice)
+            opened.enter_context(exiting_if_stopped(kept))
             if ray is not None:
                 opened.enter_context(connected(ray))
                 on_ray = RayLoop(self._model(), compute.precision, compute.device, self.views)

@@ -6,13 +6,15 @@ import dataclasses
 import functools
 import logging
 import os
+import queue
 import re
-import signal
 import socket
 import threading
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, redirect_stdout
-from typing import Any
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager, redirect_stdout, suppress
+from typing import TYPE_CHECKING, Any, TextIO
 
 import numpy as np
 import torch
@@ -28,9 +30,14 @@ from vitascope.predict.runtimes import as_engine, open_engine
 from vitascope.storage import WINDOWS
 from vitascope.weights.loading import save_pretrained
 
+if TYPE_CHECKING:
+    from ray.data import Dataset
+
 MODEL = "model"
 """The folder, among the parts, of a model that was made in memory."""
-CONNECT_SECONDS = 5.0
+CONNECT_SECONDS, START_SECONDS, STOP_SECONDS = 5.0, 30.0, 10.0
+LOST_SECONDS = 30.0
+"""After which a head that does not answer is given up: after 60 s Ray would end this process, unexplained."""
 AUTO, LOCAL = "auto", "local"
 _NOT_THERE = re.compile(
     r"No module named 'vitascope[\w.]*'|Can't get attribute '\w+' on <module 'vitascope[\w.]*'"
@@ -138,10 +145,26 @@ def connected(address: str) -> Iterator[None]:
     os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
     logging.getLogger("ray.data").setLevel(logging.CRITICAL)  # what it raises, `explained` explains
     local: dict[str, Any] = {"include_dashboard": False} if address == LOCAL else {}
-    signals = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    with open(os.devnull, "w", encoding="utf-8") as nowhere, redirect_stdout(nowhere):
+    started, ended = Future[None](), threading.Event()
+
+    def begin() -> None:
         try:
             ray.init(address=address, logging_level="ERROR", log_to_driver=False, **local)
+            started.set_result(None)
+        except BaseException as error:  # noqa: BLE001 - raised where it is awaited
+            started.set_exception(error)
+        ended.wait()  # the processes of Ray end with the thread that has started them
+
+    with open(os.devnull, "w", encoding="utf-8") as nowhere, redirect_stdout(nowhere):
+        try:
+            with _without_errors(nowhere):
+                threading.Thread(target=begin, daemon=True).start()
+                started.result(None if address == LOCAL else START_SECONDS)
+        except TimeoutError as error:
+            raise UserError(
+                f"Ray at {address} has not answered for {START_SECONDS:g} s: its head may have ended; start "
+                "it again with `ray start --head`, or leave out the address for Ray on this machine"
+            ) from error
         except ConnectionError as error:  # of `auto`; `check_reachable` finds others
             raise UserError(
                 "no Ray runs on this machine: start it with `ray start`, or leave out the address, for Ray "
@@ -150,13 +173,64 @@ def connected(address: str) -> Iterator[None]:
         except (ray.exceptions.RayError, RuntimeError, ValueError, OSError) as error:
             raise UserError(f"Ray at {address}: {ray_message(error)}") from error
         try:
-            if threading.current_thread() is threading.main_thread():  # only it may set them
-                for number, handler in signals.items():
-                    signal.signal(number, handler)
             ray.data.DataContext.get_current().enable_progress_bars = False
             yield
         finally:
-            ray.shutdown()
+            with _without_errors(nowhere), suppress(TimeoutError):
+                in_thread(ray.shutdown).result(STOP_SECONDS)
+            ended.set()
+
+
+@contextmanager
+def _without_errors(nowhere: TextIO) -> Iterator[None]:
+    """Drop what Ray's C++ writes to standard error; what it raises is reported."""
+    errors = os.dup(2)
+    os.dup2(nowhere.fileno(), 2)
+    try:
+        yield
+    finally:
+        os.dup2(errors, 2)
+        os.close(errors)
+
+
+def in_thread(function: Callable[[], None]) -> Future[None]:
+    """The end of a function in another thread: in Ray's C++, one may wait for ever, and hears no signal."""
+    future = Future[None]()
+
+    def run() -> None:
+        try:
+            function()
+            future.set_result(None)
+        except BaseException as error:  # noqa: BLE001 - raised where the end is awaited
+            future.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return future
+
+
+def rows_of(computed: Dataset, address: str) -> Iterator[dict[str, Any]]:
+    """The rows of a data set of Ray, while the head at an address answers."""
+    rows = queue.SimpleQueue[dict[str, Any]]()
+
+    def read() -> None:
+        for row in computed.iter_rows():
+            rows.put(row)
+
+    reading, answered = in_thread(read), time.monotonic()
+    while not (reading.done() and rows.empty()):
+        try:
+            yield rows.get(timeout=1)
+            continue
+        except queue.Empty:
+            pass
+        if probed(address) is None:
+            answered = time.monotonic()
+        elif time.monotonic() > answered + LOST_SECONDS:
+            raise UserError(
+                f"the head of Ray at {address} has not answered for {LOST_SECONDS:g} s; the parts that are "
+                "done are kept"
+            )
+    reading.result()
 
 
 def check_reachable(address: str) -> None:
@@ -165,19 +239,27 @@ def check_reachable(address: str) -> None:
         address = os.environ.get("RAY_ADDRESS", AUTO)
     if address in (AUTO, LOCAL):
         return
-    host, colon, port = address.rpartition(":")
+    _, colon, port = address.rpartition(":")
     if "://" in address or not colon or not port.isdigit():
         raise UserError(
             f"the address of Ray is auto or HOST:PORT, not {address!r}: for a cluster elsewhere, run the "
             "command there with `ray job submit`"
         )
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS).close()
-    except (OSError, OverflowError) as error:
+    if error := probed(address):
         raise UserError(
             f"Ray at {address} cannot be reached: {error}; start it with `ray start --head`, or leave out "
             "the address for Ray on this machine"
-        ) from error
+        )
+
+
+def probed(address: str) -> Exception | None:
+    """Why no connection to HOST:PORT is accepted; None if one is."""
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS).close()
+    except (OSError, OverflowError) as error:
+        return error
+    return None
 
 
 def ray_message(error: BaseException) -> str:
@@ -235,7 +317,7 @@ class RayLoop:
             num_gpus=gpus,
         )
         try:
-            for row in computed.iter_rows():
+            for row in rows_of(computed, ray.get_runtime_context().gcs_address):
                 if row["error"]:
                     raise UserError(str(row["error"]))
                 yield PartDone(int(row["part"]), int(row["deaths"]))

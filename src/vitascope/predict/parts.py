@@ -85,6 +85,14 @@ def job_exists(out: Path) -> bool:
     return (parts_folder(out) / JOB).is_file()
 
 
+def kept_parts(out: Path, name: str, advice: str) -> str:
+    """The finished parts of a file in words, with the way to continue, if it was begun."""
+    if not job_exists(out):
+        return "nothing is kept"
+    done = sum(not path.name.startswith(".") for path in parts_folder(out).glob("*.part"))
+    return f"kept: {counted(done, 'finished part')} of {name}; {advice}"
+
+
 @dataclasses.dataclass(frozen=True)
 class Parts:
     """The parts of a job."""

@@ -214,7 +214,7 @@ def check_result_file(out: Path, *, resume: bool) -> None:
         raise UserError(f"{out} is a folder")
     begun = parts_folder(out) if job_exists(out) else out
     if begun.exists() and not resume:
-        raise UserError(f"{begun} exists: resume it, or choose another file")
+        raise UserError(f"{begun} exists: continue it with --resume, or choose another file")
 
 
 def predict_to_file(

@@ -54,7 +54,7 @@ class Output:
         folder, _, name = self.url.rpartition("/")
         there = exists(self.url)
         if there and not resume:
-            raise UserError(f"{self.url} exists: resume it, or choose another file")
+            raise UserError(f"{self.url} exists: continue it with --resume, or choose another file")
         with explaining_failure(self.path.parent, "the output", ADVICE):
             if afresh:
                 shutil.rmtree(self.path.parent, ignore_errors=True)
