@@ -6,17 +6,23 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
 from tests.data import write_tree
 from tests.model import small_model
 from vitascope.cli import main
+from vitascope.cli.exits import exiting_if_stopped
 from vitascope.errors import UserError
+from vitascope.predict import on_ray
 from vitascope.predict.on_ray import (
     RayPartWorker,
     WorkerModel,
@@ -88,6 +94,70 @@ def test_machine_without_ray_is_named_with_the_way_out(monkeypatch: pytest.Monke
     monkeypatch.setattr("ray.init", none)
     with pytest.raises(UserError, match="no Ray runs on this machine: start it"), connected("auto"):
         pass
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
+def test_start_that_hangs_ends_at_a_signal_or_after_a_time(
+    signum: signal.Signals, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("ray", reason="ray is not installed (vitascope[ray])")
+    starting, never = threading.Event(), threading.Event()
+
+    def hanging(**_: object) -> None:
+        os.write(2, b"[2026 I 1 1] logging.cc:303: Set ray log level\n")
+        starting.set()
+        never.wait()
+
+    def stop() -> None:
+        starting.wait()
+        os.kill(os.getpid(), signum)
+
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr("ray.init", hanging)
+    monkeypatch.setattr(on_ray, "START_SECONDS", 0.05)
+    with pytest.raises(UserError, match=r"Ray at auto has not answered for 0\.05 s"), connected("auto"):
+        pass
+    starting.clear()
+    threading.Thread(target=stop).start()
+    with (
+        pytest.raises(SystemExit) as stopped,
+        exiting_if_stopped(lambda: "nothing is kept"),
+        connected("local"),
+    ):
+        pass
+    never.set()
+    assert stopped.value.code == 128 + signum
+    assert capfd.readouterr().err == f"vitascope: stopped by {signum.name}; nothing is kept\n"
+
+
+class Rows:
+    """A data set of Ray whose rows end with an error, or never."""
+
+    def __init__(self, ends: threading.Event) -> None:
+        self.ends = ends
+
+    def iter_rows(self) -> Iterator[dict[str, int]]:
+        yield from ({"part": 0}, {"part": 1})
+        self.ends.wait()
+        raise ArithmeticError("of Ray")
+
+
+def test_rows_are_read_while_the_head_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    ends = threading.Event()
+    monkeypatch.setattr(on_ray, "PROBE_SECONDS", 0.02)
+    rows = on_ray.rows_of(cast("Any", Rows(ends)), "127.0.0.1:1")
+    assert [next(rows), next(rows)] == [{"part": 0}, {"part": 1}]
+    monkeypatch.setattr(on_ray, "LOST_SECONDS", 0.0)
+    with pytest.raises(
+        UserError, match=r"head of Ray at 127\.0\.0\.1:1 has not answered .* are done are kept"
+    ):
+        next(rows)
+    with socket.create_server(("127.0.0.1", 0)) as head:
+        rows = on_ray.rows_of(cast("Any", Rows(ends)), f"127.0.0.1:{head.getsockname()[1]}")
+        assert [next(rows), next(rows)] == [{"part": 0}, {"part": 1}]
+        threading.Timer(0.1, ends.set).start()
+        with pytest.raises(ArithmeticError, match="of Ray"):
+            next(rows)
 
 
 @pytest.mark.parametrize("address", ["ray://head:10001", "head", "head:", "http://head:8265"])
@@ -255,6 +325,7 @@ def test_two_workers_one_of_them_killed_give_the_file_of_one_process(
     assert process.returncode == 1, err
     assert json.loads(out) == {"out": "ray.jsonl", "pictures": 12, "unreadable": 1}
     assert "1 worker died at part 3 of 3" in err
+    assert ".cc:" not in err  # Ray's log
     assert "002.png: not a picture that Pillow can read" in err
     assert not parts.exists()
     with pytest.raises(SystemExit):  # with 1, because of the picture that cannot be read

@@ -1,6 +1,6 @@
 """Jobs in parts: the list of images is whole or rejected, and so are results, whatever dies or stops."""
 
-import json
+import errno
 import logging
 import os
 from collections.abc import Generator, Iterable, Iterator, Sequence
@@ -12,6 +12,7 @@ import pytest
 from tests.forked import ending, fork
 from vitascope.errors import UserError
 from vitascope.predict import parts as module
+from vitascope.predict.on_ray import RayPartWorker
 from vitascope.predict.parts import (
     MOST_DEATHS,
     Images,
@@ -21,6 +22,7 @@ from vitascope.predict.parts import (
     PartTask,
     computed,
     job_exists,
+    kept_parts,
     loop_of,
     parts_folder,
 )
@@ -186,7 +188,7 @@ def test_killed_process_leaves_no_results_and_is_reported(
 
     with caplog.at_level(logging.WARNING):
         assert run(tmp_path / "out", dying) == [0, 1, 2]
-    assert "2 workers died at part 2 of 3, which was computed again" in caplog.text
+    assert "2 workers died at part 2 of 3, and another has taken over" in caplog.text
     assert "half" not in (tmp_path / "out").read_text()
 
 
@@ -201,16 +203,51 @@ def test_part_at_which_workers_die_stops_the_job_and_names_its_images(tmp_path: 
     assert run(tmp_path / "out") == [1, 2]  # deaths are forgotten by the next command
 
 
-def test_error_leaves_no_results_and_counts_no_death(tmp_path: Path) -> None:
-    parts = listed(tmp_path, names(19))
+def test_job_that_ends_or_is_killed_keeps_whole_parts_alone_and_says_how_many(tmp_path: Path) -> None:
+    """As on a full disk, where one worker has the error and others are in the middle of a part."""
+    out = tmp_path / "out"
+    whole = ["00000.part", "images", "job.json", "lock"]
 
     def failing() -> Iterator[bytes]:
         yield b"half"
         raise UserError("no")
 
-    parts.begin(0)
+    def fail(parts: Parts, task: PartTask, wanted: Sequence[int]) -> Iterator[PartDone]:
+        yield from HERE(parts, task, wanted[:1])
+        parts.begin(2)
+        (parts.folder / ".0123.part").write_bytes(b"of a worker that was killed")
+        parts.begin(1)
+        parts.write(1, failing())
+
+    assert kept_parts(out, "out", "again") == "nothing is kept"
     with pytest.raises(UserError, match="no"):
-        parts.write(0, failing())
-    assert parts.missing() == [0, 1, 2]
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["images", "job.json"]
-    assert json.loads((tmp_path / "job.json").read_text())["about"] == {"top_k": 3}
+        run(out, fail)
+    assert kept_parts(out, "out", "again") == "kept: 1 finished part of out; again"
+    assert sorted(os.listdir(parts_folder(out))) == whole
+    for left in (".0123.part", "00001.tries"):  # of a command that was killed
+        (parts_folder(out) / left).write_bytes(b"x\n")
+    assert kept_parts(out, "out", "again") == "kept: 1 finished part of out; again"
+    assert run(out) == [1, 2]
+    assert sorted(os.listdir(tmp_path)) == ["out"]
+
+
+def test_worker_that_died_after_its_part_was_written_is_counted(tmp_path: Path) -> None:
+    parts = listed(tmp_path, names(19))
+    assert parts.deaths(0) == parts.begin(0) == 0
+    parts.write(0, [b"whole"])
+    assert parts.deaths(0) == 1  # until it is reported
+    worker = RayPartWorker(parts, Names(batch_size=4), cast("Any", None))
+    assert worker({"part": [0]})["deaths"] == [1]
+
+
+def test_disk_that_is_full_is_named_before_a_part_begins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts = listed(tmp_path, names(19))
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("builtins.open", full)
+    with pytest.raises(UserError, match=r"00000\.part: .* No space left on device .* other parts are kept"):
+        parts.begin(0)

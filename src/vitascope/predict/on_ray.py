@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, redirect_stdout, suppress
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 MODEL = "model"
 """The folder, among the parts, of a model that was made in memory."""
-CONNECT_SECONDS, START_SECONDS, STOP_SECONDS = 5.0, 30.0, 10.0
+CONNECT_SECONDS, PROBE_SECONDS, START_SECONDS, STOP_SECONDS = 5.0, 1.0, 30.0, 10.0
 LOST_SECONDS = 30.0
 """After which a head that does not answer is given up: after 60 s Ray would end this process, unexplained."""
 AUTO, LOCAL = "auto", "local"
@@ -113,7 +113,8 @@ class RayPartWorker:
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
         """Compute a part, unless a worker did that died before it could report it."""
-        part, deaths, error = int(batch["part"][0]), 0, ""
+        part, error = int(batch["part"][0]), ""
+        deaths = self.parts.deaths(part)
         try:
             if not self.parts.file(part).exists():
                 self.model.check_images(self.parts.texts(part))
@@ -157,7 +158,7 @@ def connected(address: str) -> Iterator[None]:
 
     with open(os.devnull, "w", encoding="utf-8") as nowhere, redirect_stdout(nowhere):
         try:
-            with _without_errors(nowhere):
+            with _without_errors():
                 threading.Thread(target=begin, daemon=True).start()
                 started.result(None if address == LOCAL else START_SECONDS)
         except TimeoutError as error:
@@ -176,21 +177,29 @@ def connected(address: str) -> Iterator[None]:
             ray.data.DataContext.get_current().enable_progress_bars = False
             yield
         finally:
-            with _without_errors(nowhere), suppress(TimeoutError):
-                in_thread(ray.shutdown).result(STOP_SECONDS)
+            disconnect()
             ended.set()
 
 
 @contextmanager
-def _without_errors(nowhere: TextIO) -> Iterator[None]:
+def _without_errors() -> Iterator[None]:
     """Drop what Ray's C++ writes to standard error; what it raises is reported."""
-    errors = os.dup(2)
-    os.dup2(nowhere.fileno(), 2)
+    errors, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 2)
+    os.close(nowhere)
     try:
         yield
     finally:
         os.dup2(errors, 2)
         os.close(errors)
+
+
+def disconnect() -> None:
+    """End the workers; a head that is lost is not awaited."""
+    import ray
+
+    with _without_errors(), suppress(TimeoutError):
+        in_thread(ray.shutdown).result(STOP_SECONDS)
 
 
 def in_thread(function: Callable[[], None]) -> Future[None]:
@@ -219,7 +228,7 @@ def rows_of(computed: Dataset, address: str) -> Iterator[dict[str, Any]]:
     reading, answered = in_thread(read), time.monotonic()
     while not (reading.done() and rows.empty()):
         try:
-            yield rows.get(timeout=1)
+            yield rows.get(timeout=PROBE_SECONDS)
             continue
         except queue.Empty:
             pass
@@ -323,6 +332,8 @@ class RayLoop:
                 yield PartDone(int(row["part"]), int(row["deaths"]))
         except ray.exceptions.RayError as error:
             raise ray_fault(error) from error
+        finally:
+            disconnect()  # else other workers would write parts when this process has left their folder
 
     def worker_model(self, parts: Parts) -> WorkerModel:
         """What the workers open."""

@@ -7,7 +7,7 @@
 | `images` | the texts of each image (its path, maybe its label and split) in order, NUL after each |
 | `job.json` | where each part begins in `images`, and what the results depend on; written last |
 | `00042.part` | the results of a part, whole or absent |
-| `00042.tries` | a line for each process that began the part and has not ended it: its number and node |
+| `00042.tries` | a line for each process that began the part, until it is reported: its number and node |
 
 So the state of 10^8 images in memory is one number per part, a lost process costs the parts that it was
 computing, and a later command continues with the parts that are absent.
@@ -190,8 +190,15 @@ class Parts:
         return self.folder / f"{part:05}.part"
 
     def tries(self, part: int) -> Path:
-        """A file with a line for each process that began a part and has not ended it."""
+        """A file with a line for each process that began a part, until it is reported."""
         return self.folder / f"{part:05}.tries"
+
+    def deaths(self, part: int) -> int:
+        """How many processes have begun a part, where none is at work on it."""
+        try:
+            return len(self.tries(part).read_text(encoding="utf-8").splitlines())
+        except FileNotFoundError:
+            return 0
 
     def begin(self, part: int) -> int:
         """Note that this process begins a part; the number of those that died at it.
@@ -199,9 +206,11 @@ class Parts:
         Raises:
             UserError: too many died.
         """
-        with open(self.tries(part), "a+", encoding="utf-8") as file:
-            file.seek(0)
-            deaths = sum(1 for _ in file)
+        deaths = self.deaths(part)
+        with (
+            explaining_failure(self.file(part), "the results of a part", "other parts are kept"),
+            open(self.tries(part), "a", encoding="utf-8") as file,
+        ):
             file.write(f"{os.getpid()} {socket.gethostname()}\n")
         if deaths >= MOST_DEATHS:
             first, *_, last = (str(from_text(image[0])) for image in self.texts(part) * 2)
@@ -229,7 +238,6 @@ class Parts:
                 settle(aside, self.file(part))
         finally:
             aside.unlink(missing_ok=True)
-            self.tries(part).unlink(missing_ok=True)
 
     def compute(self, task: PartTask, engine: Engine, wanted: Sequence[int]) -> Iterator[PartDone]:
         """Compute parts one after the other in this process."""
@@ -245,14 +253,18 @@ class Parts:
                 self.write(part, content)
                 yield PartDone(part, deaths[number])
 
+    def remove_attempts(self) -> None:
+        """Remove what processes that ended in the middle of a part have left."""
+        for path in (*self.folder.glob("*.tries"), *self.folder.glob(".*.part")):
+            path.unlink(missing_ok=True)
+
     def compute_missing(self, task: PartTask, loop: Loop) -> list[int]:
         """Compute the parts that have no file, under a progress bar, and return them.
 
         Raises:
             UserError: of any process; the parts that are done are kept.
         """
-        for path in self.folder.glob("*.tries"):  # the deaths under an earlier command
-            path.unlink()
+        self.remove_attempts()  # of an earlier command
         missing = self.missing()
         with tqdm(
             total=self.images,
@@ -262,13 +274,17 @@ class Parts:
             leave=False,
             disable=None,
         ) as bar:
-            for part, deaths in loop(self, task, missing) if missing else ():
-                if deaths:
-                    log.warning(
-                        "%s died at part %d of %d, which was computed again",
-                        *(counted(deaths, "worker"), part + 1, len(self)),
-                    )
-                bar.update(self.count(part))
+            try:
+                for part, deaths in loop(self, task, missing) if missing else ():
+                    self.tries(part).unlink(missing_ok=True)
+                    if deaths:
+                        log.warning(
+                            "%s died at part %d of %d, and another has taken over",
+                            *(counted(deaths, "worker"), part + 1, len(self)),
+                        )
+                    bar.update(self.count(part))
+            finally:
+                self.remove_attempts()
         if left := self.missing():
             raise UserError(f"{len(left):,} of {len(self):,} parts are not computed: resume the command")
         return missing
