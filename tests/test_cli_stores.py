@@ -286,7 +286,9 @@ def test_interrupted_upload_is_resumed(s3_store: Store, capsys: pytest.CaptureFi
         patch.setattr("vitascope.remote.outputs.upload", gone)
         assert "does not answer" in error_line(command, capsys)
     s3_store.server.gone = False
-    assert error_line(command, capsys).startswith(f"vitascope: error: {url} exists: continue it with --resume")
+    assert error_line(command, capsys).startswith(
+        f"vitascope: error: {url} exists: continue it with --resume"
+    )
     assert main([*command, "--resume"]) == 0
     assert find_object(url) is not None
 
