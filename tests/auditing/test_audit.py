@@ -10,6 +10,9 @@ from vitascope.auditing import planted
 from vitascope.auditing.audit import COLUMNS, audit
 from vitascope.auditing.finding import Finding
 from vitascope.cli import main
+from vitascope.data.decisions import COLUMNS as DECISION_COLUMNS
+from vitascope.data.decisions import Decisions
+from vitascope.data.table_options import TableOptions
 from vitascope.errors import UserError
 
 RANDOM = np.random.default_rng(0)
@@ -36,7 +39,8 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 picture(colour, random).save(folder / f"{number:02}.png")
     first = Image.open(root / "train" / "red" / "00.png")
     ImageOps.mirror(first).save(root / "test" / "red" / "leak.png")
-    picture((20, 20, 230), random).save(root / "train" / "red" / "wrong.png")
+    for number in range(4):  # a label is listed if the class is as probable as for images that have it
+        picture((20, 20, 230), random).save(root / "train" / "red" / f"wrong{number}.png")
     Image.new("RGB", (48, 48), "white").save(root / "train" / "blue" / "empty.png")
     (root / "train" / "blue" / "broken.png").write_bytes(b"no picture")
     return root
@@ -57,10 +61,14 @@ def audited(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_faults_are_in_the_file_by_name_with_what_to_do(audited: Path) -> None:
     found = {(row["image"], row["issue"]): row for row in rows(audited)}
     assert set(next(iter(found.values()))) == set(COLUMNS)
-    leak = found["train/red/00.png", "near-duplicate"]  # that in train goes, if one has to
+    leak = found["train/red/00.png", "leak"]
     assert "mirrored" in leak["detail"]
+    assert leak["suggestion"] == "drop"  # the one in train
     assert leak["detail"].endswith("a copy of another image, in test: test/red/leak.png")
-    assert found["train/red/wrong.png", "label"]["suggestion"] == "relabel blue"
+    wrong = {image: row["suggestion"] for (image, issue), row in found.items() if issue == "label" and image}
+    assert wrong
+    assert wrong.keys() <= {f"train/red/wrong{number}.png" for number in range(4)}
+    assert set(wrong.values()) == {"relabel blue"}
     assert ("train/blue/empty.png", "empty") in found
     broken = found["train/blue/broken.png", "unreadable"]
     assert (broken["score"], broken["suggestion"]) == ("1.0000", "drop")
@@ -68,7 +76,7 @@ def test_faults_are_in_the_file_by_name_with_what_to_do(audited: Path) -> None:
 
 def test_the_page_has_a_section_of_each_issue(audited: Path) -> None:
     page = (audited / "audit.html").read_text(encoding="utf-8")
-    for issue in ("unreadable", "near-duplicate", "label", "empty"):
+    for issue in ("unreadable", "leak", "label", "empty"):
         assert f'id="{issue}"' in page
     assert "planted" in page
 
@@ -85,7 +93,7 @@ def test_planted_errors_are_counted_with_their_intervals(photos: Path, tmp_path:
         assert 0 <= low <= each.share <= high <= 1
         assert each.noticed <= each.listed
         assert any(str(each) in line for line in found.lines())
-    assert str(planted["label"]).startswith(f"Of {planted['label'].count} planted wrong labels, ")
+    assert str(planted["label"]).startswith("In a copy with planted faults, this check lists ")
 
 
 def test_a_check_that_notices_little_has_no_list_on_the_page(
@@ -196,3 +204,62 @@ def test_a_finding_keeps_its_images_among_others() -> None:
     moved = Finding("label", 1.0, "", image=2, other=0).at(places)
     assert (moved.image, moved.other) == (9, 4)
     assert Finding("group", 1.0, "").at(places).image is None
+
+
+def test_a_picture_of_one_colour_is_in_one_list(audited: Path) -> None:
+    issues = [row["issue"] for row in rows(audited) if row["image"] == "train/blue/empty.png"]
+    assert set(issues) - {"label", "off-topic"} == {"empty"}
+
+
+def test_suggestions_are_accepted_in_python_and_in_the_file_of_findings(photos: Path, tmp_path: Path) -> None:
+    found = audit(photos, out=tmp_path / "out")
+    sure = [one for one in found.findings if one.issue == "label" and one.label and one.score >= 0.5]
+    assert found.accept(tmp_path / "labels.csv", ["label"], score=0.5) == len({one.image for one in sure})
+    by_image = Decisions.read(str(tmp_path / "labels.csv")).by_image
+    assert by_image.keys() == {(found.names[one.image or 0], found.contents[one.image or 0]) for one in sure}
+    with found.csv.open(encoding="utf-8", newline="") as file:
+        table = list(csv.DictReader(file))
+    assert Decisions.read(str(found.csv)).by_image == {}  # as it is written, nothing is decided
+    for row in table:
+        if row["suggestion"] == "relabel blue":
+            row["decision"] = "relabel"
+    with (tmp_path / "filled.csv").open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, COLUMNS)
+        writer.writeheader()
+        writer.writerows(table)
+    assert set(Decisions.read(str(tmp_path / "filled.csv")).by_image.values()) == {("relabel", "blue")}
+    with pytest.raises(UserError, match="unknown issue 'labels'; nearest: label"):
+        found.accept(tmp_path / "none.csv", ["labels"])
+
+
+def test_what_a_person_has_kept_is_not_listed_again(photos: Path, tmp_path: Path) -> None:
+    first = audit(photos, out=tmp_path / "out")
+    listed = {one.image for one in first.findings if one.image is not None}
+    with (tmp_path / "kept.csv").open("w", encoding="utf-8", newline="") as file:
+        rows_kept = [(first.names[image], first.contents[image], "keep", "") for image in sorted(listed)]
+        csv.writer(file).writerows([DECISION_COLUMNS, *rows_kept])
+    again = audit(photos, out=tmp_path / "again", table=TableOptions(audit=str(tmp_path / "kept.csv")))
+    assert not {one.image for one in again.findings} & listed
+    count = sum(one.image is not None for one in first.findings)
+    assert f"not listed: {count} findings on images that are kept or relabelled" in again.notes
+
+
+def test_tables_have_the_scores_of_every_image_and_class(photos: Path, tmp_path: Path) -> None:
+    found = audit(photos, out=tmp_path / "out")
+    with found.scores[0].open(encoding="utf-8", newline="") as file:
+        images = list(csv.DictReader(file))
+    assert [row["image"] for row in images] == list(found.names)
+    by_name = {row["image"]: row for row in images}
+    for finding in found.findings:
+        if finding.image is not None and finding.issue in images[0]:
+            score = float(by_name[found.names[finding.image]][finding.issue])
+            assert score == pytest.approx(finding.score, abs=1e-3)
+    broken = by_name["train/blue/broken.png"]
+    assert (broken["unreadable"], broken["dark"], broken["label"]) == ("1.0000", "", "")
+    with found.scores[1].open(encoding="utf-8", newline="") as file:
+        classes = {row["class"]: row for row in csv.DictReader(file)}
+    for name, row in classes.items():
+        members = [image for image in images if image["classes"] == name]
+        assert int(row["images"]) == len(members)
+        judged = [float(image["label"]) for image in members if image["label"]]
+        assert float(row["label"]) == pytest.approx(np.mean(judged), abs=1e-3)

@@ -124,13 +124,23 @@ def test_leaks_and_different_labels_come_first_and_only_harmless_copies_are_to_d
     labels = ["cat", "cat", "cat", "cat", "cat", "dog", "cat", ""]
     findings = duplicates(contents, near, parts, labels)
     assert [(one.issue, one.image, one.other, one.drop) for one in findings] == [
-        ("copy", 2, 3, False),
+        ("leak", 2, 3, True),
         ("near-duplicate", 5, 4, False),
         ("copy", 1, 0, True),
         ("near-duplicate", 7, 6, False),
     ]
     assert findings[0].detail == "equal file: a copy of another image, in test"
     assert findings[1].detail == "mirrored: a copy of another image; here dog, there cat"
+
+
+@pytest.mark.parametrize(
+    ("parts", "dropped"), [(["test", "val"], 1), (["val", "test"], 0), (["test", "train"], 1)]
+)
+def test_of_a_leak_the_image_of_the_part_that_is_measured_later_stays(parts: list[str], dropped: int) -> None:
+    (leak,) = duplicates(np.array([b"1-a", b"1-a"]), [], parts, ["cat", "cat"])
+    assert (leak.issue, leak.image, leak.suggestion) == ("leak", dropped, "drop")
+    (differing,) = duplicates(np.array([b"1-a", b"1-a"]), [], parts, ["cat", "dog"])
+    assert differing.suggestion == "look"
 
 
 def test_a_group_has_a_finding_less_than_images() -> None:

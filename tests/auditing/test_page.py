@@ -69,7 +69,9 @@ def test_page_has_a_section_of_each_issue_that_was_found_or_planted(root: Path) 
 
 def test_check_that_notices_little_has_no_list(root: Path) -> None:
     text = written(root, dark(0.9), planted=[Planted("dark", 10, 1, 2)])
-    assert "its findings are in audit.csv alone. Of 10 planted" in text
+    assert (
+        "its findings are in audit.csv alone. In a copy with planted faults, this check lists 1 of 10" in text
+    )
     assert attributes(text, "image") == []
 
 
@@ -102,6 +104,12 @@ def test_suggested_label_is_of_the_first_picture_alone(root: Path) -> None:
     text = written(root, [Finding("near-duplicate", 0.8, "two labels", 4, 0, label="cat")])
     assert attributes(text, "suggested") == ["cat", ""]
     assert "Suggestion: cat" in text
+
+
+def test_suggestions_are_accepted_together_from_a_score_on(root: Path) -> None:
+    text = written(root, [*dark(0.9), Finding("copy", 0.7, "equal", 4, 0, drop=True)])
+    assert attributes(text, "score") == ["0.7"]  # what has no suggestion is not accepted
+    assert text.count('type="number"') == text.count(" data-accept>") == 1
 
 
 def test_unreadable_image_has_a_placeholder(root: Path) -> None:

@@ -18,7 +18,7 @@ from tests.training import undrawn
 from vitascope.cli import main
 from vitascope.data.contents import content_of, contents_of, image_name
 from vitascope.data.datasets import class_counts, described, open_data, open_for_evaluation, read_data
-from vitascope.data.decisions import COLUMNS, Decisions, decided_names
+from vitascope.data.decisions import COLUMNS, Decisions, decided_in, decided_names
 from vitascope.data.pack import pack
 from vitascope.data.splits import ImageSet, Inventory
 from vitascope.data.table_options import TableOptions
@@ -247,3 +247,20 @@ def test_picture_saved_again_has_another_content(photos: Path) -> None:
     rows = [row(photos, "cat/000.png", "drop"), row(photos, "cat/001.png", "keep")]
     Image.open(photos / "cat" / "000.png").resize((4, 4)).save(photos / "cat" / "000.png")
     assert counts(photos, write(photos.parent, rows)) == {"cat": 8, "dog": 8}
+
+
+def test_changes_are_counted_by_part_and_said_beside_the_part(tmp_path: Path) -> None:
+    data = tmp_path / "photos"
+    for part in ("train", "test"):
+        write_tree(data / part, {"cat": 4, "dog": 4})
+    decided = [row(data, f"train/cat/00{number}.png", "drop") for number in range(2)]
+    decided += [row(data, "test/cat/000.png", "drop"), row(data, "test/dog/001.png", "relabel", "cat")]
+    (note,) = read_data(str(data), TableOptions(audit=write(tmp_path, decided))).notes
+    assert note == "audit: 3 images left out, 1 relabelled (train 2 and 0, test 1 and 1)"
+    assert decided_in([note], "test") == note
+    assert decided_in([note], "val") == decided_in([], "test") == ""
+
+
+def test_rows_without_a_decision_decide_nothing(photos: Path) -> None:
+    rows = [row(photos, "cat/000.png", ""), row(photos, "cat/001.png", "drop")]
+    assert len(Decisions.read(write(photos.parent, rows)).by_image) == 1

@@ -49,9 +49,23 @@ function decide(element, choice, label = "") {
 
 function undo() {
   if (!steps.length) return;
-  const [element, decision] = steps.pop();
+  const [element, decision, count] = steps.pop();
   change(element, decision);
-  go(element);
+  if (count > 1) {
+    steps.at(-1)[2] = count - 1;
+    undo();
+  } else go(element);
+}
+
+function acceptAll(section) { // undecided suggestions, which one undo takes back
+  const least = Number(section.querySelector(".accept input").value);
+  const before = steps.length;
+  for (const element of section.querySelectorAll("[data-score]")) {
+    const { suggested, score } = element.dataset;
+    if (decisionOn(element) || Number(score) < least) continue;
+    decide(element, suggested ? "relabel" : "drop", suggested);
+  }
+  if (steps.length > before) steps.at(-1)[2] = steps.length - before;
 }
 
 function enter(element) { // only the current image and its buttons are reached by Tab
@@ -108,7 +122,7 @@ const keys = {
 document.addEventListener("keydown", (event) => {
   const { target } = event;
   const act = keys[event.key.toLowerCase()];
-  if (!act || !current || event.ctrlKey || event.metaKey || event.altKey || target.matches("select")) return;
+  if (!act || !current || event.ctrlKey || event.metaKey || event.altKey || target.matches("select, input")) return;
   if (target !== document.body && !target.closest("[data-image]")) return;
   event.preventDefault();
   if (target === document.body) go(current); // the first key only shows where one is
@@ -119,6 +133,7 @@ document.addEventListener("focusin", ({ target }) => {
   if (element) enter(element);
 });
 document.addEventListener("click", ({ target }) => {
+  if (target.closest("[data-accept]")) acceptAll(target.closest("section"));
   const element = target.closest("[data-image]");
   const choice = target.closest("button")?.dataset.choice;
   if (!element || target.closest("label")) return;

@@ -7,7 +7,7 @@ import dataclasses
 import os
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import reduce
 from pathlib import Path
 from typing import Annotated
@@ -23,33 +23,38 @@ from vitascope.auditing.labels import confusable_names, held_out_probabilities, 
 from vitascope.auditing.looks import look_at
 from vitascope.auditing.page import write_audit_page
 from vitascope.auditing.planted import Planted
-from vitascope.auditing.quality import quality_findings
+from vitascope.auditing.quality import quality_findings, quality_scores
 from vitascope.auditing.shortcuts import groups, shortcuts
-from vitascope.auditing.topics import off_topic
+from vitascope.auditing.topics import off_topic, off_topic_scores
 from vitascope.data.contents import first_of_content, image_name
 from vitascope.data.datasets import read_data
+from vitascope.data.decisions import COLUMNS as DECISION_COLUMNS
+from vitascope.data.decisions import SEPARATOR, Decisions, decided_names
 from vitascope.data.folds import Division
 from vitascope.data.frames import DataFrame, data_place
 from vitascope.data.splits import ImageSet, Inventory
 from vitascope.data.table_options import AS_RECOGNIZED, TableOptions
-from vitascope.errors import UserError, printable
+from vitascope.errors import UserError, check_choice, printable
 from vitascope.evaluation.novelty import other_kinds
 from vitascope.formatting import counted
 from vitascope.language import say
 from vitascope.predict.compute import DEFAULT, Compute
 from vitascope.predict.embed import embed
 from vitascope.predict.engine import TorchEngine
+from vitascope.predict.result_formats import csv_text
 from vitascope.probing.classifiers import Features
-from vitascope.probing.label_errors import Probabilities
+from vitascope.probing.label_errors import Probabilities, self_confidence
 from vitascope.run.run import Run
 from vitascope.storage import check_new_folder, explaining_failure, make_folder, replacing
 from vitascope.weights.loading import from_pretrained
 
 BODY = "cifar10"
 """The body that is always at hand."""
-COLUMNS = ("image", "issue", "score", "detail", "suggestion")
+COLUMNS = ("image", "content", "issue", "score", "detail", "suggestion", "decision", "label")
+"""Of audit.csv, which is a file of decisions once the column `decision` is filled in."""
 
 Integers = npt.NDArray[np.int64]
+Scores = npt.NDArray[np.float64]
 Texts = npt.NDArray[np.str_]
 
 
@@ -58,29 +63,60 @@ class AuditResult:
     """The findings about N images, the worst of each issue first.
 
     Attributes:
-        names: of the images, (N,).
+        names: of the images in files of decisions, (N,).
+        contents: of the images, from `contents_of`, as text, (N,).
         findings: in the order of `ISSUES`.
         planted: how many planted errors the checks notice.
         notes: why a check is missing, and what is known about the bodies.
         csv, page: the files.
+        scores: a table with the scores of each image by every check, and one of each class.
     """
 
     names: Sequence[str]
+    contents: Sequence[str]
     findings: Sequence[Finding]
     planted: Sequence[Planted]
     notes: Sequence[str]
     csv: Path
     page: Path
+    scores: tuple[Path, ...]
     seconds: float
 
     def rows(self) -> list[tuple[str, ...]]:
-        """The findings as text, below `COLUMNS`; the image is empty for a class, a group or all images."""
+        """The findings as text, below `COLUMNS`; the image is empty for a class, a group or all images. The
+        label is the suggested one, and the decision is empty."""
         rows: list[tuple[str, ...]] = []
         for finding in self.findings:
             image, *other = [self.names[place] for place in finding.images] or [""]
-            detail = ": ".join([finding.detail, *other])
-            rows.append((image, finding.issue, f"{finding.score:.4f}", detail, finding.suggestion))
+            content = "" if finding.image is None else self.contents[finding.image]
+            detail = csv_text(": ".join([finding.detail, *other]))
+            score, label = f"{finding.score:.4f}", csv_text(finding.label)
+            rows.append(
+                (csv_text(image), content, finding.issue, score, detail, finding.suggestion, "", label)
+            )
         return rows
+
+    def accept(
+        self, path: str | os.PathLike[str], issues: Sequence[str] = ISSUES, *, score: float = 0.0
+    ) -> int:
+        """Write a file of decisions that accepts the suggestions to drop or relabel of some issues, from a
+        score on; returns their number. Of several suggestions for an image, the first issue's holds.
+
+        Raises:
+            UserError: an unknown issue; a failure to write.
+        """
+        for issue in issues:
+            check_choice("issue", issue, ISSUES)
+        accepted: dict[int, tuple[str, ...]] = {}
+        for finding in self.findings:
+            if finding.issue in issues and finding.score >= score and finding.image is not None:
+                if not finding.drop and not finding.label:
+                    continue
+                place, choice = finding.image, "relabel" if finding.label else "drop"
+                accepted.setdefault(place, (self.names[place], self.contents[place], choice, finding.label))
+        with explaining_failure(Path(path), "the decisions", "choose another place"):
+            _write_csv(Path(path), [DECISION_COLUMNS, *accepted.values()])
+        return len(accepted)
 
     @property
     def counts(self) -> Counter[Issue]:
@@ -88,13 +124,15 @@ class AuditResult:
         return Counter(finding.issue for finding in self.findings)
 
     def lines(self) -> list[str]:
-        """A line for each issue that was found or planted."""
-        noticed = {each.issue: str(each) for each in self.planted}
-        lines = [
-            f"{issue:<15} {self.counts[issue]:>6,}  {noticed.get(issue, '')}".rstrip()
-            for issue in ISSUES
-            if self.counts[issue] or issue in noticed
-        ]
+        """A line for each issue that was found or planted, and below it what was noticed of the planted."""
+        noticed = {each.issue: each for each in self.planted}
+        lines = []
+        for issue in ISSUES:
+            if self.counts[issue] or issue in noticed:
+                lines.append(f"{issue:<15} {self.counts[issue]:>6,}")
+            if issue in noticed:
+                little = " That is little: the page leaves its list to audit.csv."
+                lines.append(f"  {noticed[issue]}{little if noticed[issue].little else ''}")
         return [*lines, *self.notes]
 
     def __repr__(self) -> str:
@@ -117,7 +155,7 @@ def audit(
 
     Args:
         data: a DATA argument, with or without labels, or a DataFrame.
-        out: a new folder for `audit.csv` and `audit.html`.
+        out: a new folder for `audit.csv`, `audit.html`, `images.csv` and `classes.csv`.
         bodies: one or several MODEL arguments whose features are compared; the first one's tell what is alike
             and off-topic.
         seed: of the folds, and of what is planted.
@@ -141,12 +179,12 @@ def audit(
         images, parts = _joined(inventory, place)
         looks, notes = look_at(images.sources), _seen(bodies, images)
         paths = [image_name(source, inventory.root) for source in images.sources]
-        names = [printable(path) or f"image {number}" for number, path in enumerate(paths)]
+        names = decided_names(images.sources, inventory.root, images.contents)
         readable = np.flatnonzero(looks["width"])
         if several := int((looks["pages"] > 1).sum()):
             notes.append(f"{counted(several, 'image')} of several pages or frames: the first counts")
         if not len(readable):
-            first = f"{names[0]}: {looks['reason'][0]}"
+            first = f"{printable(paths[0]) or 'image 0'}: {looks['reason'][0]}"
             raise UserError(f"none of {counted(len(looks), 'image')} can be read: {first}")
         some, parts_of_some = images.subset("all", readable), parts[readable]
         embeddings = [embed(engine, some.sources, compute=compute) for engine in engines]
@@ -154,6 +192,11 @@ def audit(
             raise UserError(f"{reasons[0]}; it was readable before: repair or remove the image")
         features = [each.features for each in embeddings]
         findings, near = quality_findings(looks), near_duplicates(looks[readable], features[0])
+        scores = {"label": np.full(len(looks), np.nan), "off-topic": np.full(len(looks), np.nan)}
+        scores["off-topic"][readable] = off_topic_scores(features[0])
+        for issue, values in quality_scores(looks[readable]).items():
+            scores[issue] = np.ones(len(looks)) if issue == "unreadable" else np.full(len(looks), np.nan)
+            scores[issue][readable] = values
         experiments = planted.pictures_noticed(
             some.sources,
             looks[readable],
@@ -169,26 +212,38 @@ def audit(
             notes.append("without labels there is no check of labels, shortcuts and groups")
         else:
             groups_of_some = groups_of(near, len(some))
-            of_labels, planted_labels, probabilities = _of_labels(some, features, groups_of_some, notes, seed)
+            of_labels, planted_labels, probabilities, wrong = _of_labels(
+                some, features, groups_of_some, notes, seed
+            )
+            scores["label"][readable] = wrong
             folders = _folders(paths, images.class_names)[readable]
             more += of_labels + confusable_names(some.targets, probabilities)
             more += shortcuts(looks[readable], some.targets, folders, some.groups)
             more += groups(some.targets, parts_of_some, some.groups, probabilities)
             experiments += planted_labels
         findings += [finding.at(readable) for finding in more]
+        if table.audit is not None:
+            settled = Decisions.read(table.audit).settle(names, images.contents)
+            left = [finding for finding in findings if finding.image is None or not settled[finding.image]]
+            if again := len(findings) - len(left):
+                notes.append(f"not listed: {counted(again, 'finding')} on images that are kept or relabelled")
+            findings = left
         found = AuditResult(
             names=names,
+            contents=list(map(bytes.decode, images.contents.tolist())),
             findings=sorted(findings, key=lambda finding: (ISSUES.index(finding.issue), -finding.score)),
             planted=experiments,
             notes=notes,
             csv=folder / "audit.csv",
             page=folder / "audit.html",
+            scores=(folder / "images.csv", *[folder / "classes.csv"] * (images.targets is not None)),
             seconds=time.monotonic() - began,
         )
         make_folder(folder)
         with explaining_failure(folder, "the audit", "make room, then run the same command again"):
-            with replacing(found.csv) as aside, aside.open("w", newline="", encoding="utf-8") as file:
-                csv.writer(file).writerows([COLUMNS, *found.rows()])
+            _write_csv(found.csv, [COLUMNS, *found.rows()])
+            for file, rows in zip(found.scores, _tables(found, images, parts, scores), strict=False):
+                _write_csv(file, rows)
             title = say("Audit of {data}", data=Path(place).name or place)
             write_audit_page(
                 found.page,
@@ -216,6 +271,32 @@ def _joined(inventory: Inventory, place: str) -> tuple[ImageSet, Texts]:
     return reduce(ImageSet.followed_by, known).identified(), parts
 
 
+def _write_csv(path: Path, rows: Iterable[Sequence[str]]) -> None:
+    with replacing(path) as aside, aside.open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file).writerows(rows)
+
+
+def _tables(
+    found: AuditResult, images: ImageSet, parts: Texts, scores: Mapping[str, Scores]
+) -> Iterator[list[Sequence[str]]]:
+    """The scores of each image by every check, from 0 to 1, the highest the worst; empty where it did not
+    judge. And of each class its images, the labels that are listed, and the means of these scores."""
+    labels = [()] * len(images) if images.targets is None else images.targets.names()
+    cells = [["" if np.isnan(value) else f"{value:.4f}" for value in values] for values in scores.values()]
+    texts = map(csv_text, map(SEPARATOR.join, labels))
+    columns = (map(csv_text, found.names), found.contents, parts.tolist(), texts, *cells)
+    yield [("image", "content", "part", "classes", *scores), *zip(*columns, strict=True)]
+    if images.targets is None:
+        return
+    listed = {finding.image for finding in found.findings if finding.issue == "label"}
+    rows: list[Sequence[str]] = [("class", "images", "labels listed", *scores)]
+    for name, members in zip(images.class_names, images.targets.by_class(), strict=True):
+        judged = [values[members][~np.isnan(values[members])] for values in scores.values()]
+        means = [f"{values.mean():.4f}" if len(values) else "" for values in judged]
+        rows.append((csv_text(name), str(len(members)), str(len(listed & {*members.tolist()})), *means))
+    yield rows
+
+
 def _folders(paths: Sequence[str], class_names: Sequence[str]) -> Texts:
     """The folder of each image without the parts of its path that are a class or a split, (N,)."""
     known = {*class_names, "train", "val", "test", "all"}
@@ -238,18 +319,20 @@ def _seen(bodies: Sequence[str | os.PathLike[str]], images: ImageSet) -> list[st
 
 def _of_labels(
     images: ImageSet, features: Sequence[Features], near: Integers, notes: list[str], seed: int
-) -> tuple[list[Finding], list[Planted], Probabilities | None]:
-    """Labels that may be wrong, how many are noticed, and the out-of-fold probabilities if all images have
-    some; adds notes on labels that cannot be checked. `near` are groups of near-duplicates."""
+) -> tuple[list[Finding], list[Planted], Probabilities | None, Scores]:
+    """Labels that may be wrong, how many are noticed, the out-of-fold probabilities if all images have some,
+    and for each image the probability that a label of it is wrong, (N,), NaN where it is not known; adds
+    notes on labels that cannot be checked. `near` are groups of near-duplicates."""
     targets = images.truth
     division = Division.of(targets, images.groups, first_of_content(images.contents), near)
-    rows = _of_common_classes(division)
+    rows, wrong = _of_common_classes(division), np.full(len(targets), np.nan)
     try:
         known = division.take(rows)
         probabilities = held_out_probabilities([vectors[rows] for vectors in features], known, seed)
     except UserError as error:
         notes.append(f"no check of labels: {error}")
-        return [], [], None
+        return [], [], None, wrong
+    wrong[rows] = 1 - self_confidence(known.targets, probabilities).min(axis=1)
     findings = [finding.at(rows) for finding in wrong_labels(known.targets, probabilities)]
     sample = planted.sample_of(len(rows), seed)
     sample = sample[_of_common_classes(known.take(sample))]
@@ -260,10 +343,10 @@ def _of_labels(
         notes.append(f"no wrong labels are planted: {error}")
         experiments = []
     if len(rows) == len(targets):
-        return findings, experiments, probabilities
+        return findings, experiments, probabilities, wrong
     rare = counted(len(targets) - len(rows), "label")
     notes.append(f"no check of {rare} of classes with one image or group")
-    return findings, experiments, None
+    return findings, experiments, None, wrong
 
 
 def _of_common_classes(division: Division) -> Integers:

@@ -269,15 +269,17 @@ def duplicates(
 def _finding(
     issue: Literal["copy", "near-duplicate"], pair: Pair, parts: Sequence[str], labels: Sequence[str] | None
 ) -> Finding:
-    """The finding of one pair; its image is the one to drop, that in train before that in test."""
+    """The finding of one pair, a leak if it is between parts. Its image is the one to drop: in train before
+    val, in val before test."""
     image, other = pair.second, pair.first
-    if parts[image] != parts[other] and parts[other] == "train":
-        image, other = other, image
     leak = parts[image] != parts[other]
+    if leak and (parts[other] == "train" or (parts[other] == "val" and parts[image] != "train")):
+        image, other = other, image
     here, there = (labels[image], labels[other]) if labels is not None else ("", "")
     differ = bool(here and there) and here != there
     detail = f"{pair.how}: a copy of another image" + (f", in {parts[other]}" if leak else "")
     if differ:
         detail += f"; here {here}, there {there}"
     score = 0.5 + pair.score / 2 if leak or differ else 0.75 * pair.score
-    return Finding(issue, score, detail, image, other, drop=issue == "copy" and not leak and not differ)
+    drop = (leak or issue == "copy") and not differ
+    return Finding("leak" if leak else issue, score, detail, image, other, drop=drop)

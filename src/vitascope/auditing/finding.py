@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 Issue = Literal[
+    "leak",
     "unreadable",
     "copy",
     "near-duplicate",

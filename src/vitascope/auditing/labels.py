@@ -57,7 +57,8 @@ def held_out_probabilities(
     def validated(pair: tuple[Features, Classifier]) -> tuple[float, npt.NDArray[np.float32]]:
         features, classifier = pair
         _, held_out = cross_validated(classifier, features, targets, folds)
-        factor = sharpness(targets, as_logits(held_out, exclusive=targets.exclusive))
+        # Likeliest: with images of an unknown class, a wrong label would be as doubtful as right ones.
+        factor = sharpness(targets, as_logits(held_out, exclusive=targets.exclusive), unknown=0)
         probabilities = sharpened(held_out, factor, exclusive=targets.exclusive)
         confidence = np.maximum(self_confidence(targets, probabilities), LEAST_PROBABILITY)
         return -float(np.log(confidence).sum()), probabilities.astype(np.float32)

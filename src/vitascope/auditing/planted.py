@@ -91,8 +91,8 @@ class Planted:
             "grey": say("grey pictures"),
         }
         text = say(
-            "Of {count} planted {what}, {noticed} ({share:.0%}, {low:.0%} to {high:.0%}) are among the "
-            "{listed} that it lists.",
+            "In a copy with planted faults, this check lists {noticed} of {count} {what} ({share:.0%}, "
+            "{low:.0%} to {high:.0%}) among {listed}.",
             **{"count": f"{self.count:,}", "noticed": f"{self.noticed:,}", "listed": f"{self.listed:,}"},
             **{"what": what[self.issue], "share": self.share, "low": low, "high": high},
         )

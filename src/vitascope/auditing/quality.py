@@ -66,17 +66,16 @@ def quality_scores(looks: Looks, usual: Looks | None = None) -> dict[Issue, Floa
     proportions, side = np.median(_proportions(usual)), np.median(_side(usual))
     scores = {issue: low(*judgement) for issue, judgement in _LOW.items()}
     scores["empty"] = np.maximum(scores["empty"], looks["plain"])  # however many there are
-    scores["blurred"][scores["empty"] >= LISTED] = 0  # one colour has no edges
     shapes = [
         low(lambda some: -np.abs(_proportions(some) - proportions), -_ODD, 2),
         low(lambda some: np.log2(_side(some)), np.log2(min(_SMALL, side / 4)), 2),
     ]
-    return {
-        **scores,
-        "unreadable": LISTED * looks["misnamed"].astype(bool),
-        "shape": np.max(shapes, axis=0),
-        "grey": LISTED * (looks["saturation"] < _GREY) * grey_is_rare(usual),
-    }
+    grey = (looks["saturation"] < _GREY) & grey_is_rare(usual)
+    scores["grey"] = np.where(grey, LISTED, 0.0)
+    for issue in scores.keys() - {"empty"}:  # a picture of one colour is in one list
+        scores[issue][scores["empty"] >= LISTED] = 0
+    misnamed = LISTED * looks["misnamed"].astype(bool)
+    return {**scores, "unreadable": misnamed, "shape": np.max(shapes, axis=0)}
 
 
 def quality_findings(looks: Looks) -> list[Finding]:

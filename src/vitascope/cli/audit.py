@@ -29,7 +29,7 @@ class Audit:
     data: tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="DATA")]]
     """A folder of images, a table, or another DATA, with or without labels."""
     out: Annotated[str, tyro.conf.arg(metavar="FOLDER", help_behavior_hint="(required)")]
-    """A new folder for audit.csv and audit.html."""
+    """A new folder for audit.csv, audit.html, and the scores of images and classes."""
     body: Annotated[tuple[str, ...], tyro.conf.arg(metavar="MODEL ...")] = ("cifar10",)
     """Models whose features are compared. A large one sees more in photographs."""
     seed: int = 0
@@ -49,8 +49,8 @@ class Audit:
         if self.json:
             planted = [dataclasses.asdict(each) for each in found.planted]
             values = {"images": len(found.names), "findings": dict(found.counts), "planted": planted}
-            files = {"csv": str(found.csv), "page": str(found.page)}
+            files = {"csv": str(found.csv), "page": str(found.page), "scores": list(map(str, found.scores))}
             print(json.dumps({**values, "notes": list(found.notes), **files}))
             return
         heading = f"{counted(len(found.names), 'image')}, {duration(found.seconds)}"
-        print("\n".join([heading, *found.lines(), str(found.csv), str(found.page)]))
+        print("\n".join([heading, *found.lines(), *map(str, (found.csv, *found.scores, found.page))]))

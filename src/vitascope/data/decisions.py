@@ -1,4 +1,5 @@
-"""Decisions on images: to keep, drop or relabel each. The page of an audit downloads them as CSV."""
+"""Decisions on images: to keep, drop or relabel each. The page of an audit downloads them as CSV, and in
+`audit.csv` they are filled in: a row without a decision is none."""
 
 from __future__ import annotations
 
@@ -28,6 +29,7 @@ SEPARATOR = ";"
 Decision: TypeAlias = tuple[str, str]
 """One of `CHOICES`, and the new label of `relabel`."""
 _CLASSES = 8  # that a message names
+_NOTE = "audit: "
 
 
 def decided_names(
@@ -47,6 +49,13 @@ def decided_names(
         copies[content] += not name
         names.append(canonical(name) or str(copies[content]))
     return names
+
+
+def decided_in(notes: Sequence[str], part: str) -> str:
+    """The note of data whose decisions have changed a part, such as "test"; empty for other data."""
+    return next(
+        (note for note in notes if note.startswith(_NOTE) and f"{part} " in note.partition("(")[2]), ""
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,13 +82,17 @@ class Decisions:
             kind = "findings, not" if "issue" in table.names else "something else than"
             raise UserError(
                 f"{path}: a table of {kind} decisions (no column {absent[0]}); decide in the page of the "
-                "audit, audit.html, and download decisions.csv there"
+                "audit, audit.html, and download decisions.csv there, or fill in that column of audit.csv"
             )
         by_image: dict[tuple[str, str], Decision] = {}
         rows = zip(*(table.columns[name] for name in COLUMNS), strict=True)
         for number, (image, content, choice, label) in enumerate(rows, 1):
             row = f"{path}, row {number:,}, {image}"
             choice, label = choice.strip().lower(), label.strip()
+            if not choice:
+                continue
+            if image[:1] == "'" and image[1:2] in ("=", "+", "-", "@"):
+                image = image[1:]  # as a table for spreadsheets has it
             check_choice(f"decision in {row}:", choice, CHOICES)
             if choice == "relabel" and not label:
                 raise UserError(f"{row}: relabel without a label")
@@ -103,6 +116,10 @@ class Decisions:
         names = decided_names(sources, inventory.root, contents)
         keys = list(zip(names, map(bytes.decode, contents.tolist()), strict=True))
         counts = Counter(self.by_image[key][0] for key in keys if key in self.by_image)
+        by_part = Counter[tuple[str, str]]()
+        parts = (images.name for images in identified for _ in range(len(images)))
+        for key, part in zip(keys, parts, strict=True):
+            by_part[part, self.by_image.get(key, ("", ""))[0]] += 1
         if self.by_image and not counts:
             of = counted(len(self.by_image), "image")
             raise UserError(f"{self.path}: decisions for other data: of {of}, none is there with its content")
@@ -112,12 +129,25 @@ class Decisions:
         left = {images.name for images in sets if len(images)}
         if lost := [images.name for images in inventory.sets if len(images) and images.name not in left]:
             raise UserError(f"{self.path}: drops all images of {lost[0]}; keep some of them")
-        note = f"audit: {counted(counts['drop'], 'image')} left out, {counts['relabel']:,} relabelled"
+        note = f"{_NOTE}{counted(counts['drop'], 'image')} left out, {counts['relabel']:,} relabelled"
+        by_name = {
+            name: (by_part[name, "drop"], by_part[name, "relabel"]) for name in ("train", "val", "test")
+        }
+        if changed := [f"{name} {a:,} and {b:,}" for name, (a, b) in by_name.items() if a + b]:
+            note += f" ({', '.join(changed)})"
         if absent := len(self.by_image) - counts.total():
             note += f"; {counted(absent, 'decision')} on images that are missing or changed"
         if gone := sorted({*known}.difference(*(images.class_names for images in sets))):
             note += f"; no image is left of {listed(gone, _CLASSES)}"
         return dataclasses.replace(inventory, sets=tuple(sets), notes=(*inventory.notes, note))
+
+    def settle(self, names: Sequence[str], contents: npt.NDArray[np.bytes_]) -> npt.NDArray[np.bool_]:
+        """Whether a person has looked at each of N images and kept or relabelled it, (N,); `names` are
+        `decided_names`."""
+        keys = zip(names, map(bytes.decode, contents.tolist()), strict=True)
+        return np.array(
+            [self.by_image.get(key, ("", ""))[0] in ("keep", "relabel") for key in keys], np.bool_
+        )
 
     def _decided(self, images: ImageSet, decisions: Sequence[Decision], known: Sequence[str]) -> ImageSet:
         """A set after the decisions on its images, without the classes that have lost all their images."""

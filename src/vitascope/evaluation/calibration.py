@@ -61,16 +61,16 @@ UNKNOWN = -1e9
 """The logit where a label is unknown: at any factor it has no loss and no slope."""
 
 
-def sharpness(targets: Targets, logits: Floats) -> float:
+def sharpness(targets: Targets, logits: Floats, unknown: float = 2) -> float:
     """The factor of the logits (N, K) of a classifier without a confidence of its own, from images that it
     did not see; it changes no order of classes.
 
     Its inverse is the temperature of Guo et al. (2017, section 4.2), for labels that are wrong as often as
-    two more images of an unknown class would make them (Platt 1999, section 2.2, for two classes): where all
-    answers are right, it stays finite.
+    so many more images of an `unknown` class would make them, two in Platt (1999, section 2.2, for two
+    classes): where all answers are right, it stays finite.
     """
     wide, members = _of_known(targets, logits), targets.members
-    share = 2 / (2 + (len(targets) if targets.exclusive else targets.known.mean()))
+    share = unknown / (unknown + (len(targets) if targets.exclusive else targets.known.mean()))
     evenly = wide[wide > UNKNOWN].sum() / (wide.shape[1] if targets.exclusive else 2)
     wanted = (1 - share) * wide[members].sum() + share * evenly
     return _sharpness(wide, wanted, targets.exclusive)

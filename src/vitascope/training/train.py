@@ -24,6 +24,7 @@ import torch
 
 from vitascope.arguments import checked
 from vitascope.data.datasets import open_data
+from vitascope.data.decisions import decided_in
 from vitascope.data.folds import copies_across
 from vitascope.data.frames import DataFrame, data_place
 from vitascope.data.splits import ImageSet, Splits
@@ -758,6 +759,8 @@ def _finish(trainer: Trainer) -> TrainResult | PretrainResult:
         distributed.print_first(f"evaluating {counted(len(final), final.noun)}")
         novelties = trainer.task.calibrate(finished)
         tested = trainer.task.test(finished)
+        if note := decided_in(trainer.splits.notes, final.name):
+            distributed.print_first(f"       of the {final.noun} after decisions, {note}")
         if (
             config.task == "classify"
             and config.data == "digits"
