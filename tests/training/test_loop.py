@@ -398,7 +398,6 @@ def test_recorded_metrics_have_the_documented_names_and_means_of_their_epoch(
     means = ["train_loss", "train_accuracy", "val_loss", "val_accuracy"]
     means += ["val_balanced_accuracy", "val_majority"]
     trust = ["calibration_error", "calibration_error_low", "calibration_error_high", "risk_coverage_area"]
-    trust += ["unfamiliar"]
     test = ["split", "images", "unreadable", "correct", "accuracy", "accuracy_low", "accuracy_high"]
     assert names == {
         "step": ["loss", "lr"],
