@@ -27,7 +27,7 @@ from vitascope.explain.methods import heatmap
 from vitascope.model.heads import predicted, scores
 from vitascope.model.resnet_config import ResNetConfig
 from vitascope.model.sizes import ModelConfig
-from vitascope.model.trust import Trust
+from vitascope.model.trust import FAMILIAR, PredictionSets, Trust
 from vitascope.model.views import mean_of_views, views_of
 from vitascope.model.vision_model import VisionModel
 from vitascope.predict.compute import Views
@@ -439,4 +439,5 @@ def usage(
         features=features,
         explains=explains,
         sets=sets,
+        checked=trust is not None and int(trust.sets.counts.sum()) >= PredictionSets.needed(FAMILIAR),
     )
