@@ -146,6 +146,14 @@ def test_a_run_that_was_killed_before_its_figures_is_drawn_when_resumed(
     assert drawn == ["figures 1", "1", "2", "3", "figures run", "run"]
 
 
+def test_minutes_too_short_for_a_fold_are_those_of_all_and_leave_no_folder(
+    photos: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(UserError, match=r"minutes=3e-05, shared by 3 folds, is too short"):
+        run(photos, tmp_path / "run", minutes=3e-5)
+    assert not (tmp_path / "run").exists()
+
+
 def test_images_that_change_between_the_runs_are_noticed(photos: Path, tmp_path: Path) -> None:
     data = shutil.copytree(photos, tmp_path / "photos")
     with pytest.raises(Interrupted), signalled(at=3):

@@ -57,6 +57,10 @@ def train_members(
                 start(config.replace(run=str(member.path), fold=fold))
         except Interrupted as stop:
             raise Interrupted(run.ref, stop.signum) from stop
+        except UserError:
+            if not any(each.exists for each in run.members):  # the same command can be given again
+                shutil.rmtree(run.path)
+            raise
 
 
 def _draw(member: Run, device: str) -> None:

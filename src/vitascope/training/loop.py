@@ -207,12 +207,14 @@ class Trainer:
         least = max(FIRST_LENGTH * per_step, measuring)
         if 60 * minutes - spent - measuring < least:
             val, test = self.splits.val, self.splits.measured
+            together = 1 if self.config.fold is None else self.config.folds or 1  # they share the minutes
+            share = f", shared by {together} folds," if together > 1 else ""
             raise UserError(
-                f"minutes={minutes:g} is too short: opening the data and building the model take {spent:.1f} "
-                f"s, measuring by {counted(len(val), 'validation image')} and "
+                f"minutes={together * minutes:g}{share} is too short: opening data and building the model "
+                f"take {spent:.1f} s, measuring by {counted(len(val), 'validation image')} and "
                 f"{counted(len(test), f'{test.name} image')} {measuring:.1f} s, and {FIRST_LENGTH} steps "
                 f"{FIRST_LENGTH * per_step:.1f} s; set minutes to at least "
-                f"{math.ceil((spent + measuring + least) / 6) / 10:g}"
+                f"{math.ceil(together * (spent + measuring + least) / 6) / 10:g}"
             )
         self.budget = TimeBudget(60 * minutes - spent - end, validation)
         self.schedule = dataclasses.replace(self.schedule, validations=self.budget.validations)
