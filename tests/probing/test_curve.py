@@ -2,19 +2,30 @@
 
 import numpy as np
 import pytest
+from sklearn.metrics import average_precision_score
 
 from tests.probing.digits import DIGITS, PIXELS, PROPERTIES, drawn
 from vitascope.data.folds import Division
 from vitascope.data.targets import ClassIndices
 from vitascope.probing.classifiers import ClassMeans, LeastSquares, Neighbors
 from vitascope.probing.curve import Forecast, forecast, learning_curve
+from vitascope.probing.selection import out_of_fold
 
 
 @pytest.mark.parametrize("targets", [DIGITS, PROPERTIES], ids=["exclusive", "several"])
 def test_a_curve_rises_to_the_cross_validated_value(targets: ClassIndices) -> None:
     some = drawn(0)[:400]
     division = Division.of(targets.take(some))
-    curve = learning_curve(Neighbors((5,)), PIXELS[some], division, division.folds())
+    folds = division.folds()
+    curve = learning_curve(Neighbors((5,)), PIXELS[some], division, folds)
+    (held_out,) = out_of_fold(Neighbors((5,)), PIXELS[some], division.targets, folds)
+    if targets.exclusive:
+        value = (held_out.argmax(axis=1) == division.targets.labels).mean()
+    else:  # the mAP
+        columns = zip(division.targets.labels.T, held_out.T, strict=True)
+        value = np.mean([average_precision_score(*column) for column in columns])
+    assert curve.values[-1] == pytest.approx(value, abs=1e-6)
+    assert 0.002 < curve.deviations[-1] < 0.03
     assert curve.sizes[-1] == 320
     assert (np.diff(curve.sizes) > 0).all()
     assert curve.values[-1] > curve.values[0] + 0.05

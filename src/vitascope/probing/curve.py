@@ -234,7 +234,7 @@ def _qualities(
     if targets.exclusive:
         right = targets.correct(predicted_classes(probabilities))
         return right @ weights / weights.sum(axis=0)
-    return mean_of_known(class_precision(targets.labels, probabilities, weights).T)
+    return mean_of_known(class_precision(targets.labels, probabilities, weights))
 
 
 def _resampled(sets: npt.NDArray[np.int64], generator: np.random.Generator) -> npt.NDArray[np.int32]:
