@@ -115,6 +115,8 @@ def test_sets_are_the_same_after_json_and_after_a_file_of_tensors(each: int | No
         ("means", torch.zeros(0, 5)),
         ("center", torch.full((5,), torch.nan)),
         ("center", torch.zeros(1, 5)),
+        ("levels", torch.zeros(0)),
+        ("levels", torch.tensor(1.0)),
         ("levels", torch.zeros(1)),
         ("levels", torch.zeros(300)),
         ("levels", torch.arange(300.0)),

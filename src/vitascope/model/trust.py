@@ -198,6 +198,8 @@ class Familiarity(nn.Module):
         for name in self.NAMES:
             self.register_buffer(name, values[name])
         levels = self.levels.float()
+        if levels.ndim != 1 or len(levels) < 2:
+            raise UserError(f"familiarity needs two levels or more, not a tensor {list(levels.shape)}")
         self.register_buffer("steps", (levels[:-1] - levels[1:]).clamp(min=1e-3 * float(levels.mean())))
 
     def check(self, features: int) -> None:
