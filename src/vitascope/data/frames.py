@@ -21,7 +21,7 @@ class DataFrame(Protocol):
 
     columns: Any
 
-    def __getitem__(self, name: str) -> Any:
+    def __getitem__(self, name: str, /) -> Any:
         """A column."""
 
     def assign(self, **columns: Any) -> Any:
