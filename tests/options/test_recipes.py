@@ -60,6 +60,10 @@ def test_named_weights_models_and_tasks_decide_the_recipe(options: dict[str, obj
     assert TrainConfig.from_recipe(**{"data": "photos/", **options}) == expected(recipe, **options)
 
 
+def test_few_images_choose_the_epoch_by_one_rule() -> None:
+    assert [start(images).optimization.keep for images in (24, FEW_TO_TUNE + 1)] == ["best", "best"]
+
+
 def test_few_colour_images_start_from_the_built_in_model() -> None:
     for images in (24, FEW_TO_TUNE):
         assert start(images) == expected("finetune", weights="cifar10")

@@ -306,8 +306,10 @@ RECIPES["lora"] = RECIPES["finetune"].replace(lora=8, lr=4e-3, lr_width=128, war
 
 # vitascope train --data FOLDER --weights cifar10 --recipe small-finetune
 # `small-data` from the weights of a small model, with smaller steps: the default for a few hundred images, on
-# which the smaller steps of `finetune` learn less (benchmarks/results/2026-11-25-few_images.md).
-RECIPES["small-finetune"] = SMALL.replace(lr=1e-3)
+# which the smaller steps of `finetune` learn less (benchmarks/results/2026-11-25-few_images.md). The
+# lowest validation loss chooses the epoch, as in `finetune`: a few dozen images hardly show that the last one
+# is worse (benchmarks/results/2026-11-28-few-images.md).
+RECIPES["small-finetune"] = SMALL.replace(lr=1e-3, keep="best")
 
 # vitascope train --data FOLDER --weights MODEL --recipe linear-probe
 # The head alone, on frozen features, which measures the features (Chen et al. 2020, section 4). There is no
