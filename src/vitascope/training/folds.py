@@ -6,7 +6,7 @@ import csv
 import dataclasses
 import logging
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -17,7 +17,7 @@ from vitascope.data.contents import image_name
 from vitascope.data.folds import fold_names
 from vitascope.data.loading import Loader
 from vitascope.data.splits import OUT_OF_FOLD, ImageSet, Splits
-from vitascope.errors import Interrupted, UserError
+from vitascope.errors import Interrupted, UserError, printable
 from vitascope.evaluation.calibration import Temperature, as_logits, familiarity_of, mean_loss, sharpened
 from vitascope.evaluation.measure import BATCH_SIZE, Evaluation, batches_of, features_of_images, measure
 from vitascope.model.ensemble import Ensemble
@@ -36,20 +36,26 @@ log = logging.getLogger(__name__)
 
 
 def train_members(
-    run: Run, config: TrainConfig, start: Callable[[TrainConfig], object], resume: Callable[[Run], object]
+    run: Run,
+    names: Sequence[str],
+    config: TrainConfig,
+    start: Callable[[TrainConfig], object],
+    resume: Callable[[Run], object],
 ) -> None:
-    """Train the runs of the folds, or finish them, one after another; they share the minutes of `config`."""
+    """Train the runs of the folds with these names, or finish them, one after another; they share the minutes
+    of `config`."""
     minutes = config.optimization.minutes
     if minutes is not None:
         config = config.replace(minutes=minutes / len(run.members))
-    for fold, member in enumerate(run.members):
+    for fold, (name, member) in enumerate(zip(names, run.members, strict=True)):
         if member.exists and not member.split_file.is_file():  # it was stopped before it had begun
             shutil.rmtree(member.path)
         if member.finished:
             if not member.report.is_file():
                 _draw(member, config.execution.device)
             continue
-        print(f"fold   {fold + 1} of {len(run.members)}", flush=True)
+        called = "" if name == str(fold + 1) else printable(f": {name}")
+        print(f"fold   {fold + 1} of {len(run.members)}{called}", flush=True)
         try:
             if member.exists:
                 resume(member)

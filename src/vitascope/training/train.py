@@ -25,7 +25,7 @@ import torch
 from vitascope.arguments import checked
 from vitascope.data.datasets import open_data
 from vitascope.data.decisions import decided_in
-from vitascope.data.folds import copies_across
+from vitascope.data.folds import copies_across, fold_names
 from vitascope.data.frames import DataFrame, data_place
 from vitascope.data.splits import ImageSet, Splits
 from vitascope.errors import UserError
@@ -412,7 +412,8 @@ def _by_folds(run: Run, config: TrainConfig, splits: Splits, execution: Mapping[
     from vitascope.report.write import redraw_figures, write_report
 
     with _locked(run):
-        train_members(run, config, train, lambda member: resume(member.path, **execution))
+        names = fold_names(splits.train.folds)
+        train_members(run, names, config, train, lambda member: resume(member.path, **execution))
         crossed, device = CrossValidation.of(run, splits.train), config.execution.device
         seconds = sum(member.records("test")[-1]["seconds"] for member in run.members)
         tested, model = crossed.tested, crossed.ensemble(run, device)
