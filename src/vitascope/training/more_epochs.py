@@ -146,4 +146,5 @@ def restore_finished(run: Run) -> None:
                 shutil.copy2(run.before / name, aside)
         with suppress(AttributeError):
             del run.config  # read again on the next use
+        shutil.rmtree(run.before)
         folders.remove_checkpoints(run.path, keep_state=bool(states))

@@ -807,6 +807,8 @@ def _save(
         if isinstance(tested, Evaluation):
             run.save_predictions(tested)
         save_pretrained(model, run.model_folder)
+        if run.before.exists():  # of a finished run that got more epochs
+            shutil.rmtree(run.before)
     if run.store is None:  # otherwise, an upload that fails is repeated from the last one
         keep = trainer.config.execution.keep_state
         remove_checkpoints(run.path, keep_state=keep)

@@ -120,8 +120,7 @@ def remove_checkpoints(run: Path, *, keep_state: bool = False) -> None:
     """Remove the checkpoints of a finished run, perhaps but the newest, and the models beside them; other
     files stay."""
     folder = run / CHECKPOINTS
-    names = ("finished", "start", "last", "best")  # without the first, the run is finished
-    models = [folder / name for name in names if (folder / name).is_dir()]
+    models = [folder / name for name in ("start", "last", "best") if (folder / name).is_dir()]
     kept = checkpoints(run)[-1:] if keep_state else []
     for found in (*models, *(one for one in _numbered(run) if one not in kept), *_leftovers(folder)):
         _remove(found)
