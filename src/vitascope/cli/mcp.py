@@ -63,9 +63,9 @@ class Mcp:
         def predict(image: str, top_k: int = 5) -> dict[str, Any]:
             """The most probable classes of an image file, with their probabilities.
 
-            `unknown` is why a calibrated model does not know the class, null if it does; `set` has the
-            classes that hold the right one in 95% of cases; `familiarity` is the share of validation images
-            that are less like the training images.
+            `unknown` is why a calibrated model does not know the class, null if it does, and `unchecked` if
+            its validation images were too few; `set` has the classes that hold the right one in 95% of cases;
+            `familiarity` is the share of validation images that are less like the training images.
             """
             guesses = predictor(local_file(image), top_k)
             verdict = {} if predictor.engine.sets is None else vars(guesses.verdict)

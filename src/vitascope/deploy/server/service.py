@@ -441,7 +441,10 @@ class Service:
         from vitascope.explain import plots  # noqa: F401
 
         # Routes import these; on the first request, that would stop the event loop for seconds.
-        from vitascope.predict import explanation, selection  # noqa: F401
+        from vitascope.predict import (
+            explanation,  # noqa: F401
+            selection,
+        )
 
         shape = (engine.preprocess.channels, *engine.preprocess.image_size)
         for count in (1, self.settings.max_batch):
@@ -452,7 +455,8 @@ class Service:
         self.metrics.model.labels(engine.name, engine.architecture, engine.digest).set(1)
         if engine.sets is not None:
             self.metrics.usual.labels(self.name, "ambiguous").set(float(engine.sets.ambiguous))
-            self.metrics.usual.labels(self.name, "unfamiliar").set(1 - FAMILIAR)
+            if not selection.AUTO.unchecked(engine):
+                self.metrics.usual.labels(self.name, "unfamiliar").set(1 - FAMILIAR)
         return engine
 
     def _answers(self, pictures: list[Pixels]) -> Sequence[tuple[torch.Tensor, ...]]:
