@@ -41,7 +41,7 @@ def test_the_first_line_names_the_start_the_way_out_and_a_better_one(data, tmp_p
         "cifar10 is small, and was taught pictures of 32x32 pixels; with a network, a larger body that was "
         "taught photographs is a better start: --weights facebook/dinov2-small",
         "2 val images choose the epoch and 2 test images measure it; --folds 3 measures on all 24, and its "
-        "ensemble is better calibrated",
+        "ensemble had a lower log loss",
         "`vitascope probe cifar10 --data DATA` takes seconds, and measures on all images; 20 training "
         "images: few for random weights (--weights none)",
     ]

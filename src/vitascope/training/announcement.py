@@ -141,5 +141,5 @@ def other_starts(splits: Splits) -> list[str]:
         if name in splits.drawn:
             total += len(splits.parts[name])
             parts.append(f"{counted(len(splits.parts[name]), f'{name} image')} {does}")
-    few = f"{' and '.join(parts)}; --folds 3 measures on all {total:,}, and its ensemble is better calibrated"
+    few = f"{' and '.join(parts)}; --folds 3 measures on all {total:,}, and its ensemble had a lower log loss"
     return [body, few, others] if parts else [body, others]
