@@ -238,6 +238,29 @@ def test_a_table_s_folds_that_divide_its_groups_are_rejected(photos: Path, tmp_p
         fold_of(place, None, 3, table=TableOptions(columns=("group=patient",)))
 
 
+@pytest.mark.parametrize(
+    ("group", "folds", "message"),
+    [
+        (
+            lambda n: n // 10,
+            3,
+            r"class '\w+' has images in 2 groups, fewer than folds=3: set folds=2, or set",
+        ),
+        (
+            lambda n: n // 20,
+            2,
+            r"class '\w+' has images in 1 group, fewer than folds=2: leave the groups out",
+        ),
+    ],
+)
+def test_fewer_groups_than_folds_are_one_line(
+    photos: Path, tmp_path: Path, group: Callable[[int], object], folds: int, message: str
+) -> None:
+    place = write_table(tmp_path / "t.csv", photos, lambda n: "", group)
+    with pytest.raises(UserError, match=message):
+        fold_of(place, None, folds, table=TableOptions(columns=("group=patient", "fold=")))
+
+
 def test_a_table_s_folds_have_the_order_of_their_numbers(photos: Path, tmp_path: Path) -> None:
     place = write_table(tmp_path / "t.csv", photos, lambda n: n % 11, lambda n: n)
     assert [{fold} for fold in map(str, range(11))] == [
@@ -269,7 +292,7 @@ def test_rare_classes_are_named_or_stay_in_training(tmp_path: Path) -> None:
     assert (fold_of(tmp_path, None, 3, table=kept).train.folds == "").sum() == 2
     place = write_table(tmp_path / "t.csv", tmp_path / "a", lambda n: "", lambda n: n // 3)
     place.write_text(place.read_text().replace(",a,", ",x,", 3))
-    with pytest.raises(UserError, match=r"class 'a' has images in 1 group, fewer than folds=3: set a sm"):
+    with pytest.raises(UserError, match=r"class 'a' has images in 1 group, fewer than folds=3: leave the g"):
         fold_of(place, 0, 3, table=TableOptions(columns=("group=patient", "fold=")))
 
 

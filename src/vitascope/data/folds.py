@@ -274,7 +274,7 @@ def _drawn(
             k, smaller = few[0], int(sets.min())
             raise UserError(
                 f"class {images.class_names[k]!r} has images in {counted(int(sets[k]), 'group')}, fewer than "
-                f"folds={folds}: set {f'folds={smaller}' if smaller > 1 else 'a smaller number'}, or "
+                f"folds={folds}: {f'set folds={smaller}' if smaller > 1 else 'leave the groups out'}, or set "
                 "rare=train, which keeps such classes in training alone"
             )
         kept = np.flatnonzero(~np.isin(division.targets.labels, few))
@@ -283,8 +283,8 @@ def _drawn(
         what = counted(count, "group" if len(images.groups) else "different image")
         why = f"{what} of classes that have as many as folds" if len(kept) < len(images) else what
         raise UserError(
-            f"{counted(len(images), 'image')} in {why}, and folds={folds} need at least one each: set "
-            f"{f'folds={count}' if count > 1 else 'a smaller number'}, or add images"
+            f"{counted(len(images), 'image')} in {why}, and folds={folds} need at least one each: "
+            f"{f'set folds={count}, or ' if count > 1 else ''}add images"
         )
     numbers[kept] = division.take(kept).folds(seed, folds)
     return numbers

@@ -334,7 +334,8 @@ def stratified_split(
     if not taken.any():
         what = "two groups" if len(images.groups) else f"{max(2, least)} different images"
         raise UserError(
-            f"no class has {what}, so none of {counted(len(images), images.noun)} is left for {name}"
+            f"no class has {what}, so none of {counted(len(images), images.noun)} is left for {name}: add "
+            "some, or give your own split"
         )
     return images.subset("train", np.flatnonzero(~taken)), images.subset(name, np.flatnonzero(taken))
 

@@ -23,7 +23,7 @@ from vitascope.data.datasets import (
 )
 from vitascope.data.pack import pack
 from vitascope.data.split_record import record_of, restore
-from vitascope.data.splits import Splits
+from vitascope.data.splits import ImageSet, Splits
 from vitascope.data.table_options import TableOptions
 from vitascope.data.targets import ClassIndices, ClassSets
 from vitascope.errors import UserError
@@ -600,6 +600,23 @@ def test_what_is_no_number_among_numbers_is_no_label(photos: Path, missing: str,
     assert_refused(photos, labelled(photos, lambda *_: next(fractions)), "2 different numbers .* regression")
     names = itertools.cycle((missing, "cat", "dog"))
     assert missing in opened(photos, labelled(photos, lambda *_: next(names))).train.class_names
+
+
+def test_numbers_of_groups_and_folds_have_one_form_and_nan_is_none(photos: Path) -> None:
+    texts, numbers = ("1.0", "2", "nan", ""), itertools.count()
+    rows = [row | {"site": texts[next(numbers) % 4]} for row in labelled(photos, lambda *_: "x")]
+
+    def read(rows: Sequence[Row], *columns: str) -> ImageSet:
+        path = write_csv(photos / "sites.csv", rows)
+        (images,) = read_data(str(path), TableOptions(columns=columns)).sets
+        return images
+
+    images = read(rows, "group=site", "fold=site")
+    assert set(images.folds.tolist()) == {"1", "2", ""}
+    alone = sum(row["site"] in ("nan", "") for row in rows)
+    assert len(set(images.groups.tolist())) == 2 + alone  # each without a group is a group of its own
+    names = [row | {"site": name} for row, name in zip(rows, itertools.cycle(("NA", "DE")), strict=False)]
+    assert set(read(names, "group=site").groups.tolist()) == {"NA", "DE"}
 
 
 def test_unknown_cells_in_columns_of_0_and_1_are_counted(photos: Path) -> None:

@@ -63,8 +63,7 @@ class Table(DataFormat):
         splits = _splits(columns, roles, place)
         paths, root = located(columns[roles.image], place, options.images)
         groups, folds = (
-            [] if name is None else [canonical(cell.strip()) for cell in columns[name]]
-            for name in (roles.group, roles.fold)
+            [] if name is None else table_labels.numbered(columns[name]) for name in (roles.group, roles.fold)
         )
         rows = LabelledRows(
             paths,

@@ -96,6 +96,16 @@ def _whole_cells(counts: Counter[str], different: Sequence[str], where: str) -> 
     return {cell: () if cell in none else name for cell, name in names.items()}
 
 
+def numbered(cells: Sequence[str]) -> list[str]:
+    """The cells of a column of groups or folds; if all are whole numbers, or stand for none, in one form: `1`
+    for `1.0`, and a blank for `nan`."""
+    texts = {cell: canonical(cell.strip()) for cell in set(cells)}
+    none = {cell for cell, text in texts.items() if text.lower() in {"", *_NOT_A_NUMBER}}
+    if not texts.keys() - none or not all(_WHOLE.fullmatch(texts[cell]) for cell in texts.keys() - none):
+        return [texts[cell] for cell in cells]
+    return ["" if cell in none else texts[cell].partition(".")[0] for cell in cells]
+
+
 def of_columns(columns: dict[str, list[str]], options: TableOptions, place: object) -> Labels:
     """The labels in columns of 0 and 1, one per class: several per image, unless each image has one."""
     if options.label_separator is not None:
