@@ -10,7 +10,7 @@ from typing import Annotated
 
 import tyro
 
-from vitascope.cli.exits import exit_if_left_out, exiting_if_stopped
+from vitascope.cli.exits import exit_if_left_out, exiting_with_parts
 from vitascope.cli.features import Cluster, Representation, exiting_with_cache
 from vitascope.cli.parsing import Json, Model, arguments_of
 from vitascope.data.table_options import DataOptions, TableOptions
@@ -44,14 +44,12 @@ class Embed:
     def call(self) -> None:
         """Compute, write and print a summary."""
         from vitascope.predict.embed import embed
-        from vitascope.predict.parts import kept_parts
 
         ray = self.cluster.ray
         started = time.monotonic()
         stopping = exiting_with_cache(self.compute)
         if ray is not None:
-            advice = "repeat the command to continue"
-            stopping = exiting_if_stopped(lambda: kept_parts(Path(self.out), self.out, advice))
+            stopping = exiting_with_parts(Path(self.out), self.out, "repeat the command to continue")
         with stopping:
             options = arguments_of(self, "json", "representation", "cluster")
             found = embed(**options, **dataclasses.asdict(self.representation), ray=ray)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from vitascope.errors import printable
@@ -53,3 +54,10 @@ def exiting_if_stopped(state: str | Callable[[], str]) -> Iterator[None]:
         if not stop.signum:  # it came before the handler of the signals
             raise
         exit_stopped(stop.signum, state if isinstance(state, str) else state())
+
+
+def exiting_with_parts(out: Path, name: str, advice: str) -> AbstractContextManager[None]:
+    """As `exiting_if_stopped`, with the finished parts of a file as the state that is left."""
+    from vitascope.predict.parts import kept_parts
+
+    return exiting_if_stopped(lambda: kept_parts(out, name, advice))

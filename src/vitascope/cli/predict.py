@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import json
 import os
 import sys
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from vitascope.cli.exits import exit_if_unreadable, exiting_if_stopped
+from vitascope.cli.exits import exit_if_unreadable, exiting_if_stopped, exiting_with_parts
 from vitascope.cli.features import Cluster
 from vitascope.cli.parsing import Flag, MaybeFile, MaybeFloat, MaybeInt, Model, Views
 from vitascope.cli.zero_shot import Classes, Prompts
@@ -150,7 +149,7 @@ class Predict:
     def _write(self, out: str, task: PredictTask) -> None:
         """Predict into a file, in parts, in this process or on the workers of Ray."""
         from vitascope.predict.on_ray import RayLoop, connected
-        from vitascope.predict.parts import Loop, kept_parts, loop_of
+        from vitascope.predict.parts import Loop, loop_of
         from vitascope.predict.result_file import check_result_file, predict_to_file
         from vitascope.remote.outputs import Output
         from vitascope.storage import check_local
@@ -164,9 +163,9 @@ class Predict:
         with contextlib.ExitStack() as opened:
             opened.enter_context(output.named())
             check_result_file(output.path, resume=self.resume)
-            advice = "repeat the command with --resume to continue"
-            kept = functools.partial(kept_parts, output.path, out, advice)
-            opened.enter_context(exiting_if_stopped(kept))
+            opened.enter_context(
+                exiting_with_parts(output.path, out, "repeat the command with --resume to continue")
+            )
             if ray is not None:
                 opened.enter_context(connected(ray))
                 on_ray = RayLoop(self._model(), compute.precision, compute.device, self.views)

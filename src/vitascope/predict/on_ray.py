@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 MODEL = "model"
 """The folder, among the parts, of a model that was made in memory."""
 CONNECT_SECONDS, PROBE_SECONDS, START_SECONDS, STOP_SECONDS = 5.0, 1.0, 30.0, 10.0
-LOST_SECONDS = 30.0
+LOST_SECONDS = 45.0
 """After which a head that does not answer is given up: after 60 s Ray would end this process, unexplained."""
 AUTO, LOCAL = "auto", "local"
 _NOT_THERE = re.compile(
