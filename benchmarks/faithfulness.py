@@ -87,7 +87,7 @@ def further_methods(model: VisionModel, windows: list[int], layers: bool) -> dic
         f"occlusion, window {window}": partial(explain.occlusion, window=window) for window in windows
     }
     if layers and isinstance(model.config, ViTConfig):
-        for variant in ("grad-cam", "hires-cam", "layer-cam"):
+        for variant in ("grad-cam", "layer-cam"):
             for layer in range(model.config.depth):
                 settings: Mapping[str, Any] = {"variant": variant, "layer": layer}
                 found[f"{variant}, layer {layer}"] = partial(explain.grad_cam, **settings)

@@ -19,7 +19,6 @@ from tests.training import undrawn
 from vitascope.cli import main
 from vitascope.cli.explain import Explain, labelled_test_images
 from vitascope.data.samples import PHOTOS
-from vitascope.explain.faithfulness import planted
 from vitascope.explain.figures import VIEWS, draw
 from vitascope.explain.methods import DEFAULT_METHOD, METHODS
 from vitascope.run.run import Run
@@ -118,7 +117,7 @@ def test_views_of_the_model_need_no_picture(here: SimpleNamespace, tmp_path: Pat
         (["--method", "rollout", "--fusion", "max", "--discard", "0.5"], "fusion max, discard 0.5"),
         (["--method", "grad-cam", "--target", "blue"], "Grad-CAM of blue"),
         (["--method", "grad-cam", "--target", "1"], "Grad-CAM of red"),
-        (["--method", "hires-cam", "--target", "red", "--versus", "blue"], "HiResCAM of red, not blue"),
+        (["--method", "layer-cam", "--target", "red", "--versus", "blue"], "Layer-CAM of red, not blue"),
         (["--method", "occlusion", "--like", "data/blue/1.png"], "occlusion of the likeness"),
         (["--method", "all", "--target", "blue"], "every method of blue"),
         (
@@ -268,22 +267,6 @@ def test_comparison_prints_a_row_for_every_method_and_the_random_baseline(
     assert "3 images" in "\n".join(lines)
 
 
-def test_planted_marks_are_measured_for_every_method(
-    here: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(planted, "STEPS", 2)
-    capsys.readouterr()
-    argv = ["explain", "runs/tiny", "data", "--compare", "--planted", "--images", "2"]
-    assert main(argv) == 0
-    printed = capsys.readouterr().out
-    assert {line.split()[0] for line in printed.splitlines()[1 : 1 + len(METHODS)]} == {*METHODS}
-    assert "It does not decide by the mark: these scores mean little." in printed
-    assert main([*argv, "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert {score["method"] for score in found["scores"]} == {*METHODS}
-    assert found["decides"] is False
-
-
 def test_comparison_as_json_has_the_numbers_of_each_image(
     others: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -381,11 +364,6 @@ def test_body_without_a_head_is_explained_by_attention_and_likeness(
         (["runs/tiny", "nowhere", "--compare"], "nowhere: no such folder"),
         (["runs/tiny", "data", "--compare", "--images", "0"], "images must be at least 1, not 0"),
         (["runs/tiny", "data", "--compare", "--out", "a.png"], "--out is for one method's figure"),
-        (["runs/tiny", PICTURE, "--planted"], "--planted needs --compare"),
-        (
-            ["runs/tiny", PICTURE, "--compare", "--planted"],
-            "planted marks need 2 pictures, to learn from and",
-        ),
         (["runs/tiny", "data", "--compare", "--evidence"], "--evidence is for one method's figure"),
         (["runs/tiny", "--evidence"], "evidence is measured on one picture, not 2"),
         (

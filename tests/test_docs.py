@@ -122,9 +122,8 @@ def readers_folder(tmp_path: Path, shallow_built_in: Path, monkeypatch: pytest.M
     fewer_points = functools.partial(vs.explain.compare, steps=2, shares=(0.5,))
     monkeypatch.setattr(vs.explain, "compare", fewer_points)
     faithfulness = "vitascope.explain.faithfulness"
-    for module in ("compare", "planted"):  # tests/explain/faithfulness compares all methods
-        monkeypatch.setattr(f"{faithfulness}.{module}.methods_for", fast_methods)
-    monkeypatch.setattr(f"{faithfulness}.planted.STEPS", 10)
+    # tests/explain/faithfulness compares all methods
+    monkeypatch.setattr(f"{faithfulness}.compare.methods_for", fast_methods)
     fewer_maps = functools.partial(vs.explain.evidence, maps=19, steps=2)
     monkeypatch.setattr(import_module(f"{faithfulness}.evidence"), "evidence", fewer_maps)
     return folder

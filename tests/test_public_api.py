@@ -36,7 +36,6 @@ FROZEN = {
     "resume": "(run, *, missing='error', **options)",
     "save_pretrained": "(model, folder, *, format='vitascope')",
     "similar": "(model, picture, data, *, k=12, layer=None, pool=None, table=TABLE, compute=COMPUTE)",
-    "soup": "(runs, out, *, device='auto')",
     "train": "(config=None, *, recipe=None, **options)",
     "zero_shot": "(model, classes, *, prompts=None, outputs=None, revision=None, device='auto')",
     "Predictor.__init__": "(model, *, precision='auto', device='auto', batch_size=None, views=1)",
@@ -84,11 +83,8 @@ FROZEN = {
     "explain.patch_attention": "(model, images, patch, layer=-1, head=None)",
     "explain.patch_filters": "(model, count=28)",
     "explain.patching": "(model, images, target=None, *, layers=None, batch_size=64, scaled=True)",
-    "explain.planted_truth": "(model, images, methods=None, *, seed=0, progress=None)",
     "explain.position_similarity": "(model)",
     "explain.rollout": "(model, images, fusion='mean', discard=0.0, *, scaled=True)",
-    "explain.shapley": "(model, images, target=None, *, masks=256, batch_size=64, scaled=True)",
-    "explain.shapley_values": "(model, images, target=None, *, masks=256, batch_size=64)",
 }
 """Names and defaults of the parameters; a change here breaks programs of users."""
 

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from vitascope.errors import UserError
     from vitascope.evaluation.calibrate import calibrate
     from vitascope.evaluation.evaluate import evaluate
-    from vitascope.evaluation.soup import soup
     from vitascope.model.config import ViTConfig
     from vitascope.model.resnet import ResNet
     from vitascope.model.resnet_config import ResNetConfig
@@ -80,7 +79,6 @@ _HOMES = {
     "resume": "training.train",
     "save_pretrained": "weights.loading",
     "similar": "predict.similar",
-    "soup": "evaluation.soup",
     "train": "training.train",
     "zero_shot": "text.zero_shot",
 }
@@ -122,7 +120,6 @@ __all__ = [
     "resume",
     "save_pretrained",
     "similar",
-    "soup",
     "train",
     "zero_shot",
 ]

@@ -186,8 +186,8 @@ def test_a_class_is_chosen_by_its_bar_and_by_search(visit: Visit) -> None:
     visit.settle()
     assert visit.text(".title").endswith("evidence for “cat”")
     with visit.page.expect_response("**/v1/heatmap?**"):
-        visit.page.select_option("#method", "hires-cam")
-    assert visit.text(".title").startswith("HiResCAM: ")
+        visit.page.select_option("#method", "layer-cam")
+    assert visit.text(".title").startswith("Layer-CAM: ")
     assert visit.text(".title").endswith("evidence for “cat”")
 
 
@@ -674,7 +674,7 @@ def test_pending_class_map_is_shown_and_another_method_cancels_it(visit: Visit) 
     assert visit.page.locator(".wait").is_visible()
     assert visit.text(".wait .what") == "Computing occlusion …"
     with visit.page.expect_event("requestfailed") as ended:
-        visit.page.select_option("#method", "hires-cam")
+        visit.page.select_option("#method", "layer-cam")
     assert "method=occlusion" in ended.value.url
     visit.page.locator(".high:text-is('most')").wait_for()
     assert not visit.page.locator(".wait").is_visible()

@@ -72,7 +72,6 @@ def test_pictures_get_the_models_dtype() -> None:
         explain.libra,
         explain.occlusion,
         explain.patching,
-        explain.shapley,
         explain.heatmap,
         explain.head_maps,
         explain.attention_distance,

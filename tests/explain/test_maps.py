@@ -27,7 +27,7 @@ NAMED = [(f"deep/{number}", picture, "v1") for number, picture in enumerate(PICT
 def write(
     model: VisionModel, out: Path, pictures: Any = NAMED, about: str = "a", **asked: Any
 ) -> list[str | None]:
-    return list(write_maps(model, pictures, out, **{"method": "hires-cam"} | asked, about=about))
+    return list(write_maps(model, pictures, out, **{"method": "layer-cam"} | asked, about=about))
 
 
 def numbers_of(out: Path) -> dict[str, np.ndarray]:
@@ -35,7 +35,7 @@ def numbers_of(out: Path) -> dict[str, np.ndarray]:
         return dict(numbers)
 
 
-@pytest.mark.parametrize(("method", "target"), [("hires-cam", None), ("occlusion", 1), ("rollout", None)])
+@pytest.mark.parametrize(("method", "target"), [("layer-cam", None), ("occlusion", 1), ("rollout", None)])
 def test_numbers_are_those_of_the_method_and_the_model(
     tmp_path: Path, method: str, target: int | None
 ) -> None:

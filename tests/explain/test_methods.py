@@ -21,8 +21,8 @@ def test_heatmap_equals_the_methods_with_its_settings() -> None:
     model, images = small_model(), random_images(2, 3, 32, 32)
     attention = explain.heatmap(model, images, "attention", layer=0, head=1)
     assert torch.equal(attention, explain.attention(model, images, layer=0, head=1))
-    hires_cam = explain.heatmap(model, images, "hires-cam", 1, layer=1, batch_size=5)
-    assert torch.equal(hires_cam, explain.grad_cam(model, images, 1, layer=1, variant="hires-cam"))
+    layer_cam = explain.heatmap(model, images, "layer-cam", 1, layer=1, batch_size=5)
+    assert torch.equal(layer_cam, explain.grad_cam(model, images, 1, layer=1, variant="layer-cam"))
     occlusion = explain.heatmap(model, images, "occlusion", 1, window=2, batch_size=5)
     assert torch.equal(occlusion, explain.occlusion(model, images, 1, window=2, batch_size=5))
 
@@ -84,20 +84,12 @@ def test_methods_suit_the_model_and_the_target() -> None:
 
 def test_methods_that_run_single_blocks_do_not_suit_a_merging_model() -> None:
     model = small_model(token_merging=2)
-    fails = {"attention", "gradient-rollout", "grad-cam", "grad-cam++", "patching"}
+    fails = {"attention", "gradient-rollout", "grad-cam", "patching"}
     assert set(METHODS) - set(methods_for(model)) == fails
     for name in fails:
         assert "token_merging=0" in METHODS[name].lacking(model)
         with pytest.raises(UserError, match="cannot be run by itself"):
             METHODS[name](model, torch.zeros(1, 3, 32, 32))
-
-
-@pytest.mark.parametrize("options", [{"attention": "axial"}, {"positions": "relative"}])
-def test_shapley_values_do_not_suit_a_model_that_needs_the_whole_grid(options: dict[str, Any]) -> None:
-    model = small_model(**options)
-    assert set(METHODS) - set(methods_for(model)) == {"shapley"}
-    with pytest.raises(UserError, match="dropped patches break up the grid"):
-        METHODS["shapley"](model, torch.zeros(1, 3, 32, 32))
 
 
 # What all methods and views have in common
@@ -244,7 +236,7 @@ def test_heat_that_is_not_finite_is_rejected(method: Method) -> None:
         method(small_model(), images)
 
 
-@pytest.mark.parametrize("method", ["libra", "patching", "shapley"])
+@pytest.mark.parametrize("method", ["libra", "patching"])
 def test_no_image_has_no_heatmap(method: str) -> None:
     model = small_model(depth=1)
     empty = torch.zeros(0, 3, *model.config.image_hw)

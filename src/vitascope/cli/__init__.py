@@ -23,7 +23,7 @@ from vitascope.cli.models import Compress, Convert, Models, Pack
 from vitascope.cli.parsing import parse
 from vitascope.cli.predict import Predict
 from vitascope.cli.probe import Probe
-from vitascope.cli.runs import Compare, Report, Soup
+from vitascope.cli.runs import Compare, Report
 from vitascope.cli.ship import Export, Page, Serve
 from vitascope.cli.similar import Similar
 from vitascope.cli.train import Pretrain, Train, parse_run
@@ -31,7 +31,7 @@ from vitascope.cli.zero_shot import ZeroShot
 from vitascope.errors import Interrupted, UserError, printable, suggestion
 
 GROUPS: dict[str, dict[str, type[Any]]] = {
-    "Train:": {"train": Train, "pretrain": Pretrain, "probe": Probe, "soup": Soup, "zero-shot": ZeroShot},
+    "Train:": {"train": Train, "pretrain": Pretrain, "probe": Probe, "zero-shot": ZeroShot},
     "Understand:": {
         "evaluate": Evaluate,
         "calibrate": Calibrate,

@@ -34,7 +34,7 @@ from vitascope.weights.builtin import DEFAULT, built_in, model_in_words
 
 if TYPE_CHECKING:
     from vitascope.data.splits import ImageSet
-    from vitascope.explain import Comparison, PlantedTruth
+    from vitascope.explain import Comparison
     from vitascope.explain.targets import TargetLike
     from vitascope.model.vision_model import VisionModel
 
@@ -71,8 +71,8 @@ class Explain:
     method: MaybeText = None
     """What to show: one of the above, or a heatmap.
     By attention: attention, rollout, gradient-rollout.
-    By gradients: libra, integrated-gradients, grad-cam, grad-cam++, hires-cam, layer-cam.
-    By hiding or moving patches: occlusion, patching, shapley.
+    By gradients: libra, integrated-gradients, grad-cam, layer-cam.
+    By hiding or moving patches: occlusion, patching.
     Default: integrated-gradients, the most faithful in docs/gallery.md."""
     target: MaybeText = None
     """The class to explain, by name or number. Default: the most probable class."""
@@ -81,7 +81,7 @@ class Explain:
     like: MaybePath = None
     """Explain the similarity to this other picture, by the cosine of the two representations."""
     layer: MaybeInt = None
-    """The layer, from 0; -1 is the last. Default: the last; for hires-cam and layer-cam the first."""
+    """The layer, from 0; -1 is the last. Default: the last; for layer-cam the first."""
     head: MaybeInt = None
     """The head, from 0. Default: the mean of all heads."""
     patch: MaybePatch = None
@@ -99,8 +99,6 @@ class Explain:
     """Beside a heatmap: the deletion curve, and the p-value of a test against 99 random maps."""
     compare: Flag = False
     """Measure how faithful every method is on DATA, and print the table."""
-    planted: Flag = False
-    """With --compare: train a small model on pictures with planted marks, and measure who finds them."""
     images: MaybeInt = None
     """With --compare and `distance`: the number of pictures, drawn by --seed. Default: 50."""
     seed: MaybeInt = None
@@ -174,8 +172,8 @@ class Explain:
                 )
             return
         check_method(self._method, [*settings, *["target"] * bool(asked)])
-        for name in filter(self.__getattribute__, ("json", "planted")):
-            raise UserError(f"--{name} needs --compare")
+        if self.json:
+            raise UserError("--json needs --compare")
         if sampled and self._method != "distance":
             raise UserError(
                 f"{option(sampled[0])} is for --compare and --method distance, not {self._method}"
@@ -273,7 +271,7 @@ class Explain:
         print(self._signed(f"{counted(tally.images - tally.unreadable, 'map')} in {out}"))
         exit_if_unreadable(tally)
 
-    def _compare(self, model: VisionModel) -> Comparison | PlantedTruth:
+    def _compare(self, model: VisionModel) -> Comparison:
         from tqdm import tqdm
 
         from vitascope import explain
@@ -284,8 +282,7 @@ class Explain:
                 bar.total = total
                 bar.update(done - bar.n)
 
-            measure = explain.planted_truth if self.planted else explain.compare
-            return measure(model, self._sample(), seed=self.seed or 0, progress=advance)
+            return explain.compare(model, self._sample(), seed=self.seed or 0, progress=advance)
 
     def _pictures(self) -> dict[str, Any]:
         """The pictures of the figure, as arguments of `explain.draw`."""

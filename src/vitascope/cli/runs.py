@@ -76,30 +76,3 @@ class Compare:
             print(json.dumps(comparison.to_dict()))
         else:
             print("\n".join([comparison.text(), *map(str, written)]))
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Soup:
-    """Average the weights of runs from one start.
-
-    From the best run on, each is added if the average is better with it.
-
-    The validation images decide; the test images are measured at the end.
-    """
-
-    runs: tyro.conf.Positional[
-        Annotated[
-            tuple[str, ...], tyro.conf.arg(metavar="RUN RUN [RUN ...]", help_behavior_hint="(required)")
-        ]
-    ]
-    """Finished runs of one --weights, with other rates, seeds or augmentation."""
-    out: Annotated[str, tyro.conf.arg(metavar="FOLDER", help_behavior_hint="(required)")]
-    """A new folder for the model."""
-    device: Device = "auto"
-
-    def call(self) -> None:
-        """Average, and print what was chosen."""
-        from vitascope.evaluation.soup import soup
-
-        found = soup(self.runs, self.out, device=self.device)
-        print("\n".join([*found.lines(), f"model  {self.out}"]))

@@ -26,13 +26,11 @@ from vitascope.explain.methods import DEFAULT_METHOD, METHODS, heatmap
 from vitascope.explain.occlusion import occlusion
 from vitascope.explain.patching import patching
 from vitascope.explain.rollout import gradient_rollout, rollout
-from vitascope.explain.shapley import shapley, shapley_values
 from vitascope.explain.targets import ClassDifference, ClassScore, FeatureCosine, Target
 
 if TYPE_CHECKING:
     from vitascope.explain.faithfulness.compare import compare
     from vitascope.explain.faithfulness.evidence import Evidence, evidence
-    from vitascope.explain.faithfulness.planted import PlantedTruth, planted_truth
     from vitascope.explain.faithfulness.results import Comparison
     from vitascope.explain.figures import draw
 
@@ -45,7 +43,6 @@ __all__ = [
     "Evidence",
     "FeatureCosine",
     "Lens",
-    "PlantedTruth",
     "Target",
     "attention",
     "attention_distance",
@@ -64,11 +61,8 @@ __all__ = [
     "patch_attention",
     "patch_filters",
     "patching",
-    "planted_truth",
     "position_similarity",
     "rollout",
-    "shapley",
-    "shapley_values",
 ]
 
 
@@ -82,10 +76,6 @@ def __getattr__(name: str) -> Any:
         from vitascope.explain.faithfulness.evidence import Evidence, evidence
 
         return Evidence if name == "Evidence" else evidence
-    if name in ("PlantedTruth", "planted_truth"):
-        from vitascope.explain.faithfulness.planted import PlantedTruth, planted_truth
-
-        return PlantedTruth if name == "PlantedTruth" else planted_truth
     if name == "Comparison":
         from vitascope.explain.faithfulness.results import Comparison
 

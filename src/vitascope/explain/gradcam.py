@@ -20,7 +20,7 @@ from vitascope.model.trace import Trace
 from vitascope.model.vision_model import VisionModel, evaluation_mode
 from vitascope.model.vit import VisionTransformer
 
-Variant = Literal["grad-cam", "grad-cam++", "hires-cam", "layer-cam"]
+Variant = Literal["grad-cam", "layer-cam"]
 Layer = int | Literal["last"]
 
 
@@ -42,13 +42,11 @@ def grad_cam(
         layer: whose activations a: the input of this block's attention, in 0 to depth - 1, negative counting
             from the last; or "last", where patches are read for the last time: with pool "cls" the input of
             the last block's attention, with other pools the features after the final norm. None is "last" for
-            the first two variants and 0 for the others. A ResNet has only "last", its last feature map.
-        variant: how gradients g become weights: "grad-cam", their mean over the patches; "grad-cam++"
-            (Chattopadhay et al. 2018, equation 19); "hires-cam", g itself (Draelos and Carin 2020);
-            "layer-cam", g where it is positive (Jiang et al. 2021). The latter two weigh each place by
-            itself, which is most informative before attention has mixed the places. (XGrad-CAM is left out:
-            it divides by a channel's sum over the patches, which for normalized tokens is near zero and of
-            either sign.)
+            grad-cam and 0 for layer-cam. A ResNet has only "last", its last feature map.
+        variant: how gradients g become weights: "grad-cam", their mean over the patches; "layer-cam", g where
+            it is positive (Jiang et al. 2021), which weighs each place by itself: that is most informative
+            before attention has mixed the places. (XGrad-CAM is left out: it divides by a channel's sum over
+            the patches, which for normalized tokens is near zero and of either sign.)
 
     Raises:
         UserError: no such layer or variant; a layer of a ResNet, whose grid is that of its last feature map.
@@ -98,18 +96,10 @@ def _of_feature_map(model: ResNet, images: Tensor, target: TargetLike, layer: La
     return activations, gradients.flatten(2).mT, (maps.shape[2], maps.shape[3])
 
 
-def _grad_cam_plus_plus(a: Tensor, g: Tensor) -> Tensor:
-    divisor = 2 + a.sum(dim=1, keepdim=True) * g  # g^2 cancels above and below, where it would underflow
-    share = 1 / torch.where(divisor == 0, 1.0, divisor)
-    return (a * (share * g.clamp_min(0)).sum(dim=1, keepdim=True)).sum(dim=2)
-
-
 _VARIANTS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "grad-cam": lambda a, g: (a * g.mean(dim=1, keepdim=True)).sum(dim=2),
-    "grad-cam++": _grad_cam_plus_plus,
-    "hires-cam": lambda a, g: (a * g).sum(dim=2),
     "layer-cam": lambda a, g: (a * g.clamp_min(0)).sum(dim=2),
 }
 """Activations and gradients (B, N, D) to evidence (B, N)."""
-_DEFAULT_LAYER: dict[str, Layer] = {"grad-cam": "last", "grad-cam++": "last", "hires-cam": 0, "layer-cam": 0}
-"""The best layers by `benchmarks/faithfulness.py --layers`; Grad-CAM++ takes that of Grad-CAM."""
+_DEFAULT_LAYER: dict[str, Layer] = {"grad-cam": "last", "layer-cam": 0}
+"""The best layers by `benchmarks/faithfulness.py --layers`."""

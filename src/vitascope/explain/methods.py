@@ -21,7 +21,6 @@ from vitascope.explain.libra import libra
 from vitascope.explain.occlusion import occlusion
 from vitascope.explain.patching import patching
 from vitascope.explain.rollout import gradient_rollout, rollout
-from vitascope.explain.shapley import drops_patches, shapley
 from vitascope.explain.targets import FeatureCosine, TargetLike
 from vitascope.model.ensemble import Ensemble
 from vitascope.model.heads import predicted
@@ -47,8 +46,6 @@ class Method:
     """Whether it runs the model many times, on `batch_size` images at once."""
     runs_blocks: bool = False
     """Whether it runs single blocks, which token merging does not allow."""
-    drops_patches: bool = False
-    """Whether it runs the model on some of the patches, which windows do not allow."""
 
     def __call__(
         self,
@@ -90,8 +87,6 @@ class Method:
             return ""
         if self.runs_blocks and model.config.block.token_merging:
             return "blocks that run alone (token_merging=0)"
-        if self.drops_patches and not drops_patches(model.config):
-            return "attention that runs on some of the patches (attention=global, no relative positions)"
         return ""
 
 
@@ -110,8 +105,6 @@ METHODS: dict[str, Method] = {
     "rollout": Method(rollout, "attention rollout", ("fusion", "discard"), has_target=False, attends=True),
     "gradient-rollout": Method(gradient_rollout, "gradient rollout", attends=True, runs_blocks=True),
     "grad-cam": Method(grad_cam, "Grad-CAM", ("layer",), runs_blocks=True),
-    "grad-cam++": Method(partial(grad_cam, variant="grad-cam++"), "Grad-CAM++", ("layer",), runs_blocks=True),
-    "hires-cam": Method(partial(grad_cam, variant="hires-cam"), "HiResCAM", ("layer",)),
     "layer-cam": Method(partial(grad_cam, variant="layer-cam"), "Layer-CAM", ("layer",)),
     "libra": Method(libra, "Libra input x gradient"),
     "integrated-gradients": Method(
@@ -120,9 +113,6 @@ METHODS: dict[str, Method] = {
     "occlusion": Method(occlusion, "occlusion", ("window",), many_passes=True),
     "patching": Method(
         patching, "activation patching", ("layers",), attends=True, many_passes=True, runs_blocks=True
-    ),
-    "shapley": Method(
-        shapley, "Shapley values", ("masks",), attends=True, many_passes=True, drops_patches=True
     ),
 }
 """By name; of those that cost the same, the older first."""

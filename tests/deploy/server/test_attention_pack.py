@@ -199,7 +199,7 @@ def test_single_layer_can_be_requested(head: Any) -> None:
 # Class maps
 
 
-@pytest.mark.parametrize("method", ["grad-cam", "hires-cam", "gradient-rollout", "integrated-gradients"])
+@pytest.mark.parametrize("method", ["grad-cam", "layer-cam", "gradient-rollout", "integrated-gradients"])
 def test_any_class_by_any_method(method: str) -> None:
     model = small_model(**NON_SQUARE)
     engine, pixels = engine_of(model), picture(model)

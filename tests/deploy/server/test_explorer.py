@@ -180,8 +180,8 @@ def test_picture_returns_its_pack_a_layer_of_it_or_a_class_map(
     assert post(client, "/v1/attention", layer=0, head="mean").content == pack_attention(
         engine, pixels, 0, "mean"
     )
-    content = post(client, "/v1/heatmap", method="hires-cam", target=2).content
-    assert content == pack_heatmap(engine, pixels, "hires-cam", 2)
+    content = post(client, "/v1/heatmap", method="layer-cam", target=2).content
+    assert content == pack_heatmap(engine, pixels, "layer-cam", 2)
     by_default = load(post(client, "/v1/heatmap", target=2).content)["heatmaps"]
     assert tuple(by_default.shape) == (1, 4, 6)
 

@@ -6,13 +6,13 @@ import json
 import numpy as np
 import pytest
 import torch
+from benchmarks import planted_truth as planted
+from benchmarks.planted_truth import MARKS, _on_mark, _planted, planted_truth
 from torch import Tensor
 
 from tests.model import random_images, small_model, small_resnet
 from vitascope import explain
 from vitascope.errors import UserError
-from vitascope.explain.faithfulness import planted
-from vitascope.explain.faithfulness.planted import MARKS, _on_mark, _planted
 from vitascope.explain.heatmaps import cell_of_pixels
 from vitascope.explain.targets import Target
 from vitascope.model.vision_model import VisionModel
@@ -39,7 +39,7 @@ def test_model_learns_the_marks_and_integrated_gradients_find_them() -> None:
     model, images = small_model(depth=1), random_images(12, 3, 32, 32) / 5
     before = {name: value.clone() for name, value in model.state_dict().items()}
     methods = {"flat": flat, "gradients": explain.METHODS["integrated-gradients"]}
-    found = explain.planted_truth(model, images, methods)
+    found = planted_truth(model, images, methods)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert found.decides
     best, last = found.scores
@@ -57,11 +57,11 @@ def test_model_that_has_not_learned_the_marks_is_said_not_to_decide_by_them(
 ) -> None:
     monkeypatch.setattr(planted, "STEPS", 1)
     for model in (small_model(head="none", token_merging=2), small_resnet()):
-        found = explain.planted_truth(model, random_images(2, 3, 32, 32), {"flat": flat})
+        found = planted_truth(model, random_images(2, 3, 32, 32), {"flat": flat})
         assert not found.decides
         assert "does not decide by the mark" in found.text()
         assert list(found.scores[0].marks) == list(MARKS)
-        again = explain.planted_truth(model, random_images(2, 3, 32, 32), {"flat": flat})
+        again = planted_truth(model, random_images(2, 3, 32, 32), {"flat": flat})
         assert (again.with_mark, again.scores[0].weight) == (found.with_mark, found.scores[0].weight)
 
 
@@ -78,4 +78,4 @@ def test_one_picture_is_too_few() -> None:
     with pytest.raises(
         UserError, match="planted marks need 2 pictures, to learn from and to measure on, not 1"
     ):
-        explain.planted_truth(small_model(), random_images(1, 3, 32, 32))
+        planted_truth(small_model(), random_images(1, 3, 32, 32))
