@@ -1,12 +1,24 @@
 """A share of images is drawn without dividing sets, near to the share of the whole and of each class."""
 
+import dataclasses
+from typing import Any
+
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.data.test_folds import drawn_images
 from tests.model import law
-from vitascope.data.splits import ImageSet, bound_sets, draw_share, stratified_split
+from vitascope.data.folds import division_of
+from vitascope.data.splits import (
+    ImageSet,
+    Inventory,
+    bound_sets,
+    complete_splits,
+    draw_share,
+    stratified_split,
+)
 from vitascope.data.targets import ClassIndices, ClassSets
 from vitascope.errors import UserError
 
@@ -92,6 +104,28 @@ def test_copies_in_two_groups_keep_both_in_one_part() -> None:
     )
     assert any({"1", "15"} <= set(part.groups.tolist()) for part in (rest, val))
     assert not set(rest.groups.tolist()) & set(val.groups.tolist())
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    drawn_images(),
+    st.sampled_from(["all", "train"]),
+    st.integers(0, 99),
+    st.sampled_from(["reject", "train"]),
+)
+def test_drawn_splits_have_images_and_divide_no_group_and_no_copies(
+    images: ImageSet, name: str, seed: int, rare: Any
+) -> None:
+    inventory = Inventory((dataclasses.replace(images, name=name),), 1, None)
+    try:
+        splits = complete_splits(inventory, "DATA", seed=seed, rare=rare)
+    except UserError:
+        return
+    sets = division_of(images.identified()).sets
+    rows = {id(source): row for row, source in enumerate(images.sources)}
+    parts = [{sets[rows[id(source)]] for source in part.sources} for part in splits.parts.values()]
+    assert all(parts)
+    assert sum(map(len, parts)) == len(set().union(*parts))
 
 
 def test_a_class_in_one_group_alone_cannot_be_divided() -> None:
