@@ -60,6 +60,7 @@ def classification(
         "classes": _classes(predictions, confusion),
         "confusion": _confusion(predictions, confusion, pairs, paired, pictures),
         "calibration": calibrated(predictions.confidences, predictions.correct, CalibrationWords())
+        | {"fitted": predictions.fitted}
         if len(predictions.labels) >= FEW
         else None,
         # Out of fold, the sets were fitted to these very predictions.

@@ -50,7 +50,8 @@ def labels(
         "labels": _classes(predictions, score),
         "precision_recall": _precision_recall(predictions, score),
         "pairs": _pairs(predictions),
-        "pair_calibration": calibrated(predictions.scored[known], predictions.labels[known], PAIR_WORDS),
+        "pair_calibration": calibrated(predictions.scored[known], predictions.labels[known], PAIR_WORDS)
+        | {"fitted": predictions.fitted},
         "wrong_labels": _mistakes(predictions, "wrong", model, images),
         "missed_labels": _mistakes(predictions, "missed", model, images),
     }
