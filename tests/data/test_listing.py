@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from tests.data import image_files, read_tree, splits_of, write_picture, write_tree
 from vitascope.data.datasets import described, open_data, open_pictures, read_data
@@ -70,6 +71,20 @@ def test_what_is_called_as_images_are_and_is_no_file_is_counted_once(
             f"{root}: left out, with names of images: 2 broken links, 1 pipe or device, 1 empty folder"
         )
     assert read_data(str(root)).unused == ("1 .txt",)
+
+
+def test_pictures_of_several_pages_are_counted_after_the_last(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    page = Image.new("L", (9, 9), 7)
+    for name, more in (("a.tif", 2), ("b.gif", 3), ("c.TIFF", 0), ("d.png", 2), ("e.tif", 0)):
+        pages = [Image.new("L", (9, 9), number) for number in range(more)]
+        page.save(tmp_path / name, save_all=True, append_images=pages)
+    (tmp_path / "f.tif").write_bytes((tmp_path / "a.tif").read_bytes()[:20])
+    assert len(list(find_images(tmp_path))) == 6
+    assert [record.message for record in caplog.records] == [
+        "2 images of several pages or frames: the first counts"
+    ]
 
 
 def test_links_that_lead_back_are_not_entered(tmp_path: Path) -> None:

@@ -15,12 +15,14 @@ from scipy.ndimage import laplace
 from tqdm import tqdm
 
 from vitascope.data.decoding import (
+    PHONES,
     Encoded,
     ImageError,
     ImageSource,
     decode,
     image_errors,
     open_image,
+    page_count,
     source_name,
 )
 from vitascope.data.listing import suffix_of
@@ -58,7 +60,6 @@ LOOK = np.dtype(
     ]
 )
 _UPRIGHT, _TRANSPOSED = 1, 5  # EXIF orientations: the first, and the first that swaps width and height
-_PHONES = "MPO"  # a JPEG with a second picture, which phones add
 _FAINTEST = 0.5  # levels of luminance, of 255: below it, sharpness would be that of rounding
 _CHUNK = 32  # pictures per task of a thread: a task for each small picture would take as long as it
 
@@ -88,7 +89,7 @@ def _look(source: ImageSource, formats: Mapping[str, str]) -> dict[str, Any]:
 
 def _measured(source: ImageSource, formats: Mapping[str, str]) -> dict[str, Any]:
     image = open_image(source)
-    file_bytes, pages, exif = _file_bytes(image), _pages(image, source), image.getexif()
+    file_bytes, pages, exif = _file_bytes(image), page_count(image), image.getexif()
     orientation = exif.get(ExifTags.Base.Orientation, _UPRIGHT)
     width, height = image.size if orientation < _TRANSPOSED else image.size[::-1]
     if not isinstance(source, Image.Image):  # a draft would change the caller's
@@ -97,7 +98,7 @@ def _measured(source: ImageSource, formats: Mapping[str, str]) -> dict[str, Any]
     if (shrink := LONGEST / max(picture.size)) < 1:
         small = [max(1, round(side * shrink)) for side in picture.size]
         picture = picture.resize((small[0], small[1]), Image.Resampling.BILINEAR)
-    image_format = "JPEG" if image.format == _PHONES else image.format or ""
+    image_format = "JPEG" if image.format == PHONES else image.format or ""
     suffix = suffix_of(source_name(source)) if isinstance(source, str | os.PathLike | Encoded) else ""
     grey, pixels = picture.convert("L"), np.asarray(picture.convert("RGB"))
     luminance = np.asarray(grey, dtype=np.float32)
@@ -123,17 +124,6 @@ def _measured(source: ImageSource, formats: Mapping[str, str]) -> dict[str, Any]
         "border": sides.mean(axis=0) / 255,
         "thumbnail": np.asarray(grey.resize((SIDE, SIDE), Image.Resampling.LANCZOS)),
     }
-
-
-def _pages(image: Image.Image, source: ImageSource) -> int:
-    """The pages or frames of a picture that is not decoded yet; 1 if those after the first are damaged."""
-    if image.format == _PHONES or isinstance(source, Image.Image):
-        return 1
-    try:
-        with image_errors(source):
-            return int(getattr(image, "n_frames", 1))
-    except ImageError:
-        return 1
 
 
 def _file_bytes(image: Image.Image) -> int:

@@ -63,6 +63,9 @@ else:  # the decoder processes import no torch
 Levels: TypeAlias = tuple[float, float]
 """The values in a picture of more than 8 bits that become 0 and 255."""
 
+PHONES = "MPO"
+"""Pillow's name of a JPEG with a second picture, which phones add."""
+_OF_PAGES = (".tif", ".tiff", ".gif", ".webp")
 _SIXTEEN_BITS: Levels = (0, 65535)
 _HEIF_BRANDS = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1")
 
@@ -99,6 +102,27 @@ def header_size(source: ImageSource) -> tuple[int, int]:
             return source.shape[0], source.shape[1]
         with _opened(source) as image:
             return image.height, image.width
+
+
+def page_count(image: Image.Image) -> int:
+    """The pages or frames of an opened picture, of which the first counts; 1 if the others are damaged."""
+    if image.format == PHONES:
+        return 1
+    try:
+        return int(getattr(image, "n_frames", 1))
+    except (OSError, ValueError, SyntaxError, EOFError, RuntimeError, struct.error):
+        return 1
+
+
+def has_pages(source: ImageSource) -> bool:
+    """Whether a file by whose name that may be has several pages or frames."""
+    if os.path.splitext(source_name(source))[1].lower() not in _OF_PAGES:
+        return False
+    try:
+        with image_errors(source), _opened(source) as image:
+            return page_count(image) > 1
+    except ImageError:
+        return False  # its reader reports it
 
 
 @contextmanager

@@ -7,6 +7,7 @@ import dataclasses
 import html
 import io
 import itertools
+import logging
 import os
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
@@ -19,7 +20,15 @@ import torch
 from torch import Tensor
 
 from vitascope.arguments import checked
-from vitascope.data.decoding import ImageError, ImageSource, Levels, as_pictures, is_one_picture, read_image
+from vitascope.data.decoding import (
+    ImageError,
+    ImageSource,
+    Levels,
+    as_pictures,
+    has_pages,
+    is_one_picture,
+    read_image,
+)
 from vitascope.data.formats.table import TableImage, images_of_table
 from vitascope.data.listing import images_below
 from vitascope.data.preprocess import Preprocess
@@ -29,6 +38,7 @@ from vitascope.data.table_options import AS_RECOGNIZED, TableOptions, is_table
 from vitascope.data.transfer import Fetched, copied_ahead, one_late, to_device
 from vitascope.errors import UserError
 from vitascope.explain.methods import DEFAULT_METHOD
+from vitascope.formatting import counted
 from vitascope.model.vision_model import VisionModel
 from vitascope.network import usable_cores
 from vitascope.predict.compute import BatchSize, Views, Workers
@@ -39,6 +49,8 @@ from vitascope.predict.selection import REASONS, ClassSelection, Unknown, Verdic
 from vitascope.remote.stores import is_url
 
 T = TypeVar("T")
+log = logging.getLogger(__name__)
+
 BATCH_SIZE = 32
 """On a CPU."""
 THUMBNAIL = 240
@@ -455,7 +467,17 @@ def find_images(
         )
     several = [places] if isinstance(places, str | os.PathLike) else places
     images = [_images_at(os.fspath(place), table, keep) for place in several]
-    return itertools.chain.from_iterable(images)
+    return _counting_pages(itertools.chain.from_iterable(images))
+
+
+def _counting_pages(files: Iterable[ImageFile]) -> Iterator[ImageFile]:
+    """The files; a warning after the last counts those of several pages."""
+    several = 0
+    for file in files:
+        several += isinstance(file, str) and has_pages(file)
+        yield file
+    if several:
+        log.warning("%s of several pages or frames: the first counts", counted(several, "image"))
 
 
 def _images_at(place: str, table: TableOptions, keep: bool) -> Iterable[ImageFile]:
