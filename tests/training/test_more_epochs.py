@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.forked import in_group
 from tests.training import write_folder
 from vitascope.cli import main
 from vitascope.errors import UserError
@@ -169,7 +170,7 @@ def test_a_continuation_that_is_killed_anywhere_leaves_a_model_and_is_resumed(
                 resume(run, epochs=2)
         assert weights_of(run) is not None  # of the one or the other end
     losses[:] = [0.4]
-    if not Run(run).finished:
+    with suppress(UserError):  # where it has finished
         resume(run, epochs=2)
     assert Run(run).finished
     assert not (run / "checkpoints" / "finished").exists()
@@ -193,6 +194,13 @@ def test_a_continuation_that_fails_leaves_the_run_as_it_was(
     with pytest.raises(UserError, match="no such device"):
         resume(run, epochs=4)
     assert files_of(run) == before
+    assert Run(run).finished
+
+
+def test_several_processes_give_a_run_more_epochs(photos: Path, tmp_path: Path) -> None:
+    run = trained(photos, tmp_path / "run", 1, **SMALL)
+    assert in_group(2, lambda: resume(run, epochs=2), tmp_path / "store") == [0, 0]
+    assert [record["epoch"] for record in Run(run).records("epoch")] == [1, 2]
     assert Run(run).finished
 
 

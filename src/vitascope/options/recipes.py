@@ -526,7 +526,7 @@ def check_named(config: TrainConfig, named: Collection[str]) -> None:
         value, other = config.option(name), config.option(needs.option)
         if name in named and value not in (None, needs.off) and not needs.acts(other):
             raise UserError(
-                f"{name}={value} has no effect with {needs.option}={other}: leave out {name}, or set another "
+                f"{name}={value} has no effect with {needs.option}={other}: leave out {name}, or change "
                 f"{needs.option}"
             )
 

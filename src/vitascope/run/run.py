@@ -249,10 +249,12 @@ class Run:
     @property
     def finished(self) -> bool:
         """Whether the finished model is saved, the last file that training needs to write, and no more epochs
-        have begun; in a store, if the run is there."""
+        have begun, which the configuration says; in a store, if the run is there."""
         if self.store is not None:
             return self.store.complete
-        return layout.is_finished(self.path) and not self.before.exists()
+        before = self.before / layout.CONFIG
+        begun = before.is_file() and before.read_bytes() != self.config_file.read_bytes()
+        return layout.is_finished(self.path) and not begun
 
     def check_unfinished(self) -> None:
         """Reject to resume a run that has finished."""

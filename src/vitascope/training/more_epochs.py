@@ -59,6 +59,8 @@ def lengthen(run: Run, config: TrainConfig, epochs: int) -> None:
     if not states:  # the norms of its tokenizer are folded into the model
         changes |= {"whiten": "off"}
     with run.lock(), explaining_failure(run.path, "the start of more epochs", "make room, and repeat this"):
+        shutil.rmtree(run.before, ignore_errors=True)  # of a process that was killed before they began
+        folders.remove_checkpoints(run.path, keep_state=True)
         run.before.parent.mkdir(exist_ok=True)
         with replacing(run.before) as aside:
             aside.mkdir()
@@ -122,12 +124,6 @@ def finished_if_failed(run: Run) -> Iterator[None]:
             if isinstance(error, DivergenceError) or not (begun or full):
                 restore_finished(run)
         raise
-
-
-def has_begun(run: Run) -> bool:
-    """Whether the configuration has the new epochs of a run, if it got any; a kill may come just before."""
-    before = run.before / layout.CONFIG
-    return not before.exists() or before.read_bytes() != run.config_file.read_bytes()
 
 
 def restore_finished(run: Run) -> None:

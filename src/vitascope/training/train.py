@@ -67,7 +67,7 @@ from vitascope.training.identity import (
 )
 from vitascope.training.keywords import ResumeKeywords, TrainKeywords
 from vitascope.training.loop import Trainer
-from vitascope.training.more_epochs import finished_if_failed, has_begun, lengthen, restore_finished
+from vitascope.training.more_epochs import finished_if_failed, lengthen
 from vitascope.training.optimizers import freeze_body
 from vitascope.training.placement import Placement, images_at_once, place
 from vitascope.training.plan import Plan, inspect, resolve
@@ -214,7 +214,9 @@ def resume(
 
     A finished run with `epochs` gets more of them: from its last checkpoint if it kept that (`keep_state`),
     else from its model, with an optimizer that begins anew. The new epochs have a schedule of their own, with
-    warm-up and decay; only a constant rate goes on from a checkpoint as if there had been no end.
+    warm-up and decay; only a constant rate goes on from a checkpoint as if there had been no end. The model
+    that is kept is the best of all epochs by the rule of `keep`. If the new epochs diverge, or fail before
+    their first checkpoint, the run is what it was.
 
     On a CPU, with the same number of processes, the final weights are bitwise identical to those of an
     uninterrupted run. A run that skips missing images ends with other weights: it takes as many steps as
@@ -237,7 +239,6 @@ def resume(
     """
     started = time.monotonic()
     unfinished, checkpoint = Run.find(run)
-    distributed.by_first(lambda: None if has_begun(unfinished) else restore_finished(unfinished))
     recorded = _recorded_options(unfinished)
     epochs = options.pop("epochs", None) if unfinished.finished else None
     execution: dict[str, Any] = {
@@ -264,6 +265,7 @@ def resume(
         if missing == "error":
             distributed.by_first(lambda: _data_again(unfinished))
         distributed.by_first(lambda: lengthen(unfinished, recorded, epochs))
+        unfinished = Run(unfinished.path)  # other processes have read its options before
     config = _recorded_options(unfinished).replace(**execution)
     launch = Launch()
     if distributed.by_first(lambda: launch.begun) is not None:
