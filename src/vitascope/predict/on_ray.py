@@ -8,6 +8,7 @@ import logging
 import os
 import queue
 import re
+import signal
 import socket
 import threading
 import time
@@ -135,6 +136,8 @@ def connected(address: str) -> Iterator[None]:
     """
     if WINDOWS:
         raise UserError("--engine ray needs Linux or macOS; leave it out, or use WSL")
+    # A thread of Ray Data that works on after the end would start a cluster.
+    os.environ.setdefault("RAY_ENABLE_AUTO_CONNECT", "0")
     try:
         import ray
         import ray.data
@@ -147,6 +150,7 @@ def connected(address: str) -> Iterator[None]:
     logging.getLogger("ray.data").setLevel(logging.CRITICAL)  # what it raises, `explained` explains
     local: dict[str, Any] = {"include_dashboard": False} if address == LOCAL else {}
     started, ended = Future[None](), threading.Event()
+    signals = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 
     def begin() -> None:
         try:
@@ -174,6 +178,9 @@ def connected(address: str) -> Iterator[None]:
         except (ray.exceptions.RayError, RuntimeError, ValueError, OSError) as error:
             raise UserError(f"Ray at {address}: {ray_message(error)}") from error
         try:
+            if threading.current_thread() is threading.main_thread():  # only it may set them
+                for number, handler in signals.items():  # Ray's C++ has set its own
+                    signal.signal(number, handler)
             ray.data.DataContext.get_current().enable_progress_bars = False
             yield
         finally:
