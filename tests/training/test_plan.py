@@ -332,7 +332,8 @@ def planned(**options: Any) -> TrainConfig:
     config = configuration(asked)
     check_named(config, options)
     facts = Facts(
-        **{"images": 80, "height": 32, "width": 32, "one_size": True, "channels": 3, "greatest": None},
+        **{"images": 80, "height": 32, "width": 32, "one_size": True, "sides": (32, 32)},
+        **{"channels": 3, "greatest": None},
         class_names=("a", "b", "c", "d", "e"),
         weights=small_config(class_names=("a", "b", "c", "d", "e")),
     )
