@@ -9,6 +9,7 @@ import logging
 import os
 import shlex
 import shutil
+import statistics
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -444,8 +445,8 @@ class Run:
     @property
     def epochs_done(self) -> float:
         """The number of epochs so far; of a run with folds, the mean of its runs."""
-        done = [run.records("epoch")[-1:] for run in self.members or [self]]
-        return sum(record["epoch"] for records in done for record in records) / len(done)
+        found = [run.records("epoch") for run in self.members or [self]]
+        return statistics.mean(records[-1]["epoch"] if records else 0 for records in found)
 
     @property
     def planned_epochs(self) -> float | None:
