@@ -13,7 +13,6 @@ from typing import Any
 
 from vitascope._version import __version__
 from vitascope.cli.audit import Audit
-from vitascope.cli.bench import Bench
 from vitascope.cli.embed import Embed
 from vitascope.cli.evaluate import Calibrate, Evaluate
 from vitascope.cli.explain import Explain
@@ -49,7 +48,6 @@ GROUPS: dict[str, dict[str, type[Any]]] = {
         "mcp": Mcp,
         "convert": Convert,
         "compress": Compress,
-        "bench": Bench,
     },
     "Data and models:": {"audit": Audit, "pack": Pack, "models": Models},
     "Learn:": {"learn": Learn},
