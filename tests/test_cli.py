@@ -329,8 +329,8 @@ def test_compare_prints_a_table_or_json_and_writes_a_page(
     assert main(["compare", *runs, "--out", str(tmp_path)]) == 0
     out = capsys.readouterr().out.splitlines()
     for line, run in zip(out[1:], found["runs"], strict=False):
-        assert line.split()[:3] == [run["run"], str(run["epochs"]), f"{run['accuracy']:.2%}"]
-    assert out[-2:] == [str(tmp_path / "comparison.html"), str(tmp_path / "comparison.png")]
+        assert line.split()[:3] == [run["run"], f"{run['epochs']:g}", f"{run['accuracy']:.2%}"]
+    assert out[-2:] == [str(tmp_path / "comparison.txt"), str(tmp_path / "comparison.png")]
     assert all(Path(line).is_file() for line in out[-2:])
 
 

@@ -25,7 +25,6 @@ from vitascope.learn.faults import faults
 from vitascope.probing.curve import TIMES
 from vitascope.probing.selection import SCORES_HEAD
 from vitascope.report.charts import PAIR_WORDS, CalibrationWords, curve_title
-from vitascope.report.comparison_page import BY
 from vitascope.report.page import jinja
 from vitascope.run.label_measures import CLASSES_HEAD, ESTIMATES, ESTIMATES_HEAD
 
@@ -40,18 +39,8 @@ CHOSEN += (*ESTIMATES.values(), *ESTIMATES_HEAD, *CLASSES_HEAD, *CHOICES)
 """Texts that are looked up from a variable."""
 STATES = [f"{{number}} {{name:<11}} {state}" for state in ("right", "wrong", "to do")]
 """Lines of `vitascope learn`."""
-COMPARED = {
-    *("run", "epochs", "balanced", "macro F1", "training time", "parameters", "MFLOPs", "loss"),
-    *(
-        f"{split} {measure}"
-        for split in ("test", "val", "out-of-fold")
-        for measure in ("accuracy", "mAP", "loss")
-    ),
-    *("common images", "only this right", "p", "verdict", "better", "worse", "not significant"),
-    *(curve_title(name, ()) for name in ("loss", "accuracy", "map", "lr")),
-    *BY.values(),
-}
-"""Cells of the comparison of runs, and what its curves show."""
+CURVES = {curve_title(name, ()) for name in ("loss", "accuracy", "map", "lr")}
+"""Titles of the curves of a run."""
 
 
 def marked_in_python(path: Path) -> set[str]:
@@ -99,7 +88,7 @@ def marked() -> set[str]:
     found = (
         {f"# {noun}s" for noun in NOUNS}
         | set(CHOSEN)
-        | COMPARED
+        | CURVES
         | set(SCORES_HEAD)
         | set(TIMES.values())
         | said_in_exercises()

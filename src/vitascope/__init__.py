@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from vitascope.predict.predictor import Prediction, Predictor
     from vitascope.predict.similar import SimilarPictures, similar
     from vitascope.probing.probe import ProbeResult, probe
-    from vitascope.report.comparison_page import compare
+    from vitascope.report.comparison_figure import compare
     from vitascope.run.run import Run
     from vitascope.text.zero_shot import zero_shot
     from vitascope.training.train import pretrain, resume, train
@@ -62,7 +62,7 @@ _HOMES = {
     "VisionTransformer": "model.vit",
     "audit": "auditing.audit",
     "calibrate": "evaluation.calibrate",
-    "compare": "report.comparison_page",
+    "compare": "report.comparison_figure",
     "compress": "deploy.export.compress",
     "convert": "weights.convert",
     "create_model": "weights.transfer",

@@ -16,7 +16,7 @@ import yaml
 import vitascope as vs
 from tests.report import leave_empty
 from tests.report.runs import write_label_run, write_run
-from vitascope.report import classification, comparison_page, internals, labels, overview
+from vitascope.report import classification, internals, labels, overview
 from vitascope.report.charts import draw_curves, kept_place
 from vitascope.report.write import rewrite_report
 from vitascope.run import layout
@@ -149,7 +149,7 @@ def test_a_damaged_folder_gives_a_result_or_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write: Callable[[Path], vs.Run], name: str
 ) -> None:
     good = write(tmp_path / "good").path
-    leave_empty(monkeypatch, overview, classification, labels, internals, comparison_page)
+    leave_empty(monkeypatch, overview, classification, labels, internals)
     rejected: list[str] = []
     for seed in range(MUTATIONS):
         folder = tmp_path / f"{seed}"

@@ -62,13 +62,12 @@ class Compare:
     ]
     """2 to 24 run folders, finished or not."""
     out: MaybePath = None
-    """Write comparison.html and comparison.png to this folder, or NAME.html and NAME.png.
-    Existing files are replaced."""
+    """Write comparison.txt, and the curves as comparison.png, to this folder; existing files are replaced."""
     json: Json = False
 
     def call(self) -> None:
         """Compare, print, and write."""
-        from vitascope.report.comparison_page import compare, write_comparison
+        from vitascope.report.comparison_figure import compare, write_comparison
 
         comparison = compare(self.runs)
         written = [] if self.out is None else write_comparison(comparison, self.out)

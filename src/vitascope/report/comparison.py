@@ -41,7 +41,7 @@ _MOMENT = {"started", "command"}
 """Records of the environment that differ between all runs."""
 _SPEED = {"cpu", "gpu", "device", "cores", "threads", "processes"}
 """Records of the environment that training time depends on."""
-_WIDEST, _LONGEST = 40, 200  # characters of an option's value in the terminal, on the page
+_WIDEST = 40  # characters of an option's value
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -329,7 +329,7 @@ class RunComparison:
         """The options and records of the environment that differ, as text: name and a value per run."""
         rows = {**self.options, **self.environment}
         return [
-            (name, *(printable(without_home(option_text(value)), _LONGEST) for value in values))
+            (name, *(printable(without_home(option_text(value)), _WIDEST) for value in values))
             for name, values in rows.items()
         ]
 

@@ -1,4 +1,4 @@
-"""The page and the figure of several runs."""
+"""The text and the figure of several runs."""
 
 from pathlib import Path
 
@@ -7,13 +7,11 @@ import pytest
 
 import vitascope as vs
 from tests.explain.figures import assert_shows_something, coarse, drawn, texts
-from tests.report import Reader, leave_empty
 from tests.report.runs import write_run
 from vitascope.errors import UserError
-from vitascope.report import comparison_page
 from vitascope.report.charts import RUN_COLOURS
 from vitascope.report.comparison import MAX_RUNS, RunComparison
-from vitascope.report.comparison_page import curves_of, draw_comparison, write_comparison
+from vitascope.report.comparison_figure import curves_of, draw_comparison, write_comparison
 from vitascope.report.page import COLOURS
 from vitascope.run.run import Run
 
@@ -28,28 +26,13 @@ def compared(*runs: Run) -> RunComparison:
     return RunComparison.of(runs)
 
 
-def read(page: Path) -> Reader:
-    reader = Reader(page.read_text(encoding="utf-8"))
-    assert reader.open == []
-    return reader
-
-
-@pytest.mark.parametrize(
-    ("out", "expected"),
-    [
-        ("new/folder", ["new/folder/comparison.html", "new/folder/comparison.png"]),
-        ("new/page.html", ["new/page.html", "new/page.png"]),
-    ],
-)
-def test_page_and_figure_are_written_to_a_folder_or_beside_a_name(
-    two: list[Path], tmp_path: Path, monkeypatch, out: str, expected: list[str]
-) -> None:
-    leave_empty(monkeypatch, comparison_page)
-    monkeypatch.setattr(comparison_page, "save_figure", lambda figure, path: path.touch())
-    found = vs.compare([two[0], str(two[1])], out=tmp_path / out)
+def test_text_and_figure_are_written_to_a_folder(two: list[Path], tmp_path: Path) -> None:
+    with coarse():
+        found = vs.compare([two[0], str(two[1])], out=tmp_path / "new" / "folder")
     assert isinstance(found, RunComparison)
-    written = [str(path.relative_to(tmp_path)) for path in (tmp_path / "new").rglob("*") if path.is_file()]
-    assert sorted(written) == expected
+    written = sorted((tmp_path / "new" / "folder").iterdir())
+    assert [path.name for path in written] == ["comparison.png", "comparison.txt"]
+    assert written[1].read_text(encoding="utf-8") == found.text() + "\n"
 
 
 def test_without_a_place_nothing_is_written(two: list[Path], tmp_path: Path) -> None:
@@ -58,39 +41,18 @@ def test_without_a_place_nothing_is_written(two: list[Path], tmp_path: Path) -> 
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_page_has_every_section_and_needs_no_other_file(tmp_path: Path) -> None:
-    found = compared(write_run(tmp_path / "one", seed=1), write_run(tmp_path / "two", keep="last"))
-    with coarse():
-        page, _ = write_comparison(found, tmp_path / "out")
-    reader = read(page)
-    sections = [attributes["id"] for name, attributes in reader.elements if name == "section"]
-    assert sections == ["results", "together", "paired", "differences"]
-    assert [name for name, _ in reader.elements].count("svg") == 4
-    assert not {"script", "link", "img", "iframe"} & {name for name, _ in reader.elements}
-    text = page.read_text()
-    assert "http" not in text
-    for shown in ("Comparison of 2 runs", "75.00%", "A dot marks the epoch", "keep", "seed"):
-        assert shown in reader.text, shown
-
-
 def test_same_runs_give_the_same_files(tmp_path: Path) -> None:
     runs = [write_run(tmp_path / name, task="masked").path for name in ("one", "two")]  # fewer charts
     with coarse():
         for out in ("first", "second"):
             vs.compare(runs, out=tmp_path / out)
-    for name in ("comparison.html", "comparison.png"):
+    for name in ("comparison.txt", "comparison.png"):
         assert (tmp_path / "first" / name).read_bytes() == (tmp_path / "second" / name).read_bytes()
 
 
-def test_names_are_escaped_on_the_page_and_literal_in_the_figure(tmp_path: Path, monkeypatch) -> None:
-    leave_empty(monkeypatch, comparison_page)
-    monkeypatch.setattr(comparison_page, "save_figure", lambda figure, path: path.touch())
+def test_names_are_literal_in_the_figure(tmp_path: Path) -> None:
     names = ("<b>&'", "_$x$")
     found = compared(*(write_run(tmp_path / name, depth=depth) for depth, name in enumerate(names, 1)))
-    page, _ = write_comparison(found, tmp_path / "out")
-    reader = read(page)
-    assert all(reader.text.count(name) >= 3 for name in names)
-    assert "b" not in {name for name, _ in reader.elements}
     figure = draw_comparison(curves_of(found))
     for name in names:
         assert name in texts(figure)
@@ -134,11 +96,9 @@ def test_every_curve_of_the_most_runs_looks_different(tmp_path: Path) -> None:
     assert set(RUN_COLOURS) <= set(COLOURS)
 
 
-def test_runs_without_an_epoch_have_a_page_without_curves(tmp_path: Path) -> None:
+def test_runs_without_an_epoch_have_a_text_alone(tmp_path: Path) -> None:
     found = compared(*(write_run(tmp_path / name, None, epochs=0) for name in ("one", "two")))
-    (page,) = write_comparison(found, tmp_path / "out")
-    sections = {attributes["id"] for name, attributes in read(page).elements if name == "section"}
-    assert sections == {"results", "differences"}
+    assert write_comparison(found, tmp_path / "out") == [tmp_path / "out" / "comparison.txt"]
     assert not (tmp_path / "out" / "comparison.png").exists()
 
 
