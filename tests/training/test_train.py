@@ -134,7 +134,7 @@ def test_tables_for_pandas_have_a_row_per_epoch_and_per_image(finished, pretrain
 
 def test_train_takes_options_as_keywords_and_derives_the_recipe(monkeypatch) -> None:
     configs: list[TrainConfig] = []
-    monkeypatch.setattr(train, "_run", lambda asked, task: configs.append(configuration(asked, 5000, 3)))
+    monkeypatch.setattr(train, "_run", lambda asked, *_: configs.append(configuration(asked, 5000, 3)))
     vs.train(data="digits", epochs=1)
     vs.train(recipe="base", lr=1e-4)
     vs.train(TrainConfig(lr=0.01), epochs=7)
