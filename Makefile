@@ -47,7 +47,7 @@ lock: .venv/tests-ready
 	touch $@
 
 # The peers (timm, transformers, torchvision) are what tests/peers compares with.
-.venv/tests-ready: .venv/ready
+.venv/tests-ready: .venv/ready lessons/pyproject.toml
 	$(BIN)/python -m pip install --quiet "pip>=25.1"
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --group dev --editable ".[server,tensorboard,peers,onnx,openvino,parquet,heif,text,ray,s3,http]"
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --group dev --editable ".[server,tensorboard,peers,onnx,openvino,parquet,heif,text,ray,s3,http]" --editable ./lessons
 	touch $@

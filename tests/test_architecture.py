@@ -39,7 +39,6 @@ ALLOWED = {
         "report",
         "run",
     },
-    "learn": {"model", "data"},
     "deploy": set(),
     "deploy.model_card": {"model", "weights", "data", "run"},
     "deploy.export": {"evaluation", "predict", "explain", "model", "weights", "data", "run"},
@@ -174,6 +173,14 @@ def test_only_the_command_line_imports_itself() -> None:
     ]
 
 
+def test_lessons_are_imported_by_their_command_alone() -> None:
+    assert [
+        name_of(path)
+        for path in FILES
+        if any(name.split(".")[0] == "vitascope_lessons" for name in imports(path))
+    ] == ["cli/learn.py"]
+
+
 def test_model_imports_only_torch() -> None:
     allowed = {"vitascope", "torch", *sys.stdlib_module_names}
     outside = {
@@ -261,8 +268,6 @@ SHARED_NAMES = {"main", "attention", "compare", "Prediction", "Predictions"}
 def test_public_functions_and_classes_have_one_name_each() -> None:
     places: dict[str, set[str]] = {}
     for path in FILES:
-        if "learn" in path.relative_to(ROOT).parts:
-            continue  # exercises have the names of what they replace
         for node in ast.parse(path.read_text(encoding="utf-8")).body:
             if isinstance(node, ast.FunctionDef | ast.ClassDef) and not node.name.startswith("_"):
                 places.setdefault(node.name, set()).add(name_of(path))

@@ -1,19 +1,20 @@
 """`vitascope learn`: its files, its output and its errors."""
 
+import sys
 from functools import partial
 from pathlib import Path
 
 import pytest
 
 from vitascope.cli import main
-from vitascope.learn import practice
-from vitascope.learn.exercises import NAMES, path_of, solution_text
+from vitascope_lessons import command
+from vitascope_lessons.exercises import NAMES, path_of, solution_text
 
 
 @pytest.fixture(autouse=True)
 def _readers_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(practice, "practice", partial(practice.practice, epochs=1))
+    monkeypatch.setattr(command, "practice", partial(command.practice, epochs=1))
 
 
 def learn(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
@@ -76,3 +77,13 @@ def test_requests_that_cannot_be_met_are_one_line(arguments: list[str], error: s
     Path("taken").touch()
     assert main(["learn", *arguments]) == 2
     assert error in capsys.readouterr().err
+
+
+def test_missing_package_is_named_with_the_command_that_installs_it(
+    capsys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "vitascope_lessons", None)
+    assert main(["learn"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.endswith("vitascope-lessons, a package in the repository of vitascope: pip install ./lessons")
+    assert not Path("learn").exists()

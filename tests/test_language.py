@@ -15,20 +15,22 @@ from babel.messages.pofile import read_po
 from jinja2 import nodes
 
 import vitascope
+import vitascope_lessons
 from vitascope.cli import main
 from vitascope.data.decisions import CHOICES
 from vitascope.deploy.server.page_content import web_files
 from vitascope.language import language, say, say_count
-from vitascope.learn.checking import inputs_of
-from vitascope.learn.exercises import NAMES, docstrings, solution_text
-from vitascope.learn.faults import faults
 from vitascope.probing.curve import TIMES
 from vitascope.probing.selection import SCORES_HEAD
 from vitascope.report.charts import PAIR_WORDS, CalibrationWords, curve_title
 from vitascope.report.page import jinja
 from vitascope.run.label_measures import CLASSES_HEAD, ESTIMATES, ESTIMATES_HEAD
+from vitascope_lessons.checking import inputs_of
+from vitascope_lessons.exercises import NAMES, docstrings, solution_text
+from vitascope_lessons.faults import faults
 
 ROOT = Path(vitascope.__file__).parent
+LESSONS = Path(vitascope_lessons.__file__).parent
 CATALOG = read_po((ROOT / "translations" / "zh.po").open("rb"), locale="zh")
 CHINESE = {message.id: message.string for message in CATALOG if message.id and not message.context}
 EXPLORER = {message.id: message.string for message in CATALOG if message.context == "explorer"}
@@ -95,7 +97,7 @@ def marked() -> set[str]:
     )
     for words in (CalibrationWords(), PAIR_WORDS):
         found |= set(dataclasses.asdict(words).values())
-    for path in sorted(ROOT.rglob("*.py")):
+    for path in sorted((*ROOT.rglob("*.py"), *LESSONS.rglob("*.py"))):
         found |= marked_in_python(path)
     for path in sorted((*(ROOT / "report").glob("*.html"), ROOT / "auditing" / "audit.html")):
         found |= marked_in_template(path)

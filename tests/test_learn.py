@@ -10,8 +10,8 @@ import pytest
 
 from tests.test_walkthrough import blocks, run_block
 from vitascope.cli import main
-from vitascope.learn import practice
-from vitascope.learn.exercises import NAMES, path_of, solution_text
+from vitascope_lessons import command as lessons
+from vitascope_lessons.exercises import NAMES, path_of, solution_text
 
 LEARN = Path(__file__).parent.parent / "docs" / "learn"
 EPOCHS = "epochs, batch = 60, 32"
@@ -97,10 +97,10 @@ def test_overview_runs_and_shows_what_the_command_prints(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("LC_ALL", locale)
-    monkeypatch.setattr(practice, "practice", lambda functions, log: 1.0)
+    monkeypatch.setattr(lessons, "practice", lambda functions, log: 1.0)
     commands = "".join(blocks(LEARN / page, "sh")).splitlines()
-    assert commands[0] == "vitascope learn"
-    for command in commands:
+    assert commands[:2] == ["pip install ./lessons", "vitascope learn"]
+    for command in commands[1:]:
         assert main(command.split()[1:]) == 0
     path_of(Path("learn"), "patches").write_text(solution_text("patches"))
     tokens = path_of(Path("learn"), "positions")

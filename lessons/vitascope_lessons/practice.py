@@ -14,10 +14,10 @@ from torch import Tensor
 from vitascope.data.datasets import open_data
 from vitascope.data.splits import ImageSet
 from vitascope.language import say
-from vitascope.learn.faults import Function
-from vitascope.learn.places import OPTIONS, place_functions
 from vitascope.model.config import ViTConfig
 from vitascope.model.vit import VisionTransformer
+from vitascope_lessons.faults import Function
+from vitascope_lessons.places import OPTIONS, place_functions
 
 EPOCHS, BATCH, PEAK = 60, 32, 3e-3
 SHAPE: dict[str, Any] = {"image_size": 8, "patch_size": 4, "in_channels": 1, "num_classes": 10}

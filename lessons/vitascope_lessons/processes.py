@@ -22,9 +22,9 @@ from pathlib import Path
 import torch
 
 from vitascope.language import say
-from vitascope.learn.checking import Answer, at_line, check
-from vitascope.learn.exercises import NAMES, is_begun, path_of
 from vitascope.storage import WINDOWS
+from vitascope_lessons.checking import Answer, at_line, check
+from vitascope_lessons.exercises import NAMES, is_begun, path_of
 
 SECONDS = 10.0
 """Time after which a check is stopped, unless a debugger is used."""

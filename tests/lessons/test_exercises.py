@@ -11,8 +11,8 @@ import torch
 from tests.model import small_model
 from tests.test_walkthrough import HAN
 from vitascope.errors import UserError
-from vitascope.learn.checking import SHAPE_OF_INPUTS, check, inputs_of, logits_and_loss, model_and_images
-from vitascope.learn.exercises import (
+from vitascope_lessons.checking import SHAPE_OF_INPUTS, check, inputs_of, logits_and_loss, model_and_images
+from vitascope_lessons.exercises import (
     NAMES,
     TO_WRITE,
     docstrings,
@@ -21,9 +21,9 @@ from vitascope.learn.exercises import (
     solution_text,
     write_exercises,
 )
-from vitascope.learn.places import place_functions
-from vitascope.learn.practice import practice
-from vitascope.learn.solutions import SOLUTIONS
+from vitascope_lessons.places import place_functions
+from vitascope_lessons.practice import practice
+from vitascope_lessons.solutions import SOLUTIONS
 
 
 @pytest.mark.parametrize("name", NAMES)

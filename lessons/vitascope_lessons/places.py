@@ -8,9 +8,9 @@ from typing import Any
 
 from torch import Tensor
 
-from vitascope.learn.faults import Function
 from vitascope.model.attention import EVERY_TOKEN, fused_attention, join_heads
 from vitascope.model.vit import VisionTransformer
+from vitascope_lessons.faults import Function
 
 OPTIONS = {"qkv_bias": "none", "linear_bias": False, "patch_bias": False, "pool": "cls"}
 """Options of a model that computes the paper's equations as they stand there, without biases."""

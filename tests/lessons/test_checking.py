@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from vitascope.learn.checking import check, check_function, equal, inputs_of
-from vitascope.learn.exercises import NAMES, TO_WRITE, exercise_text, path_of, solution_text
-from vitascope.learn.faults import faults
-from vitascope.learn.solutions import SOLUTIONS
+from vitascope_lessons.checking import check, check_function, equal, inputs_of
+from vitascope_lessons.exercises import NAMES, TO_WRITE, exercise_text, path_of, solution_text
+from vitascope_lessons.faults import faults
+from vitascope_lessons.solutions import SOLUTIONS
 
 MUTANTS = [
     # exercise, what of our answer is replaced, by what, and a part of the hint

@@ -20,12 +20,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitascope.language import say
-from vitascope.learn.exercises import is_begun, path_of
-from vitascope.learn.faults import Function, faults
-from vitascope.learn.places import OPTIONS, place_functions
-from vitascope.learn.solutions import SOLUTIONS
 from vitascope.model.config import ViTConfig
 from vitascope.model.vit import VisionTransformer
+from vitascope_lessons.exercises import is_begun, path_of
+from vitascope_lessons.faults import Function, faults
+from vitascope_lessons.places import OPTIONS, place_functions
+from vitascope_lessons.solutions import SOLUTIONS
 
 SHAPE_OF_INPUTS: dict[str, Any] = {"image_size": (8, 16), "in_channels": 3, "patch_size": 4, "num_classes": 5}
 SHAPE_OF_INPUTS |= {"embed_dim": 24, "depth": 2, "num_heads": 2, "mlp_ratio": 1.5}

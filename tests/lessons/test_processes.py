@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from vitascope.learn import processes
-from vitascope.learn.exercises import NAMES, path_of, solution_text, write_exercises
-from vitascope.learn.processes import check_all, hint_for_end
+from vitascope_lessons import processes
+from vitascope_lessons.exercises import NAMES, path_of, solution_text, write_exercises
+from vitascope_lessons.processes import check_all, hint_for_end
 
 FIRST = "    import os, torch, torch.nn.functional as F\n    "
 HARMFUL = {

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from vitascope.errors import UserError
 from vitascope.language import say
-from vitascope.learn import solutions
 from vitascope.storage import explaining_failure, make_folder, replacing
+from vitascope_lessons import solutions
 
 NAMES = tuple(solutions.SOLUTIONS)
 """The exercises in their order; each is a function of this name, in a file of this name."""
