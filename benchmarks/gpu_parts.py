@@ -61,7 +61,7 @@ CPU = torch.device("cpu")
 TINY: dict[str, Any] = {"embed_dim": 48, "depth": 2, "num_heads": 3, "patch_size": 8}
 """The model of all checks but those of speed."""
 RESNET = "resnet29_w32_cifar"
-STARTED = ("finetune", "lora", "small-finetune", "linear-probe", "paper-finetune")
+STARTED = ("finetune", "lora", "small-finetune", "paper-finetune")
 """Recipes that start from weights, here those of the built-in model."""
 WAITING: dict[str, dict[str, Any]] = {
     "small-data": {"randaugment": 2, "erase": 0.25, "mixup": 0.8, "cutmix": 1.0, **TINY},

@@ -2,8 +2,8 @@
 
     .venv/bin/python benchmarks/small_data.py --data cifar10-files/ --runs small/ --out
 
-For each seed, `--images` training images are drawn, and every command learns from the same ones: a probe, the
-head alone on cached features, LoRA, full fine-tuning with two recipes, and training from scratch. Each is
+For each seed, `--images` training images are drawn, and every command learns from the same ones: a probe,
+LoRA, full fine-tuning with two recipes, and training from scratch. Each is
 measured on all test images. A body is first trained on half of the classes; the commands learn the other
 half, of which it has seen no image. With `--weights`, a body of your own, they learn all classes. Commands
 run one after the other, each in its own process, from the start to the finished report.
@@ -38,7 +38,6 @@ from vitascope.data.targets import ClassIndices
 
 COMMANDS = {
     "`probe`": "probe {body} --data {data}",
-    "head alone (`--freeze`)": "train --data {data} --weights {body} --freeze",
     "LoRA (`--lora 8`)": "train --data {data} --weights {body} --lora 8",
     "full fine-tuning (`finetune`, 2e-3)": "train --data {data} --weights {body} --recipe finetune --lr 2e-3 "
     "--warmup-epochs 5",

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tests.data import bomb, noise, read_tree, write_picture, write_tree
 from tests.model import law
 from vitascope.data.formats.shards import GROUP, ShardMembers
-from vitascope.data.loading import Batch, KeptFeatures, Loader, balanced_order, even_cuts, woven
+from vitascope.data.loading import Batch, Loader, balanced_order, even_cuts, woven
 from vitascope.data.preprocess import Preprocess
 from vitascope.data.randomness import epoch_order
 from vitascope.data.splits import ImageSet
@@ -257,14 +257,16 @@ def test_parts_with_workers_and_an_empty_slice_cover_every_image(images: ImageSe
 
 
 @pytest.mark.parametrize("processes", [4, 2])
-def test_each_machine_reads_its_own_shards_and_all_batches_are_those_of_one_process(processes: int) -> None:
+def test_each_machine_reads_its_own_shards_and_all_batches_are_those_of_one_process(
+    processes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     shards, streams, N = np.repeat(np.arange(6, dtype=np.int32), 10), 2, 60
     zeros = np.zeros(N, np.int64)
     members = ShardMembers(tuple("abcdef"), shards, zeros, zeros, np.full(N, b"a"))
     data = ImageSet("train", members, ClassIndices(np.arange(N) % 2, ("a", "b")))
-    features = KeptFeatures(torch.arange(N, dtype=torch.float32)[:, None], {})
+    monkeypatch.setattr(Loader, "_cache", lambda self: torch.zeros(N, 1))  # no shard is read
     loaders = [
-        Loader(data, FIT, 12, seed=3, part=part, features=features, streams=streams)
+        Loader(data, FIT, 12, seed=3, part=part, streams=streams)
         for part in ((0, 1), *((rank, processes) for rank in range(processes)))
     ]
     own = set()
@@ -402,43 +404,6 @@ def test_a_large_split_has_batches_and_order() -> None:
     loader = Loader(many, FIT, 256, seed=0, workers=0, memory_budget=0)
     assert loader.batches_per_epoch == 5079
     np.testing.assert_array_equal(loader._order(3), epoch_order(0, 3, 1_300_000))
-
-
-# Features in place of pixels
-
-
-def numbered(count: int, unreadable: tuple[int, ...] = ()) -> KeptFeatures:
-    """Features that are the index of their image, and its negative."""
-    values = torch.arange(float(count))
-    return KeptFeatures(torch.stack([values, -values], dim=1), dict.fromkeys(unreadable, "broken"))
-
-
-@pytest.mark.parametrize("options", [{}, {"repeats": 3}, {"balanced": True}, {"part": (1, 2)}], ids=str)
-def test_features_come_in_the_order_and_in_the_parts_of_the_images(options) -> None:
-    images = arrays(21)
-    plain = Loader(images, FIT, 6, seed=3, workers=0, **options)
-    loader = Loader(images, FIT, 6, seed=3, workers=0, features=numbered(21), **options)
-    for epoch in range(2):
-        for one, other in zip(loader.epoch(epoch, start=1), plain.epoch(epoch, start=1), strict=True):
-            np.testing.assert_array_equal(one.indices, other.indices)
-            assert torch.equal(one.targets, other.targets)
-            assert one.planned == other.planned
-            assert one.pixels[:, 0].tolist() == (one.indices % 21).tolist()
-            assert one.pixels.shape == (len(one.indices), 2)
-
-
-def test_unreadable_images_have_no_features_and_too_many_are_rejected() -> None:
-    images = dataclasses.replace(arrays(12), sources=[f"{number}.png" for number in range(12)])
-    loader = Loader(images, FIT, 5, seed=0, features=numbered(12, unreadable=(3,)), memory_budget=0)
-    assert (len(loader), loader.batches_per_epoch) == (11, 3)
-    assert loader.unreadable == {"3.png": "broken"}
-    assert sorted(order(loader)) == [number for number in range(12) if number != 3]
-    assert not loader.crops
-    with pytest.raises(UserError, match="of the 12 images of the train set cannot be read, at least 2: br"):
-        Loader(images, FIT, 5, features=numbered(12, unreadable=(3, 4)))
-    one = dataclasses.replace(arrays(1), sources=["0.png"])
-    with pytest.raises(UserError, match="no image of the train set can be read: broken"):
-        Loader(one, FIT, 5, features=numbered(1, unreadable=(0,)))
 
 
 # Larger splits, whose images are kept once they have been read

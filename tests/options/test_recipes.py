@@ -42,7 +42,7 @@ def expected(recipe: str, **options: object) -> TrainConfig:
         ({"data": "digits"}, "digits"),
         ({"weights": "runs/x"}, "finetune"),
         ({"weights": "runs/x", "lora": 4}, "lora"),
-        ({"weights": "runs/x", "freeze": True}, "linear-probe"),
+        ({"weights": "runs/x", "freeze": True}, "finetune"),
         ({"weights": "none"}, "small-data"),
         ({"model": "vit_s16"}, "small-data"),
         ({"model": "resnet29_w16_cifar"}, "cnn"),

@@ -62,7 +62,6 @@ KINDS: dict[str, dict[str, Any]] = {
         **{"lr": 1e-4, **NO_KEY_BIAS},
     },
     "lora": {**OF_WEIGHTS, "weights": "weights", "lora": 2},
-    # On features, of which each process computes a part.
     "probe": {
         **{**OF_WEIGHTS, "weights": "weights", "freeze": True, "flip": 0.0, "crop_scale": 1.0},
         "color_jitter": 0.0,
@@ -152,9 +151,7 @@ def test_four_processes_reproduce_the_losses_of_one(place, kind: str, layout: st
 @pytest.mark.parametrize("layout", ["ddp", "fsdp"])
 @pytest.mark.parametrize("kind", ["lora", "probe"])
 def test_four_processes_save_the_model_of_one(place, kind: str, layout: str) -> None:
-    """With merged adapters, and with a head that was trained on features."""
-    line = "body   computed once: features of 23 images, none of them cached"
-    assert (place / "output.txt").read_text().count(line) == 2
+    """With merged adapters, and with a head on a frozen body."""
     folders = (place / "runs" / kind, place / "runs" / f"{kind}-{layout}", place / "weights")
     one, four, start = (from_pretrained(folder).state_dict() for folder in folders)
     assert one.keys() == start.keys()

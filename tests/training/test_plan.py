@@ -31,7 +31,7 @@ from vitascope.training.train import prepare, pretrain, train
 from vitascope.weights.loading import save_pretrained
 from vitascope.weights.preprocess import preprocess_of
 
-FROM_WEIGHTS = ("fitted-head", "finetune", "linear-probe", "lora", "paper-finetune")
+FROM_WEIGHTS = ("fitted-head", "finetune", "lora", "paper-finetune")
 
 
 def plan_of(data: Path | str, recipe: str | None = "base", **options: Any) -> Plan:
@@ -241,9 +241,7 @@ def test_every_recipe_has_a_plan(data, photos, weights, recipe: str, side: int) 
         assert (model.image_hw, model.readout.pool) == ((224, 224), "mean" if recipe == "plain" else "cls")
 
 
-@pytest.mark.parametrize(
-    "recipe", ["digits", "distill", "lora", "linear-probe", "paper-finetune", "deit3", "plain", "mae"]
-)
+@pytest.mark.parametrize("recipe", ["digits", "distill", "lora", "paper-finetune", "deit3", "plain", "mae"])
 def test_a_recipe_trains_a_small_model_for_an_epoch(data, weights, tmp_path, recipe: str) -> None:
     options: dict[str, Any] = {"data": str(data), "run": str(tmp_path / "run"), "epochs": 1, "device": "cpu"}
     options |= needed(recipe, weights) or {"embed_dim": 16, "depth": 2, "num_heads": 2}

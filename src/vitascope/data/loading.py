@@ -1,7 +1,4 @@
-"""From a split to batches of uint8 pixels: kept in memory where they fit, read by workers where not.
-
-A split whose features are computed already has batches of these instead.
-"""
+"""From a split to batches of uint8 pixels: kept in memory where they fit, read by workers where not."""
 
 from __future__ import annotations
 
@@ -9,7 +6,7 @@ import dataclasses
 import itertools
 import math
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -36,7 +33,7 @@ ALONE_SECONDS = 0.5
 class Batch:
     """This process's images of a batch."""
 
-    pixels: Tensor  # uint8 (B, C, H, W) on the device; of a loader with features, these: float32 (B, D)
+    pixels: Tensor  # uint8 (B, C, H, W) on the device
     targets: Tensor  # (B, ...) on the device, rows of the labels; (B, 0) for images without labels
     # (B,) into the split of N images; the r-th repetition of an image in an epoch has its index plus r N.
     indices: npt.NDArray[np.int64]
@@ -49,14 +46,6 @@ class Batch:
         return [
             Batch(self.pixels[a:b], self.targets[a:b], self.indices[a:b], self.planned) for a, b in spans
         ] or [self]
-
-
-@dataclasses.dataclass(frozen=True)
-class KeptFeatures:
-    """The features of a split's images."""
-
-    values: Tensor  # float32 (N, D), a row for each image, without a meaning for an unreadable one
-    unreadable: Mapping[int, str]  # the reason for each image that cannot be read, by its index
 
 
 class Loader:
@@ -90,7 +79,6 @@ class Loader:
         # images as without, and so sees one of `repeats` different ones. Needs a `seed`.
         repeats: int = 1,
         balanced: bool = False,  # with a `seed`; see `balanced_order`
-        features: KeptFeatures | None = None,  # of the images, which are then not read; kept on the device
         streams: int = 1,  # with a `seed`: parts of every batch, each from shards of its own; see `woven`
     ) -> None:
         self.images = images
@@ -105,17 +93,16 @@ class Loader:
         self.streams = streams if seed is not None else 1
         self.unreadable: dict[str, str] = {}
         size = preprocess.channels * math.prod(preprocess.image_size)
-        streamed = features is None and len(images) * size > memory_budget
+        streamed = len(images) * size > memory_budget
         self.crops = streamed and seed is not None and crop_scale < 1  # batches are cropped already
         self._reader = ImageReader(images.sources, preprocess, seed, crop_scale if self.crops else 1.0)
         self._pool: ReadingPool[npt.NDArray[np.int64]] | None = None  # kept for the next epoch
         self._rows = np.arange(len(images))  # of each image in `_kept`; -1 for one that is in no order
         self._unread = np.full(len(images), streamed)  # whether an image has to be read
         self._broken = np.zeros(len(images), np.bool_)  # whether it could not be read
-        # (N, C, H, W), images on the device; or (N, D), their features
-        self._kept: Tensor | None = None
+        self._kept: Tensor | None = None  # (N, C, H, W), on the device
         if not streamed:
-            self._kept = self._cache() if features is None else self._taken(features)
+            self._kept = self._cache()
         elif not self.crops and len(images) * size <= room:
             shape = (len(images), preprocess.channels, *preprocess.image_size)
             self._kept = torch.empty(shape, dtype=torch.uint8, device=self.device)
@@ -170,7 +157,7 @@ class Loader:
     def _moved(
         self, part: tuple[npt.NDArray[np.int64], Pixels | None, npt.NDArray[np.int64]]
     ) -> tuple[Tensor, Tensor]:
-        """The pixels or features of images, and their targets, on the device."""
+        """The pixels of images, and their targets, on the device."""
         indices, pixels, read = part
         images = indices % len(self.images)
         targets = to_device(self._labels[images], self.device)
@@ -218,22 +205,11 @@ class Loader:
             kept[readable : readable + len(indices)] = pixels
             readable += len(indices)
         self._rows = rows
-        self._check_any_readable()
-        return torch.from_numpy(kept[:readable]).to(self.device)
-
-    def _taken(self, features: KeptFeatures) -> Tensor:
-        """The features, without those of unreadable images, which are noted."""
-        for index, reason in features.unreadable.items():
-            self._leave_out(index, reason)
-            self._rows[index] = -1
-        self._check_any_readable()
-        return features.values.to(self.device)
-
-    def _check_any_readable(self) -> None:
         if not len(self):
             raise UserError(
                 f"no image of the {self.images.name} set can be read: {'; '.join(self.unreadable.values())}"
             )
+        return torch.from_numpy(kept[:readable]).to(self.device)
 
     def _once(self) -> Iterator[tuple[Pixels, npt.NDArray[np.int64]]]:
         """The readable images: the first read by this process, the rest by workers (threads would be slower,

@@ -24,7 +24,7 @@ from vitascope.evaluation.calibration import (
     familiarity_of,
     sharpened,
 )
-from vitascope.evaluation.measure import BATCH_SIZE, features_of_images, measure, pooled_features
+from vitascope.evaluation.measure import BATCH_SIZE, features_of_images, measure
 from vitascope.evaluation.novelty import (
     Novelty,
     classes_left_out,
@@ -99,7 +99,6 @@ def calibrate_model(
     engine: Callable[[], TorchEngine],
     val: Loader,
     known: Callable[[], Loader],
-    embed: Callable[[TorchEngine, Tensor], Tensor] = pooled_features,
     gather: Callable[[Any], list[Any]] = lambda part: [part],
 ) -> CalibrationResult:
     """Set the temperature of a model, in its head; and where one class applies `model.trust`, else the
@@ -110,7 +109,6 @@ def calibrate_model(
         engine: makes an engine of it, as it is then.
         val: images that the model was not trained on.
         known: training images, see `images_to_know`.
-        embed: from the pixels of these to features, on any device.
         gather: as of `measure`.
     """
     measured = measure(engine(), val, gather)
@@ -122,11 +120,11 @@ def calibrate_model(
         thresholds = best_thresholds(measured.labels, measured.targets.scored(probabilities)).tolist()
         model.config = model.config.replace(thresholds=thresholds)
         return CalibrationResult(temperature)
-    features, labels = features_of_images(engine(), known(), embed, gather)
+    features, labels = features_of_images(engine(), known(), gather)
     likeness = None
     if len(labels) > 1:
         gaussians = class_gaussians(features, labels)
-        held_out, truth = features_of_images(engine(), val, pooled_features, gather)
+        held_out, truth = features_of_images(engine(), val, gather)
         distances = class_distances(held_out, **gaussians).numpy()
         likeness = Likeness(gaussians, np.unique(labels), distances, truth)
     model.trust = trust_of(temperature, probabilities, measured.labels, likeness)

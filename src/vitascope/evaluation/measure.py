@@ -175,23 +175,15 @@ def check_targets(outputs: Outputs, images: ImageSet) -> None:
         )
 
 
-def pooled_features(engine: Engine, pixels: Tensor) -> Tensor:
-    """The features (B, D) of a batch."""
-    return engine.features(pixels)[0]
-
-
 @torch.inference_mode()
 def features_of_images(
     engine: Engine,
     batches: Loader,
-    embed: Callable[[Any, Tensor], Tensor] = pooled_features,
     gather: Callable[[Any], list[Any]] = lambda part: [part],
 ) -> tuple[Tensor, npt.NDArray[Any]]:
-    """The features (N, D) of every readable image of a split, float32 on the CPU, and their labels.
-
-    `embed` makes them of the pixels of a batch; `gather` as of `measure`.
-    """
-    computed = [(embed(engine, batch.pixels), batch.indices) for batch in batches.epoch()]
+    """The features (N, D) of every readable image of a split, float32 on the CPU, and their labels;
+    `gather` as of `measure`."""
+    computed = [(engine.features(batch.pixels)[0], batch.indices) for batch in batches.epoch()]
     parts = gather([(features.cpu(), indices) for features, indices in computed])
     rows = [batch for part in parts for batch in part if len(batch[-1])]
     places = np.concatenate([indices for _, indices in rows])

@@ -35,15 +35,6 @@ class Classifies:
 
 
 @dataclasses.dataclass(frozen=True)
-class NeedsImages:
-    """An option that changes the training images in each epoch, or needs them in another way, so that their
-    features cannot be computed once for the whole run."""
-
-    off: Any
-    """The value without an effect."""
-
-
-@dataclasses.dataclass(frozen=True)
 class Needs:
     """Another option on whose value it depends whether an option does anything."""
 
@@ -254,7 +245,6 @@ class Optimization(OptionGroup):
         float,
         PROBABILITY,
         Classifies(0.0, "changes the patches, which pre-training predicts"),
-        NeedsImages(0.0),
     ] = 0.0
     """Share of the run, at its beginning, on images of three quarters of the size: faster steps.
     This is progressive resizing (Tan and Le 2021)."""
@@ -288,8 +278,7 @@ class Optimization(OptionGroup):
     layer_decay: Annotated[float, PART, Needs("freeze", operator.not_, off=1.0)] = 1.0
     """Learning rate of each block divided by that of the next one; below 1, early layers change less."""
     freeze: Annotated[Flag, Classifies(False, "trains a head only, and pre-training has no head")] = False
-    """Train the head alone, on a frozen body; see the recipe linear-probe.
-    Without augmentation the body is computed once, and not in every epoch."""
+    """Train the head alone, on a frozen body. `vitascope probe` fits a better head in less time."""
     fit_head: Annotated[Flag, Classifies(False, "fits a head, and pre-training has none")] = False
     """Start with the head that logistic regression finds on the features of --weights.
     Cross-validation on the training images chooses its strength; see the recipe fitted-head."""
@@ -367,31 +356,31 @@ def _checked_lengths(lengths: Sequence[Sequence[int]]) -> tuple[tuple[int, int],
 class AugmentationOptions(OptionGroup):
     """Random changes of the training images."""
 
-    flip: Annotated[float, SHARE, NeedsImages(0.0)] = 0.5
+    flip: Annotated[float, SHARE] = 0.5
     """Probability of a horizontal flip."""
     repeats: Annotated[int, COUNT] = 1
     """Copies of each image in a batch, augmented differently: repeated augmentation (Hoffer et al. 2020)."""
-    crop_scale: Annotated[ByImagesFloat, PART, NeedsImages(1.0)] = 0.5
+    crop_scale: Annotated[ByImagesFloat, PART] = 0.5
     """Smallest share of the area that a random crop keeps."""
-    shift: Annotated[ByImagesFloat, PROBABILITY, NeedsImages(0.0)] = 0.0
+    shift: Annotated[ByImagesFloat, PROBABILITY] = 0.0
     """Largest random shift, as a share of the side; the border is reflected."""
-    rotate: Annotated[float, AMOUNT, NeedsImages(0.0)] = 0.0
+    rotate: Annotated[float, AMOUNT] = 0.0
     """Largest random rotation, degrees."""
-    color_jitter: Annotated[float, AMOUNT, NeedsImages(0.0)] = 0.2
+    color_jitter: Annotated[float, AMOUNT] = 0.2
     """Largest random change of brightness, contrast and saturation, as a share."""
-    three_augment: Annotated[Flag, NeedsImages(False)] = False
+    three_augment: Flag = False
     """3-Augment: greyscale, solarization or Gaussian blur for each image (Touvron et al. 2022)."""
-    randaugment: Annotated[ByImagesInt, AMOUNT, NeedsImages(0)] = 0
+    randaugment: Annotated[ByImagesInt, AMOUNT] = 0
     """RandAugment: operations per image (Cubuk et al. 2020)."""
     magnitude: Annotated[float, Range(ge=0, le=10), Needs("randaugment", _is_not_zero)] = 9.0
     """RandAugment: strength, 0 to 10."""
     operation_probability: Annotated[float, SHARE, Needs("randaugment", _is_not_zero)] = 1.0
     """RandAugment: probability that a drawn operation is applied; 1 in the paper, 0.5 in DeiT."""
-    erase: Annotated[ByImagesFloat, SHARE, NeedsImages(0.0)] = 0.0
+    erase: Annotated[ByImagesFloat, SHARE] = 0.0
     """Probability that a random rectangle is erased (Zhong et al. 2020)."""
-    mixup: Annotated[float, AMOUNT, Classifies(0.0, MIXES), NeedsImages(0.0)] = 0.0
+    mixup: Annotated[float, AMOUNT, Classifies(0.0, MIXES)] = 0.0
     """Mixup: alpha of the Beta distribution of the mixing weight (Zhang et al. 2018); 0 disables it."""
-    cutmix: Annotated[float, AMOUNT, Classifies(0.0, MIXES), NeedsImages(0.0)] = 0.0
+    cutmix: Annotated[float, AMOUNT, Classifies(0.0, MIXES)] = 0.0
     """CutMix: alpha of the Beta distribution of the area (Yun et al. 2019); 0 disables it."""
 
 
@@ -464,7 +453,7 @@ class Balance(OptionGroup):
 class Distillation(OptionGroup):
     """Distillation from a teacher (Touvron et al. 2021, DeiT)."""
 
-    teacher: Annotated[MaybeText, NamesFile(), Classifies(None), NeedsImages(None)] = None
+    teacher: Annotated[MaybeText, NamesFile(), Classifies(None)] = None
     """Teacher: a MODEL with the classes of the data, timm:NAME or transformers:NAME.
     It trains a distillation token beside the class token."""
     distill: Annotated[Literal["hard", "soft"], Needs("teacher", _is_named)] = "hard"

@@ -311,31 +311,11 @@ RECIPES["lora"] = RECIPES["finetune"].replace(lora=8, lr=4e-3, lr_width=128, war
 # is worse (benchmarks/results/2026-11-28-few-images.md).
 RECIPES["small-finetune"] = SMALL.replace(lr=1e-3, keep="best")
 
-# vitascope train --data FOLDER --weights MODEL --recipe linear-probe
-# The head alone, on frozen features, which measures the features (Chen et al. 2020, section 4). There is no
-# regularization, which would be measured too, and no augmentation: the body is computed once, and epochs are
-# cheap. The rate has the lowest test loss of six, from 3e-4 to 0.1, in 100 epochs with a body of `small-data`
-# of five classes of CIFAR-10, both on 500 images of the other five and on 2,000 images of all ten (1,500 and
-# 500 test images, two seeds); rates from 3e-3 to 3e-2 are within 3 points of its accuracy. On the 500 images,
-# 20 epochs have 3 points less, and 300 epochs 1 point more.
-RECIPES["linear-probe"] = RECIPES["finetune"].replace(
-    freeze=True,
-    epochs=100,
-    lr=1e-2,
-    layer_decay=1.0,
-    warmup_epochs=0.0,
-    weight_decay=0.0,
-    label_smoothing=0.0,
-    ema=0.0,
-    flip=0.0,
-    crop_scale=1.0,
-    color_jitter=0.0,
-)
-
 # vitascope train --data FOLDER --weights MODEL --recipe fitted-head
-# The head alone, as `vitascope probe` fits it. On few images it is better than `linear-probe`, whose end few
-# validation images choose (docs/small-data.md). An epoch follows whose steps are too small to change it.
-RECIPES["fitted-head"] = RECIPES["linear-probe"].replace(fit_head=True, epochs=1, lr=1e-6, keep="last")
+# The head alone, as `vitascope probe` fits it. An epoch follows whose steps are too small to change it.
+RECIPES["fitted-head"] = RECIPES["finetune"].replace(
+    freeze=True, fit_head=True, epochs=1, lr=1e-6, layer_decay=1.0, ema=0.0, keep="last"
+)
 
 # The common options of the published recipes below. None names an image size: photographs are trained at
 # 224 pixels, as published, and small images, such as CIFAR's, at their own size. Cosine and linear
@@ -537,8 +517,6 @@ def default_recipe(config: TrainConfig) -> str:
         return "mae" if config.masking.target == "mae" else "masked"
     if config.optimization.lora is not None:
         return "lora"
-    if config.optimization.freeze:
-        return "linear-probe"
     if config.weights is not None:
         return "finetune"
     if config.distillation.teacher is not None:

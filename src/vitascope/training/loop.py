@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitascope.data.augment import Augmentation
-from vitascope.data.loading import Batch, KeptFeatures, Loader, even_cuts, seconds_to_read
+from vitascope.data.loading import Batch, Loader, even_cuts, seconds_to_read
 from vitascope.data.mixing import Mixing
 from vitascope.data.randaugment import RandAugment
 from vitascope.data.randomness import step_seed
@@ -38,7 +38,6 @@ from vitascope.run.run import Run
 from vitascope.storage import explaining_failure
 from vitascope.training import distributed
 from vitascope.training.background import BestWeights, CheckpointWriter, StepLosses
-from vitascope.training.body_features import BodyFeatures
 from vitascope.training.checkpoint.folders import checkpoints, to_resume
 from vitascope.training.checkpoint.state import (
     all_finite,
@@ -76,8 +75,6 @@ LENGTHENED = ("epochs", "steps", "minutes", "warmup_steps", "warmup_epochs", "pr
 class Trainer:
     """A run in this process: its parts, its counters, its loop.
 
-    With `features`, those of a frozen body, its task gets them in place of images.
-
     Each of several processes has a trainer and does the same steps; the first one writes and prints.
     """
 
@@ -89,10 +86,8 @@ class Trainer:
         task: Task,
         splits: Splits,
         placement: Placement,
-        features: BodyFeatures | None = None,
     ) -> None:
         self.run, self.plan, self.task, self.splits = run, plan, task, splits
-        self.features = features
         self.config = config = plan.options
         self.device, self.precision = device, precision = placement.device, placement.precision
         self.model_config, self.preprocess = model.config, preprocess_of(model)
@@ -113,11 +108,10 @@ class Trainer:
         self.augmentation, self.mixing = augmentation_of(config)
 
         self.room = room_for_images(device, distributed.processes_sharing(device))
-        of_train, of_val = (None, None) if features is None else (features.train, features.val)
-        self.train_loader = self.loader(splits.train, seed=config.seed, features=of_train)
+        self.train_loader = self.loader(splits.train, seed=config.seed)
         if self.train_loader.crops:
             self.augmentation = self.augmentation.without_crop()
-        self.val_loader = self.loader(splits.val, features=of_val)
+        self.val_loader = self.loader(splits.val)
         self.steps_per_epoch = self.train_loader.batches_per_epoch
         self.schedule = Schedule.of(
             options,
@@ -140,9 +134,7 @@ class Trainer:
         self.recorder: MetricsWriter | None = None
         self.losses = StepLosses(self._record_loss)
 
-    def loader(
-        self, images: ImageSet, seed: int | None = None, features: KeptFeatures | None = None
-    ) -> Loader:
+    def loader(self, images: ImageSet, seed: int | None = None) -> Loader:
         """Batches of a split; with a seed for training: shuffled, and cropped if workers read the images.
 
         Other batches are as large as the parts of a training batch.
@@ -161,29 +153,16 @@ class Trainer:
             else self.config.option("crop_scale"),
             repeats=self.config.augmentation.repeats,
             balanced=seed is not None and self.config.balance.sampling == "balanced",
-            features=features,
             streams=self.config.streams or 1,
             room=self.room,
         )
         self.room = max(0, self.room - loader.kept_bytes)
         return loader
 
-    @functools.cached_property
-    def val_images(self) -> Loader:
-        """The validation images, for a whole model; `val_loader` may have their features instead."""
-        return self.val_loader if self.features is None else self.loader(self.splits.val)
-
     def known_images(self) -> Loader:
         """The training images that tell the model what is familiar, as they are."""
-        train, kept = self.splits.train, None
-        rows = images_to_know(train)
-        if self.features is not None:
-            every = self.features.train
-            missing = {
-                place: every.unreadable[row] for place, row in enumerate(rows) if row in every.unreadable
-            }
-            kept = KeptFeatures(every.values[rows], missing)
-        return self.loader(train.subset(train.name, rows), features=kept)
+        train = self.splits.train
+        return self.loader(train.subset(train.name, images_to_know(train)))
 
     def start_budget(self, minutes: float, spent: float) -> None:
         """Set the length of a run of `minutes`, of which `spent` seconds are over, by measured steps.
@@ -225,13 +204,12 @@ class Trainer:
         train, val, test = self.splits.train, self.splits.val, self.splits.measured
         read = seconds_to_read(test, self.preprocess) / max(1, self.val_loader.workers)
         validation = (forward + read * (self.val_loader.kept_bytes == 0)) * len(val)
-        whole = forward + read if self.features is None else self.features.seconds_per_image
+        whole = forward + read
         again, known = 0, 0
         if self.config.task == "classify":  # its calibration, and the choice of weights
             again = (1 if train.truth.exclusive else 0) + 1 + 2 * (self.config.optimization.keep == "auto")
-            known = len(images_to_know(train)) if train.truth.exclusive and self.features is None else 0
-        kept = validation if self.features is None else whole * len(val)
-        return validation, again * kept + whole * (len(test) + known)
+            known = len(images_to_know(train)) if train.truth.exclusive else 0
+        return validation, again * validation + whole * (len(test) + known)
 
     def _measured_step(self, *, small: bool = False) -> tuple[float, float]:
         """Seconds of a training step, and of a forward pass per image; nothing changes. The first ones warm
@@ -283,8 +261,6 @@ class Trainer:
 
     def _one_thread_if_small(self) -> AbstractContextManager[None]:
         images = images_at_once(self.batch_size, self.parts)
-        if self.features is not None:  # of which each image has one, where a body has tokens
-            images //= self.model_config.num_tokens
         return suitable_threads(self.model_config, self.device, images)
 
     @property
@@ -455,10 +431,7 @@ class Trainer:
     def _examples(self, part: Batch, epoch: int) -> Examples:
         """Augment, a function of (seed, epoch, index), mix, a function of (seed, step), and resize."""
         seed, targets = self.config.seed, part.targets
-        if self.features is None:
-            images = self.augmentation(part.pixels, part.indices, seed=seed, epoch=epoch)  # (B, C, H, W)
-        else:
-            images = part.pixels  # features, (B, D)
+        images = self.augmentation(part.pixels, part.indices, seed=seed, epoch=epoch)  # (B, C, H, W)
         if self.mixing is not None:
             targets = self.splits.train.truth.shares(targets)  # (B, K)
             images, targets = self.mixing(images, targets, seed=seed, step=self.step)
@@ -584,7 +557,7 @@ class Trainer:
 
     def _write_model(self, folder: Path, state: Mapping[str, Tensor]) -> None:
         """Write a model folder of trained weights."""
-        with torch.device("meta"):  # drawing random weights takes longer than an epoch on features
+        with torch.device("meta"):  # drawing random weights takes time
             model = build(self.model_config)
         model.preprocess = self.preprocess
         plain = without_norms(merged(state))

@@ -32,15 +32,12 @@ class Placement:
     """In which each process computes a batch, one after the other."""
 
 
-def place(plan: Plan, model: VisionModel, device: torch.device, *, on_features: bool = False) -> Placement:
-    """Choose the parts and the precision of a model on its device, or of its head alone on features."""
+def place(plan: Plan, model: VisionModel, device: torch.device) -> Placement:
+    """Choose the parts and the precision of a model on its device."""
     options = plan.options
     parts = parts_of_batch(options, model, device)
     images = images_at_once(options.option("batch_size"), parts)
-    asked = options.execution.precision
-    if on_features and asked == "auto":  # a head is too small for bf16 to pay, and its features are fp32
-        asked = "fp32"
-    precision = resolve_precision(asked, plan.model, device, images, training=True)
+    precision = resolve_precision(options.execution.precision, plan.model, device, images, training=True)
     return Placement(device, precision, parts)
 
 

@@ -26,9 +26,7 @@ from vitascope.model.vision_model import kind_of
 from vitascope.options.groups import (
     UNSMOOTHED,
     Architecture,
-    AugmentationOptions,
     Classifies,
-    NeedsImages,
     Optimization,
 )
 from vitascope.options.recipes import TrainConfig
@@ -174,7 +172,7 @@ WORDS = {
     "erase": "erasing {:.0%}",
 }
 """The options that the data decide where nothing is named, in words, in the order of their announcement."""
-NO_CHANGE = {name: trait.off for name, trait in traits(AugmentationOptions, NeedsImages).items()}
+NO_CHANGE = {"crop_scale": 1.0, "shift": 0.0, "randaugment": 0, "erase": 0.0}
 """Values of augmentation that change nothing, which need no mention."""
 
 
@@ -241,16 +239,6 @@ def _decided(asked: TrainConfig, facts: Facts, model: ModelConfig) -> dict[str, 
 
 DECIDED = ("batch_size", "crop_scale", "shift", "randaugment", "erase")
 """Options that a run has no value without; recorded by every run."""
-
-
-def image_options(options: TrainConfig) -> list[str]:
-    """The options, as NAME=VALUE, for which a frozen body is computed in every epoch; without any, the
-    features of an image never change."""
-    return [
-        f"{name}={options.option(name)}"
-        for name, trait in traits(TrainConfig, NeedsImages).items()
-        if options.option(name) != trait.off
-    ]
 
 
 def _check_task(asked: TrainConfig, facts: Facts) -> None:

@@ -71,7 +71,7 @@ def monitored(evaluation: Evaluation, weights: Tensor | None) -> float:
 def predictions_of(trainer: Trainer, folder: Path) -> Evaluation:
     """The predictions of saved weights on the validation images."""
     model = from_pretrained(folder).to(trainer.device)
-    return measure(engine_of(model, trainer.config), trainer.val_images, distributed.gather)
+    return measure(engine_of(model, trainer.config), trainer.val_loader, distributed.gather)
 
 
 def worse(last: Predictions, best: Predictions, weights: Tensor | None = None) -> bool:

@@ -30,13 +30,13 @@ from vitascope.model.vision_model import VisionModel
 from vitascope.options.recipes import BUILT_IN, FEW_TO_START, FEW_TO_TUNE, TrainConfig, tuned
 from vitascope.predict.compute import Compute
 from vitascope.predict.embed import with_progress
+from vitascope.predict.engine import Engine
 from vitascope.predict.feature_stream import FeatureStream
 from vitascope.predict.features import OWN
 from vitascope.probing.classifiers import STRENGTHS, Features, Floats, LogisticRegression
 from vitascope.probing.selection import cross_validated, in_words, measured
 from vitascope.run.label_measures import LabelScore
 from vitascope.run.measures import Score
-from vitascope.training.body_features import seconds_per_image
 from vitascope.training.tasks.classify import engine_of
 from vitascope.weights.hub import cached_models, is_hub_id
 from vitascope.weights.identification import pretrained_config
@@ -53,6 +53,8 @@ MOST_COMPARED = 2_000
 """Training images that bodies are compared on: the interval of an accuracy is then about 2 points wide."""
 COMPARING = 0.25
 """The largest share of the minutes in which bodies are compared."""
+TIMED = 8
+"""Images of which a body's speed is measured."""
 PASSES = 3
 """The time of a training step over that of a forward pass."""
 SMALL_BODY = 5_000_000
@@ -152,15 +154,20 @@ def best_start(
         return Start(weights=best.name, recipe=None, reasons=(chosen,))
     quickest = min(body.seconds for body in scores)
     shown = max(0.0, end - time.monotonic()) / PASSES
-    start = decide(best, images.class_names, total, shown=shown, quickest=quickest)
     rare = images.truth.exclusive and len(_foldable(division_of(images))) < len(images)
-    if start.recipe == "fitted-head" and (rare or asked.balance.balances):
-        start = dataclasses.replace(start, recipe="linear-probe")
+    fits = not rare and not asked.balance.balances
+    start = decide(best, images.class_names, total, shown=shown, quickest=quickest, fits=fits)
     return start if start.weights is None else dataclasses.replace(start, reasons=(chosen, *start.reasons))
 
 
 def decide(
-    best: BodyScore, class_names: tuple[str, ...], images: int, *, shown: float, quickest: float
+    best: BodyScore,
+    class_names: tuple[str, ...],
+    images: int,
+    *,
+    shown: float,
+    quickest: float,
+    fits: bool = True,
 ) -> Start:
     """The start of a run from the best body, or from random weights.
 
@@ -170,6 +177,8 @@ def decide(
         images: their number.
         shown: the seconds for forward passes that the run has; infinite without a limit.
         quickest: the seconds for an image of the fastest body, for which those of a new small model count.
+        fits: whether logistic regression can fit the head: it counts all images alike, and cross-validation
+            needs two of every class.
     """
     most, small = shown / best.seconds, best.config.num_parameters < SMALL_BODY
     few, is_vit = images <= FEW_TO_START, isinstance(best.config, ViTConfig)
@@ -187,10 +196,10 @@ def decide(
         reason = f"random weights: {images:,} images, and of the best body, {best.name}, {way}"
         return Start(weights=None, recipe="small-data", reasons=(reason,))
     time_for = "no limit of time" if math.isinf(most) else f"time for {most:,.0f} images, with repetitions"
-    if few and (known or best.share >= SOLVED):
-        fits = "the body knows all classes" if known else way
-        recipe, reason = "fitted-head", f"the head alone: {fits}, and tuning on few images adds nothing then"
-    elif most < (least := TO_TUNE_SMALL if small else TO_ADAPT):
+    if fits and few and (known or best.share >= SOLVED):
+        why = "the body knows all classes" if known else way
+        recipe, reason = "fitted-head", f"the head alone: {why}, and tuning on few images adds nothing then"
+    elif fits and most < (least := TO_TUNE_SMALL if small else TO_ADAPT):
         recipe, reason = "fitted-head", f"the head alone: {time_for}, and more needs {least:,}"
     elif is_vit and not small and (few or most < TO_TUNE):
         parameters = f"{best.config.num_parameters / 1e6:.1f} M parameters"
@@ -200,7 +209,9 @@ def decide(
         recipe = "small-finetune" if small and images > FEW_TO_TUNE else "finetune"
         least = TO_TUNE_SMALL if small else TO_TUNE
         reason = f"the whole body is tuned, by {recipe}: {time_for}, and it needs {least:,}"
-    return Start(weights=best.name, recipe=recipe, reasons=(f"not random weights: {against}", reason))
+    alone = "not the head alone, whose fit counts all images alike and needs two of every class"
+    reasons = (f"not random weights: {against}", *(() if fits else (alone,)), reason)
+    return Start(weights=best.name, recipe=recipe, reasons=reasons)
 
 
 def fitted_head(model: VisionModel, images: ImageSet, options: TrainConfig) -> tuple[Floats, Floats]:
@@ -250,7 +261,7 @@ def _compared(asked: TrainConfig, images: ImageSet, device: str, end: float) -> 
             if name not in present:
                 print(f"body   {name} from the hub: {PUBLIC[name]}", flush=True)
             model, began = _prepared(name, asked, greatest).to(device), time.monotonic()
-            reading = seconds_per_image(engine_of(model, asked), some)  # and a forward pass
+            reading = _seconds_per_image(engine_of(model, asked), some)  # and a forward pass
             if reading * len(some) > compared_until - began or reading * len(images) > end - began:
                 whole = duration(reading * len(images))
                 raise UserError(f"the features of {counted(len(images), 'image')} take {whole}, too long")
@@ -277,6 +288,19 @@ def _prepared(name: str, asked: TrainConfig, greatest: int | None) -> VisionMode
     levels = asked.levels or own.levels or ((0, greatest) if greatest else None)
     model.preprocess = dataclasses.replace(own, levels=levels)
     return model
+
+
+def _seconds_per_image(engine: Engine, images: ImageSet) -> float:
+    """Seconds to read an image and compute the body, without the cache; the first images warm up."""
+    sources = images.sources[:TIMED]
+    for _ in range(2):
+        began = time.monotonic()
+        stream = FeatureStream(
+            engine, [OWN], sources, Compute(batch_size=len(sources), workers=0, cache=False)
+        )
+        for _ in stream:
+            pass
+    return (time.monotonic() - began) / len(sources)
 
 
 def _forward_seconds(model: VisionModel, asked: TrainConfig) -> float:

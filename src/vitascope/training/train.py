@@ -54,7 +54,6 @@ from vitascope.run.trackers import check_tracker
 from vitascope.storage import explaining_failure
 from vitascope.training import distributed
 from vitascope.training.announcement import announce_data, announce_run, other_starts
-from vitascope.training.body_features import body_features, trains_on_features
 from vitascope.training.checkpoint import folders
 from vitascope.training.checkpoint.folders import remove_checkpoints, to_resume
 from vitascope.training.distributed import Launch, restarts_left
@@ -76,7 +75,6 @@ from vitascope.training.selection import Selection, select_weights
 from vitascope.training.signals import stopped_at_once
 from vitascope.training.tasks.classify import (
     Classify,
-    ClassifyFeatures,
     Distill,
     balanced_weights,
     class_weights_of,
@@ -654,11 +652,9 @@ def build_trainer(run: Run, opened: Opened, device: torch.device) -> Trainer:
         from vitascope.training.start import fitted_head  # scipy delays the start of training
 
         set_head(model, *distributed.by_first(lambda: fitted_head(model, splits.train, plan.options)))
-    on_features = trains_on_features(plan.options, model, splits)
-    placement = place(plan, model, device, on_features=on_features)
-    task = make_task(plan.options, model, splits, placement, on_features=on_features)
-    features = body_features(plan.options, model, splits, placement) if on_features else None
-    return Trainer(run, plan, model, task, splits, placement, features)
+    placement = place(plan, model, device)
+    task = make_task(plan.options, model, splits, placement)
+    return Trainer(run, plan, model, task, splits, placement)
 
 
 def start_model(opened: Opened) -> VisionModel:
@@ -697,15 +693,8 @@ def start_model(opened: Opened) -> VisionModel:
     return model
 
 
-def make_task(
-    options: TrainConfig,
-    model: VisionModel,
-    splits: Splits,
-    placement: Placement,
-    *,
-    on_features: bool = False,
-) -> Task:
-    """The task of a run, perhaps on the features of its frozen body."""
+def make_task(options: TrainConfig, model: VisionModel, splits: Splits, placement: Placement) -> Task:
+    """The task of a run."""
     preprocess, device = preprocess_of(model), placement.device
     if options.task == "masked":
         kind = MaskedAutoencoding if options.masking.target == "mae" else Masked
@@ -730,7 +719,7 @@ def make_task(
     criterion = (preprocess, smoothing, loss, weights, several, truth.partial, balance)
     distillation = options.distillation
     if distillation.teacher is None:
-        return (ClassifyFeatures if on_features else Classify)(*criterion)
+        return Classify(*criterion)
     teacher = open_teacher(
         distillation.teacher,
         splits.train.class_names,
@@ -756,7 +745,7 @@ def _finish(trainer: Trainer) -> TrainResult | PretrainResult:
         loader, seconds = trainer.loader(final), trainer.seconds
         module, precision = trainer.trained, trainer.precision
         finished = Finished(
-            run, config, model, module, loader, lambda: trainer.val_images, trainer.known_images,
+            run, config, model, module, loader, trainer.val_loader, trainer.known_images,
             precision, seconds,
         )  # fmt: skip
         distributed.print_first(f"evaluating {counted(len(final), final.noun)}")

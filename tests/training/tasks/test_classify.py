@@ -19,11 +19,9 @@ from vitascope.data.preprocess import Preprocess
 from vitascope.data.splits import ImageSet
 from vitascope.data.targets import ClassIndices, ClassSets
 from vitascope.errors import UserError
-from vitascope.model.resnet import ResNet
-from vitascope.model.resnet_config import ResNetConfig
 from vitascope.model.vit import VisionTransformer
 from vitascope.options.groups import Distillation
-from vitascope.training.tasks.classify import Classify, Distill, HeadAlone, balanced_weights
+from vitascope.training.tasks.classify import Classify, Distill, balanced_weights
 from vitascope.training.tasks.task import Examples
 from vitascope.training.tasks.teachers import Teacher
 from vitascope.weights.preprocess import default_preprocess
@@ -96,30 +94,6 @@ def test_balanced_weights_need_images_of_every_class() -> None:
     images = ImageSet("train", range(3), ClassIndices(np.array([0, 2, 2]), ("a", "b", "c", "d")))
     with pytest.raises(UserError, match="2 of 4 classes have no image in train: b, d; class_weights"):
         balanced_weights(images)
-
-
-# Features
-
-OPTIONS: list[dict[str, Any]] = [
-    {},
-    {"pool": "mean", "num_registers": 2},
-    {"pool": "cls_mean", "head": "mlp"},
-    {"pool": "map"},
-    {"pool": "mean", "pool_norm": "after"},
-    {"pool": "cls", "distillation_token": True},
-]
-
-
-@pytest.mark.parametrize("options", [*OPTIONS, None], ids=str)
-def test_head_alone_has_the_names_and_the_logits_of_the_model(options: dict[str, Any] | None) -> None:
-    resnet = ResNetConfig(image_size=32, layers=(1, 1), width=8, num_classes=3)
-    model: Any = ResNet(resnet) if options is None else small_model(**options)
-    torch.nn.init.normal_(next(model.head.parameters()))
-    module, images = HeadAlone(model.eval()).eval(), random_images(3, 3, 32, 32)
-    assert list(module.state_dict()) == list(model.state_dict())
-    assert all(mine is theirs for mine, theirs in zip(module.parameters(), model.parameters(), strict=True))
-    with torch.no_grad():
-        torch.testing.assert_close(module(model.embed(images)), model(images))
 
 
 # Distillation

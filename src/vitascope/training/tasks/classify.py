@@ -1,10 +1,10 @@
-"""Classification of images or of features, also by a teacher (Touvron et al. 2021, DeiT, section 4)."""
+"""Classification of images, also by a teacher (Touvron et al. 2021, DeiT, section 4)."""
 
 from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +18,7 @@ from vitascope.data.splits import ImageSet, absent_classes, check_every_class
 from vitascope.data.targets import shares_of
 from vitascope.errors import UserError, check_choice, printable
 from vitascope.evaluation.calibrate import calibrate_model
-from vitascope.evaluation.measure import Evaluation, measure, pooled_features
+from vitascope.evaluation.measure import Evaluation, measure
 from vitascope.evaluation.novelty import Novelty
 from vitascope.formatting import counted
 from vitascope.model.heads import DistilledHead, predicted, scores
@@ -128,12 +128,8 @@ class ModuleEngine(Engine):
     def answers(self, pixels: Tensor) -> Answers:
         """As `Engine.answers`."""
         with torch.autocast(self.device.type, self.precision, enabled=self.precision != torch.float32):
-            logits = self.module(self.inputs(pixels.to(self.device))).float()
+            logits = self.module(self.preprocess.normalize(pixels.to(self.device))).float()
         return Answers(logits, scores(logits, self.meaning))
-
-    def inputs(self, pixels: Tensor) -> Tensor:
-        """The module's input of pixels: normalized images."""
-        return self.preprocess.normalize(pixels)
 
 
 def engine_of(model: VisionModel, config: TrainConfig) -> TorchEngine:
@@ -154,8 +150,6 @@ class Classify:
     With several classes per image, labels are bool (B, K) instead of int64 (B,).
     """
 
-    engine: ClassVar[type[ModuleEngine]] = ModuleEngine
-    """Of validation."""
     preprocess: Preprocess
     label_smoothing: float = 0.0
     criterion: Literal["cross_entropy", "bce", "focal", "asymmetric"] = "cross_entropy"
@@ -223,7 +217,7 @@ class Classify:
     def validate(self, module: nn.Module, loader: Loader, precision: torch.dtype) -> dict[str, float]:
         """Cross-entropy without smoothing, without and with weights, and what `Task.validate` lists."""
         names = loader.images.class_names
-        engine = self.engine(module, self.preprocess, names, loader.device, precision)
+        engine = ModuleEngine(module, self.preprocess, names, loader.device, precision)
         if self.several:
             engine.meaning, engine.thresholds = "independent", (EVEN,) * len(names)
         with evaluation_mode(module):
@@ -254,17 +248,12 @@ class Classify:
         calibration = calibrate_model(
             model,
             lambda: engine_of(model, config),
-            finished.val_loader(),
+            finished.val_loader,
             finished.train_loader,
-            self.embed,
             gather,
         )
         print_first("answers " + "\n        ".join(calibration.lines()))
         return list(calibration.novelties)
-
-    def embed(self, engine: TorchEngine, pixels: Tensor) -> Tensor:
-        """The features (B, D) of what a loader of training images has."""
-        return pooled_features(engine, pixels)
 
     def test(self, finished: Finished) -> Evaluation:
         """Evaluate the finished model and print the result."""
@@ -451,52 +440,3 @@ class Distill(Classify):
 
 def _channels(count: int) -> str:
     return {1: "1 channel (grey)", 3: "3 channels (colour)"}.get(count, f"{count} channels")
-
-
-class HeadAlone(nn.Module):
-    """The head of a model: features (B, D), those of `model.embed`, to logits (B, K).
-
-    It has all parts of the model, under the same names: checkpoints, the moving average and saved models are
-    those of a run that computes the body too.
-    """
-
-    head: nn.Module
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        for name, parameter in model.named_parameters(recurse=False):
-            self.register_parameter(name, parameter)
-        for name, part in model.named_children():
-            self.add_module(name, part)
-        assert self.state_dict().keys() == model.state_dict().keys()
-
-    def forward(self, features: Tensor) -> Tensor:
-        """The logits of features."""
-        return self.head(features)
-
-
-class FeatureEngine(ModuleEngine):
-    """A module in training that takes features."""
-
-    def inputs(self, pixels: Tensor) -> Tensor:
-        """The features themselves, (B, D), which a loader has in place of pixels."""
-        return pixels
-
-
-@dataclasses.dataclass(frozen=True)
-class ClassifyFeatures(Classify):
-    """As `Classify`, of features in place of images; the finished model is tested on images."""
-
-    engine: ClassVar[type[ModuleEngine]] = FeatureEngine
-
-    def module(self, model: nn.Module) -> nn.Module:
-        """The head of the model."""
-        return HeadAlone(model)
-
-    def inputs(self, examples: Examples) -> Tensor:
-        """The features, (B, D)."""
-        return examples.images
-
-    def embed(self, engine: TorchEngine, pixels: Tensor) -> Tensor:
-        """The features themselves, which the loader has."""
-        return pixels

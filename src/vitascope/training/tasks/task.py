@@ -25,8 +25,7 @@ class Examples:
     """The training images of a step. Random draws may depend on the seed, epoch and indices only."""
 
     images: Tensor
-    """Augmented and mixed, floats in [0, 1], (B, C, H, W); a task normalizes them, and may overwrite them.
-    Of a run on features, these: float32 (B, D)."""
+    """Augmented and mixed, floats in [0, 1], (B, C, H, W); a task normalizes them, and may overwrite them."""
     labels: Tensor
     """The images' own labels, as in `Batch`: int64 (B,) for one class per image."""
     targets: Tensor
@@ -49,8 +48,8 @@ class Finished:
     """The trained module with the last weights; a process may have only a part."""
     loader: Loader
     """Of the images to test on."""
-    val_loader: Callable[[], Loader]
-    """Of the validation images, which are read only now where the run has trained on features."""
+    val_loader: Loader
+    """Of the validation images."""
     train_loader: Callable[[], Loader]
     """Of training images, not augmented: of so many that their features are known."""
     precision: torch.dtype
