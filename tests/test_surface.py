@@ -28,7 +28,7 @@ TESTS = Path(__file__).parent
 SLACK = {"lines of Python": 150, "lines of tests": 150, "lines of JavaScript": 30, "modules of": 2}
 """By how much a number may be below its record; others are equal to it."""
 RECORD: dict[str, int] = {
-    "options of training": 90,
+    "options of training": 89,
     "options of the model": 61,
     "options of tables": 8,
     "fields of the command line": 160,
@@ -36,7 +36,7 @@ RECORD: dict[str, int] = {
     "commands": 22,
     "heatmap methods": 9,
     "public names": 66,
-    "lines of Python": 58929,
+    "lines of Python": 58642,
     "lines of JavaScript": 4399,
     "lines of tests": 62404,
     "raise sites": 1144,
@@ -44,7 +44,7 @@ RECORD: dict[str, int] = {
     "questions after the kind of labels": 157,
     "calls of is_url": 9,
     "modules of a prediction": 124,
-    "modules of a training": 237,
+    "modules of a training": 234,
     "modules of the server": 105,
 }
 

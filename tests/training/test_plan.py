@@ -31,7 +31,7 @@ from vitascope.training.train import prepare, pretrain, train
 from vitascope.weights.loading import save_pretrained
 from vitascope.weights.preprocess import preprocess_of
 
-FROM_WEIGHTS = ("fitted-head", "finetune", "lora", "paper-finetune")
+FROM_WEIGHTS = ("finetune", "lora", "paper-finetune")
 
 
 def plan_of(data: Path | str, recipe: str | None = "base", **options: Any) -> Plan:

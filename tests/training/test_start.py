@@ -55,20 +55,20 @@ def body(right: int, **options: Any) -> BodyScore:
     return BodyScore(name="body", config=config, score=score, guessing=0.2, seconds=0.01, **options)
 
 
-NOTHING = Start(weights="body", recipe="fitted-head", reasons=())
+NOTHING = Start(weights="body", recipe="finetune", reasons=(), fits_head=True)
 LARGE = named_config("vit_s16")
 
 
 @pytest.mark.parametrize(
     ("found", "classes", "images", "shown", "recipe", "reason"),
     [
-        (body(60), ("dog", "cat"), 500, math.inf, "fitted-head", "the body knows all classes"),
-        (body(95), ("a", "b"), 500, math.inf, "fitted-head", "94% of the way from guessing (20.0%)"),
+        (body(60), ("dog", "cat"), 500, math.inf, "head", "the body knows all classes"),
+        (body(95), ("a", "b"), 500, math.inf, "head", "94% of the way from guessing (20.0%)"),
         (body(60), ("a", "b"), 500, math.inf, "small-finetune", "no limit of time"),
         (body(60), ("a", "b"), 100, math.inf, "finetune", "tuned, by finetune"),
         (body(60), ("a", "b"), 500, 4_001, "small-finetune", "time for 4,001 images, with repetitions"),
-        (body(60), ("a", "b"), 500, 3_900, "fitted-head", "time for 3,900 images, with repetitions"),
-        (body(60, config=LARGE), ("a", "b"), 500, 9_900, "fitted-head", "and more needs 10,000"),
+        (body(60), ("a", "b"), 500, 3_900, "head", "time for 3,900 images, with repetitions"),
+        (body(60, config=LARGE), ("a", "b"), 500, 9_900, "head", "and more needs 10,000"),
         (body(61, config=LARGE), ("a", "b"), 5_000, 39_000, "lora", "less than 40,000 images"),
         (body(60, config=LARGE), ("a", "b"), 500, math.inf, "lora", "few images for 22.1 M parameters"),
         (body(61, config=LARGE), ("a", "b"), 5_000, math.inf, "finetune", "no limit of time"),
@@ -82,7 +82,8 @@ def test_classes_images_and_time_decide_what_is_trained(
     found: BodyScore, classes: tuple[str, ...], images: int, shown: float, recipe: str, reason: str
 ) -> None:
     chosen = decide(found, classes, images, shown=shown * found.seconds, quickest=found.seconds)
-    assert (chosen.recipe, chosen.weights) == (recipe, None if recipe == "small-data" else "body")
+    assert ("head" if chosen.fits_head else chosen.recipe) == recipe
+    assert chosen.weights == (None if recipe == "small-data" else "body")
     assert reason in chosen.reasons[-1]
     assert len(chosen.reasons) == (1 if recipe == "small-data" else 2)
 
@@ -114,7 +115,9 @@ def test_from_the_command_to_an_onnx_file(tmp_path, capsys, monkeypatch) -> None
     assert "not random weights: 24 images" in reasons[1]
     assert run.plan["asked"]["options"]["weights"] == "auto"
     assert run.config["weights"] in ("cifar10", str(tmp_path / "small"))
-    assert (run.config["bodies"], run.config["minutes"], run.config["fit_head"]) == ([], None, True)
+    assert (run.config["bodies"], run.config["minutes"]) == ([], None)
+    assert (run.config["freeze"], run.config["steps"], run.config["epochs"]) == (True, 0, None)
+    assert (run.records("step"), run.records("epoch"), run.records("test")[0]["step"]) == ([], [], 0)
     assert Plan.of_run(run, TrainConfig.from_dict(run.config)).start == tuple(reasons)
     assert main(["train", "--config", "run/config.yaml", "--run", "again", "--workers", "0"]) == 0
     weights = [Path(folder, "model", "model.safetensors").read_bytes() for folder in ("run", "again")]
@@ -127,8 +130,8 @@ def test_from_the_command_to_an_onnx_file(tmp_path, capsys, monkeypatch) -> None
 
 @pytest.mark.usefixtures("without_figures")
 def test_fitted_head_is_logistic_regression_on_frozen_features(data, tmp_path) -> None:
-    """No step changes it; few validation images set no temperature."""
-    options = {"data": str(data), "weights": "cifar10", "recipe": "fitted-head", "device": "cpu"}
+    """No step changes it; few validation images set no temperature. It gets no more epochs."""
+    options = {"data": str(data), "weights": "cifar10", "freeze": True, "steps": 0, "device": "cpu"}
     result = train.train(run=str(tmp_path / "run"), workers=0, **options)
     config, splits = TrainConfig.from_recipe(**options), open_data(str(data))
     body = train.start_model(train.prepare(config, splits))
@@ -138,6 +141,9 @@ def test_fitted_head_is_logistic_regression_on_frozen_features(data, tmp_path) -
     np.testing.assert_allclose(head["head.bias"].numpy(), bias, atol=1e-4)
     others = {name: value for name, value in body.state_dict().items() if not name.startswith("head.")}
     assert all(torch.equal(head[name], value) for name, value in others.items())
+    assert Run(result.run).planned_epochs == 0
+    with pytest.raises(UserError, match="its head is fitted, without epochs"):
+        train.resume(result.run, epochs=2)
 
 
 @pytest.mark.usefixtures("without_figures")
@@ -160,8 +166,8 @@ def test_class_weights_are_not_lost_in_a_fitted_head(data, tmp_path) -> None:
     found = started(data, bodies=(str(known),), class_weights=("dark=2",))
     assert found.recipe == "finetune"
     assert "counts all images alike" in found.reasons[-2]
-    with pytest.raises(UserError, match="fit_head counts all images alike"):
-        train.train(data=str(data), weights="cifar10", recipe="fitted-head", class_weights=["dark=2"])
+    with pytest.raises(UserError, match="steps=0 fits a head that counts all images alike"):
+        train.train(data=str(data), weights="cifar10", freeze=True, steps=0, class_weights=["dark=2"])
 
 
 def test_best_body_is_taken_by_cross_validation_and_one_line_says_how_each_did(
@@ -257,7 +263,8 @@ def test_first_of_several_processes_decides_for_all(data, tmp_path) -> None:
         ({"weights": "auto", "model": "vit_s16"}, "weights=auto chooses the model"),
         ({"weights": "auto", "task": "masked"}, "pre-training has none"),
         ({"weights": "auto", "bodies": ["nowhere/at/all"]}, "nowhere/at/all"),
-        ({"fit_head": True, "weights": "none"}, "fit_head needs the features of a body"),
+        ({"freeze": True, "steps": 0, "weights": "none"}, "freeze trains a head on a body"),
+        ({"steps": 0}, "steps=0 trains nothing"),
     ],
 )
 def test_options_that_do_not_go_together_are_one_line(data, options: dict[str, Any], message: str) -> None:

@@ -124,9 +124,7 @@ def model_card(model: VisionModel, repo_id: str, run: Run | None = None) -> str:
     }
     if run is not None and (tests := run.records("test")):
         data = Path(str(run.config["data"])).name  # the folders above it may name a person
-        ran = run.records("epoch")  # a run may end before its last epoch
-        epochs = ran[-1]["epoch"] if ran else run.config["epochs"]
-        shown |= {"run": run, "data": data, "epochs": epochs, "result": tests[-1]}
+        shown |= {"run": run, "data": data, "epochs": run.epochs_done, "result": tests[-1]}
         if run.classifies:
             metadata["model-index"] = [{"name": shown["name"], "results": [_indexed(data, tests[-1])]}]
     environment = Environment(undefined=StrictUndefined, trim_blocks=True, keep_trailing_newline=True)

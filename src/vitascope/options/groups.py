@@ -236,8 +236,8 @@ class Optimization(OptionGroup):
 
     epochs: Annotated[MaybeInt, COUNT, SetsLength()] = 100
     """Passes over the training images. Default: that of the recipe, or by the number of images."""
-    steps: Annotated[MaybeInt, COUNT, SetsLength()] = None
-    """Optimizer steps, instead of --epochs."""
+    steps: Annotated[MaybeInt, AMOUNT, SetsLength()] = None
+    """Optimizer steps, instead of --epochs. With --freeze, 0 fits the head as `vitascope probe` does."""
     minutes: Annotated[MaybeFloat, Range(gt=0, lt=_MOST), SetsLength()] = None
     """Train for this many minutes, instead of --epochs: the measured speed sets the number of steps.
     The schedule ends when the time is over. The figures and the report come on top."""
@@ -279,9 +279,6 @@ class Optimization(OptionGroup):
     """Learning rate of each block divided by that of the next one; below 1, early layers change less."""
     freeze: Annotated[Flag, Classifies(False, "trains a head only, and pre-training has no head")] = False
     """Train the head alone, on a frozen body. `vitascope probe` fits a better head in less time."""
-    fit_head: Annotated[Flag, Classifies(False, "fits a head, and pre-training has none")] = False
-    """Start with the head that logistic regression finds on the features of --weights.
-    Cross-validation on the training images chooses its strength; see the recipe fitted-head."""
     lora: Annotated[
         MaybeInt, COUNT, Classifies(None, "adapts trained weights to classes, and pre-training has none")
     ] = None
@@ -322,6 +319,8 @@ class Optimization(OptionGroup):
         """Check the numbers, also against each other."""
         super().__post_init__()
         object.__setattr__(self, "lengths", _checked_lengths(self.lengths))
+        if self.steps == 0 and not self.freeze:
+            raise UserError("steps=0 trains nothing: set freeze, which then fits the head, or more steps")
         if self.freeze and self.lora is not None:
             raise UserError(
                 f"freeze trains the head alone, and lora={self.lora} the body too: leave out one of them"

@@ -157,7 +157,7 @@ class TrainConfig(Configuration):
     def replace(self, **options: Any) -> Self:
         """A copy with other options, checked as in the constructor; a new length replaces the old one."""
         lengths = traits(TrainConfig, SetsLength)
-        if any(options.get(name) for name in lengths):
+        if any(options.get(name) is not None for name in lengths):
             options = dict.fromkeys(lengths) | {"lengths": (), "validations": 0} | options
         return super().replace(**options)
 
@@ -310,12 +310,6 @@ RECIPES["lora"] = RECIPES["finetune"].replace(lora=8, lr=4e-3, lr_width=128, war
 # lowest validation loss chooses the epoch, as in `finetune`: a few dozen images hardly show that the last one
 # is worse (benchmarks/results/2026-11-28-few-images.md).
 RECIPES["small-finetune"] = SMALL.replace(lr=1e-3, keep="best")
-
-# vitascope train --data FOLDER --weights MODEL --recipe fitted-head
-# The head alone, as `vitascope probe` fits it. An epoch follows whose steps are too small to change it.
-RECIPES["fitted-head"] = RECIPES["finetune"].replace(
-    freeze=True, fit_head=True, epochs=1, lr=1e-6, layer_decay=1.0, ema=0.0, keep="last"
-)
 
 # The common options of the published recipes below. None names an image size: photographs are trained at
 # 224 pixels, as published, and small images, such as CIFAR's, at their own size. Cosine and linear

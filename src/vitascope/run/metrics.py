@@ -25,7 +25,7 @@ _NEEDED = {
 _TEXTS = {"kind", "split", "class", "pictures"}
 _LEAST = {
     **{"step": 0, "images": 1, "correct": 0, "noticed": 0, "area": 0, "unreadable": 0, "seconds": 0},
-    **{"epoch": math.ulp(0), "best_epoch": math.ulp(0)},  # more than 0
+    **{"epoch": 0, "best_epoch": math.ulp(0)},  # the latter more than 0
 }
 """The least value of the numbers that have one; `_LARGEST` is the largest of them."""
 _LARGEST = 1e15
@@ -65,6 +65,8 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 def _is_record(record: object) -> bool:
     """Whether a record has what its kind needs, and each value the type and the range of its name."""
     if not isinstance(record, dict) or not all(_fits(name, value) for name, value in record.items()):
+        return False
+    if record.get("epoch") == 0 and record.get("kind") != "kept":  # steps are divided by the others
         return False
     needed = {"kind", "step"} | _NEEDED.get(record.get("kind", ""), set())
     most = record.get("images", _LARGEST)

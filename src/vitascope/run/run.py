@@ -333,6 +333,7 @@ class Run:
         kinds: dict[str, Any] = {"task": _Task, "seed": Annotated[int, Range(ge=0, lt=2**63)]}
         kinds |= dict.fromkeys(traits(TrainConfig, NamesFile), str | None) | {"data": str}
         kinds |= dict.fromkeys(traits(TrainConfig, SetsLength), Annotated[float | None, Range(gt=0)])
+        kinds["steps"] = Annotated[int | None, Range(ge=0)]
         kinds["lengths"] = tuple[tuple[int, int], ...]
         kinds |= {name: Annotated[int | None, Range(ge=0, le=MAX_MEMBERS)] for name in ("folds", "fold")}
         for name in kinds.keys() & config.keys():
@@ -455,7 +456,7 @@ class Run:
         if config.get("epochs") is not None and not config.get("lengths"):
             return config["epochs"]
         if self.finished:
-            return self.epochs_done or None
+            return self.epochs_done or (0 if config.get("steps") == 0 else None)
         steps = config["lengths"][-1][1] if config.get("lengths") else config.get("steps")
         if steps is None or not epochs:
             return None

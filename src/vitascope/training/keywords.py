@@ -68,7 +68,6 @@ class ResumeKeywords(TypedDict, total=False):
     weight_decay: float
     layer_decay: float
     freeze: bool
-    fit_head: bool
     lora: int | None
     whiten: Literal["auto", "on", "off"]
     clip_grad: float

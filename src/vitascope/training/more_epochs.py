@@ -45,7 +45,11 @@ def lengthen(run: Run, config: TrainConfig, epochs: int) -> None:
     config.replace(epochs=epochs, steps=None, minutes=None)  # which checks the number
     kept = run.records("kept")[-1:]
     if not tests or not any(record["epoch"] == kept[0]["epoch"] for record in validations if kept):
-        raise UserError(f"{run.metrics_file} does not say how many epochs are done: restore it")
+        raise UserError(
+            f"{run.path}: its head is fitted, without epochs; train another run, with weights={run.path}"
+            if config.optimization.steps == 0
+            else f"{run.metrics_file} does not say how many epochs are done: restore it"
+        )
     done, per_epoch = tests[-1]["step"], round(validations[-1]["step"] / validations[-1]["epoch"])
     if epochs * per_epoch <= done:
         raise UserError(

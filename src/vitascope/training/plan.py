@@ -242,10 +242,13 @@ DECIDED = ("batch_size", "crop_scale", "shift", "randaugment", "erase")
 
 
 def _check_task(asked: TrainConfig, facts: Facts) -> None:
-    """Reject options of the other task, a loss of other labels, a head that is fitted to classes of other
-    weights, and a frozen body of random features."""
-    if asked.optimization.fit_head and asked.balance.balances:
-        raise UserError("fit_head counts all images alike: leave out fit_head, class_weights and sampling")
+    """Reject options of the other task, a loss of other labels, a fitted head with class weights, and a
+    frozen body of random features."""
+    if asked.optimization.steps == 0 and asked.balance.balances:
+        raise UserError(
+            "steps=0 fits a head that counts all images alike: leave out class_weights and sampling, or set "
+            "more steps"
+        )
     if asked.task == "masked":
         for name, trait in traits(type(asked), Classifies).items():
             if asked.option(name) != trait.off:
@@ -260,10 +263,6 @@ def _check_task(asked: TrainConfig, facts: Facts) -> None:
             raise UserError("freeze trains a head on a body, which must be trained already: set weights")
         if asked.optimization.lora is not None:
             raise UserError("lora adapts a body, which must be trained already: set weights")
-        if asked.optimization.fit_head:
-            raise UserError(
-                "fit_head needs the features of a body, which must be trained already: set weights"
-            )
 
 
 def _model(asked: TrainConfig, facts: Facts) -> tuple[ModelConfig, str | None]:

@@ -50,7 +50,9 @@ class Schedule:
     ) -> Schedule:
         """The schedule of recorded `lengths`, of `steps`, or of `epochs`; with `minutes`, of one step, until
         the speed is measured."""
-        steps = options.steps or (options.epochs or 0) * steps_per_epoch or 1
+        steps = options.steps
+        if steps is None:
+            steps = (options.epochs or 0) * steps_per_epoch or 1
         return cls(
             options,
             batch_size,

@@ -39,11 +39,13 @@ def select_weights(trainer: Trainer) -> Selection:
     """Decide by the option `keep`; saves the last weights if they are kept or have to be compared."""
     keep, best = trainer.config.optimization.keep, trainer.epoch_of(trainer.best_step)
     monitor = trainer.task.monitor
-    if keep == "best":
+    if keep == "best" and trainer.step:
         return Selection("best", best, f"they have {monitor.best_in_words(trainer.best_value)}")
     folder, epoch = trainer.run.checkpoints / "last", trainer.epoch_of(trainer.step)
     trainer.save_model(folder)
     distributed.by_first(lambda: None)  # until it is written
+    if not trainer.step:
+        return Selection("last", epoch, "no step follows the fit of the head")
     if keep == "last":
         return Selection("last", epoch, "they are the last ones, as asked for by keep=last")
     if trainer.best_step == trainer.step:

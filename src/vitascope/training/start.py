@@ -101,12 +101,15 @@ class Start:
     recipe: str | None
     """None leaves it to the options that are named."""
     reasons: tuple[str, ...]
+    fits_head: bool = False
+    """Whether only a head is fitted, which needs no step."""
 
     def of(self, asked: Mapping[str, Any]) -> dict[str, Any]:
         """The options of a run, with the choices in the place of `weights=auto`."""
-        done = {"bodies"} | ({"minutes"} if self.recipe == "fitted-head" else set())  # it needs no time
-        others = {name: value for name, value in asked.items() if name not in done}
-        return {**others, "weights": self.weights, "recipe": self.recipe or asked["recipe"]}
+        chosen = {"weights": self.weights, "bodies": (), "recipe": self.recipe or asked["recipe"]}
+        if self.fits_head:
+            chosen |= {"freeze": True, "steps": 0, "epochs": None, "minutes": None}
+        return {**asked, **chosen}
 
 
 def best_start(
@@ -196,22 +199,23 @@ def decide(
         reason = f"random weights: {images:,} images, and of the best body, {best.name}, {way}"
         return Start(weights=None, recipe="small-data", reasons=(reason,))
     time_for = "no limit of time" if math.isinf(most) else f"time for {most:,.0f} images, with repetitions"
+    recipe, fits_head = "finetune", False
     if fits and few and (known or best.share >= SOLVED):
         why = "the body knows all classes" if known else way
-        recipe, reason = "fitted-head", f"the head alone: {why}, and tuning on few images adds nothing then"
+        fits_head, reason = True, f"the head alone: {why}, and tuning on few images adds nothing then"
     elif fits and most < (least := TO_TUNE_SMALL if small else TO_ADAPT):
-        recipe, reason = "fitted-head", f"the head alone: {time_for}, and more needs {least:,}"
+        fits_head, reason = True, f"the head alone: {time_for}, and more needs {least:,}"
     elif is_vit and not small and (few or most < TO_TUNE):
         parameters = f"{best.config.num_parameters / 1e6:.1f} M parameters"
         why = "few images" if few else f"less than {TO_TUNE:,} images, with repetitions,"
         recipe, reason = "lora", f"LoRA: {why} for {parameters}; {time_for}"
     else:
-        recipe = "small-finetune" if small and images > FEW_TO_TUNE else "finetune"
+        recipe = "small-finetune" if small and images > FEW_TO_TUNE else recipe
         least = TO_TUNE_SMALL if small else TO_TUNE
         reason = f"the whole body is tuned, by {recipe}: {time_for}, and it needs {least:,}"
     alone = "not the head alone, whose fit counts all images alike and needs two of every class"
     reasons = (f"not random weights: {against}", *(() if fits else (alone,)), reason)
-    return Start(weights=best.name, recipe=recipe, reasons=reasons)
+    return Start(weights=best.name, recipe=recipe, reasons=reasons, fits_head=fits_head)
 
 
 def fitted_head(model: VisionModel, images: ImageSet, options: TrainConfig) -> tuple[Floats, Floats]:

@@ -530,7 +530,7 @@ def _start_of(asked: Mapping[str, Any], splits: Splits, device: torch.device, st
     config = configuration(asked)
     chosen, teacher = config.optimization, config.distillation.teacher
     named = asked["recipe"] is not None or teacher is not None or "optimization" in asked
-    named = named or chosen.freeze or chosen.fit_head or chosen.lora is not None
+    named = named or chosen.freeze or chosen.lora is not None
     return best_start(config, splits.train, _given(splits), named=named, device=str(device), began=started)
 
 
@@ -594,7 +594,7 @@ def _skip_missing(run: Run, config: TrainConfig) -> TrainConfig:
     record, options = run.split_record(), config.optimization
     if not run.skip_missing():
         return config
-    if options.lengths or options.batch_size is None or (options.epochs is None and options.steps is None):
+    if options.lengths or options.batch_size is None or not (options.epochs or options.steps):
         return config
     per_epoch = math.ceil(len(record.parts["train"].names) / options.batch_size)
     lengths = Schedule.of(options, options.batch_size, per_epoch).lengths
@@ -648,7 +648,7 @@ def build_trainer(run: Run, opened: Opened, device: torch.device) -> Trainer:
     without_tf32(device)
     plan, splits = opened.plan, opened.splits
     model = start_model(opened).to(device)
-    if plan.options.optimization.fit_head:
+    if plan.options.optimization.steps == 0:
         from vitascope.training.start import fitted_head  # scipy delays the start of training
 
         set_head(model, *distributed.by_first(lambda: fitted_head(model, splits.train, plan.options)))
