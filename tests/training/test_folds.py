@@ -117,9 +117,7 @@ def test_a_stopped_training_goes_on_to_the_same_model(
         resume(tmp_path / "run", epochs=9)
 
 
-def test_a_run_that_was_killed_before_its_figures_is_drawn_when_resumed(
-    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_that_was_killed_before_its_figures_is_drawn_when_resumed(photos: Path, tmp_path: Path) -> None:
     drawn: list[str] = []
 
     def killed(run: Run, **_: object) -> Path:
@@ -130,7 +128,7 @@ def test_a_run_that_was_killed_before_its_figures_is_drawn_when_resumed(
         run.report.touch()
         return run.report
 
-    with undrawn():
+    with undrawn(), pytest.MonkeyPatch.context() as monkeypatch:  # undone before `undrawn` is
         monkeypatch.setattr(write, "write_report", killed)
         with pytest.raises(KeyboardInterrupt):
             train(tiny_config(photos, run=str(tmp_path / "run"), folds=3, epochs=1))
