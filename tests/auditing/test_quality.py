@@ -77,7 +77,8 @@ def test_findings_name_what_was_measured(usual: Looks, tmp_path: Path) -> None:
             encoded(FAULTS["empty"](scene(1))),
         ),
     ]
-    findings = quality_findings(look_at(sources))
+    looks = look_at(sources)
+    findings = quality_findings(looks, quality_scores(looks[looks["width"] > 0]))
     assert [(one.image, one.issue, one.drop) for one in sorted(findings, key=lambda one: one.image or 0)] == [
         (60, "unreadable", False),
         (61, "unreadable", True),

@@ -45,7 +45,7 @@ from vitascope.predict.result_formats import csv_text
 from vitascope.probing.classifiers import Features
 from vitascope.probing.label_errors import Probabilities, self_confidence
 from vitascope.run.run import Run
-from vitascope.storage import check_new_folder, explaining_failure, make_folder, replacing
+from vitascope.storage import check_new_folder, explaining_failure, new_folder, replacing
 from vitascope.weights.loading import from_pretrained
 
 BODY = "cifar10"
@@ -191,12 +191,8 @@ def audit(
         if reasons := [reason for each in embeddings for reason in each.unreadable]:
             raise UserError(f"{reasons[0]}; it was readable before: repair or remove the image")
         features = [each.features for each in embeddings]
-        findings, near = quality_findings(looks), near_duplicates(looks[readable], features[0])
-        scores = {"label": np.full(len(looks), np.nan), "off-topic": np.full(len(looks), np.nan)}
-        scores["off-topic"][readable] = off_topic_scores(features[0])
-        for issue, values in quality_scores(looks[readable]).items():
-            scores[issue] = np.ones(len(looks)) if issue == "unreadable" else np.full(len(looks), np.nan)
-            scores[issue][readable] = values
+        quality, foreign = quality_scores(looks[readable]), off_topic_scores(features[0])
+        findings, near = quality_findings(looks, quality), near_duplicates(looks[readable], features[0])
         experiments = planted.pictures_noticed(
             some.sources,
             looks[readable],
@@ -207,7 +203,8 @@ def audit(
             seed=seed,
         )
         labels = None if some.targets is None else list(map("; ".join, some.targets.names()))
-        more = duplicates(some.contents, near, parts_of_some.tolist(), labels) + off_topic(features[0])
+        more = duplicates(some.contents, near, parts_of_some.tolist(), labels) + off_topic(foreign)
+        wrong = np.full(len(readable), np.nan)
         if some.targets is None:
             notes.append("without labels there is no check of labels, shortcuts and groups")
         else:
@@ -215,7 +212,6 @@ def audit(
             of_labels, planted_labels, probabilities, wrong = _of_labels(
                 some, features, groups_of_some, notes, seed
             )
-            scores["label"][readable] = wrong
             folders = _folders(paths, images.class_names)[readable]
             more += of_labels + confusable_names(some.targets, probabilities)
             more += shortcuts(looks[readable], some.targets, folders, some.groups)
@@ -239,8 +235,12 @@ def audit(
             scores=(folder / "images.csv", *[folder / "classes.csv"] * (images.targets is not None)),
             seconds=time.monotonic() - began,
         )
-        make_folder(folder)
-        with explaining_failure(folder, "the audit", "make room, then run the same command again"):
+        judged: dict[Issue, Scores] = {"label": wrong, "off-topic": foreign, **quality}
+        scores = {issue: np.full(len(looks), float(issue == "unreadable") or np.nan) for issue in judged}
+        for issue, values in judged.items():
+            scores[issue][readable] = values
+        advice = "make room, then run the same command again"
+        with new_folder(folder), explaining_failure(folder, "the audit", advice):
             _write_csv(found.csv, [COLUMNS, *found.rows()])
             for file, rows in zip(found.scores, _tables(found, images, parts, scores), strict=False):
                 _write_csv(file, rows)
@@ -277,7 +277,7 @@ def _write_csv(path: Path, rows: Iterable[Sequence[str]]) -> None:
 
 
 def _tables(
-    found: AuditResult, images: ImageSet, parts: Texts, scores: Mapping[str, Scores]
+    found: AuditResult, images: ImageSet, parts: Texts, scores: Mapping[Issue, Scores]
 ) -> Iterator[list[Sequence[str]]]:
     """The scores of each image by every check, from 0 to 1, the highest the worst; empty where it did not
     judge. And of each class its images, the labels that are listed, and the means of these scores."""

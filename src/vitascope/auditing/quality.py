@@ -78,16 +78,17 @@ def quality_scores(looks: Looks, usual: Looks | None = None) -> dict[Issue, Floa
     return {**scores, "unreadable": misnamed, "shape": np.max(shapes, axis=0)}
 
 
-def quality_findings(looks: Looks) -> list[Finding]:
-    """A finding for each picture and issue with a score of at least 0.5; at least one can be read."""
+def quality_findings(looks: Looks, scores: Mapping[Issue, Floats]) -> list[Finding]:
+    """A finding for each picture that cannot be read, and for each issue of another with a score of at least
+    0.5. `scores` are from `quality_scores`, of those that can be read: at least one."""
     unreadable, readable = np.flatnonzero(looks["width"] == 0), np.flatnonzero(looks["width"])
     findings = [
         Finding("unreadable", 1.0, looks["reason"][image], image, drop=True) for image in unreadable.tolist()
     ]
     numbers = ("brightest", "darkest", "sharpness", "width", "height")
     usual = {name: np.median(looks[name][readable]) for name in numbers}
-    for issue, scores in quality_scores(looks[readable]).items():
-        for score, image in zip(scores.tolist(), readable.tolist(), strict=True):
+    for issue, values in scores.items():
+        for score, image in zip(values.tolist(), readable.tolist(), strict=True):
             if score >= LISTED:
                 detail = _DETAILS[issue].format(look=looks[image], usual=usual)
                 findings.append(Finding(issue, score, detail, image, drop=issue == "empty"))

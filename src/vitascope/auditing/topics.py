@@ -34,9 +34,8 @@ def off_topic_scores(features: Features) -> Floats:
     return np.asarray(expit((logs - median) / max(usual - median, 1e-3) - LISTED))
 
 
-def off_topic(features: Features) -> list[Finding]:
-    """The images that are unlike the others; `features` (N, D) are finite."""
-    scores = off_topic_scores(features)
+def off_topic(scores: Floats) -> list[Finding]:
+    """The images that are unlike the others, by `off_topic_scores`, (N,)."""
     return [
         Finding("off-topic", float(scores[image]), "its features are far from those of the others", image)
         for image in np.flatnonzero(scores >= 0.5).tolist()
