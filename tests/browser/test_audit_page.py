@@ -109,6 +109,20 @@ def test_image_has_its_decision_wherever_it_is_shown(visit: Visit) -> None:
     assert visit.page.locator("#label [aria-pressed=true]").all_text_contents() == ["Drop"]
 
 
+def test_suggestions_are_accepted_from_a_score_and_taken_back_at_once(
+    visit: Visit, download: Callable[[], Any]
+) -> None:
+    for section in ("near-duplicate", "label"):
+        visit.page.locator(f"#{section} .accept button").click()
+    assert visit.text("#decided") == "2 decided: keep 0, drop 1, relabel 1"
+    visit.press("u")
+    assert download() == {"cat/000.png": ("drop", "")}
+    visit.page.locator("#undo").click()
+    visit.page.locator("#label .accept input").fill("0.95")
+    visit.page.locator("#label .accept button").click()
+    assert visit.text("#decided").startswith("0 decided")
+
+
 def test_browser_that_stores_nothing_is_mentioned(visit: Visit, download: Callable[[], Any]) -> None:
     visit.page.evaluate("() => { Storage.prototype.setItem = () => { throw new Error('full') } }")
     visit.press("n", "k")

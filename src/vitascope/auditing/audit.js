@@ -62,17 +62,17 @@ function acceptAll(section) { // undecided suggestions, which one undo takes bac
   const before = steps.length;
   for (const element of section.querySelectorAll("[data-score]")) {
     const { suggested, score } = element.dataset;
-    if (decisionOn(element) || Number(score) < least) continue;
-    decide(element, suggested ? "relabel" : "drop", suggested);
+    if (!decisionOn(element) && Number(score) >= least) decide(element, suggested ? "relabel" : "drop", suggested);
   }
-  if (steps.length > before) steps.at(-1)[2] = steps.length - before;
+  if (steps.length === before) return;
+  steps.at(-1)[2] = steps.length - before;
+  go(steps[before][0]);
 }
 
 function enter(element) { // only the current image and its buttons are reached by Tab
   if (element !== current) document.getElementById("field")?.remove();
-  for (const [each, index] of [[current, -1], [element, 0]]) {
+  for (const [each, index] of [[current, -1], [element, 0]])
     for (const part of [each, ...each.querySelectorAll("button")]) part.tabIndex = index;
-  }
   current = element;
 }
 
