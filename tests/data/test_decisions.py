@@ -255,10 +255,14 @@ def test_changes_are_counted_by_part_and_said_beside_the_part(tmp_path: Path) ->
         write_tree(data / part, {"cat": 4, "dog": 4})
     decided = [row(data, f"train/cat/00{number}.png", "drop") for number in range(2)]
     decided += [row(data, "test/cat/000.png", "drop"), row(data, "test/dog/001.png", "relabel", "cat")]
-    (note,) = read_data(str(data), TableOptions(audit=write(tmp_path, decided))).notes
-    assert note == "audit: 3 images left out, 1 relabelled (train 2 and 0, test 1 and 1)"
-    assert decided_in([note], "test") == note
-    assert decided_in([note], "val") == decided_in([], "test") == ""
+    notes = read_data(str(data), TableOptions(audit=write(tmp_path, decided))).notes
+    assert notes == (
+        "audit, train: 2 images left out, 0 relabelled",
+        "audit, test: 1 image left out, 1 relabelled",
+        "audit: 3 images left out, 1 relabelled",
+    )
+    assert decided_in(notes, "test") == notes[1]
+    assert decided_in(notes, "val") == decided_in([], "test") == ""
 
 
 def test_rows_without_a_decision_decide_nothing(photos: Path) -> None:

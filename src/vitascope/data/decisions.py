@@ -29,7 +29,6 @@ SEPARATOR = ";"
 Decision: TypeAlias = tuple[str, str]
 """One of `CHOICES`, and the new label of `relabel`."""
 _CLASSES = 8  # that a message names
-_NOTE = "audit: "
 
 
 def decided_names(
@@ -53,9 +52,16 @@ def decided_names(
 
 def decided_in(notes: Sequence[str], part: str) -> str:
     """The note of data whose decisions have changed a part, such as "test"; empty for other data."""
-    return next(
-        (note for note in notes if note.startswith(_NOTE) and f"{part} " in note.partition("(")[2]), ""
-    )
+    return next((note for note in notes if note.startswith(f"audit, {part}: ")), "")
+
+
+def _changes(dropped: int, relabelled: int) -> str:
+    return f"{counted(dropped, 'image')} left out, {relabelled:,} relabelled"
+
+
+def _unescaped(text: str) -> str:
+    """A cell without the apostrophe that `csv_text` puts before what a spreadsheet would compute."""
+    return text[1:] if text[:1] == "'" and text[1:2] in ("=", "+", "-", "@") else text
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,24 +94,23 @@ class Decisions:
         rows = zip(*(table.columns[name] for name in COLUMNS), strict=True)
         for number, (image, content, choice, label) in enumerate(rows, 1):
             row = f"{path}, row {number:,}, {image}"
-            choice, label = choice.strip().lower(), label.strip()
+            choice, label = choice.strip().lower(), _unescaped(label.strip())
             if not choice:
                 continue
-            if image[:1] == "'" and image[1:2] in ("=", "+", "-", "@"):
-                image = image[1:]  # as a table for spreadsheets has it
             check_choice(f"decision in {row}:", choice, CHOICES)
             if choice == "relabel" and not label:
                 raise UserError(f"{row}: relabel without a label")
             decision = (choice, label if choice == "relabel" else "")
-            before = by_image.setdefault((canonical(image), content.strip()), decision)
+            before = by_image.setdefault((canonical(_unescaped(image)), content.strip()), decision)
             if before != decision:
                 both = " and ".join(" ".join(each).strip() for each in (before, decision))
                 raise UserError(f"{row}: two decisions on this image, {both}")
         return cls(path, by_image)
 
     def applied(self, inventory: Inventory) -> Inventory:
-        """The data as if the files of dropped images were deleted, and those of relabelled ones moved; a note
-        counts both. Of an image that has another content now, the decision does not count.
+        """The data as if the files of dropped images were deleted, and those of relabelled ones moved; notes
+        count both, in each part and then in all. Of an image that has another content now, the decision does
+        not count.
 
         Raises:
             UserError: none of the images is there; no image of a split is left; an unknown class.
@@ -116,10 +121,10 @@ class Decisions:
         names = decided_names(sources, inventory.root, contents)
         keys = list(zip(names, map(bytes.decode, contents.tolist()), strict=True))
         counts = Counter(self.by_image[key][0] for key in keys if key in self.by_image)
-        by_part = Counter[tuple[str, str]]()
-        parts = (images.name for images in identified for _ in range(len(images)))
-        for key, part in zip(keys, parts, strict=True):
-            by_part[part, self.by_image.get(key, ("", ""))[0]] += 1
+        parts = [images.name for images in identified for _ in range(len(images))]
+        by_part = Counter(
+            (part, self.by_image.get(key, ("",))[0]) for part, key in zip(parts, keys, strict=True)
+        )
         if self.by_image and not counts:
             of = counted(len(self.by_image), "image")
             raise UserError(f"{self.path}: decisions for other data: of {of}, none is there with its content")
@@ -129,17 +134,16 @@ class Decisions:
         left = {images.name for images in sets if len(images)}
         if lost := [images.name for images in inventory.sets if len(images) and images.name not in left]:
             raise UserError(f"{self.path}: drops all images of {lost[0]}; keep some of them")
-        note = f"{_NOTE}{counted(counts['drop'], 'image')} left out, {counts['relabel']:,} relabelled"
-        by_name = {
-            name: (by_part[name, "drop"], by_part[name, "relabel"]) for name in ("train", "val", "test")
-        }
-        if changed := [f"{name} {a:,} and {b:,}" for name, (a, b) in by_name.items() if a + b]:
-            note += f" ({', '.join(changed)})"
+        changes = [
+            (part, by_part[part, "drop"], by_part[part, "relabel"]) for part in ("train", "val", "test")
+        ]
+        of_parts = [f"audit, {part}: {_changes(*numbers)}" for part, *numbers in changes if any(numbers)]
+        note = f"audit: {_changes(counts['drop'], counts['relabel'])}"
         if absent := len(self.by_image) - counts.total():
             note += f"; {counted(absent, 'decision')} on images that are missing or changed"
         if gone := sorted({*known}.difference(*(images.class_names for images in sets))):
             note += f"; no image is left of {listed(gone, _CLASSES)}"
-        return dataclasses.replace(inventory, sets=tuple(sets), notes=(*inventory.notes, note))
+        return dataclasses.replace(inventory, sets=tuple(sets), notes=(*inventory.notes, *of_parts, note))
 
     def settle(self, names: Sequence[str], contents: npt.NDArray[np.bytes_]) -> npt.NDArray[np.bool_]:
         """Whether a person has looked at each of N images and kept or relabelled it, (N,); `names` are

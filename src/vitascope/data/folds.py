@@ -16,6 +16,7 @@ from vitascope.data.splits import (
     Splits,
     bound_sets,
     check_class_sizes,
+    counts_by_set,
     divided_groups,
     stratified_split,
 )
@@ -132,9 +133,7 @@ def _dealt(
         generator: of the order.
     """
     sizes = np.bincount(sets)  # (G,)
-    counts = np.zeros((len(sizes), labels.shape[1] + 1), dtype=np.int64)  # (G, K + 1), the last of all images
-    np.add.at(counts[:, :-1], sets, labels)
-    counts[:, -1] = sizes
+    counts = np.column_stack([counts_by_set(labels, sets), sizes])  # (G, K + 1), the last of all images
     totals, in_several = counts.sum(axis=0), (counts > 0).sum(axis=0) > 1
     rarest = np.where(counts > 0, totals, len(labels) + 1).min(axis=1)  # (G,)
     order = np.lexsort((generator.permutation(len(sizes)), -sizes, rarest))

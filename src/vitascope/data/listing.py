@@ -6,6 +6,7 @@ import logging
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -144,8 +145,9 @@ def _below(
             continue
         if found not in entered:
             yield from _below(entry.path, entered | {found}, failed, skipped, as_paths)
-            if suffix_of(entry.name) in IMAGE_SUFFIXES and not os.listdir(entry.path):
-                yield entry
+            with suppress(OSError):  # `failed` has been called with it
+                if suffix_of(entry.name) in IMAGE_SUFFIXES and not os.listdir(entry.path):
+                    yield entry
 
 
 def _leads_to(is_kind: Callable[[], bool]) -> bool:

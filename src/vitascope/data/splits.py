@@ -361,7 +361,7 @@ def _bound_share(
     if taken.any() or every_class or not sets.any():
         return taken
     # All sets are too large for the share: the smallest of those that take the fewest classes whole.
-    sizes, counts = np.bincount(sets), _counts_by_set(labels, sets)
+    sizes, counts = np.bincount(sets), counts_by_set(labels, sets)
     completed = ((counts > 0) & (counts == counts.sum(axis=0))).sum(axis=1)
     return sets == np.lexsort((sizes, completed))[0]
 
@@ -469,7 +469,7 @@ def bound_sets(*keys: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     return found
 
 
-def _counts_by_set(labels: npt.NDArray[np.bool_], sets: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+def counts_by_set(labels: npt.NDArray[np.bool_], sets: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     """The number of images of each class, of labels (N, K), in each of the G sets (N,): (G, K)."""
     counts = np.zeros((int(sets.max()) + 1, labels.shape[1]), dtype=np.int64)
     np.add.at(counts, sets, labels)
@@ -501,7 +501,7 @@ def draw_share(
             that takes no class whole.
     """
     sizes = np.bincount(sets)  # (G,)
-    counts = _counts_by_set(labels, sets)  # (G, K)
+    counts = counts_by_set(labels, sets)  # (G, K)
     totals = counts.sum(axis=0)
     wanted, whole = share * totals, share * len(labels)
     rarest = np.where(counts > 0, totals, len(labels) + 1).min(axis=1, initial=len(labels) + 1)  # (G,)
