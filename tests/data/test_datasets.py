@@ -176,9 +176,7 @@ def test_a_class_folder_without_images_is_named_if_one_class_is_left(tmp_path: P
 # --- errors
 
 
-def test_names_are_suggested_for_a_name_alone_and_other_files_are_rejected(
-    tmp_path: Path,
-) -> None:
+def test_names_are_suggested_for_a_name_alone_and_other_files_are_rejected(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"digit: no such folder; nearest: digits$"):
         open_data("digit")
     with pytest.raises(UserError, match=r"/digit: no such folder; give digits, "):
@@ -257,9 +255,7 @@ def test_a_class_too_small_to_split_is_rejected_with_its_size(
 # --- for evaluation
 
 
-def test_evaluation_prefers_test_then_val_and_has_the_classes_of_the_model(
-    tmp_path: Path,
-) -> None:
+def test_evaluation_prefers_test_then_val_and_has_the_classes_of_the_model(tmp_path: Path) -> None:
     write_tree(tmp_path / "val", {"cat": 2, "dog": 2})
     found = open_for_evaluation(str(tmp_path), ("zebra", "dog", "horse", "cat"))
     assert found.class_names == ("zebra", "dog", "horse", "cat")

@@ -97,7 +97,7 @@ def test_few_images_have_no_temperature_and_out_of_fold_answers_have_one() -> No
     targets = ClassIndices(np.arange(64) % 8 // 7, ("right", "wrong"))
     logits = np.log(np.tile([0.54, 0.46], (64, 1)))
     few, found = Temperature.of(targets, logits), Temperature.of(targets, logits, out_of_fold=True)
-    assert str(few).startswith("temperature 1: another one needs 100 images, or out-of-fold answers")
+    assert str(few).startswith("temperature 1: fitting one needs 100 validation images, or out-of-fold ans")
     assert "from 64 out-of-fold answers" in str(found)
     sure = sharpened(np.exp(logits), 1 / found.values, exclusive=True)[0, 0]
     assert 0.65 < sure < 0.875
@@ -145,8 +145,8 @@ def test_overconfident_answers_get_their_temperature() -> None:
         (9 * np.eye(3)[np.arange(120) % 3], np.arange(120) % 3, "may be chance"),  # all are right
         (np.zeros((120, 3)), np.arange(120) % 3, "may be chance"),
         (1.1 * TRUE[:100], drawn(TRUE).labels[:100], "may be chance"),
-        (3 * TRUE[:99], drawn(TRUE).labels[:99], "needs 100 images"),
-        (np.zeros((0, 3)), np.zeros(0, np.int64), "needs 100 images"),
+        (3 * TRUE[:99], drawn(TRUE).labels[:99], "needs 100 validation images"),
+        (np.zeros((0, 3)), np.zeros(0, np.int64), "needs 100 validation images"),
     ],
 )
 def test_images_that_cannot_tell_leave_the_temperature_at_1(logits, labels, reason: str) -> None:

@@ -149,7 +149,7 @@ class Temperature:
         """
         wide, N = _of_known(targets, logits.astype(np.float64)), len(targets)
         if N < FEWEST and not out_of_fold:
-            reason = f"another one needs {FEWEST} images, or out-of-fold answers, as folds have"
+            reason = f"fitting one needs {FEWEST} validation images, or out-of-fold answers, as folds have"
             return cls(np.ones(wide.shape[1]), N, reason)
         members, exclusive = targets.members, targets.exclusive
         factor, reason = _factor(members, wide, exclusive)

@@ -51,14 +51,7 @@ from vitascope.probing.classifiers import Floats
 from vitascope.probing.curve import LearningCurve, learning_curve
 from vitascope.probing.head import headed, representations, with_head
 from vitascope.probing.page import write_page
-from vitascope.probing.selection import (
-    SCORES_HEAD,
-    Candidate,
-    ProbeScore,
-    ProbeSelection,
-    in_words,
-    select,
-)
+from vitascope.probing.selection import SCORES_HEAD, Candidate, ProbeScore, ProbeSelection, in_words, select
 from vitascope.report.write import write_report
 from vitascope.run.label_measures import best_thresholds
 from vitascope.run.run import Run, lasting_path, new_run
@@ -335,12 +328,7 @@ def _compared(bodies: Sequence[Body], splits: Splits, compute: Compute, *, seed:
     tested = readable[~fits] - len(train)
     known, measured = train.subset("train", readable[fits]), test.subset(test.name, tested)
     division = division_of(known)
-    selection = select(
-        candidates,
-        division,
-        measured.truth,
-        seed=seed,
-    )
+    selection = select(candidates, division, measured.truth, seed=seed)
     best, linear = selection.best, selection.linear
     body, head = next(
         own for own, candidate in zip(heads, candidates, strict=True) if candidate is linear.candidate

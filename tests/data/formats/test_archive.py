@@ -21,13 +21,7 @@ import pytest
 from tests.data import write_tar, write_tree
 from vitascope.data.datasets import class_counts, open_data, open_for_evaluation
 from vitascope.data.formats import archive
-from vitascope.data.formats.archive import (
-    Archive,
-    archive_errors,
-    open_plain_tar,
-    tar_members,
-    unpack,
-)
+from vitascope.data.formats.archive import Archive, archive_errors, open_plain_tar, tar_members, unpack
 from vitascope.errors import UserError
 
 MODES = {".tar": "w", ".tar.gz": "w:gz", ".tgz": "w:gz", ".tar.bz2": "w:bz2", ".tar.xz": "w:xz", ".zip": ""}

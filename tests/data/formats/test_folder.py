@@ -8,13 +8,7 @@ import pytest
 
 from tests.data import write_picture, write_tree
 from vitascope.data.all_images import AllImages, all_images
-from vitascope.data.datasets import (
-    class_counts,
-    described,
-    open_data,
-    read_data,
-    stream_of_folder,
-)
+from vitascope.data.datasets import class_counts, described, open_data, read_data, stream_of_folder
 from vitascope.data.formats import folder as module
 from vitascope.data.formats.folder import OUTSIDE, FolderStream, classes_in_names, split_of
 from vitascope.errors import UserError

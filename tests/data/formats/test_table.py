@@ -14,13 +14,7 @@ import numpy as np
 import pytest
 
 from tests.data import write_picture, write_tree
-from vitascope.data.datasets import (
-    class_counts,
-    described,
-    open_data,
-    open_pictures,
-    read_data,
-)
+from vitascope.data.datasets import class_counts, described, open_data, open_pictures, read_data
 from vitascope.data.pack import pack
 from vitascope.data.split_record import record_of, restore
 from vitascope.data.splits import ImageSet, Splits
