@@ -249,13 +249,16 @@ def test_picture_saved_again_has_another_content(photos: Path) -> None:
     assert counts(photos, write(photos.parent, rows)) == {"cat": 8, "dog": 8}
 
 
-def test_changes_are_counted_by_part_and_said_beside_the_part(tmp_path: Path) -> None:
+def test_changes_are_counted_by_part_and_said_beside_the_result_of_the_part(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     data = tmp_path / "photos"
     for part in ("train", "test"):
         write_tree(data / part, {"cat": 4, "dog": 4})
     decided = [row(data, f"train/cat/00{number}.png", "drop") for number in range(2)]
     decided += [row(data, "test/cat/000.png", "drop"), row(data, "test/dog/001.png", "relabel", "cat")]
-    notes = read_data(str(data), TableOptions(audit=write(tmp_path, decided))).notes
+    audit = write(tmp_path, decided)
+    notes = read_data(str(data), TableOptions(audit=audit)).notes
     assert notes == (
         "audit, train: 2 images left out, 0 relabelled",
         "audit, test: 1 image left out, 1 relabelled",
@@ -263,6 +266,10 @@ def test_changes_are_counted_by_part_and_said_beside_the_part(tmp_path: Path) ->
     )
     assert decided_in(notes, "test") == notes[1]
     assert decided_in(notes, "val") == decided_in([], "test") == ""
+    with undrawn():
+        run = str(tmp_path / "r")
+        assert main(["train", "--data", str(data), "--audit", audit, "--run", run, *SHAPE, *SHORT]) == 0
+    assert f"after decisions: {notes[1]}\n" in capsys.readouterr().out
 
 
 def test_rows_without_a_decision_decide_nothing(photos: Path) -> None:

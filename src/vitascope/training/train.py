@@ -752,7 +752,7 @@ def _finish(trainer: Trainer) -> TrainResult | PretrainResult:
         novelties = trainer.task.calibrate(finished)
         tested = trainer.task.test(finished)
         if note := decided_in(trainer.splits.notes, final.name):
-            distributed.print_first(f"       of the {final.noun} after decisions, {note}")
+            distributed.print_first(f"       after decisions: {note}")
         if (
             config.task == "classify"
             and config.data == "digits"
