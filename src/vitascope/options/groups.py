@@ -239,7 +239,7 @@ class Optimization(OptionGroup):
     steps: Annotated[MaybeInt, AMOUNT, SetsLength()] = None
     """Optimizer steps, instead of --epochs. With --freeze, 0 fits the head as `vitascope probe` does."""
     minutes: Annotated[MaybeFloat, Range(gt=0, lt=_MOST), SetsLength()] = None
-    """Train for this many minutes, instead of --epochs: the measured speed sets the number of steps.
+    """Train for so many minutes, in place of --epochs: the measured speed sets the steps.
     The schedule ends when the time is over. The figures and the report come on top."""
     progressive: Annotated[
         float,
@@ -367,7 +367,7 @@ class AugmentationOptions(OptionGroup):
     """Largest random rotation, degrees."""
     color_jitter: Annotated[float, AMOUNT] = 0.2
     """Largest random change of brightness, contrast and saturation, as a share."""
-    three_augment: Flag = False
+    three_augment: bool = False
     """3-Augment: greyscale, solarization or Gaussian blur for each image (Touvron et al. 2022)."""
     randaugment: Annotated[ByImagesInt, AMOUNT] = 0
     """RandAugment: operations per image (Cubuk et al. 2020)."""

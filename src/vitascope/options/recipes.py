@@ -75,9 +75,9 @@ class TrainConfig(Configuration):
     ] = ()
     """Models that `--weights auto` compares beside cifar10, those in the hub's cache and two of the hub."""
     seed: Annotated[int, SEED] = 0
-    """Seed of the validation split, the initialization, the order and the augmentation."""
+    """Seed of the split, the initialization, the order and the augmentation."""
     folds: Annotated[MaybeInt, Range(ge=2, le=MAX_MEMBERS), Classifies(None)] = None
-    """Parts of the images: for each, a model is trained on the others and tested on it.
+    """Parts of the images, each tested by a model that is trained on the others.
     So every image is predicted by a model that has not seen it; the result is their ensemble.
     The parts are those of a table's column `fold`, else equal shares of each class.
     --minutes are those of all trainings together. Default: one training."""
