@@ -239,6 +239,9 @@ class Serve:
     SIGTERM or Ctrl-C stops it after all accepted requests are answered.
     """
 
+    FIRST = ("models", "beside", "host", "port", "workers", "token_file", "device")
+    """The options of the short help."""
+
     models: tyro.conf.Positional[
         Annotated[tuple[str, ...], tyro.conf.arg(metavar="[MODEL | NAME=MODEL ...]")]
     ] = (DEFAULT,)

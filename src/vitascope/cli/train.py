@@ -111,7 +111,7 @@ class Pretrain(RunCommand):
     RECIPE = "masked"
     FIRST = (
         *("data", "run", "weights", "recipe", "resume", "minutes", "epochs", "target"),
-        *("model", "image_size", "batch_size", "lr", "seed", "device"),
+        *("model", "image_size", "batch_size", "lr", "device"),
     )
     """The options of the short help."""
 

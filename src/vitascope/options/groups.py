@@ -239,7 +239,7 @@ class Optimization(OptionGroup):
     steps: Annotated[MaybeInt, AMOUNT, SetsLength()] = None
     """Optimizer steps, instead of --epochs. With --freeze, 0 fits the head as `vitascope probe` does."""
     minutes: Annotated[MaybeFloat, Range(gt=0, lt=_MOST), SetsLength()] = None
-    """Train for so many minutes, in place of --epochs: the measured speed sets the steps.
+    """Train for so many minutes, in place of --epochs. The measured speed sets the steps.
     The schedule ends when the time is over. The figures and the report come on top."""
     progressive: Annotated[
         float,
