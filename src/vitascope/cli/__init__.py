@@ -132,7 +132,7 @@ def overview() -> str:
         "model that comes with vitascope. DATA is a folder of images, `digits`,\n"
         "`cifar10` or another known name, an archive, shards, or a hub id. Both may be\n"
         "URLs of a store, such as s3://bucket/photos (docs/scale.md).\n"
-        "`vitascope COMMAND --help` lists the main options of a command, `--help-all` all;\n"
+        "`vitascope COMMAND --help` lists the main options of a command, and\n`--help-all` all of them; "
         "`vitascope --version` prints the version."
     )
     return "\n".join(lines)
