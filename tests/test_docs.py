@@ -1,10 +1,8 @@
 """Every command and snippet of the README and the docs is run, in the order in which a reader meets them."""
 
-import ast
 import asyncio
 import dataclasses
 import functools
-import inspect
 import json
 import os
 import re
@@ -36,7 +34,7 @@ from tests.trackers import install
 from tests.training import undrawn
 from vitascope.cache import cache_folder
 from vitascope.cli import main
-from vitascope.cli.parsing import parse
+from vitascope.cli.parsing import documentation, parse
 from vitascope.cli.ship import Export, Serve
 from vitascope.data import datasets, listing, loading, pack, reading, splits, table_options
 from vitascope.data.formats import archive, folder, hub, published, shards
@@ -465,12 +463,7 @@ def test_modules_of_timm_in_the_readme_are_those_of_the_page_of_checkpoints() ->
 
 def augmentation_table() -> str:
     """Every option of augmentation with its own words, and its value in three recipes."""
-    (body,) = ast.parse(inspect.getsource(AugmentationOptions)).body
-    assert isinstance(body, ast.ClassDef)
-    said = {}
-    for field, words in zip(body.body, body.body[1:], strict=False):
-        if isinstance(field, ast.AnnAssign) and isinstance(words, ast.Expr):
-            said[ast.unparse(field.target)] = ast.literal_eval(words.value).removesuffix(".")
+    said = {name: text.splitlines()[0].removesuffix(".") for name, text in documentation(AugmentationOptions)}
     assert list(said) == [field.name for field in dataclasses.fields(AugmentationOptions)]
     recipes = ("base", "small-data", "digits")
     lines = [f"| option | what | {' | '.join(f'`{name}`' for name in recipes)} |", "|---|---|--:|--:|--:|"]
