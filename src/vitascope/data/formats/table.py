@@ -161,7 +161,7 @@ def _note(file: TableFile, roles: Roles, labels: Labels | None) -> str:
     return f"columns: {', '.join(used)}" + (f"; unused: {listed(unused, LISTED)}" if unused else "")
 
 
-class Row(NamedTuple):
+class LabelledRow(NamedTuple):
     """One image of a table."""
 
     path: str
@@ -175,7 +175,9 @@ class Row(NamedTuple):
     """The classes of which it is not known whether the image has them."""
 
 
-def _rows(paths: list[str], labels: Labels | None, file: TableFile, roles: Roles, place: Path) -> list[Row]:
+def _rows(
+    paths: list[str], labels: Labels | None, file: TableFile, roles: Roles, place: Path
+) -> list[LabelledRow]:
     """The rows of a table."""
     group, fold = (
         repeat(None) if name is None else table_labels.numbered(file.columns[name])
@@ -184,10 +186,10 @@ def _rows(paths: list[str], labels: Labels | None, file: TableFile, roles: Roles
     split = repeat("all") if roles.split is None else _splits(file.columns[roles.split], roles.split, place)
     classes = repeat(None) if labels is None else labels.rows
     unknown = labels.unknown if labels is not None and labels.unknown else repeat(())
-    return list(map(Row, paths, classes, split, group, fold, unknown))
+    return list(map(LabelledRow, paths, classes, split, group, fold, unknown))
 
 
-def _without_copies(rows: list[Row], place: Path) -> list[Row]:
+def _without_copies(rows: list[LabelledRow], place: Path) -> list[LabelledRow]:
     """One row of those that repeat an image; a UserError if they differ."""
     first: dict[str, int] = {}
     for number, row in enumerate(rows):
@@ -204,7 +206,7 @@ def _without_copies(rows: list[Row], place: Path) -> list[Row]:
     return [rows[number] for number in first.values()]
 
 
-def _check_groups(rows: list[Row], column: str) -> None:
+def _check_groups(rows: list[LabelledRow], column: str) -> None:
     """Reject groups that the splits divide, with the numbers."""
     inside = [row for row in rows if row.split != OUTSIDE and row.group]
     if divided := divided_groups(
@@ -216,7 +218,7 @@ def _check_groups(rows: list[Row], column: str) -> None:
         )
 
 
-def _settled(rows: list[Row]) -> list[Row]:
+def _settled(rows: list[LabelledRow]) -> list[LabelledRow]:
     """The same rows, but those of a split without any label are in no split, because the labels of a
     competition's test images are secret; in no split, an image without a class is unlabelled."""
     labelled = {row.split for row in rows if row.classes} - {OUTSIDE}
@@ -226,9 +228,9 @@ def _settled(rows: list[Row]) -> list[Row]:
     ]
 
 
-def _sets(rows: list[Row], several: bool, root: Path) -> Iterator[ImageSet]:
+def _sets(rows: list[LabelledRow], several: bool, root: Path) -> Iterator[ImageSet]:
     """The images of each split: the labelled ones, and those without a label."""
-    by_set: dict[tuple[str, bool], list[Row]] = defaultdict(list)
+    by_set: dict[tuple[str, bool], list[LabelledRow]] = defaultdict(list)
     for row in rows:
         by_set[row.split, row.classes is not None].append(row)
     for split in dict.fromkeys(row.split for row in rows):
@@ -237,7 +239,7 @@ def _sets(rows: list[Row], several: bool, root: Path) -> Iterator[ImageSet]:
                 yield _image_set(split, chosen, several, root)
 
 
-def _image_set(split: str, rows: list[Row], several: bool, root: Path) -> ImageSet:
+def _image_set(split: str, rows: list[LabelledRow], several: bool, root: Path) -> ImageSet:
     """The images of some rows, in the order of their classes and paths."""
     # The order of `Path`, which is that of its parts.
     rows = sorted(rows, key=lambda row: (() if several else row.classes or (), row.path.split("/")))

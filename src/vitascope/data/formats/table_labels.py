@@ -102,6 +102,8 @@ def numbered(cells: Sequence[str]) -> list[str]:
 
 def of_columns(columns: dict[str, list[str]], options: TableOptions, place: object) -> Labels:
     """The labels in columns of 0 and 1, one per class: several per image, unless each image has one."""
+    if options.label_separator is not None:
+        raise UserError(f"{place}: label_separator is for one column of labels, not for columns of 0 and 1")
     meaning: dict[str, bool | None] = {**_VALUES, "": None if options.blank == "unknown" else False}
     values: dict[str, list[bool | None]] = {}
     blank = 0
