@@ -126,7 +126,7 @@ def test_bytes_that_are_not_utf_8_are_named_with_the_way_out(
 ) -> None:
     path = tmp_path / "a.csv"
     path.write_bytes("path,label\n1.png,Katze\n2.png,Hündin\n".encode(encoding))
-    with pytest.raises(UserError, match=f"not UTF-8: {line}; convert the file, .*iconv -f latin1 -t utf-8"):
+    with pytest.raises(UserError, match=f"not UTF-8: {line}; save it as UTF-8, or .*iconv -f "):
         open_data(str(path))
 
 

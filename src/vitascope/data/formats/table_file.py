@@ -29,12 +29,7 @@ Choice: TypeAlias = Callable[[tuple[str, ...]], Iterable[str]]
 """The columns to read, from the names of all."""
 
 
-def all_of_them(names: tuple[str, ...]) -> tuple[str, ...]:
-    """The choice of all columns."""
-    return names
-
-
-def read_table(path: Path, choose: Choice = all_of_them) -> TableFile:
+def read_table(path: Path, choose: Choice = tuple) -> TableFile:
     """The table in a file, by its suffix; a UserError if it cannot be read."""
     readers = {".jsonl": _read_json_lines, ".parquet": _read_parquet}
     try:
@@ -164,7 +159,7 @@ def _not_utf_8(path: Path) -> str:
         line = content.count(b"\n", 0, error.start) + 1
         values = content[error.start : error.start + 4].hex(" ")
         return (
-            f"not UTF-8: line {line:,} has the bytes {values} at position {error.start:,}; convert the file, "
-            "from Latin-1 for example with iconv -f latin1 -t utf-8 OLD > NEW, or save it as UTF-8"
+            f"not UTF-8: line {line:,} has the bytes {values} at position {error.start:,}; save it as UTF-8, "
+            "or convert it with iconv -f ENCODING -t utf-8 OLD > NEW, from latin1 or utf-16 for example"
         )
     return "not UTF-8"  # it has changed meanwhile
