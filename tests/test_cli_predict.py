@@ -128,7 +128,6 @@ def test_columns_of_a_table_are_kept_on_request_row_by_row(
         (["t.csv", "--columns", "label=a"], "predict reads no labels"),
         (["t.csv", "--labels", "one"], "predict reads no labels"),
         (["t.csv"], "no column of image paths among a, b; name it: columns image="),
-        (["t.json"], "a file of one JSON value"),
         (["s3://bucket/t.csv"], "a table in a store"),
     ],
 )
@@ -136,7 +135,6 @@ def test_what_is_no_request_for_a_table_is_one_line(
     here: SimpleNamespace, capsys: pytest.CaptureFixture[str], asked: list[str], line: str
 ) -> None:
     (here.root / "t.csv").write_text("a,b\n1,2\n")
-    (here.root / "t.json").write_text("{}")
     assert line in error_line([*RUN, *asked], capsys)
 
 
