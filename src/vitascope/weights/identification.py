@@ -63,7 +63,7 @@ def identify(
         check_choice("family", family, FAMILIES)  # before anything is fetched
         source = dataclasses.replace(open_source(ref, revision), options=options)
         kind = FAMILIES[family].of(source)
-        if not kind.recognizes(source) and (fault := _prefix_fault(ref, source)):
+        if not FAMILIES[family].recognizes(source) and (fault := _prefix_fault(ref, source)):
             raise fault
         return kind.before_reading(source), kind
     source = open_source(ref, revision)

@@ -70,12 +70,9 @@ class HuggingFace(Library):
 
     def read_config(self, source: Source) -> ViTConfig:
         kind = self.of(source)
-        if source.config and isinstance(kind, ModelType):
-            return kind.read_config(source)
-        raise CheckpointError(
-            f"{source.name}: no config.json with a model_type of {', '.join(KINDS)}, and no shape shows the "
-            "number of heads; give the architecture: from_pretrained(..., config=ViTConfig(...))"
-        )
+        if not isinstance(kind, ModelType):
+            raise CheckpointError(f"{source.name}: its model_type is none of {', '.join(KINDS)}")
+        return kind.read_config(source)
 
     def read_preprocess(self, source: Source, config: ViTConfig) -> Preprocess:
         kind = self.of(source)

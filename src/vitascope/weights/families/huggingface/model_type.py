@@ -91,6 +91,11 @@ class ModelType(Family):
         return config.replace(resample=self.rule)
 
     def read_config(self, source: Source) -> ViTConfig:
+        if not source.config:
+            raise CheckpointError(
+                f"{source.name}: no config.json, and no shape shows the number of heads; give the "
+                "architecture: from_pretrained(..., config=ViTConfig(...))"
+            )
         values = {**self.defaults, **source.config}
         embed_dim = int(number(source, values, "hidden_size", least=1))
         options: dict[str, Any] = {
