@@ -5,8 +5,8 @@ their scripts document (transformers' `convert_dinov2_with_registers_to_hf.py`,
 `convert_dinov3_vit_to_hf.py`), and timm reads them by its own `checkpoint_filter_fn`.
 """
 
-import functools
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +14,28 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.model import random_images, randomize, small_config, small_model
+from tests.contracts.family import (
+    Answer,
+    Example,
+    Library,
+    check_family,
+    check_misshapen,
+    check_refused,
+    load,
+    with_tensors,
+)
+from tests.model import random_images, randomize, small_model
 from tests.peers.comparison import relative_error
 from tests.uninitialized import uninitialized
-from vitascope.model.config import ViTConfig
+from tests.weights import assert_same_state
 from vitascope.model.relations import RotaryPositions
 from vitascope.model.sizes import named_config
 from vitascope.model.vit import VisionTransformer
 from vitascope.weights.families.facebook import Deit, Dinov2, Dinov3
 from vitascope.weights.files import CheckpointError, read_weights
-from vitascope.weights.mapping import Family, Source, State, from_family, to_family
+from vitascope.weights.identification import identify
+from vitascope.weights.loading import load_source, save_pretrained
+from vitascope.weights.mapping import Source, State
 
 timm = pytest.importorskip("timm", reason="timm is not installed (vitascope[peers])")
 transformers = pytest.importorskip("transformers", reason="transformers is not installed (vitascope[peers])")
@@ -31,51 +43,8 @@ transformers = pytest.importorskip("transformers", reason="transformers is not i
 DEIT, DINOV2, DINOV3 = Deit(), Dinov2(), Dinov3()
 
 
-def opened(family: Family, path: Path, recognized: bool = True) -> Source:
-    source = Source(name=str(path), file=path.name, tensors=read_weights(path).tensors)
-    assert [kind.recognizes(source) for kind in (DEIT, DINOV2, DINOV3)] == [
-        recognized and kind is family for kind in (DEIT, DINOV2, DINOV3)
-    ]
-    return family.before_reading(source)
-
-
-def loaded(family: Family, source: Source, config: ViTConfig | None = None) -> VisionTransformer:
-    config = config or family.read_config(source)
-    state = from_family(family, source, config)
-    with torch.device("meta"):
-        model = VisionTransformer(config)
-    model.load_state_dict(state, assign=True)
-    return model.eval()
-
-
-def written(family: Family, model: VisionTransformer, folder: Path) -> Path:
-    preprocess = family.read_preprocess(Source(name="", tensors={}), model.config)
-    [file] = to_family(family, model, preprocess, folder)
-    return file
-
-
-def saved(state: Any, folder: Path) -> Path:
-    path = folder / f"{len(list(folder.iterdir()))}.pth"  # a new file: open ones stay mapped into memory
-    torch.save(state, path)
-    return path
-
-
 def random_like(tensor: Tensor, seed: int) -> Tensor:
     return 0.5 * random_images(*tensor.shape, seed=seed)
-
-
-def assert_same_tensors(model: VisionTransformer, other: VisionTransformer) -> None:
-    assert model.config == other.config
-    for name, tensor in model.state_dict().items():
-        assert torch.equal(tensor, other.state_dict()[name]), name
-
-
-def assert_same_attention(model: VisionTransformer, images: Tensor, expected: list[Tensor]) -> None:
-    for found, theirs in zip(model.trace(images, attention=True).attention or [], expected, strict=True):
-        assert relative_error(found, theirs) < 1e-5
-
-
-# --- timm: it reads facebook's files by its own filter
 
 
 def timm_model(name: str, **options: Any) -> nn.Module:
@@ -94,15 +63,6 @@ def read_by_timm(model: nn.Module, file: Path, adapt_layer_scale: bool = False) 
     return model.eval()
 
 
-def timm_attention(model: nn.Module, images: Tensor) -> list[Tensor]:
-    seen: list[Tensor] = []
-    for block in model.blocks:
-        block.attn.fused_attn = False  # timm then passes the weights through its dropout
-        block.attn.attn_drop.register_forward_hook(lambda module, args, output: seen.append(output))
-    model(images)
-    return seen
-
-
 WIDE = {"img_size": 64, "embed_dim": 128, "num_heads": 2}
 DEITS: dict[str, tuple[str, dict[str, Any]]] = {
     "deit": ("deit_tiny_patch16_224", WIDE | {"num_classes": 7}),
@@ -117,25 +77,6 @@ def deit_names(model: nn.Module) -> dict[str, State]:
     """A timm model's state in the layout of DeiT's training."""
     named = {re.sub(r"ls(\d)\.gamma", r"gamma_\1", name): value for name, value in model.state_dict().items()}
     return {"model": named}
-
-
-@pytest.mark.parametrize(("name", "options"), DEITS.values(), ids=DEITS)
-@torch.no_grad()
-def test_deit_equals_timm_both_ways(name: str, options: dict[str, Any], tmp_path: Path) -> None:
-    theirs, images = timm_model(name, **options), random_images(2, 3, *[options["img_size"]] * 2)
-    plain = name.startswith("deit_tiny_patch16")
-    ours = loaded(DEIT, opened(DEIT, saved(deit_names(theirs), tmp_path), recognized=not plain))
-    logits = theirs(images)
-    assert relative_error(ours(images), logits) < 1e-5
-    assert_same_attention(ours, images, timm_attention(theirs, images))
-    assert ours.config.readout.distillation_token == ("distilled" in name)
-    assert ours.config.embedding.position_prefix == ("deit3" not in name)
-
-    file = written(DEIT, ours, tmp_path / "written")
-    assert torch.load(file, weights_only=True)["model"].keys() == deit_names(theirs)["model"].keys()
-    again = read_by_timm(timm_model(name, **options), file, adapt_layer_scale=True)
-    assert relative_error(again(images), logits) < 1e-5
-    assert_same_tensors(loaded(DEIT, opened(DEIT, file, recognized=not plain)), ours)
 
 
 PATCH14 = {"img_size": 56, "embed_dim": 128, "num_heads": 2}
@@ -170,43 +111,6 @@ def chunked(state: State) -> dict[str, State]:
     named = {re.sub(r"^blocks\.(\d+)", r"blocks.\1.\1", name): value for name, value in state.items()}
     teacher = {f"backbone.{name}": value for name, value in named.items()}
     return {"teacher": {**teacher, "dino_head.mlp.0.weight": torch.zeros(2, 2)}}
-
-
-@pytest.mark.parametrize(("name", "options"), DINOV2S.values(), ids=DINOV2S)
-@torch.no_grad()
-def test_dinov2_equals_timm_both_ways(name: str, options: dict[str, Any], tmp_path: Path) -> None:
-    state = hub_names(timm_model(name, **options))
-    images = random_images(2, 3, *[options["img_size"]] * 2)
-    theirs = read_by_timm(timm_model(name, **options), saved(state, tmp_path))
-    ours = loaded(DINOV2, opened(DINOV2, saved(state, tmp_path)))
-    assert_same_tensors(loaded(DINOV2, opened(DINOV2, saved(chunked(state), tmp_path))), ours)
-    features = theirs.forward_features(images)
-    assert relative_error(ours.forward_features(images), features) < 1e-5
-    assert relative_error(ours(images), features[:, 0]) < 1e-5
-    assert_same_attention(ours, images, timm_attention(theirs, images))
-
-    file = written(DINOV2, ours, tmp_path / "written")
-    assert torch.load(file, weights_only=True).keys() == state.keys()
-    assert torch.load(file, weights_only=True)["mask_token"].shape == (1, 128)
-    again = read_by_timm(timm_model(name, **options), file)
-    assert relative_error(again.forward_features(images), features) < 1e-5
-    assert_same_tensors(loaded(DINOV2, opened(DINOV2, file)), ours)
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-@torch.no_grad()
-def test_half_precision_with_registers_is_loaded_without_rounding(dtype: torch.dtype, tmp_path: Path) -> None:
-    name, options = DINOV2S["registers"]
-    state = {key: value.to(dtype) for key, value in hub_names(timm_model(name, **options)).items()}
-    ours = loaded(DINOV2, opened(DINOV2, saved(state, tmp_path)))
-    # Their model in float32 has the same numbers, and adds the class token's position itself.
-    whole = {key: value.float() for key, value in state.items()}
-    theirs = read_by_timm(timm_model(name, **options), saved(whole, tmp_path))
-    images = random_images(2, 3, *[options["img_size"]] * 2)
-    assert relative_error(ours.float()(images), theirs.forward_features(images)[:, 0]) < 1e-5
-
-
-# --- transformers: its models of the same papers, under names that its conversion scripts document
 
 
 def transformers_names(state: State, rules: dict[str, Any]) -> State:
@@ -311,30 +215,138 @@ def read_by_transformers(file: Path, config: Any) -> nn.Module:
     return model.eval()
 
 
-@pytest.mark.parametrize("options", DINOV3S.values(), ids=DINOV3S)
-@torch.no_grad()
-def test_dinov3_equals_transformers_both_ways(options: dict[str, Any], tmp_path: Path) -> None:
-    config = dinov3_config(**options)
-    theirs = randomize(transformers.DINOv3ViTModel(config)).eval()
-    ours = loaded(DINOV3, opened(DINOV3, saved(dinov3_names(theirs), tmp_path)))
-    file = written(DINOV3, ours, tmp_path / "written")
-    again = read_by_transformers(file, config)
-    for size in ((64, 64), (48, 96)):
-        images = random_images(2, 3, *size)
-        expected = theirs(images, output_attentions=True)
-        assert relative_error(ours.forward_features(images), expected.last_hidden_state) < 1e-5
-        assert relative_error(ours(images), expected.pooler_output) < 1e-5
-        assert_same_attention(ours, images, expected.attentions)
-        assert relative_error(again(images).last_hidden_state, expected.last_hidden_state) < 1e-5
+class InTimm(Library):
+    """A file that timm reads by its filter; the peer is timm's model with its weights."""
 
-    state = torch.load(file, weights_only=True)
-    assert state.keys() == dinov3_names(theirs).keys()
-    for name, tensor in state.items():
-        assert tensor.shape == dinov3_names(theirs)[name].shape, name
-        if name.endswith("bias_mask"):
-            assert torch.equal(tensor, dinov3_names(theirs)[name])
-            assert not state[name.removesuffix("_mask")].chunk(3)[1].any()
-    assert_same_tensors(loaded(DINOV3, opened(DINOV3, file)), ours)
+    def __init__(self, family: str, name: str, options: dict[str, Any], names: Callable[[nn.Module], Any]):
+        self.family, self.name, self.options, self.names = family, name, options, names  # type: ignore[misc]
+
+    def build(self) -> nn.Module:
+        return timm_model(self.name, **self.options)
+
+    def save(self, peer: nn.Module, folder: Path) -> Path:
+        torch.save(self.names(peer), folder / "theirs.pth")
+        if self.family == "dinov2":  # the filter folds positions
+            read_by_timm(peer, folder / "theirs.pth")
+        return folder / "theirs.pth"
+
+    def load(self, folder: Path, ours: VisionTransformer, peer: Any) -> nn.Module:
+        assert not list(folder.glob(".*"))
+        state = torch.load(folder / "model.pth", weights_only=True)
+        theirs = self.names(peer)
+        for written, expected in ((state, theirs), (state.get("model", {}), theirs.get("model", {}))):
+            assert written.keys() == expected.keys()
+        return read_by_timm(self.build(), folder / "model.pth", adapt_layer_scale=self.family == "deit")
+
+    def answer(self, peer: nn.Module, images: Tensor, ours: VisionTransformer) -> Answer:
+        attention, hooks = [], []  # type: list[Tensor], list[Any]
+        for block in peer.double().blocks:
+            block.attn.fused_attn = False  # timm then passes the weights through its dropout
+            drop = block.attn.attn_drop
+            hooks.append(drop.register_forward_hook(lambda *given: attention.append(given[-1])))
+        features = peer.forward_features(images)
+        for hook in hooks:
+            hook.remove()
+        head = self.family != "dinov2"
+        return Answer(
+            outputs=peer(images) if head else features[:, 0], features=features, attention=attention
+        )
+
+
+class InTransformers(Library):
+    """DINOv3's file, which transformers' conversion script renames; the peer is transformers' model."""
+
+    family = "dinov3"
+
+    def save(self, peer: nn.Module, folder: Path) -> Path:
+        torch.save(dinov3_names(peer), folder / "theirs.pth")
+        return folder / "theirs.pth"
+
+    def load(self, folder: Path, ours: VisionTransformer, peer: Any) -> nn.Module:
+        state, expected = torch.load(folder / "model.pth", weights_only=True), dinov3_names(peer.float())
+        assert state.keys() == expected.keys()
+        for name, tensor in state.items():
+            assert tensor.shape == expected[name].shape, name
+            if name.endswith("bias_mask"):
+                assert torch.equal(tensor, expected[name])
+                assert not state[name.removesuffix("_mask")].chunk(3)[1].any()
+        return read_by_transformers(folder / "model.pth", peer.config)
+
+    def answer(self, peer: nn.Module, images: Tensor, ours: VisionTransformer) -> Answer:
+        result = peer.double()(images, output_attentions=True)
+        tokens = result.last_hidden_state
+        return Answer(outputs=result.pooler_output, features=tokens, attention=result.attentions)
+
+
+def in_training(peer: nn.Module, source: Source) -> Source:
+    """The layout of DINOv2's training: the teacher, with its blocks in two chunks."""
+    torch.save(chunked(torch.load(source.folder / source.file)), source.folder / "training.pth")
+    return identified(source.folder / "training.pth")
+
+
+def identified(path: Path) -> Source:
+    return Source(name="training", tensors=read_weights(path).tensors)
+
+
+def deit(case: str) -> Example:
+    name, options = DEITS[case]
+    library = InTimm("deit", name, options, deit_names)
+    return Example(
+        library=library,
+        build=library.build,
+        options={
+            "distillation_token": "distilled" in name,
+            "position_prefix": "deit3" not in name,
+            "norm_eps": 1e-6,
+        },
+        named=name.startswith("deit_tiny_patch16"),
+    )
+
+
+def dinov2(case: str) -> Example:
+    name, options = DINOV2S[case]
+    library = InTimm("dinov2", name, options, hub_names)
+    return Example(library=library, build=library.build, tolerance=1e-6, others={"in training": in_training})
+
+
+def dinov3(case: str) -> Example:
+    config = dinov3_config(**DINOV3S[case])
+    return Example(
+        library=InTransformers(),
+        build=lambda: randomize(transformers.DINOv3ViTModel(config)).eval(),
+        sizes=[(48, 96)],
+        tolerance=1e-6,  # of its angles in float32
+    )
+
+
+EXAMPLES = {
+    **{f"deit: {case}": (deit, case) for case in DEITS},
+    **{f"dinov2: {case}": (dinov2, case) for case in DINOV2S},
+    **{f"dinov3: {case}": (dinov3, case) for case in DINOV3S},
+}
+
+
+@pytest.mark.parametrize(("kind", "case"), EXAMPLES.values(), ids=EXAMPLES)
+def test_family(kind: Callable[[str], Example], case: str, tmp_path: Path) -> None:
+    check_family(kind(case), tmp_path)
+
+
+@pytest.mark.parametrize("given", [deit("deit iii"), dinov2("registers"), dinov3("as published")])
+def test_misshapen_tensors_are_rejected(given: Example, tmp_path: Path) -> None:
+    check_misshapen(given.library.save(given.build(), tmp_path), given.library.family)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@torch.no_grad()
+def test_half_precision_with_registers_is_loaded_without_rounding(dtype: torch.dtype, tmp_path: Path) -> None:
+    name, options = DINOV2S["registers"]
+    state = {key: value.to(dtype) for key, value in hub_names(timm_model(name, **options)).items()}
+    torch.save(state, tmp_path / "half.pth")
+    # Their model in float32 has the same numbers, and adds the class token's position itself.
+    torch.save({key: value.float() for key, value in state.items()}, tmp_path / "whole.pth")
+    theirs = read_by_timm(timm_model(name, **options), tmp_path / "whole.pth")
+    images = random_images(2, 3, *[options["img_size"]] * 2)
+    assert relative_error(load(tmp_path / "half.pth")(images), theirs.forward_features(images)[:, 0]) < 1e-5
 
 
 # --- shapes of the published models
@@ -420,43 +432,41 @@ def test_satellite_models_are_recognized_by_file_name_and_have_their_own_statist
 # --- rejected files
 
 
-@functools.cache
-def states() -> dict[Family, State]:
-    """A small checkpoint of each family."""
-    return {
-        DEIT: deit_names(timm_model("deit3_small_patch16_224", **WIDE))["model"],
-        DINOV2: hub_names(timm_model("vit_small_patch14_reg4_dinov2", **PATCH14)),
-        DINOV3: dinov3_names(randomize(transformers.DINOv3ViTModel(dinov3_config()))),
-    }
+@pytest.fixture(scope="module")
+def dinov3_state() -> State:
+    return dinov3_names(randomize(transformers.DINOv3ViTModel(dinov3_config())))
 
 
-def altered(family: Family, **changed: Tensor | None) -> Source:
-    state = {**states()[family], **{name.replace("__", "."): tensor for name, tensor in changed.items()}}
-    tensors = {name: tensor for name, tensor in state.items() if tensor is not None}
-    return family.before_reading(Source(name="altered.pth", tensors=tensors))
+Altered = Callable[..., Source]
 
 
-@pytest.mark.parametrize("family", [DEIT, DINOV2, DINOV3], ids=lambda family: family.name)
-@pytest.mark.parametrize("shape", [(), (3,), (128, 0), (1, 1, 5)], ids=str)
-def test_any_misshapen_tensor_is_rejected_in_one_line(family: Family, shape: tuple[int, ...]) -> None:
-    for name in states()[family]:
-        if name != "mask_token" and not name.startswith("blocks.1."):  # like those of the first block
-            with pytest.raises(CheckpointError, match=r"^altered\.pth: "):
-                loaded(family, altered(family, **{name: torch.zeros(shape)}))
+@pytest.fixture
+def altered(dinov3_state: State) -> Altered:
+    """A file of DINOv3's with other tensors, as it is before reading."""
+
+    def alter(**changed: Tensor | None) -> Source:
+        source = Source(name="altered.pth", tensors=dinov3_state)
+        change = {name.replace("__", "."): tensor for name, tensor in changed.items()}
+        return DINOV3.before_reading(with_tensors(source, change))
+
+    return alter
 
 
 def test_non_square_grid_is_rejected_in_writing_and_needs_a_config_in_reading(tmp_path: Path) -> None:
-    config = small_config(embed_dim=64, num_heads=1, image_size=(32, 48))
-    with pytest.raises(CheckpointError, match="4x6"):
-        written(DEIT, VisionTransformer(config), tmp_path)
+    ours = small_model(embed_dim=64, num_heads=1, image_size=(32, 48))
+    check_refused("deit", ours, ["4x6"], tmp_path)
     theirs = timm_model("deit_tiny_patch16_224", **WIDE | {"img_size": (64, 96)})
-    source = opened(DEIT, saved(deit_names(theirs), tmp_path), recognized=False)
+    torch.save(deit_names(theirs), tmp_path / "theirs.pth")
+    source, kind = identify(f"deit:{tmp_path / 'theirs.pth'}")
     with pytest.raises(CheckpointError, match=r"25 positions.*config=ViTConfig"):
-        DEIT.read_config(source)
-    square = DEIT.read_config(altered(DEIT)).replace(layer_scale=None, position_prefix=True)
+        load_source(source, kind)
+    square = DEIT.read_config(
+        Source(name="", tensors=timm_model("deit_tiny_patch16_224", **WIDE).state_dict())
+    )
     images = random_images(2, 3, 64, 96)
-    ours = loaded(DEIT, source, square.replace(image_size=(64, 96)))
-    assert relative_error(ours(images), theirs(images)) < 1e-5
+    ours = load_source(source, kind, square.replace(image_size=(64, 96)))
+    with torch.no_grad():
+        assert relative_error(ours(images), theirs(images)) < 1e-5
 
 
 def test_width_that_does_not_determine_the_heads_needs_a_config() -> None:
@@ -472,9 +482,9 @@ def test_duplicate_block_in_two_chunks_is_rejected() -> None:
 
 
 @pytest.mark.parametrize("rounded", [False, True])
-def test_rotary_periods_of_the_file_are_the_models(rounded: bool) -> None:
+def test_rotary_periods_of_the_file_are_the_models(rounded: bool, altered: Altered) -> None:
     stored = periods(16).bfloat16() if rounded else periods(16)
-    config = DINOV3.read_config(altered(DINOV3, rope_embed__periods=stored))
+    config = DINOV3.read_config(altered(rope_embed__periods=stored))
     assert config.rotary.rotary_rounded == rounded
     places = (torch.arange(0.5, 3) / 3 * 2 - 1)[:, None, None].expand(3, 2, 1)  # of the rows of a 3x2 grid
     rows = (2 * torch.pi * places / stored.float()).flatten(0, 1)  # (6, 16): facebook's formula
@@ -486,29 +496,31 @@ def test_rotary_periods_of_the_file_are_the_models(rounded: bool) -> None:
     )
 
 
-def test_periods_of_another_base_are_rejected_and_rounded_ones_accepted() -> None:
-    altered(DINOV3, rope_embed__periods=periods(16).bfloat16())
+def test_periods_of_another_base_are_rejected_and_rounded_ones_accepted(altered: Altered) -> None:
+    altered(rope_embed__periods=periods(16).bfloat16())
     with pytest.raises(CheckpointError, match=r"periods\[1\] is 1\.778, but 1\.334 .* base of 100"):
-        altered(DINOV3, rope_embed__periods=10000 ** (torch.arange(16) / 16))
+        altered(rope_embed__periods=10000 ** (torch.arange(16) / 16))
     with pytest.raises(CheckpointError, match=r"periods\[0\] is nan"):
-        altered(DINOV3, rope_embed__periods=torch.full((16,), torch.nan))
+        altered(rope_embed__periods=torch.full((16,), torch.nan))
     with pytest.raises(CheckpointError, match=r"7 rope_embed\.periods are for heads of width 28"):
-        DINOV3.read_config(altered(DINOV3, rope_embed__periods=periods(7)))
+        DINOV3.read_config(altered(rope_embed__periods=periods(7)))
     with pytest.raises(CheckpointError, match=r"missing rope_embed\.periods"):
-        DINOV3.read_config(altered(DINOV3, rope_embed__periods=None))
+        DINOV3.read_config(altered(rope_embed__periods=None))
 
 
-def test_bias_mask_of_other_parts_than_the_keys_is_rejected() -> None:
+def test_bias_mask_of_other_parts_than_the_keys_is_rejected(altered: Altered) -> None:
     ones, zeros = torch.ones(128), torch.zeros(128)
-    altered(DINOV3, blocks__1__attn__qkv__bias_mask=torch.cat([ones, torch.nan * ones, ones]))
+    altered(blocks__1__attn__qkv__bias_mask=torch.cat([ones, torch.nan * ones, ones]))
     for parts in ((ones, ones, ones), (zeros, zeros, ones), (ones, zeros, torch.nan * ones), (ones[1:],)):
         with pytest.raises(CheckpointError, match=r"blocks\.1\.attn\.qkv\.bias_mask does not bar"):
-            altered(DINOV3, blocks__1__attn__qkv__bias_mask=torch.cat(parts))
+            altered(blocks__1__attn__qkv__bias_mask=torch.cat(parts))
 
 
-def test_norm_of_local_crops_is_ignored_in_reading_and_written_for_the_largest_model() -> None:
-    source = altered(DINOV3, local_cls_norm__weight=torch.ones(128), local_cls_norm__bias=torch.ones(128))
-    assert_same_tensors(loaded(DINOV3, source), loaded(DINOV3, altered(DINOV3)))
+def test_norm_of_local_crops_is_ignored_in_reading_and_written_for_the_largest_model(
+    altered: Altered,
+) -> None:
+    source = altered(local_cls_norm__weight=torch.ones(128), local_cls_norm__bias=torch.ones(128))
+    assert_same_state(load_source(source, DINOV3), load_source(altered(), DINOV3))
     state = {"cls_token": torch.zeros(1, 1, 4096), "norm.weight": torch.ones(9), "norm.bias": torch.ones(9)}
     left = DINOV3.before_writing(state, named_config("dinov3_7b16"))
     assert {"local_cls_norm.weight", "local_cls_norm.bias"} <= left.keys()
@@ -519,15 +531,15 @@ def test_positions_without_a_prefix_are_written_with_a_zero_prefix_for_dinov2(
 ) -> None:
     options = {"embed_dim": 64, "num_heads": 1, "head": "none", "position_prefix": False}
     ours, images = small_model(**options, resample="dinov2"), random_images(2, 3, 32, 32)
-    again = loaded(DINOV2, opened(DINOV2, written(DINOV2, ours, tmp_path)))
+    again = load(save_pretrained(ours, tmp_path, format="dinov2"))
     assert relative_error(again(images), ours(images)) < 1e-6
 
 
-def test_written_file_stores_only_its_tensors(tmp_path: Path) -> None:
-    model = loaded(DINOV3, altered(DINOV3)).to(torch.bfloat16)
+def test_written_file_stores_only_its_tensors(tmp_path: Path, altered: Altered) -> None:
+    model = load_source(altered(), DINOV3).to(torch.bfloat16)
     whole = torch.randn(1000, 1000)
     model.norm.weight = nn.Parameter(whole[0, :128])
-    file = written(DINOV3, model, tmp_path)
+    file = save_pretrained(model, tmp_path, format="dinov3") / "model.pth"
     state = torch.load(file, weights_only=True)
     assert state["blocks.0.attn.qkv.bias_mask"].dtype == torch.bfloat16
     assert all(tensor.is_contiguous() for tensor in state.values())

@@ -5,6 +5,7 @@ transformers' models are filled with the same weights by the renaming that its c
 """
 
 import argparse
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +14,11 @@ import torch
 from torch import Tensor, nn
 
 import vitascope as vs
+from tests.contracts.family import Answer, Example, check_family
 from tests.model import random_images
 from tests.peers.comparison import relative_error
-from tests.peers.test_facebook import (
-    assert_same_attention,
-    random_like,
-    timm_attention,
-    timm_model,
-    transformers_names,
-)
-from vitascope.data.preprocess import Preprocess
+from tests.peers.test_facebook import InTimm, random_like, timm_model, transformers_names
+from vitascope.model.vit import VisionTransformer
 from vitascope.weights.files import CheckpointError
 from vitascope.weights.identification import identify, is_model
 from vitascope.weights.mapping import State
@@ -127,30 +123,54 @@ def saved_file(case: str, peer: nn.Module, folder: Path) -> Path:
     return folder / name
 
 
+class ReadOnly(InTimm):
+    """A file of a case, whose peer is timm's model, and transformers' with the same weights."""
+
+    def __init__(self, case: str) -> None:
+        self.case = case
+        super().__init__(FILES[case][3], "", {}, FILES[case][1])
+
+    def build(self) -> nn.Module:
+        return timm_peer(self.case)
+
+    def save(self, peer: nn.Module, folder: Path) -> Path:
+        return saved_file(self.case, peer, folder)
+
+    def answer(self, peer: nn.Module, images: Tensor, ours: VisionTransformer) -> Answer:
+        if kind := FILES[self.case][4]:
+            config = getattr(transformers, f"{kind}Config")(**SHAPE, mask_ratio=0.0)
+            bare = {"add_pooling_layer": False} if kind == "ViT" else {}
+            theirs = getattr(transformers, f"{kind}Model")(config, **bare).double().eval()
+            names = transformers_names(peer.double().state_dict(), TO_TRANSFORMERS)
+            theirs.load_state_dict(names, strict=True)
+            keeps = {"noise": torch.arange(36.0).expand(2, -1)} if kind == "ViTMAE" else {}  # their order
+            tokens = theirs(images, **keeps).last_hidden_state
+            assert relative_error(ours.forward_features(images), tokens) < 1e-10
+        found = super().answer(peer, images, ours)
+        tuned = "fine-tuned" in self.case  # timm has the norm after the mean
+        return dataclasses.replace(found, outputs=peer(images), features=None if tuned else found.features)
+
+    def preprocess(self, peer: nn.Module) -> dict[str, Any]:
+        imagenet = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225), "image_size": (48, 48)}
+        rules: dict[str, dict[str, Any]] = {
+            "mae": {"resize_to": (54, 54)},
+            "msn": {"resize_to": (55, 55), "interpolation": "bilinear"},
+            "ijepa": {"resize_to": (55, 55)},
+            "dino": {"image_size": (224, 224), "resize_to": (256, 256)},
+        }
+        return imagenet | {"interpolation": "bicubic", "resize": "crop"} | rules[self.family]
+
+
 @pytest.mark.parametrize("case", FILES)
-@torch.no_grad()
-def test_files_equal_timm_and_transformers(case: str, tmp_path: Path) -> None:
-    peer, family, kind = timm_peer(case), FILES[case][3], FILES[case][4]
-    file, images = saved_file(case, peer, tmp_path), random_images(2, 3, 48, 48)
-    assert identify(file)[1].name == family
-    ours = vs.from_pretrained(file)
-    assert not is_model(tmp_path)
+def test_family(case: str, tmp_path: Path) -> None:
+    library = ReadOnly(case)
+    check_family(Example(library=library, build=library.build, options={"norm_eps": 1e-6}), tmp_path)
+
+
+def test_folder_of_such_a_file_is_no_model(tmp_path: Path) -> None:
+    file = saved_file("DINO", timm_peer("DINO"), tmp_path)
     assert is_model(file)
-    assert relative_error(ours(images), peer(images)) < 1e-5
-    if "fine-tuned" not in case:
-        assert relative_error(ours.forward_features(images), peer.forward_features(images)) < 1e-5
-    assert_same_attention(ours, images, timm_attention(peer, images))
-    assert ours.config.option("norm_eps") == 1e-6
-    if not kind:
-        return
-    names = transformers_names(peer.state_dict(), TO_TRANSFORMERS)
-    config = getattr(transformers, f"{kind}Config")(**SHAPE, mask_ratio=0.0)
-    bare = {"add_pooling_layer": False} if kind == "ViT" else {}
-    theirs = getattr(transformers, f"{kind}Model")(config, **bare)
-    theirs.load_state_dict(names, strict=True)
-    asked = {"noise": torch.arange(36.0).expand(2, -1)} if kind == "ViTMAE" else {}  # keeps their order
-    tokens = theirs.eval()(images, **asked).last_hidden_state
-    assert relative_error(ours.forward_features(images), tokens) < 1e-5
+    assert not is_model(tmp_path)
 
 
 @pytest.mark.parametrize("case", ["MAE", "DINO"])
@@ -209,26 +229,3 @@ def test_incomplete_files_are_rejected_with_what_is_missing(tmp_path: Path) -> N
     torch.save(msn(state), tmp_path / "broken.pth")
     with pytest.raises(CheckpointError, match=r"missing blocks.1.norm2.bias.*extra surprise \(2,\)"):
         vs.from_pretrained(tmp_path / "broken.pth")
-
-
-@pytest.mark.parametrize(
-    ("case", "expected"),
-    [
-        ("MAE", {"resize_to": (54, 54)}),
-        ("MSN", {"resize_to": (55, 55), "interpolation": "bilinear"}),
-        ("I-JEPA", {"resize_to": (55, 55)}),
-        ("DINO", {"image_size": (224, 224), "resize_to": (256, 256)}),
-    ],
-)
-def test_preprocessing_is_that_of_their_evaluation(
-    case: str, expected: dict[str, Any], tmp_path: Path
-) -> None:
-    model = vs.from_pretrained(saved_file(case, timm_peer(case), tmp_path))
-    imagenet = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225), "image_size": (48, 48)}
-    assert model.preprocess == Preprocess(**imagenet | expected)
-
-
-def test_files_are_read_only(tmp_path: Path) -> None:
-    ours = vs.from_pretrained(saved_file("DINO", timm_peer("DINO"), tmp_path))
-    with pytest.raises(CheckpointError, match="dino files are read, not written"):
-        vs.save_pretrained(ours, tmp_path / "out", format="dino")

@@ -3,11 +3,8 @@
 Our model is compared with the paper's equations in NumPy (`numpy_vit`) and with timm's reading of the files.
 """
 
-import copy
 import dataclasses
-import functools
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +12,19 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
+from tests.contracts.family import Answer, Example, Library, check_family, check_misshapen, load
 from tests.model import random_images, randomize, small_model
 from tests.peers import numpy_vit
 from tests.peers.comparison import relative_error
 from tests.uninitialized import uninitialized
-from vitascope.data.preprocess import Preprocess
-from vitascope.model.config import ViTConfig
 from vitascope.model.vit import VisionTransformer
 from vitascope.weights.families.jax import Jax
-from vitascope.weights.files import CheckpointError, read_weights
-from vitascope.weights.mapping import Source, from_family, to_family
+from vitascope.weights.files import CheckpointError
+from vitascope.weights.identification import identify
+from vitascope.weights.loading import load_source, save_pretrained
+from vitascope.weights.mapping import Source
 
 JAX = Jax()
 Arrays = dict[str, NDArray[Any]]
@@ -206,35 +205,8 @@ LAYOUTS = {
 }
 
 
-def save(arrays: Arrays, folder: Path) -> Path:
-    np.savez(folder / "theirs.npz", **arrays)  # type: ignore[arg-type]
-    return folder / "theirs.npz"
-
-
-def opened(path: Path) -> Source:
-    source = Source(name=str(path), tensors=read_weights(path).tensors)
-    assert JAX.recognizes(source)
-    return JAX.before_reading(source)
-
-
-def loaded(path: Path, config: ViTConfig | None = None) -> VisionTransformer:
-    source = opened(path)
-    with torch.device("meta"):
-        model = VisionTransformer(config or JAX.read_config(source))
-    model.load_state_dict(from_family(JAX, source, model.config), assign=True)
-    assert all(parameter.is_contiguous() for parameter in model.parameters())
-    return model.eval()
-
-
-def written(model: VisionTransformer, folder: Path) -> Path:
-    preprocess = Preprocess(image_size=model.config.image_hw)
-    [file] = to_family(JAX, model, preprocess, folder)
-    return file
-
-
-def source_of(layout: Layout, change: Arrays | None = None, without: str = "") -> Source:
+def source_of(layout: Layout, change: Arrays | None = None) -> Source:
     arrays = {**layout.arrays(), **(change or {})}
-    arrays.pop(without, None)
     tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
     return JAX.before_reading(Source(name="theirs.npz", tensors=tensors))
 
@@ -248,57 +220,49 @@ def in_numpy(arrays: Arrays, images: torch.Tensor, prefix: str = "") -> numpy_vi
     return numpy_vit.forward(inside, channels_last(images))
 
 
-Rewritten = Callable[[Layout], tuple[VisionTransformer, Path]]
+def save(arrays: Arrays, folder: Path) -> Path:
+    np.savez(folder / "theirs.npz", **arrays)  # type: ignore[arg-type]
+    return folder / "theirs.npz"
 
 
-@pytest.fixture(scope="session")
-def rewritten(tmp_path_factory: pytest.TempPathFactory) -> Rewritten:
-    """Our model of a layout and the file that we write of it, both only to read."""
+class JaxLibrary(Library):
+    """The peer is a dict of arrays, and the equations that run it."""
 
-    @functools.cache
-    def rewrite(layout: Layout) -> tuple[VisionTransformer, Path]:
-        folder = tmp_path_factory.mktemp("layout")
-        model = loaded(save(layout.arrays(), folder))
-        return model, written(model, folder)
+    family = "jax"
+    keeps_preprocess = False  # which follows from the layout, and another may be written
 
-    return rewrite
+    def __init__(self, layout: Layout) -> None:
+        self.layout = layout
 
+    def save(self, peer: Arrays, folder: Path) -> Path:
+        return save(peer, folder)
 
-@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
-@torch.no_grad()
-def test_logits_and_attention_equal_the_equations_before_and_after_writing(
-    layout: Layout, rewritten: Rewritten
-) -> None:
-    arrays, (model, file) = layout.arrays(), rewritten(layout)
-    assert model.config.image_hw == layout.image_size()
-    images = random_images(2, layout.channels, *layout.image_size())
-    theirs = in_numpy(arrays, images, layout.prefix)
-    trace = model.trace(images, attention=True)
-    assert relative_error(model(images), theirs.logits) < 1e-5
-    for ours, weights in zip(trace.attention, theirs.attention, strict=True):
-        assert relative_error(ours, weights) < 1e-5
-    back = dict(np.load(file))
-    assert relative_error(copy.deepcopy(model).double()(images.double()), theirs.logits) < 1e-6
-    assert relative_error(torch.from_numpy(in_numpy(back, images).logits), theirs.logits) < 1e-12
+    def load(self, folder: Path, ours: VisionTransformer, peer: Any) -> Arrays:
+        """What we wrote: their names and shapes, and identical values."""
+        expected, written = self.layout.as_written().arrays(), dict(np.load(folder / "model.npz"))
+        assert written.keys() == expected.keys()
+        for name, array in expected.items():
+            array = array.flatten() if "gn" in name else array  # as in current flax
+            assert written[name].dtype == np.float32
+            assert np.array_equal(written[name], array), name
+        assert all(parameter.is_contiguous() for parameter in ours.parameters())
+        return {self.layout.prefix + name: array for name, array in written.items()}
 
+    def answer(self, peer: Arrays, images: Tensor, ours: VisionTransformer) -> Answer:
+        found = in_numpy(peer, images, self.layout.prefix)
+        attention = [torch.from_numpy(weights) for weights in found.attention]
+        return Answer(outputs=torch.from_numpy(found.logits), attention=attention)
 
-@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
-def test_written_arrays_have_their_names_shapes_and_identical_values(
-    layout: Layout, rewritten: Rewritten
-) -> None:
-    model, file = rewritten(layout)
-    assert file.name == "model.npz"
-    expected, back = layout.as_written().arrays(), dict(np.load(file))
-    assert back.keys() == expected.keys()
-    for name, array in expected.items():
-        if "gn" in name:
-            array = array.flatten()  # as in current flax
-        assert back[name].dtype == np.float32
-        assert np.array_equal(back[name], array), name
-    again = loaded(file)
-    assert again.config == model.config
-    for name, parameter in model.state_dict().items():
-        assert torch.equal(again.state_dict()[name], parameter), name
+    def preprocess(self, peer: Arrays) -> dict[str, Any]:
+        """A crop of 224 of 256 in big_vision; vit_jax and SigLIP squash."""
+        layout, half = self.layout, (0.5,) * self.layout.channels
+        told = {"image_size": layout.image_size(), "interpolation": "bilinear", "mean": half, "std": half}
+        place = layout.place or "pos_embedding"
+        if "posembed_input" in place or "img" in layout.prefix:
+            return told | {"resize": "squash"}
+        told |= {"resize": "crop", "side_rounding": "nearest", "crop_rounding": "down"}
+        rows, columns = layout.image_size()
+        return told | ({"resize_to": (round(rows * 256 / 224),) * 2} if rows == columns else {})
 
 
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -325,19 +289,31 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", OPTIONS)
-def test_options_are_read_from_names_and_shapes(name: str) -> None:
-    config = JAX.read_config(source_of(LAYOUTS[name]))
-    always = {"mlp": "gelu_tanh", "norm_eps": 1e-6, "resample": "jax"}
-    for option, value in (always | OPTIONS[name]).items():
-        assert config.option(option) == value, option
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_family(name: str, tmp_path: Path) -> None:
+    layout = LAYOUTS[name]
+    always = {"mlp": "gelu_tanh", "norm_eps": 1e-6, "resample": "jax", "image_size": layout.image_size()}
+    check_family(
+        Example(
+            library=JaxLibrary(layout),
+            build=layout.arrays,
+            options={**always, **OPTIONS.get(name, {})},
+            tolerance=1e-6,
+            attention=1e-6,
+        ),
+        tmp_path,
+    )
+
+
+@pytest.mark.parametrize("name", ["vit_jax, pre_logits", "big_vision, map", "hybrid, stride 8"])
+def test_misshapen_arrays_are_rejected(name: str, tmp_path: Path) -> None:
+    check_misshapen(save(LAYOUTS[name].arrays(), tmp_path), "jax")
 
 
 def test_bfloat16_is_read_from_numpys_storage(tmp_path: Path) -> None:
     halves = {name: torch.from_numpy(array).bfloat16() for name, array in LAYOUTS["siglip"].arrays().items()}
     stored = {name: tensor.view(torch.int16).numpy().view("V2") for name, tensor in halves.items()}
-    model = loaded(save(stored, tmp_path))
-    assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
+    model = load(save(stored, tmp_path))
     images = random_images(2, 3, 32, 32)
     theirs = in_numpy(
         {name: tensor.float().numpy() for name, tensor in halves.items()}, images, "params/img/"
@@ -352,9 +328,9 @@ def test_bfloat16_is_read_from_numpys_storage(tmp_path: Path) -> None:
 )
 def test_other_precisions_are_written_without_loss(dtype: torch.dtype, stored: str, tmp_path: Path) -> None:
     model = small_model(mlp="gelu_tanh").to(dtype)
-    file = written(model, tmp_path)
+    file = save_pretrained(model, tmp_path, format="jax") / "model.npz"
     assert {str(array.dtype) for array in np.load(file).values()} == {stored}
-    again = loaded(file).state_dict()
+    again = load(file).state_dict()
     for name, parameter in model.state_dict().items():
         assert torch.equal(again[name].double(), parameter.double()), name
 
@@ -367,41 +343,14 @@ def test_arrays_outside_the_image_model_are_ignored(tmp_path: Path) -> None:
         "params/b": np.ones((), np.float32),
         "opt/0/mu/img/embedding/kernel": np.ones((8, 8, 3, 32), np.float32),
     }
-    assert loaded(save(layout.arrays() | text, tmp_path)).config.readout.pool == "map"
+    assert load(save(layout.arrays() | text, tmp_path)).config.readout.pool == "map"
     layout = LAYOUTS["vit_jax, opt/target"]
     optimizer = {
         "opt/state/step": np.ones((), np.float32),
         "opt/state/param_states/embedding/kernel/momentum": np.ones(3, np.float32),
         "step": np.ones((), np.float32),
     }
-    assert loaded(save(layout.arrays() | optimizer, tmp_path)).config.readout.pool == "cls"
-
-
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        ("vit_jax", {"resize": "squash"}),
-        ("vit_jax, opt/target", {"resize": "squash"}),
-        ("hybrid, mean", {"resize": "squash"}),
-        ("siglip", {"resize": "squash"}),
-        ("big_vision, mean", {"resize": "crop", "side_rounding": "nearest", "crop_rounding": "down"}),
-        (
-            "big_vision, positions in the encoder",
-            {"resize": "crop", "side_rounding": "nearest", "crop_rounding": "down"},
-        ),
-        ("i1k-s16", {"resize": "crop", "side_rounding": "nearest", "crop_rounding": "down"}),
-    ],
-)
-def test_preprocessing_is_that_of_the_original_code(name: str, expected: dict[str, Any]) -> None:
-    layout = LAYOUTS[name]
-    source = source_of(layout)
-    preprocess = JAX.read_preprocess(source, JAX.read_config(source))
-    half = (0.5, 0.5, 0.5)
-    always = {"image_size": layout.image_size(), "interpolation": "bilinear", "mean": half, "std": half}
-    for option, value in (always | expected).items():
-        assert getattr(preprocess, option) == value, option
-    resized = {round(side * 256 / 224) for side in preprocess.image_size}
-    assert set(preprocess.resize_to or resized) == resized
+    assert load(save(layout.arrays() | optimizer, tmp_path)).config.readout.pool == "cls"
 
 
 def test_big_vision_crops_384_of_448_and_grey_models_have_one_statistic() -> None:
@@ -427,7 +376,7 @@ def test_timm_reads_original_and_written_files_with_equal_logits(name: str, tmp_
     timm = pytest.importorskip("timm", reason="timm is not installed (vitascope[peers])")
     layout = LAYOUTS[name]
     original = save(layout.arrays(), tmp_path)
-    model = loaded(original)
+    model = load(original)
     with uninitialized():
         peer = timm.models.vision_transformer.VisionTransformer(
             img_size=layout.image_size(),
@@ -441,7 +390,7 @@ def test_timm_reads_original_and_written_files_with_equal_logits(name: str, tmp_
             **TIMM_LAYOUTS[name],
         )
     images = random_images(2, 3, *layout.image_size())
-    for file in (original, written(model, tmp_path)):
+    for file in (original, save_pretrained(model, tmp_path / "ours", format="jax") / "model.npz"):
         randomize(peer, seed=3).eval().load_pretrained(str(file))
         assert relative_error(model(images), peer(images)) < 1e-5
 
@@ -458,14 +407,9 @@ def test_timm_reads_original_and_written_files_with_equal_logits(name: str, tmp_
         ("MAPHead_0/probe", "missing MAPHead_0/MultiHeadDotProductAttention_0/query/kernel"),
     ],
 )
-def test_duplicate_part_is_rejected(extra: str, told: str) -> None:
-    def read() -> None:
-        source = source_of(Layout(), change={extra: np.ones((2, 32), np.float32)})
-        from_family(JAX, source, JAX.read_config(source))
-
-    with pytest.raises(CheckpointError) as caught:
-        read()
-    assert told in str(caught.value)
+def test_duplicate_part_is_rejected(extra: str, told: str, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=re.escape(told)):
+        load(save(Layout().arrays() | {extra: np.ones((2, 32), np.float32)}, tmp_path))
 
 
 def test_non_square_positions_need_an_architecture(tmp_path: Path) -> None:
@@ -474,11 +418,14 @@ def test_non_square_positions_need_an_architecture(tmp_path: Path) -> None:
     arrays[place] = np.random.default_rng(1).normal(0, 0.5, (1, 1 + 2 * 3, 32)).astype(np.float32)
     path = save(arrays, tmp_path)
     with pytest.raises(CheckpointError, match=r"7 positions do not form a square grid.*config=ViTConfig"):
-        JAX.read_config(opened(path))
+        load(path)
     config = JAX.read_config(source_of(Layout())).replace(image_size=(16, 24))
     images = random_images(2, 3, 16, 24)
     with torch.no_grad():
-        assert relative_error(loaded(path, config)(images), in_numpy(arrays, images).logits) < 1e-5
+        assert (
+            relative_error(load_source(*identify(path), config)(images), in_numpy(arrays, images).logits)
+            < 1e-5
+        )
 
 
 @pytest.mark.parametrize(

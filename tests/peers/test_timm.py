@@ -8,9 +8,21 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
-from tests.model import VARIANTS, random_images, randomize, small_config, small_model
+from tests.contracts.family import (
+    Answer,
+    Example,
+    Library,
+    check_family,
+    check_misshapen,
+    check_refused,
+    check_written,
+    settled,
+)
+from tests.model import VARIANTS, randomize, small_config, small_model
 from tests.peers.comparison import relative_error
 from tests.peers.timm_models import (
     BEIT,
@@ -29,8 +41,9 @@ from tests.peers.timm_models import (
     saved,
     with_arguments,
 )
+from tests.uninitialized import uninitialized
 from tests.weights import edit
-from vitascope.model.config import OPTIONS, ViTConfig
+from vitascope.data.preprocess import Preprocess
 from vitascope.model.sizes import named_config
 from vitascope.model.vit import VisionTransformer
 from vitascope.weights.families.timm import Timm
@@ -39,37 +52,64 @@ from vitascope.weights.families.timm_eva import TimmEva
 from vitascope.weights.files import CheckpointError
 from vitascope.weights.identification import identify
 from vitascope.weights.loading import from_pretrained
-from vitascope.weights.mapping import Source, changes, from_family, misfit, to_family
-from vitascope.weights.preprocess import default_preprocess, preprocess_of
+from vitascope.weights.mapping import Source, changes, from_family, misfit
 
 timm = pytest.importorskip("timm", reason="timm is not installed (vitascope[peers])")
 
 
-def watch(peer: nn.Module, part: str) -> list[Tensor]:
-    """Record the outputs of a part of each block in every later forward pass; timm's "attn.attn_drop" are the
-    attention weights, unless attention is fused."""
-    seen: list[Tensor] = []
-    for block in peer.blocks:
-        block.attn.fused_attn = False
-        block.get_submodule(part).register_forward_hook(lambda module, args, output: seen.append(output))
-    return seen
+class TimmLibrary(Library):
+    family = "timm"
+
+    def __init__(self, **args: Any) -> None:
+        self.args = {"model_args": args} if args else {}  # in config.json, besides the architecture
+
+    def save(self, peer: nn.Module, folder: Path) -> Path:
+        timm.models.save_for_hf(peer, folder, safe_serialization=True, **self.args)
+        return folder
+
+    def load(self, folder: Path, ours: VisionTransformer, peer: Any) -> nn.Module:
+        with uninitialized():
+            loaded = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
+        assert_same_state(loaded.state_dict(), load_file(folder / "model.safetensors"))
+        if peer is not None and not self.args:  # the others' tensors may have other names
+            assert_same_state(loaded.state_dict(), peer.float().state_dict())
+        return loaded
+
+    def preprocess(self, peer: nn.Module) -> dict[str, Any]:
+        told = timm.data.resolve_data_config({}, model=peer)
+        names = ("mean", "std", "interpolation") if peer.in_chans == 3 else ("interpolation",)
+        return {name: told[name] for name in names}
+
+    def carried(self, ours: VisionTransformer) -> Preprocess:
+        """Whole pixels, as timm resizes to."""
+        channels, size = ours.config.in_channels, ours.config.image_hw
+        numbers = {"mean": (0.1, 0.2, 0.3, 0.4, 0.5)[:channels], "std": (0.5,) * channels}
+        whole: dict[str, Any] = {"resize_to": size}
+        if size[0] != size[1]:
+            whole["side_rounding"] = "nearest"
+        return Preprocess(image_size=size, channels=channels, **numbers, **whole)
+
+    def answer(self, peer: nn.Module, images: Tensor, ours: VisionTransformer) -> Answer:
+        peer = with_rotation_of(peer.double(), ours)
+        seen: dict[str, list[Tensor]] = {"": [], "attn.attn_drop": []}  # of a block, and attention weights
+        hooks = []
+        for block in peer.blocks:
+            block.attn.fused_attn = False
+            for part, results in seen.items():
+                hooks.append(keep_outputs(block.get_submodule(part), results))
+        features = peer.forward_features(images)
+        for hook in hooks:
+            hook.remove()
+        distilled = ours.config.readout.distillation_token  # timm returns the mean of two tokens
+        pooled = None if distilled else peer.forward_head(features, pre_logits=True)
+        blocks, attention = seen.values()
+        return Answer(
+            outputs=peer(images), features=features, pooled=pooled, blocks=blocks, attention=attention
+        )
 
 
-@torch.no_grad()
-def assert_alike(ours: VisionTransformer, peer: nn.Module, images: Tensor, tolerance: float) -> None:
-    """Compare logits, pooled features, and every block's tokens and attention."""
-    assert relative_error(ours(images), peer(images)) < tolerance
-    attention, tokens = watch(peer, "attn.attn_drop"), watch(peer, "")
-    features = peer.forward_features(images)
-    assert relative_error(ours.forward_features(images), features) < tolerance
-    if not ours.config.readout.distillation_token:  # timm returns the mean of two tokens
-        pooled = peer.forward_head(features, pre_logits=True)
-        assert relative_error(ours.embed(images), pooled) < tolerance
-    trace = ours.trace(images, attention=True)
-    assert len(trace.attention) == len(attention) == len(tokens) == ours.config.depth
-    for index in range(ours.config.depth):
-        assert relative_error(trace.attention[index], attention[index]) < tolerance
-        assert relative_error(trace[f"block{index}"], tokens[index]) < tolerance
+def keep_outputs(module: nn.Module, results: list[Tensor]) -> RemovableHandle:
+    return module.register_forward_hook(lambda module, args, output: results.append(output))
 
 
 def with_rotation_of(peer: nn.Module, ours: VisionTransformer) -> nn.Module:
@@ -88,29 +128,36 @@ def with_rotation_of(peer: nn.Module, ours: VisionTransformer) -> nn.Module:
     return peer
 
 
-@pytest.mark.parametrize("case", MODELS | HYBRIDS | EVA | BEIT)
-@torch.no_grad()
-def test_a_folder_has_timms_outputs_both_ways(case: str, tmp_path: Path) -> None:
-    """Saved by timm, loaded here, written for timm, loaded there strictly, and read again."""
-    theirs, written = tmp_path / "theirs", tmp_path / "ours"
+SIZES = {name: [(96, 32), (128, 80)] for name in ("ViT", "DeiT distilled", "FlexiViT")}
+SIZES |= {"register, mean, layer scale": [(96, 32)], "RoPE-ViT mixed": [(32, 80)]}
+SIZES |= {"EVA-02 small": [(28, 70)], "DINOv3": [(32, 80)]}
+"""Sizes of images of models that timm builds for any size."""
+
+
+def example(case: str) -> Example:
+    name, options = (MODELS | HYBRIDS | EVA | BEIT)[case]
+    patch, args = 14 if "patch14" in name else 16, {}
     if case in EVA | BEIT:
-        peer, ours = with_arguments(case, theirs)
-    else:
-        peer = peer_model(case)
-        ours = loaded(saved(peer, theirs))
-    assert identify(theirs)[1].name == "timm"
-    assert changes(LIBRARY, ours.config) == []
-    again, images = in_timm(ours, written), images_for(ours.config).double()
-    if case in MODELS | HYBRIDS:  # the others' tensors may have other names with the same function
-        assert_same_state(again.state_dict(), peer.state_dict())
-    read = from_pretrained(written)
-    assert read.config == ours.config
-    assert_same_state(read.state_dict(), ours.state_dict())
-    ours, peer, again = ours.double(), peer.double(), again.double()
-    # DINOv3 may compute its angles in another dtype.
-    assert relative_error(again(images), peer(images)) < (1e-7 if case in EVA else 1e-10)
-    for model in (peer, again):
-        assert_alike(ours, with_rotation_of(model, ours), images, tolerance=1e-10)
+        args = options = {**EVA_SIZES, "img_size": [4 * patch, 3 * patch], **options}
+    any_size = {"dynamic_img_size": True} if case in SIZES else {}
+    return Example(
+        library=TimmLibrary(**args),
+        build=lambda: random_model(name, **options, **any_size),
+        sizes=SIZES.get(case, ()),
+        tolerance=1e-6 if case in EVA and any_size else 1e-10,  # timm then computes the angles in float32
+        attention=1e-6 if case in EVA and any_size else 1e-10,
+    )
+
+
+@pytest.mark.parametrize("case", MODELS | HYBRIDS | EVA | BEIT)
+def test_family(case: str, tmp_path: Path) -> None:
+    check_family(example(case), tmp_path)
+
+
+@pytest.mark.parametrize("case", ["ViT", "DeiT distilled", "DINOv3", "BEiT"])
+def test_misshapen_tensors_are_rejected(case: str, tmp_path: Path) -> None:
+    given = example(case)
+    check_misshapen(given.library.save(given.build(), tmp_path), "timm")
 
 
 @torch.no_grad()
@@ -156,61 +203,21 @@ def test_each_distilled_token_has_its_own_head(tmp_path: Path) -> None:
         assert relative_error(mine, theirs) < 1e-5
 
 
-REFUSED = {
-    "overlapping patches": "stem 'overlap'",
-    "overlapping patches, stride 8x4": "stem 'overlap', stride (8, 4)",
-    "resnet": "resnet_layers (1, 2), resnet_width 4",
-    "resnet as timm has it": "resnet_layers (1,), resnet_width 2",
-    "tokenizer": "stem 'tokenizer'",
-    "tokenizer that pools in two of three layers": "stem 'tokenizer', tokenizer_widths (6, 4)",
-    "tokenizer that pools in its last layers": "stem 'tokenizer', tokenizer_widths (6, 4)",
-    "tokenizer with GELU": "stem 'tokenizer', tokenizer_widths (4, 6)",
-    "norm of overlapping patches, RMS": "stem 'overlap'",
-    "RMS norms": "patch_bias and embedding_norm",
-    "norm of queries and keys, RMS, rotary": "positions 'rotary'",
-    "no other biases, map": 'pool "map" and linear_bias False',
-    "map of every token": "pool_heads 4, pool_mlp_ratio 1.5",
-    "sequence": "pool 'sequence'",
-    "sequence beside a class token, then norm": "pool 'sequence'",
-    "cosine head": "head 'cosine'",
-    "cosine head of a projection": "head 'cosine', projection 7",
-    "no patch bias": "patch_bias and embedding_norm",
-    "rows and columns": "positions 'learned_2d'",
-    "sincos 1d": "positions 'sincos_1d'",
-    "sincos 2d": "positions 'sincos_2d'",
-    "sincos 2d of big_vision, map": "positions 'sincos_2d_big_vision'",
-    "relative": "positions 'relative'",
-    "relative without prefix": "positions 'relative'",
-    "relative by block": "positions 'relative_by_block', absolute 'all'",
-    "relative by block without prefix, window": "positions 'relative_by_block', attention 'window'",
-    "rotary by row and column": "positions 'rotary_axial', absolute 'all', rotary_base 50.0",
-    "rotary, stretched": "positions 'rotary_axial', rotary_grid (3, 5), rotary_offset 1.0",
-    "rotary with learned frequencies": "positions 'rotary_mixed', absolute 'patches'",
-    "norm of branches": 'norm "branch" and layer_scale',
-    "patch dropout, learned frequencies": "positions 'rotary_mixed'",
-    "rotary": "positions 'rotary', rotary_base 50.0",
-    "rotary with registers": "positions 'rotary'",
-    "fewer heads of the same width": "head_dim 4",
-    "fewer heads, map, no key bias": "head_dim 8",
-    "token merging": "token_merging 3",
-    "token merging, mean, registers": "token_merging 5",
-    "embedding norm": "patch_bias and embedding_norm",
-    "post-norm": "norm 'post'",
-    "post-norm, mean": "norm 'post'",
-    "axial": "attention 'axial'",
-    "axial, relative, mean": "positions 'relative', attention 'axial'",
-    "window": "attention 'window', window (2, 2)",
-    "window, rotary, registers": "positions 'rotary', attention 'window', window (1, 2)",
-    "window, relative": "positions 'relative', attention 'window', window (2, 1)",
-    "no key bias": "qkv_bias 'no_key'",
-    "class token and mean": "pool 'cls_mean'",
-    "map, swiglu, registers, mlp head": 'head \'mlp\', pool "map" and mlp "swiglu"',
-    "distillation without head": 'num_registers and distillation_token, head "none" and distillation_token',
-    "mlp head": "head 'mlp'",
-    "pre_logits": "head 'pre_logits'",
-    "patch dropout, rotary": "positions 'rotary'",
-}
-"""What timm has no model for, of the variants of our tests, and the options that are named."""
+REFUSED = [
+    *("overlapping patches", "overlapping patches, stride 8x4", "resnet", "resnet as timm has it"),
+    *("tokenizer", "tokenizer that pools in two of three layers"),
+    *("tokenizer that pools in its last layers", "tokenizer with GELU", "no patch bias"),
+    *("rows and columns", "sincos 1d", "sincos 2d", "sincos 2d of big_vision, map", "relative"),
+    *("relative without prefix", "relative by block", "relative by block without prefix, window"),
+    *("embedding norm", "norm of overlapping patches, RMS", "post-norm", "post-norm, mean"),
+    *("norm of branches", "RMS norms", "norm of queries and keys, RMS, rotary", "no other biases, map"),
+    *("axial", "axial, relative, mean", "window", "window, rotary, registers", "window, relative"),
+    *("fewer heads of the same width", "fewer heads, map, no key bias", "token merging"),
+    *("token merging, mean, registers", "class token and mean", "map, swiglu, registers, mlp head"),
+    *("sequence", "sequence beside a class token, then norm", "distillation without head", "mlp head"),
+    *("pre_logits", "cosine head", "cosine head of a projection"),
+]
+"""What timm has no model for, of the variants of our tests."""
 MORE: dict[str, dict[str, Any]] = {
     "norm of branches alone": {"norm": "branch", "pool": "mean"},
     "norm before the encoder": {"embedding_norm": True, "patch_bias": False},
@@ -263,39 +270,15 @@ MORE: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("case", [name for name in VARIANTS if name not in REFUSED] + list(MORE))
-@torch.no_grad()
 def test_our_models_have_equal_outputs_in_timm(case: str, tmp_path: Path) -> None:
-    ours = small_model(**(VARIANTS | MORE)[case])
-    config = LIBRARY.fixed_there(ours.config)
-    peer = in_timm(ours, tmp_path)
-    again = from_pretrained(tmp_path)
-    assert_same_state(again.state_dict(), ours.state_dict())
-    assert what_runs(again.config) == what_runs(config)
-    assert again.config.class_names == ours.config.class_names
-    ours, peer, images = ours.double(), peer.double(), images_for(config).double()
-    assert relative_error(with_rotation_of(peer, ours)(images), ours(images)) < 1e-12
-
-
-def what_runs(config: ViTConfig) -> dict[str, Any]:
-    """The options that, besides the weights, determine the output of a trained model."""
-    options = {name: config.option(name) for name, group in OPTIONS.items() if group != "regularization"}
-    spellings = {
-        "layer_scale": options["layer_scale"] is not None,
-        "class_token": config.readout.has_class_token,
-        "position_prefix": config.num_prefix_tokens == 0 or options["position_prefix"],
-        "num_classes": 0 if options["head"] == "none" else options["num_classes"],
-        "mlp_ratio": config.mlp_dim,
-    }
-    return options | spellings
+    check_written(
+        small_model(**(VARIANTS | MORE)[case]), Example(library=TimmLibrary(), build=dict), tmp_path
+    )
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_model_that_timm_cannot_run_is_rejected_naming_its_options(case: str, tmp_path: Path) -> None:
-    model = small_model(**VARIANTS[case])
-    with pytest.raises(CheckpointError) as error:
-        to_family(TIMM, model, default_preprocess(model.config), tmp_path / "new")
-    assert f"timm has no model with {REFUSED[case]}" in str(error.value)
-    assert not (tmp_path / "new").exists()
+def test_model_that_timm_cannot_run_is_rejected(case: str, tmp_path: Path) -> None:
+    check_refused("timm", small_model(**VARIANTS[case]), VARIANTS[case], tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -319,11 +302,10 @@ def test_options_fixed_by_timm_are_reported_and_applied(
     told = [sentence.partition(": timm has no other")[0] for sentence in changes(TIMM, ours.config)]
     assert sorted(told) == sorted(change.split("; "))
     peer = in_timm(ours, tmp_path).double()
-    settled = VisionTransformer(TIMM.fixed_there(ours.config)).eval()
-    settled.load_state_dict(ours.state_dict())
+    expected = settled(ours, "timm").double()
     images = images_for(ours.config).double()
     with torch.no_grad():
-        assert relative_error(peer(images), settled.double()(images)) < 1e-12
+        assert relative_error(peer(images), expected(images)) < 1e-12
 
 
 @pytest.mark.parametrize(
@@ -343,18 +325,6 @@ def test_options_fixed_by_timm_are_reported_and_applied(
 )
 def test_combination_that_timm_lacks_is_rejected(options: dict[str, Any], reason: str) -> None:
     assert misfit(TIMM, small_config(**options)).startswith(f"timm has no model with {reason}")
-
-
-# Other sizes, gradients, initialization
-
-
-@pytest.mark.parametrize("case", ["ViT", "DeiT distilled", "FlexiViT", "register, mean, layer scale"])
-@pytest.mark.parametrize("size", [(96, 32), (64, 64), (128, 80)])
-@torch.no_grad()
-def test_other_image_sizes_equal_timm(case: str, size: tuple[int, int], tmp_path: Path) -> None:
-    name, options = MODELS[case]
-    peer = random_model(name, **options, dynamic_img_size=True)
-    assert_alike(loaded(saved(peer, tmp_path)), peer, random_images(2, 3, *size), tolerance=1e-5)
 
 
 @pytest.mark.parametrize("case", ["ViT", "norm, then mean", "SigLIP of tanh", "DINOv2 giant", "R26+ViT-S/32"])
@@ -386,9 +356,6 @@ def test_initialization_has_the_spread_of_timm() -> None:
         else:  # at least 192 numbers, which determine a standard deviation to 5%
             assert actual.std().item() == pytest.approx(expected.std().item(), rel=0.2), name
             assert actual.abs().max().item() == pytest.approx(expected.abs().max().item(), rel=0.4), name
-
-
-# Faults
 
 
 def test_mask_token_is_ignored(tmp_path: Path) -> None:
@@ -504,24 +471,6 @@ def test_file_without_its_settings_is_rejected(name: str, tmp_path: Path) -> Non
     torch.save(peer.state_dict(), tmp_path / f"{name}.pth")
     with pytest.raises(CheckpointError, match=r"(eva|beit)\.py without its config\.json"):
         from_pretrained(f"timm:{tmp_path / name}.pth")
-
-
-def test_preprocessing_of_dinov3_is_that_of_the_settings(tmp_path: Path) -> None:
-    peer, ours = with_arguments("DINOv3", tmp_path)
-    expected = timm.data.resolve_data_config({}, model=peer)
-    preprocess = preprocess_of(ours)
-    assert (preprocess.mean, preprocess.std) == (expected["mean"], expected["std"])
-    assert preprocess.interpolation == expected["interpolation"]
-
-
-@pytest.mark.parametrize("case", ["RoPE-ViT mixed", "EVA-02 small", "DINOv3"])
-@torch.no_grad()
-def test_other_image_sizes_of_rotary_models_equal_timm(case: str, tmp_path: Path) -> None:
-    peer, ours = with_arguments(case, tmp_path, dynamic_img_size=True)
-    peer, ours, patch = peer.double(), ours.double(), ours.config.patch_hw[0]
-    images = random_images(2, 3, 2 * patch, 5 * patch).double()
-    # timm's angles are float64
-    assert relative_error(ours(images), with_rotation_of(peer, ours)(images)) < 1e-6
 
 
 def test_a_table_of_another_grid_is_rejected(tmp_path: Path) -> None:

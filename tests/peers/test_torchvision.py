@@ -8,17 +8,17 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from tests.contracts.family import Answer, Example, Library, check_family, check_misshapen, load
 from tests.model import random_images, randomize, small_config
 from tests.peers.comparison import relative_error
 from tests.uninitialized import uninitialized
-from vitascope.data.preprocess import Preprocess
 from vitascope.model.sizes import named_config
 from vitascope.model.vit import VisionTransformer
 from vitascope.weights.families.torchvision import Torchvision
-from vitascope.weights.files import CheckpointError, read_weights
+from vitascope.weights.files import CheckpointError
 from vitascope.weights.imagenet import imagenet_classes
 from vitascope.weights.loading import from_pretrained
-from vitascope.weights.mapping import Source, changes, from_family, to_family
+from vitascope.weights.mapping import Source
 
 torchvision = pytest.importorskip("torchvision", reason="torchvision is not installed (vitascope[peers])")
 
@@ -52,58 +52,59 @@ def peer(**arguments: Any) -> nn.Module:
     return randomize(model).eval()
 
 
-def opened(path: Path) -> Source:
-    source = Source(name=str(path), file=path.name, tensors=read_weights(path).tensors)
-    assert FAMILY.recognizes(source)
-    return FAMILY.before_reading(source)
+class TorchvisionLibrary(Library):
+    family = "torchvision"
+
+    def __init__(self, arguments: dict[str, Any]) -> None:
+        self.arguments = arguments
+
+    def save(self, peer: nn.Module, folder: Path) -> Path:
+        torch.save(peer.state_dict(), folder / "theirs.pth")
+        return folder / "theirs.pth"
+
+    def load(self, folder: Path, ours: VisionTransformer, peer: Any) -> nn.Module:
+        again = torchvision.models.VisionTransformer(**self.arguments).eval()
+        again.load_state_dict(torch.load(folder / "model.pth", weights_only=True), strict=True)
+        return again
+
+    def answer(self, peer: nn.Module, images: Tensor, ours: VisionTransformer) -> Answer:
+        seen: list[Tensor] = []
+        layers = peer.double().encoder.layers
+        hooks = [layer.ln_1.register_forward_hook(lambda *given: seen.append(given[-1])) for layer in layers]
+        outputs = peer(images)
+        for hook in hooks:
+            hook.remove()
+        asked = {"need_weights": True, "average_attn_weights": False}
+        attention = [layer.self_attention(x, x, x, **asked)[1] for layer, x in zip(layers, seen, strict=True)]
+        return Answer(outputs=outputs, attention=attention)
 
 
-def loaded(source: Source) -> VisionTransformer:
-    config = FAMILY.read_config(source)
-    state = from_family(FAMILY, source, config)
-    with torch.device("meta"):
-        model = VisionTransformer(config)
-    model.load_state_dict(state, assign=True)
-    return model.eval()
-
-
-def saved(model: nn.Module, folder: Path) -> Source:
-    torch.save(model.state_dict(), folder / "theirs.pth")
-    return opened(folder / "theirs.pth")
-
-
-def plain_preprocess(model: VisionTransformer) -> Preprocess:
-    return FAMILY.read_preprocess(Source(name="", tensors={}), model.config)
-
-
-def attention(model: nn.Module, images: Tensor) -> list[Tensor]:
-    """The attention weights of each layer of torchvision's model."""
-    seen: list[Tensor] = []
-    for layer in model.encoder.layers:
-        layer.ln_1.register_forward_hook(lambda module, args, output: seen.append(output))
-    model(images)
-    layers = zip(model.encoder.layers, seen, strict=True)
-    return [
-        layer.self_attention(x, x, x, need_weights=True, average_attn_weights=False)[1] for layer, x in layers
-    ]
+def with_old_names(peer: nn.Module, source: Source) -> Source:
+    """The names of the MLP in files of older versions."""
+    pairs = (("mlp.0.", "mlp.linear_1."), ("mlp.3.", "mlp.linear_2."))
+    state = peer.float().state_dict()
+    for new, old in pairs:
+        state = {name.replace(new, old): tensor for name, tensor in state.items()}
+    return Source(name="old", tensors=state)
 
 
 @pytest.mark.parametrize("arguments", PEERS.values(), ids=PEERS)
-@torch.no_grad()
-def test_outputs_and_attention_equal_torchvision_both_ways(arguments: dict[str, Any], tmp_path: Path) -> None:
-    theirs, images = peer(**arguments), random_images(2, 3, *[arguments["image_size"]] * 2)
-    ours = loaded(saved(theirs, tmp_path))
-    logits, trace = theirs(images), ours.trace(images, attention=True)
-    assert relative_error(ours(images), logits) < 1e-5
-    for found, expected in zip(trace.attention or [], attention(theirs, images), strict=True):
-        assert relative_error(found, expected) < 1e-5
+def test_family(arguments: dict[str, Any], tmp_path: Path) -> None:
+    options = {"num_heads": arguments["num_heads"], "patch_size": (arguments["patch_size"],) * 2}
+    check_family(
+        Example(
+            library=TorchvisionLibrary(arguments),
+            build=lambda: peer(**arguments),
+            options={**options, "head": "mlp" if "representation_size" in arguments else "linear"},
+            others={"older names": with_old_names},
+        ),
+        tmp_path,
+    )
 
-    [file] = to_family(FAMILY, ours, plain_preprocess(ours), tmp_path / "written")
-    again = peer(**arguments)
-    again.load_state_dict(torch.load(file, weights_only=True), strict=True)
-    assert relative_error(again(images), logits) < 1e-5
-    for name, tensor in loaded(opened(file)).state_dict().items():
-        assert torch.equal(tensor, ours.state_dict()[name]), name
+
+def test_misshapen_tensors_are_rejected(tmp_path: Path) -> None:
+    path = TorchvisionLibrary({}).save(peer(**PEERS["representation"]), tmp_path)
+    check_misshapen(path, "torchvision")
 
 
 @torch.no_grad()
@@ -125,19 +126,6 @@ def test_number_of_heads_is_assumed_with_a_note_and_can_be_given(
     torch.save({"model": theirs.state_dict(), "args": argparse.Namespace(model="vit_b_16")}, file)
     from_pretrained(file)
     assert caplog.messages == []
-
-
-@torch.no_grad()
-def test_old_mlp_names_are_read_as_in_torchvision(tmp_path: Path) -> None:
-    theirs, images = peer(**PEERS["plain"]), random_images(2, 3, 64, 64)
-    old = {
-        name.replace("mlp.0.", "mlp.linear_1.").replace("mlp.3.", "mlp.linear_2."): tensor
-        for name, tensor in theirs.state_dict().items()
-    }
-    torch.save(old, tmp_path / "old.pth")
-    again = torchvision.models.VisionTransformer(**PEERS["plain"]).eval()
-    again.load_state_dict(torch.load(tmp_path / "old.pth"))
-    assert relative_error(loaded(opened(tmp_path / "old.pth"))(images), again(images)) < 1e-5
 
 
 @pytest.mark.parametrize("weights", PUBLISHED, ids=str)
@@ -169,25 +157,23 @@ def test_file_of_another_name_has_the_default_preprocessing() -> None:
     assert (found.image_size, found.resize_to, found.interpolation) == ((320, 320), (366, 366), "bilinear")
 
 
-def test_other_epsilons_and_resampling_rules_are_replaced_and_reported() -> None:
-    config = small_config(norm_eps=1e-5, resample="jax", embed_dim=64, num_heads=1)
-    told = " ".join(changes(FAMILY, config))
-    assert "norm_eps 1e-05 becomes 1e-06" in told
-    assert "resample 'jax' becomes 'torchvision'" in told
-    assert not changes(FAMILY, FAMILY.fixed_there(config))
-
-
 def test_unsupported_models_are_rejected_with_the_reason(tmp_path: Path) -> None:
     stem = torchvision.models.vision_transformer.ConvStemConfig(8, 3, 16)
-    source = saved(peer(**PEERS["plain"], conv_stem_configs=[stem]), tmp_path)
-    with pytest.raises(CheckpointError, match="conv_stem_configs"):
-        FAMILY.read_config(source)
-    source = saved(peer(**PEERS["representation"] | {"representation_size": 32}), tmp_path)
-    with pytest.raises(CheckpointError, match=r"heads\.pre_logits\.weight[^;]*\(32, 128\)"):
-        loaded(source)
-    source.tensors["encoder.pos_embedding"] = torch.zeros(1, 1 + 15, 128)
+    width, library = PEERS["representation"] | {"representation_size": 32}, TorchvisionLibrary({})
+    for model, reason in (
+        (peer(**PEERS["plain"], conv_stem_configs=[stem]), "conv_stem_configs"),
+        (peer(**width), r"heads\.pre_logits\.weight[^;]*\(32, 128\)"),
+    ):
+        with pytest.raises(CheckpointError, match=reason):
+            load(library.save(model, tmp_path))
+    state = peer(**PEERS["plain"]).state_dict() | {"encoder.pos_embedding": torch.zeros(1, 1 + 15, 128)}
+    bare = {name: tensor for name, tensor in state.items() if "ln_1" not in name}
+    with pytest.raises(CheckpointError, match=r"^oblong: depth must be at least 1"):
+        FAMILY.read_config(
+            Source(name="oblong", tensors=bare | {"encoder.pos_embedding": torch.zeros(1, 17, 128)})
+        )
     with pytest.raises(CheckpointError, match=r"16 positions.*not a square.*config=ViTConfig"):
-        FAMILY.read_config(source)
+        FAMILY.read_config(Source(name="oblong", tensors=state))
 
 
 @pytest.mark.parametrize("name", ["b_16", "b_32", "l_16", "l_32"])

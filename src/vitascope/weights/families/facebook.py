@@ -31,7 +31,16 @@ from vitascope.model.config import ViTConfig
 from vitascope.weights.families import pth
 from vitascope.weights.families.timm_body import BODY, body_options, place_options
 from vitascope.weights.files import CheckpointError
-from vitascope.weights.mapping import PLAIN_VIT, Source, State, Stored, Table, stacked, supporting
+from vitascope.weights.mapping import (
+    PLAIN_VIT,
+    Source,
+    State,
+    Stored,
+    Table,
+    checked_config,
+    stacked,
+    supporting,
+)
 
 log = logging.getLogger(__name__)
 
@@ -90,7 +99,7 @@ class Deit(pth.PthFamily):
         options = body_options(pth.with_timms_names(source))
         covers_prefix = options["layer_scale"] is None  # DeiT-III adds positions before the class token joins
         prefix = 1 + options["distillation_token"] if covers_prefix else 0
-        return self.fixed_there(ViTConfig.from_dict(options | pth.grid_options(source, options, prefix)))
+        return self.fixed_there(checked_config(source, options | pth.grid_options(source, options, prefix)))
 
     def read_preprocess(self, source: Source, config: ViTConfig) -> Preprocess:
         """The evaluation of `main.py`: a crop of 0.875, for DeiT-III (README_revenge.md) of 1."""
@@ -155,7 +164,7 @@ class Dinov2(pth.PthFamily):
     def read_config(self, source: Source) -> ViTConfig:
         options = body_options(pth.with_timms_names(source))
         prefix = 0 if options["num_registers"] else 1  # see `before_reading`
-        return self.fixed_there(ViTConfig.from_dict(options | pth.grid_options(source, options, prefix)))
+        return self.fixed_there(checked_config(source, options | pth.grid_options(source, options, prefix)))
 
     def read_preprocess(self, source: Source, config: ViTConfig) -> Preprocess:
         """The preprocessing of its evaluation, at 224 pixels; the positions are those of 518 pixels."""
@@ -247,7 +256,7 @@ class Dinov3(pth.PthFamily):
             options["qkv_bias"] = "no_key"
         if source.has("blocks.0.mlp.w1.weight"):
             options["mlp"] = "swiglu"
-        return ViTConfig.from_dict(options | place_options(source, options, None))
+        return checked_config(source, options | place_options(source, options, None))
 
     def read_preprocess(self, source: Source, config: ViTConfig) -> Preprocess:
         """The paper's, for classification; its README squashes the picture for features, bilinearly."""

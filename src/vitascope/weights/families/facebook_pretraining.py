@@ -21,7 +21,7 @@ from vitascope.model.config import ViTConfig
 from vitascope.model.positions import sincos_table
 from vitascope.weights.families import pth
 from vitascope.weights.families.timm_body import BODY, body_options
-from vitascope.weights.mapping import Source, State, Table
+from vitascope.weights.mapping import Source, State, Table, checked_config
 
 _WIDTHS = (192, 384, 768, 1024, 1280, 1408)  # of the models in their code, whose heads are known
 _ROUNDING = 2**-8  # of a sine in bfloat16
@@ -43,7 +43,7 @@ class Pretrained(pth.PthFamily):
     def read_config(self, source: Source) -> ViTConfig:
         options = body_options(source)
         options |= pth.grid_options(source, options, self.prefix) | self.readout(source)
-        return ViTConfig.from_dict({**options, "norm_eps": 1e-6, "resample": self.rule})
+        return checked_config(source, {**options, "norm_eps": 1e-6, "resample": self.rule})
 
     def readout(self, source: Source) -> dict[str, Any]:
         """The options of pooling; by default the class token is read."""

@@ -30,7 +30,16 @@ from vitascope.data.preprocess import Preprocess
 from vitascope.model.config import ViTConfig
 from vitascope.weights.families.pth import shorter_side
 from vitascope.weights.files import MAX_TENSORS, CheckpointError
-from vitascope.weights.mapping import Family, Source, State, Stored, Table, reshaped, supporting
+from vitascope.weights.mapping import (
+    Family,
+    Source,
+    State,
+    Stored,
+    Table,
+    checked_config,
+    reshaped,
+    supporting,
+)
 from vitascope.weights.preprocess import default_preprocess
 
 # The table, with the names of vit_jax's first published files. In flax a dense layer multiplies from the
@@ -169,7 +178,7 @@ class Jax(Family):
         if source.has("head/kernel"):
             options["head"] = "mlp" if hidden else "linear"
             options["num_classes"] = source.shape("head/kernel", 2)[1]
-        return ViTConfig.from_dict(options | _place_options(source, options["patch_size"]))
+        return checked_config(source, options | _place_options(source, options["patch_size"]))
 
     def read_preprocess(self, source: Source, config: ViTConfig) -> Preprocess:
         """The preprocessing of the code around such files, with Pillow's filter instead of TensorFlow's."""

@@ -46,18 +46,19 @@ def relative_options(source: Source, block: str, shared: str, *, learned: bool) 
     return {"positions": kind, "absolute": "all" if learned else "none"}
 
 
-def split_tables(tensors: State, grid: tuple[int, int] | None) -> None:
-    """Split each table in two, in place, given the grid of patches; None for a square one."""
+def split_tables(tensors: State, grid: tuple[int, int] | None, place: str) -> None:
+    """Split each table in two, in place, given the grid of patches; None for a square one. `place` is the
+    file, for messages."""
     for name in [name for name in tensors if name.endswith(TABLE)]:
         table = tensors[name]
         if table.ndim != 2 or table.shape[0] < 4:
-            raise CheckpointError(f"{name} {tuple(table.shape)} is no table of relative positions")
+            raise CheckpointError(f"{place}: {name} {tuple(table.shape)} is no table of relative positions")
         count = table.shape[0] - 3
         side = math.isqrt(count)
         sides = (side, side) if grid is None else (2 * grid[0] - 1, 2 * grid[1] - 1)
         if sides[0] * sides[1] != count:
             raise CheckpointError(
-                f"{name} has {count} offsets, and a grid of {'a square' if grid is None else grid} has "
+                f"{place}: {name} has {count} offsets, and a grid of {grid or 'a square'} has "
                 f"{sides[0]} x {sides[1]}"
             )
         del tensors[name]

@@ -64,7 +64,7 @@ class TimmBeit(timm.TimmModule):
         source = super().before_reading(source)
         tensors = dict(source.tensors)
         join_gates(tensors)
-        split_tables(tensors, _grid(source))
+        split_tables(tensors, _grid(source), source.name)
         return dataclasses.replace(source, tensors=tensors)
 
     def before_writing(self, state: State, config: ViTConfig) -> State:

@@ -21,7 +21,7 @@ from vitascope.weights.families.timm_body import guessed_heads, heads
 from vitascope.weights.files import CheckpointError
 from vitascope.weights.hub import TORCHVISION_FILES
 from vitascope.weights.imagenet import imagenet_classes
-from vitascope.weights.mapping import PLAIN_VIT, Source, Table, respelled
+from vitascope.weights.mapping import PLAIN_VIT, Source, Table, checked_config, respelled
 
 _LAYER = "encoder.layers.encoder_layer_{i}."
 TABLE: Table = {
@@ -95,7 +95,7 @@ class Torchvision(pth.PthFamily):
         # The published names have digits of the content, and every one of them is of ImageNet-1k.
         if source.file in TORCHVISION_FILES.values() and options["num_classes"] == 1000:
             options["class_names"] = imagenet_classes()
-        return ViTConfig.from_dict(options)
+        return checked_config(source, options)
 
     def guessed(self, source: Source, config: ViTConfig) -> str:
         named = re.fullmatch(r"vit_(b|l|h)_(14|16|32)", str(source.training.get("arch", "")))

@@ -98,7 +98,7 @@ class Beit(ModelType):
             height, width = sides(values["image_size"], source.name)
             ph, pw = sides(values["patch_size"], source.name)
             grid = height // ph, width // pw
-        split_tables(found.tensors, grid)
+        split_tables(found.tensors, grid, source.name)
         return found
 
     def change(self, tensors: State) -> None:
