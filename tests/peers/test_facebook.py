@@ -526,9 +526,7 @@ def test_norm_of_local_crops_is_ignored_in_reading_and_written_for_the_largest_m
     assert {"local_cls_norm.weight", "local_cls_norm.bias"} <= left.keys()
 
 
-def test_positions_without_a_prefix_are_written_with_a_zero_prefix_for_dinov2(
-    tmp_path: Path,
-) -> None:
+def test_positions_without_a_prefix_are_written_with_a_zero_prefix_for_dinov2(tmp_path: Path) -> None:
     options = {"embed_dim": 64, "num_heads": 1, "head": "none", "position_prefix": False}
     ours, images = small_model(**options, resample="dinov2"), random_images(2, 3, 32, 32)
     again = load(save_pretrained(ours, tmp_path, format="dinov2"))

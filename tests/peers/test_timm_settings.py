@@ -14,16 +14,7 @@ from PIL import Image
 from tests.data import noise
 from tests.model import law, random_images, small_config, small_model
 from tests.peers.comparison import relative_error
-from tests.peers.timm_models import (
-    SMALL,
-    TIMM,
-    assert_same_state,
-    in_timm,
-    loaded,
-    opened,
-    peer_model,
-    saved,
-)
+from tests.peers.timm_models import SMALL, TIMM, assert_same_state, in_timm, loaded, opened, peer_model, saved
 from vitascope.data.preprocess import Preprocess
 from vitascope.errors import UserError
 from vitascope.model.config import ViTConfig
@@ -116,17 +107,6 @@ def test_missing_settings_have_timms_defaults(unsaid: set[str], is_old: bool) ->
         Source(name="", tensors={}, config=config), ViTConfig(image_size=336, patch_size=14)
     )
     assert agrees(read, timm.data.resolve_data_config(pretrained_cfg=told))
-
-
-def test_head_of_timms_clip_is_a_projection_until_it_is_trained(tmp_path: Path) -> None:
-    peer = timm.create_model("vit_base_patch16_clip_224", **SMALL | {"num_classes": 24})
-    torch.nn.init.zeros_(peer.head.bias)
-    model = loaded(saved(peer, tmp_path / "clip"))
-    assert (model.config.outputs, model.config.num_classes) == ("embedding", 24)
-    images = random_images(2, 3, 64, 64)
-    assert relative_error(model(images), peer.eval()(images)) < 1e-5
-    torch.nn.init.constant_(peer.head.bias, 0.1)
-    assert loaded(saved(peer, tmp_path / "trained")).config.outputs == "exclusive"
 
 
 def test_statistics_of_other_channel_counts_equal_timm(tmp_path: Path) -> None:

@@ -99,19 +99,6 @@ def fitted(tmp_path: Path) -> Path:
     return save_pretrained(with_preprocess(named_model(), FIT), tmp_path / "fitted")
 
 
-@pytest.mark.parametrize("format", ["vitascope", "timm"])
-def test_a_loaded_model_is_saved_with_its_own_preprocessing(
-    fitted: Path, tmp_path: Path, format: str
-) -> None:
-    model = from_pretrained(fitted)
-    assert model.preprocess == FIT
-    save_pretrained(model, tmp_path / "again", format=format)
-    assert from_pretrained(tmp_path / "again").preprocess == FIT
-    other = Preprocess(image_size=(32, 32), resize="squash")
-    save_pretrained(with_preprocess(model, other), tmp_path / "other")
-    assert from_pretrained(tmp_path / "other").preprocess == other
-
-
 def test_a_resized_and_a_compressed_model_keep_their_preprocessing(fitted: Path) -> None:
     model = from_pretrained(fitted)
     assert merge_tokens(model, 2).preprocess == FIT
@@ -311,22 +298,6 @@ def test_an_absurdly_large_configuration_is_rejected_before_it_is_built(
     edit_config(tmp_path, **claim)
     with pytest.raises(CheckpointError, match=f"claims more than any {kind} has: over 1000 blocks"):
         from_pretrained(tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("model_type", "instead"),
-    [
-        ("vit-hybrid", "timm/vit_base_r50_s16_384.orig_in21k_ft_in1k"),
-        ("swin", "its windows shift; its classifiers can teach a model, --teacher transformers:MODEL"),
-        ("vit_of_tomorrow", "vitascope reads vit, deit, dinov2, .* of transformers"),
-    ],
-)
-def test_supported_alternatives_to_an_unknown_type_are_named(
-    folder: Path, model_type: str, instead: str
-) -> None:
-    edit_config(folder, model_type=model_type)
-    with pytest.raises(CheckpointError, match=f"its model_type is '{model_type}'; .*{instead}$"):
-        from_pretrained(folder)
 
 
 def test_tensors_of_no_known_family_are_shown(tmp_path: Path) -> None:

@@ -115,8 +115,8 @@ class ModelType(Family):
         options["remainder"] = remainder(options)
         if source.has(self.position_table):
             (height, width), (ph, pw) = options["image_size"], options["patch_size"]
-            length = source.shape(self.position_table)[-2]
-            options["position_prefix"] = length != (height // ph) * (width // pw)
+            length = source.shape(self.position_table)[-2:-1]  # empty if it is misshapen, which is told later
+            options["position_prefix"] = length != ((height // ph) * (width // pw),)
         options |= self.own_options(source, values)
         return checked_config(source, options)
 
