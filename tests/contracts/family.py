@@ -238,7 +238,10 @@ def check_written(ours: VisionTransformer, example: Example, folder: Path, peer:
     ours = copy.deepcopy(ours)
     ours.preprocess = library.carried(ours)
     save_pretrained(ours, folder, format=family)
-    again = load(folder, family if example.named else None)
+    source, kind = identify(folder, family=family if example.named else None)
+    assert FAMILIES[family].of(source) == kind
+    again = load_source(source, kind)
+    assert isinstance(again, VisionTransformer)
     if example.identical:
         assert runs_as(again.config) == runs_as(FAMILIES[family].fixed_there(ours.config))
         assert_same_state(again, ours)

@@ -215,6 +215,10 @@ def read_by_transformers(file: Path, config: Any) -> nn.Module:
     return model.eval()
 
 
+def shapes(state: State) -> dict[str, torch.Size]:
+    return {name: tensor.shape for name, tensor in state.items()}
+
+
 class InTimm(Library):
     """A file that timm reads by its filter; the peer is timm's model with its weights."""
 
@@ -232,10 +236,8 @@ class InTimm(Library):
 
     def load(self, folder: Path, ours: VisionTransformer, peer: Any) -> nn.Module:
         assert not list(folder.glob(".*"))
-        state = torch.load(folder / "model.pth", weights_only=True)
-        theirs = self.names(peer)
-        for written, expected in ((state, theirs), (state.get("model", {}), theirs.get("model", {}))):
-            assert written.keys() == expected.keys()
+        written, expected = torch.load(folder / "model.pth", weights_only=True), self.names(peer)
+        assert shapes(written.get("model", written)) == shapes(expected.get("model", expected))
         return read_by_timm(self.build(), folder / "model.pth", adapt_layer_scale=self.family == "deit")
 
     def answer(self, peer: nn.Module, images: Tensor, ours: VisionTransformer) -> Answer:

@@ -17,7 +17,7 @@ from vitascope.weights.preprocess import default_preprocess
 from vitascope.weights.transfer import create_model
 
 # Of each family whose files have no settings: a model that it holds, which variants change.
-WITHOUT_SETTINGS: dict[str, dict[str, object]] = {
+HELD: dict[str, dict[str, object]] = {
     "torchvision": {},
     "jax": {"mlp": "gelu_tanh"},
     "deit": {},
@@ -41,13 +41,13 @@ MORE: dict[str, dict[str, object]] = {
 
 
 @pytest.mark.parametrize("variant", VARIANTS | MORE)
-@pytest.mark.parametrize("family", WITHOUT_SETTINGS)
+@pytest.mark.parametrize("family", HELD)
 @torch.no_grad()
 def test_any_model_is_written_completely_or_rejected_by_an_option(
     tmp_path: Path, family: str, variant: str
 ) -> None:
     """What a file does not show is what reading assumes, so a model that was wrongly written would differ."""
-    options = {"embed_dim": 64, "num_heads": 1, **WITHOUT_SETTINGS[family], **(VARIANTS | MORE)[variant]}
+    options = {"embed_dim": 64, "num_heads": 1, **HELD[family], **(VARIANTS | MORE)[variant]}
     if "token_merging" in options:
         options["positions"] = "learned"
     model = small_model(**options)
