@@ -28,7 +28,8 @@ from vitascope.model.vit import VisionTransformer
 from vitascope.weights.files import CheckpointError
 from vitascope.weights.identification import FAMILIES, identify, open_source, read_config
 from vitascope.weights.loading import load_source, save_pretrained
-from vitascope.weights.mapping import Family, Source, State, misfit, rows
+from vitascope.weights.mapping import Family, Source, State, misfit, rows, to_family
+from vitascope.weights.preprocess import preprocess_of
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -282,5 +283,5 @@ def check_refused(family: str, model: VisionTransformer, options: Iterable[str],
     assert reason.startswith(f"{family} has no model with ")
     assert any(option in reason for option in options), reason
     with pytest.raises(CheckpointError, match=re.escape(reason)):
-        save_pretrained(model, folder / "never", format=family)
+        to_family(FAMILIES[family], model, preprocess_of(model), folder / "never")
     assert not (folder / "never").exists()
